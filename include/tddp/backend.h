@@ -1,0 +1,136 @@
+/**
+ * @file backend.h
+ * @brief The table by which a backend carries out what process groups ask of it (ABI 1).
+ *
+ * A backend is named ("gloo", "nccl", "fake", your own). libtddp looks for it among those
+ * registered, then for a module `tddp_backend_<name>.so` in TDDP_BACKEND_PATH, beside libtddp and
+ * on the system's library path, and never unloads it. A module exports
+ *
+ *     const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);
+ *
+ * which returns NULL if it does not know that ABI. It links libtddp for the store and tddp_fail().
+ *
+ * Threads: create() and destroy() run on the thread that makes or destroys the group; the
+ * operations of one group run one at a time, in the same order on every rank, on the group's
+ * progress thread; abort() may come from any thread while an operation runs. No slot may throw or
+ * call Ruby.
+ */
+#ifndef TDDP_BACKEND_H
+#define TDDP_BACKEND_H
+
+#include <tddp/buffer.h>
+#include <tddp/store.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TDDP_BACKEND_ABI 1u
+
+/* PyTorch's numbers (c10d::ReduceOp). X(name, code, text) */
+#define TDDP_REDUCE_OP_MAP(X) \
+    X(SUM, 0, "sum")          \
+    X(AVG, 1, "avg")          \
+    X(PRODUCT, 2, "product")  \
+    X(MIN, 3, "min")          \
+    X(MAX, 4, "max")          \
+    X(BAND, 5, "band")        \
+    X(BOR, 6, "bor")          \
+    X(BXOR, 7, "bxor")        \
+    X(PREMUL_SUM, 8, "premul_sum")
+
+typedef enum tddp_reduce_op {
+#define TDDP_REDUCE_OP_ENUM(name, code, text) TDDP_REDUCE_##name = code,
+    TDDP_REDUCE_OP_MAP(TDDP_REDUCE_OP_ENUM)
+#undef TDDP_REDUCE_OP_ENUM
+} tddp_reduce_op;
+
+/** "sum" and so on; "unknown" for a value that is no operation. Static. */
+TDDP_API const char *tddp_reduce_op_name(tddp_reduce_op op);
+
+/* What a group can ask. New kinds are added at the end: X(name, text) */
+#define TDDP_OP_MAP(X)          \
+    X(ALL_REDUCE, "all_reduce") \
+    X(BROADCAST, "broadcast")   \
+    X(BARRIER, "barrier")       \
+    X(ALL_GATHER, "all_gather") \
+    X(REDUCE_SCATTER, "reduce_scatter")
+
+typedef enum tddp_op_kind {
+#define TDDP_OP_ENUM(name, text) TDDP_OP_##name,
+    TDDP_OP_MAP(TDDP_OP_ENUM)
+#undef TDDP_OP_ENUM
+        TDDP_OP_COUNT
+} tddp_op_kind;
+
+/** "all_reduce" and so on; "unknown" for a value that is no kind. Static. */
+TDDP_API const char *tddp_op_name(tddp_op_kind kind);
+
+/** One operation, checked by the group: dtypes agree, sizes fit, root and op are in range. */
+typedef struct tddp_op {
+    tddp_op_kind kind;
+    uint64_t sequence;     /**< counts the group's operations from 1; equal on every rank */
+    tddp_buffer input;     /**< all_reduce and broadcast: the same memory as output */
+    tddp_buffer output;    /**< all_gather: world_size times input; reduce_scatter: the reverse */
+    tddp_reduce_op reduce; /**< all_reduce, reduce_scatter */
+    double premul;         /**< factor of TDDP_REDUCE_PREMUL_SUM */
+    int root;              /**< broadcast: a rank of this group */
+    int64_t timeout_ms;    /**< > 0; the slot returns TDDP_TIMEOUT when it is over */
+} tddp_op;
+
+typedef struct tddp_backend_opts {
+    size_t size; /**< sizeof(tddp_backend_opts) of the core */
+    int rank;
+    int world_size;
+    tddp_store *store; /**< this group's own prefix; retain it to keep it after create() */
+    int64_t timeout_ms;
+    int device_index;  /**< GPU for this rank, or -1 */
+    int same_host;     /**< 1 if every rank of the group runs on this host */
+    const char *group; /**< the group's name, for messages; valid during create() */
+} tddp_backend_opts;
+
+/** Carries out one operation and returns when its result is in place. */
+typedef tddp_status (*tddp_backend_run)(void *context, const tddp_op *op);
+
+typedef struct tddp_backend_v1 {
+    uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
+    uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */
+    const char *name;
+    uint32_t device_types; /**< bit (1 << tddp_device_type) for each kind of memory it takes */
+
+    /** Connects this rank to its peers; blocks at most opts->timeout_ms or until cancelled. */
+    tddp_status (*create)(const tddp_backend_opts *opts, const tddp_wait *wait, void **context);
+
+    /** Makes the running and all later operations fail soon, with TDDP_GROUP_FAILED or what they
+     * meet. Any thread. */
+    void (*abort)(void *context);
+
+    /** Frees everything; no operation is running. After abort() or without. */
+    void (*destroy)(void *context);
+
+    /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
+    uint32_t op_count;
+    tddp_backend_run run[TDDP_OP_COUNT];
+} tddp_backend_v1;
+
+/** What a module exports as `tddp_backend_query`. */
+typedef const tddp_backend_v1 *(*tddp_backend_query_fn)(uint32_t core_abi);
+
+/**
+ * Makes a backend known under its name, in place of a module. The table is kept, not copied.
+ * Errors: TDDP_INVALID_ARGUMENT (wrong ABI, name taken, no name).
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 *backend);
+
+/**
+ * Finds a backend by name, loading its module if needed.
+ * Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and how to get it.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
+                                                      const tddp_backend_v1 **out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,104 @@
+/**
+ * @file group.h
+ * @brief Process groups: ranks that carry out the same operations in the same order.
+ *
+ * Operations are queued and carried out by the group's progress thread, in order. Each returns a
+ * tddp_work through `work`; with `work` NULL the call waits instead (as tddp_work_wait() with
+ * NULL). Arguments are checked before anything is sent. Calls may come from several threads; the
+ * order in which they queue must be the same on every rank.
+ *
+ * Statuses common to all operations: TDDP_INVALID_ARGUMENT, TDDP_UNSUPPORTED (this backend, dtype
+ * or device), TDDP_TIMEOUT, TDDP_PEER_LOST, TDDP_MISMATCH, TDDP_GROUP_FAILED (an earlier operation
+ * failed; the text says which: destroy the group), TDDP_GROUP_CLOSED, TDDP_FORKED.
+ */
+#ifndef TDDP_GROUP_H
+#define TDDP_GROUP_H
+
+#include <tddp/backend.h>
+#include <tddp/work.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tddp_group tddp_group;
+
+/** PyTorch's default: thirty minutes. */
+#define TDDP_GROUP_DEFAULT_TIMEOUT_MS (30 * 60 * 1000)
+
+typedef struct tddp_group_opts {
+    size_t size;         /**< sizeof(tddp_group_opts) */
+    const char *backend; /**< "gloo", "nccl", "fake" or a registered name */
+    const char *name;    /**< the same on every rank, its keys in the store; NULL: "default_pg" */
+    tddp_store *store;   /**< the group keeps a reference */
+    int rank;
+    int world_size;
+    int64_t timeout_ms; /**< of creation and, by default, of each operation; <= 0: 30 min */
+    int device_index;   /**< GPU of this rank, or -1 */
+} tddp_group_opts;
+
+#define TDDP_GROUP_OPTS_INIT                                                               \
+    {                                                                                      \
+        sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1 \
+    }
+
+/**
+ * Joins this rank with the world_size - 1 others. Blocks until all are there; every ten seconds a
+ * line says who is missing. Caller: tddp_group_release().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_create(const tddp_group_opts *opts,
+                                                      const tddp_wait *wait, tddp_group **out);
+
+/**
+ * Ends the group: operations under way and queued get up to `drain_ms` to finish, then they are
+ * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Later operations
+ * return TDDP_GROUP_CLOSED. Twice is harmless. In a forked child it only forgets.
+ */
+TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
+
+/** One more reference. */
+TDDP_API tddp_group *tddp_group_retain(tddp_group *group);
+
+/** One reference less; the last one shuts the group down without draining and frees it. NULL is
+ * fine. */
+TDDP_API void tddp_group_release(tddp_group *group);
+
+TDDP_API int tddp_group_rank(const tddp_group *group);
+TDDP_API int tddp_group_world_size(const tddp_group *group);
+TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
+TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
+TDDP_API int tddp_group_closed(const tddp_group *group);
+
+/** The default time of its operations, in milliseconds. */
+TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
+
+/** The group's part of the store, borrowed: for agreeing on small things beside the collectives. */
+TDDP_API tddp_store *tddp_group_store(tddp_group *group);
+
+/** Combines `buffer` over all ranks, in place. `premul` is the factor of TDDP_REDUCE_PREMUL_SUM. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer,
+                                                    tddp_reduce_op op, double premul,
+                                                    tddp_work **work);
+
+/** Copies `buffer` of rank `root` of the group to all others'. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root,
+                                                   tddp_work **work);
+
+/** Done when every rank has come to it. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_barrier(tddp_group *group, tddp_work **work);
+
+/** `output` (world_size times as large) receives every rank's `input`, by rank. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input,
+                                                    tddp_buffer output, tddp_work **work);
+
+/** Combines `input` (world_size times as large) over all ranks; rank r gets part r in `output`. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input,
+                                                        tddp_buffer output, tddp_reduce_op op,
+                                                        double premul, tddp_work **work);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

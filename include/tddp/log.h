@@ -1,0 +1,46 @@
+/**
+ * @file log.h
+ * @brief Where libtddp's lines for people go.
+ *
+ * Lines go to standard error, each in one write, as `[tddp] LEVEL room: text`. TDDP_LOG chooses the
+ * least important level shown: error, warn (the default), info or debug.
+ */
+#ifndef TDDP_LOG_H
+#define TDDP_LOG_H
+
+#include <tddp/export.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tddp_log_level {
+    TDDP_LOG_ERROR = 0,
+    TDDP_LOG_WARN = 1,
+    TDDP_LOG_INFO = 2,
+    TDDP_LOG_DEBUG = 3,
+} tddp_log_level;
+
+/** Receives each line without its newline. Called on any thread, several at once; must not block.
+ */
+typedef void (*tddp_log_sink)(tddp_log_level level, const char *room, const char *text, void *data);
+
+/** Sends lines to `sink` instead of standard error; NULL restores standard error. Call it before
+ *  other threads use the library. */
+TDDP_API void tddp_log_set_sink(tddp_log_sink sink, void *data);
+
+/** Sets the least important level shown, over TDDP_LOG. */
+TDDP_API void tddp_log_set_level(tddp_log_level level);
+
+/** Whether a line of this level would be shown: spares the work of making its text. */
+TDDP_API int tddp_log_enabled(tddp_log_level level);
+
+/** Writes one line; `room` names the part that speaks ("store", "gloo"). errno is kept. */
+TDDP_API void tddp_log(tddp_log_level level, const char *room, const char *format, ...)
+    TDDP_PRINTF(3, 4);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,204 @@
+/**
+ * @file store.h
+ * @brief Key-value stores: how the ranks of a job find each other and agree.
+ *
+ * A store is reference counted and may be used by several threads; a TCP store sends one request at
+ * a time, so a thread that waits holds the others up (use tddp_store_clone() for a connection of
+ * one's own). Keys and values are bytes. Every call that blocks takes a `const tddp_wait *`; NULL
+ * means the store's own timeout.
+ *
+ * Statuses common to all calls: TDDP_INVALID_ARGUMENT, TDDP_TIMEOUT (the text names the keys),
+ * TDDP_CANCELED, TDDP_NETWORK (the connection is gone: the store is of no further use),
+ * TDDP_PROTOCOL, TDDP_STORE, TDDP_OUT_OF_MEMORY, TDDP_FORKED (a TCP store made before a fork and
+ * used in the child).
+ *
+ * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore.
+ */
+#ifndef TDDP_STORE_H
+#define TDDP_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tddp/wait.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tddp_store tddp_store;
+typedef struct tddp_store_server tddp_store_server;
+
+/** PyTorch's default: five minutes. */
+#define TDDP_STORE_DEFAULT_TIMEOUT_MS (300 * 1000)
+
+/** Bytes. As a result it is owned by the caller, who frees it with tddp_blob_free(). `data` of a
+ *  result is followed by a NUL that `size` does not count. */
+typedef struct tddp_blob {
+    char *data;
+    size_t size;
+} tddp_blob;
+
+/** Frees the bytes and clears the fields. An empty blob is fine. */
+TDDP_API void tddp_blob_free(tddp_blob *blob);
+
+/** Borrowed bytes, as an argument. */
+typedef struct tddp_slice {
+    const char *data;
+    size_t size;
+} tddp_slice;
+
+/* --- the server ------------------------------------------------------------------------------ */
+
+typedef struct tddp_store_server_opts {
+    size_t size;            /**< sizeof(tddp_store_server_opts) */
+    const char *host;       /**< numeric address to bind; NULL: every address, IPv6 and IPv4 */
+    int port;               /**< 0 to 65535; 0: the system chooses */
+    int listen_fd;          /**< a listening socket to take over (the server closes it), or -1 */
+    size_t max_key_bytes;   /**< 0: 8 KiB; a client that sends a longer key is dropped */
+    size_t max_value_bytes; /**< 0: 8 MiB */
+} tddp_store_server_opts;
+
+#define TDDP_STORE_SERVER_OPTS_INIT                       \
+    {                                                     \
+        sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0 \
+    }
+
+/**
+ * Binds, listens and serves from one thread of its own until stopped. A client that sends half a
+ * message, garbage or nothing delays nobody. Caller: tddp_store_server_stop().
+ * Errors: TDDP_INVALID_ARGUMENT, TDDP_ADDRESS_IN_USE (the text names the address), TDDP_NETWORK,
+ * TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_server_start(const tddp_store_server_opts *opts,
+                                                            tddp_store_server **out);
+
+/** The port it listens on. */
+TDDP_API int tddp_store_server_port(const tddp_store_server *server);
+
+/** Closes every connection, joins the thread, frees the server. In a forked child it only closes
+ *  the child's descriptors. NULL is fine. */
+TDDP_API void tddp_store_server_stop(tddp_store_server *server);
+
+/* --- making a store -------------------------------------------------------------------------- */
+
+typedef struct tddp_tcp_store_opts {
+    size_t size;          /**< sizeof(tddp_tcp_store_opts) */
+    const char *host;     /**< name or numeric address of the server; required */
+    int port;             /**< 1 to 65535, 0 only with is_server: the system chooses */
+    int world_size;       /**< clients to wait for; 0: unknown, nobody is waited for */
+    int is_server;        /**< this process hosts the server; it stops with the last reference */
+    int wait_for_workers; /**< with world_size: count in at `init/`; the server's process returns
+                               once all are there */
+    int64_t timeout_ms;   /**< of this call, and the store's default; <= 0: 300 s */
+    int listen_fd;        /**< for is_server, see tddp_store_server_opts; else -1 */
+} tddp_tcp_store_opts;
+
+#define TDDP_TCP_STORE_OPTS_INIT                                                         \
+    {                                                                                    \
+        sizeof(tddp_tcp_store_opts), NULL, 0, 0, 0, 1, TDDP_STORE_DEFAULT_TIMEOUT_MS, -1 \
+    }
+
+/**
+ * Connects to a store server (starting it first with is_server), retrying until the time is up.
+ * Every ten seconds a line says which address does not answer or how many workers are missing.
+ * The reference returned is the caller's: tddp_store_release().
+ * Errors beside the common ones: TDDP_ADDRESS_IN_USE.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts,
+                                                        const tddp_wait *wait, tddp_store **out);
+
+/** Host and port of a TCP store (the server's real port); NULL and -1 for others. The host is the
+ *  store's and lives as long. */
+TDDP_API const char *tddp_tcp_store_host(const tddp_store *store);
+TDDP_API int tddp_tcp_store_port(const tddp_store *store);
+
+/**
+ * Opens a store kept in a file (made when absent), safe for processes of one machine and on file
+ * systems with flock. With world_size > 0 the last of so many to release it removes the file.
+ * Use a fresh path for each run. Caller: tddp_store_release().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_file_store_open(const char *path, int world_size,
+                                                         int64_t timeout_ms, tddp_store **out);
+
+/** Makes a store inside this process, for threads and tests. Caller: tddp_store_release(). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_hash_store_create(int64_t timeout_ms, tddp_store **out);
+
+/** A view of `store` in which key k is `prefix/k`. Keeps a reference. Caller: tddp_store_release().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_prefix_store_create(const char *prefix, tddp_store *store,
+                                                             tddp_store **out);
+
+/** A store with the same contents and a connection of its own. Caller: tddp_store_release(). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait,
+                                                     tddp_store **out);
+
+/** One more reference. */
+TDDP_API tddp_store *tddp_store_retain(tddp_store *store);
+
+/** One reference less; with the last the store (and a server it hosts) ends. NULL is fine. */
+TDDP_API void tddp_store_release(tddp_store *store);
+
+/* --- using it -------------------------------------------------------------------------------- */
+
+/** The default time of its calls, in milliseconds. */
+TDDP_API int64_t tddp_store_timeout(const tddp_store *store);
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_set_timeout(tddp_store *store, int64_t timeout_ms);
+
+/** Stores a value, replacing what was there. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_set(tddp_store *store, tddp_slice key,
+                                                   tddp_slice value, const tddp_wait *wait);
+
+/** Waits for a key and fetches its value: tddp_blob_free(). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_get(tddp_store *store, tddp_slice key,
+                                                   const tddp_wait *wait, tddp_blob *out);
+
+/** Adds to a counter (absent counts as 0) kept as decimal text; `*out` is the new total. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_add(tddp_store *store, tddp_slice key, int64_t delta,
+                                                   const tddp_wait *wait, int64_t *out);
+
+/**
+ * Stores `desired` if the present value equals `expected`; an absent key equals an empty one.
+ * `*out` is PyTorch's answer (tddp_blob_free()): `desired` if stored, else the present value, or
+ * `expected` if the key is absent and `expected` is not empty.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_compare_set(tddp_store *store, tddp_slice key,
+                                                           tddp_slice expected, tddp_slice desired,
+                                                           const tddp_wait *wait, tddp_blob *out);
+
+/** Removes a key; `*deleted` is 1 if it was there. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_delete_key(tddp_store *store, tddp_slice key,
+                                                          const tddp_wait *wait, int *deleted);
+
+/** Counts the keys, the store's own (`init/`) among them. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_num_keys(tddp_store *store, const tddp_wait *wait,
+                                                        int64_t *out);
+
+/** Returns once all keys exist. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_wait(tddp_store *store, const tddp_slice *keys,
+                                                    size_t count, const tddp_wait *wait);
+
+/** Whether all keys exist, without waiting. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_check(tddp_store *store, const tddp_slice *keys,
+                                                     size_t count, const tddp_wait *wait,
+                                                     int *all_exist);
+
+/** Adds bytes to the end of a value, or makes it. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_append(tddp_store *store, tddp_slice key,
+                                                      tddp_slice value, const tddp_wait *wait);
+
+/** Waits for all keys and fetches their values into `out[count]`; tddp_blob_free() each. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_multi_get(tddp_store *store, const tddp_slice *keys,
+                                                         size_t count, const tddp_wait *wait,
+                                                         tddp_blob *out);
+
+/** Stores several values. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_multi_set(tddp_store *store, const tddp_slice *keys,
+                                                         const tddp_slice *values, size_t count,
+                                                         const tddp_wait *wait);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,51 @@
+/**
+ * @file work.h
+ * @brief A handle on one operation of a process group.
+ */
+#ifndef TDDP_WORK_H
+#define TDDP_WORK_H
+
+#include <tddp/backend.h>
+#include <tddp/wait.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tddp_work tddp_work;
+
+/**
+ * Waits until the operation is done. Any thread, any number of times.
+ * Returns its outcome: TDDP_OK, or what stopped it, with its text on this thread. TDDP_TIMEOUT and
+ * TDDP_CANCELED may also speak of this wait alone; tddp_work_completed() tells: the operation goes
+ * on then, and its buffers are still in use. NULL waits as long as the operation's own timeout lets
+ * it.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait);
+
+/** Whether it is done, well or not; never blocks. */
+TDDP_API int tddp_work_completed(const tddp_work *work);
+
+/** Its outcome with its text on this thread; TDDP_OK while it runs. */
+TDDP_API tddp_status tddp_work_status(const tddp_work *work);
+
+/** What it is, and its number in its group. */
+TDDP_API tddp_op_kind tddp_work_kind(const tddp_work *work);
+TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
+
+/**
+ * Has `callback(data)` called once when the work is done, on the progress thread, or here and now
+ * if it is done already. It must not block nor call Ruby. One callback a work. Errors:
+ * TDDP_INVALID_ARGUMENT if there is one already.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
+                                                      void *data);
+
+/** One reference less. A running operation goes on; its buffers must outlive it all the same. */
+TDDP_API void tddp_work_release(tddp_work *work);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

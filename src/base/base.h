@@ -1,0 +1,98 @@
+/*
+ * What every room stands on: time and deadlines, memory, growing buffers, threads, small system
+ * helpers. Public parts of this room: <tddp/status.h>, <tddp/wait.h>, <tddp/log.h>,
+ * <tddp/buffer.h>.
+ */
+#ifndef TDDP_BASE_H
+#define TDDP_BASE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tddp/buffer.h>
+#include <tddp/log.h>
+#include <tddp/status.h>
+#include <tddp/wait.h>
+
+/* --- clock.c --------------------------------------------------------------------------------- */
+
+/* Nanoseconds on the monotonic clock. A deadline is such a moment. */
+int64_t tddp_now_ns(void);
+
+#define TDDP_NS_PER_MS INT64_C(1000000)
+#define TDDP_NS_PER_S INT64_C(1000000000)
+
+/* The moment `timeout_ms` from now; far in the future if that would overflow. */
+int64_t tddp_deadline_after_ms(int64_t timeout_ms);
+
+/* Milliseconds left, rounded up, 0 if it has passed; at most INT_MAX, for poll(2). */
+int tddp_deadline_poll_ms(int64_t deadline_ns);
+
+/* The deadline that a tddp_wait asks for; `wait` may be NULL, `default_ms` is the object's own. */
+int64_t tddp_wait_deadline(const tddp_wait *wait, int64_t default_ms);
+
+/* --- cancel.c -------------------------------------------------------------------------------- */
+
+/* Becomes readable when triggered; -1 if `cancel` is NULL. Borrowed. */
+int tddp_cancel_fd(const tddp_cancel *cancel);
+
+/* The cancel token of a tddp_wait that may be NULL. */
+static inline tddp_cancel *tddp_wait_cancel(const tddp_wait *wait)
+{
+    return wait ? wait->cancel : NULL;
+}
+
+/* --- memory.c -------------------------------------------------------------------------------- */
+
+/* As calloc, realloc, strdup and vasprintf, but NULL comes with a status text; and in test builds
+ * the nth of them can be made to fail. Freed with free(). */
+void *tddp_alloc(size_t bytes);
+void *tddp_alloc_array(size_t count, size_t bytes_each);
+void *tddp_resize(void *memory, size_t bytes);
+char *tddp_copy_string(const char *text);
+char *tddp_format(const char *format, ...) TDDP_PRINTF(1, 2);
+
+/* Makes the nth allocation from now fail (1: the next one), in this process; 0: none. For tests. */
+TDDP_API void tddp_fail_allocation(long nth);
+
+/* A buffer that grows at its end and is read from its start. All zero is an empty one. */
+typedef struct tddp_bytes {
+    char *data;
+    size_t size;     /* bytes in use */
+    size_t capacity; /* bytes allocated */
+} tddp_bytes;
+
+/* Makes room for `more` bytes after `size`. */
+TDDP_NODISCARD tddp_status tddp_bytes_reserve(tddp_bytes *bytes, size_t more);
+TDDP_NODISCARD tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data, size_t size);
+/* Removes `size` bytes from the start. */
+void tddp_bytes_consume(tddp_bytes *bytes, size_t size);
+void tddp_bytes_free(tddp_bytes *bytes);
+
+/* --- thread.c -------------------------------------------------------------------------------- */
+
+/* Starts a thread with every signal blocked, so that the host language's handlers run elsewhere,
+ * and named `name` (at most 15 bytes). */
+TDDP_NODISCARD tddp_status tddp_thread_start(pthread_t *thread, const char *name,
+                                             void *(*body)(void *), void *data);
+
+/* A condition variable on the monotonic clock. */
+TDDP_NODISCARD tddp_status tddp_cond_init(pthread_cond_t *cond);
+
+/* Waits until signalled or the deadline; false at the deadline. */
+bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
+
+/* --- system.c -------------------------------------------------------------------------------- */
+
+/* Sets the text "what: strerror(errno)" and returns TDDP_SYSTEM. */
+tddp_status tddp_fail_errno(const char *what);
+
+/* close(2) that keeps errno; -1 is fine. */
+void tddp_close(int fd);
+
+/* Parses all of `text` as a decimal number between `min` and `max`. */
+bool tddp_parse_int(const char *text, int64_t min, int64_t max, int64_t *out);
+
+#endif

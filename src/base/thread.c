@@ -1,0 +1,54 @@
+/*
+ * Threads and timed waits. Every thread of the library starts here, with all signals blocked: the
+ * host language's handlers must run on its own threads, and a signal must not end our waits.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+
+tddp_status tddp_thread_start(pthread_t *thread, const char *name, void *(*body)(void *),
+                              void *data)
+{
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    int error = pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (error) {
+        return tddp_fail(TDDP_SYSTEM, "pthread_sigmask: %s", strerror(error));
+    }
+    error = pthread_create(thread, NULL, body, data);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        return tddp_fail(TDDP_SYSTEM, "cannot start thread %s: %s", name, strerror(error));
+    }
+    (void)pthread_setname_np(*thread, name);
+    return TDDP_OK;
+}
+
+tddp_status tddp_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+    int error = pthread_condattr_init(&attributes);
+    if (error) {
+        return tddp_fail(TDDP_SYSTEM, "pthread_condattr_init: %s", strerror(error));
+    }
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    error = pthread_cond_init(cond, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+    if (error) {
+        return tddp_fail(TDDP_SYSTEM, "pthread_cond_init: %s", strerror(error));
+    }
+    return TDDP_OK;
+}
+
+bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
+{
+    struct timespec until = {
+        .tv_sec = (time_t)(deadline_ns / TDDP_NS_PER_S),
+        .tv_nsec = (long)(deadline_ns % TDDP_NS_PER_S),
+    };
+    return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
+}

@@ -1,0 +1,169 @@
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+
+TEST(statuses_have_names_texts_and_classes)
+{
+    CHECK_TEXT(tddp_status_name(TDDP_TIMEOUT), "TDDP_TIMEOUT");
+    CHECK_TEXT(tddp_status_text(TDDP_TIMEOUT), "timed out");
+    CHECK_TEXT(tddp_status_ruby_class(TDDP_PEER_LOST), "PeerLostError");
+    CHECK_TEXT(tddp_status_name((tddp_status)999), "TDDP_UNKNOWN");
+}
+
+TEST(a_failure_may_quote_the_failure_before)
+{
+    CHECK_TEXT(tddp_error_message(), "");
+    CHECK_STATUS(tddp_fail(TDDP_NETWORK, "connection refused"), TDDP_NETWORK);
+    CHECK_STATUS(tddp_fail(TDDP_STORE, "store: %s", tddp_error_message()), TDDP_STORE);
+    CHECK_TEXT(tddp_error_message(), "store: connection refused");
+}
+
+TEST(a_long_text_is_cut)
+{
+    char *text = malloc(10001);
+    memset(text, 'x', 10000);
+    text[10000] = '\0';
+    tddp_fail(TDDP_INTERNAL, "%s", text);
+    CHECK_INT(strlen(tddp_error_message()), 4095);
+    free(text);
+}
+
+static void *other_thread(void *data)
+{
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    *(int *)data = sigismember(&mask, SIGINT) && sigismember(&mask, SIGTERM) &&
+                   strcmp(tddp_error_message(), "") == 0;
+    tddp_fail(TDDP_INTERNAL, "the other's");
+    return NULL;
+}
+
+TEST(threads_have_texts_of_their_own_and_take_no_signals)
+{
+    pthread_t thread;
+    int as_expected = 0;
+    tddp_fail(TDDP_INTERNAL, "mine");
+    CHECK_OK(tddp_thread_start(&thread, "tddp-test", other_thread, &as_expected));
+    pthread_join(thread, NULL);
+    CHECK(as_expected);
+    CHECK_TEXT(tddp_error_message(), "mine");
+}
+
+TEST(dtypes_have_sizes_and_names)
+{
+    CHECK_INT(tddp_dtype_size(TDDP_BFLOAT16), 2);
+    CHECK_INT(tddp_dtype_size(TDDP_COMPLEX128), 16);
+    CHECK_TEXT(tddp_dtype_name(TDDP_FLOAT32), "float32");
+    CHECK_INT(tddp_dtype_size((tddp_dtype)99), 0);
+    CHECK_TEXT(tddp_dtype_name((tddp_dtype)99), "unknown");
+    CHECK_TEXT(tddp_device_type_name(TDDP_CUDA), "cuda");
+}
+
+TEST(deadlines_pass_and_do_not_overflow)
+{
+    CHECK_INT(tddp_deadline_poll_ms(tddp_now_ns() - 1), 0);
+    CHECK_INT(tddp_deadline_poll_ms(tddp_now_ns() + TDDP_NS_PER_S), 1000);
+    CHECK(tddp_deadline_after_ms(INT64_MAX) == INT64_MAX);
+    CHECK_INT(tddp_deadline_poll_ms(INT64_MAX), INT32_MAX);
+    tddp_wait wait = TDDP_WAIT_INIT;
+    int64_t far = tddp_wait_deadline(&wait, 5000) - tddp_now_ns();
+    CHECK(far > 4 * TDDP_NS_PER_S && far <= 5 * TDDP_NS_PER_S);
+    wait.timeout_ms = 0;
+    CHECK(tddp_wait_deadline(&wait, 5000) <= tddp_now_ns());
+}
+
+TEST(a_cancel_token_stays_triggered_until_reset)
+{
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    CHECK_INT(tddp_cancel_triggered(cancel), 0);
+    tddp_cancel_trigger(cancel);
+    tddp_cancel_trigger(cancel);
+    CHECK_INT(tddp_cancel_triggered(cancel), 1);
+    CHECK_INT(tddp_cancel_triggered(cancel), 1);
+    tddp_cancel_reset(cancel);
+    CHECK_INT(tddp_cancel_triggered(cancel), 0);
+    tddp_cancel_free(cancel);
+    tddp_cancel_free(NULL);
+    CHECK_INT(tddp_cancel_fd(NULL), -1);
+}
+
+TEST(bytes_grow_and_are_consumed)
+{
+    tddp_bytes bytes = {0};
+    for (int i = 0; i < 1000; i++) {
+        CHECK_OK(tddp_bytes_append(&bytes, "abcdefg", 7));
+    }
+    CHECK_INT(bytes.size, 7000);
+    tddp_bytes_consume(&bytes, 6993);
+    CHECK_INT(memcmp(bytes.data, "abcdefg", 7), 0);
+    CHECK_INT(bytes.size, 7);
+    CHECK_STATUS(tddp_bytes_reserve(&bytes, SIZE_MAX - 100), TDDP_OUT_OF_MEMORY);
+    tddp_bytes_free(&bytes);
+    CHECK_INT(bytes.capacity, 0);
+}
+
+TEST(the_nth_allocation_can_be_made_to_fail)
+{
+    tddp_fail_allocation(2);
+    void *first = tddp_alloc(1);
+    CHECK(first);
+    CHECK(!tddp_alloc(1));
+    CHECK_TEXT(tddp_error_message(), "out of memory: 1 bytes");
+    void *third = tddp_alloc_array(3, 4);
+    CHECK(third);
+    free(first);
+    free(third);
+}
+
+TEST(numbers_are_parsed_whole)
+{
+    int64_t value = 7;
+    CHECK(tddp_parse_int("29500", 0, 65535, &value));
+    CHECK_INT(value, 29500);
+    CHECK(tddp_parse_int("-3", -5, 5, &value));
+    CHECK(!tddp_parse_int("65536", 0, 65535, &value));
+    CHECK(!tddp_parse_int("12x", 0, 100, &value));
+    CHECK(!tddp_parse_int("", 0, 100, &value));
+    CHECK(!tddp_parse_int(" 1", 0, 100, &value));
+    CHECK(!tddp_parse_int("+1", 0, 100, &value));
+    CHECK(!tddp_parse_int("-", -5, 5, &value));
+    CHECK(!tddp_parse_int("99999999999999999999", 0, INT64_MAX, &value));
+    CHECK(!tddp_parse_int(NULL, 0, 1, &value));
+    CHECK_INT(value, -3);
+}
+
+static char logged[256];
+
+static void keep(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)level;
+    (void)data;
+    snprintf(logged, sizeof logged, "%s|%s", room, text);
+}
+
+TEST(log_lines_reach_the_sink_from_their_level_on)
+{
+    tddp_log_set_sink(keep, NULL);
+    tddp_log_set_level(TDDP_LOG_INFO);
+    errno = EPIPE;
+    tddp_log(TDDP_LOG_INFO, "store", "%d clients", 3);
+    CHECK_INT(errno, EPIPE);
+    CHECK_TEXT(logged, "store|3 clients");
+    tddp_log(TDDP_LOG_DEBUG, "store", "hidden");
+    CHECK_TEXT(logged, "store|3 clients");
+}
+
+MULTI_TEST(ranks_run_as_processes, 3, 10)
+{
+    CHECK_INT(world_size, 3);
+    CHECK(rank >= 0 && rank < 3);
+    CHECK(port > 0);
+}
