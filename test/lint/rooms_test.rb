@@ -1,0 +1,141 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "open3"
+require "tmpdir"
+
+# The structure's laws: which room may include which, headers that stand alone, what the libraries export
+# and link, and how long files and functions may grow. Nothing here needs torch.
+class RoomsTest < Minitest::Test
+  ROOT = File.expand_path("../..", __dir__)
+
+  # Each room may include private headers of itself and of these.
+  MAY_INCLUDE = {
+    "base" => %w[],
+    "net" => %w[base],
+    "store" => %w[base net],
+    "backend" => %w[base net store],
+    "group" => %w[base net store backend],
+    "reducer" => %w[base group],
+    "torch" => %w[],
+    "launch" => %w[base net store]
+  }.freeze
+
+  # Public headers, each with those it may include: the same law, seen from outside.
+  PUBLIC = {
+    "export.h" => %w[], "version.h" => %w[], "status.h" => %w[export.h], "wait.h" => %w[status.h],
+    "log.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
+    "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
+    "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h]
+  }.freeze
+
+  LONGEST_FILE = 500
+  LONGEST_FUNCTION = 80
+
+  def sources(pattern)
+    Dir[File.join(ROOT, pattern)].sort
+  end
+
+  def includes(file)
+    File.readlines(file).filter_map { |line| line[/\A\s*#\s*include\s+["<]([^">]+)/, 1] }
+  end
+
+  def test_every_room_is_in_the_law
+    assert_equal MAY_INCLUDE.keys.sort, Dir.children(File.join(ROOT, "src")).reject { |name| name.include?(".") }.sort
+  end
+
+  def test_rooms_include_only_what_stands_beneath_them
+    wrong = MAY_INCLUDE.flat_map do |room, beneath|
+      sources("src/#{room}/**/*.{c,cc,h}").flat_map do |file|
+        others = includes(file).filter_map { |name| name[%r{\A([a-z]+)/}, 1] if MAY_INCLUDE.key?(name[%r{\A([a-z]+)/}, 1]) }
+        # libtorch's own headers begin with torch/ as well; a room's private header is a file of ours.
+        others.reject! { |other| other == "torch" && room == "torch" }
+        (others - [room] - beneath).map { |other| "#{file.delete_prefix(ROOT + "/")} includes #{other}/" }
+      end
+    end
+    assert_empty wrong
+  end
+
+  def test_only_the_shim_and_the_bridge_see_libtorch
+    files = sources("src/**/*.{c,cc,h}") + sources("ext/**/*.{c,cc,h}")
+    seeing = files.select { |file| includes(file).any? { |name| name.match?(%r{\A(ATen|c10|torch/)}) } }
+    assert_empty seeing.map { |file| file.delete_prefix("#{ROOT}/") }.grep_v(%r{\Asrc/torch/|\Aext/torch_ddp/tensor_bridge\.cc\z})
+  end
+
+  def test_public_headers_include_only_what_stands_beneath_them
+    assert_equal PUBLIC.keys.sort, sources("include/tddp/*.h").map { |file| File.basename(file) }.sort
+    PUBLIC.each do |name, beneath|
+      found = includes(File.join(ROOT, "include/tddp", name)).filter_map { |header| header[%r{\Atddp/(.+)}, 1] }
+      assert_empty found - beneath, "<tddp/#{name}>"
+    end
+  end
+
+  def test_public_headers_stand_alone_in_c_and_in_cpp
+    headers = PUBLIC.keys.map { |name| "tddp/#{name}" } + ["tddp.h"]
+    headers.product([%w[gcc -std=c11 -xc], %w[g++ -std=c++17 -xc++]]) do |header, compiler|
+      out, status = Open3.capture2e(*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only",
+        "-I#{ROOT}/include", "-", stdin_data: "#include <#{header}>\nint main(void) { return 0; }\n")
+      assert status.success?, "#{compiler.first} #{header}:\n#{out}"
+    end
+  end
+
+  def test_files_stay_readable
+    long = sources("{src,ext,include,lib,examples,test}/**/*.{c,cc,h,rb}").filter_map do |file|
+      lines = File.foreach(file).count
+      "#{file.delete_prefix(ROOT + "/")}: #{lines} lines" if lines > LONGEST_FILE
+    end
+    assert_empty long, "look for the second thing hiding in them"
+  end
+
+  # clang-format puts a function's opening and closing braces in the first column.
+  def test_functions_stay_readable
+    long = sources("{src,ext}/**/*.{c,cc}").flat_map do |file|
+      start = nil
+      File.foreach(file).with_index(1).filter_map do |line, number|
+        start = number if line.start_with?("{")
+        next unless line.start_with?("}") && start
+
+        length = number - start
+        start = nil
+        "#{file.delete_prefix(ROOT + "/")}:#{number}: #{length} lines" if length > LONGEST_FUNCTION
+      end
+    end
+    assert_empty long
+  end
+
+  def native(path)
+    file = File.join(ROOT, "lib/torch_ddp/native", path)
+    skip "#{path} is not built: rake compile" unless File.exist?(file)
+    file
+  end
+
+  def exported(library)
+    out, status = Open3.capture2("nm", "-D", "--defined-only", library)
+    assert status.success?
+    out.lines.map { |line| line.split.last.sub(/@.*/, "") }
+  end
+
+  def needed(binary)
+    out, status = Open3.capture2("readelf", "-d", binary)
+    assert status.success?
+    out.scan(/NEEDED.*\[(.+?)\]/).flatten
+  end
+
+  def test_libtddp_exports_tddp_only_and_links_libc_alone
+    library = native("lib/libtddp.so")
+    assert_empty exported(library).grep_v(/\Atddp_/)
+    assert_empty needed(library).grep_v(/\A(libc|libm|ld-linux.*)\.so/)
+  end
+
+  def test_the_gloo_module_exports_its_query_only
+    assert_equal ["tddp_backend_query"], exported(native("lib/tddp_backend_gloo.so"))
+  end
+
+  def test_the_shim_exports_tddp_only
+    assert_empty exported(native("lib/libtddp_torch.so")).grep_v(/\Atddp_/)
+  end
+
+  def test_torchrun_links_libc_alone
+    assert_empty needed(native("bin/torchrun")).grep_v(/\A(libc|ld-linux.*)\.so/)
+  end
+end
