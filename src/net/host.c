@@ -1,0 +1,160 @@
+/*
+ * What this host is: an identity that two processes can compare, the addresses of its interfaces,
+ * and the one it would use towards a peer. Asks the kernel only; nothing is cached, since a process
+ * may be moved to another network namespace.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "net/net.h"
+
+enum { BOOT_ID_BYTES = 36 };
+
+static tddp_status read_boot_id(char text[BOOT_ID_BYTES + 1])
+{
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return tddp_fail_errno("/proc/sys/kernel/random/boot_id");
+    }
+    ssize_t size;
+    do {
+        size = read(fd, text, BOOT_ID_BYTES);
+    } while (size < 0 && errno == EINTR);
+    tddp_status status = size == BOOT_ID_BYTES ? TDDP_OK
+                                               : tddp_fail(TDDP_SYSTEM,
+                                                           "the kernel's boot id has "
+                                                           "%zd bytes, expected %d",
+                                                           size, BOOT_ID_BYTES);
+    tddp_close(fd);
+    text[BOOT_ID_BYTES] = '\0';
+    return status;
+}
+
+tddp_status tddp_net_host_id(char text[TDDP_NET_HOST_ID_BYTES])
+{
+    char boot_id[BOOT_ID_BYTES + 1];
+    tddp_status status = read_boot_id(boot_id);
+    if (status) {
+        return status;
+    }
+    struct stat namespace;
+    if (stat("/proc/self/ns/net", &namespace)) {
+        return tddp_fail_errno("/proc/self/ns/net");
+    }
+    snprintf(text, TDDP_NET_HOST_ID_BYTES, "%s/%llu", boot_id,
+             (unsigned long long)namespace.st_ino);
+    return TDDP_OK;
+}
+
+/* Higher is better; 0 cannot be used. */
+static int rank_of(const struct sockaddr *address)
+{
+    if (!address) {
+        return 0;
+    }
+    if (address->sa_family == AF_INET) {
+        return 3;
+    }
+    if (address->sa_family != AF_INET6) {
+        return 0;
+    }
+    struct sockaddr_in6 v6;
+    memcpy(&v6, address, sizeof v6);
+    return IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) ? 1 : 2;
+}
+
+static tddp_status fail_interface(const struct ifaddrs *all, const char *name)
+{
+    char names[512] = "";
+    size_t used = 0;
+    for (const struct ifaddrs *each = all; each; each = each->ifa_next) {
+        bool seen = rank_of(each->ifa_addr) == 0;
+        for (const struct ifaddrs *before = all; before != each && !seen;
+             before = before->ifa_next) {
+            seen = rank_of(before->ifa_addr) && strcmp(before->ifa_name, each->ifa_name) == 0;
+        }
+        if (!seen && used + strlen(each->ifa_name) + 3 < sizeof names) {
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                                     each->ifa_name);
+        }
+    }
+    return tddp_fail(TDDP_INVALID_ARGUMENT,
+                     "no network interface \"%s\" with an address; there are: %s", name, names);
+}
+
+tddp_status tddp_net_interface_address(const char *name, tddp_net_address *out)
+{
+    struct ifaddrs *all;
+    if (getifaddrs(&all)) {
+        return tddp_fail_errno("getifaddrs");
+    }
+    const struct sockaddr *best = NULL;
+    for (const struct ifaddrs *each = all; each; each = each->ifa_next) {
+        if (strcmp(each->ifa_name, name) == 0 && rank_of(each->ifa_addr) > rank_of(best)) {
+            best = each->ifa_addr;
+        }
+    }
+    tddp_status status = TDDP_OK;
+    if (best) {
+        tddp_net_address address = {0};
+        address.length = best->sa_family == AF_INET ? sizeof address.of.v4 : sizeof address.of.v6;
+        memcpy(&address.of, best, address.length);
+        *out = address;
+    } else {
+        status = fail_interface(all, name);
+    }
+    freeifaddrs(all);
+    return status;
+}
+
+static tddp_status address_towards(const tddp_net_address *peer, tddp_net_address *out)
+{
+    char text[TDDP_NET_TEXT_BYTES];
+    int fd = socket(peer->of.any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    /* Connecting a datagram socket only chooses the route. */
+    if (fd < 0 || connect(fd, &peer->of.any, peer->length)) {
+        tddp_status status = tddp_fail(TDDP_NETWORK, "no way from here to %s: %s",
+                                       tddp_net_text(peer, text), strerror(errno));
+        tddp_close(fd);
+        return status;
+    }
+    tddp_net_address address;
+    tddp_status status = tddp_net_local(fd, &address);
+    tddp_close(fd);
+    if (status) {
+        return status;
+    }
+    if (address.of.any.sa_family == AF_INET) {
+        address.of.v4.sin_port = 0;
+    } else {
+        address.of.v6.sin6_port = 0;
+    }
+    *out = address;
+    return TDDP_OK;
+}
+
+tddp_status tddp_net_address_towards(const char *host, int port, int64_t deadline_ns, int cancel_fd,
+                                     tddp_net_address *out)
+{
+    enum { MAX_ADDRESSES = 16 };
+    tddp_net_address peers[MAX_ADDRESSES];
+    size_t count;
+    tddp_status status =
+        tddp_net_resolve(host, port, deadline_ns, cancel_fd, peers, MAX_ADDRESSES, &count);
+    if (status) {
+        return status;
+    }
+    for (size_t i = 0; i < count; i++) {
+        status = address_towards(&peers[i], out);
+        if (status == TDDP_OK) {
+            break;
+        }
+    }
+    return status;
+}
