@@ -1,0 +1,212 @@
+/*
+ * Torch::Distributed::ProcessGroup over <tddp/group.h>: one method an operation. Entered by Ruby
+ * threads that hold the GVL; making and ending a group let go of it, queueing an operation does not
+ * block. The handle is the only thing kept in C. Leaves the choice of a group, the kinds of
+ * reduction by name, lists of tensors and memory that is not contiguous to lib/torch.
+ */
+#include "torch_ddp.h"
+
+static void group_free(void *group)
+{
+    tddp_group_release(group);
+}
+
+static const rb_data_type_t group_type = {
+    .wrap_struct_name = "Torch::Distributed::ProcessGroup",
+    .function = {.dfree = group_free},
+    .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
+};
+
+static VALUE group_class = Qnil;
+
+tddp_group *tddp_rb_group(VALUE object)
+{
+    if (!rb_typeddata_is_kind_of(object, &group_type))
+        rb_raise(rb_eTypeError, "expected a Torch::Distributed::ProcessGroup, got %" PRIsVALUE,
+                 rb_inspect(object));
+    return RTYPEDDATA_DATA(object);
+}
+
+/* --- its life -------------------------------------------------------------------------------- */
+
+typedef struct create_call {
+    const tddp_group_opts *opts;
+    tddp_group *group;
+} create_call;
+
+static tddp_status body_create(void *data, const tddp_wait *wait)
+{
+    create_call *call = data;
+    return tddp_group_create(call->opts, wait, &call->group);
+}
+
+/* _create(backend, name, store, rank, world_size, timeout, device_index) */
+static VALUE group_create(VALUE class, VALUE backend, VALUE name, VALUE store, VALUE rank,
+                          VALUE world_size, VALUE timeout, VALUE device_index)
+{
+    backend = rb_str_new_frozen(StringValue(backend));
+    name = rb_str_new_frozen(StringValue(name));
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = StringValueCStr(backend);
+    opts.name = StringValueCStr(name);
+    opts.store = tddp_rb_store(store);
+    opts.rank = NUM2INT(rank);
+    opts.world_size = NUM2INT(world_size);
+    opts.timeout_ms = tddp_rb_milliseconds(timeout);
+    opts.device_index = NIL_P(device_index) ? -1 : NUM2INT(device_index);
+    VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
+    create_call call = {&opts, NULL};
+    tddp_rb_settle(tddp_rb_blocking(body_create, &call, opts.timeout_ms, true));
+    RTYPEDDATA_DATA(self) = call.group;
+    RB_GC_GUARD(backend);
+    RB_GC_GUARD(name);
+    RB_GC_GUARD(store);
+    return self;
+}
+
+typedef struct shutdown_call {
+    tddp_group *group;
+    int64_t drain_ms;
+} shutdown_call;
+
+static tddp_status body_shutdown(void *data, const tddp_wait *wait)
+{
+    const shutdown_call *call = data;
+    (void)wait;
+    tddp_group_shutdown(call->group, call->drain_ms);
+    return TDDP_OK;
+}
+
+static VALUE group_shutdown(VALUE self, VALUE drain)
+{
+    shutdown_call call = {tddp_rb_group(self), tddp_rb_milliseconds(drain)};
+    tddp_rb_settle(tddp_rb_blocking(body_shutdown, &call, -1, false));
+    RB_GC_GUARD(self);
+    return Qnil;
+}
+
+/* --- what it is ------------------------------------------------------------------------------ */
+
+static VALUE group_rank(VALUE self)
+{
+    return INT2NUM(tddp_group_rank(tddp_rb_group(self)));
+}
+
+static VALUE group_size(VALUE self)
+{
+    return INT2NUM(tddp_group_world_size(tddp_rb_group(self)));
+}
+
+static VALUE group_name(VALUE self)
+{
+    return rb_utf8_str_new_cstr(tddp_group_name(tddp_rb_group(self)));
+}
+
+static VALUE group_backend(VALUE self)
+{
+    return rb_utf8_str_new_cstr(tddp_group_backend(tddp_rb_group(self)));
+}
+
+static VALUE group_closed(VALUE self)
+{
+    return tddp_group_closed(tddp_rb_group(self)) ? Qtrue : Qfalse;
+}
+
+static VALUE group_timeout(VALUE self)
+{
+    return DBL2NUM((double)tddp_group_timeout(tddp_rb_group(self)) / 1000);
+}
+
+static VALUE group_set_timeout(VALUE self, VALUE seconds)
+{
+    if (NIL_P(seconds))
+        rb_raise(rb_eTypeError, "timeout: expected a number of seconds, got nil");
+    tddp_rb_check(tddp_group_set_timeout(tddp_rb_group(self), tddp_rb_milliseconds(seconds)));
+    return seconds;
+}
+
+/* --- operations ------------------------------------------------------------------------------ */
+
+static tddp_buffer buffer_of(const tddp_tensor *tensor)
+{
+    tddp_buffer buffer;
+    tddp_rb_check(tddp_tensor_buffer(tensor, &buffer));
+    return buffer;
+}
+
+static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, VALUE async)
+{
+    tddp_work *work;
+    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(tensor)};
+    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer_of(operands[0]),
+                                  (tddp_reduce_op)NUM2INT(op), NUM2DBL(premul), &work));
+    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
+    RB_GC_GUARD(tensor);
+    return result;
+}
+
+static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
+{
+    tddp_work *work;
+    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(tensor)};
+    tddp_rb_check(
+        tddp_broadcast(tddp_rb_group(self), buffer_of(operands[0]), NUM2INT(root), &work));
+    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
+    RB_GC_GUARD(tensor);
+    return result;
+}
+
+static VALUE group_barrier(VALUE self, VALUE async)
+{
+    tddp_work *work;
+    tddp_tensor *operands[TDDP_RB_OPERANDS] = {NULL};
+    tddp_rb_check(tddp_barrier(tddp_rb_group(self), &work));
+    return tddp_rb_take_work(work, operands, RTEST(async));
+}
+
+static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
+{
+    tddp_work *work;
+    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(output), tddp_rb_tensor(input)};
+    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), buffer_of(operands[1]),
+                                  buffer_of(operands[0]), &work));
+    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
+    RB_GC_GUARD(output);
+    RB_GC_GUARD(input);
+    return result;
+}
+
+static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE op, VALUE premul,
+                                  VALUE async)
+{
+    tddp_work *work;
+    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(output), tddp_rb_tensor(input)};
+    tddp_rb_check(tddp_reduce_scatter(tddp_rb_group(self), buffer_of(operands[1]),
+                                      buffer_of(operands[0]), (tddp_reduce_op)NUM2INT(op),
+                                      NUM2DBL(premul), &work));
+    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
+    RB_GC_GUARD(output);
+    RB_GC_GUARD(input);
+    return result;
+}
+
+void tddp_rb_init_group(void)
+{
+    group_class = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
+    rb_global_variable(&group_class);
+    rb_undef_alloc_func(group_class);
+    rb_define_singleton_method(group_class, "_create", group_create, 7);
+    rb_define_method(group_class, "_shutdown", group_shutdown, 1);
+    rb_define_method(group_class, "rank", group_rank, 0);
+    rb_define_method(group_class, "size", group_size, 0);
+    rb_define_method(group_class, "name", group_name, 0);
+    rb_define_method(group_class, "backend", group_backend, 0);
+    rb_define_method(group_class, "closed?", group_closed, 0);
+    rb_define_method(group_class, "timeout", group_timeout, 0);
+    rb_define_method(group_class, "timeout=", group_set_timeout, 1);
+    rb_define_method(group_class, "_all_reduce", group_all_reduce, 4);
+    rb_define_method(group_class, "_broadcast", group_broadcast, 3);
+    rb_define_method(group_class, "_barrier", group_barrier, 1);
+    rb_define_method(group_class, "_all_gather", group_all_gather, 3);
+    rb_define_method(group_class, "_reduce_scatter", group_reduce_scatter, 5);
+}

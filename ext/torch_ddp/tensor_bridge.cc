@@ -1,0 +1,80 @@
+/*
+ * From a Torch::Tensor to libtorch's tensor: the only file that includes Rice and libtorch, of the
+ * versions that torch-rb was built with. Entered by Ruby threads that hold the GVL. Invariant: when
+ * a Ruby exception is raised here, no C++ object with a destructor is alive.
+ */
+#include <rice/rice.hpp>
+
+/* Macros of Ruby's headers that collide with names in libtorch's. */
+#undef _
+#undef isfinite
+#undef isnan
+#undef isinf
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include "torch_ddp.h"
+
+namespace
+{
+
+VALUE tensor_class = Qnil;
+
+/* Rice up to 4.5 hands out the address plainly, later ones want the type that is expected. */
+template <typename Wrapper>
+auto address(Wrapper *wrapper, rb_data_type_t *, int) -> decltype(wrapper->get())
+{
+    return wrapper->get();
+}
+
+template <typename Wrapper>
+auto address(Wrapper *wrapper, rb_data_type_t *type, long) -> decltype(wrapper->get(type))
+{
+    return wrapper->get(type);
+}
+
+/* The address behind the object, or NULL. */
+void *wrapped(VALUE object) noexcept
+{
+    try {
+        auto *wrapper = Rice::detail::getWrapper(object);
+        auto *type = const_cast<rb_data_type_t *>(RTYPEDDATA_TYPE(object));
+        return wrapper ? address(wrapper, type, 0) : nullptr;
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+} // namespace
+
+tddp_tensor *tddp_rb_tensor(VALUE object)
+{
+    if (!RTEST(rb_obj_is_kind_of(object, tensor_class)))
+        rb_raise(rb_eTypeError, "expected a Torch::Tensor, got %" PRIsVALUE " (%s)",
+                 rb_inspect(object), rb_obj_classname(object));
+    void *tensor = nullptr;
+    if (RB_TYPE_P(object, T_DATA) && RTYPEDDATA_P(object) && RTYPEDDATA_DATA(object) != nullptr)
+        tensor = wrapped(object);
+    if (tensor == nullptr)
+        rb_raise(rb_eTypeError, "this %s holds no tensor: was it made with allocate?",
+                 rb_obj_classname(object));
+    /* torch-rb's Parameter is derived from at::Tensor alone, so its address is the tensor's. */
+    return static_cast<tddp_tensor *>(tensor);
+}
+
+void tddp_rb_set_num_threads(int count)
+{
+    at::set_num_threads(count);
+}
+
+int tddp_rb_num_threads(void)
+{
+    return at::get_num_threads();
+}
+
+void tddp_rb_init_tensor(void)
+{
+    tensor_class = rb_path2class("Torch::Tensor");
+    rb_global_variable(&tensor_class);
+}

@@ -1,0 +1,104 @@
+/*
+ * The extension's own seams: Ruby objects on one side, the handles of libtddp on the other. Each
+ * .c file binds one public header and holds only bindings; nogvl.c alone lets go of the GVL,
+ * error.c alone turns a status into an exception, tensor_bridge.cc alone sees Rice and libtorch.
+ */
+#ifndef TORCH_DDP_H
+#define TORCH_DDP_H
+
+#include <ruby.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tddp.h>
+#include <tddp/torch.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern VALUE tddp_rb_distributed; /* Torch::Distributed */
+
+/* --- error.c --------------------------------------------------------------------------------- */
+
+/* The exception for a status, with the text that libtddp left for this thread. */
+VALUE tddp_rb_error(tddp_status status);
+
+/* Raises it, unless the status is TDDP_OK. Only where nothing is held that must be freed. */
+void tddp_rb_check(tddp_status status);
+
+/* --- nogvl.c --------------------------------------------------------------------------------- */
+
+/* What came of a blocking call. Whoever made it frees what it holds, then passes this on. */
+typedef struct tddp_rb_outcome {
+    VALUE error; /* the exception to raise, or Qnil */
+    int state;   /* a jump to go on with (Interrupt, Thread#raise, Thread#kill), or 0 */
+} tddp_rb_outcome;
+
+/* Runs without the GVL; must touch no Ruby object. May be called again after an interruption that
+ * raised nothing (a signal handler that returned), with the time that is left. */
+typedef tddp_status (*tddp_rb_body)(void *data, const tddp_wait *wait);
+
+/* Lets other Ruby threads run while `body` blocks. `timeout_ms` negative: the object's default.
+ * With `once` a body that was interrupted is not called again: what it asked for may have been
+ * done. */
+tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once);
+
+/* Goes on with a jump, raises an error, or returns. */
+void tddp_rb_settle(tddp_rb_outcome outcome);
+
+/* A tddp_wait_through for the end of libtorch's backward: lets go of the GVL if this thread has it
+ * and never raises: an interrupt gives TDDP_CANCELED and stays pending. */
+tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
+
+/* --- arguments, in init.c -------------------------------------------------------------------- */
+
+/* Seconds as a Numeric to milliseconds, rounded up; nil is -1. Raises on anything else. */
+int64_t tddp_rb_milliseconds(VALUE seconds);
+
+/* Memory for `count` (and one) things of `bytes_each` that the collector frees if a jump passes by;
+ * ended with ALLOCV_END(*holder). */
+void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
+
+/* --- store.c, group.c, work.c ---------------------------------------------------------------- */
+
+/* The handles behind Ruby objects, borrowed; TypeError for anything else. */
+tddp_store *tddp_rb_store(VALUE object);
+tddp_group *tddp_rb_group(VALUE object);
+
+/* The most tensors that one operation takes. */
+#define TDDP_RB_OPERANDS 2
+
+/*
+ * Takes over a fresh work, whose memory is that of `operands` (unused ones NULL, all borrowed).
+ * Returns a Torch::Distributed::Work if `async`; else waits and returns nil or raises. The memory
+ * lives until the operation is done, whatever becomes of the caller.
+ */
+VALUE tddp_rb_take_work(tddp_work *work, tddp_tensor *const operands[TDDP_RB_OPERANDS], bool async);
+
+/* --- tensor_bridge.cc ------------------------------------------------------------------------ */
+
+/* The tensor in a Torch::Tensor (or Parameter), borrowed for as long as the object lives; TypeError
+ * for anything else, naming it. */
+tddp_tensor *tddp_rb_tensor(VALUE object);
+
+/* How many threads libtorch uses inside an operation. */
+void tddp_rb_set_num_threads(int count);
+int tddp_rb_num_threads(void);
+
+/* --- each file's classes and methods --------------------------------------------------------- */
+
+void tddp_rb_init_error(void);
+void tddp_rb_init_nogvl(void);
+void tddp_rb_init_store(void);
+void tddp_rb_init_group(void);
+void tddp_rb_init_work(void);
+void tddp_rb_init_ddp(void);
+void tddp_rb_init_tensor(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,180 @@
+/*
+ * Torch::Distributed::Work over <tddp/work.h>, and the way every operation waits. Entered by Ruby
+ * threads that hold the GVL, and by the garbage collector. Invariant: the memory of an operation
+ * lives until the operation is done. A work that is forgotten while it runs hands its references to
+ * the progress thread, which drops them when it is done; nobody waits in the collector.
+ */
+#include "torch_ddp.h"
+
+#include <stdlib.h>
+
+/* References to an operation's tensors, ended together on whatever thread is last. */
+typedef struct operands {
+    tddp_tensor *tensor[TDDP_RB_OPERANDS];
+} operands;
+
+typedef struct work_handle {
+    tddp_work *work;
+    operands *held; /* NULL once the operation is done and the memory was let go */
+} work_handle;
+
+static void operands_free(void *data)
+{
+    operands *held = data;
+    if (held == NULL)
+        return;
+    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
+        tddp_tensor_release(held->tensor[i]);
+    free(held);
+}
+
+static operands *operands_retain(tddp_tensor *const borrowed[TDDP_RB_OPERANDS])
+{
+    operands *held = calloc(1, sizeof(*held));
+    if (held == NULL)
+        return NULL;
+    for (int i = 0; i < TDDP_RB_OPERANDS && borrowed[i] != NULL; i++) {
+        held->tensor[i] = tddp_tensor_retain(borrowed[i]);
+        if (held->tensor[i] == NULL) {
+            operands_free(held);
+            return NULL;
+        }
+    }
+    return held;
+}
+
+/* Ends a work whose operation may still run. */
+static void part_with(tddp_work *work, operands *held)
+{
+    /* Only this file sets a callback, and once a work, so there is none yet. */
+    if (held != NULL && tddp_work_on_done(work, operands_free, held) != TDDP_OK)
+        tddp_log(TDDP_LOG_ERROR, "ruby", "an operation's memory is kept for ever: %s",
+                 tddp_error_message());
+    tddp_work_release(work);
+}
+
+static void work_free(void *data)
+{
+    work_handle *handle = data;
+    if (handle->work != NULL)
+        part_with(handle->work, handle->held);
+    xfree(handle);
+}
+
+static size_t work_size(const void *data)
+{
+    (void)data;
+    return sizeof(work_handle);
+}
+
+static const rb_data_type_t work_type = {
+    .wrap_struct_name = "Torch::Distributed::Work",
+    .function = {.dfree = work_free, .dsize = work_size},
+    .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
+};
+
+static VALUE work_class = Qnil;
+
+static work_handle *handle_of(VALUE self)
+{
+    return rb_check_typeddata(self, &work_type);
+}
+
+static tddp_status body_wait(void *work, const tddp_wait *wait)
+{
+    return tddp_work_wait(work, wait->timeout_ms < 0 && wait->cancel == NULL ? NULL : wait);
+}
+
+/* Waits here; an interruption leaves the operation running. */
+static VALUE wait_now(tddp_work *work, tddp_tensor *const borrowed[TDDP_RB_OPERANDS])
+{
+    tddp_rb_outcome outcome = {Qnil, 0};
+    if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
+        outcome = tddp_rb_blocking(body_wait, work, -1, false);
+    operands *held = NULL;
+    if (!tddp_work_completed(work) && borrowed[0] != NULL) {
+        held = operands_retain(borrowed);
+        if (held == NULL) /* Without a reference only waiting keeps the memory. */
+            (void)!tddp_work_wait(work, NULL);
+    }
+    part_with(work, held);
+    tddp_rb_settle(outcome);
+    return Qnil;
+}
+
+VALUE tddp_rb_take_work(tddp_work *work, tddp_tensor *const borrowed[TDDP_RB_OPERANDS], bool async)
+{
+    if (!async)
+        return wait_now(work, borrowed);
+    operands *held = operands_retain(borrowed);
+    if (held == NULL) {
+        (void)!tddp_work_wait(work, NULL);
+        tddp_work_release(work);
+        rb_memerror();
+    }
+    work_handle *handle;
+    VALUE self = TypedData_Make_Struct(work_class, work_handle, &work_type, handle);
+    handle->work = work;
+    handle->held = held;
+    return self;
+}
+
+static void let_go_when_done(work_handle *handle)
+{
+    if (handle->held == NULL || !tddp_work_completed(handle->work))
+        return;
+    operands *held = handle->held;
+    handle->held = NULL;
+    operands_free(held);
+}
+
+static VALUE work_wait(VALUE self, VALUE timeout)
+{
+    work_handle *handle = handle_of(self);
+    int64_t timeout_ms = tddp_rb_milliseconds(timeout);
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_wait, handle->work, timeout_ms, false);
+    let_go_when_done(handle);
+    tddp_rb_settle(outcome);
+    RB_GC_GUARD(self);
+    return Qtrue;
+}
+
+static VALUE work_completed(VALUE self)
+{
+    return tddp_work_completed(handle_of(self)->work) ? Qtrue : Qfalse;
+}
+
+static VALUE work_success(VALUE self)
+{
+    tddp_work *work = handle_of(self)->work;
+    return tddp_work_completed(work) && tddp_work_status(work) == TDDP_OK ? Qtrue : Qfalse;
+}
+
+static VALUE work_exception(VALUE self)
+{
+    tddp_status status = tddp_work_status(handle_of(self)->work);
+    return status == TDDP_OK ? Qnil : tddp_rb_error(status);
+}
+
+static VALUE work_operation(VALUE self)
+{
+    return ID2SYM(rb_intern(tddp_op_name(tddp_work_kind(handle_of(self)->work))));
+}
+
+static VALUE work_sequence(VALUE self)
+{
+    return ULL2NUM(tddp_work_sequence(handle_of(self)->work));
+}
+
+void tddp_rb_init_work(void)
+{
+    work_class = rb_define_class_under(tddp_rb_distributed, "Work", rb_cObject);
+    rb_global_variable(&work_class);
+    rb_undef_alloc_func(work_class);
+    rb_define_private_method(work_class, "_wait", work_wait, 1);
+    rb_define_method(work_class, "completed?", work_completed, 0);
+    rb_define_method(work_class, "success?", work_success, 0);
+    rb_define_method(work_class, "exception", work_exception, 0);
+    rb_define_method(work_class, "operation", work_operation, 0);
+    rb_define_method(work_class, "sequence", work_sequence, 0);
+}
