@@ -1,0 +1,104 @@
+# frozen_string_literal: true
+
+require "digest"
+require "etc"
+require "fileutils"
+require_relative "console"
+require_relative "gems"
+
+module Setup
+  # Builds libtddp, its modules, torchrun and the C tests with CMake, then the Ruby extension.
+  #
+  # A stamp beside each build holds a digest of what went in (names, sizes, times); while it stands, neither
+  # cmake nor make is started.
+  module Native
+    PREFIX = File.join(ROOT, "lib/torch_ddp/native")
+    EXTENSION = File.join(ROOT, "lib/torch_ddp/ext.so")
+    LIBRARY_SOURCES = %w[CMakeLists.txt include/**/*.h src/**/*.{c,cc,h,cmake} src/**/CMakeLists.txt].freeze
+    TEST_SOURCES = %w[test/c/**/*.{c,cc,h} test/c/**/CMakeLists.txt].freeze
+    EXTENSION_SOURCES = %w[ext/torch_ddp/*.{rb,c,cc,h} include/**/*.h].freeze
+    CURE = "the compiler's message in the log; `rake clean` starts afresh"
+
+    module_function
+
+    # @param libtorch [Libtorch]
+    def compile(libtorch)
+      cmake("native", libtorch: libtorch, install: PREFIX)
+      extension(libtorch)
+    end
+
+    # Configures and builds one build folder, build/<name>.
+    #
+    # @param options [Hash] CMake cache variables
+    # @return [String] the build folder
+    def cmake(name, libtorch: nil, install: nil, options: {})
+      folder = File.join(ROOT, "build", name)
+      settings = settings_for(libtorch, install, options)
+      built(folder, LIBRARY_SOURCES + TEST_SOURCES, settings.join(" "), install && File.join(install, "lib/libtddp.so")) do
+        FileUtils.rm_rf(folder) if moved?(folder)
+        Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, *settings, log: "cmake-#{name}",
+          cure: "`rake setup` installs what CMake did not find")
+        Console.step("compile #{name}: building on #{Etc.nprocessors} cores", "cmake", "--build", folder, "-j",
+          Etc.nprocessors.to_s, log: "cmake-#{name}", cure: CURE)
+        if install
+          Console.step("compile #{name}: installing to #{install.delete_prefix("#{ROOT}/")}", "cmake", "--install", folder,
+            log: "cmake-#{name}", cure: CURE)
+        end
+      end
+      folder
+    end
+
+    def extension(libtorch)
+      folder = File.join(ROOT, "build/ext")
+      built(folder, EXTENSION_SOURCES, libtorch.key, EXTENSION) do
+        FileUtils.mkdir_p(folder)
+        Console.step("compile extension: configuring", *Gems.exec(RbConfig.ruby, File.join(ROOT, "ext/torch_ddp/extconf.rb"),
+          "--with-tddp-dir=#{PREFIX}", "--with-torch-dir=#{libtorch.prefix}"), chdir: folder, log: "extension", cure: CURE)
+        Console.step("compile extension: building", "make", "-j#{Etc.nprocessors}", chdir: folder, log: "extension", cure: CURE)
+        # A process that runs the old one keeps it.
+        FileUtils.cp(File.join(folder, "ext.so"), "#{EXTENSION}.new")
+        File.rename("#{EXTENSION}.new", EXTENSION)
+      end
+    end
+
+    def clean
+      FileUtils.rm_rf([File.join(ROOT, "build"), PREFIX, EXTENSION])
+    end
+
+    # Runs the block unless `folder` was built of just these sources and settings before.
+    def built(folder, patterns, settings, product)
+      stamp = File.join(folder, "built")
+      wanted = fingerprint(patterns, settings)
+      return if File.file?(stamp) && File.read(stamp) == wanted && (product.nil? || File.file?(product))
+
+      FileUtils.rm_f(stamp)
+      yield
+      File.write(stamp, wanted)
+    end
+
+    def fingerprint(patterns, settings)
+      sum = Digest::SHA256.new << settings << RUBY_DESCRIPTION
+      Dir.glob(patterns, base: ROOT).sort.each do |path|
+        stat = File.stat(File.join(ROOT, path))
+        sum << "#{path} #{stat.size} #{stat.mtime.to_r}\n"
+      end
+      sum.hexdigest
+    end
+
+    def settings_for(libtorch, install, options)
+      values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => ENV["CI"] ? "ON" : "OFF"}
+      values["TDDP_LIBTORCH"] = libtorch.prefix if libtorch
+      values["CMAKE_INSTALL_PREFIX"] = install if install
+      if SystemPackages.program?("ccache")
+        values["CMAKE_C_COMPILER_LAUNCHER"] = values["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+      end
+      values.merge(options).map { |name, value| "-D#{name}=#{value}" }
+    end
+
+    # CMake refuses a build folder that came along when the checkout was moved or copied.
+    def moved?(folder)
+      cache = File.join(folder, "CMakeCache.txt")
+      File.file?(cache) && !File.read(cache).include?("CMAKE_HOME_DIRECTORY:INTERNAL=#{ROOT}\n")
+    end
+  end
+end

@@ -1,0 +1,98 @@
+# frozen_string_literal: true
+
+require "json"
+
+module Setup
+  # Counts of tests: read from the test runners' own closing lines, kept for each leg, added up at the end.
+  #
+  # Results are lines of JSON in the file that TDDP_RESULTS names. As a program it closes a CI run:
+  #
+  #   ruby ext/setup/summary.rb RESULTS
+  module Summary
+    # One leg's outcome. A leg that ended badly without a failed test counts as one failure.
+    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, keyword_init: true)
+
+    module_function
+
+    # @param output [String] what ctest printed
+    # @return [Hash] :passed, :failed, :skipped
+    def ctest(output)
+      counts = {passed: 0, failed: 0, skipped: 0}
+      output.each_line do |line|
+        next unless line =~ %r{\A\s*\d+/\d+ Test\s+#\d+: .*?(?:\.\s*|\s)(\*{3}[A-Za-z ]+?|Passed)\s}
+
+        counts[outcome($1)] += 1
+      end
+      counts
+    end
+
+    # @param output [String] what minitest printed
+    def minitest(output)
+      counts = {passed: 0, failed: 0, skipped: 0}
+      output.scan(/^(\d+) runs, \d+ assertions, (\d+) failures, (\d+) errors, (\d+) skips/) do |numbers|
+        runs, failures, errors, skips = numbers.map(&:to_i)
+        counts[:passed] += runs - failures - errors - skips
+        counts[:failed] += failures + errors
+        counts[:skipped] += skips
+      end
+      counts
+    end
+
+    # Writes one leg's counts where CI adds them up.
+    #
+    # @param clean [Boolean] whether the runner itself ended with success
+    def record(leg, counts, seconds, clean: true)
+      counts = counts.merge(failed: 1) if !clean && counts[:failed].zero?
+      result = Result.new(leg: leg, seconds: seconds.round(1), **counts)
+      append(result) if ENV["TDDP_RESULTS"]
+      result
+    end
+
+    def append(result)
+      File.open(ENV.fetch("TDDP_RESULTS"), "a") { |file| file.puts(JSON.generate(result.to_h)) }
+    end
+
+    # @param path [String]
+    # @return [Array<Result>]
+    def read(path)
+      return [] unless File.file?(path)
+
+      File.readlines(path).map { |line| Result.new(**JSON.parse(line, symbolize_names: true)) }
+    end
+
+    # @param results [Array<Result>]
+    # @return [Hash] the sums
+    def total(results)
+      %i[passed failed skipped].to_h { |name| [name, results.sum { |result| result[name] }] }
+    end
+
+    # @return [String] one line a leg
+    def table(results)
+      results.map { |result|
+        format("  %-24s passed %4d   failed %3d   skipped %3d   %7.1f s", *result.to_h.values_at(:leg, :passed, :failed, :skipped, :seconds))
+      }.join("\n")
+    end
+
+    def closing_line(sums)
+      "#{sums[:passed]} passed, #{sums[:failed]} failed, #{sums[:skipped]} skipped"
+    end
+
+    def outcome(word)
+      case word
+      when "Passed" then :passed
+      when /\A\*{3}Skipped/, /\A\*{3}Not Run \(Disabled/ then :skipped
+      else :failed
+      end
+    end
+
+    private_class_method :outcome, :append
+  end
+end
+
+if $0 == __FILE__
+  path = ARGV.fetch(0)
+  results = Setup::Summary.read(path)
+  sums = Setup::Summary.total(results)
+  puts Setup::Summary.table(results), "", Setup::Summary.closing_line(sums)
+  exit(sums[:failed].zero? && sums[:passed].positive?)
+end

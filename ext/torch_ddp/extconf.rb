@@ -1,0 +1,122 @@
+# frozen_string_literal: true
+
+# Configures the Ruby extension: C files over libtddp's headers, and tensor_bridge.cc, the one C++ file, which
+# reads torch-rb's tensors and so needs the very Rice that torch-rb was compiled with.
+
+if ARGV.include?("--help")
+  puts <<~HELP
+    Usage: ruby extconf.rb [options]
+      --with-tddp-dir=PREFIX   an installed libtddp (PREFIX/lib, PREFIX/include); without it the bundled
+                               sources are built with CMake and installed into the gem
+      --with-torch-dir=PREFIX  where libtorch is; else the variable LIBTORCH, else /usr
+      --help                   this text
+
+    torch-rb has to go with the libtorch that is found. For the one found here, in this order:
+  HELP
+  begin
+    require_relative "libtorch"
+    libtorch = Setup::Libtorch.find
+    puts libtorch.install_commands.map { |line| "  #{line}" }, "  gem install torch-ddp -- --with-torch-dir=#{libtorch.prefix}"
+  rescue Setup::Libtorch::NotFound => e
+    puts "  #{e.message}"
+  end
+  exit
+end
+
+require "etc"
+require "fileutils"
+require "mkmf"
+require_relative "libtorch"
+
+# Finds what the extension is compiled against.
+class ExtensionConfig
+  GEM_ROOT = File.expand_path("../..", __dir__)
+
+  attr_reader :libtorch
+
+  def initialize(torch_dir)
+    @libtorch = Setup::Libtorch.find(torch_dir)
+    warn @libtorch.warning if @libtorch.warning
+  end
+
+  # @return [String] the include folder of the Rice that torch-rb was compiled with
+  def rice_include
+    torch_rb = spec("torch-rb", @libtorch.torch_rb)
+    version = rice_seen_by(torch_rb) || @libtorch.rice
+    rice = spec("rice", version)
+    puts "torch-rb #{torch_rb.version} with rice #{rice.version}, libtorch #{@libtorch.version} in #{@libtorch.prefix}"
+    File.join(rice.gem_dir, "include")
+  end
+
+  # Builds the bundled libtddp and installs it into the gem.
+  #
+  # @return [String] the prefix
+  def build_bundled
+    abort "cmake was not found: libtddp is built with it (Debian: apt-get install cmake)" unless find_executable("cmake")
+    prefix = File.join(GEM_ROOT, "lib/torch_ddp/native")
+    folder = File.join(Dir.pwd, "native-build")
+    run "cmake", "-S", GEM_ROOT, "-B", folder, "-DTDDP_TESTS=OFF", "-DTDDP_TORCH=ON", "-DCMAKE_BUILD_TYPE=Release",
+      "-DTDDP_LIBTORCH=#{@libtorch.prefix}", "-DCMAKE_INSTALL_PREFIX=#{prefix}"
+    run "cmake", "--build", folder, "-j", Etc.nprocessors.to_s
+    run "cmake", "--install", folder
+    FileUtils.rm_rf(folder)
+    prefix
+  end
+
+  private
+
+  # Within a bundle the bundle's choice, else the version that goes with this libtorch.
+  def spec(name, version)
+    Gem.loaded_specs[name] || Gem::Specification.find_by_name(name, version)
+  rescue Gem::MissingSpecError
+    abort "#{name} #{version} is not installed; libtorch #{@libtorch.version} needs it. Run these, then try again:\n  " +
+      @libtorch.install_commands.join("\n  ")
+  end
+
+  # torch-rb's build log tells which Rice it was compiled with, whatever else was installed since.
+  def rice_seen_by(torch_rb)
+    log = File.join(torch_rb.extension_dir, "gem_make.out")
+    File.read(log).scrub[%r{/rice-(\d+(?:\.\d+)+)/}, 1] if File.file?(log)
+  end
+
+  def run(*command)
+    puts command.join(" ")
+    system(*command) or abort "#{command.first} failed: see its messages above. It needs a C++ compiler, make, libtorch and " \
+      "Gloo (Debian: apt-get install g++ make libtorch-dev libgloo-dev)"
+  end
+end
+
+begin
+  config = ExtensionConfig.new(with_config("torch-dir"))
+rescue Setup::Libtorch::NotFound => e
+  abort e.message
+end
+libtorch = config.libtorch
+system_includes = [config.rice_include, *libtorch.include_dirs]
+tddp = with_config("tddp-dir") || config.build_bundled
+tddp = File.expand_path(tddp)
+unless File.file?(File.join(tddp, "include/tddp.h"))
+  abort "--with-tddp-dir=#{tddp}: include/tddp.h is not there; expected the prefix that libtddp was installed to"
+end
+
+$INCFLAGS << " -I#{tddp}/include" << system_includes.map { |dir| " -isystem #{dir}" }.join
+$CFLAGS << " -std=gnu11 -Wall -Wextra -fvisibility=hidden"
+$CXXFLAGS << " -std=c++#{libtorch.cxx_standard} -D_GLIBCXX_USE_CXX11_ABI=1 -Wno-deprecated-declarations -fvisibility=hidden"
+# RubyGems copies the library into its folder of extensions, so it finds libtddp both beside itself and where it
+# was installed.
+$LDFLAGS << " -L#{tddp}/lib -L#{libtorch.lib_dir} -Wl,-rpath,'$$ORIGIN/native/lib' -Wl,-rpath,#{tddp}/lib" \
+  " -Wl,-rpath,#{libtorch.lib_dir}"
+$libs = append_library($libs, "c10")
+$libs = append_library($libs, "torch_cpu")
+$libs = append_library($libs, "tddp_torch")
+$libs = append_library($libs, "tddp")
+$libs += " -lstdc++"
+
+# The order of a link line matters to linkers that drop what nothing has asked for yet; torch-rb itself has
+# loaded libtorch by the time the extension is.
+create_makefile("torch_ddp/ext")
+
+# mkmf knows the extension's own headers only.
+File.open("Makefile", "a") do |file|
+  file.puts "", "$(OBJS): #{Dir[File.join(tddp, "include/**/*.h")].join(" ")}"
+end

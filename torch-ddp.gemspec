@@ -1,0 +1,27 @@
+# frozen_string_literal: true
+
+header = File.read(File.join(__dir__, "include/tddp/version.h"))
+
+Gem::Specification.new do |spec|
+  spec.name = "torch-ddp"
+  spec.version = header[/define TDDP_VERSION "([^"]+)"/, 1]
+  spec.summary = "Distributed training for torch-rb"
+  spec.description = "Torch::Distributed, DistributedDataParallel and torchrun for Ruby, on top of a C library " \
+    "that drives Gloo and averages gradients while backward still runs."
+  spec.authors = ["The torch-ddp authors"]
+  spec.license = "MIT"
+  spec.required_ruby_version = ">= 3.1"
+
+  # Sources only: what a build makes (lib/torch_ddp/native, *.so) is made again where the gem is installed.
+  spec.files = Dir.chdir(__dir__) do
+    Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "bin/*", "include/**/*.h",
+      "src/**/*.{c,cc,h,cmake,md}", "src/**/CMakeLists.txt", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb"]
+      .select { |path| File.file?(path) && !path.start_with?("lib/torch_ddp/native/") }.sort
+  end
+  spec.extensions = ["ext/torch_ddp/extconf.rb"]
+  spec.bindir = "bin"
+  spec.executables = ["torchrun"]
+  spec.require_paths = ["lib"]
+
+  spec.add_dependency "torch-rb", ">= 0.12.2"
+end
