@@ -22,7 +22,7 @@ optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
 inputs = Torch.randn(batch, width)
 targets = Torch.randint(0, 10, [batch])
 
-step = lambda do
+step = lambda do |*|
   optimizer.zero_grad
   Torch::NN::F.cross_entropy(model.call(inputs), targets).backward
   optimizer.step
