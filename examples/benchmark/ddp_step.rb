@@ -20,7 +20,7 @@ model, width = BenchmarkModels.build(name)
 model = Torch::NN::Parallel::DistributedDataParallel.new(model) if world_size > 1
 optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
 inputs = Torch.randn(batch, width)
-targets = Torch.randint(0, 10, [batch])
+targets = Torch.randint(0, 10, [batch], dtype: :int64)
 
 step = lambda do |*|
   optimizer.zero_grad
