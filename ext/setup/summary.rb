@@ -19,7 +19,7 @@ module Setup
     def ctest(output)
       counts = {passed: 0, failed: 0, skipped: 0}
       output.each_line do |line|
-        next unless line =~ %r{\A\s*\d+/\d+ Test\s+#\d+: .*?(?:\.\s*|\s)(\*{3}[A-Za-z ]+?|Passed)\s}
+        next unless line =~ %r{\A\s*\d+/\d+ Test\s+#\d+: .*?(Passed|\*{3}[A-Z]\w+(?: Run \(Disabled)?)}
 
         counts[outcome($1)] += 1
       end

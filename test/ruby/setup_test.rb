@@ -1,0 +1,313 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "fileutils"
+require "tmpdir"
+require_relative "../../examples/mnist/mnist_data"
+require_relative "../../ext/setup/cache"
+require_relative "../../ext/setup/console"
+require_relative "../../ext/setup/native"
+require_relative "../../ext/setup/summary"
+require_relative "../../ext/torch_ddp/libtorch"
+
+class LibtorchTest < Minitest::Test
+  def test_the_table_answers_by_minor_version
+    {"1.13.1" => %w[0.12.2 4.0.4], "2.6.0" => %w[0.19.1 4.5.0], "2.14" => %w[0.26.0 4.12.0]}.each do |version, gems|
+      answer = Setup::Libtorch.versions_for(version)
+      assert_equal gems, answer.values_at(:torch_rb, :rice), version
+      refute answer.key?(:warning), version
+    end
+  end
+
+  def test_a_libtorch_that_is_too_new_gets_the_newest_with_a_warning
+    answer = Setup::Libtorch.versions_for("9.1.0")
+    assert_equal Setup::Libtorch::VERSIONS.last.drop(1), answer.values_at(:torch_rb, :rice)
+    assert_match(/libtorch 9\.1\.0 is not in the table/, answer[:warning])
+  end
+
+  def test_a_libtorch_between_two_rows_gets_the_older_one_with_a_warning
+    answer = Setup::Libtorch.versions_for("2.11.0")
+    assert_equal "0.23.1", answer[:torch_rb]
+    assert_match(/made for libtorch 2\.10/, answer[:warning])
+  end
+
+  def test_a_libtorch_that_is_too_old_is_refused
+    error = assert_raises(Setup::Libtorch::NotFound) { Setup::Libtorch.versions_for("1.12.1") }
+    assert_match(/1\.12\.1 is too old: 1\.13/, error.message)
+  end
+
+  def test_rows_ascend
+    versions = Setup::Libtorch::VERSIONS.map { |row| row.map { |part| Gem::Version.new(part) } }
+    versions.each_cons(2) do |older, newer|
+      assert_operator older[0], :<, newer[0]
+      assert_operator older[1], :<, newer[1]
+      assert_operator older[2], :<=, newer[2]
+    end
+  end
+
+  def test_a_named_folder_is_read
+    with_libtorch("2.6.0") do |prefix|
+      libtorch = Setup::Libtorch.find(nil, env: {"LIBTORCH" => prefix})
+      assert_equal "2.6.0", libtorch.version
+      assert_equal File.join(prefix, "lib"), libtorch.lib_dir
+      assert_equal 17, libtorch.cxx_standard
+      assert_equal ["#{prefix}/include", "#{prefix}/include/torch/csrc/api/include"], libtorch.include_dirs
+      assert_match(/\Alibtorch-2\.6\.0-\h{8}-torch-rb-0\.19\.1-rice-4\.5\.0\z/, libtorch.key)
+    end
+    with_libtorch("2.13.0") { |prefix| assert_equal 20, Setup::Libtorch.find(prefix).cxx_standard }
+  end
+
+  def test_a_folder_without_libtorch_is_named
+    Dir.mktmpdir do |dir|
+      error = assert_raises(Setup::Libtorch::NotFound) { Setup::Libtorch.find(nil, env: {"LIBTORCH" => dir}) }
+      assert_includes error.message, dir
+      assert_includes error.message, "LIBTORCH"
+      assert_nil Setup::Libtorch.find_or_nil(dir)
+    end
+  end
+
+  def test_headers_without_the_library_are_told_apart
+    with_libtorch("2.6.0") do |prefix|
+      FileUtils.rm_r(File.join(prefix, "lib"))
+      error = assert_raises(Setup::Libtorch::NotFound) { Setup::Libtorch.find(prefix) }
+      assert_match(/libtorch_cpu\.so is not/, error.message)
+    end
+  end
+
+  private
+
+  def with_libtorch(version)
+    Dir.mktmpdir do |prefix|
+      header = File.join(prefix, Setup::Libtorch::VERSION_HEADERS[0])
+      FileUtils.mkdir_p([File.dirname(header), File.join(prefix, "lib")])
+      parts = %w[MAJOR MINOR PATCH].zip(version.split("."))
+      File.write(header, parts.map { |name, number| "#define TORCH_VERSION_#{name} #{number}\n" }.join)
+      FileUtils.touch(File.join(prefix, "lib/libtorch_cpu.so"))
+      yield prefix
+    end
+  end
+end
+
+class MNISTDataTest < Minitest::Test
+  BODIES = {train_images: (0...24).to_a.pack("C*"), train_labels: [3, 1].pack("C*"),
+            test_images: (100...112).to_a.pack("C*"), test_labels: [9].pack("C*")}.freeze
+  DIMENSIONS = {train_images: [2, 3, 4], train_labels: [2], test_images: [1, 3, 4], test_labels: [1]}.freeze
+
+  def setup
+    @dir = Dir.mktmpdir
+    @files = BODIES.to_h do |name, body|
+      bytes = [MNISTData::FILES[name].magic, *DIMENSIONS[name]].pack("N*") + body
+      File.binwrite(File.join(@dir, name.to_s), bytes)
+      [name, MNISTData::DataFile.new(name.to_s, MNISTData::FILES[name].magic, DIMENSIONS[name], Digest::SHA256.hexdigest(bytes))]
+    end
+  end
+
+  def teardown
+    FileUtils.rm_rf(@dir)
+  end
+
+  def test_whole_files_become_tensors
+    data = MNISTData.load(@dir, files: @files)
+    assert_equal [2, 1, 3, 4], data[:train_images].shape
+    assert_equal [:float32, :int64], data.values_at(:train_images, :train_labels).map(&:dtype)
+    assert_equal [[3, 1], [9]], data.values_at(:train_labels, :test_labels).map(&:to_a)
+    GC.start
+    expected = (100...112).map { |pixel| (pixel / 255.0 - 0.1307) / 0.3081 }
+    data[:test_images].flatten.to_a.zip(expected) { |found, wanted| assert_in_delta wanted, found, 1e-6 }
+  end
+
+  def test_a_missing_file_is_named_with_the_command_that_fetches_it
+    File.delete(path("train_labels"))
+    assert_error(/#{path("train_labels")} is missing: `rake mnist` fetches it/)
+  end
+
+  def test_a_truncated_file_is_named
+    File.truncate(path("train_images"), 30)
+    assert_error(/train_images is not what it should be: expected 40 bytes, found 30 bytes. Delete it/)
+  end
+
+  def test_an_empty_file_is_named
+    File.truncate(path("test_labels"), 0)
+    assert_error(/test_labels .*expected magic number 2049, found an empty file/)
+  end
+
+  def test_a_wrong_magic_number_is_named
+    patch("train_labels", 3, "\x03")
+    assert_error(/train_labels .*expected magic number 2049, found 2051/)
+  end
+
+  def test_wrong_counts_are_named
+    patch("test_images", 7, "\x07")
+    assert_error(/test_images .*expected counts \[1, 3, 4\], found \[7, 3, 4\]/)
+  end
+
+  def test_an_altered_pixel_is_named
+    patch("train_images", 20, "\xff")
+    assert_error(/train_images .*expected SHA-256 \h{64}, found \h{64}/)
+  end
+
+  def test_fetch_leaves_whole_files_alone
+    before = Dir.children(@dir).sort
+    assert_equal @dir, MNISTData.fetch(@dir, files: @files, sources: [])
+    assert_equal before, Dir.children(@dir).sort
+  end
+
+  def test_fetch_names_a_broken_file_and_keeps_it
+    File.truncate(path("train_images"), 30)
+    error = assert_raises(MNISTData::Error) { MNISTData.fetch(@dir, files: @files, sources: []) }
+    assert_match(/train_images .*expected 40 bytes, found 30/, error.message)
+    assert_equal 30, File.size(path("train_images"))
+  end
+
+  def test_fetch_tells_when_no_source_answers
+    File.delete(path("train_images"))
+    error = assert_raises(MNISTData::Unreachable) { MNISTData.fetch(@dir, files: @files, sources: []) }
+    assert_match(/could not be fetched into #{@dir}/, error.message)
+  end
+
+  def test_the_real_table_has_the_real_sizes
+    assert_equal [47_040_016, 60_008, 7_840_016, 10_008], MNISTData::FILES.values.map(&:size)
+  end
+
+  private
+
+  def path(name)
+    File.join(@dir, name)
+  end
+
+  def patch(name, offset, byte)
+    File.open(path(name), "r+b") { |file| file.pwrite(byte, offset) }
+  end
+
+  def assert_error(pattern)
+    error = assert_raises(MNISTData::Error) { MNISTData.load(@dir, files: @files) }
+    assert_match pattern, error.message
+  end
+end
+
+class SummaryTest < Minitest::Test
+  CTEST = <<~TEXT
+    Test project /somewhere/build
+          Start  1: base/base
+     1/6 Test  #1: base/base ........................   Passed    0.52 sec
+     2/6 Test  #2: net/net ..........................***Failed    0.01 sec
+    what it printed: 3/6 Test was fun
+     3/6 Test  #3: store/tcp ........................***Skipped   0.00 sec
+     4/6 Test  #4: group/group ......................***Timeout 120.00 sec
+     5/6 Test #15: gloo/gloo ........................***Exception: SegFault  0.10 sec
+     6/6 Test #16: torch/ddp ........................Subprocess aborted***Exception:   0.10 sec
+
+    17% tests passed, 4 tests failed out of 6
+  TEXT
+
+  def test_ctest_is_counted_by_its_lines
+    assert_equal({passed: 1, failed: 4, skipped: 1}, Setup::Summary.ctest(CTEST))
+  end
+
+  def test_minitest_is_counted_by_its_closing_line
+    text = "# Running:\n..\n12 runs, 40 assertions, 1 failures, 2 errors, 3 skips\n"
+    assert_equal({passed: 6, failed: 3, skipped: 3}, Setup::Summary.minitest(text))
+    assert_equal({passed: 0, failed: 0, skipped: 0}, Setup::Summary.minitest("crashed\n"))
+  end
+
+  def test_results_are_kept_and_added_up
+    with_results do |path|
+      Setup::Summary.record("c", {passed: 5, failed: 0, skipped: 1}, 1.25)
+      Setup::Summary.record("ruby", {passed: 7, failed: 2, skipped: 0}, 3)
+      sums = Setup::Summary.total(Setup::Summary.read(path))
+      assert_equal "12 passed, 2 failed, 1 skipped", Setup::Summary.closing_line(sums)
+    end
+  end
+
+  def test_a_runner_that_ended_badly_counts_as_a_failure
+    with_results do
+      counts = {passed: 5, failed: 0, skipped: 0}
+      assert_equal 1, Setup::Summary.record("c", counts, 1, clean: false).failed
+      assert_equal 3, Setup::Summary.record("c", counts.merge(failed: 3), 1, clean: false).failed
+    end
+  end
+
+  private
+
+  def with_results
+    before = ENV["TDDP_RESULTS"]
+    Dir.mktmpdir do |dir|
+      ENV["TDDP_RESULTS"] = File.join(dir, "results")
+      yield ENV["TDDP_RESULTS"]
+    end
+  ensure
+    ENV["TDDP_RESULTS"] = before
+  end
+end
+
+class SetupTest < Minitest::Test
+  def test_the_cache_follows_xdg
+    before = ENV["XDG_CACHE_HOME"]
+    ENV["XDG_CACHE_HOME"] = "/var/tmp/somewhere"
+    assert_equal "/var/tmp/somewhere/torch-ddp/gems/x", Setup::Cache.path("gems", "x")
+    ENV["XDG_CACHE_HOME"] = "relative paths do not count"
+    assert_equal File.join(Dir.home, ".cache/torch-ddp"), Setup::Cache.root
+  ensure
+    ENV["XDG_CACHE_HOME"] = before
+  end
+
+  def test_durations_are_readable
+    assert_equal "0.3 s", Setup::Console.duration(0.31)
+    assert_equal "3 min 07 s", Setup::Console.duration(187.2)
+  end
+
+  def test_two_processes_do_not_make_the_same_folder_at_once
+    Dir.mktmpdir do |dir|
+      folder = File.join(dir, "made")
+      pids = Array.new(3) do
+        fork do
+          $stdout.reopen(File::NULL)
+          Setup::Cache.locked(folder) do
+            Dir.mkdir("#{folder}.busy")
+            sleep 0.05
+            Dir.rmdir("#{folder}.busy")
+          end
+          exit!(true)
+        rescue SystemCallError
+          exit!(false)
+        end
+      end
+      assert(pids.all? { |pid| Process.wait2(pid)[1].success? })
+    end
+  end
+
+  def test_a_failed_step_names_the_step_the_log_and_the_cure
+    error = nil
+    capture_io do
+      error = assert_raises(Setup::Failure) do
+        Setup::Console.step("breaking it", "sh", "-c", "echo reason; exit 3", log: "test-step", cure: "mend it")
+      end
+    end
+    ["breaking it", "exit 3", "reason", "build/log/test-step.log", "mend it"].each { |text| assert_includes error.message, text }
+  end
+
+  def test_a_step_that_takes_too_long_is_ended
+    error = nil
+    capture_io do
+      error = assert_raises(Setup::Failure) do
+        Setup::Console.step("sleeping", "sleep", "60", log: "test-step", cure: "wake it", limit: 0.2)
+      end
+    end
+    assert_includes error.message, "took too long"
+  end
+
+  def test_a_build_is_done_again_only_when_something_changed
+    Dir.mktmpdir do |dir|
+      runs = 0
+      build = ->(settings) { Setup::Native.built(dir, ["ext/setup/*.rb"], settings, nil) { runs += 1 } }
+      build.call("a")
+      build.call("a")
+      assert_equal 1, runs
+      build.call("b")
+      assert_equal 2, runs
+      assert_raises(RuntimeError) { Setup::Native.built(dir, [], "c", nil) { raise "broken" } }
+      build.call("b")
+      assert_equal 3, runs
+    end
+  end
+end
