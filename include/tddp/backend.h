@@ -87,6 +87,9 @@ typedef struct tddp_backend_opts {
     int device_index;  /**< GPU for this rank, or -1 */
     int same_host;     /**< 1 if every rank of the group runs on this host */
     const char *group; /**< the group's name, for messages; valid during create() */
+    /** Numeric address at which the other ranks reach this host: loopback with same_host, else the
+     * one on the way to the store's server; NULL if nothing tells. Valid during create(). */
+    const char *address;
 } tddp_backend_opts;
 
 /** Carries out one operation and returns when its result is in place. */
@@ -128,6 +131,27 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
                                                       const tddp_backend_v1 **out);
+
+/* --- arithmetic, for backends that have none of their own ------------------------------------- */
+
+/**
+ * Whether `op` is defined for `dtype`, as PyTorch has it: AVG and PREMUL_SUM not for integers and
+ * bool, MIN and MAX not for complex numbers, BAND, BOR and BXOR for integers and bool only. For
+ * bool SUM and MAX mean "or", PRODUCT and MIN mean "and". Errors: TDDP_UNSUPPORTED,
+ * TDDP_INVALID_ARGUMENT (no operation, no dtype).
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_check(tddp_reduce_op op, tddp_dtype dtype);
+
+/**
+ * into[i] = into[i] op from[i] for `count` elements that do not overlap; AVG and PREMUL_SUM add.
+ * float16 and bfloat16 are computed in float32 and rounded to nearest even each time; MIN and MAX
+ * hand NaN on; integers wrap. Nothing happens for an op that tddp_reduce_check() refuses.
+ */
+TDDP_API void tddp_reduce(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from,
+                          size_t count);
+
+/** data[i] *= factor, for floating-point and complex dtypes; nothing happens for others. */
+TDDP_API void tddp_scale(tddp_dtype dtype, void *data, size_t count, double factor);
 
 #ifdef __cplusplus
 }

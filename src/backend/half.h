@@ -1,0 +1,66 @@
+/*
+ * float16 and bfloat16 to float32 and back, rounding to nearest even, without branches that depend
+ * on the data where that can be, so that loops over them are vectorised.
+ */
+#ifndef TDDP_BACKEND_HALF_H
+#define TDDP_BACKEND_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float tddp_backend_bits_to_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t tddp_backend_float_to_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float tddp_backend_from_bfloat16(uint16_t half)
+{
+    return tddp_backend_bits_to_float((uint32_t)half << 16);
+}
+
+static inline uint16_t tddp_backend_to_bfloat16(float value)
+{
+    uint32_t bits = tddp_backend_float_to_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+/* Multiplying by 2^112 moves float16's exponent range to float32's, subnormal numbers included. */
+static inline float tddp_backend_from_float16(uint16_t half)
+{
+    uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
+    uint32_t magnitude = ((uint32_t)half & 0x7fffu) << 13;
+    float scaled = tddp_backend_bits_to_float(magnitude) * 0x1p112f;
+    uint32_t bits = tddp_backend_float_to_bits(scaled);
+    uint32_t special = magnitude | 0x7f800000u;
+    bits = magnitude >= 0x0f800000u ? special : bits;
+    return tddp_backend_bits_to_float(bits | sign);
+}
+
+/* Adding a number whose last place is float16's last place rounds as float16 would; the sum is
+ * exact beyond that. */
+static inline uint16_t tddp_backend_to_float16(float value)
+{
+    uint32_t bits = tddp_backend_float_to_bits(value);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    float shifted = tddp_backend_bits_to_float(magnitude) + 0.5f;
+    uint32_t subnormal = tddp_backend_float_to_bits(shifted) - 0x3f000000u;
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x477ff000u ? 0x7c00u : result;
+    result = magnitude > 0x7f800000u ? 0x7e00u : result;
+    return (uint16_t)(result | sign);
+}
+
+#endif

@@ -1,0 +1,253 @@
+/*
+ * Backends by name: those registered, those built in, and modules loaded when first asked for. Any
+ * thread; one lock guards the list and also the loading, so that a module is loaded once. A table
+ * and its module stay for the life of the process: nothing can be unloaded while threads that it
+ * started may run.
+ */
+#include <ctype.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/fake/fake.h"
+#include "base/base.h"
+
+enum { MAX_NAME = 32 };
+
+typedef struct entry {
+    const tddp_backend_v1 *backend;
+    struct entry *next;
+} entry;
+
+/* The registry is process-wide by its nature, as the dynamic loader's list of modules is. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static entry *entries;
+
+const char *tddp_op_name(tddp_op_kind kind)
+{
+    switch (kind) {
+#define TEXT(name, text) \
+    case TDDP_OP_##name: \
+        return text;
+        TDDP_OP_MAP(TEXT)
+#undef TEXT
+    case TDDP_OP_COUNT:
+        break;
+    }
+    return "unknown";
+}
+
+static const tddp_backend_v1 *known(const char *name)
+{
+    if (strcmp(name, "fake") == 0) {
+        return tddp_fake_backend();
+    }
+    for (entry *each = entries; each; each = each->next) {
+        if (strcmp(each->backend->name, name) == 0) {
+            return each->backend;
+        }
+    }
+    return NULL;
+}
+
+/* A name is also part of a file name: no path may come in through it. */
+static bool name_is_fit(const char *name)
+{
+    size_t length = 0;
+    for (; name[length]; length++) {
+        char c = name[length];
+        if (length == MAX_NAME || !(isalnum((unsigned char)c) || c == '_' || c == '-')) {
+            return false;
+        }
+    }
+    return length > 0;
+}
+
+/* `origin` says where the table comes from, for the text. */
+static tddp_status check_table(const tddp_backend_v1 *backend, const char *origin)
+{
+    if (backend->abi != TDDP_BACKEND_ABI) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: backend ABI %u, expected %u: build it for this libtddp", origin,
+                         backend->abi, TDDP_BACKEND_ABI);
+    }
+    if (backend->size < offsetof(tddp_backend_v1, run) || !backend->name ||
+        !name_is_fit(backend->name) || !backend->create || !backend->destroy || !backend->abort ||
+        backend->op_count >
+            (backend->size - offsetof(tddp_backend_v1, run)) / sizeof(tddp_backend_run)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: incomplete backend table: expected a name of letters, digits, _ or "
+                         "-, create, abort, destroy, and op_count slots within its size",
+                         origin);
+    }
+    return TDDP_OK;
+}
+
+/* With the lock held. */
+static tddp_status add(const tddp_backend_v1 *backend)
+{
+    entry *added = tddp_alloc(sizeof *added);
+    if (!added) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *added = (entry){backend, entries};
+    entries = added;
+    return TDDP_OK;
+}
+
+tddp_status tddp_backend_register(const tddp_backend_v1 *backend)
+{
+    if (!backend) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "backend is NULL: expected a table");
+    }
+    tddp_status status = check_table(backend, backend->name ? backend->name : "backend");
+    if (status) {
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    if (known(backend->name)) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "a backend named \"%s\" is registered already",
+                           backend->name);
+    } else {
+        status = add(backend);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* --- modules --------------------------------------------------------------------------------- */
+
+/* Appends one line on what was tried; the text is lost, not the failure, if memory is short. */
+static void note(tddp_bytes *tried, const char *path, const char *reason)
+{
+    if (tddp_bytes_append(tried, "\n  ", 3) || tddp_bytes_append(tried, path, strlen(path)) ||
+        tddp_bytes_append(tried, ": ", 2) || tddp_bytes_append(tried, reason, strlen(reason))) {
+        tried->size = 0;
+    }
+}
+
+/* Asks a loaded module for its table. */
+static tddp_status query(void *module, const char *path, const char *name,
+                         const tddp_backend_v1 **out)
+{
+    tddp_backend_query_fn ask;
+    /* ISO C has no conversion from an object pointer to a function; POSIX says this one works. */
+    *(void **)&ask = dlsym(module, "tddp_backend_query");
+    if (!ask) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s: no tddp_backend_query in this module", path);
+    }
+    const tddp_backend_v1 *backend = ask(TDDP_BACKEND_ABI);
+    if (!backend) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s: does not speak backend ABI %u", path,
+                         TDDP_BACKEND_ABI);
+    }
+    if (check_table(backend, path)) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s", tddp_error_message());
+    }
+    if (strcmp(backend->name, name) != 0) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s: calls itself \"%s\", expected \"%s\"", path,
+                         backend->name, name);
+    }
+    *out = backend;
+    return TDDP_OK;
+}
+
+/* Tries one file. TDDP_NOT_FOUND: go on looking; a module that is there but unfit ends the search.
+ */
+static tddp_status try_path(const char *path, const char *name, tddp_bytes *tried,
+                            const tddp_backend_v1 **out)
+{
+    bool is_file = strchr(path, '/') != NULL;
+    if (is_file && access(path, F_OK) != 0) {
+        note(tried, path, strerror(errno));
+        return TDDP_NOT_FOUND;
+    }
+    void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!module) {
+        const char *reason = dlerror();
+        note(tried, path, reason ? reason : "cannot be loaded");
+        return TDDP_NOT_FOUND;
+    }
+    tddp_status status = query(module, path, name, out);
+    return status ? status : add(*out);
+}
+
+static tddp_status try_folder(const char *folder, size_t length, const char *name,
+                              tddp_bytes *tried, const tddp_backend_v1 **out)
+{
+    char *path = tddp_format("%.*s/tddp_backend_%s.so", (int)length, folder, name);
+    if (!path) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = try_path(path, name, tried, out);
+    free(path);
+    return status;
+}
+
+/* TDDP_BACKEND_PATH, then the folder that libtddp is in, then the loader's own path. */
+static tddp_status search(const char *name, tddp_bytes *tried, const tddp_backend_v1 **out)
+{
+    tddp_status status = TDDP_NOT_FOUND;
+    const char *folders = getenv("TDDP_BACKEND_PATH");
+    while (status == TDDP_NOT_FOUND && folders && *folders) {
+        size_t length = strcspn(folders, ":");
+        if (length > 0) {
+            status = try_folder(folders, length, name, tried, out);
+        }
+        folders += length + (folders[length] == ':');
+    }
+    Dl_info self;
+    if (status == TDDP_NOT_FOUND && dladdr((void *)&lock, &self) && self.dli_fname) {
+        const char *slash = strrchr(self.dli_fname, '/');
+        if (slash) {
+            status = try_folder(self.dli_fname, (size_t)(slash - self.dli_fname), name, tried, out);
+        }
+    }
+    if (status == TDDP_NOT_FOUND) {
+        char file[MAX_NAME + sizeof "tddp_backend_.so"];
+        strcpy(file, "tddp_backend_");
+        strcat(file, name);
+        strcat(file, ".so");
+        status = try_path(file, name, tried, out);
+    }
+    return status;
+}
+
+static tddp_status load(const char *name, const tddp_backend_v1 **out)
+{
+    tddp_bytes tried = {0};
+    tddp_status status = search(name, &tried, out);
+    if (status == TDDP_NOT_FOUND) {
+        status = tddp_fail(TDDP_UNAVAILABLE,
+                           "no backend \"%s\" in this installation: build libtddp with it, or name "
+                           "the folder of tddp_backend_%s.so in TDDP_BACKEND_PATH; tried:%.*s",
+                           name, name, (int)tried.size, tried.data ? tried.data : "");
+    }
+    tddp_bytes_free(&tried);
+    return status;
+}
+
+tddp_status tddp_backend_find(const char *name, const tddp_backend_v1 **out)
+{
+    if (!name || !out) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", name ? "out" : "backend name");
+    }
+    if (!name_is_fit(name)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "backend \"%s\": expected 1 to %d letters, digits, _ or -", name,
+                         MAX_NAME);
+    }
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&lock);
+    const tddp_backend_v1 *backend = known(name);
+    if (!backend) {
+        status = load(name, &backend);
+    }
+    pthread_mutex_unlock(&lock);
+    if (status == TDDP_OK) {
+        *out = backend;
+    }
+    return status;
+}

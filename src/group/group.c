@@ -1,0 +1,279 @@
+/*
+ * Making and ending process groups. Any thread; a group has one progress thread, from its making to
+ * its end.
+ *
+ * Order at the end: no more operations, those under way finish or are aborted, the progress thread
+ * ends, the backend's connections go, the store learns of it. Whoever comes second waits for the
+ * first. A forked child never takes the lock, which a thread of the parent may have held.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "group/group.h"
+
+enum { MAX_WORLD_SIZE = 1 << 16 };
+
+static tddp_status check_opts(const tddp_group_opts *opts)
+{
+    if (!opts || opts->size < sizeof(tddp_group_opts)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "group options: expected a struct of %zu bytes from "
+                         "TDDP_GROUP_OPTS_INIT",
+                         sizeof(tddp_group_opts));
+    }
+    if (!opts->store) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "store is NULL: expected the store that all ranks "
+                                                "of the group share");
+    }
+    if (!opts->backend) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "backend is NULL: expected a name such as \"gloo\"");
+    }
+    if (opts->world_size < 1 || opts->world_size > MAX_WORLD_SIZE) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "world_size %d: expected 1 to %d", opts->world_size,
+                         MAX_WORLD_SIZE);
+    }
+    if (opts->rank < 0 || opts->rank >= opts->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "rank %d: expected 0 to %d, the world size is %d",
+                         opts->rank, opts->world_size - 1, opts->world_size);
+    }
+    if (opts->name && !opts->name[0]) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "the group's name is empty: expected some text, "
+                                                "or NULL for \"default_pg\"");
+    }
+    return TDDP_OK;
+}
+
+static tddp_status init_locks(tddp_group *group)
+{
+    tddp_status status = tddp_cond_init(&group->wake);
+    if (status) {
+        return status;
+    }
+    status = tddp_cond_init(&group->idle);
+    if (status) {
+        pthread_cond_destroy(&group->wake);
+        return status;
+    }
+    pthread_mutex_init(&group->mutex, NULL);
+    return TDDP_OK;
+}
+
+static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
+{
+    tddp_group *group = tddp_alloc(sizeof *group);
+    if (!group) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    group->name = tddp_copy_string(opts->name ? opts->name : "default_pg");
+    tddp_status status = group->name ? init_locks(group) : TDDP_OUT_OF_MEMORY;
+    if (status) {
+        free(group->name);
+        free(group);
+        return status;
+    }
+    atomic_init(&group->references, 1);
+    group->pid = getpid();
+    group->rank = opts->rank;
+    group->world_size = opts->world_size;
+    atomic_init(&group->timeout_ms,
+                opts->timeout_ms > 0 ? opts->timeout_ms : TDDP_GROUP_DEFAULT_TIMEOUT_MS);
+    *out = group;
+    return TDDP_OK;
+}
+
+/* The parts that no thread uses any more. */
+static void free_group(tddp_group *group)
+{
+    tddp_store_release(group->store);
+    tddp_store_release(group->names);
+    if (group->pid == getpid()) {
+        pthread_cond_destroy(&group->wake);
+        pthread_cond_destroy(&group->idle);
+        pthread_mutex_destroy(&group->mutex);
+    }
+    free(group->failure_text);
+    free(group->name);
+    free(group);
+}
+
+static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
+                                   const tddp_wait *wait, int64_t deadline, int same_host,
+                                   const char *address)
+{
+    tddp_backend_opts wanted = {
+        .size = sizeof wanted,
+        .rank = opts->rank,
+        .world_size = opts->world_size,
+        .store = group->store,
+        .timeout_ms = tddp_deadline_poll_ms(deadline),
+        .device_index = opts->device_index,
+        .same_host = same_host,
+        .group = group->name,
+        .address = address,
+    };
+    tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
+    tddp_status status = group->backend->create(&wanted, &left, &group->context);
+    if (status) {
+        return tddp_fail(status, "backend %s of group \"%s\", rank %d of %d: %s",
+                         group->backend->name, group->name, group->rank, group->world_size,
+                         tddp_error_message());
+    }
+    return TDDP_OK;
+}
+
+static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const tddp_wait *wait)
+{
+    int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
+    int same_host = 0;
+    char *address = NULL;
+    tddp_status status = tddp_backend_find(opts->backend, &group->backend);
+    if (status == TDDP_OK) {
+        status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
+    }
+    if (status == TDDP_OK) {
+        status = connect_backend(group, opts, wait, deadline, same_host, address);
+    }
+    free(address);
+    if (status == TDDP_OK) {
+        status = tddp_group_progress_start(group);
+        if (status) {
+            group->backend->destroy(group->context);
+        }
+    }
+    return status;
+}
+
+tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait, tddp_group **out)
+{
+    tddp_status status = check_opts(opts);
+    if (status) {
+        return status;
+    }
+    if (!out) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "out is NULL");
+    }
+    tddp_group *group;
+    status = allocate(opts, &group);
+    if (status) {
+        return status;
+    }
+    status = start(group, opts, wait);
+    if (status) {
+        char *text = tddp_copy_string(tddp_error_message());
+        tddp_group_leave(group, false);
+        free_group(group);
+        if (text) {
+            (void)tddp_fail(status, "%s", text);
+        }
+        free(text);
+        return status;
+    }
+    *out = group;
+    return TDDP_OK;
+}
+
+void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
+{
+    if (!group || group->pid != getpid()) {
+        return;
+    }
+    if (group->thread_runs && pthread_equal(group->thread, pthread_self())) {
+        tddp_log(TDDP_LOG_ERROR, "group",
+                 "\"%s\" cannot be shut down from a callback of its own work", group->name);
+        return;
+    }
+    int64_t deadline = tddp_deadline_after_ms(drain_ms);
+    pthread_mutex_lock(&group->mutex);
+    bool first = group->state == TDDP_GROUP_OPEN;
+    if (first) {
+        group->state = TDDP_GROUP_DRAINING;
+    }
+    while (!first && group->state != TDDP_GROUP_ENDED) {
+        pthread_cond_wait(&group->idle, &group->mutex);
+    }
+    pthread_mutex_unlock(&group->mutex);
+    if (!first) {
+        return;
+    }
+    tddp_group_progress_stop(group, deadline);
+    group->backend->destroy(group->context);
+    group->context = NULL;
+    tddp_group_leave(group, true);
+    pthread_mutex_lock(&group->mutex);
+    group->state = TDDP_GROUP_ENDED;
+    pthread_cond_broadcast(&group->idle);
+    pthread_mutex_unlock(&group->mutex);
+}
+
+tddp_group *tddp_group_retain(tddp_group *group)
+{
+    if (group) {
+        atomic_fetch_add(&group->references, 1);
+    }
+    return group;
+}
+
+void tddp_group_release(tddp_group *group)
+{
+    if (group && atomic_fetch_sub(&group->references, 1) == 1) {
+        tddp_group_shutdown(group, 0);
+        free_group(group);
+    }
+}
+
+int tddp_group_rank(const tddp_group *group)
+{
+    return group->rank;
+}
+
+int tddp_group_world_size(const tddp_group *group)
+{
+    return group->world_size;
+}
+
+const char *tddp_group_name(const tddp_group *group)
+{
+    return group->name;
+}
+
+const char *tddp_group_backend(const tddp_group *group)
+{
+    return group->backend->name;
+}
+
+int tddp_group_closed(const tddp_group *group)
+{
+    if (group->pid != getpid()) {
+        return 1;
+    }
+    tddp_group *mutable_group = (tddp_group *)group;
+    pthread_mutex_lock(&mutable_group->mutex);
+    int is_closed = group->state != TDDP_GROUP_OPEN;
+    pthread_mutex_unlock(&mutable_group->mutex);
+    return is_closed;
+}
+
+int64_t tddp_group_timeout(const tddp_group *group)
+{
+    return atomic_load(&group->timeout_ms);
+}
+
+tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms)
+{
+    if (!group || timeout_ms <= 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         group ? "timeout %" PRId64 " ms: expected more than 0"
+                               : "group is NULL (timeout %" PRId64 " ms)",
+                         timeout_ms);
+    }
+    atomic_store(&group->timeout_ms, timeout_ms);
+    return TDDP_OK;
+}
+
+tddp_store *tddp_group_store(tddp_group *group)
+{
+    return group->store;
+}

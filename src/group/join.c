@@ -1,0 +1,284 @@
+/*
+ * How the ranks of a group find each other: each takes its place in the store, says which host it
+ * is on, and waits for all others, naming those it misses. Runs on the thread that makes the group.
+ *
+ * Keys below the group's name: `joined/RANK` counts how often this rank has joined, `left/N/RANK`
+ * says that its Nth group has ended. A place that is taken and not left means two processes with
+ * one rank. The keys of the Nth group of that name are below `N/`: `N/host/RANK`, and the
+ * backend's.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/group.h"
+#include "net/net.h"
+
+enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, TELL_MS = 10000, NAMES_SHOWN = 8 };
+
+static const char loopback[] = "127.0.0.1";
+
+static tddp_slice rank_key(char text[KEY_BYTES], const char *what, int rank)
+{
+    int length = snprintf(text, KEY_BYTES, "%s/%d", what, rank);
+    return (tddp_slice){text, (size_t)length};
+}
+
+static tddp_slice left_key(char text[KEY_BYTES], int64_t incarnation, int rank)
+{
+    int length = snprintf(text, KEY_BYTES, "left/%" PRId64 "/%d", incarnation, rank);
+    return (tddp_slice){text, (size_t)length};
+}
+
+static tddp_wait time_left(int64_t deadline, const tddp_wait *wait)
+{
+    return (tddp_wait){tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
+}
+
+static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    int64_t times;
+    tddp_status status =
+        tddp_store_add(group->names, rank_key(key, "joined", group->rank), 1, wait, &times);
+    if (status) {
+        return status;
+    }
+    int left = 1;
+    if (times > 1) {
+        tddp_slice before = left_key(key, times - 1, group->rank);
+        status = tddp_store_check(group->names, &before, 1, wait, &left);
+    }
+    group->incarnation = times;
+    if (status == TDDP_OK && !left) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "rank %d of group \"%s\" is taken: two processes have this rank, or an "
+                           "earlier run used this store; give each process its own RANK, and each "
+                           "run its own store or prefix",
+                           group->rank, group->name);
+    }
+    if (status) {
+        tddp_group_leave(group, false);
+    }
+    return status;
+}
+
+void tddp_group_leave(tddp_group *group, bool joined)
+{
+    if (!group->names || group->incarnation == 0) {
+        return;
+    }
+    char key[KEY_BYTES];
+    tddp_wait wait = {LEAVE_MS, NULL};
+    tddp_status status;
+    if (joined) {
+        status = tddp_store_set(group->names, left_key(key, group->incarnation, group->rank),
+                                (tddp_slice){"1", 1}, &wait);
+    } else {
+        int64_t times;
+        int deleted;
+        status = group->store
+                     ? tddp_store_delete_key(group->store, rank_key(key, "host", group->rank),
+                                             &wait, &deleted)
+                     : TDDP_OK;
+        if (status == TDDP_OK) {
+            status = tddp_store_add(group->names, rank_key(key, "joined", group->rank), -1, &wait,
+                                    &times);
+        }
+    }
+    if (status) {
+        /* The store's host has ended before us, mostly: nobody is left who would read it. */
+        tddp_log(TDDP_LOG_DEBUG, "group", "cannot tell the store that rank %d left \"%s\": %s",
+                 group->rank, group->name, tddp_error_message());
+    }
+    group->incarnation = 0;
+}
+
+/* --- waiting for the others ------------------------------------------------------------------ */
+
+/* "rank 2", "ranks 1, 2 and 4", "ranks 1, 2, ... (30 in all)", or "" if none is missing. */
+static tddp_status missing_ranks(tddp_group *group, const tddp_wait *wait, char *text, size_t size)
+{
+    int missing = 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < group->world_size; rank++) {
+        char key[KEY_BYTES];
+        tddp_slice slice = rank_key(key, "host", rank);
+        int there;
+        tddp_status status = tddp_store_check(group->store, &slice, 1, wait, &there);
+        if (status) {
+            return status;
+        }
+        if (!there && missing++ < NAMES_SHOWN && used < size) {
+            used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", rank);
+        }
+    }
+    if (missing > NAMES_SHOWN && used < size) {
+        (void)snprintf(text + used, size - used, ", ... (%d in all)", missing);
+    }
+    return TDDP_OK;
+}
+
+static void tell_missing(tddp_group *group, const tddp_wait *wait, int64_t start)
+{
+    char missing[128];
+    if (missing_ranks(group, wait, missing, sizeof missing) == TDDP_OK && missing[0]) {
+        tddp_log(TDDP_LOG_WARN, "group",
+                 "rank %d of \"%s\" has waited %" PRId64 " s for rank(s) %s of %d", group->rank,
+                 group->name, (tddp_now_ns() - start) / TDDP_NS_PER_S, missing, group->world_size);
+    }
+}
+
+static tddp_status give_up(tddp_group *group, int64_t start, const char *reason)
+{
+    char missing[128];
+    tddp_wait wait = {LEAVE_MS, NULL};
+    if (missing_ranks(group, &wait, missing, sizeof missing) || !missing[0]) {
+        return tddp_fail(TDDP_TIMEOUT, "rank %d of group \"%s\": %s", group->rank, group->name,
+                         reason);
+    }
+    return tddp_fail(TDDP_TIMEOUT,
+                     "rank %d of group \"%s\" waited %.1f s in vain for rank(s) %s of %d: start "
+                     "them with the same store, name and world size",
+                     group->rank, group->name, (double)(tddp_now_ns() - start) / 1e9, missing,
+                     group->world_size);
+}
+
+static tddp_slice *host_keys(const tddp_group *group, char (**texts)[KEY_BYTES])
+{
+    size_t count = (size_t)group->world_size;
+    tddp_slice *keys = tddp_alloc_array(count, sizeof *keys);
+    *texts = tddp_alloc_array(count, sizeof **texts);
+    if (!keys || !*texts) {
+        free(keys);
+        free(*texts);
+        return NULL;
+    }
+    for (int rank = 0; rank < group->world_size; rank++) {
+        keys[rank] = rank_key((*texts)[rank], "host", rank);
+    }
+    return keys;
+}
+
+/* A TCP store serves one call at a time: short waits let other threads of this process through. */
+static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const tddp_wait *wait,
+                                int64_t deadline)
+{
+    int64_t start = tddp_now_ns();
+    int64_t tell = start + TELL_MS * TDDP_NS_PER_MS;
+    for (;;) {
+        int64_t slice = tddp_deadline_after_ms(SLICE_MS);
+        tddp_wait part = time_left(slice < deadline ? slice : deadline, wait);
+        tddp_status status = tddp_store_wait(group->store, keys, (size_t)group->world_size, &part);
+        if (status != TDDP_TIMEOUT) {
+            return status;
+        }
+        if (tddp_now_ns() >= deadline) {
+            return give_up(group, start, tddp_error_message());
+        }
+        if (tddp_now_ns() >= tell) {
+            tddp_wait brief = time_left(deadline, wait);
+            tell_missing(group, &brief, start);
+            tell += TELL_MS * TDDP_NS_PER_MS;
+        }
+    }
+}
+
+static tddp_status compare_hosts(tddp_group *group, const tddp_slice *keys, const char *mine,
+                                 const tddp_wait *wait, int *same_host)
+{
+    size_t count = (size_t)group->world_size;
+    tddp_blob *hosts = tddp_alloc_array(count, sizeof *hosts);
+    if (!hosts) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_store_multi_get(group->store, keys, count, wait, hosts);
+    int same = 1;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        same = same && hosts[i].size == strlen(mine) &&
+               memcmp(hosts[i].data, mine, hosts[i].size) == 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        tddp_blob_free(&hosts[i]);
+    }
+    free(hosts);
+    if (status == TDDP_OK) {
+        *same_host = same;
+    }
+    return status;
+}
+
+static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadline, int *same_host)
+{
+    char mine[TDDP_NET_HOST_ID_BYTES];
+    char key[KEY_BYTES];
+    tddp_status status = tddp_net_host_id(mine);
+    if (status) {
+        return status;
+    }
+    char(*texts)[KEY_BYTES];
+    tddp_slice *keys = host_keys(group, &texts);
+    if (!keys) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_wait left = time_left(deadline, wait);
+    status = tddp_store_set(group->store, rank_key(key, "host", group->rank),
+                            (tddp_slice){mine, strlen(mine)}, &left);
+    if (status == TDDP_OK) {
+        status = wait_for_all(group, keys, wait, deadline);
+    }
+    if (status == TDDP_OK) {
+        /* All keys are there: a moment more, should the time be just over. */
+        left = (tddp_wait){LEAVE_MS, tddp_wait_cancel(wait)};
+        status = compare_hosts(group, keys, mine, &left, same_host);
+    }
+    free(texts);
+    free(keys);
+    return status;
+}
+
+/* The address on which the others reach this host; NULL if nothing tells. */
+static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_t deadline,
+                                int same_host, char **out)
+{
+    char text[TDDP_NET_TEXT_BYTES];
+    tddp_net_address address;
+    const char *found = same_host ? loopback : NULL;
+    const char *host = tddp_tcp_store_host(store);
+    if (!same_host && host) {
+        tddp_status status =
+            tddp_net_address_towards(host, tddp_tcp_store_port(store), deadline,
+                                     tddp_cancel_fd(tddp_wait_cancel(wait)), &address);
+        if (status) {
+            return status;
+        }
+        /* The host of the store itself is called by loopback, which the others cannot reach. */
+        found = tddp_net_is_loopback(&address) ? NULL : tddp_net_host_text(&address, text);
+    }
+    *out = found ? tddp_copy_string(found) : NULL;
+    return found && !*out ? TDDP_OUT_OF_MEMORY : TDDP_OK;
+}
+
+tddp_status tddp_group_join(tddp_group *group, tddp_store *store, const tddp_wait *wait,
+                            int64_t deadline, int *same_host, char **address)
+{
+    tddp_status status = tddp_prefix_store_create(group->name, store, &group->names);
+    tddp_wait left = time_left(deadline, wait);
+    if (status == TDDP_OK) {
+        status = take_place(group, &left);
+    }
+    if (status == TDDP_OK) {
+        char prefix[KEY_BYTES];
+        (void)snprintf(prefix, sizeof prefix, "%" PRId64, group->incarnation);
+        status = tddp_prefix_store_create(prefix, group->names, &group->store);
+    }
+    if (status == TDDP_OK) {
+        status = meet(group, wait, deadline, same_host);
+    }
+    if (status == TDDP_OK) {
+        status = find_address(store, wait, deadline, *same_host, address);
+    }
+    return status;
+}

@@ -1,0 +1,194 @@
+/*
+ * A group's queue and its progress thread, which carries out one operation after the other. Any
+ * thread queues; the first failure is kept and answers everything after it.
+ *
+ * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
+ * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
+ * a callback runs.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "group/group.h"
+
+tddp_status tddp_group_failed(const tddp_group *group)
+{
+    return tddp_fail(
+        TDDP_GROUP_FAILED, "group \"%s\" has failed: %s; destroy the group and make a new one",
+        group->name, group->failure_text ? group->failure_text : tddp_status_text(group->failure));
+}
+
+static tddp_status closed(const tddp_group *group)
+{
+    return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
+}
+
+/* Whether the other ranks may be out of step after this. */
+static bool breaks_group(tddp_status status)
+{
+    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
+}
+
+/* Says which operation it was, and whose, before the backend's own words. */
+static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_status status)
+{
+    return tddp_fail(status, "%s %" PRIu64 " of group \"%s\" on rank %d of %d: %s",
+                     tddp_op_name(op->kind), op->sequence, group->name, group->rank,
+                     group->world_size, tddp_error_message());
+}
+
+/* Keeps the first failure, so that operations queued behind it say the same. */
+static void remember(tddp_group *group, tddp_status status)
+{
+    if (group->failure == TDDP_OK) {
+        group->failure = status;
+        group->failure_text =
+            tddp_format("%s (%s)", tddp_error_message(), tddp_status_name(status));
+    }
+}
+
+/* Without the lock. */
+static void carry_out(tddp_group *group, tddp_work *work)
+{
+    const tddp_op *op = &work->op;
+    atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
+    tddp_status status = group->backend->run[op->kind](group->context, op);
+    if (status) {
+        pthread_mutex_lock(&group->mutex);
+        bool ending = group->state >= TDDP_GROUP_ENDING;
+        if (ending && group->failure == TDDP_OK) {
+            status = tddp_fail(TDDP_GROUP_CLOSED, "aborted because the group was destroyed (%s)",
+                               tddp_error_message());
+        }
+        status = describe(group, op, status);
+        bool breaks = breaks_group(status) && !ending;
+        if (breaks) {
+            remember(group, status);
+        }
+        pthread_mutex_unlock(&group->mutex);
+        /* The others wait for us in vain: let them know. */
+        if (breaks) {
+            char *text = tddp_copy_string(tddp_error_message());
+            group->backend->abort(group->context);
+            tddp_group_work_finish(work, status, text ? text : tddp_status_text(status));
+            free(text);
+            return;
+        }
+    }
+    tddp_group_work_finish(work, status, tddp_error_message());
+}
+
+/* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
+static tddp_status refusal(const tddp_group *group)
+{
+    if (group->failure) {
+        return tddp_group_failed(group);
+    }
+    return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
+}
+
+static void *progress(void *data)
+{
+    tddp_group *group = data;
+    pthread_mutex_lock(&group->mutex);
+    for (;;) {
+        while (!group->head && group->state < TDDP_GROUP_ENDING) {
+            pthread_cond_wait(&group->wake, &group->mutex);
+        }
+        tddp_work *work = group->head;
+        if (!work) {
+            break;
+        }
+        group->head = work->next;
+        if (!group->head) {
+            group->tail = NULL;
+        }
+        group->running = true;
+        tddp_status status = refusal(group);
+        pthread_mutex_unlock(&group->mutex);
+        if (status) {
+            tddp_group_work_finish(work, status, tddp_error_message());
+        } else {
+            carry_out(group, work);
+        }
+        tddp_work_release(work);
+        pthread_mutex_lock(&group->mutex);
+        group->running = false;
+        if (!group->head) {
+            pthread_cond_broadcast(&group->idle);
+        }
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return NULL;
+}
+
+tddp_status tddp_group_progress_start(tddp_group *group)
+{
+    tddp_status status = tddp_thread_start(&group->thread, "tddp-progress", progress, group);
+    group->thread_runs = status == TDDP_OK;
+    return status;
+}
+
+static tddp_status enqueue(tddp_group *group, tddp_work *work)
+{
+    pthread_mutex_lock(&group->mutex);
+    tddp_status status = refusal(group);
+    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
+        status = closed(group);
+    }
+    if (status == TDDP_OK) {
+        work->op.sequence = ++group->sequence;
+        if (group->tail) {
+            group->tail->next = work;
+        } else {
+            group->head = work;
+        }
+        group->tail = work;
+        pthread_cond_signal(&group->wake);
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return status;
+}
+
+tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **out)
+{
+    op->timeout_ms = atomic_load(&group->timeout_ms);
+    tddp_work *work;
+    tddp_status status = tddp_group_work_create(op, &work);
+    if (status) {
+        return status;
+    }
+    status = enqueue(group, work);
+    if (status) {
+        tddp_work_release(work);
+        tddp_work_release(work);
+        return status;
+    }
+    if (out) {
+        *out = work;
+        return TDDP_OK;
+    }
+    status = tddp_work_wait(work, NULL);
+    tddp_work_release(work);
+    return status;
+}
+
+void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
+{
+    pthread_mutex_lock(&group->mutex);
+    while ((group->head || group->running) && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
+    }
+    bool busy = group->head || group->running;
+    group->state = TDDP_GROUP_ENDING;
+    pthread_cond_signal(&group->wake);
+    pthread_mutex_unlock(&group->mutex);
+    if (busy) {
+        group->backend->abort(group->context);
+    }
+    if (group->thread_runs) {
+        pthread_join(group->thread, NULL);
+        group->thread_runs = false;
+    }
+}

@@ -1,0 +1,246 @@
+/*
+ * Handles on operations. Finished once by the group's progress thread, waited for by any thread.
+ *
+ * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
+ * eventfd, made by the first who needs it, together with the token. Nothing here knows the group.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "group/group.h"
+
+/* A backend ends its operation when the time is over; it is given this much more before waiters
+ * stop believing in it. */
+#define GRACE_NS (10 * TDDP_NS_PER_S)
+
+tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
+{
+    tddp_work *work = tddp_alloc(sizeof *work);
+    if (!work) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_cond_init(&work->cond);
+    if (status) {
+        free(work);
+        return status;
+    }
+    pthread_mutex_init(&work->mutex, NULL);
+    atomic_init(&work->references, 2);
+    work->pid = getpid();
+    work->op = *op;
+    work->event_fd = -1;
+    *out = work;
+    return TDDP_OK;
+}
+
+void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text)
+{
+    pthread_mutex_lock(&work->mutex);
+    work->status = status;
+    work->text = status ? tddp_copy_string(text) : NULL;
+    void (*callback)(void *) = work->callback;
+    atomic_store(&work->done, true);
+    if (work->event_fd >= 0) {
+        uint64_t one = 1;
+        ssize_t ignored = write(work->event_fd, &one, sizeof one);
+        (void)ignored;
+    }
+    pthread_cond_broadcast(&work->cond);
+    pthread_mutex_unlock(&work->mutex);
+    if (callback) {
+        callback(work->callback_data);
+    }
+}
+
+/* The outcome of a work that is done, with its text on this thread. */
+static tddp_status outcome(const tddp_work *work)
+{
+    if (work->status == TDDP_OK) {
+        return TDDP_OK;
+    }
+    return tddp_fail(work->status, "%s", work->text ? work->text : tddp_status_text(work->status));
+}
+
+static tddp_status made_before_fork(const tddp_work *work)
+{
+    return tddp_fail(TDDP_FORKED,
+                     "%s %" PRIu64 " was started by process %d, this is its child %d: wait for it "
+                     "there",
+                     tddp_op_name(work->op.kind), work->op.sequence, (int)work->pid, (int)getpid());
+}
+
+/* When this wait has to look again, and what it means if the work is not done then. */
+typedef struct waiting {
+    int64_t start;
+    int64_t deadline; /* INT64_MAX: as long as the operation's own time lets it */
+    bool own;         /* the caller set a time of its own */
+} waiting;
+
+static int64_t next_look(const waiting *self)
+{
+    /* Without a time of one's own the backend's word is watched, once a second. */
+    int64_t look = self->own ? self->deadline : tddp_now_ns() + TDDP_NS_PER_S;
+    return look < self->deadline ? look : self->deadline;
+}
+
+static tddp_status check_time(const tddp_work *work, const waiting *self)
+{
+    int64_t now = tddp_now_ns();
+    if (self->own && now >= self->deadline) {
+        return tddp_fail(TDDP_TIMEOUT,
+                         "%s %" PRIu64 " is not done after waiting %" PRId64
+                         " ms; it goes on and its buffers are still in use",
+                         tddp_op_name(work->op.kind), work->op.sequence,
+                         (now - self->start) / TDDP_NS_PER_MS);
+    }
+    int64_t expiry = atomic_load(&work->expiry);
+    if (!self->own && expiry > 0 && expiry < INT64_MAX - GRACE_NS && now >= expiry + GRACE_NS) {
+        return tddp_fail(TDDP_TIMEOUT,
+                         "%s %" PRIu64 " should have ended after its %" PRId64
+                         " ms, but the backend has not returned",
+                         tddp_op_name(work->op.kind), work->op.sequence, work->op.timeout_ms);
+    }
+    return TDDP_OK;
+}
+
+static tddp_status wait_plainly(tddp_work *work, const waiting *self)
+{
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&work->mutex);
+    while (!atomic_load(&work->done) && status == TDDP_OK) {
+        if (!tddp_cond_wait_until(&work->cond, &work->mutex, next_look(self)) &&
+            !atomic_load(&work->done)) {
+            status = check_time(work, self);
+        }
+    }
+    pthread_mutex_unlock(&work->mutex);
+    return status;
+}
+
+static tddp_status open_event(tddp_work *work, int *fd)
+{
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&work->mutex);
+    if (work->event_fd < 0) {
+        work->event_fd = eventfd(atomic_load(&work->done), EFD_CLOEXEC | EFD_NONBLOCK);
+        if (work->event_fd < 0) {
+            status = tddp_fail_errno("eventfd");
+        }
+    }
+    *fd = work->event_fd;
+    pthread_mutex_unlock(&work->mutex);
+    return status;
+}
+
+static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_cancel *cancel)
+{
+    int fd;
+    tddp_status status = open_event(work, &fd);
+    while (status == TDDP_OK && !atomic_load(&work->done)) {
+        struct pollfd entries[2] = {{.fd = fd, .events = POLLIN},
+                                    {.fd = tddp_cancel_fd(cancel), .events = POLLIN}};
+        int ready = poll(entries, 2, tddp_deadline_poll_ms(next_look(self)));
+        if (ready < 0 && errno != EINTR) {
+            status = tddp_fail_errno("poll");
+        } else if (atomic_load(&work->done)) {
+            break;
+        } else if (ready > 0 && entries[1].revents) {
+            status = tddp_fail(TDDP_CANCELED,
+                               "the wait for %s %" PRIu64
+                               " was interrupted; it goes on and its buffers are still in use",
+                               tddp_op_name(work->op.kind), work->op.sequence);
+        } else if (ready == 0) {
+            status = check_time(work, self);
+        }
+    }
+    return status;
+}
+
+tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
+{
+    if (!work) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "work is NULL");
+    }
+    if (atomic_load(&work->done)) {
+        return outcome(work);
+    }
+    if (work->pid != getpid()) {
+        return made_before_fork(work);
+    }
+    waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
+    self.own = wait && wait->timeout_ms >= 0;
+    if (self.own) {
+        self.deadline = tddp_deadline_after_ms(wait->timeout_ms);
+    }
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    tddp_status status = cancel ? wait_cancelable(work, &self, cancel) : wait_plainly(work, &self);
+    return status ? status : outcome(work);
+}
+
+int tddp_work_completed(const tddp_work *work)
+{
+    return work && atomic_load(&work->done);
+}
+
+tddp_status tddp_work_status(const tddp_work *work)
+{
+    if (!work) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "work is NULL");
+    }
+    return atomic_load(&work->done) ? outcome(work) : TDDP_OK;
+}
+
+tddp_op_kind tddp_work_kind(const tddp_work *work)
+{
+    return work->op.kind;
+}
+
+uint64_t tddp_work_sequence(const tddp_work *work)
+{
+    return work->op.sequence;
+}
+
+tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), void *data)
+{
+    if (!work || !callback) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", work ? "callback" : "work");
+    }
+    if (work->pid != getpid()) {
+        return made_before_fork(work);
+    }
+    pthread_mutex_lock(&work->mutex);
+    bool taken = work->has_callback;
+    bool now = atomic_load(&work->done);
+    if (!taken) {
+        work->has_callback = true;
+        work->callback = now ? NULL : callback;
+        work->callback_data = data;
+    }
+    pthread_mutex_unlock(&work->mutex);
+    if (taken) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s %" PRIu64 " has a callback already",
+                         tddp_op_name(work->op.kind), work->op.sequence);
+    }
+    if (now) {
+        callback(data);
+    }
+    return TDDP_OK;
+}
+
+void tddp_work_release(tddp_work *work)
+{
+    if (!work || atomic_fetch_sub(&work->references, 1) != 1) {
+        return;
+    }
+    tddp_close(work->event_fd);
+    if (work->pid == getpid()) {
+        pthread_cond_destroy(&work->cond);
+        pthread_mutex_destroy(&work->mutex);
+    }
+    free(work->text);
+    free(work);
+}
