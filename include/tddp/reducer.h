@@ -63,18 +63,20 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_plan(const tddp_reducer_param *
                                                       size_t *bucket_count);
 
 /**
- * Compares the parameters over all ranks (number, shapes, dtypes; a difference is TDDP_MISMATCH on
- * every rank and its text names the parameter and both ranks), then makes the first buckets: as
- * PyTorch, one per dtype and device, for nothing is known of the order yet. Memory starts zeroed.
- * Keeps a reference to the group. Caller: tddp_reducer_free().
+ * Compares the parameters over all ranks (number, shapes, dtypes, and the bucket sizes asked for; a
+ * difference is TDDP_MISMATCH on every rank and its text names the parameter and both ranks), then
+ * makes the first buckets: as PyTorch, one per dtype and device, for nothing is known of the order
+ * yet. Memory starts zeroed. Keeps a reference to the group. Caller: tddp_reducer_free().
+ * Errors: TDDP_INVALID_ARGUMENT (no parameters; one whose dtype has no gradient), TDDP_UNSUPPORTED
+ * (a parameter that is not on the CPU), and those of tddp_all_gather().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group,
                                                         const tddp_reducer_param *params,
                                                         size_t count, const tddp_reducer_opts *opts,
                                                         const tddp_wait *wait, tddp_reducer **out);
 
-/** Waits for buckets under way (aborting nothing) up to the group's timeout, then frees all but the
- * memory that tddp_reducer_memory references still hold. NULL is fine. */
+/** Frees all but the memory that tddp_reducer_memory references, or buckets still under way, hold;
+ *  those go on and their memory follows them. Never waits. NULL is fine. */
 TDDP_API void tddp_reducer_free(tddp_reducer *reducer);
 
 /** Where parameter `index`'s gradient lies now. It moves when the buckets are rebuilt, which is
@@ -89,8 +91,9 @@ TDDP_API void tddp_reducer_memory_release(tddp_reducer_memory *memory);
 
 /**
  * Starts a round: every parameter is unready again. Called from forward.
- * Errors: TDDP_INVALID_ARGUMENT if the round before began to reduce but some parameters never
- * became ready: the text names them (at most ten) and says what to do.
+ * Errors: TDDP_INVALID_ARGUMENT if some parameters of the round before became ready but others
+ * never did: the text names those (at most ten) and says what to do. After a round that failed,
+ * this and all later calls return its status: the ranks are out of step.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_prepare(tddp_reducer *reducer);
 
@@ -105,7 +108,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_mark_ready(tddp_reducer *reduce
                                                             int *all_launched);
 
 /** Waits until every bucket handed over in this round is averaged over the ranks. Returns the first
- *  failure. */
+ *  failure. If `wait` ended before the operations did (TDDP_TIMEOUT, TDDP_CANCELED), call it again,
+ *  or let tddp_reducer_prepare() do so. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
                                                         const tddp_wait *wait);
 
@@ -118,7 +122,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_rebuild(tddp_reducer *reducer,
                                                          const tddp_wait *wait, int *rebuilt);
 
-/** The buckets as they are: their number, and bytes of bucket `i` (0 if out of range). */
+/** The buckets as they are: their number, and bytes of the gradients in bucket `i` (0 if out of
+ *  range). */
 TDDP_API size_t tddp_reducer_bucket_count(const tddp_reducer *reducer);
 TDDP_API size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i);
 

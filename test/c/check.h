@@ -20,6 +20,13 @@
 
 #include <tddp/status.h>
 
+#ifdef __cplusplus
+#define CHECK_NORETURN [[noreturn]]
+extern "C" {
+#else
+#define CHECK_NORETURN _Noreturn
+#endif
+
 typedef struct check_case {
     const char *name;
     const char *file;
@@ -32,11 +39,11 @@ typedef struct check_case {
 void check_register(check_case *test);
 
 /* Ends the test as failed, with the place and a text. */
-_Noreturn void check_failed(const char *file, int line, const char *format, ...)
+CHECK_NORETURN void check_failed(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Ends the test as skipped, saying why. */
-_Noreturn void check_skip(const char *reason);
+CHECK_NORETURN void check_skip(const char *reason);
 
 void check_int(const char *file, int line, const char *text, int64_t got, int64_t expected);
 void check_double(const char *file, int line, const char *text, double got, double expected,
@@ -50,6 +57,10 @@ void check_status(const char *file, int line, const char *text, tddp_status got,
 
 /* A port nobody listens on now, on the loopback address. */
 int check_free_port(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #define MULTI_TEST(test_name, process_count, time_limit)                       \
     static void test_name(int rank, int world_size, int port);                 \

@@ -1,0 +1,131 @@
+/*
+ * A plan given memory. All gradients lie in one zeroed, counted block: bucket after bucket, each
+ * gradient on a boundary of 64 bytes so that vector code never straddles a cache line.
+ *
+ *     | grad 7 |pad| grad 6 | grad 5 |pad||  bucket 1 ...
+ *     `---------- bucket 0 --------------'
+ *
+ * A bucket is reduced in one piece, padding included; padding is zero on every rank and stays so.
+ * Any thread; a layout does not change after it is made, only the contents do. The block lives as
+ * long as anyone holds it: the reducer, a tensor on it, a work under way.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "reducer/reducer.h"
+
+struct tddp_reducer_memory {
+    atomic_long references;
+    void *block; /* as allocated; gradients start at the first boundary in it */
+};
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + TDDP_REDUCER_ALIGNMENT - 1) & ~(size_t)(TDDP_REDUCER_ALIGNMENT - 1);
+}
+
+static tddp_reducer_memory *memory_make(size_t bytes, char **start)
+{
+    tddp_reducer_memory *memory = tddp_alloc(sizeof *memory);
+    if (!memory) {
+        return NULL;
+    }
+    memory->block = tddp_alloc(bytes + TDDP_REDUCER_ALIGNMENT);
+    if (!memory->block) {
+        free(memory);
+        return NULL;
+    }
+    atomic_init(&memory->references, 1);
+    *start = (char *)padded((size_t)memory->block);
+    return memory;
+}
+
+void tddp_reducer_memory_share(tddp_reducer_memory *memory)
+{
+    atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+}
+
+void tddp_reducer_memory_release(tddp_reducer_memory *memory)
+{
+    if (memory && atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) == 1) {
+        free(memory->block);
+        free(memory);
+    }
+}
+
+/* Complex numbers are summed and divided part by part, so their buckets go out as real numbers
+ * twice as many: any backend knows those. */
+static tddp_dtype real_dtype(tddp_dtype dtype)
+{
+    return dtype == TDDP_COMPLEX64 ? TDDP_FLOAT32 : dtype == TDDP_COMPLEX128 ? TDDP_FLOAT64 : dtype;
+}
+
+/* Sets offsets from 0 and returns the bytes of all buckets. */
+static size_t place(const tddp_reducer_param *params, const int64_t *order, size_t count,
+                    tddp_reducer_layout *layout, size_t *offsets)
+{
+    for (size_t k = 0; k < count; k++) {
+        size_t i = order ? (size_t)order[k] : k;
+        tddp_reducer_bucket *bucket = &layout->buckets[layout->bucket_of[i]];
+        offsets[i] = bucket->buffer.count; /* bytes within the bucket, for now */
+        bucket->buffer.count += padded(tddp_reducer_param_bytes(&params[i]));
+        bucket->buffer.dtype = real_dtype(params[i].dtype);
+        bucket->buffer.device_type = params[i].device_type;
+        bucket->buffer.device_index = params[i].device_index;
+        bucket->bytes += tddp_reducer_param_bytes(&params[i]);
+        bucket->params++;
+    }
+    size_t total = 0;
+    for (size_t b = 0; b < layout->bucket_count; b++) {
+        total += layout->buckets[b].buffer.count;
+    }
+    return total;
+}
+
+static void point(char *start, size_t count, const size_t *offsets, tddp_reducer_layout *layout)
+{
+    for (size_t b = 0; b < layout->bucket_count; b++) {
+        tddp_buffer *buffer = &layout->buckets[b].buffer;
+        size_t bytes = buffer->count;
+        buffer->data = start;
+        buffer->count = bytes / tddp_dtype_size(buffer->dtype);
+        start += bytes;
+    }
+    for (size_t i = 0; i < count; i++) {
+        char *bucket = layout->buckets[layout->bucket_of[i]].buffer.data;
+        layout->gradients[i] = bucket + offsets[i];
+    }
+}
+
+tddp_status tddp_reducer_layout_make(const tddp_reducer_param *params, const int64_t *order,
+                                     size_t count, size_t *bucket_of, size_t bucket_count,
+                                     tddp_reducer_layout *out)
+{
+    tddp_reducer_layout layout = {.bucket_of = bucket_of, .bucket_count = bucket_count};
+    size_t *offsets = tddp_alloc_array(count, sizeof *offsets);
+    layout.gradients = tddp_alloc_array(count, sizeof *layout.gradients);
+    layout.buckets = tddp_alloc_array(bucket_count, sizeof *layout.buckets);
+    if (offsets && layout.gradients && layout.buckets) {
+        char *start = NULL;
+        layout.memory = memory_make(place(params, order, count, &layout, offsets), &start);
+        if (layout.memory) {
+            point(start, count, offsets, &layout);
+        }
+    }
+    free(offsets);
+    if (!layout.memory) {
+        tddp_reducer_layout_free(&layout);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *out = layout;
+    return TDDP_OK;
+}
+
+void tddp_reducer_layout_free(tddp_reducer_layout *layout)
+{
+    free(layout->bucket_of);
+    free(layout->gradients);
+    free(layout->buckets);
+    tddp_reducer_memory_release(layout->memory);
+    *layout = (tddp_reducer_layout){0};
+}

@@ -1,0 +1,135 @@
+/*
+ * The second layout: after one round the order in which gradients become ready is known, and with
+ * it buckets that are complete early in backward, so that their reduction hides behind the rest.
+ * Ranks may have seen different orders; rank 0's is taken. Runs between two rounds, on the thread
+ * that runs forward; the order received is kept until the new layout stands, so a call that was
+ * interrupted or ran out of memory is taken up again by the next one and no rank falls behind.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "reducer/reducer.h"
+
+static tddp_status start(tddp_reducer *reducer)
+{
+    int64_t *order = tddp_alloc_array(reducer->count, sizeof *order);
+    if (!order) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    memcpy(order, reducer->order, reducer->count * sizeof *order);
+    if (reducer->world_size > 1) {
+        tddp_buffer buffer = {order, reducer->count, TDDP_INT64, TDDP_CPU, 0, NULL};
+        tddp_status status = tddp_broadcast(reducer->group, buffer, 0, &reducer->rebuild_work);
+        if (status != TDDP_OK) {
+            free(order);
+            return status;
+        }
+    }
+    reducer->rebuild_order = order;
+    return TDDP_OK;
+}
+
+static tddp_status receive(tddp_reducer *reducer, const tddp_wait *wait)
+{
+    if (!reducer->rebuild_work) {
+        return TDDP_OK;
+    }
+    tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    bool done = true;
+    tddp_status status = tddp_reducer_await(reducer->rebuild_work, &patience, &done);
+    if (!done) {
+        return status;
+    }
+    tddp_work_release(reducer->rebuild_work);
+    reducer->rebuild_work = NULL;
+    return status == TDDP_OK ? TDDP_OK : tddp_reducer_break(reducer, status);
+}
+
+/* A rank that runs other code, or memory gone bad, must not become an index out of bounds. */
+static tddp_status check_order(tddp_reducer *reducer)
+{
+    bool *seen = tddp_alloc_array(reducer->count, sizeof *seen);
+    if (!seen) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = TDDP_OK;
+    for (size_t k = 0; k < reducer->count && status == TDDP_OK; k++) {
+        size_t i = (size_t)reducer->rebuild_order[k];
+        if (i >= reducer->count || seen[i]) {
+            status = tddp_reducer_break(
+                reducer,
+                tddp_fail(TDDP_INTERNAL, "rank 0 sent no order of %zu parameters", reducer->count));
+        } else {
+            seen[i] = true;
+        }
+    }
+    free(seen);
+    return status;
+}
+
+static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
+{
+    const size_t limits[] = {reducer->first_bucket_bytes, reducer->bucket_cap_bytes};
+    size_t buckets = 0;
+    size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
+    if (!bucket_of) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_reducer_plan_in_order(reducer->params, reducer->rebuild_order,
+                                                    reducer->count, limits, 2, bucket_of, &buckets);
+    if (status != TDDP_OK) {
+        free(bucket_of);
+        return status;
+    }
+    return tddp_reducer_layout_make(reducer->params, reducer->rebuild_order, reducer->count,
+                                    bucket_of, buckets, out);
+}
+
+static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
+{
+    for (size_t i = 0; i < reducer->count; i++) {
+        memcpy(fresh->gradients[i], reducer->layout.gradients[i],
+               tddp_reducer_param_bytes(&reducer->params[i]));
+    }
+    pthread_mutex_lock(&reducer->lock);
+    tddp_reducer_layout old = reducer->layout;
+    reducer->layout = *fresh;
+    reducer->launched = 0; /* counted buckets of the old layout */
+    reducer->rebuilt = true;
+    pthread_mutex_unlock(&reducer->lock);
+    tddp_reducer_layout_free(&old);
+    free(reducer->rebuild_order);
+    reducer->rebuild_order = NULL;
+}
+
+tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, int *rebuilt)
+{
+    pthread_mutex_lock(&reducer->lock);
+    bool broken = reducer->failure != TDDP_OK;
+    bool due = reducer->finished > 0 && reducer->phase == TDDP_REDUCER_IDLE && !reducer->rebuilt;
+    pthread_mutex_unlock(&reducer->lock);
+    if (broken) {
+        return tddp_reducer_broken(reducer);
+    }
+    if (!due) {
+        *rebuilt = 0;
+        return TDDP_OK;
+    }
+    tddp_reducer_layout fresh = {0};
+    tddp_status status = reducer->rebuild_order ? TDDP_OK : start(reducer);
+    if (status == TDDP_OK) {
+        status = receive(reducer, wait);
+    }
+    if (status == TDDP_OK) {
+        status = check_order(reducer);
+    }
+    if (status == TDDP_OK) {
+        status = new_layout(reducer, &fresh);
+    }
+    if (status != TDDP_OK) {
+        return status;
+    }
+    move_in(reducer, &fresh);
+    *rebuilt = 1;
+    return TDDP_OK;
+}

@@ -1,0 +1,228 @@
+/*
+ * Making and freeing a reducer, and what may be asked of it. Making runs on one thread and compares
+ * the ranks first; freeing may come while buckets are under way, and then leaves their memory to
+ * the operations that use it. A layout is only ever replaced whole (rebuild.c), so the questions
+ * here need no lock.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "reducer/reducer.h"
+
+static bool has_gradient(tddp_dtype dtype)
+{
+    switch (dtype) {
+    case TDDP_FLOAT16:
+    case TDDP_BFLOAT16:
+    case TDDP_FLOAT32:
+    case TDDP_FLOAT64:
+    case TDDP_COMPLEX64:
+    case TDDP_COMPLEX128:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static tddp_status check_param(const tddp_reducer_param *param, size_t index)
+{
+    const char *name = param->name ? param->name : "(no name)";
+    if (!has_gradient(param->dtype)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "parameter \"%s\" (number %zu) is %s: only floating point and complex "
+                         "parameters have gradients; make it a buffer",
+                         name, index, tddp_dtype_name(param->dtype));
+    }
+    if (param->device_type != TDDP_CPU) {
+        return tddp_fail(TDDP_UNSUPPORTED,
+                         "parameter \"%s\" (number %zu) is on %s: buckets are made in the memory "
+                         "of the CPU; move the model there",
+                         name, index, tddp_device_type_name(param->device_type));
+    }
+    if (param->ndim > 0 && !param->dims) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter \"%s\" (number %zu) has no dims", name,
+                         index);
+    }
+    return TDDP_OK;
+}
+
+static tddp_status check(tddp_group *group, const tddp_reducer_param *params, size_t count,
+                         const tddp_reducer_opts *opts)
+{
+    if (!group) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "no process group: expected one to reduce over");
+    }
+    if (count == 0 || !params) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "no parameters: expected at least one that requires a gradient");
+    }
+    if (opts && opts->size != sizeof *opts) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "opts.size is %zu, expected %zu", opts->size,
+                         sizeof *opts);
+    }
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = check_param(&params[i], i);
+    }
+    return status;
+}
+
+static tddp_status copy_params(tddp_reducer *reducer, const tddp_reducer_param *params)
+{
+    for (size_t i = 0; i < reducer->count; i++) {
+        tddp_reducer_param *copy = &reducer->params[i];
+        int64_t *dims = tddp_alloc_array(params[i].ndim, sizeof *dims);
+        *copy = params[i];
+        copy->dims = dims;
+        copy->name =
+            params[i].name ? tddp_copy_string(params[i].name) : tddp_format("parameter %zu", i);
+        if (!dims || !copy->name) {
+            return TDDP_OUT_OF_MEMORY;
+        }
+        if (copy->ndim) {
+            memcpy(dims, params[i].dims, copy->ndim * sizeof *dims);
+        }
+    }
+    return TDDP_OK;
+}
+
+/* Nothing is known yet of the order in which gradients come, only that backward runs from the end:
+ * one bucket for each dtype and device, the one of the last parameters first. */
+static tddp_status first_layout(tddp_reducer *reducer)
+{
+    const size_t limit = SIZE_MAX;
+    size_t buckets = 0;
+    size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
+    if (!bucket_of) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status =
+        tddp_reducer_plan(reducer->params, reducer->count, &limit, 1, bucket_of, &buckets);
+    if (status != TDDP_OK) {
+        free(bucket_of);
+        return status;
+    }
+    for (size_t i = 0; i < reducer->count; i++) {
+        bucket_of[i] = buckets - 1 - bucket_of[i];
+    }
+    return tddp_reducer_layout_make(reducer->params, NULL, reducer->count, bucket_of, buckets,
+                                    &reducer->layout);
+}
+
+static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params)
+{
+    reducer->params = tddp_alloc_array(reducer->count, sizeof *reducer->params);
+    reducer->ready = tddp_alloc_array(reducer->count, sizeof *reducer->ready);
+    reducer->order = tddp_alloc_array(reducer->count, sizeof *reducer->order);
+    if (!reducer->params || !reducer->ready || !reducer->order) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    return copy_params(reducer, params);
+}
+
+tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *params, size_t count,
+                                const tddp_reducer_opts *opts, const tddp_wait *wait,
+                                tddp_reducer **out)
+{
+    const tddp_reducer_opts defaults = TDDP_REDUCER_OPTS_INIT;
+    tddp_status status = check(group, params, count, opts);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_reducer *reducer = tddp_alloc(sizeof *reducer);
+    if (!reducer) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    opts = opts ? opts : &defaults;
+    pthread_mutex_init(&reducer->lock, NULL);
+    reducer->owner = getpid();
+    reducer->group = tddp_group_retain(group);
+    reducer->rank = tddp_group_rank(group);
+    reducer->world_size = tddp_group_world_size(group);
+    reducer->first_bucket_bytes = opts->first_bucket_bytes;
+    reducer->bucket_cap_bytes = opts->bucket_cap_bytes;
+    reducer->count = count;
+    status = fill(reducer, params);
+    if (status == TDDP_OK) {
+        status = tddp_reducer_verify(group, reducer->params, count, opts, wait);
+    }
+    if (status == TDDP_OK) {
+        status = first_layout(reducer);
+    }
+    if (status != TDDP_OK) {
+        tddp_reducer_free(reducer);
+        return status;
+    }
+    *out = reducer;
+    return TDDP_OK;
+}
+
+static void release_memory(void *memory)
+{
+    tddp_reducer_memory_release(memory);
+}
+
+static void let_go_of_works(tddp_reducer *reducer)
+{
+    for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
+        tddp_work *work = reducer->layout.buckets[b].work;
+        if (work) {
+            tddp_reducer_memory_share(reducer->layout.memory);
+            tddp_reducer_abandon(work, release_memory, reducer->layout.memory);
+        }
+    }
+    if (reducer->rebuild_work) {
+        tddp_reducer_abandon(reducer->rebuild_work, free, reducer->rebuild_order);
+        reducer->rebuild_order = NULL;
+    }
+}
+
+void tddp_reducer_free(tddp_reducer *reducer)
+{
+    if (!reducer) {
+        return;
+    }
+    /* In a forked child the works belong to a progress thread that is not there. */
+    if (reducer->owner == getpid()) {
+        let_go_of_works(reducer);
+    }
+    for (size_t i = 0; reducer->params && i < reducer->count; i++) {
+        free((void *)reducer->params[i].name);
+        free((void *)reducer->params[i].dims);
+    }
+    free(reducer->params);
+    free(reducer->ready);
+    free(reducer->order);
+    free(reducer->rebuild_order);
+    tddp_reducer_layout_free(&reducer->layout);
+    tddp_group_release(reducer->group);
+    pthread_mutex_destroy(&reducer->lock);
+    free(reducer);
+}
+
+void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index)
+{
+    return index < reducer->count ? reducer->layout.gradients[index] : NULL;
+}
+
+tddp_reducer_memory *tddp_reducer_memory_retain(tddp_reducer *reducer)
+{
+    tddp_reducer_memory_share(reducer->layout.memory);
+    return reducer->layout.memory;
+}
+
+size_t tddp_reducer_bucket_count(const tddp_reducer *reducer)
+{
+    return reducer->layout.bucket_count;
+}
+
+size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i)
+{
+    return i < reducer->layout.bucket_count ? reducer->layout.buckets[i].bytes : 0;
+}
+
+size_t tddp_reducer_bucket_of(const tddp_reducer *reducer, size_t index)
+{
+    return index < reducer->count ? reducer->layout.bucket_of[index] : (size_t)-1;
+}

@@ -1,0 +1,148 @@
+/*
+ * What the reducer's files share. Public part of this room: <tddp/reducer.h>.
+ *
+ *     plan.c     parameters -> buckets, pure
+ *     layout.c   a plan given memory: offsets, buckets, the counted arena
+ *     verify.c   are the parameters the same on every rank?
+ *     reducer.c  making and freeing, and the questions one may ask
+ *     round.c    prepare, mark_ready, finish: one backward's life
+ *     rebuild.c  the second layout, in the order of rank 0
+ *     await.c    waiting for works, and what becomes of memory when nobody waits
+ */
+#ifndef TDDP_REDUCER_REDUCER_H
+#define TDDP_REDUCER_REDUCER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include <tddp/reducer.h>
+
+#include "base/base.h"
+
+/* --- plan.c ---------------------------------------------------------------------------------- */
+
+/* Bytes of a parameter's gradient. */
+size_t tddp_reducer_param_bytes(const tddp_reducer_param *param);
+
+/* As tddp_reducer_plan(), but walks the parameters in the order given by `order[count]` and numbers
+ * the buckets by their last parameter in that order: the one complete first comes first. */
+TDDP_NODISCARD tddp_status tddp_reducer_plan_in_order(const tddp_reducer_param *params,
+                                                      const int64_t *order, size_t count,
+                                                      const size_t *limits, size_t limit_count,
+                                                      size_t *bucket_of, size_t *bucket_count);
+
+/* --- layout.c -------------------------------------------------------------------------------- */
+
+enum { TDDP_REDUCER_ALIGNMENT = 64 };
+
+typedef struct tddp_reducer_bucket {
+    tddp_buffer buffer; /* all of it, padding included, as real numbers */
+    size_t bytes;       /* of the gradients alone */
+    size_t params;      /* how many */
+    size_t pending;     /* how many are not ready in this round */
+    tddp_work *work;    /* under way, or NULL */
+} tddp_reducer_bucket;
+
+typedef struct tddp_reducer_layout {
+    size_t *bucket_of; /* by parameter */
+    char **gradients;  /* by parameter: into `memory` */
+    size_t bucket_count;
+    tddp_reducer_bucket *buckets;
+    tddp_reducer_memory *memory;
+} tddp_reducer_layout;
+
+/* Gives the plan memory, zeroed. Within a bucket gradients lie in `order`. Takes over `bucket_of`
+ * in any case. */
+TDDP_NODISCARD tddp_status tddp_reducer_layout_make(const tddp_reducer_param *params,
+                                                    const int64_t *order, size_t count,
+                                                    size_t *bucket_of, size_t bucket_count,
+                                                    tddp_reducer_layout *out);
+void tddp_reducer_layout_free(tddp_reducer_layout *layout);
+
+void tddp_reducer_memory_share(tddp_reducer_memory *memory);
+
+/* --- verify.c -------------------------------------------------------------------------------- */
+
+/* Compares parameters and bucket sizes over the ranks; TDDP_MISMATCH with one text on all. */
+TDDP_NODISCARD tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params,
+                                               size_t count, const tddp_reducer_opts *opts,
+                                               const tddp_wait *wait);
+
+/* --- await.c --------------------------------------------------------------------------------- */
+
+/* The waits of one call: each may use what is left of its time. */
+typedef struct tddp_reducer_patience {
+    bool bounded;
+    int64_t deadline_ns;
+    tddp_cancel *cancel;
+} tddp_reducer_patience;
+
+tddp_reducer_patience tddp_reducer_patience_of(const tddp_wait *wait);
+
+/* Waits for `work`. `*done` says whether it is over: if not, the status speaks of the wait alone,
+ * and the work and its buffers are still in use. */
+TDDP_NODISCARD tddp_status tddp_reducer_await(tddp_work *work,
+                                              const tddp_reducer_patience *patience, bool *done);
+
+/* Lets go of a work: `release(data)` runs once it is over, which may be now. */
+void tddp_reducer_abandon(tddp_work *work, void (*release)(void *data), void *data);
+
+/* all_gather that waits. `memory` holds both buffers and is freed: by the caller if `*kept` is
+ * set to true, else later by the operation that still uses it. */
+TDDP_NODISCARD tddp_status tddp_reducer_gather(tddp_group *group, tddp_buffer input,
+                                               tddp_buffer output,
+                                               const tddp_reducer_patience *patience, void *memory,
+                                               bool *kept);
+
+/* --- reducer.c ------------------------------------------------------------------------------- */
+
+typedef enum tddp_reducer_phase {
+    TDDP_REDUCER_IDLE,     /* not prepared, or finished */
+    TDDP_REDUCER_OPEN,     /* prepared: gradients become ready */
+    TDDP_REDUCER_LAUNCHED, /* every bucket handed over, finish() is due */
+} tddp_reducer_phase;
+
+/*
+ * `lock` guards what a round changes: phase, ready, order, launched, buckets[].pending and .work,
+ * and the failure. It is held while a bucket is handed to the group, so that buckets queue in their
+ * order whatever thread completes them; the group's own lock is taken inside it, never the other
+ * way round. finish(), prepare(), rebuild() and free() come from one thread at a time.
+ */
+struct tddp_reducer {
+    pthread_mutex_t lock;
+    pid_t owner; /* who made it: a forked child must not touch the works */
+    tddp_group *group;
+    int rank;
+    int world_size;
+    size_t first_bucket_bytes;
+    size_t bucket_cap_bytes;
+
+    size_t count;
+    tddp_reducer_param *params; /* names and dims are copies */
+    tddp_reducer_layout layout;
+
+    tddp_reducer_phase phase;
+    bool *ready;    /* by parameter */
+    int64_t *order; /* parameters in the order in which they became ready */
+    size_t ready_count;
+    size_t launched;   /* buckets handed over in this round: always the first so many */
+    uint64_t finished; /* rounds */
+
+    tddp_status failure; /* what put the ranks out of step, for good; TDDP_OK if nothing did */
+    char failure_text[1024];
+
+    bool rebuilt;
+    int64_t *rebuild_order; /* rank 0's order while its broadcast is under way, else NULL */
+    tddp_work *rebuild_work;
+};
+
+/* --- round.c --------------------------------------------------------------------------------- */
+
+/* Keeps the calling thread's text as the reason why this reducer is of no further use. */
+tddp_status tddp_reducer_break(tddp_reducer *reducer, tddp_status status);
+
+/* The failure with its text, for every call after it. */
+tddp_status tddp_reducer_broken(const tddp_reducer *reducer);
+
+#endif

@@ -1,0 +1,259 @@
+/*
+ * Are the parameters the same on every rank? First a few numbers from each rank; only if those
+ * differ, everything, so that the text can name the parameter. All ranks see the same numbers and
+ * come to the same text. Runs on the thread that makes the reducer; keeps nothing.
+ *
+ * A description on the wire, in 64-bit numbers: for each parameter dtype, dimensions, each of
+ * them, bytes of the name, then the name itself, padded to 8 bytes.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reducer/reducer.h"
+
+/* What every rank tells first. */
+typedef struct digest {
+    int64_t count;
+    int64_t hash; /* of the shapes and dtypes: names may differ */
+    int64_t detail_bytes;
+    int64_t first_bucket_bytes;
+    int64_t bucket_cap_bytes;
+} digest;
+
+enum { DIGEST_NUMBERS = sizeof(digest) / sizeof(int64_t), SHAPE_TEXT = 160, NAME_TEXT = 200 };
+
+/* FNV-1a, a number at a time. */
+static uint64_t mix(uint64_t hash, int64_t number)
+{
+    for (int shift = 0; shift < 64; shift += 8) {
+        hash = (hash ^ (((uint64_t)number >> shift) & 0xff)) * UINT64_C(1099511628211);
+    }
+    return hash;
+}
+
+static int64_t hash_of(const tddp_reducer_param *params, size_t count)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < count; i++) {
+        hash = mix(mix(hash, params[i].dtype), (int64_t)params[i].ndim);
+        for (size_t d = 0; d < params[i].ndim; d++) {
+            hash = mix(hash, params[i].dims[d]);
+        }
+    }
+    return (int64_t)hash;
+}
+
+static tddp_status append_number(tddp_bytes *bytes, int64_t number)
+{
+    return tddp_bytes_append(bytes, &number, sizeof number);
+}
+
+static tddp_status describe(const tddp_reducer_param *param, tddp_bytes *bytes)
+{
+    static const char zeros[8];
+    size_t name_bytes = strlen(param->name);
+    tddp_status status = append_number(bytes, param->dtype);
+    if (status == TDDP_OK) {
+        status = append_number(bytes, (int64_t)param->ndim);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_bytes_append(bytes, param->dims, param->ndim * sizeof *param->dims);
+    }
+    if (status == TDDP_OK) {
+        status = append_number(bytes, (int64_t)name_bytes);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_bytes_append(bytes, param->name, name_bytes);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_bytes_append(bytes, zeros, (8 - name_bytes % 8) % 8);
+    }
+    return status;
+}
+
+/* One parameter as a rank described it. */
+typedef struct seen {
+    int64_t dtype;
+    int64_t ndim;
+    const int64_t *dims;
+    const char *name;
+    int name_bytes;
+} seen;
+
+/* The description comes from a rank that runs this same code: lengths are trusted. */
+static seen take(const int64_t **at)
+{
+    seen param = {(*at)[0], (*at)[1], *at + 2, NULL, 0};
+    int64_t name_bytes = param.dims[param.ndim];
+    param.name = (const char *)(param.dims + param.ndim + 1);
+    param.name_bytes = (int)(name_bytes > NAME_TEXT ? NAME_TEXT : name_bytes);
+    *at = param.dims + param.ndim + 1 + (name_bytes + 7) / 8;
+    return param;
+}
+
+static bool same(const seen *a, const seen *b)
+{
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->dims, b->dims, (size_t)a->ndim * sizeof *a->dims) == 0;
+}
+
+/* "float32 [128, 784]" */
+static void shape_text(const seen *param, char *text)
+{
+    size_t used =
+        (size_t)snprintf(text, SHAPE_TEXT, "%s [", tddp_dtype_name((tddp_dtype)param->dtype));
+    for (int64_t d = 0; d < param->ndim && used + 32 < SHAPE_TEXT; d++) {
+        used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%" PRId64, d ? ", " : "",
+                                 param->dims[d]);
+    }
+    (void)snprintf(text + used, SHAPE_TEXT - used, "]");
+}
+
+static tddp_status fail_param(size_t index, const seen *mine, int rank, const seen *other)
+{
+    char shape[SHAPE_TEXT];
+    char other_shape[SHAPE_TEXT];
+    char other_name[NAME_TEXT + 32] = "";
+    shape_text(mine, shape);
+    shape_text(other, other_shape);
+    if (mine->name_bytes != other->name_bytes ||
+        memcmp(mine->name, other->name, (size_t)mine->name_bytes) != 0) {
+        (void)snprintf(other_name, sizeof other_name, " (\"%.*s\" there)", other->name_bytes,
+                       other->name);
+    }
+    return tddp_fail(TDDP_MISMATCH,
+                     "parameter \"%.*s\" (number %zu) is %s on rank 0, but %s on rank %d%s: every "
+                     "rank must build the same model",
+                     mine->name_bytes, mine->name, index, shape, other_shape, rank, other_name);
+}
+
+/* Rank 0 against `rank`, which is known to differ. */
+static tddp_status compare(const digest *digests, const char *details, size_t stride, int rank)
+{
+    const int64_t *mine = (const int64_t *)details;
+    const int64_t *other = (const int64_t *)(details + (size_t)rank * stride);
+    int64_t counts[2] = {digests[0].count, digests[rank].count};
+    int64_t common = counts[0] < counts[1] ? counts[0] : counts[1];
+    for (int64_t i = 0; i < common; i++) {
+        seen a = take(&mine);
+        seen b = take(&other);
+        if (!same(&a, &b)) {
+            return fail_param((size_t)i, &a, rank, &b);
+        }
+    }
+    if (counts[0] == counts[1]) {
+        return tddp_fail(TDDP_INTERNAL, "parameters of rank 0 and rank %d differ in no detail",
+                         rank);
+    }
+    seen extra = take(counts[0] > counts[1] ? &mine : &other);
+    return tddp_fail(TDDP_MISMATCH,
+                     "rank 0 has %" PRId64 " parameters, rank %d has %" PRId64
+                     ": \"%.*s\" (number %" PRId64 ") is the first that only rank %d has; every "
+                     "rank must build the same model",
+                     counts[0], rank, counts[1], extra.name_bytes, extra.name, common,
+                     counts[0] > counts[1] ? 0 : rank);
+}
+
+static tddp_status compare_limits(const digest *digests, int world_size)
+{
+    for (int rank = 1; rank < world_size; rank++) {
+        if (digests[rank].first_bucket_bytes != digests[0].first_bucket_bytes ||
+            digests[rank].bucket_cap_bytes != digests[0].bucket_cap_bytes) {
+            return tddp_fail(TDDP_MISMATCH,
+                             "rank 0 asks for buckets of %" PRId64 " bytes (the first of %" PRId64
+                             "), rank %d for %" PRId64 " (%" PRId64 "): give every rank the same "
+                             "bucket size",
+                             digests[0].bucket_cap_bytes, digests[0].first_bucket_bytes, rank,
+                             digests[rank].bucket_cap_bytes, digests[rank].first_bucket_bytes);
+        }
+    }
+    return TDDP_OK;
+}
+
+static tddp_buffer bytes_of(void *data, size_t bytes)
+{
+    return (tddp_buffer){data, bytes / 8, TDDP_INT64, TDDP_CPU, 0, NULL};
+}
+
+/* The second exchange: every rank's description, padded to the longest. */
+static tddp_status explain(tddp_group *group, const digest *digests, int differing,
+                           const tddp_bytes *detail, const tddp_reducer_patience *patience)
+{
+    size_t world_size = (size_t)tddp_group_world_size(group);
+    size_t stride = 0;
+    for (size_t rank = 0; rank < world_size; rank++) {
+        size_t bytes = (size_t)digests[rank].detail_bytes;
+        stride = bytes > stride ? bytes : stride;
+    }
+    char *memory = tddp_alloc_array(world_size + 1, stride);
+    if (!memory) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    char *details = memory + stride;
+    if (detail->size) {
+        memcpy(memory, detail->data, detail->size);
+    }
+    bool kept = true;
+    tddp_status status =
+        tddp_reducer_gather(group, bytes_of(memory, stride), bytes_of(details, world_size * stride),
+                            patience, memory, &kept);
+    if (status == TDDP_OK) {
+        status = compare(digests, details, stride, differing);
+    }
+    if (kept) {
+        free(memory);
+    }
+    return status;
+}
+
+/* The first exchange; `digests[world_size + 1]` begins with this rank's own. */
+static tddp_status exchange(tddp_group *group, digest *digests, const tddp_bytes *detail,
+                            const tddp_reducer_patience *patience, bool *kept)
+{
+    int world_size = tddp_group_world_size(group);
+    size_t bytes = sizeof *digests;
+    tddp_status status = tddp_reducer_gather(group, bytes_of(digests, bytes),
+                                             bytes_of(digests + 1, (size_t)world_size * bytes),
+                                             patience, digests, kept);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    const digest *all = digests + 1;
+    for (int rank = 1; rank < world_size; rank++) {
+        if (all[rank].count != all[0].count || all[rank].hash != all[0].hash) {
+            return explain(group, all, rank, detail, patience);
+        }
+    }
+    return compare_limits(all, world_size);
+}
+
+tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params, size_t count,
+                                const tddp_reducer_opts *opts, const tddp_wait *wait)
+{
+    size_t world_size = (size_t)tddp_group_world_size(group);
+    if (world_size == 1) {
+        return TDDP_OK;
+    }
+    tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    tddp_bytes detail = {0};
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = describe(&params[i], &detail);
+    }
+    digest *digests = status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *digests) : NULL;
+    if (!digests) {
+        tddp_bytes_free(&detail);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    digests[0] = (digest){(int64_t)count, hash_of(params, count), (int64_t)detail.size,
+                          (int64_t)opts->first_bucket_bytes, (int64_t)opts->bucket_cap_bytes};
+    bool kept = true;
+    status = exchange(group, digests, &detail, &patience, &kept);
+    if (kept) {
+        free(digests);
+    }
+    tddp_bytes_free(&detail);
+    return status;
+}

@@ -1,0 +1,137 @@
+// Many tensors from one rank to all, in few operations: they are copied into one flat piece of
+// bytes, so that dtypes, strides and sizes do not matter, sent, and copied out. Runs on the thread
+// that calls it and waits. Copies go to tensors that share memory but neither history nor version
+// with the originals: a graph that saved one of them is not disturbed.
+#include <chrono>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "torch/shim.h"
+
+namespace tddp_torch
+{
+
+namespace
+{
+
+constexpr size_t alignment = 16; // of the largest dtype
+
+// The time that is left of a wait for several operations.
+class Patience
+{
+  public:
+    explicit Patience(const tddp_wait *wait)
+    {
+        if (wait) {
+            whole_ = *wait;
+        }
+    }
+    tddp_wait rest() const
+    {
+        using namespace std::chrono;
+        tddp_wait wait = whole_;
+        if (whole_.timeout_ms >= 0) {
+            const auto gone = duration_cast<milliseconds>(steady_clock::now() - start_).count();
+            wait.timeout_ms = gone < whole_.timeout_ms ? whole_.timeout_ms - gone : 0;
+        }
+        return wait;
+    }
+
+  private:
+    tddp_wait whole_ = TDDP_WAIT_INIT;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+size_t padded_bytes(const at::Tensor &tensor)
+{
+    const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+    return (bytes + alignment - 1) & ~(alignment - 1);
+}
+
+// `flat` shared out in the shapes of the tensors from `first` to before `last`.
+std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::Tensor> &tensors,
+                                  size_t first, size_t last)
+{
+    std::vector<at::Tensor> pieces;
+    char *at = static_cast<char *>(flat.data_ptr());
+    for (size_t i = first; i < last; i++) {
+        pieces.push_back(at::from_blob(at, tensors[i].sizes(), tensors[i].options()));
+        at += padded_bytes(tensors[i]);
+    }
+    return pieces;
+}
+
+void delete_tensor(void *tensor)
+{
+    delete static_cast<at::Tensor *>(tensor);
+}
+
+// Sends `flat` and waits. If the wait ends first, the operation keeps the memory.
+void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root, const Patience &patience)
+{
+    tddp_buffer buffer{};
+    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &buffer));
+    auto kept = std::make_unique<at::Tensor>(flat);
+    tddp_work *work = nullptr;
+    check(tddp_broadcast(group, buffer, root, &work));
+    const tddp_wait wait = patience.rest();
+    tddp_status status = tddp_work_wait(work, &wait);
+    const bool done = tddp_work_completed(work);
+    if (done) {
+        status = tddp_work_status(work);
+    }
+    // Made before it can be mistaken for a failure of what follows.
+    std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
+    if (!done && tddp_work_on_done(work, delete_tensor, kept.get()) == TDDP_OK) {
+        kept.release();
+    }
+    tddp_work_release(work);
+    if (failure) {
+        throw Failure(*failure);
+    }
+}
+
+void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, size_t first,
+                     size_t last, size_t bytes, int root, const Patience &patience)
+{
+    const bool sender = tddp_group_rank(group) == root;
+    const at::Tensor flat =
+        at::zeros({static_cast<int64_t>(bytes)}, tensors[first].options().dtype(at::kByte));
+    const std::vector<at::Tensor> pieces = pieces_of(flat, tensors, first, last);
+    for (size_t i = first; sender && i < last; i++) {
+        pieces[i - first].copy_(tensors[i]);
+    }
+    broadcast_flat(group, flat, root, patience);
+    for (size_t i = first; !sender && i < last; i++) {
+        tensors[i].variable_data().copy_(pieces[i - first]);
+    }
+}
+
+} // namespace
+
+void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
+                       size_t limit, const tddp_wait *wait)
+{
+    if (tddp_group_world_size(group) == 1) {
+        return;
+    }
+    const at::NoGradGuard no_grad;
+    const Patience patience(wait);
+    size_t first = 0;
+    while (first < tensors.size()) {
+        size_t last = first;
+        size_t bytes = 0;
+        do {
+            bytes += padded_bytes(tensors[last++]);
+        } while (last < tensors.size() && tensors[last].device() == tensors[first].device() &&
+                 bytes + padded_bytes(tensors[last]) <= limit);
+        if (bytes > 0) {
+            broadcast_chunk(group, tensors, first, last, bytes, root, patience);
+        }
+        first = last;
+    }
+}
+
+} // namespace tddp_torch
