@@ -45,7 +45,7 @@ module Setup
         file.puts "$ #{command.join(" ")}"
         file.flush
         status = wait(spawn(env, *command, in: File::NULL, out: file, err: file, chdir: chdir, pgroup: true), limit) do
-          say "  still at it: #{title}, #{duration(now - started)}"
+          say "  still at it after #{duration(now - started)}"
         end
         raise Failure, failure(title, path, cure, status) unless status&.success?
       end

@@ -92,7 +92,8 @@ rescue Setup::Libtorch::NotFound => e
   abort e.message
 end
 libtorch = config.libtorch
-system_includes = [config.rice_include, *libtorch.include_dirs]
+# As system folders: warnings are for this extension's own code.
+system_includes = [config.rice_include, *libtorch.include_dirs, *RbConfig::CONFIG.values_at("rubyhdrdir", "rubyarchhdrdir")]
 tddp = with_config("tddp-dir") || config.build_bundled
 tddp = File.expand_path(tddp)
 unless File.file?(File.join(tddp, "include/tddp.h"))
@@ -112,8 +113,6 @@ $libs = append_library($libs, "tddp_torch")
 $libs = append_library($libs, "tddp")
 $libs += " -lstdc++"
 
-# The order of a link line matters to linkers that drop what nothing has asked for yet; torch-rb itself has
-# loaded libtorch by the time the extension is.
 create_makefile("torch_ddp/ext")
 
 # mkmf knows the extension's own headers only.
