@@ -34,6 +34,8 @@ module Setup
       return if ready?
 
       Console.say(@libtorch.warning) if @libtorch.warning
+      # For the Gemfile, also when it is read without LIBTORCH.
+      write(File.join(ROOT, ".bundle/libtorch"), "#{@libtorch.prefix}\n")
       Cache.locked(path) { install unless take_from_cache }
       write(ready_file, ready_text)
     end
