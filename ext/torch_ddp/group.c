@@ -24,7 +24,11 @@ tddp_group *tddp_rb_group(VALUE object)
     if (!rb_typeddata_is_kind_of(object, &group_type))
         rb_raise(rb_eTypeError, "expected a Torch::Distributed::ProcessGroup, got %" PRIsVALUE,
                  rb_inspect(object));
-    return RTYPEDDATA_DATA(object);
+    tddp_group *group = RTYPEDDATA_DATA(object);
+    if (group == NULL)
+        tddp_rb_check(tddp_fail(TDDP_GROUP_CLOSED, "this process group is destroyed: make another "
+                                                   "with init_process_group"));
+    return group;
 }
 
 /* --- its life -------------------------------------------------------------------------------- */
@@ -77,11 +81,18 @@ static tddp_status body_shutdown(void *data, const tddp_wait *wait)
     return TDDP_OK;
 }
 
+/* Ends the group and lets go of it, so that its store, and a server behind it, can end as well. */
 static VALUE group_shutdown(VALUE self, VALUE drain)
 {
-    shutdown_call call = {tddp_rb_group(self), tddp_rb_milliseconds(drain)};
-    tddp_rb_settle(tddp_rb_blocking(body_shutdown, &call, -1, false));
-    RB_GC_GUARD(self);
+    shutdown_call call = {RTYPEDDATA_DATA(self), tddp_rb_milliseconds(drain)};
+    if (call.group == NULL)
+        return Qnil;
+    tddp_group_retain(call.group); /* Another thread may come here meanwhile. */
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_shutdown, &call, -1, false);
+    tddp_group_release(call.group);
+    tddp_rb_settle(outcome);
+    tddp_group_release(RTYPEDDATA_DATA(self));
+    RTYPEDDATA_DATA(self) = NULL;
     return Qnil;
 }
 
@@ -109,7 +120,8 @@ static VALUE group_backend(VALUE self)
 
 static VALUE group_closed(VALUE self)
 {
-    return tddp_group_closed(tddp_rb_group(self)) ? Qtrue : Qfalse;
+    const tddp_group *group = RTYPEDDATA_DATA(self);
+    return group == NULL || tddp_group_closed(group) ? Qtrue : Qfalse;
 }
 
 static VALUE group_timeout(VALUE self)
@@ -123,6 +135,15 @@ static VALUE group_set_timeout(VALUE self, VALUE seconds)
         rb_raise(rb_eTypeError, "timeout: expected a number of seconds, got nil");
     tddp_rb_check(tddp_group_set_timeout(tddp_rb_group(self), tddp_rb_milliseconds(seconds)));
     return seconds;
+}
+
+/* Loads a backend; what is returned of it only says that it is there. */
+static VALUE find_backend(VALUE class, VALUE name)
+{
+    (void)class;
+    const tddp_backend_v1 *backend;
+    tddp_rb_check(tddp_backend_find(StringValueCStr(name), &backend));
+    return Qtrue;
 }
 
 /* --- operations ------------------------------------------------------------------------------ */
@@ -196,6 +217,7 @@ void tddp_rb_init_group(void)
     rb_global_variable(&group_class);
     rb_undef_alloc_func(group_class);
     rb_define_singleton_method(group_class, "_create", group_create, 7);
+    rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 1);
     rb_define_method(group_class, "rank", group_rank, 0);
     rb_define_method(group_class, "size", group_size, 0);

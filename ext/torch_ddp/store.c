@@ -29,7 +29,7 @@ tddp_store *tddp_rb_store(VALUE object)
                  rb_inspect(object));
     tddp_store *store = RTYPEDDATA_DATA(object);
     if (store == NULL)
-        rb_raise(rb_eTypeError, "this store was never opened: does initialize call super?");
+        rb_raise(rb_eTypeError, "this store is closed, or was never opened");
     return store;
 }
 
@@ -395,6 +395,14 @@ static VALUE store_multi_set(VALUE self, VALUE keys, VALUE values)
     return Qnil;
 }
 
+/* Lets go of the connection now rather than when the collector comes by. */
+static VALUE store_close(VALUE self)
+{
+    rb_check_typeddata(self, &store_type);
+    adopt(self, NULL);
+    return Qnil;
+}
+
 static VALUE define_kind(const char *name, VALUE store)
 {
     return rb_define_class_under(tddp_rb_distributed, name, store);
@@ -406,6 +414,7 @@ void tddp_rb_init_store(void)
     rb_define_alloc_func(store, store_allocate);
     rb_define_method(store, "timeout", store_timeout, 0);
     rb_define_method(store, "timeout=", store_set_timeout, 1);
+    rb_define_method(store, "close", store_close, 0);
     rb_define_method(store, "set", store_set, 2);
     rb_define_method(store, "get", store_get, 1);
     rb_define_method(store, "add", store_add, 2);

@@ -1,0 +1,5 @@
+# frozen_string_literal: true
+
+require "torch/distributed"
+require "torch/nn/parallel/distributed_data_parallel"
+require "torch/utils/data/distributed_sampler"

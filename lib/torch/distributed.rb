@@ -1,0 +1,44 @@
+# frozen_string_literal: true
+
+require "torch"
+require "torch_ddp/ext"
+require_relative "distributed/errors"
+require_relative "distributed/reduce_op"
+require_relative "distributed/stores"
+require_relative "distributed/work"
+require_relative "distributed/devices"
+require_relative "distributed/rendezvous"
+require_relative "distributed/process_group"
+require_relative "distributed/collectives"
+require_relative "distributed/fork_world"
+
+module Torch
+  # Training on several processes: process groups, collectives and the stores by which processes meet.
+  #
+  #   require "torch/distributed"
+  #
+  #   Torch::Distributed.init_process_group          # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+  #   tensor = Torch.ones(3)
+  #   Torch::Distributed.all_reduce(tensor)          # now world_size everywhere
+  #   Torch::Distributed.destroy_process_group
+  module Distributed
+    extend Devices
+    extend Groups
+    extend Collectives
+    extend Launching
+  end
+end
+
+module Torch
+  module NN
+    module Parallel
+      autoload :DistributedDataParallel, "torch/nn/parallel/distributed_data_parallel"
+    end
+  end
+
+  module Utils
+    module Data
+      autoload :DistributedSampler, "torch/utils/data/distributed_sampler"
+    end
+  end
+end

@@ -1,0 +1,69 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # Which backend serves which device.
+    module Devices
+      # The backend for each kind of device.
+      DEFAULT_DEVICE_BACKENDS = {"cpu" => "gloo", "cuda" => "nccl"}.freeze
+
+      # @param device [String, Symbol, Integer, Torch::Device, nil] nil: the GPU if there is one, else the CPU;
+      #   an integer: the GPU of that number where there are GPUs
+      # @return [String] "gloo" or "nccl"
+      # @raise [ArgumentError] for a device that no backend serves
+      def get_default_backend_for_device(device)
+        type = device_type(device)
+        DEFAULT_DEVICE_BACKENDS.fetch(type) do
+          raise ArgumentError, "no backend for device #{device.inspect}: expected one of " \
+            "#{DEFAULT_DEVICE_BACKENDS.keys.join(", ")}"
+        end
+      end
+
+      # @return [Boolean] whether the backend of this name can be loaded here
+      def backend_available?(name)
+        ProcessGroup._find_backend(name.to_s)
+        true
+      rescue UnavailableError
+        false
+      end
+
+      # @return [Boolean]
+      def gloo_available?
+        backend_available?("gloo")
+      end
+
+      # @return [Boolean]
+      def nccl_available?
+        backend_available?("nccl")
+      end
+
+      private
+
+      def cuda?
+        Torch::CUDA.available?
+      end
+
+      def device_type(device)
+        case device
+        when nil, Integer then cuda? ? "cuda" : "cpu"
+        when Torch::Device then device.type
+        when String, Symbol then device.to_s[/\A[a-z]+(?=(:\d+)?\z)/]
+        else raise ArgumentError, "device: expected a String, a Symbol or a Torch::Device, got #{device.inspect}"
+        end
+      end
+
+      # The GPU that a rank uses with nccl.
+      def device_index(device_id, rank, world_size)
+        case device_id
+        when Integer then device_id
+        when Torch::Device then device_id.index
+        when String, Symbol then Integer(device_id.to_s[/\d+\z/] || 0, 10)
+        when nil then Rendezvous.env_integer("LOCAL_RANK") || rank % (Rendezvous.env_integer("LOCAL_WORLD_SIZE") || world_size)
+        else raise ArgumentError, "device_id: expected a GPU's number or a Torch::Device, got #{device_id.inspect}"
+        end
+      end
+    end
+
+    DEFAULT_DEVICE_BACKENDS = Devices::DEFAULT_DEVICE_BACKENDS
+  end
+end

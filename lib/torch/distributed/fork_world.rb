@@ -1,0 +1,102 @@
+# frozen_string_literal: true
+
+require "socket"
+require_relative "launching/world"
+require_relative "launching/spawned"
+
+module Torch
+  module Distributed
+    # The variables by which a process that {Launching#fork_world} spawned knows its place. SCRIPT and TEST may be
+    # set by the program: the file to run instead of the program's own, and the test to run in it.
+    SPAWN_ENV_KEY = "TORCH_DISTRIBUTED_SPAWNED"
+    SPAWN_RANK_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RANK"
+    SPAWN_WORLD_SIZE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_WORLD_SIZE"
+    SPAWN_PORT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PORT"
+    SPAWN_PIPE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PIPE"
+    SPAWN_SCRIPT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_SCRIPT"
+    SPAWN_TEST_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_TEST"
+    SPAWN_CALL_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_CALL"
+    SPAWN_RESULTS_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RESULTS"
+
+    # The program's arguments as they were when this file was loaded.
+    SPAWN_ARGV = ARGV.dup.freeze
+
+    # Worlds of processes on this machine, for tests and small programs; jobs are started with torchrun.
+    module Launching
+      START_METHODS = %i[fork spawn].freeze
+      private_constant :START_METHODS
+
+      # Runs the block in `world_size` new processes and returns its values.
+      #
+      # Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its
+      # environment, so that `init_process_group` needs no arguments. All processes are gone when this returns,
+      # however it returns. The first failure ends the others.
+      #
+      # `:fork` copies this process; libtorch then uses one thread, and cannot run backward in the copies once
+      # it has run here. `:spawn` starts the program anew (under Minitest the one test): up to this call each new
+      # process does what this one did, the results of earlier calls are handed to it, and here it runs the
+      # block and ends.
+      #
+      # @param world_size [Integer]
+      # @param host [String] the address of MASTER_ADDR
+      # @param start_method [Symbol, String] :fork or :spawn
+      # @yieldparam rank [Integer]
+      # @yieldparam port [Integer] a free port of `host`
+      # @yieldreturn [Object] anything that Marshal can dump
+      # @return [Array] the block's values, by rank
+      # @raise [WorkerError] the first failure, with its rank, message and backtrace
+      def fork_world(world_size, host: "127.0.0.1", start_method: :fork, &block)
+        raise ArgumentError, "fork_world needs a block" unless block
+        unless world_size.is_a?(Integer) && world_size.positive?
+          raise ArgumentError, "world_size: expected 1 or more, got #{world_size.inspect}"
+        end
+
+        method = start_method.respond_to?(:to_sym) ? start_method.to_sym : start_method
+        unless START_METHODS.include?(method)
+          raise ArgumentError, "start_method: expected :fork or :spawn, got #{start_method.inspect}"
+        end
+
+        call = Spawned.call(caller_locations(1, 1), method, block)
+        run = -> { Spawned.remember(call) { World.new(world_size, host, method, call, block).run } }
+        return run.call unless Spawned.worker?
+
+        if method == :spawn && Spawned.target?(call)
+          Spawned.take_part { |rank, port| run_here(rank, world_size, host, port, &block) }
+        end
+        Spawned.earlier(call) do
+          next run.call if method == :fork
+
+          raise InvalidArgumentError, "this process was spawned by another call of fork_world, which its program does not " \
+            "come to: run again, a program must make the same calls in the same order"
+        end
+      end
+
+      # @param host [String] an address of this machine
+      # @return [Integer] a TCP port that nobody uses now
+      def free_port(host: "127.0.0.1")
+        server = TCPServer.new(host, 0)
+        server.addr[1]
+      ensure
+        server&.close
+      end
+
+      private
+
+      # The block, in a process of its own.
+      def run_here(rank, world_size, host, port)
+        _die_with_parent
+        ENV.update("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s, "WORLD_SIZE" => world_size.to_s,
+          "LOCAL_WORLD_SIZE" => world_size.to_s, "MASTER_ADDR" => host, "MASTER_PORT" => port.to_s)
+        # A world of its own, even where the program itself was started by torchrun.
+        ENV.delete_if { |name, _| name.start_with?("TORCHELASTIC_") }
+        yield rank, port
+      end
+
+      # OpenMP's threads do not survive a fork, and whoever waits for them waits for ever.
+      def run_forked(rank, world_size, host, port, &block)
+        _set_num_threads(1)
+        run_here(rank, world_size, host, port, &block)
+      end
+    end
+  end
+end

@@ -1,0 +1,151 @@
+# frozen_string_literal: true
+
+require "etc"
+require "rbconfig"
+require "socket"
+require "tempfile"
+require_relative "outcome"
+require_relative "worker"
+
+module Torch
+  module Distributed
+    # The processes of one {Launching#fork_world}: started, listened to, and gone at the end.
+    #
+    # @api private
+    class World
+      # Seconds between SIGTERM and SIGKILL, between looks at processes whose pipe says nothing, and for a cause
+      # to arrive after a consequence of it.
+      GRACE = 3
+      LOOK = 0.5
+      CAUSE = 1
+      private_constant :GRACE, :LOOK, :CAUSE
+
+      def initialize(size, host, method, call, block)
+        @size = size
+        @host = host
+        @method = method
+        @call = call
+        @block = block
+        @workers = []
+      end
+
+      # @return [Array] the block's values by rank
+      def run
+        hold = reserve_port
+        port = hold.local_address.ip_port
+        @size.times { |rank| start(rank, port) }
+        listen
+        raise failure.error if failure
+
+        @workers.map(&:value)
+      ensure
+        hold&.close
+        finish
+      end
+
+      private
+
+      # Bound, but not listening: the system gives the port to nobody else, and rank 0 may listen on it.
+      def reserve_port
+        address = Addrinfo.tcp(@host, 0)
+        socket = Socket.new(address.afamily, :STREAM)
+        socket.setsockopt(:SOCKET, :REUSEADDR, true)
+        socket.bind(address)
+        socket
+      rescue SocketError, SystemCallError => e
+        socket&.close
+        raise NetworkError, "host: #{@host} is no address of this machine: #{e.message}"
+      end
+
+      def start(rank, port)
+        reader, writer = IO.pipe(binmode: true)
+        pid = (@method == :fork) ? fork_worker(rank, port, reader, writer) : spawn_worker(rank, port, writer)
+        @workers << Worker.new(rank, pid, reader)
+      ensure
+        writer&.close
+        reader&.close unless @workers.last&.reader.equal?(reader)
+      end
+
+      def fork_worker(rank, port, reader, writer)
+        pid = Process.fork do
+          Outcome.report(writer) do
+            become_worker(reader)
+            Distributed.send(:run_forked, rank, @size, @host, port, &@block)
+          end
+        end
+        set_group(pid)
+        pid
+      end
+
+      # In the child.
+      def become_worker(reader)
+        set_group(0)
+        %w[INT TERM].each { |name| Signal.trap(name, "DEFAULT") }
+        reader.close
+        @workers.each { |worker| worker.reader.close }
+      end
+
+      # A group of its own, so that what a worker starts ends with it. Both sides set it: whoever is second fails.
+      def set_group(pid)
+        Process.setpgid(pid, pid)
+      rescue Errno::EACCES, Errno::ESRCH
+        nil
+      end
+
+      def spawn_worker(rank, port, writer)
+        script, arguments = Spawned.command(@call)
+        results = Spawned.results_file
+        env = Spawned.environment(@call, rank, @size, port, writer, results)
+        env["OMP_NUM_THREADS"] ||= [Etc.nprocessors / @size, 1].max.to_s unless ENV.key?("OMP_NUM_THREADS")
+        Process.spawn(env, RbConfig.ruby, script, *arguments, :pgroup => true, writer => writer, results => results)
+      rescue SystemCallError => e
+        raise SystemError, "rank #{rank} could not be started: #{e.message}"
+      ensure
+        results&.close
+      end
+
+      # Until everybody is done, or somebody has failed and the cause is known.
+      def listen
+        deadline = nil
+        until @workers.all?(&:done?)
+          look_at_pipes(deadline ? 0.05 : LOOK)
+          @workers.each(&:poll)
+          next unless failure
+          return if failure.cause?
+
+          deadline ||= now + CAUSE
+          return if now > deadline
+        end
+      end
+
+      # Until something comes. A process that closed its pipe is about to end, which nothing tells us.
+      def look_at_pipes(seconds)
+        ending = @workers.any? { |worker| worker.reader.closed? && !worker.done? }
+        readers = @workers.map(&:reader).reject(&:closed?)
+        IO.select(readers, nil, nil, ending ? 0.005 : seconds)
+      end
+
+      # @return [Worker, nil] the one whose failure explains the others'
+      def failure
+        failed = @workers.select(&:failed?)
+        failed.find(&:cause?) || failed.first
+      end
+
+      def finish
+        @workers.each { |worker| worker.signal(:TERM) unless worker.done? }
+        deadline = now + GRACE
+        until @workers.each(&:poll).all?(&:done?) || now > deadline
+          look_at_pipes(0.05)
+        end
+      ensure
+        # What the workers left behind in their process groups goes too.
+        @workers.each { |worker| worker.signal(:KILL) }
+        @workers.each(&:wait)
+      end
+
+      def now
+        Process.clock_gettime(Process::CLOCK_MONOTONIC)
+      end
+    end
+  end
+end

@@ -1,0 +1,133 @@
+# frozen_string_literal: true
+
+require "uri"
+
+module Torch
+  module Distributed
+    # From an `init_method` and the environment to a store, a rank and a world size.
+    #
+    # @api private
+    module Rendezvous
+      DEFAULT_ADDRESS = "127.0.0.1"
+      DEFAULT_PORT = 29_500
+
+      # Where and as whom a process joins. `store` is ours to close if `owned`; `scope` names what several
+      # groups of one process on the same store have in common, nil where a store serves one group only.
+      Place = Struct.new(:store, :rank, :world_size, :owned, :scope, keyword_init: true)
+
+      class << self
+        # @return [Place]
+        def meet(init_method, store: nil, rank: nil, world_size: nil, **options)
+          rank = integer("rank:", rank)
+          world_size = integer("world_size:", world_size)
+          return given(store, rank, world_size) if store
+
+          case init_method.to_s
+          when "env://", "" then from_env(rank, world_size, **options)
+          when %r{\Atcp://} then from_tcp(init_method.to_s, rank, world_size, **options)
+          when %r{\Afile://} then from_file(init_method.to_s, rank, world_size, **options)
+          else
+            raise ArgumentError, "init_method: expected env://, tcp://host:port or file:///path, got #{init_method.inspect}"
+          end
+        end
+
+        # @return [Integer, nil] nil where the variable is not set
+        # @raise [ArgumentError] naming the variable and its value
+        def env_integer(name)
+          integer(name, ENV[name]) if ENV.key?(name)
+        end
+
+        private
+
+        def integer(name, value)
+          return if value.nil?
+
+          Integer(value)
+        rescue ArgumentError, TypeError
+          raise ArgumentError, "#{name} expected a whole number, got #{value.inspect}"
+        end
+
+        def given(store, rank, world_size)
+          raise TypeError, "store: expected a Torch::Distributed::Store, got #{store.inspect}" unless store.is_a?(Store)
+
+          check_rank(rank, world_size, "rank: and world_size: are needed with store:")
+          Place.new(store: store, rank: rank, world_size: world_size, owned: false, scope: store)
+        end
+
+        def from_env(rank, world_size, **options)
+          rank ||= env_integer("RANK")
+          world_size ||= env_integer("WORLD_SIZE")
+          check_rank(rank, world_size, "init_method env:// reads RANK and WORLD_SIZE, which torchrun sets: " \
+            "RANK is #{ENV.fetch("RANK", "not set")}, WORLD_SIZE is #{ENV.fetch("WORLD_SIZE", "not set")}")
+          address = ENV.fetch("MASTER_ADDR", DEFAULT_ADDRESS)
+          raise ArgumentError, "MASTER_ADDR is empty: expected the host of rank 0" if address.empty?
+
+          port = check_port("MASTER_PORT", env_integer("MASTER_PORT") || DEFAULT_PORT)
+          # Under torchrun the launcher serves the store, and it outlives restarts of the workers.
+          return join_agent(address, port, rank, world_size, **options) if ENV["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+          serve(address, port, rank, world_size, **options)
+        end
+
+        def from_tcp(text, rank, world_size, **options)
+          uri, query = parse(text)
+          raise ArgumentError, "init_method #{text}: expected tcp://host:port" if uri.hostname.to_s.empty? || !uri.port
+
+          rank ||= integer("rank in #{text}:", query["rank"])
+          world_size ||= integer("world_size in #{text}:", query["world_size"])
+          check_rank(rank, world_size, "init_method #{text} needs rank: and world_size:, as arguments or as ?rank=0&world_size=2")
+          serve(uri.hostname, check_port("port in #{text}:", uri.port), rank, world_size, **options)
+        end
+
+        def from_file(text, rank, world_size, timeout:, **)
+          uri, query = parse(text)
+          path = URI::DEFAULT_PARSER.unescape(uri.path.to_s)
+          unless uri.host.to_s.empty? && path.length > 1
+            raise ArgumentError, "init_method #{text}: expected file:/// and an absolute path"
+          end
+
+          rank ||= integer("rank in #{text}:", query["rank"])
+          world_size ||= integer("world_size in #{text}:", query["world_size"])
+          check_rank(rank, world_size, "init_method #{text} needs rank: and world_size:, as arguments or as ?rank=0&world_size=2")
+          store = FileStore.new(path, world_size, timeout: timeout)
+          Place.new(store: store, rank: rank, world_size: world_size, owned: true)
+        end
+
+        def serve(address, port, rank, world_size, timeout:, wait_for_workers:)
+          store = TCPStore.new(address, port, world_size, rank.zero?, wait_for_workers: wait_for_workers, timeout: timeout)
+          Place.new(store: store, rank: rank, world_size: world_size, owned: true)
+        end
+
+        def join_agent(address, port, rank, world_size, timeout:, wait_for_workers:)
+          store = TCPStore.new(address, port, world_size, false, wait_for_workers: wait_for_workers, timeout: timeout)
+          # After a restart the keys of the attempt before are still there.
+          attempt = env_integer("TORCHELASTIC_RESTART_COUNT") || 0
+          store = PrefixStore.new("/worker/attempt_#{attempt}", store)
+          Place.new(store: store, rank: rank, world_size: world_size, owned: true, scope: "#{address}:#{port}/#{attempt}")
+        end
+
+        def parse(text)
+          uri = URI.parse(text)
+          [uri, URI.decode_www_form(uri.query.to_s).to_h]
+        rescue URI::Error, ArgumentError => e
+          raise ArgumentError, "init_method #{text}: #{e.message}"
+        end
+
+        def check_port(name, port)
+          return port if port.between?(1, 65_535)
+
+          raise ArgumentError, "#{name} expected a port from 1 to 65535, got #{port}"
+        end
+
+        def check_rank(rank, world_size, hint)
+          raise ArgumentError, "rank is not known. #{hint}" if rank.nil?
+          raise ArgumentError, "world size is not known. #{hint}" if world_size.nil?
+          raise ArgumentError, "world size #{world_size}: expected 1 or more" if world_size < 1
+          return if rank.between?(0, world_size - 1)
+
+          raise ArgumentError, "rank #{rank} is outside the world: expected 0 to #{world_size - 1} (world size #{world_size})"
+        end
+      end
+    end
+  end
+end
