@@ -47,7 +47,7 @@ typedef tddp_status (*tddp_wait_through)(tddp_status (*body)(void *data, tddp_ca
 typedef struct tddp_ddp_opts {
     size_t size; /**< sizeof(tddp_ddp_opts) */
     tddp_reducer_opts reducer;
-    int init_sync;             /**< compare and broadcast from rank 0 at construction */
+    int init_sync;             /**< broadcast from rank 0 at construction; compared is always */
     tddp_wait_through through; /**< how to wait at the end of backward; NULL: plainly */
 } tddp_ddp_opts;
 
@@ -76,12 +76,14 @@ TDDP_API void tddp_ddp_free(tddp_ddp *ddp);
 /**
  * Before each forward whose gradients shall be averaged: rebuilds the buckets when it is time and
  * arms the hooks. With `sync` 0 (no_sync) gradients are only accumulated locally until a forward
- * with `sync` 1. Errors: those of tddp_reducer_prepare() and tddp_reducer_rebuild().
+ * with `sync` 1; so they are by a backward that no forward prepared, or once all of its gradients
+ * were averaged. Errors: those of tddp_reducer_prepare() and tddp_reducer_rebuild().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
                                                      const tddp_wait *wait);
 
-/** Broadcasts the buffers from rank `root` of the group, coalesced. */
+/** Broadcasts the buffers from rank `root` of the group, coalesced. Autograd sees nothing of it: no
+ *  history, no new version. Errors: those of tddp_broadcast(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root,
                                                           const tddp_wait *wait);
 

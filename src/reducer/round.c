@@ -206,7 +206,11 @@ tddp_status tddp_reducer_finish(tddp_reducer *reducer, const tddp_wait *wait)
     tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
     pthread_mutex_lock(&reducer->lock);
     size_t launched = reducer->launched;
+    bool told = reducer->failure != TDDP_OK && reducer->phase == TDDP_REDUCER_IDLE;
     pthread_mutex_unlock(&reducer->lock);
+    if (told) {
+        return tddp_reducer_broken(reducer);
+    }
     /* All are waited for, also after a failure: their memory must be quiet when this returns. */
     for (size_t b = 0; b < launched; b++) {
         bool done = true;
