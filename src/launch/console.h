@@ -1,0 +1,64 @@
+/*
+ * torchrun's own standard output and standard error, written without ever blocking.
+ */
+#ifndef TDDP_LAUNCH_CONSOLE_H
+#define TDDP_LAUNCH_CONSOLE_H
+
+#include <poll.h>
+
+#include "base/base.h"
+
+enum { TDDP_LAUNCH_OUT, TDDP_LAUNCH_ERR, TDDP_LAUNCH_STREAMS };
+
+typedef enum tddp_launch_sink_kind {
+    TDDP_LAUNCH_SINK_PLAIN,    /* a file: never blocks for long */
+    TDDP_LAUNCH_SINK_REOPENED, /* a pipe or a terminal, opened anew to be non-blocking */
+    TDDP_LAUNCH_SINK_SOCKET,
+    TDDP_LAUNCH_SINK_CAREFUL, /* none of these: small pieces, each after a poll */
+} tddp_launch_sink_kind;
+
+/* What is to be written to one descriptor. */
+typedef struct tddp_launch_sink {
+    int fd;
+    tddp_launch_sink_kind kind;
+    tddp_bytes queue;
+    size_t sent;  /* the first so many bytes of `queue` are written */
+    int error;    /* errno of the write that failed; nothing is written any more. 0: none */
+    bool at_line; /* what was queued last ended a line */
+} tddp_launch_sink;
+
+typedef struct tddp_launch_console {
+    tddp_launch_sink sinks[TDDP_LAUNCH_STREAMS];
+    /* Where each stream goes: both to the same sink if both are the same file, so that a line of
+     * one is never cut by a line of the other. */
+    tddp_launch_sink *streams[TDDP_LAUNCH_STREAMS];
+} tddp_launch_console;
+
+/* Looks at descriptors 1 and 2. `console` must stay where it is. */
+void tddp_launch_console_open(tddp_launch_console *console);
+void tddp_launch_console_close(tddp_launch_console *console);
+
+/* Queues bytes for a stream; dropped if its sink has failed. */
+TDDP_NODISCARD tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream,
+                                                     const char *data, size_t size);
+
+/* Queues torchrun's own line, "torchrun: TEXT", for standard error. Lost if memory is short. */
+void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
+    TDDP_PRINTF(2, 3);
+
+/* Writes as much as is taken without waiting. */
+void tddp_launch_console_flush(tddp_launch_console *console);
+
+/* Whether so much waits for a stream that its workers should wait too. */
+bool tddp_launch_console_full(const tddp_launch_console *console, int stream);
+
+/* Whether anything waits to be written. */
+bool tddp_launch_console_pending(const tddp_launch_console *console);
+
+/* The errno with which a sink failed, or 0. */
+int tddp_launch_console_error(const tddp_launch_console *console);
+
+/* Adds to `entries` what to poll for; at most TDDP_LAUNCH_STREAMS. Returns how many. */
+size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries);
+
+#endif

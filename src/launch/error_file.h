@@ -1,0 +1,29 @@
+/*
+ * The file in which a worker tells what went wrong, in PyTorch's form.
+ */
+#ifndef TDDP_LAUNCH_ERROR_FILE_H
+#define TDDP_LAUNCH_ERROR_FILE_H
+
+#include <stdint.h>
+
+#include <tddp/status.h>
+
+typedef struct tddp_launch_error {
+    char *message;     /* "ArgumentError: boom"; NULL: none */
+    char *traceback;   /* several lines; NULL: none */
+    int64_t timestamp; /* seconds since 1970; 0: none */
+} tddp_launch_error;
+
+/*
+ * Reads {"message": {"message": M, "extraInfo": {"py_callstack": T, "timestamp": S}}} or
+ * {"message": M, "timestamp": S}. Whatever is absent or malformed stays empty. Caller:
+ * tddp_launch_error_free().
+ */
+void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *out);
+
+/* The same from a file; empty if there is none. */
+void tddp_launch_error_read(const char *path, tddp_launch_error *out);
+
+void tddp_launch_error_free(tddp_launch_error *error);
+
+#endif

@@ -1,0 +1,94 @@
+/*
+ * torchrun: command line, checks that need nothing started, then the agent. Signals are blocked
+ * before anything else, so that every thread made later inherits that.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <tddp/version.h>
+
+#include "base/base.h"
+#include "launch/agent.h"
+#include "launch/resources.h"
+
+enum { EXIT_USAGE = 2 };
+
+static const char *lookup(const char *name)
+{
+    return getenv(name);
+}
+
+static int complain(int status)
+{
+    fprintf(stderr, "torchrun: %s\n", tddp_error_message());
+    return status;
+}
+
+/* What other rooms log while nodes meet, in torchrun's name. Any thread. */
+static void log_line(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)level;
+    (void)room;
+    (void)data;
+    char *line = tddp_format("torchrun: %s\n", text);
+    if (line) {
+        ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
+        (void)ignored;
+        free(line);
+    }
+}
+
+/* A closed descriptor below 3 would be given to the next pipe, and a worker's dup2 would cross it.
+ */
+static bool fill_standard_descriptors(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    tddp_close(fd);
+    return fd >= 0;
+}
+
+static int run(const tddp_launch_options *options)
+{
+    tddp_launch_program program;
+    tddp_launch_signals signals;
+    int local_size;
+    if (tddp_launch_count_processes(options->processes, &local_size) != TDDP_OK ||
+        tddp_launch_program_prepare(options, &program) != TDDP_OK) {
+        return complain(EXIT_FAILURE);
+    }
+    int status;
+    if (tddp_launch_signals_open(&signals) == TDDP_OK) {
+        status = tddp_launch_run(options, &program, &signals, local_size);
+        tddp_launch_signals_close(&signals);
+    } else {
+        status = complain(EXIT_FAILURE);
+    }
+    tddp_launch_program_free(&program);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    tddp_launch_options options;
+    if (!fill_standard_descriptors()) {
+        return EXIT_FAILURE;
+    }
+    tddp_log_set_sink(log_line, NULL);
+    if (tddp_launch_options_parse(argc, argv, lookup, &options) != TDDP_OK) {
+        return complain(EXIT_USAGE);
+    }
+    if (options.help) {
+        tddp_launch_options_help(stdout);
+    } else if (options.version) {
+        printf("torchrun (torch-ddp) %s\n", TDDP_VERSION);
+    } else {
+        return run(&options);
+    }
+    return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,37 @@
+/*
+ * Processes as the kernel keeps them: adopting orphans, dying with the parent, finding descendants.
+ * What is the system's own stands in processes_linux.c.
+ */
+#ifndef TDDP_LAUNCH_PROCESSES_H
+#define TDDP_LAUNCH_PROCESSES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include <tddp/status.h>
+
+/* The children that were there before torchrun started any (a shell may have exec'd it): not ours
+ * to end. All zero: none. */
+typedef struct tddp_launch_strangers {
+    pid_t *list;
+    size_t count;
+} tddp_launch_strangers;
+
+/* From now on orphaned descendants become our children, so that they can be found and reaped. */
+TDDP_NODISCARD tddp_status tddp_launch_adopt_orphans(void);
+
+/* In a forked child: die with SIGKILL when the parent's thread that forked does; false if the
+ * parent is gone already. Async-signal-safe. */
+bool tddp_launch_die_with(pid_t parent);
+
+/* In a forked child: closes descriptors from 3 on at the exec. Async-signal-safe. */
+void tddp_launch_close_on_exec_from(int first);
+
+TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
+void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
+
+/* Sends a signal to every descendant of this process but strangers and theirs; the number found. */
+size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, int number);
+
+#endif
