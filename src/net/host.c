@@ -142,11 +142,10 @@ static tddp_status address_towards(const tddp_net_address *peer, tddp_net_addres
 tddp_status tddp_net_address_towards(const char *host, int port, int64_t deadline_ns, int cancel_fd,
                                      tddp_net_address *out)
 {
-    enum { MAX_ADDRESSES = 16 };
-    tddp_net_address peers[MAX_ADDRESSES];
+    tddp_net_address peers[TDDP_NET_MAX_ADDRESSES];
     size_t count;
     tddp_status status =
-        tddp_net_resolve(host, port, deadline_ns, cancel_fd, peers, MAX_ADDRESSES, &count);
+        tddp_net_resolve(host, port, deadline_ns, cancel_fd, peers, TDDP_NET_MAX_ADDRESSES, &count);
     if (status) {
         return status;
     }

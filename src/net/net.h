@@ -54,6 +54,9 @@ TDDP_NODISCARD tddp_status tddp_net_split_endpoint(const char *text, int default
 
 /* --- resolve.c ------------------------------------------------------------------------------- */
 
+/* More of them than any host of a job has. */
+enum { TDDP_NET_MAX_ADDRESSES = 16 };
+
 /* The addresses of a host, at most `capacity`, in the system's order. A numeric host asks nobody; a
  * name is looked up on a helper thread, so that the deadline and the cancel descriptor count. */
 TDDP_NODISCARD tddp_status tddp_net_resolve(const char *host, int port, int64_t deadline_ns,
@@ -72,7 +75,11 @@ TDDP_NODISCARD tddp_status tddp_net_sleep(int64_t deadline_ns, int cancel_fd);
 TDDP_NODISCARD tddp_status tddp_net_connect(const tddp_net_address *to, int64_t deadline_ns,
                                             int cancel_fd, int *out);
 
-/* Resolves and tries each address once, sharing the time out among them. */
+/* Tries each address once, sharing the time out among them. */
+TDDP_NODISCARD tddp_status tddp_net_connect_any(const tddp_net_address *to, size_t count,
+                                                int64_t deadline_ns, int cancel_fd, int *out);
+
+/* Resolves and tries each address once. */
 TDDP_NODISCARD tddp_status tddp_net_connect_host(const char *host, int port, int64_t deadline_ns,
                                                  int cancel_fd, int *out);
 

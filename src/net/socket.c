@@ -14,7 +14,7 @@
 #include "base/base.h"
 #include "net/net.h"
 
-enum { MAX_ADDRESSES = 16, KEEPALIVE_IDLE_S = 30, KEEPALIVE_EVERY_S = 10, KEEPALIVE_PROBES = 6 };
+enum { KEEPALIVE_IDLE_S = 30, KEEPALIVE_EVERY_S = 10, KEEPALIVE_PROBES = 6 };
 
 tddp_status tddp_net_poll(int fd, short events, int64_t deadline_ns, int cancel_fd)
 {
@@ -122,23 +122,29 @@ tddp_status tddp_net_connect(const tddp_net_address *to, int64_t deadline_ns, in
     return TDDP_OK;
 }
 
-tddp_status tddp_net_connect_host(const char *host, int port, int64_t deadline_ns, int cancel_fd,
-                                  int *out)
+tddp_status tddp_net_connect_any(const tddp_net_address *to, size_t count, int64_t deadline_ns,
+                                 int cancel_fd, int *out)
 {
-    tddp_net_address addresses[MAX_ADDRESSES];
-    size_t count;
-    tddp_status status =
-        tddp_net_resolve(host, port, deadline_ns, cancel_fd, addresses, MAX_ADDRESSES, &count);
-    for (size_t i = 0; status == TDDP_OK && i < count; i++) {
+    tddp_status status = tddp_fail(TDDP_INVALID_ARGUMENT, "no address to connect to");
+    for (size_t i = 0; i < count; i++) {
         int64_t now = tddp_now_ns();
         int64_t share = deadline_ns > now ? (deadline_ns - now) / (int64_t)(count - i) : 0;
-        tddp_status tried = tddp_net_connect(&addresses[i], now + share, cancel_fd, out);
-        bool try_next = tried == TDDP_NETWORK || tried == TDDP_TIMEOUT;
-        if (!try_next || i + 1 == count) {
-            return tried;
+        status = tddp_net_connect(&to[i], now + share, cancel_fd, out);
+        if (status != TDDP_NETWORK && status != TDDP_TIMEOUT) {
+            break;
         }
     }
     return status;
+}
+
+tddp_status tddp_net_connect_host(const char *host, int port, int64_t deadline_ns, int cancel_fd,
+                                  int *out)
+{
+    tddp_net_address addresses[TDDP_NET_MAX_ADDRESSES];
+    size_t count;
+    tddp_status status = tddp_net_resolve(host, port, deadline_ns, cancel_fd, addresses,
+                                          TDDP_NET_MAX_ADDRESSES, &count);
+    return status ? status : tddp_net_connect_any(addresses, count, deadline_ns, cancel_fd, out);
 }
 
 static tddp_status fail_listen(int error, const char *where)

@@ -1,0 +1,267 @@
+/*
+ * Connections of the server: bytes in until they make requests, answers out as fast as the client
+ * takes them. Server thread only. A client that is slow, silent or halfway through a message costs
+ * its buffer and nothing else. Nobody is freed before tddp_server_clients_reap(), since events and
+ * lists of the same round may still name it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "store/server.h"
+
+/* While more output than this waits, a client's further requests wait too: who never reads keeps no
+ * more than this and one answer. */
+enum { OUT_PAUSE_BYTES = 1 << 20 };
+
+static atomic_int *take_slot(tddp_store_server *server, int fd)
+{
+    for (tddp_server_slots *slots = &server->slots;;) {
+        for (size_t i = 0; i < sizeof slots->fds / sizeof *slots->fds; i++) {
+            if (atomic_load(&slots->fds[i]) == 0) {
+                atomic_store(&slots->fds[i], fd + 1);
+                return &slots->fds[i];
+            }
+        }
+        tddp_server_slots *next = atomic_load(&slots->next);
+        if (!next) {
+            next = tddp_alloc(sizeof *next);
+            if (!next) {
+                return NULL;
+            }
+            atomic_store(&slots->next, next);
+        }
+        slots = next;
+    }
+}
+
+static void watch(tddp_store_server *server, tddp_server_client *client)
+{
+    bool paused = client->out.size - client->out_sent > OUT_PAUSE_BYTES;
+    uint32_t events = (paused ? 0 : EPOLLIN) | (client->out.size ? EPOLLOUT : 0);
+    struct epoll_event event = {.events = events, .data = {.ptr = client}};
+    if (events != client->events && !client->dropped) {
+        client->events = events;
+        (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_MOD, client->fd, &event);
+    }
+}
+
+void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from)
+{
+    tddp_server_client *client = tddp_alloc(sizeof *client);
+    atomic_int *slot = client ? take_slot(server, fd) : NULL;
+    struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = client}};
+    if (!slot || epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
+        char text[TDDP_NET_TEXT_BYTES];
+        tddp_log(TDDP_LOG_WARN, "store", "cannot serve client %s: %s", tddp_net_text(from, text),
+                 slot ? strerror(errno) : tddp_error_message());
+        if (slot) {
+            atomic_store(slot, 0);
+        }
+        free(client);
+        tddp_net_close(fd);
+        return;
+    }
+    client->fd = fd;
+    client->slot = slot;
+    client->address = *from;
+    client->events = EPOLLIN;
+    client->next = server->clients;
+    if (client->next) {
+        client->next->previous = client;
+    }
+    server->clients = client;
+}
+
+void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *client, const char *why)
+{
+    if (client->dropped) {
+        return;
+    }
+    char text[TDDP_NET_TEXT_BYTES];
+    if (why) {
+        tddp_log(TDDP_LOG_WARN, "store", "dropped client %s: %s",
+                 tddp_net_text(&client->address, text), why);
+    }
+    client->dropped = true;
+    tddp_server_wait_cancel(client);
+    /* A forked child may hold a copy, and then closing alone would not end the watch. */
+    (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
+    atomic_store(client->slot, 0);
+    tddp_net_close(client->fd);
+    client->next_dropped = server->dropped;
+    server->dropped = client;
+}
+
+void tddp_server_clients_reap(tddp_store_server *server)
+{
+    while (server->dropped) {
+        tddp_server_client *client = server->dropped;
+        server->dropped = client->next_dropped;
+        if (client->previous) {
+            client->previous->next = client->next;
+        } else {
+            server->clients = client->next;
+        }
+        if (client->next) {
+            client->next->previous = client->previous;
+        }
+        tddp_bytes_free(&client->in);
+        tddp_bytes_free(&client->out);
+        free(client);
+    }
+}
+
+void tddp_server_clients_free(tddp_store_server *server)
+{
+    while (server->clients) {
+        tddp_server_client_drop(server, server->clients, NULL);
+        tddp_server_clients_reap(server);
+    }
+    tddp_server_slots *slots = atomic_load(&server->slots.next);
+    while (slots) {
+        tddp_server_slots *next = atomic_load(&slots->next);
+        free(slots);
+        slots = next;
+    }
+}
+
+void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *client)
+{
+    if (!client->unsent) {
+        client->unsent = true;
+        client->next_unsent = NULL;
+        *server->unsent_end = client;
+        server->unsent_end = &client->next_unsent;
+    }
+}
+
+/* Carries out the complete requests at the start of `data`; returns the bytes they took. */
+static size_t run_requests(tddp_store_server *server, tddp_server_client *client, const char *data,
+                           size_t size)
+{
+    size_t done = 0;
+    client->in_needed = 0;
+    while (done < size && !client->dropped &&
+           client->out.size - client->out_sent <= OUT_PAUSE_BYTES) {
+        tddp_wire_parse parse;
+        tddp_wire_result result = TDDP_WIRE_COMPLETE;
+        if (!client->dialect) {
+            result = tddp_wire_choose(data, size, &client->dialect, &parse);
+        }
+        if (result == TDDP_WIRE_COMPLETE) {
+            result =
+                tddp_wire_read(client->dialect, &server->limits, data + done, size - done, &parse);
+        }
+        if (result == TDDP_WIRE_MALFORMED) {
+            tddp_server_client_drop(server, client, parse.fault);
+        } else if (result == TDDP_WIRE_MORE) {
+            client->in_needed = parse.needed;
+            break;
+        } else if (tddp_server_execute(server, client, &parse.request)) {
+            tddp_server_client_drop(server, client, tddp_error_message());
+        } else {
+            done += parse.request.size;
+        }
+    }
+    return done;
+}
+
+/* Goes on with requests that were held back or whose last bytes have come. */
+static void run_buffered(tddp_store_server *server, tddp_server_client *client)
+{
+    if (client->in.size == 0 || client->in.size < client->in_needed) {
+        return;
+    }
+    size_t done = run_requests(server, client, client->in.data, client->in.size);
+    if (done == client->in.size) {
+        tddp_bytes_free(&client->in); /* thousands of idle clients must not keep buffers */
+    } else {
+        tddp_bytes_consume(&client->in, done);
+    }
+}
+
+static void take_bytes(tddp_store_server *server, tddp_server_client *client, size_t size)
+{
+    const char *data = server->scratch;
+    size_t done = 0;
+    if (client->in.size == 0) {
+        done = run_requests(server, client, data, size);
+        if (client->dropped || done == size) {
+            return;
+        }
+    }
+    if (tddp_bytes_append(&client->in, data + done, size - done)) {
+        tddp_server_client_drop(server, client, tddp_error_message());
+    } else if (done == 0) {
+        run_buffered(server, client);
+    }
+}
+
+static void receive(tddp_store_server *server, tddp_server_client *client)
+{
+    ssize_t size;
+    do {
+        size = recv(client->fd, server->scratch, sizeof server->scratch, 0);
+    } while (size < 0 && errno == EINTR);
+    if (size > 0) {
+        take_bytes(server, client, (size_t)size);
+    } else if (size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) {
+        tddp_server_client_drop(server, client, NULL);
+    }
+}
+
+static void flush(tddp_store_server *server, tddp_server_client *client)
+{
+    while (client->out_sent < client->out.size) {
+        ssize_t sent = send(client->fd, client->out.data + client->out_sent,
+                            client->out.size - client->out_sent, MSG_NOSIGNAL);
+        if (sent >= 0) {
+            client->out_sent += (size_t)sent;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            break;
+        } else if (errno != EINTR) {
+            tddp_server_client_drop(server, client, NULL);
+            return;
+        }
+    }
+    if (client->out_sent == client->out.size) {
+        tddp_bytes_free(&client->out);
+        client->out_sent = 0;
+    }
+    watch(server, client);
+}
+
+void tddp_server_clients_flush(tddp_store_server *server)
+{
+    while (server->unsent) {
+        tddp_server_client *client = server->unsent;
+        server->unsent = client->next_unsent;
+        if (!server->unsent) {
+            server->unsent_end = &server->unsent;
+        }
+        client->unsent = false;
+        if (!client->dropped) {
+            flush(server, client);
+        }
+        if (!client->dropped) {
+            run_buffered(server, client);
+        }
+    }
+}
+
+void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
+                              uint32_t events)
+{
+    if (client->dropped) {
+        return;
+    }
+    if (events & EPOLLOUT) {
+        tddp_server_client_unsent(server, client);
+    }
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        receive(server, client);
+    }
+    tddp_server_clients_flush(server);
+}

@@ -1,0 +1,278 @@
+/*
+ * One request and its answer on a store's connection. Any thread; they take turns by an eventfd
+ * that can be waited for together with a deadline and a cancel token. Invariant: whoever gives the
+ * turn back leaves no unread answer behind, or has marked the store broken.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "store/tcp.h"
+
+enum {
+    /* What an impatient call still gives a request that is under way: without it a short timeout
+     * would cost the connection. */
+    GRACE_MS = 2000,
+    /* Above these, servers commonly refuse. */
+    COMMON_KEY_BYTES = 8 << 10,
+    COMMON_VALUE_BYTES = 8 << 20,
+};
+
+static tddp_status take_turn(const tddp_tcp_exchange *exchange)
+{
+    const tddp_tcp_store *store = exchange->store;
+    const tddp_store_call *call = exchange->call;
+    for (;;) {
+        uint64_t turn;
+        if (read(store->turn_fd, &turn, sizeof turn) == sizeof turn) {
+            return TDDP_OK;
+        }
+        if (errno != EAGAIN && errno != EINTR) {
+            return tddp_fail_errno("eventfd");
+        }
+        tddp_status status = tddp_net_poll(store->turn_fd, POLLIN, call->deadline_ns,
+                                           tddp_store_call_cancel_fd(call));
+        if (status == TDDP_TIMEOUT) {
+            return tddp_fail(status,
+                             "timed out after %lld ms waiting for another thread's call (%s)",
+                             (long long)call->timeout_ms, store->name);
+        }
+        if (status) {
+            return status;
+        }
+    }
+}
+
+tddp_status tddp_tcp_check_process(const tddp_tcp_store *store)
+{
+    if (store->pid != getpid()) {
+        return tddp_fail(TDDP_FORKED,
+                         "%s was opened by process %d: a forked child opens a store of its own",
+                         store->name, (int)store->pid);
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
+{
+    tddp_tcp_store *store = exchange->store;
+    tddp_status status = tddp_tcp_check_process(store);
+    status = status ? status : take_turn(exchange);
+    if (status) {
+        return status;
+    }
+    if (store->broken) {
+        tddp_tcp_end(exchange);
+        return tddp_fail(TDDP_NETWORK, "%s is of no further use since an earlier failure: %s",
+                         store->name, store->broken_why);
+    }
+    return TDDP_OK;
+}
+
+void tddp_tcp_end(tddp_tcp_exchange *exchange)
+{
+    tddp_bytes_free(&exchange->request);
+    uint64_t turn = 1;
+    /* Cannot fail: the counter is 0. */
+    ssize_t ignored = write(exchange->store->turn_fd, &turn, sizeof turn);
+    (void)ignored;
+}
+
+tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)
+{
+    if (!store->broken) {
+        store->broken = true;
+        snprintf(store->broken_why, sizeof store->broken_why, "%.500s", tddp_error_message());
+    }
+    return status;
+}
+
+/* Sets the text of a failure on the connection and gives the store up. */
+static tddp_status fail_exchange(const tddp_tcp_exchange *exchange, tddp_status status)
+{
+    const char *name = exchange->store->name;
+    const char *hint = "";
+    if (status == TDDP_NETWORK && exchange->sent > COMMON_VALUE_BYTES) {
+        hint = " (values of more than 8 MiB are refused by most servers)";
+    } else if (status == TDDP_NETWORK && exchange->sent > COMMON_KEY_BYTES) {
+        hint = " (keys of more than 8 KiB are refused by most servers)";
+    } else if (status == TDDP_NETWORK && strcmp(exchange->operation, "add") == 0) {
+        hint = " (the server hangs up also if the key's value is not a number)";
+    }
+    if (status == TDDP_TIMEOUT) {
+        status = tddp_fail(status, "%s did not answer %s within %lld ms", name, exchange->operation,
+                           (long long)exchange->call->timeout_ms);
+    } else if (status == TDDP_CANCELED) {
+        status = tddp_fail(status, "interrupted in %s (%s)", exchange->operation, name);
+    } else {
+        status = tddp_fail(status, "%s, %s: %s%s", name, exchange->operation, tddp_error_message(),
+                           hint);
+    }
+    return tddp_tcp_break(exchange->store, status);
+}
+
+typedef tddp_status (*mover)(int fd, void *data, size_t size, size_t *done, int64_t deadline_ns,
+                             int cancel_fd);
+
+static tddp_status move_out(int fd, void *data, size_t size, size_t *done, int64_t deadline_ns,
+                            int cancel_fd)
+{
+    return tddp_net_send(fd, data, size, done, deadline_ns, cancel_fd);
+}
+
+/* Moves all bytes, with some grace when the call's time is up or it is cancelled. */
+static tddp_status move(tddp_tcp_exchange *exchange, mover how, void *data, size_t size)
+{
+    int fd = exchange->store->fd;
+    size_t done = 0;
+    tddp_status first = TDDP_OK;
+    if (exchange->grace_ns == 0) {
+        first = how(fd, data, size, &done, exchange->call->deadline_ns,
+                    tddp_store_call_cancel_fd(exchange->call));
+        if (first != TDDP_TIMEOUT && first != TDDP_CANCELED) {
+            return first ? fail_exchange(exchange, first) : TDDP_OK;
+        }
+        exchange->grace_ns = tddp_deadline_after_ms(GRACE_MS);
+    }
+    tddp_status status = how(fd, data, size, &done, exchange->grace_ns, -1);
+    if (status == TDDP_TIMEOUT && first) {
+        status = first;
+    }
+    return status ? fail_exchange(exchange, status) : TDDP_OK;
+}
+
+tddp_status tddp_tcp_send(tddp_tcp_exchange *exchange, tddp_status status)
+{
+    if (status == TDDP_OK) {
+        exchange->sent = exchange->request.size;
+        status = move(exchange, move_out, exchange->request.data, exchange->request.size);
+    }
+    exchange->request.size = 0;
+    return status;
+}
+
+tddp_status tddp_tcp_receive(tddp_tcp_exchange *exchange, void *data, size_t size)
+{
+    return move(exchange, tddp_net_recv, data, size);
+}
+
+tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out)
+{
+    char bytes[8];
+    tddp_status status = tddp_tcp_receive(exchange, bytes, sizeof bytes);
+    if (status == TDDP_OK) {
+        *out = tddp_wire_u64(bytes);
+    }
+    return status;
+}
+
+static tddp_status fail_protocol(tddp_tcp_exchange *exchange, const char *what, uint64_t got)
+{
+    tddp_status status =
+        tddp_fail(TDDP_PROTOCOL, "%s answered %s with %s %llu: it speaks another protocol",
+                  exchange->store->name, exchange->operation, what, (unsigned long long)got);
+    return tddp_tcp_break(exchange->store, status);
+}
+
+/* Reads `size` bytes and forgets them. */
+static tddp_status pass_over(tddp_tcp_exchange *exchange, uint64_t size)
+{
+    char piece[4096];
+    tddp_status status = TDDP_OK;
+    while (size && status == TDDP_OK) {
+        size_t part = size < sizeof piece ? (size_t)size : sizeof piece;
+        status = tddp_tcp_receive(exchange, piece, part);
+        size -= part;
+    }
+    return status;
+}
+
+tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
+{
+    uint64_t size;
+    tddp_status status = tddp_tcp_receive_u64(exchange, &size);
+    if (status) {
+        return status;
+    }
+    if (size > UINT64_C(1) << 40) {
+        return fail_protocol(exchange, "a value of bytes", size);
+    }
+    char *data = tddp_alloc((size_t)size + 1);
+    if (!data) {
+        status = pass_over(exchange, size);
+        return status ? status : TDDP_OUT_OF_MEMORY;
+    }
+    status = tddp_tcp_receive(exchange, data, (size_t)size);
+    if (status) {
+        free(data);
+        return status;
+    }
+    *out = (tddp_blob){data, (size_t)size};
+    return TDDP_OK;
+}
+
+/* After CANCEL_WAIT the server answers 01; if the keys came at that moment, 00 and then 01.
+ * TDDP_OK: they are there. */
+static tddp_status cancel_wait(tddp_tcp_exchange *exchange, tddp_status reason)
+{
+    exchange->grace_ns = tddp_deadline_after_ms(GRACE_MS);
+    unsigned char cancel = TDDP_WIRE_CANCEL_WAIT;
+    unsigned char answer = 0;
+    tddp_status status = move(exchange, move_out, &cancel, 1);
+    if (status == TDDP_OK) {
+        status = tddp_tcp_receive(exchange, &answer, 1);
+    }
+    bool there = answer == TDDP_WIRE_STOP_WAITING;
+    if (status == TDDP_OK && there) {
+        status = tddp_tcp_receive(exchange, &answer, 1);
+    }
+    if (status == TDDP_OK && answer != TDDP_WIRE_WAIT_CANCELED) {
+        status = fail_protocol(exchange, "a byte", answer);
+    }
+    if (status) {
+        return status;
+    }
+    return there ? TDDP_OK : reason;
+}
+
+/* The keys as the user knows them: without the slash that the wire adds. */
+static tddp_status fail_wait(const tddp_tcp_exchange *exchange, tddp_status status,
+                             const tddp_slice *keys, size_t count)
+{
+    return tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name);
+}
+
+tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
+{
+    tddp_bytes *request = &exchange->request;
+    tddp_status status = tddp_wire_put_byte(request, TDDP_WIRE_WAIT);
+    status = status ? status : tddp_wire_put_u64(request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_tcp_put_key(request, keys[i]);
+    }
+    status = tddp_tcp_send(exchange, status);
+    if (status) {
+        return status;
+    }
+    unsigned char answer = 0;
+    size_t done = 0;
+    status = tddp_net_recv(exchange->store->fd, &answer, 1, &done, exchange->call->deadline_ns,
+                           tddp_store_call_cancel_fd(exchange->call));
+    if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
+        tddp_status reason = status;
+        status = cancel_wait(exchange, reason);
+        if (status == TDDP_TIMEOUT) {
+            status = reason; /* the store did not even answer that: broken now */
+        }
+        return status == reason && !exchange->store->broken
+                   ? fail_wait(exchange, reason, keys, count)
+                   : status;
+    }
+    if (status) {
+        return fail_exchange(exchange, status);
+    }
+    return answer == TDDP_WIRE_STOP_WAITING ? TDDP_OK : fail_protocol(exchange, "a byte", answer);
+}

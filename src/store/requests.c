@@ -1,0 +1,311 @@
+/*
+ * What each request does to the server's values, and the answer it gets. One row per kind in the
+ * table at the end. Server thread only. The answer to a request is appended before anybody is woken
+ * by it. Reading requests is wire.c's affair, sending answers clients.c's.
+ */
+#include <stdint.h>
+
+#include "store/server.h"
+#include "store/values.h"
+
+/* The most that may wait to be sent to a client, in times the largest request. */
+enum { ANSWER_REQUESTS = 2 };
+
+typedef struct context {
+    tddp_store_server *server;
+    tddp_server_client *client;
+    const tddp_wire_request *request;
+} context;
+
+static tddp_bytes *out(const context *c)
+{
+    return &c->client->out;
+}
+
+static void wake(const context *c, tddp_slice key)
+{
+    tddp_server_wake(c->server, &c->server->waits, key, SIZE_MAX);
+}
+
+/* A key counts as present also while its queue holds something. */
+static bool present(const context *c, tddp_slice key)
+{
+    return tddp_store_map_find(&c->server->values, key) ||
+           tddp_store_map_find(&c->server->queues, key);
+}
+
+static tddp_status run_validate(const context *c)
+{
+    if (c->client->validated) {
+        return tddp_fail(TDDP_PROTOCOL, "a second VALIDATE");
+    }
+    c->client->validated = true;
+    return TDDP_OK;
+}
+
+static tddp_status run_ping(const context *c)
+{
+    return tddp_wire_put_u32(out(c), (uint32_t)c->request->number);
+}
+
+static tddp_status run_set(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    tddp_status status = tddp_store_values_set(&c->server->values, r->key, r->values[0]);
+    if (status == TDDP_OK) {
+        wake(c, r->key);
+    }
+    return status;
+}
+
+static tddp_status run_append(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, r->key);
+    if (entry && entry->value.size > c->server->limits.value_bytes - r->values[0].size) {
+        return tddp_fail(TDDP_STORE, "APPEND would make a value of more than %llu bytes",
+                         (unsigned long long)c->server->limits.value_bytes);
+    }
+    tddp_status status = tddp_store_values_append(&c->server->values, r->key, r->values[0]);
+    if (status == TDDP_OK) {
+        wake(c, r->key);
+    }
+    return status;
+}
+
+static tddp_status run_compare_set(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    bool stored;
+    tddp_slice answer =
+        tddp_store_values_compare(&c->server->values, r->key, r->values[0], r->values[1], &stored);
+    tddp_status status = tddp_wire_put_string(out(c), answer);
+    if (status == TDDP_OK && stored) {
+        status = tddp_store_values_set(&c->server->values, r->key, r->values[1]);
+        if (status == TDDP_OK) {
+            wake(c, r->key);
+        }
+    }
+    return status;
+}
+
+static tddp_status put_value(const context *c, tddp_slice key)
+{
+    const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, key);
+    tddp_slice value = entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0};
+    uint64_t waiting = out(c)->size - c->client->out_sent;
+    if (waiting + value.size > ANSWER_REQUESTS * c->server->limits.request_bytes) {
+        return tddp_fail(TDDP_STORE, "more than %llu bytes of answers wait for it",
+                         (unsigned long long)(ANSWER_REQUESTS * c->server->limits.request_bytes));
+    }
+    return tddp_wire_put_string(out(c), value);
+}
+
+static tddp_status run_get(const context *c)
+{
+    return put_value(c, c->request->key);
+}
+
+static tddp_status run_add(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    int64_t sum;
+    tddp_status status = tddp_store_values_add(&c->server->values, r->key, r->number, &sum);
+    if (status == TDDP_OK) {
+        status = tddp_wire_put_u64(out(c), (uint64_t)sum);
+    }
+    if (status == TDDP_OK) {
+        wake(c, r->key);
+    }
+    return status;
+}
+
+static tddp_status run_check(const context *c)
+{
+    tddp_slice list = c->request->list;
+    unsigned char answer = TDDP_WIRE_READY;
+    for (uint64_t i = 0; i < c->request->count; i++) {
+        if (!present(c, tddp_wire_next(&list))) {
+            answer = TDDP_WIRE_NOT_READY;
+        }
+    }
+    return tddp_wire_put_byte(out(c), answer);
+}
+
+static tddp_status run_wait(const context *c)
+{
+    /* There is one wait per connection: a client that asks again has given up the first. */
+    tddp_server_wait_cancel(c->client);
+    tddp_slice list = c->request->list;
+    for (uint64_t i = 0; i < c->request->count; i++) {
+        tddp_slice key = tddp_wire_next(&list);
+        if (!present(c, key)) {
+            tddp_status status = tddp_server_wait_for(&c->server->waits, c->client, key);
+            if (status) {
+                return status;
+            }
+        }
+    }
+    return c->client->missing ? TDDP_OK : tddp_wire_put_byte(out(c), TDDP_WIRE_STOP_WAITING);
+}
+
+static tddp_status run_cancel_wait(const context *c)
+{
+    tddp_server_wait_cancel(c->client);
+    return tddp_wire_put_byte(out(c), TDDP_WIRE_WAIT_CANCELED);
+}
+
+static tddp_status run_num_keys(const context *c)
+{
+    return tddp_wire_put_u64(out(c), c->server->values.count);
+}
+
+static tddp_status run_delete_key(const context *c)
+{
+    return tddp_wire_put_u64(out(c), tddp_store_values_delete(&c->server->values, c->request->key));
+}
+
+static tddp_status run_multi_get(const context *c)
+{
+    tddp_slice list = c->request->list;
+    tddp_status status = TDDP_OK;
+    for (uint64_t i = 0; i < c->request->count && status == TDDP_OK; i++) {
+        status = put_value(c, tddp_wire_next(&list));
+    }
+    return status;
+}
+
+static tddp_status run_multi_set(const context *c)
+{
+    tddp_slice list = c->request->list;
+    for (uint64_t i = 0; i < c->request->count; i++) {
+        tddp_slice key = tddp_wire_next(&list);
+        tddp_status status = tddp_store_values_set(&c->server->values, key, tddp_wire_next(&list));
+        if (status) {
+            return status;
+        }
+        wake(c, key);
+    }
+    return TDDP_OK;
+}
+
+static tddp_status run_queue_push(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    tddp_store_entry *queue;
+    tddp_status status = tddp_store_map_obtain(&c->server->queues, r->key, &queue);
+    if (status) {
+        return status;
+    }
+    if (queue->value.size + 8 + r->values[0].size > c->server->limits.request_bytes) {
+        status = tddp_fail(TDDP_STORE, "QUEUE_PUSH would make a queue of more than %llu bytes",
+                           (unsigned long long)c->server->limits.request_bytes);
+    } else {
+        status = tddp_bytes_reserve(&queue->value, 8 + r->values[0].size);
+    }
+    if (status) {
+        if (queue->value.size == 0) {
+            tddp_store_map_remove(&c->server->queues, queue);
+        }
+        return status;
+    }
+    status = tddp_wire_put_string(&queue->value, r->values[0]); /* has its room */
+    tddp_server_wake(c->server, &c->server->waits, r->key, 1);
+    return status;
+}
+
+static uint64_t queue_length(const tddp_store_entry *queue)
+{
+    tddp_slice list = queue ? tddp_store_entry_value(queue) : (tddp_slice){0};
+    uint64_t length = 0;
+    while (list.size) {
+        (void)tddp_wire_next(&list);
+        length++;
+    }
+    return length;
+}
+
+static tddp_status run_queue_len(const context *c)
+{
+    return tddp_wire_put_u64(
+        out(c), queue_length(tddp_store_map_find(&c->server->queues, c->request->key)));
+}
+
+static tddp_status run_queue_pop(const context *c)
+{
+    tddp_store_entry *queue = tddp_store_map_find(&c->server->queues, c->request->key);
+    tddp_status status = tddp_wire_put_u64(out(c), queue_length(queue));
+    if (!queue || status) {
+        return status;
+    }
+    tddp_slice rest = tddp_store_entry_value(queue);
+    status = tddp_wire_put_string(out(c), tddp_wire_next(&rest));
+    tddp_bytes_consume(&queue->value, queue->value.size - rest.size);
+    if (queue->value.size == 0) {
+        tddp_store_map_remove(&c->server->queues, queue);
+    }
+    return status;
+}
+
+static tddp_status run_list_keys(const context *c)
+{
+    const tddp_store_map *values = &c->server->values;
+    tddp_status status = tddp_wire_put_u64(out(c), values->count);
+    const tddp_store_entry *entry = tddp_store_map_next(values, NULL);
+    while (entry && status == TDDP_OK) {
+        status = tddp_wire_put_string(out(c), tddp_store_entry_key(entry));
+        entry = tddp_store_map_next(values, entry);
+    }
+    return status;
+}
+
+static tddp_status run_barrier(const context *c)
+{
+    const tddp_wire_request *r = c->request;
+    int64_t arrived;
+    tddp_server_wait_cancel(c->client);
+    tddp_status status = tddp_store_values_add(&c->server->values, r->key, 1, &arrived);
+    if (status) {
+        return status;
+    }
+    wake(c, r->key);
+    if (arrived < r->number) {
+        return tddp_server_wait_for(&c->server->barriers, c->client, r->key);
+    }
+    status = tddp_wire_put_byte(out(c), TDDP_WIRE_STOP_WAITING);
+    if (status == TDDP_OK) {
+        tddp_server_wake(c->server, &c->server->barriers, r->key, SIZE_MAX);
+    }
+    return status;
+}
+
+static tddp_status (*const run[TDDP_WIRE_KINDS])(const context *) = {
+    [TDDP_WIRE_VALIDATE] = run_validate,
+    [TDDP_WIRE_SET] = run_set,
+    [TDDP_WIRE_COMPARE_SET] = run_compare_set,
+    [TDDP_WIRE_GET] = run_get,
+    [TDDP_WIRE_ADD] = run_add,
+    [TDDP_WIRE_CHECK] = run_check,
+    [TDDP_WIRE_WAIT] = run_wait,
+    [TDDP_WIRE_NUM_KEYS] = run_num_keys,
+    [TDDP_WIRE_DELETE_KEY] = run_delete_key,
+    [TDDP_WIRE_APPEND] = run_append,
+    [TDDP_WIRE_MULTI_GET] = run_multi_get,
+    [TDDP_WIRE_MULTI_SET] = run_multi_set,
+    [TDDP_WIRE_CANCEL_WAIT] = run_cancel_wait,
+    [TDDP_WIRE_PING] = run_ping,
+    [TDDP_WIRE_QUEUE_PUSH] = run_queue_push,
+    [TDDP_WIRE_QUEUE_POP] = run_queue_pop,
+    [TDDP_WIRE_QUEUE_LEN] = run_queue_len,
+    [TDDP_WIRE_LIST_KEYS] = run_list_keys,
+    [TDDP_WIRE_BARRIER] = run_barrier,
+};
+
+tddp_status tddp_server_execute(tddp_store_server *server, tddp_server_client *client,
+                                const tddp_wire_request *request)
+{
+    context c = {server, client, request};
+    /* Noted first, so that the asker's answer goes out before those of clients it wakes. */
+    tddp_server_client_unsent(server, client);
+    return run[request->kind](&c);
+}

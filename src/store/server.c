@@ -1,0 +1,210 @@
+/*
+ * The store server's life: listening, its one thread with its event loop, and its end. The thread
+ * owns everything but the fields set before it starts; start and stop are the owner's. In a forked
+ * child there is no such thread and its data may be half changed, so there only descriptors are
+ * closed and the memory is kept reachable, untouched.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "store/server.h"
+
+enum { EVENTS = 128, ACCEPTS_A_ROUND = 64, ACCEPT_REST_MS = 100, TELL_EVERY_S = 10 };
+
+/* Servers that this process inherited by a fork: not leaked, only never used again. */
+static tddp_store_server *_Atomic abandoned;
+
+static void watch_listener(tddp_store_server *server, bool on)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = &server->listen_fd}};
+    (void)epoll_ctl(server->epoll_fd, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, server->listen_fd,
+                    &event);
+}
+
+/* No descriptors or memory left: the listener stays readable, so look away for a while rather than
+ * spin. Whoever wants to connect waits in the kernel's queue. */
+static void rest_from_accepting(tddp_store_server *server, int error)
+{
+    int64_t now = tddp_now_ns();
+    if (server->accept_told_ns == 0 ||
+        now - server->accept_told_ns > TELL_EVERY_S * TDDP_NS_PER_S) {
+        tddp_log(TDDP_LOG_WARN, "store", "cannot accept clients on port %d for now: %s",
+                 server->port, strerror(error));
+        server->accept_told_ns = now;
+    }
+    server->accept_again_ns = tddp_deadline_after_ms(ACCEPT_REST_MS);
+    watch_listener(server, false);
+}
+
+static void accept_clients(tddp_store_server *server)
+{
+    for (int i = 0; i < ACCEPTS_A_ROUND; i++) {
+        int fd;
+        tddp_net_address from;
+        if (tddp_net_accept(server->listen_fd, &fd, &from)) {
+            tddp_server_client_add(server, fd, &from);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            rest_from_accepting(server, errno);
+            return;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            return;
+        }
+        /* Anything else was one client's failure: go on with the next. */
+    }
+}
+
+static void *server_body(void *data)
+{
+    tddp_store_server *server = data;
+    struct epoll_event events[EVENTS];
+    for (;;) {
+        int64_t again = server->accept_again_ns;
+        int count =
+            epoll_wait(server->epoll_fd, events, EVENTS, again ? tddp_deadline_poll_ms(again) : -1);
+        if (count < 0 && errno != EINTR) {
+            tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s",
+                     server->port, strerror(errno));
+            return NULL;
+        }
+        if (again && tddp_now_ns() >= again) {
+            server->accept_again_ns = 0;
+            watch_listener(server, true);
+        }
+        for (int i = 0; i < count; i++) {
+            void *source = events[i].data.ptr;
+            if (source == &server->stop_fd) {
+                return NULL;
+            }
+            if (source == &server->listen_fd) {
+                accept_clients(server);
+            } else {
+                tddp_server_client_event(server, source, events[i].events);
+            }
+        }
+        tddp_server_clients_reap(server);
+    }
+}
+
+static tddp_status adopt_listener(int fd)
+{
+    int listening = 0;
+    socklen_t length = sizeof listening;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) || !listening) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "descriptor %d is not a listening socket", fd);
+    }
+    return tddp_net_adopt(fd);
+}
+
+static tddp_status open_descriptors(tddp_store_server *server)
+{
+    tddp_net_address local;
+    tddp_status status = tddp_net_local(server->listen_fd, &local);
+    if (status) {
+        return status;
+    }
+    server->port = tddp_net_port(&local);
+    server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->epoll_fd < 0 || server->stop_fd < 0) {
+        return tddp_fail_errno(server->epoll_fd < 0 ? "epoll_create1" : "eventfd");
+    }
+    struct epoll_event stop = {.events = EPOLLIN, .data = {.ptr = &server->stop_fd}};
+    struct epoll_event listener = {.events = EPOLLIN, .data = {.ptr = &server->listen_fd}};
+    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop) ||
+        epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->listen_fd, &listener)) {
+        return tddp_fail_errno("epoll_ctl");
+    }
+    return TDDP_OK;
+}
+
+static void close_and_free(tddp_store_server *server)
+{
+    tddp_server_clients_free(server);
+    tddp_store_map_clear(&server->values);
+    tddp_store_map_clear(&server->queues);
+    tddp_store_map_clear(&server->waits);
+    tddp_store_map_clear(&server->barriers);
+    tddp_net_close(server->listen_fd);
+    tddp_close(server->epoll_fd);
+    tddp_close(server->stop_fd);
+    free(server);
+}
+
+/* Takes over `listen_fd` in any case. */
+static tddp_status start(const tddp_store_server_opts *opts, int listen_fd, tddp_store_server **out)
+{
+    tddp_store_server *server = tddp_alloc(sizeof *server);
+    if (!server) {
+        tddp_net_close(listen_fd);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    server->pid = getpid();
+    server->listen_fd = listen_fd;
+    server->epoll_fd = -1;
+    server->stop_fd = -1;
+    server->unsent_end = &server->unsent;
+    server->limits = tddp_wire_limits_of(opts->max_key_bytes, opts->max_value_bytes);
+    tddp_status status = open_descriptors(server);
+    if (status == TDDP_OK) {
+        status = tddp_thread_start(&server->thread, "tddp-store", server_body, server);
+    }
+    if (status) {
+        close_and_free(server);
+        return status;
+    }
+    *out = server;
+    return TDDP_OK;
+}
+
+tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_store_server **out)
+{
+    if (!opts || !out || opts->size < sizeof *opts) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "store server: expected options with their size set to %zu, and a result",
+                         sizeof *opts);
+    }
+    int listen_fd = opts->listen_fd;
+    tddp_status status = listen_fd >= 0 ? adopt_listener(listen_fd)
+                                        : tddp_net_listen(opts->host, opts->port, &listen_fd);
+    return status ? status : start(opts, listen_fd, out);
+}
+
+int tddp_store_server_port(const tddp_store_server *server)
+{
+    return server->port;
+}
+
+static void abandon(tddp_store_server *server)
+{
+    for (tddp_server_slots *slots = &server->slots; slots; slots = atomic_load(&slots->next)) {
+        for (size_t i = 0; i < sizeof slots->fds / sizeof *slots->fds; i++) {
+            tddp_close(atomic_load(&slots->fds[i]) - 1);
+        }
+    }
+    tddp_close(server->listen_fd);
+    tddp_close(server->epoll_fd);
+    tddp_close(server->stop_fd);
+    server->next_abandoned = atomic_load(&abandoned);
+    while (!atomic_compare_exchange_weak(&abandoned, &server->next_abandoned, server)) {
+    }
+}
+
+void tddp_store_server_stop(tddp_store_server *server)
+{
+    if (!server) {
+        return;
+    }
+    if (server->pid != getpid()) {
+        abandon(server);
+        return;
+    }
+    uint64_t one = 1;
+    ssize_t ignored = write(server->stop_fd, &one, sizeof one);
+    (void)ignored;
+    (void)pthread_join(server->thread, NULL);
+    close_and_free(server);
+}

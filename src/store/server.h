@@ -1,0 +1,121 @@
+/*
+ * The server's parts: server.c (life, thread, event loop), clients.c (connections: bytes in, bytes
+ * out), requests.c (what a request does), waits.c (who waits for what). All but start and stop run
+ * on the server's one thread.
+ */
+#ifndef TDDP_STORE_SERVER_H
+#define TDDP_STORE_SERVER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "net/net.h"
+#include "store/map.h"
+#include "store/wire.h"
+#include <tddp/store.h>
+
+typedef struct tddp_server_client tddp_server_client;
+
+/* One key that a client waits for: in the key's list and in its client's. */
+typedef struct tddp_server_wait {
+    struct tddp_server_wait *next; /* of the same key */
+    struct tddp_server_wait *previous;
+    struct tddp_server_wait *next_of_client;
+    tddp_store_entry *entry; /* its `data` is the first of the key's list; NULL once fulfilled */
+    tddp_store_map *map;     /* that the entry is in */
+    tddp_server_client *client;
+} tddp_server_wait;
+
+struct tddp_server_client {
+    tddp_server_client *next; /* of all clients */
+    tddp_server_client *previous;
+    tddp_server_client *next_unsent; /* of those with fresh output */
+    tddp_server_client *next_dropped;
+    int fd;
+    atomic_int *slot; /* where a forked child finds the descriptor */
+    tddp_net_address address;
+    const tddp_wire_dialect *dialect; /* NULL until its first bytes have told */
+    bool validated;
+    bool unsent;
+    bool dropped;
+    uint32_t events;  /* what epoll watches for */
+    tddp_bytes in;    /* the start of a request, or requests held back */
+    size_t in_needed; /* bytes before parsing is worth while */
+    tddp_bytes out;
+    size_t out_sent; /* of those */
+    tddp_server_wait *waits;
+    size_t missing; /* keys that the pending wait still lacks */
+};
+
+/* Descriptors of all connections, in a form that is whole at every moment, since a fork copies it
+ * at any moment. */
+typedef struct tddp_server_slots {
+    struct tddp_server_slots *_Atomic next;
+    atomic_int fds[256]; /* descriptor + 1, or 0 */
+} tddp_server_slots;
+
+struct tddp_store_server {
+    pthread_t thread;
+    pid_t pid;
+    int port;
+    int listen_fd;
+    int epoll_fd;
+    int stop_fd;
+    tddp_wire_limits limits;
+    int64_t accept_again_ns; /* 0, or accepting rests until then */
+    int64_t accept_told_ns;
+    tddp_server_client *clients;
+    tddp_server_client *unsent;
+    tddp_server_client **unsent_end;
+    tddp_server_client *dropped;
+    tddp_store_map values;
+    tddp_store_map queues;   /* value: encoded strings, oldest first */
+    tddp_store_map waits;    /* data: first tddp_server_wait */
+    tddp_store_map barriers; /* the same */
+    tddp_server_slots slots;
+    struct tddp_store_server *next_abandoned;
+    char scratch[64 << 10]; /* what was read last */
+};
+
+/* --- clients.c ------------------------------------------------------------------------------- */
+
+/* Takes over a connection; closes it if that fails. */
+void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from);
+void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
+                              uint32_t events);
+
+/* Ends a client with a line that says why (NULL: it went by itself). Freed later, by
+ * tddp_server_clients_reap(), when nothing points to it. */
+void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *client,
+                             const char *why);
+
+/* Call after appending to client->out. */
+void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *client);
+
+/* Sends what is fresh, in the order it was made. */
+void tddp_server_clients_flush(tddp_store_server *server);
+void tddp_server_clients_reap(tddp_store_server *server);
+void tddp_server_clients_free(tddp_store_server *server);
+
+/* --- requests.c ------------------------------------------------------------------------------ */
+
+/* Carries out one request; a failure's text says why the client must go. */
+TDDP_NODISCARD tddp_status tddp_server_execute(tddp_store_server *server,
+                                               tddp_server_client *client,
+                                               const tddp_wire_request *request);
+
+/* --- waits.c --------------------------------------------------------------------------------- */
+
+/* Notes that the client lacks a key of `map`. */
+TDDP_NODISCARD tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server_client *client,
+                                                tddp_slice key);
+
+/* The key is there: fulfils its waits (at most `limit` of them) and answers clients that now have
+ * all theirs. */
+void tddp_server_wake(tddp_store_server *server, tddp_store_map *map, tddp_slice key, size_t limit);
+
+/* Forgets what a client waits for. */
+void tddp_server_wait_cancel(tddp_server_client *client);
+
+#endif

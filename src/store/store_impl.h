@@ -1,0 +1,76 @@
+/*
+ * What the kinds of store share: the table of operations each fills, and small helpers. store.c has
+ * checked every argument before an operation is called: slices are sound, keys are not empty, out
+ * pointers are there.
+ */
+#ifndef TDDP_STORE_IMPL_H
+#define TDDP_STORE_IMPL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <tddp/store.h>
+
+#include "base/base.h"
+
+/* How long one call may take. */
+typedef struct tddp_store_call {
+    int64_t deadline_ns;
+    int64_t timeout_ms; /* what the deadline was made from, for texts */
+    tddp_cancel *cancel;
+} tddp_store_call;
+
+/* multi_get fills zeroed blobs; on failure store.c frees what is in them. */
+typedef struct tddp_store_ops {
+    tddp_status (*set)(tddp_store *, tddp_slice key, tddp_slice value, const tddp_store_call *);
+    tddp_status (*get)(tddp_store *, tddp_slice key, const tddp_store_call *, tddp_blob *out);
+    tddp_status (*add)(tddp_store *, tddp_slice key, int64_t delta, const tddp_store_call *,
+                       int64_t *out);
+    tddp_status (*compare_set)(tddp_store *, tddp_slice key, tddp_slice expected,
+                               tddp_slice desired, const tddp_store_call *, tddp_blob *out);
+    tddp_status (*delete_key)(tddp_store *, tddp_slice key, const tddp_store_call *, int *deleted);
+    tddp_status (*num_keys)(tddp_store *, const tddp_store_call *, int64_t *out);
+    tddp_status (*wait)(tddp_store *, const tddp_slice *keys, size_t count,
+                        const tddp_store_call *);
+    tddp_status (*check)(tddp_store *, const tddp_slice *keys, size_t count,
+                         const tddp_store_call *, int *all_exist);
+    tddp_status (*append)(tddp_store *, tddp_slice key, tddp_slice value, const tddp_store_call *);
+    tddp_status (*multi_get)(tddp_store *, const tddp_slice *keys, size_t count,
+                             const tddp_store_call *, tddp_blob *out);
+    tddp_status (*multi_set)(tddp_store *, const tddp_slice *keys, const tddp_slice *values,
+                             size_t count, const tddp_store_call *);
+    tddp_status (*clone)(tddp_store *, const tddp_store_call *, tddp_store **out);
+    void (*destroy)(tddp_store *);
+} tddp_store_ops;
+
+/* The first member of every kind. */
+struct tddp_store {
+    const tddp_store_ops *ops;
+    atomic_int references;
+    _Atomic int64_t timeout_ms;
+    tddp_store *under; /* of a view: the store it looks into, whose timeout is its own */
+};
+
+/* Fills the base with one reference; timeout_ms <= 0 means the default. */
+void tddp_store_init(tddp_store *store, const tddp_store_ops *ops, int64_t timeout_ms);
+
+tddp_store_call tddp_store_call_begin(const tddp_wait *wait, int64_t default_ms);
+
+static inline int tddp_store_call_cancel_fd(const tddp_store_call *call)
+{
+    return tddp_cancel_fd(call->cancel);
+}
+
+/* Copies bytes into a fresh blob. */
+TDDP_NODISCARD tddp_status tddp_blob_copy(tddp_slice bytes, tddp_blob *out);
+
+/* Writes the keys for a person: at most ten, long and binary ones shortened; returns `text`. */
+enum { TDDP_STORE_KEYS_TEXT_BYTES = 1024 };
+const char *tddp_store_keys_text(const tddp_slice *keys, size_t count,
+                                 char text[TDDP_STORE_KEYS_TEXT_BYTES]);
+
+/* The text of a wait that ended without its keys, TDDP_TIMEOUT or TDDP_CANCELED. */
+tddp_status tddp_store_fail_wait(tddp_status status, const tddp_slice *keys, size_t count,
+                                 const tddp_store_call *call, const char *store_name);
+
+#endif

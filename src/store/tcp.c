@@ -1,0 +1,247 @@
+/*
+ * The operations of a TCP store: each builds its request, has it exchanged, and reads the answer.
+ * Any thread. Keys of users carry a slash on the wire. Taking turns, deadlines and what becomes of
+ * a connection are exchange.c's.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/tcp.h"
+
+tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key)
+{
+    tddp_status status = tddp_wire_put_u64(to, key.size + 1);
+    status = status ? status : tddp_wire_put_byte(to, '/');
+    return status ? status : tddp_bytes_append(to, key.data, key.size);
+}
+
+/* The start of every request with one key. */
+static tddp_status put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key)
+{
+    tddp_status status = tddp_wire_put_byte(&exchange->request, (unsigned char)kind);
+    return status ? status : tddp_tcp_put_key(&exchange->request, key);
+}
+
+static tddp_status put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                            const tddp_slice *keys, size_t count)
+{
+    tddp_bytes *request = &exchange->request;
+    tddp_status status = tddp_wire_put_byte(request, (unsigned char)kind);
+    status = status ? status : tddp_wire_put_u64(request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_tcp_put_key(request, keys[i]);
+    }
+    return status;
+}
+
+#define BEGIN(name)                                                         \
+    tddp_tcp_exchange exchange = {                                          \
+        .store = (tddp_tcp_store *)store, .call = call, .operation = name}; \
+    tddp_status status = tddp_tcp_begin(&exchange);                         \
+    if (status) {                                                           \
+        return status;                                                      \
+    }
+
+static tddp_status end(tddp_tcp_exchange *exchange, tddp_status status)
+{
+    tddp_tcp_end(exchange);
+    return status;
+}
+
+/* SET and APPEND: no answer. */
+static tddp_status store_value(tddp_store *store, const char *operation, tddp_wire_kind kind,
+                               tddp_slice key, tddp_slice value, const tddp_store_call *call)
+{
+    BEGIN(operation);
+    status = put_head(&exchange, kind, key);
+    status = status ? status : tddp_wire_put_string(&exchange.request, value);
+    return end(&exchange, tddp_tcp_send(&exchange, status));
+}
+
+static tddp_status tcp_set(tddp_store *store, tddp_slice key, tddp_slice value,
+                           const tddp_store_call *call)
+{
+    return store_value(store, "set", TDDP_WIRE_SET, key, value, call);
+}
+
+static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice value,
+                              const tddp_store_call *call)
+{
+    return store_value(store, "append", TDDP_WIRE_APPEND, key, value, call);
+}
+
+static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_call *call,
+                           tddp_blob *out)
+{
+    BEGIN("get");
+    status = tddp_tcp_wait(&exchange, &key, 1);
+    if (status == TDDP_OK) {
+        status = tddp_tcp_send(&exchange, put_head(&exchange, TDDP_WIRE_GET, key));
+    }
+    if (status == TDDP_OK) {
+        status = tddp_tcp_receive_blob(&exchange, out);
+    }
+    return end(&exchange, status);
+}
+
+tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, int64_t delta,
+                         const tddp_store_call *call, int64_t *out)
+{
+    BEGIN("add");
+    tddp_bytes *request = &exchange.request;
+    status = tddp_wire_put_byte(request, TDDP_WIRE_ADD);
+    if (status == TDDP_OK) {
+        status = prefixed ? tddp_tcp_put_key(request, key) : tddp_wire_put_string(request, key);
+    }
+    status = status ? status : tddp_wire_put_u64(request, (uint64_t)delta);
+    status = tddp_tcp_send(&exchange, status);
+    uint64_t sum;
+    status = status ? status : tddp_tcp_receive_u64(&exchange, &sum);
+    if (status == TDDP_OK) {
+        *out = (int64_t)sum;
+    }
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_add(tddp_store *store, tddp_slice key, int64_t delta,
+                           const tddp_store_call *call, int64_t *out)
+{
+    return tddp_tcp_add((tddp_tcp_store *)store, key, true, delta, call, out);
+}
+
+static tddp_status tcp_compare_set(tddp_store *store, tddp_slice key, tddp_slice expected,
+                                   tddp_slice desired, const tddp_store_call *call, tddp_blob *out)
+{
+    BEGIN("compare_set");
+    status = put_head(&exchange, TDDP_WIRE_COMPARE_SET, key);
+    status = status ? status : tddp_wire_put_string(&exchange.request, expected);
+    status = status ? status : tddp_wire_put_string(&exchange.request, desired);
+    status = tddp_tcp_send(&exchange, status);
+    status = status ? status : tddp_tcp_receive_blob(&exchange, out);
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_store_call *call,
+                                  int *deleted)
+{
+    BEGIN("delete_key");
+    status = tddp_tcp_send(&exchange, put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
+    uint64_t count;
+    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    if (status == TDDP_OK) {
+        *deleted = count > 0;
+    }
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
+{
+    BEGIN("num_keys");
+    status = tddp_tcp_send(&exchange, tddp_wire_put_byte(&exchange.request, TDDP_WIRE_NUM_KEYS));
+    uint64_t count;
+    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    if (status == TDDP_OK) {
+        *out = (int64_t)count;
+    }
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_wait(tddp_store *store, const tddp_slice *keys, size_t count,
+                            const tddp_store_call *call)
+{
+    BEGIN("wait");
+    return end(&exchange, tddp_tcp_wait(&exchange, keys, count));
+}
+
+static tddp_status tcp_check(tddp_store *store, const tddp_slice *keys, size_t count,
+                             const tddp_store_call *call, int *all_exist)
+{
+    BEGIN("check");
+    status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_CHECK, keys, count));
+    unsigned char answer;
+    status = status ? status : tddp_tcp_receive(&exchange, &answer, 1);
+    if (status == TDDP_OK && answer > TDDP_WIRE_NOT_READY) {
+        status = tddp_fail(TDDP_PROTOCOL, "%s answered check with %u, expected 0 or 1",
+                           exchange.store->name, answer);
+        (void)tddp_tcp_break(exchange.store, status);
+    } else if (status == TDDP_OK) {
+        *all_exist = answer == TDDP_WIRE_READY;
+    }
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size_t count,
+                                 const tddp_store_call *call, tddp_blob *out)
+{
+    BEGIN("multi_get");
+    status = tddp_tcp_wait(&exchange, keys, count);
+    if (status == TDDP_OK) {
+        status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
+    }
+    if (status) {
+        return end(&exchange, status);
+    }
+    /* Every answer is read, also when memory has run out, so that the next call finds its own. */
+    for (size_t i = 0; i < count && !exchange.store->broken; i++) {
+        tddp_status received = tddp_tcp_receive_blob(&exchange, &out[i]);
+        status = received ? received : status;
+    }
+    return end(&exchange, status);
+}
+
+static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
+                                 const tddp_slice *values, size_t count,
+                                 const tddp_store_call *call)
+{
+    BEGIN("multi_set");
+    tddp_bytes *request = &exchange.request;
+    status = tddp_wire_put_byte(request, TDDP_WIRE_MULTI_SET);
+    status = status ? status : tddp_wire_put_u64(request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_tcp_put_key(request, keys[i]);
+        status = status ? status : tddp_wire_put_string(request, values[i]);
+    }
+    return end(&exchange, tddp_tcp_send(&exchange, status));
+}
+
+static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tddp_store **out)
+{
+    const tddp_tcp_store *tcp = (const tddp_tcp_store *)store;
+    tddp_tcp_store *clone;
+    tddp_status status = tddp_tcp_check_process(tcp);
+    if (status) {
+        return status;
+    }
+    status = tddp_tcp_connect(tcp->host, tcp->reach_at, tcp->port, tcp->server,
+                              tddp_store_timeout(store), call, &clone);
+    if (status == TDDP_OK) {
+        *out = &clone->base;
+    }
+    return status;
+}
+
+const char *tddp_tcp_store_host(const tddp_store *store)
+{
+    return store && store->ops == &tddp_tcp_ops ? ((const tddp_tcp_store *)store)->host : NULL;
+}
+
+int tddp_tcp_store_port(const tddp_store *store)
+{
+    return store && store->ops == &tddp_tcp_ops ? ((const tddp_tcp_store *)store)->port : -1;
+}
+
+const tddp_store_ops tddp_tcp_ops = {
+    .set = tcp_set,
+    .get = tcp_get,
+    .add = tcp_add,
+    .compare_set = tcp_compare_set,
+    .delete_key = tcp_delete_key,
+    .num_keys = tcp_num_keys,
+    .wait = tcp_wait,
+    .check = tcp_check,
+    .append = tcp_append,
+    .multi_get = tcp_multi_get,
+    .multi_set = tcp_multi_set,
+    .clone = tcp_clone,
+    .destroy = tddp_tcp_destroy,
+};

@@ -1,0 +1,264 @@
+/*
+ * Reads and writes the protocol's bytes. A request is described by a row of field letters; one
+ * cursor walks it over the buffer and stops at the first byte that is missing or wrong, so a
+ * gigantic length is refused as soon as its eight bytes are there. Pure functions; what a request
+ * does is requests.c's affair.
+ */
+#include <endian.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store/wire.h"
+
+enum { KEY_BYTES = 8 << 10, VALUE_BYTES = 8 << 20, KEYS = 131072, VALUES_PER_REQUEST = 16 };
+
+/* k key, v value, i 64-bit number, n 32-bit number, K list of keys, P list of keys and values. */
+static const char *const fields_of[TDDP_WIRE_KINDS] = {
+    [TDDP_WIRE_VALIDATE] = "n",   [TDDP_WIRE_SET] = "kv",      [TDDP_WIRE_COMPARE_SET] = "kvv",
+    [TDDP_WIRE_GET] = "k",        [TDDP_WIRE_ADD] = "ki",      [TDDP_WIRE_CHECK] = "K",
+    [TDDP_WIRE_WAIT] = "K",       [TDDP_WIRE_NUM_KEYS] = "",   [TDDP_WIRE_DELETE_KEY] = "k",
+    [TDDP_WIRE_APPEND] = "kv",    [TDDP_WIRE_MULTI_GET] = "K", [TDDP_WIRE_MULTI_SET] = "P",
+    [TDDP_WIRE_CANCEL_WAIT] = "", [TDDP_WIRE_PING] = "n",      [TDDP_WIRE_QUEUE_PUSH] = "kv",
+    [TDDP_WIRE_QUEUE_POP] = "k",  [TDDP_WIRE_QUEUE_LEN] = "k", [TDDP_WIRE_LIST_KEYS] = "",
+    [TDDP_WIRE_BARRIER] = "ki",
+};
+
+/* In the 2.x dialect opcodes are the kinds themselves. */
+static const uint8_t kinds_2x[] = {0,  1,  2,  3,  4,  5,  6,  7,  8, 9,
+                                   10, 11, 12, 13, 14, 15, 16, 17, 18};
+
+const tddp_wire_dialect tddp_wire_2x = {"2.x", kinds_2x, sizeof kinds_2x};
+
+static uint64_t limit_of(size_t wanted, uint64_t by_default)
+{
+    /* Below this, sums of a few limits cannot overflow. */
+    const uint64_t most = UINT64_C(1) << 48;
+    uint64_t limit = wanted ? wanted : by_default;
+    return limit < most ? limit : most;
+}
+
+tddp_wire_limits tddp_wire_limits_of(size_t key_bytes, size_t value_bytes)
+{
+    tddp_wire_limits limits = {
+        .key_bytes = limit_of(key_bytes, KEY_BYTES),
+        .value_bytes = limit_of(value_bytes, VALUE_BYTES),
+        .keys = KEYS,
+    };
+    uint64_t largest =
+        limits.key_bytes > limits.value_bytes ? limits.key_bytes : limits.value_bytes;
+    limits.request_bytes = VALUES_PER_REQUEST * (largest > VALUE_BYTES ? largest : VALUE_BYTES);
+    return limits;
+}
+
+typedef struct cursor {
+    const tddp_wire_limits *limits;
+    const char *data;
+    size_t size;
+    size_t at;
+    uint64_t owed; /* bytes that the fields after this one have at least */
+    tddp_wire_result result;
+    tddp_wire_parse *out;
+} cursor;
+
+static const char *refuse(cursor *c, const char *what, uint64_t got, uint64_t most)
+{
+    c->result = TDDP_WIRE_MALFORMED;
+    snprintf(c->out->fault, sizeof c->out->fault, "%s %llu, at most %llu allowed", what,
+             (unsigned long long)got, (unsigned long long)most);
+    return NULL;
+}
+
+/* The next `size` bytes, or NULL with the result set. */
+static const char *take(cursor *c, uint64_t size)
+{
+    uint64_t whole = c->at + size + c->owed;
+    if (whole > c->limits->request_bytes) {
+        return refuse(c, "request of bytes", whole, c->limits->request_bytes);
+    }
+    if (c->size - c->at < size) {
+        c->result = TDDP_WIRE_MORE;
+        c->out->needed = (size_t)whole;
+        return NULL;
+    }
+    const char *bytes = c->data + c->at;
+    c->at += (size_t)size;
+    return bytes;
+}
+
+static bool take_u64(cursor *c, uint64_t *out)
+{
+    const char *bytes = take(c, 8);
+    if (bytes) {
+        *out = tddp_wire_u64(bytes);
+    }
+    return bytes;
+}
+
+static bool take_string(cursor *c, const char *what, uint64_t most, tddp_slice *out)
+{
+    uint64_t size;
+    if (!take_u64(c, &size)) {
+        return false;
+    }
+    if (size > most) {
+        refuse(c, what, size, most);
+        return false;
+    }
+    const char *bytes = take(c, size);
+    *out = (tddp_slice){bytes, (size_t)size};
+    return bytes;
+}
+
+static bool take_key(cursor *c, tddp_slice *out)
+{
+    return take_string(c, "key of bytes", c->limits->key_bytes, out);
+}
+
+static bool take_value(cursor *c, tddp_slice *out)
+{
+    return take_string(c, "value of bytes", c->limits->value_bytes, out);
+}
+
+static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
+{
+    uint64_t count;
+    if (!take_u64(c, &count)) {
+        return false;
+    }
+    if (count > c->limits->keys) {
+        refuse(c, "keys in one request:", count, c->limits->keys);
+        return false;
+    }
+    size_t start = c->at;
+    uint64_t each = with_values ? 16 : 8;
+    c->owed = count * each;
+    for (uint64_t i = 0; i < count; i++) {
+        tddp_slice skipped;
+        c->owed -= 8;
+        if (!take_key(c, &skipped)) {
+            return false;
+        }
+        if (with_values) {
+            c->owed -= 8;
+            if (!take_value(c, &skipped)) {
+                return false;
+            }
+        }
+    }
+    request->count = count;
+    request->list = (tddp_slice){c->data + start, c->at - start};
+    return true;
+}
+
+static bool take_number(cursor *c, size_t bytes, int64_t *out)
+{
+    const char *at = take(c, bytes);
+    if (!at) {
+        return false;
+    }
+    if (bytes == 8) {
+        *out = (int64_t)tddp_wire_u64(at);
+    } else {
+        uint32_t number;
+        memcpy(&number, at, sizeof number);
+        *out = le32toh(number);
+    }
+    return true;
+}
+
+static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_request *request)
+{
+    switch (field) {
+    case 'k':
+        return take_key(c, &request->key);
+    case 'v':
+        return take_value(c, &request->values[(*values)++]);
+    case 'i':
+        return take_number(c, 8, &request->number);
+    case 'n':
+        return take_number(c, 4, &request->number);
+    default:
+        return take_list(c, field == 'P', request);
+    }
+}
+
+tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                const char *data, size_t size, tddp_wire_parse *out)
+{
+    cursor c = {limits, data, size, 0, 0, TDDP_WIRE_COMPLETE, out};
+    const char *opcode = take(&c, 1);
+    if (!opcode) {
+        return c.result;
+    }
+    unsigned char byte = (unsigned char)*opcode;
+    if (byte >= dialect->opcodes || dialect->kinds[byte] >= TDDP_WIRE_KINDS) {
+        snprintf(out->fault, sizeof out->fault, "unknown opcode 0x%02x", byte);
+        return TDDP_WIRE_MALFORMED;
+    }
+    tddp_wire_request request = {.kind = (tddp_wire_kind)dialect->kinds[byte]};
+    unsigned values = 0;
+    for (const char *field = fields_of[request.kind]; *field; field++) {
+        if (!take_field(&c, *field, &values, &request)) {
+            return c.result;
+        }
+    }
+    request.size = c.at;
+    out->request = request;
+    return TDDP_WIRE_COMPLETE;
+}
+
+tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
+                                  tddp_wire_parse *out)
+{
+    static const unsigned char hello_2x[] = {TDDP_WIRE_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
+    for (size_t i = 0; i < sizeof hello_2x; i++) {
+        if (i == size) {
+            out->needed = sizeof hello_2x;
+            return TDDP_WIRE_MORE;
+        }
+        if ((unsigned char)data[i] != hello_2x[i]) {
+            snprintf(out->fault, sizeof out->fault, "it does not speak PyTorch 2.x's protocol");
+            return TDDP_WIRE_MALFORMED;
+        }
+    }
+    *dialect = &tddp_wire_2x;
+    return TDDP_WIRE_COMPLETE;
+}
+
+tddp_slice tddp_wire_next(tddp_slice *list)
+{
+    tddp_slice string = {list->data + 8, (size_t)tddp_wire_u64(list->data)};
+    list->data += 8 + string.size;
+    list->size -= 8 + string.size;
+    return string;
+}
+
+tddp_status tddp_wire_put_byte(tddp_bytes *to, unsigned char byte)
+{
+    return tddp_bytes_append(to, &byte, 1);
+}
+
+tddp_status tddp_wire_put_u32(tddp_bytes *to, uint32_t number)
+{
+    uint32_t bytes = htole32(number);
+    return tddp_bytes_append(to, &bytes, sizeof bytes);
+}
+
+tddp_status tddp_wire_put_u64(tddp_bytes *to, uint64_t number)
+{
+    uint64_t bytes = htole64(number);
+    return tddp_bytes_append(to, &bytes, sizeof bytes);
+}
+
+tddp_status tddp_wire_put_string(tddp_bytes *to, tddp_slice string)
+{
+    tddp_status status = tddp_wire_put_u64(to, string.size);
+    return status ? status : tddp_bytes_append(to, string.data, string.size);
+}
+
+uint64_t tddp_wire_u64(const char bytes[8])
+{
+    uint64_t number;
+    memcpy(&number, bytes, sizeof number);
+    return le64toh(number);
+}

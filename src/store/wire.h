@@ -1,0 +1,111 @@
+/*
+ * The store protocol's bytes: requests out of a buffer, and messages into one. Pure: no I/O, no
+ * allocation while parsing, any input is answered.
+ *
+ *     +--------+----------------------------------------------------------+
+ *     | opcode | fields: string = u64 length, bytes; numbers little-endian |
+ *     +--------+----------------------------------------------------------+
+ *
+ * A dialect maps opcodes to kinds of request; the first bytes of a connection decide which one it
+ * speaks. A kind has the same fields in every dialect.
+ */
+#ifndef TDDP_STORE_WIRE_H
+#define TDDP_STORE_WIRE_H
+
+#include "base/base.h"
+#include <tddp/store.h>
+
+/* The values are the opcodes of PyTorch 2.x. */
+typedef enum tddp_wire_kind {
+    TDDP_WIRE_VALIDATE = 0x00,
+    TDDP_WIRE_SET = 0x01,
+    TDDP_WIRE_COMPARE_SET = 0x02,
+    TDDP_WIRE_GET = 0x03,
+    TDDP_WIRE_ADD = 0x04,
+    TDDP_WIRE_CHECK = 0x05,
+    TDDP_WIRE_WAIT = 0x06,
+    TDDP_WIRE_NUM_KEYS = 0x07,
+    TDDP_WIRE_DELETE_KEY = 0x08,
+    TDDP_WIRE_APPEND = 0x09,
+    TDDP_WIRE_MULTI_GET = 0x0a,
+    TDDP_WIRE_MULTI_SET = 0x0b,
+    TDDP_WIRE_CANCEL_WAIT = 0x0c,
+    TDDP_WIRE_PING = 0x0d,
+    TDDP_WIRE_QUEUE_PUSH = 0x0e,
+    TDDP_WIRE_QUEUE_POP = 0x0f,
+    TDDP_WIRE_QUEUE_LEN = 0x10,
+    TDDP_WIRE_LIST_KEYS = 0x11,
+    TDDP_WIRE_BARRIER = 0x12,
+    TDDP_WIRE_KINDS,
+} tddp_wire_kind;
+
+#define TDDP_WIRE_MAGIC UINT32_C(0x3C85F7CE)
+
+/* Single-byte answers. */
+enum {
+    TDDP_WIRE_READY = 0,
+    TDDP_WIRE_NOT_READY = 1,
+    TDDP_WIRE_STOP_WAITING = 0,
+    TDDP_WIRE_WAIT_CANCELED = 1,
+};
+
+typedef struct tddp_wire_dialect {
+    const char *name;
+    const uint8_t *kinds; /* by opcode */
+    size_t opcodes;
+} tddp_wire_dialect;
+
+extern const tddp_wire_dialect tddp_wire_2x;
+
+typedef struct tddp_wire_limits {
+    uint64_t key_bytes;
+    uint64_t value_bytes;
+    uint64_t keys;          /* in one request */
+    uint64_t request_bytes; /* of one request as a whole */
+} tddp_wire_limits;
+
+/* Limits from an option's bytes of key and value; 0 means the default, 8 KiB and 8 MiB. */
+tddp_wire_limits tddp_wire_limits_of(size_t key_bytes, size_t value_bytes);
+
+typedef enum tddp_wire_result {
+    TDDP_WIRE_COMPLETE,
+    TDDP_WIRE_MORE,      /* bytes are missing */
+    TDDP_WIRE_MALFORMED, /* nothing after this can be understood */
+} tddp_wire_result;
+
+/* One request. Slices point into the parsed bytes. */
+typedef struct tddp_wire_request {
+    tddp_wire_kind kind;
+    size_t size;          /* bytes of the whole request */
+    tddp_slice key;       /* of requests with one key */
+    tddp_slice values[2]; /* value; or expected and desired */
+    int64_t number;       /* ADD: delta; BARRIER: world size; VALIDATE, PING: u32 */
+    uint64_t count;       /* of requests with a list */
+    tddp_slice list;      /* its strings, for tddp_wire_next() */
+} tddp_wire_request;
+
+typedef struct tddp_wire_parse {
+    tddp_wire_request request; /* if complete */
+    size_t needed;             /* if more: the request has at least so many bytes */
+    char fault[112];           /* if malformed: what was wrong */
+} tddp_wire_parse;
+
+/* Tells the dialect of a connection by its first bytes. */
+tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
+                                  tddp_wire_parse *out);
+
+tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                const char *data, size_t size, tddp_wire_parse *out);
+
+/* Takes the next string off the list of a complete request. */
+tddp_slice tddp_wire_next(tddp_slice *list);
+
+/* Writing; little-endian. */
+TDDP_NODISCARD tddp_status tddp_wire_put_byte(tddp_bytes *to, unsigned char byte);
+TDDP_NODISCARD tddp_status tddp_wire_put_u32(tddp_bytes *to, uint32_t number);
+TDDP_NODISCARD tddp_status tddp_wire_put_u64(tddp_bytes *to, uint64_t number);
+TDDP_NODISCARD tddp_status tddp_wire_put_string(tddp_bytes *to, tddp_slice string);
+
+uint64_t tddp_wire_u64(const char bytes[8]);
+
+#endif

@@ -1,0 +1,578 @@
+/*
+ * Every call on every kind of store, through one table: tcp, file, hash, and a prefix over each.
+ */
+#include "store_fixture.h"
+
+typedef struct fixture {
+    const char *kind;
+    tddp_store *base;
+    tddp_store *store; /* the one under test */
+    tddp_store_server *server;
+    char path[64];
+} fixture;
+
+static const char *const kinds[] = {"tcp",        "file",        "hash",
+                                    "prefix/tcp", "prefix/file", "prefix/hash"};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static fixture fixture_open(const char *kind)
+{
+    fixture f = {.kind = kind};
+    printf("kind %s\n", kind);
+    fflush(stdout);
+    if (strstr(kind, "tcp")) {
+        f.server = loopback_server();
+        f.base = client_of(tddp_store_server_port(f.server));
+    } else if (strstr(kind, "file")) {
+        static int number;
+        snprintf(f.path, sizeof f.path, "/tmp/tddp_store_test_%d_%d", (int)getpid(), number++);
+        CHECK_OK(tddp_file_store_open(f.path, 1, 20000, &f.base));
+    } else {
+        CHECK_OK(tddp_hash_store_create(20000, &f.base));
+    }
+    if (strstr(kind, "prefix/")) {
+        CHECK_OK(tddp_prefix_store_create("a/b", f.base, &f.store));
+    } else {
+        f.store = tddp_store_retain(f.base);
+    }
+    return f;
+}
+
+static void fixture_close(fixture *f)
+{
+    tddp_store_release(f->store);
+    tddp_store_release(f->base);
+    tddp_store_server_stop(f->server);
+    if (f->path[0]) {
+        CHECK(access(f->path, F_OK) != 0); /* removed by the last of 1 */
+    }
+}
+
+#define FOR_EACH_KIND(f)                                                    \
+    for (int kind_index = 0; kind_index < KINDS; kind_index++)              \
+        for (fixture f = fixture_open(kinds[kind_index]), *once = &f; once; \
+             fixture_close(&f), once = NULL)
+
+TEST(values_are_stored_and_fetched)
+{
+    FOR_EACH_KIND(f)
+    {
+        CHECK_OK(tddp_store_set(f.store, text("k"), text("v"), NULL));
+        CHECK_VALUE(f.store, "k", "v");
+        CHECK_OK(tddp_store_set(f.store, text("k"), text("another"), NULL));
+        CHECK_VALUE(f.store, "k", "another");
+        CHECK_OK(tddp_store_set(f.store, text("e"), (tddp_slice){NULL, 0}, NULL));
+        CHECK_VALUE(f.store, "e", "");
+        CHECK_OK(tddp_store_set(f.store, text("cl\xc3\xa9/x y"), text("1"), NULL));
+        CHECK_VALUE(f.store, "cl\xc3\xa9/x y", "1");
+    }
+}
+
+TEST(values_may_be_any_bytes_and_large)
+{
+    FOR_EACH_KIND(f)
+    {
+        size_t size = 3 << 20;
+        char *bytes = malloc(size);
+        for (size_t i = 0; i < size; i++) {
+            bytes[i] = (char)(i * 31 + i / 251);
+        }
+        CHECK_OK(
+            tddp_store_set(f.store, (tddp_slice){"a\0b\n", 4}, (tddp_slice){bytes, size}, NULL));
+        tddp_blob got;
+        CHECK_OK(tddp_store_get(f.store, (tddp_slice){"a\0b\n", 4}, NULL, &got));
+        CHECK_INT(got.size, size);
+        CHECK_INT(memcmp(got.data, bytes, size), 0);
+        tddp_blob_free(&got);
+        free(bytes);
+    }
+}
+
+TEST(counters_count)
+{
+    FOR_EACH_KIND(f)
+    {
+        int64_t sum;
+        CHECK_OK(tddp_store_add(f.store, text("n"), 5, NULL, &sum));
+        CHECK_INT(sum, 5);
+        CHECK_OK(tddp_store_add(f.store, text("n"), -7, NULL, &sum));
+        CHECK_INT(sum, -2);
+        CHECK_VALUE(f.store, "n", "-2");
+        CHECK_OK(tddp_store_set(f.store, text("n"), text("9223372036854775806"), NULL));
+        CHECK_OK(tddp_store_add(f.store, text("n"), 1, NULL, &sum));
+        CHECK(sum == INT64_MAX);
+        CHECK_OK(tddp_store_add(f.store, text("n"), 0, NULL, &sum));
+        CHECK(sum == INT64_MAX);
+    }
+}
+
+TEST(adding_to_what_is_no_number_fails)
+{
+    FOR_EACH_KIND(f)
+    {
+        int64_t sum = 77;
+        CHECK_OK(tddp_store_set(f.store, text("word"), text("abc"), NULL));
+        CHECK_STATUS(tddp_store_add(f.store, text("word"), 1, NULL, &sum),
+                     f.server ? TDDP_NETWORK : TDDP_STORE);
+        CHECK_CONTAINS(tddp_error_message(), "not a number");
+        CHECK_INT(sum, 77);
+    }
+}
+
+static void check_swap(tddp_store *store, const char *key, const char *expected,
+                       const char *desired, const char *answer)
+{
+    tddp_blob got;
+    CHECK_OK(tddp_store_compare_set(store, text(key), text(expected), text(desired), NULL, &got));
+    CHECK_TEXT(got.data, answer);
+    tddp_blob_free(&got);
+}
+
+TEST(compare_set_answers_as_pytorch_does)
+{
+    FOR_EACH_KIND(f)
+    {
+        check_swap(f.store, "c", "", "x", "x");
+        CHECK_VALUE(f.store, "c", "x");
+        check_swap(f.store, "c", "x", "y", "y");
+        check_swap(f.store, "c", "bad", "z", "y");
+        CHECK_VALUE(f.store, "c", "y");
+        check_swap(f.store, "missing", "old", "new", "old");
+        int there;
+        tddp_slice key = text("missing");
+        CHECK_OK(tddp_store_check(f.store, &key, 1, NULL, &there));
+        CHECK_INT(there, 0);
+    }
+}
+
+TEST(keys_are_deleted_counted_and_checked)
+{
+    FOR_EACH_KIND(f)
+    {
+        int64_t before;
+        int64_t after;
+        int deleted = 7;
+        int there;
+        CHECK_OK(tddp_store_num_keys(f.store, NULL, &before));
+        CHECK_OK(tddp_store_set(f.store, text("k1"), text("1"), NULL));
+        CHECK_OK(tddp_store_set(f.store, text("k2"), text("2"), NULL));
+        CHECK_OK(tddp_store_set(f.store, text("k2"), text("3"), NULL));
+        CHECK_OK(tddp_store_num_keys(f.store, NULL, &after));
+        CHECK_INT(after - before, 2);
+        tddp_slice keys[] = {text("k1"), text("k2")};
+        CHECK_OK(tddp_store_check(f.store, keys, 2, NULL, &there));
+        CHECK_INT(there, 1);
+        CHECK_OK(tddp_store_delete_key(f.store, text("k2"), NULL, &deleted));
+        CHECK_INT(deleted, 1);
+        CHECK_OK(tddp_store_delete_key(f.store, text("k2"), NULL, &deleted));
+        CHECK_INT(deleted, 0);
+        CHECK_OK(tddp_store_check(f.store, keys, 2, NULL, &there));
+        CHECK_INT(there, 0);
+        CHECK_OK(tddp_store_check(f.store, keys, 1, NULL, &there));
+        CHECK_INT(there, 1);
+        CHECK_OK(tddp_store_check(f.store, NULL, 0, NULL, &there));
+        CHECK_INT(there, 1);
+        CHECK_OK(tddp_store_num_keys(f.store, NULL, &after));
+        CHECK_INT(after - before, 1);
+    }
+}
+
+TEST(several_values_at_once)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_slice keys[] = {text("m1"), text("m2"), text("m3")};
+        tddp_slice values[] = {text("1"), text("22"), text("")};
+        tddp_blob got[3];
+        CHECK_OK(tddp_store_multi_set(f.store, keys, values, 3, NULL));
+        CHECK_OK(tddp_store_multi_get(f.store, keys, 3, NULL, got));
+        for (int i = 0; i < 3; i++) {
+            CHECK_TEXT(got[i].data, values[i].data);
+            tddp_blob_free(&got[i]);
+        }
+        CHECK_OK(tddp_store_multi_get(f.store, NULL, 0, NULL, NULL));
+        CHECK_OK(tddp_store_multi_set(f.store, NULL, NULL, 0, NULL));
+        CHECK_OK(tddp_store_wait(f.store, keys, 3, NULL));
+        CHECK_OK(tddp_store_wait(f.store, NULL, 0, NULL));
+        CHECK_OK(tddp_store_append(f.store, keys[1], text("xyz"), NULL));
+        CHECK_VALUE(f.store, "m2", "22xyz");
+        CHECK_OK(tddp_store_append(f.store, text("fresh"), text("abc"), NULL));
+        CHECK_VALUE(f.store, "fresh", "abc");
+    }
+}
+
+TEST(many_keys_at_once)
+{
+    enum { MANY = 3000 };
+    FOR_EACH_KIND(f)
+    {
+        static char names[MANY][16];
+        static tddp_slice keys[MANY];
+        static tddp_blob got[MANY];
+        for (int i = 0; i < MANY; i++) {
+            snprintf(names[i], sizeof names[i], "key%d", i);
+            keys[i] = text(names[i]);
+        }
+        CHECK_OK(tddp_store_multi_set(f.store, keys, keys, MANY, NULL));
+        CHECK_OK(tddp_store_multi_get(f.store, keys, MANY, NULL, got));
+        for (int i = 0; i < MANY; i++) {
+            CHECK_TEXT(got[i].data, names[i]);
+            tddp_blob_free(&got[i]);
+        }
+        int there;
+        CHECK_OK(tddp_store_check(f.store, keys, MANY, NULL, &there));
+        CHECK_INT(there, 1);
+    }
+}
+
+TEST(a_wait_that_runs_out_of_time_names_the_keys)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_wait wait = within_ms(60);
+        tddp_blob got;
+        int64_t start = tddp_now_ns();
+        CHECK_STATUS(tddp_store_get(f.store, text("nope"), &wait, &got), TDDP_TIMEOUT);
+        int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
+        CHECK(took_ms >= 60 && took_ms < 5000);
+        CHECK_CONTAINS(tddp_error_message(), "timed out after 60 ms waiting for the key \"");
+        CHECK_CONTAINS(tddp_error_message(), "nope\"");
+        tddp_slice keys[14];
+        char names[14][8];
+        for (int i = 0; i < 14; i++) {
+            snprintf(names[i], sizeof names[i], "%c\x01", 'a' + i);
+            keys[i] = text(names[i]);
+        }
+        CHECK_OK(tddp_store_set(f.store, keys[0], text("x"), NULL));
+        CHECK_STATUS(tddp_store_wait(f.store, keys, 14, &wait), TDDP_TIMEOUT);
+        CHECK_CONTAINS(tddp_error_message(), "j\\x01\" and 4 more (");
+        /* The store is as good as before. */
+        CHECK_OK(tddp_store_set(f.store, text("nope"), text("now"), NULL));
+        CHECK_VALUE(f.store, "nope", "now");
+    }
+}
+
+TEST(a_timeout_of_zero_looks_once)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_wait now = within_ms(0);
+        tddp_blob got;
+        for (int i = 0; i < 20; i++) {
+            CHECK_STATUS(tddp_store_get(f.store, text("k"), &now, &got), TDDP_TIMEOUT);
+        }
+        CHECK_OK(tddp_store_set(f.store, text("k"), text("v"), &now));
+        for (int i = 0; i < 20; i++) {
+            CHECK_OK(tddp_store_get(f.store, text("k"), &now, &got));
+            CHECK_TEXT(got.data, "v");
+            tddp_blob_free(&got);
+        }
+    }
+}
+
+static void *trigger_soon(void *cancel)
+{
+    usleep(50000);
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+TEST(a_wait_is_ended_by_its_cancel_token)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_cancel *cancel;
+        CHECK_OK(tddp_cancel_create(&cancel));
+        tddp_wait wait = {.timeout_ms = 20000, .cancel = cancel};
+        pthread_t thread;
+        CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
+        int64_t start = tddp_now_ns();
+        tddp_slice key = text("nope");
+        CHECK_STATUS(tddp_store_wait(f.store, &key, 1, &wait), TDDP_CANCELED);
+        CHECK_CONTAINS(tddp_error_message(), "nope");
+        CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
+        pthread_join(thread, NULL);
+        CHECK_STATUS(tddp_store_set(f.store, key, text("x"), &wait), TDDP_CANCELED);
+        CHECK_OK(tddp_store_set(f.store, key, text("x"), NULL));
+        CHECK_VALUE(f.store, "nope", "x");
+        tddp_cancel_free(cancel);
+    }
+}
+
+static void *set_soon(void *store)
+{
+    usleep(30000);
+    CHECK_OK(tddp_store_set(store, text("late"), text("here"), NULL));
+    tddp_blob answer;
+    CHECK_OK(tddp_store_compare_set(store, text("later"), text(""), text("too"), NULL, &answer));
+    tddp_blob_free(&answer);
+    return NULL;
+}
+
+TEST(a_get_waits_for_the_key)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_store *other;
+        CHECK_OK(tddp_store_clone(f.store, NULL, &other));
+        pthread_t thread;
+        CHECK_INT(pthread_create(&thread, NULL, set_soon, other), 0);
+        CHECK_VALUE(f.store, "late", "here");
+        CHECK_VALUE(f.store, "later", "too");
+        pthread_join(thread, NULL);
+        tddp_store_release(other);
+    }
+}
+
+static void *add_much(void *store)
+{
+    for (int i = 0; i < 100; i++) {
+        int64_t sum;
+        CHECK_OK(tddp_store_add(store, text("shared"), 1, NULL, &sum));
+        CHECK(sum >= i + 1);
+    }
+    return NULL;
+}
+
+TEST(threads_share_a_store)
+{
+    FOR_EACH_KIND(f)
+    {
+        pthread_t threads[4];
+        for (int i = 0; i < 4; i++) {
+            CHECK_INT(pthread_create(&threads[i], NULL, add_much, f.store), 0);
+        }
+        for (int i = 0; i < 4; i++) {
+            pthread_join(threads[i], NULL);
+        }
+        CHECK_VALUE(f.store, "shared", "400");
+    }
+}
+
+TEST(arguments_are_checked)
+{
+    FOR_EACH_KIND(f)
+    {
+        tddp_blob got;
+        int64_t number;
+        tddp_slice empty = {"", 0};
+        CHECK_STATUS(tddp_store_set(NULL, text("k"), text("v"), NULL), TDDP_INVALID_ARGUMENT);
+        CHECK_TEXT(tddp_error_message(), "the store is NULL");
+        CHECK_STATUS(tddp_store_set(f.store, empty, text("v"), NULL), TDDP_INVALID_ARGUMENT);
+        CHECK_TEXT(tddp_error_message(), "key 0 is empty");
+        CHECK_STATUS(tddp_store_set(f.store, text("k"), (tddp_slice){NULL, 3}, NULL),
+                     TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_get(f.store, text("k"), NULL, NULL), TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_get(f.store, (tddp_slice){NULL, 2}, NULL, &got),
+                     TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_add(f.store, empty, 1, NULL, &number), TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_wait(f.store, NULL, 3, NULL), TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_num_keys(f.store, NULL, NULL), TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_set_timeout(f.store, 0), TDDP_INVALID_ARGUMENT);
+        CHECK_STATUS(tddp_store_set_timeout(NULL, 5), TDDP_INVALID_ARGUMENT);
+        CHECK_INT(tddp_store_timeout(f.store), 20000);
+        CHECK_OK(tddp_store_set_timeout(f.store, 40));
+        CHECK_INT(tddp_store_timeout(f.base), 40);
+        CHECK_STATUS(tddp_store_get(f.store, text("k"), NULL, &got), TDDP_TIMEOUT);
+    }
+}
+
+TEST(making_a_store_checks_its_arguments)
+{
+    tddp_store *store = NULL;
+    CHECK_STATUS(tddp_hash_store_create(1, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_file_store_open(NULL, 1, 1, &store), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_file_store_open("/tmp/x", -1, 1, &store), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_file_store_open("/no/such/folder/x", 1, 1, &store), TDDP_STORE);
+    CHECK_CONTAINS(tddp_error_message(), "/no/such/folder/x: open: No such file or directory");
+    CHECK_STATUS(tddp_prefix_store_create("p", NULL, &store), TDDP_INVALID_ARGUMENT);
+    CHECK(!store);
+    CHECK_OK(tddp_hash_store_create(0, &store));
+    CHECK_INT(tddp_store_timeout(store), 300000);
+    CHECK(!tddp_tcp_store_host(store));
+    CHECK_INT(tddp_tcp_store_port(store), -1);
+    tddp_store *prefixed;
+    CHECK_STATUS(tddp_prefix_store_create(NULL, store, &prefixed), TDDP_INVALID_ARGUMENT);
+    tddp_store_release(store);
+    tddp_store_release(NULL);
+    tddp_blob_free(NULL);
+}
+
+TEST(prefixes_nest_outermost_last)
+{
+    tddp_store *base;
+    tddp_store *inner;
+    tddp_store *outer;
+    CHECK_OK(tddp_hash_store_create(1000, &base));
+    CHECK_OK(tddp_prefix_store_create("b", base, &inner));
+    CHECK_OK(tddp_prefix_store_create("0/", inner, &outer));
+    tddp_store_release(inner);
+    CHECK_OK(tddp_store_set(outer, text("x"), text("1"), NULL));
+    CHECK_VALUE(base, "b/0//x", "1");
+    tddp_store *copy;
+    CHECK_OK(tddp_store_clone(outer, NULL, &copy));
+    CHECK_VALUE(copy, "x", "1");
+    tddp_store_release(outer);
+    tddp_store_release(copy);
+    tddp_store_release(base);
+}
+
+/* Runs every operation once with the nth allocation failing; false once none failed. */
+static bool survive(tddp_store *store, long nth)
+{
+    tddp_slice keys[] = {text("one"), text("two")};
+    tddp_slice values[] = {text("1"), text("2")};
+    tddp_blob blobs[2];
+    tddp_blob blob;
+    int64_t number;
+    int flag;
+    bool failed = false;
+#define TRY(call, undo)                                                \
+    do {                                                               \
+        tddp_fail_allocation(nth);                                     \
+        tddp_status tried = call;                                      \
+        tddp_fail_allocation(0);                                       \
+        if (tried == TDDP_OK) {                                        \
+            undo;                                                      \
+        } else {                                                       \
+            CHECK_STATUS(tried, TDDP_OUT_OF_MEMORY);                   \
+            failed = true;                                             \
+        }                                                              \
+        CHECK_OK(tddp_store_set(store, text("one"), text("1"), NULL)); \
+        CHECK_OK(tddp_store_set(store, text("two"), text("2"), NULL)); \
+    } while (0)
+    TRY(tddp_store_set(store, text("three"), text("3"), NULL), (void)0);
+    TRY(tddp_store_get(store, text("one"), NULL, &blob), tddp_blob_free(&blob));
+    TRY(tddp_store_add(store, text("four"), 1, NULL, &number), (void)0);
+    TRY(tddp_store_compare_set(store, text("one"), text("1"), text("5"), NULL, &blob),
+        tddp_blob_free(&blob));
+    TRY(tddp_store_delete_key(store, text("three"), NULL, &flag), (void)0);
+    TRY(tddp_store_num_keys(store, NULL, &number), (void)0);
+    TRY(tddp_store_wait(store, keys, 2, NULL), (void)0);
+    TRY(tddp_store_check(store, keys, 2, NULL, &flag), (void)0);
+    TRY(tddp_store_append(store, text("two"), text("xxxxxxxxxxxxxxxxxxxxxxxx"), NULL), (void)0);
+    TRY(tddp_store_multi_set(store, keys, values, 2, NULL), (void)0);
+    TRY(tddp_store_multi_get(store, keys, 2, NULL, blobs), {
+        tddp_blob_free(&blobs[0]);
+        tddp_blob_free(&blobs[1]);
+    });
+    tddp_fail_allocation(nth);
+    tddp_store *copy;
+    tddp_status cloned = tddp_store_clone(store, NULL, &copy);
+    tddp_fail_allocation(0);
+    if (cloned == TDDP_OK) {
+        tddp_store_release(copy);
+    } else {
+        CHECK_STATUS(cloned, TDDP_OUT_OF_MEMORY);
+        failed = true;
+    }
+    return failed;
+}
+
+/* The server of the TCP store runs in a process of its own: allocations of its thread would be
+ * counted too. */
+MULTI_TEST(every_allocation_may_fail, 2, 60)
+{
+    if (rank == 1) {
+        tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+        opts.host = "127.0.0.1";
+        opts.port = port;
+        tddp_store_server *server;
+        CHECK_OK(tddp_store_server_start(&opts, &server));
+        tddp_store *watcher = client_of(port);
+        CHECK_VALUE(watcher, "done", "1");
+        tddp_store_release(watcher);
+        tddp_store_server_stop(server);
+        return;
+    }
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/tddp_store_test_%d", (int)getpid());
+    tddp_store *stores[6];
+    stores[0] = client_of(port);
+    CHECK_OK(tddp_hash_store_create(20000, &stores[1]));
+    CHECK_OK(tddp_file_store_open(path, 1, 20000, &stores[2]));
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(tddp_prefix_store_create("p", stores[i], &stores[i + 3]));
+    }
+    for (int i = 0; i < 6; i++) {
+        long nth = 1;
+        while (survive(stores[i], nth)) {
+            nth++;
+        }
+        printf("store %d: %ld allocations at most\n", i, nth - 1);
+        CHECK(nth > 2);
+    }
+    CHECK_OK(tddp_store_set(stores[0], text("done"), text("1"), NULL));
+    for (int i = 5; i >= 0; i--) {
+        tddp_store_release(stores[i]);
+    }
+    CHECK(access(path, F_OK) != 0);
+}
+
+static tddp_store *open_kind(const char *kind, int rank, int world_size, int port, char path[64])
+{
+    tddp_store *store;
+    if (strcmp(kind, "tcp") == 0) {
+        tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+        opts.host = "127.0.0.1";
+        opts.port = port;
+        opts.world_size = world_size;
+        opts.is_server = rank == 0;
+        opts.timeout_ms = 20000;
+        CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    } else {
+        snprintf(path, 64, "/tmp/tddp_store_test_port_%d", port);
+        CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
+    }
+    return store;
+}
+
+/* Everyone sets, gets everyone's, adds, and leaves through a barrier of counters. */
+static void meet(const char *kind, int rank, int world_size, int port)
+{
+    char path[64] = "";
+    tddp_store *store = open_kind(kind, rank, world_size, port, path);
+    char key[32];
+    char value[32];
+    usleep((useconds_t)(5000 * (world_size - rank)));
+    snprintf(key, sizeof key, "rank%d", rank);
+    snprintf(value, sizeof value, "value of %d", rank);
+    CHECK_OK(tddp_store_set(store, text(key), text(value), NULL));
+    for (int other = 0; other < world_size; other++) {
+        snprintf(key, sizeof key, "rank%d", other);
+        snprintf(value, sizeof value, "value of %d", other);
+        CHECK_VALUE(store, key, value);
+    }
+    int64_t sum = 0;
+    for (int i = 0; i < 25; i++) {
+        CHECK_OK(tddp_store_add(store, text("sum"), rank + 1, NULL, &sum));
+    }
+    CHECK_OK(tddp_store_add(store, text("arrived"), 1, NULL, &sum));
+    if (sum == world_size) {
+        CHECK_OK(tddp_store_set(store, text("all"), text("here"), NULL));
+    }
+    CHECK_VALUE(store, "all", "here");
+    snprintf(value, sizeof value, "%d", 25 * world_size * (world_size + 1) / 2);
+    CHECK_VALUE(store, "sum", value);
+    CHECK_OK(tddp_store_add(store, text("left"), 1, NULL, &sum));
+    while (rank == 0 && sum < world_size) {
+        usleep(1000);
+        CHECK_OK(tddp_store_add(store, text("left"), 0, NULL, &sum));
+    }
+    tddp_store_release(store);
+}
+
+#define MEETING(kind, processes)                         \
+    MULTI_TEST(kind##_serves_##processes, processes, 30) \
+    {                                                    \
+        meet(#kind, rank, world_size, port);             \
+    }
+
+MEETING(tcp, 1)
+MEETING(tcp, 2)
+MEETING(tcp, 3)
+MEETING(tcp, 4)
+MEETING(file, 1)
+MEETING(file, 2)
+MEETING(file, 3)
+MEETING(file, 4)
