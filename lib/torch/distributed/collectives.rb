@@ -47,7 +47,7 @@ module Torch
       def all_gather(tensor_list, tensor, group: nil, async_op: false)
         group = group_or_default(group)
         check_list("tensor_list", tensor_list, group, tensor)
-        all = Torch.empty([group.size, *tensor.shape], dtype: tensor.dtype, device: tensor.device)
+        all = tensor.detach.new_empty([group.size, *tensor.shape])
         work = all_gather_into_tensor(all, tensor, group: group, async_op: async_op)
         finish(work) do
           Torch.no_grad { tensor_list.each_with_index { |each, rank| each.copy!(all[rank]) } }

@@ -39,7 +39,7 @@ module Torch
         private
 
         def names
-          constants.select { |name| const_get(name).is_a?(Integer) }
+          constants.select { |name| const_get(name).is_a?(Integer) }.sort_by { |name| const_get(name) }
         end
 
         def number_of(op)

@@ -6,6 +6,9 @@ module Torch
     #
     # @api private
     module Outcome
+      LAUNCHER = File.expand_path("../fork_world.rb", __dir__).freeze
+      private_constant :LAUNCHER
+
       class << self
         # Runs the block in a process that does nothing else any more; never returns.
         #
@@ -44,7 +47,13 @@ module Torch
         end
 
         def failure(error, text)
-          Marshal.dump({error: text, class: error.class.name, backtrace: error.backtrace || []})
+          Marshal.dump({error: text, class: error.class.name, backtrace: own_part(error.backtrace || [])})
+        end
+
+        # What lies behind the call of fork_world is the parent's, and its exception shows it.
+        def own_part(backtrace)
+          own = backtrace.take_while { |line| !line.start_with?("#{LAUNCHER}:") }
+          own.empty? ? backtrace : own
         end
 
         def write(pipe, dump)
