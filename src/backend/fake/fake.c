@@ -103,7 +103,7 @@ static tddp_status check_header(const context *self, const tddp_op *op, int peer
     }
     return tddp_fail(TDDP_MISMATCH,
                      "rank %d runs %s (%s, %s, root %d) on %" PRIu64 " elements, rank %d runs %s "
-                     "(%s, %s, root %d) on %" PRIu64,
+                     "(%s, %s, root %d) on %" PRIu64 " elements",
                      self->rank, tddp_op_name(op->kind), tddp_dtype_name(op->input.dtype),
                      tddp_reduce_op_name((tddp_reduce_op)mine.reduce), mine.root, mine.count, peer,
                      tddp_op_name((tddp_op_kind)theirs.kind),

@@ -1,0 +1,18 @@
+/* The collectives over a mesh. They throw Failure. */
+#ifndef TDDP_GLOO_COLLECTIVES_H
+#define TDDP_GLOO_COLLECTIVES_H
+
+#include "mesh.h"
+
+namespace tddp_gloo
+{
+
+void all_reduce(Mesh &mesh, const tddp_op &op);
+void broadcast(Mesh &mesh, const tddp_op &op);
+void barrier(Mesh &mesh, const tddp_op &op);
+void all_gather(Mesh &mesh, const tddp_op &op);
+void reduce_scatter(Mesh &mesh, const tddp_op &op);
+
+} // namespace tddp_gloo
+
+#endif

@@ -1,0 +1,147 @@
+/*
+ * Chooses the address on which the other ranks reach this one and makes Gloo's device on it. Runs
+ * on the thread that makes the group. Gloo would look up this host's name, which fails on many
+ * plain machines; given a numeric address it asks nobody.
+ */
+#include "device.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gloo/transport/tcp/device.h>
+
+#include <tddp/log.h>
+
+#include "failure.h"
+
+namespace tddp_gloo
+{
+namespace
+{
+
+struct Interface {
+    std::string name;
+    std::string address;
+    bool v4;
+    bool usable; /* up, and not loopback */
+};
+
+std::vector<Interface> interfaces()
+{
+    ifaddrs *list = nullptr;
+    if (getifaddrs(&list) != 0) {
+        throw Failure(TDDP_SYSTEM, std::string("getifaddrs: ") + strerror(errno));
+    }
+    std::vector<Interface> found;
+    for (ifaddrs *each = list; each; each = each->ifa_next) {
+        int family = each->ifa_addr ? each->ifa_addr->sa_family : AF_UNSPEC;
+        if (family != AF_INET && family != AF_INET6) {
+            continue;
+        }
+        char text[NI_MAXHOST];
+        socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+        if (getnameinfo(each->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST)) {
+            continue;
+        }
+        bool usable = (each->ifa_flags & IFF_UP) && !(each->ifa_flags & IFF_LOOPBACK);
+        found.push_back({each->ifa_name, text, family == AF_INET, usable});
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+/* IPv4 before IPv6, as every Gloo understands it. Empty: there is none. */
+template <typename Accept> std::string pick(const std::vector<Interface> &all, Accept accept)
+{
+    for (bool v4 : {true, false}) {
+        for (const Interface &each : all) {
+            if (each.v4 == v4 && accept(each)) {
+                return each.address;
+            }
+        }
+    }
+    return {};
+}
+
+std::string address_by_name(const std::string &wanted, const std::vector<Interface> &all)
+{
+    std::istringstream names(wanted);
+    for (std::string name; std::getline(names, name, ',');) {
+        std::string address = pick(all, [&](const Interface &each) { return each.name == name; });
+        if (!address.empty()) {
+            return address;
+        }
+    }
+    std::string there;
+    for (const Interface &each : all) {
+        there += (there.empty() ? "" : ", ") + each.name + " (" + each.address + ")";
+    }
+    throw Failure(TDDP_INVALID_ARGUMENT, "GLOO_SOCKET_IFNAME=\"" + wanted +
+                                             "\": no such network interface with an address; "
+                                             "there are: " +
+                                             there);
+}
+
+std::string choose_address(const tddp_backend_opts &opts)
+{
+    const char *wanted = getenv("GLOO_SOCKET_IFNAME");
+    if (wanted && *wanted) {
+        return address_by_name(wanted, interfaces());
+    }
+    bool told = opts.size >= offsetof(tddp_backend_opts, address) + sizeof opts.address;
+    if (told && opts.address) {
+        return opts.address;
+    }
+    std::string address;
+    if (!opts.same_host) {
+        address = pick(interfaces(), [](const Interface &each) { return each.usable; });
+    }
+    return address.empty() ? "127.0.0.1" : address;
+}
+
+/* Gloo's thread inherits the mask: the host language's handlers must not run there, and a write to
+ * a closed connection must not end the process by SIGPIPE. */
+class SignalsBlocked
+{
+  public:
+    SignalsBlocked()
+    {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked()
+    {
+        pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    SignalsBlocked(const SignalsBlocked &) = delete;
+    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+  private:
+    sigset_t before_;
+};
+
+} // namespace
+
+std::shared_ptr<gloo::transport::Device> make_device(const tddp_backend_opts &opts)
+{
+    gloo::transport::tcp::attr attr;
+    attr.hostname = choose_address(opts);
+    tddp_log(TDDP_LOG_INFO, "gloo", "rank %d of \"%s\" uses address %s", opts.rank, opts.group,
+             attr.hostname.c_str());
+    SignalsBlocked blocked;
+    return gloo::transport::tcp::CreateDevice(attr);
+}
+
+} // namespace tddp_gloo

@@ -1,0 +1,50 @@
+/* A rank's group over Gloo: a TCP store on the test's port, hosted by rank 0. */
+#ifndef TDDP_TEST_WORLD_H
+#define TDDP_TEST_WORLD_H
+
+#include <tddp.h>
+
+#include "check.h"
+
+static inline tddp_store *open_store(int rank, int world_size, int port)
+{
+    tddp_tcp_store_opts at = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_store *store;
+    at.host = "127.0.0.1";
+    at.port = port;
+    at.is_server = rank == 0;
+    at.world_size = world_size;
+    at.timeout_ms = 20000;
+    CHECK_OK(tddp_tcp_store_open(&at, NULL, &store));
+    return store;
+}
+
+static inline tddp_group *open_group(tddp_store *store, int rank, int world_size,
+                                     int64_t timeout_ms)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    opts.backend = "gloo";
+    opts.store = store;
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = timeout_ms;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    return group;
+}
+
+/* Rank 0 hosts the store: it leaves last. */
+static inline void leave(tddp_group *group, tddp_store *store)
+{
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_group_shutdown(group, 1000);
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
+}
+
+#endif

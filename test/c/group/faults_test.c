@@ -1,0 +1,225 @@
+/* What goes wrong in a group: faults made by the `fake` backend, timeouts, waits ended early. */
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static tddp_group *lone_group(const char *faults, int64_t timeout_ms, tddp_store **store)
+{
+    setenv("TDDP_FAKE", faults, 1);
+    CHECK_OK(tddp_hash_store_create(5000, store));
+    return make_group("fake", 0, 1, *store, timeout_ms);
+}
+
+static void drop(tddp_group *group, tddp_store *store)
+{
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+TEST(the_first_failure_answers_all_that_follows)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("fail_at=2", 5000, &store);
+    tddp_work *works[4];
+    for (int i = 0; i < 4; i++) {
+        tddp_status status = tddp_barrier(group, &works[i]);
+        if (i < 2) {
+            CHECK_OK(status);
+        } else if (status) {
+            CHECK_STATUS(status, TDDP_GROUP_FAILED);
+            works[i] = NULL;
+        }
+    }
+    CHECK_OK(tddp_work_wait(works[0], NULL));
+    CHECK_STATUS(tddp_work_wait(works[1], NULL), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "barrier 2 of group \"default_pg\" on rank 0 of 1: asked to fail");
+    CHECK_STATUS(tddp_work_status(works[1]), TDDP_NETWORK);
+    for (int i = 2; i < 4; i++) {
+        if (works[i]) {
+            CHECK_STATUS(tddp_work_wait(works[i], NULL), TDDP_GROUP_FAILED);
+        }
+    }
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    CHECK_CONTAINS(tddp_error_message(), "has failed: barrier 2");
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_NETWORK");
+    for (int i = 0; i < 4; i++) {
+        tddp_work_release(works[i]);
+    }
+    drop(group, store);
+}
+
+TEST(an_operation_has_its_own_time)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("drop_at=1", 100, &store);
+    double start = now();
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_TIMEOUT);
+    CHECK(now() - start < 2);
+    CHECK_CONTAINS(tddp_error_message(), "barrier 1");
+    CHECK_CONTAINS(tddp_error_message(), "not done after 100 ms");
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    drop(group, store);
+}
+
+TEST(a_queued_operation_does_not_pay_for_the_one_before)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("delay_ms=150", 250, &store);
+    tddp_work *works[3];
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(tddp_barrier(group, &works[i]));
+    }
+    for (int i = 2; i >= 0; i--) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        tddp_work_release(works[i]);
+    }
+    drop(group, store);
+}
+
+TEST(a_wait_that_ends_early_leaves_the_operation_alone)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("delay_ms=300", 5000, &store);
+    tddp_work *work;
+    CHECK_OK(tddp_barrier(group, &work));
+    CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){20, NULL}), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), "barrier 1 is not done after waiting");
+    CHECK_INT(tddp_work_completed(work), 0);
+    CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){0, NULL}), TDDP_TIMEOUT);
+    CHECK_OK(tddp_work_status(work));
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){20, cancel}), TDDP_TIMEOUT);
+    tddp_cancel_trigger(cancel);
+    CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){-1, cancel}), TDDP_CANCELED);
+    CHECK_CONTAINS(tddp_error_message(), "was interrupted");
+    CHECK_INT(tddp_work_completed(work), 0);
+    tddp_cancel_reset(cancel);
+    CHECK_OK(tddp_work_wait(work, &(tddp_wait){-1, cancel}));
+    tddp_cancel_free(cancel);
+    tddp_work_release(work);
+    drop(group, store);
+}
+
+static void *trigger_soon(void *cancel)
+{
+    usleep(50000);
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+TEST(a_token_wakes_a_sleeping_waiter)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("drop_at=1", 4000, &store);
+    tddp_work *work;
+    tddp_cancel *cancel;
+    pthread_t thread;
+    CHECK_OK(tddp_barrier(group, &work));
+    CHECK_OK(tddp_cancel_create(&cancel));
+    CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
+    double start = now();
+    CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){-1, cancel}), TDDP_CANCELED);
+    CHECK(now() - start < 2);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    tddp_group_shutdown(group, 0);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
+    tddp_work_release(work);
+    tddp_cancel_free(cancel);
+    drop(group, store);
+}
+
+TEST(shutdown_drains_then_aborts)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("delay_ms=50,drop_at=3", 30000, &store);
+    tddp_work *works[4];
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(tddp_barrier(group, &works[i]));
+    }
+    double start = now();
+    tddp_group_shutdown(group, 400);
+    double took = now() - start;
+    CHECK(took > 0.35 && took < 5);
+    CHECK_OK(tddp_work_status(works[0]));
+    CHECK_OK(tddp_work_status(works[1]));
+    for (int i = 2; i < 4; i++) {
+        CHECK_INT(tddp_work_completed(works[i]), 1);
+        CHECK_STATUS(tddp_work_status(works[i]), TDDP_GROUP_CLOSED);
+    }
+    for (int i = 0; i < 4; i++) {
+        tddp_work_release(works[i]);
+    }
+    drop(group, store);
+}
+
+static void count_call(void *data)
+{
+    ++*(int *)data;
+}
+
+TEST(a_callback_comes_once_failure_or_not)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("delay_ms=30,lose_at=2", 5000, &store);
+    int calls = 0;
+    tddp_work *works[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tddp_barrier(group, &works[i]));
+        CHECK_OK(tddp_work_on_done(works[i], count_call, &calls));
+    }
+    CHECK_OK(tddp_work_wait(works[0], NULL));
+    CHECK_STATUS(tddp_work_wait(works[1], NULL), TDDP_PEER_LOST);
+    tddp_group_shutdown(group, 0);
+    CHECK_INT(calls, 2);
+    for (int i = 0; i < 2; i++) {
+        tddp_work_release(works[i]);
+    }
+    drop(group, store);
+}
+
+static void disagree(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 3000);
+    float x[4] = {0};
+    tddp_status status = tddp_all_reduce(group, buffer_of(x, rank == 0 ? 3 : 4, TDDP_FLOAT32),
+                                         TDDP_REDUCE_SUM, 0, NULL);
+    CHECK_STATUS(status, TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "on 3 elements");
+    CHECK_CONTAINS(tddp_error_message(), "on 4 elements");
+    tddp_group_release(group);
+}
+
+TEST(ranks_that_disagree_are_told)
+{
+    run_ranks(2, disagree, NULL);
+}
+
+TEST(unknown_faults_are_refused)
+{
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(5000, &store));
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = "fake";
+    opts.store = store;
+    tddp_group *group;
+    setenv("TDDP_FAKE", "delay_ms=5,burn=1", 1);
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "\"burn=1\"");
+    setenv("TDDP_FAKE", "create_fail=1", 1);
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_NETWORK);
+    setenv("TDDP_FAKE", "create_fail=1,rank=3", 1);
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    drop(group, store);
+}

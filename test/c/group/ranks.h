@@ -1,0 +1,68 @@
+/*
+ * Ranks as threads of one process, sharing a hash store: run_ranks(3, body, data) calls
+ * body(rank, world_size, store, data) on three threads and waits for them.
+ */
+#ifndef TDDP_TEST_RANKS_H
+#define TDDP_TEST_RANKS_H
+
+#include <pthread.h>
+
+#include <tddp.h>
+
+#include "check.h"
+
+enum { MAX_RANKS = 8 };
+
+typedef void (*rank_body)(int rank, int world_size, tddp_store *store, void *data);
+
+typedef struct rank_thread {
+    int rank;
+    int world_size;
+    tddp_store *store;
+    rank_body body;
+    void *data;
+} rank_thread;
+
+static inline void *run_rank(void *argument)
+{
+    rank_thread *self = argument;
+    self->body(self->rank, self->world_size, self->store, self->data);
+    return NULL;
+}
+
+static inline void run_ranks(int world_size, rank_body body, void *data)
+{
+    pthread_t threads[MAX_RANKS];
+    rank_thread selves[MAX_RANKS];
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(20000, &store));
+    for (int rank = 0; rank < world_size; rank++) {
+        selves[rank] = (rank_thread){rank, world_size, store, body, data};
+        CHECK_INT(pthread_create(&threads[rank], NULL, run_rank, &selves[rank]), 0);
+    }
+    for (int rank = 0; rank < world_size; rank++) {
+        CHECK_INT(pthread_join(threads[rank], NULL), 0);
+    }
+    tddp_store_release(store);
+}
+
+static inline tddp_group *make_group(const char *backend, int rank, int world_size,
+                                     tddp_store *store, int64_t timeout_ms)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = backend;
+    opts.store = store;
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = timeout_ms;
+    tddp_group *group;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    return group;
+}
+
+static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
+}
+
+#endif
