@@ -1,0 +1,91 @@
+/* What the reducer's tests share: a group over a file store, and parameters made in a line. */
+#ifndef TDDP_TEST_REDUCER_WORLD_H
+#define TDDP_TEST_REDUCER_WORLD_H
+
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "reducer/reducer.h"
+
+/* Joins the ranks of this test; `port` makes the file's name its own. */
+static inline tddp_group *join(const char *backend, int rank, int world_size, int port)
+{
+    char path[64];
+    tddp_store *store = NULL;
+    tddp_group *group = NULL;
+    (void)snprintf(path, sizeof path, "/tmp/tddp-reducer-test-%d", port);
+    CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = backend;
+    opts.store = store;
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = 20000;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    tddp_store_release(store);
+    return group;
+}
+
+/* Ends the group once every rank is done with it. */
+static inline void leave(tddp_group *group)
+{
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_group_shutdown(group, 5000);
+    tddp_group_release(group);
+}
+
+static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h",
+                                    "i", "j", "k", "l", "m", "n", "o", "p"};
+
+/* Parameter number `i` of one dimension; `dim` must live as long. */
+static inline tddp_reducer_param vector_param(size_t i, const int64_t *dim, tddp_dtype dtype)
+{
+    return (tddp_reducer_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1};
+}
+
+/* `count` float32 vectors of 1, 2, ... elements. */
+static inline tddp_reducer *make_vectors(tddp_group *group, size_t count,
+                                         const tddp_reducer_opts *opts)
+{
+    static int64_t dims[16];
+    tddp_reducer_param params[16];
+    tddp_reducer *reducer = NULL;
+    for (size_t i = 0; i < count; i++) {
+        dims[i] = (int64_t)i + 1;
+        params[i] = vector_param(i, &dims[i], TDDP_FLOAT32);
+    }
+    CHECK_OK(tddp_reducer_create(group, params, count, opts, NULL, &reducer));
+    return reducer;
+}
+
+static inline void fill(tddp_reducer *reducer, size_t index, float value)
+{
+    float *gradient = tddp_reducer_gradient(reducer, index);
+    for (size_t k = 0; k <= index; k++) {
+        gradient[k] = value + (float)k;
+    }
+}
+
+static inline void check_filled(tddp_reducer *reducer, size_t index, float value)
+{
+    const float *gradient = tddp_reducer_gradient(reducer, index);
+    for (size_t k = 0; k <= index; k++) {
+        CHECK_DOUBLE(gradient[k], value + (float)k, 1e-5);
+    }
+}
+
+/* A round in the order given; `value` of parameter i is base + 10 i. */
+static inline void run_round(tddp_reducer *reducer, const size_t *order, size_t count, float base)
+{
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    for (size_t k = 0; k < count; k++) {
+        int all = -1;
+        fill(reducer, order[k], base + 10.0f * (float)order[k]);
+        CHECK_OK(tddp_reducer_mark_ready(reducer, order[k], &all));
+        CHECK_INT(all, k + 1 == count);
+    }
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+}
+
+#endif

@@ -1,0 +1,209 @@
+// Distributed data parallel with real autograd: backward in parts, in vain, interrupted or failing,
+// and what may not be wrapped at all.
+#include <atomic>
+
+#include "model.h"
+
+using namespace model_test;
+
+MULTI_TEST(a_difference_between_the_ranks_is_told_on_each, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0, rank ? at::kFloat : at::kDouble);
+    std::vector<at::Tensor> buffers;
+    tddp_ddp *ddp = nullptr;
+    CHECK_STATUS(make(group, model, buffers, nullptr, &ddp), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "parameter \"l1.weight\" (number 0) is float64 [17, 5] on "
+                                         "rank 0, but float32 [17, 5] on rank 1");
+    CHECK(ddp == nullptr);
+    leave(group);
+}
+
+MULTI_TEST(unused_parameters_are_named_by_the_next_forward, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    at::linear(spread({4, 5}, 0), model.params[0], model.params[1]).sum().backward();
+    CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "4 of 6 parameters got no gradient");
+    CHECK_CONTAINS(tddp_error_message(),
+                   "\"l2.weight\", \"l2.bias\", \"l3.weight\", \"l3.bias\". ");
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(backward_in_parts_and_without_forward, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    const auto part = [&](size_t i) {
+        return model.params[i].mul(rank + 1.0).sum() + model.params[i + 1].mul(rank + 1.0).sum();
+    };
+    // Two losses over different parameters after one forward.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    (part(0) + part(2)).backward();
+    part(4).backward();
+    for (const at::Tensor &param : model.params) {
+        CHECK(param.grad().equal(at::full_like(param, 1.5)));
+    }
+    // A backward that belongs to no forward stays on this rank, in the same memory.
+    const void *memory = model.params[0].grad().data_ptr();
+    part(0).backward();
+    CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 1.5 + rank + 1)));
+    CHECK(model.params[0].grad().data_ptr() == memory);
+    // The next that is synchronised averages the sum.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    (part(0) + part(2) + part(4)).backward();
+    CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 4.5)));
+    CHECK(model.params[2].grad().equal(at::full_like(model.params[2], 3.0)));
+    // The same part of a graph twice in a round.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    part(2).backward();
+    CHECK(failing_backward(part(2)).find("became ready twice since forward") != std::string::npos);
+    CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INVALID_ARGUMENT);
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    const at::Tensor batch = spread({4, 5}, rank);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    model.loss(batch).backward();
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr)); // armed when it goes
+    tddp_ddp_free(ddp);
+    model.zero_grad();
+    model.loss(batch).backward();
+    Model alone(0);
+    alone.loss(batch).backward();
+    for (size_t i = 0; i < model.params.size(); i++) {
+        check_close(model.params[i].grad(), alone.params[i].grad(), 1e-12);
+    }
+    // Wrapped again, and freed after the group has ended.
+    ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    model.zero_grad();
+    model.loss(batch).backward();
+    leave(group);
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    CHECK_STATUS(tddp_ddp_sync_buffers(ddp, 0, nullptr), TDDP_OK); // there are none
+    tddp_ddp_free(ddp);
+    tddp_ddp_free(nullptr);
+}
+
+static std::atomic<int> waits_through;
+
+static tddp_status count_waits(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+{
+    waits_through++;
+    return body(data, nullptr);
+}
+
+MULTI_TEST(backward_waits_as_the_host_language_wants, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
+    opts.through = count_waits;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        model.loss(spread({4, 5}, rank)).backward();
+        CHECK_INT(waits_through, step + 1);
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+static tddp_status give_up(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+{
+    tddp_cancel *cancel = nullptr;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_cancel_trigger(cancel);
+    const tddp_status status = body(data, cancel);
+    tddp_cancel_free(cancel);
+    return status;
+}
+
+MULTI_TEST(an_interrupted_backward_is_completed_by_the_next_forward, 2, 60)
+{
+    setenv("TDDP_FAKE", "delay_ms=200", 1);
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
+    opts.through = give_up;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    CHECK(failing_backward(model.params[0].sum() * (rank + 1.0) + model.loss(spread({4, 5}, 1)) -
+                           model.loss(spread({4, 5}, 1)))
+              .find("interrupted") != std::string::npos);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    CHECK(at::allclose(model.params[0].grad(), at::full_like(model.params[0], 1.5)));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(a_failed_reduction_ends_backward_with_its_text, 2, 60)
+{
+    setenv("TDDP_FAKE", "fail_at=3", 1); // 1 compares, 2 broadcasts, 3 is the only bucket
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    const std::string text = failing_backward(model.loss(spread({4, 5}, rank)));
+    CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), text.c_str());
+    CHECK_CONTAINS(tddp_error_message(), "the gradients of an earlier step were not averaged (");
+    // Without the group the model still trains on its own.
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    model.loss(spread({4, 5}, rank)).backward();
+    tddp_ddp_free(ddp);
+    tddp_group_release(group);
+}
+
+MULTI_TEST(sparse_gradients_are_refused, 1, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    const at::Tensor rows =
+        at::embedding(model.params[0], at::arange(3, at::kLong), -1, false, true);
+    CHECK(failing_backward(rows.sum()).find("the gradient of \"l1.weight\" is sparse") !=
+          std::string::npos);
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(parameters_are_leaves_that_want_gradients, 1, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    std::vector<at::Tensor> buffers;
+    tddp_ddp *ddp = nullptr;
+    const auto refused = [&](Model model, const char *text) {
+        CHECK_STATUS(make(group, model, buffers, nullptr, &ddp), TDDP_INVALID_ARGUMENT);
+        CHECK_CONTAINS(tddp_error_message(), text);
+    };
+    Model model(0);
+    model.params[1] = model.params[1].mul(2);
+    refused(model, "parameter \"l1.bias\" is not a leaf");
+    model.params[1] = at::zeros({17});
+    refused(model, "parameter \"l1.bias\" does not require a gradient");
+    model.params[1] = at::Tensor();
+    refused(model, "parameter \"l1.bias\" is undefined");
+    model.params[1] = model.params[3];
+    refused(model, "\"l1.bias\" and \"l2.bias\" are one tensor");
+    model.params.clear();
+    refused(model, "no parameters");
+    buffers.push_back(at::eye(3).to_sparse());
+    Model fresh(0);
+    CHECK_STATUS(make(group, fresh, buffers, nullptr, &ddp), TDDP_UNSUPPORTED);
+    CHECK(ddp == nullptr);
+    leave(group);
+}

@@ -1,0 +1,210 @@
+// Distributed data parallel with real autograd: several processes against one, gradients as views,
+// parameters and buffers from rank 0.
+#include "model.h"
+
+using namespace model_test;
+
+// `world_size` processes with their part of the batch each, against one with all of it.
+static void follow(int rank, int world_size, int port, at::ScalarType dtype, double tolerance,
+                   bool set_to_none)
+{
+    constexpr int64_t per_rank = 4;
+    tddp_group *group = join(rank, world_size, port);
+    Model model(rank * 100, dtype); // rank 0's parameters win
+    Model whole(0, dtype);
+    const tddp_ddp_opts opts = small_buckets();
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    for (int step = 0; step < 12; step++) {
+        const at::Tensor batch = spread({per_rank * world_size, 5}, step, dtype);
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        model.loss(batch.narrow(0, rank * per_rank, per_rank)).backward();
+        whole.loss(batch).backward();
+        for (size_t i = 0; i < model.params.size(); i++) {
+            check_close(model.params[i].grad(), whole.params[i].grad(), tolerance);
+        }
+        model.step(0.1);
+        whole.step(0.1);
+        if (set_to_none) {
+            model.forget_grad();
+        } else {
+            model.zero_grad();
+        }
+        whole.zero_grad();
+    }
+    CHECK(tddp_reducer_bucket_count(tddp_ddp_reducer(ddp)) > 1);
+    for (size_t i = 0; i < model.params.size(); i++) {
+        check_close(model.params[i], whole.params[i], tolerance);
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(one_process_trains_as_without, 1, 60)
+{
+    follow(rank, world_size, port, at::kDouble, 1e-12, false);
+}
+
+MULTI_TEST(two_processes_follow_one, 2, 60)
+{
+    follow(rank, world_size, port, at::kDouble, 1e-12, false);
+}
+
+MULTI_TEST(three_processes_follow_one, 3, 60)
+{
+    follow(rank, world_size, port, at::kDouble, 1e-12, false);
+}
+
+MULTI_TEST(two_processes_follow_one_in_single_precision, 2, 60)
+{
+    follow(rank, world_size, port, at::kFloat, 1e-5, false);
+}
+
+MULTI_TEST(gradients_may_be_set_to_none_each_step, 2, 60)
+{
+    follow(rank, world_size, port, at::kDouble, 1e-12, true);
+}
+
+MULTI_TEST(accumulating_under_no_sync_equals_a_larger_batch, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    Model whole(0);
+    tddp_ddp *ddp = wrap(group, model);
+    for (int step = 0; step < 4; step++) {
+        // Micro-batches 2r and 2r + 1 are this rank's.
+        const at::Tensor batch = spread({16, 5}, step);
+        for (int part = 0; part < 2; part++) {
+            CHECK_OK(tddp_ddp_prepare(ddp, part == 1, nullptr));
+            model.loss(batch.narrow(0, (2 * rank + part) * 4, 4)).div(2).backward();
+        }
+        whole.loss(batch).backward();
+        for (size_t i = 0; i < model.params.size(); i++) {
+            check_close(model.params[i].grad(), whole.params[i].grad(), 1e-12);
+        }
+        model.step(0.1);
+        whole.step(0.1);
+        model.zero_grad();
+        whole.zero_grad();
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    const tddp_ddp_opts opts = small_buckets();
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    auto *reducer = const_cast<tddp_reducer *>(tddp_ddp_reducer(ddp));
+    const at::Tensor batch = spread({4, 5}, rank);
+    for (const at::Tensor &param : model.params) {
+        CHECK(!param.grad().defined()); // as without: no gradient before the first backward
+    }
+    void *first = tddp_reducer_gradient(reducer, 0);
+    for (int step = 0; step < 3; step++) {
+        std::vector<at::Tensor> before;
+        for (const at::Tensor &param : model.params) {
+            before.push_back(param.grad().defined() ? param.grad().clone() : at::Tensor());
+        }
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        CHECK((tddp_reducer_gradient(reducer, 0) == first) == (step == 0)); // rebuilt once
+        for (size_t i = 0; i < model.params.size(); i++) {
+            CHECK(!before[i].defined() || before[i].equal(model.params[i].grad()));
+        }
+        model.zero_grad();
+        model.loss(batch).backward();
+        for (size_t i = 0; i < model.params.size(); i++) {
+            at::Tensor grad = model.params[i].grad();
+            CHECK(grad.data_ptr() == tddp_reducer_gradient(reducer, i));
+            CHECK(!grad.is_view());
+            CHECK(grad.sizes() == model.params[i].sizes());
+            grad.detach_();
+        }
+    }
+    // A gradient that the user put elsewhere comes back.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    const at::Tensor expected = model.params[2].grad().clone();
+    model.zero_grad();
+    model.params[2].mutable_grad() = at::zeros_like(expected);
+    model.loss(batch).backward();
+    CHECK(model.params[2].grad().data_ptr() == tddp_reducer_gradient(reducer, 2));
+    check_close(model.params[2].grad(), expected, 1e-12);
+    // They outlive everything.
+    const at::Tensor kept = model.params[4].grad();
+    const at::Tensor copy = kept.clone();
+    tddp_ddp_free(ddp);
+    leave(group);
+    CHECK(kept.equal(copy));
+}
+
+MULTI_TEST(parameters_and_buffers_come_from_rank_0, 3, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(10 * rank);
+    const Model origin(0);
+    const auto make_buffers = [](int seed) {
+        return std::vector<at::Tensor>{spread({7}, seed, at::kFloat),
+                                       at::full({}, 40 + seed, at::kLong),
+                                       spread({3, 5}, seed, at::kDouble).t(),
+                                       spread({11}, seed).gt(0),
+                                       at::empty({0}),
+                                       spread({5}, seed, at::kHalf)};
+    };
+    std::vector<at::Tensor> buffers = make_buffers(rank);
+    const auto version = buffers[0]._version();
+    const auto param_version = model.params[0]._version();
+    tddp_ddp *ddp = nullptr;
+    CHECK_OK(make(group, model, buffers, nullptr, &ddp));
+    for (size_t i = 0; i < model.params.size(); i++) {
+        CHECK(model.params[i].equal(origin.params[i]));
+        CHECK(model.params[i].requires_grad() && model.params[i].is_leaf());
+    }
+    for (int root = 0; root < 3; root++) {
+        const std::vector<at::Tensor> expected = make_buffers(root);
+        if (root > 0) {
+            CHECK_OK(tddp_ddp_sync_buffers(ddp, root, nullptr));
+        }
+        for (size_t i = 0; i < buffers.size(); i++) {
+            CHECK(buffers[i].equal(expected[i]));
+        }
+        const std::vector<at::Tensor> own = make_buffers(rank);
+        for (size_t i = 0; i < buffers.size(); i++) {
+            buffers[i].variable_data().copy_(own[i]);
+        }
+    }
+    CHECK_INT(buffers[0]._version(), version);
+    CHECK_INT(model.params[0]._version(), param_version);
+    CHECK_STATUS(tddp_ddp_sync_buffers(ddp, 3, nullptr), TDDP_INVALID_ARGUMENT);
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(without_init_sync_parameters_stay, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(10 * rank);
+    tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
+    opts.init_sync = 0;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    CHECK(model.params[0].equal(Model(10 * rank).params[0]));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(a_function_without_gradient_still_takes_part, 2, 60)
+{
+    // Rank 1's parameter 5 takes part with a gradient of zero, rank 0's with one of two.
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    at::Tensor loss = model.params[5].sum() * (rank ? 0.0 : 2.0);
+    for (size_t i = 0; i < 5; i++) {
+        loss = loss + model.params[i].sum();
+    }
+    loss.backward();
+    CHECK(model.params[5].grad().equal(at::full_like(model.params[5], 1.0)));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
