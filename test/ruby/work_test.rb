@@ -1,0 +1,168 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+class WorkTest < Minitest::Test
+  def test_async_operations_are_done_after_wait
+    results = world(2) do |rank|
+      tensors = Array.new(5) { |i| Torch.full([1000], rank + i, dtype: :float32) }
+      works = tensors.map { |tensor| Distributed.all_reduce(tensor, async_op: true) }
+      first = works.first
+      before = first.class
+      waited = works.map(&:wait)
+      list = Array.new(2) { Torch.zeros(1) }
+      gather = Distributed.all_gather(list, Torch.tensor([rank + 1.0]), async_op: true)
+      gather.wait
+      gather.wait
+      barrier = Distributed.barrier(async_op: true)
+      barrier.wait(10)
+      [before.name, waited.uniq, tensors.map { |tensor| tensor.max.item }, list.map(&:item), first.completed?, first.success?,
+        first.exception, first.operation, works.map(&:sequence).each_cons(2).map { |a, b| b - a }.uniq, barrier.inspect]
+    end
+    results.each do |said|
+      assert_equal ["Torch::Distributed::Work", [true], [1.0, 3.0, 5.0, 7.0, 9.0], [1.0, 2.0], true, true, nil, :all_reduce, [1]], said[0..-2]
+      assert_match(/barrier \d+ done/, said.last)
+    end
+  end
+
+  def test_the_time_of_a_wait_and_of_an_operation
+    said = world(2, timeout: 30) do |rank|
+      if rank.zero?
+        work = Distributed.all_reduce(tensor = Torch.ones(2), async_op: true)
+        short = failure { work.wait(0.1) }
+        running = [work.completed?, work.success?, work.exception]
+        Distributed.default_process_group
+        Distributed.default_process_group.timeout # the group's own time goes on
+        sleep 0.3
+        work.wait
+        [short, running, tensor.to_a]
+      else
+        sleep 0.4
+        Distributed.all_reduce(Torch.ones(2))
+        nil
+      end
+    end
+    (name, text), running, values = said[0]
+    assert_equal "Torch::Distributed::TimeoutError", name
+    assert_match(/all_reduce/, text)
+    assert_equal [false, false, nil], running
+    assert_equal [2.0, 2.0], values
+  end
+
+  def test_an_operation_that_nobody_joins_times_out_and_fails_the_group
+    (timeout, first, second), = interrupted do |wait|
+      Distributed.default_process_group.timeout = 0.5
+      [Distributed.default_process_group.timeout, failure { wait.call }, failure { Distributed.barrier }]
+    end
+    assert_in_delta 0.5, timeout
+    assert_equal "Torch::Distributed::TimeoutError", first[0]
+    assert_match(/all_reduce/, first[1])
+    assert_equal "Torch::Distributed::GroupError", second[0]
+    assert_match(/all_reduce/, second[1])
+  end
+
+  # What happens to a rank that waits while the other does not come, and to the threads beside it.
+  def value_or_failure(&block)
+    value = nil
+    failure { value = block.call } || value
+  end
+
+  def interrupted
+    Dir.mktmpdir do |folder|
+      world(2) do |rank|
+        store = Distributed::FileStore.new(File.join(folder, "store"))
+        Distributed.barrier
+        next store.get("done") if rank == 1
+
+        ticks = 0
+        ticker = Thread.new { loop { ticks += 1 and sleep 0.01 } }
+        said = nil
+        elapsed = seconds { said = value_or_failure { yield -> { Distributed.all_reduce(Torch.ones(3)) } } }
+        ticker.kill
+        store.set("done", "")
+        [said, elapsed, ticks]
+      end.first
+    end
+  end
+
+  def test_timeout_ends_a_wait_and_other_threads_run_meanwhile
+    said, elapsed, ticks = interrupted { |wait| Timeout.timeout(0.3) { wait.call } }
+    assert_equal ["Timeout::Error", "execution expired"], said
+    assert_operator elapsed, :<, 5
+    assert_operator ticks, :>, 10
+  end
+
+  def test_thread_raise_ends_a_wait
+    said, elapsed, = interrupted do |wait|
+      waiting = Thread.new(&wait)
+      waiting.report_on_exception = false
+      sleep 0.1
+      waiting.raise(IOError, "enough")
+      waiting.value
+    end
+    assert_equal ["IOError", "enough"], said
+    assert_operator elapsed, :<, 5
+  end
+
+  def test_thread_kill_ends_a_wait
+    said, elapsed, = interrupted do |wait|
+      waiting = Thread.new(&wait)
+      sleep 0.1
+      waiting.kill.join.value
+    end
+    assert_nil said
+    assert_operator elapsed, :<, 5
+  end
+
+  def test_ctrl_c_ends_a_wait
+    said, elapsed, = interrupted do |wait|
+      Thread.new { sleep 0.2 and Process.kill(:INT, Process.pid) }
+      begin
+        wait.call
+      rescue Interrupt => e
+        raise "interrupted by #{e.class}"
+      end
+    end
+    assert_equal ["RuntimeError", "interrupted by Interrupt"], said
+    assert_operator elapsed, :<, 5
+  end
+
+  def test_a_signal_handler_that_returns_lets_the_wait_go_on
+    results = world(2) do |rank|
+      Distributed.barrier
+      signals = 0
+      trap("USR1") { signals += 1 }
+      tensor = Torch.ones(2)
+      if rank.zero?
+        Thread.new { 3.times { sleep 0.1 and Process.kill(:USR1, Process.pid) } }
+      else
+        sleep 0.6
+      end
+      Distributed.all_reduce(tensor)
+      [signals, tensor.to_a]
+    end
+    assert_equal [[3, [2.0, 2.0]], [0, [2.0, 2.0]]], results
+  end
+
+  # The operation goes on after an interrupt, and its memory must not be anybody else's then.
+  def test_memory_outlives_an_interrupted_operation
+    results = world(2) do |rank|
+      Distributed.barrier
+      if rank.zero?
+        assert_raises(Timeout::Error) do
+          Timeout.timeout(0.1) { Distributed.all_reduce(Torch.ones(100_000)) }
+        end
+        5.times { Distributed.all_reduce(Torch.ones(100_000), async_op: true) }
+        GC.start
+        others = Array.new(20) { Torch.zeros(100_000) }
+      else
+        sleep 0.4
+        6.times { Distributed.all_reduce(Torch.ones(100_000)) }
+      end
+      Distributed.barrier
+      GC.start
+      others ? others.map { |tensor| tensor.abs.max.item }.max : nil
+    end
+    assert_equal [0.0, nil], results
+  end
+end
