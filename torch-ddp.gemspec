@@ -23,5 +23,5 @@ Gem::Specification.new do |spec|
   spec.executables = ["torchrun"]
   spec.require_paths = ["lib"]
 
-  spec.add_dependency "torch-rb", ">= 0.12.2"
+  spec.add_dependency "torch-rb", ">= 0.12.2", "< 1"
 end

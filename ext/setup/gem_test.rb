@@ -46,7 +46,7 @@ module Setup
 
     def build
       file = File.join(@folder, "torch-ddp.gem")
-      Console.step("gem: building the gem file", "gem", "build", "--strict", "torch-ddp.gemspec", "--output", file, env: environment,
+      Console.step("gem: building the gem file", "gem", "build", "torch-ddp.gemspec", "--output", file, env: environment,
         log: "gem", cure: "the message in the log")
       file
     end
