@@ -2,17 +2,18 @@
  * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
  * does) and loop.c (the one poll).
  *
- *               all nodes there        first failure, signal, other node's news
- *     JOINING ------------------> RUNNING --------------------------> STOPPING
- *        |                           | all succeeded                     | time is up, second
- * signal |                           v                                   v | LINGERING (several
- * nodes: until      KILLING |                           |      all have succeeded)          | | v
- * workers are gone             |
- *        +---------------------> SWEEPING <------------------------------+
- *          signal, error             | nobody of theirs is left
- *                                    +--> JOINING or RUNNING again, if a restart is due
- *                                    v
- *                                FLUSHING --> OVER
+ *              all nodes there       first failure, signal, other node's news
+ *     JOINING ----------------> RUNNING ------------------------> STOPPING
+ *        |                         | all succeeded                   | time is up,
+ *        |                         v                                 v second signal
+ *        |                     LINGERING                          KILLING
+ *        |                         | so have all nodes'              |
+ *        | signal, error           v                 workers are gone|
+ *        +--------------------> SWEEPING <---------------------------+
+ *                                  | nobody of theirs is left
+ *                                  +--> JOINING or RUNNING again, if a restart is due
+ *                                  v
+ *                              FLUSHING --> OVER
  */
 #ifndef TDDP_LAUNCH_AGENT_STATE_H
 #define TDDP_LAUNCH_AGENT_STATE_H

@@ -220,6 +220,9 @@ tddp_status tddp_launch_nodes_meet(tddp_launch_nodes *nodes)
         status = agree(nodes);
     }
     if (status == TDDP_OK && !nodes->hosting) {
+        status = tddp_launch_nodes_arrive(nodes);
+    }
+    if (status == TDDP_OK && !nodes->hosting) {
         status = claim_rank(nodes);
     }
     return status;

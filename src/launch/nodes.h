@@ -64,7 +64,10 @@ tddp_wait tddp_launch_wait(const tddp_launch_nodes *nodes, int64_t timeout_ms);
 /* A wait that orders do not end: for steps that are short and must not be lost. */
 tddp_wait tddp_launch_short_wait(void);
 
-/* --- watch.c, for join.c --------------------------------------------------------------------- */
+/* --- watch.c, for join.c and meet.c ----------------------------------------------------------- */
+
+/* Counts this node among those that the host waits for at the end. */
+TDDP_NODISCARD tddp_status tddp_launch_nodes_arrive(const tddp_launch_nodes *nodes);
 
 /* Takes the agent's orders and passes on what they tell; false if the thread is to end. */
 bool tddp_launch_nodes_obey(tddp_launch_nodes *nodes, int round);

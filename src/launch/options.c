@@ -231,7 +231,8 @@ tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup 
     tddp_launch_options options = defaults;
     tddp_status status = from_environment(lookup, &options);
     int index = 1;
-    for (; status == TDDP_OK && index < argc; index++) {
+    /* Code stands where a script would: what follows is the workers', as with ruby -e. */
+    for (; status == TDDP_OK && index < argc && !options.code; index++) {
         if (strcmp(argv[index], "--") == 0) {
             index++;
             break;

@@ -5,9 +5,10 @@
  * Keys:
  *
  *   N/done      counts the nodes whose workers have all succeeded in round N
- *   N/over      how round N ended: "done", "failed TEXT" or "stopped TEXT"; the first to set it
- * wins beat/RANK   counts up once a second while the node's torchrun lives left, gone  counts the
- * nodes that need the store no more; set when all but the host have left
+ *   N/over      how round N ended: "done", "failed TEXT" or "stopped TEXT"; the first one stands
+ *   beat/RANK   counts up once a second while the node's torchrun lives
+ *   here, left  count the nodes beside the host that use its store, and those that need it no more
+ *   gone        set when all of them have left
  */
 #include <stdlib.h>
 #include <string.h>
@@ -117,6 +118,36 @@ static tddp_status beat(const tddp_launch_nodes *nodes, int rank, int64_t by, in
     return tddp_store_add(nodes->store, tddp_launch_slice(key), by, &wait, count);
 }
 
+static tddp_status count_nodes(const tddp_launch_nodes *nodes, const char *key, int64_t by,
+                               int64_t *count)
+{
+    tddp_wait wait = tddp_launch_short_wait();
+    return tddp_store_add(nodes->store, tddp_launch_slice(key), by, &wait, count);
+}
+
+tddp_status tddp_launch_nodes_arrive(const tddp_launch_nodes *nodes)
+{
+    int64_t count;
+    return count_nodes(nodes, "here", 1, &count);
+}
+
+/* One node less that the host has to wait for at the end: this one, or one that is lost. */
+static tddp_status count_leaving(const tddp_launch_nodes *nodes)
+{
+    int64_t here;
+    int64_t left;
+    tddp_status status = count_nodes(nodes, "left", 1, &left);
+    if (status == TDDP_OK) {
+        status = count_nodes(nodes, "here", 0, &here);
+    }
+    if (status == TDDP_OK && left >= here) {
+        tddp_wait wait = tddp_launch_short_wait();
+        status =
+            tddp_store_set(nodes->store, tddp_launch_slice("gone"), tddp_launch_slice("1"), &wait);
+    }
+    return status;
+}
+
 /* The host's look at the others; whoever has shown nothing for too long is lost. */
 static tddp_status look_after_others(const tddp_launch_nodes *nodes, int round, pulse *pulses)
 {
@@ -137,7 +168,8 @@ static tddp_status look_after_others(const tddp_launch_nodes *nodes, int round, 
             char text[128];
             (void)snprintf(text, sizeof text, "node %d is lost: no sign of life for %d s", rank,
                            nodes->options->conf.heartbeat_timeout);
-            return declare(nodes, round, "failed", text);
+            status = declare(nodes, round, "failed", text);
+            return status == TDDP_OK ? count_leaving(nodes) : status;
         }
     }
     return TDDP_OK;
@@ -204,20 +236,19 @@ tddp_launch_news tddp_launch_nodes_watch(tddp_launch_nodes *nodes, int round, ch
 
 void tddp_launch_nodes_leave(tddp_launch_nodes *nodes)
 {
-    int64_t count;
-    tddp_slice gone = tddp_launch_slice("gone");
-    tddp_wait wait = tddp_launch_wait(nodes, LEAVE_MS);
+    int64_t here;
+    int64_t left;
     if (!nodes->store) {
         return;
     }
-    if (nodes->hosting) {
-        /* A node that is lost never leaves: then the time runs out. */
-        (void)!tddp_store_wait(nodes->store, &gone, 1, &wait);
+    if (!nodes->hosting) {
+        (void)!count_leaving(nodes);
         return;
     }
-    tddp_wait brief = tddp_launch_short_wait();
-    if (tddp_store_add(nodes->store, tddp_launch_slice("left"), 1, &brief, &count) == TDDP_OK &&
-        count == nodes->options->nodes - 1) {
-        (void)!tddp_store_set(nodes->store, gone, tddp_launch_slice("1"), &brief);
+    if (count_nodes(nodes, "here", 0, &here) == TDDP_OK &&
+        count_nodes(nodes, "left", 0, &left) == TDDP_OK && left < here) {
+        tddp_slice gone = tddp_launch_slice("gone");
+        tddp_wait wait = tddp_launch_wait(nodes, LEAVE_MS);
+        (void)!tddp_store_wait(nodes->store, &gone, 1, &wait);
     }
 }

@@ -1,0 +1,164 @@
+# frozen_string_literal: true
+
+require_relative "launch_case"
+
+# Several torchruns as the nodes of one job, on the loopback interface.
+class NodesTest < LaunchCase
+  def node(rank, *flags, port:, nodes: 2, **options)
+    start("--nnodes=#{nodes}", *("--node-rank=#{rank}" if rank), "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{port}",
+      "--rdzv-id=my-job", *flags, **options)
+  end
+
+  def pair(*arguments, flags: [[], []], port: free_port)
+    runs = [1, 0].map { |rank| node(rank, *flags[rank], *arguments, port: port) }
+    runs.reverse
+  end
+
+  SAY = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID"'
+
+  def test_ranks_of_two_nodes
+    port = free_port
+    results = pair(*shell(SAY), flags: [["--nproc-per-node=2"], ["--nproc-per-node=3"]], port: port).map(&:finish)
+    results.each { |result| assert_code 0, result }
+    lines = results.map { |result| result.out.lines.map(&:split).sort }
+    master = lines[0][0][9]
+    refute_equal port.to_s, master
+    expected = [
+      2.times.map { |i| [i, i, 5, 2, 0, 2, i, 5, "127.0.0.1", master, "my-job"].map(&:to_s) },
+      3.times.map { |i| [i + 2, i, 5, 3, 1, 2, i + 2, 5, "127.0.0.1", master, "my-job"].map(&:to_s) }
+    ]
+    assert_equal expected, lines
+    results.each { |result| assert_empty result.err }
+  end
+
+  def test_nodes_without_ranks_number_themselves
+    port = free_port
+    runs = 3.times.map { node(nil, *shell(SAY), port: port, nodes: 3) }
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal [%w[0 0 3 1 0 3], %w[1 0 3 1 1 3], %w[2 0 3 1 2 3]], results.map { |result| result.out.split.first(6) }.sort
+  end
+
+  def test_the_static_rendezvous
+    port = free_port
+    runs = [1, 0].map do |rank|
+      start("--nnodes=2", "--node-rank=#{rank}", "--master-addr=127.0.0.1", "--master-port=#{port}", *shell(SAY))
+    end
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal [%w[1 0 2 1 1 2 1 2 127.0.0.1] + [port.to_s, "none"], %w[0 0 2 1 0 2 0 2 127.0.0.1] + [port.to_s, "none"]],
+      results.map { |result| result.out.split }
+  end
+
+  def test_workers_of_all_nodes_reach_the_store
+    code = 'require "socket"; TCPSocket.new(ENV["MASTER_ADDR"], ENV["MASTER_PORT"].to_i).close; puts "ok"'
+    results = pair("-e", code).map(&:finish)
+    results.each { |result| assert_equal "ok\n", result.out }
+  end
+
+  def test_a_failure_on_one_node_ends_the_other
+    [0, 1].each do |failing|
+      results = pair(*shell("if [ $GROUP_RANK = #{failing} ]; then sleep 0.3; exit 6; fi; sleep 60")).map { |run| run.finish(limit: 6) }
+      results.each { |result| assert_code 1, result }
+      assert_match(/FAILED: rank #{failing}, exit code 6/, results[failing].err)
+      assert_match(/FAILED elsewhere: rank #{failing} on node #{failing}: exit code 6/, results[1 - failing].err)
+    end
+  end
+
+  def test_a_node_that_is_done_waits_for_the_others_end
+    results = pair(*shell("if [ $RANK = 1 ]; then sleep 0.5; exit 6; fi")).map { |run| run.finish(limit: 6) }
+    results.each { |result| assert_code 1, result }
+  end
+
+  def test_a_signal_on_one_node_ends_the_other
+    runs = pair(*shell("echo ready; exec sleep 60"))
+    runs.each { |run| run.await(/ready/) }
+    runs[1].signal(:INT)
+    results = runs.map { |run| run.finish(limit: 6) }
+    assert_code 130, results[1]
+    assert_code 1, results[0]
+    assert_match(/node 1 was told to end by SIGINT/, results[0].err)
+  end
+
+  def test_a_node_that_vanishes_is_noticed
+    @leaves_files = true
+    runs = pair(*shell("echo ready; exec sleep 60"), flags: [["--rdzv-conf=heartbeat_timeout=2"]] * 2)
+    runs.each { |run| run.await(/ready/) }
+    runs[1].signal(:KILL)
+    runs[1].finish
+    result = runs[0].finish(limit: 8)
+    assert_code 1, result
+    assert_match(/node 1 is lost: no sign of life for 2 s/, result.err)
+  end
+
+  def test_a_host_that_vanishes_is_noticed
+    @leaves_files = true
+    runs = pair(*shell("echo ready; exec sleep 60"))
+    runs.each { |run| run.await(/ready/) }
+    runs[0].signal(:KILL)
+    runs[0].finish
+    result = runs[1].finish(limit: 6)
+    assert_code 1, result
+    assert_match(/the torchrun that hosts the rendezvous at 127\.0\.0\.1:\d+ is lost/, result.err)
+  end
+
+  def test_all_nodes_restart_together
+    results = pair(*shell('echo "$RANK $TORCHELASTIC_RESTART_COUNT"; if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then sleep 0.3; exit 1; fi; sleep 0.$TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 20'),
+      flags: [["--max-restarts=2"]] * 2).map { |run| run.finish(limit: 10) }
+    results.each { |result| assert_code 0, result }
+    assert_equal ["0 0\n0 1\n", "1 0\n1 1\n"], results.map(&:out)
+  end
+
+  def test_a_missing_node
+    result = node(0, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: free_port).finish(limit: 6)
+    assert_code 1, result
+    assert_empty result.out
+    assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s \(0\/node\/1 is missing\)/, result.err)
+  end
+
+  def test_a_host_that_is_not_there
+    port = free_port
+    result = node(1, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: port).finish(limit: 6)
+    assert_code 1, result
+    assert_match(/127\.0\.0\.1:#{port}/, result.err)
+  end
+
+  def test_a_signal_while_waiting
+    run = node(0, *shell("echo no"), port: free_port)
+    sleep 0.3
+    run.signal(:INT)
+    result = run.finish(limit: 5)
+    assert_code 130, result
+    assert_empty result.out
+  end
+
+  def test_two_nodes_of_the_same_rank
+    port = free_port
+    first = node(0, *shell("sleep 0.2"), port: port, nodes: 3)
+    second = node(1, *shell("sleep 0.2"), port: port, nodes: 3)
+    sleep 0.5
+    third = node(1, *shell("sleep 0.2"), port: port, nodes: 3).finish(limit: 5)
+    assert_code 1, third
+    assert_match(/--node-rank=1 is taken already by \S+ pid #{second.pid}/, third.err)
+    [first, second].each { |run| run.signal(:INT) }
+    [first, second].each { |run| run.finish(limit: 6) }
+  end
+
+  def test_nodes_that_disagree
+    runs = pair(*shell("exit 0"), flags: [["--max-restarts=1"], []])
+    result = runs[1].finish(limit: 5)
+    assert_code 1, result
+    assert_match(/started with --nnodes=2 --max-restarts=1, this node with --nnodes=2 --max-restarts=0/, result.err)
+    runs[0].signal(:TERM)
+    runs[0].finish(limit: 5)
+  end
+
+  def test_an_endpoint_in_use
+    TCPServer.open("127.0.0.1", 0) do |server|
+      result = node(0, *shell("echo no"), port: server.addr[1]).finish(limit: 5)
+      assert_code 1, result
+      assert_match(/127\.0\.0\.1:#{server.addr[1]}/, result.err)
+      assert_match(/in use/, result.err)
+    end
+  end
+end

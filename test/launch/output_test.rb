@@ -1,0 +1,142 @@
+# frozen_string_literal: true
+
+require_relative "launch_case"
+
+# What workers write comes out whole.
+class OutputTest < LaunchCase
+  def test_lines_of_sixteen_workers_never_mix
+    code = <<~RUBY
+      rank = ENV["RANK"]
+      300.times do |i|
+        line = "\#{rank}:\#{i}:" + rank[-1] * (i * 7 % 500)
+        # In pieces, as a program without line buffering writes.
+        $stdout.syswrite(line[0, line.size / 2])
+        $stdout.syswrite(line[line.size / 2..] + "\\n")
+        $stderr.syswrite("err \#{rank} \#{i}\\n") if i % 10 == 0
+      end
+    RUBY
+    result = run_torchrun("--nproc-per-node=16", *ruby(code), limit: 30)
+    assert_code 0, result
+    lines = result.out.lines(chomp: true)
+    assert_equal 16 * 300, lines.size
+    lines.each { |line| assert_match(/\A(\d+):(\d+):(\d)*\z/, line) }
+    by_rank = lines.group_by { |line| line[/\A\d+/].to_i }
+    16.times do |rank|
+      expected = 300.times.map { |i| "#{rank}:#{i}:" + rank.to_s[-1] * (i * 7 % 500) }
+      assert_equal expected, by_rank[rank]
+    end
+    assert_equal 16 * 30, result.err.lines.grep(/\Aerr \d+ \d+\n\z/).size
+  end
+
+  def test_lines_of_megabytes_and_bytes_of_any_kind
+    code = <<~RUBY
+      $stdout.binmode
+      $stdout.write(ENV["RANK"] * 3_000_000 + "\\n")
+      $stdout.write((0..255).to_a.pack("C*").delete("\\n") + "\\n")
+    RUBY
+    result = run_torchrun("--nproc-per-node=2", *ruby(code))
+    assert_code 0, result
+    lines = result.out.b.lines
+    binary = "#{(0..255).to_a.pack("C*").delete("\n")}\n".b
+    assert_equal ["#{"0" * 3_000_000}\n", "#{"1" * 3_000_000}\n"].map(&:b), lines.select { |line| line.size > 1000 }.sort
+    assert_equal [binary, binary], lines.select { |line| line.size <= 1000 }
+  end
+
+  def test_a_missing_newline
+    result = run_torchrun("--nproc-per-node=2", *shell("printf end$RANK"))
+    assert_equal %w[end0 end1], result.out.lines(chomp: true).sort
+    assert result.out.end_with?("\n")
+    assert_equal "end0", run_torchrun(*shell("printf end$RANK")).out
+  end
+
+  def test_a_lone_workers_bytes_pass_at_once
+    run = start(*shell("printf prompt; read line; exit 0"), stdin: (reader, writer = IO.pipe).first)
+    reader.close
+    run.await(/prompt/)
+    writer.puts "x"
+    assert_code 0, run.finish
+  ensure
+    writer&.close
+  end
+
+  def test_lines_pass_while_workers_run
+    run = start("--nproc-per-node=2", *shell("echo hello $RANK; sleep 30"))
+    run.await(/hello 0/)
+    run.await(/hello 1/)
+    run.signal(:TERM)
+    run.finish
+  end
+
+  def test_standard_output_and_error_stay_apart
+    result = run_torchrun("--nproc-per-node=2", *shell("echo out; echo err >&2"))
+    assert_equal "out\nout\n", result.out
+    assert_equal "err\nerr\n", result.err
+  end
+
+  def test_both_streams_into_one_pipe
+    reader, writer = IO.pipe
+    run = start("--nproc-per-node=4", *ruby('200.times { |i| $stdout.syswrite("o" * 700 + "\n"); $stderr.syswrite("e" * 700 + "\n") }'),
+      out: writer, err: writer)
+    writer.close
+    lines = reader.read.lines(chomp: true)
+    run.finish
+    assert_equal ["e" * 700, "o" * 700], lines.uniq.sort
+    assert_equal 1600, lines.size
+  ensure
+    reader&.close
+  end
+
+  def test_a_file_as_standard_output
+    path = "#{@folder}/log"
+    File.open(path, "w") { |file| start("--nproc-per-node=2", *shell("echo $RANK; echo x$RANK"), out: file).finish }
+    assert_equal %w[0 1 x0 x1], File.readlines(path, chomp: true).sort
+  end
+
+  NOISE = "while :; do echo yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done"
+
+  # Nobody reads: workers must wait, but signals must not.
+  def test_a_full_pipe_holds_workers_up_but_not_signals
+    reader, writer = IO.pipe
+    run = start("--nproc-per-node=2", *shell(NOISE), out: writer)
+    writer.close
+    sleep 0.5
+    memory = File.read("/proc/#{run.pid}/status")[/VmRSS:\s+(\d+)/, 1].to_i
+    assert_operator memory, :<, 30_000, "kB"
+    run.signal(:TERM)
+    result = run.finish(limit: 5)
+    assert_code 143, result
+  ensure
+    reader&.close
+  end
+
+  def test_a_reader_that_goes_away_ends_the_job
+    reader, writer = IO.pipe
+    run = start("--nproc-per-node=2", *shell(NOISE), out: writer)
+    writer.close
+    reader.readpartial(100)
+    reader.close
+    assert_code 141, run.finish(limit: 5)
+  end
+
+  def test_all_is_delivered_to_a_slow_reader
+    reader, writer = IO.pipe
+    run = start("--nproc-per-node=2", *ruby('20_000.times { |i| puts "#{ENV["RANK"]} #{i} " + "z" * 80 }'), out: writer)
+    writer.close
+    lines = []
+    while (line = reader.gets)
+      lines << line
+      sleep 0.1 if (lines.size % 10_000).zero?
+    end
+    assert_code 0, run.finish
+    assert_equal 40_000, lines.size
+    assert_equal (0...20_000).to_a, lines.grep(/\A1 /).map { |text| text.split[1].to_i }
+  ensure
+    reader&.close
+  end
+
+  def test_closed_standard_descriptors
+    result = run_torchrun("exec #{BINARY} #{shell("echo fine >&2").join(" ")} >&- <&-", command: %w[sh -c])
+    assert_code 0, result
+    assert_equal "fine\n", result.err
+  end
+end

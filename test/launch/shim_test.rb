@@ -1,0 +1,44 @@
+# frozen_string_literal: true
+
+require_relative "launch_case"
+
+# bin/torchrun, the few lines of Ruby that RubyGems needs.
+class ShimTest < LaunchCase
+  SHIM = "#{ROOT}/bin/torchrun"
+
+  def shim(*arguments, env: {}, **options)
+    run_torchrun(*arguments, command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY}.merge(env), **options)
+  end
+
+  def test_it_becomes_the_program
+    result = shim("--nproc-per-node=2", *shell("echo $PPID"))
+    assert_code 0, result
+    assert_equal 1, result.out.lines.uniq.size
+    run = start(*shell("echo $PPID; sleep 60"), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY})
+    run.await(/#{run.pid}/)
+    run.signal(:INT)
+    assert_code 130, run.finish(limit: 5)
+  end
+
+  def test_workers_run_the_same_ruby_and_their_lines_come_at_once
+    run = start(*ruby('puts RbConfig.ruby, ENV["TDDP_RUBY_PRELOAD"].inspect, defined?(Torch).inspect, defined?(JSON).inspect; sleep 60'),
+      command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY, "TDDP_RUBY" => nil})
+    run.await(/#{Regexp.escape(RbConfig.ruby)}\nnil\nnil\nnil\n/)
+    run.signal(:TERM)
+    run.finish(limit: 5)
+  end
+
+  def test_an_exception_is_in_the_report
+    result = shim(*ruby('raise ArgumentError, "boom"'))
+    assert_code 1, result
+    assert_match(/^  message   : ArgumentError: boom$/, result.err)
+    quiet = shim(*ruby("exit 3"))
+    refute_match(/message/, quiet.err)
+  end
+
+  def test_a_program_that_is_not_built
+    result = shim("x.rb", env: {"TDDP_TORCHRUN" => "/nonexistent/torchrun"})
+    assert_code 1, result
+    assert_match(%r{\Atorchrun: /nonexistent/torchrun is not built\. In a checkout run `rake compile`}, result.err)
+  end
+end

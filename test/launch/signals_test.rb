@@ -1,0 +1,131 @@
+# frozen_string_literal: true
+
+require_relative "launch_case"
+
+# torchrun is told to end, or is killed: nobody is left.
+class SignalsTest < LaunchCase
+  WAITING = "trap 'echo $RANK got %s; exit 0' %s; echo ready; sleep 60 & wait"
+
+  def waiting(name)
+    shell(format(WAITING, name, name))
+  end
+
+  def ready(run, count = 2)
+    run.await(/(ready\n){#{count}}/)
+  end
+
+  %w[INT TERM HUP QUIT].each do |name|
+    define_method("test_#{name.downcase}_is_passed_on") do
+      run = start("--nproc-per-node=2", *waiting(name))
+      ready(run)
+      run.signal(name)
+      result = run.finish(limit: 5)
+      assert_code 128 + Signal.list[name], result
+      assert_equal ["0 got #{name}\n", "1 got #{name}\n"], result.out.lines.grep(/got/).sort
+      assert_match(/torchrun: SIG#{name}: ending the workers/, result.err)
+    end
+  end
+
+  # A terminal's Ctrl-C reaches the foreground process group, which the workers are not in.
+  def test_ctrl_c_for_the_process_group
+    run = start("--nproc-per-node=2", *waiting("INT"), pgroup: true)
+    ready(run)
+    Process.kill(:INT, -run.pid)
+    result = run.finish(limit: 5)
+    assert_code 130, result
+    assert_equal 2, result.out.scan("got INT").size
+  end
+
+  def test_a_second_signal_kills_at_once
+    run = start("--nproc-per-node=2", *shell("trap '' INT TERM; echo ready; while :; do sleep 1; done"))
+    ready(run)
+    run.signal(:INT)
+    run.await(/ending the workers/, stream: :err)
+    sleep 0.2
+    started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    run.signal(:INT)
+    assert_code 130, run.finish(limit: 5)
+    assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - started, :<, 1
+  end
+
+  def test_a_signal_has_its_shutdown_timeout
+    run = start("--shutdown-timeout=0.3", *shell("trap '' TERM; echo ready; while :; do sleep 1; done"))
+    ready(run, 1)
+    run.signal(:TERM)
+    result = run.finish(limit: 5)
+    assert_code 143, result
+    assert_match(/did not end within 0\.3 s/, result.err)
+  end
+
+  def test_killing_torchrun_leaves_no_worker
+    run = start("--nproc-per-node=3", *shell("echo ready; exec sleep 60"))
+    ready(run, 3)
+    assert_equal 4, marked.size
+    @leaves_files = true
+    run.signal(:KILL)
+    run.finish(limit: 5)
+    eventually("the workers to be gone") { marked.empty? }
+  end
+
+  def test_nohup_holds
+    run = start("trap '' HUP; exec #{BINARY} #{shell("echo ready; sleep 0.5; echo done").join(" ")}", command: %w[sh -c])
+    ready(run, 1)
+    run.signal(:HUP)
+    result = run.finish
+    assert_code 0, result
+    assert_includes result.out, "done"
+  end
+
+  # Processes that a worker started end with it: those in its group, and those that left it.
+  def test_grandchildren_are_ended
+    code = <<~SH
+      sleep 60 &
+      setsid sleep 61 > /dev/null 2>&1 &
+      setsid sh -c 'trap "" TERM INT; while :; do sleep 1; done' &
+      sleep 0.2
+      echo ready
+    SH
+    {"exit 0" => 0, "exit 1" => 1, "kill -9 $$" => 1}.each do |ending, code_of_torchrun|
+      result = run_torchrun("--nproc-per-node=2", *shell("#{code}\n#{ending}"))
+      assert_code code_of_torchrun, result
+      assert_operator result.seconds, :<, 2.5
+      assert_empty marked
+    end
+  end
+
+  def test_children_from_before_are_left_alone
+    # The shell starts a child and then becomes torchrun.
+    run = start("sleep 2 & exec #{BINARY} #{shell("sleep 60 & exit 0").join(" ")}", command: %w[sh -c], out: File::NULL, err: File::NULL)
+    result = run.finish
+    assert_code 0, result
+    left = marked
+    assert_equal 1, left.size
+    assert_includes File.read("/proc/#{left.first}/cmdline"), "sleep"
+    Process.kill(:KILL, left.first)
+  end
+
+  def test_many_random_kills_leave_nobody
+    random = Random.new(7)
+    worker = shell("sleep 30 & (sleep 30 & exec sleep 30) & echo ready; wait")
+    @leaves_files = true
+    15.times do
+      run = start("--nproc-per-node=2", "--shutdown-timeout=1", *worker)
+      sleep random.rand(0.06)
+      run.signal(%w[TERM INT HUP QUIT].sample(random: random))
+      run.signal(:TERM) if random.rand < 0.3
+      run.finish(limit: 6)
+      assert_empty marked
+    end
+  end
+
+  def test_a_job_can_be_stopped_and_continued
+    run = start("--nproc-per-node=2", *shell("echo ready; sleep 0.5; echo done"))
+    ready(run)
+    run.signal(:STOP)
+    sleep 0.7
+    run.signal(:CONT)
+    result = run.finish
+    assert_code 0, result
+    assert_equal 2, result.out.scan("done").size
+  end
+end
