@@ -80,6 +80,11 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
         return;
     }
     char text[TDDP_NET_TEXT_BYTES];
+    if (why && client->out.size) {
+        /* What it asked for before is answered, as far as that goes at once. */
+        (void)send(client->fd, client->out.data + client->out_sent,
+                   client->out.size - client->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
     if (why) {
         tddp_log(TDDP_LOG_WARN, "store", "dropped client %s: %s",
                  tddp_net_text(&client->address, text), why);

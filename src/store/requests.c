@@ -307,5 +307,10 @@ tddp_status tddp_server_execute(tddp_store_server *server, tddp_server_client *c
     context c = {server, client, request};
     /* Noted first, so that the asker's answer goes out before those of clients it wakes. */
     tddp_server_client_unsent(server, client);
-    return run[request->kind](&c);
+    size_t before = client->out.size;
+    tddp_status status = run[request->kind](&c);
+    if (status) {
+        client->out.size = before; /* no half answers */
+    }
+    return status;
 }

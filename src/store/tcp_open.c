@@ -21,6 +21,7 @@ enum {
     LAST_PAUSE_MS = 1000,
     WORKERS_POLL_MS = 10,
     ATTEMPT_LEAST_MS = 2000,
+    REASON_BYTES = 512,
 };
 
 static const tddp_slice workers_key = {"init/", 5};
@@ -112,22 +113,21 @@ static int64_t later(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-static tddp_status give_up(const tddp_tcp_store *tcp, int64_t start_ns)
+static tddp_status give_up(const tddp_tcp_store *tcp, int64_t start_ns, const char *reason)
 {
     double seconds = (double)(tddp_now_ns() - start_ns) / (double)TDDP_NS_PER_S;
-    char why[512];
-    snprintf(why, sizeof why, "%.500s", tddp_error_message());
     return tddp_fail(TDDP_NETWORK,
                      "cannot reach the %s, tried for %.1f s: %s (is its process running, and is "
                      "this the right host and port?)",
-                     tcp->name, seconds, why);
+                     tcp->name, seconds, reason);
 }
 
-static void tell(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, int64_t *tell_at)
+static void tell(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, const char *reason,
+                 int64_t *tell_at)
 {
     if (now >= *tell_at) {
         tddp_log(TDDP_LOG_WARN, "store", "the %s does not answer after %lld s: %s", tcp->name,
-                 (long long)((now - start_ns) / TDDP_NS_PER_S), tddp_error_message());
+                 (long long)((now - start_ns) / TDDP_NS_PER_S), reason);
         *tell_at = now + TELL_EVERY_MS * TDDP_NS_PER_MS;
     }
 }
@@ -141,6 +141,7 @@ static tddp_status connect_patiently(const tddp_tcp_store *tcp, const tddp_store
     int64_t pause_ms = FIRST_PAUSE_MS;
     int cancel_fd = tddp_store_call_cancel_fd(call);
     bool name_known = false;
+    char reason[REASON_BYTES] = "";
     for (;;) {
         /* An attempt ends when a line is due, but has two seconds at least. */
         int64_t until =
@@ -152,12 +153,16 @@ static tddp_status connect_patiently(const tddp_tcp_store *tcp, const tddp_store
         if (status != TDDP_NETWORK && status != TDDP_TIMEOUT) {
             return tddp_fail(status, "%s: %s", tcp->name, tddp_error_message());
         }
+        /* That the last attempt ran out of time says less than why those before it failed. */
+        if (status == TDDP_NETWORK || !*reason) {
+            snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
+        }
         int64_t now = tddp_now_ns();
         if (now >= call->deadline_ns ||
             (!name_known && now - start >= NAME_PATIENCE_MS * TDDP_NS_PER_MS)) {
-            return give_up(tcp, start);
+            return give_up(tcp, start, reason);
         }
-        tell(tcp, start, now, &tell_at);
+        tell(tcp, start, now, reason, &tell_at);
         int64_t pause_end = earlier(now + pause_ms * TDDP_NS_PER_MS, call->deadline_ns);
         if (tddp_net_sleep(pause_end, cancel_fd)) {
             return TDDP_CANCELED;

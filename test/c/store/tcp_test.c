@@ -1,0 +1,572 @@
+/*
+ * The TCP client: its bytes as a scripted server sees them, opening, waiting for workers, failures,
+ * forks, and what becomes of a store after each.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+
+#include "store_fixture.h"
+
+/* --- a scripted server ----------------------------------------------------------------------- */
+
+typedef struct step {
+    const char *expect; /* bytes from the client */
+    const char *answer;
+} step;
+
+typedef struct script {
+    int listen_fd;
+    const step *steps;
+    size_t count;
+    int fd; /* the connection, still open after the last step */
+    pthread_t thread;
+} script;
+
+static void *play(void *data)
+{
+    script *s = data;
+    tddp_net_address from;
+    CHECK_OK(tddp_net_poll(s->listen_fd, POLLIN, tddp_deadline_after_ms(10000), -1));
+    CHECK(tddp_net_accept(s->listen_fd, &s->fd, &from));
+    uint32_t pid = (uint32_t)getpid();
+    char hello[64];
+    char nonce[16];
+    snprintf(nonce, sizeof nonce, "%02x%02x%02x%02x", pid & 255, pid >> 8 & 255, pid >> 16 & 255,
+             pid >> 24);
+    snprintf(hello, sizeof hello, "00 cef7853c 0d %s", nonce);
+    CHECK_RAW(s->fd, hello);
+    raw_send(s->fd, nonce);
+    for (size_t i = 0; i < s->count; i++) {
+        CHECK_RAW(s->fd, s->steps[i].expect);
+        raw_send(s->fd, s->steps[i].answer);
+    }
+    return NULL;
+}
+
+static tddp_store *scripted(script *s, const step *steps, size_t count)
+{
+    *s = (script){.steps = steps, .count = count, .fd = -1};
+    tddp_net_address local;
+    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &s->listen_fd));
+    CHECK_OK(tddp_net_local(s->listen_fd, &local));
+    CHECK_INT(pthread_create(&s->thread, NULL, play, s), 0);
+    return client_of(tddp_net_port(&local));
+}
+
+static void script_end(script *s, tddp_store *store)
+{
+    pthread_join(s->thread, NULL);
+    CHECK_SILENT(s->fd); /* nothing more than the script had */
+    tddp_net_close(s->fd);
+    tddp_net_close(s->listen_fd);
+    tddp_store_release(store);
+}
+
+#define SCRIPTED(s, store, ...)              \
+    static const step steps[] = __VA_ARGS__; \
+    script s;                                \
+    tddp_store *store = scripted(&s, steps, sizeof steps / sizeof *steps)
+
+TEST(requests_are_pytorchs_byte_for_byte)
+{
+    SCRIPTED(s, store,
+             {{"01 [2]2f6b [1]76", ""},
+              {"06 [1] [2]2f6b", "00"},
+              {"03 [2]2f6b", "[1]76"},
+              {"04 [2]2f6e f9ffffffffffffff", "feffffffffffffff"},
+              {"07", "[3]"},
+              {"02 [2]2f63 [3]626164 [1]7a", "[1]79"},
+              {"05 [2] [2]2f6b [5]2f6e6f7065", "01"},
+              {"06 [2] [2]2f6b [2]2f6e", "00"},
+              {"08 [3]2f6b32", "[1]"},
+              {"09 [2]2f61 [2]3132", ""},
+              {"0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232", ""},
+              {"06 [2] [3]2f6d31 [3]2f6d32", "00"},
+              {"0a [2] [3]2f6d31 [3]2f6d32", "[1]31 [2]3232"},
+              {"01 [6]2f636cc3a921 [0]", ""}});
+    tddp_blob blob;
+    tddp_blob blobs[2];
+    int64_t number;
+    int flag;
+    tddp_slice kn[] = {text("k"), text("n")};
+    tddp_slice k_nope[] = {text("k"), text("nope")};
+    tddp_slice m[] = {text("m1"), text("m2")};
+    tddp_slice values[] = {text("1"), text("22")};
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(store, "k", "v");
+    CHECK_OK(tddp_store_add(store, text("n"), -7, NULL, &number));
+    CHECK_INT(number, -2);
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 3);
+    CHECK_OK(tddp_store_compare_set(store, text("c"), text("bad"), text("z"), NULL, &blob));
+    CHECK_TEXT(blob.data, "y");
+    tddp_blob_free(&blob);
+    CHECK_OK(tddp_store_check(store, k_nope, 2, NULL, &flag));
+    CHECK_INT(flag, 0);
+    CHECK_OK(tddp_store_wait(store, kn, 2, NULL));
+    CHECK_OK(tddp_store_delete_key(store, text("k2"), NULL, &flag));
+    CHECK_INT(flag, 1);
+    CHECK_OK(tddp_store_append(store, text("a"), text("12"), NULL));
+    CHECK_OK(tddp_store_multi_set(store, m, values, 2, NULL));
+    CHECK_OK(tddp_store_multi_get(store, m, 2, NULL, blobs));
+    CHECK_TEXT(blobs[0].data, "1");
+    CHECK_TEXT(blobs[1].data, "22");
+    tddp_blob_free(&blobs[0]);
+    tddp_blob_free(&blobs[1]);
+    CHECK_OK(tddp_store_set(store, text("cl\xc3\xa9!"), text(""), NULL));
+    script_end(&s, store);
+}
+
+TEST(a_wait_that_runs_out_is_cancelled_at_the_server)
+{
+    SCRIPTED(s, store, {{"06 [1] [5]2f6e6f7065", ""}, {"0c", "01"}, {"07", "[9]"}});
+    tddp_wait wait = within_ms(50);
+    tddp_slice key = text("nope");
+    int64_t number;
+    CHECK_STATUS(tddp_store_wait(store, &key, 1, &wait), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "timed out after 50 ms waiting for the key \"nope\" (store 127.0.0.1:");
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 9);
+    script_end(&s, store);
+}
+
+TEST(keys_that_come_in_the_last_moment_are_there)
+{
+    SCRIPTED(s, store,
+             {{"06 [1] [2]2f6b", ""}, {"0c", "00 01"}, {"03 [2]2f6b", "[1]76"}, {"07", "[9]"}});
+    tddp_wait wait = within_ms(50);
+    tddp_blob blob;
+    int64_t number;
+    CHECK_OK(tddp_store_get(store, text("k"), &wait, &blob));
+    CHECK_TEXT(blob.data, "v");
+    tddp_blob_free(&blob);
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 9);
+    script_end(&s, store);
+}
+
+TEST(an_answer_under_way_is_given_a_little_grace)
+{
+    SCRIPTED(s, store, {{"07", "0900"}});
+    tddp_wait wait = within_ms(50);
+    int64_t number;
+    int64_t start = tddp_now_ns();
+    CHECK_STATUS(tddp_store_num_keys(store, &wait, &number), TDDP_TIMEOUT);
+    CHECK(tddp_now_ns() - start < 10 * TDDP_NS_PER_S);
+    CHECK_CONTAINS(tddp_error_message(), "did not answer num_keys within 50 ms");
+    /* Half an answer was read: nothing after it could be understood. */
+    CHECK_STATUS(tddp_store_num_keys(store, NULL, &number), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "of no further use since an earlier failure: ");
+    CHECK_CONTAINS(tddp_error_message(), "num_keys within 50 ms");
+    script_end(&s, store);
+}
+
+TEST(nonsense_from_the_server_is_named)
+{
+    SCRIPTED(s, store, {{"06 [1] [2]2f6b", "07"}});
+    tddp_blob blob;
+    CHECK_STATUS(tddp_store_get(store, text("k"), NULL, &blob), TDDP_PROTOCOL);
+    CHECK_CONTAINS(tddp_error_message(), "answered get with a byte 7");
+    CHECK_STATUS(tddp_store_get(store, text("k"), NULL, &blob), TDDP_NETWORK);
+    script_end(&s, store);
+}
+
+TEST(a_gigantic_answer_is_named)
+{
+    SCRIPTED(s, store, {{"06 [1] [2]2f6b", "00"}, {"03 [2]2f6b", "ffffffffffffffff"}});
+    tddp_blob blob;
+    CHECK_STATUS(tddp_store_get(store, text("k"), NULL, &blob), TDDP_PROTOCOL);
+    CHECK_CONTAINS(tddp_error_message(), "a value of bytes 18446744073709551615");
+    script_end(&s, store);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static tddp_tcp_store_opts opts_for(int port, int world_size, bool is_server, int64_t timeout_ms)
+{
+    tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+    opts.host = "127.0.0.1";
+    opts.port = port;
+    opts.world_size = world_size;
+    opts.is_server = is_server;
+    opts.timeout_ms = timeout_ms;
+    return opts;
+}
+
+TEST(options_are_checked)
+{
+    tddp_store *store = NULL;
+    tddp_tcp_store_opts opts = opts_for(0, 0, false, 1000);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(tddp_error_message(), "port 0: expected 1 to 65535");
+    opts = opts_for(29500, -1, false, 1000);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_INVALID_ARGUMENT);
+    opts = opts_for(29500, 1, false, 1000);
+    opts.host = "";
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_INVALID_ARGUMENT);
+    opts.host = "127.0.0.1";
+    opts.size = 0;
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_tcp_store_open(NULL, NULL, &store), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK(!store);
+}
+
+TEST(an_unreachable_server_is_named_with_the_reason)
+{
+    tddp_store *store = NULL;
+    tddp_tcp_store_opts opts = opts_for(port, 2, false, 300);
+    int64_t start = tddp_now_ns();
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_NETWORK);
+    int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
+    CHECK(took_ms >= 300 && took_ms < 5000);
+    char expected[128];
+    snprintf(expected, sizeof expected,
+             "cannot reach the store 127.0.0.1:%d, tried for 0.3 s: cannot connect to 127.0.0.1:%d:"
+             " Connection refused",
+             port, port);
+    CHECK_CONTAINS(tddp_error_message(), expected);
+    opts.host = "no such host";
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "cannot find the address of \"no such host\"");
+    CHECK(!store);
+}
+
+TEST(opening_can_be_cancelled)
+{
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_cancel_trigger(cancel);
+    tddp_wait wait = {.timeout_ms = -1, .cancel = cancel};
+    tddp_tcp_store_opts opts = opts_for(port, 2, false, 20000);
+    tddp_store *store;
+    CHECK_STATUS(tddp_tcp_store_open(&opts, &wait, &store), TDDP_CANCELED);
+    opts = opts_for(0, 2, true, 20000);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, &wait, &store), TDDP_CANCELED);
+    tddp_cancel_free(cancel);
+}
+
+static void *serve_late(void *data)
+{
+    usleep(300000);
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    opts.host = "127.0.0.1";
+    opts.port = *(int *)data;
+    tddp_store_server *server;
+    CHECK_OK(tddp_store_server_start(&opts, &server));
+    return server;
+}
+
+TEST(a_server_that_comes_late_is_waited_for)
+{
+    pthread_t thread;
+    void *server;
+    CHECK_INT(pthread_create(&thread, NULL, serve_late, &port), 0);
+    tddp_store *store = client_of(port);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(store, "k", "v");
+    pthread_join(thread, &server);
+    tddp_store_release(store);
+    tddp_store_server_stop(server);
+}
+
+/* Answers every hello with `answer`, or hangs up at once if it is NULL. */
+typedef struct stranger {
+    int fd;
+    const char *answer;
+    atomic_int stop;
+} stranger;
+
+static void *be_strange(void *data)
+{
+    stranger *s = data;
+    while (!atomic_load(&s->stop)) {
+        int fd;
+        tddp_net_address from;
+        if (tddp_net_accept(s->fd, &fd, &from)) {
+            if (s->answer) {
+                CHECK_RAW(fd, "00 cef7853c 0d");
+                raw_send(fd, s->answer);
+                CHECK_OK(tddp_net_poll(fd, POLLIN, tddp_deadline_after_ms(5000), -1));
+            }
+            tddp_net_close(fd);
+        }
+        usleep(1000);
+    }
+    return NULL;
+}
+
+TEST(a_stranger_on_the_port_is_named)
+{
+    stranger s = {.answer = "ffffffff"};
+    CHECK_OK(tddp_net_listen("127.0.0.1", port, &s.fd));
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, be_strange, &s), 0);
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(port, 0, false, 3000);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_PROTOCOL);
+    CHECK_CONTAINS(tddp_error_message(), "not a store of PyTorch 2.x");
+    atomic_store(&s.stop, 1);
+    pthread_join(thread, NULL);
+    tddp_net_close(s.fd);
+}
+
+TEST(a_server_that_hangs_up_on_the_hello_is_tried_until_the_time_is_up)
+{
+    stranger s = {.answer = NULL};
+    CHECK_OK(tddp_net_listen("127.0.0.1", port, &s.fd));
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, be_strange, &s), 0);
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(port, 0, false, 300);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "the hello was not answered");
+    atomic_store(&s.stop, 1);
+    pthread_join(thread, NULL);
+    tddp_net_close(s.fd);
+}
+
+TEST(a_port_in_use_is_named)
+{
+    tddp_store *first;
+    tddp_store *second;
+    tddp_tcp_store_opts opts = opts_for(0, 1, true, 5000);
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &first));
+    CHECK_TEXT(tddp_tcp_store_host(first), "127.0.0.1");
+    opts.port = tddp_tcp_store_port(first);
+    CHECK(opts.port > 0);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &second), TDDP_ADDRESS_IN_USE);
+    char expected[64];
+    snprintf(expected, sizeof expected, ":%d: Address already in use", opts.port);
+    CHECK_CONTAINS(tddp_error_message(), expected);
+    tddp_store_release(first);
+}
+
+TEST(missing_workers_are_counted)
+{
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(port, 2, true, 250);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_TIMEOUT);
+    char expected[128];
+    snprintf(expected, sizeof expected,
+             "timed out after 0.25 s waiting for clients: 1 of 2 joined (127.0.0.1:%d)", port);
+    CHECK_TEXT(tddp_error_message(), expected);
+    opts.wait_for_workers = 0;
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    int64_t keys;
+    CHECK_OK(tddp_store_num_keys(store, NULL, &keys));
+    CHECK_INT(keys, 0);
+    tddp_store_release(store);
+}
+
+MULTI_TEST(a_line_tells_every_ten_seconds_what_is_waited_for, 2, 30)
+{
+    tddp_log_set_sink(keep_log, NULL);
+    tddp_store *store;
+    /* One hosts a server and misses workers, the other asks at a port where nobody is. */
+    tddp_tcp_store_opts opts = opts_for(rank == 0 ? 0 : port, 3, rank == 0, 10300);
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), rank == 0 ? TDDP_TIMEOUT : TDDP_NETWORK);
+    CHECK_INT(*log_count(), 1);
+    CHECK_LOG(rank == 0 ? "waiting for 2 of 3 workers at the store 127.0.0.1:"
+                        : "does not answer after 10 s: cannot connect to 127.0.0.1:");
+}
+
+MULTI_TEST(only_the_servers_process_waits_for_the_workers, 2, 20)
+{
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(port, 2, rank == 0, 10000);
+    if (rank == 1) {
+        usleep(200000);
+    }
+    int64_t start = tddp_now_ns();
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    if (rank == 0) {
+        CHECK(tddp_now_ns() - start > 100 * TDDP_NS_PER_MS);
+        CHECK_VALUE(store, "bye", "1");
+    } else {
+        CHECK_OK(tddp_store_set(store, text("bye"), text("1"), NULL));
+    }
+    tddp_store_release(store);
+}
+
+TEST(a_listening_socket_can_be_taken_over)
+{
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(0, 1, true, 5000);
+    opts.host = "some-name-that-is-not-looked-up";
+    CHECK_OK(tddp_net_listen("127.0.0.1", port, &opts.listen_fd));
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    CHECK_INT(tddp_tcp_store_port(store), port);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(store, "k", "v");
+    tddp_store_release(store);
+}
+
+/* --- failures afterwards --------------------------------------------------------------------- */
+
+static void *stop_soon(void *server)
+{
+    usleep(100000);
+    tddp_store_server_stop(server);
+    return NULL;
+}
+
+TEST(the_servers_death_ends_a_wait_at_once)
+{
+    tddp_store_server *server = loopback_server();
+    tddp_store *store = client_of(tddp_store_server_port(server));
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, stop_soon, server), 0);
+    int64_t start = tddp_now_ns();
+    tddp_blob blob;
+    CHECK_STATUS(tddp_store_get(store, text("k"), NULL, &blob), TDDP_NETWORK);
+    CHECK(tddp_now_ns() - start < 3 * TDDP_NS_PER_S);
+    CHECK_CONTAINS(tddp_error_message(), "get: connection to 127.0.0.1:");
+    CHECK_STATUS(tddp_store_set(store, text("k"), text("v"), NULL), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "is of no further use");
+    pthread_join(thread, NULL);
+    tddp_store_release(store);
+}
+
+MULTI_TEST(a_killed_server_process_ends_waits_at_once, 2, 20)
+{
+    if (rank == 0) {
+        pid_t child = fork();
+        if (child == 0) {
+            tddp_store *store;
+            tddp_tcp_store_opts opts = opts_for(port, 2, true, 10000);
+            CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+            usleep(100000);
+            kill(getpid(), SIGKILL);
+        }
+        CHECK_INT(waitpid(child, NULL, 0), child);
+        return;
+    }
+    tddp_store *store;
+    tddp_tcp_store_opts opts = opts_for(port, 2, false, 10000);
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    int64_t start = tddp_now_ns();
+    tddp_slice key = text("never");
+    CHECK_STATUS(tddp_store_wait(store, &key, 1, NULL), TDDP_NETWORK);
+    CHECK(tddp_now_ns() - start < 3 * TDDP_NS_PER_S);
+    tddp_store_release(store);
+}
+
+TEST(too_long_a_key_or_value_is_explained)
+{
+    tddp_log_set_sink(keep_log, NULL);
+    tddp_store_server *server = loopback_server();
+    size_t size = (8 << 20) + 1;
+    char *big = calloc(1, size);
+    int64_t number;
+    tddp_store *store = client_of(tddp_store_server_port(server));
+    CHECK_STATUS(tddp_store_add(store, (tddp_slice){big, 9000}, 1, NULL, &number), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "keys of more than 8 KiB are refused");
+    tddp_store_release(store);
+    store = client_of(tddp_store_server_port(server));
+    tddp_blob blob = {0};
+    CHECK_STATUS(
+        tddp_store_compare_set(store, text("k"), text(""), (tddp_slice){big, size}, NULL, &blob),
+        TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "values of more than 8 MiB are refused");
+    tddp_store_release(store);
+    free(big);
+    tddp_store_server_stop(server);
+}
+
+typedef struct hold {
+    tddp_store *store;
+    tddp_cancel *cancel;
+} hold;
+
+static void *hold_the_store(void *data)
+{
+    hold *h = data;
+    tddp_slice key = text("never");
+    tddp_wait wait = {.timeout_ms = 20000, .cancel = h->cancel};
+    CHECK_STATUS(tddp_store_wait(h->store, &key, 1, &wait), TDDP_CANCELED);
+    return NULL;
+}
+
+static void *trigger_it(void *cancel)
+{
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+TEST(waiting_for_another_threads_call_has_a_deadline_and_can_be_cancelled)
+{
+    tddp_store_server *server = loopback_server();
+    hold h = {.store = client_of(tddp_store_server_port(server))};
+    CHECK_OK(tddp_cancel_create(&h.cancel));
+    tddp_cancel *mine;
+    CHECK_OK(tddp_cancel_create(&mine));
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, hold_the_store, &h), 0);
+    usleep(50000);
+    tddp_wait wait = {.timeout_ms = 50};
+    CHECK_STATUS(tddp_store_set(h.store, text("k"), text("v"), &wait), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), "timed out after 50 ms waiting for another thread's call");
+    pthread_t trigger;
+    wait = (tddp_wait){.timeout_ms = 20000, .cancel = mine};
+    CHECK_INT(pthread_create(&trigger, NULL, trigger_it, mine), 0);
+    CHECK_STATUS(tddp_store_set(h.store, text("k"), text("v"), &wait), TDDP_CANCELED);
+    pthread_join(trigger, NULL);
+    /* A clone has a connection of its own. */
+    tddp_store *clone;
+    CHECK_OK(tddp_store_clone(h.store, NULL, &clone));
+    CHECK_OK(tddp_store_set(clone, text("k"), text("v"), NULL));
+    CHECK_VALUE(clone, "k", "v");
+    tddp_cancel_trigger(h.cancel);
+    pthread_join(thread, NULL);
+    CHECK_VALUE(h.store, "k", "v");
+    tddp_store_release(clone);
+    tddp_store_release(h.store);
+    tddp_cancel_free(h.cancel);
+    tddp_cancel_free(mine);
+    tddp_store_server_stop(server);
+}
+
+TEST(a_clone_keeps_the_server_alive)
+{
+    tddp_store *store;
+    tddp_store *clone;
+    tddp_tcp_store_opts opts = opts_for(0, 1, true, 5000);
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_OK(tddp_store_clone(store, NULL, &clone));
+    CHECK_INT(tddp_tcp_store_port(clone), tddp_tcp_store_port(store));
+    tddp_store_release(store);
+    CHECK_VALUE(clone, "k", "v");
+    tddp_store_release(clone);
+}
+
+TEST(a_store_made_before_a_fork_refuses_the_child)
+{
+    tddp_store *store;
+    tddp_store *clone = NULL;
+    tddp_tcp_store_opts opts = opts_for(0, 1, true, 5000);
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        tddp_blob blob;
+        CHECK_STATUS(tddp_store_set(store, text("k"), text("child"), NULL), TDDP_FORKED);
+        CHECK_CONTAINS(tddp_error_message(), "a forked child opens a store of its own");
+        CHECK_STATUS(tddp_store_get(store, text("k"), NULL, &blob), TDDP_FORKED);
+        CHECK_STATUS(tddp_store_clone(store, NULL, &clone), TDDP_FORKED);
+        tddp_store *own = client_of(tddp_tcp_store_port(store));
+        CHECK_VALUE(own, "k", "v");
+        tddp_store_release(own);
+        tddp_store_release(store);
+        exit(0);
+    }
+    int status;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_VALUE(store, "k", "v");
+    tddp_store_release(store);
+}
