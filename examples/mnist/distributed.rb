@@ -44,7 +44,9 @@ options.merge!(given.transform_keys { |name| name.to_s.tr("-", "_").to_sym })
   abort "--#{name.to_s.tr("_", "-")} #{options[name]}: expected a number from 1 up"
 end
 
+# Whoever starts first on a machine fetches the data; the others wait for it, then find it complete.
 def train(options, **group)
+  MNISTData.fetch(options[:data_dir]) { |line| puts line }
   Torch::Distributed.init_process_group(options[:backend], **group)
   Trainer.new(options).run
 ensure
@@ -57,7 +59,6 @@ else
   gpus = Torch::CUDA.available? ? Torch::CUDA.device_count : 0
   processes = options[:gpus] || [gpus, 1].max
   abort "--gpus #{processes}: there are #{gpus} GPUs" if gpus.positive? && processes > gpus
-  MNISTData.fetch(options[:data_dir])
   results = Torch::Distributed.fork_world(processes, start_method: :spawn) do |rank, port|
     train(options, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: processes)
     true

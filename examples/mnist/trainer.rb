@@ -1,6 +1,5 @@
 # frozen_string_literal: true
 
-require "digest"
 require "torch/distributed"
 require "torch/nn/parallel/distributed_data_parallel"
 require "torch/utils/data/distributed_sampler"
@@ -133,14 +132,14 @@ class Trainer
 
   # Data parallel training is right only if every rank ends with the same parameters, bit for bit.
   def compare_ranks
-    digest = Digest::SHA256.new
-    @net.parameters.each { |parameter| digest << parameter.detach.cpu.numo.to_binary }
-    mine = Torch.tensor(digest.digest.bytes, dtype: :uint8).to(@device)
-    all = Array.new(@world_size) { Torch.zeros_like(mine) }
-    Torch::Distributed.all_gather(all, mine)
-    raise "the ranks' parameters differ" unless all.all? { |other| Torch.equal(other, mine) }
-
-    say "parameters are equal bit for bit on #{@world_size} ranks (sha256 #{digest.hexdigest[0, 16]})"
+    @net.named_parameters.each do |name, parameter|
+      mine = parameter.detach
+      all = Array.new(@world_size) { Torch.empty_like(mine) }
+      Torch::Distributed.all_gather(all, mine)
+      different = all.index { |other| !Torch.equal(other, mine) }
+      raise "#{name} differs between ranks #{@rank} and #{different}" if different
+    end
+    say "parameters are equal, bit for bit, on #{@world_size} #{(@world_size == 1) ? "rank" : "ranks"}"
   end
 
   def say(text)
