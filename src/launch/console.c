@@ -170,10 +170,20 @@ bool tddp_launch_console_pending(const tddp_launch_console *console)
     return waiting(&console->sinks[0]) > 0 || waiting(&console->sinks[1]) > 0;
 }
 
-int tddp_launch_console_error(const tddp_launch_console *console)
+bool tddp_launch_console_abandoned(tddp_launch_console *console)
 {
-    int error = console->sinks[TDDP_LAUNCH_OUT].error;
-    return error ? error : console->sinks[TDDP_LAUNCH_ERR].error;
+    bool abandoned = false;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_sink *sink = &console->sinks[i];
+        if (sink->error && sink->error != EPIPE && !sink->told) {
+            sink->told = true;
+            tddp_launch_console_say(console, "standard %s: %s; what follows there is lost",
+                                    i == TDDP_LAUNCH_OUT ? "output" : "error",
+                                    strerror(sink->error));
+        }
+        abandoned |= sink->error == EPIPE;
+    }
+    return abandoned;
 }
 
 size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries)

@@ -25,6 +25,7 @@ typedef struct tddp_launch_sink {
     size_t sent;  /* the first so many bytes of `queue` are written */
     int error;    /* errno of the write that failed; nothing is written any more. 0: none */
     bool at_line; /* what was queued last ended a line */
+    bool told;    /* people know of the error */
 } tddp_launch_sink;
 
 typedef struct tddp_launch_console {
@@ -55,8 +56,9 @@ bool tddp_launch_console_full(const tddp_launch_console *console, int stream);
 /* Whether anything waits to be written. */
 bool tddp_launch_console_pending(const tddp_launch_console *console);
 
-/* The errno with which a sink failed, or 0. */
-int tddp_launch_console_error(const tddp_launch_console *console);
+/* Whether nobody reads one of the streams any more. Another failure, such as a full disk, is said
+ * once on standard error; what follows on that stream is lost. */
+bool tddp_launch_console_abandoned(tddp_launch_console *console);
 
 /* Adds to `entries` what to poll for; at most TDDP_LAUNCH_STREAMS. Returns how many. */
 size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries);

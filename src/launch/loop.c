@@ -61,7 +61,7 @@ static void take_signals(tddp_launch_agent *agent)
 static void check_output(tddp_launch_agent *agent)
 {
     tddp_launch_console_flush(&agent->console);
-    if (tddp_launch_console_error(&agent->console) == EPIPE) {
+    if (tddp_launch_console_abandoned(&agent->console)) {
         tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_OUTPUT, SIGTERM);
     }
 }

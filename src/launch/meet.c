@@ -15,7 +15,12 @@
 #include "launch/nodes.h"
 #include "net/net.h"
 
-enum { DEFAULT_STATIC_PORT = 29500, DEFAULT_C10D_PORT = 29400, LOOKUP_MS = 10 * 1000 };
+enum {
+    DEFAULT_STATIC_PORT = 29500,
+    DEFAULT_C10D_PORT = 29400,
+    LOOKUP_MS = 10 * 1000,
+    SAY_EVERY_MS = 10 * 1000
+};
 
 tddp_slice tddp_launch_slice(const char *text)
 {
@@ -127,19 +132,45 @@ static tddp_status connect_store(tddp_launch_nodes *nodes)
     return status;
 }
 
+/* Waits for the host's word; long only if the host runs another job or none of ours. */
+static tddp_status await_job(const tddp_launch_nodes *nodes, tddp_slice job)
+{
+    int64_t deadline = tddp_deadline_after_ms((int64_t)nodes->options->conf.join_timeout * 1000);
+    for (;;) {
+        int64_t left = tddp_deadline_poll_ms(deadline);
+        tddp_wait wait = tddp_launch_wait(nodes, left < SAY_EVERY_MS ? left : SAY_EVERY_MS);
+        tddp_status status = tddp_store_wait(nodes->store, &job, 1, &wait);
+        if (status != TDDP_TIMEOUT) {
+            return status;
+        }
+        if (tddp_now_ns() >= deadline) {
+            return tddp_fail(TDDP_TIMEOUT,
+                             "the store at %s:%d knows no job \"%s\"; expected the same --rdzv-id "
+                             "and endpoint on all nodes",
+                             nodes->host, nodes->port, nodes->run_id);
+        }
+        tddp_log(TDDP_LOG_WARN, "launch", "waiting at %s:%d for the job \"%s\"", nodes->host,
+                 nodes->port, nodes->run_id);
+    }
+}
+
 /* The host says what the job is, the others compare. */
 static tddp_status agree(tddp_launch_nodes *nodes)
 {
     char mine[64];
     tddp_blob theirs;
-    tddp_wait wait = tddp_launch_wait(nodes, (int64_t)nodes->options->conf.join_timeout * 1000);
     (void)snprintf(mine, sizeof mine, "--nnodes=%d --max-restarts=%d", nodes->options->nodes,
                    nodes->options->max_restarts);
     tddp_slice job = tddp_launch_slice("job");
     if (nodes->hosting) {
+        tddp_wait wait = tddp_launch_short_wait();
         return tddp_store_set(nodes->store, job, tddp_launch_slice(mine), &wait);
     }
-    tddp_status status = tddp_store_get(nodes->store, job, &wait, &theirs);
+    tddp_status status = await_job(nodes, job);
+    if (status == TDDP_OK) {
+        tddp_wait wait = tddp_launch_short_wait();
+        status = tddp_store_get(nodes->store, job, &wait, &theirs);
+    }
     if (status != TDDP_OK) {
         return status;
     }

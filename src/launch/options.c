@@ -74,8 +74,12 @@ static tddp_status from_environment(tddp_launch_lookup lookup, tddp_launch_optio
                     tddp_launch_value_store(flag, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value, out);
             }
         }
-        /* A one-letter flag is for the command line alone: PET_E is too easily something else. */
-        if (status == TDDP_OK && flag->name[1] != '\0') {
+        /* Some are for the command line alone: PET_E or PET_VERSION is too easily something else.
+         */
+        bool shared = flag->name[1] != '\0' &&
+                      flag->offset != offsetof(tddp_launch_options, help) &&
+                      flag->offset != offsetof(tddp_launch_options, version);
+        if (status == TDDP_OK && shared) {
             status = from_variable(flag, flag->name, lookup, out);
         }
         if (status == TDDP_OK && flag->alias) {

@@ -5,6 +5,7 @@
  * `over`; the token is triggered and calmed under it, so no order is missed.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -15,6 +16,8 @@
 #include "base/base.h"
 #include "launch/nodes.h"
 #include "net/net.h"
+
+enum { END_MS = 1000 };
 
 struct tddp_launch_rendezvous {
     tddp_launch_nodes nodes;
@@ -188,6 +191,21 @@ bool tddp_launch_rendezvous_over(tddp_launch_rendezvous *rendezvous)
     return over;
 }
 
+/* Gives the thread a moment to end; false if it has not. */
+static bool await_over(tddp_launch_rendezvous *rendezvous)
+{
+    int64_t deadline = tddp_deadline_after_ms(END_MS);
+    while (!tddp_launch_rendezvous_over(rendezvous)) {
+        uint64_t count;
+        if (tddp_net_poll(rendezvous->fd, POLLIN, deadline, -1) != TDDP_OK) {
+            return false;
+        }
+        ssize_t ignored = read(rendezvous->fd, &count, sizeof count);
+        (void)ignored;
+    }
+    return true;
+}
+
 void tddp_launch_rendezvous_end(tddp_launch_rendezvous *rendezvous)
 {
     if (!rendezvous) {
@@ -197,6 +215,9 @@ void tddp_launch_rendezvous_end(tddp_launch_rendezvous *rendezvous)
     rendezvous->orders.quit = true;
     tddp_cancel_trigger(rendezvous->nodes.cancel);
     pthread_mutex_unlock(&rendezvous->lock);
+    if (!await_over(rendezvous)) {
+        return; /* it waits for a host that does not answer: the process's end takes it along */
+    }
     (void)pthread_join(rendezvous->thread, NULL);
     tddp_launch_nodes_close(&rendezvous->nodes);
     tddp_cancel_free(rendezvous->nodes.cancel);

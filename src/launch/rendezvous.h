@@ -44,7 +44,9 @@ void tddp_launch_rendezvous_again(tddp_launch_rendezvous *rendezvous);
 /* Whether the thread has ended, so that the end below does not wait. */
 bool tddp_launch_rendezvous_over(tddp_launch_rendezvous *rendezvous);
 
-/* Ends the thread and frees all. A store hosted here stops. NULL is fine. */
+/* Ends the thread and frees all; a store hosted here stops. Waits a second at most: a thread that
+ * still waits for a host then is left to the end of the process, which must be near. NULL is fine.
+ */
 void tddp_launch_rendezvous_end(tddp_launch_rendezvous *rendezvous);
 
 #endif

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "pty"
 require_relative "launch_case"
 
 # What workers write comes out whole.
@@ -132,6 +133,35 @@ class OutputTest < LaunchCase
     assert_equal (0...20_000).to_a, lines.grep(/\A1 /).map { |text| text.split[1].to_i }
   ensure
     reader&.close
+  end
+
+  def test_a_full_disk_is_said_once_and_ends_nobody
+    File.open("/dev/full", "w") do |full|
+      run = start("--nproc-per-node=2", *shell("for i in 1 2 3; do echo lost; sleep 0.1; done; echo kept >&2"), out: full)
+      result = run.finish
+      assert_code 0, result
+      assert_equal 2, result.err.scan("kept\n").size
+      assert_equal 1, result.err.scan("torchrun: standard output: No space left on device").size
+    end
+  end
+
+  # As people use it: output on the terminal, Ctrl-C from its keyboard.
+  def test_a_terminal
+    command = [BINARY, "--nproc-per-node=2", *shell("trap 'echo stopped $RANK; exit 0' INT; echo ready; sleep 30 & wait")]
+    PTY.spawn(environment, *command) do |reader, writer, pid|
+      text = +""
+      pump = Thread.new do
+        loop { text << reader.readpartial(4096) }
+      rescue Errno::EIO, EOFError
+        # The terminal closes with its last process.
+      end
+      eventually("both workers") { text.scan("ready").size == 2 }
+      writer.write("\x03")
+      _, status = Timeout.timeout(5) { Process.wait2(pid) }
+      pump.join(5)
+      assert_equal 130, status.exitstatus
+      assert_equal ["stopped 0", "stopped 1"], text.scan(/stopped \d/).sort
+    end
   end
 
   def test_closed_standard_descriptors
