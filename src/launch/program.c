@@ -96,7 +96,8 @@ static size_t make_head(const tddp_launch_options *options, const char *head[5])
         return count;
     }
     if (options->script && ends_with(options->script, ".py")) {
-        head[count++] = "python3";
+        const char *python = from_environment("PYTHON_EXEC"); /* PyTorch's own variable */
+        head[count++] = python ? python : "python3";
         head[count++] = "-u";
         head[count++] = options->script;
         return count;

@@ -20,8 +20,8 @@ typedef struct tddp_launch_program {
 } tddp_launch_program;
 
 /*
- * Chooses the interpreter (a .py: python3; --no-ruby: none; else TDDP_RUBY or ruby, with the file
- * TDDP_RUBY_PRELOAD loaded first if that is set) and finds it and the script. Caller:
+ * Chooses the interpreter (a .py: PYTHON_EXEC or python3; --no-ruby: none; else TDDP_RUBY or ruby,
+ * with the file TDDP_RUBY_PRELOAD loaded first if that is set) and finds it and the script. Caller:
  * tddp_launch_program_free(). Errors: TDDP_NOT_FOUND, TDDP_OUT_OF_MEMORY.
  */
 TDDP_NODISCARD tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,

@@ -113,6 +113,7 @@ class CommandLineTest < LaunchCase
     skip "python3 is not installed" unless system("command -v python3 > /dev/null")
     File.write("#{@folder}/train.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
     assert_equal "0 ['--lr', '1']\n", run_torchrun("train.py", "--lr", "1").out
+    assert_equal "-u train.py\n", run_torchrun("train.py", env: {"PYTHON_EXEC" => "echo"}).out
   end
 
   def test_it_starts_in_milliseconds
