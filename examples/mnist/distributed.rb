@@ -29,6 +29,7 @@ parser = OptionParser.new do |opts|
   opts.on("--log-interval N", Integer, "batches between progress lines (#{options[:log_interval]})")
   opts.on("--data-dir DIR", "where the MNIST files are or shall be")
   opts.on("--checkpoint PATH", "where the run is saved after each epoch")
+  opts.on("--subset N", Integer, "use the first N images only, for a quick look")
   opts.on("--[no-]resume", "go on from the checkpoint if there is one")
 end
 begin
@@ -38,7 +39,7 @@ rescue OptionParser::ParseError => e
   abort "#{e.message}\n#{parser.help}"
 end
 options.merge!(given.transform_keys { |name| name.to_s.tr("-", "_").to_sym })
-%i[epochs batch_size gpus log_interval].each do |name|
+%i[epochs batch_size gpus log_interval subset].each do |name|
   next unless options[name] && options[name] < 1
 
   abort "--#{name.to_s.tr("_", "-")} #{options[name]}: expected a number from 1 up"

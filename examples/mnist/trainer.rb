@@ -19,6 +19,7 @@ class Trainer
     @world_size = Torch::Distributed.get_world_size
     @device = choose_device
     @data = MNISTData.load(options[:data_dir])
+    @data.transform_values! { |tensor| tensor[0...options[:subset]] } if options[:subset]
     Torch.manual_seed(SEED)
     @net = MNISTNet.new.to(@device)
     @model = Torch::NN::Parallel::DistributedDataParallel.new(@net, device_ids: device_ids)
