@@ -163,7 +163,7 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
     status = start(group, opts, wait);
     if (status) {
         char *text = tddp_copy_string(tddp_error_message());
-        tddp_group_leave(group, false);
+        tddp_group_leave(group);
         free_group(group);
         if (text) {
             (void)tddp_fail(status, "%s", text);
@@ -180,7 +180,7 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     if (!group || group->pid != getpid()) {
         return;
     }
-    if (group->thread_runs && pthread_equal(group->thread, pthread_self())) {
+    if (tddp_group_on_progress_thread(group)) {
         tddp_log(TDDP_LOG_ERROR, "group",
                  "\"%s\" cannot be shut down from a callback of its own work", group->name);
         return;
@@ -201,7 +201,7 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     tddp_group_progress_stop(group, deadline);
     group->backend->destroy(group->context);
     group->context = NULL;
-    tddp_group_leave(group, true);
+    tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;
     pthread_cond_broadcast(&group->idle);

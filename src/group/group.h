@@ -57,11 +57,11 @@ struct tddp_group {
     void *context;       /* the backend's; used by the progress thread */
     tddp_store *names;   /* prefix NAME: who has joined and left */
     tddp_store *store;   /* prefix NAME/INCARNATION: this group's own keys */
+    bool met;            /* all ranks have joined this incarnation */
     int64_t incarnation; /* how many groups of this name this rank has made on this store */
     _Atomic int64_t timeout_ms;
 
     pthread_t thread;
-    bool thread_runs;
     pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
     pthread_cond_t idle;   /* for those shutting down: nothing is queued, or the state changed */
@@ -80,14 +80,18 @@ TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
                                            const tddp_wait *wait, int64_t deadline, int *same_host,
                                            char **address);
 
-/* With `joined` the name may be used again after all have left; without, as if it never joined. */
-void tddp_group_leave(tddp_group *group, bool joined);
+/* Once all have met, the name may be used again after all have left; before, it is as if this rank
+ * had never joined. */
+void tddp_group_leave(tddp_group *group);
 
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
 /* Queues an operation: numbers it, and waits for it if `work` is NULL. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **work);
+
+/* Whether the caller is this group's progress thread: a callback of one of its works. */
+bool tddp_group_on_progress_thread(const tddp_group *group);
 
 /* Takes no more operations, lets those there are finish until the deadline, aborts the rest, ends
  * the thread. */

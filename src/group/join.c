@@ -59,12 +59,12 @@ static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
                            group->rank, group->name);
     }
     if (status) {
-        tddp_group_leave(group, false);
+        tddp_group_leave(group);
     }
     return status;
 }
 
-void tddp_group_leave(tddp_group *group, bool joined)
+void tddp_group_leave(tddp_group *group)
 {
     if (!group->names || group->incarnation == 0) {
         return;
@@ -72,7 +72,7 @@ void tddp_group_leave(tddp_group *group, bool joined)
     char key[KEY_BYTES];
     tddp_wait wait = {LEAVE_MS, NULL};
     tddp_status status;
-    if (joined) {
+    if (group->met) {
         status = tddp_store_set(group->names, left_key(key, group->incarnation, group->rank),
                                 (tddp_slice){"1", 1}, &wait);
     } else {
@@ -228,6 +228,7 @@ static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadli
                             (tddp_slice){mine, strlen(mine)}, &left);
     if (status == TDDP_OK) {
         status = wait_for_all(group, keys, wait, deadline);
+        group->met = status == TDDP_OK;
     }
     if (status == TDDP_OK) {
         /* All keys are there: a moment more, should the time be just over. */

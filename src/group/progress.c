@@ -88,9 +88,18 @@ static tddp_status refusal(const tddp_group *group)
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
 }
 
+/* The group whose progress thread this is; NULL on all other threads. */
+static _Thread_local const tddp_group *progressing;
+
+bool tddp_group_on_progress_thread(const tddp_group *group)
+{
+    return progressing == group;
+}
+
 static void *progress(void *data)
 {
     tddp_group *group = data;
+    progressing = group;
     pthread_mutex_lock(&group->mutex);
     for (;;) {
         while (!group->head && group->state < TDDP_GROUP_ENDING) {
@@ -125,9 +134,7 @@ static void *progress(void *data)
 
 tddp_status tddp_group_progress_start(tddp_group *group)
 {
-    tddp_status status = tddp_thread_start(&group->thread, "tddp-progress", progress, group);
-    group->thread_runs = status == TDDP_OK;
-    return status;
+    return tddp_thread_start(&group->thread, "tddp-progress", progress, group);
 }
 
 static tddp_status enqueue(tddp_group *group, tddp_work *work)
@@ -187,8 +194,5 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     if (busy) {
         group->backend->abort(group->context);
     }
-    if (group->thread_runs) {
-        pthread_join(group->thread, NULL);
-        group->thread_runs = false;
-    }
+    pthread_join(group->thread, NULL);
 }

@@ -43,6 +43,9 @@ tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
     return tddp_wait{left > 0 ? left : 0, cancel};
 }
 
+/* Begins what a rank leaves in place of its addresses; no length of an address looks so. */
+const char FAILED_MARK[] = "failed: ";
+
 std::string key_of(int rank)
 {
     return "gloo/" + std::to_string(rank);
@@ -111,7 +114,23 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     }
     bool timed = wait && wait->timeout_ms >= 0;
     Clock::time_point deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
-    tddp_cancel *cancel = wait ? wait->cancel : nullptr;
+    try {
+        open(opts, deadline, wait ? wait->cancel : nullptr);
+    } catch (const std::exception &cause) {
+        /* The others wait for our addresses: they get the reason instead. */
+        if (!published_) {
+            std::string text = FAILED_MARK + plain(cause);
+            tddp_wait brief = {1000, nullptr};
+            if (tddp_store_set(opts.store, slice(key_of(rank)), slice(text), &brief)) {
+                tddp_log(TDDP_LOG_DEBUG, "gloo", "%s", tddp_error_message());
+            }
+        }
+        throw;
+    }
+}
+
+void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel)
+{
     device_ = make_device(opts);
     context_ = device_->createContext(rank, size);
     context_->setTimeout(milliseconds(until(deadline, nullptr).timeout_ms + 1));
@@ -143,6 +162,7 @@ void Mesh::publish(tddp_store *store, const tddp_wait *wait)
                peer == rank ? std::vector<char>() : context_->getPair(peer)->address().bytes());
     }
     Failure::check(tddp_store_set(store, slice(key_of(rank)), slice(all), wait));
+    published_ = true;
 }
 
 void Mesh::connect_pairs(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
@@ -155,6 +175,11 @@ void Mesh::connect_pairs(tddp_store *store, Clock::time_point deadline, tddp_can
         tddp_blob blob = {};
         Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
         std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
+        /* A blob is followed by a NUL. */
+        if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
+            throw Failure(TDDP_PEER_LOST, "rank " + std::to_string(peer) + " could not connect: " +
+                                              (blob.data + sizeof FAILED_MARK - 1));
+        }
         std::vector<char> address = extract(blob, rank);
         std::string why;
         try {
@@ -264,7 +289,7 @@ void Mesh::send(Buffer &buffer, int peer, uint64_t slot, size_t offset, size_t b
     try {
         buffer.send(peer, slot, offset, bytes);
     } catch (const std::exception &cause) {
-        lost(peer, cause);
+        lost(peer, plain(cause));
     }
 }
 
@@ -273,7 +298,7 @@ void Mesh::recv(Buffer &buffer, int peer, uint64_t slot, size_t offset, size_t b
     try {
         buffer.recv(peer, slot, offset, bytes);
     } catch (const std::exception &cause) {
-        lost(peer, cause);
+        lost(peer, plain(cause));
     }
 }
 
@@ -287,87 +312,100 @@ void Mesh::wait_recv(Buffer &buffer, int peer)
     wait(buffer, peer, true);
 }
 
+/* False: woken by the watch or by an abort. */
+bool Mesh::wait_once(Buffer &buffer, int peer, bool receives)
+{
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waited_ = &buffer;
+        waited_receives_ = receives;
+    }
+    bool done = false;
+    std::string why;
+    try {
+        done = receives ? buffer.waitRecv(nullptr, GLOO_TIMEOUT)
+                        : buffer.waitSend(nullptr, GLOO_TIMEOUT);
+    } catch (const std::exception &cause) {
+        why = plain(cause);
+    }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waited_ = nullptr;
+    }
+    if (!why.empty()) {
+        lost(peer, why);
+    }
+    return done;
+}
+
+/* The peer is gone, so all that will ever arrive has arrived: a peer may well do its part and end.
+ * A wake-up hides what is done; without one, Gloo throws at its timeout, and closes connections
+ * that are of no further use. */
+bool Mesh::done_after_all(Buffer &buffer, bool receives)
+{
+    try {
+        while (!(receives ? buffer.waitRecv(nullptr, milliseconds(1))
+                          : buffer.waitSend(nullptr, milliseconds(1)))) {
+        }
+        return true;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
 void Mesh::wait(Buffer &buffer, int peer, bool receives)
 {
-    for (;;) {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            waited_ = &buffer;
-            waited_receives_ = receives;
+    while (!wait_once(buffer, peer, receives)) {
+        if (aborted_) {
+            throw Failure(TDDP_GROUP_FAILED,
+                          "aborted while waiting for rank " + std::to_string(peer));
         }
-        bool done = false;
-        std::string why;
-        try {
-            done = receives ? buffer.waitRecv(nullptr, GLOO_TIMEOUT)
-                            : buffer.waitSend(nullptr, GLOO_TIMEOUT);
-        } catch (const std::exception &cause) {
-            why = plain(cause);
-        }
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            waited_ = nullptr;
-        }
-        if (done) {
-            return;
-        }
-        if (!why.empty()) {
-            lost(peer, std::runtime_error(why));
-        }
-        check(peer);
-    }
-}
-
-/* A wait was woken without being done: by the watch, or by an abort. */
-void Mesh::check(int waiting_for)
-{
-    if (aborted_) {
-        throw Failure(TDDP_GROUP_FAILED,
-                      "aborted while waiting for rank " + std::to_string(waiting_for));
-    }
-    std::string ranks = lost_ranks(-1);
-    if (!ranks.empty()) {
-        throw Failure(TDDP_PEER_LOST, "lost " + ranks);
-    }
-    if (Clock::now() >= deadline_) {
-        throw Failure(TDDP_TIMEOUT, "not done after " + std::to_string(timeout_ms_) + " ms; rank " +
-                                        std::to_string(waiting_for) +
-                                        " has not done its part: is it slow, stuck, or in another "
-                                        "operation?");
-    }
-}
-
-/* Asks each sentinel for its exception: an abort makes the wait return at once if it has none. */
-std::string Mesh::lost_ranks(int known)
-{
-    std::string ranks;
-    for (int peer = 0; peer < size; peer++) {
-        if (peer == rank || links_.empty()) {
-            continue;
-        }
-        bool gone = peer == known;
-        for (unsigned which = 0; which < 2 && !gone; which++) {
-            Buffer &sentinel = *link(peer).inbox[which];
-            try {
-                sentinel.abortWaitRecv();
-                sentinel.waitRecv(nullptr, GLOO_TIMEOUT);
-            } catch (const std::exception &) {
-                gone = true;
+        /* Others may be gone, but this one is what counts: the others may have done their part. */
+        if (is_gone(peer)) {
+            if (done_after_all(buffer, receives)) {
+                return;
             }
+            lost(peer, "its connection ended");
         }
-        if (gone) {
-            ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(peer);
+        if (Clock::now() >= deadline_) {
+            throw Failure(TDDP_TIMEOUT, "not done after " + std::to_string(timeout_ms_) +
+                                            " ms; rank " + std::to_string(peer) +
+                                            " has not done its part: is it slow, stuck, or in "
+                                            "another operation?");
         }
     }
-    return ranks;
 }
 
-void Mesh::lost(int peer, const std::exception &cause)
+/* Asks a peer's sentinel for its exception: an abort makes the wait return at once if it has none.
+ */
+bool Mesh::is_gone(int peer)
 {
-    std::string why = plain(cause);
+    for (unsigned which = 0; which < 2 && !links_.empty(); which++) {
+        Buffer &sentinel = *link(peer).inbox[which];
+        try {
+            sentinel.abortWaitRecv();
+            sentinel.waitRecv(nullptr, GLOO_TIMEOUT);
+        } catch (const std::exception &) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first to give up may be another's victim: all who are gone are named. */
+void Mesh::lost(int peer, const std::string &why)
+{
     if (aborted_) {
         throw Failure(TDDP_GROUP_FAILED, "aborted: " + why);
     }
-    throw Failure(TDDP_PEER_LOST, "lost " + lost_ranks(peer) + " (" + why + ")");
+    std::string others;
+    for (int other = 0; other < size; other++) {
+        if (other != rank && other != peer && is_gone(other)) {
+            others +=
+                (others.empty() ? "; gone as well: rank " : ", rank ") + std::to_string(other);
+        }
+    }
+    throw Failure(TDDP_PEER_LOST, "lost rank " + std::to_string(peer) + " (" + why + others + ")");
 }
 
 char *Mesh::scratch(size_t bytes)

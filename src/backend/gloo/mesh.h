@@ -90,6 +90,7 @@ class Mesh
     char *scratch(size_t bytes);
 
   private:
+    void open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel);
     void publish(tddp_store *store, const tddp_wait *wait);
     void connect_pairs(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
     void make_links();
@@ -97,10 +98,11 @@ class Mesh
     void watch();
     void start_watch();
     void stop_watch();
-    void check(int waiting_for);
-    std::string lost_ranks(int known);
-    [[noreturn]] void lost(int peer, const std::exception &cause);
+    bool wait_once(Buffer &buffer, int peer, bool receives);
+    bool done_after_all(Buffer &buffer, bool receives);
     void wait(Buffer &buffer, int peer, bool receives);
+    bool is_gone(int peer);
+    [[noreturn]] void lost(int peer, const std::string &why);
 
     std::shared_ptr<gloo::transport::Device> device_;
     std::shared_ptr<gloo::transport::Context> context_;
@@ -111,6 +113,7 @@ class Mesh
     int64_t timeout_ms_ = 0;
     std::atomic<bool> aborted_{false};
     std::once_flag closed_;
+    bool published_ = false; /* the others know this rank's addresses */
 
     std::thread watch_thread_;
     std::mutex mutex_; /* guards what follows */
