@@ -51,10 +51,11 @@ typedef struct tddp_slice {
 /* --- the server ------------------------------------------------------------------------------ */
 
 typedef struct tddp_store_server_opts {
-    size_t size;            /**< sizeof(tddp_store_server_opts) */
-    const char *host;       /**< numeric address to bind; NULL: every address, IPv6 and IPv4 */
-    int port;               /**< 0 to 65535; 0: the system chooses */
-    int listen_fd;          /**< a listening socket to take over (the server closes it), or -1 */
+    size_t size;      /**< sizeof(tddp_store_server_opts) */
+    const char *host; /**< numeric address to bind; NULL: every address, IPv6 and IPv4 */
+    int port;         /**< 0 to 65535; 0: the system chooses */
+    int listen_fd;    /**< a listening socket to take over, or -1; closed also if starting fails,
+                           unless with TDDP_INVALID_ARGUMENT */
     size_t max_key_bytes;   /**< 0: 8 KiB; a client that sends a longer key is dropped */
     size_t max_value_bytes; /**< 0: 8 MiB */
 } tddp_store_server_opts;
@@ -103,7 +104,9 @@ typedef struct tddp_tcp_store_opts {
  * Connects to a store server (starting it first with is_server), retrying until the time is up.
  * Every ten seconds a line says which address does not answer or how many workers are missing.
  * The reference returned is the caller's: tddp_store_release().
- * Errors beside the common ones: TDDP_ADDRESS_IN_USE.
+ * Errors beside the common ones: TDDP_NETWORK when the server could not be reached in the time (the
+ * text has host, port, the last reason), TDDP_TIMEOUT when workers are missing (how many),
+ * TDDP_ADDRESS_IN_USE.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts,
                                                         const tddp_wait *wait, tddp_store **out);
@@ -129,7 +132,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_hash_store_create(int64_t timeout_ms, t
 TDDP_API TDDP_NODISCARD tddp_status tddp_prefix_store_create(const char *prefix, tddp_store *store,
                                                              tddp_store **out);
 
-/** A store with the same contents and a connection of its own. Caller: tddp_store_release(). */
+/** A store with the same contents and a connection of its own (file and hash stores have none: one
+ *  more reference). It keeps a hosted server alive. Caller: tddp_store_release(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait,
                                                      tddp_store **out);
 

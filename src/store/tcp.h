@@ -1,6 +1,6 @@
 /*
- * The parts of the TCP client: tcp.c (the operations), exchange.c (one request and its answer on
- * the connection), tcp_open.c (connecting, the hello, waiting for the workers).
+ * The parts of the TCP client: tcp_client.c (the operations), exchange.c (one request and its
+ * answer on the connection), tcp_open.c (connecting, the hello, waiting for the workers).
  */
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
@@ -66,7 +66,8 @@ TDDP_NODISCARD tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp
 /* Marks the store as of no further use, with the present text as the reason. */
 tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status);
 
-/* --- tcp.c ----------------------------------------------------------------------------------- */
+/* --- tcp_client.c
+ * ----------------------------------------------------------------------------------- */
 
 TDDP_NODISCARD tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key);
 

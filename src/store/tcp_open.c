@@ -179,8 +179,9 @@ static tddp_status fill(tddp_tcp_store *tcp, const char *host, const char *reach
         return TDDP_OUT_OF_MEMORY;
     }
     tcp->port = port;
-    snprintf(tcp->name, sizeof tcp->name,
-             strchr(host, ':') ? "store [%.120s]:%d" : "store %.120s:%d", host, port);
+    bool bare_v6 = strchr(host, ':') && *host != '[';
+    snprintf(tcp->name, sizeof tcp->name, bare_v6 ? "store [%.120s]:%d" : "store %.120s:%d", host,
+             port);
     tcp->turn_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
     return tcp->turn_fd < 0 ? tddp_fail_errno("eventfd") : TDDP_OK;
 }
@@ -271,6 +272,7 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
 {
     tddp_tcp_server *server = tddp_alloc(sizeof *server);
     if (!server) {
+        tddp_net_close(opts->listen_fd);
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&server->owners, 1);

@@ -132,6 +132,17 @@ static inline void check_silent(const char *file, int line, int fd)
 }
 #define CHECK_SILENT(fd) check_silent(__FILE__, __LINE__, fd)
 
+/* What PyTorch 2.x sends first. */
+#define HELLO "00 cef7853c 0d d5590000"
+
+static inline int greet(int port)
+{
+    int fd = raw_connect(port);
+    raw_send(fd, HELLO);
+    CHECK_RAW(fd, "d5590000");
+    return fd;
+}
+
 /* The last line logged, and how many. */
 static inline int *log_count(void)
 {
@@ -143,23 +154,27 @@ static inline char *last_log(void)
     static char line[2048];
     return line;
 }
-static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
+static inline pthread_mutex_t *log_lock(void)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    return &mutex;
+}
 static inline void keep_log(tddp_log_level level, const char *room, const char *line, void *data)
 {
     (void)level;
     (void)room;
     (void)data;
-    pthread_mutex_lock(&log_mutex);
+    pthread_mutex_lock(log_lock());
     ++*log_count();
     snprintf(last_log(), 2048, "%s", line);
-    pthread_mutex_unlock(&log_mutex);
+    pthread_mutex_unlock(log_lock());
 }
 static inline void check_log(const char *file, int line, const char *part)
 {
     for (int i = 0; i < 1000; i++) {
-        pthread_mutex_lock(&log_mutex);
+        pthread_mutex_lock(log_lock());
         int found = strstr(last_log(), part) != NULL;
-        pthread_mutex_unlock(&log_mutex);
+        pthread_mutex_unlock(log_lock());
         if (found) {
             return;
         }
