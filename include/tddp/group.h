@@ -7,6 +7,12 @@
  * NULL). Arguments are checked before anything is sent. Calls may come from several threads; the
  * order in which they queue must be the same on every rank.
  *
+ * Each operation has the group's timeout as it was when the operation was queued, counted from the
+ * moment at which the progress thread begins with it: time spent in the queue behind others does not
+ * count. After a failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT and
+ * TDDP_UNSUPPORTED) the group has failed: its connections close, so that the other ranks learn of
+ * it, and all operations queued and to come return TDDP_GROUP_FAILED with the first one's text.
+ *
  * Statuses common to all operations: TDDP_INVALID_ARGUMENT, TDDP_UNSUPPORTED (this backend, dtype
  * or device), TDDP_TIMEOUT, TDDP_PEER_LOST, TDDP_MISMATCH, TDDP_GROUP_FAILED (an earlier operation
  * failed; the text says which: destroy the group), TDDP_GROUP_CLOSED, TDDP_FORKED.
@@ -44,7 +50,11 @@ typedef struct tddp_group_opts {
 
 /**
  * Joins this rank with the world_size - 1 others. Blocks until all are there; every ten seconds a
- * line says who is missing. Caller: tddp_group_release().
+ * line says who is missing. A name can be used again on the same store once all ranks have ended
+ * the group before. Caller: tddp_group_release(), on no thread that runs a work's callback.
+ * Errors: TDDP_INVALID_ARGUMENT (also: the rank is taken), TDDP_UNAVAILABLE (no such backend),
+ * TDDP_TIMEOUT (the text names the missing ranks), TDDP_CANCELED, TDDP_PEER_LOST, TDDP_NETWORK,
+ * those of the store.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_create(const tddp_group_opts *opts,
                                                       const tddp_wait *wait, tddp_group **out);

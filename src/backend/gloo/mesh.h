@@ -30,6 +30,14 @@ namespace tddp_gloo
 using Buffer = gloo::transport::UnboundBuffer;
 using Clock = std::chrono::steady_clock;
 
+/* Longer than any operation: deadlines are kept here, not by Gloo. */
+constexpr std::chrono::milliseconds GLOO_TIMEOUT{std::chrono::hours(24 * 365)};
+
+Clock::time_point deadline_after(int64_t ms);
+
+/* A text of Gloo's without the place in its source that it begins with. */
+std::string plain(const std::exception &cause);
+
 /* Bytes of payload that travel together with an operation's header, in memory of our own. */
 constexpr size_t EAGER_BYTES = 64 * 1024;
 /* What a header may need; keeps the payload behind it aligned. */
