@@ -8,10 +8,10 @@
  * order in which they queue must be the same on every rank.
  *
  * Each operation has the group's timeout as it was when the operation was queued, counted from the
- * moment at which the progress thread begins with it: time spent in the queue behind others does not
- * count. After a failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT and
- * TDDP_UNSUPPORTED) the group has failed: its connections close, so that the other ranks learn of
- * it, and all operations queued and to come return TDDP_GROUP_FAILED with the first one's text.
+ * moment at which the progress thread begins with it: time spent in the queue behind others does
+ * not count. After a failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT
+ * and TDDP_UNSUPPORTED) the group has failed: its connections close, so that the other ranks learn
+ * of it, and all operations queued and to come return TDDP_GROUP_FAILED with the first one's text.
  *
  * Statuses common to all operations: TDDP_INVALID_ARGUMENT, TDDP_UNSUPPORTED (this backend, dtype
  * or device), TDDP_TIMEOUT, TDDP_PEER_LOST, TDDP_MISMATCH, TDDP_GROUP_FAILED (an earlier operation
