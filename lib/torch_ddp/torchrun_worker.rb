@@ -16,11 +16,14 @@ at_exit do
   path = ENV["TORCHELASTIC_ERROR_FILE"]
   next if error.nil? || error.is_a?(SystemExit) || error.is_a?(SignalException) || path.nil? || File.exist?(path)
 
+  # A rank that lost another is not the one to blame: torchrun looks for that other before it reports.
+  lost = %w[Torch::Distributed::PeerLostError Torch::Distributed::GroupError].include?(error.class.name)
   require "json"
   text = ->(string) { string.dup.force_encoding(Encoding::UTF_8).scrub }
   report = {message: {
     message: text["#{error.class}: #{error.message}"],
-    extraInfo: {py_callstack: text[error.full_message(highlight: false)], timestamp: Time.now.to_i.to_s}
+    extraInfo: {py_callstack: text[error.full_message(highlight: false)], timestamp: Time.now.to_i.to_s,
+      consequence: lost ? "1" : "0"}
   }}
   begin
     File.write(path, JSON.generate(report))

@@ -178,6 +178,9 @@ static bool read_scalar(reader *in, const char *key)
         if (strcmp(key, "timestamp") == 0) {
             in->found->timestamp = atoll(text);
         }
+        if (strcmp(key, "consequence") == 0) {
+            in->found->consequence = strcmp(text, "1") == 0;
+        }
         free(text);
     }
     return true;

@@ -4,6 +4,8 @@
 #ifndef TDDP_LAUNCH_ERROR_FILE_H
 #define TDDP_LAUNCH_ERROR_FILE_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <tddp/status.h>
@@ -12,6 +14,7 @@ typedef struct tddp_launch_error {
     char *message;     /* "ArgumentError: boom"; NULL: none */
     char *traceback;   /* several lines; NULL: none */
     int64_t timestamp; /* seconds since 1970; 0: none */
+    bool consequence;  /* it failed because another rank had: extraInfo's "consequence" is "1" */
 } tddp_launch_error;
 
 /*

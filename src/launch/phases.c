@@ -5,12 +5,12 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include "launch/agent_state.h"
 #include "launch/report.h"
 
 enum {
+    CULPRIT_MS = 1000,    /* for the rank that others say they have lost */
     KILL_MS = 5000,       /* a killed process that stays is stuck in the kernel */
     SWEEP_TERM_MS = 300,  /* for what workers have left behind, between SIGTERM and SIGKILL */
     SWEEP_KILL_MS = 100,  /* between two rounds of SIGKILL: new ones may have been started */
@@ -100,9 +100,7 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
     for (int i = 0; i < agent->count; i++) {
         tddp_launch_worker *worker = &agent->workers[i];
         if (worker->alive && worker->pid == pid) {
-            worker->alive = false;
-            worker->wait_status = status;
-            (void)clock_gettime(CLOCK_REALTIME, &worker->ended);
+            tddp_launch_worker_note_end(worker, status);
             agent->alive--;
             return;
         }
@@ -121,6 +119,24 @@ static void tell_failure(tddp_launch_agent *agent)
     }
 }
 
+/* A rank that lost its peer may be out before the peer itself, which closes its connections first.
+ * So when only such a rank has failed, the one to blame gets a moment. */
+static void look_for_failures(tddp_launch_agent *agent, bool moment_is_over)
+{
+    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
+    if (!root || agent->phase != TDDP_LAUNCH_RUNNING) {
+        return;
+    }
+    if (root->error.consequence && agent->alive > 0 && !moment_is_over) {
+        if (agent->deadline == INT64_MAX) {
+            agent->deadline = tddp_deadline_after_ms(CULPRIT_MS);
+        }
+        return;
+    }
+    tell_failure(agent);
+    tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_WORKER, SIGTERM);
+}
+
 /* Reaps whoever has ended, orphans of workers among them. */
 static void reap(tddp_launch_agent *agent)
 {
@@ -129,11 +145,7 @@ static void reap(tddp_launch_agent *agent)
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         note_end(agent, pid, status);
     }
-    if (agent->phase == TDDP_LAUNCH_RUNNING &&
-        tddp_launch_root_cause(agent->workers, agent->count)) {
-        tell_failure(agent);
-        tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_WORKER, SIGTERM);
-    }
+    look_for_failures(agent, false);
 }
 
 static void on_ending_signal(tddp_launch_agent *agent, int number)
@@ -246,8 +258,10 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent)
             agent->phase = TDDP_LAUNCH_OVER;
         }
         break;
-    case TDDP_LAUNCH_JOINING:
     case TDDP_LAUNCH_RUNNING:
+        look_for_failures(agent, true);
+        break;
+    case TDDP_LAUNCH_JOINING:
     case TDDP_LAUNCH_LINGERING:
     case TDDP_LAUNCH_OVER:
         agent->deadline = INT64_MAX;

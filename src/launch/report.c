@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch/error_file.h"
 #include "launch/report.h"
 
 enum { TIME_BYTES = 40 };
@@ -19,19 +18,16 @@ static bool failed_by_itself(const tddp_launch_worker *worker)
 
 static int64_t failure_second(const tddp_launch_worker *worker)
 {
-    tddp_launch_error error = {0};
-    if (worker->error_file) {
-        tddp_launch_error_read(worker->error_file, &error);
-    }
-    int64_t second = error.timestamp > 0 ? error.timestamp : (int64_t)worker->ended.tv_sec;
-    tddp_launch_error_free(&error);
-    return second;
+    return worker->error.timestamp > 0 ? worker->error.timestamp : (int64_t)worker->ended.tv_sec;
 }
 
-static bool is_earlier(const tddp_launch_worker *a, const tddp_launch_worker *b)
+static bool comes_before(const tddp_launch_worker *a, const tddp_launch_worker *b)
 {
     int64_t first = failure_second(a);
     int64_t second = failure_second(b);
+    if (a->error.consequence != b->error.consequence) {
+        return b->error.consequence;
+    }
     if (first != second) {
         return first < second;
     }
@@ -43,7 +39,7 @@ const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *worke
 {
     const tddp_launch_worker *root = NULL;
     for (int i = 0; i < count; i++) {
-        if (failed_by_itself(&workers[i]) && (!root || is_earlier(&workers[i], root))) {
+        if (failed_by_itself(&workers[i]) && (!root || comes_before(&workers[i], root))) {
             root = &workers[i];
         }
     }
@@ -91,7 +87,6 @@ static void put_worker(tddp_launch_console *console, const tddp_launch_worker *w
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     char host[128] = "?";
     struct tm local;
-    tddp_launch_error error = {0};
     (void)gethostname(host, sizeof host - 1);
     if (localtime_r(&worker->ended.tv_sec, &local) &&
         strftime(text, TIME_BYTES, "%Y-%m-%d %H:%M:%S", &local) > 0) {
@@ -107,16 +102,12 @@ static void put_worker(tddp_launch_console *console, const tddp_launch_worker *w
     if (code < 0) {
         put_field(console, "signal", tddp_launch_ending(worker, ending));
     }
-    if (worker->error_file) {
-        tddp_launch_error_read(worker->error_file, &error);
+    if (worker->error.message) {
+        put_field(console, "message", worker->error.message);
     }
-    if (error.message) {
-        put_field(console, "message", error.message);
+    if (worker->error.traceback) {
+        put_field(console, "traceback", worker->error.traceback);
     }
-    if (error.traceback) {
-        put_field(console, "traceback", error.traceback);
-    }
-    tddp_launch_error_free(&error);
 }
 
 void tddp_launch_report(const char *program, const tddp_launch_worker *workers, int count,

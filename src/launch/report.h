@@ -7,8 +7,10 @@
 #include "launch/console.h"
 #include "launch/worker.h"
 
-/* The worker that failed first by itself, or NULL: by the time in its error file, else by when its
- * end was seen. */
+/*
+ * The worker that failed first by itself, or NULL: by the time in its error file, else by when its
+ * end was seen. One that says it failed because another rank had comes after those that do not.
+ */
 const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *workers, int count);
 
 /* "exit code 3" or "killed by SIGSEGV (core dumped)"; returns `text`. */

@@ -210,6 +210,16 @@ tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
     return status;
 }
 
+void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
+{
+    worker->alive = false;
+    worker->wait_status = wait_status;
+    (void)clock_gettime(CLOCK_REALTIME, &worker->ended);
+    if (worker->error_file && tddp_launch_worker_failed(worker)) {
+        tddp_launch_error_read(worker->error_file, &worker->error);
+    }
+}
+
 bool tddp_launch_worker_failed(const tddp_launch_worker *worker)
 {
     return !worker->alive &&
@@ -223,5 +233,6 @@ void tddp_launch_worker_free(tddp_launch_worker *worker)
         tddp_launch_lines_free(&worker->lines[stream]);
     }
     free(worker->error_file);
+    tddp_launch_error_free(&worker->error);
     *worker = (tddp_launch_worker){.fds = {-1, -1}};
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "launch/console.h"
+#include "launch/error_file.h"
 #include "launch/lines.h"
 #include "launch/signals.h"
 
@@ -16,10 +17,11 @@ typedef struct tddp_launch_worker {
     int rank;
     int local_rank;
     bool alive;
-    bool ended_by_us;      /* it was told to end before it ended */
-    int wait_status;       /* once it is not alive */
-    struct timespec ended; /* wall clock */
-    char *error_file;      /* path; owned; may be NULL */
+    bool ended_by_us;        /* it was told to end before it ended */
+    int wait_status;         /* once it is not alive */
+    struct timespec ended;   /* wall clock */
+    char *error_file;        /* path; owned; may be NULL */
+    tddp_launch_error error; /* what it left there, once it is not alive */
     int fds[TDDP_LAUNCH_STREAMS];
     tddp_launch_lines lines[TDDP_LAUNCH_STREAMS];
 } tddp_launch_worker;
@@ -49,6 +51,9 @@ TDDP_NODISCARD tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, i
 /* Reads what is left on both streams and closes them. */
 TDDP_NODISCARD tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
                                                     tddp_launch_console *console);
+
+/* Takes down how it ended: the time is now. */
+void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);
 
 /* Whether it ended with a status other than 0. */
 bool tddp_launch_worker_failed(const tddp_launch_worker *worker);

@@ -90,6 +90,31 @@ class FailuresTest < LaunchCase
     assert_match(/^Failed too:\n(  .*\n)*  exitcode  : 4/, err)
   end
 
+  # Rank 0 says that it lost a peer and is out first; rank 1, whose fault it is, takes longer to end.
+  def test_who_lost_a_peer_is_not_to_blame
+    result = run_torchrun("--nproc-per-node=3", *shell(<<~SH))
+      case $RANK in
+      0) echo '{"message": {"message": "lost 1", "extraInfo": {"timestamp": "1", "consequence": "1"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1;;
+      1) sleep 0.3; exit 5;;
+      esac
+      sleep 60
+    SH
+    assert_code 1, result
+    assert_match(/FAILED: rank 1, exit code 5/, result.err)
+    assert_match(/^Failed too:\n(  .*\n)*  message   : lost 1/, result.err)
+    assert_operator result.seconds, :<, 0.9
+  end
+
+  def test_a_peer_that_was_lost_elsewhere_is_not_waited_for_long
+    result = run_torchrun("--nproc-per-node=2", *shell(<<~SH))
+      [ $RANK = 0 ] || exec sleep 60
+      echo '{"message": {"message": "lost 9", "extraInfo": {"consequence": "1"}}}' > $TORCHELASTIC_ERROR_FILE
+      exit 1
+    SH
+    assert_match(/FAILED: rank 0, exit code 1/, result.err)
+    assert_operator result.seconds, :<, 3
+  end
+
   def test_a_ruby_workers_exception_is_in_the_report
     result = run_torchrun("--nproc-per-node=2", *ruby('sleep(ENV["RANK"] == "1" ? 0 : 30); raise ArgumentError, "böse"'),
       env: {"TDDP_RUBY_PRELOAD" => "#{ROOT}/lib/torch_ddp/torchrun_worker.rb"})
