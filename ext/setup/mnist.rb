@@ -22,7 +22,7 @@ module Setup
       fetch
       command = ["torchrun", "--standalone", "--nproc-per-node=#{PROCESSES}", "examples/mnist/distributed.rb", "--data-dir", DATA,
         *self.class.extra_arguments]
-      shown = "bundle exec #{command.shelljoin}"
+      shown = "bundle exec #{command.map { |part| part.match?(/\A[\w.,:\/=@%+-]+\z/) ? part : part.shellescape }.join(" ")}"
       Console.say "training: #{shown}"
       started = Console.now
       accuracy, status = train(command)
