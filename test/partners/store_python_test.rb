@@ -1,0 +1,114 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "open3"
+require "shellwords"
+require "timeout"
+require "tmpdir"
+require "torch/distributed"
+
+# Our stores against PyTorch's own: its client on our server, ours on its server, both on one file.
+#
+# PARTNER_PYTHON names another Python than python3, with arguments if need be.
+class StorePythonTest < Minitest::Test
+  Distributed = Torch::Distributed
+
+  PYTHON = Shellwords.split(ENV.fetch("PARTNER_PYTHON", "python3")).freeze
+  SCRIPT = File.read(File.expand_path("store_partner.py", __dir__)).freeze
+  LIMIT = 90
+
+  def self.version
+    @version ||= begin
+      out, status = Open3.capture2e(*PYTHON, "-c", "import torch; print('torch', torch.__version__)")
+      status.success? ? out[/^torch (\S+)/, 1].to_s : ""
+    rescue Errno::ENOENT
+      ""
+    end
+  end
+
+  def setup
+    version = self.class.version
+    skip "#{PYTHON.join(" ")} has no torch" if version.empty?
+    skip "PyTorch #{version} speaks the older dialect, which our store does not" if version.to_i < 2
+  end
+
+  def with_python(role, where)
+    Open3.popen2e(*PYTHON, "-", role, where.to_s) do |input, output, python|
+      input.write(SCRIPT)
+      input.close
+      reader = Thread.new { output.read }
+      Timeout.timeout(LIMIT) do
+        yield
+        assert python.value.success?, reader.value
+      end
+      assert_equal "ok", reader.value.lines.last.to_s.strip
+    ensure
+      Process.kill(:KILL, python.pid) if python.alive?
+    end
+  end
+
+  # The same as exercise() there.
+  def exercise(store, own)
+    key = ->(name) { own + name }
+    store.set(key["k"], "v")
+    assert_equal "v", store.get(key["k"])
+    store.set(key["empty"], "")
+    assert_equal "", store.get(key["empty"])
+    assert_equal [5, -2], [store.add(key["n"], 5), store.add(key["n"], -7)]
+    assert_equal "-2", store.get(key["n"])
+    assert_equal "x", store.compare_set(key["c"], "", "x")
+    assert_equal "x", store.compare_set(key["c"], "wrong", "y")
+    assert_equal "old", store.compare_set(key["absent"], "old", "new")
+    store.append(key["a"], "12")
+    store.append(key["a"], "3")
+    assert_equal "123", store.get(key["a"])
+    store.multi_set([key["m1"], key["m2"]], %w[1 22])
+    assert_equal %w[1 22], store.multi_get([key["m1"], key["m2"]])
+    assert store.check([key["k"], key["n"]])
+    refute store.check([key["k"], key["never"]])
+    assert store.delete_key(key["k"])
+    big = (0..255).to_a.pack("C*") * (1 << 12)
+    store.set(key["big"], big)
+    assert_equal big, store.get(key["big"])
+    assert_raises(Distributed::TimeoutError) { store.wait([key["never"]], 0.2) }
+    assert_equal "-2", store.get(key["n"])
+  end
+
+  def meet(store)
+    exercise(store, "ruby/")
+    exercise(Distributed::PrefixStore.new("nested", store), "ruby/")
+    store.set("from_ruby", "hello too")
+    assert_equal "hello", store.get("from_python")
+    assert_equal "-2", store.get("python/n")
+    assert_equal "-2", store.get("nested/python/n")
+    store.wait(["python_is_done"])
+    store.set("ruby_is_done", "1")
+  ensure
+    store.close
+  end
+
+  def test_pytorchs_client_on_our_server
+    server = Distributed::TCPStore.new("127.0.0.1", 0, nil, true, timeout: 30)
+    with_python("client", server.port) do
+      ours = Distributed::TCPStore.new("127.0.0.1", server.port, timeout: 30)
+      meet(ours)
+    end
+  ensure
+    server&.close
+  end
+
+  def test_our_client_on_pytorchs_server
+    port = Distributed.free_port
+    with_python("server", port) do
+      meet(Distributed::TCPStore.new("127.0.0.1", port, 2, false, timeout: 30))
+    end
+  end
+
+  def test_both_on_one_file
+    Dir.mktmpdir do |folder|
+      path = File.join(folder, "store")
+      with_python("file", path) { meet(Distributed::FileStore.new(path, 2, timeout: 30)) }
+      refute File.exist?(path), "the last of two removes the file"
+    end
+  end
+end
