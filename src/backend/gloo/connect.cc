@@ -6,9 +6,17 @@
  * be interrupted, and looks at this host's name. Devices, pairs and their addresses are the same
  * from 2022 on.
  */
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/address.h>
 
 #include <tddp/log.h>
 
@@ -70,6 +78,22 @@ std::vector<char> extract(const tddp_blob &all, int which)
     }
 }
 
+/* The address and port at which a socket begins, in a form to compare; empty if it has none. */
+std::string place(const sockaddr_storage &address)
+{
+    std::string text;
+    if (address.ss_family == AF_INET) {
+        const auto &v4 = reinterpret_cast<const sockaddr_in &>(address);
+        text.assign(reinterpret_cast<const char *>(&v4.sin_addr), sizeof v4.sin_addr);
+        text.append(reinterpret_cast<const char *>(&v4.sin_port), sizeof v4.sin_port);
+    } else if (address.ss_family == AF_INET6) {
+        const auto &v6 = reinterpret_cast<const sockaddr_in6 &>(address);
+        text.assign(reinterpret_cast<const char *>(&v6.sin6_addr), sizeof v6.sin6_addr);
+        text.append(reinterpret_cast<const char *>(&v6.sin6_port), sizeof v6.sin6_port);
+    }
+    return text;
+}
+
 } // namespace
 
 void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
@@ -114,6 +138,7 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
     publish(opts.store, &left);
     connect_pairs(opts.store, deadline, cancel);
     make_links();
+    close_on_exec();
     std::lock_guard<std::mutex> lock(mutex_);
     cancel_ = nullptr;
     busy_ = false;
@@ -186,6 +211,35 @@ void Mesh::make_links()
         one.inbox[1] = buffer(one.inbox_data[1], bytes);
         one.outbox = buffer(one.outbox_data, bytes);
         post_inbox(peer, 0);
+    }
+}
+
+/*
+ * Gloo leaves its sockets open in programs that this process starts. Such a program would hold the
+ * connections after this process's death, and the others would wait instead of being told. Gloo
+ * does not say which descriptors are its own; the addresses of its pairs tell.
+ */
+void Mesh::close_on_exec()
+{
+    std::set<std::string> ours;
+    for (int peer = 0; peer < size; peer++) {
+        if (peer != rank) {
+            auto *address = dynamic_cast<const gloo::transport::tcp::Address *>(
+                &context_->getPair(peer)->address());
+            if (address) {
+                ours.insert(place(address->getSockaddr()));
+            }
+        }
+    }
+    std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
+    while (const dirent *each = folder ? readdir(folder.get()) : nullptr) {
+        int fd = atoi(each->d_name);
+        sockaddr_storage address = {};
+        socklen_t length = sizeof address;
+        if (getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length) == 0 &&
+            ours.count(place(address)) > 0) {
+            (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+        }
     }
 }
 

@@ -102,6 +102,7 @@ class Mesh
     void publish(tddp_store *store, const tddp_wait *wait);
     void connect_pairs(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
     void make_links();
+    void close_on_exec();
     void close_pairs();
     void watch();
     void start_watch();

@@ -163,6 +163,27 @@ MULTI_TEST(shutdown_ends_a_blocked_operation, 2, 20)
     tddp_store_release(store);
 }
 
+/* A program started by the one that dies lives on; it must not hold the connections. */
+MULTI_TEST(a_started_program_does_not_hide_a_death, 2, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 20000);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 1) {
+        if (fork() == 0) {
+            execlp("sleep", "sleep", "5", (char *)NULL);
+            _exit(1);
+        }
+        usleep(200000);
+        die();
+    }
+    double start = now();
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
+    CHECK(now() - start < 2);
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
 MULTI_TEST(exit_with_a_group_alive, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
