@@ -22,12 +22,12 @@ namespace
 
 /*
  * Pieces small enough to be combined while they are in the processor's cache, large enough not to
- * be all messages. Two ranks over loopback on two cores, float32, median of all_reduce in
- * microseconds, beside PyTorch 1.13's Gloo backend in the same minutes:
+ * be all messages. Two ranks over loopback on two busy cores, float32, all_reduce in microseconds,
+ * the middle one of three medians, taken in turns with PyTorch 1.13's Gloo backend:
  *
  *     bytes      4 KiB   64 KiB   256 KiB   1 MiB   4 MiB   8 MiB
- *     here          80      120       310     650    2800    6900
- *     PyTorch      230      230       320     600    4300    9900
+ *     here          96      131       382     537    2646    5624
+ *     PyTorch      578      260       403     638    3368    7275
  *
  * Pieces of 128 KiB and 256 KiB cost a fifth more from 1 MiB on, 1 MiB and 2 MiB nothing less. Both
  * ranks sending everything and adding everything themselves saves a step (220 at 256 KiB), but on
