@@ -163,7 +163,8 @@ static tddp_status connect_patiently(const tddp_tcp_store *tcp, const tddp_store
             return give_up(tcp, start, reason);
         }
         tell(tcp, start, now, reason, &tell_at);
-        int64_t pause_end = earlier(now + pause_ms * TDDP_NS_PER_MS, call->deadline_ns);
+        int64_t pause_end =
+            earlier(earlier(now + pause_ms * TDDP_NS_PER_MS, tell_at), call->deadline_ns);
         if (tddp_net_sleep(pause_end, cancel_fd)) {
             return TDDP_CANCELED;
         }
