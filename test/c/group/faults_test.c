@@ -223,3 +223,35 @@ TEST(unknown_faults_are_refused)
     CHECK_OK(tddp_group_create(&opts, NULL, &group));
     drop(group, store);
 }
+
+/* From base's private header: the nth allocation from now fails. */
+void tddp_fail_allocation(long nth);
+
+TEST(every_allocation_may_fail)
+{
+    int failures = 0;
+    unsetenv("TDDP_FAKE");
+    for (long nth = 1; nth < 60; nth++) {
+        tddp_store *store;
+        tddp_group *group = NULL;
+        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+        CHECK_OK(tddp_hash_store_create(5000, &store));
+        opts.backend = "fake";
+        opts.store = store;
+        tddp_fail_allocation(nth);
+        tddp_status status = tddp_group_create(&opts, NULL, &group);
+        if (status == TDDP_OK) {
+            float x = 1;
+            status =
+                tddp_all_reduce(group, buffer_of(&x, 1, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
+        }
+        tddp_fail_allocation(0);
+        if (status) {
+            failures++;
+            CHECK_STATUS(status, TDDP_OUT_OF_MEMORY);
+            CHECK_CONTAINS(tddp_error_message(), "out of memory");
+        }
+        drop(group, store);
+    }
+    CHECK(failures > 20);
+}
