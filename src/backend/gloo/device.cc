@@ -23,6 +23,8 @@
 
 #include <tddp/log.h>
 
+#include "base/slice.h"
+
 #include "failure.h"
 
 namespace tddp_gloo
@@ -110,23 +112,26 @@ std::string choose_address(const tddp_backend_opts &opts)
     return address.empty() ? "127.0.0.1" : address;
 }
 
-/* Gloo's thread inherits the mask: the host language's handlers must not run there, and a write to
- * a closed connection must not end the process by SIGPIPE. */
-class SignalsBlocked
+/* Gloo's thread inherits what the thread that starts it has: the signal mask, for the host
+ * language's handlers must not run there, and a write to a closed connection must not end the
+ * process by SIGPIPE; and a short slice, for it moves the bytes while others compute. */
+class StartsGlooThread
 {
   public:
-    SignalsBlocked()
+    StartsGlooThread()
     {
         sigset_t all;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before_);
+        tddp_thread_slice(TDDP_SHORT_SLICE_NS);
     }
-    ~SignalsBlocked()
+    ~StartsGlooThread()
     {
+        tddp_thread_slice(0);
         pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     }
-    SignalsBlocked(const SignalsBlocked &) = delete;
-    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+    StartsGlooThread(const StartsGlooThread &) = delete;
+    StartsGlooThread &operator=(const StartsGlooThread &) = delete;
 
   private:
     sigset_t before_;
@@ -140,7 +145,7 @@ std::shared_ptr<gloo::transport::Device> make_device(const tddp_backend_opts &op
     attr.hostname = choose_address(opts);
     tddp_log(TDDP_LOG_INFO, "gloo", "rank %d of \"%s\" uses address %s", opts.rank, opts.group,
              attr.hostname.c_str());
-    SignalsBlocked blocked;
+    StartsGlooThread starts;
     return gloo::transport::tcp::CreateDevice(attr);
 }
 
