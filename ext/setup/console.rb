@@ -41,7 +41,10 @@ module Setup
       say "#{title} ..."
       started = now
       path = log_path(log)
-      File.open(path, "a") do |file|
+      # Steps of one run that share a log follow each other in it.
+      @logs ||= []
+      File.open(path, @logs.include?(path) ? "a" : "w") do |file|
+        @logs << path
         file.puts "$ #{command.join(" ")}"
         file.flush
         status = wait(spawn(env, *command, in: File::NULL, out: file, err: file, chdir: chdir, pgroup: true), limit) do
@@ -115,9 +118,12 @@ module Setup
     end
 
     def failure(title, path, cure, status)
-      tail = File.readlines(path).last(15).map { |line| "    #{line.scrub.chomp}" }.join("\n")
+      lines = File.foreach(path).map { |line| "    #{line.scrub.chomp}" }
+      # Builds that run side by side bury the error under what the others still print.
+      errors = lines.last(200).grep(/error|\*\*\*/i).first(8) - lines.last(15)
+      tail = [*errors, *(errors.empty? ? [] : ["    [...]"]), *lines.last(15)].join("\n")
       ended = status ? "exit #{status.exitstatus || "by signal #{status.termsig}"}" : "took too long"
-      "step failed (#{ended}): #{title}\n  last lines of its log:\n#{tail}\n" \
+      "step failed (#{ended}): #{title}\n  from its log:\n#{tail}\n" \
         "  log: #{path.delete_prefix("#{ROOT}/")}\n  likely cure: #{cure}"
     end
 
