@@ -121,7 +121,10 @@ static tddp_status body_sync_buffers(void *data, const tddp_wait *wait)
 static VALUE ddp_prepare(VALUE self, VALUE sync)
 {
     sync_call call = {ddp_of(self), RTEST(sync)};
-    tddp_rb_settle(tddp_rb_blocking(body_prepare, &call, -1, true));
+    if (tddp_ddp_prepare_waits(call.ddp))
+        tddp_rb_settle(tddp_rb_blocking(body_prepare, &call, -1, true));
+    else
+        tddp_rb_check(tddp_ddp_prepare(call.ddp, call.argument, NULL));
     RB_GC_GUARD(self);
     return Qnil;
 }

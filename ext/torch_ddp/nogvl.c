@@ -1,85 +1,138 @@
 /*
- * The one file that lets go of the GVL. A blocking call of libtddp gets a cancel token; Ruby's
- * unblock function triggers it, the call returns TDDP_CANCELED, and only then, with the GVL held
+ * The one file that lets go of the GVL. A blocking call of libtddp gets a cancel token; an
+ * interrupt of Ruby's triggers it, the call returns TDDP_CANCELED, and only then, with the GVL held
  * and every C frame left in order, does the interrupt become an exception. Entered by Ruby threads,
  * and by tddp_rb_through() from the end of libtorch's backward. Invariant: no jump leaves this
  * file; whoever called frees first and settles then.
+ *
+ * Two ways to block. Here: on Ruby's own thread. Aside: on a thread made for the call, while Ruby's
+ * thread watches and may run signal handlers. Aside is for calls that cannot be started again after
+ * a handler that raised nothing; and for long waits of a thread that is not Ruby's only one,
+ * because Ruby (3.1 and 3.2) tells its main thread nothing of a signal if the others end while it
+ * is blocked.
  */
 #include "torch_ddp.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <ruby/thread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Exported by Ruby, but declared in no public header before Ruby 3.4. */
+/* Exported by Ruby, but not declared in a public header by all versions. */
 int ruby_thread_has_gvl_p(void);
 int ruby_native_thread_p(void);
 
-/* A thread's token, made once: an operation of a few microseconds must not pay for a descriptor. */
+/* How long a thread that is not the only one waits here before it waits aside, and how often a
+ * thread that watches looks for interrupts that nobody told it of. */
+enum { PATIENCE_MS = 100, LOOK_MS = 250 };
+
+/* --- what a thread needs to be woken ---------------------------------------------------------- */
+
+/* Made once a thread: an operation of a few microseconds must not pay for descriptors. */
 typedef struct token {
     tddp_cancel *cancel;
-    pid_t maker; /* after a fork the descriptor is shared with the parent */
+    int wake;    /* an eventfd */
+    pid_t maker; /* after a fork the descriptors are shared with the parent */
 } token;
 
 static pthread_key_t token_key;
 
+static void token_clear(token *mine)
+{
+    tddp_cancel_free(mine->cancel);
+    mine->cancel = NULL;
+    if (mine->wake >= 0)
+        close(mine->wake);
+    mine->wake = -1;
+}
+
 static void token_free(void *data)
 {
-    token *mine = data;
-    tddp_cancel_free(mine->cancel);
-    free(mine);
+    token_clear(data);
+    free(data);
+}
+
+static token *token_of_thread(void)
+{
+    token *mine = pthread_getspecific(token_key);
+    if (mine != NULL)
+        return mine;
+    mine = calloc(1, sizeof(*mine));
+    if (mine == NULL)
+        return NULL;
+    mine->wake = -1;
+    if (pthread_setspecific(token_key, mine) != 0) {
+        free(mine);
+        return NULL;
+    }
+    return mine;
 }
 
 /* The calling thread's token, fresh; NULL with a text if it cannot be made. */
-static tddp_cancel *token_take(void)
+static token *token_take(void)
 {
-    token *mine = pthread_getspecific(token_key);
+    token *mine = token_of_thread();
     if (mine == NULL) {
-        mine = calloc(1, sizeof(*mine));
-        if (mine == NULL || pthread_setspecific(token_key, mine) != 0) {
-            free(mine);
-            tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to start a call that can be interrupted");
-            return NULL;
-        }
+        tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to start a call that can be interrupted");
+        return NULL;
     }
-    pid_t self = getpid();
-    if (mine->cancel != NULL && mine->maker != self) {
-        tddp_cancel_free(mine->cancel);
-        mine->cancel = NULL;
+    if (mine->cancel != NULL && mine->maker == getpid()) {
+        tddp_cancel_reset(mine->cancel);
+        return mine;
     }
-    if (mine->cancel == NULL) {
-        if (tddp_cancel_create(&mine->cancel) != TDDP_OK) {
-            mine->cancel = NULL;
-            return NULL;
-        }
-        mine->maker = self;
-    }
-    tddp_cancel_reset(mine->cancel);
-    return mine->cancel;
+    token_clear(mine);
+    mine->maker = getpid();
+    mine->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mine->wake < 0)
+        tddp_fail(TDDP_SYSTEM, "eventfd: %s", strerror(errno));
+    else if (tddp_cancel_create(&mine->cancel) == TDDP_OK)
+        return mine;
+    token_clear(mine);
+    return NULL;
 }
+
+/* --- a call ----------------------------------------------------------------------------------- */
 
 typedef struct blocking_call {
     tddp_rb_body body;
     void *data;
     tddp_wait wait;
     tddp_status status;
-    bool ran;
 } blocking_call;
 
 static void *run(void *data)
 {
     blocking_call *call = data;
-    call->ran = true;
     call->status = call->body(call->data, &call->wait);
     return NULL;
 }
 
-static void unblock(void *cancel)
+/* Both may be called by a signal handler. */
+static void cancel(void *handle)
 {
-    tddp_cancel_trigger(cancel);
+    tddp_cancel_trigger(handle);
+}
+
+static void wake(void *descriptor)
+{
+    const uint64_t one = 1;
+    int before = errno;
+    (void)!write(*(int *)descriptor, &one, sizeof(one));
+    errno = before;
+}
+
+/* Runs nothing if an interrupt is pending already, and raises nothing. */
+static void without_gvl(void *(*function)(void *), void *data, rb_unblock_function_t *unblock,
+                        void *unblock_data)
+{
+    rb_nogvl(function, data, unblock, unblock_data, RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE);
 }
 
 static VALUE check_interrupts(VALUE nothing)
@@ -103,37 +156,114 @@ static int64_t time_left(int64_t timeout_ms, int64_t started_ms)
     return spent >= timeout_ms ? 0 : timeout_ms - spent;
 }
 
+/* --- aside ------------------------------------------------------------------------------------ */
+
+typedef struct aside {
+    blocking_call *call;
+    char *text; /* the failure's text, which belongs to the thread that failed */
+    int wake;
+    atomic_bool done;
+} aside;
+
+static void *run_aside(void *data)
+{
+    aside *work = data;
+    run(work->call);
+    work->text = work->call->status == TDDP_OK ? NULL : strdup(tddp_error_message());
+    atomic_store(&work->done, true);
+    wake(&work->wake);
+    return NULL;
+}
+
+static void *watch(void *data)
+{
+    const aside *work = data;
+    struct pollfd wanted = {.fd = work->wake, .events = POLLIN};
+    if (!atomic_load(&work->done))
+        poll(&wanted, 1, LOOK_MS);
+    uint64_t count;
+    (void)!read(work->wake, &count, sizeof(count));
+    return NULL;
+}
+
+static bool start_aside(pthread_t *thread, aside *work)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int fault = pthread_create(thread, NULL, run_aside, work);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (fault != 0)
+        tddp_fail(TDDP_SYSTEM, "no thread for a call that blocks: %s", strerror(fault));
+    return fault == 0;
+}
+
+/* Runs the call on a thread of its own until it is done or `may_go_on` says no. */
+static tddp_status run_watched(blocking_call *call, token *mine, bool (*may_go_on)(void *data),
+                               void *data)
+{
+    pthread_t thread;
+    aside work = {.call = call, .wake = mine->wake};
+    call->status = TDDP_CANCELED;
+    if (!start_aside(&thread, &work))
+        return TDDP_SYSTEM;
+    while (!atomic_load(&work.done)) {
+        without_gvl(watch, &work, wake, &work.wake);
+        if (!atomic_load(&work.done) && !may_go_on(data)) {
+            tddp_cancel_trigger(call->wait.cancel);
+            break;
+        }
+    }
+    pthread_join(thread, NULL); /* It has ended or ends now; it never asks for the GVL. */
+    if (work.text != NULL)
+        (void)tddp_fail(call->status, "%s", work.text);
+    free(work.text);
+    return call->status;
+}
+
+/* --- calls from Ruby -------------------------------------------------------------------------- */
+
+/* Has the interrupts' handlers run; false if one of them raises, which is kept in `*state`. */
+static bool no_jump(void *state)
+{
+    rb_protect(check_interrupts, Qnil, state);
+    return *(int *)state == 0;
+}
+
+/* Waits here, and calls again after a handler that raised nothing. True if that was all. */
+static bool run_here(blocking_call *call, int64_t timeout_ms, int64_t started, int *state)
+{
+    do {
+        int64_t left = time_left(timeout_ms, started);
+        bool partly = !rb_thread_alone() && (left < 0 || left > PATIENCE_MS);
+        call->wait.timeout_ms = partly ? PATIENCE_MS : left;
+        call->status = TDDP_CANCELED;
+        tddp_cancel_reset(call->wait.cancel);
+        int64_t begun = partly ? now_ms() : 0;
+        without_gvl(run, call, cancel, call->wait.cancel);
+        if (partly && call->status == TDDP_TIMEOUT && now_ms() - begun >= PATIENCE_MS)
+            return false;
+    } while (call->status == TDDP_CANCELED && no_jump(state));
+    return true;
+}
+
 tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
-    blocking_call call = {.body = body, .data = data};
-    int64_t started = timeout_ms < 0 ? 0 : now_ms();
-    for (;;) {
-        call.wait.cancel = token_take();
-        if (call.wait.cancel == NULL) {
-            outcome.error = tddp_rb_error(TDDP_OUT_OF_MEMORY);
-            return outcome;
-        }
-        call.wait.timeout_ms = time_left(timeout_ms, started);
-        call.status = TDDP_CANCELED;
-        call.ran = false;
-        /* The variant that runs nothing and raises nothing when an interrupt is already pending. */
-        rb_thread_call_without_gvl2(run, &call, unblock, call.wait.cancel);
-        if (call.status == TDDP_OK)
-            return outcome;
-        if (call.status != TDDP_CANCELED) {
-            outcome.error = tddp_rb_error(call.status);
-            return outcome;
-        }
-        VALUE error = call.ran && once ? tddp_rb_error(TDDP_CANCELED) : Qnil;
-        rb_protect(check_interrupts, Qnil, &outcome.state);
-        if (outcome.state != 0)
-            return outcome;
-        if (!NIL_P(error)) {
-            outcome.error = error;
-            return outcome;
-        }
+    int64_t started = now_ms();
+    token *mine = token_take();
+    if (mine == NULL) {
+        outcome.error = tddp_rb_error(TDDP_SYSTEM);
+        return outcome;
     }
+    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, mine->cancel}};
+    if (once || !run_here(&call, timeout_ms, started, &outcome.state)) {
+        call.wait.timeout_ms = time_left(timeout_ms, started);
+        call.status = run_watched(&call, mine, no_jump, &outcome.state);
+    }
+    if (outcome.state == 0 && call.status != TDDP_OK)
+        outcome.error = tddp_rb_error(call.status);
+    return outcome;
 }
 
 void tddp_rb_settle(tddp_rb_outcome outcome)
@@ -149,15 +279,12 @@ void tddp_rb_settle(tddp_rb_outcome outcome)
 typedef struct through_call {
     tddp_status (*body)(void *data, tddp_cancel *cancel);
     void *data;
-    tddp_cancel *cancel;
-    tddp_status status;
 } through_call;
 
-static void *run_through(void *data)
+static tddp_status body_through(void *data, const tddp_wait *wait)
 {
-    through_call *call = data;
-    call->status = call->body(call->data, call->cancel);
-    return NULL;
+    const through_call *call = data;
+    return call->body(call->data, wait->cancel);
 }
 
 static VALUE has_pending_interrupt(VALUE thread)
@@ -186,14 +313,15 @@ static VALUE raise_later(VALUE error)
  * cross. A signal handler is run, and if it returns backward goes on. What would be raised is left
  * pending, or made pending again, for Ruby to raise once backward has returned with an error.
  */
-static bool may_go_on(void)
+static bool no_jump_after_backward(void *nothing)
 {
+    (void)nothing;
     int state = 0;
     VALUE pending = rb_protect(has_pending_interrupt, rb_thread_current(), &state);
     if (state == 0 && RTEST(pending))
         return false;
-    state = 0;
-    rb_protect(check_interrupts, Qnil, &state);
+    if (state == 0) /* Else a handler was run, and raised, on the way to the answer. */
+        rb_protect(check_interrupts, Qnil, &state);
     if (state == 0)
         return true;
     VALUE error = rb_errinfo();
@@ -210,14 +338,21 @@ tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel)
 {
     if (!ruby_native_thread_p() || !ruby_thread_has_gvl_p())
         return body(data, NULL);
-    through_call call = {.body = body, .data = data};
+    token *mine = token_take();
+    if (mine == NULL)
+        return TDDP_SYSTEM;
+    through_call through = {body, data};
+    blocking_call call = {.body = body_through,
+                          .data = &through,
+                          .wait = {-1, mine->cancel},
+                          .status = TDDP_CANCELED};
+    if (!rb_thread_alone())
+        return run_watched(&call, mine, no_jump_after_backward, NULL);
     do {
-        call.cancel = token_take();
-        if (call.cancel == NULL)
-            return TDDP_OUT_OF_MEMORY;
+        tddp_cancel_reset(mine->cancel);
         call.status = TDDP_CANCELED;
-        rb_thread_call_without_gvl2(run_through, &call, unblock, call.cancel);
-    } while (call.status == TDDP_CANCELED && may_go_on());
+        without_gvl(run, &call, cancel, mine->cancel);
+    } while (call.status == TDDP_CANCELED && no_jump_after_backward(NULL));
     if (call.status == TDDP_CANCELED)
         return tddp_fail(TDDP_CANCELED, "backward was interrupted while gradients were reduced");
     return call.status;

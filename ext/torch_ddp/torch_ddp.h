@@ -36,13 +36,15 @@ typedef struct tddp_rb_outcome {
     int state;   /* a jump to go on with (Interrupt, Thread#raise, Thread#kill), or 0 */
 } tddp_rb_outcome;
 
-/* Runs without the GVL; must touch no Ruby object. May be called again after an interruption that
- * raised nothing (a signal handler that returned), with the time that is left. */
+/* Runs without the GVL and touches no Ruby object. */
 typedef tddp_status (*tddp_rb_body)(void *data, const tddp_wait *wait);
 
-/* Lets other Ruby threads run while `body` blocks. `timeout_ms` negative: the object's default.
- * With `once` a body that was interrupted is not called again: what it asked for may have been
- * done. */
+/*
+ * Lets other Ruby threads run while `body` blocks. `timeout_ms` negative: the object's default.
+ * After a signal handler that raised nothing `body` may be called again, with the time that is
+ * left; with `once` it is not, since what it asked for may have been done in part. `body` may run
+ * on another thread.
+ */
 tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once);
 
 /* Goes on with a jump, raises an error, or returns. */

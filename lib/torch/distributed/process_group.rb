@@ -27,10 +27,12 @@ module Torch
 
     # The life of the default process group.
     module Groups
-      # Seconds that operations under way get to finish when the group is destroyed, and at the process's exit.
+      # Seconds that operations under way get to finish when the group is destroyed, when that happens because of
+      # an exception (the other ranks may not come any more), and at the process's exit.
       DRAIN = 10
+      FAILED_DRAIN = 0.5
       EXIT_DRAIN = 2
-      private_constant :DRAIN, :EXIT_DRAIN
+      private_constant :DRAIN, :FAILED_DRAIN, :EXIT_DRAIN
 
       # The group, the process that made it, and the store that ends with it.
       Default = Struct.new(:group, :pid, :store)
@@ -88,7 +90,7 @@ module Torch
       def destroy_process_group
         default = default_here
         @default = nil
-        close(default, DRAIN) if default
+        close(default, $! ? FAILED_DRAIN : DRAIN) if default
         nil
       end
 
