@@ -1,0 +1,324 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+class DistributedDataParallelTest < Minitest::Test
+  DDP = Torch::NN::Parallel::DistributedDataParallel
+  F = Torch::NN::F
+
+  # Sizes that fill no vector register, chunk or page.
+  class Odd < Torch::NN::Module
+    def initialize
+      super()
+      @first = Torch::NN::Linear.new(7, 13)
+      @second = Torch::NN::Linear.new(13, 5)
+      @third = Torch::NN::Linear.new(5, 3)
+      @scale = Torch::NN::Parameter.new(Torch.ones(3))
+    end
+
+    def forward(x)
+      @third.call(Torch.tanh(@second.call(Torch.tanh(@first.call(x))))) * @scale
+    end
+  end
+
+  class Normed < Torch::NN::Module
+    def initialize
+      super()
+      @linear = Torch::NN::Linear.new(3, 4)
+      @norm = Torch::NN::BatchNorm1d.new(4)
+    end
+
+    def forward(x)
+      @norm.call(@linear.call(x))
+    end
+  end
+
+  def numbers(model)
+    model.named_parameters.to_h { |name, parameter| [name.delete_prefix("module."), parameter.detach.to_a.flatten] }
+  end
+
+  def norm(values)
+    Math.sqrt(values.sum { |value| value * value })
+  end
+
+  # A hundred steps of SGD; each process takes its share of every batch.
+  def train(dtype, rank, size, steps: 100, **options)
+    Torch.manual_seed(7)
+    net = Odd.new
+    net.double if dtype == :float64
+    inputs = Torch.randn(steps, 12, 7, dtype: dtype)
+    targets = Torch.randn(steps, 12, 3, dtype: dtype)
+    model = (size > 1) ? DDP.new(net, **options) : net
+    optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.1)
+    share = 12 / size
+    steps.times do |step|
+      optimizer.zero_grad
+      output = model.call(inputs[step].narrow(0, rank * share, share))
+      F.mse_loss(output, targets[step].narrow(0, rank * share, share)).backward
+      optimizer.step
+    end
+    numbers(model)
+  end
+
+  {float64: 1e-10, float32: 1e-5}.each do |dtype, tolerance|
+    define_method(:"test_processes_with_shares_of_a_batch_follow_one_with_the_whole_#{dtype}") do
+      alone = Distributed.fork_world(1) { train(dtype, 0, 1) }.first
+      start = Distributed.fork_world(1) { train(dtype, 0, 1, steps: 0) }.first
+      [[2, {}], [3, {}], [3, {bucket_cap_mb: 0.0002}]].each do |size, options|
+        together = world(size) { |rank| train(dtype, rank, size, **options) }
+        assert_equal 1, together.uniq.size, "ranks differ"
+        alone.each do |name, expected|
+          difference = norm(expected.zip(together[0].fetch(name)).map { |a, b| a - b })
+          assert_operator difference, :<=, tolerance * norm(expected), "#{name}, #{size} processes"
+          refute_equal start.fetch(name), expected
+        end
+      end
+    end
+  end
+
+  def test_gradients_are_means
+    results = world(2) do |rank|
+      model = DDP.new(Torch::NN::Linear.new(1, 1, bias: false))
+      model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+      first = model.parameters.first.grad.sum.item
+      model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+      [first, model.parameters.first.grad.sum.item]
+    end
+    assert_equal [[1.5, 3.0]] * 2, results
+  end
+
+  def test_no_sync_accumulates_locally_and_the_next_backward_averages_the_sum
+    results = world(2) do |rank|
+      model = DDP.new(Torch::NN::Linear.new(1, 1, bias: false))
+      run = -> { model.call(Torch.tensor([[rank + 1.0]])).sum.backward }
+      given = model.no_sync do
+        run.call
+        run.call
+        :value
+      end
+      local = model.parameters.first.grad.sum.item
+      run.call
+      [given, local, model.parameters.first.grad.sum.item]
+    end
+    assert_equal [[:value, 2.0, 4.5], [:value, 4.0, 4.5]], results
+  end
+
+  def test_all_start_from_rank_zeros_parameters_and_buffers
+    results = world(3) do |rank|
+      Torch.manual_seed(rank)
+      net = Normed.new
+      net.instance_variable_get(:@norm).running_mean.fill!(rank + 1.0)
+      frozen = net.instance_variable_get(:@linear).bias
+      frozen.requires_grad!(false)
+      before = numbers(net)
+      model = DDP.new(net)
+      [before, numbers(model), model.state_dict.fetch("module.norm.running_mean").to_a]
+    end
+    assert_equal 3, results.map(&:first).uniq.size
+    results.each { |_, after, mean| assert_equal [results[0][0], [1.0] * 4], [after, mean] }
+  end
+
+  def test_buffers_follow_rank_zero_in_training
+    train = lambda do |rank, **options|
+      Torch.manual_seed(1)
+      model = DDP.new(Normed.new, **options)
+      mean = model.module.instance_variable_get(:@norm).running_mean
+      model.call(Torch.full([4, 3], rank + 1.0)).sum.backward
+      own = mean.to_a
+      model.call(Torch.full([4, 3], 5.0)).sum.backward
+      model.eval
+      mean.fill!(rank)
+      model.call(Torch.ones(2, 3))
+      [own, mean.to_a]
+    end
+    shared = world(2) { |rank| train.call(rank) }
+    refute_equal shared[0][0], shared[1][0]
+    assert_equal [[0.0] * 4, [1.0] * 4], shared.map(&:last), "evaluation leaves buffers alone"
+    after = world(2) do |rank|
+      model = DDP.new(Normed.new)
+      mean = model.module.instance_variable_get(:@norm).running_mean
+      mean.fill!(rank + 7.0)
+      model.call(Torch.zeros(4, 3))
+      same = mean.to_a.sum > 4 * 6 * 0.9 ? mean.to_a : nil
+      apart = DDP.new(Normed.new, broadcast_buffers: false)
+      apart.module.instance_variable_get(:@norm).running_mean.fill!(rank)
+      apart.call(Torch.zeros(4, 3))
+      [same, apart.module.instance_variable_get(:@norm).running_mean.to_a.map(&:round)]
+    end
+    assert_equal after[0][0], after[1][0]
+    refute_equal after[0][1], after[1][1]
+  end
+
+  def test_it_is_a_module
+    world(1) do
+      net = Odd.new
+      model = DDP.new(net)
+      raise "parameters" unless model.parameters.map(&:object_id) == net.parameters.map(&:object_id)
+      raise "keys" unless model.state_dict.keys == net.state_dict.keys.map { |key| "module.#{key}" }
+      raise "module" unless model.module.equal?(net) && model.process_group.equal?(Distributed.default_process_group)
+
+      other = DDP.new(Odd.new)
+      other.load_state_dict(model.state_dict)
+      raise "load" unless numbers(other) == numbers(model)
+      raise "eval" unless model.eval.equal?(model) && !net.training && !model.training
+      raise "train" unless model.train.equal?(model) && net.training
+      raise "inspect" unless model.inspect.include?("(module): Odd(")
+
+      Torch.no_grad { model.call(Torch.ones(1, 7)) }
+      model.double
+      model.call(Torch.ones(2, 7, dtype: :float64)).sum.backward
+      raise "converted" unless model.parameters.all? { |parameter| parameter.dtype == :float64 && parameter.grad }
+    end
+  end
+
+  def test_a_parameter_of_two_modules_counts_once
+    results = world(2) do |rank|
+      first = Torch::NN::Linear.new(2, 2, bias: false)
+      second = Torch::NN::Linear.new(2, 2, bias: false)
+      second.instance_variable_set(:@weight, first.weight)
+      Torch.no_grad { first.weight.copy!(Torch.eye(2)) }
+      model = DDP.new(Torch::NN::Sequential.new(first, second))
+      model.call(Torch.full([1, 2], rank + 1.0)).sum.backward
+      first.weight.grad.to_a
+    end
+    assert_equal results[0], results[1]
+    assert_equal [[6.0, 6.0], [6.0, 6.0]].map { |row| row.map { |value| value * 0.5 } }, results[0]
+  end
+
+  def test_buckets
+    sizes = world(1) do
+      net = Torch::NN::Sequential.new(*Array.new(4) { Torch::NN::Linear.new(300, 300) })
+      default = DDP.new(net)
+      small = DDP.new(Torch::NN::Sequential.new(*Array.new(4) { Torch::NN::Linear.new(300, 300) }), bucket_cap_mb: 0.5)
+      [default, small].map do |model|
+        before = model.bucket_sizes
+        2.times { model.call(Torch.ones(1, 300)).sum.backward }
+        [before, model.bucket_sizes]
+      end
+    end.first
+    layer = (300 * 300 + 300) * 4
+    assert_equal [[4 * layer], [4 * layer]], sizes.map { |before, _| [before.sum] }
+    assert_equal [[4 * layer], [3, 1]], [sizes[0][0], sizes[0][1].map { |bytes| (bytes.to_f / layer).round }]
+    assert_equal [2, 2], sizes[1][1].map { |bytes| (bytes.to_f / layer).round }
+  end
+
+  def test_models_that_differ_are_told_apart
+    cases = {
+      [[7, 3], [7, 4]] => /weight.*\b(rank|ranks)\b.*0.*1|0.*1.*weight/m,
+      [[7, 3], [7, 3, false]] => /2.*1|1.*2/m
+    }
+    cases.each do |(first, second), text|
+      said = world(2) do |rank|
+        features, outputs, bias = rank.zero? ? first : second
+        failure { DDP.new(Torch::NN::Linear.new(features, outputs, bias: bias != false)) }
+      end
+      said.each do |name, message|
+        assert_equal "Torch::Distributed::MismatchError", name
+        assert_match text, message
+      end
+    end
+    said = world(2) do |rank|
+      net = Torch::NN::Linear.new(2, 2)
+      failure { DDP.new(rank.zero? ? net : net.double) }
+    end
+    said.each { |_, message| assert_match(/float32.*float64|float64.*float32/, message) }
+  end
+
+  def test_a_parameter_without_a_gradient_is_named_at_the_next_forward
+    said = world(1) do
+      net = Odd.new
+      unused = net.instance_variable_get(:@second)
+      net.define_singleton_method(:forward) { |x| @first.call(x) }
+      model = DDP.new(net)
+      2.times.map { failure { model.call(Torch.ones(1, 7)).sum.backward } } + [unused.class.name]
+    end.first
+    assert_nil said[0]
+    assert_match(/second\.weight/, said[1].last)
+  end
+
+  def test_wrong_arguments_are_named
+    assert_match(/init_process_group/, assert_raises(Distributed::GroupError) { DDP.new(Odd.new) }.message)
+    alone do
+      assert_match(/mod: expected .*got nil/, assert_raises(TypeError) { DDP.new(nil) }.message)
+      assert_match(/device_ids: expected the one device.*got 2/, assert_raises(ArgumentError) { DDP.new(Odd.new, device_ids: [0, 1]) }.message)
+      assert_match(/bucket_cap_mb: .*got -1/, assert_raises(ArgumentError) { DDP.new(Odd.new, bucket_cap_mb: -1) }.message)
+      assert_match(/no parameter of the .*Odd requires a gradient/,
+        assert_raises(ArgumentError) { DDP.new(Odd.new.requires_grad!(requires_grad: false)) }.message)
+      skip "there is a GPU" if Torch::CUDA.available?
+      assert_match(/there is no GPU 0 here/, assert_raises(ArgumentError) { DDP.new(Odd.new, device_ids: [0]) }.message)
+    end
+  end
+
+  def test_a_worker_killed_in_training_ends_the_other_soon
+    said = Distributed.fork_world(1) do |_, port|
+      dying = fork { train_for_ever(1, port) }
+      Thread.new { sleep 1 and Process.kill(:KILL, dying) }
+      said = failure { train_for_ever(0, port) }
+      died = Process.clock_gettime(Process::CLOCK_MONOTONIC) if Process.wait(dying)
+      [said, died && @last_step, Process.clock_gettime(Process::CLOCK_MONOTONIC)]
+    end.first
+    (name, text), last_step, now = said
+    assert_match(/RuntimeError|PeerLostError|GroupError/, name)
+    assert_match(/rank 1/, text)
+    assert_operator now - last_step, :<, 5
+  end
+
+  def train_for_ever(rank, port)
+    Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 30)
+    model = DDP.new(Odd.new)
+    optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
+    loop do
+      optimizer.zero_grad
+      model.call(Torch.randn(4, 7)).sum.backward
+      optimizer.step
+      @last_step = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    end
+  end
+
+  def test_ctrl_c_in_backward
+    said = world(2) do |rank|
+      model = DDP.new(Odd.new)
+      model.call(Torch.ones(1, 7)).sum.backward
+      handled = 0
+      trap("USR1") { handled += 1 }
+      if rank == 1
+        sleep 0.6
+        model.call(Torch.ones(1, 7)).sum.backward
+        next sleep
+      end
+      Thread.new { 2.times { sleep 0.15 and Process.kill(:USR1, Process.pid) } }
+      model.call(Torch.ones(1, 7)).sum.backward
+      Thread.new { sleep 0.3 and Process.kill(:INT, Process.pid) }
+      begin
+        begin
+          model.call(Torch.ones(1, 7)).sum.backward
+        ensure
+          sleep 1 # Where the interrupt arrives, if not before.
+        end
+      rescue Interrupt
+        raise "interrupted, #{handled} signals handled"
+      end
+    end
+    flunk said.inspect
+  rescue Distributed::WorkerError => e
+    assert_match(/interrupted, 2 signals handled/, e.message)
+  end
+
+  def test_timeout_in_backward
+    said = nil
+    world(2) do |rank|
+      model = DDP.new(Odd.new)
+      model.call(Torch.ones(1, 7)).sum.backward
+      next sleep if rank == 1
+
+      elapsed = seconds do
+        Timeout.timeout(0.3) { model.call(Torch.ones(1, 7)).sum.backward }
+      rescue => e
+        said = e.class.name
+      end
+      raise "#{said} after #{elapsed.round}"
+    end
+  rescue Distributed::WorkerError => e
+    assert_match(/Timeout::Error after 0/, e.message)
+  end
+end
