@@ -82,6 +82,12 @@ TDDP_API void tddp_ddp_free(tddp_ddp *ddp);
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
                                                      const tddp_wait *wait);
 
+/**
+ * Whether the next tddp_ddp_prepare() may wait for other ranks: until the buckets are rebuilt, and
+ * after a backward that was interrupted. If not, it takes microseconds.
+ */
+TDDP_API int tddp_ddp_prepare_waits(const tddp_ddp *ddp);
+
 /** Broadcasts the buffers from rank `root` of the group, coalesced. Autograd sees nothing of it: no
  *  history, no new version. Errors: those of tddp_broadcast(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root,

@@ -47,6 +47,10 @@ class Core : public std::enable_shared_from_this<Core>
 
     void open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wait *wait);
     void prepare(bool sync, const tddp_wait *wait);
+    bool prepare_waits() const
+    {
+        return !rebuilt_ || due_.load();
+    }
     void disarm()
     {
         armed_.store(false, std::memory_order_release);
@@ -77,6 +81,7 @@ class Core : public std::enable_shared_from_this<Core>
     tddp_wait_through through_;
     tddp_reducer *reducer_ = nullptr;
     std::atomic<bool> armed_{false};
+    bool rebuilt_ = false;         // buckets have their final order
     std::atomic<bool> due_{false}; // all buckets were handed over and not yet waited for
 };
 
@@ -187,6 +192,7 @@ void Core::prepare(bool sync, const tddp_wait *wait)
     check(tddp_reducer_rebuild(reducer_, wait, &rebuilt));
     if (rebuilt) {
         point_views();
+        rebuilt_ = true;
     }
     check(tddp_reducer_prepare(reducer_));
     armed_.store(true, std::memory_order_release);
@@ -357,6 +363,11 @@ void tddp_ddp_free(tddp_ddp *ddp)
 tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync, const tddp_wait *wait)
 {
     return tddp_torch::guard([&] { ddp->core->prepare(sync != 0, wait); });
+}
+
+int tddp_ddp_prepare_waits(const tddp_ddp *ddp)
+{
+    return ddp->core->prepare_waits();
 }
 
 tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root, const tddp_wait *wait)
