@@ -23,7 +23,7 @@ at_exit do
   report = {message: {
     message: text["#{error.class}: #{error.message}"],
     extraInfo: {py_callstack: text[error.full_message(highlight: false)], timestamp: Time.now.to_i.to_s,
-      consequence: lost ? "1" : "0"}
+                consequence: lost ? "1" : "0"}
   }}
   begin
     File.write(path, JSON.generate(report))

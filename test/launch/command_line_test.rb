@@ -101,11 +101,11 @@ class CommandLineTest < LaunchCase
   end
 
   def test_ruby_scripts_code_and_arguments
-    result = run_torchrun("--nproc-per-node=2", *ruby('puts "#{ENV["RANK"]} #{RbConfig.ruby} #{ARGV}"', "--nproc-per-node=7", "r${local_rank}"))
+    result = run_torchrun("--nproc-per-node=2", *ruby('puts [ENV["RANK"], RbConfig.ruby, ARGV.inspect].join(" ")', "--nproc-per-node=7", "r${local_rank}"))
     assert_code 0, result
     expected = 2.times.map { |rank| "#{rank} #{RbConfig.ruby} [\"--nproc-per-node=7\", \"r#{rank}\"]\n" }
     assert_equal expected, result.out.lines.sort
-    result = run_torchrun("-e", 'puts "#{ENV["RANK"]} #{ARGV}"', "-x", "y")
+    result = run_torchrun("-e", 'puts [ENV["RANK"], ARGV.inspect].join(" ")', "-x", "y")
     assert_equal "0 [\"-x\", \"y\"]\n", result.out
   end
 

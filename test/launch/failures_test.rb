@@ -146,7 +146,7 @@ class FailuresTest < LaunchCase
   def test_a_restart_may_succeed
     port = free_port
     result = run_torchrun("--nproc-per-node=2", "--max-restarts=5", "--master-port=#{port}",
-      *shell('echo $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1; sleep 0.1'))
+      *shell("echo $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1; sleep 0.1"))
     assert_code 0, result
     assert_equal ["#{port}\n"], result.out.lines.uniq
   end

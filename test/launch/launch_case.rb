@@ -55,7 +55,7 @@ class LaunchCase < Minitest::Test
 
     # Waits until standard output (or error) matches, and returns the match.
     def await(pattern, stream: :out, limit: 10)
-      text = stream == :out ? @out : @err
+      text = (stream == :out) ? @out : @err
       LaunchCase.eventually(limit, -> { "#{pattern.inspect} in:\n#{@out}\n#{@err}" }) do
         @lock.synchronize { text.dup.force_encoding("UTF-8").scrub }[pattern]
       end
@@ -113,7 +113,7 @@ class LaunchCase < Minitest::Test
     return unless BINARY
 
     @runs.each(&:abandon)
-    eventually("no process of this test to be left: #{marked.map { |pid| File.read("/proc/#{pid}/cmdline").tr("\0", " ") rescue pid }}") { marked.empty? }
+    eventually(-> { "no process of this test to be left: #{marked.map { |pid| command_line(pid) }}" }) { marked.empty? }
     assert_empty Dir.children(@temporary), "temporary files are left" unless @leaves_files
   ensure
     marked.each { |pid| Process.kill(:KILL, pid) } if @mark
@@ -127,6 +127,12 @@ class LaunchCase < Minitest::Test
     rescue SystemCallError
       false
     end
+  end
+
+  def command_line(pid)
+    File.read("/proc/#{pid}/cmdline").tr("\0", " ")
+  rescue SystemCallError
+    pid
   end
 
   def environment(extra = {})

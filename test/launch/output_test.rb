@@ -121,7 +121,7 @@ class OutputTest < LaunchCase
 
   def test_all_is_delivered_to_a_slow_reader
     reader, writer = IO.pipe
-    run = start("--nproc-per-node=2", *ruby('20_000.times { |i| puts "#{ENV["RANK"]} #{i} " + "z" * 80 }'), out: writer)
+    run = start("--nproc-per-node=2", *ruby('20_000.times { |i| puts [ENV["RANK"], i, "z" * 80].join(" ") }'), out: writer)
     writer.close
     lines = []
     while (line = reader.gets)

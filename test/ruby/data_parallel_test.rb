@@ -9,7 +9,7 @@ class DistributedDataParallelTest < Minitest::Test
   # Sizes that fill no vector register, chunk or page.
   class Odd < Torch::NN::Module
     def initialize
-      super()
+      super
       @first = Torch::NN::Linear.new(7, 13)
       @second = Torch::NN::Linear.new(13, 5)
       @third = Torch::NN::Linear.new(5, 3)
@@ -23,7 +23,7 @@ class DistributedDataParallelTest < Minitest::Test
 
   class Normed < Torch::NN::Module
     def initialize
-      super()
+      super
       @linear = Torch::NN::Linear.new(3, 4)
       @norm = Torch::NN::BatchNorm1d.new(4)
     end
@@ -139,7 +139,7 @@ class DistributedDataParallelTest < Minitest::Test
       mean = model.module.instance_variable_get(:@norm).running_mean
       mean.fill!(rank + 7.0)
       model.call(Torch.zeros(4, 3))
-      same = mean.to_a.sum > 4 * 6 * 0.9 ? mean.to_a : nil
+      same = (mean.to_a.sum > 4 * 6 * 0.9) ? mean.to_a : nil
       apart = DDP.new(Normed.new, broadcast_buffers: false)
       apart.module.instance_variable_get(:@norm).running_mean.fill!(rank)
       apart.call(Torch.zeros(4, 3))
@@ -187,9 +187,10 @@ class DistributedDataParallelTest < Minitest::Test
 
   def test_buckets
     sizes = world(1) do
-      net = Torch::NN::Sequential.new(*Array.new(4) { Torch::NN::Linear.new(300, 300) })
-      default = DDP.new(net)
-      small = DDP.new(Torch::NN::Sequential.new(*Array.new(4) { Torch::NN::Linear.new(300, 300) }), bucket_cap_mb: 0.5)
+      default, small = [{}, {bucket_cap_mb: 0.5}].map do |options|
+        layers = Array.new(4) { Torch::NN::Linear.new(300, 300) }
+        DDP.new(Torch::NN::Sequential.new(*layers), **options)
+      end
       [default, small].map do |model|
         before = model.bucket_sizes
         2.times { model.call(Torch.ones(1, 300)).sum.backward }

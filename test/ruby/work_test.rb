@@ -161,7 +161,7 @@ class WorkTest < Minitest::Test
       end
       Distributed.barrier
       GC.start
-      others ? others.map { |tensor| tensor.abs.max.item }.max : nil
+      others&.map { |tensor| tensor.abs.max.item }&.max
     end
     assert_equal [0.0, nil], results
   end

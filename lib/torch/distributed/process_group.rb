@@ -141,10 +141,9 @@ module Torch
 
       def join(backend, place, timeout, device_id)
         index = device_index(device_id, place.rank, place.world_size) if backend == "nccl"
-        ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout, index)
-      rescue Exception
-        place.store.close if place.owned
-        raise
+        group = ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout, index)
+      ensure
+        place.store.close if place.owned && group.nil?
       end
 
       # Groups that follow each other on one store must not read each other's keys.

@@ -27,7 +27,7 @@ module Torch
           return [PREMUL_SUM, op.factor] if op.is_a?(PremulSum)
 
           number = op.is_a?(Integer) ? op : number_of(op)
-          unless number && number.between?(SUM, PREMUL_SUM)
+          unless number&.between?(SUM, PREMUL_SUM)
             raise ArgumentError, "op: expected one of #{names.map { |name| ":#{name.downcase}" }.join(", ")} " \
               "or a constant of ReduceOp, got #{op.inspect}"
           end
