@@ -1,9 +1,12 @@
 """The other side of store_python_test.rb: PyTorch's own stores doing the same things as ours.
 
-Reads from the command line: client PORT | server PORT | file PATH. Prints one line, "ok", at its end.
+Reads from the command line: client PORT | server PORT | file PATH [LEFT]. Prints one line, "ok", at its end.
+With LEFT it keeps the file store open until that file appears.
 """
 import datetime
+import os
 import sys
+import time
 
 from torch.distributed import FileStore, PrefixStore, TCPStore
 
@@ -66,6 +69,11 @@ def main():
     meet(store)
     store.set("python_is_done", "1")
     store.wait(["ruby_is_done"], LIMIT)
+    for left in sys.argv[3:]:
+        stop = time.monotonic() + LIMIT.total_seconds()
+        while not os.path.exists(left):
+            assert time.monotonic() < stop, "the other side did not leave"
+            time.sleep(0.01)
     del store
     print("ok")
 

@@ -32,8 +32,8 @@ class StorePythonTest < Minitest::Test
     skip "PyTorch #{version} speaks the older dialect, which our store does not" if version.to_i < 2
   end
 
-  def with_python(role, where)
-    Open3.popen2e(*PYTHON, "-", role, where.to_s) do |input, output, python|
+  def with_python(*arguments)
+    Open3.popen2e(*PYTHON, "-", *arguments.map(&:to_s)) do |input, output, python|
       input.write(SCRIPT)
       input.close
       reader = Thread.new { output.read }
@@ -76,15 +76,16 @@ class StorePythonTest < Minitest::Test
 
   def meet(store)
     exercise(store, "ruby/")
-    exercise(Distributed::PrefixStore.new("nested", store), "ruby/")
+    # Until it is closed as well, it keeps the store beneath it open.
+    nested = Distributed::PrefixStore.new("nested", store)
+    exercise(nested, "ruby/")
+    nested.close
     store.set("from_ruby", "hello too")
     assert_equal "hello", store.get("from_python")
     assert_equal "-2", store.get("python/n")
     assert_equal "-2", store.get("nested/python/n")
     store.wait(["python_is_done"])
     store.set("ruby_is_done", "1")
-  ensure
-    store.close
   end
 
   def test_pytorchs_client_on_our_server
@@ -92,6 +93,7 @@ class StorePythonTest < Minitest::Test
     with_python("client", server.port) do
       ours = Distributed::TCPStore.new("127.0.0.1", server.port, timeout: 30)
       meet(ours)
+      ours.close
     end
   ensure
     server&.close
@@ -100,15 +102,37 @@ class StorePythonTest < Minitest::Test
   def test_our_client_on_pytorchs_server
     port = Distributed.free_port
     with_python("server", port) do
-      meet(Distributed::TCPStore.new("127.0.0.1", port, 2, false, timeout: 30))
+      ours = Distributed::TCPStore.new("127.0.0.1", port, 2, false, timeout: 30)
+      meet(ours)
+      ours.close
     end
   end
 
-  def test_both_on_one_file
+  # The last of two removes the file. They leave one after the other: PyTorch counts itself out in two steps, and
+  # if another leaves between them, neither takes itself for the last, also where both are PyTorch.
+  def test_on_one_file_where_we_leave_last
     Dir.mktmpdir do |folder|
       path = File.join(folder, "store")
-      with_python("file", path) { meet(Distributed::FileStore.new(path, 2, timeout: 30)) }
-      refute File.exist?(path), "the last of two removes the file"
+      ours = Distributed::FileStore.new(path, 2, timeout: 30)
+      with_python("file", path) { meet(ours) }
+      assert File.exist?(path), "PyTorch left the file to us"
+      ours.close
+      assert_empty Dir.children(folder)
+    end
+  end
+
+  def test_on_one_file_where_pytorch_leaves_last
+    Dir.mktmpdir do |folder|
+      path = File.join(folder, "store")
+      left = File.join(folder, "left")
+      with_python("file", path, left) do
+        ours = Distributed::FileStore.new(path, 2, timeout: 30)
+        meet(ours)
+        ours.close
+        assert File.exist?(path), "we left the file to PyTorch"
+        File.write(left, "")
+      end
+      assert_equal ["left"], Dir.children(folder)
     end
   end
 end
