@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/slice.h"
 #include "group/group.h"
 
 tddp_status tddp_group_failed(const tddp_group *group)

@@ -7,6 +7,7 @@
  */
 #include "round.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -124,6 +125,16 @@ void Round::send(Buffer &region, int peer, unsigned phase, size_t offset, size_t
 void Round::recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
 {
     mesh_.recv(region, peer, slot_ | phase, offset, bytes);
+}
+
+void Round::wait_sent(Buffer &region, int peer)
+{
+    auto oldest = std::find_if(sent_.begin(), sent_.end(),
+                               [&](const Sent &each) { return each.buffer == &region; });
+    if (oldest != sent_.end()) {
+        mesh_.wait_send(region, peer);
+        sent_.erase(oldest);
+    }
 }
 
 void Round::finish()

@@ -32,6 +32,8 @@ class Round
     void send(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes);
     void recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes);
 
+    /* Waits until the oldest piece of this region that was not waited for has left. */
+    void wait_sent(Buffer &region, int peer);
     /* Waits until all that was sent has left this process's buffers. */
     void finish();
 
