@@ -111,8 +111,8 @@ typedef struct tddp_tcp_store_opts {
 TDDP_API TDDP_NODISCARD tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts,
                                                         const tddp_wait *wait, tddp_store **out);
 
-/** Host and port of a TCP store (the server's real port); NULL and -1 for others. The host is the
- *  store's and lives as long. */
+/** Host and port of a TCP store (the server's real port), also of one beneath prefixes; NULL and -1
+ *  for others. The host is the store's and lives as long. */
 TDDP_API const char *tddp_tcp_store_host(const tddp_store *store);
 TDDP_API int tddp_tcp_store_port(const tddp_store *store);
 

@@ -14,7 +14,6 @@
 
 #include "group/group.h"
 #include "net/net.h"
-#include "store/store_impl.h"
 
 enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, TELL_MS = 10000, NAMES_SHOWN = 8 };
 
@@ -248,9 +247,6 @@ static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_
     char text[TDDP_NET_TEXT_BYTES];
     tddp_net_address address;
     const char *found = same_host ? loopback : NULL;
-    while (store->under) {
-        store = store->under;
-    }
     const char *host = tddp_tcp_store_host(store);
     if (!same_host && host) {
         tddp_status status =

@@ -220,14 +220,25 @@ static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tdd
     return status;
 }
 
+/* The TCP store that `store` is or looks into; NULL if it is another kind. */
+static const tddp_tcp_store *tcp_beneath(const tddp_store *store)
+{
+    while (store && store->under) {
+        store = store->under;
+    }
+    return store && store->ops == &tddp_tcp_ops ? (const tddp_tcp_store *)store : NULL;
+}
+
 const char *tddp_tcp_store_host(const tddp_store *store)
 {
-    return store && store->ops == &tddp_tcp_ops ? ((const tddp_tcp_store *)store)->host : NULL;
+    const tddp_tcp_store *tcp = tcp_beneath(store);
+    return tcp ? tcp->host : NULL;
 }
 
 int tddp_tcp_store_port(const tddp_store *store)
 {
-    return store && store->ops == &tddp_tcp_ops ? ((const tddp_tcp_store *)store)->port : -1;
+    const tddp_tcp_store *tcp = tcp_beneath(store);
+    return tcp ? tcp->port : -1;
 }
 
 const tddp_store_ops tddp_tcp_ops = {

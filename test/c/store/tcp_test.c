@@ -163,6 +163,11 @@ TEST(a_port_in_use_is_named)
     CHECK_TEXT(tddp_tcp_store_host(first), "127.0.0.1");
     opts.port = tddp_tcp_store_port(first);
     CHECK(opts.port > 0);
+    tddp_store *view;
+    CHECK_OK(tddp_prefix_store_create("p", first, &view));
+    CHECK_TEXT(tddp_tcp_store_host(view), "127.0.0.1");
+    CHECK_INT(tddp_tcp_store_port(view), opts.port);
+    tddp_store_release(view);
     CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &second), TDDP_ADDRESS_IN_USE);
     char expected[64];
     snprintf(expected, sizeof expected, ":%d: Address already in use", opts.port);
