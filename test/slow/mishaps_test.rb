@@ -1,0 +1,106 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "open3"
+require "tempfile"
+require "tmpdir"
+require_relative "../../examples/mnist/mnist_data"
+
+# What befalls a real training run: a killed or stopped worker, Ctrl-C, a checkpoint that cannot be written. Each
+# ends within seconds, says why, and leaves no process behind.
+class MishapsTest < Minitest::Test
+  ROOT = File.expand_path("../..", __dir__)
+  DATA = File.join(ROOT, "examples/mnist/data")
+
+  def setup
+    MNISTData.fetch(DATA)
+    @mark = "MISHAPS_TEST_#{Process.pid}_#{name}"
+  rescue MNISTData::Unreachable => e
+    skip "MNIST is not here and cannot be fetched: #{e.message}"
+  end
+
+  # Starts a training, yields its torchrun's process id and its workers' once batches pass, and returns its
+  # output, status, and how long it took to end after the block.
+  def mishap(*options)
+    log = Tempfile.new("mishap")
+    pid = Process.spawn({@mark => "1"}, "bundle", "exec", "torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=5",
+      "examples/mnist/distributed.rb", "--data-dir", DATA, "--log-interval", "1", *options,
+      chdir: ROOT, out: log.path, err: log.path, pgroup: true)
+    wait_until(60) { File.read(log.path).match?(/3 of 469 batches/) }
+    yield pid, workers(pid)
+    before = now
+    _, status = Process.wait2(pid)
+    took = now - before
+    assert_operator took, :<, 15
+    wait_until(5) { marked.empty? }
+    [File.read(log.path), status]
+  ensure
+    marked.each { |left| Process.kill("KILL", left) }
+    log&.close!
+  end
+
+  def now
+    Process.clock_gettime(Process::CLOCK_MONOTONIC)
+  end
+
+  def wait_until(seconds)
+    limit = now + seconds
+    until yield
+      flunk "waited #{seconds} s in vain" if now > limit
+      sleep 0.05
+    end
+  end
+
+  def workers(parent)
+    Dir["/proc/[0-9]*/stat"].filter_map do |file|
+      fields = File.read(file).rpartition(")").last.split
+      Integer(file[/\d+/]) if fields[1] == parent.to_s
+    rescue Errno::ENOENT, Errno::ESRCH
+      nil
+    end
+  end
+
+  # Processes that inherited this test's mark.
+  def marked
+    Dir["/proc/[0-9]*/environ"].filter_map do |file|
+      Integer(file[/\d+/]) if File.binread(file).include?("#{@mark}=1")
+    rescue Errno::ENOENT, Errno::ESRCH, Errno::EACCES
+      nil
+    end
+  end
+
+  def test_a_killed_worker
+    out, status = mishap { |_, workers| Process.kill("KILL", workers.last) }
+    assert_equal 1, status.exitstatus
+    assert_match(/SIGKILL/, out)
+    assert_match(/rank +: [01]/, out)
+  end
+
+  def test_ctrl_c
+    out, status = mishap { |torchrun, _| Process.kill("INT", -torchrun) }
+    assert_equal 130, status.exitstatus || 128 + status.termsig
+    assert_match(/SIGINT/, out)
+  end
+
+  def test_a_stopped_worker_does_not_outlive_the_job
+    out, status = mishap do |torchrun, workers|
+      Process.kill("STOP", workers.first)
+      Process.kill("TERM", torchrun)
+    end
+    assert_equal 143, status.exitstatus || 128 + status.termsig
+    assert_match(/SIGTERM/, out)
+  end
+
+  def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one
+    Dir.mktmpdir do |dir|
+      path = File.join(dir, "folder", "c.pt")
+      FileUtils.mkdir_p(path)
+      out, status = Open3.capture2e("bundle", "exec", "torchrun", "--standalone", "--nproc-per-node=2",
+        "examples/mnist/distributed.rb", "--data-dir", DATA, "--subset", "500", "--epochs", "1", "--checkpoint", path, chdir: ROOT)
+      assert_equal 1, status.exitstatus
+      assert_match(/Is a directory/, out)
+      assert_empty Dir.children(path)
+      assert_equal ["c.pt"], Dir.children(File.dirname(path))
+    end
+  end
+end
