@@ -16,8 +16,9 @@ module Setup
     end
 
     # @param folder [String] a build folder of CMake
-    def ctest(leg, folder, env: {}, wrapper: [], limit: 900)
-      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "180",
+    # @param jobs [Integer] programs run at a time; those under sanitizers need the machine for themselves
+    def ctest(leg, folder, env: {}, wrapper: [], limit: 900, jobs: 1)
+      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "180", "--parallel", jobs.to_s,
         env: THREADS.merge(env), limit: limit)
     end
 
