@@ -88,7 +88,9 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     call.opts.init_sync = RTEST(init_sync);
     call.opts.through = tddp_rb_through;
     VALUE self = TypedData_Wrap_Struct(class, &ddp_type, NULL);
+    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, -1, true);
+    tddp_group_release(call.group);
     RTYPEDDATA_DATA(self) = call.ddp;
     RB_GC_GUARD(texts);
     RB_GC_GUARD(group);

@@ -60,8 +60,12 @@ static VALUE group_create(VALUE class, VALUE backend, VALUE name, VALUE store, V
     opts.device_index = NIL_P(device_index) ? -1 : NUM2INT(device_index);
     VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
     create_call call = {&opts, NULL};
-    tddp_rb_settle(tddp_rb_blocking(body_create, &call, opts.timeout_ms, true));
-    RTYPEDDATA_DATA(self) = call.group;
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, opts.timeout_ms, true);
+    if (outcome.state == 0)
+        RTYPEDDATA_DATA(self) = call.group;
+    else /* It was made just when an interrupt came: nobody will know of it. */
+        tddp_group_release(call.group);
+    tddp_rb_settle(outcome);
     RB_GC_GUARD(backend);
     RB_GC_GUARD(name);
     RB_GC_GUARD(store);
@@ -158,57 +162,45 @@ static tddp_buffer buffer_of(const tddp_tensor *tensor)
 static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, VALUE async)
 {
     tddp_work *work;
-    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(tensor)};
-    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer_of(operands[0]),
-                                  (tddp_reduce_op)NUM2INT(op), NUM2DBL(premul), &work));
-    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
-    RB_GC_GUARD(tensor);
-    return result;
+    tddp_buffer buffer = buffer_of(tddp_rb_tensor(tensor));
+    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer, (tddp_reduce_op)NUM2INT(op),
+                                  NUM2DBL(premul), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 
 static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
 {
     tddp_work *work;
-    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(tensor)};
-    tddp_rb_check(
-        tddp_broadcast(tddp_rb_group(self), buffer_of(operands[0]), NUM2INT(root), &work));
-    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
-    RB_GC_GUARD(tensor);
-    return result;
+    tddp_buffer buffer = buffer_of(tddp_rb_tensor(tensor));
+    tddp_rb_check(tddp_broadcast(tddp_rb_group(self), buffer, NUM2INT(root), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 
 static VALUE group_barrier(VALUE self, VALUE async)
 {
     tddp_work *work;
-    tddp_tensor *operands[TDDP_RB_OPERANDS] = {NULL};
     tddp_rb_check(tddp_barrier(tddp_rb_group(self), &work));
-    return tddp_rb_take_work(work, operands, RTEST(async));
+    return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
 }
 
 static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
 {
     tddp_work *work;
-    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(output), tddp_rb_tensor(input)};
-    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), buffer_of(operands[1]),
-                                  buffer_of(operands[0]), &work));
-    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
-    RB_GC_GUARD(output);
-    RB_GC_GUARD(input);
-    return result;
+    tddp_buffer to = buffer_of(tddp_rb_tensor(output));
+    tddp_buffer from = buffer_of(tddp_rb_tensor(input));
+    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), from, to, &work));
+    return tddp_rb_take_work(work, output, input, RTEST(async));
 }
 
 static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE op, VALUE premul,
                                   VALUE async)
 {
     tddp_work *work;
-    tddp_tensor *operands[TDDP_RB_OPERANDS] = {tddp_rb_tensor(output), tddp_rb_tensor(input)};
-    tddp_rb_check(tddp_reduce_scatter(tddp_rb_group(self), buffer_of(operands[1]),
-                                      buffer_of(operands[0]), (tddp_reduce_op)NUM2INT(op),
+    tddp_buffer to = buffer_of(tddp_rb_tensor(output));
+    tddp_buffer from = buffer_of(tddp_rb_tensor(input));
+    tddp_rb_check(tddp_reduce_scatter(tddp_rb_group(self), from, to, (tddp_reduce_op)NUM2INT(op),
                                       NUM2DBL(premul), &work));
-    VALUE result = tddp_rb_take_work(work, operands, RTEST(async));
-    RB_GC_GUARD(output);
-    RB_GC_GUARD(input);
-    return result;
+    return tddp_rb_take_work(work, output, input, RTEST(async));
 }
 
 void tddp_rb_init_group(void)

@@ -73,11 +73,11 @@ tddp_group *tddp_rb_group(VALUE object);
 #define TDDP_RB_OPERANDS 2
 
 /*
- * Takes over a fresh work, whose memory is that of `operands` (unused ones NULL, all borrowed).
- * Returns a Torch::Distributed::Work if `async`; else waits and returns nil or raises. The memory
- * lives until the operation is done, whatever becomes of the caller.
+ * Takes over a fresh work on the memory of these Torch::Tensors (nil: none). Returns a
+ * Torch::Distributed::Work if `async`; else waits and returns nil or raises. The tensors and their
+ * memory live until the operation is done, whatever becomes of the caller.
  */
-VALUE tddp_rb_take_work(tddp_work *work, tddp_tensor *const operands[TDDP_RB_OPERANDS], bool async);
+VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 

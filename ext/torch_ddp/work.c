@@ -1,8 +1,9 @@
 /*
  * Torch::Distributed::Work over <tddp/work.h>, and the way every operation waits. Entered by Ruby
  * threads that hold the GVL, and by the garbage collector. Invariant: the memory of an operation
- * lives until the operation is done. A work that is forgotten while it runs hands its references to
- * the progress thread, which drops them when it is done; nobody waits in the collector.
+ * lives until the operation is done: a work keeps its tensors, and a work under way is itself kept
+ * from the collector, where nobody waits. At the process's end, which spares none, the references
+ * to libtorch's tensors go to the progress thread.
  */
 #include "torch_ddp.h"
 
@@ -16,7 +17,53 @@ typedef struct operands {
 typedef struct work_handle {
     tddp_work *work;
     operands *held; /* NULL once the operation is done and the memory was let go */
+    VALUE self;
+    /* Ruby's tensors: one made by from_numo lies in a String that only they hold. */
+    VALUE tensors[TDDP_RB_OPERANDS];
+    struct work_handle *next;
+    struct work_handle **back; /* what points here; NULL: not among `under_way` */
 } work_handle;
+
+/* Works that may be running. The GVL guards it. */
+static work_handle *under_way;
+
+static void enlist(work_handle *handle)
+{
+    handle->next = under_way;
+    if (under_way != NULL)
+        under_way->back = &handle->next;
+    handle->back = &under_way;
+    under_way = handle;
+}
+
+static void delist(work_handle *handle)
+{
+    if (handle->back == NULL)
+        return;
+    *handle->back = handle->next;
+    if (handle->next != NULL)
+        handle->next->back = handle->back;
+    handle->back = NULL;
+}
+
+/* Of a root of the collector's. */
+static void mark_under_way(void *nothing)
+{
+    (void)nothing;
+    for (work_handle *handle = under_way, *next; handle != NULL; handle = next) {
+        next = handle->next;
+        if (tddp_work_completed(handle->work))
+            delist(handle);
+        else
+            rb_gc_mark(handle->self);
+    }
+}
+
+/* Without a write barrier, so that every collection looks. */
+static const rb_data_type_t keeper_type = {
+    .wrap_struct_name = "works under way",
+    .function = {.dmark = mark_under_way},
+};
 
 static void operands_free(void *data)
 {
@@ -53,9 +100,17 @@ static void part_with(tddp_work *work, operands *held)
     tddp_work_release(work);
 }
 
+static void work_mark(void *data)
+{
+    const work_handle *handle = data;
+    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
+        rb_gc_mark(handle->tensors[i]);
+}
+
 static void work_free(void *data)
 {
     work_handle *handle = data;
+    delist(handle);
     if (handle->work != NULL)
         part_with(handle->work, handle->held);
     xfree(handle);
@@ -69,7 +124,7 @@ static size_t work_size(const void *data)
 
 static const rb_data_type_t work_type = {
     .wrap_struct_name = "Torch::Distributed::Work",
-    .function = {.dfree = work_free, .dsize = work_size},
+    .function = {.dmark = work_mark, .dfree = work_free, .dsize = work_size},
     .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
 };
 
@@ -85,27 +140,13 @@ static tddp_status body_wait(void *work, const tddp_wait *wait)
     return tddp_work_wait(work, wait->timeout_ms < 0 && wait->cancel == NULL ? NULL : wait);
 }
 
-/* Waits here; an interruption leaves the operation running. */
-static VALUE wait_now(tddp_work *work, tddp_tensor *const borrowed[TDDP_RB_OPERANDS])
+/* The object of a work that may be running. Without memory for references to the tensors only
+ * waiting keeps theirs. */
+static VALUE work_object(tddp_work *work, const VALUE tensors[TDDP_RB_OPERANDS])
 {
-    tddp_rb_outcome outcome = {Qnil, 0};
-    if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
-        outcome = tddp_rb_blocking(body_wait, work, -1, false);
-    operands *held = NULL;
-    if (!tddp_work_completed(work) && borrowed[0] != NULL) {
-        held = operands_retain(borrowed);
-        if (held == NULL) /* Without a reference only waiting keeps the memory. */
-            (void)!tddp_work_wait(work, NULL);
-    }
-    part_with(work, held);
-    tddp_rb_settle(outcome);
-    return Qnil;
-}
-
-VALUE tddp_rb_take_work(tddp_work *work, tddp_tensor *const borrowed[TDDP_RB_OPERANDS], bool async)
-{
-    if (!async)
-        return wait_now(work, borrowed);
+    tddp_tensor *borrowed[TDDP_RB_OPERANDS] = {NULL};
+    for (int i = 0; i < TDDP_RB_OPERANDS && !NIL_P(tensors[i]); i++)
+        borrowed[i] = tddp_rb_tensor(tensors[i]);
     operands *held = operands_retain(borrowed);
     if (held == NULL) {
         (void)!tddp_work_wait(work, NULL);
@@ -116,7 +157,34 @@ VALUE tddp_rb_take_work(tddp_work *work, tddp_tensor *const borrowed[TDDP_RB_OPE
     VALUE self = TypedData_Make_Struct(work_class, work_handle, &work_type, handle);
     handle->work = work;
     handle->held = held;
+    handle->self = self;
+    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
+        RB_OBJ_WRITE(self, &handle->tensors[i], tensors[i]);
+    enlist(handle);
     return self;
+}
+
+/* Waits here; an interruption leaves the operation running. */
+static VALUE wait_now(tddp_work *work, const VALUE tensors[TDDP_RB_OPERANDS])
+{
+    tddp_rb_outcome outcome = {Qnil, 0};
+    if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
+        outcome = tddp_rb_blocking(body_wait, work, -1, false);
+    if (tddp_work_completed(work) || NIL_P(tensors[0]))
+        tddp_work_release(work);
+    else
+        work_object(work, tensors);
+    tddp_rb_settle(outcome);
+    return Qnil;
+}
+
+VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async)
+{
+    const VALUE tensors[TDDP_RB_OPERANDS] = {output, input};
+    VALUE result = async ? work_object(work, tensors) : wait_now(work, tensors);
+    RB_GC_GUARD(output);
+    RB_GC_GUARD(input);
+    return result;
 }
 
 static void let_go_when_done(work_handle *handle)
@@ -126,6 +194,9 @@ static void let_go_when_done(work_handle *handle)
     operands *held = handle->held;
     handle->held = NULL;
     operands_free(held);
+    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
+        handle->tensors[i] = Qnil;
+    delist(handle);
 }
 
 static VALUE work_wait(VALUE self, VALUE timeout)
@@ -171,6 +242,7 @@ void tddp_rb_init_work(void)
     work_class = rb_define_class_under(tddp_rb_distributed, "Work", rb_cObject);
     rb_global_variable(&work_class);
     rb_undef_alloc_func(work_class);
+    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &under_way));
     rb_define_private_method(work_class, "_wait", work_wait, 1);
     rb_define_method(work_class, "completed?", work_completed, 0);
     rb_define_method(work_class, "success?", work_success, 0);

@@ -165,4 +165,25 @@ class WorkTest < Minitest::Test
     end
     assert_equal [0.0, nil], results
   end
+
+  # Such a tensor lies in a String, which only the Ruby object of the tensor holds.
+  def test_memory_of_rubys_outlives_a_forgotten_operation
+    bytes = 8_000_000
+    start = lambda do
+      storage = Torch::ByteStorage.from_buffer("\x01".b * bytes)
+      Distributed.all_reduce(Torch::ByteTensor.new(storage), async_op: true)
+      nil
+    end
+    results = world(2) do |rank|
+      start.call if rank.zero?
+      3.times { GC.start }
+      others = Array.new(20) { "\x05".b * 100_000 }
+      sleep 0.5 if rank == 1
+      tensor = Torch.ones(bytes, dtype: :uint8)
+      Distributed.all_reduce(tensor) if rank == 1
+      Distributed.barrier
+      [tensor.sum.item, others.all? { |text| text.count("\x05") == 100_000 }]
+    end
+    assert_equal [[bytes, true], [2 * bytes, true]], results
+  end
 end
