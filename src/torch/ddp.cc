@@ -59,6 +59,7 @@ class Core : public std::enable_shared_from_this<Core>
     {
         return armed_.load(std::memory_order_acquire);
     }
+    void put_in_slice(size_t index);
     void ready(size_t index);
     void finish();
     const tddp_reducer *reducer() const
@@ -72,7 +73,6 @@ class Core : public std::enable_shared_from_this<Core>
 
   private:
     void point_views();
-    void put_in_slice(size_t index);
     bool lies_in(const at::Tensor &grad, const at::Tensor &view) const;
 
     std::vector<at::Tensor> params_;
@@ -156,7 +156,6 @@ void Core::put_in_slice(size_t index)
 
 void Core::ready(size_t index)
 {
-    put_in_slice(index);
     int all_launched = 0;
     check(tddp_reducer_mark_ready(reducer_, index, &all_launched));
     if (all_launched) {
@@ -205,14 +204,28 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
     variable_list operator()(const variable_list &outputs, const variable_list &) override
     {
         if (core_->armed()) {
+            core_->put_in_slice(index_);
+            for (const auto &later : later_) {
+                const std::shared_ptr<Core> core = later.first.lock();
+                if (core && core->armed()) {
+                    core->put_in_slice(later.second);
+                }
+            }
             core_->ready(index_);
         }
         return outputs;
+    }
+    // A model may be wrapped twice: the hook behind this one must have its copy of the gradient
+    // before this one's bucket is reduced.
+    void precedes(const std::shared_ptr<Core> &core, size_t index)
+    {
+        later_.emplace_back(core, index);
     }
 
   private:
     std::shared_ptr<Core> core_;
     size_t index_;
+    std::vector<std::pair<std::weak_ptr<Core>, size_t>> later_;
 };
 
 // A shared_ptr or an intrusive_ptr, as libtorch's version has it.
@@ -310,6 +323,11 @@ void add_hooks(tddp_ddp *ddp)
     ddp->hooks.reserve(params.size());
     for (size_t i = 0; i < params.size(); i++) {
         Accumulator accumulator = torch::autograd::impl::grad_accumulator(params[i]);
+        for (const auto &hook : accumulator->post_hooks()) {
+            if (auto *earlier = dynamic_cast<ReadyHook *>(hook.get())) {
+                earlier->precedes(ddp->core, i);
+            }
+        }
         const uintptr_t key = accumulator->add_post_hook(std::make_unique<ReadyHook>(ddp->core, i));
         ddp->hooks.push_back({std::move(accumulator), key});
     }

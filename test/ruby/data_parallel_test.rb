@@ -237,12 +237,49 @@ class DistributedDataParallelTest < Minitest::Test
     assert_match(/second\.weight/, said[1].last)
   end
 
+  # Also where buffers are sent before each forward, and to the rank that waits for the missing gradient.
+  def test_a_parameter_without_a_gradient_on_one_rank_ends_both
+    said = nil
+    spent = seconds do
+      said = world(2) do |rank|
+        net = Normed.new
+        linear = net.instance_variable_get(:@linear)
+        bypassed = rank == 1
+        net.define_singleton_method(:forward) { |x| @norm.call(bypassed ? x.matmul(Torch.ones(3, 4)) : linear.call(x)) }
+        model = DDP.new(net)
+        failure { 3.times { model.call(Torch.randn(5, 3)).sum.backward } }
+      end
+    end
+    assert_match(/lost rank 1|operation .*rank 1/, said[0].last)
+    assert_match(/rank 1: 2 of 4 parameters got no gradient .*"linear\.weight", "linear\.bias"/, said[1].last)
+    assert_operator spent, :<, 20
+  end
+
+  # Large enough for the first wrapper's bucket to be on its way while the second one still copies.
+  def test_a_model_that_is_wrapped_twice_is_averaged_by_both
+    errors = world(2) do |rank|
+      net = Torch::NN::Linear.new(1000, 700)
+      input = Torch.ones(2, 1000) * (rank + 1)
+      first = DDP.new(net)
+      second = DDP.new(net)
+      40.times.map do |step|
+        net.zero_grad
+        first.call(input)
+        (step.even? ? second.call(input).sum : second.call(input).sum + first.call(input).sum).backward
+        (net.parameters.first.grad - (step.even? ? 3 : 6)).abs.max.item
+      end
+    end
+    assert_equal [[0.0] * 40] * 2, errors
+  end
+
   def test_wrong_arguments_are_named
     assert_match(/init_process_group/, assert_raises(Distributed::GroupError) { DDP.new(Odd.new) }.message)
     alone do
       assert_match(/mod: expected .*got nil/, assert_raises(TypeError) { DDP.new(nil) }.message)
       assert_match(/device_ids: expected the one device.*got 2/, assert_raises(ArgumentError) { DDP.new(Odd.new, device_ids: [0, 1]) }.message)
       assert_match(/bucket_cap_mb: .*got -1/, assert_raises(ArgumentError) { DDP.new(Odd.new, bucket_cap_mb: -1) }.message)
+      assert_match(/bucket_cap_mb: .*got Infinity/,
+        assert_raises(ArgumentError) { DDP.new(Odd.new, bucket_cap_mb: Float::INFINITY) }.message)
       assert_match(/no parameter of the .*Odd requires a gradient/,
         assert_raises(ArgumentError) { DDP.new(Odd.new.requires_grad!(requires_grad: false)) }.message)
       skip "there is a GPU" if Torch::CUDA.available?

@@ -18,7 +18,8 @@ module Torch
       class DistributedDataParallel < Module
         MEBIBYTE = 1024 * 1024
         DEFAULT_BUCKET_CAP_MB = 25
-        private_constant :MEBIBYTE, :DEFAULT_BUCKET_CAP_MB
+        MAX_BUCKET_CAP_MB = 1 << 40 # in bytes still a whole number of 64 bits
+        private_constant :MEBIBYTE, :DEFAULT_BUCKET_CAP_MB, :MAX_BUCKET_CAP_MB
 
         # @return [Torch::NN::Module] the model that was given
         attr_reader :module
@@ -98,8 +99,10 @@ module Torch
         def prepare
           return unless Torch.grad_enabled?
 
-          @core.sync_buffers(0) if @training && @sync_next_forward && @buffer_count.positive?
+          # First, for it names the parameters that the backward before left out; ranks that differ there would
+          # only learn from the buffers that they do.
           @core.prepare(@sync_gradients)
+          @core.sync_buffers(0) if @training && @sync_next_forward && @buffer_count.positive?
           # As in PyTorch: what a forward without synchronization left alone, the next one leaves alone as well.
           @sync_next_forward = @sync_gradients
         end
@@ -133,8 +136,9 @@ module Torch
         # An explicit size is that of the first bucket too, as in PyTorch.
         def bucket_bytes(bucket_cap_mb)
           return [MEBIBYTE, DEFAULT_BUCKET_CAP_MB * MEBIBYTE] if bucket_cap_mb.nil?
-          unless bucket_cap_mb.is_a?(Numeric) && bucket_cap_mb.positive?
-            raise ArgumentError, "bucket_cap_mb: expected a positive number of MiB, got #{bucket_cap_mb.inspect}"
+          unless bucket_cap_mb.is_a?(Numeric) && bucket_cap_mb.between?(0, MAX_BUCKET_CAP_MB) && bucket_cap_mb.positive?
+            raise ArgumentError, "bucket_cap_mb: expected a positive number of MiB, at most #{MAX_BUCKET_CAP_MB}, " \
+              "got #{bucket_cap_mb.inspect}"
           end
 
           bytes = [(bucket_cap_mb * MEBIBYTE).to_i, 1].max
