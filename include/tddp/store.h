@@ -12,7 +12,9 @@
  * TDDP_PROTOCOL, TDDP_STORE, TDDP_OUT_OF_MEMORY, TDDP_FORKED (a TCP store made before a fork and
  * used in the child).
  *
- * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore.
+ * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore. The
+ * server also speaks the wire format of PyTorch 1.13 to whoever begins with it, watching keys
+ * included.
  */
 #ifndef TDDP_STORE_H
 #define TDDP_STORE_H

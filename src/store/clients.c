@@ -91,6 +91,7 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     }
     client->dropped = true;
     tddp_server_wait_cancel(client);
+    tddp_server_watch_cancel(client);
     /* A forked child may hold a copy, and then closing alone would not end the watch. */
     (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
     atomic_store(client->slot, 0);

@@ -22,11 +22,6 @@ static tddp_bytes *out(const context *c)
     return &c->client->out;
 }
 
-static void wake(const context *c, tddp_slice key)
-{
-    tddp_server_wake(c->server, &c->server->waits, key, SIZE_MAX);
-}
-
 /* A key counts as present also while its queue holds something. */
 static bool present(const context *c, tddp_slice key)
 {
@@ -48,14 +43,19 @@ static tddp_status run_ping(const context *c)
     return tddp_wire_put_u32(out(c), (uint32_t)c->request->number);
 }
 
+static tddp_status set_value(const context *c, tddp_slice key, tddp_slice value)
+{
+    tddp_server_change change;
+    tddp_status status = tddp_server_change_begin(c->server, key, &change);
+    if (status == TDDP_OK) {
+        status = tddp_store_values_set(&c->server->values, key, value);
+    }
+    return tddp_server_change_end(&change, status);
+}
+
 static tddp_status run_set(const context *c)
 {
-    const tddp_wire_request *r = c->request;
-    tddp_status status = tddp_store_values_set(&c->server->values, r->key, r->values[0]);
-    if (status == TDDP_OK) {
-        wake(c, r->key);
-    }
-    return status;
+    return set_value(c, c->request->key, c->request->values[0]);
 }
 
 static tddp_status run_append(const context *c)
@@ -66,11 +66,12 @@ static tddp_status run_append(const context *c)
         return tddp_fail(TDDP_STORE, "APPEND would make a value of more than %llu bytes",
                          (unsigned long long)c->server->limits.value_bytes);
     }
-    tddp_status status = tddp_store_values_append(&c->server->values, r->key, r->values[0]);
+    tddp_server_change change;
+    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
     if (status == TDDP_OK) {
-        wake(c, r->key);
+        status = tddp_store_values_append(&c->server->values, r->key, r->values[0]);
     }
-    return status;
+    return tddp_server_change_end(&change, status);
 }
 
 static tddp_status run_compare_set(const context *c)
@@ -80,13 +81,7 @@ static tddp_status run_compare_set(const context *c)
     tddp_slice answer =
         tddp_store_values_compare(&c->server->values, r->key, r->values[0], r->values[1], &stored);
     tddp_status status = tddp_wire_put_string(out(c), answer);
-    if (status == TDDP_OK && stored) {
-        status = tddp_store_values_set(&c->server->values, r->key, r->values[1]);
-        if (status == TDDP_OK) {
-            wake(c, r->key);
-        }
-    }
-    return status;
+    return status == TDDP_OK && stored ? set_value(c, r->key, r->values[1]) : status;
 }
 
 static tddp_status put_value(const context *c, tddp_slice key)
@@ -110,14 +105,15 @@ static tddp_status run_add(const context *c)
 {
     const tddp_wire_request *r = c->request;
     int64_t sum;
-    tddp_status status = tddp_store_values_add(&c->server->values, r->key, r->number, &sum);
+    tddp_server_change change;
+    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
+    if (status == TDDP_OK) {
+        status = tddp_store_values_add(&c->server->values, r->key, r->number, &sum);
+    }
     if (status == TDDP_OK) {
         status = tddp_wire_put_u64(out(c), (uint64_t)sum);
     }
-    if (status == TDDP_OK) {
-        wake(c, r->key);
-    }
-    return status;
+    return tddp_server_change_end(&change, status);
 }
 
 static tddp_status run_check(const context *c)
@@ -162,7 +158,15 @@ static tddp_status run_num_keys(const context *c)
 
 static tddp_status run_delete_key(const context *c)
 {
-    return tddp_wire_put_u64(out(c), tddp_store_values_delete(&c->server->values, c->request->key));
+    tddp_server_change change;
+    bool deleted = false;
+    tddp_status status = tddp_server_change_begin(c->server, c->request->key, &change);
+    if (status == TDDP_OK) {
+        deleted = tddp_store_values_delete(&c->server->values, c->request->key);
+    }
+    /* As there, the event comes before the answer. */
+    status = tddp_server_change_end(&change, status);
+    return status ? status : tddp_wire_put_u64(out(c), deleted);
 }
 
 static tddp_status run_multi_get(const context *c)
@@ -180,11 +184,10 @@ static tddp_status run_multi_set(const context *c)
     tddp_slice list = c->request->list;
     for (uint64_t i = 0; i < c->request->count; i++) {
         tddp_slice key = tddp_wire_next(&list);
-        tddp_status status = tddp_store_values_set(&c->server->values, key, tddp_wire_next(&list));
+        tddp_status status = set_value(c, key, tddp_wire_next(&list));
         if (status) {
             return status;
         }
-        wake(c, key);
     }
     return TDDP_OK;
 }
@@ -263,12 +266,16 @@ static tddp_status run_barrier(const context *c)
 {
     const tddp_wire_request *r = c->request;
     int64_t arrived;
+    tddp_server_change change;
     tddp_server_wait_cancel(c->client);
-    tddp_status status = tddp_store_values_add(&c->server->values, r->key, 1, &arrived);
+    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
+    if (status == TDDP_OK) {
+        status = tddp_store_values_add(&c->server->values, r->key, 1, &arrived);
+    }
+    status = tddp_server_change_end(&change, status);
     if (status) {
         return status;
     }
-    wake(c, r->key);
     if (arrived < r->number) {
         return tddp_server_wait_for(&c->server->barriers, c->client, r->key);
     }
@@ -277,6 +284,12 @@ static tddp_status run_barrier(const context *c)
         tddp_server_wake(c->server, &c->server->barriers, r->key, SIZE_MAX);
     }
     return status;
+}
+
+static tddp_status run_watch_key(const context *c)
+{
+    tddp_status status = tddp_server_watch(c->server, c->client, c->request->key);
+    return status ? status : tddp_wire_put_byte(out(c), TDDP_WIRE_WATCHING);
 }
 
 static tddp_status (*const run[TDDP_WIRE_KINDS])(const context *) = {
@@ -299,12 +312,18 @@ static tddp_status (*const run[TDDP_WIRE_KINDS])(const context *) = {
     [TDDP_WIRE_QUEUE_LEN] = run_queue_len,
     [TDDP_WIRE_LIST_KEYS] = run_list_keys,
     [TDDP_WIRE_BARRIER] = run_barrier,
+    [TDDP_WIRE_WATCH_KEY] = run_watch_key,
 };
 
 tddp_status tddp_server_execute(tddp_store_server *server, tddp_server_client *client,
                                 const tddp_wire_request *request)
 {
     context c = {server, client, request};
+    if (client->dialect == &tddp_wire_1_13) {
+        /* There a wait whose time is up is just left; an answer now would be taken for another's.
+         */
+        tddp_server_wait_cancel(client);
+    }
     /* Noted first, so that the asker's answer goes out before those of clients it wakes. */
     tddp_server_client_unsent(server, client);
     size_t before = client->out.size;

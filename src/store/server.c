@@ -128,6 +128,7 @@ static void close_and_free(tddp_store_server *server)
     tddp_store_map_clear(&server->queues);
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
+    tddp_store_map_clear(&server->watches);
     tddp_net_close(server->listen_fd);
     tddp_close(server->epoll_fd);
     tddp_close(server->stop_fd);

@@ -1,7 +1,7 @@
 /*
  * The server's parts: server.c (life, thread, event loop), clients.c (connections: bytes in, bytes
- * out), requests.c (what a request does), waits.c (who waits for what). All but start and stop run
- * on the server's one thread.
+ * out), requests.c (what a request does), waits.c (who waits for what, and who watches what). All
+ * but start and stop run on the server's one thread.
  */
 #ifndef TDDP_STORE_SERVER_H
 #define TDDP_STORE_SERVER_H
@@ -17,7 +17,7 @@
 
 typedef struct tddp_server_client tddp_server_client;
 
-/* One key that a client waits for: in the key's list and in its client's. */
+/* One key that a client waits for or watches: in the key's list and in its client's. */
 typedef struct tddp_server_wait {
     struct tddp_server_wait *next; /* of the same key */
     struct tddp_server_wait *previous;
@@ -46,6 +46,8 @@ struct tddp_server_client {
     size_t out_sent; /* of those */
     tddp_server_wait *waits;
     size_t missing; /* keys that the pending wait still lacks */
+    tddp_server_wait *watches;
+    size_t watching; /* how many */
 };
 
 /* Descriptors of all connections, in a form that is whole at every moment, since a fork copies it
@@ -73,6 +75,7 @@ struct tddp_store_server {
     tddp_store_map queues;   /* value: encoded strings, oldest first */
     tddp_store_map waits;    /* data: first tddp_server_wait */
     tddp_store_map barriers; /* the same */
+    tddp_store_map watches;  /* the same */
     tddp_server_slots slots;
     struct tddp_store_server *next_abandoned;
     char scratch[64 << 10]; /* what was read last */
@@ -117,5 +120,29 @@ void tddp_server_wake(tddp_store_server *server, tddp_store_map *map, tddp_slice
 
 /* Forgets what a client waits for. */
 void tddp_server_wait_cancel(tddp_server_client *client);
+
+/* From now on the client is told of every change of the key's value. */
+TDDP_NODISCARD tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client,
+                                             tddp_slice key);
+
+/* Forgets what a client watches. */
+void tddp_server_watch_cancel(tddp_server_client *client);
+
+/* One change of a value: what it was, kept only if somebody watches it. */
+typedef struct tddp_server_change {
+    tddp_store_server *server;
+    tddp_slice key; /* borrowed */
+    bool watched;
+    bool existed;
+    tddp_bytes old;
+} tddp_server_change;
+
+/* Before a value is changed. End it in any case. */
+TDDP_NODISCARD tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
+                                                    tddp_server_change *out);
+
+/* After it: if it went well, wakes who waits for the key and tells who watches it. Returns
+ * `status`. */
+tddp_status tddp_server_change_end(tddp_server_change *change, tddp_status status);
 
 #endif

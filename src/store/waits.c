@@ -1,14 +1,20 @@
 /*
- * Who waits for which key. Waits hang in lists by key, so a SET looks at those who want that key
- * and at nobody else. Server thread only. Invariant: a key has an entry in the map of waits exactly
- * while somebody waits for it, and client->missing counts the client's waits with an entry.
+ * Who waits for which key, and who watches one. Both hang in lists by key, so a SET looks at those
+ * who want that key and at nobody else. Server thread only. Invariant: a key has an entry in the
+ * map of waits (or of watches) exactly while somebody waits for it (or watches it), and
+ * client->missing counts the client's waits with an entry.
  */
 #include <stdint.h>
 #include <stdlib.h>
 
 #include "store/server.h"
 
-tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server_client *client, tddp_slice key)
+/* The most events that may wait to be sent to a client, in times the largest request. */
+enum { EVENT_REQUESTS = 2 };
+
+/* Hangs a new wait into its key's list and at the head of its client's. */
+static tddp_status attach(tddp_store_map *map, tddp_server_client *client, tddp_slice key,
+                          tddp_server_wait **of_client, size_t *attached)
 {
     tddp_server_wait *wait = tddp_alloc(sizeof *wait);
     if (!wait) {
@@ -26,9 +32,9 @@ tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server_client *client
         wait->next->previous = wait;
     }
     wait->entry->data = wait;
-    wait->next_of_client = client->waits;
-    client->waits = wait;
-    client->missing++;
+    wait->next_of_client = *of_client;
+    *of_client = wait;
+    ++*attached;
     return TDDP_OK;
 }
 
@@ -47,19 +53,29 @@ static void detach(tddp_server_wait *wait)
         tddp_store_map_remove(wait->map, wait->entry);
     }
     wait->entry = NULL;
-    wait->client->missing--;
+}
+
+static void free_all(tddp_server_wait **of_client, size_t *attached)
+{
+    while (*of_client) {
+        tddp_server_wait *wait = *of_client;
+        *of_client = wait->next_of_client;
+        if (wait->entry) {
+            detach(wait);
+            --*attached;
+        }
+        free(wait);
+    }
+}
+
+tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server_client *client, tddp_slice key)
+{
+    return attach(map, client, key, &client->waits, &client->missing);
 }
 
 void tddp_server_wait_cancel(tddp_server_client *client)
 {
-    while (client->waits) {
-        tddp_server_wait *wait = client->waits;
-        client->waits = wait->next_of_client;
-        if (wait->entry) {
-            detach(wait);
-        }
-        free(wait);
-    }
+    free_all(&client->waits, &client->missing);
 }
 
 static void answer(tddp_store_server *server, tddp_server_client *client)
@@ -80,10 +96,104 @@ void tddp_server_wake(tddp_store_server *server, tddp_store_map *map, tddp_slice
         tddp_server_wait *next = wait->next;
         tddp_server_client *client = wait->client;
         detach(wait);
-        if (client->missing == 0) {
+        if (--client->missing == 0) {
             /* Frees the client's waits: all are fulfilled, so `next` is none of them. */
             answer(server, client);
         }
         wait = next;
     }
+}
+
+tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client, tddp_slice key)
+{
+    const tddp_store_entry *entry = tddp_store_map_find(&server->watches, key);
+    for (const tddp_server_wait *w = entry ? entry->data : NULL; w; w = w->next) {
+        if (w->client == client) {
+            return TDDP_OK;
+        }
+    }
+    if (client->watching == server->limits.keys) {
+        return tddp_fail(TDDP_STORE, "it watches more than %llu keys",
+                         (unsigned long long)server->limits.keys);
+    }
+    return attach(&server->watches, client, key, &client->watches, &client->watching);
+}
+
+void tddp_server_watch_cancel(tddp_server_client *client)
+{
+    free_all(&client->watches, &client->watching);
+}
+
+static tddp_status put_event(tddp_server_change *change, tddp_server_client *client,
+                             tddp_wire_event kind, tddp_slice now)
+{
+    uint64_t most = EVENT_REQUESTS * change->server->limits.request_bytes;
+    tddp_slice old = {change->old.data, change->old.size};
+    uint64_t size = 1 + 3 * 8 + change->key.size + old.size + now.size;
+    if (client->out.size - client->out_sent + size > most) {
+        return tddp_fail(TDDP_STORE, "more than %llu bytes of events wait for it",
+                         (unsigned long long)most);
+    }
+    tddp_status status = tddp_bytes_reserve(&client->out, (size_t)size);
+    if (status) {
+        return status;
+    }
+    status = tddp_wire_put_byte(&client->out, (unsigned char)kind); /* all have their room */
+    status = status ? status : tddp_wire_put_string(&client->out, change->key);
+    status = status ? status : tddp_wire_put_string(&client->out, old);
+    return status ? status : tddp_wire_put_string(&client->out, now);
+}
+
+static void tell(tddp_server_change *change, const tddp_store_entry *present)
+{
+    tddp_wire_event kind = !present          ? TDDP_WIRE_KEY_DELETED
+                           : change->existed ? TDDP_WIRE_KEY_UPDATED
+                                             : TDDP_WIRE_KEY_CREATED;
+    tddp_slice now = present ? tddp_store_entry_value(present) : (tddp_slice){"", 0};
+    tddp_store_server *server = change->server;
+    tddp_store_entry *entry = tddp_store_map_find(&server->watches, change->key);
+    tddp_server_wait *watch = entry ? entry->data : NULL;
+    while (watch) {
+        /* Dropping a client frees its watches, and it has only one of this key. */
+        tddp_server_wait *next = watch->next;
+        tddp_server_client *client = watch->client;
+        if (put_event(change, client, kind, now) == TDDP_OK) {
+            tddp_server_client_unsent(server, client);
+        } else {
+            tddp_server_client_drop(server, client, tddp_error_message());
+        }
+        watch = next;
+    }
+}
+
+tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
+                                     tddp_server_change *out)
+{
+    *out = (tddp_server_change){.server = server, .key = key};
+    if (server->watches.count == 0 || !tddp_store_map_find(&server->watches, key)) {
+        return TDDP_OK;
+    }
+    out->watched = true;
+    const tddp_store_entry *entry = tddp_store_map_find(&server->values, key);
+    if (!entry) {
+        return TDDP_OK;
+    }
+    out->existed = true;
+    return tddp_bytes_append(&out->old, entry->value.data, entry->value.size);
+}
+
+tddp_status tddp_server_change_end(tddp_server_change *change, tddp_status status)
+{
+    tddp_store_server *server = change->server;
+    if (status == TDDP_OK) {
+        const tddp_store_entry *present = tddp_store_map_find(&server->values, change->key);
+        if (present) {
+            tddp_server_wake(server, &server->waits, change->key, SIZE_MAX);
+        }
+        if (change->watched && (present || change->existed)) {
+            tell(change, present);
+        }
+    }
+    tddp_bytes_free(&change->old);
+    return status;
 }

@@ -20,7 +20,7 @@ static const char *const fields_of[TDDP_WIRE_KINDS] = {
     [TDDP_WIRE_APPEND] = "kv",    [TDDP_WIRE_MULTI_GET] = "K", [TDDP_WIRE_MULTI_SET] = "P",
     [TDDP_WIRE_CANCEL_WAIT] = "", [TDDP_WIRE_PING] = "n",      [TDDP_WIRE_QUEUE_PUSH] = "kv",
     [TDDP_WIRE_QUEUE_POP] = "k",  [TDDP_WIRE_QUEUE_LEN] = "k", [TDDP_WIRE_LIST_KEYS] = "",
-    [TDDP_WIRE_BARRIER] = "ki",
+    [TDDP_WIRE_BARRIER] = "ki",   [TDDP_WIRE_WATCH_KEY] = "k",
 };
 
 /* In the 2.x dialect opcodes are the kinds themselves. */
@@ -28,6 +28,14 @@ static const uint8_t kinds_2x[] = {0,  1,  2,  3,  4,  5,  6,  7,  8, 9,
                                    10, 11, 12, 13, 14, 15, 16, 17, 18};
 
 const tddp_wire_dialect tddp_wire_2x = {"2.x", kinds_2x, sizeof kinds_2x};
+
+static const uint8_t kinds_1_13[] = {
+    TDDP_WIRE_SET,      TDDP_WIRE_COMPARE_SET, TDDP_WIRE_GET,
+    TDDP_WIRE_ADD,      TDDP_WIRE_CHECK,       TDDP_WIRE_WAIT,
+    TDDP_WIRE_NUM_KEYS, TDDP_WIRE_WATCH_KEY,   TDDP_WIRE_DELETE_KEY,
+};
+
+const tddp_wire_dialect tddp_wire_1_13 = {"1.13", kinds_1_13, sizeof kinds_1_13};
 
 static uint64_t limit_of(size_t wanted, uint64_t by_default)
 {
@@ -207,6 +215,18 @@ tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wir
     return TDDP_WIRE_COMPLETE;
 }
 
+static tddp_wire_result choose_1_13(unsigned char first, const tddp_wire_dialect **dialect,
+                                    tddp_wire_parse *out)
+{
+    if (first >= tddp_wire_1_13.opcodes) {
+        snprintf(out->fault, sizeof out->fault,
+                 "it speaks the store protocol of neither PyTorch 2.x nor 1.13");
+        return TDDP_WIRE_MALFORMED;
+    }
+    *dialect = &tddp_wire_1_13;
+    return TDDP_WIRE_COMPLETE;
+}
+
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out)
 {
@@ -217,8 +237,8 @@ tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire
             return TDDP_WIRE_MORE;
         }
         if ((unsigned char)data[i] != hello_2x[i]) {
-            snprintf(out->fault, sizeof out->fault, "it does not speak PyTorch 2.x's protocol");
-            return TDDP_WIRE_MALFORMED;
+            /* A SET of 1.13 begins with the same byte, and its length then tells. */
+            return choose_1_13((unsigned char)data[0], dialect, out);
         }
     }
     *dialect = &tddp_wire_2x;

@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include <tddp/store.h>
 
-/* The values are the opcodes of PyTorch 2.x. */
+/* The values are the opcodes of PyTorch 2.x, but for the last. */
 typedef enum tddp_wire_kind {
     TDDP_WIRE_VALIDATE = 0x00,
     TDDP_WIRE_SET = 0x01,
@@ -36,6 +36,7 @@ typedef enum tddp_wire_kind {
     TDDP_WIRE_QUEUE_LEN = 0x10,
     TDDP_WIRE_LIST_KEYS = 0x11,
     TDDP_WIRE_BARRIER = 0x12,
+    TDDP_WIRE_WATCH_KEY, /* 1.13 only */
     TDDP_WIRE_KINDS,
 } tddp_wire_kind;
 
@@ -47,7 +48,15 @@ enum {
     TDDP_WIRE_NOT_READY = 1,
     TDDP_WIRE_STOP_WAITING = 0,
     TDDP_WIRE_WAIT_CANCELED = 1,
+    TDDP_WIRE_WATCHING = 3, /* WATCH_KEY is noted */
 };
+
+/* The first byte of an event that a watching client is sent; key, old and new value follow. */
+typedef enum tddp_wire_event {
+    TDDP_WIRE_KEY_UPDATED = 0,
+    TDDP_WIRE_KEY_CREATED = 1,
+    TDDP_WIRE_KEY_DELETED = 2,
+} tddp_wire_event;
 
 typedef struct tddp_wire_dialect {
     const char *name;
@@ -56,6 +65,7 @@ typedef struct tddp_wire_dialect {
 } tddp_wire_dialect;
 
 extern const tddp_wire_dialect tddp_wire_2x;
+extern const tddp_wire_dialect tddp_wire_1_13;
 
 typedef struct tddp_wire_limits {
     uint64_t key_bytes;
@@ -90,7 +100,8 @@ typedef struct tddp_wire_parse {
     char fault[112];           /* if malformed: what was wrong */
 } tddp_wire_parse;
 
-/* Tells the dialect of a connection by its first bytes. */
+/* Tells the dialect of a connection by its first bytes: PyTorch 2.x says hello, 1.13 starts with a
+ * request. At most five bytes are wanted, and only while they may still become the hello. */
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out);
 

@@ -30,11 +30,12 @@ static void check_list(const tddp_wire_request *request)
 }
 
 /* A piece of a good request wants more, but never more than the whole. */
-static void check_piece(const tddp_wire_limits *limits, const char *data, size_t whole)
+static void check_piece(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                        const char *data, size_t whole)
 {
     size_t cut = whole * 2 / 3;
     tddp_wire_parse parse;
-    demand(tddp_wire_read(&tddp_wire_2x, limits, data, cut, &parse) == TDDP_WIRE_MORE);
+    demand(tddp_wire_read(dialect, limits, data, cut, &parse) == TDDP_WIRE_MORE);
     demand(parse.needed > cut && parse.needed <= whole);
 }
 
@@ -56,7 +57,7 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
     for (int turn = 0; done < size; turn++) {
         tddp_wire_parse parse;
         tddp_wire_result result =
-            tddp_wire_read(&tddp_wire_2x, &server->limits, data + done, size - done, &parse);
+            tddp_wire_read(clients[0].dialect, &server->limits, data + done, size - done, &parse);
         if (result == TDDP_WIRE_MORE) {
             demand(parse.needed > size - done);
             return;
@@ -67,7 +68,7 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
         }
         demand(parse.request.size > 0 && parse.request.size <= size - done);
         check_list(&parse.request);
-        check_piece(&server->limits, data + done, parse.request.size);
+        check_piece(clients[0].dialect, &server->limits, data + done, parse.request.size);
         if (tddp_server_execute(server, &clients[turn % 2], &parse.request)) {
             demand(*tddp_error_message() != '\0');
         }
@@ -91,20 +92,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size) {
         memcpy(copy, data, size);
     }
-    const tddp_wire_dialect *dialect;
+    /* What begins like neither dialect is read as the newer one all the same. */
+    const tddp_wire_dialect *dialect = &tddp_wire_2x;
     tddp_wire_parse parse;
     tddp_wire_result hello = tddp_wire_choose(copy, size, &dialect, &parse);
     demand(hello != TDDP_WIRE_MORE || size < 5);
+    clients[0].dialect = dialect;
+    clients[1].dialect = dialect;
     serve(&server, clients, copy, size);
     for (int i = 0; i < 2; i++) {
         tddp_server_wait_cancel(&clients[i]);
-        demand(clients[i].missing == 0);
+        tddp_server_watch_cancel(&clients[i]);
+        demand(clients[i].missing == 0 && clients[i].watching == 0);
     }
-    demand(server.waits.count == 0 && server.barriers.count == 0);
+    demand(server.waits.count == 0 && server.barriers.count == 0 && server.watches.count == 0);
     tddp_store_map_clear(&server.values);
     tddp_store_map_clear(&server.queues);
     tddp_store_map_clear(&server.waits);
     tddp_store_map_clear(&server.barriers);
+    tddp_store_map_clear(&server.watches);
     free(copy);
     return 0;
 }

@@ -1,7 +1,7 @@
 """The other side of store_python_test.rb: PyTorch's own stores doing the same things as ours.
 
-Reads from the command line: client PORT | server PORT | file PATH [LEFT]. Prints one line, "ok", at its end.
-With LEFT it keeps the file store open until that file appears.
+Reads from the command line: client PORT | server PORT | pair PORT RANK | file PATH [LEFT]. Prints one line, "ok", at
+its end. With LEFT it keeps the file store open until that file appears. A pair is two of these on one server of ours.
 """
 import datetime
 import os
@@ -12,6 +12,8 @@ from torch.distributed import FileStore, PrefixStore, TCPStore
 
 LIMIT = datetime.timedelta(seconds=20)
 SOON = datetime.timedelta(milliseconds=200)
+# PyTorch 1.13 has fewer operations, and another dialect for them.
+OLD = not hasattr(TCPStore, "append")
 
 
 def exercise(store, own):
@@ -29,13 +31,12 @@ def exercise(store, own):
     assert store.compare_set(key("c"), "", "x") == b"x"
     assert store.compare_set(key("c"), "wrong", "y") == b"x"
     assert store.compare_set(key("absent"), "old", "new") == b"old"
-    store.append(key("a"), "12")
-    store.append(key("a"), "3")
-    assert store.get(key("a")) == b"123"
-    store.multi_set([key("m1"), key("m2")], ["1", "22"])
-    assert store.multi_get([key("m1"), key("m2")]) == [b"1", b"22"]
-    assert store.check([key("k"), key("n")])
-    assert not store.check([key("k"), key("never")])
+    assert store.compare_set(key("c"), "x", "y") == b"y"
+    assert store.num_keys() >= 4
+    if OLD:
+        store.set(key("m1"), "1")
+    else:
+        newer(store, key)
     assert store.delete_key(key("k"))
     big = bytes(range(256)) * (1 << 12)
     store.set(key("big"), big)
@@ -46,8 +47,52 @@ def exercise(store, own):
         raise AssertionError("the wait ended without its key")
     except RuntimeError as error:
         assert "timeout" in str(error).lower(), error
-    # The connection is as good as before.
+    # The connection is as good as before, also when what was waited for comes.
     assert store.get(key("n")) == b"-2"
+    store.set(key("never"), "here after all")
+    assert store.get(key("never")) == b"here after all"
+    assert store.add(key("n"), 1) == -1
+    assert store.add(key("n"), -1) == -2
+
+
+def newer(store, key):
+    """What PyTorch 1.13 does not have."""
+    store.append(key("a"), "12")
+    store.append(key("a"), "3")
+    assert store.get(key("a")) == b"123"
+    store.multi_set([key("m1"), key("m2")], ["1", "22"])
+    assert store.multi_get([key("m1"), key("m2")]) == [b"1", b"22"]
+    assert store.check([key("k"), key("n")])
+    assert not store.check([key("k"), key("never")])
+
+
+def open_tcp(port, server):
+    options = {} if OLD else {"use_libuv": False}
+    return TCPStore("127.0.0.1", int(port), 2, server, LIMIT, **options)
+
+
+def play(store, rank):
+    """One of two: each round one side sets, adds or compares, and the other waits for it."""
+    exercise(store, f"pair{rank}/")
+    for turn in range(50):
+        mine, theirs = f"{turn}/{rank}", f"{turn}/{1 - rank}"
+        if (turn + rank) % 2 == 0:
+            time.sleep(0.002)
+            if turn % 3 == 0:
+                store.set(mine, str(turn))
+            elif turn % 3 == 1:
+                assert store.add(mine, turn) == turn
+            else:
+                assert store.compare_set(mine, "", str(turn)) == str(turn).encode()
+            assert store.get(theirs) == b"heard"
+        else:
+            store.wait([theirs])
+            assert store.get(theirs) == str(turn).encode()
+            store.set(mine, "heard")
+    store.add("sum", rank + 1)
+    store.set(f"done{rank}", "")
+    store.wait(["done0", "done1"], LIMIT)
+    assert store.get("sum") == b"3"
 
 
 def meet(store):
@@ -63,7 +108,11 @@ def main():
         store = FileStore(where, 2)
         store.set_timeout(LIMIT)
     else:
-        store = TCPStore("127.0.0.1", int(where), 2, role == "server", LIMIT, use_libuv=False)
+        store = open_tcp(where, role == "server")
+    if role == "pair":
+        play(store, int(sys.argv[3]))
+        print("ok")
+        return
     exercise(store, "python/")
     exercise(PrefixStore("nested", store), "python/")
     meet(store)

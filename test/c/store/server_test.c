@@ -218,11 +218,13 @@ static const struct {
     const char *bytes;
     const char *line;
 } misdeeds[] = {
-    {"474554202f20485454502f312e310d0a", "does not speak PyTorch 2.x's protocol"},
-    {"00 cef7853d", "does not speak"},
-    {"0d d5590000", "does not speak"},
-    {"01 [2]2f6b [1]76", "does not speak"},
-    {"16 03 01 02 00 01 00 01 fc", "does not speak"},
+    {"474554202f20485454502f312e310d0a",
+     "speaks the store protocol of neither PyTorch 2.x nor 1.13"},
+    {"00 cef7853d 00000000", "key of bytes 1032189902, at most 8192"},
+    {"0d d5590000", "neither"},
+    {"16 03 01 02 00 01 00 01 fc", "neither"},
+    {"02 [9000]", "key of bytes 9000, at most 8192"},
+    {"04 [131073]", "keys in one request: 131073"},
     {HELLO "00 cef7853c", "a second VALIDATE"},
     {HELLO "13", "unknown opcode 0x13"},
     {HELLO "01 [9000]", "key of bytes 9000, at most 8192"},
@@ -264,6 +266,8 @@ TEST(half_messages_delay_nobody)
     static const char *const halves[] = {"",
                                          "00",
                                          "00 cef785",
+                                         "00 [2]2f",
+                                         "05 [9] [2]2f6b",
                                          HELLO,
                                          HELLO "01 [2]2f",
                                          HELLO "01 [2]2f6b [100]3132",

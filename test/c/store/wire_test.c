@@ -7,42 +7,63 @@
 typedef struct example {
     tddp_wire_kind kind;
     const char *hex;
+    bool old; /* in the dialect of 1.13 */
 } example;
 
 static const example examples[] = {
-    {TDDP_WIRE_VALIDATE, "00 cef7853c"},
-    {TDDP_WIRE_SET, "01 [2]2f6b [1]76"},
-    {TDDP_WIRE_SET, "01 [2]2f65 [0]"},
-    {TDDP_WIRE_COMPARE_SET, "02 [2]2f63 [3]626164 [1]7a"},
-    {TDDP_WIRE_GET, "03 [2]2f6b"},
-    {TDDP_WIRE_ADD, "04 [2]2f6e f9ffffffffffffff"},
-    {TDDP_WIRE_CHECK, "05 [2] [2]2f6b [5]2f6e6f7065"},
-    {TDDP_WIRE_WAIT, "06 [1] [2]2f6b"},
-    {TDDP_WIRE_WAIT, "06 [0]"},
-    {TDDP_WIRE_NUM_KEYS, "07"},
-    {TDDP_WIRE_DELETE_KEY, "08 [3]2f6b32"},
-    {TDDP_WIRE_APPEND, "09 [2]2f61 [2]3132"},
-    {TDDP_WIRE_MULTI_GET, "0a [2] [3]2f6d31 [3]2f6d32"},
-    {TDDP_WIRE_MULTI_SET, "0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232"},
-    {TDDP_WIRE_CANCEL_WAIT, "0c"},
-    {TDDP_WIRE_PING, "0d d5590000"},
-    {TDDP_WIRE_QUEUE_PUSH, "0e [2]2f71 [1]76"},
-    {TDDP_WIRE_QUEUE_POP, "0f [2]2f71"},
-    {TDDP_WIRE_QUEUE_LEN, "10 [2]2f71"},
-    {TDDP_WIRE_LIST_KEYS, "11"},
-    {TDDP_WIRE_BARRIER, "12 [2]2f62 [3]"},
+    {TDDP_WIRE_VALIDATE, "00 cef7853c", false},
+    {TDDP_WIRE_SET, "01 [2]2f6b [1]76", false},
+    {TDDP_WIRE_SET, "01 [2]2f65 [0]", false},
+    {TDDP_WIRE_COMPARE_SET, "02 [2]2f63 [3]626164 [1]7a", false},
+    {TDDP_WIRE_GET, "03 [2]2f6b", false},
+    {TDDP_WIRE_ADD, "04 [2]2f6e f9ffffffffffffff", false},
+    {TDDP_WIRE_CHECK, "05 [2] [2]2f6b [5]2f6e6f7065", false},
+    {TDDP_WIRE_WAIT, "06 [1] [2]2f6b", false},
+    {TDDP_WIRE_WAIT, "06 [0]", false},
+    {TDDP_WIRE_NUM_KEYS, "07", false},
+    {TDDP_WIRE_DELETE_KEY, "08 [3]2f6b32", false},
+    {TDDP_WIRE_APPEND, "09 [2]2f61 [2]3132", false},
+    {TDDP_WIRE_MULTI_GET, "0a [2] [3]2f6d31 [3]2f6d32", false},
+    {TDDP_WIRE_MULTI_SET, "0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232", false},
+    {TDDP_WIRE_CANCEL_WAIT, "0c", false},
+    {TDDP_WIRE_PING, "0d d5590000", false},
+    {TDDP_WIRE_QUEUE_PUSH, "0e [2]2f71 [1]76", false},
+    {TDDP_WIRE_QUEUE_POP, "0f [2]2f71", false},
+    {TDDP_WIRE_QUEUE_LEN, "10 [2]2f71", false},
+    {TDDP_WIRE_LIST_KEYS, "11", false},
+    {TDDP_WIRE_BARRIER, "12 [2]2f62 [3]", false},
+    {TDDP_WIRE_SET, "00 [2]2f6b [1]76", true},
+    {TDDP_WIRE_COMPARE_SET, "01 [2]2f63 [3]626164 [1]7a", true},
+    {TDDP_WIRE_GET, "02 [2]2f6b", true},
+    {TDDP_WIRE_ADD, "03 [2]2f6e f9ffffffffffffff", true},
+    {TDDP_WIRE_CHECK, "04 [2] [2]2f6b [5]2f6e6f7065", true},
+    {TDDP_WIRE_WAIT, "05 [1] [2]2f6b", true},
+    {TDDP_WIRE_NUM_KEYS, "06", true},
+    {TDDP_WIRE_WATCH_KEY, "07 [2]2f78", true},
+    {TDDP_WIRE_DELETE_KEY, "08 [3]2f6b32", true},
 };
 enum { EXAMPLES = sizeof examples / sizeof *examples };
 
 /* Parses a copy of exactly `size` bytes, so that a sanitizer sees a step beyond. */
-static tddp_wire_result read_exactly(const tddp_wire_limits *limits, const char *data, size_t size,
-                                     tddp_wire_parse *out)
+static tddp_wire_result read_as(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                const char *data, size_t size, tddp_wire_parse *out)
 {
     char *copy = malloc(size ? size : 1);
     memcpy(copy, data, size);
-    tddp_wire_result result = tddp_wire_read(&tddp_wire_2x, limits, copy, size, out);
+    tddp_wire_result result = tddp_wire_read(dialect, limits, copy, size, out);
     free(copy);
     return result;
+}
+
+static tddp_wire_result read_exactly(const tddp_wire_limits *limits, const char *data, size_t size,
+                                     tddp_wire_parse *out)
+{
+    return read_as(&tddp_wire_2x, limits, data, size, out);
+}
+
+static const tddp_wire_dialect *dialect_of(const example *e)
+{
+    return e->old ? &tddp_wire_1_13 : &tddp_wire_2x;
 }
 
 TEST(every_opcode_is_read_whole)
@@ -53,13 +74,14 @@ TEST(every_opcode_is_read_whole)
         char bytes[256];
         size_t size = from_hex(examples[i].hex, bytes);
         tddp_wire_parse parse;
-        CHECK_INT(read_exactly(&limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+        const tddp_wire_dialect *dialect = dialect_of(&examples[i]);
+        CHECK_INT(read_as(dialect, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
         CHECK_INT(parse.request.kind, examples[i].kind);
         CHECK_INT(parse.request.size, size);
         seen[examples[i].kind] = true;
         /* What follows is left alone. */
         memset(bytes + size, 0xff, 16);
-        CHECK_INT(read_exactly(&limits, bytes, size + 16, &parse), TDDP_WIRE_COMPLETE);
+        CHECK_INT(read_as(dialect, &limits, bytes, size + 16, &parse), TDDP_WIRE_COMPLETE);
         CHECK_INT(parse.request.size, size);
     }
     for (int kind = 0; kind < TDDP_WIRE_KINDS; kind++) {
@@ -75,7 +97,8 @@ TEST(every_truncation_wants_more_and_never_too_much)
         size_t size = from_hex(examples[i].hex, bytes);
         for (size_t cut = 0; cut < size; cut++) {
             tddp_wire_parse parse = {.needed = 0};
-            CHECK_INT(read_exactly(&limits, bytes, cut, &parse), TDDP_WIRE_MORE);
+            CHECK_INT(read_as(dialect_of(&examples[i]), &limits, bytes, cut, &parse),
+                      TDDP_WIRE_MORE);
             CHECK(parse.needed > cut);
             CHECK(parse.needed <= size);
         }
@@ -168,6 +191,31 @@ TEST(the_first_five_bytes_tell_the_dialect)
     CHECK_INT(tddp_wire_choose(hello, 6, &dialect, &parse), TDDP_WIRE_COMPLETE);
     CHECK_TEXT(dialect->name, "2.x");
     CHECK_INT(tddp_wire_choose("GET / HTTP/1.1", 14, &dialect, &parse), TDDP_WIRE_MALFORMED);
-    CHECK_INT(tddp_wire_choose("\x00\xce\xf7\x85\x3d", 5, &dialect, &parse), TDDP_WIRE_MALFORMED);
     CHECK_INT(tddp_wire_choose("\x0d", 1, &dialect, &parse), TDDP_WIRE_MALFORMED);
+    CHECK_INT(tddp_wire_choose("\x09", 1, &dialect, &parse), TDDP_WIRE_MALFORMED);
+    CHECK_CONTAINS(parse.fault, "neither PyTorch 2.x nor 1.13");
+    CHECK_TEXT(dialect->name, "2.x");
+}
+
+TEST(anything_but_the_hello_is_the_older_dialect)
+{
+    tddp_wire_parse parse;
+    for (char opcode = 1; opcode <= 8; opcode++) {
+        const tddp_wire_dialect *dialect = NULL;
+        CHECK_INT(tddp_wire_choose(&opcode, 1, &dialect, &parse), TDDP_WIRE_COMPLETE);
+        CHECK_TEXT(dialect->name, "1.13");
+    }
+    /* A SET parts from the hello at its second byte or, with a long key, later. */
+    static const char *const sets[] = {"00 02", "00 ce00", "00 cef700", "00 cef78500",
+                                       "00 cef7853d"};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        char bytes[16];
+        size_t size = from_hex(sets[i], bytes);
+        const tddp_wire_dialect *dialect = NULL;
+        CHECK_INT(tddp_wire_choose(bytes, size - 1, &dialect, &parse), TDDP_WIRE_MORE);
+        CHECK_INT(tddp_wire_choose(bytes, size, &dialect, &parse), TDDP_WIRE_COMPLETE);
+        CHECK_TEXT(dialect->name, "1.13");
+        tddp_wire_limits limits = tddp_wire_limits_of(0, 0);
+        CHECK_INT(tddp_wire_read(dialect, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
+    }
 }
