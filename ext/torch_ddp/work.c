@@ -93,8 +93,10 @@ static operands *operands_retain(tddp_tensor *const borrowed[TDDP_RB_OPERANDS])
 /* Ends a work whose operation may still run. */
 static void part_with(tddp_work *work, operands *held)
 {
-    /* Only this file sets a callback, and once a work, so there is none yet. */
-    if (held != NULL && tddp_work_on_done(work, operands_free, held) != TDDP_OK)
+    /* Only this file sets a callback, and once a work, so there is none yet. In a forked child the
+     * operation never ends, and its memory with the process. */
+    tddp_status status = held == NULL ? TDDP_OK : tddp_work_on_done(work, operands_free, held);
+    if (status != TDDP_OK && status != TDDP_FORKED)
         tddp_log(TDDP_LOG_ERROR, "ruby", "an operation's memory is kept for ever: %s",
                  tddp_error_message());
     tddp_work_release(work);

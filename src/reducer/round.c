@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "reducer/reducer.h"
 
@@ -110,7 +111,13 @@ static tddp_status launch(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
     if (reducer->world_size > 1) {
         return tddp_all_reduce(reducer->group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, &bucket->work);
     }
-    /* The average of one is in place already, but a destroyed group is to be heard of. */
+    /* The average of one is in place already, but of a group that is gone one is to hear. */
+    if (reducer->owner != getpid()) {
+        return tddp_fail(TDDP_FORKED,
+                         "the process group \"%s\" was made by process %d, this is its child %d: "
+                         "make the group and the model anew here",
+                         tddp_group_name(reducer->group), (int)reducer->owner, (int)getpid());
+    }
     if (tddp_group_closed(reducer->group)) {
         return tddp_fail(TDDP_GROUP_CLOSED, "the process group \"%s\" is destroyed",
                          tddp_group_name(reducer->group));

@@ -180,12 +180,19 @@ void Core::finish()
 void Core::prepare(bool sync, const tddp_wait *wait)
 {
     disarm();
+    // The backward before was interrupted while it waited: what lies in the slices is still being
+    // averaged, and nothing may be added to it. Once that has failed, each rank may go on alone.
+    if (due_.load()) {
+        const tddp_status status = tddp_reducer_finish(reducer_, wait);
+        const bool under_way =
+            status == TDDP_CANCELED || (status == TDDP_TIMEOUT && wait && wait->timeout_ms >= 0);
+        if (sync || under_way) {
+            check(status);
+        }
+        due_.store(false);
+    }
     if (!sync) {
         return;
-    }
-    if (due_.load()) { // the backward before was interrupted while it waited
-        check(tddp_reducer_finish(reducer_, wait));
-        due_.store(false);
     }
     int rebuilt = 0;
     check(tddp_reducer_rebuild(reducer_, wait, &rebuilt));

@@ -342,6 +342,42 @@ class DistributedDataParallelTest < Minitest::Test
     assert_match(/interrupted, 2 signals handled/, e.message)
   end
 
+  # The other rank comes only after the interrupted one has gone on without synchronisation.
+  def test_what_is_added_after_an_interrupted_backward_waits_for_its_averages
+    sums = world(2) do |rank|
+      net = Torch::NN::Linear.new(1000, 1000, bias: false)
+      model = DDP.new(net)
+      run = -> { model.call(Torch.ones(1, 1000) * (rank + 1)).sum.backward }
+      2.times { net.zero_grad and run.call }
+      net.zero_grad
+      if rank.zero?
+        here = Thread.current
+        Thread.new { sleep 0.2 and here.raise(IOError) }
+        assert_raises(RuntimeError) { run.call }
+        assert_raises(IOError) { sleep 5 }
+      else
+        sleep 0.8
+        run.call
+      end
+      model.no_sync(&run)
+      grad = net.parameters.first.grad
+      [grad.min.item, grad.max.item]
+    end
+    assert_equal [[2.5, 2.5], [3.5, 3.5]], sums
+  end
+
+  def test_a_forked_child_is_told_that_the_group_is_its_parents
+    said = world(1) do
+      model = DDP.new(Odd.new)
+      reader, writer = IO.pipe
+      child = fork { writer.puts failure { model.call(Torch.ones(1, 7)).sum.backward } }
+      writer.close
+      Process.wait(child)
+      reader.read
+    end.first
+    assert_match(/was made by process \d+, this is its child \d+/, said)
+  end
+
   def test_timeout_in_backward
     said = nil
     world(2) do |rank|

@@ -186,4 +186,19 @@ class WorkTest < Minitest::Test
     end
     assert_equal [[bytes, true], [2 * bytes, true]], results
   end
+
+  def test_a_forked_child_drops_its_parents_operations_in_silence
+    said = world(2) do
+      work = Distributed.all_reduce(Torch.ones(3_000_000), async_op: true) if Distributed.get_rank.zero?
+      reader, writer = IO.pipe
+      child = fork { $stderr.reopen(writer) }
+      writer.close
+      said = reader.read
+      Process.wait(child)
+      Distributed.all_reduce(Torch.ones(3_000_000)) unless work
+      work&.wait
+      said
+    end
+    assert_equal ["", ""], said
+  end
 end
