@@ -2,43 +2,21 @@
 
 require "minitest/autorun"
 require "open3"
-require "shellwords"
 require "timeout"
 require "tmpdir"
 require "torch/distributed"
+require_relative "partner"
 
 # Our stores against PyTorch's own: its client on our server, ours on its server, both on one file.
 #
-# PARTNER_PYTHON names another Python than python3, with arguments if need be. Without it, /usr/bin/python3 stands in for
-# a python3 that has no torch. Of PyTorch 1.13 only the clients can take part: our own client speaks to 2.x.
+# Of PyTorch 1.13 the server cannot take part: our own client speaks to 2.x.
 class StorePythonTest < Minitest::Test
+  include Partner
+
   Distributed = Torch::Distributed
 
   SCRIPT = File.read(File.expand_path("store_partner.py", __dir__)).freeze
   LIMIT = 90
-
-  CANDIDATES = (ENV["PARTNER_PYTHON"] ? [Shellwords.split(ENV["PARTNER_PYTHON"])] : [["python3"], ["/usr/bin/python3"]]).freeze
-
-  def self.version_of(python)
-    out, status = Open3.capture2e(*python, "-c", "import torch; print('torch', torch.__version__)")
-    status.success? ? out[/^torch (\S+)/, 1].to_s : ""
-  rescue Errno::ENOENT
-    ""
-  end
-
-  # @return [Array] the command and its version of PyTorch, or two nils
-  def self.partner
-    @partner ||= CANDIDATES.map { |python| [python, version_of(python)] }.find { |_, version| !version.empty? } || [nil, nil]
-  end
-
-  def setup
-    @python, @version = self.class.partner
-    skip "#{CANDIDATES.map { |python| python.join(" ") }.join(" and ")}: no torch" unless @python
-  end
-
-  def needs_2x(why)
-    skip "PyTorch #{@version}: #{why}" if @version.to_i < 2
-  end
 
   def with_python(*arguments)
     Open3.popen2e(*@python, "-", *arguments.map(&:to_s)) do |input, output, python|
@@ -115,7 +93,7 @@ class StorePythonTest < Minitest::Test
   end
 
   def test_our_client_on_pytorchs_server
-    needs_2x "our client does not speak to the servers of 1.x"
+    skip "PyTorch #{@version}: our client does not speak to the servers of 1.x" if @version.to_i < 2
     port = Distributed.free_port
     with_python("server", port) do
       ours = Distributed::TCPStore.new("127.0.0.1", port, 2, false, timeout: 30)
@@ -127,7 +105,6 @@ class StorePythonTest < Minitest::Test
   # The last of two removes the file. They leave one after the other: PyTorch counts itself out in two steps, and
   # if another leaves between them, neither takes itself for the last, also where both are PyTorch.
   def test_on_one_file_where_we_leave_last
-    needs_2x "on a file, 1.x counts those who leave in another way"
     Dir.mktmpdir do |folder|
       path = File.join(folder, "store")
       ours = Distributed::FileStore.new(path, 2, timeout: 30)
@@ -139,7 +116,6 @@ class StorePythonTest < Minitest::Test
   end
 
   def test_on_one_file_where_pytorch_leaves_last
-    needs_2x "on a file, 1.x counts those who leave in another way"
     Dir.mktmpdir do |folder|
       path = File.join(folder, "store")
       left = File.join(folder, "left")

@@ -1,0 +1,30 @@
+# frozen_string_literal: true
+
+require "open3"
+require "shellwords"
+
+# The Python whose PyTorch the tests of this folder meet.
+#
+# PARTNER_PYTHON names it, with arguments if need be. Without it, it is python3, or /usr/bin/python3 where python3 has
+# no torch.
+module Partner
+  CANDIDATES = (ENV["PARTNER_PYTHON"] ? [Shellwords.split(ENV["PARTNER_PYTHON"])] : [["python3"], ["/usr/bin/python3"]]).freeze
+
+  def self.version_of(python)
+    out, status = Open3.capture2e(*python, "-c", "import torch; print('torch', torch.__version__)")
+    status.success? ? out[/^torch (\S+)/, 1].to_s : ""
+  rescue Errno::ENOENT
+    ""
+  end
+
+  # @return [Array] the command and its version of PyTorch, or two nils
+  def self.find
+    @found ||= CANDIDATES.map { |python| [python, version_of(python)] }.find { |_, version| !version.empty? } || [nil, nil]
+  end
+
+  def setup
+    super
+    @python, @version = Partner.find
+    skip "no torch for #{CANDIDATES.map { |python| python.join(" ") }.join(" or ")}" unless @python
+  end
+end
