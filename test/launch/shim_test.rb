@@ -6,6 +6,9 @@ require_relative "launch_case"
 class ShimTest < LaunchCase
   SHIM = "#{ROOT}/bin/torchrun"
 
+  # Not `sleep` alone: Debian's sh loses a SIGINT that comes just as it starts a program.
+  SLEEP = "exec sleep 60"
+
   def shim(*arguments, env: {}, **options)
     run_torchrun(*arguments, command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY}.merge(env), **options)
   end
@@ -14,10 +17,31 @@ class ShimTest < LaunchCase
     result = shim("--nproc-per-node=2", *shell("echo $PPID"))
     assert_code 0, result
     assert_equal 1, result.out.lines.uniq.size
-    run = start(*shell("echo $PPID; sleep 60"), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY})
+    run = start(*shell("echo $PPID; #{SLEEP}"), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY})
     run.await(/#{run.pid}/)
     run.signal(:INT)
     assert_code 130, run.finish(limit: 5)
+  end
+
+  # A handler of Ruby's would note a signal that comes just before the exec, and nobody would ever read the note.
+  def test_ruby_takes_no_signal_when_it_becomes_the_program
+    hook = File.join(@folder, "hook.rb")
+    File.write(hook, 'def exec(*) = puts(File.read("/proc/self/status")[/^SigCgt:.*/])')
+    result = run_torchrun("x.rb", command: [RbConfig.ruby, "-r", hook, SHIM], env: {"TDDP_TORCHRUN" => BINARY})
+    assert_code 0, result
+    caught = result.out[/SigCgt:\s+(\h+)/, 1].to_i(16)
+    assert_empty %w[INT TERM HUP QUIT].select { |name| caught[Signal.list[name] - 1] == 1 }
+  end
+
+  # What is ignored, as under nohup, stays ignored.
+  def test_what_is_ignored_stays_so
+    code = "grep SigIgn /proc/$PPID/status /proc/self/status"
+    run = start("trap '' HUP INT; exec #{RbConfig.ruby} #{SHIM} #{shell(code).join(" ")}", command: %w[sh -c],
+      env: {"TDDP_TORCHRUN" => BINARY})
+    result = run.finish
+    assert_code 0, result
+    masks = result.out.scan(/SigIgn:\s+(\h+)/).map { |(mask)| mask.to_i(16) & 0b111 }
+    assert_equal [0b011, 0b011], masks
   end
 
   def test_workers_run_the_same_ruby_and_their_lines_come_at_once
