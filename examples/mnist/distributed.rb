@@ -60,9 +60,14 @@ else
   gpus = Torch::CUDA.available? ? Torch::CUDA.device_count : 0
   processes = options[:gpus] || [gpus, 1].max
   abort "--gpus #{processes}: there are #{gpus} GPUs" if gpus.positive? && processes > gpus
-  results = Torch::Distributed.fork_world(processes, start_method: :spawn) do |rank, port|
-    train(options, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: processes)
-    true
+  begin
+    results = Torch::Distributed.fork_world(processes, start_method: :spawn) do |rank, port|
+      train(options, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: processes)
+      true
+    end
+  rescue Interrupt
+    warn "interrupted"
+    exit 130
   end
   abort "training failed" unless results.all?
 end

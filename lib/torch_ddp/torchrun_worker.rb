@@ -3,13 +3,20 @@
 # Loaded before the script in every Ruby worker that bin/torchrun starts. It needs no library and loads no torch.
 #
 # A worker's output goes through a pipe, which Ruby would fill 64 KiB before anyone saw a line. And what ends a
-# worker is written where torchrun looks for it, in PyTorch's form, so that its report has the message.
+# worker is written where torchrun looks for it, in PyTorch's form, so that its report has the message. Of Ctrl-C
+# torchrun tells, and no worker besides.
 
 $stdout.sync = true
 $stderr.sync = true
 
 # These were for this worker, not for processes that it starts.
 ENV.delete("TDDP_RUBY_PRELOAD")
+
+at_exit do
+  # After all other exit handlers, which were registered later. Ruby still ends by the signal, but tells nobody
+  # where it was; RUBYOPT=-w lets it.
+  $stderr = File.open(File::NULL, "w") if $!.is_a?(Interrupt) && !$VERBOSE
+end
 
 at_exit do
   error = $!

@@ -60,6 +60,41 @@ class ShimTest < LaunchCase
     refute_match(/message/, quiet.err)
   end
 
+  # Ctrl-C is told once, and all that Ruby does at its end is done.
+  def test_interrupted_workers_are_quiet
+    code = <<~'RUBY'
+      require "tempfile"
+      $kept = Tempfile.new("kept")
+      at_exit { warn "#{$!.class} at exit" }
+      begin
+        puts "ready"
+        sleep 60
+      ensure
+        warn "ensured"
+      end
+    RUBY
+    said = {nil => %w[], "-w" => %w[Interrupt]}.map do |rubyopt, names|
+      run = start("--nproc-per-node=2", *ruby(code), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY, "RUBYOPT" => rubyopt})
+      run.await(/(ready\n){2}/)
+      run.signal(:INT)
+      result = run.finish(limit: 5)
+      assert_code 130, result
+      assert_equal ["torchrun: SIGINT: ending the workers; once more: at once\n"], result.err.lines.grep(/torchrun:/)
+      assert_equal 2, result.err.scan("ensured\n").size
+      assert_equal 2, result.err.scan("Interrupt at exit\n").size
+      rest = result.err.lines.grep_v(/torchrun:|ensured|at exit/)
+      assert_equal names, rest.join.scan(/: (Interrupt)$/).flatten.uniq
+      rest
+    end
+    assert_empty said.first
+  end
+
+  def test_an_interrupted_worker_ends_by_the_signal
+    preload = File.join(ROOT, "lib/torch_ddp/torchrun_worker.rb")
+    result = run_torchrun("-r", preload, "-e", "Process.kill(:INT, $$); sleep 60", command: [RbConfig.ruby])
+    assert_equal [Signal.list["INT"], ""], [result.status.termsig, result.err]
+  end
+
   def test_a_program_that_is_not_built
     result = shim("x.rb", env: {"TDDP_TORCHRUN" => "/nonexistent/torchrun"})
     assert_code 1, result

@@ -2,6 +2,7 @@
 
 require "minitest/autorun"
 require "open3"
+require "rbconfig"
 require "tempfile"
 require "tmpdir"
 require_relative "../../examples/mnist/mnist_data"
@@ -21,11 +22,10 @@ class MishapsTest < Minitest::Test
 
   # Starts a training, yields its torchrun's process id and its workers' once batches pass, and returns its
   # output, status, and how long it took to end after the block.
-  def mishap(*options)
+  def mishap(*options, command: %w[bundle exec torchrun --standalone --nproc-per-node=2 --shutdown-timeout=5])
     log = Tempfile.new("mishap")
-    pid = Process.spawn({@mark => "1"}, "bundle", "exec", "torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=5",
-      "examples/mnist/distributed.rb", "--data-dir", DATA, "--log-interval", "1", *options,
-      chdir: ROOT, out: log.path, err: log.path, pgroup: true)
+    pid = Process.spawn({@mark => "1"}, *command, "examples/mnist/distributed.rb", "--data-dir", DATA, "--log-interval", "1",
+      *options, :chdir => ROOT, [:out, :err] => log.path, :pgroup => true)
     wait_until(60) { File.read(log.path).match?(/3 of 469 batches/) }
     yield pid, workers(pid)
     before = now
@@ -79,7 +79,18 @@ class MishapsTest < Minitest::Test
   def test_ctrl_c
     out, status = mishap { |torchrun, _| Process.kill("INT", -torchrun) }
     assert_equal 130, status.exitstatus || 128 + status.termsig
-    assert_match(/SIGINT/, out)
+    assert_equal ["torchrun: SIGINT: ending the workers; once more: at once"], told(out)
+  end
+
+  def test_ctrl_c_without_torchrun
+    out, status = mishap("--gpus", "2", command: [RbConfig.ruby]) { |parent, _| Process.kill("INT", -parent) }
+    assert_equal 130, status.exitstatus
+    assert_equal ["interrupted"], told(out)
+  end
+
+  # All but the training's own lines.
+  def told(out)
+    out.lines(chomp: true).grep_v(/\A(2 ranks on|epoch 1: )/)
   end
 
   def test_a_stopped_worker_does_not_outlive_the_job
