@@ -22,11 +22,21 @@ endif()
 set(TDDP_LIBTORCH_INCLUDE_DIRS
   ${TDDP_TORCH_INCLUDE_DIR} ${TDDP_TORCH_INCLUDE_DIR}/torch/csrc/api/include)
 
-file(STRINGS ${TDDP_TORCH_INCLUDE_DIR}/torch/csrc/api/include/torch/version.h version_lines
-  REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+# Newer libtorch keeps the numbers in the second of these, which the first includes.
+set(version_lines)
+foreach(header torch/csrc/api/include/torch/version.h torch/headeronly/version.h)
+  if(EXISTS ${TDDP_TORCH_INCLUDE_DIR}/${header})
+    file(STRINGS ${TDDP_TORCH_INCLUDE_DIR}/${header} lines
+      REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+    list(APPEND version_lines ${lines})
+  endif()
+endforeach()
 set(TDDP_LIBTORCH_VERSION)
 foreach(part MAJOR MINOR PATCH)
-  string(REGEX MATCH "TORCH_VERSION_${part} ([0-9]+)" ignored "${version_lines}")
+  if(NOT version_lines MATCHES "TORCH_VERSION_${part} ([0-9]+)")
+    message(FATAL_ERROR "libtorch's version was not found in torch/version.h or "
+      "torch/headeronly/version.h under ${TDDP_TORCH_INCLUDE_DIR}: is libtorch there whole?")
+  endif()
   list(APPEND TDDP_LIBTORCH_VERSION ${CMAKE_MATCH_1})
 endforeach()
 list(JOIN TDDP_LIBTORCH_VERSION "." TDDP_LIBTORCH_VERSION)

@@ -2,6 +2,7 @@
 
 require "minitest/autorun"
 require "fileutils"
+require "open3"
 require "tmpdir"
 require_relative "../../examples/mnist/mnist_data"
 require_relative "../../ext/setup/cache"
@@ -74,17 +75,45 @@ class LibtorchTest < Minitest::Test
     end
   end
 
+  # The Gemfile asks Ruby, the build asks CMake: both find the same, wherever a libtorch keeps its version.
+  def test_cmake_reads_the_same_version
+    [["1.13.1", 0, 17], ["2.6.0", 0, 17], ["2.10.2", 1, 17], ["2.13.0", 1, 20]].each do |version, header, standard|
+      with_libtorch(version, header) do |prefix|
+        assert_equal version, Setup::Libtorch.find(prefix).version
+        assert_equal "#{version} C++#{standard}", ask_cmake(prefix)[/found (.*)/, 1]
+      end
+    end
+    with_libtorch("2.6.0") do |prefix|
+      File.write(File.join(prefix, Setup::Libtorch::VERSION_HEADERS[0]), "#define TORCH_VERSION_MAJOR 2\n")
+      assert_match(/version was not found.*#{prefix}/m, ask_cmake(prefix))
+    end
+  end
+
   private
 
-  def with_libtorch(version)
+  # A folder with what the search looks at. The version stands in one of the two headers.
+  def with_libtorch(version, header = 0)
     Dir.mktmpdir do |prefix|
-      header = File.join(prefix, Setup::Libtorch::VERSION_HEADERS[0])
-      FileUtils.mkdir_p([File.dirname(header), File.join(prefix, "lib")])
+      headers = Setup::Libtorch::VERSION_HEADERS.map { |path| File.join(prefix, path) }
+      FileUtils.mkdir_p([*headers.map { |path| File.dirname(path) }, File.join(prefix, "lib")])
+      File.write(headers[0], "#include <torch/headeronly/version.h>\n")
       parts = %w[MAJOR MINOR PATCH].zip(version.split("."))
-      File.write(header, parts.map { |name, number| "#define TORCH_VERSION_#{name} #{number}\n" }.join)
-      FileUtils.touch(File.join(prefix, "lib/libtorch_cpu.so"))
+      File.write(headers[header], parts.map { |name, number| "#define TORCH_VERSION_#{name} #{number}\n" }.join)
+      FileUtils.touch([File.join(File.dirname(headers[0]), "torch.h"), *%w[torch torch_cpu c10].map { |name| "#{prefix}/lib/lib#{name}.so" }])
       yield prefix
     end
+  end
+
+  def ask_cmake(prefix)
+    script = File.join(prefix, "ask.cmake")
+    File.write(script, <<~CMAKE)
+      set(CMAKE_FIND_LIBRARY_PREFIXES lib)
+      set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
+      set(TDDP_LIBTORCH #{prefix})
+      include(#{File.join(Setup::ROOT, "src/torch/FindLibtorch.cmake")})
+      message(STATUS "found ${TDDP_LIBTORCH_VERSION} C++${TDDP_LIBTORCH_CXX_STANDARD}")
+    CMAKE
+    Open3.capture2e("cmake", "-P", script).first
   end
 end
 
