@@ -12,8 +12,8 @@
  *
  * Threads: create() and destroy() run on the thread that makes or destroys the group; the
  * operations of one group run one at a time, in the same order on every rank, on the group's
- * progress thread; abort() may come from any thread while an operation runs. No slot may throw or
- * call Ruby.
+ * progress thread; sends and receives are posted from any thread and finished on threads of the
+ * group's; abort() may come from any thread meanwhile. No slot may throw or call Ruby.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
@@ -49,12 +49,18 @@ typedef enum tddp_reduce_op {
 TDDP_API const char *tddp_reduce_op_name(tddp_reduce_op op);
 
 /* What a group can ask. New kinds are added at the end: X(name, text) */
-#define TDDP_OP_MAP(X)          \
-    X(ALL_REDUCE, "all_reduce") \
-    X(BROADCAST, "broadcast")   \
-    X(BARRIER, "barrier")       \
-    X(ALL_GATHER, "all_gather") \
-    X(REDUCE_SCATTER, "reduce_scatter")
+#define TDDP_OP_MAP(X)                  \
+    X(ALL_REDUCE, "all_reduce")         \
+    X(BROADCAST, "broadcast")           \
+    X(BARRIER, "barrier")               \
+    X(ALL_GATHER, "all_gather")         \
+    X(REDUCE_SCATTER, "reduce_scatter") \
+    X(REDUCE, "reduce")                 \
+    X(GATHER, "gather")                 \
+    X(SCATTER, "scatter")               \
+    X(ALL_TO_ALL, "all_to_all")         \
+    X(SEND, "send")                     \
+    X(RECV, "recv")
 
 typedef enum tddp_op_kind {
 #define TDDP_OP_ENUM(name, text) TDDP_OP_##name,
@@ -66,16 +72,46 @@ typedef enum tddp_op_kind {
 /** "all_reduce" and so on; "unknown" for a value that is no kind. Static. */
 TDDP_API const char *tddp_op_name(tddp_op_kind kind);
 
-/** One operation, checked by the group: dtypes agree, sizes fit, root and op are in range. */
+/** The sender of a message that may come from any rank. */
+#define TDDP_ANY_SOURCE (-1)
+
+/* Whether it is between two ranks rather than all: posted, not run. */
+static inline int tddp_op_is_p2p(tddp_op_kind kind)
+{
+    return kind == TDDP_OP_SEND || kind == TDDP_OP_RECV;
+}
+
+/**
+ * One operation, checked by the group: dtypes agree, sizes fit, root, peer and op are in range.
+ *
+ * Operations with a piece for each rank have them in `input_parts` (reduce_scatter, scatter at the
+ * root, all_to_all) and `output_parts` (all_gather, gather at the root, all_to_all): world_size
+ * buffers, by rank, that live as long as the operation; NULL for all other operations and ranks.
+ * Where the parts lie end to end in one piece of memory, `input` or `output` is the whole of it;
+ * else its data is NULL and its count the sum. Parts of all_gather, gather, scatter and all_to_all
+ * may differ in size, and whether both ends agree is found out with the operation.
+ */
 typedef struct tddp_op {
     tddp_op_kind kind;
-    uint64_t sequence;     /**< counts the group's operations from 1; equal on every rank */
-    tddp_buffer input;     /**< all_reduce and broadcast: the same memory as output */
-    tddp_buffer output;    /**< all_gather: world_size times input; reduce_scatter: the reverse */
-    tddp_reduce_op reduce; /**< all_reduce, reduce_scatter */
+    /** Counts the group's operations from 1; equal on every rank. Point to point: counts this
+     * rank's sends and receives, apart from the others. */
+    uint64_t sequence;
+    /** What this rank gives. all_reduce, reduce, broadcast: the same memory as output. gather: the
+     * own piece; scatter: at the root as described above, elsewhere empty; send: the message. */
+    tddp_buffer input;
+    /** What this rank gets. gather: at the root as described above, elsewhere empty; reduce: at
+     * ranks other than the root its contents stay; recv: where the message goes. */
+    tddp_buffer output;
+    const tddp_buffer *input_parts;
+    const tddp_buffer *output_parts;
+    tddp_reduce_op reduce; /**< all_reduce, reduce, reduce_scatter */
     double premul;         /**< factor of TDDP_REDUCE_PREMUL_SUM */
-    int root;              /**< broadcast: a rank of this group */
-    int64_t timeout_ms;    /**< > 0; the slot returns TDDP_TIMEOUT when it is over */
+    int root;              /**< broadcast, reduce, gather, scatter: a rank of this group */
+    int peer;              /**< send: to whom; recv: from whom, or TDDP_ANY_SOURCE */
+    uint32_t tag;          /**< send, recv: messages match only those of the same tag */
+    /** Of what else must be equal on every rank (shapes, names), 0 if nothing is to be compared. */
+    uint32_t fingerprint;
+    int64_t timeout_ms; /**< > 0; the slot returns TDDP_TIMEOUT when it is over */
 } tddp_op;
 
 typedef struct tddp_backend_opts {
@@ -92,7 +128,8 @@ typedef struct tddp_backend_opts {
     const char *address;
 } tddp_backend_opts;
 
-/** Carries out one operation and returns when its result is in place. */
+/** Carries out one operation and returns when its result is in place. TDDP_TIMEOUT and
+ * TDDP_PEER_LOST name the ranks that are waited for, by what tddp_fail() is given. */
 typedef tddp_status (*tddp_backend_run)(void *context, const tddp_op *op);
 
 typedef struct tddp_backend_v1 {
@@ -110,6 +147,16 @@ typedef struct tddp_backend_v1 {
 
     /** Frees everything; no operation is running. After abort() or without. */
     void (*destroy)(void *context);
+
+    /**
+     * Point to point; both NULL: not supported. post() begins a send or receive and returns at
+     * once; posts come one at a time, in the order in which the messages to or from one peer match,
+     * beside a running operation. `*op` and its memory live until finish(), which is called once
+     * for each request, on any thread, several at a time: it waits, frees the request, and sets
+     * `*source` to the sender's rank for a receive that went well.
+     */
+    tddp_status (*post)(void *context, const tddp_op *op, void **request);
+    tddp_status (*finish)(void *context, void *request, int *source);
 
     /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
     uint32_t op_count;
@@ -147,8 +194,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_check(tddp_reduce_op op, tddp_dt
  * float16 and bfloat16 are computed in float32 and rounded to nearest even each time; MIN and MAX
  * hand NaN on; integers wrap. Nothing happens for an op that tddp_reduce_check() refuses.
  */
-TDDP_API void tddp_reduce(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from,
-                          size_t count);
+TDDP_API void tddp_combine(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from,
+                           size_t count);
 
 /** data[i] *= factor, for floating-point and complex dtypes; nothing happens for others. */
 TDDP_API void tddp_scale(tddp_dtype dtype, void *data, size_t count, double factor);

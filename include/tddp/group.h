@@ -2,10 +2,13 @@
  * @file group.h
  * @brief Process groups: ranks that carry out the same operations in the same order.
  *
- * Operations are queued and carried out by the group's progress thread, in order. Each returns a
- * tddp_work through `work`; with `work` NULL the call waits instead (as tddp_work_wait() with
- * NULL). Arguments are checked before anything is sent. Calls may come from several threads; the
- * order in which they queue must be the same on every rank.
+ * Operations are queued and carried out by the group's progress thread, in order; sends and
+ * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
+ * `work`; with `work` NULL it waits instead (as tddp_work_wait() with NULL). Arguments are checked
+ * before anything is sent. Calls may come from several threads; the order in which operations
+ * queue must be the same on every rank, and messages between two ranks with one tag match in the
+ * order of the calls. Memory given to an operation is in use until its work is done; arrays of
+ * buffers are copied.
  *
  * Each operation has the group's timeout as it was when the operation was queued, counted from the
  * moment at which the progress thread begins with it: time spent in the queue behind others does
@@ -86,10 +89,28 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, in
 /** The group's part of the store, borrowed: for agreeing on small things beside the collectives. */
 TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 
+/**
+ * What else must be equal on every rank in the next operation that this thread queues on any group:
+ * shapes or names, as text. The ranks compare it with the operation; one that differs is
+ * TDDP_MISMATCH. NULL or empty: nothing. At most 255 bytes count.
+ */
+TDDP_API void tddp_describe_next(const char *text);
+
 /** Combines `buffer` over all ranks, in place. `premul` is the factor of TDDP_REDUCE_PREMUL_SUM. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer,
                                                     tddp_reduce_op op, double premul,
                                                     tddp_work **work);
+
+/** Combines several buffers of one dtype in one operation, each in place; at least one. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce_coalesced(tddp_group *group,
+                                                              const tddp_buffer *buffers,
+                                                              size_t count, tddp_reduce_op op,
+                                                              double premul, tddp_work **work);
+
+/** Combines `buffer` over all ranks into that of rank `root`; the others' stay as they are. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer,
+                                                tddp_reduce_op op, double premul, int root,
+                                                tddp_work **work);
 
 /** Copies `buffer` of rank `root` of the group to all others'. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root,
@@ -102,10 +123,60 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_barrier(tddp_group *group, tddp_work **
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input,
                                                     tddp_buffer output, tddp_work **work);
 
+/** `outputs[r]`, one for each rank, receives rank r's `input`, which has as many elements. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input,
+                                                         const tddp_buffer *outputs, size_t count,
+                                                         tddp_work **work);
+
+/** At rank `root`, `outputs[r]` receives rank r's `input`; elsewhere `outputs` is NULL, `count` 0.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_gather(tddp_group *group, tddp_buffer input,
+                                                const tddp_buffer *outputs, size_t count, int root,
+                                                tddp_work **work);
+
+/** Rank r's `output` receives `inputs[r]` of rank `root`; elsewhere `inputs` is NULL, `count` 0. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_scatter(tddp_group *group, tddp_buffer output,
+                                                 const tddp_buffer *inputs, size_t count, int root,
+                                                 tddp_work **work);
+
 /** Combines `input` (world_size times as large) over all ranks; rank r gets part r in `output`. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input,
                                                         tddp_buffer output, tddp_reduce_op op,
                                                         double premul, tddp_work **work);
+
+/** Combines `inputs[r]`, one for each rank, over all ranks; rank r gets the result in `output`.
+ * Part r has as many elements as rank r's output. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_scatter_list(tddp_group *group,
+                                                             const tddp_buffer *inputs,
+                                                             size_t count, tddp_buffer output,
+                                                             tddp_reduce_op op, double premul,
+                                                             tddp_work **work);
+
+/** `inputs[r]` goes to rank r's `outputs[own rank]`, which has as many elements. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
+                                                    const tddp_buffer *outputs, size_t count,
+                                                    tddp_work **work);
+
+/** Sends `buffer` to rank `peer`, which receives as many elements of the same dtype and tag. The
+ * work is done when the memory may be used again. To oneself: TDDP_INVALID_ARGUMENT. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer,
+                                              uint32_t tag, tddp_work **work);
+
+/** Receives into `buffer` from rank `peer` or TDDP_ANY_SOURCE; tddp_work_source() says from whom.
+ * Another size or dtype than was sent: TDDP_MISMATCH. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer,
+                                              uint32_t tag, tddp_work **work);
+
+/**
+ * A barrier that names who does not come: rank 0 waits for the others, at most `timeout_ms` (<= 0:
+ * the group's), and tells all of them the outcome. With `wait_all_ranks` it names all who are
+ * missing, else the first. It goes through the store, beside the queue, and the group can be used
+ * again after a failure. The order of these calls must be the same on every rank. Errors:
+ * TDDP_TIMEOUT, TDDP_CANCELED, those of the store.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms,
+                                                           int wait_all_ranks,
+                                                           const tddp_wait *wait);
 
 #ifdef __cplusplus
 }

@@ -33,6 +33,9 @@ TDDP_API tddp_status tddp_work_status(const tddp_work *work);
 TDDP_API tddp_op_kind tddp_work_kind(const tddp_work *work);
 TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
 
+/** The sender's rank, of a recv that went well; else TDDP_ANY_SOURCE. */
+TDDP_API int tddp_work_source(const tddp_work *work);
+
 /**
  * Has `callback(data)` called once when the work is done, on the progress thread, or here and now
  * if it is done already. It must not block nor call Ruby. One callback a work. Errors:

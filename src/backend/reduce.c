@@ -171,7 +171,7 @@ tddp_status tddp_reduce_check(tddp_reduce_op op, tddp_dtype dtype)
                      tddp_dtype_name(dtype), tddp_reduce_op_name(op), expected);
 }
 
-void tddp_reduce(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from, size_t count)
+void tddp_combine(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from, size_t count)
 {
     combine loop = find(op, dtype);
     if (loop && count > 0) {

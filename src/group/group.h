@@ -5,6 +5,7 @@
  *   join.c         how the ranks find each other through the store
  *   progress.c     the queue and the progress thread; the first failure
  *   collectives.c  argument checks, then the queue
+ *   parts.c        the pieces of an operation, one for each rank
  *   work.c         handles on operations; they know nothing of the group and outlive it
  */
 #ifndef TDDP_GROUP_PRIVATE_H
@@ -23,6 +24,8 @@ struct tddp_work {
     atomic_bool done;       /* set last, with the lock held */
     _Atomic int64_t expiry; /* when the running operation's time is over; 0 before it runs */
     tddp_op op;
+    tddp_buffer *parts;    /* what the operation's parts point to; NULL: it has none */
+    int source;            /* of a recv that went well */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t cond;
     int event_fd; /* readable once done; -1 until a waiter with a cancel token needs it */
@@ -84,11 +87,18 @@ TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
  * had never joined. */
 void tddp_group_leave(tddp_group *group);
 
+/* parts.c: gives a fresh work parts of its own where its operation has some. */
+TDDP_NODISCARD tddp_status tddp_group_work_parts(const tddp_group *group, tddp_work *work);
+
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
 /* Queues an operation: numbers it, and waits for it if `work` is NULL. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **work);
+
+/* Tells a work what came of its operation: says which it was, and if the ranks may be out of step
+ * after it, keeps it as the group's first failure and lets the peers know. Without the lock. */
+void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status);
 
 /* Whether the caller is this group's progress thread: a callback of one of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);

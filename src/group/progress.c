@@ -48,12 +48,8 @@ static void remember(tddp_group *group, tddp_status status)
     }
 }
 
-/* Without the lock. */
-static void carry_out(tddp_group *group, tddp_work *work)
+void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
 {
-    const tddp_op *op = &work->op;
-    atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
-    tddp_status status = group->backend->run[op->kind](group->context, op);
     if (status) {
         pthread_mutex_lock(&group->mutex);
         bool ending = group->state >= TDDP_GROUP_ENDING;
@@ -61,7 +57,7 @@ static void carry_out(tddp_group *group, tddp_work *work)
             status = tddp_fail(TDDP_GROUP_CLOSED, "aborted because the group was destroyed (%s)",
                                tddp_error_message());
         }
-        status = describe(group, op, status);
+        status = describe(group, &work->op, status);
         bool breaks = breaks_group(status) && !ending;
         if (breaks) {
             remember(group, status);
@@ -77,6 +73,13 @@ static void carry_out(tddp_group *group, tddp_work *work)
         }
     }
     tddp_group_work_finish(work, status, tddp_error_message());
+}
+
+static void carry_out(tddp_group *group, tddp_work *work)
+{
+    const tddp_op *op = &work->op;
+    atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
+    tddp_group_conclude(group, work, group->backend->run[op->kind](group->context, op));
 }
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
@@ -166,7 +169,10 @@ tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **out)
     if (status) {
         return status;
     }
-    status = enqueue(group, work);
+    status = tddp_group_work_parts(group, work);
+    if (status == TDDP_OK) {
+        status = enqueue(group, work);
+    }
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);

@@ -32,6 +32,7 @@ tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
     atomic_init(&work->references, 2);
     work->pid = getpid();
     work->op = *op;
+    work->source = TDDP_ANY_SOURCE;
     work->event_fd = -1;
     *out = work;
     return TDDP_OK;
@@ -204,6 +205,11 @@ uint64_t tddp_work_sequence(const tddp_work *work)
     return work->op.sequence;
 }
 
+int tddp_work_source(const tddp_work *work)
+{
+    return tddp_work_completed(work) ? work->source : TDDP_ANY_SOURCE;
+}
+
 tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), void *data)
 {
     if (!work || !callback) {
@@ -241,6 +247,7 @@ void tddp_work_release(tddp_work *work)
         pthread_cond_destroy(&work->cond);
         pthread_mutex_destroy(&work->mutex);
     }
+    free(work->parts);
     free(work->text);
     free(work);
 }

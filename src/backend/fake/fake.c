@@ -135,7 +135,7 @@ static void combine(const context *self, const tddp_op *op, int peer, const char
         if (peer == 0 && count > 0) {
             memcpy(output, data, count * size);
         } else {
-            tddp_reduce(op->reduce, op->input.dtype, output, data, count);
+            tddp_combine(op->reduce, op->input.dtype, output, data, count);
         }
         break;
     default:

@@ -67,7 +67,7 @@ void all_reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
     size_t count = op.output.count;
     each_peer(mesh, [&](int peer) { round.greet(peer, data, bytes); });
     if (mesh.size == 2 && commutes(op)) {
-        tddp_reduce(op.reduce, op.input.dtype, data, round.answer(1 - mesh.rank), count);
+        tddp_combine(op.reduce, op.input.dtype, data, round.answer(1 - mesh.rank), count);
     } else {
         char *mine = mesh.scratch(bytes);
         copy(mine, data, bytes);
@@ -76,7 +76,7 @@ void all_reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
             if (peer == 0) {
                 copy(data, theirs, bytes);
             } else {
-                tddp_reduce(op.reduce, op.input.dtype, data, theirs, count);
+                tddp_combine(op.reduce, op.input.dtype, data, theirs, count);
             }
         }
     }

@@ -112,7 +112,7 @@ void reduce_scatter(Mesh &mesh, const tddp_op &op)
     if (eager) {
         copy(output, own, part);
         each_peer(mesh, [&](int peer) {
-            tddp_reduce(op.reduce, op.input.dtype, output, round.answer(peer), op.output.count);
+            tddp_combine(op.reduce, op.input.dtype, output, round.answer(peer), op.output.count);
         });
         scale(op.output.dtype, output, op.output.count, factor_after(mesh, op));
     } else {

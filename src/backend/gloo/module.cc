@@ -89,9 +89,12 @@ const tddp_backend_v1 backend = {
     create,
     abort_mesh,
     destroy,
+    nullptr,
+    nullptr,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
-     run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>},
+     run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, nullptr, nullptr, nullptr, nullptr,
+     nullptr, nullptr},
 };
 
 } // namespace

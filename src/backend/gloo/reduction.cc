@@ -45,7 +45,7 @@ void combine_scaled(const tddp_op &op, char *into, const char *from, size_t byte
     size_t element = tddp_dtype_size(op.input.dtype);
     for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
         size_t count = std::min(BLOCK_BYTES, bytes - at) / element;
-        tddp_reduce(op.reduce, op.input.dtype, into + at, from + at, count);
+        tddp_combine(op.reduce, op.input.dtype, into + at, from + at, count);
         scale(op.input.dtype, into + at, count, factor);
     }
 }

@@ -46,7 +46,7 @@ static double result_of(tddp_reduce_op op, double a, double b)
                 a[i] = (type)(i % 7 + 1);                                                       \
                 b[i] = (type)(i % 5 + 2);                                                       \
             }                                                                                   \
-            tddp_reduce((tddp_reduce_op)op, dtype, a, b, 19);                                   \
+            tddp_combine((tddp_reduce_op)op, dtype, a, b, 19);                                   \
             for (int i = 0; i < 19; i++) {                                                      \
                 CHECK_DOUBLE((double)a[i], result_of((tddp_reduce_op)op, i % 7 + 1, i % 5 + 2), \
                              0);                                                                \
@@ -69,20 +69,20 @@ TEST(integers_wrap)
 {
     int32_t a[2] = {INT32_MAX, INT32_MIN};
     int32_t b[2] = {1, -1};
-    tddp_reduce(TDDP_REDUCE_SUM, TDDP_INT32, a, b, 2);
+    tddp_combine(TDDP_REDUCE_SUM, TDDP_INT32, a, b, 2);
     CHECK_INT(a[0], INT32_MIN);
     CHECK_INT(a[1], INT32_MAX);
     int16_t c = 300;
     int16_t d = 300;
-    tddp_reduce(TDDP_REDUCE_PRODUCT, TDDP_INT16, &c, &d, 1);
+    tddp_combine(TDDP_REDUCE_PRODUCT, TDDP_INT16, &c, &d, 1);
     CHECK_INT(c, (int16_t)90000);
     int64_t e = INT64_MAX;
     int64_t f = 2;
-    tddp_reduce(TDDP_REDUCE_PRODUCT, TDDP_INT64, &e, &f, 1);
+    tddp_combine(TDDP_REDUCE_PRODUCT, TDDP_INT64, &e, &f, 1);
     CHECK_INT(e, -2);
     int8_t g = -5;
     int8_t h = 3;
-    tddp_reduce(TDDP_REDUCE_MIN, TDDP_INT8, &g, &h, 1);
+    tddp_combine(TDDP_REDUCE_MIN, TDDP_INT8, &g, &h, 1);
     CHECK_INT(g, -5);
 }
 
@@ -90,12 +90,12 @@ TEST(nan_is_handed_on_by_min_and_max)
 {
     float a[4] = {NAN, 1, NAN, -1};
     float b[4] = {1, NAN, NAN, -2};
-    tddp_reduce(TDDP_REDUCE_MIN, TDDP_FLOAT32, a, b, 4);
+    tddp_combine(TDDP_REDUCE_MIN, TDDP_FLOAT32, a, b, 4);
     CHECK(isnan(a[0]) && isnan(a[1]) && isnan(a[2]));
     CHECK_DOUBLE(a[3], -2, 0);
     double c[3] = {NAN, 1, 3};
     double d[3] = {1, NAN, 2};
-    tddp_reduce(TDDP_REDUCE_MAX, TDDP_FLOAT64, c, d, 3);
+    tddp_combine(TDDP_REDUCE_MAX, TDDP_FLOAT64, c, d, 3);
     CHECK(isnan(c[0]) && isnan(c[1]));
     CHECK_DOUBLE(c[2], 3, 0);
 }
@@ -116,7 +116,7 @@ TEST(bools)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint8_t into[4];
         memcpy(into, a, sizeof into);
-        tddp_reduce(cases[i].op, TDDP_BOOL, into, b, 4);
+        tddp_combine(cases[i].op, TDDP_BOOL, into, b, 4);
         for (int k = 0; k < 4; k++) {
             CHECK_INT(into[k], cases[i].result[k]);
         }
@@ -127,14 +127,14 @@ TEST(complex_numbers)
 {
     double complex a = 1 + 2 * I;
     double complex b = 3 - 1 * I;
-    tddp_reduce(TDDP_REDUCE_PRODUCT, TDDP_COMPLEX128, &a, &b, 1);
+    tddp_combine(TDDP_REDUCE_PRODUCT, TDDP_COMPLEX128, &a, &b, 1);
     CHECK_DOUBLE(creal(a), 5, 0);
     CHECK_DOUBLE(cimag(a), 5, 0);
     tddp_scale(TDDP_COMPLEX128, &a, 1, 0.5);
     CHECK_DOUBLE(cimag(a), 2.5, 0);
     float complex c = 1 + 2 * I;
     float complex d = 2 + 3 * I;
-    tddp_reduce(TDDP_REDUCE_SUM, TDDP_COMPLEX64, &c, &d, 1);
+    tddp_combine(TDDP_REDUCE_SUM, TDDP_COMPLEX64, &c, &d, 1);
     tddp_scale(TDDP_COMPLEX64, &c, 1, 2);
     CHECK_DOUBLE(crealf(c), 6, 0);
     CHECK_DOUBLE(cimagf(c), 10, 0);
@@ -151,8 +151,8 @@ TEST(halves)
             a[i] = is16 ? tddp_backend_to_float16(x) : tddp_backend_to_bfloat16(x);
             b[i] = is16 ? tddp_backend_to_float16(-2) : tddp_backend_to_bfloat16(-2);
         }
-        tddp_reduce(TDDP_REDUCE_PRODUCT, (tddp_dtype)dtype, a, b, 5);
-        tddp_reduce(TDDP_REDUCE_SUM, (tddp_dtype)dtype, a, b, 5);
+        tddp_combine(TDDP_REDUCE_PRODUCT, (tddp_dtype)dtype, a, b, 5);
+        tddp_combine(TDDP_REDUCE_SUM, (tddp_dtype)dtype, a, b, 5);
         tddp_scale((tddp_dtype)dtype, a, 5, 0.5);
         for (int i = 0; i < 5; i++) {
             float x = is16 ? tddp_backend_from_float16(a[i]) : tddp_backend_from_bfloat16(a[i]);
@@ -223,5 +223,5 @@ TEST(what_is_not_defined_is_refused)
     CHECK_OK(tddp_reduce_check(TDDP_REDUCE_BXOR, TDDP_BOOL));
     CHECK_TEXT(tddp_reduce_op_name(TDDP_REDUCE_PREMUL_SUM), "premul_sum");
     CHECK_TEXT(tddp_reduce_op_name((tddp_reduce_op)77), "unknown");
-    tddp_reduce(TDDP_REDUCE_SUM, TDDP_FLOAT32, NULL, NULL, 0);
+    tddp_combine(TDDP_REDUCE_SUM, TDDP_FLOAT32, NULL, NULL, 0);
 }
