@@ -8,6 +8,7 @@ require_relative "distributed/stores"
 require_relative "distributed/work"
 require_relative "distributed/devices"
 require_relative "distributed/rendezvous"
+require_relative "distributed/ranks"
 require_relative "distributed/process_group"
 require_relative "distributed/collectives"
 require_relative "distributed/fork_world"
@@ -23,6 +24,7 @@ module Torch
   #   Torch::Distributed.destroy_process_group
   module Distributed
     extend Devices
+    extend Ranks
     extend Groups
     extend Collectives
     extend Launching

@@ -5,6 +5,9 @@ module Torch
     # Operations of all ranks of a group. Each rank must call the same ones in the same order. With
     # `async_op: true` they return a {Work} at once; its tensors are in use until {Work#wait} has returned.
     #
+    # A process that calls one on a group that it is not in ({GroupMember::NON_GROUP_MEMBER}) is warned, and nothing is
+    # done or returned. Ranks are global ones (`src:`); those within the group have arguments of their own (`group_src:`).
+    #
     # Tensors may require grad (their memory is worked on, as in PyTorch) and need not be contiguous (a copy is
     # used and copied back).
     module Collectives
@@ -16,27 +19,30 @@ module Torch
       # @param async_op [Boolean]
       # @return [Torch::Tensor, Work] the tensor; with `async_op` a handle
       def all_reduce(tensor, op: ReduceOp::SUM, group: nil, async_op: false)
-        group = group_or_default(group)
+        return unless (group = member_group(group, "all_reduce"))
+
         number, factor = ReduceOp.resolve(op)
         in_place(tensor, async_op) { |memory| group._all_reduce(memory, number, factor, async_op) }
       end
 
       # Copies `tensor` of rank `src` to all others.
       #
-      # @param src [Integer] the rank that has the values
+      # @param src [Integer, nil] the global rank of the process that has the values
+      # @param group_src [Integer, nil] instead of `src`: its rank within the group
       # @return [Torch::Tensor, Work] the tensor; with `async_op` a handle
       # @see #all_reduce for the other arguments
-      def broadcast(tensor, src:, group: nil, async_op: false)
-        group = group_or_default(group)
-        check_rank_of(group, "src", src)
-        in_place(tensor, async_op) { |memory| group._broadcast(memory, src, async_op) }
+      def broadcast(tensor, src: nil, group: nil, async_op: false, group_src: nil)
+        return unless (group = member_group(group, "broadcast"))
+
+        root = rank_in_group(group, "src", src, group_src)
+        in_place(tensor, async_op) { |memory| group._broadcast(memory, root, async_op) }
       end
 
       # Returns when every rank has come to it.
       #
       # @return [nil, Work]
       def barrier(group: nil, async_op: false)
-        group_or_default(group)._barrier(async_op)
+        member_group(group, "barrier")&._barrier(async_op)
       end
 
       # Gathers every rank's `tensor` into `tensor_list`, by rank.
@@ -45,7 +51,8 @@ module Torch
       # @param tensor [Torch::Tensor]
       # @return [nil, Work]
       def all_gather(tensor_list, tensor, group: nil, async_op: false)
-        group = group_or_default(group)
+        return unless (group = member_group(group, "all_gather"))
+
         check_list("tensor_list", tensor_list, group, tensor)
         all = tensor.detach.new_empty([group.size, *tensor.shape])
         work = all_gather_into_tensor(all, tensor, group: group, async_op: async_op)
@@ -60,7 +67,8 @@ module Torch
       # @param input [Torch::Tensor]
       # @return [nil, Work]
       def all_gather_into_tensor(output, input, group: nil, async_op: false)
-        group = group_or_default(group)
+        return unless (group = member_group(group, "all_gather_into_tensor"))
+
         input = contiguous("input", input)
         into(output, async_op) { |memory| group._all_gather(memory, input, async_op) }
       end
@@ -72,7 +80,8 @@ module Torch
       # @return [nil, Work]
       # @see #all_reduce for `op`
       def reduce_scatter(output, input_list, op: ReduceOp::SUM, group: nil, async_op: false)
-        group = group_or_default(group)
+        return unless (group = member_group(group, "reduce_scatter"))
+
         check_list("input_list", input_list, group, output)
         all = Torch.no_grad { Torch.stack(input_list) }
         reduce_scatter_tensor(output, all, op: op, group: group, async_op: async_op)
@@ -85,7 +94,8 @@ module Torch
       # @return [nil, Work]
       # @see #all_reduce for `op`
       def reduce_scatter_tensor(output, input, op: ReduceOp::SUM, group: nil, async_op: false)
-        group = group_or_default(group)
+        return unless (group = member_group(group, "reduce_scatter_tensor"))
+
         number, factor = ReduceOp.resolve(op)
         input = contiguous("input", input)
         into(output, async_op) { |memory| group._reduce_scatter(memory, input, number, factor, async_op) }
@@ -130,12 +140,6 @@ module Torch
 
         block.call
         nil
-      end
-
-      def check_rank_of(group, name, rank)
-        return if rank.is_a?(Integer) && rank.between?(0, group.size - 1)
-
-        raise ArgumentError, "#{name}: expected a rank from 0 to #{group.size - 1}, got #{rank.inspect}"
       end
 
       def check_list(name, list, group, like)

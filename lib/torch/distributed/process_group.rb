@@ -20,6 +20,18 @@ module Torch
     class ProcessGroup
       alias_method :world_size, :size
 
+      # @return [Array<Integer>] the global ranks of its processes, by their rank in the group
+      def ranks
+        @ranks ||= Array.new(size) { |rank| rank }.freeze
+      end
+
+      # @param global_rank [Integer]
+      # @return [Integer, nil] the rank in this group of the process with that global rank; nil if it is not in it
+      def group_rank(global_rank)
+        @places ||= ranks.each_with_index.to_h.freeze
+        @places[global_rank]
+      end
+
       def inspect
         closed? ? "#<#{self.class.name} destroyed>" : "#<#{self.class.name} #{name.inspect} #{backend} rank #{rank} of #{size}>"
       end
@@ -126,7 +138,9 @@ module Torch
 
       def group_or_default(group)
         return group if group.is_a?(ProcessGroup)
-        raise TypeError, "group: expected a Torch::Distributed::ProcessGroup or nil, got #{group.inspect}" unless group.nil?
+        unless group.nil? || GroupMember::WORLD.equal?(group)
+          raise TypeError, "group: expected a Torch::Distributed::ProcessGroup or nil, got #{group.inspect}"
+        end
 
         default_process_group || raise(GroupError, @default ?
           "the default process group was made before a fork, in process #{@default.pid}: call init_process_group in this process" :

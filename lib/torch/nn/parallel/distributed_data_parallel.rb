@@ -125,7 +125,7 @@ module Torch
             first, cap, init_sync)
           return unless init_sync
 
-          frozen.each { |_, parameter| Torch::Distributed.broadcast(parameter, src: 0, group: @process_group) }
+          frozen.each { |_, parameter| Torch::Distributed.broadcast(parameter, group_src: 0, group: @process_group) }
         end
 
         # Torch-rb's `buffers` are those of one module without its children.
