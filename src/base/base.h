@@ -1,6 +1,6 @@
 /*
  * What every room stands on: time and deadlines, memory, growing buffers, threads, small system
- * helpers. Public parts of this room: <tddp/status.h>, <tddp/wait.h>, <tddp/log.h>,
+ * helpers, SHA-256. Public parts of this room: <tddp/status.h>, <tddp/wait.h>, <tddp/log.h>,
  * <tddp/buffer.h>.
  */
 #ifndef TDDP_BASE_H
@@ -83,6 +83,17 @@ TDDP_NODISCARD tddp_status tddp_cond_init(pthread_cond_t *cond);
 
 /* Waits until signalled or the deadline; false at the deadline. */
 bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
+
+/* --- sha256.c -------------------------------------------------------------------------------- */
+
+enum { TDDP_SHA256_BYTES = 32 };
+
+void tddp_sha256(const void *data, size_t size, unsigned char out[TDDP_SHA256_BYTES]);
+void tddp_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size,
+                      unsigned char out[TDDP_SHA256_BYTES]);
+
+/* Compares in a time that does not tell where the first difference is. */
+bool tddp_equal_bytes(const void *a, const void *b, size_t size);
 
 /* --- system.c -------------------------------------------------------------------------------- */
 
