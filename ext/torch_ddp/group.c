@@ -128,6 +128,12 @@ static VALUE group_closed(VALUE self)
     return group == NULL || tddp_group_closed(group) ? Qtrue : Qfalse;
 }
 
+/* The group's part of the store, where its ranks agree on small things. */
+static VALUE group_store(VALUE self)
+{
+    return tddp_rb_wrap_store(tddp_group_store(tddp_rb_group(self)));
+}
+
 static VALUE group_timeout(VALUE self)
 {
     return DBL2NUM((double)tddp_group_timeout(tddp_rb_group(self)) / 1000);
@@ -211,6 +217,7 @@ void tddp_rb_init_group(void)
     rb_define_singleton_method(group_class, "_create", group_create, 7);
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 1);
+    rb_define_method(group_class, "_store", group_store, 0);
     rb_define_method(group_class, "rank", group_rank, 0);
     rb_define_method(group_class, "size", group_size, 0);
     rb_define_method(group_class, "name", group_name, 0);

@@ -39,6 +39,14 @@ static void adopt(VALUE self, tddp_store *store)
     RTYPEDDATA_DATA(self) = store;
 }
 
+VALUE tddp_rb_wrap_store(tddp_store *store)
+{
+    VALUE class = rb_const_get(tddp_rb_distributed, rb_intern("Store"));
+    VALUE self = store_allocate(class);
+    RTYPEDDATA_DATA(self) = tddp_store_retain(store);
+    return self;
+}
+
 /* --- a call ---------------------------------------------------------------------------------- */
 
 /* What any of the calls needs and gives. */

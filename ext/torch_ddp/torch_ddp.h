@@ -69,6 +69,9 @@ void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
 tddp_store *tddp_rb_store(VALUE object);
 tddp_group *tddp_rb_group(VALUE object);
 
+/* A Torch::Distributed::Store with a reference of its own. */
+VALUE tddp_rb_wrap_store(tddp_store *store);
+
 /* The most tensors that one operation takes. */
 #define TDDP_RB_OPERANDS 2
 
