@@ -10,6 +10,9 @@ require_relative "distributed/devices"
 require_relative "distributed/rendezvous"
 require_relative "distributed/ranks"
 require_relative "distributed/process_group"
+require_relative "distributed/groups"
+require_relative "distributed/agreement"
+require_relative "distributed/subgroups"
 require_relative "distributed/collectives"
 require_relative "distributed/fork_world"
 
@@ -26,6 +29,7 @@ module Torch
     extend Devices
     extend Ranks
     extend Groups
+    extend Subgroups
     extend Collectives
     extend Launching
   end

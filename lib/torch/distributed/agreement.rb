@@ -1,0 +1,160 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # One call that all processes of a group make alike, through the group's store: whoever asks for something else, is
+    # refused an argument, is interrupted or does not come, is told to everybody.
+    #
+    # Keys: `terms` what the first to come asked for; `at/RANK` who is there and has not left; `arrived` how many agree;
+    # `done` the verdict, which the first to know it gives; `parted` how many are through; `left` once all are.
+    #
+    # @api private
+    class Agreement
+      # Seconds: a TCP store serves one call at a time, so waits are cut for other threads' sake; when to say who is
+      # missed; how long the store's host stays for the others' sake after a failure.
+      SLICE = 1
+      TELL = 10
+      FAREWELL = 1
+
+      # What the others are told of the terms, and the verdict if all agree.
+      SHOWN = 160
+      AGREED = "agreed"
+      private_constant :SLICE, :TELL, :FAREWELL, :SHOWN, :AGREED
+
+      # @param store [Store] for this call alone
+      # @param operation [String] for the texts: "new_group"
+      # @param ranks [Array<Integer>] the global ranks of those that take part
+      # @param rank [Integer] this process's
+      # @param timeout [Numeric]
+      def initialize(store, operation, ranks, rank, timeout)
+        @store = store
+        @operation = operation
+        @ranks = ranks
+        @rank = rank
+        @timeout = timeout
+        @started = now
+      end
+
+      # Runs the block, which is to call {#reach} once its arguments are checked; if it does not come to that, the
+      # others learn why.
+      def hold
+        before = $!
+        value = yield
+        fine = true
+        value
+      ensure
+        unless @verdict
+          cause = $! unless $!.equal?(before)
+          settle(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
+            (cause ? "#{cause.message} (#{cause.class.name})" : "it was interrupted"))
+        end
+        part(fine)
+      end
+
+      # Waits for all others.
+      # @param terms [String] what this process asks for, in ASCII
+      # @param timeout [Numeric] seconds since this was made
+      # @raise [MismatchError] if somebody asks for something else
+      # @raise [TimeoutError] naming those who did not come
+      def reach(terms, timeout = @timeout)
+        @timeout = timeout
+        @store.timeout = timeout
+        first, theirs = @store.compare_set("terms", "", "#{@rank} #{terms}").split(" ", 2)
+        @store.set("at/#{@rank}", "1")
+        differ(terms, first, theirs) unless theirs == terms
+        settle_text(AGREED) if @store.add("arrived", 1) == @ranks.size
+        @verdict || wait_for_verdict
+        raise_verdict unless @verdict == AGREED
+      end
+
+      private
+
+      def now
+        Process.clock_gettime(Process::CLOCK_MONOTONIC)
+      end
+
+      def differ(terms, first, theirs)
+        at = terms.chars.zip(theirs.chars).index { |mine, other| mine != other } || terms.size
+        settle(MismatchError, "the ranks disagree on a group: global rank #{@rank} calls #{excerpt(terms, at)}, " \
+          "global rank #{first} #{excerpt(theirs, at)}: all must make the same calls, in the same order")
+        raise_verdict
+      end
+
+      # Long lists of ranks are shown from a little before the place where they differ.
+      def excerpt(terms, at)
+        return terms if terms.size <= SHOWN
+
+        from = [at - SHOWN / 2, 0].max
+        "#{"... " if from.positive?}#{terms[from, SHOWN]}#{" ..." if from + SHOWN < terms.size}"
+      end
+
+      def settle(kind, text)
+        settle_text("#{kind.name[/\w+\z/]} #{text}")
+      end
+
+      # The first verdict stands. Servers of PyTorch do not wake those who wait for a key made by compare_set: it is
+      # set again.
+      def settle_text(text)
+        standing = @store.compare_set("done", "", text.b)
+        @store.set("done", standing) if standing == text.b
+        @verdict = standing.force_encoding(Encoding::UTF_8)
+      end
+
+      def wait_for_verdict
+        tell = @started + TELL
+        until (@verdict = wait_for("done"))
+          if now >= @started + @timeout
+            missing = @ranks.reject { |rank| @store.check(["at/#{rank}"]) }
+            return settle(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for " \
+              "#{name(missing)} to call #{@operation} as well")
+          end
+          next if now < tell
+
+          tell += TELL
+          warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for " +
+            name(@ranks.reject { |rank| @store.check(["at/#{rank}"]) })
+        end
+      end
+
+      def wait_for(key)
+        @store.wait([key], (@started + @timeout - now).clamp(0.01, SLICE))
+        @store.get(key).force_encoding(Encoding::UTF_8)
+      rescue TimeoutError
+        nil
+      end
+
+      def name(ranks)
+        shown = ranks.first(8).join(", ")
+        "global rank#{"s" if ranks.size > 1} #{shown}#{", ... (#{ranks.size} in all)" if ranks.size > 8} of #{@ranks.size}"
+      end
+
+      def raise_verdict
+        kind, text = @verdict.split(" ", 2)
+        raise Distributed.const_get(kind), text
+      end
+
+      # Global rank 0, which may host the store, leaves last.
+      def part(fine)
+        @store.timeout = FAREWELL unless fine
+        @store.delete_key("at/#{@rank}") if fine
+        @store.set("left", "1") if @store.add("parted", 1) == @ranks.size
+        wait_until_all_left(fine) if @rank.zero?
+      rescue Error
+        # What went wrong before is the news.
+        raise if fine
+      end
+
+      def wait_until_all_left(fine)
+        @started = now unless fine
+        @timeout = [@timeout, FAREWELL].min unless fine
+        until wait_for("left")
+          next if now < @started + @timeout
+          return unless fine
+
+          raise TimeoutError, "global rank 0 waited #{@timeout.to_f.round(1)} s in vain for " \
+            "#{name(@ranks.select { |rank| @store.check(["at/#{rank}"]) })} to finish #{@operation}"
+        end
+      end
+    end
+  end
+end

@@ -1,0 +1,225 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # The life of the default process group, and what is known of any group.
+    module Groups
+      # Seconds that operations under way get to finish when groups are destroyed, when that happens because of
+      # an exception (the other ranks may not come any more), and at the process's exit.
+      DRAIN = 10
+      FAILED_DRAIN = 0.5
+      EXIT_DRAIN = 2
+      private_constant :DRAIN, :FAILED_DRAIN, :EXIT_DRAIN
+
+      # The default group, the process that made it, the store that ends with it, the GPU it was given, and the groups
+      # made in it since, which are kept here: one that the collector took would fail the others' operations.
+      Default = Struct.new(:group, :pid, :store, :device_id, :others)
+      LOCK = Mutex.new
+      private_constant :Default, :LOCK
+
+      # @return [Boolean] true: this build has process groups
+      def available?
+        true
+      end
+      alias_method :is_available?, :available?
+
+      # @return [Boolean] whether this process has a default process group
+      def initialized?
+        !default_here.nil?
+      end
+      alias_method :is_initialized?, :initialized?
+
+      # @return [Boolean] whether torchrun started this process
+      def torchelastic_launched?
+        ENV.key?("TORCHELASTIC_RUN_ID")
+      end
+
+      # Joins this process with the others of the job; returns when all are there.
+      #
+      # @param backend [String, Symbol, nil] "gloo" or "nccl"; nil: nccl where there are GPUs, else gloo
+      # @param init_method [String] where the processes meet: `env://` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as
+      #   torchrun sets them), `tcp://host:port` or `file:///path`; rank and world size may follow as
+      #   `?rank=0&world_size=2`
+      # @param store [Store, nil] where they meet, instead of `init_method`
+      # @param rank [Integer, nil] this process's place, from 0
+      # @param world_size [Integer, nil] how many processes there are
+      # @param timeout [Numeric] seconds: of joining, and of each operation later
+      # @param wait_for_workers [Boolean] whether the store's server waits for everybody first
+      # @param device_id [Integer, Torch::Device, nil] the GPU of this process, for nccl; nil: LOCAL_RANK
+      # @return [ProcessGroup]
+      # @raise [ArgumentError] naming the argument or variable that is wrong
+      # @raise [Error] if the processes cannot meet
+      def init_process_group(backend = nil, init_method: "env://", store: nil, rank: nil, world_size: nil,
+        timeout: DEFAULT_TIMEOUT, wait_for_workers: true, device_id: nil)
+        if initialized?
+          raise GroupError, "the default process group is already initialized: call destroy_process_group first"
+        end
+
+        check_timeout(timeout)
+        backend = (backend || get_default_backend_for_device(device_id)).to_s
+        ProcessGroup._find_backend(backend)
+        place = Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
+          timeout: timeout, wait_for_workers: wait_for_workers)
+        group = join(backend, place, timeout, device_id)
+        @default = Default.new(group, Process.pid, place.owned ? place.store : nil, device_id, [])
+        destroy_at_exit
+        group
+      end
+
+      # Ends a group, or all of them: operations under way get a moment to finish. Nobody waits for the other ranks,
+      # and each may end its groups in an order of its own; all operations of a group should be done on every rank
+      # first. Harmless where there is no group, or none any more.
+      #
+      # @param group [ProcessGroup, nil] nil or the default group: all groups, the default one last, after which
+      #   another may be initialized
+      def destroy_process_group(group = nil)
+        return if GroupMember::NON_GROUP_MEMBER.equal?(group)
+
+        default = default_here
+        drain = $! ? FAILED_DRAIN : DRAIN
+        if group.nil? || GroupMember::WORLD.equal?(group) || group.equal?(default&.group)
+          @default = nil
+          close(default, drain) if default
+        else
+          group = group_or_default(group)
+          forget(group)
+          group._shutdown(drain)
+        end
+        nil
+      end
+
+      # @return [ProcessGroup, nil]
+      def default_process_group
+        default_here&.group
+      end
+
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @return [Integer] this process's rank; -1 if it is not in the group
+      def get_rank(group = nil)
+        GroupMember::NON_GROUP_MEMBER.equal?(group) ? -1 : group_or_default(group).rank
+      end
+
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @return [Integer] how many ranks there are; -1 if this process is not in the group
+      def get_world_size(group = nil)
+        GroupMember::NON_GROUP_MEMBER.equal?(group) ? -1 : group_or_default(group).size
+      end
+
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @return [String] "gloo" for instance
+      def get_backend(group = nil)
+        group_or_default(group).backend
+      end
+
+      # @return [Integer] how many groups this process is in, the default one among them
+      def get_pg_count
+        default = default_here
+        default ? 1 + LOCK.synchronize { default.others.size } : 0
+      end
+
+      # Changes how long each later operation of a group may take on this rank.
+      #
+      # @param timeout [Numeric] seconds
+      # @param group [ProcessGroup, nil] nil: the default group
+      def set_timeout(timeout, group = nil)
+        check_timeout(timeout)
+        group_or_default(group).timeout = timeout
+        nil
+      end
+
+      # @param fallback_rank [Integer, nil] what to take where no launcher has set LOCAL_RANK
+      # @return [Integer] this process's place on its machine
+      # @raise [Error] if LOCAL_RANK is not set and there is no fallback
+      def get_node_local_rank(fallback_rank = nil)
+        rank = Rendezvous.env_integer("LOCAL_RANK") || fallback_rank
+        return Integer(rank) unless rank.nil?
+
+        raise Error, "LOCAL_RANK is not set: start this process with torchrun, or give get_node_local_rank a fallback rank"
+      end
+
+      private
+
+      # A group that was made before a fork belongs to the parent.
+      def default_here
+        @default if @default && @default.pid == Process.pid
+      end
+
+      def group_or_default(group)
+        return group if group.is_a?(ProcessGroup)
+        unless group.nil? || GroupMember::WORLD.equal?(group)
+          raise TypeError, "group: expected a Torch::Distributed::ProcessGroup or nil, got #{group.inspect}"
+        end
+
+        default_process_group || raise(GroupError, @default ?
+          "the default process group was made before a fork, in process #{@default.pid}: call init_process_group in this process" :
+          "the default process group is not initialized: call Torch::Distributed.init_process_group first")
+      end
+
+      def check_timeout(timeout)
+        return if timeout.is_a?(Numeric) && timeout.positive?
+
+        raise ArgumentError, "timeout: expected a positive number of seconds, got #{timeout.inspect}"
+      end
+
+      def join(backend, place, timeout, device_id)
+        index = device_index(device_id, place.rank, place.world_size) if backend == "nccl"
+        group = ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout, index)
+      ensure
+        place.store.close if place.owned && group.nil?
+      end
+
+      # Groups that follow each other on one store must not read each other's keys.
+      def group_name(scope)
+        @groups_at ||= Hash.new(-1)
+        number = case scope
+        when nil then 0
+        when Store then scope.next_group
+        else @groups_at[scope] += 1
+        end
+        number.zero? ? "default_pg" : "default_pg/#{number}"
+      end
+
+      def keep(group)
+        LOCK.synchronize { @default.others << group }
+        group
+      end
+
+      def forget(group)
+        LOCK.synchronize { default_here&.others&.delete_if { |other| other.equal?(group) } }
+      end
+
+      # All groups, those made last first. They share the time.
+      def close(default, drain)
+        deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + drain
+        close_each([default.group, *LOCK.synchronize { default.others.slice!(0..) }], deadline)
+      ensure
+        default.store&.close
+      end
+
+      # What an exception passes by is closed all the same.
+      def close_each(groups, deadline)
+        return if groups.empty?
+
+        begin
+          groups.pop._shutdown([deadline - Process.clock_gettime(Process::CLOCK_MONOTONIC), 0].max)
+        ensure
+          close_each(groups, deadline)
+        end
+      end
+
+      # Once a process, and so late that it runs before what was there when this file was loaded.
+      def destroy_at_exit
+        return if @exit_pid == Process.pid
+
+        @exit_pid = Process.pid
+        at_exit do
+          default = default_here
+          @default = nil
+          close(default, ($!.nil? || ($!.is_a?(SystemExit) && $!.success?)) ? EXIT_DRAIN : 0) if default
+        rescue Error => e
+          warn "torch-ddp: #{e.message}" if $DEBUG
+        end
+      end
+    end
+  end
+end
