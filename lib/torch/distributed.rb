@@ -13,6 +13,7 @@ require_relative "distributed/process_group"
 require_relative "distributed/groups"
 require_relative "distributed/agreement"
 require_relative "distributed/subgroups"
+require_relative "distributed/device_mesh"
 require_relative "distributed/collectives"
 require_relative "distributed/fork_world"
 
@@ -30,6 +31,7 @@ module Torch
     extend Ranks
     extend Groups
     extend Subgroups
+    extend Meshes
     extend Collectives
     extend Launching
   end

@@ -43,22 +43,19 @@ module Torch
         fine = true
         value
       ensure
-        unless @verdict
-          cause = $! unless $!.equal?(before)
-          settle(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
-            (cause ? "#{cause.message} (#{cause.class.name})" : "it was interrupted"))
-        end
+        give_up($!.equal?(before) ? nil : $!) unless @verdict
         part(fine)
       end
 
       # Waits for all others.
-      # @param terms [String] what this process asks for, in ASCII
+      # @param terms [String] what this process asks for
       # @param timeout [Numeric] seconds since this was made
       # @raise [MismatchError] if somebody asks for something else
       # @raise [TimeoutError] naming those who did not come
       def reach(terms, timeout = @timeout)
         @timeout = timeout
         @store.timeout = timeout
+        terms = terms.b
         first, theirs = @store.compare_set("terms", "", "#{@rank} #{terms}").split(" ", 2)
         @store.set("at/#{@rank}", "1")
         differ(terms, first, theirs) unless theirs == terms
@@ -73,8 +70,16 @@ module Torch
         Process.clock_gettime(Process::CLOCK_MONOTONIC)
       end
 
+      def give_up(cause)
+        settle(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
+          (cause ? "#{cause.message} (#{cause.class.name})" : "it was interrupted"))
+      rescue Error
+        # The store is gone: that is the news, and nobody can be told.
+        nil
+      end
+
       def differ(terms, first, theirs)
-        at = terms.chars.zip(theirs.chars).index { |mine, other| mine != other } || terms.size
+        at = terms.bytes.zip(theirs.bytes).index { |mine, other| mine != other } || terms.size
         settle(MismatchError, "the ranks disagree on a group: global rank #{@rank} calls #{excerpt(terms, at)}, " \
           "global rank #{first} #{excerpt(theirs, at)}: all must make the same calls, in the same order")
         raise_verdict
@@ -82,10 +87,9 @@ module Torch
 
       # Long lists of ranks are shown from a little before the place where they differ.
       def excerpt(terms, at)
-        return terms if terms.size <= SHOWN
-
-        from = [at - SHOWN / 2, 0].max
-        "#{"... " if from.positive?}#{terms[from, SHOWN]}#{" ..." if from + SHOWN < terms.size}"
+        from = (terms.size <= SHOWN) ? 0 : [at - SHOWN / 2, 0].max
+        part = terms[from, SHOWN].force_encoding(Encoding::UTF_8).scrub
+        "#{"... " if from.positive?}#{part}#{" ..." if from + SHOWN < terms.size}"
       end
 
       def settle(kind, text)

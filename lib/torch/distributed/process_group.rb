@@ -25,7 +25,8 @@ module Torch
     class ProcessGroup
       # Global ranks that {#inspect} shows at most.
       SHOWN = 16
-      private_constant :SHOWN
+      COUNTERS = Mutex.new
+      private_constant :SHOWN, :COUNTERS
 
       alias_method :world_size, :size
 
@@ -71,9 +72,6 @@ module Torch
           @children[ranks] += 1
         end
       end
-
-      COUNTERS = Mutex.new
-      private_constant :COUNTERS
     end
   end
 end

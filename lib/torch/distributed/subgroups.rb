@@ -86,8 +86,9 @@ module Torch
       private
 
       # Makes a group of each of the block's lists of global ranks; `members` are those that come, nil is all of the
-      # parent. A process may be in several groups, as long as lists that overlap can be made one after the other.
-      def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil)
+      # parent, and `also` gives what they must agree on besides. A process may be in several groups, as long as lists
+      # that overlap can be made one after the other.
+      def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil, also: nil)
         label = group_label(parent, members)
         store = PrefixStore.new("agreement/#{label}", parent._store)
         rank = parent.ranks[parent.rank]
@@ -98,9 +99,11 @@ module Torch
           backend = (backend || parent.backend).to_s
           ProcessGroup._find_backend(backend)
           lists = yield
-          agreement.reach("#{operation}(#{((lists.size == 1) ? lists.first : lists).inspect}, backend: #{backend.inspect})", timeout)
+          one = lists.size == 1
+          agreement.reach("#{operation}(#{[*(one ? lists : [lists]), *also&.call].map { |term| "#{term.inspect}, " }.join}backend: #{backend.inspect})", timeout)
           lists.each_with_index.map do |list, index|
-            form_group(parent, (lists.size == 1) ? label : "#{label}.#{index}", list, rank, backend, timeout, group_desc)
+            form_group(parent, one ? label : "#{label}.#{index}", list, rank, backend, timeout,
+              group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc)
           end
         end
       end
@@ -131,7 +134,7 @@ module Torch
         raise ArgumentError, "#{name}: expected ranks, got an empty Array" if ranks.empty?
 
         wrong = ranks.find { |rank| !rank.is_a?(Integer) || !known.include?(rank) }
-        unless wrong.nil? && ranks.none?(&:nil?)
+        if wrong || ranks.include?(nil)
           raise ArgumentError, "#{name}: expected ranks of the parent group, " \
             "#{(known == (0...known.size).to_a) ? "0 to #{known.size - 1}" : known.join(", ")}, got #{wrong.inspect} in #{ranks.inspect}"
         end
