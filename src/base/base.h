@@ -78,6 +78,11 @@ void tddp_bytes_free(tddp_bytes *bytes);
 TDDP_NODISCARD tddp_status tddp_thread_start(pthread_t *thread, const char *name,
                                              void *(*body)(void *), void *data);
 
+/* The same with a stack of `stack_bytes`; 0: the system's default. */
+TDDP_NODISCARD tddp_status tddp_thread_start_sized(pthread_t *thread, const char *name,
+                                                   void *(*body)(void *), void *data,
+                                                   size_t stack_bytes);
+
 /* A condition variable on the monotonic clock. */
 TDDP_NODISCARD tddp_status tddp_cond_init(pthread_cond_t *cond);
 

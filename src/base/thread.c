@@ -12,15 +12,38 @@
 tddp_status tddp_thread_start(pthread_t *thread, const char *name, void *(*body)(void *),
                               void *data)
 {
+    return tddp_thread_start_sized(thread, name, body, data, 0);
+}
+
+/* With every signal blocked; the new thread inherits that. */
+static int create_blocked(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*body)(void *), void *data)
+{
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
     int error = pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (error) {
-        return tddp_fail(TDDP_SYSTEM, "pthread_sigmask: %s", strerror(error));
+    if (error == 0) {
+        error = pthread_create(thread, attributes, body, data);
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
-    error = pthread_create(thread, NULL, body, data);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+tddp_status tddp_thread_start_sized(pthread_t *thread, const char *name, void *(*body)(void *),
+                                    void *data, size_t stack_bytes)
+{
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error == 0) {
+        if (stack_bytes > 0) {
+            error = pthread_attr_setstacksize(&attributes, stack_bytes);
+        }
+        if (error == 0) {
+            error = create_blocked(thread, &attributes, body, data);
+        }
+        (void)pthread_attr_destroy(&attributes);
+    }
     if (error) {
         return tddp_fail(TDDP_SYSTEM, "cannot start thread %s: %s", name, strerror(error));
     }

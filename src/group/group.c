@@ -57,6 +57,12 @@ static tddp_status init_locks(tddp_group *group)
         pthread_cond_destroy(&group->wake);
         return status;
     }
+    status = tddp_group_p2p_init(&group->p2p);
+    if (status) {
+        pthread_cond_destroy(&group->idle);
+        pthread_cond_destroy(&group->wake);
+        return status;
+    }
     pthread_mutex_init(&group->mutex, NULL);
     return TDDP_OK;
 }
@@ -93,6 +99,7 @@ static void free_group(tddp_group *group)
         pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
+        tddp_group_p2p_destroy(&group->p2p);
     }
     free(group->failure_text);
     free(group->name);

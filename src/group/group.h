@@ -4,7 +4,12 @@
  *   group.c        making and ending a group, what it is
  *   join.c         how the ranks find each other through the store
  *   progress.c     the queue and the progress thread; the first failure
- *   collectives.c  argument checks, then the queue
+ *   collectives.c  the operations on one piece of memory: argument checks, then the queue
+ *   lists.c        those with a buffer for each rank
+ *   coalesce.c     several buffers in one operation
+ *   p2p.c          sends and receives, beside the queue, and the threads that finish them
+ *   checks.c       what is wrong with arguments
+ *   describe.c     what callers say of their next operation
  *   parts.c        the pieces of an operation, one for each rank
  *   work.c         handles on operations; they know nothing of the group and outlive it
  */
@@ -25,6 +30,11 @@ struct tddp_work {
     _Atomic int64_t expiry; /* when the running operation's time is over; 0 before it runs */
     tddp_op op;
     tddp_buffer *parts;    /* what the operation's parts point to; NULL: it has none */
+    size_t bundled;        /* coalesced: `parts` are that many buffers, each in place; else 0 */
+    void *staging;         /* coalesced: where small buffers go together; NULL: none need to */
+    uint64_t steps;        /* sequence numbers it takes: 1, if not coalesced */
+    void *request;         /* point to point: the backend's, once posted */
+    char *description;     /* what the caller said of it; NULL: nothing */
     int source;            /* of a recv that went well */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t cond;
@@ -36,6 +46,21 @@ struct tddp_work {
     void *callback_data;
     struct tddp_work *next; /* in the group's queue; guarded by the group's lock */
 };
+
+struct tddp_group_finisher;
+
+/* p2p.c: the works that are posted, and the threads that finish them. */
+typedef struct tddp_group_p2p {
+    pthread_mutex_t order; /* held to number and post */
+    uint64_t sequence;     /* of this rank's sends and receives */
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t wake;   /* something is posted, or `ending` is set */
+    tddp_work *head;       /* posted, not yet taken by a thread */
+    tddp_work *tail;
+    size_t spare; /* threads that wait for what is not promised to anyone */
+    struct tddp_group_finisher *finishers;
+    bool ending;
+} tddp_group_p2p;
 
 /* A work with two references: its caller's and the queue's. */
 TDDP_NODISCARD tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out);
@@ -72,9 +97,12 @@ struct tddp_group {
     tddp_work *head;
     tddp_work *tail;
     bool running;
+    size_t in_flight; /* sends and receives under way */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
+
+    tddp_group_p2p p2p;
 };
 
 /* join.c: takes this rank's place, waits for the others, says what the backend wants to know. On
@@ -87,8 +115,28 @@ TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
  * had never joined. */
 void tddp_group_leave(tddp_group *group);
 
-/* parts.c: gives a fresh work parts of its own where its operation has some. */
-TDDP_NODISCARD tddp_status tddp_group_work_parts(const tddp_group *group, tddp_work *work);
+/* parts.c: makes a work with the group's timeout, the caller's description, and parts of its own
+ * where its operation has some. */
+TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op,
+                                              tddp_work **out);
+
+/* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
+void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
+
+/* describe.c: takes what this thread said of its next operation, for the one that begins now;
+ * gives it to a work. The fingerprint of a text is never 0. */
+void tddp_group_take_description(void);
+TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work);
+uint32_t tddp_group_fingerprint(const char *text);
+
+/* coalesce.c: carries out an operation on the progress thread. */
+TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, const tddp_work *work);
+
+/* p2p.c. The threads end with stop(), after everything under way is over: the backend must have
+ * been aborted, if it is to be soon. */
+TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
+void tddp_group_p2p_stop(tddp_group *group);
+void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
@@ -96,11 +144,23 @@ TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 /* Queues an operation: numbers it, and waits for it if `work` is NULL. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **work);
 
+/* The same with a work that is prepared; consumed, also on failure. */
+TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out);
+
+/* Gives the caller's reference to the caller, or waits and releases it. */
+TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out);
+
+/* Counts one more send or receive under way, or says why there may be none. */
+TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group);
+
+/* The calling thread is one of the group's, on which callbacks of its works run. */
+void tddp_group_enter_thread(const tddp_group *group);
+
 /* Tells a work what came of its operation: says which it was, and if the ranks may be out of step
  * after it, keeps it as the group's first failure and lets the peers know. Without the lock. */
 void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Whether the caller is this group's progress thread: a callback of one of its works. */
+/* Whether the caller is one of this group's threads: a callback of one of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);
 
 /* Takes no more operations, lets those there are finish until the deadline, aborts the rest, ends

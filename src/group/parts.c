@@ -1,6 +1,7 @@
 /*
- * The pieces of an operation, one for each rank: copied from the caller or cut from one piece of
- * memory, so that backends always find them in the same form. Runs on the thread that queues.
+ * A fresh work and the pieces of its operation, one for each rank: copied from the caller or cut
+ * from one piece of memory, so that backends always find them in the same form. Runs on the thread
+ * that queues.
  *
  * Invariant: a work's parts live and die with it, and its operation points to them.
  */
@@ -35,17 +36,21 @@ static void cut(const tddp_buffer *whole, tddp_buffer *parts, size_t world)
     }
 }
 
-/* What the parts are together: one piece of memory, or only a number of elements. */
-static void join(const tddp_buffer *parts, tddp_buffer *whole, size_t world)
+void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole)
 {
     size_t size = tddp_dtype_size(parts[0].dtype);
-    const char *end = parts[0].data;
     bool adjoin = true;
     *whole = parts[0];
+    whole->data = NULL;
     whole->count = 0;
-    for (size_t i = 0; i < world; i++) {
-        adjoin = adjoin && parts[i].data == end;
-        end += parts[i].count * size;
+    for (size_t i = 0; i < count; i++) {
+        if (parts[i].count == 0) {
+            continue; /* may lie anywhere */
+        }
+        if (whole->count == 0) {
+            whole->data = parts[i].data;
+        }
+        adjoin = adjoin && parts[i].data == (char *)whole->data + whole->count * size;
         whole->count += parts[i].count;
     }
     if (!adjoin) {
@@ -57,14 +62,14 @@ static void settle(const tddp_buffer **given, tddp_buffer *whole, tddp_buffer *p
 {
     if (*given) {
         memcpy(parts, *given, world * sizeof *parts);
-        join(parts, whole, world);
+        tddp_group_whole(parts, world, whole);
     } else {
         cut(whole, parts, world);
     }
     *given = parts;
 }
 
-tddp_status tddp_group_work_parts(const tddp_group *group, tddp_work *work)
+static tddp_status add_parts(const tddp_group *group, tddp_work *work)
 {
     tddp_op *op = &work->op;
     size_t world = (size_t)group->world_size;
@@ -83,5 +88,26 @@ tddp_status tddp_group_work_parts(const tddp_group *group, tddp_work *work)
     if (outputs) {
         settle(&op->output_parts, &op->output, work->parts + (inputs ? world : 0), world);
     }
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op, tddp_work **out)
+{
+    op->timeout_ms = atomic_load(&group->timeout_ms);
+    tddp_work *work;
+    tddp_status status = tddp_group_work_create(op, &work);
+    if (status) {
+        return status;
+    }
+    status = tddp_group_describe_work(work);
+    if (status == TDDP_OK) {
+        status = add_parts(group, work);
+    }
+    if (status) {
+        tddp_work_release(work);
+        tddp_work_release(work);
+        return status;
+    }
+    *out = work;
     return TDDP_OK;
 }

@@ -79,7 +79,7 @@ static void carry_out(tddp_group *group, tddp_work *work)
 {
     const tddp_op *op = &work->op;
     atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
-    tddp_group_conclude(group, work, group->backend->run[op->kind](group->context, op));
+    tddp_group_conclude(group, work, tddp_group_run(group, work));
 }
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
@@ -91,7 +91,7 @@ static tddp_status refusal(const tddp_group *group)
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
 }
 
-/* The group whose progress thread this is; NULL on all other threads. */
+/* The group whose thread this is; NULL on all other threads. */
 static _Thread_local const tddp_group *progressing;
 
 bool tddp_group_on_progress_thread(const tddp_group *group)
@@ -99,10 +99,15 @@ bool tddp_group_on_progress_thread(const tddp_group *group)
     return progressing == group;
 }
 
+void tddp_group_enter_thread(const tddp_group *group)
+{
+    progressing = group;
+}
+
 static void *progress(void *data)
 {
     tddp_group *group = data;
-    progressing = group;
+    tddp_group_enter_thread(group);
     pthread_mutex_lock(&group->mutex);
     for (;;) {
         while (!group->head && group->state < TDDP_GROUP_ENDING) {
@@ -148,7 +153,8 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
         status = closed(group);
     }
     if (status == TDDP_OK) {
-        work->op.sequence = ++group->sequence;
+        work->op.sequence = group->sequence + 1;
+        group->sequence += work->steps;
         if (group->tail) {
             group->tail->next = work;
         } else {
@@ -161,39 +167,54 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
     return status;
 }
 
-tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **out)
+tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 {
-    op->timeout_ms = atomic_load(&group->timeout_ms);
-    tddp_work *work;
-    tddp_status status = tddp_group_work_create(op, &work);
-    if (status) {
-        return status;
-    }
-    status = tddp_group_work_parts(group, work);
-    if (status == TDDP_OK) {
-        status = enqueue(group, work);
-    }
-    if (status) {
-        tddp_work_release(work);
-        tddp_work_release(work);
-        return status;
-    }
     if (out) {
         *out = work;
         return TDDP_OK;
     }
-    status = tddp_work_wait(work, NULL);
+    tddp_status status = tddp_work_wait(work, NULL);
     tddp_work_release(work);
+    return status;
+}
+
+tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out)
+{
+    tddp_status status = enqueue(group, work);
+    if (status) {
+        tddp_work_release(work);
+        tddp_work_release(work);
+        return status;
+    }
+    return tddp_group_hand_out(work, out);
+}
+
+tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **out)
+{
+    tddp_work *work;
+    tddp_status status = tddp_group_prepare(group, op, &work);
+    return status ? status : tddp_group_queue(group, work, out);
+}
+
+tddp_status tddp_group_admit(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    tddp_status status = refusal(group);
+    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
+        status = closed(group);
+    }
+    group->in_flight += status == TDDP_OK;
+    pthread_mutex_unlock(&group->mutex);
     return status;
 }
 
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    while ((group->head || group->running) && tddp_now_ns() < deadline) {
+    while ((group->head || group->running || group->in_flight > 0) && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
     }
-    bool busy = group->head || group->running;
+    bool busy = group->head || group->running || group->in_flight > 0;
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
@@ -201,4 +222,5 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
         group->backend->abort(group->context);
     }
     pthread_join(group->thread, NULL);
+    tddp_group_p2p_stop(group);
 }

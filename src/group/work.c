@@ -1,5 +1,5 @@
 /*
- * Handles on operations. Finished once by the group's progress thread, waited for by any thread.
+ * Handles on operations. Finished once by a thread of the group's, waited for by any thread.
  *
  * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
  * eventfd, made by the first who needs it, together with the token. Nothing here knows the group.
@@ -33,6 +33,7 @@ tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
     work->pid = getpid();
     work->op = *op;
     work->source = TDDP_ANY_SOURCE;
+    work->steps = 1;
     work->event_fd = -1;
     *out = work;
     return TDDP_OK;
@@ -248,6 +249,8 @@ void tddp_work_release(tddp_work *work)
         pthread_mutex_destroy(&work->mutex);
     }
     free(work->parts);
+    free(work->staging);
+    free(work->description);
     free(work->text);
     free(work);
 }

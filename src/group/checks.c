@@ -1,0 +1,275 @@
+/*
+ * Checks of what an operation is given, on the thread of its caller, before anything is queued:
+ * what is queued differs between ranks only if the ranks' calls do. Any thread; nothing is kept.
+ *
+ * The good case costs no formatting: names of parts are written out only for a text.
+ */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "group/checks.h"
+
+enum { NAME_BYTES = 48 };
+
+static bool known(const tddp_backend_v1 *backend, tddp_op_kind kind)
+{
+    if (tddp_op_is_p2p(kind)) {
+        return backend->post && backend->finish;
+    }
+    return (uint32_t)kind < backend->op_count && backend->run[kind];
+}
+
+tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
+{
+    tddp_group_take_description();
+    if (!group) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", tddp_op_name(kind));
+    }
+    if (group->pid != getpid()) {
+        return tddp_fail(TDDP_FORKED,
+                         "%s: group \"%s\" was made by process %d, this is its child %d: make a "
+                         "group of its own here",
+                         tddp_op_name(kind), group->name, (int)group->pid, (int)getpid());
+    }
+    if (!known(group->backend, kind)) {
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->backend->name,
+                         tddp_op_name(kind));
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,
+                                    const tddp_buffer *buffer)
+{
+    const char *op = tddp_op_name(kind);
+    size_t size = tddp_dtype_size(buffer->dtype);
+    if (size == 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s has dtype %d: expected 0 to %d", op, name,
+                         (int)buffer->dtype, (int)TDDP_BOOL);
+    }
+    if (!buffer->data && buffer->count > 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s is NULL, but has %zu elements", op, name,
+                         buffer->count);
+    }
+    if (buffer->count > (size_t)PTRDIFF_MAX / size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: %s has %zu elements of %zu bytes: more than memory can hold", op,
+                         name, buffer->count, size);
+    }
+    if ((unsigned)buffer->device_type > 31 ||
+        !(group->backend->device_types & (1u << buffer->device_type))) {
+        return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)", op,
+                         group->backend->name, tddp_device_type_name(buffer->device_type),
+                         (int)buffer->device_type);
+    }
+    return TDDP_OK;
+}
+
+static bool alike(const tddp_buffer *a, const tddp_buffer *b)
+{
+    return a->dtype == b->dtype && a->device_type == b->device_type &&
+           a->device_index == b->device_index;
+}
+
+tddp_status tddp_group_check_alike(tddp_op_kind kind, const char *name, const tddp_buffer *buffer,
+                                   const char *other_name, const tddp_buffer *other)
+{
+    if (alike(buffer, other)) {
+        return TDDP_OK;
+    }
+    if (buffer->dtype != other->dtype) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s is %s, %s %s: expected the same",
+                         tddp_op_name(kind), name, tddp_dtype_name(buffer->dtype), other_name,
+                         tddp_dtype_name(other->dtype));
+    }
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s is on %s:%d, %s on %s:%d: expected the same",
+                     tddp_op_name(kind), name, tddp_device_type_name(buffer->device_type),
+                     (int)buffer->device_index, other_name,
+                     tddp_device_type_name(other->device_type), (int)other->device_index);
+}
+
+tddp_status tddp_group_check_root(const tddp_group *group, tddp_op_kind kind, int root)
+{
+    if (root < 0 || root >= group->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: root %d: expected 0 to %d", tddp_op_name(kind),
+                         root, group->world_size - 1);
+    }
+    return TDDP_OK;
+}
+
+/* "outputs[3]" */
+static const char *name_of(char text[NAME_BYTES], const char *list, size_t index)
+{
+    (void)snprintf(text, NAME_BYTES, "%s[%zu]", list, index);
+    return text;
+}
+
+/* What is wrong with the one at `index`, if it is wrong by itself or beside the first one. */
+static tddp_status check_one(const tddp_group *group, tddp_op_kind kind, const char *name,
+                             const tddp_buffer *list, size_t index)
+{
+    char own[NAME_BYTES];
+    char first[NAME_BYTES];
+    tddp_status status =
+        tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
+    if (status == TDDP_OK) {
+        status = tddp_group_check_alike(kind, own, &list[index], name_of(first, name, 0), list);
+    }
+    return status;
+}
+
+tddp_status tddp_group_check_list(const tddp_group *group, tddp_op_kind kind, const char *name,
+                                  const tddp_buffer *list, size_t count)
+{
+    if (!list || count == 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s %s: expected at least one buffer",
+                         tddp_op_name(kind), name, list ? "are none" : "is NULL");
+    }
+    tddp_status status = check_one(group, kind, name, list, 0);
+    if (status) {
+        return status;
+    }
+    size_t most = (size_t)PTRDIFF_MAX / tddp_dtype_size(list[0].dtype);
+    size_t total = list[0].count;
+    for (size_t i = 1; i < count; i++) {
+        /* Alike and not NULL, it differs from the first one in nothing that needs a check. */
+        bool fits = alike(&list[i], list) && (list[i].data || list[i].count == 0);
+        status = fits ? TDDP_OK : check_one(group, kind, name, list, i);
+        if (status) {
+            return status;
+        }
+        if (list[i].count > most - total) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT,
+                             "%s: %s up to [%zu] have more elements than memory can hold "
+                             "(%zu and %zu)",
+                             tddp_op_name(kind), name, i, total, list[i].count);
+        }
+        total += list[i].count;
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_check_parts(const tddp_group *group, tddp_op_kind kind, const char *name,
+                                   const tddp_buffer *parts, size_t count)
+{
+    if (!parts || count != (size_t)group->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s are %zu%s: expected %d, one for each rank",
+                         tddp_op_name(kind), name, count, parts ? "" : " (NULL)",
+                         group->world_size);
+    }
+    return tddp_group_check_list(group, kind, name, parts, count);
+}
+
+static uintptr_t start_of(const tddp_buffer *buffer)
+{
+    return (uintptr_t)buffer->data;
+}
+
+static uintptr_t end_of(const tddp_buffer *buffer)
+{
+    return (uintptr_t)buffer->data + buffer->count * tddp_dtype_size(buffer->dtype);
+}
+
+bool tddp_group_overlap(const tddp_buffer *a, const tddp_buffer *b)
+{
+    return a->count > 0 && b->count > 0 && start_of(a) < end_of(b) && start_of(b) < end_of(a);
+}
+
+tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
+                                   const char *piece_name, const tddp_buffer *piece,
+                                   const char *parts_name, const tddp_buffer *parts, int own)
+{
+    char name[NAME_BYTES];
+    tddp_status status = tddp_group_check_alike(
+        kind, piece_name, piece, name_of(name, parts_name, (size_t)own), &parts[own]);
+    if (status) {
+        return status;
+    }
+    if (piece->count != parts[own].count) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: %s has %zu elements, %s has %zu: expected the same on rank %d",
+                         tddp_op_name(kind), piece_name, piece->count, name, parts[own].count,
+                         group->rank);
+    }
+    for (size_t i = 0; i < (size_t)group->world_size; i++) {
+        bool same = i == (size_t)own && piece->data == parts[i].data;
+        if (!same && tddp_group_overlap(piece, &parts[i])) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT,
+                             "%s: %s and %s[%zu] overlap: only %s[%d] may be the same memory",
+                             tddp_op_name(kind), piece_name, parts_name, i, parts_name, own);
+        }
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_check_apart(tddp_op_kind kind, const char *name, const tddp_buffer *list,
+                                   size_t count)
+{
+    /* Mostly they lie one behind the other; only those that do not are compared one by one. */
+    uintptr_t end = 0;
+    bool ascending = true;
+    for (size_t i = 0; i < count && ascending; i++) {
+        if (list[i].count > 0) {
+            ascending = start_of(&list[i]) >= end;
+            end = end_of(&list[i]);
+        }
+    }
+    for (size_t i = 1; i < count && !ascending; i++) {
+        for (size_t k = 0; k < i; k++) {
+            if (tddp_group_overlap(&list[i], &list[k])) {
+                return tddp_fail(TDDP_INVALID_ARGUMENT,
+                                 "%s: %s[%zu] and %s[%zu] overlap: expected memory of their own",
+                                 tddp_op_name(kind), name, k, name, i);
+            }
+        }
+    }
+    return TDDP_OK;
+}
+
+/* The memory from the first to the last of these, as one. */
+static void extent_of(const tddp_buffer *list, size_t count, uintptr_t *start, uintptr_t *end)
+{
+    *start = UINTPTR_MAX;
+    *end = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].count > 0) {
+            *start = start_of(&list[i]) < *start ? start_of(&list[i]) : *start;
+            *end = end_of(&list[i]) > *end ? end_of(&list[i]) : *end;
+        }
+    }
+}
+
+tddp_status tddp_group_check_exchange(const tddp_group *group, tddp_op_kind kind,
+                                      const tddp_buffer *inputs, const tddp_buffer *outputs)
+{
+    size_t world = (size_t)group->world_size;
+    size_t own = (size_t)group->rank;
+    tddp_status status = tddp_group_check_alike(kind, "inputs[0]", inputs, "outputs[0]", outputs);
+    if (status) {
+        return status;
+    }
+    if (inputs[own].count != outputs[own].count) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: inputs[%zu] has %zu elements, outputs[%zu] has %zu: expected the "
+                         "same on rank %d",
+                         tddp_op_name(kind), own, inputs[own].count, own, outputs[own].count,
+                         group->rank);
+    }
+    uintptr_t start[2];
+    uintptr_t end[2];
+    extent_of(inputs, world, &start[0], &end[0]);
+    extent_of(outputs, world, &start[1], &end[1]);
+    bool apart = start[0] >= end[1] || start[1] >= end[0];
+    for (size_t i = 0; i < world && !apart; i++) {
+        for (size_t k = 0; k < world; k++) {
+            bool same = i == own && k == own && inputs[i].data == outputs[k].data;
+            if (!same && tddp_group_overlap(&inputs[i], &outputs[k])) {
+                return tddp_fail(TDDP_INVALID_ARGUMENT,
+                                 "%s: inputs[%zu] and outputs[%zu] overlap: only part %zu of both "
+                                 "may be the same memory",
+                                 tddp_op_name(kind), i, k, own);
+            }
+        }
+    }
+    return TDDP_OK;
+}

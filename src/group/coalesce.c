@@ -1,0 +1,185 @@
+/*
+ * Several buffers combined in one operation. Small ones go together: the progress thread copies
+ * them into staging memory of the work, has that combined, and copies it back; where they adjoin in
+ * memory, nothing is copied. Large ones go by themselves, one after the other.
+ *
+ * Invariant: what goes together follows from the sizes alone, which are equal on all ranks; where
+ * the buffers lie may differ. Each step has a sequence number of its own. If one fails the work has
+ * failed: buffers of earlier steps hold results then, those of that step and later ones do not.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/checks.h"
+
+enum {
+    /* A copy of that much takes a small part of the time that the combining takes; above it the
+     * time of a step that is saved is small beside the bytes'. */
+    TOGETHER_BYTES = 1 << 20,
+    TEXT_BYTES = 256,
+};
+
+static size_t bytes_of(const tddp_buffer *buffer)
+{
+    return buffer->count * tddp_dtype_size(buffer->dtype);
+}
+
+/* How many of these the next step takes. We cannot copy a device's memory. */
+static size_t together(const tddp_buffer *buffers, size_t count)
+{
+    bool copies = buffers->device_type == TDDP_CPU;
+    size_t bytes = bytes_of(buffers);
+    size_t taken = 1;
+    while (taken < count && copies && bytes + bytes_of(&buffers[taken]) <= TOGETHER_BYTES) {
+        bytes += bytes_of(&buffers[taken]);
+        taken++;
+    }
+    return taken;
+}
+
+static tddp_status run_step(tddp_group *group, tddp_op *op, const tddp_buffer *buffers,
+                            size_t count, char *staging)
+{
+    tddp_group_whole(buffers, count, &op->input);
+    bool copies = !op->input.data && op->input.count > 0;
+    char *at = staging;
+    for (size_t i = 0; copies && i < count; i++) {
+        if (buffers[i].count > 0) {
+            memcpy(at, buffers[i].data, bytes_of(&buffers[i]));
+            at += bytes_of(&buffers[i]);
+        }
+    }
+    if (copies) {
+        op->input.data = staging;
+    }
+    op->output = op->input;
+    tddp_status status = group->backend->run[op->kind](group->context, op);
+    at = staging;
+    for (size_t i = 0; copies && status == TDDP_OK && i < count; i++) {
+        if (buffers[i].count > 0) {
+            memcpy(buffers[i].data, at, bytes_of(&buffers[i]));
+            at += bytes_of(&buffers[i]);
+        }
+    }
+    return status;
+}
+
+tddp_status tddp_group_run(tddp_group *group, const tddp_work *work)
+{
+    if (work->bundled == 0) {
+        return group->backend->run[work->op.kind](group->context, &work->op);
+    }
+    tddp_op op = work->op;
+    int64_t deadline = atomic_load(&work->expiry);
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < work->bundled && status == TDDP_OK;) {
+        size_t count = together(work->parts + i, work->bundled - i);
+        int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
+        op.timeout_ms = left > 0 ? left : 1;
+        status = run_step(group, &op, work->parts + i, count, work->staging);
+        op.sequence++;
+        i += count;
+    }
+    return status;
+}
+
+/* Counts the steps and makes what they need. */
+static tddp_status plan(tddp_work *work)
+{
+    size_t most = 0;
+    work->steps = 0;
+    for (size_t i = 0; i < work->bundled; work->steps++) {
+        size_t count = together(work->parts + i, work->bundled - i);
+        tddp_buffer whole;
+        tddp_group_whole(work->parts + i, count, &whole);
+        if (!whole.data && bytes_of(&whole) > most) {
+            most = bytes_of(&whole);
+        }
+        i += count;
+    }
+    if (most > 0) {
+        work->staging = tddp_alloc(most);
+        if (!work->staging) {
+            return TDDP_OUT_OF_MEMORY;
+        }
+    }
+    return TDDP_OK;
+}
+
+/* The ranks compare the sizes too, not only their sum: a text of them stands before the caller's.
+ */
+static tddp_status describe_sizes(tddp_work *work)
+{
+    char text[TEXT_BYTES];
+    int length = snprintf(text, sizeof text, "%zu buffers of", work->bundled);
+    uint32_t hash = work->op.fingerprint;
+    for (size_t i = 0; i < work->bundled; i++) {
+        char number[24];
+        int digits = snprintf(number, sizeof number, " %zu", work->parts[i].count);
+        hash = (hash ^ tddp_group_fingerprint(number)) * 16777619u;
+        if (length + digits < TEXT_BYTES) {
+            memcpy(text + length, number, (size_t)digits + 1);
+            length += digits;
+        }
+    }
+    char *described =
+        work->description ? tddp_format("%s; %s", text, work->description) : tddp_copy_string(text);
+    if (!described) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    free(work->description);
+    work->description = described;
+    work->op.fingerprint = hash ? hash : 1;
+    return TDDP_OK;
+}
+
+static tddp_status prepare(tddp_work *work, const tddp_buffer *buffers, size_t count)
+{
+    work->parts = tddp_alloc_array(count, sizeof *work->parts);
+    if (!work->parts) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    memcpy(work->parts, buffers, count * sizeof *work->parts);
+    work->bundled = count;
+    tddp_status status = plan(work);
+    return status ? status : describe_sizes(work);
+}
+
+tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
+                                      tddp_reduce_op op, double premul, tddp_work **out)
+{
+    const tddp_op_kind kind = TDDP_OP_ALL_REDUCE;
+    tddp_status status = tddp_group_begin(group, kind);
+    if (status == TDDP_OK) {
+        status = tddp_group_check_list(group, kind, "buffers", buffers, count);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_group_check_apart(kind, "buffers", buffers, count);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_reduce_check(op, buffers[0].dtype);
+    }
+    if (status) {
+        return status;
+    }
+    tddp_op wanted = {.kind = kind, .reduce = op, .premul = premul};
+    tddp_group_whole(buffers, count, &wanted.input);
+    wanted.output = wanted.input;
+    if (count == 1) {
+        return tddp_group_submit(group, &wanted, out);
+    }
+    tddp_work *work;
+    status = tddp_group_prepare(group, &wanted, &work);
+    if (status) {
+        return status;
+    }
+    status = prepare(work, buffers, count);
+    if (status) {
+        tddp_work_release(work);
+        tddp_work_release(work);
+        return status;
+    }
+    return tddp_group_queue(group, work, out);
+}

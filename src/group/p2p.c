@@ -1,0 +1,312 @@
+/*
+ * Sends and receives. They are posted in the thread of their caller and finished at once beside
+ * each other and the queue: by a thread of the group's for each that is under way, or by the caller
+ * itself if it waits.
+ *
+ * There is no bound to how many are under way but the system's threads: with a bound, receives that
+ * wait for a peer could keep the sends that this peer waits for from being finished. So a thread is
+ * found before anything is posted; if there is none, the call is refused and nothing has happened.
+ *
+ * Invariants: `spare` threads of the group's wait for work that is not promised to anybody.
+ * Messages are numbered and posted with `order` held, so that those to one peer match in the order
+ * of their numbers. Locks are taken in the order `order`, then `mutex`, then the group's; only
+ * `order` is ever held while the backend runs. All threads end before the backend's context does.
+ */
+#include <stdlib.h>
+
+#include "group/checks.h"
+
+enum {
+    KEPT_THREADS = 8, /* that many wait for the next message; more end after theirs */
+    STACK_BYTES = 512 * 1024,
+};
+
+struct tddp_group_finisher {
+    pthread_t thread;
+    tddp_group *group;
+    bool ended; /* has nothing more to do with the group: to be joined */
+    struct tddp_group_finisher *next;
+};
+
+typedef struct tddp_group_finisher finisher;
+
+tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p)
+{
+    tddp_status status = tddp_cond_init(&p2p->wake);
+    if (status == TDDP_OK) {
+        pthread_mutex_init(&p2p->order, NULL);
+        pthread_mutex_init(&p2p->mutex, NULL);
+    }
+    return status;
+}
+
+void tddp_group_p2p_destroy(tddp_group_p2p *p2p)
+{
+    pthread_mutex_destroy(&p2p->order);
+    pthread_mutex_destroy(&p2p->mutex);
+    pthread_cond_destroy(&p2p->wake);
+}
+
+static void join_all(finisher *list)
+{
+    while (list) {
+        finisher *next = list->next;
+        pthread_join(list->thread, NULL);
+        free(list);
+        list = next;
+    }
+}
+
+/* Takes those that have ended out of the list of threads. With the lock held. */
+static finisher *take_ended(tddp_group_p2p *p2p)
+{
+    finisher *ended = NULL;
+    for (finisher **link = &p2p->finishers; *link;) {
+        finisher *each = *link;
+        if (each->ended) {
+            *link = each->next;
+            each->next = ended;
+            ended = each;
+        } else {
+            link = &each->next;
+        }
+    }
+    return ended;
+}
+
+/* Waits for a posted work; NULL: the group ends. With the lock held. */
+static tddp_work *take_posted(tddp_group_p2p *p2p)
+{
+    while (!p2p->head && !p2p->ending) {
+        pthread_cond_wait(&p2p->wake, &p2p->mutex);
+    }
+    tddp_work *work = p2p->head;
+    if (work) {
+        p2p->head = work->next;
+        if (!p2p->head) {
+            p2p->tail = NULL;
+        }
+        work->next = NULL;
+    }
+    return work;
+}
+
+/* The group may be gone afterwards, if its end was waiting for this. */
+static void leave(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    if (--group->in_flight == 0) {
+        pthread_cond_broadcast(&group->idle);
+    }
+    pthread_mutex_unlock(&group->mutex);
+}
+
+static tddp_status finish(tddp_group *group, tddp_work *work)
+{
+    int source = TDDP_ANY_SOURCE;
+    tddp_status status = group->backend->finish(group->context, work->request, &source);
+    if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
+        work->source = source;
+    }
+    return status;
+}
+
+static void *finisher_body(void *data)
+{
+    finisher *self = data;
+    tddp_group *group = self->group;
+    tddp_group_p2p *p2p = &group->p2p;
+    tddp_group_enter_thread(group);
+    bool stays = true;
+    pthread_mutex_lock(&p2p->mutex);
+    while (stays) {
+        tddp_work *work = take_posted(p2p);
+        if (!work) {
+            break;
+        }
+        pthread_mutex_unlock(&p2p->mutex);
+        tddp_status status = finish(group, work);
+        /* Before the outcome is told: the next message may come from who waited for this one. */
+        pthread_mutex_lock(&p2p->mutex);
+        stays = p2p->spare < KEPT_THREADS;
+        p2p->spare += stays;
+        pthread_mutex_unlock(&p2p->mutex);
+        tddp_group_conclude(group, work, status);
+        tddp_work_release(work);
+        pthread_mutex_lock(&p2p->mutex);
+        self->ended = !stays;
+        pthread_mutex_unlock(&p2p->mutex);
+        leave(group);
+        if (!stays) {
+            return NULL;
+        }
+        pthread_mutex_lock(&p2p->mutex);
+    }
+    pthread_mutex_unlock(&p2p->mutex);
+    return NULL;
+}
+
+static tddp_status add_finisher(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    finisher *added = tddp_alloc(sizeof *added);
+    if (!added) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    added->group = group;
+    pthread_mutex_lock(&p2p->mutex);
+    tddp_status status =
+        tddp_thread_start_sized(&added->thread, "tddp-p2p", finisher_body, added, STACK_BYTES);
+    if (status == TDDP_OK) {
+        added->next = p2p->finishers;
+        p2p->finishers = added;
+    }
+    pthread_mutex_unlock(&p2p->mutex);
+    if (status) {
+        free(added);
+    }
+    return status;
+}
+
+/* Makes sure that a thread will be there for a work that is about to be posted. */
+static tddp_status reserve(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&p2p->mutex);
+    finisher *ended = take_ended(p2p);
+    bool found = p2p->spare > 0;
+    p2p->spare -= found;
+    pthread_mutex_unlock(&p2p->mutex);
+    join_all(ended);
+    return found ? TDDP_OK : add_finisher(group);
+}
+
+/* Posts a work; where it goes well and `hands_over`, to one of the group's threads. */
+static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&p2p->order);
+    work->op.sequence = ++p2p->sequence;
+    atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
+    tddp_status status = group->backend->post(group->context, &work->op, &work->request);
+    if (hands_over) {
+        pthread_mutex_lock(&p2p->mutex);
+        if (status) {
+            p2p->spare++;
+        } else {
+            if (p2p->tail) {
+                p2p->tail->next = work;
+            } else {
+                p2p->head = work;
+            }
+            p2p->tail = work;
+            pthread_cond_signal(&p2p->wake);
+        }
+        pthread_mutex_unlock(&p2p->mutex);
+    }
+    pthread_mutex_unlock(&p2p->order);
+    return status;
+}
+
+static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
+{
+    tddp_work *work;
+    tddp_status status = tddp_group_prepare(group, op, &work);
+    if (status) {
+        return status;
+    }
+    status = tddp_group_admit(group);
+    if (status == TDDP_OK && out) {
+        status = reserve(group);
+        if (status) {
+            leave(group);
+        }
+    }
+    if (status) {
+        tddp_work_release(work);
+        tddp_work_release(work);
+        return status;
+    }
+    status = post(group, work, out != NULL);
+    if (status || !out) {
+        status = status ? status : finish(group, work);
+        tddp_group_conclude(group, work, status);
+        tddp_work_release(work);
+        leave(group);
+    }
+    return tddp_group_hand_out(work, out);
+}
+
+void tddp_group_p2p_stop(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&group->mutex);
+    while (group->in_flight > 0) {
+        pthread_cond_wait(&group->idle, &group->mutex);
+    }
+    pthread_mutex_unlock(&group->mutex);
+    pthread_mutex_lock(&p2p->mutex);
+    p2p->ending = true;
+    finisher *all = p2p->finishers;
+    p2p->finishers = NULL;
+    pthread_cond_broadcast(&p2p->wake);
+    pthread_mutex_unlock(&p2p->mutex);
+    join_all(all);
+}
+
+static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)
+{
+    bool receives = kind == TDDP_OP_RECV;
+    if (receives && peer == TDDP_ANY_SOURCE && group->world_size > 1) {
+        return TDDP_OK;
+    }
+    if (peer < 0 || peer >= group->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: peer %d: expected 0 to %d%s",
+                         tddp_op_name(kind), peer, group->world_size - 1,
+                         receives ? ", or any source where there are other ranks" : "");
+    }
+    if (peer == group->rank) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: peer %d is this rank itself: expected another one; within a rank, "
+                         "copy the memory",
+                         tddp_op_name(kind), peer);
+    }
+    return TDDP_OK;
+}
+
+static tddp_status send_or_recv(tddp_group *group, tddp_op_kind kind, tddp_buffer buffer, int peer,
+                                uint32_t tag, tddp_work **work)
+{
+    tddp_status status = tddp_group_begin(group, kind);
+    if (status == TDDP_OK) {
+        status = tddp_group_check_buffer(group, kind, "buffer", &buffer);
+    }
+    if (status == TDDP_OK) {
+        status = check_peer(group, kind, peer);
+    }
+    if (status) {
+        return status;
+    }
+    tddp_buffer nothing = buffer;
+    nothing.data = NULL;
+    nothing.count = 0;
+    bool sends = kind == TDDP_OP_SEND;
+    tddp_op wanted = {.kind = kind,
+                      .input = sends ? buffer : nothing,
+                      .output = sends ? nothing : buffer,
+                      .peer = peer,
+                      .tag = tag};
+    return submit(group, &wanted, work);
+}
+
+tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
+                      tddp_work **work)
+{
+    return send_or_recv(group, TDDP_OP_SEND, buffer, peer, tag, work);
+}
+
+tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
+                      tddp_work **work)
+{
+    return send_or_recv(group, TDDP_OP_RECV, buffer, peer, tag, work);
+}
