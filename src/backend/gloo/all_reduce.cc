@@ -27,31 +27,6 @@ namespace
 /* A piece of a message between two ranks, see all_reduce_pair(). */
 constexpr size_t PAIR_PIECE_BYTES = 1024 * 1024;
 
-/* Equal parts of `count` elements; all start on a cache line if the whole does. */
-class Parts
-{
-  public:
-    Parts(size_t count, int ranks, size_t element) : count_(count), element_(element)
-    {
-        size_t even = (count + static_cast<size_t>(ranks) - 1) / static_cast<size_t>(ranks);
-        size_t line = 64 / element;
-        each_ = (even + line - 1) / line * line;
-    }
-    size_t offset(int rank) const
-    {
-        return std::min(count_, each_ * static_cast<size_t>(rank)) * element_;
-    }
-    size_t bytes(int rank) const
-    {
-        return offset(rank + 1) - offset(rank);
-    }
-
-  private:
-    size_t count_;
-    size_t element_;
-    size_t each_;
-};
-
 /* Whether a op b has the same bits as b op a. Not so for the smaller one of 0.0 and -0.0. */
 bool commutes(const tddp_op &op)
 {
@@ -64,23 +39,14 @@ void all_reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
 {
     Round round(mesh, op);
     char *data = static_cast<char *>(op.output.data);
-    size_t count = op.output.count;
+    const size_t count = op.output.count;
     each_peer(mesh, [&](int peer) { round.greet(peer, data, bytes); });
     if (mesh.size == 2 && commutes(op)) {
         tddp_combine(op.reduce, op.input.dtype, data, round.answer(1 - mesh.rank), count);
+        scale(op.input.dtype, data, count, factor_after(mesh, op));
     } else {
-        char *mine = mesh.scratch(bytes);
-        copy(mine, data, bytes);
-        for (int peer = 0; peer < mesh.size; peer++) {
-            const char *theirs = peer == mesh.rank ? mine : round.answer(peer);
-            if (peer == 0) {
-                copy(data, theirs, bytes);
-            } else {
-                tddp_combine(op.reduce, op.input.dtype, data, theirs, count);
-            }
-        }
+        combine_answers(mesh, round, op, data, count, 1.0);
     }
-    scale(op.input.dtype, data, count, factor_after(mesh, op));
     round.finish();
 }
 
@@ -102,7 +68,9 @@ void all_reduce_large(Mesh &mesh, const tddp_op &op, size_t bytes)
             round.recv(region, peer, FROM_OWNER, start + at, length);
         });
     });
-    combine(mesh, round, op, nullptr, own, parts.bytes(mesh.rank), [&](size_t at, size_t length) {
+    const Part part = {own, own, parts.bytes(mesh.rank), 1.0};
+    char *inbound = mesh.scratch(inbound_bytes(mesh, part.bytes));
+    combine(mesh, round, op, part, inbound, [&](size_t at, size_t length) {
         each_peer(mesh, [&](int peer) {
             round.send(*whole[static_cast<size_t>(peer)], peer, FROM_OWNER,
                        parts.offset(mesh.rank) + at, length);

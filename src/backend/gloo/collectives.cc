@@ -1,124 +1,167 @@
 /*
- * The collectives but all_reduce, as direct exchanges between pairs of ranks. Runs on the group's
- * progress thread.
+ * The collectives that only move data, as direct exchanges between pairs of ranks: each piece goes
+ * straight from the one's memory to the other's, or with the header where it is small. Runs on the
+ * group's progress thread.
  */
 #include "collectives.h"
 
 #include <vector>
 
-#include "reduction.h"
+#include "failure.h"
+#include "parts.h"
+#include "round.h"
 
 namespace tddp_gloo
 {
-
-void broadcast(Mesh &mesh, const tddp_op &op)
+namespace
 {
-    size_t bytes = op.output.count * tddp_dtype_size(op.output.dtype);
-    bool eager = bytes <= EAGER_BYTES;
-    if (mesh.size == 1) {
-        return;
+
+/* Only a caller that did not check can come here: the others wait for a rank that knows better. */
+void check_own(const Mesh &mesh, const tddp_op &op, const tddp_buffer &given,
+               const tddp_buffer &wanted)
+{
+    if (bytes_of(given) != bytes_of(wanted)) {
+        throw Failure(TDDP_MISMATCH, std::string(tddp_op_name(op.kind)) + ": rank " +
+                                         std::to_string(mesh.rank) + " gives itself " +
+                                         std::to_string(given.count) + " elements and expects " +
+                                         std::to_string(wanted.count));
     }
-    Round round(mesh, op);
-    if (mesh.rank == op.root) {
-        each_peer(mesh, [&](int peer) {
-            round.greet(peer, op.output.data, eager ? bytes : 0);
-            if (!eager) {
-                round.send(round.region(op.output.data, bytes), peer, WHOLE, 0, bytes);
-            }
-        });
-        each_peer(mesh, [&](int peer) { round.answer(peer); });
-    } else {
-        Buffer *region = nullptr;
-        round.greet(op.root, nullptr, 0);
-        if (!eager) {
-            region = &round.region(op.output.data, bytes);
-            round.recv(*region, op.root, WHOLE, 0, bytes);
-        }
-        const char *data = round.answer(op.root);
-        if (region) {
-            mesh.wait_recv(*region, op.root);
-        } else {
-            copy(op.output.data, data, bytes);
-        }
-    }
-    round.finish();
 }
 
-void barrier(Mesh &mesh, const tddp_op &op)
+/* `given(rank)` goes to each rank, `wanted(rank)` is where its piece goes: buffers, empty where
+ * nothing travels. */
+template <typename Given, typename Wanted>
+void exchange(Mesh &mesh, const tddp_op &op, Given given, Wanted wanted)
 {
-    Round round(mesh, op);
-    each_peer(mesh, [&](int peer) { round.greet(peer, nullptr, 0); });
-    each_peer(mesh, [&](int peer) { round.answer(peer); });
-    round.finish();
-}
-
-void all_gather(Mesh &mesh, const tddp_op &op)
-{
-    size_t bytes = op.input.count * tddp_dtype_size(op.input.dtype);
-    bool eager = bytes <= EAGER_BYTES;
-    char *output = static_cast<char *>(op.output.data);
-    auto place = [&](int peer) { return output + bytes * static_cast<size_t>(peer); };
+    check_own(mesh, op, given(mesh.rank), wanted(mesh.rank));
     std::vector<Buffer *> inbound(static_cast<size_t>(mesh.size));
     Round round(mesh, op);
     each_peer(mesh, [&](int peer) {
-        round.greet(peer, op.input.data, eager ? bytes : 0);
-        if (!eager) {
-            Buffer &region = round.region(place(peer), bytes);
+        const tddp_buffer out = given(peer);
+        const tddp_buffer in = wanted(peer);
+        const bool eager = bytes_of(out) <= EAGER_BYTES;
+        round.greet(peer, out.data, eager ? bytes_of(out) : 0);
+        if (bytes_of(in) > EAGER_BYTES) {
+            Buffer &region = round.region(in.data, bytes_of(in));
             inbound[static_cast<size_t>(peer)] = &region;
-            round.recv(region, peer, WHOLE, 0, bytes);
-            round.send(round.region(op.input.data, bytes), peer, WHOLE, 0, bytes);
+            round.recv(region, peer, WHOLE, 0, bytes_of(in));
+        }
+        if (!eager) {
+            round.send(round.region(out.data, bytes_of(out)), peer, WHOLE, 0, bytes_of(out));
         }
     });
-    copy(place(mesh.rank), op.input.data, bytes);
+    copy(wanted(mesh.rank).data, given(mesh.rank).data, bytes_of(given(mesh.rank)));
     each_peer(mesh, [&](int peer) {
         const char *data = round.answer(peer);
-        if (eager) {
-            copy(place(peer), data, bytes);
+        if (!inbound[static_cast<size_t>(peer)]) {
+            copy(wanted(peer).data, data, bytes_of(wanted(peer)));
         }
     });
     each_peer(mesh, [&](int peer) {
-        if (!eager) {
+        if (inbound[static_cast<size_t>(peer)]) {
             mesh.wait_recv(*inbound[static_cast<size_t>(peer)], peer);
         }
     });
     round.finish();
 }
 
-void reduce_scatter(Mesh &mesh, const tddp_op &op)
+const tddp_buffer NOTHING = {};
+
+/*
+ * From the root straight to everybody, each byte would leave it once for each rank. So it deals the
+ * message out instead, a part to each of the others, and they pass their parts on to each other:
+ * all send about as much as they receive.
+ */
+void broadcast_in_parts(Mesh &mesh, const tddp_op &op)
 {
-    size_t part = op.output.count * tddp_dtype_size(op.output.dtype);
-    const char *input = static_cast<const char *>(op.input.data);
-    char *output = static_cast<char *>(op.output.data);
-    std::vector<char> scaled;
-    if (factor_before(mesh, op) != 1.0) {
-        /* The caller's input stays as it is. */
-        scaled.assign(input, input + part * static_cast<size_t>(mesh.size));
-        tddp_scale(op.input.dtype, scaled.data(), op.input.count, factor_before(mesh, op));
-        input = scaled.data();
-    }
-    const char *own = input + part * static_cast<size_t>(mesh.rank);
-    bool eager = part <= EAGER_BYTES;
+    const size_t bytes = bytes_of(op.output);
+    const Parts parts(op.output.count, mesh.size - 1, tddp_dtype_size(op.output.dtype));
+    auto owned_by = [&](int rank) { return rank < op.root ? rank : rank - 1; };
+    std::vector<Buffer *> whole(static_cast<size_t>(mesh.size));
     Round round(mesh, op);
     each_peer(mesh, [&](int peer) {
-        const char *theirs = input + part * static_cast<size_t>(peer);
-        round.greet(peer, theirs, eager ? part : 0);
-        if (!eager) {
-            Buffer &region = round.region(theirs, part);
-            each_piece(part, [&](size_t at, size_t length) {
-                round.send(region, peer, TO_OWNER, at, length);
-            });
-        }
-    });
-    if (eager) {
-        copy(output, own, part);
-        each_peer(mesh, [&](int peer) {
-            tddp_combine(op.reduce, op.input.dtype, output, round.answer(peer), op.output.count);
+        round.greet(peer, nullptr, 0);
+        Buffer &region = round.region(op.output.data, bytes);
+        whole[static_cast<size_t>(peer)] = &region;
+        /* The root has no part: what comes from it is this rank's own. */
+        const int part = owned_by(mesh.rank == op.root || peer != op.root ? peer : mesh.rank);
+        const size_t start = parts.offset(part);
+        each_piece(parts.bytes(part), [&](size_t at, size_t length) {
+            if (mesh.rank == op.root) {
+                round.send(region, peer, TO_OWNER, start + at, length);
+            } else {
+                round.recv(region, peer, peer == op.root ? TO_OWNER : FROM_OWNER, start + at,
+                           length);
+            }
         });
-        scale(op.output.dtype, output, op.output.count, factor_after(mesh, op));
-    } else {
-        combine(mesh, round, op, own, output, part, [](size_t, size_t) {});
+    });
+    each_peer(mesh, [&](int peer) { round.answer(peer); });
+    auto wait_for = [&](int peer) { mesh.wait_recv(*whole[static_cast<size_t>(peer)], peer); };
+    if (mesh.rank != op.root) {
+        const size_t start = parts.offset(owned_by(mesh.rank));
+        each_piece(parts.bytes(owned_by(mesh.rank)), [&](size_t at, size_t length) {
+            wait_for(op.root);
+            each_peer(mesh, [&](int peer) {
+                if (peer != op.root) {
+                    Buffer &region = *whole[static_cast<size_t>(peer)];
+                    round.send(region, peer, FROM_OWNER, start + at, length);
+                }
+            });
+        });
+        each_peer(mesh, [&](int peer) {
+            if (peer != op.root) {
+                each_piece(parts.bytes(owned_by(peer)), [&](size_t, size_t) { wait_for(peer); });
+            }
+        });
     }
     round.finish();
+}
+
+} // namespace
+
+void broadcast(Mesh &mesh, const tddp_op &op)
+{
+    if (mesh.size > 2 && bytes_of(op.output) > EAGER_BYTES) {
+        broadcast_in_parts(mesh, op);
+        return;
+    }
+    const bool gives = mesh.rank == op.root;
+    exchange(
+        mesh, op, [&](int peer) { return gives && peer != op.root ? op.output : NOTHING; },
+        [&](int peer) { return !gives && peer == op.root ? op.output : NOTHING; });
+}
+
+void barrier(Mesh &mesh, const tddp_op &op)
+{
+    exchange(
+        mesh, op, [](int) { return NOTHING; }, [](int) { return NOTHING; });
+}
+
+void all_gather(Mesh &mesh, const tddp_op &op)
+{
+    exchange(
+        mesh, op, [&](int) { return op.input; }, [&](int peer) { return op.output_parts[peer]; });
+}
+
+void gather(Mesh &mesh, const tddp_op &op)
+{
+    exchange(
+        mesh, op, [&](int peer) { return peer == op.root ? op.input : NOTHING; },
+        [&](int peer) { return mesh.rank == op.root ? op.output_parts[peer] : NOTHING; });
+}
+
+void scatter(Mesh &mesh, const tddp_op &op)
+{
+    exchange(
+        mesh, op, [&](int peer) { return mesh.rank == op.root ? op.input_parts[peer] : NOTHING; },
+        [&](int peer) { return peer == op.root ? op.output : NOTHING; });
+}
+
+void all_to_all(Mesh &mesh, const tddp_op &op)
+{
+    exchange(
+        mesh, op, [&](int peer) { return op.input_parts[peer]; },
+        [&](int peer) { return op.output_parts[peer]; });
 }
 
 } // namespace tddp_gloo

@@ -12,6 +12,10 @@ void broadcast(Mesh &mesh, const tddp_op &op);
 void barrier(Mesh &mesh, const tddp_op &op);
 void all_gather(Mesh &mesh, const tddp_op &op);
 void reduce_scatter(Mesh &mesh, const tddp_op &op);
+void reduce(Mesh &mesh, const tddp_op &op);
+void gather(Mesh &mesh, const tddp_op &op);
+void scatter(Mesh &mesh, const tddp_op &op);
+void all_to_all(Mesh &mesh, const tddp_op &op);
 
 } // namespace tddp_gloo
 

@@ -24,6 +24,8 @@
 
 #include <tddp/backend.h>
 
+#include "header.h"
+
 namespace tddp_gloo
 {
 
@@ -57,6 +59,7 @@ struct Link {
     std::unique_ptr<Buffer> inbox[2];
     std::unique_ptr<Buffer> outbox;
     unsigned turn = 0; /* the inbox in which the current operation's header arrives */
+    Told before = {};  /* the headers of the operation before */
 };
 
 class Mesh

@@ -50,36 +50,68 @@ void combine_scaled(const tddp_op &op, char *into, const char *from, size_t byte
     }
 }
 
-void combine(Mesh &mesh, Round &round, const tddp_op &op, const char *own, char *into, size_t bytes,
+void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, size_t count,
+                     double before)
+{
+    const tddp_dtype dtype = op.input.dtype;
+    const size_t bytes = count * tddp_dtype_size(dtype);
+    char *mine = data;
+    if (mesh.rank > 0) {
+        mine = mesh.scratch(bytes);
+        copy(mine, data, bytes);
+    }
+    scale(dtype, mine, count, before);
+    for (int rank = 0; rank < mesh.size; rank++) {
+        char *share = mine;
+        if (rank != mesh.rank) {
+            share = round.answer(rank);
+            scale(dtype, share, count, before);
+        }
+        if (rank == 0) {
+            copy(data, share, bytes);
+        } else {
+            tddp_combine(op.reduce, dtype, data, share, count);
+        }
+    }
+    scale(dtype, data, count, factor_after(mesh, op));
+}
+
+size_t inbound_bytes(const Mesh &mesh, size_t bytes)
+{
+    return std::min(WINDOW * PIECE_BYTES, bytes) * static_cast<size_t>(mesh.size);
+}
+
+void combine(Mesh &mesh, Round &round, const tddp_op &op, const Part &part, char *inbound,
              const std::function<void(size_t at, size_t bytes)> &done)
 {
-    const double factor = factor_after(mesh, op);
-    size_t window = std::min(WINDOW * PIECE_BYTES, bytes);
-    char *memory = mesh.scratch(window * static_cast<size_t>(mesh.size));
-    std::vector<Buffer *> inbound(static_cast<size_t>(mesh.size));
-    auto slot_at = [&](int peer) { return static_cast<size_t>(peer); };
+    const size_t window = std::min(WINDOW * PIECE_BYTES, part.bytes);
+    const size_t element = tddp_dtype_size(op.input.dtype);
+    auto place = [&](int peer, size_t at) {
+        return inbound + window * static_cast<size_t>(peer) + at % (WINDOW * PIECE_BYTES);
+    };
+    std::vector<Buffer *> regions(static_cast<size_t>(mesh.size));
     auto post = [&](int peer, size_t at) {
-        if (at < bytes) {
-            round.recv(*inbound[slot_at(peer)], peer, TO_OWNER, at % (WINDOW * PIECE_BYTES),
-                       std::min(PIECE_BYTES, bytes - at));
+        if (at < part.bytes) {
+            round.recv(*regions[static_cast<size_t>(peer)], peer, TO_OWNER,
+                       at % (WINDOW * PIECE_BYTES), std::min(PIECE_BYTES, part.bytes - at));
         }
     };
     each_peer(mesh, [&](int peer) {
-        inbound[slot_at(peer)] = &round.region(memory + window * slot_at(peer), window);
+        regions[static_cast<size_t>(peer)] = &round.region(place(peer, 0), window);
         for (size_t i = 0; i < WINDOW; i++) {
             post(peer, i * PIECE_BYTES);
         }
     });
     each_peer(mesh, [&](int peer) { round.answer(peer); });
-    each_piece(bytes, [&](size_t at, size_t length) {
-        if (own) {
-            copy(into + at, own + at, length);
-        }
+    each_piece(part.bytes, [&](size_t at, size_t length) {
+        copy(part.into + at, part.own + at, length);
+        scale(op.input.dtype, part.into + at, length / element, part.before);
         int left = mesh.size - 1;
         each_peer(mesh, [&](int peer) {
-            mesh.wait_recv(*inbound[slot_at(peer)], peer);
-            const char *theirs = memory + window * slot_at(peer) + at % (WINDOW * PIECE_BYTES);
-            combine_scaled(op, into + at, theirs, length, --left == 0 ? factor : 1.0);
+            mesh.wait_recv(*regions[static_cast<size_t>(peer)], peer);
+            scale(op.input.dtype, place(peer, at), length / element, part.before);
+            const double after = --left == 0 ? factor_after(mesh, op) : 1.0;
+            combine_scaled(op, part.into + at, place(peer, at), length, after);
             post(peer, at + WINDOW * PIECE_BYTES);
         });
         done(at, length);

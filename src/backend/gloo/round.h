@@ -1,10 +1,10 @@
 /*
  * The messages of one operation between this rank and its peers.
  *
- * Each pair of ranks that takes part exchanges one header, which says what the operation is
- * believed to be; a payload of at most EAGER_BYTES travels with it. Larger payloads go straight
- * between the callers' buffers, under a slot made of the same facts: ranks that disagree never
- * match each other's payloads, and learn it from the headers.
+ * Each pair of ranks exchanges one header in every operation, also where no data go between them:
+ * it says what the operation is believed to be, and a payload of at most EAGER_BYTES travels with
+ * it. Larger payloads go straight between the callers' buffers, under a slot made of the same
+ * facts: ranks that disagree never match each other's payloads, and learn it from the headers.
  */
 #ifndef TDDP_GLOO_ROUND_H
 #define TDDP_GLOO_ROUND_H
@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "header.h"
 #include "mesh.h"
 
 namespace tddp_gloo
@@ -24,8 +25,9 @@ class Round
 
     /* Sends the header and up to EAGER_BYTES with it; gets ready for the peer's next one. */
     void greet(int peer, const void *data, size_t bytes);
-    /* Waits for the peer's header, checks it, returns what came with it. */
-    const char *answer(int peer);
+    /* Waits for the peer's header, checks it, returns what came with it: memory of our own, until
+     * the next operation. */
+    char *answer(int peer);
 
     /* A region of memory whose pieces travel to or from one peer, in order. Kept to the end. */
     Buffer &region(const void *data, size_t bytes);
@@ -45,7 +47,6 @@ class Round
 
     Mesh &mesh_;
     const tddp_op &op_;
-    uint64_t slot_;
     std::vector<std::unique_ptr<Buffer>> regions_;
     std::vector<Sent> sent_;
 };
