@@ -18,18 +18,23 @@ enum { BOOT_ID_BYTES = 36 };
 
 static tddp_status read_boot_id(char text[BOOT_ID_BYTES + 1])
 {
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    int fd;
+    do {
+        fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    } while (fd < 0 && errno == EINTR);
     if (fd < 0) {
         return tddp_fail_errno("/proc/sys/kernel/random/boot_id");
     }
-    ssize_t size;
-    do {
-        size = read(fd, text, BOOT_ID_BYTES);
-    } while (size < 0 && errno == EINTR);
+    size_t size = 0;
+    ssize_t got = 1;
+    while (size < BOOT_ID_BYTES && (got > 0 || (got < 0 && errno == EINTR))) {
+        got = read(fd, text + size, BOOT_ID_BYTES - size);
+        size += got > 0 ? (size_t)got : 0;
+    }
     tddp_status status = size == BOOT_ID_BYTES ? TDDP_OK
                                                : tddp_fail(TDDP_SYSTEM,
                                                            "the kernel's boot id has "
-                                                           "%zd bytes, expected %d",
+                                                           "%zu bytes, expected %d",
                                                            size, BOOT_ID_BYTES);
     tddp_close(fd);
     text[BOOT_ID_BYTES] = '\0';

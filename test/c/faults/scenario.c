@@ -1,0 +1,111 @@
+/* See scenario.h. Runs on the test's thread; the scenario may start others. */
+#include "faults/scenario.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "faults/leaks.h"
+#include "faults/system_calls.h"
+
+enum { MOST = 20000 };
+
+typedef struct held {
+    int descriptors;
+    int threads;
+} held;
+
+static held hold(void)
+{
+    return (held){leaks_descriptors(), leaks_count("/proc/self/task")};
+}
+
+static void check_let_go(const held *before, int64_t start, int longest_ms, const char *what,
+                         long nth)
+{
+    int64_t took = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
+    if (took > longest_ms) {
+        check_failed(__FILE__, __LINE__, "%s (%ld): took %d ms, at most %d expected", what, nth,
+                     (int)took, longest_ms);
+    }
+    leaks_check_threads(before->threads);
+    int descriptors = leaks_descriptors();
+    if (descriptors != before->descriptors) {
+        check_failed(__FILE__, __LINE__, "%s (%ld): %d descriptors, %d before", what, nth,
+                     descriptors, before->descriptors);
+    }
+}
+
+static void check_outcome(tddp_status status, const char *what, long nth)
+{
+    if (status && !tddp_error_message()[0]) {
+        check_failed(__FILE__, __LINE__, "%s (%ld): %s without a text", what, nth,
+                     tddp_status_name(status));
+    }
+    if (status == TDDP_INTERNAL || status == TDDP_INVALID_ARGUMENT) {
+        check_failed(__FILE__, __LINE__, "%s (%ld): %s: %s", what, nth, tddp_status_name(status),
+                     tddp_error_message());
+    }
+}
+
+void scenario_fail_system_calls(scenario body, int longest_ms)
+{
+    CHECK_OK(body()); /* Also loads what is loaded once. */
+    int failures = 0;
+    for (long nth = 1; nth < MOST; nth++) {
+        held before = hold();
+        int64_t start = tddp_now_ns();
+        calls_arm(CALLS_FAIL_NTH, nth);
+        tddp_status status = body();
+        const char *what = calls_failed();
+        calls_arm(CALLS_PASS, 0);
+        check_let_go(&before, start, longest_ms, what, nth);
+        if (!*what) {
+            CHECK_OK(status);
+            printf("%ld system calls, %d of them fatal\n", nth - 1, failures);
+            CHECK(failures > 0);
+            return;
+        }
+        check_outcome(status, what, nth);
+        failures += status != TDDP_OK;
+    }
+    check_failed(__FILE__, __LINE__, "still failing after %d calls", MOST);
+}
+
+void scenario_fail_allocations(scenario body, int longest_ms)
+{
+    int in_a_row = 0;
+    int failures = 0;
+    /* Threads allocate in no fixed order: one good run does not mean that all were tried. */
+    for (long nth = 1; nth < MOST && in_a_row < 20; nth++) {
+        held before = hold();
+        int64_t start = tddp_now_ns();
+        tddp_fail_allocation(nth);
+        tddp_status status = body();
+        tddp_fail_allocation(0);
+        check_let_go(&before, start, longest_ms, "allocation", nth);
+        check_outcome(status, "allocation", nth);
+        failures += status != TDDP_OK;
+        in_a_row = status ? 0 : in_a_row + 1;
+    }
+    CHECK_INT(in_a_row, 20);
+    CHECK(failures > 0);
+}
+
+void scenario_disturb(scenario body)
+{
+    held before = hold();
+    calls_arm(CALLS_INTERRUPTED, 0);
+    tddp_status status = body();
+    CHECK(calls_count() > 0);
+    calls_arm(CALLS_PASS, 0);
+    CHECK_OK(status);
+    calls_arm(CALLS_SHORT, 0);
+    status = body();
+    CHECK(calls_count() > 0);
+    calls_arm(CALLS_PASS, 0);
+    CHECK_OK(status);
+    check_let_go(&before, tddp_now_ns(), 1, "disturbed", 0);
+}
