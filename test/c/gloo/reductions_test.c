@@ -1,0 +1,310 @@
+/* all_reduce, reduce and reduce_scatter over Gloo: every dtype and operation, one to five ranks,
+ * every root, sizes from nothing to several pieces, parts of different sizes. */
+#include "numbers.h"
+#include "world.h"
+
+enum { GUARD = 64 };
+
+/* Room for `count` elements of any dtype, between bytes that stay as they are. */
+static char *guarded(size_t count)
+{
+    char *memory = malloc(count * 16 + (size_t)2 * GUARD);
+    CHECK(memory != NULL);
+    memset(memory, 0x5a, count * 16 + (size_t)2 * GUARD);
+    return memory + GUARD;
+}
+
+static void release(char *data, size_t bytes)
+{
+    for (size_t i = 0; i < GUARD; i++) {
+        CHECK_INT(data[-(ptrdiff_t)i - 1], 0x5a);
+        CHECK_INT(data[bytes + i], 0x5a);
+    }
+    free(data - GUARD);
+}
+
+/* This rank's numbers from place `start` on. */
+static void fill(char *data, tddp_dtype dtype, int rank, size_t start, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        put(data, dtype, i, number(rank, start + i));
+    }
+}
+
+static void check_unchanged(const char *data, tddp_dtype dtype, int rank, size_t start,
+                            size_t count)
+{
+    char element[16];
+    size_t size = tddp_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        put(element, dtype, 0, number(rank, start + i));
+        CHECK(memcmp(data + i * size, element, size) == 0);
+    }
+}
+
+static void check_result(const char *data, tddp_dtype dtype, tddp_reduce_op op, int world_size,
+                         size_t start, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        double value = expected(op, dtype, world_size, start + i, 0.5);
+        CHECK_DOUBLE(get(data, dtype, i), value, tolerance(dtype, op, value));
+    }
+}
+
+static void all_reduce(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
+{
+    char *data = guarded(count);
+    fill(data, dtype, tddp_group_rank(group), 0, count);
+    CHECK_OK(tddp_all_reduce(group, buffer_of(data, count, dtype), op, 0.5, NULL));
+    check_result(data, dtype, op, tddp_group_world_size(group), 0, count);
+    release(data, count * tddp_dtype_size(dtype));
+}
+
+static void reduce(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
+{
+    int rank = tddp_group_rank(group);
+    for (int root = 0; root < tddp_group_world_size(group); root++) {
+        char *data = guarded(count);
+        fill(data, dtype, rank, 0, count);
+        CHECK_OK(tddp_reduce(group, buffer_of(data, count, dtype), op, 0.5, root, NULL));
+        if (rank == root) {
+            check_result(data, dtype, op, tddp_group_world_size(group), 0, count);
+        } else {
+            check_unchanged(data, dtype, rank, 0, count);
+        }
+        release(data, count * tddp_dtype_size(dtype));
+    }
+}
+
+static void reduce_scatter(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
+{
+    int rank = tddp_group_rank(group);
+    int world_size = tddp_group_world_size(group);
+    size_t total = count * (size_t)world_size;
+    char *input = guarded(total);
+    char *output = guarded(count);
+    fill(input, dtype, rank, 0, total);
+    CHECK_OK(tddp_reduce_scatter(group, buffer_of(input, total, dtype),
+                                 buffer_of(output, count, dtype), op, 0.5, NULL));
+    check_result(output, dtype, op, world_size, count * (size_t)rank, count);
+    check_unchanged(input, dtype, rank, 0, total);
+    /* In place: the output is this rank's part of the input. */
+    char *own = input + count * (size_t)rank * tddp_dtype_size(dtype);
+    CHECK_OK(tddp_reduce_scatter(group, buffer_of(input, total, dtype),
+                                 buffer_of(own, count, dtype), op, 0.5, NULL));
+    check_result(own, dtype, op, world_size, count * (size_t)rank, count);
+    release(input, total * tddp_dtype_size(dtype));
+    release(output, count * tddp_dtype_size(dtype));
+}
+
+static size_t part_size(int rank, size_t count)
+{
+    return rank % 3 == 1 ? 0 : rank % 3 == 2 ? count / 2 + 1 : count;
+}
+
+/* Parts in pieces of memory of their own, in which element i of part r is at place r + i. */
+static void reduce_scatter_list(tddp_group *group, size_t count, tddp_dtype dtype,
+                                tddp_reduce_op op)
+{
+    int rank = tddp_group_rank(group);
+    int world_size = tddp_group_world_size(group);
+    tddp_buffer parts[8];
+    size_t own = part_size(rank, count);
+    char *output = guarded(own);
+    for (int r = 0; r < world_size; r++) {
+        parts[r] = buffer_of(guarded(part_size(r, count)), part_size(r, count), dtype);
+        fill(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
+    }
+    CHECK_OK(tddp_reduce_scatter_list(group, parts, (size_t)world_size,
+                                      buffer_of(output, own, dtype), op, 0.5, NULL));
+    check_result(output, dtype, op, world_size, (size_t)rank, own);
+    for (int r = 0; r < world_size; r++) {
+        check_unchanged(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
+        release(parts[r].data, parts[r].count * tddp_dtype_size(dtype));
+    }
+    release(output, own * tddp_dtype_size(dtype));
+}
+
+static void all_kinds(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
+{
+    if (tddp_reduce_check(op, dtype)) {
+        return;
+    }
+    all_reduce(group, count, dtype, op);
+    reduce(group, count, dtype, op);
+    reduce_scatter(group, count, dtype, op);
+    reduce_scatter_list(group, count, dtype, op);
+}
+
+static void everything(int rank, int world_size, int port)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 20000);
+    const size_t small[] = {0, 1, 2, 7, 1001};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+        for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
+            for (int op = 0; op <= TDDP_REDUCE_PREMUL_SUM; op++) {
+                all_kinds(group, small[i], (tddp_dtype)dtype, (tddp_reduce_op)op);
+            }
+        }
+    }
+    /* Either side of what travels with the header, for each size of element. */
+    const tddp_reduce_op ops[] = {TDDP_REDUCE_SUM, TDDP_REDUCE_AVG, TDDP_REDUCE_PREMUL_SUM,
+                                  TDDP_REDUCE_MAX};
+    for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
+        size_t eager = 65536 / tddp_dtype_size((tddp_dtype)dtype);
+        for (size_t o = 0; o < 4; o++) {
+            all_kinds(group, eager, (tddp_dtype)dtype, ops[o]);
+            all_kinds(group, eager + 1, (tddp_dtype)dtype, ops[o]);
+        }
+    }
+    all_kinds(group, 300007, TDDP_FLOAT32, TDDP_REDUCE_AVG);
+    leave(group, store);
+}
+
+MULTI_TEST(one_rank, 1, 60)
+{
+    everything(rank, world_size, port);
+}
+
+MULTI_TEST(two_ranks, 2, 90)
+{
+    everything(rank, world_size, port);
+}
+
+MULTI_TEST(three_ranks, 3, 90)
+{
+    everything(rank, world_size, port);
+}
+
+MULTI_TEST(four_ranks, 4, 110)
+{
+    everything(rank, world_size, port);
+}
+
+MULTI_TEST(eight_ranks, 8, 110)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 60000);
+    const size_t counts[] = {0, 1, 3, 1001, 40009};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        all_kinds(group, counts[i], TDDP_FLOAT32, TDDP_REDUCE_SUM);
+        all_kinds(group, counts[i], TDDP_BFLOAT16, TDDP_REDUCE_AVG);
+        all_kinds(group, counts[i], TDDP_INT64, TDDP_REDUCE_MIN);
+    }
+    leave(group, store);
+}
+
+/* More pieces than fit into the window, with ends that divide evenly by nothing. */
+static void many_pieces(int rank, int world_size, int port)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 60000);
+    const size_t counts[] = {3000017, 4 * 131072};
+    for (size_t c = 0; c < 2; c++) {
+        all_reduce(group, counts[c], TDDP_FLOAT32, TDDP_REDUCE_SUM);
+        reduce(group, counts[c], TDDP_FLOAT32, TDDP_REDUCE_AVG);
+        reduce_scatter_list(group, counts[c], TDDP_FLOAT32, TDDP_REDUCE_PREMUL_SUM);
+        reduce_scatter(group, counts[c] / (size_t)world_size, TDDP_FLOAT32, TDDP_REDUCE_SUM);
+    }
+    leave(group, store);
+}
+
+MULTI_TEST(many_pieces_on_two_ranks, 2, 60)
+{
+    many_pieces(rank, world_size, port);
+}
+
+MULTI_TEST(many_pieces_on_four_ranks, 4, 100)
+{
+    many_pieces(rank, world_size, port);
+}
+
+/* All ranks hold the same bits, also of numbers whose sum depends on the order; and the root of a
+ * small reduce, which takes the ranks in the same order. */
+MULTI_TEST(all_ranks_get_the_same_bits, 3, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 20000);
+    const size_t counts[] = {1000, 50001};
+    for (size_t c = 0; c < 2; c++) {
+        size_t count = counts[c];
+        float *data = calloc(count, sizeof *data);
+        float *again = calloc(count, sizeof *again);
+        float *all = calloc(count * 3, sizeof *all);
+        CHECK(data && again && all);
+        for (size_t i = 0; i < count; i++) {
+            data[i] = (float)sin((double)i * 1.7 + rank * 0.3) * powf(10, (float)(rank * 3));
+            again[i] = data[i];
+        }
+        CHECK_OK(
+            tddp_all_reduce(group, buffer_of(data, count, TDDP_FLOAT32), TDDP_REDUCE_AVG, 0, NULL));
+        CHECK_OK(tddp_all_gather(group, buffer_of(data, count, TDDP_FLOAT32),
+                                 buffer_of(all, count * 3, TDDP_FLOAT32), NULL));
+        CHECK_INT(memcmp(all, all + count, count * sizeof *all), 0);
+        CHECK_INT(memcmp(all, all + 2 * count, count * sizeof *all), 0);
+        CHECK_OK(
+            tddp_reduce(group, buffer_of(again, count, TDDP_FLOAT32), TDDP_REDUCE_AVG, 0, 1, NULL));
+        if (rank == 1 && c == 0) {
+            CHECK_INT(memcmp(again, all, count * sizeof *all), 0);
+        }
+        free(data);
+        free(again);
+        free(all);
+    }
+    leave(group, store);
+}
+
+/* Sums that no float would hold. */
+MULTI_TEST(sums_of_integers_are_exact, 3, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 20000);
+    const size_t counts[] = {1, 100, 30011};
+    for (size_t c = 0; c < 3; c++) {
+        size_t count = counts[c];
+        int64_t *data = calloc(count, sizeof *data);
+        CHECK(data != NULL);
+        for (size_t i = 0; i < count; i++) {
+            data[i] = INT64_C(2305843009213693951) + (int64_t)i * 3 + rank;
+        }
+        CHECK_OK(
+            tddp_reduce(group, buffer_of(data, count, TDDP_INT64), TDDP_REDUCE_SUM, 0, 2, NULL));
+        for (size_t i = 0; i < count; i++) {
+            int64_t own = INT64_C(2305843009213693951) + (int64_t)i * 3 + rank;
+            int64_t sum = 3 * (INT64_C(2305843009213693951) + (int64_t)i * 3) + 3;
+            CHECK_INT(data[i], rank == 2 ? sum : own);
+        }
+        free(data);
+    }
+    leave(group, store);
+}
+
+/* The mean of numbers near the largest one of float16, whose sum it cannot hold. */
+MULTI_TEST(means_of_halves_do_not_overflow, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 20000);
+    const size_t counts[] = {5, 40000};
+    for (size_t c = 0; c < 2; c++) {
+        size_t count = counts[c];
+        uint16_t *data = calloc(2 * count, sizeof *data);
+        uint16_t *output = calloc(count, sizeof *output);
+        CHECK(data && output);
+        for (size_t i = 0; i < 2 * count; i++) {
+            data[i] = 0x7bff; /* 65504 */
+        }
+        CHECK_OK(tddp_reduce_scatter(group, buffer_of(data, 2 * count, TDDP_FLOAT16),
+                                     buffer_of(output, count, TDDP_FLOAT16), TDDP_REDUCE_AVG, 0,
+                                     NULL));
+        CHECK_OK(tddp_reduce(group, buffer_of(data, 2 * count, TDDP_FLOAT16), TDDP_REDUCE_AVG, 0, 1,
+                             NULL));
+        for (size_t i = 0; i < count; i++) {
+            CHECK_INT(output[i], 0x7bff);
+            CHECK_INT(data[2 * i], 0x7bff);
+        }
+        free(data);
+        free(output);
+    }
+    leave(group, store);
+}
