@@ -42,6 +42,7 @@
 #include <tddp/buffer.h>
 #include <tddp/group.h>
 #include <tddp/log.h>
+#include <tddp/recorder.h>
 #include <tddp/reducer.h>
 #include <tddp/status.h>
 #include <tddp/store.h>

@@ -44,11 +44,15 @@ typedef struct tddp_group_opts {
     int world_size;
     int64_t timeout_ms; /**< of creation and, by default, of each operation; <= 0: 30 min */
     int device_index;   /**< GPU of this rank, or -1 */
+    /** The group whose ranks this one's are some of, or NULL. The same choice on every rank. They
+     * share a watch (a thread and a connection to the store, by which failures become known); the
+     * parent may end before the others do. */
+    tddp_group *parent;
 } tddp_group_opts;
 
-#define TDDP_GROUP_OPTS_INIT                                                               \
-    {                                                                                      \
-        sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1 \
+#define TDDP_GROUP_OPTS_INIT                                                                     \
+    {                                                                                            \
+        sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1, NULL \
     }
 
 /**
@@ -81,6 +85,18 @@ TDDP_API int tddp_group_world_size(const tddp_group *group);
 TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
 TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
 TDDP_API int tddp_group_closed(const tddp_group *group);
+
+/** Who a rank of the group is, as it said when the ranks met. Texts live as long as the group. */
+typedef struct tddp_peer {
+    const char *host;    /**< the host's name */
+    const char *host_id; /**< equal for ranks that reach each other over loopback */
+    int64_t pid;
+    int global_rank; /**< in the group that this one was made from (`parent`), and that one's... */
+} tddp_peer;
+
+/** Errors: TDDP_INVALID_ARGUMENT. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer(const tddp_group *group, int rank,
+                                                    tddp_peer *out);
 
 /** The default time of its operations, in milliseconds. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "group/group.h"
+#include "group/recorder.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
 
@@ -84,6 +85,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
     group->pid = getpid();
     group->rank = opts->rank;
     group->world_size = opts->world_size;
+    group->root_rank = opts->parent ? opts->parent->root_rank : opts->rank;
     atomic_init(&group->timeout_ms,
                 opts->timeout_ms > 0 ? opts->timeout_ms : TDDP_GROUP_DEFAULT_TIMEOUT_MS);
     *out = group;
@@ -93,6 +95,8 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
 /* The parts that no thread uses any more. */
 static void free_group(tddp_group *group)
 {
+    tddp_recorder_end(group->recorder);
+    tddp_peers_release(group->peers);
     tddp_store_release(group->store);
     tddp_store_release(group->names);
     if (group->pid == getpid()) {
@@ -145,7 +149,10 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     }
     free(address);
     if (status == TDDP_OK) {
-        status = tddp_group_progress_start(group);
+        status = tddp_recorder_create(group);
+        if (status == TDDP_OK) {
+            status = tddp_group_progress_start(group);
+        }
         if (status) {
             group->backend->destroy(group->context);
         }
@@ -178,6 +185,7 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
         free(text);
         return status;
     }
+    tddp_recorder_list(group->recorder);
     *out = group;
     return TDDP_OK;
 }
@@ -261,6 +269,20 @@ int tddp_group_closed(const tddp_group *group)
     int is_closed = group->state != TDDP_GROUP_OPEN;
     pthread_mutex_unlock(&mutable_group->mutex);
     return is_closed;
+}
+
+tddp_status tddp_group_peer(const tddp_group *group, int rank, tddp_peer *out)
+{
+    if (!group || !out) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", group ? "out" : "group");
+    }
+    if (rank < 0 || rank >= group->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "rank %d: expected 0 to %d", rank,
+                         group->world_size - 1);
+    }
+    const tddp_peer_entry *entry = &group->peers->entries[rank];
+    *out = (tddp_peer){entry->host, entry->host_id, entry->pid, entry->root_rank};
+    return TDDP_OK;
 }
 
 int64_t tddp_group_timeout(const tddp_group *group)

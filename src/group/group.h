@@ -12,6 +12,10 @@
  *   describe.c     what callers say of their next operation
  *   parts.c        the pieces of an operation, one for each rank
  *   work.c         handles on operations; they know nothing of the group and outlive it
+ *   peers.c        who the ranks are: host, pid
+ *   recorder.c     the flight recorder: the last operations (recorder.h)
+ *   trace.c        its contents as JSON
+ *   dump.c         its files
  */
 #ifndef TDDP_GROUP_PRIVATE_H
 #define TDDP_GROUP_PRIVATE_H
@@ -22,6 +26,7 @@
 #include <tddp/group.h>
 
 #include "base/base.h"
+#include "group/peers.h"
 
 struct tddp_work {
     atomic_int references;
@@ -45,6 +50,8 @@ struct tddp_work {
     void (*callback)(void *data);
     void *callback_data;
     struct tddp_work *next; /* in the group's queue; guarded by the group's lock */
+    uint64_t record;        /* recorder.c's, as the next; its entry, 0: none */
+    bool begun;             /* the backend was asked for it */
 };
 
 struct tddp_group_finisher;
@@ -80,12 +87,15 @@ struct tddp_group {
     pid_t pid; /* who made it: a forked child only forgets */
     int rank;
     int world_size;
+    int root_rank; /* this process's rank in the group that others were made from */
     char *name;
     const tddp_backend_v1 *backend;
-    void *context;       /* the backend's; used by the progress thread */
-    tddp_store *names;   /* prefix NAME: who has joined and left */
-    tddp_store *store;   /* prefix NAME/INCARNATION: this group's own keys */
-    bool met;            /* all ranks have joined this incarnation */
+    void *context;                  /* the backend's; used by the progress thread */
+    tddp_store *names;              /* prefix NAME: who has joined and left */
+    tddp_store *store;              /* prefix NAME/INCARNATION: this group's own keys */
+    bool met;                       /* all ranks have joined this incarnation */
+    tddp_peers *peers;              /* who they are, once they have met */
+    struct tddp_recorder *recorder; /* NULL before it is there */
     int64_t incarnation; /* how many groups of this name this rank has made on this store */
     _Atomic int64_t timeout_ms;
 

@@ -1,6 +1,6 @@
 /*
- * How the ranks of a group find each other: each takes its place in the store, says which host it
- * is on, and waits for all others, naming those it misses. Runs on the thread that makes the group.
+ * How the ranks of a group find each other: each takes its place in the store, says who it is, and
+ * waits for all others, naming those it misses. Runs on the thread that makes the group.
  *
  * Keys below the group's name: `joined/RANK` counts how often this rank has joined, `left/N/RANK`
  * says that its Nth group has ended. A place that is taken and not left means two processes with
@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "group/group.h"
-#include "net/net.h"
 
 enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, TELL_MS = 10000, NAMES_SHOWN = 8 };
 
@@ -186,35 +185,29 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
     }
 }
 
-static tddp_status compare_hosts(tddp_group *group, const tddp_slice *keys, const char *mine,
-                                 const tddp_wait *wait, int *same_host)
+static tddp_status read_peers(tddp_group *group, const tddp_slice *keys, const tddp_wait *wait)
 {
     size_t count = (size_t)group->world_size;
-    tddp_blob *hosts = tddp_alloc_array(count, sizeof *hosts);
-    if (!hosts) {
+    tddp_blob *words = tddp_alloc_array(count, sizeof *words);
+    if (!words) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_store_multi_get(group->store, keys, count, wait, hosts);
-    int same = 1;
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        same = same && hosts[i].size == strlen(mine) &&
-               memcmp(hosts[i].data, mine, hosts[i].size) == 0;
+    tddp_status status = tddp_store_multi_get(group->store, keys, count, wait, words);
+    if (status == TDDP_OK) {
+        status = tddp_peers_create(words, group->world_size, &group->peers);
     }
     for (size_t i = 0; i < count; i++) {
-        tddp_blob_free(&hosts[i]);
+        tddp_blob_free(&words[i]);
     }
-    free(hosts);
-    if (status == TDDP_OK) {
-        *same_host = same;
-    }
+    free(words);
     return status;
 }
 
 static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadline, int *same_host)
 {
-    char mine[TDDP_NET_HOST_ID_BYTES];
+    char mine[TDDP_PEER_WORD_BYTES];
     char key[KEY_BYTES];
-    tddp_status status = tddp_net_host_id(mine);
+    tddp_status status = tddp_peers_introduce(group->root_rank, mine);
     if (status) {
         return status;
     }
@@ -233,7 +226,10 @@ static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadli
     if (status == TDDP_OK) {
         /* All keys are there: a moment more, should the time be just over. */
         left = (tddp_wait){LEAVE_MS, tddp_wait_cancel(wait)};
-        status = compare_hosts(group, keys, mine, &left, same_host);
+        status = read_peers(group, keys, &left);
+    }
+    if (status == TDDP_OK) {
+        *same_host = tddp_peers_same_host(group->peers);
     }
     free(texts);
     free(keys);

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #include "group/checks.h"
+#include "group/recorder.h"
 
 enum {
     KEPT_THREADS = 8, /* that many wait for the next message; more end after theirs */
@@ -187,6 +188,8 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     tddp_group_p2p *p2p = &group->p2p;
     pthread_mutex_lock(&p2p->order);
     work->op.sequence = ++p2p->sequence;
+    tddp_recorder_queued(group, work);
+    tddp_recorder_started(group, work);
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
     tddp_status status = group->backend->post(group->context, &work->op, &work->request);
     if (hands_over) {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "group/group.h"
+#include "group/recorder.h"
 
 tddp_status tddp_group_failed(const tddp_group *group)
 {
@@ -67,11 +67,14 @@ void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
         if (breaks) {
             char *text = tddp_copy_string(tddp_error_message());
             group->backend->abort(group->context);
+            tddp_recorder_finished(group, work, status, text ? text : tddp_status_text(status));
+            tddp_recorder_dump_failure(group);
             tddp_group_work_finish(work, status, text ? text : tddp_status_text(status));
             free(text);
             return;
         }
     }
+    tddp_recorder_finished(group, work, status, tddp_error_message());
     tddp_group_work_finish(work, status, tddp_error_message());
 }
 
@@ -79,6 +82,7 @@ static void carry_out(tddp_group *group, tddp_work *work)
 {
     const tddp_op *op = &work->op;
     atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
+    tddp_recorder_started(group, work);
     tddp_group_conclude(group, work, tddp_group_run(group, work));
 }
 
@@ -125,6 +129,7 @@ static void *progress(void *data)
         tddp_status status = refusal(group);
         pthread_mutex_unlock(&group->mutex);
         if (status) {
+            tddp_recorder_finished(group, work, status, tddp_error_message());
             tddp_group_work_finish(work, status, tddp_error_message());
         } else {
             carry_out(group, work);
@@ -155,6 +160,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
+        tddp_recorder_queued(group, work);
         if (group->tail) {
             group->tail->next = work;
         } else {

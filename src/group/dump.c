@@ -1,0 +1,183 @@
+/*
+ * The flight recorder's files: where they are, and that whoever looks finds all of one or nothing:
+ * it is written under another name, then renamed. Any thread; no lock of a group is held.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "group/recorder.h"
+
+static tddp_status fail_file(const char *what, const char *path)
+{
+    return tddp_fail(TDDP_SYSTEM, "flight recorder: cannot %s %s: %s", what, path, strerror(errno));
+}
+
+static tddp_status write_all(int fd, const char *path, const char *data, size_t size)
+{
+    while (size > 0) {
+        ssize_t written = write(fd, data, size);
+        if (written < 0 && errno != EINTR) {
+            return fail_file("write", path);
+        }
+        if (written > 0) {
+            data += written;
+            size -= (size_t)written;
+        }
+    }
+    return TDDP_OK;
+}
+
+static tddp_status write_file(const char *path, const char *data, size_t size)
+{
+    char *fresh = tddp_format("%s.%d.XXXXXX", path, (int)getpid());
+    if (!fresh) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    int fd = mkostemp(fresh, O_CLOEXEC);
+    tddp_status status = fd < 0 ? fail_file("make", fresh) : write_all(fd, fresh, data, size);
+    if (status == TDDP_OK && fchmod(fd, 0644)) {
+        status = fail_file("set the rights of", fresh);
+    }
+    if (fd >= 0 && close(fd) && status == TDDP_OK) {
+        status = fail_file("close", fresh);
+    }
+    if (status == TDDP_OK && rename(fresh, path)) {
+        status = fail_file("rename to", path);
+    }
+    if (status && fd >= 0) {
+        (void)unlink(fresh);
+    }
+    free(fresh);
+    return status;
+}
+
+static tddp_status dump(tddp_recorder *const *all, size_t count, const char *path)
+{
+    tddp_bytes text = {0};
+    tddp_status status = tddp_recorder_text(all, count, &text);
+    if (status == TDDP_OK) {
+        status = write_file(path, text.data, text.size);
+    }
+    tddp_bytes_free(&text);
+    return status;
+}
+
+tddp_status tddp_group_dump(tddp_group *group, const char *path)
+{
+    if (!group || !path || !path[0]) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", group ? "path is empty" : "group is NULL");
+    }
+    if (group->pid != getpid()) {
+        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, this is its child %d",
+                         group->name, (int)group->pid, (int)getpid());
+    }
+    return dump(&group->recorder, 1, path);
+}
+
+/* --- where they go --------------------------------------------------------------------------- */
+
+static char *path_for(const char *prefix, int rank)
+{
+    size_t length = strlen(prefix);
+    struct stat entry;
+    if (prefix[length - 1] == '/') {
+        return tddp_format("%stddp_trace_rank_%d", prefix, rank);
+    }
+    if (stat(prefix, &entry) == 0 && S_ISDIR(entry.st_mode)) {
+        return tddp_format("%s/tddp_trace_rank_%d", prefix, rank);
+    }
+    return tddp_format("%s%d", prefix, rank);
+}
+
+static const char *wanted_prefix(void)
+{
+    static const char *const names[] = {"TDDP_FR_DUMP", "TORCH_FR_DUMP_TEMP_FILE",
+                                        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *text = getenv(names[i]);
+        if (text && *text) {
+            return text;
+        }
+    }
+    return NULL;
+}
+
+/* One file for the groups of one rank, the oldest group first. */
+static tddp_status dump_rank(tddp_recorder *const *all, size_t count, int rank, const char *prefix)
+{
+    tddp_recorder **own = tddp_alloc_array(count, sizeof(tddp_recorder *));
+    char *path = own ? path_for(prefix, rank) : NULL;
+    tddp_status status = path ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    size_t found = 0;
+    for (size_t i = count; status == TDDP_OK && i-- > 0;) {
+        if (all[i]->root_rank == rank) {
+            own[found++] = all[i];
+        }
+    }
+    if (found > 0) {
+        status = dump(own, found, path);
+    }
+    free(path);
+    free(own);
+    return status;
+}
+
+/* `only` is the one rank to write, or -1: threads of one process may be several. */
+static tddp_status dump_all(const char *prefix, int only, int *files)
+{
+    tddp_recorder **all;
+    size_t count;
+    tddp_status status = tddp_recorder_all(&all, &count);
+    if (status) {
+        return status;
+    }
+    int written = 0;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        int rank = all[i]->root_rank;
+        bool seen = only >= 0 && rank != only;
+        for (size_t j = 0; j < i && !seen; j++) {
+            seen = all[j]->root_rank == rank;
+        }
+        if (!seen) {
+            status = dump_rank(all, count, rank, prefix);
+            written += status == TDDP_OK;
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        tddp_recorder_release(all[i]);
+    }
+    free(all);
+    if (status == TDDP_OK && files) {
+        *files = written;
+    }
+    return status;
+}
+
+tddp_status tddp_recorder_dump_all(const char *prefix, int *files)
+{
+    prefix = prefix ? prefix : wanted_prefix();
+    if (!prefix) {
+        if (files) {
+            *files = 0;
+        }
+        return TDDP_OK;
+    }
+    if (!prefix[0]) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "flight recorder: the prefix is empty: expected a "
+                                                "folder or what a file's name begins with");
+    }
+    return dump_all(prefix, -1, files);
+}
+
+void tddp_recorder_dump_failure(tddp_group *group)
+{
+    const char *prefix = wanted_prefix();
+    if (prefix && dump_all(prefix, group->root_rank, NULL)) {
+        tddp_log(TDDP_LOG_WARN, "group", "%s", tddp_error_message());
+    }
+}

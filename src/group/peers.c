@@ -1,0 +1,201 @@
+/*
+ * Who the ranks of a group are, and what they are called in messages. Written once at the join, on
+ * the thread that makes the group; read by every thread afterwards.
+ *
+ * A rank says: host id, pid, the pids' namespace, when it began, its rank in the first group, the
+ * host's name; separated by spaces, the name last. What a peer says is not trusted to be well
+ * formed.
+ */
+#include "group/peers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { STAT_BYTES = 1024, START_FIELD = 22, MENTIONED = 4 };
+
+/* The state of a process and when it began, in ticks since the machine did; false if the system
+ * does not tell. */
+static bool process_facts(int64_t pid, char *state, uint64_t *started)
+{
+    char path[48];
+    char text[STAT_BYTES];
+    (void)snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t size;
+    do {
+        size = read(fd, text, sizeof text - 1);
+    } while (size < 0 && errno == EINTR);
+    tddp_close(fd);
+    if (size <= 0) {
+        return false;
+    }
+    text[size] = '\0';
+    /* The second field is a name in parentheses that may contain anything. */
+    const char *at = strrchr(text, ')');
+    if (!at || at[1] != ' ') {
+        return false;
+    }
+    *state = at[2];
+    for (int field = 2; at && field < START_FIELD; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    *started = at ? strtoull(at, NULL, 10) : 0;
+    return at != NULL;
+}
+
+static uint64_t pid_space(void)
+{
+    struct stat space;
+    return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
+}
+
+tddp_status tddp_peers_introduce(int root_rank, char text[TDDP_PEER_WORD_BYTES])
+{
+    char host_id[TDDP_NET_HOST_ID_BYTES];
+    tddp_status status = tddp_net_host_id(host_id);
+    if (status) {
+        return status;
+    }
+    char host[TDDP_PEER_HOST_BYTES];
+    if (gethostname(host, sizeof host)) {
+        (void)snprintf(host, sizeof host, "?");
+    }
+    host[sizeof host - 1] = '\0';
+    char state;
+    uint64_t started = 0;
+    if (!process_facts(getpid(), &state, &started)) {
+        started = 0;
+    }
+    (void)snprintf(text, TDDP_PEER_WORD_BYTES, "%s %d %" PRIu64 " %" PRIu64 " %d %s", host_id,
+                   (int)getpid(), pid_space(), started, root_rank, host);
+    return TDDP_OK;
+}
+
+static bool parse(const tddp_blob *word, tddp_peer_entry *entry)
+{
+    int used = 0;
+    /* A blob ends in a NUL that is not counted; the widths are one less than the fields' sizes. */
+    return word->data && strlen(word->data) == word->size &&
+           sscanf(word->data, "%95s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n", entry->host_id,
+                  &entry->pid, &entry->pid_space, &entry->started, &entry->root_rank, entry->host,
+                  &used) == 6 &&
+           (size_t)used == word->size && entry->pid > 0;
+}
+
+tddp_status tddp_peers_create(const tddp_blob *words, int count, tddp_peers **out)
+{
+    tddp_peers *peers = tddp_alloc(sizeof *peers + (size_t)count * sizeof *peers->entries);
+    if (!peers) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    atomic_init(&peers->references, 1);
+    peers->count = count;
+    for (int rank = 0; rank < count; rank++) {
+        if (!parse(&words[rank], &peers->entries[rank])) {
+            tddp_status status = tddp_fail(
+                TDDP_PROTOCOL,
+                "rank %d introduced itself as \"%.100s\": expected host id, pid and host; "
+                "do all ranks run the same version?",
+                rank, words[rank].data ? words[rank].data : "");
+            tddp_peers_release(peers);
+            return status;
+        }
+    }
+    *out = peers;
+    return TDDP_OK;
+}
+
+tddp_peers *tddp_peers_retain(tddp_peers *peers)
+{
+    if (peers) {
+        atomic_fetch_add(&peers->references, 1);
+    }
+    return peers;
+}
+
+void tddp_peers_release(tddp_peers *peers)
+{
+    if (peers && atomic_fetch_sub(&peers->references, 1) == 1) {
+        free(peers);
+    }
+}
+
+bool tddp_peers_same_host(const tddp_peers *peers)
+{
+    for (int rank = 1; rank < peers->count; rank++) {
+        if (strcmp(peers->entries[rank].host_id, peers->entries[0].host_id) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PEER_NAME_BYTES])
+{
+    if (!peers || rank < 0 || rank >= peers->count) {
+        (void)snprintf(text, TDDP_PEER_NAME_BYTES, "rank %d", rank);
+    } else {
+        const tddp_peer_entry *entry = &peers->entries[rank];
+        (void)snprintf(text, TDDP_PEER_NAME_BYTES, "rank %d (host %s, pid %" PRId64 ")", rank,
+                       entry->host, entry->pid);
+    }
+    return text;
+}
+
+int tddp_peers_ended(const tddp_peers *peers, int self, int rank)
+{
+    const tddp_peer_entry *mine = &peers->entries[self];
+    const tddp_peer_entry *theirs = &peers->entries[rank];
+    if (strcmp(mine->host_id, theirs->host_id) != 0 || mine->pid_space != theirs->pid_space ||
+        mine->pid_space == 0) {
+        return -1;
+    }
+    if (theirs->pid == getpid()) {
+        return 0;
+    }
+    if (kill((pid_t)theirs->pid, 0) && errno == ESRCH) {
+        return 1;
+    }
+    char state;
+    uint64_t started;
+    if (!process_facts(theirs->pid, &state, &started)) {
+        /* It ended this moment, or the system hides it: then it was there. */
+        return kill((pid_t)theirs->pid, 0) && errno == ESRCH ? 1 : 0;
+    }
+    return state == 'Z' || state == 'X' || (theirs->started && started != theirs->started);
+}
+
+const char *tddp_peers_mentioned(const tddp_peers *peers, int self, const char *text,
+                                 char out[TDDP_PEERS_TEXT_BYTES])
+{
+    int seen[MENTIONED];
+    int count = 0;
+    size_t used = 0;
+    out[0] = '\0';
+    for (const char *at = text; peers && count < MENTIONED && (at = strstr(at, "rank ")); at++) {
+        char *end;
+        long rank = strtol(at + 5, &end, 10);
+        bool known = end == at + 5 || rank < 0 || rank >= peers->count || rank == self;
+        for (int i = 0; i < count && !known; i++) {
+            known = seen[i] == (int)rank;
+        }
+        if (!known) {
+            const tddp_peer_entry *entry = &peers->entries[rank];
+            used += (size_t)snprintf(out + used, TDDP_PEERS_TEXT_BYTES - used,
+                                     "%s rank %ld is pid %" PRId64 " on host %s", count ? "," : ";",
+                                     rank, entry->pid, entry->host);
+            seen[count++] = (int)rank;
+        }
+    }
+    return out;
+}

@@ -1,0 +1,341 @@
+/*
+ * The flight recorder: a ring of a group's last operations, and where the group is in them. Hooks
+ * come from every thread that queues or carries out operations; they take one lock that is held for
+ * moments only, and allocate nothing. Dumps copy the ring out and write without the lock.
+ *
+ * Invariant: a work's `record` is its id in the ring; the entry is its own as long as the id at its
+ * place is the same, and forgotten once another has overwritten it. A forked child has an empty
+ * list and never takes a recorder's lock, which a thread of the parent may have held.
+ */
+#include "group/recorder.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "group/peers.h"
+
+enum { DEFAULT_RECORDS = 2000, MOST_RECORDS = 1 << 20 };
+
+/* The recorders of living groups, for dumps of the whole process, and the calling thread's number.
+ * Both are put right in a forked child. */
+static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
+static tddp_recorder *listed;
+static pthread_once_t fork_handled = PTHREAD_ONCE_INIT;
+static _Thread_local pid_t own_thread;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list_mutex);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&list_mutex);
+}
+
+static void after_fork_in_child(void)
+{
+    listed = NULL;
+    own_thread = 0;
+    pthread_mutex_unlock(&list_mutex);
+}
+
+static void handle_forks(void)
+{
+    /* It fails only for want of memory; a child may then find a list that is not its own. */
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static size_t wanted_records(void)
+{
+    static const char *const names[] = {"TDDP_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE",
+                                        "TORCH_NCCL_TRACE_BUFFER_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *text = getenv(names[i]);
+        int64_t count;
+        if (!text || !*text) {
+            continue;
+        }
+        if (tddp_parse_int(text, 0, MOST_RECORDS, &count)) {
+            return (size_t)count;
+        }
+        tddp_log(TDDP_LOG_WARN, "group", "%s=\"%s\": expected 0 to %d; using %d", names[i], text,
+                 MOST_RECORDS, DEFAULT_RECORDS);
+        return DEFAULT_RECORDS;
+    }
+    return DEFAULT_RECORDS;
+}
+
+tddp_status tddp_recorder_create(tddp_group *group)
+{
+    (void)pthread_once(&fork_handled, handle_forks);
+    tddp_recorder *recorder = tddp_alloc(sizeof *recorder);
+    if (!recorder) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    recorder->capacity = wanted_records();
+    recorder->name = tddp_copy_string(group->name);
+    if (recorder->capacity > 0) {
+        recorder->ring = tddp_alloc_array(recorder->capacity, sizeof *recorder->ring);
+    }
+    if (!recorder->name || (recorder->capacity > 0 && !recorder->ring)) {
+        free(recorder->name);
+        free(recorder->ring);
+        free(recorder);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    atomic_init(&recorder->references, 1);
+    pthread_mutex_init(&recorder->mutex, NULL);
+    recorder->backend = group->backend->name;
+    recorder->rank = group->rank;
+    recorder->world_size = group->world_size;
+    recorder->root_rank = group->root_rank;
+    recorder->peers = tddp_peers_retain(group->peers);
+    group->recorder = recorder;
+    return TDDP_OK;
+}
+
+void tddp_recorder_release(tddp_recorder *recorder)
+{
+    if (recorder && atomic_fetch_sub(&recorder->references, 1) == 1) {
+        tddp_peers_release(recorder->peers);
+        free(recorder->ring);
+        free(recorder->name);
+        free(recorder);
+    }
+}
+
+void tddp_recorder_list(tddp_recorder *recorder)
+{
+    pthread_mutex_lock(&list_mutex);
+    recorder->next_listed = listed;
+    listed = recorder;
+    pthread_mutex_unlock(&list_mutex);
+}
+
+void tddp_recorder_end(tddp_recorder *recorder)
+{
+    if (!recorder) {
+        return;
+    }
+    pthread_mutex_lock(&list_mutex);
+    for (tddp_recorder **link = &listed; *link; link = &(*link)->next_listed) {
+        if (*link == recorder) {
+            *link = recorder->next_listed;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&list_mutex);
+    tddp_recorder_release(recorder);
+}
+
+/* Who is listed has its group's reference, which goes after it has left the list. */
+tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count)
+{
+    size_t found = 0;
+    pthread_mutex_lock(&list_mutex);
+    for (const tddp_recorder *each = listed; each; each = each->next_listed) {
+        found++;
+    }
+    tddp_recorder **all = tddp_alloc_array(found, sizeof(tddp_recorder *));
+    found = 0;
+    for (tddp_recorder *each = listed; all && each; each = each->next_listed) {
+        atomic_fetch_add(&each->references, 1);
+        all[found++] = each;
+    }
+    pthread_mutex_unlock(&list_mutex);
+    if (!all) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *out = all;
+    *count = found;
+    return TDDP_OK;
+}
+
+/* --- the hooks ------------------------------------------------------------------------------- */
+
+static pid_t this_thread(void)
+{
+    if (own_thread == 0) {
+        own_thread = gettid();
+    }
+    return own_thread;
+}
+
+static void copy_text(char *to, size_t bytes, const char *text)
+{
+    size_t length = text ? strnlen(text, bytes - 1) : 0;
+    if (length > 0) {
+        memcpy(to, text, length);
+    }
+    to[length] = '\0';
+}
+
+/* The work's entry; NULL if it has none, or no longer. With the lock held. */
+static tddp_record *entry_of(tddp_recorder *recorder, const tddp_work *work)
+{
+    if (work->record == 0 || recorder->capacity == 0) {
+        return NULL;
+    }
+    tddp_record *entry = &recorder->ring[(work->record - 1) % recorder->capacity];
+    return entry->id == work->record ? entry : NULL;
+}
+
+void tddp_recorder_queued(tddp_group *group, tddp_work *work)
+{
+    tddp_recorder *recorder = group->recorder;
+    const tddp_op *op = &work->op;
+    if (!recorder || recorder->capacity == 0) {
+        return;
+    }
+    int64_t now = tddp_now_ns();
+    pid_t thread = this_thread();
+    pthread_mutex_lock(&recorder->mutex);
+    uint64_t id = ++recorder->count;
+    tddp_record *entry = &recorder->ring[(id - 1) % recorder->capacity];
+    entry->id = id;
+    entry->sequence = op->sequence;
+    entry->input_count = op->input.count;
+    entry->output_count = op->output.count;
+    entry->queued_ns = now;
+    entry->started_ns = 0;
+    entry->ended_ns = 0;
+    entry->timeout_ms = op->timeout_ms;
+    entry->kind = op->kind;
+    entry->dtype = op->kind == TDDP_OP_RECV ? op->output.dtype : op->input.dtype;
+    entry->reduce = op->reduce;
+    entry->state = TDDP_RECORD_QUEUED;
+    entry->status = TDDP_OK;
+    entry->root = op->root;
+    entry->peer = op->peer;
+    entry->tag = op->tag;
+    entry->fingerprint = op->fingerprint;
+    entry->thread = thread;
+    copy_text(entry->text, sizeof entry->text, work->description);
+    work->record = id;
+    pthread_mutex_unlock(&recorder->mutex);
+}
+
+static void set_moment(tddp_recorder_moment *moment, const tddp_work *work, int64_t now)
+{
+    moment->any = true;
+    moment->kind = work->op.kind;
+    moment->sequence = work->op.sequence;
+    moment->peer = work->op.peer;
+    moment->at_ns = now;
+    copy_text(moment->text, sizeof moment->text, work->description);
+}
+
+void tddp_recorder_started(tddp_group *group, tddp_work *work)
+{
+    tddp_recorder *recorder = group->recorder;
+    if (!recorder) {
+        return;
+    }
+    int64_t now = tddp_now_ns();
+    pthread_mutex_lock(&recorder->mutex);
+    if (tddp_op_is_p2p(work->op.kind)) {
+        recorder->position.messages++;
+    } else {
+        set_moment(&recorder->position.current, work, now);
+    }
+    work->begun = true;
+    tddp_record *entry = entry_of(recorder, work);
+    if (entry) {
+        entry->started_ns = now;
+        entry->state = TDDP_RECORD_STARTED;
+    }
+    pthread_mutex_unlock(&recorder->mutex);
+}
+
+/* Only what had begun moves the position. With the lock held. */
+static void leave_operation(tddp_recorder_position *position, const tddp_work *work, int64_t now)
+{
+    if (!work->begun) {
+        return;
+    }
+    if (tddp_op_is_p2p(work->op.kind)) {
+        position->messages--;
+    } else {
+        position->current.any = false;
+        set_moment(&position->last, work, now);
+    }
+}
+
+void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
+                            const char *text)
+{
+    tddp_recorder *recorder = group->recorder;
+    if (!recorder) {
+        return;
+    }
+    int64_t now = tddp_now_ns();
+    pthread_mutex_lock(&recorder->mutex);
+    leave_operation(&recorder->position, work, now);
+    tddp_record *entry = entry_of(recorder, work);
+    if (entry) {
+        entry->ended_ns = now;
+        entry->state = status ? TDDP_RECORD_FAILED : TDDP_RECORD_COMPLETED;
+        entry->status = status;
+    }
+    if (status) {
+        recorder->failure = status;
+        copy_text(recorder->failure_text, sizeof recorder->failure_text, text);
+    }
+    pthread_mutex_unlock(&recorder->mutex);
+}
+
+/* --- what is asked of it --------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void find_message(const tddp_recorder *recorder, tddp_recorder_moment *out)
+{
+    size_t held =
+        recorder->count < recorder->capacity ? (size_t)recorder->count : recorder->capacity;
+    for (size_t i = 0; i < held; i++) {
+        uint64_t id = recorder->count - held + i + 1;
+        const tddp_record *entry = &recorder->ring[(id - 1) % recorder->capacity];
+        if (tddp_op_is_p2p(entry->kind) && entry->state == TDDP_RECORD_STARTED) {
+            out->any = true;
+            out->kind = entry->kind;
+            out->sequence = entry->sequence;
+            out->peer = entry->peer;
+            out->at_ns = entry->started_ns;
+            copy_text(out->text, sizeof out->text, entry->text);
+            return;
+        }
+    }
+}
+
+tddp_recorder_position tddp_recorder_where(tddp_recorder *recorder)
+{
+    pthread_mutex_lock(&recorder->mutex);
+    tddp_recorder_position position = recorder->position;
+    if (position.messages > 0) {
+        find_message(recorder, &position.message);
+    }
+    pthread_mutex_unlock(&recorder->mutex);
+    return position;
+}
+
+tddp_status tddp_recorder_copy(tddp_recorder *recorder, tddp_record **out, size_t *count)
+{
+    tddp_record *copy = tddp_alloc_array(recorder->capacity, sizeof *copy);
+    if (!copy) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&recorder->mutex);
+    size_t capacity = recorder->capacity;
+    size_t held = recorder->count < capacity ? (size_t)recorder->count : capacity;
+    size_t first = held < capacity ? 0 : (size_t)(recorder->count % capacity);
+    size_t until_end = held - first;
+    if (held > 0) {
+        memcpy(copy, recorder->ring + first, until_end * sizeof *copy);
+        memcpy(copy + until_end, recorder->ring, first * sizeof *copy);
+    }
+    pthread_mutex_unlock(&recorder->mutex);
+    *out = copy;
+    *count = held;
+    return TDDP_OK;
+}
