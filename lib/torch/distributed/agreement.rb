@@ -149,8 +149,8 @@ module Torch
       end
 
       def wait_until_all_left(fine)
-        @started = now unless fine
-        @timeout = [@timeout, FAREWELL].min unless fine
+        # Others may fail in making their group when their time is over: a moment longer.
+        @timeout = fine ? @timeout + FAREWELL : now - @started + FAREWELL
         until wait_for("left")
           next if now < @started + @timeout
           return unless fine

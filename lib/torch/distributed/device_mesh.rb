@@ -66,14 +66,12 @@ module Torch
         end
         @rank = Distributed.get_rank
         @groups = {}
-        axes = nil
         made = Distributed.send(:form_groups, Distributed.default_process_group, "DeviceMesh",
-          group_desc: ->(list) { "mesh_#{description_of(list)}" }, also: -> { @mesh_dim_names }) do
+          group_desc: method(:description_of), asked: method(:identity)) do
           describe(device_type, mesh, mesh_dim_names)
-          axes = Array.new(ndim) { |dim| [dim] }
-          lines(axes)
+          lines(@axes)
         end
-        share(axes, made)
+        share(@axes, made)
       end
 
       # @return [Array] the global ranks in nested lists
@@ -159,12 +157,12 @@ module Torch
 
       # @return [Boolean] whether it has the same processes in the same places, names and type of device
       def ==(other)
-        other.is_a?(DeviceMesh) && [device_type, mesh, mesh_dim_names] == [other.device_type, other.mesh, other.mesh_dim_names]
+        other.is_a?(DeviceMesh) && identity == other.identity
       end
       alias_method :eql?, :==
 
       def hash
-        [device_type, mesh, mesh_dim_names].hash
+        identity.hash
       end
 
       def inspect
@@ -173,9 +171,15 @@ module Torch
       end
       alias_method :to_s, :inspect
 
+      protected
+
+      def identity
+        [device_type, mesh, mesh_dim_names].compact
+      end
+
       private
 
-      # --- what a mesh of its own knows, its slices ask it for the rest ---
+      # --- a mesh that is no slice has the groups, and its slices ask it for them ---
 
       def describe(device_type, mesh, names)
         @layout = MeshLayout.of(mesh.is_a?(Proc) ? mesh.call : mesh, Distributed.get_world_size)
@@ -203,9 +207,9 @@ module Torch
         end
       end
 
-      def description_of(list)
-        axis = @axes.index { |each| @layout.lines(each).include?(list) } if @axes
-        (axis && @mesh_dim_names) ? @mesh_dim_names[axis] : "dim_#{axis}"
+      def description_of(line)
+        dim = @axes.index { |axis| @layout.lines(axis).include?(line) }
+        "mesh_#{@mesh_dim_names ? @mesh_dim_names[dim] : "dim_#{dim}"}"
       end
 
       def adopt(device_type, mesh, names, groups)

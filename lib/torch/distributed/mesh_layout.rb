@@ -34,14 +34,14 @@ module Torch
         end
 
         def check_device_type(type)
-          return type.to_s.dup.freeze if (type.is_a?(String) || type.is_a?(Symbol)) && type.match?(/\A[a-z]+\z/)
+          return type.to_s.dup.freeze if text?(type) && type.match?(/\A[a-z]+\z/)
 
           raise ArgumentError, "device_type: expected a type of device such as \"cpu\", without a number, got #{type.inspect}"
         end
 
         def check_names(names, shape)
           return if names.nil?
-          unless names.is_a?(Array) && names.all? { |name| (name.is_a?(String) || name.is_a?(Symbol)) && !name.empty? }
+          unless names.is_a?(Array) && names.all? { |name| text?(name) && !name.empty? }
             raise ArgumentError, "mesh_dim_names: expected an Array of names, got #{names.inspect}"
           end
           raise ArgumentError, "mesh_dim_names: expected #{shape.size}, one for each dimension, got #{names.inspect}" if names.size != shape.size
@@ -53,6 +53,10 @@ module Torch
         end
 
         private
+
+        def text?(value)
+          value.is_a?(String) || value.is_a?(Symbol)
+        end
 
         def shape_of(mesh)
           return [] unless mesh.is_a?(Array)
@@ -71,9 +75,9 @@ module Torch
       end
 
       def check(world_size)
-        wrong = ranks.find { |rank| !rank.is_a?(Integer) || !rank.between?(0, world_size - 1) }
-        if wrong || ranks.include?(nil)
-          raise ArgumentError, "mesh: expected ranks from 0 to #{world_size - 1} (world size #{world_size}), got #{wrong.inspect}" \
+        wrong = ranks.index { |rank| !rank.is_a?(Integer) || !rank.between?(0, world_size - 1) }
+        if wrong
+          raise ArgumentError, "mesh: expected ranks from 0 to #{world_size - 1} (world size #{world_size}), got #{ranks[wrong].inspect}" \
             "#{" in a mesh of #{shape.join("x")} = #{ranks.size} processes" if shape.size > 1}"
         end
         twice = ranks.tally.find { |_, times| times > 1 }

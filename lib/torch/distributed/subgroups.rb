@@ -56,13 +56,13 @@ module Torch
 
       # Makes groups of processes that are listed; no process may be in two of them.
       #
-      # @param ranks_per_subgroup_list [Array<Array<Integer>>] global ranks of each
+      # @param ranks_per_subgroup_list [Array<Array<Integer>>] global ranks of each, in any order
       # @return [Array(Object, Array)] this process's group ({GroupMember::NON_GROUP_MEMBER} if it is in none), and all
       # @see #new_group for the other arguments and errors
       def new_subgroups_by_enumeration(ranks_per_subgroup_list, timeout: nil, backend: nil, group_desc: nil)
         parent = group_or_default(nil)
         groups = form_groups(parent, "new_subgroups_by_enumeration", timeout: timeout, backend: backend, group_desc: group_desc) do
-          check_lists("ranks_per_subgroup_list", ranks_per_subgroup_list, parent)
+          check_lists("ranks_per_subgroup_list", ranks_per_subgroup_list, parent).map(&:sort)
         end
         [groups.find { |each| each.is_a?(ProcessGroup) } || GroupMember::NON_GROUP_MEMBER, groups]
       end
@@ -86,26 +86,30 @@ module Torch
       private
 
       # Makes a group of each of the block's lists of global ranks; `members` are those that come, nil is all of the
-      # parent, and `also` gives what they must agree on besides. A process may be in several groups, as long as lists
+      # parent, and `asked` gives what they must agree on, if not the lists. A process may be in several groups, as long as lists
       # that overlap can be made one after the other.
-      def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil, also: nil)
+      def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil, asked: nil)
         label = group_label(parent, members)
-        store = PrefixStore.new("agreement/#{label}", parent._store)
-        rank = parent.ranks[parent.rank]
-        agreement = Agreement.new(store, operation, members || parent.ranks, rank, parent.timeout)
+        store = parent._store
+        talk = PrefixStore.new("agreement/#{label}", store)
+        agreement = Agreement.new(talk, operation, members || parent.ranks, parent.ranks[parent.rank], parent.timeout)
         agreement.hold do
           check_timeout(timeout) unless timeout.nil?
           timeout ||= parent.timeout
           backend = (backend || parent.backend).to_s
           ProcessGroup._find_backend(backend)
           lists = yield
-          one = lists.size == 1
-          agreement.reach("#{operation}(#{[*(one ? lists : [lists]), *also&.call].map { |term| "#{term.inspect}, " }.join}backend: #{backend.inspect})", timeout)
+          terms = asked&.call || ((lists.size == 1) ? lists : [lists])
+          agreement.reach("#{operation}(#{terms.map(&:inspect).join(", ")}, backend: #{backend.inspect})", timeout)
           lists.each_with_index.map do |list, index|
-            form_group(parent, one ? label : "#{label}.#{index}", list, rank, backend, timeout,
+            form_group(parent, store, (lists.size == 1) ? label : "#{label}.#{index}", list, backend, timeout,
               group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc)
           end
         end
+      ensure
+        # They would keep the store, and a server behind it, beyond the groups' end.
+        talk&.close
+        store&.close
       end
 
       def group_label(parent, members)
@@ -116,13 +120,14 @@ module Torch
         "group_of_#{ranks}.#{parent._next_child(members)}"
       end
 
-      def form_group(parent, name, ranks, rank, backend, timeout, description)
+      def form_group(parent, store, name, ranks, backend, timeout, description)
+        rank = parent.ranks[parent.rank]
         place = ranks.index(rank)
         return GroupMember::NON_GROUP_MEMBER unless place
 
         default = default_here
         index = device_index(default.device_id, rank, default.group.size) if backend == "nccl"
-        group = ProcessGroup._create(backend, name, parent._store, place, ranks.size, timeout, index)
+        group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index)
         group._describe(ranks, description)
         keep(group)
       rescue Error => e
@@ -133,10 +138,10 @@ module Torch
         raise TypeError, "#{name}: expected an Array of ranks, got #{ranks.inspect}" unless ranks.is_a?(Array)
         raise ArgumentError, "#{name}: expected ranks, got an empty Array" if ranks.empty?
 
-        wrong = ranks.find { |rank| !rank.is_a?(Integer) || !known.include?(rank) }
-        if wrong || ranks.include?(nil)
+        wrong = ranks.index { |rank| !known.include?(rank) || !rank.is_a?(Integer) }
+        if wrong
           raise ArgumentError, "#{name}: expected ranks of the parent group, " \
-            "#{(known == (0...known.size).to_a) ? "0 to #{known.size - 1}" : known.join(", ")}, got #{wrong.inspect} in #{ranks.inspect}"
+            "#{(known == (0...known.size).to_a) ? "0 to #{known.size - 1}" : known.join(", ")}, got #{ranks[wrong].inspect} in #{ranks.inspect}"
         end
         twice = ranks.tally.find { |_, times| times > 1 }
         raise ArgumentError, "#{name}: rank #{twice.first} is there #{twice.last} times: #{ranks.inspect}" if twice
