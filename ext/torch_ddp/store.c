@@ -403,6 +403,23 @@ static VALUE store_multi_set(VALUE self, VALUE keys, VALUE values)
     return Qnil;
 }
 
+static tddp_status body_clone(void *data, const tddp_wait *wait)
+{
+    store_call *call = data;
+    return tddp_store_clone(call->store, wait, &call->opened);
+}
+
+/* The same store by a connection of its own, for a thread that does not wait for others' calls. */
+static VALUE store_clone(VALUE self)
+{
+    store_call call = {.store = tddp_rb_store(self)};
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_clone, &call, -1, true);
+    VALUE clone = outcome.state == 0 && call.opened ? tddp_rb_wrap_store(call.opened) : Qnil;
+    tddp_store_release(call.opened); /* An interrupt may come when it has just been made. */
+    tddp_rb_settle(outcome);
+    return clone;
+}
+
 /* Lets go of the connection now rather than when the collector comes by. */
 static VALUE store_close(VALUE self)
 {
@@ -423,6 +440,7 @@ void tddp_rb_init_store(void)
     rb_define_method(store, "timeout", store_timeout, 0);
     rb_define_method(store, "timeout=", store_set_timeout, 1);
     rb_define_method(store, "close", store_close, 0);
+    rb_define_method(store, "_clone", store_clone, 0);
     rb_define_method(store, "set", store_set, 2);
     rb_define_method(store, "get", store_get, 1);
     rb_define_method(store, "add", store_add, 2);

@@ -10,6 +10,9 @@ module Torch
     # the same arguments and in the same order; each returns when all have come. What one of them is refused, what they
     # disagree on and who does not come is told to all of them.
     module Subgroups
+      LOCK = Mutex.new
+      private_constant :LOCK
+
       # Makes a group of some of the processes.
       #
       # @param ranks [Array<Integer>, nil] global ranks; nil: all
@@ -86,30 +89,40 @@ module Torch
       private
 
       # Makes a group of each of the block's lists of global ranks; `members` are those that come, nil is all of the
-      # parent, and `asked` gives what they must agree on, if not the lists. A process may be in several groups, as long as lists
-      # that overlap can be made one after the other.
+      # parent, and `asked` gives what they must agree on, if not the lists. A process may be in several groups, as long
+      # as lists that overlap can be made one after the other.
       def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil, asked: nil)
         label = group_label(parent, members)
-        store = parent._store
-        talk = PrefixStore.new("agreement/#{label}", store)
-        agreement = Agreement.new(talk, operation, members || parent.ranks, parent.ranks[parent.rank], parent.timeout)
-        agreement.hold do
-          check_timeout(timeout) unless timeout.nil?
-          timeout ||= parent.timeout
-          backend = (backend || parent.backend).to_s
-          ProcessGroup._find_backend(backend)
-          lists = yield
-          terms = asked&.call || ((lists.size == 1) ? lists : [lists])
-          agreement.reach("#{operation}(#{terms.map(&:inspect).join(", ")}, backend: #{backend.inspect})", timeout)
-          lists.each_with_index.map do |list, index|
-            form_group(parent, store, (lists.size == 1) ? label : "#{label}.#{index}", list, backend, timeout,
-              group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc)
+        with_store_of(parent, label) do |store, talk|
+          agreement = Agreement.new(talk, operation, members || parent.ranks, parent.ranks[parent.rank], parent.timeout)
+          agreement.hold do
+            check_timeout(timeout) unless timeout.nil?
+            timeout ||= parent.timeout
+            backend = (backend || parent.backend).to_s
+            ProcessGroup._find_backend(backend)
+            lists = yield
+            terms = asked&.call || ((lists.size == 1) ? lists : [lists])
+            agreement.reach("#{operation}(#{terms.map(&:inspect).join(", ")}, backend: #{backend.inspect})", timeout)
+            lists.each_with_index.map do |list, index|
+              form_group(parent, store, (lists.size == 1) ? label : "#{label}.#{index}", list, backend, timeout,
+                group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc)
+            end
           end
         end
+      end
+
+      # Yields a group's part of the store, and the part of that for one agreement. A connection serves one call at a
+      # time, and waits at that: threads that make groups at the same time get connections of their own.
+      def with_store_of(parent, label)
+        others = LOCK.synchronize { (@forming = (@forming || 0) + 1) - 1 }
+        shared = parent._store
+        store = others.zero? ? shared : shared._clone
+        talk = PrefixStore.new("agreement/#{label}", store)
+        yield store, talk
       ensure
         # They would keep the store, and a server behind it, beyond the groups' end.
-        talk&.close
-        store&.close
+        [talk, store, shared].each { |each| each&.close }
+        LOCK.synchronize { @forming -= 1 }
       end
 
       def group_label(parent, members)
