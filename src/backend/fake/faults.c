@@ -1,6 +1,6 @@
 /*
  * Reads TDDP_FAKE and commits the faults it asks for. Reading happens when a group is made, faults
- * on its progress thread; nothing here changes after reading.
+ * on its threads; nothing here changes after reading.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,6 +20,8 @@ static tddp_status read_word(const char *word, size_t length, tddp_fake_faults *
     } known[] = {
         {"delay_ms", &faults->delay_ms},       {"fail_at", &faults->fail_at},
         {"drop_at", &faults->drop_at},         {"lose_at", &faults->lose_at},
+        {"p2p_fail_at", &faults->p2p_fail_at}, {"p2p_drop_at", &faults->p2p_drop_at},
+        {"p2p_lose_at", &faults->p2p_lose_at}, {"post_fail_at", &faults->post_fail_at},
         {"create_fail", &faults->create_fail}, {"rank", rank},
     };
     char text[64];
@@ -37,7 +39,8 @@ static tddp_status read_word(const char *word, size_t length, tddp_fake_faults *
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT,
                      "TDDP_FAKE: \"%.*s\": expected delay_ms, fail_at, drop_at, lose_at, "
-                     "create_fail or rank, then = and a number",
+                     "p2p_fail_at, p2p_drop_at, p2p_lose_at, post_fail_at, create_fail or rank, "
+                     "then = and a number",
                      (int)length, word);
 }
 
@@ -72,19 +75,20 @@ static bool pause_until(int64_t deadline, const tddp_cancel *cancel)
 tddp_status tddp_fake_before(const tddp_fake_faults *faults, const tddp_op *op, tddp_cancel *cancel)
 {
     int64_t number = (int64_t)op->sequence;
-    bool drops = number == faults->drop_at;
+    bool p2p = tddp_op_is_p2p(op->kind);
+    bool drops = number == (p2p ? faults->p2p_drop_at : faults->drop_at);
     int64_t length = drops || faults->delay_ms > op->timeout_ms ? op->timeout_ms : faults->delay_ms;
     if (length > 0 && pause_until(tddp_deadline_after_ms(length), cancel)) {
         return tddp_fail(TDDP_CANCELED, "aborted");
     }
     if (drops || faults->delay_ms > op->timeout_ms) {
-        return tddp_fail(TDDP_TIMEOUT, "%s",
-                         drops ? "dropped by TDDP_FAKE" : "delayed by TDDP_FAKE");
+        return tddp_fail(TDDP_TIMEOUT, "not done after %" PRId64 " ms: %s by TDDP_FAKE",
+                         op->timeout_ms, drops ? "dropped" : "delayed");
     }
-    if (number == faults->fail_at) {
+    if (number == (p2p ? faults->p2p_fail_at : faults->fail_at)) {
         return tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     }
-    if (number == faults->lose_at) {
+    if (number == (p2p ? faults->p2p_lose_at : faults->lose_at)) {
         return tddp_fail(TDDP_PEER_LOST, "asked to lose a peer by TDDP_FAKE");
     }
     return TDDP_OK;

@@ -9,6 +9,10 @@ typedef struct tddp_fake_faults {
     int64_t fail_at;
     int64_t drop_at;
     int64_t lose_at;
+    int64_t p2p_fail_at;
+    int64_t p2p_drop_at;
+    int64_t p2p_lose_at;
+    int64_t post_fail_at;
     int64_t create_fail;
 } tddp_fake_faults;
 
