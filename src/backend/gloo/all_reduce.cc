@@ -85,9 +85,10 @@ void all_reduce_large(Mesh &mesh, const tddp_op &op, size_t bytes)
 }
 
 /*
- * Between two ranks, each combining all of it. With several pieces the sends are announced before
- * the receives, so that Gloo's thread carries them out: done on this thread they would hold the
- * connection's lock, on which Gloo's thread does not sleep but spins when something arrives.
+ * Between two ranks, each combining all of it. The head travels with the header, so that the check
+ * of the header is no wait: the rest comes behind it. With several pieces the sends are announced
+ * before the receives, so that Gloo's thread carries them out: done on this thread they would hold
+ * the connection's lock, on which Gloo's thread does not sleep but spins when something arrives.
  */
 void all_reduce_pair(Mesh &mesh, const tddp_op &op, size_t bytes)
 {
@@ -95,41 +96,40 @@ void all_reduce_pair(Mesh &mesh, const tddp_op &op, size_t bytes)
     const int peer = 1 - mesh.rank;
     const double factor = factor_after(mesh, op);
     char *data = static_cast<char *>(op.output.data);
+    const size_t head = EAGER_BYTES;
+    const size_t rest = bytes - head;
     /* Pieces of equal size: a bucket is often a little larger than a round number of them. */
     const size_t pieces = std::max<size_t>(1, bytes / PAIR_PIECE_BYTES);
-    const size_t piece = ((bytes + pieces - 1) / pieces + 63) / 64 * 64;
+    const size_t piece = ((rest + pieces - 1) / pieces + 63) / 64 * 64;
     const size_t window = WINDOW * piece;
-    auto length_at = [&](size_t at) { return std::min(piece, bytes - at); };
+    auto length_at = [&](size_t at) { return std::min(piece, rest - at); };
 
     if (pieces == 1) {
-        round.greet(peer, nullptr, 0);
+        round.greet(peer, data, head);
     }
-    Buffer &whole = round.region(data, bytes);
-    for (size_t at = 0; at < bytes; at += piece) {
+    Buffer &whole = round.region(data + head, rest);
+    for (size_t at = 0; at < rest; at += piece) {
         round.send(whole, peer, WHOLE, at, length_at(at));
     }
     if (pieces > 1) {
-        round.greet(peer, nullptr, 0);
-        round.answer(peer);
+        round.greet(peer, data, head);
     }
-    const size_t room = std::min(window, bytes);
+    const size_t room = std::min(window, rest);
     char *memory = mesh.scratch(room);
     Buffer &inbound = round.region(memory, room);
     auto post = [&](size_t at) {
-        if (at < bytes) {
+        if (at < rest) {
             round.recv(inbound, peer, WHOLE, at % window, length_at(at));
         }
     };
     for (size_t i = 0; i < WINDOW; i++) {
         post(i * piece);
     }
-    if (pieces == 1) {
-        round.answer(peer);
-    }
-    for (size_t at = 0; at < bytes; at += piece) {
+    combine_scaled(op, data, round.answer(peer), head, factor);
+    for (size_t at = 0; at < rest; at += piece) {
         mesh.wait_recv(inbound, peer);
         round.wait_sent(whole, peer); /* before it is overwritten */
-        combine_scaled(op, data + at, memory + at % window, length_at(at), factor);
+        combine_scaled(op, data + head + at, memory + at % window, length_at(at), factor);
         post(at + window);
     }
     round.finish();
