@@ -1,8 +1,8 @@
 /*
- * Torch::Distributed::ProcessGroup over <tddp/group.h>: one method an operation. Entered by Ruby
- * threads that hold the GVL; making and ending a group let go of it, queueing an operation does not
- * block. The handle is the only thing kept in C. Leaves the choice of a group, the kinds of
- * reduction by name, lists of tensors and memory that is not contiguous to lib/torch.
+ * Torch::Distributed::ProcessGroup over <tddp/group.h>: its life and what it is; its operations are
+ * in collectives.c. Entered by Ruby threads that hold the GVL; making and ending a group let go of
+ * it. The handle is the only thing kept in C. Leaves names, ranks and which group is whose to
+ * lib/torch.
  */
 #include "torch_ddp.h"
 
@@ -156,59 +156,6 @@ static VALUE find_backend(VALUE class, VALUE name)
     return Qtrue;
 }
 
-/* --- operations ------------------------------------------------------------------------------ */
-
-static tddp_buffer buffer_of(const tddp_tensor *tensor)
-{
-    tddp_buffer buffer;
-    tddp_rb_check(tddp_tensor_buffer(tensor, &buffer));
-    return buffer;
-}
-
-static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer buffer = buffer_of(tddp_rb_tensor(tensor));
-    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer, (tddp_reduce_op)NUM2INT(op),
-                                  NUM2DBL(premul), &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
-}
-
-static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer buffer = buffer_of(tddp_rb_tensor(tensor));
-    tddp_rb_check(tddp_broadcast(tddp_rb_group(self), buffer, NUM2INT(root), &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
-}
-
-static VALUE group_barrier(VALUE self, VALUE async)
-{
-    tddp_work *work;
-    tddp_rb_check(tddp_barrier(tddp_rb_group(self), &work));
-    return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
-}
-
-static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer to = buffer_of(tddp_rb_tensor(output));
-    tddp_buffer from = buffer_of(tddp_rb_tensor(input));
-    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), from, to, &work));
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
-static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE op, VALUE premul,
-                                  VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer to = buffer_of(tddp_rb_tensor(output));
-    tddp_buffer from = buffer_of(tddp_rb_tensor(input));
-    tddp_rb_check(tddp_reduce_scatter(tddp_rb_group(self), from, to, (tddp_reduce_op)NUM2INT(op),
-                                      NUM2DBL(premul), &work));
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
 void tddp_rb_init_group(void)
 {
     group_class = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
@@ -225,9 +172,6 @@ void tddp_rb_init_group(void)
     rb_define_method(group_class, "closed?", group_closed, 0);
     rb_define_method(group_class, "timeout", group_timeout, 0);
     rb_define_method(group_class, "timeout=", group_set_timeout, 1);
-    rb_define_method(group_class, "_all_reduce", group_all_reduce, 4);
-    rb_define_method(group_class, "_broadcast", group_broadcast, 3);
-    rb_define_method(group_class, "_barrier", group_barrier, 1);
-    rb_define_method(group_class, "_all_gather", group_all_gather, 3);
-    rb_define_method(group_class, "_reduce_scatter", group_reduce_scatter, 5);
+    tddp_rb_init_operands();
+    tddp_rb_init_collectives(group_class);
 }

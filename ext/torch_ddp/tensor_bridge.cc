@@ -63,6 +63,27 @@ tddp_tensor *tddp_rb_tensor(VALUE object)
     return static_cast<tddp_tensor *>(tensor);
 }
 
+tddp_rb_form tddp_rb_tensor_form(const tddp_tensor *tensor)
+{
+    const auto &self = *reinterpret_cast<const at::Tensor *>(tensor);
+    if (!self.defined() || self.layout() != at::kStrided || self.is_contiguous())
+        return TDDP_RB_FORM_PLAIN;
+    const auto sizes = self.sizes();
+    const auto strides = self.strides();
+    for (size_t i = 0; i < sizes.size(); i++) {
+        if (strides[i] == 0 && sizes[i] > 1)
+            return TDDP_RB_FORM_FOLDED;
+    }
+    return TDDP_RB_FORM_APART;
+}
+
+size_t tddp_rb_shape(const tddp_tensor *tensor, const int64_t **dims)
+{
+    const auto sizes = reinterpret_cast<const at::Tensor *>(tensor)->sizes();
+    *dims = sizes.data();
+    return sizes.size();
+}
+
 void tddp_rb_set_num_threads(int count)
 {
     at::set_num_threads(count);

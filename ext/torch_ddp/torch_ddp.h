@@ -72,21 +72,46 @@ tddp_group *tddp_rb_group(VALUE object);
 /* A Torch::Distributed::Store with a reference of its own. */
 VALUE tddp_rb_wrap_store(tddp_store *store);
 
-/* The most tensors that one operation takes. */
-#define TDDP_RB_OPERANDS 2
-
 /*
- * Takes over a fresh work on the memory of these Torch::Tensors (nil: none). Returns a
- * Torch::Distributed::Work if `async`; else waits and returns nil or raises. The tensors and their
- * memory live until the operation is done, whatever becomes of the caller.
+ * Takes over a fresh work on the memory of these operands, each a Torch::Tensor, an Array of them
+ * that nobody else has, or nil. Returns a Torch::Distributed::Work if `async`; else waits and
+ * returns nil, or the sender's rank for a recv, or raises. The tensors and their memory live until
+ * the operation is done, whatever becomes of the caller.
  */
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async);
+
+/* --- operands.c ------------------------------------------------------------------------------ */
+
+/* A tensor's memory. What cannot be taken raises an error that begins with the argument's name. */
+tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name);
+
+/* That of an Array of tensors, in tddp_rb_scratch() memory; NULL and no count for nil. */
+tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count);
+
+/* That of one tensor in pieces of so many elements each (an Array), one after the other. */
+tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder);
+
+/* Has the ranks compare dtype and shape of these tensors (one, an Array; nil: nothing) with the
+ * operation that this thread queues next, if operations are described at all. */
+void tddp_rb_describe(VALUE operand);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 
 /* The tensor in a Torch::Tensor (or Parameter), borrowed for as long as the object lives; TypeError
  * for anything else, naming it. */
 tddp_tensor *tddp_rb_tensor(VALUE object);
+
+/* How a tensor lies in memory. */
+typedef enum tddp_rb_form {
+    TDDP_RB_FORM_PLAIN,  /* in one piece, or not strided at all */
+    TDDP_RB_FORM_APART,  /* with gaps, or in another order than that of its elements */
+    TDDP_RB_FORM_FOLDED, /* some of its elements share their memory, as after expand */
+} tddp_rb_form;
+
+tddp_rb_form tddp_rb_tensor_form(const tddp_tensor *tensor);
+
+/* How many dimensions it has; `*dims` is borrowed. */
+size_t tddp_rb_shape(const tddp_tensor *tensor, const int64_t **dims);
 
 /* How many threads libtorch uses inside an operation. */
 void tddp_rb_set_num_threads(int count);
@@ -98,6 +123,8 @@ void tddp_rb_init_error(void);
 void tddp_rb_init_nogvl(void);
 void tddp_rb_init_store(void);
 void tddp_rb_init_group(void);
+void tddp_rb_init_collectives(VALUE group);
+void tddp_rb_init_operands(void);
 void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
 void tddp_rb_init_tensor(void);

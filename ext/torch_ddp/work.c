@@ -11,15 +11,17 @@
 
 /* References to an operation's tensors, ended together on whatever thread is last. */
 typedef struct operands {
-    tddp_tensor *tensor[TDDP_RB_OPERANDS];
+    size_t count;
+    tddp_tensor *tensor[];
 } operands;
 
 typedef struct work_handle {
-    tddp_work *work;
-    operands *held; /* NULL once the operation is done and the memory was let go */
+    tddp_work *work; /* NULL: this object stands for several others */
+    operands *held;  /* NULL once the operation is done and the memory was let go */
     VALUE self;
-    /* Ruby's tensors: one made by from_numo lies in a String that only they hold. */
-    VALUE tensors[TDDP_RB_OPERANDS];
+    /* Ruby's tensors, or Arrays of them: one made by from_numo lies in a String that only they
+     * hold. */
+    VALUE output, input;
     struct work_handle *next;
     struct work_handle **back; /* what points here; NULL: not among `under_way` */
 } work_handle;
@@ -70,24 +72,42 @@ static void operands_free(void *data)
     operands *held = data;
     if (held == NULL)
         return;
-    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
+    for (size_t i = 0; i < held->count; i++)
         tddp_tensor_release(held->tensor[i]);
     free(held);
 }
 
-static operands *operands_retain(tddp_tensor *const borrowed[TDDP_RB_OPERANDS])
+static size_t tensor_count(VALUE operand)
 {
-    operands *held = calloc(1, sizeof(*held));
+    if (NIL_P(operand))
+        return 0;
+    return RB_TYPE_P(operand, T_ARRAY) ? (size_t)RARRAY_LEN(operand) : 1;
+}
+
+/* False if memory is short. */
+static bool add_operand(operands *held, VALUE operand)
+{
+    bool list = RB_TYPE_P(operand, T_ARRAY);
+    for (size_t i = 0; i < tensor_count(operand); i++) {
+        VALUE object = list ? rb_ary_entry(operand, (long)i) : operand;
+        tddp_tensor *tensor = tddp_tensor_retain(tddp_rb_tensor(object));
+        if (tensor == NULL)
+            return false;
+        held->tensor[held->count++] = tensor;
+    }
+    return true;
+}
+
+static operands *operands_retain(VALUE output, VALUE input)
+{
+    size_t count = tensor_count(output) + tensor_count(input);
+    operands *held = calloc(1, sizeof(*held) + count * sizeof(tddp_tensor *));
     if (held == NULL)
         return NULL;
-    for (int i = 0; i < TDDP_RB_OPERANDS && borrowed[i] != NULL; i++) {
-        held->tensor[i] = tddp_tensor_retain(borrowed[i]);
-        if (held->tensor[i] == NULL) {
-            operands_free(held);
-            return NULL;
-        }
-    }
-    return held;
+    if (add_operand(held, output) && add_operand(held, input))
+        return held;
+    operands_free(held);
+    return NULL;
 }
 
 /* Ends a work whose operation may still run. */
@@ -105,8 +125,8 @@ static void part_with(tddp_work *work, operands *held)
 static void work_mark(void *data)
 {
     const work_handle *handle = data;
-    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
-        rb_gc_mark(handle->tensors[i]);
+    rb_gc_mark(handle->output);
+    rb_gc_mark(handle->input);
 }
 
 static void work_free(void *data)
@@ -134,7 +154,19 @@ static VALUE work_class = Qnil;
 
 static work_handle *handle_of(VALUE self)
 {
-    return rb_check_typeddata(self, &work_type);
+    work_handle *handle = rb_check_typeddata(self, &work_type);
+    if (handle->work == NULL)
+        rb_raise(rb_eTypeError, "a %s is no operation of its own", rb_obj_classname(self));
+    return handle;
+}
+
+/* For those that stand for several others. */
+static VALUE work_allocate(VALUE class)
+{
+    work_handle *handle;
+    VALUE self = TypedData_Make_Struct(class, work_handle, &work_type, handle);
+    handle->output = handle->input = Qnil;
+    return self;
 }
 
 static tddp_status body_wait(void *work, const tddp_wait *wait)
@@ -144,12 +176,9 @@ static tddp_status body_wait(void *work, const tddp_wait *wait)
 
 /* The object of a work that may be running. Without memory for references to the tensors only
  * waiting keeps theirs. */
-static VALUE work_object(tddp_work *work, const VALUE tensors[TDDP_RB_OPERANDS])
+static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
 {
-    tddp_tensor *borrowed[TDDP_RB_OPERANDS] = {NULL};
-    for (int i = 0; i < TDDP_RB_OPERANDS && !NIL_P(tensors[i]); i++)
-        borrowed[i] = tddp_rb_tensor(tensors[i]);
-    operands *held = operands_retain(borrowed);
+    operands *held = operands_retain(output, input);
     if (held == NULL) {
         (void)!tddp_work_wait(work, NULL);
         tddp_work_release(work);
@@ -160,30 +189,36 @@ static VALUE work_object(tddp_work *work, const VALUE tensors[TDDP_RB_OPERANDS])
     handle->work = work;
     handle->held = held;
     handle->self = self;
-    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
-        RB_OBJ_WRITE(self, &handle->tensors[i], tensors[i]);
+    RB_OBJ_WRITE(self, &handle->output, output);
+    RB_OBJ_WRITE(self, &handle->input, input);
     enlist(handle);
     return self;
 }
 
+static VALUE source_of(const tddp_work *work)
+{
+    int source = tddp_work_source(work);
+    return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
+}
+
 /* Waits here; an interruption leaves the operation running. */
-static VALUE wait_now(tddp_work *work, const VALUE tensors[TDDP_RB_OPERANDS])
+static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
     if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
         outcome = tddp_rb_blocking(body_wait, work, -1, false);
-    if (tddp_work_completed(work) || NIL_P(tensors[0]))
+    VALUE source = source_of(work);
+    if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))
         tddp_work_release(work);
     else
-        work_object(work, tensors);
+        work_object(work, output, input);
     tddp_rb_settle(outcome);
-    return Qnil;
+    return source;
 }
 
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async)
 {
-    const VALUE tensors[TDDP_RB_OPERANDS] = {output, input};
-    VALUE result = async ? work_object(work, tensors) : wait_now(work, tensors);
+    VALUE result = async ? work_object(work, output, input) : wait_now(work, output, input);
     RB_GC_GUARD(output);
     RB_GC_GUARD(input);
     return result;
@@ -196,8 +231,7 @@ static void let_go_when_done(work_handle *handle)
     operands *held = handle->held;
     handle->held = NULL;
     operands_free(held);
-    for (int i = 0; i < TDDP_RB_OPERANDS; i++)
-        handle->tensors[i] = Qnil;
+    handle->output = handle->input = Qnil;
     delist(handle);
 }
 
@@ -239,13 +273,22 @@ static VALUE work_sequence(VALUE self)
     return ULL2NUM(tddp_work_sequence(handle_of(self)->work));
 }
 
+/* The sender's rank in the group. */
+static VALUE work_source(VALUE self)
+{
+    return source_of(handle_of(self)->work);
+}
+
 void tddp_rb_init_work(void)
 {
     work_class = rb_define_class_under(tddp_rb_distributed, "Work", rb_cObject);
     rb_global_variable(&work_class);
     rb_undef_alloc_func(work_class);
     rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &under_way));
+    rb_define_alloc_func(rb_define_class_under(tddp_rb_distributed, "CombinedWork", work_class),
+                         work_allocate);
     rb_define_private_method(work_class, "_wait", work_wait, 1);
+    rb_define_private_method(work_class, "_source", work_source, 0);
     rb_define_method(work_class, "completed?", work_completed, 0);
     rb_define_method(work_class, "success?", work_success, 0);
     rb_define_method(work_class, "exception", work_exception, 0);

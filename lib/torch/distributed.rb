@@ -14,7 +14,13 @@ require_relative "distributed/groups"
 require_relative "distributed/agreement"
 require_relative "distributed/subgroups"
 require_relative "distributed/device_mesh"
+require_relative "distributed/debug"
+require_relative "distributed/operands"
 require_relative "distributed/collectives"
+require_relative "distributed/pieces"
+require_relative "distributed/point_to_point"
+require_relative "distributed/coalescing"
+require_relative "distributed/objects"
 require_relative "distributed/fork_world"
 
 module Torch
@@ -32,8 +38,16 @@ module Torch
     extend Groups
     extend Subgroups
     extend Meshes
+    extend Debug
+    extend Operands
     extend Collectives
+    extend Pieces
+    extend PointToPoint
+    extend Coalescing
+    extend Objects
     extend Launching
+
+    set_debug_level_from_env
   end
 end
 

@@ -2,7 +2,8 @@
 
 module Torch
   module Distributed
-    # A handle on one operation that was started with `async_op: true`.
+    # A handle on one operation that was started with `async_op: true`. Several may be under way, and be waited for
+    # in any order; one that the program forgets goes on all the same.
     #
     # @!method completed?
     #   @return [Boolean] whether it is done, well or not
@@ -13,7 +14,7 @@ module Torch
     # @!method operation
     #   @return [Symbol] :all_reduce and so on
     # @!method sequence
-    #   @return [Integer] its number in its group, the same on every rank
+    #   @return [Integer] its number in its group, the same on every rank; sends and receives have numbers of their own
     class Work
       # Waits until the operation is done. Only then may its tensors be read or changed. Other threads run
       # meanwhile; an interrupt ends the wait, not the operation.
@@ -23,9 +24,19 @@ module Torch
       # @raise [Error] what stopped the operation; {TimeoutError} also when only this wait is over
       def wait(timeout = nil)
         _wait(timeout)
-        steps, @steps = @steps, nil
-        steps&.each(&:call)
+        conclude if @steps
         true
+      end
+
+      # @return [Array<Torch::Tensor>] the tensors that the operation writes on this rank; {#wait} first
+      def result
+        @outputs.is_a?(Array) ? @outputs.flatten : [@outputs].compact
+      end
+
+      # @return [Integer, nil] the global rank of the process whose message was received
+      def source_rank
+        source = _source
+        (source && @ranks) ? @ranks[source] : source
       end
 
       def inspect
@@ -35,8 +46,97 @@ module Torch
       # @api private
       # @param step [Proc] called once, by the {#wait} that sees the operation done, after those given before
       def finally(step)
+        @lock ||= Mutex.new
         (@steps ||= []) << step
         self
+      end
+
+      # @api private
+      # @param outputs [Torch::Tensor, Array, nil]
+      def _writes(outputs)
+        @outputs = outputs unless outputs.nil?
+        self
+      end
+
+      # @api private
+      # @param ranks [Array<Integer>] the global ranks of the group
+      def _among(ranks)
+        @ranks = ranks
+        self
+      end
+
+      private
+
+      # Whoever comes second waits until the first is through.
+      def conclude
+        @lock.synchronize do
+          @steps.shift.call until @steps.empty?
+        end
+      end
+    end
+
+    # A handle on several operations at once: of {Coalescing#coalescing_manager} for instance.
+    class CombinedWork < Work
+      # @return [Array<Work>]
+      attr_reader :works
+
+      # @api private
+      def initialize(works)
+        super()
+        @works = works.freeze
+      end
+
+      # Waits until all of them are done.
+      #
+      # @return [true]
+      # @see Work#wait
+      def wait(timeout = nil)
+        deadline = now + timeout if timeout
+        @works.each { |work| work.wait(deadline && [deadline - now, 0].max) }
+        conclude if @steps
+        true
+      end
+
+      def completed?
+        @works.all?(&:completed?)
+      end
+
+      def success?
+        @works.all?(&:success?)
+      end
+
+      # @return [Error, nil] what stopped the first that was stopped
+      def exception
+        @works.each { |work| (error = work.exception) && (return error) }
+        nil
+      end
+
+      def operation
+        :coalesced
+      end
+
+      # @return [Integer, nil] that of the first
+      def sequence
+        @works.first&.sequence
+      end
+
+      def result
+        @outputs ? super : @works.flat_map(&:result)
+      end
+
+      # @return [nil] there may be several
+      def source_rank
+        nil
+      end
+
+      def inspect
+        "#<#{self.class.name} of #{@works.size}, #{completed? ? "done" : "running"}>"
+      end
+
+      private
+
+      def now
+        Process.clock_gettime(Process::CLOCK_MONOTONIC)
       end
     end
   end

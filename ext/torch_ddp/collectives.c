@@ -1,0 +1,244 @@
+/*
+ * The operations of Torch::Distributed::ProcessGroup over <tddp/group.h>: one method an operation.
+ * Entered by Ruby threads that hold the GVL; queueing does not block, waiting is work.c's. Leaves
+ * the choice of a group, ranks, kinds of reduction by name, lists that must fit and memory that is
+ * not in one piece to lib/torch. Lists are Arrays that nobody else has, nil where this rank has no
+ * pieces.
+ */
+#include "torch_ddp.h"
+
+static tddp_reduce_op op_of(VALUE number)
+{
+    return (tddp_reduce_op)NUM2INT(number);
+}
+
+static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    tddp_rb_describe(tensor);
+    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer, op_of(op), NUM2DBL(premul), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+}
+
+static VALUE group_all_reduce_coalesced(VALUE self, VALUE tensors, VALUE op, VALUE premul,
+                                        VALUE async)
+{
+    tddp_work *work;
+    size_t count;
+    VALUE memory;
+    tddp_buffer *buffers = tddp_rb_buffers(tensors, "tensors", &memory, &count);
+    tddp_rb_describe(tensors);
+    tddp_rb_check(tddp_all_reduce_coalesced(tddp_rb_group(self), buffers, count, op_of(op),
+                                            NUM2DBL(premul), &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, tensors, Qnil, RTEST(async));
+}
+
+static VALUE group_reduce(VALUE self, VALUE tensor, VALUE root, VALUE op, VALUE premul, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    tddp_rb_describe(tensor);
+    tddp_rb_check(
+        tddp_reduce(tddp_rb_group(self), buffer, op_of(op), NUM2DBL(premul), NUM2INT(root), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+}
+
+static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    tddp_rb_describe(tensor);
+    tddp_rb_check(tddp_broadcast(tddp_rb_group(self), buffer, NUM2INT(root), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+}
+
+/* --- barriers -------------------------------------------------------------------------------- */
+
+/* An operation has its group's time when it is queued, so the group has that of this barrier
+ * for as long as that takes, which no other Ruby thread can see. */
+static VALUE group_barrier(VALUE self, VALUE timeout, VALUE async)
+{
+    tddp_work *work;
+    tddp_group *group = tddp_rb_group(self);
+    int64_t before = tddp_group_timeout(group);
+    tddp_rb_describe(Qnil);
+    if (!NIL_P(timeout))
+        tddp_rb_check(tddp_group_set_timeout(group, tddp_rb_milliseconds(timeout)));
+    tddp_status status = tddp_barrier(group, &work);
+    if (!NIL_P(timeout) && tddp_group_set_timeout(group, before) != TDDP_OK)
+        tddp_log(TDDP_LOG_ERROR, "ruby", "the group keeps a barrier's time: %s",
+                 tddp_error_message());
+    tddp_rb_check(status);
+    return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
+}
+
+/* --- pieces by rank -------------------------------------------------------------------------- */
+
+static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer to = tddp_rb_buffer(output, "output");
+    tddp_buffer from = tddp_rb_buffer(input, "input");
+    tddp_rb_describe(input);
+    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), from, to, &work));
+    return tddp_rb_take_work(work, output, input, RTEST(async));
+}
+
+static VALUE group_all_gather_list(VALUE self, VALUE outputs, VALUE input, VALUE async)
+{
+    tddp_work *work;
+    size_t count;
+    VALUE memory;
+    tddp_buffer *to = tddp_rb_buffers(outputs, "tensor_list", &memory, &count);
+    tddp_buffer from = tddp_rb_buffer(input, "tensor");
+    tddp_rb_describe(outputs);
+    tddp_rb_check(tddp_all_gather_list(tddp_rb_group(self), from, to, count, &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, outputs, input, RTEST(async));
+}
+
+static VALUE group_gather(VALUE self, VALUE outputs, VALUE input, VALUE root, VALUE async)
+{
+    tddp_work *work;
+    size_t count;
+    VALUE memory;
+    tddp_buffer *to = tddp_rb_buffers(outputs, "gather_list", &memory, &count);
+    tddp_buffer from = tddp_rb_buffer(input, "tensor");
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_gather(tddp_rb_group(self), from, to, count, NUM2INT(root), &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, outputs, input, RTEST(async));
+}
+
+/* The counts are those of the pieces of `output`, at the root. */
+static VALUE group_gather_pieces(VALUE self, VALUE output, VALUE counts, VALUE input, VALUE root,
+                                 VALUE async)
+{
+    tddp_work *work;
+    VALUE memory;
+    tddp_buffer *to = tddp_rb_pieces(output, "output", counts, &memory);
+    tddp_buffer from = tddp_rb_buffer(input, "input");
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_gather(tddp_rb_group(self), from, to, (size_t)RARRAY_LEN(counts),
+                              NUM2INT(root), &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, output, input, RTEST(async));
+}
+
+static VALUE group_scatter(VALUE self, VALUE output, VALUE inputs, VALUE root, VALUE async)
+{
+    tddp_work *work;
+    size_t count;
+    VALUE memory;
+    tddp_buffer *from = tddp_rb_buffers(inputs, "scatter_list", &memory, &count);
+    tddp_buffer to = tddp_rb_buffer(output, "tensor");
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_scatter(tddp_rb_group(self), to, from, count, NUM2INT(root), &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, output, inputs, RTEST(async));
+}
+
+static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE op, VALUE premul,
+                                  VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer to = tddp_rb_buffer(output, "output");
+    tddp_buffer from = tddp_rb_buffer(input, "input");
+    tddp_rb_describe(output);
+    tddp_rb_check(
+        tddp_reduce_scatter(tddp_rb_group(self), from, to, op_of(op), NUM2DBL(premul), &work));
+    return tddp_rb_take_work(work, output, input, RTEST(async));
+}
+
+static VALUE group_reduce_scatter_list(VALUE self, VALUE output, VALUE inputs, VALUE op,
+                                       VALUE premul, VALUE async)
+{
+    tddp_work *work;
+    size_t count;
+    VALUE memory;
+    tddp_buffer to = tddp_rb_buffer(output, "output");
+    tddp_buffer *from = tddp_rb_buffers(inputs, "input_list", &memory, &count);
+    tddp_rb_describe(inputs);
+    tddp_rb_check(tddp_reduce_scatter_list(tddp_rb_group(self), from, count, to, op_of(op),
+                                           NUM2DBL(premul), &work));
+    ALLOCV_END(memory);
+    return tddp_rb_take_work(work, output, inputs, RTEST(async));
+}
+
+static VALUE group_all_to_all(VALUE self, VALUE outputs, VALUE inputs, VALUE async)
+{
+    tddp_work *work;
+    size_t to_count, from_count;
+    VALUE to_memory, from_memory;
+    tddp_buffer *to = tddp_rb_buffers(outputs, "output_tensor_list", &to_memory, &to_count);
+    tddp_buffer *from = tddp_rb_buffers(inputs, "input_tensor_list", &from_memory, &from_count);
+    if (to_count != from_count)
+        rb_raise(rb_eArgError, "%zu outputs, but %zu inputs", to_count, from_count);
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_all_to_all(tddp_rb_group(self), from, to, to_count, &work));
+    ALLOCV_END(to_memory);
+    ALLOCV_END(from_memory);
+    return tddp_rb_take_work(work, outputs, inputs, RTEST(async));
+}
+
+static VALUE group_all_to_all_pieces(VALUE self, VALUE output, VALUE to_counts, VALUE input,
+                                     VALUE from_counts, VALUE async)
+{
+    tddp_work *work;
+    VALUE to_memory, from_memory;
+    tddp_buffer *to = tddp_rb_pieces(output, "output", to_counts, &to_memory);
+    tddp_buffer *from = tddp_rb_pieces(input, "input", from_counts, &from_memory);
+    if (RARRAY_LEN(to_counts) != RARRAY_LEN(from_counts))
+        rb_raise(rb_eArgError, "%ld pieces of output, but %ld of input", RARRAY_LEN(to_counts),
+                 RARRAY_LEN(from_counts));
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(
+        tddp_all_to_all(tddp_rb_group(self), from, to, (size_t)RARRAY_LEN(to_counts), &work));
+    ALLOCV_END(to_memory);
+    ALLOCV_END(from_memory);
+    return tddp_rb_take_work(work, output, input, RTEST(async));
+}
+
+/* --- point to point -------------------------------------------------------------------------- */
+
+static VALUE group_send(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_send(tddp_rb_group(self), buffer, NUM2INT(peer), NUM2UINT(tag), &work));
+    return tddp_rb_take_work(work, Qnil, tensor, RTEST(async));
+}
+
+/* The peer is nil for any. Returns the sender's rank, or a work. */
+static VALUE group_recv(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE async)
+{
+    tddp_work *work;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    int from = NIL_P(peer) ? TDDP_ANY_SOURCE : NUM2INT(peer);
+    tddp_rb_describe(Qnil);
+    tddp_rb_check(tddp_recv(tddp_rb_group(self), buffer, from, NUM2UINT(tag), &work));
+    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+}
+
+void tddp_rb_init_collectives(VALUE group)
+{
+    rb_define_method(group, "_all_reduce", group_all_reduce, 4);
+    rb_define_method(group, "_all_reduce_coalesced", group_all_reduce_coalesced, 4);
+    rb_define_method(group, "_reduce", group_reduce, 5);
+    rb_define_method(group, "_broadcast", group_broadcast, 3);
+    rb_define_method(group, "_barrier", group_barrier, 2);
+    rb_define_method(group, "_all_gather", group_all_gather, 3);
+    rb_define_method(group, "_all_gather_list", group_all_gather_list, 3);
+    rb_define_method(group, "_gather", group_gather, 4);
+    rb_define_method(group, "_gather_pieces", group_gather_pieces, 5);
+    rb_define_method(group, "_scatter", group_scatter, 4);
+    rb_define_method(group, "_reduce_scatter", group_reduce_scatter, 5);
+    rb_define_method(group, "_reduce_scatter_list", group_reduce_scatter_list, 5);
+    rb_define_method(group, "_all_to_all", group_all_to_all, 3);
+    rb_define_method(group, "_all_to_all_pieces", group_all_to_all_pieces, 5);
+    rb_define_method(group, "_send", group_send, 4);
+    rb_define_method(group, "_recv", group_recv, 4);
+}

@@ -1,0 +1,195 @@
+/*
+ * What operations work on: from a Torch::Tensor, or an Array of them, to the buffers that libtddp
+ * takes, with the argument's name in every refusal; and their description, which ranks compare when
+ * TORCH_DISTRIBUTED_DEBUG is DETAIL. Entered by Ruby threads that hold the GVL. An Array given here
+ * is nobody else's, so it stays as it is while its operation runs. Leaves shapes and lengths that
+ * have to fit to lib/torch and to libtddp.
+ */
+#include "torch_ddp.h"
+
+/* Whether operations are described. The GVL guards it. */
+static bool detail;
+
+/* Passes on a refusal that names no argument. */
+static void refuse(tddp_status status, const char *name, long index)
+{
+    if (index < 0)
+        (void)tddp_fail(status, "%s: %s", name, tddp_error_message());
+    else
+        (void)tddp_fail(status, "%s[%ld]: %s", name, index, tddp_error_message());
+    tddp_rb_check(status);
+}
+
+static tddp_buffer buffer_at(VALUE tensor, const char *name, long index)
+{
+    tddp_buffer buffer;
+    tddp_status status = tddp_tensor_buffer(tddp_rb_tensor(tensor), &buffer);
+    if (status != TDDP_OK)
+        refuse(status, name, index);
+    return buffer;
+}
+
+tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name)
+{
+    return buffer_at(tensor, name, -1);
+}
+
+tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count)
+{
+    *holder = 0; /* which ALLOCV_END takes for nothing */
+    *count = 0;
+    if (NIL_P(list))
+        return NULL;
+    Check_Type(list, T_ARRAY);
+    long length = RARRAY_LEN(list);
+    tddp_buffer *buffers = tddp_rb_scratch(holder, length, sizeof(*buffers));
+    for (long i = 0; i < length; i++)
+        buffers[i] = buffer_at(rb_ary_entry(list, i), name, i);
+    *count = (size_t)length;
+    return buffers;
+}
+
+tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder)
+{
+    Check_Type(counts, T_ARRAY);
+    tddp_buffer whole = tddp_rb_buffer(tensor, name);
+    size_t bytes = tddp_dtype_size(whole.dtype);
+    size_t begin = 0;
+    long length = RARRAY_LEN(counts);
+    tddp_buffer *pieces = tddp_rb_scratch(holder, length, sizeof(*pieces));
+    for (long i = 0; i < length; i++) {
+        size_t count = NUM2SIZET(rb_ary_entry(counts, i));
+        if (count > whole.count - begin)
+            rb_raise(rb_eArgError, "%s: its %zu elements are fewer than its pieces have", name,
+                     whole.count);
+        pieces[i] = whole;
+        pieces[i].count = count;
+        if (whole.data != NULL)
+            pieces[i].data = (char *)whole.data + begin * bytes;
+        begin += count;
+    }
+    return pieces;
+}
+
+/* --- descriptions ---------------------------------------------------------------------------- */
+
+/* As many bytes of a description as ranks compare. */
+enum { DESCRIPTION_MAX = 255 };
+
+/* "float32 [2, 3]" */
+static void describe_tensor(VALUE text, VALUE object)
+{
+    tddp_tensor *tensor = tddp_rb_tensor(object);
+    const int64_t *dims;
+    size_t ndim = tddp_rb_shape(tensor, &dims);
+    tddp_buffer buffer;
+    tddp_rb_check(tddp_tensor_buffer(tensor, &buffer));
+    rb_str_catf(text, "%s [", tddp_dtype_name(buffer.dtype));
+    for (size_t i = 0; i < ndim; i++)
+        rb_str_catf(text, "%s%" PRId64, i > 0 ? ", " : "", dims[i]);
+    rb_str_cat_cstr(text, "]");
+}
+
+/* FNV-1a: stands for what is cut off; Ruby's own hashes differ from process to process. */
+static uint64_t digest(VALUE text)
+{
+    uint64_t sum = 0xcbf29ce484222325u;
+    for (long i = 0; i < RSTRING_LEN(text); i++)
+        sum = (sum ^ (unsigned char)RSTRING_PTR(text)[i]) * 0x100000001b3u;
+    return sum;
+}
+
+static VALUE description(VALUE operand)
+{
+    VALUE text = rb_utf8_str_new_cstr("");
+    if (!RB_TYPE_P(operand, T_ARRAY)) {
+        describe_tensor(text, operand);
+        return text;
+    }
+    for (long i = 0; i < RARRAY_LEN(operand); i++) {
+        if (i > 0)
+            rb_str_cat_cstr(text, ", ");
+        describe_tensor(text, rb_ary_entry(operand, i));
+    }
+    if (RSTRING_LEN(text) <= DESCRIPTION_MAX)
+        return text;
+    return rb_sprintf("%ld tensors (digest %016" PRIx64 "): %" PRIsVALUE, RARRAY_LEN(operand),
+                      digest(text), text);
+}
+
+void tddp_rb_describe(VALUE operand)
+{
+    if (!detail)
+        return;
+    VALUE text = NIL_P(operand) ? Qnil : description(operand);
+    tddp_describe_next(NIL_P(text) ? NULL : StringValueCStr(text));
+    RB_GC_GUARD(text);
+}
+
+static VALUE set_detail(VALUE self, VALUE wanted)
+{
+    (void)self;
+    detail = RTEST(wanted);
+    return wanted;
+}
+
+/* How a tensor lies in memory: nil: in one piece; :apart: with gaps or turned; :folded: some of its
+ * elements share their memory. What is not strided is left to libtddp, which says why it does not
+ * take it. */
+static VALUE memory_form(VALUE self, VALUE tensor)
+{
+    (void)self;
+    switch (tddp_rb_tensor_form(tddp_rb_tensor(tensor))) {
+    case TDDP_RB_FORM_APART:
+        return ID2SYM(rb_intern("apart"));
+    case TDDP_RB_FORM_FOLDED:
+        return ID2SYM(rb_intern("folded"));
+    default:
+        return Qnil;
+    }
+}
+
+/* Says at once what libtddp would say of this tensor's memory. */
+static VALUE check_memory(VALUE self, VALUE name, VALUE tensor)
+{
+    (void)self;
+    tddp_rb_buffer(tensor, StringValueCStr(name));
+    return Qnil;
+}
+
+/* --- bytes, for objects ---------------------------------------------------------------------- */
+
+static VALUE bytes_of(VALUE self, VALUE tensor)
+{
+    (void)self;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    VALUE bytes = rb_str_new(NULL, (long)(buffer.count * tddp_dtype_size(buffer.dtype)));
+    if (buffer.count > 0)
+        memcpy(RSTRING_PTR(bytes), buffer.data, (size_t)RSTRING_LEN(bytes));
+    RB_GC_GUARD(tensor);
+    return bytes;
+}
+
+static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
+{
+    (void)self;
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    StringValue(bytes);
+    size_t size = buffer.count * tddp_dtype_size(buffer.dtype);
+    if (size != (size_t)RSTRING_LEN(bytes))
+        rb_raise(rb_eArgError, "%ld bytes for a tensor of %zu", RSTRING_LEN(bytes), size);
+    if (size > 0)
+        memcpy(buffer.data, RSTRING_PTR(bytes), size);
+    RB_GC_GUARD(tensor);
+    return tensor;
+}
+
+void tddp_rb_init_operands(void)
+{
+    VALUE self = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(self, "_detail=", set_detail, 1);
+    rb_define_private_method(self, "_memory_form", memory_form, 1);
+    rb_define_private_method(self, "_check_memory", check_memory, 2);
+    rb_define_private_method(self, "_bytes", bytes_of, 1);
+    rb_define_private_method(self, "_set_bytes", set_bytes, 2);
+}

@@ -1,0 +1,124 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # Several operations made one.
+    module Coalescing
+      # Operations on `group` that the block calls on this thread become parts of one: they return nil at once, and
+      # are done when this returns. All-reduces of the same kind and dtype that follow each other are carried out
+      # together, which saves their latencies. Results, such as the sender of {PointToPoint#recv}, and operations that
+      # need them (those on objects) have no place in the block.
+      #
+      #   Torch::Distributed.coalescing_manager do
+      #     gradients.each { |gradient| Torch::Distributed.all_reduce(gradient, op: :avg) }
+      #   end
+      #
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @param device [Object] for PyTorch's sake; a group has one device
+      # @param async_ops [Boolean] whether to return a handle on them instead of waiting
+      # @return [nil, CombinedWork]
+      # @raise [GroupError] within another block of this thread for this group
+      def coalescing_manager(group: nil, device: nil, async_ops: false, &block)
+        raise ArgumentError, "coalescing_manager: expected a block with operations" unless block
+
+        if GroupMember::NON_GROUP_MEMBER.equal?(group)
+          yield
+          return
+        end
+
+        work = Batch.collect(group_or_default(group), self, &block)
+        return work if async_ops
+
+        work.wait
+        nil
+      end
+
+      # @api private
+      # @return [CombinedWork, nil] all-reduces of one kind
+      def _reduce_together(tensors, number, factor, group)
+        into_list("tensor", tensors) { |memories| group._all_reduce_coalesced(memories, number, factor, true) }
+      end
+    end
+
+    # The operations of one {Coalescing#coalescing_manager}.
+    #
+    # @api private
+    class Batch
+      KEY = :torch_distributed_batches
+      private_constant :KEY
+
+      class << self
+        # @return [Batch, nil] the one that operations on this group belong to, on this thread
+        def of(group)
+          batches = Thread.current[KEY]
+          batches && batches[group]
+        end
+
+        # @yield calls operations
+        # @return [CombinedWork] theirs
+        def collect(group, distributed)
+          batches = Thread.current[KEY] ||= {}.compare_by_identity
+          if batches.key?(group)
+            raise GroupError, "coalescing_manager: expected to be called outside of its own block, but this thread is in one for #{group.inspect}"
+          end
+
+          batch = batches[group] = new(group, distributed)
+          begin
+            yield
+          ensure
+            batches.delete(group)
+            Thread.current[KEY] = nil if batches.empty?
+          end
+          batch.close
+        end
+      end
+
+      def initialize(group, distributed)
+        @group = group
+        @distributed = distributed
+        @works = []
+        @waiting = Hash.new { |kinds, kind| kinds[kind] = [] }
+      end
+
+      # Runs the block, which starts an operation or leaves it to {#reduce}. Those that waited go first, so that the
+      # order is that of the calls.
+      def add(operation, outputs)
+        launch unless operation == "all_reduce"
+        work = yield
+        post(work._writes(outputs)) if work
+      end
+
+      # @return [Work] the same
+      def post(work)
+        @works << work
+        work
+      end
+
+      # Leaves an all-reduce for later, to be carried out with others like it.
+      # @return [nil]
+      def reduce(tensor, number, factor)
+        @distributed._check_operand("tensor", tensor)
+        launch if @waiting.any? { |_, tensors| tensors.any? { |other| other.equal?(tensor) } }
+        @waiting[[number, factor, tensor.dtype, tensor.device.to_s]] << tensor
+        nil
+      end
+
+      # @return [CombinedWork]
+      def close
+        launch
+        CombinedWork.new(@works)
+      end
+
+      private
+
+      def launch
+        kinds = @waiting.to_a
+        @waiting.clear
+        kinds.each do |(number, factor), tensors|
+          @works << @distributed._reduce_together(tensors, number, factor, @group)._writes(tensors)
+        end
+      end
+    end
+    private_constant :Batch
+  end
+end

@@ -1,0 +1,262 @@
+# frozen_string_literal: true
+
+require "json"
+
+module Torch
+  module Distributed
+    # Operations on Ruby objects. They are slower than those on tensors, which they use, and always wait.
+    #
+    # **For trusted jobs only**: what comes from other ranks is read by Marshal, which lets whoever sends it run code
+    # here. `serializer: :json` reads plain data only (keys become strings); an object with `dump(object)`, which returns
+    # a String, and `load(string)` is taken as well. All ranks must name the same.
+    #
+    # Lists that PyTorch fills are filled here as well, and returned; where the list is left out a new one is returned.
+    module Objects
+      # Gathers every rank's object.
+      #
+      # @overload all_gather_object(object, group: nil, serializer: :marshal)
+      # @overload all_gather_object(object_list, object, group: nil, serializer: :marshal)
+      #   @param object_list [Array, nil] is filled
+      # @param object [Object]
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @param serializer [Symbol, #dump]
+      # @return [Array] the objects by rank
+      def all_gather_object(object_list = nil, object, group: nil, serializer: :marshal)
+        return unless (group = object_group(group, "all_gather_object"))
+
+        codec = Serializer.of(serializer)
+        check_filled("object_list", object_list, group.size)
+        mine = bytes_tensor(codec.dump(object), group)
+        sizes = Torch.empty([group.size], dtype: :int64, device: object_device(group))
+        group._all_gather(sizes, size_tensor([mine.numel], group), false)
+        parts = sizes.to_a.map { |size| Torch.empty([size], dtype: :uint8, device: object_device(group)) }
+        group._all_gather_list(parts, mine, false)
+        filled(object_list, parts.map { |part| codec.load(_bytes(part.cpu)) })
+      end
+
+      # Gathers every rank's object on rank `dst`.
+      #
+      # @param object [Object]
+      # @param object_gather_list [Array, nil] is filled on rank `dst`
+      # @param dst [Integer, nil] the global rank of the process that gets them; 0 if nothing is given
+      # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
+      # @return [Array, nil] the objects by rank on rank `dst`, elsewhere nil
+      # @see #all_gather_object for the other arguments
+      def gather_object(object, object_gather_list = nil, dst: nil, group: nil, group_dst: nil, serializer: :marshal)
+        return unless (group = object_group(group, "gather_object"))
+
+        root = rank_in_group(group, "dst", dst, group_dst, default: 0)
+        codec = Serializer.of(serializer)
+        check_filled("object_gather_list", object_gather_list, group.size)
+        mine = bytes_tensor(codec.dump(object), group)
+        size = size_tensor([mine.numel], group)
+        unless group.rank == root
+          group._gather(nil, size, root, false)
+          group._gather(nil, mine, root, false)
+          return
+        end
+
+        parts = gather_parts(group, root, size, mine)
+        filled(object_gather_list, parts.map { |part| codec.load(_bytes(part.cpu)) })
+      end
+
+      # Replaces the objects of a list by those of rank `src`.
+      #
+      # @param object_list [Array] as many objects on every rank
+      # @param src [Integer, nil] the global rank of the process that has them; 0 if nothing is given
+      # @param device [String, Torch::Device, nil] where they travel; nil: the group's
+      # @param group_src [Integer, nil] instead of `src`: its rank within the group
+      # @return [Array] the list
+      # @see #all_gather_object for the other arguments
+      def broadcast_object_list(object_list, src: nil, group: nil, device: nil, group_src: nil, serializer: :marshal)
+        return unless (group = object_group(group, "broadcast_object_list"))
+
+        root = rank_in_group(group, "src", src, group_src, default: 0)
+        codec = Serializer.of(serializer)
+        check_objects("object_list", object_list)
+        own = group.rank == root
+        dumps = object_list.map { |object| codec.dump(object) } if own
+        sizes = size_tensor(own ? dumps.map(&:bytesize) : [0] * object_list.size, group, device)
+        group._broadcast(sizes, root, false)
+        bytes = own ? bytes_tensor(dumps.join, group, device) : room_for(sizes, group, device)
+        group._broadcast(bytes, root, false)
+        own ? object_list : object_list.replace(loaded(codec, bytes, sizes))
+      end
+
+      # Gives each rank its object of those that rank `src` has.
+      #
+      # @param scatter_object_output_list [Array, nil] its first element becomes this rank's object
+      # @param scatter_object_input_list [Array, nil] on rank `src` one object for each rank
+      # @param src [Integer, nil] the global rank of the process that has them; 0 if nothing is given
+      # @param group_src [Integer, nil] instead of `src`: its rank within the group
+      # @return [Object] this rank's object
+      # @see #all_gather_object for the other arguments
+      def scatter_object_list(scatter_object_output_list, scatter_object_input_list = nil, src: nil, group: nil, group_src: nil,
+        serializer: :marshal)
+        return unless (group = object_group(group, "scatter_object_list"))
+
+        root = rank_in_group(group, "src", src, group_src, default: 0)
+        codec = Serializer.of(serializer)
+        check_objects("scatter_object_output_list", scatter_object_output_list) unless scatter_object_output_list.nil?
+        dumps = scattered_dumps(codec, scatter_object_input_list, group) if group.rank == root
+        size = size_tensor([0], group)
+        group._scatter(size, dumps&.map { |dump| size_tensor([dump.bytesize], group) }, root, false)
+        bytes = room_for(size, group)
+        group._scatter(bytes, dumps&.map { |dump| bytes_tensor(dump, group) }, root, false)
+        object = codec.load(_bytes(bytes.cpu))
+        scatter_object_output_list[0] = object if scatter_object_output_list
+        object
+      end
+
+      # Sends objects to rank `dst`, which receives as many.
+      #
+      # @param object_list [Array]
+      # @param dst [Integer, nil] the receiver's global rank
+      # @param device [String, Torch::Device, nil] where they travel; nil: the group's
+      # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
+      # @return [nil]
+      # @see #all_gather_object for the other arguments
+      def send_object_list(object_list, dst: nil, group: nil, device: nil, group_dst: nil, serializer: :marshal)
+        return unless (group = object_group(group, "send_object_list"))
+
+        peer = rank_in_group(group, "dst", dst, group_dst)
+        codec = Serializer.of(serializer)
+        check_objects("object_list", object_list)
+        dumps = object_list.map { |object| codec.dump(object) }
+        group._send(size_tensor(dumps.map(&:bytesize), group, device), peer, 0, false)
+        group._send(bytes_tensor(dumps.join, group, device), peer, 0, false)
+        nil
+      end
+
+      # Receives objects in place of those of a list.
+      #
+      # @param object_list [Array] as many objects as are sent
+      # @param src [Integer, nil] the sender's global rank; nil, without `group_src`: any
+      # @param group_src [Integer, nil] instead of `src`: its rank within the group
+      # @return [Integer] the sender's global rank
+      # @see #send_object_list for the other arguments
+      def recv_object_list(object_list, src: nil, group: nil, device: nil, group_src: nil, serializer: :marshal)
+        return unless (group = object_group(group, "recv_object_list"))
+
+        peer = rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
+        codec = Serializer.of(serializer)
+        check_objects("object_list", object_list)
+        sizes = size_tensor([0] * object_list.size, group, device)
+        peer = group._recv(sizes, peer, 0, false)
+        bytes = room_for(sizes, group, device)
+        group._recv(bytes, peer, 0, false)
+        object_list.replace(loaded(codec, bytes, sizes))
+        group.ranks[peer]
+      end
+
+      private
+
+      def object_group(group, operation)
+        return unless (group = member_group(group, operation))
+        return group unless Batch.of(group)
+
+        raise GroupError, "#{operation}: expected to be called outside of coalescing_manager, since it needs its results at once"
+      end
+
+      # Where objects travel: this process's GPU with nccl.
+      def object_device(group, device = nil)
+        device || ((group.backend == "nccl") ? "cuda" : "cpu")
+      end
+
+      def bytes_tensor(bytes, group, device = nil)
+        tensor = _set_bytes(Torch.empty([bytes.bytesize], dtype: :uint8), bytes)
+        on_device(tensor, object_device(group, device))
+      end
+
+      def size_tensor(sizes, group, device = nil)
+        on_device(Torch.tensor(sizes, dtype: :int64), object_device(group, device))
+      end
+
+      def room_for(sizes, group, device = nil)
+        Torch.empty([sizes.to_a.sum], dtype: :uint8, device: object_device(group, device))
+      end
+
+      def on_device(tensor, device)
+        (device.to_s == "cpu") ? tensor : tensor.to(device)
+      end
+
+      def gather_parts(group, root, size, mine)
+        sizes = Array.new(group.size) { size_tensor([0], group) }
+        group._gather(sizes, size, root, false)
+        parts = sizes.map { |each| room_for(each, group) }
+        group._gather(parts, mine, root, false)
+        parts
+      end
+
+      def loaded(codec, bytes, sizes)
+        all = _bytes(bytes.cpu)
+        at = 0
+        sizes.to_a.map { |size| codec.load(all.byteslice((at += size) - size, size)) }
+      end
+
+      def scattered_dumps(codec, list, group)
+        unless list.is_a?(Array) && list.size == group.size
+          raise ArgumentError, "scatter_object_input_list: expected an Array of #{group.size} objects, one for each rank, got " +
+            (list.is_a?(Array) ? "#{list.size} of them" : list.class.name)
+        end
+        list.map { |object| codec.dump(object) }
+      end
+
+      def check_objects(name, list)
+        return if list.is_a?(Array) && !list.empty? && !list.frozen?
+
+        raise ArgumentError, "#{name}: expected an Array of one or more objects that can be changed, got #{list.inspect}"
+      end
+
+      def check_filled(name, list, size)
+        return if list.nil? || (list.is_a?(Array) && !list.frozen? && (list.empty? || list.size == size))
+
+        raise ArgumentError, "#{name}: expected nil or an Array to fill, empty or of #{size} elements, got #{list.inspect}"
+      end
+
+      def filled(list, objects)
+        list ? list.replace(objects) : objects
+      end
+    end
+
+    # How objects become bytes.
+    #
+    # @api private
+    class Serializer
+      # The codecs that have a name: what makes a String of an object, and what reads it.
+      NAMED = {
+        marshal: [Marshal.method(:dump), Marshal.method(:load)],
+        json: [->(object) { JSON.generate(object) }, ->(bytes) { JSON.parse(bytes.force_encoding(Encoding::UTF_8)) }]
+      }.freeze
+      private_constant :NAMED
+
+      # @param wanted [Symbol, String, #dump] :marshal, :json or an object with `dump` and `load`
+      def self.of(wanted)
+        named = NAMED[wanted.to_sym] if wanted.is_a?(Symbol) || wanted.is_a?(String)
+        return new(wanted, *named) if named
+        return new(wanted, wanted.method(:dump), wanted.method(:load)) if wanted.respond_to?(:dump) && wanted.respond_to?(:load)
+
+        raise ArgumentError, "serializer: expected :marshal, :json or an object with dump and load, got #{wanted.inspect}"
+      end
+
+      def initialize(name, dump, load)
+        @name = name
+        @dump = dump
+        @load = load
+      end
+
+      # @return [String]
+      def dump(object)
+        bytes = @dump.call(object)
+        return bytes if bytes.is_a?(String)
+
+        raise TypeError, "serializer: expected #{@name.inspect} to dump a String, got #{bytes.class}"
+      end
+
+      def load(bytes)
+        @load.call(bytes)
+      end
+    end
+    private_constant :Serializer
+  end
+end
