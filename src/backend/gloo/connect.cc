@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -45,12 +46,19 @@ std::string key_of(int rank)
     return "gloo/" + std::to_string(rank);
 }
 
+/* What a rank leaves that fails when the others know its addresses. */
+std::string failure_key_of(int rank)
+{
+    return key_of(rank) + "/failed";
+}
+
 tddp_slice slice(const std::string &text)
 {
     return tddp_slice{text.data(), text.size()};
 }
 
-/* Addresses one after the other, each behind its length; a rank's own is empty. */
+/* Addresses one after the other, each behind its length; in a rank's own place that of its beacon.
+ */
 void append(std::string &all, const std::vector<char> &address)
 {
     uint32_t length = static_cast<uint32_t>(address.size());
@@ -94,6 +102,19 @@ std::string place(const sockaddr_storage &address)
     return text;
 }
 
+/* What a rank that is gone has left as its reason; empty if it had no time to. */
+std::string reason_of(tddp_store *store, int peer)
+{
+    tddp_wait brief = {200, nullptr};
+    tddp_blob blob = {};
+    if (tddp_store_get(store, slice(failure_key_of(peer)), &brief, &blob) != TDDP_OK) {
+        return {};
+    }
+    std::string text = ": " + std::string(blob.data, blob.size);
+    tddp_blob_free(&blob);
+    return text;
+}
+
 } // namespace
 
 void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
@@ -106,13 +127,12 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     try {
         open(opts, deadline, wait ? wait->cancel : nullptr);
     } catch (const std::exception &cause) {
-        /* The others wait for our addresses: they get the reason instead. */
-        if (!published_) {
-            std::string text = FAILED_MARK + plain(cause);
-            tddp_wait brief = {1000, nullptr};
-            if (tddp_store_set(opts.store, slice(key_of(rank)), slice(text), &brief)) {
-                tddp_log(TDDP_LOG_DEBUG, "gloo", "%s", tddp_error_message());
-            }
+        /* The others wait for our addresses, or for us: they get the reason instead. */
+        std::string text = published_ ? plain(cause) : FAILED_MARK + plain(cause);
+        std::string key = published_ ? failure_key_of(rank) : key_of(rank);
+        tddp_wait brief = {1000, nullptr};
+        if (tddp_store_set(opts.store, slice(key), slice(text), &brief)) {
+            tddp_log(TDDP_LOG_DEBUG, "gloo", "%s", tddp_error_message());
         }
         throw;
     }
@@ -120,6 +140,7 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
 
 void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel)
 {
+    const int seconds = peer_timeout();
     device_ = make_device(opts);
     context_ = device_->createContext(rank, size);
     context_->setTimeout(milliseconds(until(deadline, nullptr).timeout_ms + 1));
@@ -128,74 +149,117 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
             context_->createPair(peer);
         }
     }
+    auto *own = dynamic_cast<const gloo::transport::tcp::Address *>(
+        &context_->getPair(rank == 0 ? 1 : 0)->address());
+    if (own) {
+        beacon_.open(own->getSockaddr(), size);
+    }
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        connecting_ = true;
         cancel_ = cancel;
-        busy_ = true;
+        connect_deadline_ = deadline;
+        busy_++;
     }
     start_watch();
     tddp_wait left = until(deadline, cancel);
     publish(opts.store, &left);
-    connect_pairs(opts.store, deadline, cancel);
+    for (int peer = 0; peer < size; peer++) {
+        if (peer != rank) {
+            connect_pair(opts.store, peer, deadline, cancel);
+        }
+    }
     make_links();
-    close_on_exec();
+    set_up_sockets(seconds);
+    beacon_.close();
     std::lock_guard<std::mutex> lock(mutex_);
+    connecting_ = false;
     cancel_ = nullptr;
-    busy_ = false;
+    probe_.reset();
+    linked_ = true;
+    busy_--;
 }
 
 void Mesh::publish(tddp_store *store, const tddp_wait *wait)
 {
+    const char *beacon = reinterpret_cast<const char *>(&beacon_.address());
     std::string all;
     for (int peer = 0; peer < size; peer++) {
-        append(all,
-               peer == rank ? std::vector<char>() : context_->getPair(peer)->address().bytes());
+        append(all, peer == rank ? std::vector<char>(beacon, beacon + sizeof beacon_.address())
+                                 : context_->getPair(peer)->address().bytes());
     }
     Failure::check(tddp_store_set(store, slice(key_of(rank)), slice(all), wait));
     published_ = true;
 }
 
-void Mesh::connect_pairs(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
+/* Whom the watch is to look at while this thread waits for a connection; -1: nobody. */
+void Mesh::await_peer(int peer, const std::vector<char> &beacon)
 {
-    for (int peer = 0; peer < size; peer++) {
-        if (peer == rank) {
-            continue;
-        }
-        tddp_wait left = until(deadline, cancel);
-        tddp_blob blob = {};
-        Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
-        std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
-        /* A blob is followed by a NUL. */
-        if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
-            throw Failure(TDDP_PEER_LOST, "rank " + std::to_string(peer) + " could not connect: " +
-                                              (blob.data + sizeof FAILED_MARK - 1));
-        }
-        std::vector<char> address = extract(blob, rank);
-        std::string why;
-        try {
-            context_->getPair(peer)->connect(address);
-        } catch (const std::exception &cause) {
-            why = plain(cause);
-        }
-        if (cancel && tddp_cancel_triggered(cancel)) {
-            throw Failure(TDDP_CANCELED,
-                          "interrupted while connecting to rank " + std::to_string(peer));
-        }
-        if (Clock::now() >= deadline) {
-            throw Failure(TDDP_TIMEOUT, "no connection to rank " + std::to_string(peer) +
-                                            " in the time given: is it alive, and can its "
-                                            "address be reached from here? " +
-                                            why);
-        }
-        if (!why.empty()) {
-            throw Failure(TDDP_NETWORK,
-                          "cannot connect to rank " + std::to_string(peer) + ": " + why);
-        }
+    std::lock_guard<std::mutex> lock(mutex_);
+    awaited_ = peer;
+    awaited_since_ = Clock::now();
+    awaited_beacon_ = {};
+    memcpy(&awaited_beacon_, beacon.data(), std::min(beacon.size(), sizeof awaited_beacon_));
+    probe_.reset();
+}
+
+bool Mesh::awaited_is_dead()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return awaited_is_dead_;
+}
+
+void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
+                        tddp_cancel *cancel)
+{
+    const std::string name = "rank " + std::to_string(peer);
+    tddp_wait left = until(deadline, cancel);
+    tddp_blob blob = {};
+    Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
+    std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
+    /* A blob is followed by a NUL. */
+    if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
+        throw Failure(TDDP_PEER_LOST,
+                      name + " could not connect: " + (blob.data + sizeof FAILED_MARK - 1));
+    }
+    std::string why;
+    await_peer(peer, extract(blob, peer));
+    try {
+        context_->getPair(peer)->connect(extract(blob, rank));
+    } catch (const std::exception &cause) {
+        why = plain(cause);
+    }
+    await_peer(-1, {});
+    if (cancel && tddp_cancel_triggered(cancel)) {
+        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + name);
+    }
+    if (Clock::now() >= deadline) {
+        throw Failure(TDDP_TIMEOUT, "no connection to " + name +
+                                        " in the time given: is it alive, and can its address be "
+                                        "reached from here? " +
+                                        why);
+    }
+    if (awaited_is_dead()) {
+        throw Failure(TDDP_PEER_LOST, "lost " + name + ", which ended while connections were made" +
+                                          reason_of(store, peer));
+    }
+    if (!why.empty()) {
+        std::string reason = reason_of(store, peer);
+        throw Failure(
+            TDDP_PEER_LOST,
+            "cannot connect to " + name + " (" + why + ")" +
+                (reason.empty() ? ": has it ended, or does a firewall stand between?" : reason));
     }
 }
 
 void Mesh::make_links()
 {
+    static const tddp_op before_all = [] {
+        tddp_op op = {};
+        op.kind = TDDP_OP_BARRIER;
+        return op;
+    }();
+    current_.op = &before_all;
     links_.resize(static_cast<size_t>(size));
     constexpr size_t bytes = HEADER_BYTES + EAGER_BYTES;
     for (int peer = 0; peer < size; peer++) {
@@ -210,8 +274,14 @@ void Mesh::make_links()
         one.inbox[0] = buffer(one.inbox_data[0], bytes);
         one.inbox[1] = buffer(one.inbox_data[1], bytes);
         one.outbox = buffer(one.outbox_data, bytes);
+        one.farewell_data.reset(new Farewell());
+        one.farewell = buffer(one.farewell_data.get(), sizeof(Farewell));
+        one.sentinel = buffer(&one.sentinel, 0);
+        recv(*one.sentinel, peer, SENTINEL_SLOT, 0, 0);
+        recv(*one.farewell, peer, FAREWELL_SLOT, 0, sizeof(Farewell));
         post_inbox(peer, 0);
     }
+    farewell_ = buffer(&farewell_data_, sizeof farewell_data_);
 }
 
 /*
@@ -219,7 +289,7 @@ void Mesh::make_links()
  * connections after this process's death, and the others would wait instead of being told. Gloo
  * does not say which descriptors are its own; the addresses of its pairs tell.
  */
-void Mesh::close_on_exec()
+void Mesh::set_up_sockets(int seconds)
 {
     std::set<std::string> ours;
     for (int peer = 0; peer < size; peer++) {
@@ -239,6 +309,7 @@ void Mesh::close_on_exec()
         if (getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length) == 0 &&
             ours.count(place(address)) > 0) {
             (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+            end_when_silent(fd, seconds);
         }
     }
 }

@@ -10,7 +10,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -25,6 +24,7 @@
 #include <tddp/log.h>
 
 #include "failure.h"
+#include "signals.h"
 
 namespace tddp_gloo
 {
@@ -112,9 +112,8 @@ std::string choose_address(const tddp_backend_opts &opts)
 }
 
 /*
- * Gloo's thread inherits what the thread that starts it has: the signal mask, for the host
- * language's handlers must not run there, and a write to a closed connection must not end the
- * process by SIGPIPE; and the scheduling policy. Gloo's thread spins while another thread of ours
+ * Gloo's thread inherits what the thread that starts it has: the signal mask, and the scheduling
+ * policy. Gloo's thread spins while another thread of ours
  * holds a connection's lock, so it must not push that one off its processor: batch threads never do
  * (sched(7)). A training step of two ranks on two cores is a seventh faster for it.
  */
@@ -123,9 +122,6 @@ class StartsGlooThread
   public:
     StartsGlooThread()
     {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &mask_);
         ordinary_ = sched_getscheduler(0) == SCHED_OTHER;
         if (ordinary_) {
             set_policy(SCHED_BATCH);
@@ -136,7 +132,6 @@ class StartsGlooThread
         if (ordinary_) {
             set_policy(SCHED_OTHER);
         }
-        pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
     }
     StartsGlooThread(const StartsGlooThread &) = delete;
     StartsGlooThread &operator=(const StartsGlooThread &) = delete;
@@ -149,7 +144,7 @@ class StartsGlooThread
         (void)sched_setscheduler(0, policy, &none);
     }
 
-    sigset_t mask_;
+    SignalsBlocked blocked_;
     bool ordinary_;
 };
 

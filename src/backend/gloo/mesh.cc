@@ -1,21 +1,14 @@
 /*
- * The connections' life: waiting on Gloo's buffers, the watch that wakes these waits, the end. Used
- * by the group's progress thread; abort() comes from any thread, and the watch thread lives inside.
+ * The connections' life, and waiting on Gloo's buffers. Used by the group's progress thread, and by
+ * those that post and finish sends and receives; abort() comes from any thread.
  *
- * Invariant: `waited_` is set only while its buffer is alive and the progress thread is in a wait
- * on it, both under the lock, so that others may wake it.
+ * Invariant: a wait that is woken hides what is done in that moment, so nobody gives up before a
+ * wait has come to nothing that nothing woke. What is said then is in ends.cc.
  */
 #include "mesh.h"
 
-#include <signal.h>
-
+#include <algorithm>
 #include <cstring>
-
-#include <gloo/transport/pair.h>
-
-#include <tddp/log.h>
-
-#include "failure.h"
 
 namespace tddp_gloo
 {
@@ -24,7 +17,8 @@ namespace
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds TICK{50};
+/* How often a thread may lose its core just before it waits, without something being missed. */
+constexpr int LOOKS = 3;
 
 } // namespace
 
@@ -41,12 +35,18 @@ std::string plain(const std::exception &cause)
     return bracket ? bracket + 2 : text;
 }
 
-Mesh::Mesh(const tddp_backend_opts &opts) : rank(opts.rank), size(opts.world_size) {}
+Mesh::Mesh(const tddp_backend_opts &opts)
+    : rank(opts.rank), size(opts.world_size), peers_(static_cast<size_t>(opts.world_size))
+{
+}
 
 Mesh::~Mesh()
 {
     stop_watch();
+    say_farewell(TDDP_OK, "");
+    parcels.clear();
     links_.clear();
+    farewell_.reset();
     /* The pairs refer to the device. */
     context_.reset();
     device_.reset();
@@ -59,52 +59,33 @@ void Mesh::post_inbox(int peer, unsigned which)
 
 void Mesh::abort()
 {
-    aborted_ = true;
+    say_farewell(TDDP_GROUP_FAILED, "its group was destroyed while operations were under way");
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (waited_) {
-            waited_receives_ ? waited_->abortWaitRecv() : waited_->abortWaitSend();
+        aborted_ = true;
+        for (Waiter *each : waiters_) {
+            each->receives ? each->buffer->abortWaitRecv() : each->buffer->abortWaitSend();
         }
     }
     close_pairs();
 }
 
-/* The peers learn of it at once: their receives end with a closed connection. */
-void Mesh::close_pairs()
-{
-    std::call_once(closed_, [this] {
-        for (int peer = 0; context_ && peer < size; peer++) {
-            if (peer != rank) {
-                try {
-                    context_->getPair(peer)->close();
-                } catch (const std::exception &cause) {
-                    tddp_log(TDDP_LOG_DEBUG, "gloo", "closing rank %d: %s", peer, cause.what());
-                }
-            }
-        }
-    });
-}
-
 /* --- operations ------------------------------------------------------------------------------ */
 
-void Mesh::begin(int64_t timeout_ms)
+void Mesh::begin(const tddp_op &op)
 {
-    timeout_ms_ = timeout_ms;
-    deadline_ = deadline_after(timeout_ms);
+    current_ = Task(op);
     if (aborted_) {
         throw Failure(TDDP_GROUP_FAILED, "aborted");
     }
+    enter();
     std::lock_guard<std::mutex> lock(mutex_);
-    busy_ = true;
-    if (asleep_) {
-        changed_.notify_one();
-    }
+    sequence_ = op.sequence;
 }
 
 void Mesh::end()
 {
-    std::lock_guard<std::mutex> lock(mutex_);
-    busy_ = false;
+    leave();
 }
 
 std::unique_ptr<Buffer> Mesh::buffer(void *data, size_t bytes)
@@ -112,128 +93,57 @@ std::unique_ptr<Buffer> Mesh::buffer(void *data, size_t bytes)
     return context_->createUnboundBuffer(data, bytes);
 }
 
-void Mesh::send(Buffer &buffer, int peer, uint64_t slot, size_t offset, size_t bytes)
+void Mesh::send(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_t offset,
+                size_t bytes)
 {
     try {
         buffer.send(peer, slot, offset, bytes);
     } catch (const std::exception &cause) {
-        lost(peer, plain(cause));
+        lost(task, peer, plain(cause));
     }
 }
 
-void Mesh::recv(Buffer &buffer, int peer, uint64_t slot, size_t offset, size_t bytes)
+void Mesh::recv(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_t offset,
+                size_t bytes)
 {
     try {
-        buffer.recv(peer, slot, offset, bytes);
+        if (peer == TDDP_ANY_SOURCE) {
+            buffer.recv(peers_here(), slot, offset, bytes);
+        } else {
+            buffer.recv(peer, slot, offset, bytes);
+        }
     } catch (const std::exception &cause) {
-        lost(peer, plain(cause));
+        lost(task, peer, plain(cause));
     }
 }
 
-void Mesh::wait_send(Buffer &buffer, int peer)
+std::vector<int> Mesh::peers_here()
 {
-    wait(buffer, peer, false);
-}
-
-void Mesh::wait_recv(Buffer &buffer, int peer)
-{
-    wait(buffer, peer, true);
-}
-
-/* False: woken by the watch or by an abort. */
-bool Mesh::wait_once(Buffer &buffer, int peer, bool receives)
-{
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        waited_ = &buffer;
-        waited_receives_ = receives;
-    }
-    bool done = false;
-    std::string why;
-    try {
-        done = receives ? buffer.waitRecv(nullptr, GLOO_TIMEOUT)
-                        : buffer.waitSend(nullptr, GLOO_TIMEOUT);
-    } catch (const std::exception &cause) {
-        why = plain(cause);
-    }
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        waited_ = nullptr;
-    }
-    if (!why.empty()) {
-        lost(peer, why);
-    }
-    return done;
-}
-
-/* The peer is gone, so all that will ever arrive has arrived: a peer may well do its part and end.
- * A wake-up hides what is done; without one, Gloo throws at its timeout, and closes connections
- * that are of no further use. */
-bool Mesh::done_after_all(Buffer &buffer, bool receives)
-{
-    try {
-        while (!(receives ? buffer.waitRecv(nullptr, milliseconds(1))
-                          : buffer.waitSend(nullptr, milliseconds(1)))) {
-        }
-        return true;
-    } catch (const std::exception &) {
-        return false;
-    }
-}
-
-void Mesh::wait(Buffer &buffer, int peer, bool receives)
-{
-    while (!wait_once(buffer, peer, receives)) {
-        if (aborted_) {
-            throw Failure(TDDP_GROUP_FAILED,
-                          "aborted while waiting for rank " + std::to_string(peer));
-        }
-        /* Others may be gone, but this one is what counts: the others may have done their part. */
-        if (is_gone(peer)) {
-            if (done_after_all(buffer, receives)) {
-                return;
-            }
-            lost(peer, "its connection ended");
-        }
-        if (Clock::now() >= deadline_) {
-            throw Failure(TDDP_TIMEOUT, "not done after " + std::to_string(timeout_ms_) +
-                                            " ms; rank " + std::to_string(peer) +
-                                            " has not done its part: is it slow, stuck, or in "
-                                            "another operation?");
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int> here;
+    for (int peer = 0; peer < size; peer++) {
+        if (peer != rank && peers_[static_cast<size_t>(peer)].state == Peer::HERE) {
+            here.push_back(peer);
         }
     }
+    return here;
 }
 
-/* Asks a peer's sentinel for its exception: an abort makes the wait return at once if it has none.
- */
-bool Mesh::is_gone(int peer)
+void Mesh::check_peers(const Task &task, int peer)
 {
-    for (unsigned which = 0; which < 2 && !links_.empty(); which++) {
-        Buffer &sentinel = *link(peer).inbox[which];
-        try {
-            sentinel.abortWaitRecv();
-            sentinel.waitRecv(nullptr, GLOO_TIMEOUT);
-        } catch (const std::exception &) {
-            return true;
-        }
+    std::unique_lock<std::mutex> lock(mutex_);
+    look_at_peers();
+    Waiter waiter = {&task, nullptr, peer, false};
+    bool any_lost = std::any_of(peers_.begin(), peers_.end(),
+                                [](const Peer &each) { return each.state == Peer::LOST; });
+    tddp_status status = any_lost && !aborted_ ? TDDP_PEER_LOST : verdict(waiter, Clock::now());
+    if (status == TDDP_PEER_LOST) {
+        reason_ = explain(status, waiter);
+        throw Failure(status, reason_);
     }
-    return false;
-}
-
-/* The first to give up may be another's victim: all who are gone are named. */
-void Mesh::lost(int peer, const std::string &why)
-{
-    if (aborted_) {
-        throw Failure(TDDP_GROUP_FAILED, "aborted: " + why);
+    if (status == TDDP_GROUP_FAILED) {
+        throw Failure(status, "aborted");
     }
-    std::string others;
-    for (int other = 0; other < size; other++) {
-        if (other != rank && other != peer && is_gone(other)) {
-            others +=
-                (others.empty() ? "; gone as well: rank " : ", rank ") + std::to_string(other);
-        }
-    }
-    throw Failure(TDDP_PEER_LOST, "lost rank " + std::to_string(peer) + " (" + why + others + ")");
 }
 
 char *Mesh::scratch(size_t bytes)
@@ -247,57 +157,96 @@ char *Mesh::scratch(size_t bytes)
     return scratch_.get();
 }
 
-/* --- the watch ------------------------------------------------------------------------------- */
+/* --- waits ----------------------------------------------------------------------------------- */
 
-void Mesh::start_watch()
+void Mesh::wait_send(const Task &task, Buffer &buffer, int peer)
 {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-        watch_thread_ = std::thread([this] { watch(); });
-    } catch (const std::exception &cause) {
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        throw Failure(TDDP_SYSTEM, std::string("cannot start a thread: ") + cause.what());
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    (void)wait(task, buffer, peer, false);
 }
 
-void Mesh::stop_watch()
+int Mesh::wait_recv(const Task &task, Buffer &buffer, int peer)
+{
+    return wait(task, buffer, peer, true);
+}
+
+int Mesh::wait(const Task &task, Buffer &buffer, int peer, bool receives)
+{
+    Waiter waiter = {&task, &buffer, peer, receives};
+    int source = peer;
+    std::string why;
+    for (;;) {
+        Outcome outcome = wait_once(waiter, &source, &why);
+        if (outcome == Outcome::FAILED) {
+            lost(task, peer, why);
+        }
+        if (outcome == Outcome::DONE || settle(waiter, &source)) {
+            return source;
+        }
+    }
+}
+
+Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *why)
 {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
-        changed_.notify_one();
+        if (aborted_) {
+            return Outcome::WOKEN;
+        }
+        if (waiter.brief) {
+            waiter.since = Clock::now();
+            hurry_ = true;
+            changed_.notify_one();
+        }
+        waiters_.push_back(&waiter);
     }
-    if (watch_thread_.joinable()) {
-        watch_thread_.join();
+    Outcome outcome = Outcome::FAILED;
+    try {
+        bool done = waiter.receives ? waiter.buffer->waitRecv(source, GLOO_TIMEOUT)
+                                    : waiter.buffer->waitSend(nullptr, GLOO_TIMEOUT);
+        outcome = done ? Outcome::DONE : Outcome::WOKEN;
+    } catch (const std::exception &cause) {
+        *why = plain(cause);
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    *std::find(waiters_.begin(), waiters_.end(), &waiter) = waiters_.back();
+    waiters_.pop_back();
+    return outcome;
 }
 
-void Mesh::watch()
+/* A wait was woken. True: it is done after all; it throws if it will never be. */
+bool Mesh::settle(const Waiter &waiter, int *source)
 {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!stop_) {
-        if (!busy_) {
-            asleep_ = true;
-            changed_.wait(lock, [this] { return stop_ || busy_; });
-            asleep_ = false;
-            continue;
-        }
-        changed_.wait_for(lock, TICK, [this] { return stop_; });
-        if (waited_) {
-            waited_receives_ ? waited_->abortWaitRecv() : waited_->abortWaitSend();
-        }
-        /* Gloo's connect cannot be interrupted, but a pair that is closed ends it. */
-        if (cancel_ && tddp_cancel_triggered(cancel_)) {
-            cancel_ = nullptr;
-            lock.unlock();
-            close_pairs();
-            lock.lock();
-        }
+    tddp_status status;
+    std::string text;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        status = verdict(waiter, Clock::now());
+        text = status == TDDP_OK ? "" : explain(status, waiter);
     }
+    if (status == TDDP_OK) {
+        return false;
+    }
+    if (status == TDDP_GROUP_FAILED) {
+        throw Failure(status, waiter.peer == TDDP_ANY_SOURCE ? "aborted while waiting for any rank"
+                                                             : "aborted while waiting for rank " +
+                                                                   std::to_string(waiter.peer));
+    }
+    if (look_again(waiter, source)) {
+        return true;
+    }
+    fail(*waiter.task, status, text);
+}
+
+/* Whether all has arrived, or left. */
+bool Mesh::look_again(Waiter waiter, int *source)
+{
+    std::string why;
+    Outcome outcome = Outcome::WOKEN;
+    waiter.brief = true;
+    for (int i = 0; i < LOOKS && outcome == Outcome::WOKEN; i++) {
+        outcome = wait_once(waiter, source, &why);
+    }
+    return outcome == Outcome::DONE;
 }
 
 } // namespace tddp_gloo

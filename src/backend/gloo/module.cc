@@ -10,12 +10,16 @@
 #include "collectives.h"
 #include "failure.h"
 #include "mesh.h"
+#include "p2p.h"
+#include "signals.h"
 
 namespace
 {
 
 using tddp_gloo::Failure;
 using tddp_gloo::Mesh;
+using tddp_gloo::NoBrokenPipe;
+using tddp_gloo::Request;
 
 template <typename Body> tddp_status guarded(Body body) noexcept
 {
@@ -33,13 +37,23 @@ template <typename Body> tddp_status guarded(Body body) noexcept
     }
 }
 
+/* For operations: a failure after which the group is of no more use is told to the peers. */
+template <typename Body> tddp_status guarded_for(Mesh &mesh, Body body) noexcept
+{
+    tddp_status status = guarded(body);
+    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED) {
+        mesh.say_farewell(status, tddp_error_message());
+    }
+    return status;
+}
+
 /* The watch looks at waits only while an operation runs. */
 class Running
 {
   public:
     Running(Mesh &mesh, const tddp_op &op) : mesh_(mesh)
     {
-        mesh_.begin(op.timeout_ms);
+        mesh_.begin(op);
     }
     ~Running()
     {
@@ -55,8 +69,8 @@ class Running
 template <void (*Collective)(Mesh &, const tddp_op &)>
 tddp_status run(void *context, const tddp_op *op)
 {
-    return guarded([&] {
-        Mesh &mesh = *static_cast<Mesh *>(context);
+    Mesh &mesh = *static_cast<Mesh *>(context);
+    return guarded_for(mesh, [&] {
         Running running(mesh, *op);
         Collective(mesh, *op);
     });
@@ -64,6 +78,7 @@ tddp_status run(void *context, const tddp_op *op)
 
 tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
 {
+    NoBrokenPipe guard;
     return guarded([&] {
         auto mesh = std::make_unique<Mesh>(*opts);
         mesh->connect(*opts, wait);
@@ -73,12 +88,29 @@ tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **
 
 void abort_mesh(void *context)
 {
+    NoBrokenPipe guard;
     (void)guarded([&] { static_cast<Mesh *>(context)->abort(); });
 }
 
 void destroy(void *context)
 {
+    NoBrokenPipe guard;
     (void)guarded([&] { delete static_cast<Mesh *>(context); });
+}
+
+tddp_status post(void *context, const tddp_op *op, void **request)
+{
+    NoBrokenPipe guard;
+    Mesh &mesh = *static_cast<Mesh *>(context);
+    return guarded_for(mesh, [&] { *request = tddp_gloo::post(mesh, *op); });
+}
+
+tddp_status finish(void *context, void *request, int *source)
+{
+    NoBrokenPipe guard;
+    Mesh &mesh = *static_cast<Mesh *>(context);
+    return guarded_for(mesh,
+                       [&] { *source = tddp_gloo::finish(mesh, static_cast<Request *>(request)); });
 }
 
 const tddp_backend_v1 backend = {
@@ -89,8 +121,8 @@ const tddp_backend_v1 backend = {
     create,
     abort_mesh,
     destroy,
-    nullptr,
-    nullptr,
+    post,
+    finish,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

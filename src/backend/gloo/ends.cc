@@ -1,0 +1,251 @@
+/*
+ * How operations end badly: what is said of it here, and to the peers. On the threads of those
+ * operations, and of those who abort or destroy the group.
+ *
+ * Invariant: connections are closed by abort() alone, but for has_come(); before that the peers are
+ * told why, once.
+ */
+#include <algorithm>
+#include <cstring>
+
+#include "mesh.h"
+
+namespace tddp_gloo
+{
+namespace
+{
+
+constexpr std::chrono::milliseconds BRIEFLY{1};
+
+std::string name(int rank)
+{
+    return "rank " + std::to_string(rank);
+}
+
+/* How sure it is that this peer is the cause, the surest first: it ended without a word; it says
+ * that something failed; it says that it has lost another. */
+int order_of(const Peer &peer)
+{
+    return peer.status == TDDP_OK ? 0 : peer.status == TDDP_PEER_LOST ? 2 : 1;
+}
+
+std::string ranks(const std::vector<std::string> &names)
+{
+    std::string text;
+    for (const std::string &each : names) {
+        text += (text.empty() ? "rank " : ", rank ") + each;
+    }
+    return text;
+}
+
+} // namespace
+
+bool closed_by_ourselves(const std::string &gloo_text)
+{
+    /* What Gloo says on all connections when a wait's time is over; see Mesh::has_come(). */
+    return gloo_text.find("Application timeout") != std::string::npos;
+}
+
+/* Nothing waits for its arrival: where a connection is too full to take it at once, the peer only
+ * sees the end. */
+void Mesh::say_farewell(tddp_status status, const std::string &text) noexcept
+{
+    try {
+        std::call_once(farewell_said_, [&] {
+            std::unique_lock<std::mutex> lock(mutex_);
+            if (aborted_ || !linked_) {
+                return;
+            }
+            farewell_data_.sequence = sequence_;
+            farewell_data_.status = status;
+            farewell_data_.check = FAREWELL_CHECK;
+            text.copy(farewell_data_.text, sizeof farewell_data_.text - 1);
+            lock.unlock();
+            for (int peer = 0; peer < size; peer++) {
+                try {
+                    if (peer != rank) {
+                        farewell_->send(peer, FAREWELL_SLOT, 0, sizeof farewell_data_);
+                    }
+                } catch (const std::exception &) {
+                    /* It is gone: nobody to tell. */
+                }
+            }
+        });
+    } catch (const std::exception &) {
+        /* Only a courtesy. */
+    }
+}
+
+/* --- words ----------------------------------------------------------------------------------- */
+
+/* "lost rank 2 (why); gone as well: rank 1", the likely cause first. */
+std::string Mesh::who_is_gone() const
+{
+    std::vector<int> gone;
+    for (int peer = 0; peer < size; peer++) {
+        if (peers_[static_cast<size_t>(peer)].state == Peer::LOST) {
+            gone.push_back(peer);
+        }
+    }
+    auto peer_at = [&](int at) -> const Peer & { return peers_[static_cast<size_t>(at)]; };
+    std::stable_sort(gone.begin(), gone.end(), [&](int one, int other) {
+        int first = order_of(peer_at(one));
+        int second = order_of(peer_at(other));
+        return first != second ? first < second : peer_at(one).since < peer_at(other).since;
+    });
+    std::string text;
+    if (!gone.empty()) {
+        const Peer &cause = peer_at(gone[0]);
+        text = "lost " + name(gone[0]) +
+               (cause.status == TDDP_OK ? " (" + cause.why + ")" : ", which gave up: " + cause.why);
+    }
+    for (size_t i = 1; i < gone.size(); i++) {
+        text += (i == 1 ? "; gone as well: " : ", ") + name(gone[i]);
+    }
+    return text;
+}
+
+std::string Mesh::explain(tddp_status status, const Waiter &waiter) const
+{
+    const tddp_op &op = *waiter.task->op;
+    const bool any = waiter.peer == TDDP_ANY_SOURCE;
+    if (status == TDDP_PEER_LOST) {
+        std::string text = who_is_gone();
+        for (int peer = 0; peer < size; peer++) {
+            const Peer &one = peers_[static_cast<size_t>(peer)];
+            bool late = !tddp_op_is_p2p(op.kind) && one.sequence < op.sequence;
+            if (one.state == Peer::LEFT && (any || late || peer == waiter.peer)) {
+                text += (text.empty() ? "" : "; ") + name(peer) + " has left the group";
+            }
+        }
+        return text;
+    }
+    std::string text = "not done after " + std::to_string(op.timeout_ms) + " ms; ";
+    if (!tddp_op_is_p2p(op.kind)) {
+        return text + name(waiter.peer) + " has not done its part";
+    }
+    const char *verb = op.kind == TDDP_OP_SEND ? "receive" : "send";
+    if (waiter.task->matched) {
+        return text + name(waiter.peer) + " has begun to " + verb +
+               " this message, but is not through";
+    }
+    return text + (any ? "no rank" : name(waiter.peer)) + (any ? " has" : " has not") +
+           (op.kind == TDDP_OP_SEND ? " received" : " sent") + (any ? " one" : " it") +
+           " with tag " + std::to_string(op.tag);
+}
+
+/* --- bad ends -------------------------------------------------------------------------------- */
+
+/* Gloo has failed to do something with this peer, or with any. */
+void Mesh::lost(const Task &task, int peer, const std::string &why)
+{
+    std::string text;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (aborted_) {
+            throw Failure(TDDP_GROUP_FAILED, "aborted: " + why);
+        }
+        if (closed_by_ourselves(why)) {
+            throw Failure(TDDP_GROUP_FAILED, "aborted, as another operation failed: " + reason_);
+        }
+        look_at_peers();
+        Waiter waiter = {&task, nullptr, peer, false};
+        if (peer != TDDP_ANY_SOURCE && peers_[static_cast<size_t>(peer)].state == Peer::HERE) {
+            /* Gloo tells one buffer after the other: the sentinel's turn will come. */
+            Peer &one = peers_[static_cast<size_t>(peer)];
+            one.state = Peer::LOST;
+            one.since = Clock::now();
+            one.why = why;
+            gone_++;
+        }
+        text = explain(TDDP_PEER_LOST, waiter);
+        text = text.empty() ? why : text;
+    }
+    fail(task, TDDP_PEER_LOST, text);
+}
+
+/* What a collective was told of those whose headers it has not looked at may be the cause. */
+void Mesh::fail(const Task &task, tddp_status status, const std::string &text)
+{
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        reason_ = text;
+    }
+    if (status == TDDP_TIMEOUT) {
+        say_farewell(status, text);
+    }
+    if (tddp_op_is_p2p(task.op->kind)) {
+        throw Failure(status, text);
+    }
+    for (int peer = 0; peer < size; peer++) {
+        Link &one = link(peer);
+        bool whole = status == TDDP_TIMEOUT || is_gone(peer);
+        if (peer != rank && one.before.mine.sequence != task.op->sequence && whole &&
+            has_come(task, peer)) {
+            Told now;
+            now.mine = header_for(*task.op, rank, peer);
+            memcpy(&now.theirs, one.inbox_data[one.turn], sizeof now.theirs);
+            if (!agree(now.mine, now.theirs)) {
+                throw Failure(TDDP_MISMATCH, disagreement(rank, peer, now, one.before));
+            }
+        }
+    }
+    throw Failure(status, status == TDDP_TIMEOUT ? text + attendance(task) : text);
+}
+
+bool Mesh::is_gone(int peer)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return peers_[static_cast<size_t>(peer)].state != Peer::HERE;
+}
+
+/*
+ * Whether a peer's header for this collective is there. Only when the operation has failed: Gloo
+ * does not tell without waiting, and closes connections when the wait was in vain, unless the peer
+ * is gone.
+ */
+bool Mesh::has_come(const Task &task, int peer)
+{
+    Link &one = link(peer);
+    if (one.before.mine.sequence == task.op->sequence || one.examined == task.op->sequence) {
+        return true;
+    }
+    Buffer &inbox = *one.inbox[one.turn];
+    try {
+        /* The first may find that the watch has woken it. */
+        if (inbox.waitRecv(nullptr, BRIEFLY) || inbox.waitRecv(nullptr, BRIEFLY)) {
+            one.examined = task.op->sequence;
+            return true;
+        }
+    } catch (const std::exception &) {
+    }
+    return false;
+}
+
+/* "; rank 1, rank 3 have come; rank 2 (after barrier, operation 4) has not" */
+std::string Mesh::attendance(const Task &task)
+{
+    std::vector<std::string> here;
+    std::vector<std::string> missing;
+    for (int peer = 0; peer < size; peer++) {
+        if (peer == rank) {
+            continue;
+        }
+        std::string name = std::to_string(peer);
+        const Header &last = link(peer).before.theirs;
+        if (has_come(task, peer)) {
+            here.push_back(name);
+        } else if (last.sequence > 0) {
+            missing.push_back(name + " (last in " +
+                              tddp_op_name(static_cast<tddp_op_kind>(last.kind)) + ", operation " +
+                              std::to_string(last.sequence) + ")");
+        } else {
+            missing.push_back(name);
+        }
+    }
+    std::string text = here.empty() ? "" : "; come to it: " + ranks(here);
+    text += missing.empty() ? "" : "; not come: " + ranks(missing);
+    return text + ": slow, stuck, or in another operation?";
+}
+
+} // namespace tddp_gloo

@@ -1,0 +1,159 @@
+/*
+ * Beacons and questions to silent peers. Beacons are made on the thread that makes the group,
+ * probes on its watch. Nothing here knows ranks.
+ */
+#include "liveness.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <tddp/log.h>
+
+#include "failure.h"
+
+namespace tddp_gloo
+{
+namespace
+{
+
+constexpr int DEFAULT_SECONDS = 15;
+constexpr int MOST_SECONDS = 24 * 60 * 60;
+
+socklen_t length_of(const sockaddr_storage &address)
+{
+    return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+}
+
+int new_socket(const sockaddr_storage &address)
+{
+    return socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+}
+
+/* What fails is left as the system has it: ends are then noticed later. */
+void set(int fd, int level, int option, int value)
+{
+    if (setsockopt(fd, level, option, &value, sizeof value) != 0) {
+        tddp_log(TDDP_LOG_DEBUG, "gloo", "setsockopt(%d, %d): %s", level, option, strerror(errno));
+    }
+}
+
+} // namespace
+
+int peer_timeout()
+{
+    const char *text = getenv("TDDP_PEER_TIMEOUT");
+    if (!text || !*text) {
+        return DEFAULT_SECONDS;
+    }
+    char *end = nullptr;
+    errno = 0;
+    long seconds = strtol(text, &end, 10);
+    if (*end || errno || seconds < 0 || seconds > MOST_SECONDS) {
+        throw Failure(TDDP_INVALID_ARGUMENT, std::string("TDDP_PEER_TIMEOUT=\"") + text +
+                                                 "\": expected seconds from 1 to " +
+                                                 std::to_string(MOST_SECONDS) + ", or 0 for never");
+    }
+    return static_cast<int>(seconds);
+}
+
+/*
+ * The first question comes after a third of the time. The kernel counts questions while nothing is
+ * under way, and time (TCP_USER_TIMEOUT) while something is; the latter also ends a connection on
+ * which a peer's process takes nothing for so long, as when it is stopped.
+ */
+void end_when_silent(int fd, int seconds)
+{
+    if (seconds == 0) {
+        return;
+    }
+    const int idle = std::max(1, seconds / 3);
+    const int interval = std::max(1, seconds / 6);
+    const int questions = std::max(1, (seconds - idle + interval - 1) / interval);
+    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
+    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+    set(fd, IPPROTO_TCP, TCP_KEEPCNT, questions);
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+}
+
+Beacon::~Beacon()
+{
+    close();
+}
+
+void Beacon::open(const sockaddr_storage &near, int visitors)
+{
+    sockaddr_storage address = near;
+    auto *bare = reinterpret_cast<sockaddr *>(&address);
+    socklen_t length = length_of(address);
+    if (address.ss_family == AF_INET6) {
+        reinterpret_cast<sockaddr_in6 &>(address).sin6_port = 0;
+    } else {
+        reinterpret_cast<sockaddr_in &>(address).sin_port = 0;
+    }
+    fd_ = new_socket(address);
+    if (fd_ < 0 || bind(fd_, bare, length) != 0 || listen(fd_, visitors) != 0 ||
+        getsockname(fd_, bare, &length) != 0) {
+        tddp_log(TDDP_LOG_DEBUG, "gloo", "no beacon: %s", strerror(errno));
+        close();
+        return;
+    }
+    address_ = address;
+}
+
+void Beacon::close()
+{
+    if (fd_ >= 0) {
+        ::close(fd_);
+        fd_ = -1;
+    }
+    address_ = {};
+}
+
+Probe::Probe(const sockaddr_storage &beacon)
+{
+    if (beacon.ss_family == AF_UNSPEC) {
+        return;
+    }
+    fd_ = new_socket(beacon);
+    if (fd_ >= 0 &&
+        ::connect(fd_, reinterpret_cast<const sockaddr *>(&beacon), length_of(beacon)) != 0 &&
+        errno != EINPROGRESS && errno != EINTR) {
+        over_ = errno == ECONNREFUSED;
+    }
+}
+
+Probe::~Probe()
+{
+    if (fd_ >= 0) {
+        ::close(fd_);
+    }
+}
+
+bool Probe::over()
+{
+    if (fd_ < 0 || over_) {
+        return over_;
+    }
+    /* Nothing is ever said here: what can be read is the end. */
+    pollfd one = {fd_, POLLIN | POLLRDHUP, 0};
+    if (poll(&one, 1, 0) == 1 && one.revents) {
+        int error = 0;
+        socklen_t length = sizeof error;
+        (void)getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+        over_ = error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT;
+        ::close(fd_);
+        fd_ = -1;
+    }
+    return over_;
+}
+
+} // namespace tddp_gloo
