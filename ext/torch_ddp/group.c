@@ -44,10 +44,12 @@ static tddp_status body_create(void *data, const tddp_wait *wait)
     return tddp_group_create(call->opts, wait, &call->group);
 }
 
-/* _create(backend, name, store, rank, world_size, timeout, device_index) */
-static VALUE group_create(VALUE class, VALUE backend, VALUE name, VALUE store, VALUE rank,
-                          VALUE world_size, VALUE timeout, VALUE device_index)
+/* _create(backend, name, store, rank, world_size, timeout, device_index, parent = nil) */
+static VALUE group_create(int argc, VALUE *argv, VALUE class)
 {
+    VALUE backend, name, store, rank, world_size, timeout, device_index, parent;
+    rb_scan_args(argc, argv, "71", &backend, &name, &store, &rank, &world_size, &timeout,
+                 &device_index, &parent);
     backend = rb_str_new_frozen(StringValue(backend));
     name = rb_str_new_frozen(StringValue(name));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -59,8 +61,11 @@ static VALUE group_create(VALUE class, VALUE backend, VALUE name, VALUE store, V
     opts.timeout_ms = tddp_rb_milliseconds(timeout);
     opts.device_index = NIL_P(device_index) ? -1 : NUM2INT(device_index);
     VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
+    /* Another thread may destroy it meanwhile. */
+    opts.parent = NIL_P(parent) ? NULL : tddp_group_retain(tddp_rb_group(parent));
     create_call call = {&opts, NULL};
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, opts.timeout_ms, true);
+    tddp_group_release(opts.parent);
     if (outcome.state == 0)
         RTYPEDDATA_DATA(self) = call.group;
     else /* It was made just when an interrupt came: nobody will know of it. */
@@ -161,7 +166,7 @@ void tddp_rb_init_group(void)
     group_class = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
     rb_global_variable(&group_class);
     rb_undef_alloc_func(group_class);
-    rb_define_singleton_method(group_class, "_create", group_create, 7);
+    rb_define_singleton_method(group_class, "_create", group_create, -1);
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 1);
     rb_define_method(group_class, "_store", group_store, 0);

@@ -140,7 +140,7 @@ module Torch
 
         default = default_here
         index = device_index(default.device_id, rank, default.group.size) if backend == "nccl"
-        group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index)
+        group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index, parent)
         group._describe(ranks, description)
         keep(group)
       rescue Error => e
