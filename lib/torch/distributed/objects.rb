@@ -21,9 +21,11 @@ module Torch
       # @param group [ProcessGroup, nil] nil: the default group
       # @param serializer [Symbol, #dump]
       # @return [Array] the objects by rank
-      def all_gather_object(object_list = nil, object, group: nil, serializer: :marshal)
+      def all_gather_object(object, *rest, group: nil, serializer: :marshal)
+        raise ArgumentError, "all_gather_object: expected an object, or a list and an object, got #{1 + rest.size} arguments" if rest.size > 1
         return unless (group = object_group(group, "all_gather_object"))
 
+        object_list, object = object, rest.first unless rest.empty?
         codec = Serializer.of(serializer)
         check_filled("object_list", object_list, group.size)
         mine = bytes_tensor(codec.dump(object), group)
