@@ -30,8 +30,9 @@ typedef struct header {
     uint64_t count; /* where all have as many */
 } header;
 
-/* A rank's value: borrowed from its blob. */
+/* A rank's value, and what its bytes are. */
 typedef struct contribution {
+    tddp_blob value;
     const header *head;
     const uint64_t *sends;
     const uint64_t *expects;
@@ -183,24 +184,21 @@ static uint64_t bytes_sent(const context *self, const contribution *from, int ra
     return count * size;
 }
 
-static tddp_status read_value(const context *self, int rank, const tddp_blob *value,
-                              contribution *out)
+static tddp_status read_value(const context *self, int rank, contribution *from)
 {
-    size_t numbers = 2 * (size_t)self->world_size * sizeof(uint64_t);
-    size_t start = sizeof(header) + numbers;
-    contribution from = {0};
+    const tddp_blob *value = &from->value;
+    size_t start = sizeof(header) + 2 * (size_t)self->world_size * sizeof(uint64_t);
     if (value->size >= start) {
         /* A blob's bytes are allocated by themselves, so they are aligned. */
-        from.head = (const header *)(const void *)value->data;
-        from.sends = (const uint64_t *)(const void *)(value->data + sizeof(header));
-        from.expects = from.sends + self->world_size;
-        from.data = value->data + start;
+        from->head = (const header *)(const void *)value->data;
+        from->sends = (const uint64_t *)(const void *)(value->data + sizeof(header));
+        from->expects = from->sends + self->world_size;
+        from->data = value->data + start;
     }
-    if (!from.head || bytes_sent(self, &from, rank) != value->size - start) {
+    if (!from->head || bytes_sent(self, from, rank) != value->size - start) {
         return tddp_fail(TDDP_INTERNAL, "rank %d left %zu bytes, which do not fit what they say",
                          rank, value->size);
     }
-    *out = from;
     return TDDP_OK;
 }
 
@@ -327,17 +325,18 @@ static tddp_status name_missing(const context *self, const tddp_op *op)
 
 /* Reads every rank's key before the result is touched: it may be the same memory as the input. */
 static tddp_status collect(const context *self, const tddp_op *op, const tddp_wait *wait,
-                           tddp_blob *values, contribution *all)
+                           contribution *all)
 {
     tddp_status status = TDDP_OK;
     for (int peer = 0; peer < self->world_size && status == TDDP_OK; peer++) {
         char key[KEY_BYTES];
-        status = tddp_store_get(self->store, key_of(key, op->sequence, peer), wait, &values[peer]);
+        status =
+            tddp_store_get(self->store, key_of(key, op->sequence, peer), wait, &all[peer].value);
         if (status == TDDP_TIMEOUT) {
             status = name_missing(self, op);
         }
         if (status == TDDP_OK) {
-            status = read_value(self, peer, &values[peer], &all[peer]);
+            status = read_value(self, peer, &all[peer]);
         }
     }
     header mine = header_of(op);
@@ -362,19 +361,16 @@ static tddp_status exchange(const context *self, const tddp_op *op)
     size_t world = (size_t)self->world_size;
     tddp_wait wait = {op->timeout_ms, self->cancel};
     contribution *all = tddp_alloc_array(world, sizeof *all);
-    tddp_blob *values = all ? tddp_alloc_array(world, sizeof *values) : NULL;
-    if (!values) {
-        free(all);
+    if (!all) {
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_status status = publish(self, op, &wait);
     if (status == TDDP_OK) {
-        status = collect(self, op, &wait, values, all);
+        status = collect(self, op, &wait, all);
     }
     for (size_t peer = 0; peer < world; peer++) {
-        tddp_blob_free(&values[peer]);
+        tddp_blob_free(&all[peer].value);
     }
-    free(values);
     free(all);
     return status;
 }

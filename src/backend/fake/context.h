@@ -7,8 +7,9 @@
 
 /* messages.c: the sends and receives of a group. */
 typedef struct tddp_fake_mail {
-    tddp_store *store;     /* a connection of its own: a collective may block the other */
     pthread_mutex_t mutex; /* guards what follows */
+    tddp_store *store;     /* a connection of its own, made for the first message: a collective may
+                              block the other one */
     struct tddp_fake_lane *lanes;
     struct tddp_fake_message *undecided; /* receives without a sender yet, in their order */
 } tddp_fake_mail;

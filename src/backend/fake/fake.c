@@ -33,6 +33,7 @@ static void stop(void *data)
 
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
+    (void)wait;
     tddp_fake_context *self = tddp_alloc(sizeof *self);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
@@ -47,17 +48,11 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
     if (status == TDDP_OK) {
         status = tddp_cancel_create(&self->cancel);
     }
-    /* A connection answers one call at a time, and the group has other use for its own. */
-    if (status == TDDP_OK) {
-        status = tddp_store_clone(opts->store, wait, &self->store);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_store_clone(opts->store, wait, &self->mail.store);
-    }
     if (status) {
         destroy(self);
         return status;
     }
+    self->store = tddp_store_retain(opts->store);
     *out = self;
     return TDDP_OK;
 }

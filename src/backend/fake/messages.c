@@ -148,6 +148,19 @@ static tddp_wait time_left(const context *self, const message *of)
     return (tddp_wait){tddp_deadline_poll_ms(of->deadline), self->cancel};
 }
 
+/* Opens the messages' store for the first of them. */
+static tddp_status open_store(context *self, const message *first)
+{
+    tddp_status status = TDDP_OK;
+    tddp_wait wait = time_left(self, first);
+    pthread_mutex_lock(&self->mail.mutex);
+    if (!self->mail.store) {
+        status = tddp_store_clone(self->store, &wait, &self->mail.store);
+    }
+    pthread_mutex_unlock(&self->mail.mutex);
+    return status;
+}
+
 static tddp_status send_it(const context *self, const message *sent)
 {
     char key[KEY_BYTES];
@@ -309,6 +322,9 @@ tddp_status tddp_fake_finish(void *data, void *request, int *source)
     message *finished = request;
     bool receives = finished->op->kind == TDDP_OP_RECV;
     tddp_status status = tddp_fake_before(&self->faults, finished->op, self->cancel);
+    if (status == TDDP_OK) {
+        status = open_store(self, finished);
+    }
     if (status == TDDP_OK) {
         status = receives ? receive_it(self, finished) : send_it(self, finished);
     }

@@ -111,6 +111,19 @@ TEST(a_token_goes_around_beside_a_barrier)
     run_ranks(4, ring, NULL);
 }
 
+/* Where the store has a connection, a barrier that waits there does not hold up the messages. */
+MULTI_TEST(so_do_processes_over_tcp, 3, 20)
+{
+    tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_store *store;
+    opts.host = "127.0.0.1";
+    opts.port = (uint16_t)port;
+    opts.is_server = rank == 0;
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
+    ring(rank, world_size, store, NULL);
+    tddp_store_release(store);
+}
+
 enum { MANY = 60 };
 
 /* Messages of one tag match in the order of the calls, those of others do not matter to them. */

@@ -1,0 +1,235 @@
+/* The nth allocation fails, for every n, through all operations: each says so or works, nothing
+ * leaks (a sanitizer looks), nothing hangs. And no thread can be started. */
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+/* From base's private header: the nth allocation from now fails. */
+void tddp_fail_allocation(long nth);
+
+static float memory[2][16];
+
+static tddp_buffer floats(int rank, size_t at, size_t count)
+{
+    return buffer_of(&memory[rank][at], count, TDDP_FLOAT32);
+}
+
+/* Whether an outcome is one that a lack of memory may have; what fails first fails the group. */
+static int is_fit(tddp_status status)
+{
+    return status == TDDP_OK || status == TDDP_OUT_OF_MEMORY || status == TDDP_GROUP_FAILED;
+}
+
+/* Every collective on a group of one. */
+static tddp_status step(tddp_group *group, int number)
+{
+    tddp_buffer input = floats(0, 0, 3);
+    tddp_buffer output = floats(0, 4, 3);
+    tddp_buffer several[3] = {floats(0, 0, 2), floats(0, 3, 1), floats(0, 5, 3)};
+    tddp_describe_next("described");
+    switch (number) {
+    case 0:
+        return tddp_all_reduce(group, input, TDDP_REDUCE_SUM, 0, NULL);
+    case 1:
+        return tddp_all_reduce_coalesced(group, several, 3, TDDP_REDUCE_AVG, 0, NULL);
+    case 2:
+        return tddp_reduce(group, input, TDDP_REDUCE_PREMUL_SUM, 2, 0, NULL);
+    case 3:
+        return tddp_broadcast(group, input, 0, NULL);
+    case 4:
+        return tddp_barrier(group, NULL);
+    case 5:
+        return tddp_all_gather(group, input, output, NULL);
+    case 6:
+        return tddp_all_gather_list(group, input, &output, 1, NULL);
+    case 7:
+        return tddp_gather(group, input, &output, 1, 0, NULL);
+    case 8:
+        return tddp_scatter(group, output, &input, 1, 0, NULL);
+    case 9:
+        return tddp_reduce_scatter(group, input, output, TDDP_REDUCE_MAX, 0, NULL);
+    case 10:
+        return tddp_reduce_scatter_list(group, &input, 1, output, TDDP_REDUCE_MAX, 0, NULL);
+    default:
+        return tddp_all_to_all(group, &input, &output, 1, NULL);
+    }
+}
+
+enum { STEPS = 12 };
+
+TEST(making_and_ending_a_group)
+{
+    int failures = 0;
+    int in_a_row = 0;
+    for (long nth = 1; in_a_row < 3; nth++) {
+        tddp_store *store;
+        tddp_group *group = NULL;
+        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+        CHECK_OK(tddp_hash_store_create(5000, &store));
+        opts.backend = "fake";
+        opts.store = store;
+        tddp_fail_allocation(nth);
+        tddp_status status = tddp_group_create(&opts, NULL, &group);
+        tddp_group_shutdown(group, 1000);
+        tddp_group_release(group);
+        tddp_fail_allocation(0);
+        CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);
+        failures += status != TDDP_OK;
+        in_a_row = status ? 0 : in_a_row + 1;
+        if (status) {
+            /* Its place is free again. */
+            CHECK_OK(tddp_group_create(&opts, NULL, &group));
+            tddp_group_release(group);
+        }
+        tddp_store_release(store);
+        CHECK(nth < 500);
+    }
+    CHECK(failures > 10);
+}
+
+/* For each collective, until the failing allocation lies beyond it. */
+MULTI_TEST(every_collective, 1, 60)
+{
+    for (int number = 0; number < STEPS; number++) {
+        int failures = 0;
+        tddp_status status = TDDP_INTERNAL;
+        for (long nth = 1; status; nth++) {
+            tddp_store *store;
+            CHECK_OK(tddp_hash_store_create(5000, &store));
+            tddp_group *group = make_group("fake", 0, 1, store, 5000);
+            tddp_fail_allocation(nth);
+            status = step(group, number);
+            tddp_fail_allocation(0);
+            CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);
+            if (status) {
+                failures++;
+                CHECK_CONTAINS(tddp_error_message(), "out of memory");
+                /* Refused before it was queued, or the first failure of the group. */
+                CHECK(is_fit(tddp_barrier(group, NULL)));
+            }
+            tddp_group_shutdown(group, 1000);
+            tddp_group_release(group);
+            tddp_store_release(store);
+            CHECK(nth < 200);
+        }
+        CHECK(failures >= 4);
+    }
+}
+
+/* --- messages: both ends in this thread ------------------------------------------------------- */
+
+typedef struct pair {
+    tddp_store *store;
+    tddp_group *groups[2];
+} pair;
+
+static void *make_one(void *data)
+{
+    pair *self = data;
+    self->groups[1] = make_group("fake", 1, 2, self->store, 5000);
+    return NULL;
+}
+
+static pair make_pair(void)
+{
+    pair self = {0};
+    pthread_t thread;
+    CHECK_OK(tddp_hash_store_create(20000, &self.store));
+    CHECK_INT(pthread_create(&thread, NULL, make_one, &self), 0);
+    self.groups[0] = make_group("fake", 0, 2, self.store, 5000);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    return self;
+}
+
+static void drop_pair(pair *self)
+{
+    tddp_group_release(self->groups[0]);
+    tddp_group_release(self->groups[1]);
+    tddp_store_release(self->store);
+}
+
+/* A message there and back, and one from anywhere. Whether all went well. */
+static int talk(pair *self)
+{
+    tddp_work *works[6] = {0};
+    tddp_status statuses[6];
+    int good = 1;
+    statuses[0] = tddp_recv(self->groups[1], floats(1, 0, 2), 0, 0, &works[0]);
+    statuses[1] = tddp_send(self->groups[0], floats(0, 0, 2), 1, 0, &works[1]);
+    statuses[2] = tddp_recv(self->groups[0], floats(0, 4, 2), 1, 0, &works[2]);
+    statuses[3] = tddp_send(self->groups[1], floats(1, 4, 2), 0, 0, &works[3]);
+    statuses[4] = tddp_recv(self->groups[0], floats(0, 8, 2), TDDP_ANY_SOURCE, 1, &works[4]);
+    statuses[5] = tddp_send(self->groups[1], floats(1, 8, 2), 0, 1, &works[5]);
+    for (int i = 0; i < 6; i++) {
+        good = good && statuses[i] == TDDP_OK;
+    }
+    /* What a failed end leaves the other one waiting for ends with the groups. */
+    for (int i = 0; i < 6 && good; i++) {
+        while (!tddp_work_completed(works[i])) {
+            good = good && tddp_work_status(works[0]) == TDDP_OK;
+            for (int k = 0; k < 6; k++) {
+                good = good && tddp_work_status(works[k]) == TDDP_OK;
+            }
+            if (!good) {
+                break;
+            }
+            usleep(500);
+        }
+        good = good && tddp_work_status(works[i]) == TDDP_OK;
+    }
+    tddp_group_shutdown(self->groups[0], good ? 1000 : 0);
+    tddp_group_shutdown(self->groups[1], good ? 1000 : 0);
+    for (int i = 0; i < 6; i++) {
+        if (works[i]) {
+            tddp_status status = tddp_work_wait(works[i], NULL);
+            CHECK(is_fit(status) || status == TDDP_GROUP_CLOSED);
+            tddp_work_release(works[i]);
+        } else {
+            CHECK(is_fit(statuses[i]));
+        }
+    }
+    return good;
+}
+
+MULTI_TEST(messages, 1, 60)
+{
+    int failures = 0;
+    int in_a_row = 0;
+    for (long nth = 1; in_a_row < 3; nth++) {
+        pair self = make_pair();
+        tddp_fail_allocation(nth);
+        int good = talk(&self);
+        tddp_fail_allocation(0);
+        failures += !good;
+        in_a_row = good ? in_a_row + 1 : 0;
+        drop_pair(&self);
+        CHECK(nth < 500);
+    }
+    CHECK(failures > 12);
+}
+
+/* Without threads to be had, a message is refused before it is posted; the group goes on, and
+ * callers that wait finish theirs themselves. */
+TEST(no_more_threads)
+{
+    pair self = make_pair();
+    tddp_work *work = NULL;
+    struct rlimit before;
+    CHECK_INT(getrlimit(RLIMIT_NPROC, &before), 0);
+    struct rlimit none = {1, before.rlim_max};
+    /* The limit does not count for root. The leak checker wants to look into this process. */
+    CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
+    CHECK_INT(prctl(PR_SET_DUMPABLE, 1), 0);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    CHECK_STATUS(tddp_recv(self.groups[1], floats(1, 0, 1), 0, 0, &work), TDDP_SYSTEM);
+    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-p2p");
+    CHECK(work == NULL);
+    memory[0][0] = 17;
+    CHECK_OK(tddp_send(self.groups[0], floats(0, 0, 1), 1, 0, NULL));
+    CHECK_OK(tddp_recv(self.groups[1], floats(1, 0, 1), 0, 0, NULL));
+    CHECK_DOUBLE(memory[1][0], 17, 0);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &before), 0);
+    drop_pair(&self);
+}
