@@ -181,6 +181,23 @@ class GroupsTest < Minitest::Test
     assert_equal [[[0, 1, 2, 3], [2]], nil, [[0, 1, 2, 3], [20]]], said
   end
 
+  def test_a_model_is_trained_within_a_group
+    said = world(3) do |rank|
+      group = Distributed.new_group([1, 2])
+      model = Torch::NN::Linear.new(1, 1)
+      Torch.no_grad { model.parameters.each { |parameter| parameter.fill!(rank + 5.0) } }
+      model.bias.requires_grad = false
+      next failure { Torch::NN::Parallel::DistributedDataParallel.new(model, process_group: group) } if rank.zero?
+
+      wrapped = Torch::NN::Parallel::DistributedDataParallel.new(model, process_group: group)
+      start = model.parameters.map { |parameter| parameter.sum.item }
+      wrapped.call(Torch.tensor([[10.0 * rank]])).sum.backward
+      [start, model.weight.grad.sum.item]
+    end
+    assert_equal [[[6.0, 6.0], 15.0]] * 2, said.drop(1)
+    assert_match(/TypeError.*NON_GROUP_MEMBER/, said[0].join(" "))
+  end
+
   def test_only_the_members_come
     said = world(3) do |rank|
       first = Distributed.new_group([0, 2], use_local_synchronization: true) unless rank == 1
