@@ -308,6 +308,17 @@ class GroupsTest < Minitest::Test
     assert_match(/global rank 2 waited 0\.3 s in vain for global rank 0 of 2 to call new_group/, said[2][1][1])
   end
 
+  def test_a_long_wait_says_for_whom
+    said = world(3) do |rank|
+      Distributed::Agreement.send(:remove_const, :TELL)
+      Distributed::Agreement.const_set(:TELL, 0.3)
+      sleep 1.3 unless rank.zero?
+      capture_io { Distributed.new_group([0, 1]) }.last
+    end
+    assert_match(/\Atorch-ddp: global rank 0 has waited 1 s in new_group for global ranks 1, 2 of 3\n\z/, said[0])
+    assert_equal ["", ""], said.drop(1)
+  end
+
   def test_a_member_that_is_lost_on_the_way_is_named_by_both_its_ranks
     said = world(3) do |rank|
       if rank == 2
