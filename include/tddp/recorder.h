@@ -47,8 +47,8 @@
  *       timeout_ms, is_p2p, thread_id, frames (always [])
  *       + root, reduce_op, peer, tag   null where it has none
  *       + status       "TDDP_TIMEOUT" and so on; "TDDP_OK" unless it failed
- *       + description  what must be equal on all ranks, in words (its first 127 bytes), or null
- *       + fingerprint  of all of that text; 0: none
+ *       + description  what must be equal on all ranks, in words, or null
+ *       + fingerprint  of that text; 0: none
  */
 #ifndef TDDP_RECORDER_H
 #define TDDP_RECORDER_H

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "group/group.h"
-#include "group/recorder.h"
+#include "group/watch.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
 
@@ -96,6 +96,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
 static void free_group(tddp_group *group)
 {
     tddp_recorder_end(group->recorder);
+    tddp_watch_release(group->watch);
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
     tddp_store_release(group->names);
@@ -135,6 +136,21 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     return TDDP_OK;
 }
 
+static tddp_status start_threads(tddp_group *group, tddp_group *parent)
+{
+    tddp_status status = tddp_recorder_create(group);
+    if (status == TDDP_OK) {
+        status = tddp_watch_enter(group, parent);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_group_progress_start(group);
+        if (status) {
+            tddp_watch_leave(group);
+        }
+    }
+    return status;
+}
+
 static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const tddp_wait *wait)
 {
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
@@ -149,10 +165,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     }
     free(address);
     if (status == TDDP_OK) {
-        status = tddp_recorder_create(group);
-        if (status == TDDP_OK) {
-            status = tddp_group_progress_start(group);
-        }
+        status = start_threads(group, opts->parent);
         if (status) {
             group->backend->destroy(group->context);
         }
@@ -214,6 +227,7 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
         return;
     }
     tddp_group_progress_stop(group, deadline);
+    tddp_watch_leave(group);
     group->backend->destroy(group->context);
     group->context = NULL;
     tddp_group_leave(group);

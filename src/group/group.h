@@ -3,7 +3,8 @@
  *
  *   group.c        making and ending a group, what it is
  *   join.c         how the ranks find each other through the store
- *   progress.c     the queue and the progress thread; the first failure
+ *   progress.c     the queue and the progress thread
+ *   failure.c      operations that fail, and the group after the first of them
  *   collectives.c  the operations on one piece of memory: argument checks, then the queue
  *   lists.c        those with a buffer for each rank
  *   coalesce.c     several buffers in one operation
@@ -16,6 +17,13 @@
  *   recorder.c     the flight recorder: the last operations (recorder.h)
  *   trace.c        its contents as JSON
  *   dump.c         its files
+ *   watch.c        how failures become known between the ranks (watch.h)
+ *   vigil.c        the thread that does it
+ *   alarm.c        its words in the store
+ *   account.c      what a rank says of itself then
+ *   post_mortem.c  who is to blame
+ *   monitored_barrier.c
+ *                  a barrier through the store that names who is missing
  */
 #ifndef TDDP_GROUP_PRIVATE_H
 #define TDDP_GROUP_PRIVATE_H
@@ -96,6 +104,7 @@ struct tddp_group {
     bool met;                       /* all ranks have joined this incarnation */
     tddp_peers *peers;              /* who they are, once they have met */
     struct tddp_recorder *recorder; /* NULL before it is there */
+    struct tddp_watch *watch;       /* NULL with one rank */
     int64_t incarnation; /* how many groups of this name this rank has made on this store */
     _Atomic int64_t timeout_ms;
 
@@ -111,6 +120,9 @@ struct tddp_group {
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
+    bool settling;         /* its cause is being looked for; `idle` tells the end */
+    bool failed_elsewhere; /* the operation was another rank's */
+    bool told;             /* and an operation of this rank has ended with it */
 
     tddp_group_p2p p2p;
 };
@@ -177,7 +189,11 @@ bool tddp_group_on_progress_thread(const tddp_group *group);
  * the thread. */
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
 
-/* Sets the text for a group that failed. With the lock held. */
-tddp_status tddp_group_failed(const tddp_group *group);
+/* Sets the text for a group that failed, once the cause is known. With the lock held, which is let
+ * go meanwhile. */
+tddp_status tddp_group_failed(tddp_group *group);
+
+/* The group has failed on another rank. Not with the lock. */
+void tddp_group_fail(tddp_group *group, tddp_status status, const char *text);
 
 #endif

@@ -152,27 +152,29 @@ const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PE
     return text;
 }
 
-int tddp_peers_ended(const tddp_peers *peers, int self, int rank)
+tddp_peer_sight tddp_peers_see(const tddp_peers *peers, int self, int rank)
 {
     const tddp_peer_entry *mine = &peers->entries[self];
     const tddp_peer_entry *theirs = &peers->entries[rank];
     if (strcmp(mine->host_id, theirs->host_id) != 0 || mine->pid_space != theirs->pid_space ||
         mine->pid_space == 0) {
-        return -1;
+        return TDDP_PEER_UNSEEN;
     }
     if (theirs->pid == getpid()) {
-        return 0;
-    }
-    if (kill((pid_t)theirs->pid, 0) && errno == ESRCH) {
-        return 1;
+        return TDDP_PEER_ALIVE;
     }
     char state;
     uint64_t started;
-    if (!process_facts(theirs->pid, &state, &started)) {
-        /* It ended this moment, or the system hides it: then it was there. */
-        return kill((pid_t)theirs->pid, 0) && errno == ESRCH ? 1 : 0;
+    bool told = process_facts(theirs->pid, &state, &started);
+    if (!told) {
+        /* It has ended, or the system hides it. */
+        bool gone = kill((pid_t)theirs->pid, 0) && errno == ESRCH;
+        return gone ? TDDP_PEER_ENDED : TDDP_PEER_ALIVE;
     }
-    return state == 'Z' || state == 'X' || (theirs->started && started != theirs->started);
+    if (state == 'Z' || state == 'X' || (theirs->started && started != theirs->started)) {
+        return TDDP_PEER_ENDED;
+    }
+    return state == 'T' || state == 't' ? TDDP_PEER_STOPPED : TDDP_PEER_ALIVE;
 }
 
 const char *tddp_peers_mentioned(const tddp_peers *peers, int self, const char *text,

@@ -49,9 +49,15 @@ bool tddp_peers_same_host(const tddp_peers *peers);
 /* "rank 2 (host b12, pid 4711)", or "rank 2" if that is all that is known; returns `text`. */
 const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PEER_NAME_BYTES]);
 
-/* Whether the rank's process is known to have ended: 1 it has, 0 it lives, -1 it cannot be seen
- * from here. `self` is a rank of this process. */
-int tddp_peers_ended(const tddp_peers *peers, int self, int rank);
+/* What can be seen of the rank's process from here. `self` is a rank of this process. */
+typedef enum tddp_peer_sight {
+    TDDP_PEER_UNSEEN, /* it is on another host or in another container */
+    TDDP_PEER_ALIVE,
+    TDDP_PEER_STOPPED, /* by a signal or a debugger */
+    TDDP_PEER_ENDED,
+} tddp_peer_sight;
+
+tddp_peer_sight tddp_peers_see(const tddp_peers *peers, int self, int rank);
 
 /* "; rank 1 is pid 4711 on host b12, ..." for the ranks that a text of a backend speaks of, those
  * of this process left out; "" for none. Returns `out`. */

@@ -1,81 +1,19 @@
 /*
  * A group's queue and its progress thread, which carries out one operation after the other. Any
- * thread queues; the first failure is kept and answers everything after it.
+ * thread queues; what becomes of operations that fail is failure.c's.
  *
  * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
  * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
  * a callback runs.
  */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "group/recorder.h"
 
-tddp_status tddp_group_failed(const tddp_group *group)
-{
-    return tddp_fail(
-        TDDP_GROUP_FAILED, "group \"%s\" has failed: %s; destroy the group and make a new one",
-        group->name, group->failure_text ? group->failure_text : tddp_status_text(group->failure));
-}
-
 static tddp_status closed(const tddp_group *group)
 {
     return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
-}
-
-/* Whether the other ranks may be out of step after this. */
-static bool breaks_group(tddp_status status)
-{
-    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
-}
-
-/* Says which operation it was, and whose, before the backend's own words. */
-static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_status status)
-{
-    return tddp_fail(status, "%s %" PRIu64 " of group \"%s\" on rank %d of %d: %s",
-                     tddp_op_name(op->kind), op->sequence, group->name, group->rank,
-                     group->world_size, tddp_error_message());
-}
-
-/* Keeps the first failure, so that operations queued behind it say the same. */
-static void remember(tddp_group *group, tddp_status status)
-{
-    if (group->failure == TDDP_OK) {
-        group->failure = status;
-        group->failure_text =
-            tddp_format("%s (%s)", tddp_error_message(), tddp_status_name(status));
-    }
-}
-
-void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
-{
-    if (status) {
-        pthread_mutex_lock(&group->mutex);
-        bool ending = group->state >= TDDP_GROUP_ENDING;
-        if (ending && group->failure == TDDP_OK) {
-            status = tddp_fail(TDDP_GROUP_CLOSED, "aborted because the group was destroyed (%s)",
-                               tddp_error_message());
-        }
-        status = describe(group, &work->op, status);
-        bool breaks = breaks_group(status) && !ending;
-        if (breaks) {
-            remember(group, status);
-        }
-        pthread_mutex_unlock(&group->mutex);
-        /* The others wait for us in vain: let them know. */
-        if (breaks) {
-            char *text = tddp_copy_string(tddp_error_message());
-            group->backend->abort(group->context);
-            tddp_recorder_finished(group, work, status, text ? text : tddp_status_text(status));
-            tddp_recorder_dump_failure(group);
-            tddp_group_work_finish(work, status, text ? text : tddp_status_text(status));
-            free(text);
-            return;
-        }
-    }
-    tddp_recorder_finished(group, work, status, tddp_error_message());
-    tddp_group_work_finish(work, status, tddp_error_message());
 }
 
 static void carry_out(tddp_group *group, tddp_work *work)
@@ -87,7 +25,7 @@ static void carry_out(tddp_group *group, tddp_work *work)
 }
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-static tddp_status refusal(const tddp_group *group)
+static tddp_status refusal(tddp_group *group)
 {
     if (group->failure) {
         return tddp_group_failed(group);

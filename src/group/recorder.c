@@ -286,6 +286,14 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
     pthread_mutex_unlock(&recorder->mutex);
 }
 
+void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char *text)
+{
+    pthread_mutex_lock(&recorder->mutex);
+    recorder->failure = status;
+    copy_text(recorder->failure_text, sizeof recorder->failure_text, text);
+    pthread_mutex_unlock(&recorder->mutex);
+}
+
 /* --- what is asked of it --------------------------------------------------------------------- */
 
 /* With the lock held. */

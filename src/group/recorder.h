@@ -13,7 +13,7 @@
 
 #include "group/group.h"
 
-enum { TDDP_RECORD_TEXT_BYTES = 128, TDDP_RECORD_FAILURE_BYTES = 1024 };
+enum { TDDP_RECORD_TEXT_BYTES = 256, TDDP_RECORD_FAILURE_BYTES = 1024 };
 
 typedef struct tddp_recorder tddp_recorder;
 
@@ -77,6 +77,9 @@ void tddp_recorder_started(tddp_group *group, tddp_work *work);
 /* Its outcome is known; before anybody else learns of it. tddp_group_conclude() does it. */
 void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
                             const char *text);
+
+/* The group has failed without an operation of this rank. */
+void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char *text);
 
 /* --- the rest of the room -------------------------------------------------------------------- */
 

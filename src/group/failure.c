@@ -1,0 +1,155 @@
+/*
+ * What becomes of operations that fail, and of a group after the first of them. The thread whose
+ * operation is the first to fail tells the other ranks, ends the connections, and learns from the
+ * others what the cause is; operations that end or are queued meanwhile wait for its word.
+ *
+ * Invariant: `failure` is set once, by the first failure, and answers everything after it;
+ * `settling` is set while its cause is being looked for and its text may still change.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "group/watch.h"
+
+enum { SETTLE_MS = 3000, TEXT_BYTES = 4096 };
+
+/* Whether the other ranks may be out of step after this. */
+static bool breaks_group(tddp_status status)
+{
+    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
+}
+
+/* Says which operation it was, and whose, before what is known of its failure. */
+static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_status status,
+                            const char *text)
+{
+    char name[TDDP_ACCOUNT_OP_BYTES];
+    return tddp_fail(status, "%s of group \"%s\" on rank %d of %d: %s",
+                     tddp_account_op(op->kind, op->sequence, op->peer, name), group->name,
+                     group->rank, group->world_size, text);
+}
+
+static void await_cause(tddp_group *group)
+{
+    int64_t deadline = tddp_deadline_after_ms(SETTLE_MS);
+    while (group->settling && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
+    }
+}
+
+static const char *cause(const tddp_group *group)
+{
+    return group->failure_text ? group->failure_text : tddp_status_text(group->failure);
+}
+
+tddp_status tddp_group_failed(tddp_group *group)
+{
+    await_cause(group);
+    if (group->failed_elsewhere && !group->told) {
+        group->told = true;
+        return tddp_fail(group->failure,
+                         "group \"%s\" has failed on another rank: %s; destroy the group and make "
+                         "a new one",
+                         group->name, cause(group));
+    }
+    return tddp_fail(TDDP_GROUP_FAILED,
+                     "group \"%s\" has failed: %s (%s); destroy the group and make a new one",
+                     group->name, cause(group), tddp_status_name(group->failure));
+}
+
+/* The group's own end is no failure. With the lock held. */
+static tddp_status end_early(const tddp_group *group, const tddp_op *op)
+{
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "aborted because the group was destroyed (%.2000s)",
+                   tddp_error_message());
+    return describe(group, op, TDDP_GROUP_CLOSED, text);
+}
+
+/* An operation that ended because the group has failed. With the lock held. */
+static tddp_status follow(tddp_group *group, const tddp_op *op)
+{
+    await_cause(group);
+    tddp_status failure = group->failure;
+    bool shared = group->failed_elsewhere || failure == TDDP_PEER_LOST || failure == TDDP_MISMATCH;
+    group->told = true;
+    return describe(group, op, shared ? failure : TDDP_GROUP_FAILED, cause(group));
+}
+
+/* The first failure of the group: it is ours to tell and to explain. */
+static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status status)
+{
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    const tddp_op *op = &work->op;
+    tddp_watch_tell(group, op, work->description, status, text);
+    group->backend->abort(group->context);
+    status = tddp_watch_explain(group, op, work->description, status, text);
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    (void)describe(group, op, status, text);
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    char *kept = tddp_copy_string(text);
+    pthread_mutex_lock(&group->mutex);
+    group->failure = status;
+    group->failure_text = kept;
+    group->settling = false;
+    pthread_cond_broadcast(&group->idle);
+    pthread_mutex_unlock(&group->mutex);
+    return tddp_fail(status, "%s", text);
+}
+
+/* What the operation ends with, with its text on this thread. */
+static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status status, bool *first)
+{
+    pthread_mutex_lock(&group->mutex);
+    bool breaks = breaks_group(status);
+    bool ending = group->state >= TDDP_GROUP_ENDING;
+    *first = false;
+    if (!breaks) {
+        status = describe(group, &work->op, status, tddp_error_message());
+    } else if (group->failure) {
+        status = follow(group, &work->op);
+    } else if (ending) {
+        status = end_early(group, &work->op);
+    } else {
+        *first = true;
+        group->failure = status;
+        group->settling = true;
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return *first ? lead(group, work, status) : status;
+}
+
+void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    bool first = false;
+    if (status) {
+        status = settle(group, work, status, &first);
+    }
+    tddp_recorder_finished(group, work, status, tddp_error_message());
+    if (first) {
+        /* Before anybody learns of it and ends the process. */
+        tddp_recorder_dump_failure(group);
+    }
+    tddp_group_work_finish(work, status, tddp_error_message());
+}
+
+void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
+{
+    char *kept = tddp_copy_string(text);
+    pthread_mutex_lock(&group->mutex);
+    bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
+    if (first) {
+        group->failure = status;
+        group->failure_text = kept;
+        group->failed_elsewhere = true;
+        kept = NULL;
+    }
+    pthread_mutex_unlock(&group->mutex);
+    free(kept);
+    if (first) {
+        tddp_recorder_blame(group->recorder, status, text);
+        tddp_recorder_dump_failure(group);
+        group->backend->abort(group->context);
+    }
+}

@@ -1,0 +1,366 @@
+/*
+ * Finds the cause of a group's failure among what the ranks tell of themselves. Runs on the watch's
+ * thread, or on the one whose operation failed; keeps nothing.
+ *
+ * Who comes first: ranks that disagree; then a process that has ended without a word, since all
+ * others are its victims; then the first that failed by itself; then one that has left the group.
+ * A rank that merely lost another is never the cause.
+ */
+#include "group/post_mortem.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TEXT_BYTES = 3072, NAMED = 6 };
+
+typedef struct text {
+    char data[TEXT_BYTES];
+    size_t used;
+} text;
+
+static void add(text *to, const char *format, ...) TDDP_PRINTF(2, 3);
+
+static void add(text *to, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(to->data + to->used, TEXT_BYTES - to->used, format, arguments);
+    va_end(arguments);
+    to->used += (size_t)length;
+    if (to->used >= TEXT_BYTES) {
+        to->used = TEXT_BYTES - 1; /* cut */
+    }
+}
+
+static void add_rank(text *to, const tddp_evidence *evidence, int rank)
+{
+    char name[TDDP_PEER_NAME_BYTES];
+    add(to, "%s", tddp_peers_name(evidence->peers, rank, name));
+}
+
+static tddp_peer_sight see(const tddp_evidence *evidence, int rank)
+{
+    return tddp_peers_see(evidence->peers, evidence->rank, rank);
+}
+
+static bool is_silent(const tddp_evidence *evidence, int rank)
+{
+    return rank != evidence->rank && evidence->accounts[rank].kind == TDDP_ACCOUNT_NONE;
+}
+
+/* Whether everybody has spoken who still can. */
+static bool is_complete(const tddp_evidence *evidence)
+{
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        tddp_peer_sight sight = is_silent(evidence, rank) ? see(evidence, rank) : TDDP_PEER_ENDED;
+        if (sight != TDDP_PEER_ENDED && sight != TDDP_PEER_STOPPED) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_victim(tddp_status status)
+{
+    return status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED || status == TDDP_GROUP_CLOSED;
+}
+
+/* The earliest of the other ranks' failures that fits, -1 if there is none. */
+static int first_failure(const tddp_evidence *evidence, bool mismatch)
+{
+    int found = -1;
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        const tddp_account *each = &evidence->accounts[rank];
+        bool fits = rank != evidence->rank && each->kind == TDDP_ACCOUNT_FAILURE &&
+                    (mismatch ? each->status == TDDP_MISMATCH : !is_victim(each->status));
+        if (fits && (found < 0 || each->order < evidence->accounts[found].order)) {
+            found = rank;
+        }
+    }
+    return found;
+}
+
+/* --- ranks that disagree --------------------------------------------------------------------- */
+
+/* Adds what two ranks said that the operation is; false if only one has told so far. */
+static bool add_descriptions(text *to, const tddp_evidence *evidence, uint64_t sequence,
+                             const char *known, int known_rank)
+{
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        const tddp_account *each = &evidence->accounts[rank];
+        if (rank != known_rank && rank != evidence->rank && each->kind != TDDP_ACCOUNT_NONE &&
+            each->current.any && each->current.sequence == sequence && each->described[0] &&
+            strcmp(each->described, known) != 0) {
+            add(to, "; rank %d described it as \"%s\", rank %d as \"%s\"", known_rank, known, rank,
+                each->described);
+            return true;
+        }
+    }
+    if (known[0] && known_rank != evidence->rank && evidence->op && evidence->described &&
+        evidence->op->sequence == sequence && strcmp(evidence->described, known) != 0) {
+        add(to, "; rank %d described it as \"%s\", rank %d as \"%s\"", known_rank, known,
+            evidence->rank, evidence->described);
+        return true;
+    }
+    if (known[0]) {
+        add(to, "; rank %d described it as \"%s\"", known_rank, known);
+    }
+    return !known[0];
+}
+
+static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
+{
+    char names[TDDP_PEERS_TEXT_BYTES];
+    const char *described = evidence->described ? evidence->described : "";
+    add(to, "%s", evidence->text);
+    bool both = add_descriptions(to, evidence, evidence->op->sequence, described, evidence->rank);
+    add(to, "%s", tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+    return both || evidence->last || is_complete(evidence);
+}
+
+static bool judge_mismatch(const tddp_evidence *evidence, int rank, text *to)
+{
+    const tddp_account *account = &evidence->accounts[rank];
+    char op[TDDP_ACCOUNT_OP_BYTES];
+    add(to, "ranks disagree, which ");
+    add_rank(to, evidence, rank);
+    add(to, " found in %s: %s",
+        tddp_account_op(account->current.kind, account->current.sequence, account->current.peer,
+                        op),
+        account->text);
+    bool both = add_descriptions(to, evidence, account->current.sequence, account->described, rank);
+    return both || evidence->last || is_complete(evidence);
+}
+
+/* --- ranks that are gone --------------------------------------------------------------------- */
+
+static bool has_ended_silently(const tddp_evidence *evidence, int rank)
+{
+    return is_silent(evidence, rank) && see(evidence, rank) == TDDP_PEER_ENDED;
+}
+
+/* Adds those that fit, "A, B and 3 more"; the number of them. */
+static int add_ranks(text *to, const tddp_evidence *evidence,
+                     bool (*fits)(const tddp_evidence *, int))
+{
+    int found = 0;
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        if (fits(evidence, rank) && found++ < NAMED) {
+            add(to, "%s", found > 1 ? ", " : "");
+            add_rank(to, evidence, rank);
+        }
+    }
+    if (found > NAMED) {
+        add(to, " and %d more", found - NAMED);
+    }
+    return found;
+}
+
+static bool any(const tddp_evidence *evidence, bool (*fits)(const tddp_evidence *, int))
+{
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        if (fits(evidence, rank)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gone before it came to the operation that failed here. */
+static bool has_left_early(const tddp_evidence *evidence, int rank)
+{
+    const tddp_account *account = &evidence->accounts[rank];
+    bool collective = evidence->op && !tddp_op_is_p2p(evidence->op->kind);
+    return account->kind == TDDP_ACCOUNT_LEFT &&
+           !(collective && account->last.any && account->last.sequence >= evidence->op->sequence);
+}
+
+static void add_left(text *to, const tddp_evidence *evidence)
+{
+    int ranks = add_ranks(to, evidence, has_left_early);
+    add(to, " %s destroyed the group: do all ranks make the same calls?",
+        ranks > 1 ? "have" : "has");
+}
+
+static void add_failure(text *to, const tddp_evidence *evidence, int rank)
+{
+    const tddp_account *account = &evidence->accounts[rank];
+    char op[TDDP_ACCOUNT_OP_BYTES];
+    add_rank(to, evidence, rank);
+    add(to, " failed first, in %s: %s (%s)",
+        tddp_account_op(account->current.kind, account->current.sequence, account->current.peer,
+                        op),
+        account->text, tddp_status_name(account->status));
+}
+
+static void add_own_words(text *to, const tddp_evidence *evidence)
+{
+    if (evidence->status == TDDP_PEER_LOST && evidence->text[0]) {
+        add(to, "; seen here: %s", evidence->text);
+    }
+}
+
+static bool judge_loss(const tddp_evidence *evidence, text *to)
+{
+    int failed = first_failure(evidence, false);
+    if (any(evidence, has_ended_silently)) {
+        add(to, "lost ");
+        int ranks = add_ranks(to, evidence, has_ended_silently);
+        add(to, ranks > 1 ? ": their processes have ended" : ": its process has ended");
+        if (failed >= 0 && evidence->accounts[failed].status != TDDP_TIMEOUT) {
+            add(to, "; ");
+            add_failure(to, evidence, failed);
+        }
+        add_own_words(to, evidence);
+        return true;
+    }
+    if (failed >= 0) {
+        add_failure(to, evidence, failed);
+        add_own_words(to, evidence);
+        return true;
+    }
+    if (any(evidence, has_left_early)) {
+        add_left(to, evidence);
+        add_own_words(to, evidence);
+        return true;
+    }
+    if (!evidence->last && !is_complete(evidence)) {
+        return false;
+    }
+    if (any(evidence, is_silent) && !evidence->deaf) {
+        add(to, "no sign of life from ");
+        (void)add_ranks(to, evidence, is_silent);
+        add_own_words(to, evidence);
+        return true;
+    }
+    char names[TDDP_PEERS_TEXT_BYTES];
+    add(to, "%s", evidence->text[0] ? evidence->text : "another rank's operation failed");
+    add(to, "%s", tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+    return true;
+}
+
+/* --- ranks that do not come ------------------------------------------------------------------ */
+
+static bool reached(const tddp_account_moment *moment, const tddp_op *op)
+{
+    return moment->any && !tddp_op_is_p2p(moment->kind) &&
+           (moment->sequence > op->sequence ||
+            (moment->sequence == op->sequence && moment->kind == op->kind));
+}
+
+static bool has_arrived(const tddp_evidence *evidence, int rank)
+{
+    const tddp_account *account = &evidence->accounts[rank];
+    return rank == evidence->rank ||
+           (account->kind != TDDP_ACCOUNT_NONE &&
+            (reached(&account->current, evidence->op) || reached(&account->last, evidence->op)));
+}
+
+/* Of a message only its other end is of interest. */
+static bool is_awaited(const tddp_evidence *evidence, int rank)
+{
+    const tddp_op *op = evidence->op;
+    if (tddp_op_is_p2p(op->kind)) {
+        return rank != evidence->rank && (op->peer == TDDP_ANY_SOURCE || op->peer == rank);
+    }
+    return !has_arrived(evidence, rank);
+}
+
+/* Nothing can be said of a rank that is not heard and not seen. */
+static bool is_known(const tddp_evidence *evidence, int rank)
+{
+    tddp_peer_sight sight = see(evidence, rank);
+    return !evidence->deaf || evidence->accounts[rank].kind != TDDP_ACCOUNT_NONE ||
+           sight == TDDP_PEER_ENDED || sight == TDDP_PEER_STOPPED;
+}
+
+static void add_place(text *to, const tddp_evidence *evidence, int rank)
+{
+    const tddp_account *account = &evidence->accounts[rank];
+    char place[TDDP_ACCOUNT_PLACE_BYTES];
+    add_rank(to, evidence, rank);
+    if (account->kind != TDDP_ACCOUNT_NONE) {
+        add(to, ": %s", tddp_account_place(account, place));
+        return;
+    }
+    switch (see(evidence, rank)) {
+    case TDDP_PEER_ENDED:
+        add(to, ": its process has ended");
+        break;
+    case TDDP_PEER_STOPPED:
+        add(to, ": its process is stopped");
+        break;
+    default:
+        add(to, ": gives no sign of life");
+        break;
+    }
+}
+
+static void add_arrived(text *to, const tddp_evidence *evidence, bool all)
+{
+    int arrived = 0;
+    add(to, all ? "; all have arrived: rank(s) " : "; arrived: rank(s) ");
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        if (has_arrived(evidence, rank) && arrived++ < 2 * NAMED) {
+            add(to, "%s%d", arrived > 1 ? ", " : "", rank);
+        }
+    }
+    if (arrived > 2 * NAMED) {
+        add(to, " and %d more", arrived - 2 * NAMED);
+    }
+}
+
+static bool judge_timeout(const tddp_evidence *evidence, text *to)
+{
+    if (!evidence->last && !evidence->deaf && !is_complete(evidence)) {
+        return false;
+    }
+    bool message = tddp_op_is_p2p(evidence->op->kind);
+    int awaited = 0;
+    add(to, "%s", evidence->text);
+    for (int rank = 0; rank < evidence->peers->count; rank++) {
+        if (is_awaited(evidence, rank) && is_known(evidence, rank) && awaited++ < NAMED) {
+            add(to, "%s", awaited > 1 ? "; " : message ? "; the other end: " : "; not arrived: ");
+            add_place(to, evidence, rank);
+        }
+    }
+    if (awaited > NAMED) {
+        add(to, "; and %d more", awaited - NAMED);
+    }
+    if (evidence->deaf) {
+        char names[TDDP_PEERS_TEXT_BYTES];
+        add(to, "%s; the store cannot be asked where the other ranks are",
+            tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+    } else if (!message) {
+        add_arrived(to, evidence, awaited == 0);
+    }
+    return true;
+}
+
+bool tddp_post_mortem(const tddp_evidence *evidence, tddp_status *status)
+{
+    text verdict = {.used = 0};
+    tddp_status found = evidence->status;
+    bool clear = true;
+    int disagrees = first_failure(evidence, true);
+    bool lost = found == TDDP_OK || is_victim(found);
+    if (found == TDDP_MISMATCH) {
+        clear = judge_own_mismatch(evidence, &verdict);
+    } else if (disagrees >= 0 && (lost || found == TDDP_TIMEOUT)) {
+        found = TDDP_MISMATCH;
+        clear = judge_mismatch(evidence, disagrees, &verdict);
+    } else if (lost) {
+        found = TDDP_PEER_LOST;
+        clear = judge_loss(evidence, &verdict);
+    } else if (found == TDDP_TIMEOUT) {
+        clear = judge_timeout(evidence, &verdict);
+    } else {
+        add(&verdict, "%s", evidence->text);
+    }
+    if (clear) {
+        *status = tddp_fail(found, "%s", verdict.data);
+    }
+    return clear;
+}

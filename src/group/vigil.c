@@ -1,0 +1,310 @@
+/*
+ * The watch's thread: listens for alarms, and does for the groups what their failures need. It
+ * tells the others, gathers what they say, and has a group fail here that has failed elsewhere.
+ *
+ * Invariant: an entry stays in the list, and its group alive, while `busy`; what an entry says of
+ * an operation does not change meanwhile. The lock is not held while a store or a group is called.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/post_mortem.h"
+#include "group/watch_state.h"
+
+enum {
+    CONNECT_MS = 5000,
+    LISTEN_MS = 600 * 1000,
+    PAUSE_MS = 10, /* between two looks into the log, longer each time */
+    LONG_PAUSE_MS = 100,
+    LOG_BYTES = 4 << 20, /* what a log of all ranks may come to */
+    LEAST_BYTES = 100,
+    MOST_BYTES = 900,
+};
+
+/* --- for one group --------------------------------------------------------------------------- */
+
+static void go_deaf(tddp_watch *watch)
+{
+    tddp_log(TDDP_LOG_DEBUG, "group", "the watch hears nothing any more: %s", tddp_error_message());
+    pthread_mutex_lock(&watch->mutex);
+    watch->deaf = true;
+    pthread_cond_broadcast(&watch->changed);
+    pthread_mutex_unlock(&watch->mutex);
+}
+
+/* What this rank does in the job's other groups. */
+static void describe_elsewhere(tddp_watch *watch, const tddp_watch_entry *self, char *text,
+                               size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    pthread_mutex_lock(&watch->mutex);
+    for (const tddp_watch_entry *each = watch->entries; each && used < size; each = each->next) {
+        tddp_recorder_position where = tddp_recorder_where(each->group->recorder);
+        const tddp_recorder_moment *now = where.current.any ? &where.current : &where.message;
+        if (each != self && now->any) {
+            char op[TDDP_ACCOUNT_OP_BYTES];
+            int length = snprintf(text + used, size - used, "%sin group \"%.64s\" in %s for %.1f s",
+                                  used ? ", " : "", each->group->name,
+                                  tddp_account_op(now->kind, now->sequence, now->peer, op),
+                                  (double)(tddp_now_ns() - now->at_ns) / 1e9);
+            used += (size_t)length;
+        }
+    }
+    pthread_mutex_unlock(&watch->mutex);
+}
+
+/* The place of a failure is the operation that failed, which others may run beside. */
+static void put_own_operation(const tddp_watch_entry *self, tddp_recorder_position *where)
+{
+    tddp_recorder_moment *current = &where->current;
+    if (current->any && current->kind == self->op.kind && current->sequence == self->op.sequence) {
+        return;
+    }
+    *current = (tddp_recorder_moment){.any = true,
+                                      .kind = self->op.kind,
+                                      .sequence = self->op.sequence,
+                                      .peer = self->op.peer,
+                                      .at_ns = tddp_now_ns()};
+    (void)snprintf(current->text, sizeof current->text, "%s",
+                   self->described ? self->described : "");
+}
+
+static tddp_status say(tddp_watch *watch, const tddp_watch_entry *self, tddp_account_kind kind)
+{
+    const tddp_group *group = self->group;
+    char elsewhere[256];
+    tddp_bytes line = {0};
+    tddp_recorder_position where = tddp_recorder_where(group->recorder);
+    bool failed = kind == TDDP_ACCOUNT_FAILURE;
+    if (failed) {
+        put_own_operation(self, &where);
+    }
+    describe_elsewhere(watch, self, elsewhere, sizeof elsewhere);
+    size_t most = (size_t)(LOG_BYTES / group->world_size);
+    most = most < LEAST_BYTES ? LEAST_BYTES : most > MOST_BYTES ? MOST_BYTES : most;
+    tddp_status status =
+        tddp_account_write(&line, kind, group->rank, failed ? self->status : TDDP_OK, &where,
+                           elsewhere, failed && self->text ? self->text : "", most);
+    if (status == TDDP_OK) {
+        status = tddp_alarm_say(watch->store, self->key, &line);
+    }
+    tddp_bytes_free(&line);
+    return status;
+}
+
+static void tell(tddp_watch *watch, tddp_watch_entry *self)
+{
+    if (!watch->deaf) {
+        tddp_status status = say(watch, self, TDDP_ACCOUNT_FAILURE);
+        if (status == TDDP_OK) {
+            status = tddp_alarm_raise(watch->store, self->key);
+        }
+        if (status && status != TDDP_OUT_OF_MEMORY) {
+            go_deaf(watch);
+        }
+    }
+    pthread_mutex_lock(&watch->mutex);
+    self->stage = TDDP_WATCH_TOLD;
+    pthread_cond_broadcast(&watch->changed);
+    pthread_mutex_unlock(&watch->mutex);
+}
+
+static bool consider(tddp_watch *watch, tddp_watch_entry *self, char *log, tddp_status *verdict)
+{
+    const tddp_group *group = self->group;
+    size_t count = (size_t)group->world_size;
+    tddp_account *accounts = tddp_alloc_array(count, sizeof *accounts);
+    if (!accounts) {
+        *verdict = tddp_fail(self->own ? self->status : TDDP_PEER_LOST, "%s",
+                             self->own && self->text ? self->text : "out of memory");
+        return true;
+    }
+    tddp_account_read(log, accounts, group->world_size);
+    tddp_evidence evidence = {
+        .peers = group->peers,
+        .rank = group->rank,
+        .op = self->own ? &self->op : NULL,
+        .described = self->described,
+        .status = self->own ? self->status : TDDP_OK,
+        .text = self->own && self->text ? self->text : "",
+        .accounts = accounts,
+        .deaf = watch->deaf,
+        .last = tddp_now_ns() >= self->deadline,
+    };
+    bool clear = tddp_post_mortem(&evidence, verdict);
+    free(accounts);
+    return clear;
+}
+
+static void explain(tddp_watch *watch, tddp_watch_entry *self)
+{
+    char *log = NULL;
+    if (!watch->deaf) {
+        tddp_status status = tddp_alarm_read(watch->store, self->key, &log);
+        if (status && status != TDDP_OUT_OF_MEMORY) {
+            go_deaf(watch);
+        }
+    }
+    tddp_status verdict;
+    bool clear = consider(watch, self, log, &verdict);
+    free(log);
+    if (!clear) {
+        return;
+    }
+    char *text = tddp_copy_string(tddp_error_message());
+    pthread_mutex_lock(&watch->mutex);
+    bool fails = self->stage == TDDP_WATCH_HEARD;
+    self->verdict = verdict;
+    free(self->verdict_text);
+    self->verdict_text = text;
+    self->stage = TDDP_WATCH_EXPLAINED;
+    pthread_cond_broadcast(&watch->changed);
+    pthread_mutex_unlock(&watch->mutex);
+    if (fails) {
+        tddp_group_fail(self->group, verdict, text ? text : tddp_status_text(verdict));
+    }
+}
+
+static void answer(tddp_watch *watch, tddp_watch_entry *self)
+{
+    self->answered = true;
+    tddp_status status = say(watch, self, TDDP_ACCOUNT_POSITION);
+    if (status && status != TDDP_OUT_OF_MEMORY) {
+        go_deaf(watch);
+    }
+}
+
+/* Does what is due; true if it has to be looked at again soon. The entry is busy meanwhile. */
+static bool attend(tddp_watch *watch, tddp_watch_entry *self, tddp_watch_stage now, bool leaving)
+{
+    if (leaving && !watch->deaf && now == TDDP_WATCH_QUIET &&
+        say(watch, self, TDDP_ACCOUNT_LEFT) == TDDP_NETWORK) {
+        go_deaf(watch);
+    }
+    switch (now) {
+    case TDDP_WATCH_ASKED:
+        tell(watch, self);
+        explain(watch, self);
+        break;
+    case TDDP_WATCH_HEARD:
+        if (!self->answered) {
+            answer(watch, self);
+        }
+        explain(watch, self);
+        break;
+    case TDDP_WATCH_TOLD:
+        explain(watch, self);
+        break;
+    default:
+        break;
+    }
+    pthread_mutex_lock(&watch->mutex);
+    bool again = self->stage != TDDP_WATCH_QUIET && self->stage != TDDP_WATCH_EXPLAINED;
+    pthread_mutex_unlock(&watch->mutex);
+    return again;
+}
+
+/* With the lock held, which is let go meanwhile. */
+static bool attend_all(tddp_watch *watch)
+{
+    bool again = false;
+    for (tddp_watch_entry *each = watch->entries; each; each = each->next) {
+        bool leaving = each->leaving;
+        if (each->stage == TDDP_WATCH_QUIET ? !leaving
+                                            : each->stage == TDDP_WATCH_EXPLAINED && !leaving) {
+            continue;
+        }
+        tddp_watch_stage now = each->stage;
+        each->busy = true;
+        pthread_mutex_unlock(&watch->mutex);
+        bool unfinished = attend(watch, each, now, leaving);
+        pthread_mutex_lock(&watch->mutex);
+        again = unfinished || again;
+        each->busy = false;
+        each->leaving = false;
+        pthread_cond_broadcast(&watch->changed);
+    }
+    return again;
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+static void hear(tddp_watch *watch, const char *key)
+{
+    pthread_mutex_lock(&watch->mutex);
+    for (tddp_watch_entry *each = watch->entries; each; each = each->next) {
+        if (strcmp(each->key, key) == 0 && each->stage == TDDP_WATCH_QUIET) {
+            each->stage = TDDP_WATCH_HEARD;
+            each->deadline = tddp_deadline_after_ms(TDDP_WATCH_LOSS_MS);
+        }
+    }
+    pthread_mutex_unlock(&watch->mutex);
+}
+
+/* Waits for the next alarm, or to be woken; with `again` no longer than the pause. */
+static void wait_for_alarm(tddp_watch *watch, bool again, int64_t pause_ms)
+{
+    char *key;
+    tddp_wait wait = {again ? 0 : LISTEN_MS, watch->wake};
+    if (again || watch->deaf) {
+        int64_t until = tddp_deadline_after_ms(again ? pause_ms : LISTEN_MS);
+        if (tddp_net_sleep(until, tddp_cancel_fd(watch->wake)) || watch->deaf) {
+            return;
+        }
+    }
+    tddp_status status = tddp_alarm_hear(watch->store, watch->heard + 1, &wait, &key);
+    if (status == TDDP_OK) {
+        watch->heard++;
+        hear(watch, key);
+        free(key);
+    } else if (status != TDDP_TIMEOUT && status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY) {
+        go_deaf(watch);
+    }
+}
+
+/* A connection of one's own, made here so that making a group does not wait for it. */
+static void open_connection(tddp_watch *watch)
+{
+    tddp_store *own;
+    tddp_status status;
+    bool ended = false;
+    do {
+        tddp_wait wait = {CONNECT_MS, watch->wake};
+        status = tddp_store_clone(watch->store, &wait, &own);
+        pthread_mutex_lock(&watch->mutex);
+        ended = watch->ended;
+        if (status == TDDP_CANCELED && !ended) {
+            tddp_cancel_reset(watch->wake); /* what was asked is seen to afterwards */
+        }
+        pthread_mutex_unlock(&watch->mutex);
+    } while (status == TDDP_CANCELED && !ended);
+    if (status == TDDP_OK) {
+        tddp_store_release(watch->store);
+        watch->store = own;
+    } else {
+        go_deaf(watch);
+    }
+}
+
+void *tddp_watch_keep(void *data)
+{
+    tddp_watch *watch = data;
+    int64_t pause = PAUSE_MS;
+    open_connection(watch);
+    pthread_mutex_lock(&watch->mutex);
+    while (!watch->ended) {
+        tddp_cancel_reset(watch->wake);
+        bool again = attend_all(watch);
+        bool ended = watch->ended;
+        pthread_mutex_unlock(&watch->mutex);
+        if (!ended) {
+            wait_for_alarm(watch, again, pause);
+        }
+        pause = !again ? PAUSE_MS : pause < LONG_PAUSE_MS / 2 ? 2 * pause : LONG_PAUSE_MS;
+        pthread_mutex_lock(&watch->mutex);
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    return NULL;
+}

@@ -1,0 +1,257 @@
+/*
+ * What groups ask of their watch: to be under it, to tell the others of a failure, to explain it.
+ * Any thread of a group's; the work is done by the watch's own thread (vigil.c), which is asked by
+ * setting the group's entry and triggering the token that ends its wait.
+ *
+ * The group's lock is never taken with the watch's. All waits here are short, and what the watch
+ * does not answer is judged without it. In a forked child the thread is not there and nothing here
+ * is touched but the memory.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "group/post_mortem.h"
+#include "group/watch_state.h"
+
+enum { MISMATCH_MS = 400, TIMEOUT_MS = 1000 };
+
+static tddp_watch_entry *find(tddp_watch *watch, const tddp_group *group)
+{
+    tddp_watch_entry *each = watch->entries;
+    while (each && each->group != group) {
+        each = each->next;
+    }
+    return each;
+}
+
+static tddp_status create(tddp_group *group, tddp_watch **out)
+{
+    tddp_watch *watch = tddp_alloc(sizeof *watch);
+    tddp_status status = watch ? tddp_cancel_create(&watch->wake) : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK) {
+        status = tddp_cond_init(&watch->changed);
+        if (status) {
+            tddp_cancel_free(watch->wake);
+        }
+    }
+    if (status) {
+        free(watch);
+        return status;
+    }
+    pthread_mutex_init(&watch->mutex, NULL);
+    atomic_init(&watch->references, 1);
+    watch->pid = getpid();
+    watch->store = tddp_store_retain(group->store);
+    *out = watch;
+    return TDDP_OK;
+}
+
+/* A child shares its parent's watch while that is there. */
+static bool share(tddp_watch *watch, tddp_watch_entry *added)
+{
+    pthread_mutex_lock(&watch->mutex);
+    bool shared = !watch->ended;
+    if (shared) {
+        atomic_fetch_add(&watch->references, 1);
+        added->next = watch->entries;
+        watch->entries = added;
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    return shared;
+}
+
+tddp_status tddp_watch_enter(tddp_group *group, tddp_group *parent)
+{
+    if (group->world_size == 1) {
+        return TDDP_OK;
+    }
+    tddp_watch_entry *added = tddp_alloc(sizeof *added);
+    if (!added) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    added->group = group;
+    (void)snprintf(added->key, sizeof added->key, "%.160s/%08" PRIx32 "/%" PRId64 "/%d",
+                   group->name, tddp_group_fingerprint(group->name), group->incarnation,
+                   group->peers->entries[0].root_rank);
+    if (parent && parent->watch && share(parent->watch, added)) {
+        group->watch = parent->watch;
+        return TDDP_OK;
+    }
+    tddp_watch *watch;
+    tddp_status status = create(group, &watch);
+    if (status) {
+        free(added);
+        return status;
+    }
+    watch->entries = added;
+    status = tddp_thread_start(&watch->thread, "tddp-watch", tddp_watch_keep, watch);
+    if (status) {
+        watch->ended = true;
+        tddp_watch_release(watch);
+        return status;
+    }
+    group->watch = watch;
+    return TDDP_OK;
+}
+
+static void free_entry(tddp_watch_entry *self)
+{
+    free(self->described);
+    free(self->text);
+    free(self->verdict_text);
+    free(self);
+}
+
+void tddp_watch_release(tddp_watch *watch)
+{
+    if (!watch || atomic_fetch_sub(&watch->references, 1) != 1) {
+        return;
+    }
+    while (watch->entries) {
+        tddp_watch_entry *next = watch->entries->next;
+        free_entry(watch->entries);
+        watch->entries = next;
+    }
+    tddp_store_release(watch->store);
+    tddp_cancel_free(watch->wake);
+    if (watch->pid == getpid()) {
+        pthread_cond_destroy(&watch->changed);
+        pthread_mutex_destroy(&watch->mutex);
+    }
+    free(watch);
+}
+
+void tddp_watch_leave(tddp_group *group)
+{
+    tddp_watch *watch = group->watch;
+    if (!watch) {
+        return;
+    }
+    int64_t deadline = tddp_deadline_after_ms(TDDP_WATCH_TELL_MS);
+    pthread_mutex_lock(&watch->mutex);
+    tddp_watch_entry *self = find(watch, group);
+    if (!self) {
+        pthread_mutex_unlock(&watch->mutex);
+        return;
+    }
+    self->leaving = self->stage == TDDP_WATCH_QUIET && !watch->deaf;
+    tddp_cancel_trigger(watch->wake);
+    while (self->leaving && !watch->deaf && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+    }
+    while (self->busy) {
+        pthread_cond_wait(&watch->changed, &watch->mutex);
+    }
+    tddp_watch_entry **link = &watch->entries;
+    while (*link != self) {
+        link = &(*link)->next;
+    }
+    *link = self->next;
+    bool last = !watch->entries;
+    watch->ended = last;
+    tddp_cancel_trigger(watch->wake);
+    pthread_mutex_unlock(&watch->mutex);
+    free_entry(self);
+    if (last) {
+        pthread_join(watch->thread, NULL);
+    }
+}
+
+static int64_t patience(tddp_status status)
+{
+    switch (status) {
+    case TDDP_TIMEOUT:
+        return TIMEOUT_MS;
+    case TDDP_MISMATCH:
+        return MISMATCH_MS;
+    default:
+        return TDDP_WATCH_LOSS_MS;
+    }
+}
+
+void tddp_watch_tell(tddp_group *group, const tddp_op *op, const char *described,
+                     tddp_status status, const char *text)
+{
+    tddp_watch *watch = group->watch;
+    if (!watch) {
+        return;
+    }
+    /* Without memory for them it is told all the same. */
+    char *own_text = tddp_copy_string(text);
+    char *own_described = described ? tddp_copy_string(described) : NULL;
+    int64_t deadline = tddp_deadline_after_ms(TDDP_WATCH_TELL_MS);
+    pthread_mutex_lock(&watch->mutex);
+    tddp_watch_entry *self = find(watch, group);
+    while (self && self->busy && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+    }
+    if (self && !self->busy && !self->own) {
+        self->own = true;
+        self->op = *op;
+        self->text = own_text;
+        self->described = own_described;
+        own_text = own_described = NULL;
+        self->status = status;
+        self->deadline = tddp_deadline_after_ms(patience(status));
+        self->stage = TDDP_WATCH_ASKED;
+        tddp_cancel_trigger(watch->wake);
+        while (self->stage == TDDP_WATCH_ASKED && !watch->deaf && tddp_now_ns() < deadline) {
+            (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+        }
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    free(own_text);
+    free(own_described);
+}
+
+/* The watch does not answer: what can be said without it. */
+static tddp_status explain_alone(tddp_group *group, const tddp_op *op, const char *described,
+                                 tddp_status status, const char *text)
+{
+    tddp_account *accounts = tddp_alloc_array((size_t)group->world_size, sizeof(tddp_account));
+    if (!accounts) {
+        return tddp_fail(status, "%s", text);
+    }
+    tddp_account_read(NULL, accounts, group->world_size);
+    tddp_evidence evidence = {
+        .peers = group->peers,
+        .rank = group->rank,
+        .op = op,
+        .described = described,
+        .status = status,
+        .text = text,
+        .accounts = accounts,
+        .deaf = true,
+        .last = true,
+    };
+    (void)tddp_post_mortem(&evidence, &status);
+    free(accounts);
+    return status;
+}
+
+tddp_status tddp_watch_explain(tddp_group *group, const tddp_op *op, const char *described,
+                               tddp_status status, const char *text)
+{
+    tddp_watch *watch = group->watch;
+    if (group->world_size == 1) {
+        return tddp_fail(status, "%s", text);
+    }
+    bool explained = false;
+    if (watch) {
+        pthread_mutex_lock(&watch->mutex);
+        tddp_watch_entry *self = find(watch, group);
+        int64_t deadline = self ? self->deadline + TDDP_WATCH_TELL_MS * TDDP_NS_PER_MS : 0;
+        while (self && self->own && self->stage != TDDP_WATCH_EXPLAINED &&
+               tddp_now_ns() < deadline) {
+            (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+        }
+        explained = self && self->own && self->stage == TDDP_WATCH_EXPLAINED && self->verdict_text;
+        if (explained) {
+            status = tddp_fail(self->verdict, "%s", self->verdict_text);
+        }
+        pthread_mutex_unlock(&watch->mutex);
+    }
+    return explained ? status : explain_alone(group, op, described, status, text);
+}

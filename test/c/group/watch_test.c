@@ -1,0 +1,391 @@
+/*
+ * What the ranks of a group learn of each other's failures, as processes over a TCP store: who is
+ * to blame is named on every rank, soon, also where nobody waits for it. The `fake` backend never
+ * notices by itself that a process has ended: all of it is the watch's doing.
+ */
+#include <dirent.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "processes.h"
+
+static tddp_status sum(tddp_group *group, size_t count)
+{
+    static float x[64];
+    return tddp_all_reduce(group, buffer_of(x, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
+}
+
+static void expect(tddp_status got, tddp_status status, const char *one, const char *two)
+{
+    CHECK_STATUS(got, status);
+    CHECK_CONTAINS(tddp_error_message(), one);
+    CHECK_CONTAINS(tddp_error_message(), two);
+}
+
+MULTI_TEST(peers_are_known, 3, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    char key[16];
+    char pid[16];
+    snprintf(key, sizeof key, "pid%d", rank);
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    CHECK_OK(tddp_store_set(store, (tddp_slice){key, strlen(key)}, (tddp_slice){pid, strlen(pid)},
+                            NULL));
+    char host[256];
+    CHECK_INT(gethostname(host, sizeof host), 0);
+    for (int i = 0; i < world_size; i++) {
+        tddp_blob said;
+        tddp_peer peer;
+        snprintf(key, sizeof key, "pid%d", i);
+        CHECK_OK(tddp_store_get(store, (tddp_slice){key, strlen(key)}, NULL, &said));
+        CHECK_OK(tddp_group_peer(group, i, &peer));
+        CHECK_INT(peer.pid, atoi(said.data));
+        CHECK_TEXT(peer.host, host);
+        CHECK_INT(peer.global_rank, i);
+        CHECK(strlen(peer.host_id) > 36);
+        tddp_blob_free(&said);
+    }
+    tddp_peer peer;
+    CHECK_STATUS(tddp_group_peer(group, 3, &peer), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "rank 3: expected 0 to 2");
+    CHECK_STATUS(tddp_group_peer(NULL, 0, &peer), TDDP_INVALID_ARGUMENT);
+    leave(group, store, rank, world_size);
+}
+
+/* Rank 0 times out and finds that rank 2 is dead; rank 1 learns it in the midst of the same
+ * operation, rank 3 before its next one. */
+static void one_dies(int rank, int world_size, int port)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group =
+        open_group("fake", NULL, store, rank, world_size, rank == 0 ? 300 : 20000, NULL);
+    int dead = world_size - 1;
+    char who[128];
+    (void)name_of(group, dead, who);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == dead) {
+        die();
+    }
+    double start = now();
+    if (rank == 0) {
+        expect(sum(group, 3), TDDP_TIMEOUT, "all_reduce 2 of group \"default_pg\" on rank 0 of",
+               "not done after 300 ms");
+        char text[256];
+        snprintf(text, sizeof text, "%s: its process has ended", who);
+        CHECK_CONTAINS(tddp_error_message(), text);
+        CHECK(now() - start < 1.3);
+    } else if (rank == 1) {
+        expect(sum(group, 3), TDDP_PEER_LOST, "all_reduce 2 of group \"default_pg\" on rank 1 of",
+               "lost rank ");
+        CHECK_CONTAINS(tddp_error_message(), who);
+        CHECK_CONTAINS(tddp_error_message(), "its process has ended");
+        CHECK(now() - start < 1.3);
+    } else {
+        usleep(900000);
+        expect(sum(group, 3), TDDP_PEER_LOST, "has failed on another rank", who);
+    }
+    CHECK(now() - start < 2);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    CHECK_CONTAINS(tddp_error_message(), who);
+    leave(group, store, rank, world_size - 1);
+}
+
+MULTI_TEST(a_dead_peer_is_named_on_two_ranks, 2, 20)
+{
+    one_dies(rank, world_size, port);
+}
+
+MULTI_TEST(a_dead_peer_is_named_on_three_ranks, 3, 20)
+{
+    one_dies(rank, world_size, port);
+}
+
+MULTI_TEST(a_dead_peer_is_named_on_four_ranks, 4, 20)
+{
+    one_dies(rank, world_size, port);
+}
+
+MULTI_TEST(the_first_to_fail_is_named_by_its_victims, 3, 20)
+{
+    setenv("TDDP_FAKE", "fail_at=2,rank=1", 1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    char who[128];
+    char text[256];
+    (void)name_of(group, 1, who);
+    CHECK_OK(tddp_barrier(group, NULL));
+    double start = now();
+    if (rank == 1) {
+        expect(tddp_barrier(group, NULL), TDDP_NETWORK,
+               "barrier 2 of group \"default_pg\" on rank 1 of 3", "asked to fail by TDDP_FAKE");
+    } else {
+        snprintf(text, sizeof text,
+                 "%s failed first, in barrier 2: asked to fail by TDDP_FAKE (TDDP_NETWORK)", who);
+        expect(tddp_barrier(group, NULL), TDDP_PEER_LOST,
+               "barrier 2 of group \"default_pg\" on rank ", text);
+    }
+    CHECK(now() - start < 1);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_lost_peer_that_lives_is_told_with_its_place, 3, 20)
+{
+    setenv("TDDP_FAKE", "lose_at=2,rank=0", 1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    double start = now();
+    expect(tddp_barrier(group, NULL), TDDP_PEER_LOST, "barrier 2 of group \"default_pg\"",
+           rank == 0 ? "asked to lose a peer" : "another rank's operation failed");
+    CHECK(now() - start < 1);
+    leave(group, store, rank, world_size);
+}
+
+/* Rank 0 waits alone: 1 is behind, 2 is elsewhere, 3 has left. */
+MULTI_TEST(a_timeout_says_where_all_ranks_are, 4, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group =
+        open_group("fake", NULL, store, rank, world_size, rank == 0 ? 500 : 20000, NULL);
+    char who[128];
+    char text[256];
+    CHECK_OK(tddp_barrier(group, NULL));
+    CHECK_OK(tddp_barrier(group, NULL));
+    meet(store, "begin", world_size);
+    if (rank == 0) {
+        expect(sum(group, 3), TDDP_TIMEOUT, "all_reduce 3 of group", "arrived: rank(s) 0");
+        snprintf(text, sizeof text, "not arrived: %s: in no operation, its last was barrier 2, ",
+                 name_of(group, 1, who));
+        CHECK_CONTAINS(tddp_error_message(), text);
+        snprintf(text, sizeof text, "%s: in broadcast 3 (\"weights [4]\") for 0.",
+                 name_of(group, 2, who));
+        CHECK_CONTAINS(tddp_error_message(), text);
+        (void)name_of(group, 3, who);
+        CHECK_CONTAINS(tddp_error_message(), who);
+        CHECK_CONTAINS(tddp_error_message(), "; it has destroyed the group");
+    } else if (rank == 1) {
+        usleep(1000000);
+        snprintf(text, sizeof text, "%s failed first, in all_reduce 3: not done after 500 ms",
+                 name_of(group, 0, who));
+        expect(sum(group, 3), TDDP_PEER_LOST, "has failed on another rank", text);
+    } else if (rank == 2) {
+        float x[4];
+        tddp_describe_next("weights [4]");
+        expect(tddp_broadcast(group, buffer_of(x, 4, TDDP_FLOAT32), 0, NULL), TDDP_PEER_LOST,
+               "broadcast 3 of group", "failed first, in all_reduce 3");
+    } else {
+        tddp_group_shutdown(group, 0);
+    }
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_timeout_where_all_have_arrived_says_so, 2, 20)
+{
+    setenv("TDDP_FAKE", "drop_at=2,rank=0", 1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group =
+        open_group("fake", NULL, store, rank, world_size, rank == 0 ? 400 : 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 0) {
+        expect(tddp_barrier(group, NULL), TDDP_TIMEOUT, "dropped by TDDP_FAKE",
+               "all have arrived: rank(s) 0, 1");
+    } else {
+        /* The fake's ranks do not need each other to end. */
+        tddp_status status = tddp_barrier(group, NULL);
+        CHECK(status == TDDP_OK || status == TDDP_PEER_LOST);
+    }
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(ranks_that_disagree_are_told_everywhere, 4, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    double start = now();
+    if (rank == 3) {
+        usleep(700000); /* it is not even there */
+    }
+    expect(sum(group, rank == 1 ? 5 : 4), TDDP_MISMATCH, "on 5 elements", "on 4 elements");
+    CHECK(now() - start < 1.3);
+    CHECK_CONTAINS(tddp_error_message(), "pid ");
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_MISMATCH");
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(both_descriptions_are_shown, 3, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    tddp_describe_next(rank == 2 ? "bias [4]" : "weight [2, 2]");
+    tddp_status status = sum(group, 4);
+    expect(status, TDDP_MISMATCH, "\"bias [4]\"", "\"weight [2, 2]\"");
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_stopped_process_is_told_from_a_dead_one, 2, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group =
+        open_group("fake", NULL, store, rank, world_size, rank == 0 ? 300 : 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 1) {
+        raise(SIGSTOP);
+        usleep(400000);
+        CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
+    } else {
+        tddp_peer peer;
+        double start = now();
+        CHECK_OK(tddp_group_peer(group, 1, &peer));
+        usleep(100000);
+        expect(tddp_barrier(group, NULL), TDDP_TIMEOUT, "not arrived: rank 1",
+               "its process is stopped");
+        CHECK(now() - start < 2);
+        CHECK_INT(kill((pid_t)peer.pid, SIGCONT), 0);
+    }
+    leave(group, store, rank, world_size);
+}
+
+static int threads_named(const char *name)
+{
+    int found = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    for (struct dirent *each = readdir(tasks); each; each = readdir(tasks)) {
+        char path[300];
+        char text[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", each->d_name);
+        FILE *file = each->d_name[0] == '.' ? NULL : fopen(path, "re");
+        if (file) {
+            found += fgets(text, sizeof text, file) && strncmp(text, name, strlen(name)) == 0;
+            fclose(file);
+        }
+    }
+    closedir(tasks);
+    return found;
+}
+
+/* Two groups of two: 0 and 1, 2 and 3. */
+MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *all = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    const char *name = rank < 2 ? "low" : "high";
+    tddp_group *half = open_group("fake", name, store, rank % 2, 2, rank == 2 ? 300 : 20000, all);
+    CHECK_INT(threads_named("tddp-watch"), 1);
+    tddp_peer peer;
+    CHECK_OK(tddp_group_peer(half, 1, &peer));
+    CHECK_INT(peer.global_rank, rank < 2 ? 1 : 3);
+    CHECK_OK(tddp_barrier(half, NULL));
+    tddp_work *other = NULL;
+    if (rank == 2) {
+        meet(store, "begin", 2);
+        expect(tddp_barrier(half, NULL), TDDP_TIMEOUT, "barrier 2 of group \"high\" on rank 0 of 2",
+               "in group \"default_pg\" in barrier 1 for ");
+        CHECK_OK(tddp_barrier(all, NULL));
+    } else {
+        CHECK_OK(tddp_barrier(all, &other));
+        if (rank == 3) {
+            meet(store, "begin", 2);
+        }
+        CHECK_OK(tddp_work_wait(other, NULL));
+        tddp_work_release(other);
+    }
+    /* The others are well. */
+    if (rank < 2) {
+        CHECK_OK(tddp_barrier(half, NULL));
+    } else if (rank == 3) {
+        CHECK_STATUS(tddp_barrier(half, NULL), TDDP_PEER_LOST);
+    }
+    CHECK_OK(tddp_barrier(all, NULL));
+    /* The first group may end before the others. */
+    meet(store, "end", world_size);
+    tddp_group_release(all);
+    CHECK_INT(threads_named("tddp-watch"), 1);
+    leave(half, store, rank, world_size);
+    CHECK_INT(threads_named("tddp-watch"), 0);
+}
+
+MULTI_TEST(a_group_of_one_has_no_watch, 1, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, 0, 1, 1000, NULL);
+    CHECK_INT(threads_named("tddp-watch"), 0);
+    CHECK_OK(tddp_barrier(group, NULL));
+    leave(group, store, rank, 1);
+}
+
+MULTI_TEST(a_forked_child_forgets_the_watch, 2, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    pid_t child = fork();
+    if (child == 0) {
+        int files = -1;
+        CHECK_STATUS(tddp_group_dump(group, "/nowhere"), TDDP_FORKED);
+        CHECK_OK(tddp_recorder_dump_all("/nowhere/", &files));
+        CHECK_INT(files, 0);
+        tddp_group_release(group);
+        tddp_store_release(store);
+        _exit(0);
+    }
+    int status = -1;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_OK(tddp_barrier(group, NULL));
+    leave(group, store, rank, world_size);
+}
+
+/* The store's host is another process than any rank's. */
+MULTI_TEST(the_end_of_the_store_is_no_failure, 3, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    if (rank == 0) {
+        meet(store, "begin", world_size);
+        usleep(100000);
+        die();
+    }
+    tddp_store *local;
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/tddp_watch_test_%d", port);
+    CHECK_OK(tddp_file_store_open(path, 2, 20000, &local));
+    tddp_group *group = open_group("fake", NULL, local, rank - 1, 2, 20000, NULL);
+    tddp_group *other = open_group("fake", "other", store, rank - 1, 2, 20000, NULL);
+    meet(store, "begin", world_size);
+    usleep(400000);
+    CHECK_OK(tddp_barrier(group, NULL));
+    double start = now();
+    tddp_group_shutdown(other, 1000);
+    CHECK(now() - start < 1);
+    tddp_group_release(other);
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_group_release(group);
+    tddp_store_release(local);
+    tddp_store_release(store);
+}
+
+/* A file store has no server to wait at: it is asked now and then. */
+MULTI_TEST(a_file_store_is_watched_too, 2, 20)
+{
+    tddp_store *store;
+    char path[64];
+    char who[128];
+    snprintf(path, sizeof path, "/tmp/tddp_watch_test_%d", port);
+    CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
+    tddp_group *group =
+        open_group("fake", NULL, store, rank, world_size, rank == 0 ? 300 : 20000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 0) {
+        expect(tddp_barrier(group, NULL), TDDP_TIMEOUT, "not arrived: rank 1",
+               "in no operation, its last was barrier 1, ");
+    } else {
+        usleep(1200000);
+        expect(tddp_barrier(group, NULL), TDDP_PEER_LOST, name_of(group, 0, who),
+               "failed first, in barrier 2");
+    }
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
