@@ -117,7 +117,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce(tddp_group *group, tddp_buff
                                                     tddp_reduce_op op, double premul,
                                                     tddp_work **work);
 
-/** Combines several buffers of one dtype in one operation, each in place; at least one. */
+/** Combines several buffers of one dtype in one operation, each in place; at least one. After a
+ * failure some may hold results and others not. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce_coalesced(tddp_group *group,
                                                               const tddp_buffer *buffers,
                                                               size_t count, tddp_reduce_op op,

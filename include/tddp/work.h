@@ -37,8 +37,8 @@ TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
 TDDP_API int tddp_work_source(const tddp_work *work);
 
 /**
- * Has `callback(data)` called once when the work is done, on the progress thread, or here and now
- * if it is done already. It must not block nor call Ruby. One callback a work. Errors:
+ * Has `callback(data)` called once when the work is done, on a thread of the group's, or here and
+ * now if it is done already. It must not block, call Ruby, or shut the group down. One callback a work. Errors:
  * TDDP_INVALID_ARGUMENT if there is one already.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),

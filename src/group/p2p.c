@@ -102,6 +102,14 @@ static void leave(tddp_group *group)
     pthread_mutex_unlock(&group->mutex);
 }
 
+/* This thread may be had for another message, or ends. With the lock held. */
+static bool offer(tddp_group_p2p *p2p)
+{
+    bool stays = p2p->spare < KEPT_THREADS;
+    p2p->spare += stays;
+    return stays;
+}
+
 static tddp_status finish(tddp_group *group, tddp_work *work)
 {
     int source = TDDP_ANY_SOURCE;
@@ -127,14 +135,18 @@ static void *finisher_body(void *data)
         }
         pthread_mutex_unlock(&p2p->mutex);
         tddp_status status = finish(group, work);
-        /* Before the outcome is told: the next message may come from who waited for this one. */
-        pthread_mutex_lock(&p2p->mutex);
-        stays = p2p->spare < KEPT_THREADS;
-        p2p->spare += stays;
-        pthread_mutex_unlock(&p2p->mutex);
+        if (status == TDDP_OK) {
+            /* At once: the next message may come from who waited for this one. */
+            pthread_mutex_lock(&p2p->mutex);
+            stays = offer(p2p);
+            pthread_mutex_unlock(&p2p->mutex);
+        }
         tddp_group_conclude(group, work, status);
         tddp_work_release(work);
         pthread_mutex_lock(&p2p->mutex);
+        if (status) {
+            stays = offer(p2p); /* a failure takes its time to be told */
+        }
         self->ended = !stays;
         pthread_mutex_unlock(&p2p->mutex);
         leave(group);

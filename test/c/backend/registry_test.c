@@ -19,6 +19,14 @@ static void ignore(void *context)
     (void)context;
 }
 
+static tddp_status post(void *context, const tddp_op *op, void **request)
+{
+    (void)context;
+    (void)op;
+    (void)request;
+    return TDDP_OK;
+}
+
 static tddp_backend_v1 table(const char *name)
 {
     return (tddp_backend_v1){.abi = TDDP_BACKEND_ABI,
@@ -70,6 +78,10 @@ TEST(unfit_tables_are_refused)
     other = table("other");
     other.op_count = TDDP_OP_COUNT + 1;
     CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
+    other = table("other");
+    other.post = post;
+    CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "post and finish or neither");
     CHECK_STATUS(tddp_backend_register(NULL), TDDP_INVALID_ARGUMENT);
 }
 

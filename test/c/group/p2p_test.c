@@ -322,10 +322,12 @@ TEST(a_message_of_another_size_fails_the_group)
         CHECK_OK(tddp_recv(self.groups[1], ints(1), 0, 9, &waiting));
         CHECK_OK(tddp_send(self.groups[0], ints(3), 1, 0, NULL));
         CHECK_STATUS(tddp_recv(self.groups[1], others[i], 0, 0, NULL), TDDP_MISMATCH);
-        CHECK_CONTAINS(tddp_error_message(), "recv 2 of group \"default_pg\" on rank 1 of 2");
+        CHECK_CONTAINS(tddp_error_message(),
+                       "recv 2 from rank 0 of group \"default_pg\" on rank 1 of 2");
         CHECK_CONTAINS(tddp_error_message(), "rank 0 sends 3 elements of int32");
         /* What was under way ends, what comes is refused. */
-        CHECK_STATUS(tddp_work_wait(waiting, NULL), TDDP_GROUP_FAILED);
+        CHECK_STATUS(tddp_work_wait(waiting, NULL), TDDP_MISMATCH);
+        CHECK_CONTAINS(tddp_error_message(), "rank 0 sends 3 elements");
         CHECK_STATUS(tddp_barrier(self.groups[1], NULL), TDDP_GROUP_FAILED);
         CHECK_CONTAINS(tddp_error_message(), "has failed: recv 2");
         CHECK_STATUS(tddp_send(self.groups[1], ints(1), 0, 0, NULL), TDDP_GROUP_FAILED);
@@ -429,13 +431,62 @@ TEST(works_may_be_let_go_while_they_run)
     drop_pair(&self);
 }
 
+static void shut_down(void *group)
+{
+    tddp_group_shutdown(group, 0);
+}
+
+TEST(a_callback_cannot_end_its_group)
+{
+    pair self = make_pair(20000);
+    tddp_work *work;
+    CHECK_OK(tddp_recv(self.groups[1], ints(1), 0, 0, &work));
+    CHECK_OK(tddp_work_on_done(work, shut_down, self.groups[1]));
+    CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    /* Its thread is through with it when it carries the next one. */
+    CHECK_OK(tddp_send(self.groups[1], ints(1), 0, 0, NULL));
+    CHECK_INT(tddp_group_closed(self.groups[1]), 0);
+    drop_pair(&self);
+}
+
+static void send_answer(void *group)
+{
+    static int32_t answer = 99;
+    tddp_work *work;
+    CHECK_OK(tddp_send(group, buffer_of(&answer, 1, TDDP_INT32), 0, 5, &work));
+    tddp_work_release(work);
+}
+
+TEST(a_callback_may_send)
+{
+    pair self = make_pair(20000);
+    tddp_work *works[20];
+    int32_t got[20] = {0};
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(
+            tddp_recv(self.groups[1], buffer_of(&memory[i % 8], 1, TDDP_INT32), 0, 0, &works[i]));
+        CHECK_OK(tddp_work_on_done(works[i], send_answer, self.groups[1]));
+    }
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
+        CHECK_OK(tddp_recv(self.groups[0], buffer_of(&got[i], 1, TDDP_INT32), 1, 5, NULL));
+        CHECK_INT(got[i], 99);
+    }
+    for (int i = 0; i < 20; i++) {
+        tddp_work_release(works[i]);
+    }
+    drop_pair(&self);
+}
+
 TEST(faults_of_messages)
 {
     setenv("TDDP_FAKE", "rank=1,p2p_fail_at=2", 1);
     pair self = make_pair(5000);
     CHECK_OK(tddp_send(self.groups[1], ints(1), 0, 0, NULL));
     CHECK_STATUS(tddp_send(self.groups[1], ints(1), 0, 0, NULL), TDDP_NETWORK);
-    CHECK_CONTAINS(tddp_error_message(), "send 2 of group");
+    CHECK_CONTAINS(tddp_error_message(), "send 2 to rank 0 of group");
     CHECK_STATUS(tddp_barrier(self.groups[1], NULL), TDDP_GROUP_FAILED);
     drop_pair(&self);
     setenv("TDDP_FAKE", "rank=1,p2p_lose_at=1", 1);
