@@ -16,6 +16,7 @@ namespace
 {
 
 constexpr std::chrono::milliseconds BRIEFLY{1};
+constexpr int LOOKS = 100;
 
 std::string name(int rank)
 {
@@ -139,28 +140,33 @@ std::string Mesh::explain(tddp_status status, const Waiter &waiter) const
 /* Gloo has failed to do something with this peer, or with any. */
 void Mesh::lost(const Task &task, int peer, const std::string &why)
 {
-    std::string text;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (aborted_) {
-            throw Failure(TDDP_GROUP_FAILED, "aborted: " + why);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (aborted_) {
+        throw Failure(TDDP_GROUP_FAILED, "aborted: " + why);
+    }
+    if (closed_by_ourselves(why)) {
+        throw Failure(TDDP_GROUP_FAILED, "aborted, as another operation failed: " + reason_);
+    }
+    look_at_peers();
+    if (peer != TDDP_ANY_SOURCE) {
+        Peer &one = peers_[static_cast<size_t>(peer)];
+        /* Gloo tells one buffer after the other: the sentinel's turn comes in a moment. */
+        for (int i = 0; i < LOOKS && one.state == Peer::HERE; i++) {
+            lock.unlock();
+            std::this_thread::sleep_for(BRIEFLY);
+            lock.lock();
+            look_at_peers();
         }
-        if (closed_by_ourselves(why)) {
-            throw Failure(TDDP_GROUP_FAILED, "aborted, as another operation failed: " + reason_);
-        }
-        look_at_peers();
-        Waiter waiter = {&task, nullptr, peer, false};
-        if (peer != TDDP_ANY_SOURCE && peers_[static_cast<size_t>(peer)].state == Peer::HERE) {
-            /* Gloo tells one buffer after the other: the sentinel's turn will come. */
-            Peer &one = peers_[static_cast<size_t>(peer)];
+        if (one.state == Peer::HERE) {
             one.state = Peer::LOST;
             one.since = Clock::now();
             one.why = why;
             gone_++;
         }
-        text = explain(TDDP_PEER_LOST, waiter);
-        text = text.empty() ? why : text;
     }
+    std::string text = explain(TDDP_PEER_LOST, {&task, nullptr, peer, false});
+    lock.unlock();
+    text = text.empty() ? why : text;
     fail(task, TDDP_PEER_LOST, text);
 }
 
@@ -179,9 +185,11 @@ void Mesh::fail(const Task &task, tddp_status status, const std::string &text)
     }
     for (int peer = 0; peer < size; peer++) {
         Link &one = link(peer);
+        if (peer == rank || one.before.mine.sequence == task.op->sequence) {
+            continue;
+        }
         bool whole = status == TDDP_TIMEOUT || is_gone(peer);
-        if (peer != rank && one.before.mine.sequence != task.op->sequence && whole &&
-            has_come(task, peer)) {
+        if (whole ? has_come(task, peer) : look_for_header(task, peer)) {
             Told now;
             now.mine = header_for(*task.op, rank, peer);
             memcpy(&now.theirs, one.inbox_data[one.turn], sizeof now.theirs);
@@ -220,6 +228,18 @@ bool Mesh::has_come(const Task &task, int peer)
     } catch (const std::exception &) {
     }
     return false;
+}
+
+/* The same of a peer that is still there: its connection stays open. */
+bool Mesh::look_for_header(const Task &task, int peer)
+{
+    Link &one = link(peer);
+    int source = peer;
+    if (one.examined != task.op->sequence &&
+        look_again({&task, one.inbox[one.turn].get(), peer, true}, &source)) {
+        one.examined = task.op->sequence;
+    }
+    return one.examined == task.op->sequence;
 }
 
 /* "; rank 1, rank 3 have come; rank 2 (after barrier, operation 4) has not" */

@@ -216,6 +216,7 @@ class Mesh
     [[noreturn]] void lost(const Task &task, int peer, const std::string &why);
     [[noreturn]] void fail(const Task &task, tddp_status status, const std::string &text);
     bool has_come(const Task &task, int peer);
+    bool look_for_header(const Task &task, int peer);
     std::string attendance(const Task &task);
     /* With the lock held: */
     std::string explain(tddp_status status, const Waiter &waiter) const;

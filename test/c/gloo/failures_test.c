@@ -1,38 +1,23 @@
 /* What goes wrong between ranks over Gloo: peers that die or stall, calls that differ, addresses
  * that are none; and the end of a process with a group alive. */
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "world.h"
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
+#include "fixture.h"
 
 enum { LARGE = 4000000 };
 
 static float large[LARGE];
 
 /* What a process ends with; the leak checker finds it here. */
-static tddp_group *volatile kept_group;
-static tddp_store *volatile kept_store;
-
-/* Ends this process at once, as a kill would, but well for the test's runner. _exit would let a
- * sanitizer linger, with the connections open. */
-static void die(void)
-{
-    syscall(SYS_exit_group, 0);
-}
+static volatile world kept;
 
 MULTI_TEST(a_dead_peer_is_named_within_a_second, 3, 30)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 20000);
+    world here = enter_world(rank, world_size, port, 20000);
+    tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 2) {
         die();
@@ -46,15 +31,14 @@ MULTI_TEST(a_dead_peer_is_named_within_a_second, 3, 30)
     CHECK_CONTAINS(tddp_error_message(), "lost rank");
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     CHECK_CONTAINS(tddp_error_message(), "TDDP_PEER_LOST");
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 /* The other is in the middle of sending or receiving: Gloo itself never reports that. */
 MULTI_TEST(a_peer_that_dies_half_way_is_noticed, 2, 40)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 20000);
+    world here = enter_world(rank, world_size, port, 20000);
+    tddp_group *group = here.group;
     tddp_work *work;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 1) {
@@ -75,14 +59,13 @@ MULTI_TEST(a_peer_that_dies_half_way_is_noticed, 2, 40)
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK(now() - start < 2);
     CHECK_CONTAINS(tddp_error_message(), "lost rank 1");
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 MULTI_TEST(a_peer_that_stalls_times_out, 2, 30)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, rank == 0 ? 300 : 20000);
+    world here = enter_world(rank, world_size, port, rank == 0 ? 300 : 20000);
+    tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     double start = now();
     if (rank == 0) {
@@ -96,8 +79,7 @@ MULTI_TEST(a_peer_that_stalls_times_out, 2, 30)
         /* Rank 0 has given up: that is news here too. */
         CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
     }
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 static void expect_mismatch(tddp_status status, const char *mine, const char *theirs)
@@ -109,43 +91,40 @@ static void expect_mismatch(tddp_status status, const char *mine, const char *th
 
 MULTI_TEST(different_sizes_are_a_mismatch_small, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 10000);
+    world here = enter_world(rank, world_size, port, 10000);
+    tddp_group *group = here.group;
     expect_mismatch(tddp_all_reduce(group, buffer_of(large, rank ? 10 : 12, TDDP_FLOAT32),
                                     TDDP_REDUCE_SUM, 0, NULL),
                     "10 elements of float32", "12 elements of float32");
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 MULTI_TEST(different_sizes_are_a_mismatch_large, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 10000);
+    world here = enter_world(rank, world_size, port, 10000);
+    tddp_group *group = here.group;
     expect_mismatch(tddp_all_reduce(group, buffer_of(large, rank ? 10 : LARGE, TDDP_FLOAT32),
                                     TDDP_REDUCE_SUM, 0, NULL),
                     "10 elements of float32", "4000000 elements of float32");
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 MULTI_TEST(different_operations_are_a_mismatch, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 10000);
+    world here = enter_world(rank, world_size, port, 10000);
+    tddp_group *group = here.group;
     tddp_buffer buffer = buffer_of(large, LARGE, TDDP_FLOAT32);
     tddp_status status = rank ? tddp_broadcast(group, buffer, 1, NULL)
                               : tddp_all_reduce(group, buffer, TDDP_REDUCE_MAX, 0, NULL);
     expect_mismatch(status, "runs broadcast (operation 1, 4000000 elements of float32, root 1)",
                     "runs all_reduce (operation 1, 4000000 elements of float32, max)");
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 MULTI_TEST(shutdown_ends_a_blocked_operation, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 20000);
+    world here = enter_world(rank, world_size, port, 20000);
+    tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 0) {
         tddp_work *work;
@@ -159,15 +138,14 @@ MULTI_TEST(shutdown_ends_a_blocked_operation, 2, 20)
     } else {
         usleep(800000);
     }
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 /* A program started by the one that dies lives on; it must not hold the connections. */
 MULTI_TEST(a_started_program_does_not_hide_a_death, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 20000);
+    world here = enter_world(rank, world_size, port, 20000);
+    tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 1) {
         if (fork() == 0) {
@@ -180,14 +158,13 @@ MULTI_TEST(a_started_program_does_not_hide_a_death, 2, 20)
     double start = now();
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
     CHECK(now() - start < 2);
-    tddp_group_release(group);
-    tddp_store_release(store);
+    drop_world(here);
 }
 
 MULTI_TEST(exit_with_a_group_alive, 2, 20)
 {
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 20000);
+    world here = enter_world(rank, world_size, port, 20000);
+    tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 0) {
         tddp_work *work;
@@ -195,8 +172,7 @@ MULTI_TEST(exit_with_a_group_alive, 2, 20)
         usleep(200000);
     }
     /* An operation is under way on rank 0; nothing is cleaned up. */
-    kept_group = group;
-    kept_store = store;
+    kept = here;
     exit(0);
 }
 
@@ -267,12 +243,97 @@ MULTI_TEST(a_rank_that_cannot_connect_tells_the_others, 2, 20)
     leave(group, store);
 }
 
+/* Straight to the backend: the group would have everyone meet first. */
+static tddp_status create_alone(tddp_store *store, int rank, void **context)
+{
+    const tddp_backend_v1 *gloo;
+    tddp_backend_opts opts = {sizeof opts, rank, 2, store, 20000, -1, 1, "alone", "127.0.0.1"};
+    CHECK_OK(tddp_backend_find("gloo", &gloo));
+    return gloo->create(&opts, NULL, context);
+}
+
+static void *die_soon(void *unused)
+{
+    (void)unused;
+    usleep(300000);
+    die();
+    return NULL;
+}
+
+/* Each pair of ranks is a world; which side waits for the other's connection is Gloo's choice, so
+ * there are several. */
+MULTI_TEST(a_rank_that_dies_while_connecting_is_noticed, 6, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    for (int other = 1; other < world_size; other++) {
+        if (rank != 0 && rank != other) {
+            continue;
+        }
+        char name[16];
+        snprintf(name, sizeof name, "pair%d", other);
+        tddp_store *own;
+        void *context;
+        CHECK_OK(tddp_prefix_store_create(name, store, &own));
+        int role = (rank == 0) == (other % 2 == 0);
+        if (rank != 0) {
+            pthread_t thread;
+            CHECK_INT(pthread_create(&thread, NULL, die_soon, NULL), 0);
+            (void)create_alone(own, role, &context);
+            check_failed(__FILE__, __LINE__, "nobody should have come");
+        }
+        usleep(other == 1 ? 1000000 : 0);
+        double start = now();
+        CHECK_STATUS(create_alone(own, role, &context), TDDP_PEER_LOST);
+        CHECK(now() - start < 2.5);
+        CHECK_CONTAINS(tddp_error_message(), role == 0 ? "rank 1" : "rank 0");
+        tddp_store_release(own);
+    }
+    tddp_store_release(store);
+}
+
+/* What a rank knows of the cause reaches those who wait for it. */
+MULTI_TEST(a_rank_that_gives_up_while_connecting_says_why, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    void *context;
+    double start = now();
+    if (rank == 1) {
+        tddp_cancel *cancel;
+        CHECK_OK(tddp_cancel_create(&cancel));
+        const tddp_backend_v1 *gloo;
+        tddp_backend_opts opts = {sizeof opts, 1, 2, store, 20000, -1, 1, "alone", "127.0.0.1"};
+        CHECK_OK(tddp_backend_find("gloo", &gloo));
+        tddp_wait wait = {200, cancel};
+        CHECK_STATUS(gloo->create(&opts, &wait, &context), TDDP_TIMEOUT);
+        tddp_cancel_free(cancel);
+        usleep(2500000);
+    } else {
+        usleep(600000);
+        start = now();
+        CHECK_STATUS(create_alone(store, 0, &context), TDDP_PEER_LOST);
+        CHECK(now() - start < 2.5);
+        CHECK_CONTAINS(tddp_error_message(), "rank 1");
+        CHECK_CONTAINS(tddp_error_message(), "gloo/0");
+        usleep(1000000);
+    }
+    tddp_store_release(store);
+}
+
+MULTI_TEST(the_time_for_silent_machines_is_checked, 2, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    setenv("TDDP_PEER_TIMEOUT", "soon", 1);
+    expect_create(store, rank, world_size, TDDP_INVALID_ARGUMENT,
+                  "TDDP_PEER_TIMEOUT=\"soon\": expected seconds from 1 to 86400, or 0 for never");
+    setenv("TDDP_PEER_TIMEOUT", rank ? "0" : "7", 1);
+    tddp_group *group = open_group(store, rank, world_size, 5000);
+    leave(group, store);
+}
+
 MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
 {
     setenv("GLOO_SOCKET_IFNAME", "wlan99,lo", 1);
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 5000);
-    leave(group, store);
+    leave_world(enter_world(rank, world_size, port, 5000));
 }
 
 MULTI_TEST(missing_ranks_are_named_and_the_wait_can_be_cancelled, 1, 20)

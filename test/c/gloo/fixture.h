@@ -1,0 +1,86 @@
+/* A rank's store and group together, for tests in which ranks leave or die; and the means for it.
+ */
+#ifndef TDDP_TEST_FIXTURE_H
+#define TDDP_TEST_FIXTURE_H
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "world.h"
+
+typedef struct world {
+    tddp_store *store;
+    tddp_group *group;
+} world;
+
+/* All ranks have come when this returns. */
+static inline world enter_world(int rank, int world_size, int port, int64_t timeout_ms)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    return (world){store, open_group(store, rank, world_size, timeout_ms)};
+}
+
+/* With all others. */
+static inline void leave_world(world it)
+{
+    leave(it.group, it.store);
+}
+
+/* For groups that have failed, and ranks that go before the others. */
+static inline void drop_world(world it)
+{
+    tddp_group_release(it.group);
+    tddp_store_release(it.store);
+}
+
+/* Ends this process at once, as a kill would, but well for the test's runner. _exit would let a
+ * sanitizer linger, with the connections open. */
+static inline void die(void)
+{
+    syscall(SYS_exit_group, 0);
+}
+
+static inline double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static inline tddp_buffer bytes_of(void *data, size_t bytes)
+{
+    return buffer_of(data, bytes, TDDP_UINT8);
+}
+
+static inline tddp_work *begin_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
+{
+    tddp_work *work;
+    CHECK_OK(tddp_send(group, buffer, peer, tag, &work));
+    return work;
+}
+
+static inline tddp_work *begin_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
+{
+    tddp_work *work;
+    CHECK_OK(tddp_recv(group, buffer, peer, tag, &work));
+    return work;
+}
+
+/* Its outcome; the work is let go. */
+static inline tddp_status end(tddp_work *work)
+{
+    tddp_status status = tddp_work_wait(work, NULL);
+    tddp_work_release(work);
+    return status;
+}
+
+static inline int end_from(tddp_work *work)
+{
+    CHECK_OK(tddp_work_wait(work, NULL));
+    int source = tddp_work_source(work);
+    tddp_work_release(work);
+    return source;
+}
+
+#endif
