@@ -107,6 +107,7 @@ struct tddp_group {
     struct tddp_watch *watch;       /* NULL with one rank */
     int64_t incarnation; /* how many groups of this name this rank has made on this store */
     _Atomic int64_t timeout_ms;
+    _Atomic uint64_t monitored_barriers; /* how many this rank has come to */
 
     pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */

@@ -11,9 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <tddp.h>
-
-#include "check.h"
+#include "ranks.h"
 
 static inline double now(void)
 {
@@ -91,11 +89,6 @@ static inline void leave(tddp_group *group, tddp_store *store, int rank, int ran
     tddp_group_release(group);
     usleep(rank == 0 ? 200000 : 0);
     tddp_store_release(store);
-}
-
-static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
-{
-    return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
 }
 
 #endif

@@ -1,0 +1,190 @@
+/* A barrier through the store that names who is missing, on threads and on processes. */
+#include "processes.h"
+
+typedef struct setup {
+    int late;      /* the rank that does not come in time */
+    int late_too;  /* another one, or -1 */
+    int all_ranks; /* wait_all_ranks */
+    char texts[MAX_RANKS][1024];
+} setup;
+
+static int64_t keys_of(tddp_store *store)
+{
+    int64_t count;
+    CHECK_OK(tddp_store_num_keys(store, NULL, &count));
+    return count;
+}
+
+static void all_come(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 20000);
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(tddp_monitored_barrier(group, i % 2 ? 5000 : 0, i % 3 == 0, NULL));
+    }
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_group_release(group);
+}
+
+TEST(all_pass_when_all_come)
+{
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        run_ranks(ranks, all_come, NULL);
+    }
+}
+
+static void some_late(int rank, int world_size, tddp_store *store, void *data)
+{
+    setup *self = data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 20000);
+    double start = now();
+    int late = rank == self->late || rank == self->late_too;
+    if (late) {
+        usleep(600000);
+    }
+    CHECK_STATUS(tddp_monitored_barrier(group, 300, self->all_ranks, NULL), TDDP_TIMEOUT);
+    snprintf(self->texts[rank], sizeof self->texts[rank], "%s", tddp_error_message());
+    CHECK(late || now() - start < 1.5);
+    /* The group is as it was. */
+    CHECK_OK(tddp_barrier(group, NULL));
+    CHECK_OK(tddp_monitored_barrier(group, 5000, 0, NULL));
+    int32_t x = rank;
+    CHECK_OK(tddp_all_reduce(group, buffer_of(&x, 1, TDDP_INT32), TDDP_REDUCE_MAX, 0, NULL));
+    CHECK_INT(x, world_size - 1);
+    /* All keys of the barriers are gone. */
+    if (rank == 0) {
+        usleep(50000);
+        int there = 0;
+        static const char *const names[] = {"here", "all", "outcome", "gone", "here/0", "here/3"};
+        for (int number = 1; number <= 2; number++) {
+            for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                char key[64];
+                snprintf(key, sizeof key, "monitored/%d/%s", number, names[i]);
+                tddp_slice slice = {key, strlen(key)};
+                CHECK_OK(tddp_store_check(tddp_group_store(group), &slice, 1, NULL, &there));
+                CHECK_INT(there, 0);
+            }
+        }
+        CHECK(keys_of(store) > 0);
+    }
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_group_release(group);
+}
+
+static void expect_named(setup *self, const char *one, const char *two)
+{
+    run_ranks(4, some_late, self);
+    CHECK_CONTAINS(self->texts[0], "monitored_barrier 1 of group \"default_pg\": ");
+    CHECK_CONTAINS(self->texts[0], one);
+    CHECK_CONTAINS(self->texts[0], two);
+    CHECK_CONTAINS(self->texts[0], "did not come within 300 ms");
+    for (int rank = 1; rank < 4; rank++) {
+        CHECK_TEXT(self->texts[rank], self->texts[0]);
+    }
+}
+
+TEST(the_missing_rank_is_named_on_all)
+{
+    setup self = {.late = 2, .late_too = -1};
+    char pid[32];
+    snprintf(pid, sizeof pid, ", pid %d)", (int)getpid());
+    expect_named(&self, "rank 2 (host ", pid);
+}
+
+TEST(all_missing_ranks_are_named_if_wanted)
+{
+    setup self = {.late = 1, .late_too = 3, .all_ranks = 1};
+    expect_named(&self, "rank 1 (host ", "), rank 3 (host ");
+}
+
+TEST(only_the_first_is_named_otherwise)
+{
+    setup self = {.late = 1, .late_too = 3};
+    expect_named(&self, "rank 1 (host ", ") did not come");
+    CHECK(strstr(self.texts[0], "rank 3") == NULL);
+}
+
+TEST(a_missing_leader_is_named)
+{
+    setup self = {.late = 0, .late_too = -1};
+    expect_named(&self, "rank 0 (host ", "), which leads it, did not come");
+}
+
+static void interrupted(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 20000);
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    if (rank == 0) {
+        tddp_cancel_trigger(cancel);
+        CHECK_STATUS(tddp_monitored_barrier(group, 5000, 0, &(tddp_wait){-1, cancel}),
+                     TDDP_CANCELED);
+    } else {
+        CHECK_STATUS(tddp_monitored_barrier(group, 300, 0, NULL), TDDP_TIMEOUT);
+        CHECK_CONTAINS(tddp_error_message(), "rank 0 (host ");
+    }
+    CHECK_OK(tddp_barrier(group, NULL));
+    tddp_cancel_free(cancel);
+    tddp_group_release(group);
+}
+
+TEST(it_can_be_interrupted)
+{
+    run_ranks(2, interrupted, NULL);
+}
+
+TEST(it_is_refused_where_operations_are)
+{
+    CHECK_STATUS(tddp_monitored_barrier(NULL, 0, 0, NULL), TDDP_INVALID_ARGUMENT);
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(5000, &store));
+    setenv("TDDP_FAKE", "fail_at=1", 1);
+    tddp_group *group = make_group("fake", 0, 1, store, 5000);
+    CHECK_OK(tddp_monitored_barrier(group, 0, 0, NULL));
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_NETWORK);
+    CHECK_STATUS(tddp_monitored_barrier(group, 0, 0, NULL), TDDP_GROUP_FAILED);
+    tddp_group_release(group);
+    group = make_group("fake", 0, 1, store, 5000);
+    tddp_group_shutdown(group, 0);
+    CHECK_STATUS(tddp_monitored_barrier(group, 0, 0, NULL), TDDP_GROUP_CLOSED);
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+/* The waits leave the connection to others: here to the backend, beside the barrier. */
+MULTI_TEST(other_threads_get_through, 2, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    tddp_work *works[10];
+    for (int i = 0; i < 10; i++) {
+        CHECK_OK(tddp_barrier(group, &works[i]));
+    }
+    if (rank == 1) {
+        usleep(500000);
+    }
+    double start = now();
+    CHECK_OK(tddp_monitored_barrier(group, 5000, 0, NULL));
+    CHECK(now() - start < 2);
+    for (int i = 0; i < 10; i++) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        tddp_work_release(works[i]);
+    }
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_dead_rank_is_named, 3, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    char who[128];
+    CHECK_OK(tddp_barrier(group, NULL));
+    (void)name_of(group, 2, who);
+    if (rank == 2) {
+        die();
+    }
+    CHECK_STATUS(tddp_monitored_barrier(group, 300, 1, NULL), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), who);
+    leave(group, store, rank, 2);
+}
