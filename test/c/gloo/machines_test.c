@@ -1,0 +1,167 @@
+/* A machine that vanishes without a word: two ranks in network namespaces of their own, and a cable
+ * between them that is cut. Needs root and ip(8); what it makes ends with its processes. */
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include "fixture.h"
+
+enum { MUCH = 8 * 1024 * 1024 };
+
+static uint8_t out[MUCH];
+static uint8_t in[MUCH];
+
+static int run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static int run(const char *format, ...)
+{
+    char command[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(command, sizeof command, format, list);
+    va_end(list);
+    return system(command);
+}
+
+/* A file says what the ranks cannot yet say over the network. */
+static void note_name(char *path, size_t size, int port, int rank)
+{
+    snprintf(path, size, "/tmp/tddp-machines-%d-%d", port, rank);
+}
+
+static void leave_note(int port, int rank)
+{
+    char path[64];
+    char part[72];
+    note_name(path, sizeof path, port, rank);
+    snprintf(part, sizeof part, "%s.part", path);
+    FILE *file = fopen(part, "w");
+    CHECK(file != NULL);
+    fprintf(file, "%d\n", (int)getpid());
+    CHECK_INT(fclose(file), 0);
+    CHECK_INT(rename(part, path), 0);
+}
+
+static int take_note(int port, int rank)
+{
+    char path[64];
+    int pid = 0;
+    note_name(path, sizeof path, port, rank);
+    for (double start = now(); now() - start < 10; usleep(10000)) {
+        FILE *file = fopen(path, "r");
+        if (file) {
+            CHECK_INT(fscanf(file, "%d", &pid), 1);
+            fclose(file);
+            CHECK_INT(unlink(path), 0);
+            return pid;
+        }
+    }
+    check_failed(__FILE__, __LINE__, "rank %d has left no note", rank);
+}
+
+/* Puts this rank into a namespace that is joined to the other's. */
+static void move_out(int rank, int port)
+{
+    if (run("ip -V >/dev/null 2>&1") != 0) {
+        check_skip("ip(8) is not here (package iproute2)");
+    }
+    if (unshare(CLONE_NEWNET) != 0) {
+        check_skip(errno == EPERM ? "making network namespaces needs root" : strerror(errno));
+    }
+    CHECK_INT(run("ip link set lo up"), 0);
+    if (rank == 1) {
+        leave_note(port, 1);
+        CHECK(take_note(port, 0) > 0);
+    } else {
+        if (run("ip link add cable0 type veth peer name cable1 netns %d", take_note(port, 1)) !=
+            0) {
+            leave_note(port, 0);
+            check_skip("this system has no veth devices");
+        }
+        leave_note(port, 0);
+    }
+    if (run("ip address add 10.213.7.%d/24 dev cable%d && ip link set cable%d up", rank + 1, rank,
+            rank) != 0) {
+        check_skip("the namespaces cannot be joined");
+    }
+}
+
+static world enter_across(int rank, int port)
+{
+    tddp_tcp_store_opts at = TDDP_TCP_STORE_OPTS_INIT;
+    world here;
+    move_out(rank, port);
+    setenv("TDDP_PEER_TIMEOUT", "3", 1);
+    at.host = "10.213.7.1";
+    at.port = port;
+    at.is_server = rank == 0;
+    at.world_size = 2;
+    at.timeout_ms = 10000;
+    CHECK_OK(tddp_tcp_store_open(&at, NULL, &here.store));
+    here.group = open_group(here.store, rank, 2, 60000);
+    return here;
+}
+
+/* Nothing of what either end says from now on arrives. */
+static void *cut_soon(void *unused)
+{
+    (void)unused;
+    usleep(500000);
+    if (run("ip link set cable1 down") != 0) {
+        abort();
+    }
+    return NULL;
+}
+
+static void vanish(int rank, int port, tddp_status (*step)(tddp_group *group, int rank))
+{
+    world here = enter_across(rank, port);
+    pthread_t cutter;
+    CHECK_OK(tddp_barrier(here.group, NULL));
+    if (rank == 1) {
+        CHECK_INT(pthread_create(&cutter, NULL, cut_soon, NULL), 0);
+    }
+    double start = now();
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK) {
+        status = step(here.group, rank);
+    }
+    double took = now() - start;
+    CHECK_STATUS(status, TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), rank == 0 ? "lost rank 1 (" : "lost rank 0 (");
+    CHECK_CONTAINS(tddp_error_message(), "timed out");
+    /* 3 seconds after the last answer, and not at once. */
+    CHECK(took > 2 && took < 8);
+    if (rank == 1) {
+        /* Its store is out of reach. */
+        pthread_join(cutter, NULL);
+        die();
+    }
+    drop_world(here);
+}
+
+static tddp_status wait_for_the_other(tddp_group *group, int rank)
+{
+    return tddp_recv(group, bytes_of(in, 8), 1 - rank, 0, NULL);
+}
+
+static tddp_status send_much(tddp_group *group, int rank)
+{
+    return rank == 0 ? tddp_send(group, bytes_of(out, MUCH), 1, 0, NULL)
+                     : tddp_recv(group, bytes_of(in, MUCH), 0, 0, NULL);
+}
+
+MULTI_TEST(a_silent_machine_is_noticed_while_nothing_moves, 2, 40)
+{
+    vanish(rank, port, wait_for_the_other);
+}
+
+MULTI_TEST(a_silent_machine_is_noticed_while_data_move, 2, 40)
+{
+    vanish(rank, port, send_much);
+}
