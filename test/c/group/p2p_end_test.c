@@ -1,5 +1,9 @@
 /* Sends and receives that are refused, fail, or end with their group; callbacks; several callers.
  */
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -295,6 +299,117 @@ TEST(several_threads_talk_at_once)
     }
     for (int i = 0; i < 8; i++) {
         CHECK_INT(pthread_join(threads[i], NULL), 0);
+    }
+    drop_pair(&self);
+}
+
+TEST(a_child_process_leaves_messages_alone)
+{
+    pair self = make_pair(20000);
+    tddp_work *work;
+    int32_t got = 0;
+    CHECK_OK(tddp_recv(self.groups[1], buffer_of(&got, 1, TDDP_INT32), 0, 0, &work));
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK_STATUS(tddp_send(self.groups[1], ints(1), 0, 0, NULL), TDDP_FORKED);
+        CHECK_CONTAINS(tddp_error_message(), "send: group \"default_pg\" was made by process");
+        CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_FORKED);
+        tddp_group_shutdown(self.groups[1], 1000);
+        _exit(0);
+    }
+    int status = -1;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    memory[0] = 12;
+    CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
+    CHECK_OK(tddp_work_wait(work, NULL));
+    CHECK_INT(got, 12);
+    tddp_work_release(work);
+    drop_pair(&self);
+}
+
+/* Messages of a group that is gone do not reach the next one of its name. */
+static void leave_one_behind(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    for (int32_t round = 0; round < 3; round++) {
+        tddp_group *group = make_group("fake", rank, world_size, store, 20000);
+        int32_t x[2] = {round, -1};
+        if (rank == 0) {
+            CHECK_OK(tddp_send(group, buffer_of(&x[0], 1, TDDP_INT32), 1, 0, NULL));
+            CHECK_OK(tddp_send(group, buffer_of(&x[1], 1, TDDP_INT32), 1, 0, NULL));
+        } else {
+            CHECK_OK(tddp_recv(group, buffer_of(&x[0], 1, TDDP_INT32), 0, 0, NULL));
+        }
+        CHECK_INT(x[0], round);
+        CHECK_OK(tddp_barrier(group, NULL));
+        tddp_group_release(group);
+    }
+}
+
+TEST(a_name_used_again_has_messages_of_its_own)
+{
+    run_ranks(2, leave_one_behind, NULL);
+}
+
+static int threads_of_messages(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks);
+    for (struct dirent *each; (each = readdir(tasks));) {
+        char path[300];
+        char name[32] = "";
+        (void)snprintf(path, sizeof path, "/proc/self/task/%s/comm", each->d_name);
+        FILE *file = fopen(path, "re");
+        if (file) {
+            count += fgets(name, sizeof name, file) && strcmp(name, "tddp-p2p\n") == 0;
+            (void)fclose(file);
+        }
+    }
+    (void)closedir(tasks);
+    return count;
+}
+
+TEST(threads_come_with_messages_and_go)
+{
+    enum { MANY = 100, KEPT = 8 };
+    static int32_t got[MANY];
+    pair self = make_pair(20000);
+    tddp_work *works[MANY];
+    for (uint32_t i = 0; i < MANY; i++) {
+        CHECK_OK(tddp_recv(self.groups[1], buffer_of(&got[i], 1, TDDP_INT32), 0, i, &works[i]));
+    }
+    CHECK_INT(threads_of_messages(), MANY);
+    for (int i = MANY - 1; i >= 0; i--) {
+        int32_t number = i;
+        CHECK_OK(
+            tddp_send(self.groups[0], buffer_of(&number, 1, TDDP_INT32), 1, (uint32_t)i, NULL));
+    }
+    for (int i = 0; i < MANY; i++) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        CHECK_INT(got[i], i);
+        tddp_work_release(works[i]);
+    }
+    double start = now();
+    while (threads_of_messages() > KEPT) {
+        CHECK(now() - start < 10);
+        usleep(1000);
+    }
+    /* One after the other needs no more of them. */
+    for (int i = 0; i < 20; i++) {
+        tddp_work *work;
+        CHECK_OK(tddp_recv(self.groups[1], ints(1), 0, 0, &work));
+        CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
+        CHECK_OK(tddp_work_wait(work, NULL));
+        tddp_work_release(work);
+    }
+    CHECK(threads_of_messages() <= KEPT);
+    tddp_group_shutdown(self.groups[1], 0);
+    /* The system forgets a thread a moment after it was joined. */
+    while (threads_of_messages() > 0) {
+        CHECK(now() - start < 20);
+        usleep(1000);
     }
     drop_pair(&self);
 }
