@@ -27,7 +27,7 @@ inline size_t bytes_of(const tddp_buffer &buffer)
 
 inline void copy(void *to, const void *from, size_t bytes)
 {
-    if (bytes > 0 && to != from) {
+    if (bytes > 0 && to && from && to != from) {
         memcpy(to, from, bytes);
     }
 }

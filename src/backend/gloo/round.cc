@@ -24,20 +24,12 @@ void Round::greet(int peer, const void *data, size_t bytes)
 {
     Link &link = mesh_.link(peer);
     Header header = header_for(op_, mesh_.rank, peer);
-    try {
-        mesh_.post_inbox(peer, link.turn ^ 1u);
-        memcpy(link.outbox_data, &header, sizeof header);
-        if (bytes > 0) {
-            memcpy(link.outbox_data + HEADER_BYTES, data, bytes);
-        }
-        mesh_.send(*link.outbox, peer, HEADER_SLOT, 0, HEADER_BYTES + bytes);
-    } catch (const Failure &failure) {
-        /* A peer that has met a disagreement is gone, but has said what it runs. */
-        if (failure.status() == TDDP_PEER_LOST) {
-            answer(peer);
-        }
-        throw;
+    mesh_.post_inbox(peer, link.turn ^ 1u);
+    memcpy(link.outbox_data, &header, sizeof header);
+    if (bytes > 0) {
+        memcpy(link.outbox_data + HEADER_BYTES, data, bytes);
     }
+    mesh_.send(*link.outbox, peer, HEADER_SLOT, 0, HEADER_BYTES + bytes);
     sent_.push_back({link.outbox.get(), peer});
 }
 

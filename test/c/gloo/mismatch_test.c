@@ -1,0 +1,378 @@
+/* Calls over Gloo that differ between ranks: each rank that sees a difference says so, with both
+ * sides, and none waits for its timeout. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "world.h"
+
+enum { SMALL = 12, LARGE = 500000, MOST = 4, TIMEOUT_MS = 10000 };
+
+static float memory[MOST][LARGE + 8];
+static float more[MOST][LARGE + 8];
+
+/* What one rank calls. */
+typedef struct call {
+    tddp_op_kind kind;
+    size_t count;
+    tddp_dtype dtype;
+    tddp_reduce_op op;
+    double premul;
+    int root;
+    const char *description;
+    size_t counts[MOST]; /* of the parts, where it has parts of its own choice */
+    bool uneven;
+} call;
+
+static call call_of(tddp_op_kind kind, size_t count)
+{
+    return (call){.kind = kind, .count = count, .dtype = TDDP_FLOAT32, .premul = 0.5};
+}
+
+static void make_parts(tddp_buffer *parts, float (*data)[LARGE + 8], const call *c)
+{
+    for (int r = 0; r < MOST; r++) {
+        parts[r] = buffer_of(data[r], c->uneven ? c->counts[r] : c->count, c->dtype);
+    }
+}
+
+/* Parts lie apart; the own piece is that of the own part. */
+static tddp_status run(tddp_group *group, const call *c)
+{
+    int rank = tddp_group_rank(group);
+    size_t world = (size_t)tddp_group_world_size(group);
+    bool root = rank == c->root;
+    tddp_buffer inputs[MOST];
+    tddp_buffer outputs[MOST];
+    make_parts(inputs, memory, c);
+    make_parts(outputs, more, c);
+    tddp_describe_next(c->description);
+    switch (c->kind) {
+    case TDDP_OP_ALL_REDUCE:
+        return tddp_all_reduce(group, inputs[0], c->op, c->premul, NULL);
+    case TDDP_OP_REDUCE:
+        return tddp_reduce(group, inputs[0], c->op, c->premul, c->root, NULL);
+    case TDDP_OP_BROADCAST:
+        return tddp_broadcast(group, inputs[0], c->root, NULL);
+    case TDDP_OP_ALL_GATHER:
+        return tddp_all_gather_list(group, inputs[rank], outputs, world, NULL);
+    case TDDP_OP_GATHER:
+        return tddp_gather(group, inputs[rank], root ? outputs : NULL, root ? world : 0, c->root,
+                           NULL);
+    case TDDP_OP_SCATTER:
+        return tddp_scatter(group, outputs[rank], root ? inputs : NULL, root ? world : 0, c->root,
+                            NULL);
+    case TDDP_OP_REDUCE_SCATTER:
+        return tddp_reduce_scatter_list(group, inputs, world, outputs[rank], c->op, c->premul,
+                                        NULL);
+    case TDDP_OP_ALL_TO_ALL:
+        return tddp_all_to_all(group, inputs, outputs, world, NULL);
+    default:
+        return tddp_barrier(group, NULL);
+    }
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+typedef struct world {
+    tddp_store *store;
+    tddp_group *group;
+    int rank;
+    int world_size;
+} world;
+
+/* A group of its own for each case, since a disagreement ends it. */
+static void meet(world *w, int number)
+{
+    char name[16] = {(char)('a' + number / 26), (char)('a' + number % 26), 0};
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = "gloo";
+    opts.store = w->store;
+    opts.name = name;
+    opts.rank = w->rank;
+    opts.world_size = w->world_size;
+    opts.timeout_ms = TIMEOUT_MS;
+    CHECK_OK(tddp_group_create(&opts, NULL, &w->group));
+    CHECK_OK(tddp_barrier(w->group, NULL));
+    /* Nobody goes on before all are through: a failure ends what is under way elsewhere. */
+    CHECK_OK(tddp_monitored_barrier(w->group, 0, 1, NULL));
+}
+
+/* Rank 0 hosts the store: it leaves last. */
+static void part(world *w)
+{
+    w->group = open_group(w->store, w->rank, w->world_size, TIMEOUT_MS);
+    leave(w->group, w->store);
+}
+
+/* All ranks call one thing, the last rank another; all of them must say so, with `all` and `last`
+ * in the text. */
+static void differ(world *w, int number, call all, call last, const char *all_text,
+                   const char *last_text)
+{
+    meet(w, number);
+    double start = now();
+    tddp_status status = run(w->group, w->rank == w->world_size - 1 ? &last : &all);
+    CHECK_STATUS(status, TDDP_MISMATCH);
+    CHECK(now() - start < TIMEOUT_MS / 2000.0);
+    CHECK_CONTAINS(tddp_error_message(), all_text);
+    CHECK_CONTAINS(tddp_error_message(), last_text);
+    CHECK_STATUS(tddp_barrier(w->group, NULL), TDDP_GROUP_FAILED);
+    tddp_group_release(w->group);
+}
+
+static const tddp_op_kind kinds[] = {
+    TDDP_OP_ALL_REDUCE, TDDP_OP_BROADCAST,      TDDP_OP_BARRIER,
+    TDDP_OP_ALL_GATHER, TDDP_OP_REDUCE_SCATTER, TDDP_OP_REDUCE,
+    TDDP_OP_GATHER,     TDDP_OP_SCATTER,        TDDP_OP_ALL_TO_ALL};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static void different_kinds(int rank, int world_size, int port)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    int number = 0;
+    for (int a = 0; a < KINDS; a++) {
+        for (int b = 0; b < KINDS; b++) {
+            if (a != b && (a + b) % 2) {
+                char all[64];
+                char last[64];
+                snprintf(all, sizeof all, "runs %s (operation 2", tddp_op_name(kinds[a]));
+                snprintf(last, sizeof last, "runs %s (operation 2", tddp_op_name(kinds[b]));
+                size_t count = (a * KINDS + b) % 4 < 2 ? SMALL : LARGE;
+                differ(&w, number++, call_of(kinds[a], count), call_of(kinds[b], count), all, last);
+            }
+        }
+    }
+    part(&w);
+}
+
+MULTI_TEST(different_kinds_on_two_ranks, 2, 60)
+{
+    different_kinds(rank, world_size, port);
+}
+
+MULTI_TEST(different_kinds_on_three_ranks, 3, 100)
+{
+    different_kinds(rank, world_size, port);
+}
+
+static void different_details(int rank, int world_size, int port)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    int number = 0;
+    for (int k = 0; k < KINDS; k++) {
+        const tddp_op_kind kind = kinds[k];
+        const size_t count = k % 2 ? LARGE : SMALL;
+        const call all = call_of(kind, count);
+        call last = all;
+        if (kind == TDDP_OP_BARRIER) {
+            continue;
+        }
+        last.dtype = TDDP_INT32;
+        differ(&w, number++, all, last, "of float32", "of int32");
+        last = all;
+        last.description = "another shape";
+        call described = all;
+        described.description = "a shape";
+        differ(&w, number++, described, last, "shapes or names differ between rank",
+               tddp_op_name(kind));
+        bool reduces =
+            kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_REDUCE_SCATTER;
+        if (reduces) {
+            last = all;
+            last.op = TDDP_REDUCE_MAX;
+            differ(&w, number++, all, last, "elements of float32, sum", ", max");
+            call half = all;
+            half.op = last.op = TDDP_REDUCE_PREMUL_SUM;
+            last.premul = 0.25;
+            differ(&w, number++, half, last, "premul_sum by 0.5", "premul_sum by 0.25");
+        }
+        if (kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
+            kind == TDDP_OP_SCATTER) {
+            last = all;
+            last.root = 1;
+            differ(&w, number++, all, last, "root 0", "root 1");
+        }
+        if (kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_BROADCAST) {
+            last = all;
+            last.count = LARGE + 1;
+            char before[32];
+            snprintf(before, sizeof before, "%zu elements", count);
+            differ(&w, number++, all, last, before, "500001 elements");
+        }
+    }
+    part(&w);
+}
+
+MULTI_TEST(different_details_on_two_ranks, 2, 60)
+{
+    different_details(rank, world_size, port);
+}
+
+MULTI_TEST(different_details_on_four_ranks, 4, 100)
+{
+    different_details(rank, world_size, port);
+}
+
+/* Rank 0 says one size, rank 1 expects another. */
+static void uneven(world *w, int number, tddp_op_kind kind, int root, size_t here, size_t there,
+                   const char *text, const char *back)
+{
+    meet(w, number);
+    call c = call_of(kind, 4);
+    c.root = root;
+    c.uneven = true;
+    for (int r = 0; r < MOST; r++) {
+        c.counts[r] = 4;
+    }
+    /* Part 0 is what rank 0 gives in all_gather and gather, part 1 what rank 1 gets in scatter. */
+    size_t *disputed = &c.counts[kind == TDDP_OP_SCATTER ? 1 : 0];
+    *disputed = w->rank == 0 ? here : there;
+    CHECK_STATUS(run(w->group, &c), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), text);
+    CHECK_CONTAINS(tddp_error_message(), back);
+    CHECK_CONTAINS(tddp_error_message(), "a part must be as large as its receiver expects");
+    tddp_group_release(w->group);
+}
+
+MULTI_TEST(uneven_sizes_are_told_by_both_sides, 2, 60)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    uneven(&w, 0, TDDP_OP_ALL_GATHER, 0, 3, 5,
+           "all_gather (operation 2): ", "rank 0 sends 3 elements of float32, rank 1 expects 5");
+    uneven(&w, 1, TDDP_OP_ALL_GATHER, 0, 3, LARGE, "all_gather (operation 2): ",
+           "rank 0 sends 3 elements of float32, rank 1 expects 500000");
+    uneven(&w, 2, TDDP_OP_ALL_GATHER, 0, LARGE, 0, "all_gather (operation 2): ",
+           "rank 0 sends 500000 elements of float32, rank 1 expects 0");
+    uneven(&w, 3, TDDP_OP_GATHER, 1, 0, 1,
+           "gather (operation 2): ", "rank 0 sends 0 elements of float32, rank 1 expects 1");
+    uneven(&w, 4, TDDP_OP_GATHER, 1, LARGE, LARGE + 1, "gather (operation 2): ",
+           "rank 0 sends 500000 elements of float32, rank 1 expects 500001");
+    uneven(&w, 5, TDDP_OP_SCATTER, 0, 7, 8,
+           "scatter (operation 2): ", "rank 0 sends 7 elements of float32, rank 1 expects 8");
+    uneven(&w, 6, TDDP_OP_SCATTER, 0, LARGE + 1, LARGE, "scatter (operation 2): ",
+           "rank 0 sends 500001 elements of float32, rank 1 expects 500000");
+    uneven(&w, 7, TDDP_OP_REDUCE_SCATTER, 0, 7, 8, "reduce_scatter (operation 2): ",
+           "rank 1 sends 8 elements of float32, rank 0 expects 7");
+    part(&w);
+}
+
+/* Both directions are looked at: what either rank sends is not what the other expects. */
+MULTI_TEST(all_to_all_tells_both_directions, 2, 30)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    for (int large = 0; large < 2; large++) {
+        size_t base = large ? 100000 : 0;
+        meet(&w, large);
+        tddp_buffer inputs[2];
+        tddp_buffer outputs[2];
+        for (int r = 0; r < 2; r++) {
+            inputs[r] = buffer_of(memory[r], base + 3 + (size_t)rank, TDDP_FLOAT32);
+            outputs[r] = buffer_of(more[r], base + 5 + (size_t)rank, TDDP_FLOAT32);
+        }
+        outputs[rank].count = inputs[rank].count;
+        CHECK_STATUS(tddp_all_to_all(w.group, inputs, outputs, 2, NULL), TDDP_MISMATCH);
+        CHECK_CONTAINS(tddp_error_message(), large ? "rank 0 sends 100003 elements of float32, "
+                                                     "rank 1 expects 100006"
+                                                   : "rank 0 sends 3 elements of float32, rank 1 "
+                                                     "expects 6");
+        CHECK_CONTAINS(tddp_error_message(), large ? "rank 1 sends 100004 elements of float32, "
+                                                     "rank 0 expects 100005"
+                                                   : "rank 1 sends 4 elements of float32, rank 0 "
+                                                     "expects 5");
+        tddp_group_release(w.group);
+    }
+    part(&w);
+}
+
+/* Each rank is in another operation; no two of them would exchange data in it. */
+MULTI_TEST(three_ranks_in_three_operations, 3, 30)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    for (int large = 0; large < 2; large++) {
+        call calls[3];
+        calls[0] = call_of(TDDP_OP_ALL_REDUCE, large ? LARGE : SMALL);
+        calls[1] = call_of(TDDP_OP_GATHER, large ? LARGE : SMALL);
+        calls[2] = calls[1];
+        calls[2].root = 1;
+        meet(&w, large);
+        double start = now();
+        CHECK_STATUS(run(w.group, &calls[rank]), TDDP_MISMATCH);
+        CHECK(now() - start < 2);
+        tddp_group_release(w.group);
+    }
+    part(&w);
+}
+
+/* The two that agree are the root and one more; the third one waits for a root that knows nothing
+ * of it. */
+MULTI_TEST(a_root_of_ones_own, 3, 30)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    const tddp_op_kind rooted[] = {TDDP_OP_BROADCAST, TDDP_OP_SCATTER, TDDP_OP_GATHER,
+                                   TDDP_OP_REDUCE};
+    for (int k = 0; k < 4; k++) {
+        call all = call_of(rooted[k], k % 2 ? LARGE : SMALL);
+        call last = all;
+        last.root = 1;
+        differ(&w, k, all, last, "root 0", "root 1");
+    }
+    part(&w);
+}
+
+/* Rank 1 leaves the second of two operations out. */
+MULTI_TEST(a_rank_that_is_ahead_or_behind_is_told_as_such, 2, 30)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    call first = call_of(TDDP_OP_ALL_REDUCE, SMALL);
+    call second = call_of(TDDP_OP_BROADCAST, LARGE);
+    meet(&w, 0);
+    CHECK_OK(run(w.group, &first));
+    CHECK_STATUS(run(w.group, rank == 0 ? &second : &first), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "runs broadcast (operation 3, 500000 elements");
+    CHECK_CONTAINS(tddp_error_message(), "runs all_reduce (operation 3, 12 elements");
+    CHECK_CONTAINS(tddp_error_message(), "rank 1 seems to be behind: it runs what rank 0 ran as "
+                                         "operation 2");
+    tddp_group_release(w.group);
+    part(&w);
+}
+
+/* One description is not compared with none. */
+MULTI_TEST(a_description_is_compared_with_another_only, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, TIMEOUT_MS);
+    for (int k = 0; k < KINDS; k++) {
+        for (int large = 0; large < 2; large++) {
+            call c = call_of(kinds[k], large ? LARGE : SMALL);
+            c.description = rank ? "shape" : NULL;
+            CHECK_OK(run(group, &c));
+            c.description = "shape";
+            CHECK_OK(run(group, &c));
+        }
+    }
+    leave(group, store);
+}
+
+/* A rank that comes when the others have parted learns what they ran, not only that they are gone.
+ */
+MULTI_TEST(a_late_rank_learns_of_the_difference, 3, 30)
+{
+    world w = {open_store(rank, world_size, port), NULL, rank, world_size};
+    call calls[] = {call_of(TDDP_OP_ALL_REDUCE, SMALL), call_of(TDDP_OP_BARRIER, 0),
+                    call_of(TDDP_OP_BARRIER, 0)};
+    meet(&w, 0);
+    if (rank == 2) {
+        nanosleep(&(struct timespec){0, 300000000}, NULL);
+    }
+    CHECK_STATUS(run(w.group, &calls[rank]), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "runs all_reduce (operation 2, 12 elements of float32");
+    CHECK_CONTAINS(tddp_error_message(), "runs barrier (operation 2)");
+    tddp_group_release(w.group);
+    part(&w);
+}
