@@ -52,32 +52,73 @@ typedef struct tddp_slice {
 
 /* --- the server ------------------------------------------------------------------------------ */
 
+/**
+ * Whom a server listens to, and what it takes from a client. Where a field is 0 (or NULL), a
+ * variable of the server's environment decides; where that is not set, the default. A client that
+ * goes beyond is dropped, with one line that says its address and why; nobody else notices.
+ *
+ *   field              variable                      default
+ *   max_key_bytes      TDDP_STORE_MAX_KEY_BYTES      8 KiB
+ *   max_value_bytes    TDDP_STORE_MAX_VALUE_BYTES    8 MiB
+ *   max_keys           TDDP_STORE_MAX_KEYS           131072 in one request
+ *   max_request_bytes  TDDP_STORE_MAX_REQUEST_BYTES  16 of the largest values. What one client
+ *                                                    costs: at most that for a request half
+ *                                                    received, and twice that in unsent answers
+ *   max_total_bytes    TDDP_STORE_MAX_TOTAL_BYTES    1 GiB of keys and values, with 88 bytes for
+ *                                                    each key on top
+ *   max_clients        TDDP_STORE_MAX_CLIENTS        65536
+ *   patience_ms        TDDP_STORE_PATIENCE_MS        60 s
+ *   secret             TDDP_STORE_SECRET             none
+ *
+ * Patience: a connection has so long for its first message, and for the rest of a later one once no
+ * more of it comes. After its first message a client may be idle for ever. Clients of PyTorch 1.13
+ * open a second connection that never says anything: a silent one is kept while another client at
+ * the same address speaks that dialect.
+ *
+ * Secret: 1 to 4096 bytes. With one, only clients that know it are served: each side proves that it
+ * does, by HMAC-SHA256 over two random numbers, and the secret itself is never sent; what follows
+ * is not encrypted. PyTorch's own clients cannot take part then. Instead of the variable,
+ * TDDP_STORE_SECRET_FILE may name a file whose first line it is. Clients read the same variables.
+ * Without a secret the bytes on the wire are exactly PyTorch's.
+ */
 typedef struct tddp_store_server_opts {
     size_t size;      /**< sizeof(tddp_store_server_opts) */
-    const char *host; /**< numeric address to bind; NULL: every address, IPv6 and IPv4 */
+    const char *host; /**< what the job calls this host. A loopback address or `localhost`: listens
+                           there alone, since then all clients are on this host. Anything else, and
+                           NULL: on every address, IPv6 and IPv4, as PyTorch does */
     int port;         /**< 0 to 65535; 0: the system chooses */
     int listen_fd;    /**< a listening socket to take over, or -1; closed also if starting fails,
                            unless with TDDP_INVALID_ARGUMENT */
-    size_t max_key_bytes;   /**< 0: 8 KiB; a client that sends a longer key is dropped */
-    size_t max_value_bytes; /**< 0: 8 MiB */
+    size_t max_key_bytes;
+    size_t max_value_bytes;
+    size_t max_keys;
+    size_t max_request_bytes;
+    size_t max_total_bytes;
+    size_t max_clients;
+    int64_t patience_ms;
+    const char *secret; /**< "": none, whatever the environment says */
 } tddp_store_server_opts;
 
-#define TDDP_STORE_SERVER_OPTS_INIT                       \
-    {                                                     \
-        sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0 \
+#define TDDP_STORE_SERVER_OPTS_INIT                                            \
+    {                                                                          \
+        sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0, 0, 0, 0, 0, 0, NULL \
     }
 
 /**
  * Binds, listens and serves from one thread of its own until stopped. A client that sends half a
  * message, garbage or nothing delays nobody. Caller: tddp_store_server_stop().
- * Errors: TDDP_INVALID_ARGUMENT, TDDP_ADDRESS_IN_USE (the text names the address), TDDP_NETWORK,
- * TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
+ * Errors: TDDP_INVALID_ARGUMENT (also for a variable whose value is none), TDDP_ADDRESS_IN_USE (the
+ * text names the address), TDDP_NETWORK, TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_server_start(const tddp_store_server_opts *opts,
                                                             tddp_store_server **out);
 
 /** The port it listens on. */
 TDDP_API int tddp_store_server_port(const tddp_store_server *server);
+
+/** The numeric address at which processes of this host reach it: the one it is bound to, or that of
+ *  the loopback where it listens on every one. The server's; lives as long. */
+TDDP_API const char *tddp_store_server_address(const tddp_store_server *server);
 
 /** Closes every connection, joins the thread, frees the server. In a forked child it only closes
  *  the child's descriptors. NULL is fine. */

@@ -13,7 +13,6 @@
 #include "launch/report.h"
 #include "launch/resources.h"
 #include "launch/scratch.h"
-#include "net/net.h"
 
 enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1, POLLED_BESIDE_WORKERS = 8 };
 
@@ -94,11 +93,8 @@ static tddp_status open_server(tddp_launch_agent *agent)
 {
     tddp_launch_world *world = &agent->world;
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-    tddp_net_address address;
     choose_master(agent, world->master_addr, &opts.port);
-    bool is_loopback =
-        tddp_net_parse(world->master_addr, opts.port, &address) && tddp_net_is_loopback(&address);
-    opts.host = is_loopback ? world->master_addr : NULL;
+    opts.host = world->master_addr;
     tddp_status status = tddp_store_server_start(&opts, &agent->server);
     if (status == TDDP_ADDRESS_IN_USE) {
         return tddp_fail(status, "%s; choose another --master-port, or none for a free one",

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "launch/nodes.h"
-#include "net/net.h"
 
 enum { SLICE_MS = 1000, SAY_EVERY_MS = 10 * 1000, KEY_BYTES = 48 };
 
@@ -150,9 +149,7 @@ static tddp_status open_workers_store(tddp_launch_nodes *nodes, int round)
     nodes->workers = NULL;
     if (nodes->options->backend != TDDP_LAUNCH_STATIC || round > 0) {
         tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-        tddp_net_address address;
-        bool loopback = tddp_net_parse(nodes->host, 0, &address) && tddp_net_is_loopback(&address);
-        opts.host = loopback ? nodes->host : NULL;
+        opts.host = nodes->host;
         tddp_status status = tddp_store_server_start(&opts, &nodes->workers);
         if (status != TDDP_OK) {
             return status;

@@ -54,16 +54,6 @@ static void find_endpoint(tddp_launch_nodes *nodes)
     }
 }
 
-/* The address to listen on: the endpoint's own if it is a loopback one, else every one, since a
- * name may mean 127.0.1.1 on the host itself. */
-static const char *bind_host(const tddp_launch_nodes *nodes)
-{
-    tddp_net_address address;
-    bool loopback =
-        tddp_net_parse(nodes->host, nodes->port, &address) && tddp_net_is_loopback(&address);
-    return loopback ? nodes->host : NULL;
-}
-
 /* Whether one of the endpoint's addresses is this machine's and its port free. */
 static bool may_host(const tddp_launch_nodes *nodes)
 {
@@ -87,7 +77,7 @@ static bool may_host(const tddp_launch_nodes *nodes)
 static tddp_status start_server(tddp_launch_nodes *nodes)
 {
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-    opts.host = bind_host(nodes);
+    opts.host = nodes->host;
     opts.port = nodes->port;
     return tddp_store_server_start(&opts, &nodes->server);
 }
@@ -114,8 +104,7 @@ static tddp_status host_if_chosen(tddp_launch_nodes *nodes)
 static tddp_status connect_store(tddp_launch_nodes *nodes)
 {
     tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
-    const char *own = bind_host(nodes);
-    opts.host = !nodes->hosting ? nodes->host : own ? own : "127.0.0.1";
+    opts.host = nodes->hosting ? tddp_store_server_address(nodes->server) : nodes->host;
     opts.port = nodes->port;
     opts.wait_for_workers = 0;
     opts.timeout_ms = (int64_t)nodes->options->conf.join_timeout * 1000;

@@ -5,6 +5,7 @@
  * lists of the same round may still name it.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -47,20 +48,31 @@ static void watch(tddp_store_server *server, tddp_server_client *client)
     }
 }
 
+static void refuse(int fd, const tddp_net_address *from, const char *why)
+{
+    char text[TDDP_NET_TEXT_BYTES];
+    tddp_log(TDDP_LOG_WARN, "store", "cannot serve client %s: %s", tddp_net_text(from, text), why);
+    tddp_net_close(fd);
+}
+
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from)
 {
+    if (server->client_count >= server->most_clients) {
+        char why[96];
+        snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
+                 (unsigned long long)server->client_count);
+        refuse(fd, from, why);
+        return;
+    }
     tddp_server_client *client = tddp_alloc(sizeof *client);
     atomic_int *slot = client ? take_slot(server, fd) : NULL;
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = client}};
     if (!slot || epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
-        char text[TDDP_NET_TEXT_BYTES];
-        tddp_log(TDDP_LOG_WARN, "store", "cannot serve client %s: %s", tddp_net_text(from, text),
-                 slot ? strerror(errno) : tddp_error_message());
+        refuse(fd, from, slot ? strerror(errno) : tddp_error_message());
         if (slot) {
             atomic_store(slot, 0);
         }
         free(client);
-        tddp_net_close(fd);
         return;
     }
     client->fd = fd;
@@ -72,6 +84,8 @@ void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_ad
         client->next->previous = client;
     }
     server->clients = client;
+    server->client_count++;
+    tddp_server_late(server, client);
 }
 
 void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *client, const char *why)
@@ -92,6 +106,8 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     client->dropped = true;
     tddp_server_wait_cancel(client);
     tddp_server_watch_cancel(client);
+    tddp_server_forget(server, client);
+    server->client_count--;
     /* A forked child may hold a copy, and then closing alone would not end the watch. */
     (void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, client->fd, NULL);
     atomic_store(client->slot, 0);
@@ -143,6 +159,37 @@ void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *cl
     }
 }
 
+/* Carries out one request; a failure's text says why the client must go. */
+static tddp_status carry_out(tddp_store_server *server, tddp_server_client *client,
+                             const tddp_wire_request *request)
+{
+    if (request->kind == TDDP_WIRE_AUTH_BEGIN || request->kind == TDDP_WIRE_AUTH_PROVE) {
+        return tddp_server_authenticate(server, client, request);
+    }
+    tddp_status status = tddp_server_execute(server, client, request);
+    if (status == TDDP_OK && !client->admitted && !client->dropped) {
+        status = tddp_server_admit(server, client, request->kind);
+    }
+    return status;
+}
+
+/* Reads a request once it is known in which dialect, and that it may be one. */
+static tddp_wire_result read_request(tddp_store_server *server, tddp_server_client *client,
+                                     const char *data, size_t size, tddp_wire_parse *parse)
+{
+    if (!client->dialect) {
+        tddp_wire_result result = tddp_wire_choose(data, size, &client->dialect, parse);
+        if (result != TDDP_WIRE_COMPLETE) {
+            return result;
+        }
+    }
+    if (!client->admitted && tddp_server_may_send(server, client, (unsigned char)*data)) {
+        snprintf(parse->fault, sizeof parse->fault, "%.150s", tddp_error_message());
+        return TDDP_WIRE_MALFORMED;
+    }
+    return tddp_wire_read(client->dialect, &server->limits, data, size, parse);
+}
+
 /* Carries out the complete requests at the start of `data`; returns the bytes they took. */
 static size_t run_requests(tddp_store_server *server, tddp_server_client *client, const char *data,
                            size_t size)
@@ -152,26 +199,32 @@ static size_t run_requests(tddp_store_server *server, tddp_server_client *client
     while (done < size && !client->dropped &&
            client->out.size - client->out_sent <= OUT_PAUSE_BYTES) {
         tddp_wire_parse parse;
-        tddp_wire_result result = TDDP_WIRE_COMPLETE;
-        if (!client->dialect) {
-            result = tddp_wire_choose(data, size, &client->dialect, &parse);
-        }
-        if (result == TDDP_WIRE_COMPLETE) {
-            result =
-                tddp_wire_read(client->dialect, &server->limits, data + done, size - done, &parse);
-        }
+        tddp_wire_result result = read_request(server, client, data + done, size - done, &parse);
         if (result == TDDP_WIRE_MALFORMED) {
             tddp_server_client_drop(server, client, parse.fault);
         } else if (result == TDDP_WIRE_MORE) {
             client->in_needed = parse.needed;
             break;
-        } else if (tddp_server_execute(server, client, &parse.request)) {
+        } else if (carry_out(server, client, &parse.request)) {
             tddp_server_client_drop(server, client, tddp_error_message());
         } else {
             done += parse.request.size;
         }
     }
     return done;
+}
+
+/* The first message has its time from the start; what comes of a later one gives it more. */
+static void note_patience(tddp_store_server *server, tddp_server_client *client)
+{
+    if (!client->admitted || client->dropped) {
+        return;
+    }
+    if (client->in.size > 0 && client->in.size < client->in_needed) {
+        tddp_server_late(server, client);
+    } else {
+        tddp_server_in_time(server, client);
+    }
 }
 
 /* Goes on with requests that were held back or whose last bytes have come. */
@@ -188,9 +241,9 @@ static void run_buffered(tddp_store_server *server, tddp_server_client *client)
     }
 }
 
-static void take_bytes(tddp_store_server *server, tddp_server_client *client, size_t size)
+static void take_bytes(tddp_store_server *server, tddp_server_client *client, const char *data,
+                       size_t size)
 {
-    const char *data = server->scratch;
     size_t done = 0;
     if (client->in.size == 0) {
         done = run_requests(server, client, data, size);
@@ -205,6 +258,14 @@ static void take_bytes(tddp_store_server *server, tddp_server_client *client, si
     }
 }
 
+void tddp_server_client_take(tddp_store_server *server, tddp_server_client *client,
+                             const char *data, size_t size)
+{
+    client->heard = true;
+    take_bytes(server, client, data, size);
+    note_patience(server, client);
+}
+
 static void receive(tddp_store_server *server, tddp_server_client *client)
 {
     ssize_t size;
@@ -212,7 +273,7 @@ static void receive(tddp_store_server *server, tddp_server_client *client)
         size = recv(client->fd, server->scratch, sizeof server->scratch, 0);
     } while (size < 0 && errno == EINTR);
     if (size > 0) {
-        take_bytes(server, client, (size_t)size);
+        tddp_server_client_take(server, client, server->scratch, (size_t)size);
     } else if (size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) {
         tddp_server_client_drop(server, client, NULL);
     }
@@ -253,6 +314,7 @@ void tddp_server_clients_flush(tddp_store_server *server)
         }
         if (!client->dropped) {
             run_buffered(server, client);
+            note_patience(server, client);
         }
     }
 }

@@ -48,7 +48,8 @@ static tddp_status grow(tddp_store_map *map)
 {
     tddp_store_map bigger = {.bucket_count =
                                  map->bucket_count ? map->bucket_count * 2 : FIRST_BUCKETS,
-                             .count = map->count};
+                             .count = map->count,
+                             .bytes = map->bytes};
     bigger.buckets = tddp_alloc_array(bigger.bucket_count, sizeof(tddp_store_entry *));
     if (!bigger.buckets) {
         return TDDP_OUT_OF_MEMORY;
@@ -91,6 +92,7 @@ tddp_status tddp_store_map_obtain(tddp_store_map *map, tddp_slice key, tddp_stor
     entry->next = *bucket;
     *bucket = entry;
     map->count++;
+    map->bytes += TDDP_STORE_ENTRY_BYTES + key.size;
     *out = entry;
     return TDDP_OK;
 }
@@ -109,6 +111,7 @@ void tddp_store_map_remove(tddp_store_map *map, tddp_store_entry *entry)
     }
     *link = entry->next;
     map->count--;
+    map->bytes -= TDDP_STORE_ENTRY_BYTES + entry->key_size + entry->value.capacity;
     entry_free(entry);
 }
 

@@ -22,13 +22,25 @@ typedef struct tddp_store_map {
     tddp_store_entry **buckets;
     size_t bucket_count; /* a power of two, or 0 */
     size_t count;
+    uint64_t bytes; /* of keys, values and TDDP_STORE_ENTRY_BYTES for each entry */
 } tddp_store_map;
+
+/* What an entry costs beside its key and value: its fields, its place in the table, the allocator's
+ * own. */
+enum { TDDP_STORE_ENTRY_BYTES = 88 };
 
 tddp_store_entry *tddp_store_map_find(const tddp_store_map *map, tddp_slice key);
 
 /* Finds or makes an entry with no value. */
 TDDP_NODISCARD tddp_status tddp_store_map_obtain(tddp_store_map *map, tddp_slice key,
                                                  tddp_store_entry **out);
+
+/* Call after changing an entry's value, with its capacity before. */
+static inline void tddp_store_map_count(tddp_store_map *map, const tddp_store_entry *entry,
+                                        size_t capacity_before)
+{
+    map->bytes += entry->value.capacity - capacity_before;
+}
 
 void tddp_store_map_remove(tddp_store_map *map, tddp_store_entry *entry);
 void tddp_store_map_clear(tddp_store_map *map);

@@ -46,7 +46,7 @@ static tddp_status run_ping(const context *c)
 static tddp_status set_value(const context *c, tddp_slice key, tddp_slice value)
 {
     tddp_server_change change;
-    tddp_status status = tddp_server_change_begin(c->server, key, &change);
+    tddp_status status = tddp_server_change_begin(c->server, key, value.size, &change);
     if (status == TDDP_OK) {
         status = tddp_store_values_set(&c->server->values, key, value);
     }
@@ -62,12 +62,16 @@ static tddp_status run_append(const context *c)
 {
     const tddp_wire_request *r = c->request;
     const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, r->key);
-    if (entry && entry->value.size > c->server->limits.value_bytes - r->values[0].size) {
-        return tddp_fail(TDDP_STORE, "APPEND would make a value of more than %llu bytes",
+    size_t present = entry ? entry->value.size : 0;
+    if (present > c->server->limits.value_bytes - r->values[0].size) {
+        return tddp_fail(TDDP_STORE,
+                         "APPEND would make a value of more than %llu bytes "
+                         "(TDDP_STORE_MAX_VALUE_BYTES)",
                          (unsigned long long)c->server->limits.value_bytes);
     }
     tddp_server_change change;
-    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
+    tddp_status status =
+        tddp_server_change_begin(c->server, r->key, present + r->values[0].size, &change);
     if (status == TDDP_OK) {
         status = tddp_store_values_append(&c->server->values, r->key, r->values[0]);
     }
@@ -106,7 +110,8 @@ static tddp_status run_add(const context *c)
     const tddp_wire_request *r = c->request;
     int64_t sum;
     tddp_server_change change;
-    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
+    tddp_status status =
+        tddp_server_change_begin(c->server, r->key, TDDP_STORE_NUMBER_BYTES, &change);
     if (status == TDDP_OK) {
         status = tddp_store_values_add(&c->server->values, r->key, r->number, &sum);
     }
@@ -159,14 +164,16 @@ static tddp_status run_num_keys(const context *c)
 static tddp_status run_delete_key(const context *c)
 {
     tddp_server_change change;
-    bool deleted = false;
-    tddp_status status = tddp_server_change_begin(c->server, c->request->key, &change);
+    if (!tddp_store_map_find(&c->server->values, c->request->key)) {
+        return tddp_wire_put_u64(out(c), 0);
+    }
+    tddp_status status = tddp_server_change_begin(c->server, c->request->key, 0, &change);
     if (status == TDDP_OK) {
-        deleted = tddp_store_values_delete(&c->server->values, c->request->key);
+        (void)tddp_store_values_delete(&c->server->values, c->request->key);
     }
     /* As there, the event comes before the answer. */
     status = tddp_server_change_end(&change, status);
-    return status ? status : tddp_wire_put_u64(out(c), deleted);
+    return status ? status : tddp_wire_put_u64(out(c), 1);
 }
 
 static tddp_status run_multi_get(const context *c)
@@ -196,16 +203,19 @@ static tddp_status run_queue_push(const context *c)
 {
     const tddp_wire_request *r = c->request;
     tddp_store_entry *queue;
-    tddp_status status = tddp_store_map_obtain(&c->server->queues, r->key, &queue);
+    tddp_status status = tddp_server_check_total(c->server, NULL, r->key, 8 + r->values[0].size);
+    status = status ? status : tddp_store_map_obtain(&c->server->queues, r->key, &queue);
     if (status) {
         return status;
     }
+    size_t before = queue->value.capacity;
     if (queue->value.size + 8 + r->values[0].size > c->server->limits.request_bytes) {
         status = tddp_fail(TDDP_STORE, "QUEUE_PUSH would make a queue of more than %llu bytes",
                            (unsigned long long)c->server->limits.request_bytes);
     } else {
         status = tddp_bytes_reserve(&queue->value, 8 + r->values[0].size);
     }
+    tddp_store_map_count(&c->server->queues, queue, before);
     if (status) {
         if (queue->value.size == 0) {
             tddp_store_map_remove(&c->server->queues, queue);
@@ -268,7 +278,8 @@ static tddp_status run_barrier(const context *c)
     int64_t arrived;
     tddp_server_change change;
     tddp_server_wait_cancel(c->client);
-    tddp_status status = tddp_server_change_begin(c->server, r->key, &change);
+    tddp_status status =
+        tddp_server_change_begin(c->server, r->key, TDDP_STORE_NUMBER_BYTES, &change);
     if (status == TDDP_OK) {
         status = tddp_store_values_add(&c->server->values, r->key, 1, &arrived);
     }

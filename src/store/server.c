@@ -18,11 +18,17 @@ enum { EVENTS = 128, ACCEPTS_A_ROUND = 64, ACCEPT_REST_MS = 100, TELL_EVERY_S = 
 /* Servers that this process inherited by a fork: not leaked, only never used again. */
 static tddp_store_server *_Atomic abandoned;
 
-static void watch_listener(tddp_store_server *server, bool on)
+static tddp_status watch_listeners(tddp_store_server *server, bool on)
 {
-    struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = &server->listen_fd}};
-    (void)epoll_ctl(server->epoll_fd, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, server->listen_fd,
-                    &event);
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        int *fd = &server->listen_fds[i];
+        struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = fd}};
+        if (*fd >= 0 &&
+            epoll_ctl(server->epoll_fd, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, *fd, &event)) {
+            return tddp_fail_errno("epoll_ctl");
+        }
+    }
+    return TDDP_OK;
 }
 
 /* No descriptors or memory left: the listener stays readable, so look away for a while rather than
@@ -37,15 +43,15 @@ static void rest_from_accepting(tddp_store_server *server, int error)
         server->accept_told_ns = now;
     }
     server->accept_again_ns = tddp_deadline_after_ms(ACCEPT_REST_MS);
-    watch_listener(server, false);
+    (void)watch_listeners(server, false);
 }
 
-static void accept_clients(tddp_store_server *server)
+static void accept_clients(tddp_store_server *server, int listen_fd)
 {
     for (int i = 0; i < ACCEPTS_A_ROUND; i++) {
         int fd;
         tddp_net_address from;
-        if (tddp_net_accept(server->listen_fd, &fd, &from)) {
+        if (tddp_net_accept(listen_fd, &fd, &from)) {
             tddp_server_client_add(server, fd, &from);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             rest_from_accepting(server, errno);
@@ -57,33 +63,52 @@ static void accept_clients(tddp_store_server *server)
     }
 }
 
+static int until_something_is_due(const tddp_store_server *server)
+{
+    int accept = server->accept_again_ns ? tddp_deadline_poll_ms(server->accept_again_ns) : -1;
+    int late = server->late ? tddp_deadline_poll_ms(server->late->late_ns) : -1;
+    return accept < 0 || (late >= 0 && late < accept) ? late : accept;
+}
+
+/* False if the server is to stop. */
+static bool take_event(tddp_store_server *server, const struct epoll_event *event)
+{
+    void *source = event->data.ptr;
+    if (source == &server->stop_fd) {
+        return false;
+    }
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        if (source == &server->listen_fds[i]) {
+            accept_clients(server, server->listen_fds[i]);
+            return true;
+        }
+    }
+    tddp_server_client_event(server, source, event->events);
+    return true;
+}
+
 static void *server_body(void *data)
 {
     tddp_store_server *server = data;
     struct epoll_event events[EVENTS];
     for (;;) {
-        int64_t again = server->accept_again_ns;
-        int count =
-            epoll_wait(server->epoll_fd, events, EVENTS, again ? tddp_deadline_poll_ms(again) : -1);
+        int count = epoll_wait(server->epoll_fd, events, EVENTS, until_something_is_due(server));
         if (count < 0 && errno != EINTR) {
             tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s",
                      server->port, strerror(errno));
             return NULL;
         }
-        if (again && tddp_now_ns() >= again) {
+        if (server->accept_again_ns && tddp_now_ns() >= server->accept_again_ns) {
             server->accept_again_ns = 0;
-            watch_listener(server, true);
+            (void)watch_listeners(server, true);
         }
         for (int i = 0; i < count; i++) {
-            void *source = events[i].data.ptr;
-            if (source == &server->stop_fd) {
+            if (!take_event(server, &events[i])) {
                 return NULL;
             }
-            if (source == &server->listen_fd) {
-                accept_clients(server);
-            } else {
-                tddp_server_client_event(server, source, events[i].events);
-            }
+        }
+        if (count < EVENTS) { /* else what late clients sent may still be unread */
+            tddp_server_late_drop(server);
         }
         tddp_server_clients_reap(server);
     }
@@ -99,26 +124,34 @@ static tddp_status adopt_listener(int fd)
     return tddp_net_adopt(fd);
 }
 
-static tddp_status open_descriptors(tddp_store_server *server)
+/* Where this host reaches what listens: by loopback where that is every address. */
+static tddp_status find_address(tddp_store_server *server)
 {
     tddp_net_address local;
-    tddp_status status = tddp_net_local(server->listen_fd, &local);
+    tddp_status status = tddp_net_local(server->listen_fds[0], &local);
     if (status) {
         return status;
     }
     server->port = tddp_net_port(&local);
+    (void)tddp_net_host_text(&local, server->address);
+    if (strcmp(server->address, "::") == 0 || strcmp(server->address, "0.0.0.0") == 0) {
+        strcpy(server->address, "127.0.0.1");
+    }
+    return TDDP_OK;
+}
+
+static tddp_status open_descriptors(tddp_store_server *server)
+{
     server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (server->epoll_fd < 0 || server->stop_fd < 0) {
         return tddp_fail_errno(server->epoll_fd < 0 ? "epoll_create1" : "eventfd");
     }
     struct epoll_event stop = {.events = EPOLLIN, .data = {.ptr = &server->stop_fd}};
-    struct epoll_event listener = {.events = EPOLLIN, .data = {.ptr = &server->listen_fd}};
-    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop) ||
-        epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->listen_fd, &listener)) {
+    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop)) {
         return tddp_fail_errno("epoll_ctl");
     }
-    return TDDP_OK;
+    return watch_listeners(server, true);
 }
 
 static void close_and_free(tddp_store_server *server)
@@ -129,36 +162,26 @@ static void close_and_free(tddp_store_server *server)
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
     tddp_store_map_clear(&server->watches);
-    tddp_net_close(server->listen_fd);
+    tddp_store_map_clear(&server->old_hosts);
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        tddp_net_close(server->listen_fds[i]);
+    }
     tddp_close(server->epoll_fd);
     tddp_close(server->stop_fd);
+    tddp_auth_secret_free(server->secret);
     free(server);
 }
 
-/* Takes over `listen_fd` in any case. */
-static tddp_status start(const tddp_store_server_opts *opts, int listen_fd, tddp_store_server **out)
+static tddp_status open_listeners(tddp_store_server *server, const tddp_store_server_opts *opts)
 {
-    tddp_store_server *server = tddp_alloc(sizeof *server);
-    if (!server) {
-        tddp_net_close(listen_fd);
-        return TDDP_OUT_OF_MEMORY;
+    if (opts->listen_fd < 0) {
+        return tddp_server_listen(opts->host, opts->port, server->listen_fds);
     }
-    server->pid = getpid();
-    server->listen_fd = listen_fd;
-    server->epoll_fd = -1;
-    server->stop_fd = -1;
-    server->unsent_end = &server->unsent;
-    server->limits = tddp_wire_limits_of(opts->max_key_bytes, opts->max_value_bytes);
-    tddp_status status = open_descriptors(server);
+    tddp_status status = adopt_listener(opts->listen_fd);
     if (status == TDDP_OK) {
-        status = tddp_thread_start(&server->thread, "tddp-store", server_body, server);
+        server->listen_fds[0] = opts->listen_fd;
     }
-    if (status) {
-        close_and_free(server);
-        return status;
-    }
-    *out = server;
-    return TDDP_OK;
+    return status;
 }
 
 tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_store_server **out)
@@ -168,15 +191,43 @@ tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_sto
                          "store server: expected options with their size set to %zu, and a result",
                          sizeof *opts);
     }
-    int listen_fd = opts->listen_fd;
-    tddp_status status = listen_fd >= 0 ? adopt_listener(listen_fd)
-                                        : tddp_net_listen(opts->host, opts->port, &listen_fd);
-    return status ? status : start(opts, listen_fd, out);
+    tddp_store_server *server = tddp_alloc(sizeof *server);
+    if (!server) {
+        tddp_net_close(opts->listen_fd);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    server->pid = getpid();
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        server->listen_fds[i] = -1;
+    }
+    server->epoll_fd = -1;
+    server->stop_fd = -1;
+    server->unsent_end = &server->unsent;
+    tddp_status status = tddp_server_configure(server, opts);
+    if (status && status != TDDP_INVALID_ARGUMENT) {
+        tddp_net_close(opts->listen_fd);
+    }
+    status = status ? status : open_listeners(server, opts);
+    status = status ? status : find_address(server);
+    status = status ? status : open_descriptors(server);
+    status =
+        status ? status : tddp_thread_start(&server->thread, "tddp-store", server_body, server);
+    if (status) {
+        close_and_free(server);
+        return status;
+    }
+    *out = server;
+    return TDDP_OK;
 }
 
 int tddp_store_server_port(const tddp_store_server *server)
 {
     return server->port;
+}
+
+const char *tddp_store_server_address(const tddp_store_server *server)
+{
+    return server->address;
 }
 
 static void abandon(tddp_store_server *server)
@@ -186,7 +237,9 @@ static void abandon(tddp_store_server *server)
             tddp_close(atomic_load(&slots->fds[i]) - 1);
         }
     }
-    tddp_close(server->listen_fd);
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        tddp_close(server->listen_fds[i]);
+    }
     tddp_close(server->epoll_fd);
     tddp_close(server->stop_fd);
     server->next_abandoned = atomic_load(&abandoned);

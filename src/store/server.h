@@ -1,6 +1,7 @@
 /*
- * The server's parts: server.c (life, thread, event loop), clients.c (connections: bytes in, bytes
- * out), requests.c (what a request does), waits.c (who waits for what, and who watches what). All
+ * The server's parts: server.c (life, thread, event loop), listen.c (where it listens), settings.c
+ * (its limits), clients.c (connections: bytes in, bytes out), admit.c (who is let in, and how long
+ * for), requests.c (what a request does), waits.c (who waits for what, and who watches what). All
  * but start and stop run on the server's one thread.
  */
 #ifndef TDDP_STORE_SERVER_H
@@ -11,6 +12,7 @@
 #include <sys/types.h>
 
 #include "net/net.h"
+#include "store/auth.h"
 #include "store/map.h"
 #include "store/wire.h"
 #include <tddp/store.h>
@@ -32,13 +34,19 @@ struct tddp_server_client {
     tddp_server_client *previous;
     tddp_server_client *next_unsent; /* of those with fresh output */
     tddp_server_client *next_dropped;
+    tddp_server_client *next_late; /* of those that owe the rest of a message */
+    tddp_server_client *previous_late;
+    int64_t late_ns; /* 0, or when it is dropped if nothing comes */
     int fd;
     atomic_int *slot; /* where a forked child finds the descriptor */
     tddp_net_address address;
     const tddp_wire_dialect *dialect; /* NULL until its first bytes have told */
     bool validated;
+    bool admitted; /* its first message has come, and its proof where one is asked for */
     bool unsent;
     bool dropped;
+    bool heard;       /* it has said something */
+    tddp_auth *auth;  /* while it proves that it knows the secret */
     uint32_t events;  /* what epoll watches for */
     tddp_bytes in;    /* the start of a request, or requests held back */
     size_t in_needed; /* bytes before parsing is worth while */
@@ -48,6 +56,7 @@ struct tddp_server_client {
     size_t missing; /* keys that the pending wait still lacks */
     tddp_server_wait *watches;
     size_t watching; /* how many */
+    size_t watching_bytes;
 };
 
 /* Descriptors of all connections, in a form that is whole at every moment, since a fork copies it
@@ -57,29 +66,79 @@ typedef struct tddp_server_slots {
     atomic_int fds[256]; /* descriptor + 1, or 0 */
 } tddp_server_slots;
 
+/* `localhost` has two addresses. */
+enum { TDDP_SERVER_LISTENERS = 2 };
+
 struct tddp_store_server {
     pthread_t thread;
     pid_t pid;
     int port;
-    int listen_fd;
+    char address[TDDP_NET_TEXT_BYTES];     /* where this host reaches it */
+    int listen_fds[TDDP_SERVER_LISTENERS]; /* -1: none */
     int epoll_fd;
     int stop_fd;
     tddp_wire_limits limits;
+    uint64_t most_bytes;
+    uint64_t most_clients;
+    int64_t patience_ns;
+    char *secret;            /* NULL: none */
     int64_t accept_again_ns; /* 0, or accepting rests until then */
     int64_t accept_told_ns;
     tddp_server_client *clients;
+    uint64_t client_count;
+    tddp_server_client *late; /* the longest first */
+    tddp_server_client *last_late;
     tddp_server_client *unsent;
     tddp_server_client **unsent_end;
     tddp_server_client *dropped;
     tddp_store_map values;
-    tddp_store_map queues;   /* value: encoded strings, oldest first */
-    tddp_store_map waits;    /* data: first tddp_server_wait */
-    tddp_store_map barriers; /* the same */
-    tddp_store_map watches;  /* the same */
+    tddp_store_map queues;    /* value: encoded strings, oldest first */
+    tddp_store_map waits;     /* data: first tddp_server_wait */
+    tddp_store_map barriers;  /* the same */
+    tddp_store_map watches;   /* the same */
+    tddp_store_map old_hosts; /* addresses of 1.13 clients; data: how many */
     tddp_server_slots slots;
     struct tddp_store_server *next_abandoned;
     char scratch[64 << 10]; /* what was read last */
 };
+
+/* --- listen.c -------------------------------------------------------------------------------- */
+
+/* Listens where a server of that host does; sets `fds` (-1: none) on success. */
+TDDP_NODISCARD tddp_status tddp_server_listen(const char *host, int port,
+                                              int fds[TDDP_SERVER_LISTENERS]);
+
+/* --- settings.c ------------------------------------------------------------------------------ */
+
+/* Sets limits, patience and secret from the options, the environment and the defaults. */
+TDDP_NODISCARD tddp_status tddp_server_configure(tddp_store_server *server,
+                                                 const tddp_store_server_opts *opts);
+
+/* --- admit.c --------------------------------------------------------------------------------- */
+
+/* Before a request of a client that is not admitted is read: whether it may send one such. */
+TDDP_NODISCARD tddp_status tddp_server_may_send(tddp_store_server *server,
+                                                tddp_server_client *client, unsigned char opcode);
+
+/* Carries out a request of authentication; a failure's answer stays in client->out. */
+TDDP_NODISCARD tddp_status tddp_server_authenticate(tddp_store_server *server,
+                                                    tddp_server_client *client,
+                                                    const tddp_wire_request *request);
+
+/* After a request of a client that is not admitted was carried out: lets it in if that is enough.
+ */
+TDDP_NODISCARD tddp_status tddp_server_admit(tddp_store_server *server, tddp_server_client *client,
+                                             tddp_wire_kind kind);
+
+/* From now on (again) the client owes something; until it is given up, or has paid. */
+void tddp_server_late(tddp_store_server *server, tddp_server_client *client);
+void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client);
+
+/* Drops who is too late. */
+void tddp_server_late_drop(tddp_store_server *server);
+
+/* What is kept about a client that goes. */
+void tddp_server_forget(tddp_store_server *server, tddp_server_client *client);
 
 /* --- clients.c ------------------------------------------------------------------------------- */
 
@@ -87,6 +146,10 @@ struct tddp_store_server {
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from);
 void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
                               uint32_t events);
+
+/* What a client has sent: carries out the requests that are whole and keeps the rest. */
+void tddp_server_client_take(tddp_store_server *server, tddp_server_client *client,
+                             const char *data, size_t size);
 
 /* Ends a client with a line that says why (NULL: it went by itself). Freed later, by
  * tddp_server_clients_reap(), when nothing points to it. */
@@ -137,9 +200,15 @@ typedef struct tddp_server_change {
     tddp_bytes old;
 } tddp_server_change;
 
-/* Before a value is changed. End it in any case. */
+/* Refuses what would make all that is stored too large; what makes it smaller is welcome. `values`
+ * is the map in which a value of the key would be replaced, or NULL. */
+TDDP_NODISCARD tddp_status tddp_server_check_total(const tddp_store_server *server,
+                                                   const tddp_store_map *values, tddp_slice key,
+                                                   size_t bytes);
+
+/* Before a value is changed to one of `bytes`. End it in any case. */
 TDDP_NODISCARD tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
-                                                    tddp_server_change *out);
+                                                    size_t bytes, tddp_server_change *out);
 
 /* After it: if it went well, wakes who waits for the key and tells who watches it. Returns
  * `status`. */

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include "net/net.h"
+#include "store/auth.h"
 #include "store/store_impl.h"
 #include "store/wire.h"
 

@@ -49,16 +49,22 @@ void tddp_tcp_destroy(tddp_store *store)
     free(tcp);
 }
 
-/* VALIDATE and PING in one write; the server answers the PING alone, with the same four bytes. */
+/* VALIDATE and PING in one write; the server answers the PING alone, with the same four bytes. With
+ * a secret both ends prove it in between. */
 static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
 {
+    bool validated;
+    tddp_status status = tddp_auth_to_server(fd, deadline_ns, cancel_fd, &validated);
+    if (status) {
+        return status;
+    }
     uint32_t magic = htole32(TDDP_WIRE_MAGIC);
     uint32_t nonce = htole32((uint32_t)getpid());
     unsigned char hello[10] = {[0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_PING};
     memcpy(hello + 1, &magic, sizeof magic);
     memcpy(hello + 6, &nonce, sizeof nonce);
-    size_t done = 0;
-    tddp_status status = tddp_net_send(fd, hello, sizeof hello, &done, deadline_ns, cancel_fd);
+    size_t done = validated ? 5 : 0;
+    status = tddp_net_send(fd, hello, sizeof hello, &done, deadline_ns, cancel_fd);
     uint32_t answer = 0;
     done = 0;
     if (status == TDDP_OK) {
@@ -69,6 +75,9 @@ static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
     }
     if (status == TDDP_NETWORK) {
         return tddp_fail(status, "the hello was not answered, %s", tddp_error_message());
+    }
+    if (status == TDDP_OK && answer == htole32(TDDP_AUTH_WANTED)) {
+        return tddp_auth_fail_wanted();
     }
     if (status == TDDP_OK && answer != nonce) {
         return tddp_fail(TDDP_PROTOCOL, "the hello was answered with other bytes: what listens "
@@ -278,6 +287,7 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
     }
     atomic_init(&server->owners, 1);
     tddp_store_server_opts server_opts = TDDP_STORE_SERVER_OPTS_INIT;
+    server_opts.host = opts->host;
     server_opts.port = opts->port;
     server_opts.listen_fd = opts->listen_fd;
     tddp_status status = tddp_store_server_start(&server_opts, &server->server);
@@ -287,20 +297,6 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
     }
     *out = server;
     return TDDP_OK;
-}
-
-/* How this process reaches the server it hosts: by the address that is bound, or else by loopback,
- * so that nothing depends on what the host is called. */
-static const char *own_address(const tddp_tcp_server *server, char text[TDDP_NET_TEXT_BYTES])
-{
-    tddp_net_address local;
-    if (tddp_net_local(server->server->listen_fd, &local) == TDDP_OK) {
-        (void)tddp_net_host_text(&local, text);
-        if (strcmp(text, "::") != 0 && strcmp(text, "0.0.0.0") != 0) {
-            return text;
-        }
-    }
-    return "127.0.0.1";
 }
 
 tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
@@ -320,8 +316,8 @@ tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts, const tddp_wait
         }
     }
     int port = server ? tddp_store_server_port(server->server) : opts->port;
-    char own[TDDP_NET_TEXT_BYTES];
-    const char *reach_at = server ? own_address(server, own) : opts->host;
+    /* Its own server it reaches whatever the host is called. */
+    const char *reach_at = server ? tddp_store_server_address(server->server) : opts->host;
     tddp_tcp_store *tcp = NULL;
     status = tddp_tcp_connect(opts->host, reach_at, port, server, timeout_ms, &call, &tcp);
     server_release(server); /* the store has its own share now */

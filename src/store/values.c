@@ -29,16 +29,23 @@ tddp_status tddp_store_values_set(tddp_store_map *map, tddp_slice key, tddp_slic
         tddp_bytes_free(&bytes);
         return status;
     }
+    size_t before = entry->value.capacity;
     tddp_bytes_free(&entry->value);
     entry->value = bytes;
+    tddp_store_map_count(map, entry, before);
     return TDDP_OK;
 }
 
 tddp_status tddp_store_values_append(tddp_store_map *map, tddp_slice key, tddp_slice value)
 {
     tddp_store_entry *entry = tddp_store_map_find(map, key);
-    return entry ? tddp_bytes_append(&entry->value, value.data, value.size)
-                 : tddp_store_values_set(map, key, value);
+    if (!entry) {
+        return tddp_store_values_set(map, key, value);
+    }
+    size_t before = entry->value.capacity;
+    tddp_status status = tddp_bytes_append(&entry->value, value.data, value.size);
+    tddp_store_map_count(map, entry, before);
+    return status;
 }
 
 /* As the C function strtoll that PyTorch's servers use: space before and anything after the number

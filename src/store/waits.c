@@ -112,10 +112,12 @@ tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *cli
             return TDDP_OK;
         }
     }
-    if (client->watching == server->limits.keys) {
-        return tddp_fail(TDDP_STORE, "it watches more than %llu keys",
-                         (unsigned long long)server->limits.keys);
+    if (client->watching == server->limits.keys ||
+        client->watching_bytes + key.size > server->limits.request_bytes) {
+        return tddp_fail(TDDP_STORE, "it watches more than %zu keys (TDDP_STORE_MAX_KEYS)",
+                         client->watching);
     }
+    client->watching_bytes += key.size; /* there is no way to stop watching but to leave */
     return attach(&server->watches, client, key, &client->watches, &client->watching);
 }
 
@@ -166,10 +168,32 @@ static void tell(tddp_server_change *change, const tddp_store_entry *present)
     }
 }
 
-tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
+tddp_status tddp_server_check_total(const tddp_store_server *server, const tddp_store_map *values,
+                                    tddp_slice key, size_t bytes)
+{
+    uint64_t total = server->values.bytes + server->queues.bytes;
+    if (total + TDDP_STORE_ENTRY_BYTES + key.size + bytes <= server->most_bytes) {
+        return TDDP_OK;
+    }
+    const tddp_store_entry *entry = values ? tddp_store_map_find(values, key) : NULL;
+    size_t present = entry ? entry->value.size : 0;
+    if (entry && (bytes <= present || total + bytes - present <= server->most_bytes)) {
+        return TDDP_OK;
+    }
+    return tddp_fail(TDDP_STORE,
+                     "a value of %zu bytes, where %llu of at most %llu are stored already "
+                     "(TDDP_STORE_MAX_TOTAL_BYTES)",
+                     bytes, (unsigned long long)total, (unsigned long long)server->most_bytes);
+}
+
+tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key, size_t bytes,
                                      tddp_server_change *out)
 {
     *out = (tddp_server_change){.server = server, .key = key};
+    tddp_status status = tddp_server_check_total(server, &server->values, key, bytes);
+    if (status) {
+        return status;
+    }
     if (server->watches.count == 0 || !tddp_store_map_find(&server->watches, key)) {
         return TDDP_OK;
     }

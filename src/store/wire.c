@@ -12,7 +12,8 @@
 
 enum { KEY_BYTES = 8 << 10, VALUE_BYTES = 8 << 20, KEYS = 131072, VALUES_PER_REQUEST = 16 };
 
-/* k key, v value, i 64-bit number, n 32-bit number, K list of keys, P list of keys and values. */
+/* k key, v value, i 64-bit number, n 32-bit number, a 32 bytes of authentication, K list of keys, P
+ * list of keys and values. */
 static const char *const fields_of[TDDP_WIRE_KINDS] = {
     [TDDP_WIRE_VALIDATE] = "n",   [TDDP_WIRE_SET] = "kv",      [TDDP_WIRE_COMPARE_SET] = "kvv",
     [TDDP_WIRE_GET] = "k",        [TDDP_WIRE_ADD] = "ki",      [TDDP_WIRE_CHECK] = "K",
@@ -20,7 +21,8 @@ static const char *const fields_of[TDDP_WIRE_KINDS] = {
     [TDDP_WIRE_APPEND] = "kv",    [TDDP_WIRE_MULTI_GET] = "K", [TDDP_WIRE_MULTI_SET] = "P",
     [TDDP_WIRE_CANCEL_WAIT] = "", [TDDP_WIRE_PING] = "n",      [TDDP_WIRE_QUEUE_PUSH] = "kv",
     [TDDP_WIRE_QUEUE_POP] = "k",  [TDDP_WIRE_QUEUE_LEN] = "k", [TDDP_WIRE_LIST_KEYS] = "",
-    [TDDP_WIRE_BARRIER] = "ki",   [TDDP_WIRE_WATCH_KEY] = "k",
+    [TDDP_WIRE_BARRIER] = "ki",   [TDDP_WIRE_WATCH_KEY] = "k", [TDDP_WIRE_AUTH_BEGIN] = "a",
+    [TDDP_WIRE_AUTH_PROVE] = "a",
 };
 
 /* In the 2.x dialect opcodes are the kinds themselves. */
@@ -37,15 +39,13 @@ static const uint8_t kinds_1_13[] = {
 
 const tddp_wire_dialect tddp_wire_1_13 = {"1.13", kinds_1_13, sizeof kinds_1_13};
 
-static uint64_t limit_of(size_t wanted, uint64_t by_default)
+static uint64_t limit_of(uint64_t wanted, uint64_t by_default)
 {
-    /* Below this, sums of a few limits cannot overflow. */
-    const uint64_t most = UINT64_C(1) << 48;
     uint64_t limit = wanted ? wanted : by_default;
-    return limit < most ? limit : most;
+    return limit < TDDP_WIRE_MOST ? limit : TDDP_WIRE_MOST;
 }
 
-tddp_wire_limits tddp_wire_limits_of(size_t key_bytes, size_t value_bytes)
+tddp_wire_limits tddp_wire_limits_of(uint64_t key_bytes, uint64_t value_bytes)
 {
     tddp_wire_limits limits = {
         .key_bytes = limit_of(key_bytes, KEY_BYTES),
@@ -68,11 +68,14 @@ typedef struct cursor {
     tddp_wire_parse *out;
 } cursor;
 
-static const char *refuse(cursor *c, const char *what, uint64_t got, uint64_t most)
+/* `setting` is the variable that sets the limit, without its TDDP_STORE_MAX_. */
+static const char *refuse(cursor *c, const char *what, uint64_t got, uint64_t most,
+                          const char *setting)
 {
     c->result = TDDP_WIRE_MALFORMED;
-    snprintf(c->out->fault, sizeof c->out->fault, "%s %llu, at most %llu allowed", what,
-             (unsigned long long)got, (unsigned long long)most);
+    snprintf(c->out->fault, sizeof c->out->fault,
+             "%s %llu, at most %llu allowed (TDDP_STORE_MAX_%s)", what, (unsigned long long)got,
+             (unsigned long long)most, setting);
     return NULL;
 }
 
@@ -81,7 +84,7 @@ static const char *take(cursor *c, uint64_t size)
 {
     uint64_t whole = c->at + size + c->owed;
     if (whole > c->limits->request_bytes) {
-        return refuse(c, "request of bytes", whole, c->limits->request_bytes);
+        return refuse(c, "request of bytes", whole, c->limits->request_bytes, "REQUEST_BYTES");
     }
     if (c->size - c->at < size) {
         c->result = TDDP_WIRE_MORE;
@@ -102,14 +105,15 @@ static bool take_u64(cursor *c, uint64_t *out)
     return bytes;
 }
 
-static bool take_string(cursor *c, const char *what, uint64_t most, tddp_slice *out)
+static bool take_string(cursor *c, const char *what, uint64_t most, const char *setting,
+                        tddp_slice *out)
 {
     uint64_t size;
     if (!take_u64(c, &size)) {
         return false;
     }
     if (size > most) {
-        refuse(c, what, size, most);
+        refuse(c, what, size, most, setting);
         return false;
     }
     const char *bytes = take(c, size);
@@ -119,12 +123,12 @@ static bool take_string(cursor *c, const char *what, uint64_t most, tddp_slice *
 
 static bool take_key(cursor *c, tddp_slice *out)
 {
-    return take_string(c, "key of bytes", c->limits->key_bytes, out);
+    return take_string(c, "key of bytes", c->limits->key_bytes, "KEY_BYTES", out);
 }
 
 static bool take_value(cursor *c, tddp_slice *out)
 {
-    return take_string(c, "value of bytes", c->limits->value_bytes, out);
+    return take_string(c, "value of bytes", c->limits->value_bytes, "VALUE_BYTES", out);
 }
 
 static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
@@ -134,7 +138,7 @@ static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
         return false;
     }
     if (count > c->limits->keys) {
-        refuse(c, "keys in one request:", count, c->limits->keys);
+        refuse(c, "keys in one request:", count, c->limits->keys, "KEYS");
         return false;
     }
     size_t start = c->at;
@@ -185,9 +189,27 @@ static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_reques
         return take_number(c, 8, &request->number);
     case 'n':
         return take_number(c, 4, &request->number);
+    case 'a':
+        request->values[0] = (tddp_slice){take(c, TDDP_WIRE_AUTH_BYTES), TDDP_WIRE_AUTH_BYTES};
+        return request->values[0].data;
     default:
         return take_list(c, field == 'P', request);
     }
+}
+
+/* TDDP_WIRE_KINDS if there is none. */
+static tddp_wire_kind kind_of(const tddp_wire_dialect *dialect, unsigned char opcode)
+{
+    if (opcode < dialect->opcodes) {
+        return (tddp_wire_kind)dialect->kinds[opcode];
+    }
+    if (dialect == &tddp_wire_2x && opcode == TDDP_WIRE_AUTH_OPCODE) {
+        return TDDP_WIRE_AUTH_BEGIN;
+    }
+    if (dialect == &tddp_wire_2x && opcode == TDDP_WIRE_AUTH_OPCODE + 1) {
+        return TDDP_WIRE_AUTH_PROVE;
+    }
+    return TDDP_WIRE_KINDS;
 }
 
 tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
@@ -199,11 +221,11 @@ tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wir
         return c.result;
     }
     unsigned char byte = (unsigned char)*opcode;
-    if (byte >= dialect->opcodes || dialect->kinds[byte] >= TDDP_WIRE_KINDS) {
+    tddp_wire_request request = {.kind = kind_of(dialect, byte)};
+    if (request.kind == TDDP_WIRE_KINDS) {
         snprintf(out->fault, sizeof out->fault, "unknown opcode 0x%02x", byte);
         return TDDP_WIRE_MALFORMED;
     }
-    tddp_wire_request request = {.kind = (tddp_wire_kind)dialect->kinds[byte]};
     unsigned values = 0;
     for (const char *field = fields_of[request.kind]; *field; field++) {
         if (!take_field(&c, *field, &values, &request)) {

@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include <tddp/store.h>
 
-/* The values are the opcodes of PyTorch 2.x, but for the last. */
+/* The values are the opcodes of PyTorch 2.x, but for the last ones. */
 typedef enum tddp_wire_kind {
     TDDP_WIRE_VALIDATE = 0x00,
     TDDP_WIRE_SET = 0x01,
@@ -36,11 +36,16 @@ typedef enum tddp_wire_kind {
     TDDP_WIRE_QUEUE_LEN = 0x10,
     TDDP_WIRE_LIST_KEYS = 0x11,
     TDDP_WIRE_BARRIER = 0x12,
-    TDDP_WIRE_WATCH_KEY, /* 1.13 only */
+    TDDP_WIRE_WATCH_KEY,  /* 1.13 only */
+    TDDP_WIRE_AUTH_BEGIN, /* ours, see auth.h */
+    TDDP_WIRE_AUTH_PROVE,
     TDDP_WIRE_KINDS,
 } tddp_wire_kind;
 
 #define TDDP_WIRE_MAGIC UINT32_C(0x3C85F7CE)
+
+/* The opcodes that PyTorch has not, far from those it may still take, and what follows them. */
+enum { TDDP_WIRE_AUTH_OPCODE = 0xf0, TDDP_WIRE_AUTH_BYTES = 32 };
 
 /* Single-byte answers. */
 enum {
@@ -75,7 +80,10 @@ typedef struct tddp_wire_limits {
 } tddp_wire_limits;
 
 /* Limits from an option's bytes of key and value; 0 means the default, 8 KiB and 8 MiB. */
-tddp_wire_limits tddp_wire_limits_of(size_t key_bytes, size_t value_bytes);
+tddp_wire_limits tddp_wire_limits_of(uint64_t key_bytes, uint64_t value_bytes);
+
+/* Above this no limit has a meaning: sums of a few cannot overflow below it. */
+#define TDDP_WIRE_MOST (UINT64_C(1) << 48)
 
 typedef enum tddp_wire_result {
     TDDP_WIRE_COMPLETE,
@@ -88,7 +96,7 @@ typedef struct tddp_wire_request {
     tddp_wire_kind kind;
     size_t size;          /* bytes of the whole request */
     tddp_slice key;       /* of requests with one key */
-    tddp_slice values[2]; /* value; or expected and desired */
+    tddp_slice values[2]; /* value; or expected and desired; AUTH_*: the 32 bytes */
     int64_t number;       /* ADD: delta; BARRIER: world size; VALIDATE, PING: u32 */
     uint64_t count;       /* of requests with a list */
     tddp_slice list;      /* its strings, for tddp_wire_next() */
@@ -97,7 +105,7 @@ typedef struct tddp_wire_request {
 typedef struct tddp_wire_parse {
     tddp_wire_request request; /* if complete */
     size_t needed;             /* if more: the request has at least so many bytes */
-    char fault[112];           /* if malformed: what was wrong */
+    char fault[160];           /* if malformed: what was wrong */
 } tddp_wire_parse;
 
 /* Tells the dialect of a connection by its first bytes: PyTorch 2.x says hello, 1.13 starts with a

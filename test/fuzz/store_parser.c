@@ -1,9 +1,14 @@
 /*
- * The store's wire from arbitrary bytes: what one connection may send, parsed and carried out on a
- * server without sockets, for two clients in turn so that they wake each other. Whatever the bytes
- * are, the parser stays inside them, keeps its promises, and says the same of every shorter piece.
+ * The store's wire from arbitrary bytes: what one connection may send, on a server without sockets.
+ *
+ *   - parsed and carried out request by request, for two clients in turn so that they wake each
+ *     other: whatever the bytes are, the parser stays inside them, keeps its promises, and says the
+ *     same of every shorter piece;
+ *   - as a connection's bytes, on servers with and without a secret: whole, and in pieces, which
+ *     must come to the same.
  */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +74,9 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
         demand(parse.request.size > 0 && parse.request.size <= size - done);
         check_list(&parse.request);
         check_piece(clients[0].dialect, &server->limits, data + done, parse.request.size);
-        if (tddp_server_execute(server, &clients[turn % 2], &parse.request)) {
+        bool proof = parse.request.kind == TDDP_WIRE_AUTH_BEGIN ||
+                     parse.request.kind == TDDP_WIRE_AUTH_PROVE;
+        if (!proof && tddp_server_execute(server, &clients[turn % 2], &parse.request)) {
             demand(*tddp_error_message() != '\0');
         }
         forget_output(server);
@@ -77,13 +84,138 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* In place of the system's, so that an input can hold a proof. */
+ssize_t getrandom(void *out, size_t size, unsigned flags);
+ssize_t getrandom(void *out, size_t size, unsigned flags)
+{
+    (void)flags;
+    memset(out, 0x5e, size);
+    return (ssize_t)size;
+}
+
+static void hush(tddp_log_level level, const char *room, const char *line, void *data)
+{
+    demand(level == TDDP_LOG_WARN && *room && *line && !data);
+}
+
+static void set_up(tddp_store_server *server, char *secret)
+{
+    server->limits = tddp_wire_limits_of(64, 1024);
+    server->limits.request_bytes = 4096;
+    server->most_bytes = 64 << 10;
+    server->unsent_end = &server->unsent;
+    server->secret = secret;
+    server->patience_ns = TDDP_NS_PER_S;
+    server->epoll_fd = -1;
+}
+
+static void clear(tddp_store_server *server)
+{
+    demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
+    demand(server->old_hosts.count == 0 && server->client_count == 0 && !server->late);
+    tddp_store_map_clear(&server->values);
+    tddp_store_map_clear(&server->queues);
+    tddp_store_map_clear(&server->waits);
+    tddp_store_map_clear(&server->barriers);
+    tddp_store_map_clear(&server->watches);
+    tddp_store_map_clear(&server->old_hosts);
+    server->unsent = NULL;
+}
+
+/* Two clients that send the same; each request is the next one's. */
+static void take_turns(const char *data, size_t size)
 {
     static tddp_store_server server;
     tddp_server_client clients[2] = {{.fd = -1}, {.fd = -1}};
-    server.limits = tddp_wire_limits_of(64, 1024);
-    server.limits.request_bytes = 4096;
-    server.unsent_end = &server.unsent;
+    set_up(&server, NULL);
+    /* What begins like neither dialect is read as the newer one all the same. */
+    const tddp_wire_dialect *dialect = &tddp_wire_2x;
+    tddp_wire_parse parse;
+    tddp_wire_result hello = tddp_wire_choose(data, size, &dialect, &parse);
+    demand(hello != TDDP_WIRE_MORE || size < 5);
+    clients[0].dialect = dialect;
+    clients[1].dialect = dialect;
+    serve(&server, clients, data, size);
+    for (int i = 0; i < 2; i++) {
+        tddp_server_wait_cancel(&clients[i]);
+        tddp_server_watch_cancel(&clients[i]);
+        demand(clients[i].missing == 0 && clients[i].watching == 0);
+    }
+    clear(&server);
+}
+
+/* What became of a connection. */
+typedef struct outcome {
+    tddp_bytes answers;
+    bool dropped;
+    bool admitted;
+    bool late;
+    size_t unread;
+    size_t missing;
+    uint64_t stored;
+} outcome;
+
+/* Feeds a client the bytes, all at once or in pieces of a length that depends on them. */
+static outcome feed(const char *data, size_t size, char *secret, bool in_pieces)
+{
+    static tddp_store_server server;
+    atomic_int slot = 1;
+    set_up(&server, secret);
+    tddp_server_client *client = calloc(1, sizeof *client);
+    if (!client) {
+        abort();
+    }
+    client->fd = -1;
+    client->slot = &slot;
+    (void)tddp_net_parse("127.0.0.1", 1, &client->address);
+    server.clients = client;
+    server.client_count = 1;
+    tddp_server_late(&server, client);
+    uint32_t dice = (uint32_t)size;
+    for (size_t done = 0; done < size && !client->dropped;) {
+        dice = dice * 1664525 + 1013904223 + (unsigned char)data[done];
+        size_t part = in_pieces ? 1 + dice % 37 : size;
+        part = part < size - done ? part : size - done;
+        tddp_server_client_take(&server, client, data + done, part);
+        done += part;
+    }
+    outcome out = {client->out,
+                   client->dropped,
+                   client->admitted,
+                   client->late_ns != 0,
+                   client->dropped ? 0 : client->in.size,
+                   client->missing,
+                   server.values.bytes + server.queues.bytes};
+    demand(!secret || client->admitted || out.stored == 0);
+    client->out = (tddp_bytes){0};
+    tddp_server_client_drop(&server, client, NULL);
+    tddp_server_clients_reap(&server);
+    clear(&server);
+    return out;
+}
+
+static void compare(const char *data, size_t size, char *secret)
+{
+    outcome whole = feed(data, size, secret, false);
+    outcome pieces = feed(data, size, secret, true);
+    demand(whole.answers.size == pieces.answers.size);
+    demand(whole.answers.size == 0 ||
+           memcmp(whole.answers.data, pieces.answers.data, whole.answers.size) == 0);
+    demand(whole.admitted == pieces.admitted && whole.stored == pieces.stored);
+    /* A list that is too short for its count is not read before that many bytes are there, so a
+     * fault in it may still be unseen; then the client is late. */
+    if (!whole.dropped || pieces.dropped || !pieces.late) {
+        demand(whole.dropped == pieces.dropped && whole.missing == pieces.missing);
+        demand(whole.late == pieces.late && whole.unread == pieces.unread);
+    }
+    tddp_bytes_free(&whole.answers);
+    tddp_bytes_free(&pieces.answers);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static char secret[] = "open sesame";
+    tddp_log_set_sink(hush, NULL);
     /* A copy of its own size, so that a step beyond is seen. */
     char *copy = malloc(size ? size : 1);
     if (!copy) {
@@ -92,25 +224,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size) {
         memcpy(copy, data, size);
     }
-    /* What begins like neither dialect is read as the newer one all the same. */
-    const tddp_wire_dialect *dialect = &tddp_wire_2x;
-    tddp_wire_parse parse;
-    tddp_wire_result hello = tddp_wire_choose(copy, size, &dialect, &parse);
-    demand(hello != TDDP_WIRE_MORE || size < 5);
-    clients[0].dialect = dialect;
-    clients[1].dialect = dialect;
-    serve(&server, clients, copy, size);
-    for (int i = 0; i < 2; i++) {
-        tddp_server_wait_cancel(&clients[i]);
-        tddp_server_watch_cancel(&clients[i]);
-        demand(clients[i].missing == 0 && clients[i].watching == 0);
-    }
-    demand(server.waits.count == 0 && server.barriers.count == 0 && server.watches.count == 0);
-    tddp_store_map_clear(&server.values);
-    tddp_store_map_clear(&server.queues);
-    tddp_store_map_clear(&server.waits);
-    tddp_store_map_clear(&server.barriers);
-    tddp_store_map_clear(&server.watches);
+    take_turns(copy, size);
+    compare(copy, size, NULL);
+    compare(copy, size, secret);
     free(copy);
     return 0;
 }

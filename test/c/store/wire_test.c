@@ -32,6 +32,10 @@ static const example examples[] = {
     {TDDP_WIRE_QUEUE_LEN, "10 [2]2f71", false},
     {TDDP_WIRE_LIST_KEYS, "11", false},
     {TDDP_WIRE_BARRIER, "12 [2]2f62 [3]", false},
+    {TDDP_WIRE_AUTH_BEGIN, "f0 00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+     false},
+    {TDDP_WIRE_AUTH_PROVE, "f1 00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+     false},
     {TDDP_WIRE_SET, "00 [2]2f6b [1]76", true},
     {TDDP_WIRE_COMPARE_SET, "01 [2]2f63 [3]626164 [1]7a", true},
     {TDDP_WIRE_GET, "02 [2]2f6b", true},
@@ -144,7 +148,8 @@ static void check_malformed(const tddp_wire_limits *limits, const char *hex, con
 TEST(gigantic_lengths_are_refused_at_once)
 {
     tddp_wire_limits limits = tddp_wire_limits_of(0, 0);
-    check_malformed(&limits, "01 [8193]", "key of bytes 8193, at most 8192 allowed");
+    check_malformed(&limits, "01 [8193]",
+                    "key of bytes 8193, at most 8192 allowed (TDDP_STORE_MAX_KEY_BYTES)");
     check_malformed(&limits, "01 ffffffffffffffff", "key of bytes 18446744073709551615");
     check_malformed(&limits, "01 [1]6b [8388609]", "value of bytes 8388609, at most 8388608");
     check_malformed(&limits, "06 [131073]", "keys in one request: 131073, at most 131072");
@@ -159,8 +164,10 @@ TEST(gigantic_lengths_are_refused_at_once)
 TEST(limits_can_be_chosen)
 {
     tddp_wire_limits limits = tddp_wire_limits_of(3, 2);
-    check_malformed(&limits, "01 [4]", "key of bytes 4, at most 3 allowed");
-    check_malformed(&limits, "01 [1]6b [3]", "value of bytes 3, at most 2 allowed");
+    check_malformed(&limits, "01 [4]",
+                    "key of bytes 4, at most 3 allowed (TDDP_STORE_MAX_KEY_BYTES)");
+    check_malformed(&limits, "01 [1]6b [3]",
+                    "value of bytes 3, at most 2 allowed (TDDP_STORE_MAX_VALUE_BYTES)");
     limits = tddp_wire_limits_of(SIZE_MAX, SIZE_MAX);
     check_malformed(&limits, "01 ffffffffffffffff", "key of bytes");
     tddp_wire_parse parse;
@@ -174,7 +181,8 @@ TEST(a_request_has_a_limit_as_a_whole)
 {
     tddp_wire_limits limits = tddp_wire_limits_of(0, 0);
     limits.request_bytes = 64;
-    check_malformed(&limits, "0b [4]", "request of bytes 73, at most 64 allowed");
+    check_malformed(&limits, "0b [4]",
+                    "request of bytes 73, at most 64 allowed (TDDP_STORE_MAX_REQUEST_BYTES)");
     check_malformed(&limits, "01 [60]", "request of bytes 69");
 }
 

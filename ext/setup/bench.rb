@@ -1,0 +1,29 @@
+# frozen_string_literal: true
+
+require_relative "console"
+require_relative "native"
+require_relative "system_packages"
+
+module Setup
+  # Builds and runs measurements of test/bench, which no other task builds.
+  module Bench
+    STORE = %w[bench_store_clients bench_store_ops].freeze
+    LIMIT_S = 600
+
+    module_function
+
+    # @raise [Failure] if one cannot be built or does not end well
+    def store
+      SystemPackages.available?(SystemPackages::PYTORCH, why: "the server beside ours")
+      folder = File.join(ROOT, "build/native")
+      Console.step("bench: building", "cmake", "--build", folder, "--target", *STORE, log: "bench", cure: Native::CURE)
+      STORE.each do |name|
+        Console.say "", "== #{name}"
+        # Debian's own, for which python3-torch is.
+        arguments = (name == "bench_store_ops") ? ["/usr/bin/python3"] : []
+        status, = Console.tee(File.join(folder, "bench", name), *arguments, log: "bench", env: {}, limit: LIMIT_S)
+        raise Failure, "step failed: #{name}\n  likely cure: what it says above" unless status&.success?
+      end
+    end
+  end
+end

@@ -1,0 +1,221 @@
+/*
+ * The shared secret: where it comes from, how it is proved, and the client's side of the exchange
+ * (admit.c has the server's). Any thread; nothing is kept between calls. The secret leaves this
+ * process in no form but proofs, and no text names it.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "net/net.h"
+#include "store/auth.h"
+
+static const char secret_variable[] = "TDDP_STORE_SECRET";
+static const char file_variable[] = "TDDP_STORE_SECRET_FILE";
+
+tddp_status tddp_auth_secret_copy(const char *text, char **out)
+{
+    if (strlen(text) > TDDP_AUTH_MOST_BYTES) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s has %zu bytes: expected at most %d",
+                         secret_variable, strlen(text), TDDP_AUTH_MOST_BYTES);
+    }
+    char *copy = *text ? tddp_copy_string(text) : NULL;
+    if (*text && !copy) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *out = copy;
+    return TDDP_OK;
+}
+
+void tddp_auth_secret_free(char *secret)
+{
+    if (secret) {
+        explicit_bzero(secret, strlen(secret));
+        free(secret);
+    }
+}
+
+/* Fills `text` with the start of a file; -1 with errno set. */
+static ssize_t read_start(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    size_t done = 0;
+    ssize_t got = 1;
+    while (got != 0 && done < size) {
+        got = read(fd, text + done, size - done);
+        if (got < 0 && errno != EINTR) {
+            tddp_close(fd);
+            return -1;
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    tddp_close(fd);
+    return (ssize_t)done;
+}
+
+static tddp_status read_file(const char *path, char **out)
+{
+    char text[TDDP_AUTH_MOST_BYTES + 2];
+    ssize_t size = read_start(path, text, sizeof text - 1);
+    if (size < 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: cannot read %.500s: %s", file_variable, path,
+                         strerror(errno));
+    }
+    text[size] = '\0';
+    text[strcspn(text, "\r\n")] = '\0';
+    tddp_status status = *text ? tddp_auth_secret_copy(text, out)
+                               : tddp_fail(TDDP_INVALID_ARGUMENT,
+                                           "%s: the first line of %.500s is empty: expected the "
+                                           "secret",
+                                           file_variable, path);
+    explicit_bzero(text, sizeof text);
+    return status;
+}
+
+tddp_status tddp_auth_secret(char **out)
+{
+    const char *text = getenv(secret_variable);
+    const char *path = getenv(file_variable);
+    /* An empty one is more likely a mishap than a wish to be open to everybody. */
+    if (text && !*text) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s is empty: expected a secret, or no such variable", secret_variable);
+    }
+    if (text) {
+        return tddp_auth_secret_copy(text, out);
+    }
+    if (path) {
+        return read_file(path, out);
+    }
+    *out = NULL;
+    return TDDP_OK;
+}
+
+bool tddp_auth_wanted(void)
+{
+    return getenv(secret_variable) || getenv(file_variable);
+}
+
+tddp_status tddp_auth_random(unsigned char out[TDDP_WIRE_AUTH_BYTES])
+{
+    ssize_t got;
+    do {
+        got = getrandom(out, TDDP_WIRE_AUTH_BYTES, 0);
+    } while (got < 0 && errno == EINTR);
+    return got == TDDP_WIRE_AUTH_BYTES ? TDDP_OK : tddp_fail_errno("getrandom");
+}
+
+void tddp_auth_proof(const char *secret, bool of_server, const tddp_auth *auth,
+                     unsigned char out[TDDP_WIRE_AUTH_BYTES])
+{
+    struct {
+        char label[32];
+        tddp_auth auth;
+    } message = {.auth = *auth};
+    _Static_assert(sizeof message == 3 * 32, "hashed as one piece");
+    strcpy(message.label,
+           of_server ? "tddp store 1, server's proof" : "tddp store 1, client's proof");
+    tddp_hmac_sha256(secret, strlen(secret), &message, sizeof message, out);
+}
+
+tddp_status tddp_auth_fail_wanted(void)
+{
+    return tddp_fail(TDDP_STORE,
+                     "it serves only clients that know its secret: set %s (or %s) to the same as "
+                     "where the store is hosted",
+                     secret_variable, file_variable);
+}
+
+static tddp_status fail_unknown_there(const char *how)
+{
+    return tddp_fail(TDDP_STORE,
+                     "%s is set here, but %s: set the same for the process that hosts the store, "
+                     "or for none (PyTorch's own stores know no secret)",
+                     secret_variable, how);
+}
+
+/* Sends one message and receives its answer, a byte that grants or refuses and 32 more. */
+static tddp_status ask(int fd, const void *message, size_t size, unsigned char answer[33],
+                       int64_t deadline_ns, int cancel_fd)
+{
+    size_t done = 0;
+    tddp_status status = tddp_net_send(fd, message, size, &done, deadline_ns, cancel_fd);
+    done = 0;
+    if (status == TDDP_OK) {
+        status = tddp_net_recv(fd, answer, 1, &done, deadline_ns, cancel_fd);
+    }
+    if (status == TDDP_OK && answer[0] == TDDP_AUTH_GRANTED) {
+        done = 0;
+        status = tddp_net_recv(fd, answer + 1, TDDP_WIRE_AUTH_BYTES, &done, deadline_ns, cancel_fd);
+    }
+    return status;
+}
+
+static tddp_status prove_each_other(int fd, const char *secret, int64_t deadline_ns, int cancel_fd)
+{
+    tddp_auth auth;
+    unsigned char answer[1 + TDDP_WIRE_AUTH_BYTES] = {0};
+    unsigned char proof[TDDP_WIRE_AUTH_BYTES];
+    unsigned char begin[5 + 1 + TDDP_WIRE_AUTH_BYTES] = {
+        [0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_AUTH_OPCODE};
+    unsigned char prove[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_AUTH_OPCODE + 1};
+    uint32_t magic = htole32(TDDP_WIRE_MAGIC);
+    tddp_status status = tddp_auth_random(auth.client);
+    if (status) {
+        return status;
+    }
+    memcpy(begin + 1, &magic, sizeof magic);
+    memcpy(begin + 6, auth.client, sizeof auth.client);
+    status = ask(fd, begin, sizeof begin, answer, deadline_ns, cancel_fd);
+    if (status == TDDP_NETWORK) {
+        return fail_unknown_there("the server hung up when it heard of a secret");
+    }
+    if (status) {
+        return status;
+    }
+    if (answer[0] != TDDP_AUTH_GRANTED) {
+        return fail_unknown_there("not for the server");
+    }
+    memcpy(auth.server, answer + 1, sizeof auth.server);
+    tddp_auth_proof(secret, false, &auth, prove + 1);
+    status = ask(fd, prove, sizeof prove, answer, deadline_ns, cancel_fd);
+    if (status) {
+        return status;
+    }
+    tddp_auth_proof(secret, true, &auth, proof);
+    if (answer[0] != TDDP_AUTH_GRANTED) {
+        return tddp_fail(TDDP_STORE, "the server's secret is another than %s here",
+                         secret_variable);
+    }
+    return tddp_equal_bytes(proof, answer + 1, sizeof proof)
+               ? TDDP_OK
+               : tddp_fail(TDDP_STORE,
+                           "the server could not prove that it knows %s: it is not the "
+                           "store of this job",
+                           secret_variable);
+}
+
+tddp_status tddp_auth_to_server(int fd, int64_t deadline_ns, int cancel_fd, bool *validated)
+{
+    char *secret;
+    tddp_status status = tddp_auth_secret(&secret);
+    if (status) {
+        return status;
+    }
+    bool known = secret;
+    if (known) {
+        status = prove_each_other(fd, secret, deadline_ns, cancel_fd);
+    }
+    tddp_auth_secret_free(secret);
+    if (status == TDDP_OK) {
+        *validated = known;
+    }
+    return status;
+}

@@ -1,0 +1,68 @@
+/*
+ * A server's limits, patience and secret: the option's value, else the environment's, else the
+ * default. Runs once, before the server's thread. The variables are listed in <tddp/store.h>.
+ */
+#include <stdlib.h>
+
+#include "store/server.h"
+
+enum { KEYS = 131072, CLIENTS = 65536, PATIENCE_MS = 60 * 1000 };
+
+#define TOTAL_BYTES (UINT64_C(1) << 30)
+
+/* Leaves `*value` alone if it is given, or if the variable is not set. */
+static tddp_status from_environment(const char *name, uint64_t *value)
+{
+    const char *text = getenv(name);
+    int64_t number;
+    if (*value || !text) {
+        return TDDP_OK;
+    }
+    if (!tddp_parse_int(text, 1, INT64_MAX, &number)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s is \"%.100s\": expected a whole number of 1 or more", name, text);
+    }
+    *value = (uint64_t)number;
+    return TDDP_OK;
+}
+
+static uint64_t or_default(uint64_t value, uint64_t by_default)
+{
+    value = value ? value : by_default;
+    return value < TDDP_WIRE_MOST ? value : TDDP_WIRE_MOST;
+}
+
+tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_server_opts *opts)
+{
+    uint64_t patience_ms = opts->patience_ms > 0 ? (uint64_t)opts->patience_ms : 0;
+    uint64_t key = opts->max_key_bytes;
+    uint64_t value = opts->max_value_bytes;
+    uint64_t keys = opts->max_keys;
+    uint64_t request = opts->max_request_bytes;
+    uint64_t total = opts->max_total_bytes;
+    uint64_t clients = opts->max_clients;
+    const struct {
+        const char *name;
+        uint64_t *value;
+    } rows[] = {
+        {"TDDP_STORE_MAX_KEY_BYTES", &key},       {"TDDP_STORE_MAX_VALUE_BYTES", &value},
+        {"TDDP_STORE_MAX_KEYS", &keys},           {"TDDP_STORE_MAX_REQUEST_BYTES", &request},
+        {"TDDP_STORE_MAX_TOTAL_BYTES", &total},   {"TDDP_STORE_MAX_CLIENTS", &clients},
+        {"TDDP_STORE_PATIENCE_MS", &patience_ms},
+    };
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && status == TDDP_OK; i++) {
+        status = from_environment(rows[i].name, rows[i].value);
+    }
+    if (status) {
+        return status;
+    }
+    server->limits = tddp_wire_limits_of(key, value);
+    server->limits.keys = or_default(keys, KEYS);
+    server->limits.request_bytes = or_default(request, server->limits.request_bytes);
+    server->most_bytes = or_default(total, TOTAL_BYTES);
+    server->most_clients = or_default(clients, CLIENTS);
+    server->patience_ns = (int64_t)or_default(patience_ms, PATIENCE_MS) * TDDP_NS_PER_MS;
+    return opts->secret ? tddp_auth_secret_copy(opts->secret, &server->secret)
+                        : tddp_auth_secret(&server->secret);
+}
