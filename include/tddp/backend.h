@@ -153,7 +153,8 @@ typedef struct tddp_backend_v1 {
      * once; posts come one at a time, in the order in which the messages to or from one peer match,
      * beside a running operation. `*op` and its memory live until finish(), which is called once
      * for each request, on any thread, several at a time: it waits, frees the request, and sets
-     * `*source` to the sender's rank for a receive that went well.
+     * `*source` to the sender's rank for a receive that went well. No finish() may be kept waiting
+     * for another: a peer may need the one to be able to do its part in the other.
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
     tddp_status (*finish)(void *context, void *request, int *source);

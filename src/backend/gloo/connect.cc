@@ -11,7 +11,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -199,7 +198,9 @@ void Mesh::await_peer(int peer, const std::vector<char> &beacon)
     awaited_ = peer;
     awaited_since_ = Clock::now();
     awaited_beacon_ = {};
-    memcpy(&awaited_beacon_, beacon.data(), std::min(beacon.size(), sizeof awaited_beacon_));
+    if (beacon.size() == sizeof awaited_beacon_) {
+        memcpy(&awaited_beacon_, beacon.data(), sizeof awaited_beacon_);
+    }
     probe_.reset();
 }
 
