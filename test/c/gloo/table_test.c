@@ -1,0 +1,128 @@
+/* The backend's table driven directly, with operations that no group would let through: numbers
+ * that differ between ranks, parts of oneself that do not fit. */
+#include <stdio.h>
+#include <time.h>
+
+#include "world.h"
+
+typedef struct member {
+    const tddp_backend_v1 *backend;
+    tddp_store *store;
+    void *context;
+} member;
+
+static member join(int rank, int world_size, int port)
+{
+    member self = {NULL, open_store(rank, world_size, port), NULL};
+    CHECK_OK(tddp_backend_find("gloo", &self.backend));
+    tddp_backend_opts opts = {sizeof opts, rank, world_size, self.store, 10000,
+                              -1,          1,    "direct",   "127.0.0.1"};
+    CHECK_OK(self.backend->create(&opts, NULL, &self.context));
+    return self;
+}
+
+static tddp_status run(const member *self, tddp_op *op)
+{
+    op->timeout_ms = 10000;
+    tddp_status status = self->backend->run[op->kind](self->context, op);
+    if (status) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s", tddp_error_message());
+        self->backend->abort(self->context);
+        (void)tddp_fail(status, "%s", text);
+    }
+    return status;
+}
+
+/* Rank 0 hosts the store: it leaves when the others have said that they need it no longer. */
+static void part(member *self, int rank, int world_size)
+{
+    self->backend->destroy(self->context);
+    int64_t gone = 0;
+    tddp_slice key = {"gone", 4};
+    CHECK_OK(tddp_store_add(self->store, key, 1, NULL, &gone));
+    for (int i = 0; rank == 0 && gone < world_size && i < 500; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        CHECK_OK(tddp_store_add(self->store, key, 0, NULL, &gone));
+    }
+    tddp_store_release(self->store);
+}
+
+/* Rank 1 has counted one operation more. */
+MULTI_TEST(another_number_is_told, 2, 20)
+{
+    member self = join(rank, world_size, port);
+    static float data[100000];
+    for (int large = 0; large < 2; large++) {
+        tddp_buffer buffer = buffer_of(data, large ? 100000 : 4, TDDP_FLOAT32);
+        tddp_op op = {.kind = TDDP_OP_ALL_REDUCE,
+                      .sequence = (uint64_t)(10 + large),
+                      .input = buffer,
+                      .output = buffer};
+        CHECK_OK(run(&self, &op));
+    }
+    tddp_buffer buffer = buffer_of(data, 100000, TDDP_FLOAT32);
+    tddp_op op = {.kind = rank ? TDDP_OP_BROADCAST : TDDP_OP_ALL_REDUCE,
+                  .sequence = rank ? 13 : 12,
+                  .input = buffer,
+                  .output = buffer};
+    CHECK_STATUS(run(&self, &op), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "rank 0 is at operation 12, all_reduce, 100000 elements "
+                                         "of float32, sum");
+    CHECK_CONTAINS(tddp_error_message(), "rank 1 is at operation 13, broadcast, 100000 elements "
+                                         "of float32, root 0");
+    part(&self, rank, world_size);
+}
+
+/* The number alone differs, and memory would fit. */
+MULTI_TEST(the_same_call_under_another_number_is_told, 2, 20)
+{
+    member self = join(rank, world_size, port);
+    static int32_t data[50000];
+    tddp_buffer buffer = buffer_of(data, 50000, TDDP_INT32);
+    tddp_op op = {.kind = TDDP_OP_REDUCE,
+                  .sequence = rank ? 1 : 2,
+                  .input = buffer,
+                  .output = buffer,
+                  .root = 1};
+    CHECK_STATUS(run(&self, &op), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "rank 0 is at operation 2, reduce");
+    CHECK_CONTAINS(tddp_error_message(), "rank 1 is at operation 1, reduce");
+    part(&self, rank, world_size);
+}
+
+MULTI_TEST(parts_of_oneself_must_fit, 1, 20)
+{
+    member self = join(rank, world_size, port);
+    int32_t from[4] = {1, 2, 3, 4};
+    int32_t to[4] = {0};
+    tddp_buffer input = buffer_of(from, 4, TDDP_INT32);
+    tddp_buffer output = buffer_of(to, 3, TDDP_INT32);
+    tddp_op op = {.kind = TDDP_OP_ALL_TO_ALL,
+                  .sequence = 1,
+                  .input = input,
+                  .output = output,
+                  .input_parts = &input,
+                  .output_parts = &output};
+    CHECK_STATUS(run(&self, &op), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "rank 0 gives itself 4 elements and expects 3");
+    CHECK_INT(to[0], 0);
+    part(&self, rank, world_size);
+    self = join(rank, world_size, check_free_port());
+    op.kind = TDDP_OP_REDUCE_SCATTER;
+    CHECK_STATUS(run(&self, &op), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "part 0 of the input has 4 elements, the output 3");
+    CHECK_INT(to[0], 0);
+    part(&self, rank, world_size);
+}
+
+/* Point to point is posted, everything else is run. */
+MULTI_TEST(a_table_knows_every_collective, 1, 20)
+{
+    const tddp_backend_v1 *backend;
+    CHECK_OK(tddp_backend_find("gloo", &backend));
+    CHECK_INT(backend->op_count, TDDP_OP_COUNT);
+    for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
+        CHECK(tddp_op_is_p2p((tddp_op_kind)kind) || backend->run[kind]);
+    }
+}
