@@ -25,6 +25,54 @@ class WorkTest < Minitest::Test
     end
   end
 
+  def test_works_end_in_any_order_and_know_their_tensors
+    results = world(2) do |rank|
+      one = Torch.tensor([rank + 1.0])
+      turned = Torch.full([2, 3], rank + 1.0).t
+      list = [Torch.zeros(1), Torch.zeros(1)]
+      works = [
+        Distributed.all_reduce(one, async_op: true),
+        Distributed.broadcast(turned, src: 1, async_op: true),
+        Distributed.all_gather(list, Torch.tensor([rank + 5.0]), async_op: true),
+        Distributed.barrier(async_op: true),
+        Distributed.reduce(one, dst: 0, async_op: true)
+      ]
+      # Whoever waits finds the copy made, whichever thread makes it.
+      seen = Array.new(3) { Thread.new { works[1].wait && turned.max.item } }.map(&:value)
+      works.reverse.each { |work| work.wait(20) }
+      results = works.map(&:result)
+      same = [results[0][0].equal?(one), results[1][0].equal?(turned), results[2].zip(list).all? { |a, b| a.equal?(b) }]
+      [one.item, seen, list.map(&:item), same, results[3], works.map(&:operation), works.map(&:source_rank).uniq, works.all?(&:success?)]
+    end
+    results.each_with_index do |said, rank|
+      assert_equal [rank.zero? ? 6.0 : 3.0, [2.0] * 3, [5.0, 6.0], [true] * 3, [], %i[all_reduce broadcast all_gather barrier reduce], [nil], true],
+        said
+    end
+  end
+
+  def test_works_of_an_operation_that_fails
+    said = world(2) do |rank|
+      work = Distributed.all_reduce(Torch.ones(3 + rank), async_op: true)
+      waited = Array.new(2) { failure { work.wait } }
+      later = failure { Distributed.all_reduce(Torch.ones(1)) }
+      [waited.map(&:first), work.completed?, work.success?, work.exception.class.name, later.first]
+    end
+    error = "Torch::Distributed::MismatchError"
+    assert_equal [[[error] * 2, true, false, error, "Torch::Distributed::GroupError"]] * 2, said
+  end
+
+  def test_a_barrier_has_a_time_of_its_own
+    said = world(2, timeout: 30) do |rank|
+      next sleep(1) && nil if rank == 1
+
+      elapsed = seconds { @failed = failure { Distributed.barrier(timeout: 0.3) } }
+      [@failed, elapsed < 5, Distributed.default_process_group.timeout]
+    end
+    (name, text), soon, timeout = said[0]
+    assert_equal ["Torch::Distributed::TimeoutError", true, 30.0], [name, soon, timeout]
+    assert_match(/barrier/, text)
+  end
+
   def test_the_time_of_a_wait_and_of_an_operation
     said = world(2, timeout: 30) do |rank|
       if rank.zero?
