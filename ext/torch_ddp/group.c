@@ -133,6 +133,17 @@ static VALUE group_closed(VALUE self)
     return group == NULL || tddp_group_closed(group) ? Qtrue : Qfalse;
 }
 
+/* nil, or who it was, of a rank whose process is known to have ended. */
+static VALUE group_ended_peer(VALUE self, VALUE rank)
+{
+    int ended;
+    tddp_peer peer;
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_check(tddp_group_peer_ended(group, NUM2INT(rank), &ended));
+    tddp_rb_check(tddp_group_peer(group, NUM2INT(rank), &peer));
+    return ended ? rb_sprintf("host %s, pid %" PRId64, peer.host, peer.pid) : Qnil;
+}
+
 /* The group's part of the store, where its ranks agree on small things. */
 static VALUE group_store(VALUE self)
 {
@@ -170,6 +181,7 @@ void tddp_rb_init_group(void)
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 1);
     rb_define_method(group_class, "_store", group_store, 0);
+    rb_define_method(group_class, "_ended_peer", group_ended_peer, 1);
     rb_define_method(group_class, "rank", group_rank, 0);
     rb_define_method(group_class, "size", group_size, 0);
     rb_define_method(group_class, "name", group_name, 0);

@@ -98,6 +98,11 @@ typedef struct tddp_peer {
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer(const tddp_group *group, int rank,
                                                     tddp_peer *out);
 
+/** Whether a rank's process is known to have ended, which can be seen from its own host only.
+ * Errors: TDDP_INVALID_ARGUMENT. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer_ended(const tddp_group *group, int rank,
+                                                          int *out);
+
 /** The default time of its operations, in milliseconds. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
@@ -180,7 +185,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_send(tddp_group *group, tddp_buffer buf
                                               uint32_t tag, tddp_work **work);
 
 /** Receives into `buffer` from rank `peer` or TDDP_ANY_SOURCE; tddp_work_source() says from whom.
- * Another size or dtype than was sent: TDDP_MISMATCH. */
+ * Another size or dtype than was sent: TDDP_MISMATCH. From any source it is TDDP_PEER_LOST when a
+ * rank is lost, which might have been the sender; ranks that have destroyed the group only no
+ * longer count, until none is left. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer,
                                               uint32_t tag, tddp_work **work);
 

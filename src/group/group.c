@@ -299,6 +299,19 @@ tddp_status tddp_group_peer(const tddp_group *group, int rank, tddp_peer *out)
     return TDDP_OK;
 }
 
+tddp_status tddp_group_peer_ended(const tddp_group *group, int rank, int *out)
+{
+    tddp_peer peer;
+    tddp_status status = tddp_group_peer(group, rank, &peer);
+    if (status == TDDP_OK && !out) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "out is NULL");
+    }
+    if (status == TDDP_OK) {
+        *out = tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED;
+    }
+    return status;
+}
+
 int64_t tddp_group_timeout(const tddp_group *group)
 {
     return atomic_load(&group->timeout_ms);

@@ -277,7 +277,7 @@ class GroupsTest < Minitest::Test
     said = world(2) do |rank|
       lists = Array.new(120) { [0, 1] }
       # Ranks that are there twice are refused by the lists' own check: this is about the text alone.
-      agreement = Distributed::Agreement.new(Distributed::PrefixStore.new("long", Distributed.default_process_group._store), "test", [0, 1], rank, 10)
+      agreement = Distributed::Agreement.new(Distributed::PrefixStore.new("long", Distributed.default_process_group._store), "test", Distributed.default_process_group)
       lists[100] = [1, 0] if rank == 1
       failure { agreement.hold { agreement.reach("test(#{lists.inspect})") } }
     end
@@ -311,12 +311,38 @@ class GroupsTest < Minitest::Test
   def test_a_long_wait_says_for_whom
     said = world(3) do |rank|
       Distributed::Agreement.send(:remove_const, :TELL)
-      Distributed::Agreement.const_set(:TELL, 0.3)
+      Distributed::Agreement.const_set(:TELL, 0.9)
       sleep 1.3 unless rank.zero?
       capture_io { Distributed.new_group([0, 1]) }.last
     end
-    assert_match(/\Atorch-ddp: global rank 0 has waited 1 s in new_group for global ranks 1, 2 of 3\n\z/, said[0])
+    assert_match(/\Atorch-ddp: global rank 0 has waited [12] s in new_group for global ranks 1, 2 of 3\n\z/, said[0])
     assert_equal ["", ""], said.drop(1)
+  end
+
+  # The process that dies is one that fork_world does not know: it would end the others at once.
+  def test_a_rank_that_has_died_does_not_come
+    said = Distributed.fork_world(2) do |half, port|
+      join = lambda do |rank|
+        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: 30)
+      end
+      if half.zero?
+        dying = fork do
+          join.call(1)
+          Process.kill(:KILL, Process.pid)
+        end
+      end
+      join.call(half * 2)
+      Process.wait(dying) if dying
+      elapsed = seconds { @said = failure { Distributed.new_group([0, 2]) } }
+      [@said, elapsed, dying]
+    ensure
+      Distributed.destroy_process_group
+    end
+    said.each do |(name, text), elapsed, _|
+      assert_equal "Torch::Distributed::PeerLostError", name
+      assert_match(/global rank 1 \(host .*, pid #{said[0][2]}\) has ended and will not call new_group/, text)
+      assert_operator elapsed, :<, 3
+    end
   end
 
   def test_a_member_that_is_lost_on_the_way_is_named_by_both_its_ranks

@@ -10,11 +10,12 @@ module Torch
     #
     # @api private
     class Agreement
-      # Seconds: a TCP store serves one call at a time, so waits are cut for other threads' sake; when to say who is
-      # missed; how long the store's host stays for the others' sake after a failure.
-      SLICE = 1
+      # Seconds: how often to look after the others (a TCP store serves one call at a time, so other threads also want
+      # waits to be short); when to say who is missed; how long the store's host stays for the others' sake after a
+      # failure.
+      SLICE = 0.5
       TELL = 10
-      FAREWELL = 1
+      FAREWELL = 0.5
 
       # What the others are told of the terms, and the verdict if all agree.
       SHOWN = 160
@@ -23,15 +24,15 @@ module Torch
 
       # @param store [Store] for this call alone
       # @param operation [String] for the texts: "new_group"
-      # @param ranks [Array<Integer>] the global ranks of those that take part
-      # @param rank [Integer] this process's
-      # @param timeout [Numeric]
-      def initialize(store, operation, ranks, rank, timeout)
+      # @param group [ProcessGroup]
+      # @param ranks [Array<Integer>] the global ranks of those of it that take part
+      def initialize(store, operation, group, ranks = group.ranks)
         @store = store
         @operation = operation
+        @group = group
         @ranks = ranks
-        @rank = rank
-        @timeout = timeout
+        @rank = group.ranks[group.rank]
+        @timeout = group.timeout
         @started = now
       end
 
@@ -52,6 +53,7 @@ module Torch
       # @param timeout [Numeric] seconds since this was made
       # @raise [MismatchError] if somebody asks for something else
       # @raise [TimeoutError] naming those who did not come
+      # @raise [PeerLostError] naming one that has ended
       def reach(terms, timeout = @timeout)
         @timeout = timeout
         @store.timeout = timeout
@@ -106,18 +108,31 @@ module Torch
 
       def wait_for_verdict
         tell = @started + TELL
-        until (@verdict = wait_for("done"))
+        until @verdict ||= wait_for("done")
           if now >= @started + @timeout
-            missing = @ranks.reject { |rank| @store.check(["at/#{rank}"]) }
             return settle(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for " \
               "#{name(missing)} to call #{@operation} as well")
           end
-          next if now < tell
+          look_after_the_others
+          next if now < tell || @verdict
 
           tell += TELL
-          warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for " +
-            name(@ranks.reject { |rank| @store.check(["at/#{rank}"]) })
+          warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{name(missing)}"
         end
+      end
+
+      def missing(ranks = @ranks)
+        ranks.reject { |rank| @store.check(["at/#{rank}"]) }
+      end
+
+      # A process that has ended will not come.
+      def look_after_the_others
+        ended = @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact
+        rank = missing(ended.keys).first
+        return unless rank
+
+        settle(PeerLostError, "global rank #{rank} (#{ended[rank]}) has ended and will not call #{@operation} as well; " \
+          "global rank #{@rank} has waited #{(now - @started).round(1)} s for it")
       end
 
       def wait_for(key)

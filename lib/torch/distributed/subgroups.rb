@@ -26,6 +26,7 @@ module Torch
       # @raise [ArgumentError, TypeError] if the ranks are none
       # @raise [MismatchError] if another process asks for other ranks, or is refused
       # @raise [TimeoutError] naming the processes that did not come
+      # @raise [PeerLostError] naming one of this machine that has ended instead
       def new_group(ranks = nil, timeout: nil, backend: nil, group_desc: nil, use_local_synchronization: false, sort_ranks: true)
         parent = group_or_default(nil)
         options = {timeout: timeout, backend: backend, group_desc: group_desc}
@@ -94,7 +95,7 @@ module Torch
       def form_groups(parent, operation, timeout: nil, backend: nil, group_desc: nil, members: nil, asked: nil)
         label = group_label(parent, members)
         with_store_of(parent, label) do |store, talk|
-          agreement = Agreement.new(talk, operation, members || parent.ranks, parent.ranks[parent.rank], parent.timeout)
+          agreement = Agreement.new(talk, operation, parent, members || parent.ranks)
           agreement.hold do
             check_timeout(timeout) unless timeout.nil?
             timeout ||= parent.timeout
