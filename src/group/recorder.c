@@ -336,7 +336,7 @@ tddp_status tddp_recorder_copy(tddp_recorder *recorder, tddp_record **out, size_
     pthread_mutex_lock(&recorder->mutex);
     size_t capacity = recorder->capacity;
     size_t held = recorder->count < capacity ? (size_t)recorder->count : capacity;
-    size_t first = held < capacity ? 0 : (size_t)(recorder->count % capacity);
+    size_t first = held == 0 || held < capacity ? 0 : (size_t)(recorder->count % capacity);
     size_t until_end = held - first;
     if (held > 0) {
         memcpy(copy, recorder->ring + first, until_end * sizeof *copy);
