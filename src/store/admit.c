@@ -160,7 +160,7 @@ void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client)
 void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
 {
     tddp_server_in_time(server, client);
-    client->late_ns = tddp_now_ns() + server->patience_ns;
+    client->late_ns = tddp_deadline_after_ms(server->patience_ms);
     client->next_late = NULL;
     client->previous_late = server->last_late;
     if (server->last_late) {
@@ -174,7 +174,7 @@ void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
 static void drop_late(tddp_store_server *server, tddp_server_client *client)
 {
     char why[160];
-    double seconds = (double)server->patience_ns / (double)TDDP_NS_PER_S;
+    double seconds = (double)server->patience_ms / 1000;
     if (!client->heard) {
         snprintf(why, sizeof why, "it said nothing for %g s (TDDP_STORE_PATIENCE_MS)", seconds);
     } else if (!client->admitted) {

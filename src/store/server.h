@@ -80,7 +80,7 @@ struct tddp_store_server {
     tddp_wire_limits limits;
     uint64_t most_bytes;
     uint64_t most_clients;
-    int64_t patience_ns;
+    int64_t patience_ms;
     char *secret;            /* NULL: none */
     int64_t accept_again_ns; /* 0, or accepting rests until then */
     int64_t accept_told_ns;

@@ -62,7 +62,7 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
     server->limits.request_bytes = or_default(request, server->limits.request_bytes);
     server->most_bytes = or_default(total, TOTAL_BYTES);
     server->most_clients = or_default(clients, CLIENTS);
-    server->patience_ns = (int64_t)or_default(patience_ms, PATIENCE_MS) * TDDP_NS_PER_MS;
+    server->patience_ms = (int64_t)or_default(patience_ms, PATIENCE_MS);
     return opts->secret ? tddp_auth_secret_copy(opts->secret, &server->secret)
                         : tddp_auth_secret(&server->secret);
 }

@@ -105,7 +105,7 @@ static void set_up(tddp_store_server *server, char *secret)
     server->most_bytes = 64 << 10;
     server->unsent_end = &server->unsent;
     server->secret = secret;
-    server->patience_ns = TDDP_NS_PER_S;
+    server->patience_ms = 1000;
     server->epoll_fd = -1;
 }
 

@@ -20,24 +20,16 @@ static tddp_store_server *start(const tddp_store_server_opts *opts)
     return server;
 }
 
-static int lines(void)
-{
-    pthread_mutex_lock(log_lock());
-    int count = *log_count();
-    pthread_mutex_unlock(log_lock());
-    return count;
-}
-
 /* Sends what goes beyond; the client is dropped with one line, and `good` is served on. */
 static void check_dropped(tddp_store *good, const char *hex, const char *line)
 {
-    int before = lines();
+    int before = log_lines();
     int fd = greet(tddp_tcp_store_port(good));
     raw_send(fd, hex);
     CHECK_HUNG_UP(fd);
     CHECK_LOG(line);
     CHECK_LOG("dropped client 127.0.0.1:");
-    CHECK_INT(lines(), before + 1);
+    CHECK_INT(log_lines(), before + 1);
     tddp_net_close(fd);
     CHECK_OK(tddp_store_set(good, text("still"), text("here"), NULL));
     CHECK_VALUE(good, "still", "here");
@@ -170,12 +162,12 @@ TEST(clients_have_a_limit)
     tddp_store *good = client_of(port_used);
     for (int i = 0; i < 3; i++) { /* who leaves makes room */
         int second = greet(port_used);
-        int before = lines();
+        int before = log_lines();
         int third = raw_connect(port_used);
         CHECK_HUNG_UP(third);
         CHECK_LOG("cannot serve client 127.0.0.1:");
         CHECK_LOG("there are 2 already (TDDP_STORE_MAX_CLIENTS)");
-        CHECK_INT(lines(), before + 1);
+        CHECK_INT(log_lines(), before + 1);
         tddp_net_close(third);
         tddp_net_close(second);
         CHECK_OK(tddp_store_set(good, text("k"), text("v"), NULL));
@@ -210,7 +202,7 @@ TEST(who_stops_in_the_middle_is_dropped_in_time)
     int waiting = greet(port_used);
     raw_send(waiting, "06 [1] [3]2f676f");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        int before = lines();
+        int before = log_lines();
         int64_t start_ns = tddp_now_ns();
         int fd = raw_connect(port_used);
         raw_send(fd, rows[i].bytes);
@@ -220,7 +212,7 @@ TEST(who_stops_in_the_middle_is_dropped_in_time)
         CHECK_HUNG_UP(fd);
         CHECK(tddp_now_ns() - start_ns >= 299 * TDDP_NS_PER_MS);
         CHECK_LOG(rows[i].line);
-        CHECK_INT(lines(), before + 1);
+        CHECK_INT(log_lines(), before + 1);
         tddp_net_close(fd);
     }
     CHECK_OK(tddp_store_set(good, text("go"), text("1"), NULL));
@@ -255,7 +247,7 @@ TEST(pieces_of_a_later_message_have_time)
     CHECK_RAW(fd, "[10]61616161616161616161");
     CHECK_HUNG_UP(slow);
     CHECK_LOG("its first message is not whole after 0.4 s");
-    CHECK_INT(lines(), 1);
+    CHECK_INT(log_lines(), 1);
     tddp_net_close(fd);
     tddp_net_close(slow);
     tddp_store_server_stop(server);
@@ -277,7 +269,7 @@ TEST(the_silent_connection_of_an_older_client_stays)
     usleep(700000);
     raw_send(silent, "07 [2]2f78");
     CHECK_RAW(silent, "03");
-    CHECK_INT(lines(), 0);
+    CHECK_INT(log_lines(), 0);
     tddp_net_close(silent);
     /* When the last that speaks so is gone, so is the reason to be patient. */
     silent = raw_connect(tddp_store_server_port(server));

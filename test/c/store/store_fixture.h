@@ -169,6 +169,13 @@ static inline void keep_log(tddp_log_level level, const char *room, const char *
     snprintf(last_log(), 2048, "%s", line);
     pthread_mutex_unlock(log_lock());
 }
+static inline int log_lines(void)
+{
+    pthread_mutex_lock(log_lock());
+    int count = *log_count();
+    pthread_mutex_unlock(log_lock());
+    return count;
+}
 static inline void check_log(const char *file, int line, const char *part)
 {
     for (int i = 0; i < 1000; i++) {
