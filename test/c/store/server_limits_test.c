@@ -27,9 +27,9 @@ static void check_dropped(tddp_store *good, const char *hex, const char *line)
     int fd = greet(tddp_tcp_store_port(good));
     raw_send(fd, hex);
     CHECK_HUNG_UP(fd);
+    CHECK_LOG_LINES(before + 1);
     CHECK_LOG(line);
     CHECK_LOG("dropped client 127.0.0.1:");
-    CHECK_INT(log_lines(), before + 1);
     tddp_net_close(fd);
     CHECK_OK(tddp_store_set(good, text("still"), text("here"), NULL));
     CHECK_VALUE(good, "still", "here");
@@ -165,9 +165,9 @@ TEST(clients_have_a_limit)
         int before = log_lines();
         int third = raw_connect(port_used);
         CHECK_HUNG_UP(third);
+        CHECK_LOG_LINES(before + 1);
         CHECK_LOG("cannot serve client 127.0.0.1:");
         CHECK_LOG("there are 2 already (TDDP_STORE_MAX_CLIENTS)");
-        CHECK_INT(log_lines(), before + 1);
         tddp_net_close(third);
         tddp_net_close(second);
         CHECK_OK(tddp_store_set(good, text("k"), text("v"), NULL));
@@ -211,8 +211,8 @@ TEST(who_stops_in_the_middle_is_dropped_in_time)
         }
         CHECK_HUNG_UP(fd);
         CHECK(tddp_now_ns() - start_ns >= 299 * TDDP_NS_PER_MS);
+        CHECK_LOG_LINES(before + 1);
         CHECK_LOG(rows[i].line);
-        CHECK_INT(log_lines(), before + 1);
         tddp_net_close(fd);
     }
     CHECK_OK(tddp_store_set(good, text("go"), text("1"), NULL));
@@ -246,8 +246,8 @@ TEST(pieces_of_a_later_message_have_time)
     raw_send(fd, "03 [2]2f6b");
     CHECK_RAW(fd, "[10]61616161616161616161");
     CHECK_HUNG_UP(slow);
+    CHECK_LOG_LINES(1);
     CHECK_LOG("its first message is not whole after 0.4 s");
-    CHECK_INT(log_lines(), 1);
     tddp_net_close(fd);
     tddp_net_close(slow);
     tddp_store_server_stop(server);
@@ -269,7 +269,7 @@ TEST(the_silent_connection_of_an_older_client_stays)
     usleep(700000);
     raw_send(silent, "07 [2]2f78");
     CHECK_RAW(silent, "03");
-    CHECK_INT(log_lines(), 0);
+    CHECK_LOG_LINES(0);
     tddp_net_close(silent);
     /* When the last that speaks so is gone, so is the reason to be patient. */
     silent = raw_connect(tddp_store_server_port(server));

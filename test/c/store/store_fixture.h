@@ -176,6 +176,15 @@ static inline int log_lines(void)
     pthread_mutex_unlock(log_lock());
     return count;
 }
+/* Waits until there are so many; more are too many. */
+static inline void check_log_lines(const char *file, int line, int expected)
+{
+    for (int i = 0; i < 1000 && log_lines() < expected; i++) {
+        usleep(10000);
+    }
+    check_int(file, line, "log lines", log_lines(), expected);
+}
+#define CHECK_LOG_LINES(expected) check_log_lines(__FILE__, __LINE__, expected)
 static inline void check_log(const char *file, int line, const char *part)
 {
     for (int i = 0; i < 1000; i++) {
