@@ -74,6 +74,29 @@ static VALUE group_barrier(VALUE self, VALUE timeout, VALUE async)
     return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
 }
 
+typedef struct monitored_call {
+    tddp_group *group;
+    int64_t timeout_ms;
+    int wait_all_ranks;
+} monitored_call;
+
+static tddp_status body_monitored_barrier(void *data, const tddp_wait *wait)
+{
+    const monitored_call *call = data;
+    return tddp_monitored_barrier(call->group, call->timeout_ms, call->wait_all_ranks, wait);
+}
+
+static VALUE group_monitored_barrier(VALUE self, VALUE timeout, VALUE wait_all_ranks)
+{
+    monitored_call call = {tddp_rb_group(self), tddp_rb_milliseconds(timeout),
+                           RTEST(wait_all_ranks)};
+    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_monitored_barrier, &call, -1, true);
+    tddp_group_release(call.group);
+    tddp_rb_settle(outcome);
+    return Qnil;
+}
+
 /* --- pieces by rank -------------------------------------------------------------------------- */
 
 static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
@@ -230,6 +253,7 @@ void tddp_rb_init_collectives(VALUE group)
     rb_define_method(group, "_reduce", group_reduce, 5);
     rb_define_method(group, "_broadcast", group_broadcast, 3);
     rb_define_method(group, "_barrier", group_barrier, 2);
+    rb_define_method(group, "_monitored_barrier", group_monitored_barrier, 2);
     rb_define_method(group, "_all_gather", group_all_gather, 3);
     rb_define_method(group, "_all_gather_list", group_all_gather_list, 3);
     rb_define_method(group, "_gather", group_gather, 4);

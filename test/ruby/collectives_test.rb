@@ -164,6 +164,32 @@ class CollectivesTest < Minitest::Test
     assert_operator waited[2], :>, 0.2
   end
 
+  def test_a_monitored_barrier_names_those_who_do_not_come
+    said = world(4) do |rank|
+      first = seconds { Distributed.monitored_barrier(timeout: 20) }
+      next sleep(0.8) if rank.odd?
+
+      all = failure { Distributed.monitored_barrier(timeout: 0.4, wait_all_ranks: true) }
+      [first < 10, all]
+    end
+    [0, 2].each do |rank|
+      soon, (error, text) = said[rank]
+      assert_equal [true, "Torch::Distributed::TimeoutError"], [soon, error]
+      assert_match(/1.*3/, text)
+    end
+  end
+
+  def test_a_monitored_barrier_waits
+    waited = world(3) do |rank|
+      sleep 0.3 if rank == 1
+      elapsed = seconds { assert_nil Distributed.monitored_barrier }
+      [elapsed, Distributed.all_reduce(Torch.ones(1)).item]
+    end
+    assert_equal [3.0] * 3, waited.map(&:last)
+    assert_operator waited[0][0], :>, 0.2
+    assert_operator waited[1][0], :<, 0.2
+  end
+
   def test_wrong_arguments_are_named
     alone do
       one = Torch.ones(3)

@@ -203,7 +203,7 @@ class PiecesTest < Minitest::Test
   def test_groups_of_some_of_the_ranks
     results = world(3) do |rank|
       group = Distributed.new_group([0, 2])
-      next Distributed.all_gather([], Torch.ones(1), group: group).inspect if rank == 1
+      next if rank == 1
 
       mine = Torch.tensor([rank + 1.0])
       list = Array.new(2) { Torch.zeros(1) }
@@ -216,7 +216,7 @@ class PiecesTest < Minitest::Test
       Distributed.scatter(part = Torch.zeros(1), ([mine, mine * 2] if rank == 2), src: 2, group: group)
       [*list, sent, again, sum, *collected, part].map(&:item)
     end
-    assert_equal [[1, 3, 3, 1, 1, 3], "nil", [1, 3, 3, 1, 4, 1, 3, 6]], results
+    assert_equal [[1, 3, 3, 1, 1, 3], nil, [1, 3, 3, 1, 4, 1, 3, 6]], results
   end
 
   def test_several_lists_at_once

@@ -78,6 +78,20 @@ module Torch
           members._barrier(timeout, async)
         end
       end
+
+      # A barrier that says who does not come. Rank 0 waits for the others, and all of them learn the outcome. The group
+      # can be used again after a failure.
+      #
+      # @param timeout [Numeric, nil] seconds; nil: the group's
+      # @param wait_all_ranks [Boolean] whether to name all who are missing, rather than the first
+      # @return [nil]
+      # @raise [TimeoutError]
+      def monitored_barrier(group: nil, timeout: nil, wait_all_ranks: false)
+        return unless (group = member_group(group, "monitored_barrier"))
+
+        check_timeout(timeout) unless timeout.nil?
+        group._monitored_barrier(timeout, wait_all_ranks)
+      end
     end
   end
 end
