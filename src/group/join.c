@@ -4,8 +4,8 @@
  *
  * Keys below the group's name: `joined/RANK` counts how often this rank has joined, `left/N/RANK`
  * says that its Nth group has ended. A place that is taken and not left means two processes with
- * one rank. The keys of the Nth group of that name are below `N/`: `N/host/RANK`, and the
- * backend's.
+ * one rank. The keys of the Nth group of that name are below `N/`: `N/host/RANK`, who has come
+ * (`N/signs`), and the backend's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,9 +14,19 @@
 
 #include "group/group.h"
 
-enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, TELL_MS = 10000, NAMES_SHOWN = 8 };
+enum {
+    KEY_BYTES = 64,
+    LEAVE_MS = 1000,
+    SLICE_MS = 1000,
+    TELL_MS = 10000,
+    NAMES_SHOWN = 8,
+    PLACE_BYTES = 200
+};
 
 static const char loopback[] = "127.0.0.1";
+
+/* Grows by "+RANK " with each that comes: one request tells who is there, however many they are. */
+static const tddp_slice signs_key = {"signs", 5};
 
 static tddp_slice rank_key(char text[KEY_BYTES], const char *what, int rank)
 {
@@ -63,6 +73,14 @@ static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
     return status;
 }
 
+/* Says that this rank is there or, with '-', that it has gone again: for those who count. */
+static tddp_status sign(tddp_group *group, char how, const tddp_wait *wait)
+{
+    char text[24];
+    int length = snprintf(text, sizeof text, "%c%d ", how, group->rank);
+    return tddp_store_append(group->store, signs_key, (tddp_slice){text, (size_t)length}, wait);
+}
+
 void tddp_group_leave(tddp_group *group)
 {
     if (!group->names || group->incarnation == 0) {
@@ -81,6 +99,9 @@ void tddp_group_leave(tddp_group *group)
                      ? tddp_store_delete_key(group->store, rank_key(key, "host", group->rank),
                                              &wait, &deleted)
                      : TDDP_OK;
+        if (status == TDDP_OK && group->store) {
+            status = sign(group, '-', &wait);
+        }
         if (status == TDDP_OK) {
             status = tddp_store_add(group->names, rank_key(key, "joined", group->rank), -1, &wait,
                                     &times);
@@ -96,43 +117,77 @@ void tddp_group_leave(tddp_group *group)
 
 /* --- waiting for the others ------------------------------------------------------------------ */
 
-/* "rank 2", "ranks 1, 2 and 4", "ranks 1, 2, ... (30 in all)", or "" if none is missing. */
+static void read_signs(const char *text, bool *there, int world_size)
+{
+    while (*text == '+' || *text == '-') {
+        char *end;
+        long rank = strtol(text + 1, &end, 10);
+        if (end == text + 1) {
+            return;
+        }
+        if (rank >= 0 && rank < world_size) {
+            there[rank] = *text == '+';
+        }
+        text = *end == ' ' ? end + 1 : end;
+    }
+}
+
+/* "2", "1, 2, 4", "1, 2, ... (30 in all)", or "" if none is missing. */
 static tddp_status missing_ranks(tddp_group *group, const tddp_wait *wait, char *text, size_t size)
 {
+    tddp_blob signs = {0};
+    bool *there = tddp_alloc_array((size_t)group->world_size, sizeof *there);
+    if (!there) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    /* This rank's own is in it: nothing to wait for. */
+    tddp_status status = tddp_store_get(group->store, signs_key, wait, &signs);
+    if (status == TDDP_OK) {
+        read_signs(signs.data, there, group->world_size);
+    }
     int missing = 0;
     size_t used = 0;
     text[0] = '\0';
-    for (int rank = 0; rank < group->world_size; rank++) {
-        char key[KEY_BYTES];
-        tddp_slice slice = rank_key(key, "host", rank);
-        int there;
-        tddp_status status = tddp_store_check(group->store, &slice, 1, wait, &there);
-        if (status) {
-            return status;
-        }
-        if (!there && missing++ < NAMES_SHOWN && used < size) {
+    for (int rank = 0; status == TDDP_OK && rank < group->world_size; rank++) {
+        if (!there[rank] && missing++ < NAMES_SHOWN && used < size) {
             used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", rank);
         }
     }
     if (missing > NAMES_SHOWN && used < size) {
         (void)snprintf(text + used, size - used, ", ... (%d in all)", missing);
     }
-    return TDDP_OK;
+    tddp_blob_free(&signs);
+    free(there);
+    return status;
+}
+
+/* " at 10.0.0.1:29500"; "" where the store has no address. Returns `text`. */
+static const char *store_place(const tddp_group *group, char text[PLACE_BYTES])
+{
+    const char *host = tddp_tcp_store_host(group->store);
+    text[0] = '\0';
+    if (host) {
+        (void)snprintf(text, PLACE_BYTES, " at %.180s:%d", host, tddp_tcp_store_port(group->store));
+    }
+    return text;
 }
 
 static void tell_missing(tddp_group *group, const tddp_wait *wait, int64_t start)
 {
     char missing[128];
+    char place[PLACE_BYTES];
     if (missing_ranks(group, wait, missing, sizeof missing) == TDDP_OK && missing[0]) {
         tddp_log(TDDP_LOG_WARN, "group",
-                 "rank %d of \"%s\" has waited %" PRId64 " s for rank(s) %s of %d", group->rank,
-                 group->name, (tddp_now_ns() - start) / TDDP_NS_PER_S, missing, group->world_size);
+                 "rank %d of \"%s\" has waited %" PRId64 " s in the store%s for rank(s) %s of %d",
+                 group->rank, group->name, (tddp_now_ns() - start) / TDDP_NS_PER_S,
+                 store_place(group, place), missing, group->world_size);
     }
 }
 
 static tddp_status give_up(tddp_group *group, int64_t start, const char *reason)
 {
     char missing[128];
+    char place[PLACE_BYTES];
     tddp_wait wait = {LEAVE_MS, NULL};
     if (missing_ranks(group, &wait, missing, sizeof missing) || !missing[0]) {
         return tddp_fail(TDDP_TIMEOUT, "rank %d of group \"%s\": %s", group->rank, group->name,
@@ -140,9 +195,9 @@ static tddp_status give_up(tddp_group *group, int64_t start, const char *reason)
     }
     return tddp_fail(TDDP_TIMEOUT,
                      "rank %d of group \"%s\" waited %.1f s in vain for rank(s) %s of %d: start "
-                     "them with the same store, name and world size",
+                     "them with the same store%s, name and world size",
                      group->rank, group->name, (double)(tddp_now_ns() - start) / 1e9, missing,
-                     group->world_size);
+                     group->world_size, store_place(group, place));
 }
 
 static tddp_slice *host_keys(const tddp_group *group, char (**texts)[KEY_BYTES])
@@ -219,6 +274,9 @@ static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadli
     tddp_wait left = time_left(deadline, wait);
     status = tddp_store_set(group->store, rank_key(key, "host", group->rank),
                             (tddp_slice){mine, strlen(mine)}, &left);
+    if (status == TDDP_OK) {
+        status = sign(group, '+', &left);
+    }
     if (status == TDDP_OK) {
         status = wait_for_all(group, keys, wait, deadline);
         group->met = status == TDDP_OK;

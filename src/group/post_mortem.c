@@ -110,13 +110,19 @@ static bool add_descriptions(text *to, const tddp_evidence *evidence, uint64_t s
     return !known[0];
 }
 
-static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
+/* Who the ranks are that a backend's words speak of, but for the one that said them. */
+static void add_mentioned(text *to, const tddp_evidence *evidence, int speaker, const char *words)
 {
     char names[TDDP_PEERS_TEXT_BYTES];
+    add(to, "%s", tddp_peers_mentioned(evidence->peers, speaker, words, names));
+}
+
+static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
+{
     const char *described = evidence->described ? evidence->described : "";
     add(to, "%s", evidence->text);
     bool both = add_descriptions(to, evidence, evidence->op->sequence, described, evidence->rank);
-    add(to, "%s", tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+    add_mentioned(to, evidence, evidence->rank, evidence->text);
     return both || evidence->last || is_complete(evidence);
 }
 
@@ -131,6 +137,7 @@ static bool judge_mismatch(const tddp_evidence *evidence, int rank, text *to)
                         op),
         account->text);
     bool both = add_descriptions(to, evidence, account->current.sequence, account->described, rank);
+    add_mentioned(to, evidence, rank, account->text);
     return both || evidence->last || is_complete(evidence);
 }
 
@@ -193,6 +200,7 @@ static void add_failure(text *to, const tddp_evidence *evidence, int rank)
         tddp_account_op(account->current.kind, account->current.sequence, account->current.peer,
                         op),
         account->text, tddp_status_name(account->status));
+    add_mentioned(to, evidence, rank, account->text);
 }
 
 static void add_own_words(text *to, const tddp_evidence *evidence)
@@ -235,9 +243,8 @@ static bool judge_loss(const tddp_evidence *evidence, text *to)
         add_own_words(to, evidence);
         return true;
     }
-    char names[TDDP_PEERS_TEXT_BYTES];
     add(to, "%s", evidence->text[0] ? evidence->text : "another rank's operation failed");
-    add(to, "%s", tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+    add_mentioned(to, evidence, evidence->rank, evidence->text);
     return true;
 }
 
@@ -330,9 +337,8 @@ static bool judge_timeout(const tddp_evidence *evidence, text *to)
         add(to, "; and %d more", awaited - NAMED);
     }
     if (evidence->deaf) {
-        char names[TDDP_PEERS_TEXT_BYTES];
-        add(to, "%s; the store cannot be asked where the other ranks are",
-            tddp_peers_mentioned(evidence->peers, evidence->rank, evidence->text, names));
+        add_mentioned(to, evidence, evidence->rank, evidence->text);
+        add(to, "; the store cannot be asked where the other ranks are");
     } else if (!message) {
         add_arrived(to, evidence, awaited == 0);
     }
