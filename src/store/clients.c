@@ -187,7 +187,7 @@ static tddp_wire_result read_request(tddp_store_server *server, tddp_server_clie
         snprintf(parse->fault, sizeof parse->fault, "%.150s", tddp_error_message());
         return TDDP_WIRE_MALFORMED;
     }
-    return tddp_wire_read(client->dialect, &server->limits, data, size, parse);
+    return tddp_wire_read_on(client->dialect, &server->limits, data, size, &client->in_read, parse);
 }
 
 /* Carries out the complete requests at the start of `data`; returns the bytes they took. */

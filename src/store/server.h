@@ -50,6 +50,7 @@ struct tddp_server_client {
     uint32_t events;  /* what epoll watches for */
     tddp_bytes in;    /* the start of a request, or requests held back */
     size_t in_needed; /* bytes before parsing is worth while */
+    tddp_wire_progress in_read;
     tddp_bytes out;
     size_t out_sent; /* of those */
     tddp_server_wait *waits;

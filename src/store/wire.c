@@ -65,6 +65,7 @@ typedef struct cursor {
     size_t at;
     uint64_t owed; /* bytes that the fields after this one have at least */
     tddp_wire_result result;
+    tddp_wire_progress *progress;
     tddp_wire_parse *out;
 } cursor;
 
@@ -143,8 +144,11 @@ static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
     }
     size_t start = c->at;
     uint64_t each = with_values ? 16 : 8;
-    c->owed = count * each;
-    for (uint64_t i = 0; i < count; i++) {
+    if (c->progress->at) {
+        c->at = c->progress->at;
+    }
+    c->owed = (count - c->progress->done) * each;
+    for (uint64_t i = c->progress->done; i < count; i++) {
         tddp_slice skipped;
         c->owed -= 8;
         if (!take_key(c, &skipped)) {
@@ -156,6 +160,7 @@ static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
                 return false;
             }
         }
+        *c->progress = (tddp_wire_progress){c->at, i + 1};
     }
     request->count = count;
     request->list = (tddp_slice){c->data + start, c->at - start};
@@ -212,10 +217,11 @@ static tddp_wire_kind kind_of(const tddp_wire_dialect *dialect, unsigned char op
     return TDDP_WIRE_KINDS;
 }
 
-tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
-                                const char *data, size_t size, tddp_wire_parse *out)
+tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                   const char *data, size_t size, tddp_wire_progress *progress,
+                                   tddp_wire_parse *out)
 {
-    cursor c = {limits, data, size, 0, 0, TDDP_WIRE_COMPLETE, out};
+    cursor c = {limits, data, size, 0, 0, TDDP_WIRE_COMPLETE, progress, out};
     const char *opcode = take(&c, 1);
     if (!opcode) {
         return c.result;
@@ -234,7 +240,15 @@ tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wir
     }
     request.size = c.at;
     out->request = request;
+    *progress = (tddp_wire_progress){0};
     return TDDP_WIRE_COMPLETE;
+}
+
+tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                const char *data, size_t size, tddp_wire_parse *out)
+{
+    tddp_wire_progress none = {0};
+    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
 }
 
 static tddp_wire_result choose_1_13(unsigned char first, const tddp_wire_dialect **dialect,

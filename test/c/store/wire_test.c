@@ -227,3 +227,35 @@ TEST(anything_but_the_hello_is_the_older_dialect)
         CHECK_INT(tddp_wire_read(dialect, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
     }
 }
+
+TEST(a_list_in_pieces_is_not_read_again)
+{
+    static const char *const lists[] = {"06 [3] [2]2f6b [0] [4]2f6b6b6b",
+                                        "0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232"};
+    tddp_wire_limits limits = tddp_wire_limits_of(0, 0);
+    for (int i = 0; i < 2; i++) {
+        char bytes[256];
+        size_t size = from_hex(lists[i], bytes);
+        tddp_wire_progress progress = {0};
+        tddp_wire_parse parse;
+        tddp_wire_parse whole;
+        uint64_t seen = 0;
+        for (size_t part = 0; part < size; part++) {
+            CHECK_INT(tddp_wire_read_on(&tddp_wire_2x, &limits, bytes, part, &progress, &parse),
+                      TDDP_WIRE_MORE);
+            CHECK(parse.needed > part && parse.needed <= size);
+            CHECK(progress.done >= seen && progress.at <= part);
+            seen = progress.done;
+        }
+        CHECK_INT(seen, i ? 1 : 2);
+        CHECK_INT(tddp_wire_read_on(&tddp_wire_2x, &limits, bytes, size, &progress, &parse),
+                  TDDP_WIRE_COMPLETE);
+        CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &whole), TDDP_WIRE_COMPLETE);
+        CHECK_INT(parse.request.size, whole.request.size);
+        CHECK_INT(parse.request.count, whole.request.count);
+        CHECK_INT(parse.request.list.size, whole.request.list.size);
+        CHECK(parse.request.list.data == whole.request.list.data);
+        CHECK_INT(progress.at, 0);
+        CHECK_INT(progress.done, 0);
+    }
+}
