@@ -1,0 +1,177 @@
+/* Trouble on top of trouble: failures while memory is short, while a group ends, on several groups
+ * at once; and what is said while ranks are missing at the start. */
+#include "processes.h"
+
+/* From base's private header: the nth allocation from now fails. */
+void tddp_fail_allocation(long nth);
+
+typedef struct lines {
+    pthread_mutex_t mutex;
+    int count;
+    char text[512];
+} lines;
+
+static void take_line(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    lines *self = data;
+    pthread_mutex_lock(&self->mutex);
+    if (level == TDDP_LOG_WARN && strcmp(room, "group") == 0) {
+        self->count++;
+        snprintf(self->text, sizeof self->text, "%s", text);
+    }
+    pthread_mutex_unlock(&self->mutex);
+}
+
+MULTI_TEST(who_is_missing_is_said_after_ten_seconds, 1, 30)
+{
+    static lines seen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+    tddp_log_set_sink(take_line, &seen);
+    tddp_store *store = open_store(0, 1, port);
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    opts.backend = "fake";
+    opts.store = store;
+    opts.rank = 1;
+    opts.world_size = 4;
+    opts.timeout_ms = 12000;
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_TIMEOUT);
+    char expected[256];
+    snprintf(expected, sizeof expected,
+             "waited 12.0 s in vain for rank(s) 0, 2, 3 of 4: start them with the same store at "
+             "127.0.0.1:%d, name and world size",
+             port);
+    CHECK_CONTAINS(tddp_error_message(), expected);
+    CHECK_INT(seen.count, 1);
+    snprintf(expected, sizeof expected,
+             "rank 1 of \"default_pg\" has waited 10 s in the store at 127.0.0.1:%d for rank(s) 0, "
+             "2, 3 of 4",
+             port);
+    CHECK_CONTAINS(seen.text, expected);
+    tddp_log_set_sink(NULL, NULL);
+    tddp_store_release(store);
+}
+
+typedef struct short_memory {
+    long nth;
+    pthread_barrier_t ready;
+    tddp_status got[2];
+    char texts[2][2048];
+} short_memory;
+
+static void fail_without_memory(int rank, int world_size, tddp_store *store, void *data)
+{
+    short_memory *self = data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 300);
+    CHECK_OK(tddp_barrier(group, NULL));
+    pthread_barrier_wait(&self->ready);
+    if (rank == 0) {
+        tddp_fail_allocation(self->nth);
+    }
+    pthread_barrier_wait(&self->ready);
+    self->got[rank] = tddp_barrier(group, NULL);
+    snprintf(self->texts[rank], sizeof self->texts[rank], "%s", tddp_error_message());
+    pthread_barrier_wait(&self->ready);
+    tddp_fail_allocation(0);
+    CHECK(self->got[rank] != TDDP_OK);
+    /* A call that found no memory was not queued: then the other's timeout is news. */
+    tddp_status next = tddp_barrier(group, NULL);
+    CHECK(next == TDDP_GROUP_FAILED ||
+          (self->got[rank] == TDDP_OUT_OF_MEMORY && next == TDDP_PEER_LOST));
+    tddp_group_release(group);
+}
+
+/* Whatever cannot be had, both ranks end, soon, with a failure that has a text. */
+MULTI_TEST(failures_are_told_without_memory, 1, 60)
+{
+    setenv("TDDP_FAKE", "fail_at=2,rank=1", 1);
+    setenv("TDDP_FR_BUFFER_SIZE", "10", 1);
+    for (long nth = 1; nth < 40; nth++) {
+        short_memory self = {.nth = nth};
+        CHECK_INT(pthread_barrier_init(&self.ready, NULL, 2), 0);
+        double start = now();
+        run_ranks(2, fail_without_memory, &self);
+        CHECK(now() - start < 3);
+        CHECK(self.texts[0][0] && self.texts[1][0]);
+        pthread_barrier_destroy(&self.ready);
+    }
+}
+
+/* Every group of a job fails at the same moment, on different ranks first. */
+static void many_at_once(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    enum { GROUPS = 6 };
+    tddp_group *groups[GROUPS];
+    tddp_work *works[GROUPS];
+    for (int i = 0; i < GROUPS; i++) {
+        char name[16];
+        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+        snprintf(name, sizeof name, "g%d", i);
+        opts.backend = "fake";
+        opts.name = name;
+        opts.store = store;
+        opts.rank = rank;
+        opts.world_size = world_size;
+        opts.parent = i ? groups[0] : NULL;
+        opts.timeout_ms = i % world_size == rank ? 400 : 20000;
+        CHECK_OK(tddp_group_create(&opts, NULL, &groups[i]));
+    }
+    double start = now();
+    for (int i = 0; i < GROUPS; i++) {
+        /* One rank is missing in each. */
+        if ((i + 1) % world_size != rank) {
+            CHECK_OK(tddp_barrier(groups[i], &works[i]));
+        } else {
+            works[i] = NULL;
+        }
+    }
+    for (int i = 0; i < GROUPS; i++) {
+        if (works[i]) {
+            char late[64];
+            tddp_status status = tddp_work_wait(works[i], NULL);
+            CHECK_STATUS(status, i % world_size == rank ? TDDP_TIMEOUT : TDDP_PEER_LOST);
+            snprintf(late, sizeof late, "not arrived: rank %d (", (i + 1) % world_size);
+            if (status == TDDP_TIMEOUT) {
+                CHECK_CONTAINS(tddp_error_message(), late);
+                CHECK_CONTAINS(tddp_error_message(), "in no operation yet");
+            } else {
+                CHECK_CONTAINS(tddp_error_message(), "failed first, in barrier 1");
+            }
+            tddp_work_release(works[i]);
+        }
+    }
+    CHECK(now() - start < 3);
+    for (int i = 0; i < GROUPS; i++) {
+        tddp_group_release(groups[i]);
+    }
+}
+
+TEST(many_groups_fail_at_once)
+{
+    run_ranks(3, many_at_once, NULL);
+}
+
+/* One rank's group ends while another's operation fails. */
+static void end_meanwhile(int rank, int world_size, tddp_store *store, void *data)
+{
+    int pause = *(int *)data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 100);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 0) {
+        tddp_status status = tddp_barrier(group, NULL);
+        CHECK(status == TDDP_TIMEOUT || status == TDDP_PEER_LOST);
+    } else {
+        usleep((unsigned)pause);
+    }
+    double start = now();
+    tddp_group_shutdown(group, 0);
+    CHECK(now() - start < 1);
+    tddp_group_release(group);
+}
+
+TEST(a_group_may_end_while_another_rank_fails)
+{
+    for (int pause = 90000; pause < 130000; pause += 4000) {
+        run_ranks(3, end_meanwhile, &pause);
+    }
+}
