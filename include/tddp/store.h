@@ -12,9 +12,11 @@
  * TDDP_PROTOCOL, TDDP_STORE, TDDP_OUT_OF_MEMORY, TDDP_FORKED (a TCP store made before a fork and
  * used in the child).
  *
- * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore. The
- * server also speaks the wire format of PyTorch 1.13 to whoever begins with it, watching keys
- * included.
+ * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore.
+ * Server and client also speak the wire format of PyTorch 1.13 to whoever speaks no other: the
+ * server tells it by a client's first bytes (and has its watching of keys too), the client by a
+ * server that hangs up on the newer hello and then answers the older one. What 1.13 lacks is made
+ * of what it has (append, multi_get, multi_set), or TDDP_UNSUPPORTED (queues, list_keys, barrier).
  */
 #ifndef TDDP_STORE_H
 #define TDDP_STORE_H
@@ -43,6 +45,15 @@ typedef struct tddp_blob {
 
 /** Frees the bytes and clears the fields. An empty blob is fine. */
 TDDP_API void tddp_blob_free(tddp_blob *blob);
+
+/** Several blobs, owned by the caller, who frees them with tddp_blob_list_free(). */
+typedef struct tddp_blob_list {
+    tddp_blob *blobs;
+    size_t count;
+} tddp_blob_list;
+
+/** Frees the blobs and clears the fields. An empty list is fine. */
+TDDP_API void tddp_blob_list_free(tddp_blob_list *list);
 
 /** Borrowed bytes, as an argument. */
 typedef struct tddp_slice {
@@ -221,11 +232,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_delete_key(tddp_store *store, tdd
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_num_keys(tddp_store *store, const tddp_wait *wait,
                                                         int64_t *out);
 
-/** Returns once all keys exist. */
+/** Returns once all keys exist. A queue that holds something counts as a key. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_wait(tddp_store *store, const tddp_slice *keys,
                                                     size_t count, const tddp_wait *wait);
 
-/** Whether all keys exist, without waiting. */
+/** Whether all keys exist, without waiting. A queue that holds something counts as a key. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_check(tddp_store *store, const tddp_slice *keys,
                                                      size_t count, const tddp_wait *wait,
                                                      int *all_exist);
@@ -243,6 +254,47 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_multi_get(tddp_store *store, cons
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_multi_set(tddp_store *store, const tddp_slice *keys,
                                                          const tddp_slice *values, size_t count,
                                                          const tddp_wait *wait);
+
+/** Whether append, multi_get and multi_set are one step here. They are not towards a server of
+ *  PyTorch 1.13, where each is made of several. */
+TDDP_API int tddp_store_has_extended_api(const tddp_store *store);
+
+/** The keys there are, in no order; a prefix store's are those beneath its prefix, without it. The
+ *  store's own keys and queues are not among them. tddp_blob_list_free(). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_list_keys(tddp_store *store, const tddp_wait *wait,
+                                                         tddp_blob_list *out);
+
+/* --- queues and barriers --------------------------------------------------------------------- */
+
+/*
+ * A queue is made by its first value and gone with its last. Its name is apart from keys: the value
+ * of a key and a queue may bear the same, but waiting for that name then ends for either.
+ *
+ * TDDP_UNSUPPORTED: the server is PyTorch's and has no such thing. The store stays usable.
+ */
+
+/** Adds a value at the end of a queue. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_push(tddp_store *store, tddp_slice key,
+                                                          tddp_slice value, const tddp_wait *wait);
+
+/** Takes the value at the start of a queue: tddp_blob_free(). While the queue is empty it waits
+ * with `block`, and else returns TDDP_NOT_FOUND. One value goes to one caller; nothing was taken
+ * unless the result is TDDP_OK. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_pop(tddp_store *store, tddp_slice key,
+                                                         int block, const tddp_wait *wait,
+                                                         tddp_blob *out);
+
+/** How many values a queue holds; 0 if there is none. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_len(tddp_store *store, tddp_slice key,
+                                                         const tddp_wait *wait, int64_t *out);
+
+/**
+ * Returns once `world_size` callers have come. The key keeps their count, so each barrier needs a
+ * key of its own, and a caller that gave up is counted still. TDDP_TIMEOUT: the text tells how many
+ * had come.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_barrier(tddp_store *store, tddp_slice key,
+                                                       int world_size, const tddp_wait *wait);
 
 #ifdef __cplusplus
 }

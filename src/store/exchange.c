@@ -16,6 +16,7 @@ enum {
     /* What an impatient call still gives a request that is under way: without it a short timeout
      * would cost the connection. */
     GRACE_MS = 2000,
+    LOOK_FIRST_MS = 100,
     /* Above these, servers commonly refuse. */
     COMMON_KEY_BYTES = 8 << 10,
     COMMON_VALUE_BYTES = 8 << 20,
@@ -56,6 +57,23 @@ tddp_status tddp_tcp_check_process(const tddp_tcp_store *store)
     return TDDP_OK;
 }
 
+/* A connection that was given up is made again; what the call still has of time counts, but a short
+ * timeout shall not cost the store. */
+static tddp_status dial_again(const tddp_tcp_exchange *exchange)
+{
+    tddp_tcp_store *store = exchange->store;
+    const tddp_store_call *call = exchange->call;
+    int64_t least = tddp_deadline_after_ms(GRACE_MS);
+    int64_t until = call->deadline_ns > least ? call->deadline_ns : least;
+    tddp_status status = tddp_tcp_redial(store, until, tddp_store_call_cancel_fd(call));
+    if (status == TDDP_NETWORK || status == TDDP_PROTOCOL) {
+        status = tddp_fail(status, "%s, %s: the connection could not be made again: %s",
+                           store->name, exchange->operation, tddp_error_message());
+        return tddp_tcp_break(store, status);
+    }
+    return status;
+}
+
 tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
@@ -69,7 +87,11 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
         return tddp_fail(TDDP_NETWORK, "%s is of no further use since an earlier failure: %s",
                          store->name, store->broken_why);
     }
-    return TDDP_OK;
+    status = store->fd < 0 ? dial_again(exchange) : TDDP_OK;
+    if (status) {
+        tddp_tcp_end(exchange);
+    }
+    return status;
 }
 
 void tddp_tcp_end(tddp_tcp_exchange *exchange)
@@ -90,6 +112,38 @@ tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)
     return status;
 }
 
+bool tddp_tcp_recover(tddp_tcp_exchange *exchange)
+{
+    tddp_tcp_store *store = exchange->store;
+    if (tddp_tcp_redial(store, tddp_deadline_after_ms(GRACE_MS),
+                        tddp_store_call_cancel_fd(exchange->call))) {
+        return false;
+    }
+    store->broken = false;
+    return true;
+}
+
+tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_wire_kind kind)
+{
+    const tddp_tcp_store *store = exchange->store;
+    const tddp_wire_dialect *dialect = store->traits.dialect;
+    for (size_t opcode = 0; opcode < dialect->opcodes; opcode++) {
+        if (dialect->kinds[opcode] == kind) {
+            return tddp_wire_put_byte(&exchange->request, (unsigned char)opcode);
+        }
+    }
+    return tddp_fail(TDDP_UNSUPPORTED,
+                     "%s: its server is of PyTorch %s, which has no %s; host the store with "
+                     "torch-ddp, or with a newer PyTorch",
+                     store->name, dialect->name, exchange->operation);
+}
+
+tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key)
+{
+    tddp_status status = tddp_tcp_put_kind(exchange, kind);
+    return status ? status : tddp_tcp_put_key(&exchange->request, key);
+}
+
 /* Sets the text of a failure on the connection and gives the store up. */
 static tddp_status fail_exchange(const tddp_tcp_exchange *exchange, tddp_status status)
 {
@@ -99,7 +153,8 @@ static tddp_status fail_exchange(const tddp_tcp_exchange *exchange, tddp_status 
         hint = " (values of more than 8 MiB are refused by most servers)";
     } else if (status == TDDP_NETWORK && exchange->sent > COMMON_KEY_BYTES) {
         hint = " (keys of more than 8 KiB are refused by most servers)";
-    } else if (status == TDDP_NETWORK && strcmp(exchange->operation, "add") == 0) {
+    } else if (status == TDDP_NETWORK && (strcmp(exchange->operation, "add") == 0 ||
+                                          strcmp(exchange->operation, "barrier") == 0)) {
         hint = " (the server hangs up also if the key's value is not a number)";
     }
     if (status == TDDP_TIMEOUT) {
@@ -238,41 +293,60 @@ static tddp_status cancel_wait(tddp_tcp_exchange *exchange, tddp_status reason)
     return there ? TDDP_OK : reason;
 }
 
-/* The keys as the user knows them: without the slash that the wire adds. */
-static tddp_status fail_wait(const tddp_tcp_exchange *exchange, tddp_status status,
-                             const tddp_slice *keys, size_t count)
+tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
 {
-    return tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name);
-}
-
-tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_wire_put_byte(request, TDDP_WIRE_WAIT);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_tcp_put_key(request, keys[i]);
-    }
-    status = tddp_tcp_send(exchange, status);
-    if (status) {
-        return status;
-    }
+    tddp_tcp_store *store = exchange->store;
     unsigned char answer = 0;
     size_t done = 0;
-    status = tddp_net_recv(exchange->store->fd, &answer, 1, &done, exchange->call->deadline_ns,
-                           tddp_store_call_cancel_fd(exchange->call));
+    tddp_status status = tddp_net_recv(store->fd, &answer, 1, &done, exchange->call->deadline_ns,
+                                       tddp_store_call_cancel_fd(exchange->call));
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
         tddp_status reason = status;
-        status = cancel_wait(exchange, reason);
-        if (status == TDDP_TIMEOUT) {
-            status = reason; /* the store did not even answer that: broken now */
+        if (tddp_tcp_is_old(store)) {
+            /* A wait cannot be taken back there, and its answer would be taken for another's. */
+            tddp_net_close(store->fd);
+            store->fd = -1;
+            return reason;
         }
-        return status == reason && !exchange->store->broken
-                   ? fail_wait(exchange, reason, keys, count)
-                   : status;
+        status = cancel_wait(exchange, reason);
+        return status == TDDP_TIMEOUT ? reason : status; /* not even that was answered: broken */
     }
     if (status) {
         return fail_exchange(exchange, status);
     }
     return answer == TDDP_WIRE_STOP_WAITING ? TDDP_OK : fail_protocol(exchange, "a byte", answer);
+}
+
+/* WAIT as it goes over the wire. */
+static tddp_status wait_there(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
+{
+    tddp_bytes *request = &exchange->request;
+    tddp_status status = tddp_tcp_put_kind(exchange, TDDP_WIRE_WAIT);
+    status = status ? status : tddp_wire_put_u64(request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_tcp_put_key(request, keys[i]);
+    }
+    status = tddp_tcp_send(exchange, status);
+    return status ? status : tddp_tcp_await(exchange);
+}
+
+tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
+{
+    const tddp_store_call *call = exchange->call;
+    tddp_status status = TDDP_OK;
+    bool there = false;
+    if (tddp_tcp_is_old(exchange->store) &&
+        call->deadline_ns - tddp_now_ns() < LOOK_FIRST_MS * TDDP_NS_PER_MS) {
+        /* A wait that runs out costs the connection there, and a short one may do so although the
+         * keys are there. */
+        status = tddp_tcp_look(exchange, keys, count, &there);
+        if (status == TDDP_OK && !there && tddp_now_ns() >= call->deadline_ns) {
+            status = TDDP_TIMEOUT;
+        }
+    }
+    status = status || there ? status : wait_there(exchange, keys, count);
+    bool over = status == TDDP_TIMEOUT || status == TDDP_CANCELED;
+    return over && !exchange->store->broken
+               ? tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name)
+               : status;
 }

@@ -1,8 +1,9 @@
 /*
  * The file of a file store: records `u32 key length, key, u32 value length, value`, the last one of
- * a key counts, and a key of `-/k` removes /k. Written under an exclusive flock, read under a
- * shared one, through a descriptor opened for each access, since a lock belongs to a descriptor.
- * Invariant: `values` is what the first `read_to` bytes of the file said.
+ * a key counts, and a key of `-/k` removes /k (as any key with a dash in front the one behind it).
+ * Written under an exclusive flock, read under a shared one, through a descriptor opened for each
+ * access, since a lock belongs to a descriptor. Invariant: `values` is what the first `read_to`
+ * bytes of the file said.
  */
 #include <endian.h>
 #include <errno.h>
@@ -29,7 +30,7 @@ static void forget(tddp_file_log *log)
 /* Applies one record to the values. */
 static tddp_status apply(tddp_file_log *log, tddp_slice key, tddp_slice value)
 {
-    if (key.size > 2 && key.data[0] == '-' && key.data[1] == '/') {
+    if (key.size > 1 && key.data[0] == '-') {
         (void)tddp_store_values_delete(&log->values, (tddp_slice){key.data + 1, key.size - 1});
         return TDDP_OK;
     }

@@ -1,28 +1,44 @@
 /*
  * A store inside this process, for threads and tests. One mutex, held for moments only, guards the
- * map and the list of waiting calls; each waiting call has a notifier of its own, so that it can
+ * maps and the list of waiting calls; each waiting call has a notifier of its own, so that it can
  * wait for that, its deadline and its cancel token at once. A waiter is in the list exactly while
- * its call runs.
+ * its call waits, and whoever changes something looks what each of them wants.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "net/net.h"
+#include "store/queue.h"
 #include "store/store_impl.h"
 #include "store/values.h"
 #include <poll.h>
 
-typedef struct waiter {
-    struct waiter *next;
-    tddp_cancel *changed; /* a token is an event that can be polled: here "look again" */
-} waiter;
+typedef struct waiter waiter;
 
 typedef struct hash_store {
     tddp_store base;
     pthread_mutex_t mutex;
     tddp_store_map values;
+    tddp_store_map queues;
     waiter *waiters;
 } hash_store;
+
+/* What a call waits for. */
+typedef struct wanted {
+    bool (*there)(const hash_store *hash, const struct wanted *wanted);
+    const tddp_slice *keys;
+    size_t count;
+    int world_size; /* of a barrier */
+} wanted;
+
+struct waiter {
+    waiter *next;
+    const wanted *wanted;
+    bool found;        /* it was there, at least for a moment */
+    tddp_cancel *told; /* a token is an event that can be polled: here "it was found" */
+};
+
+static const char store_name[] = "hash store";
 
 static hash_store *lock(tddp_store *store)
 {
@@ -37,45 +53,68 @@ static tddp_status unlock(hash_store *hash, tddp_status status)
     return status;
 }
 
+/* After every change: whoever waits for what now is there need not find it there still. */
+static void tell_waiters(hash_store *hash)
+{
+    for (waiter *each = hash->waiters; each; each = each->next) {
+        if (!each->found && each->wanted->there(hash, each->wanted)) {
+            each->found = true;
+            tddp_cancel_trigger(each->told);
+        }
+    }
+}
+
 static tddp_status unlock_changed(hash_store *hash, tddp_status status)
 {
-    for (waiter *each = hash->waiters; each && status == TDDP_OK; each = each->next) {
-        tddp_cancel_trigger(each->changed);
+    if (status == TDDP_OK) {
+        tell_waiters(hash);
     }
     return unlock(hash, status);
 }
 
-/* Holding the mutex, lets go of it until the keys are there. */
-static tddp_status wait_locked(hash_store *hash, const tddp_slice *keys, size_t count,
-                               const tddp_store_call *call)
+static bool keys_there(const hash_store *hash, const wanted *w)
 {
-    if (tddp_store_values_have(&hash->values, keys, count)) {
+    for (size_t i = 0; i < w->count; i++) {
+        if (!tddp_store_map_find(&hash->values, w->keys[i]) &&
+            !tddp_store_map_find(&hash->queues, w->keys[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Holding the mutex, lets go of it until what is wanted is there. Sets no text. */
+static tddp_status wait_locked(hash_store *hash, const wanted *w, const tddp_store_call *call)
+{
+    if (w->there(hash, w)) {
         return TDDP_OK;
     }
-    waiter self = {.next = hash->waiters};
-    tddp_status status = tddp_cancel_create(&self.changed);
+    waiter self = {.next = hash->waiters, .wanted = w};
+    tddp_status status = tddp_cancel_create(&self.told);
     if (status) {
         return status;
     }
     hash->waiters = &self;
-    while (!tddp_store_values_have(&hash->values, keys, count)) {
-        (void)pthread_mutex_unlock(&hash->mutex);
-        status = tddp_net_poll(tddp_cancel_fd(self.changed), POLLIN, call->deadline_ns,
-                               tddp_store_call_cancel_fd(call));
-        tddp_cancel_reset(self.changed);
-        (void)pthread_mutex_lock(&hash->mutex);
-        if (status) {
-            break;
-        }
-    }
+    (void)pthread_mutex_unlock(&hash->mutex);
+    status = tddp_net_poll(tddp_cancel_fd(self.told), POLLIN, call->deadline_ns,
+                           tddp_store_call_cancel_fd(call));
+    (void)pthread_mutex_lock(&hash->mutex);
     waiter **link = &hash->waiters;
     while (*link != &self) {
         link = &(*link)->next;
     }
     *link = self.next;
-    tddp_cancel_free(self.changed);
+    tddp_cancel_free(self.told);
+    return self.found ? TDDP_OK : status;
+}
+
+static tddp_status wait_for_keys(hash_store *hash, const tddp_slice *keys, size_t count,
+                                 const tddp_store_call *call)
+{
+    wanted w = {.there = keys_there, .keys = keys, .count = count};
+    tddp_status status = wait_locked(hash, &w, call);
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
-        return tddp_store_fail_wait(status, keys, count, call, "hash store");
+        return tddp_store_fail_wait(status, keys, count, call, store_name);
     }
     return status;
 }
@@ -85,8 +124,10 @@ static tddp_status copy_values(hash_store *hash, const tddp_slice *keys, size_t 
 {
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        /* A queue of that name has no value: it reads as empty, as from a server. */
         const tddp_store_entry *entry = tddp_store_map_find(&hash->values, keys[i]);
-        status = tddp_blob_copy(tddp_store_entry_value(entry), &out[i]);
+        tddp_slice value = entry ? tddp_store_entry_value(entry) : (tddp_slice){0};
+        status = tddp_blob_copy(value, &out[i]);
     }
     return status;
 }
@@ -103,7 +144,10 @@ static tddp_status hash_multi_get(tddp_store *store, const tddp_slice *keys, siz
                                   const tddp_store_call *call, tddp_blob *out)
 {
     hash_store *hash = lock(store);
-    tddp_status status = wait_locked(hash, keys, count, call);
+    tddp_status status;
+    do {
+        status = wait_for_keys(hash, keys, count, call);
+    } while (status == TDDP_OK && !keys_there(hash, &(wanted){.keys = keys, .count = count}));
     return unlock(hash, status ? status : copy_values(hash, keys, count, out));
 }
 
@@ -162,7 +206,7 @@ static tddp_status hash_wait(tddp_store *store, const tddp_slice *keys, size_t c
                              const tddp_store_call *call)
 {
     hash_store *hash = lock(store);
-    return unlock(hash, wait_locked(hash, keys, count, call));
+    return unlock(hash, wait_for_keys(hash, keys, count, call));
 }
 
 static tddp_status hash_check(tddp_store *store, const tddp_slice *keys, size_t count,
@@ -170,7 +214,7 @@ static tddp_status hash_check(tddp_store *store, const tddp_slice *keys, size_t 
 {
     (void)call;
     hash_store *hash = lock(store);
-    *all_exist = tddp_store_values_have(&hash->values, keys, count);
+    *all_exist = keys_there(hash, &(wanted){.keys = keys, .count = count});
     return unlock(hash, TDDP_OK);
 }
 
@@ -195,6 +239,96 @@ static tddp_status hash_multi_set(tddp_store *store, const tddp_slice *keys,
     return unlock_changed(hash, status);
 }
 
+static tddp_status hash_queue_push(tddp_store *store, tddp_slice key, tddp_slice value,
+                                   const tddp_store_call *call)
+{
+    (void)call;
+    hash_store *hash = lock(store);
+    return unlock_changed(hash, tddp_store_queues_push(&hash->queues, key, value));
+}
+
+static bool queue_there(const hash_store *hash, const wanted *w)
+{
+    return tddp_store_map_find(&hash->queues, w->keys[0]) != NULL;
+}
+
+static tddp_status hash_queue_pop(tddp_store *store, tddp_slice key, bool block,
+                                  const tddp_store_call *call, tddp_blob *out)
+{
+    hash_store *hash = lock(store);
+    wanted w = {.there = queue_there, .keys = &key};
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK && !tddp_store_queues_pop(&hash->queues, key, out)) {
+        /* Who else was told may have been quicker. */
+        status = block ? wait_locked(hash, &w, call) : TDDP_NOT_FOUND;
+    }
+    (void)unlock(hash, TDDP_OK);
+    if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
+        return tddp_store_fail_wait(status, &key, 1, call, store_name);
+    }
+    return status;
+}
+
+static tddp_status hash_queue_len(tddp_store *store, tddp_slice key, const tddp_store_call *call,
+                                  int64_t *out)
+{
+    (void)call;
+    hash_store *hash = lock(store);
+    *out = (int64_t)tddp_store_queues_length(&hash->queues, key);
+    return unlock(hash, TDDP_OK);
+}
+
+static tddp_status hash_list_keys(tddp_store *store, const tddp_store_call *call,
+                                  tddp_blob_list *out)
+{
+    (void)call;
+    hash_store *hash = lock(store);
+    tddp_status status = tddp_blob_list_make(hash->values.count, out);
+    const tddp_store_entry *entry = NULL;
+    for (size_t i = 0; i < out->count && status == TDDP_OK; i++) {
+        entry = tddp_store_map_next(&hash->values, entry);
+        status = tddp_blob_copy(tddp_store_entry_key(entry), &out->blobs[i]);
+    }
+    return unlock(hash, status);
+}
+
+static int64_t arrived_at(const hash_store *hash, tddp_slice key)
+{
+    int64_t arrived;
+    return tddp_store_values_sum(&hash->values, key, 0, &arrived) ? -1 : arrived;
+}
+
+static bool all_arrived(const hash_store *hash, const wanted *w)
+{
+    return arrived_at(hash, w->keys[0]) >= w->world_size;
+}
+
+static tddp_status hash_barrier(tddp_store *store, tddp_slice key, int world_size,
+                                const tddp_store_call *call)
+{
+    hash_store *hash = lock(store);
+    int64_t arrived;
+    tddp_status status = tddp_store_values_add(&hash->values, key, 1, &arrived);
+    if (status) {
+        return unlock(hash, status);
+    }
+    tell_waiters(hash);
+    wanted w = {.there = all_arrived, .keys = &key, .world_size = world_size};
+    status = wait_locked(hash, &w, call);
+    arrived = arrived_at(hash, key);
+    (void)unlock(hash, TDDP_OK);
+    if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
+        return tddp_store_fail_barrier(status, key, arrived, world_size, call, store_name);
+    }
+    return status;
+}
+
+static bool hash_extended(const tddp_store *store)
+{
+    (void)store;
+    return true;
+}
+
 static tddp_status hash_clone(tddp_store *store, const tddp_store_call *call, tddp_store **out)
 {
     (void)call;
@@ -206,6 +340,7 @@ static void hash_destroy(tddp_store *store)
 {
     hash_store *hash = (hash_store *)store;
     tddp_store_map_clear(&hash->values);
+    tddp_store_queues_clear(&hash->queues);
     (void)pthread_mutex_destroy(&hash->mutex);
     free(hash);
 }
@@ -222,6 +357,12 @@ static const tddp_store_ops hash_ops = {
     .append = hash_append,
     .multi_get = hash_multi_get,
     .multi_set = hash_multi_set,
+    .queue_push = hash_queue_push,
+    .queue_pop = hash_queue_pop,
+    .queue_len = hash_queue_len,
+    .list_keys = hash_list_keys,
+    .barrier = hash_barrier,
+    .extended = hash_extended,
     .clone = hash_clone,
     .destroy = hash_destroy,
 };

@@ -116,6 +116,59 @@ static tddp_status prefix_multi_set(tddp_store *store, const tddp_slice *keys,
     BENEATH(keys, count, under->ops->multi_set(under, full, values, count, call));
 }
 
+static tddp_status prefix_queue_push(tddp_store *store, tddp_slice key, tddp_slice value,
+                                     const tddp_store_call *call)
+{
+    BENEATH(&key, 1, under->ops->queue_push(under, full[0], value, call));
+}
+
+static tddp_status prefix_queue_pop(tddp_store *store, tddp_slice key, bool block,
+                                    const tddp_store_call *call, tddp_blob *out)
+{
+    BENEATH(&key, 1, under->ops->queue_pop(under, full[0], block, call, out));
+}
+
+static tddp_status prefix_queue_len(tddp_store *store, tddp_slice key, const tddp_store_call *call,
+                                    int64_t *out)
+{
+    BENEATH(&key, 1, under->ops->queue_len(under, full[0], call, out));
+}
+
+static tddp_status prefix_barrier(tddp_store *store, tddp_slice key, int world_size,
+                                  const tddp_store_call *call)
+{
+    BENEATH(&key, 1, under->ops->barrier(under, full[0], world_size, call));
+}
+
+/* Takes the prefix off a key; false if it is not beneath it. */
+static bool strip(const prefix_store *prefix, tddp_blob *key)
+{
+    size_t size = prefix->prefix_size;
+    if (key->size <= size || memcmp(key->data, prefix->prefix, size) != 0) {
+        return false;
+    }
+    memmove(key->data, key->data + size, key->size - size + 1);
+    key->size -= size;
+    return true;
+}
+
+static tddp_status prefix_list_keys(tddp_store *store, const tddp_store_call *call,
+                                    tddp_blob_list *out)
+{
+    tddp_status status = store->under->ops->list_keys(store->under, call, out);
+    size_t kept = 0;
+    for (size_t i = 0; i < out->count; i++) {
+        tddp_blob key = out->blobs[i];
+        if (status == TDDP_OK && strip((const prefix_store *)store, &key)) {
+            out->blobs[kept++] = key;
+        } else {
+            tddp_blob_free(&key);
+        }
+    }
+    out->count = kept;
+    return status;
+}
+
 static void prefix_destroy(tddp_store *store)
 {
     prefix_store *prefix = (prefix_store *)store;
@@ -138,6 +191,11 @@ static const tddp_store_ops prefix_ops = {
     .append = prefix_append,
     .multi_get = prefix_multi_get,
     .multi_set = prefix_multi_set,
+    .queue_push = prefix_queue_push,
+    .queue_pop = prefix_queue_pop,
+    .queue_len = prefix_queue_len,
+    .list_keys = prefix_list_keys,
+    .barrier = prefix_barrier,
     .clone = prefix_clone,
     .destroy = prefix_destroy,
 };

@@ -3,13 +3,10 @@
  * table. Any thread; the only state here is the reference count. What a call means is the kind's
  * affair: tcp_client.c, file.c, hash.c, prefix.c.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store/store_impl.h"
-
-enum { SHOWN_KEYS = 10, SHOWN_KEY_BYTES = 64 };
 
 void tddp_blob_free(tddp_blob *blob)
 {
@@ -32,49 +29,25 @@ tddp_status tddp_blob_copy(tddp_slice bytes, tddp_blob *out)
     return TDDP_OK;
 }
 
-static size_t show_key(tddp_slice key, char *text, size_t room)
+void tddp_blob_list_free(tddp_blob_list *list)
 {
-    size_t used = (size_t)snprintf(text, room, "\"");
-    for (size_t i = 0; i < key.size && i < SHOWN_KEY_BYTES; i++) {
-        unsigned char byte = (unsigned char)key.data[i];
-        bool plain = byte >= 32 && byte != 127 && byte != '"' && byte != '\\';
-        used += (size_t)snprintf(text + used, room - used, plain ? "%c" : "\\x%02x", byte);
+    if (list) {
+        for (size_t i = 0; i < list->count; i++) {
+            tddp_blob_free(&list->blobs[i]);
+        }
+        free(list->blobs);
+        *list = (tddp_blob_list){0};
     }
-    used += (size_t)snprintf(text + used, room - used, key.size > SHOWN_KEY_BYTES ? "...\"" : "\"");
-    return used;
 }
 
-const char *tddp_store_keys_text(const tddp_slice *keys, size_t count,
-                                 char text[TDDP_STORE_KEYS_TEXT_BYTES])
+tddp_status tddp_blob_list_make(size_t count, tddp_blob_list *out)
 {
-    enum { LONGEST = SHOWN_KEY_BYTES * 4 + 8, TAIL = 32 };
-    size_t used = 0;
-    size_t shown = 0;
-    text[0] = '\0';
-    while (shown < count && shown < SHOWN_KEYS &&
-           used + LONGEST + TAIL < TDDP_STORE_KEYS_TEXT_BYTES) {
-        used += (size_t)snprintf(text + used, 3, "%s", shown ? ", " : "");
-        used += show_key(keys[shown], text + used, TDDP_STORE_KEYS_TEXT_BYTES - used);
-        shown++;
+    tddp_blob *blobs = tddp_alloc_array(count ? count : 1, sizeof *blobs);
+    if (!blobs) {
+        return TDDP_OUT_OF_MEMORY;
     }
-    if (shown < count) {
-        snprintf(text + used, TDDP_STORE_KEYS_TEXT_BYTES - used, " and %zu more", count - shown);
-    }
-    return text;
-}
-
-tddp_status tddp_store_fail_wait(tddp_status status, const tddp_slice *keys, size_t count,
-                                 const tddp_store_call *call, const char *store_name)
-{
-    char text[TDDP_STORE_KEYS_TEXT_BYTES];
-    (void)tddp_store_keys_text(keys, count, text);
-    const char *noun = count == 1 ? "key" : "keys";
-    if (status == TDDP_CANCELED) {
-        return tddp_fail(status, "interrupted while waiting for the %s %s (%s)", noun, text,
-                         store_name);
-    }
-    return tddp_fail(status, "timed out after %lld ms waiting for the %s %s (%s)",
-                     (long long)call->timeout_ms, noun, text, store_name);
+    *out = (tddp_blob_list){blobs, count};
+    return TDDP_OK;
 }
 
 void tddp_store_init(tddp_store *store, const tddp_store_ops *ops, int64_t timeout_ms)
@@ -273,6 +246,66 @@ tddp_status tddp_store_multi_set(tddp_store *store, const tddp_slice *keys,
         return status;
     }
     return store->ops->multi_set(store, keys, values, count, &call);
+}
+
+int tddp_store_has_extended_api(const tddp_store *store)
+{
+    while (store && store->under) {
+        store = store->under;
+    }
+    return store && store->ops->extended(store);
+}
+
+tddp_status tddp_store_list_keys(tddp_store *store, const tddp_wait *wait, tddp_blob_list *out)
+{
+    BEGIN(out, NULL, 0);
+    tddp_blob_list list = {0};
+    status = store->ops->list_keys(store, &call, &list);
+    if (status) {
+        tddp_blob_list_free(&list);
+    } else {
+        *out = list;
+    }
+    return status;
+}
+
+tddp_status tddp_store_queue_push(tddp_store *store, tddp_slice key, tddp_slice value,
+                                  const tddp_wait *wait)
+{
+    BEGIN(&key, &key, 1);
+    status = check_values(&value, 1);
+    return status ? status : store->ops->queue_push(store, key, value, &call);
+}
+
+tddp_status tddp_store_queue_pop(tddp_store *store, tddp_slice key, int block,
+                                 const tddp_wait *wait, tddp_blob *out)
+{
+    BEGIN(out, &key, 1);
+    status = store->ops->queue_pop(store, key, block != 0, &call, out);
+    if (status == TDDP_NOT_FOUND) {
+        char text[TDDP_STORE_KEYS_TEXT_BYTES];
+        return tddp_fail(status, "the queue %s is empty, and the pop was not to wait",
+                         tddp_store_keys_text(&key, 1, text));
+    }
+    return status;
+}
+
+tddp_status tddp_store_queue_len(tddp_store *store, tddp_slice key, const tddp_wait *wait,
+                                 int64_t *out)
+{
+    BEGIN(out, &key, 1);
+    return store->ops->queue_len(store, key, &call, out);
+}
+
+tddp_status tddp_store_barrier(tddp_store *store, tddp_slice key, int world_size,
+                               const tddp_wait *wait)
+{
+    BEGIN(&key, &key, 1);
+    if (world_size < 1) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "barrier: world size %d, expected 1 or more",
+                         world_size);
+    }
+    return store->ops->barrier(store, key, world_size, &call);
 }
 
 tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait, tddp_store **out)

@@ -20,7 +20,8 @@ typedef struct tddp_store_call {
     tddp_cancel *cancel;
 } tddp_store_call;
 
-/* multi_get fills zeroed blobs; on failure store.c frees what is in them. */
+/* multi_get fills zeroed blobs, list_keys an empty list; on failure store.c frees what is in them.
+ * A queue_pop that finds nothing returns TDDP_NOT_FOUND without a text. */
 typedef struct tddp_store_ops {
     tddp_status (*set)(tddp_store *, tddp_slice key, tddp_slice value, const tddp_store_call *);
     tddp_status (*get)(tddp_store *, tddp_slice key, const tddp_store_call *, tddp_blob *out);
@@ -39,6 +40,14 @@ typedef struct tddp_store_ops {
                              const tddp_store_call *, tddp_blob *out);
     tddp_status (*multi_set)(tddp_store *, const tddp_slice *keys, const tddp_slice *values,
                              size_t count, const tddp_store_call *);
+    tddp_status (*queue_push)(tddp_store *, tddp_slice key, tddp_slice value,
+                              const tddp_store_call *);
+    tddp_status (*queue_pop)(tddp_store *, tddp_slice key, bool block, const tddp_store_call *,
+                             tddp_blob *out);
+    tddp_status (*queue_len)(tddp_store *, tddp_slice key, const tddp_store_call *, int64_t *out);
+    tddp_status (*list_keys)(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
+    tddp_status (*barrier)(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
+    bool (*extended)(const tddp_store *);
     tddp_status (*clone)(tddp_store *, const tddp_store_call *, tddp_store **out);
     void (*destroy)(tddp_store *);
 } tddp_store_ops;
@@ -64,6 +73,11 @@ static inline int tddp_store_call_cancel_fd(const tddp_store_call *call)
 /* Copies bytes into a fresh blob. */
 TDDP_NODISCARD tddp_status tddp_blob_copy(tddp_slice bytes, tddp_blob *out);
 
+/* Makes room in an empty list, zeroed. */
+TDDP_NODISCARD tddp_status tddp_blob_list_make(size_t count, tddp_blob_list *out);
+
+/* --- texts.c --------------------------------------------------------------------------------- */
+
 /* Writes the keys for a person: at most ten, long and binary ones shortened; returns `text`. */
 enum { TDDP_STORE_KEYS_TEXT_BYTES = 1024 };
 const char *tddp_store_keys_text(const tddp_slice *keys, size_t count,
@@ -72,5 +86,10 @@ const char *tddp_store_keys_text(const tddp_slice *keys, size_t count,
 /* The text of a wait that ended without its keys, TDDP_TIMEOUT or TDDP_CANCELED. */
 tddp_status tddp_store_fail_wait(tddp_status status, const tddp_slice *keys, size_t count,
                                  const tddp_store_call *call, const char *store_name);
+
+/* The same of a barrier; `arrived` is negative if that is not known. */
+tddp_status tddp_store_fail_barrier(tddp_status status, tddp_slice key, int64_t arrived,
+                                    int world_size, const tddp_store_call *call,
+                                    const char *store_name);
 
 #endif

@@ -1,6 +1,8 @@
 /*
- * The parts of the TCP client: tcp_client.c (the operations), exchange.c (one request and its
- * answer on the connection), tcp_open.c (connecting, the hello, waiting for the workers).
+ * The parts of the TCP client: tcp_client.c (the operations), tcp_queue.c (those that only newer
+ * servers have), tcp_old.c (what a server of PyTorch 1.13 lacks, made of what it has), exchange.c
+ * (one request and its answer on the connection), tcp_dial.c (connections and their hello),
+ * tcp_open.c (options, the own server, waiting for the workers).
  */
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
@@ -18,6 +20,26 @@ typedef struct tddp_tcp_server {
     tddp_store_server *server;
 } tddp_tcp_server;
 
+/* What not every server of PyTorch 2.x has. Nothing in the hello tells, so it is tried. */
+typedef enum tddp_tcp_feature {
+    TDDP_TCP_QUEUES,
+    TDDP_TCP_LIST_KEYS,
+    TDDP_TCP_BARRIER,
+    TDDP_TCP_FEATURES,
+} tddp_tcp_feature;
+
+typedef enum tddp_tcp_support {
+    TDDP_TCP_UNKNOWN,
+    TDDP_TCP_HAS,
+    TDDP_TCP_LACKS,
+} tddp_tcp_support;
+
+/* What is known of a server; a clone is told. */
+typedef struct tddp_tcp_traits {
+    const tddp_wire_dialect *dialect; /* NULL before the first hello was answered */
+    tddp_tcp_support support[TDDP_TCP_FEATURES];
+} tddp_tcp_traits;
+
 typedef struct tddp_tcp_store {
     tddp_store base;
     char *host;     /* as the user named it */
@@ -25,9 +47,10 @@ typedef struct tddp_tcp_store {
     int port;
     char name[160]; /* "store HOST:PORT", for texts */
     pid_t pid;      /* of the process that may use it */
-    int fd;
-    int turn_fd; /* an eventfd that holds 1 while nobody uses the connection */
+    int fd;         /* -1: given up, the next call makes a new one */
+    int turn_fd;    /* an eventfd that holds 1 while nobody uses the connection */
     tddp_tcp_server *server;
+    tddp_tcp_traits traits;
     bool broken;
     char broken_why[512];
 } tddp_tcp_store;
@@ -60,17 +83,41 @@ TDDP_NODISCARD tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uin
 /* Receives a string. When memory lacks it is passed over, and the connection stays usable. */
 TDDP_NODISCARD tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out);
 
-/* WAIT for keys (already as the server knows them), with CANCEL_WAIT when time is up. */
+/* The start of a request: its opcode in the server's dialect. TDDP_UNSUPPORTED: it has none. */
+TDDP_NODISCARD tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_wire_kind kind);
+
+/* The start of every request with one key. */
+TDDP_NODISCARD tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                             tddp_slice key);
+
+static inline bool tddp_tcp_is_old(const tddp_tcp_store *store)
+{
+    return store->traits.dialect == &tddp_wire_1_13;
+}
+
+/* Receives the byte that ends a wait which was sent. When time is up the wait is cancelled at the
+ * server, or where it knows no such thing the connection is given up; then TDDP_TIMEOUT or
+ * TDDP_CANCELED without a text, and the store is as good as before unless it is broken. */
+TDDP_NODISCARD tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange);
+
+/* WAIT for keys, with tddp_tcp_await(). */
 TDDP_NODISCARD tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys,
                                          size_t count);
 
 /* Marks the store as of no further use, with the present text as the reason. */
 tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status);
 
-/* --- tcp_client.c
- * ----------------------------------------------------------------------------------- */
+/* The store is marked broken by a failure that may only mean that the server hung up: tries a new
+ * connection, and if that succeeds takes the mark away. */
+TDDP_NODISCARD bool tddp_tcp_recover(tddp_tcp_exchange *exchange);
+
+/* --- tcp_client.c ---------------------------------------------------------------------------- */
 
 TDDP_NODISCARD tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key);
+
+/* CHECK. */
+TDDP_NODISCARD tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys,
+                                         size_t count, bool *there);
 
 extern const tddp_store_ops tddp_tcp_ops;
 
@@ -78,13 +125,47 @@ extern const tddp_store_ops tddp_tcp_ops;
 TDDP_NODISCARD tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed,
                                         int64_t delta, const tddp_store_call *call, int64_t *out);
 
-/* --- tcp_open.c ------------------------------------------------------------------------------ */
+/* --- tcp_old.c ------------------------------------------------------------------------------- */
+
+/* The hello of 1.13, which has none: a request that only its servers echo. */
+TDDP_NODISCARD tddp_status tddp_tcp_old_hello(int fd, int64_t deadline_ns, int cancel_fd);
+
+TDDP_NODISCARD tddp_status tddp_tcp_old_append(tddp_tcp_exchange *exchange, tddp_slice key,
+                                               tddp_slice value);
+
+/* Fills `out` with the values of keys that are there. */
+TDDP_NODISCARD tddp_status tddp_tcp_old_multi_get(tddp_tcp_exchange *exchange,
+                                                  const tddp_slice *keys, size_t count,
+                                                  tddp_blob *out);
+TDDP_NODISCARD tddp_status tddp_tcp_old_multi_set(tddp_tcp_exchange *exchange,
+                                                  const tddp_slice *keys, const tddp_slice *values,
+                                                  size_t count);
+
+/* --- tcp_queue.c ----------------------------------------------------------------------------- */
+
+tddp_status tddp_tcp_queue_push(tddp_store *, tddp_slice key, tddp_slice value,
+                                const tddp_store_call *);
+tddp_status tddp_tcp_queue_pop(tddp_store *, tddp_slice key, bool block, const tddp_store_call *,
+                               tddp_blob *out);
+tddp_status tddp_tcp_queue_len(tddp_store *, tddp_slice key, const tddp_store_call *, int64_t *out);
+tddp_status tddp_tcp_list_keys(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
+tddp_status tddp_tcp_barrier(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
+
+/* --- tcp_dial.c ------------------------------------------------------------------------------ */
 
 /* Makes a store with a connection to the server; takes a share of `server` (may be NULL) on
- * success. */
+ * success. `traits`: what is known of the server, or NULL. */
 TDDP_NODISCARD tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
                                             tddp_tcp_server *server, int64_t timeout_ms,
+                                            const tddp_tcp_traits *traits,
                                             const tddp_store_call *call, tddp_tcp_store **out);
+
+/* Makes the connection anew, with one attempt, to a server that was met before. */
+TDDP_NODISCARD tddp_status tddp_tcp_redial(tddp_tcp_store *store, int64_t deadline_ns,
+                                           int cancel_fd);
 void tddp_tcp_destroy(tddp_store *store);
+
+/* One share less; the server ends with the last. NULL is fine. */
+void tddp_tcp_server_release(tddp_tcp_server *server);
 
 #endif

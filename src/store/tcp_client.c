@@ -15,18 +15,11 @@ tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key)
     return status ? status : tddp_bytes_append(to, key.data, key.size);
 }
 
-/* The start of every request with one key. */
-static tddp_status put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key)
-{
-    tddp_status status = tddp_wire_put_byte(&exchange->request, (unsigned char)kind);
-    return status ? status : tddp_tcp_put_key(&exchange->request, key);
-}
-
 static tddp_status put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
                             const tddp_slice *keys, size_t count)
 {
     tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_wire_put_byte(request, (unsigned char)kind);
+    tddp_status status = tddp_tcp_put_kind(exchange, kind);
     status = status ? status : tddp_wire_put_u64(request, count);
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         status = tddp_tcp_put_key(request, keys[i]);
@@ -49,25 +42,28 @@ static tddp_status end(tddp_tcp_exchange *exchange, tddp_status status)
 }
 
 /* SET and APPEND: no answer. */
-static tddp_status store_value(tddp_store *store, const char *operation, tddp_wire_kind kind,
-                               tddp_slice key, tddp_slice value, const tddp_store_call *call)
+static tddp_status send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
+                              tddp_slice value)
 {
-    BEGIN(operation);
-    status = put_head(&exchange, kind, key);
-    status = status ? status : tddp_wire_put_string(&exchange.request, value);
-    return end(&exchange, tddp_tcp_send(&exchange, status));
+    tddp_status status = tddp_tcp_put_head(exchange, kind, key);
+    status = status ? status : tddp_wire_put_string(&exchange->request, value);
+    return tddp_tcp_send(exchange, status);
 }
 
 static tddp_status tcp_set(tddp_store *store, tddp_slice key, tddp_slice value,
                            const tddp_store_call *call)
 {
-    return store_value(store, "set", TDDP_WIRE_SET, key, value, call);
+    BEGIN("set");
+    return end(&exchange, send_value(&exchange, TDDP_WIRE_SET, key, value));
 }
 
 static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice value,
                               const tddp_store_call *call)
 {
-    return store_value(store, "append", TDDP_WIRE_APPEND, key, value, call);
+    BEGIN("append");
+    status = tddp_tcp_is_old(exchange.store) ? tddp_tcp_old_append(&exchange, key, value)
+                                             : send_value(&exchange, TDDP_WIRE_APPEND, key, value);
+    return end(&exchange, status);
 }
 
 static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_call *call,
@@ -76,7 +72,7 @@ static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_c
     BEGIN("get");
     status = tddp_tcp_wait(&exchange, &key, 1);
     if (status == TDDP_OK) {
-        status = tddp_tcp_send(&exchange, put_head(&exchange, TDDP_WIRE_GET, key));
+        status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_GET, key));
     }
     if (status == TDDP_OK) {
         status = tddp_tcp_receive_blob(&exchange, out);
@@ -89,7 +85,7 @@ tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, i
 {
     BEGIN("add");
     tddp_bytes *request = &exchange.request;
-    status = tddp_wire_put_byte(request, TDDP_WIRE_ADD);
+    status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_ADD);
     if (status == TDDP_OK) {
         status = prefixed ? tddp_tcp_put_key(request, key) : tddp_wire_put_string(request, key);
     }
@@ -113,7 +109,7 @@ static tddp_status tcp_compare_set(tddp_store *store, tddp_slice key, tddp_slice
                                    tddp_slice desired, const tddp_store_call *call, tddp_blob *out)
 {
     BEGIN("compare_set");
-    status = put_head(&exchange, TDDP_WIRE_COMPARE_SET, key);
+    status = tddp_tcp_put_head(&exchange, TDDP_WIRE_COMPARE_SET, key);
     status = status ? status : tddp_wire_put_string(&exchange.request, expected);
     status = status ? status : tddp_wire_put_string(&exchange.request, desired);
     status = tddp_tcp_send(&exchange, status);
@@ -125,7 +121,7 @@ static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_
                                   int *deleted)
 {
     BEGIN("delete_key");
-    status = tddp_tcp_send(&exchange, put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
+    status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
     uint64_t count;
     status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
     if (status == TDDP_OK) {
@@ -137,7 +133,7 @@ static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_
 static tddp_status tcp_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
 {
     BEGIN("num_keys");
-    status = tddp_tcp_send(&exchange, tddp_wire_put_byte(&exchange.request, TDDP_WIRE_NUM_KEYS));
+    status = tddp_tcp_send(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS));
     uint64_t count;
     status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
     if (status == TDDP_OK) {
@@ -153,19 +149,31 @@ static tddp_status tcp_wait(tddp_store *store, const tddp_slice *keys, size_t co
     return end(&exchange, tddp_tcp_wait(&exchange, keys, count));
 }
 
+tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count,
+                          bool *there)
+{
+    unsigned char answer;
+    tddp_status status = tddp_tcp_send(exchange, put_keys(exchange, TDDP_WIRE_CHECK, keys, count));
+    status = status ? status : tddp_tcp_receive(exchange, &answer, 1);
+    if (status == TDDP_OK && answer > TDDP_WIRE_NOT_READY) {
+        status = tddp_fail(TDDP_PROTOCOL, "%s answered check with %u, expected 0 or 1",
+                           exchange->store->name, answer);
+        return tddp_tcp_break(exchange->store, status);
+    }
+    if (status == TDDP_OK) {
+        *there = answer == TDDP_WIRE_READY;
+    }
+    return status;
+}
+
 static tddp_status tcp_check(tddp_store *store, const tddp_slice *keys, size_t count,
                              const tddp_store_call *call, int *all_exist)
 {
     BEGIN("check");
-    status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_CHECK, keys, count));
-    unsigned char answer;
-    status = status ? status : tddp_tcp_receive(&exchange, &answer, 1);
-    if (status == TDDP_OK && answer > TDDP_WIRE_NOT_READY) {
-        status = tddp_fail(TDDP_PROTOCOL, "%s answered check with %u, expected 0 or 1",
-                           exchange.store->name, answer);
-        (void)tddp_tcp_break(exchange.store, status);
-    } else if (status == TDDP_OK) {
-        *all_exist = answer == TDDP_WIRE_READY;
+    bool there;
+    status = tddp_tcp_look(&exchange, keys, count, &there);
+    if (status == TDDP_OK) {
+        *all_exist = there;
     }
     return end(&exchange, status);
 }
@@ -175,6 +183,9 @@ static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size
 {
     BEGIN("multi_get");
     status = tddp_tcp_wait(&exchange, keys, count);
+    if (status == TDDP_OK && tddp_tcp_is_old(exchange.store)) {
+        return end(&exchange, tddp_tcp_old_multi_get(&exchange, keys, count, out));
+    }
     if (status == TDDP_OK) {
         status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
     }
@@ -194,14 +205,22 @@ static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
                                  const tddp_store_call *call)
 {
     BEGIN("multi_set");
+    if (tddp_tcp_is_old(exchange.store)) {
+        return end(&exchange, tddp_tcp_old_multi_set(&exchange, keys, values, count));
+    }
     tddp_bytes *request = &exchange.request;
-    status = tddp_wire_put_byte(request, TDDP_WIRE_MULTI_SET);
+    status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_MULTI_SET);
     status = status ? status : tddp_wire_put_u64(request, count);
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         status = tddp_tcp_put_key(request, keys[i]);
         status = status ? status : tddp_wire_put_string(request, values[i]);
     }
     return end(&exchange, tddp_tcp_send(&exchange, status));
+}
+
+static bool tcp_extended(const tddp_store *store)
+{
+    return !tddp_tcp_is_old((const tddp_tcp_store *)store);
 }
 
 static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tddp_store **out)
@@ -213,7 +232,7 @@ static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tdd
         return status;
     }
     status = tddp_tcp_connect(tcp->host, tcp->reach_at, tcp->port, tcp->server,
-                              tddp_store_timeout(store), call, &clone);
+                              tddp_store_timeout(store), &tcp->traits, call, &clone);
     if (status == TDDP_OK) {
         *out = &clone->base;
     }
@@ -253,6 +272,12 @@ const tddp_store_ops tddp_tcp_ops = {
     .append = tcp_append,
     .multi_get = tcp_multi_get,
     .multi_set = tcp_multi_set,
+    .queue_push = tddp_tcp_queue_push,
+    .queue_pop = tddp_tcp_queue_pop,
+    .queue_len = tddp_tcp_queue_len,
+    .list_keys = tddp_tcp_list_keys,
+    .barrier = tddp_tcp_barrier,
+    .extended = tcp_extended,
     .clone = tcp_clone,
     .destroy = tddp_tcp_destroy,
 };

@@ -1,57 +1,8 @@
 /*
- * Every call on every kind of store, through one table: tcp, file, hash, and a prefix over each.
+ * Every call on every kind of store, through one table: tcp, file, hash, tcp in
+ * the dialect of PyTorch 1.13, and a prefix over each.
  */
-#include "store_fixture.h"
-
-typedef struct fixture {
-    const char *kind;
-    tddp_store *base;
-    tddp_store *store; /* the one under test */
-    tddp_store_server *server;
-    char path[64];
-} fixture;
-
-static const char *const kinds[] = {"tcp",        "file",        "hash",
-                                    "prefix/tcp", "prefix/file", "prefix/hash"};
-enum { KINDS = sizeof kinds / sizeof *kinds };
-
-static fixture fixture_open(const char *kind)
-{
-    fixture f = {.kind = kind};
-    printf("kind %s\n", kind);
-    fflush(stdout);
-    if (strstr(kind, "tcp")) {
-        f.server = loopback_server();
-        f.base = client_of(tddp_store_server_port(f.server));
-    } else if (strstr(kind, "file")) {
-        static int number;
-        snprintf(f.path, sizeof f.path, "/tmp/tddp_store_test_%d_%d", (int)getpid(), number++);
-        CHECK_OK(tddp_file_store_open(f.path, 1, 20000, &f.base));
-    } else {
-        CHECK_OK(tddp_hash_store_create(20000, &f.base));
-    }
-    if (strstr(kind, "prefix/")) {
-        CHECK_OK(tddp_prefix_store_create("a/b", f.base, &f.store));
-    } else {
-        f.store = tddp_store_retain(f.base);
-    }
-    return f;
-}
-
-static void fixture_close(fixture *f)
-{
-    tddp_store_release(f->store);
-    tddp_store_release(f->base);
-    tddp_store_server_stop(f->server);
-    if (f->path[0]) {
-        CHECK(access(f->path, F_OK) != 0); /* removed by the last of 1 */
-    }
-}
-
-#define FOR_EACH_KIND(f)                                                    \
-    for (int kind_index = 0; kind_index < KINDS; kind_index++)              \
-        for (fixture f = fixture_open(kinds[kind_index]), *once = &f; once; \
-             fixture_close(&f), once = NULL)
+#include "kinds.h"
 
 TEST(values_are_stored_and_fetched)
 {
@@ -268,13 +219,6 @@ TEST(a_timeout_of_zero_looks_once)
             tddp_blob_free(&got);
         }
     }
-}
-
-static void *trigger_soon(void *cancel)
-{
-    usleep(50000);
-    tddp_cancel_trigger(cancel);
-    return NULL;
 }
 
 TEST(a_wait_is_ended_by_its_cancel_token)

@@ -1,0 +1,19 @@
+/*
+ * Queues in a map: an entry's `data` is one while it holds something. Not for several threads at
+ * once. An allocation that fails leaves everything as it was.
+ */
+#ifndef TDDP_STORE_QUEUE_H
+#define TDDP_STORE_QUEUE_H
+
+#include "store/map.h"
+
+TDDP_NODISCARD tddp_status tddp_store_queues_push(tddp_store_map *queues, tddp_slice key,
+                                                  tddp_slice value);
+
+/* Takes the oldest value off; false if there is none. */
+bool tddp_store_queues_pop(tddp_store_map *queues, tddp_slice key, tddp_blob *out);
+
+uint64_t tddp_store_queues_length(const tddp_store_map *queues, tddp_slice key);
+void tddp_store_queues_clear(tddp_store_map *queues);
+
+#endif

@@ -1,0 +1,482 @@
+/*
+ * Our client at servers that are not like ours: of PyTorch 1.13, of a 2.x without queues, slow,
+ * starting, or fickle ones.
+ */
+#include "kinds.h"
+
+/* --- the dialect's bytes --------------------------------------------------------------------- */
+
+typedef struct step {
+    const char *expect; /* bytes from the client */
+    const char *answer; /* NULL: hang up, and accept the next connection */
+} step;
+
+typedef struct script {
+    int listen_fd;
+    const step *steps;
+    size_t count;
+    int fd;
+    pthread_t thread;
+} script;
+
+static int next_connection(const script *s)
+{
+    int fd;
+    tddp_net_address from;
+    CHECK_OK(tddp_net_poll(s->listen_fd, POLLIN, tddp_deadline_after_ms(10000), -1));
+    CHECK(tddp_net_accept(s->listen_fd, &fd, &from));
+    return fd;
+}
+
+/* "01 [10]tddp/hello [16]token [16]token": the token comes back. */
+static void echo(int fd)
+{
+    char request[1 + 8 + 10 + 2 * 24];
+    char head[64];
+    size_t done = 0;
+    CHECK_OK(tddp_net_recv(fd, request, sizeof request, &done, tddp_deadline_after_ms(10000), -1));
+    size_t size = from_hex("01 [10]746464702f68656c6c6f [16]", head);
+    CHECK_INT(memcmp(request, head, size), 0);
+    CHECK_INT(memcmp(request + 19, request + 43, 24), 0);
+    done = 0;
+    CHECK_OK(tddp_net_send(fd, request + 19, 24, &done, tddp_deadline_after_ms(10000), -1));
+}
+
+static void refuse_newer(const script *s)
+{
+    int fd = next_connection(s);
+    CHECK_RAW(fd, "00 cef7853c 0d");
+    tddp_net_close(fd);
+}
+
+static void *play(void *data)
+{
+    script *s = data;
+    refuse_newer(s);
+    s->fd = next_connection(s);
+    echo(s->fd);
+    refuse_newer(s);
+    for (size_t i = 0; i < s->count; i++) {
+        CHECK_RAW(s->fd, s->steps[i].expect);
+        if (s->steps[i].answer) {
+            raw_send(s->fd, s->steps[i].answer);
+        } else {
+            CHECK_HUNG_UP(s->fd); /* the client has */
+            tddp_net_close(s->fd);
+            s->fd = next_connection(s);
+            echo(s->fd);
+        }
+    }
+    return NULL;
+}
+
+static tddp_store *scripted(script *s, const step *steps, size_t count)
+{
+    *s = (script){.steps = steps, .count = count, .fd = -1};
+    tddp_net_address local;
+    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &s->listen_fd));
+    CHECK_OK(tddp_net_local(s->listen_fd, &local));
+    CHECK_INT(pthread_create(&s->thread, NULL, play, s), 0);
+    return client_of(tddp_net_port(&local));
+}
+
+TEST(an_old_server_is_spoken_to_as_pytorch_1_13_does)
+{
+    static const step steps[] = {
+        {"00 [2]2f6b [1]76", ""},
+        {"05 [1] [2]2f6b", "00"},
+        {"02 [2]2f6b", "[1]76"},
+        {"03 [2]2f6e f9ffffffffffffff", "feffffffffffffff"},
+        {"06", "[3]"},
+        {"01 [2]2f63 [3]626164 [1]7a", "[1]79"},
+        {"04 [2] [2]2f6b [5]2f6e6f7065", "01"},
+        {"08 [3]2f6b32", "[1]"},
+        {"00 [3]2f6d31 [1]31 00 [3]2f6d32 [2]3232", ""},
+        {"05 [2] [3]2f6d31 [3]2f6d32", "00"},
+        {"02 [3]2f6d31 02 [3]2f6d32", "[1]31 [2]3232"},
+        {"05 [1] [5]2f6e6f7065", NULL},
+        {"06", "[9]"},
+    };
+    script s;
+    tddp_store *store = scripted(&s, steps, sizeof steps / sizeof *steps);
+    tddp_blob blob;
+    tddp_blob blobs[2];
+    int64_t number;
+    int flag;
+    tddp_slice k_nope[] = {text("k"), text("nope")};
+    tddp_slice m[] = {text("m1"), text("m2")};
+    tddp_slice values[] = {text("1"), text("22")};
+    CHECK_INT(tddp_store_has_extended_api(store), 0);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(store, "k", "v");
+    CHECK_OK(tddp_store_add(store, text("n"), -7, NULL, &number));
+    CHECK_INT(number, -2);
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 3);
+    CHECK_OK(tddp_store_compare_set(store, text("c"), text("bad"), text("z"), NULL, &blob));
+    CHECK_TEXT(blob.data, "y");
+    tddp_blob_free(&blob);
+    CHECK_OK(tddp_store_check(store, k_nope, 2, NULL, &flag));
+    CHECK_INT(flag, 0);
+    CHECK_OK(tddp_store_delete_key(store, text("k2"), NULL, &flag));
+    CHECK_INT(flag, 1);
+    CHECK_OK(tddp_store_multi_set(store, m, values, 2, NULL));
+    CHECK_OK(tddp_store_multi_get(store, m, 2, NULL, blobs));
+    CHECK_TEXT(blobs[1].data, "22");
+    tddp_blob_free(&blobs[0]);
+    tddp_blob_free(&blobs[1]);
+    tddp_wait wait = within_ms(150);
+    CHECK_STATUS(tddp_store_wait(store, &k_nope[1], 1, &wait), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), "timed out after 150 ms waiting for the key \"nope\"");
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 9);
+    pthread_join(s.thread, NULL);
+    CHECK_SILENT(s.fd);
+    tddp_net_close(s.fd);
+    tddp_net_close(s.listen_fd);
+    tddp_store_release(store);
+}
+
+/* --- which dialect it is --------------------------------------------------------------------- */
+
+typedef struct setting {
+    tddp_store_server *server;
+    gate gate;
+    int port;
+} setting;
+
+static void setting_open(setting *s, int refusals, bool lacking)
+{
+    s->server = loopback_server();
+    s->port = gate_open(&s->gate, tddp_store_server_port(s->server), refusals, lacking);
+}
+
+static void setting_close(setting *s)
+{
+    gate_close(&s->gate);
+    tddp_store_server_stop(s->server);
+}
+
+TEST(a_server_that_refused_the_newer_hello_once_is_not_taken_for_an_old_one)
+{
+    for (int refusals = 0; refusals < 2; refusals++) {
+        setting s;
+        setting_open(&s, refusals, false);
+        tddp_store *store = client_of(s.port);
+        CHECK_INT(tddp_store_has_extended_api(store), 1);
+        CHECK_OK(tddp_store_queue_push(store, text("q"), text("v"), NULL));
+        tddp_store_release(store);
+        setting_close(&s);
+    }
+}
+
+TEST(clones_know_that_the_server_is_an_old_one)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    CHECK_INT(atomic_load(&s.gate.refused), 2);
+    CHECK_INT(atomic_load(&s.gate.accepted), 1);
+    tddp_store *clone;
+    CHECK_OK(tddp_store_clone(store, NULL, &clone));
+    CHECK_INT(atomic_load(&s.gate.refused), 2);
+    CHECK_INT(atomic_load(&s.gate.accepted), 2);
+    CHECK_INT(tddp_store_has_extended_api(clone), 0);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(clone, "k", "v");
+    tddp_store_release(clone);
+    tddp_store_release(store);
+    setting_close(&s);
+}
+
+/* Speaks 2.x alone: hangs up on the first `starting` connections, and is slow to answer others. */
+typedef struct newer {
+    int listen_fd;
+    int starting;
+    int slow_ms;
+    atomic_int old_hellos;
+    atomic_int stop;
+} newer;
+
+static void *be_newer(void *data)
+{
+    newer *n = data;
+    int kept = -1;
+    while (!atomic_load(&n->stop)) {
+        int fd;
+        tddp_net_address from;
+        unsigned char hello[10];
+        size_t done = 0;
+        if (tddp_net_poll(n->listen_fd, POLLIN, tddp_deadline_after_ms(20), -1) ||
+            !tddp_net_accept(n->listen_fd, &fd, &from)) {
+            continue;
+        }
+        CHECK_OK(tddp_net_recv(fd, hello, 1, &done, tddp_deadline_after_ms(5000), -1));
+        if (hello[0] != 0 || n->starting-- > 0) {
+            atomic_fetch_add(&n->old_hellos, hello[0] != 0);
+            tddp_net_close(fd);
+            continue;
+        }
+        CHECK_OK(tddp_net_recv(fd, hello, sizeof hello, &done, tddp_deadline_after_ms(5000), -1));
+        usleep((useconds_t)n->slow_ms * 1000);
+        done = 0;
+        CHECK_OK(tddp_net_send(fd, hello + 6, 4, &done, tddp_deadline_after_ms(5000), -1));
+        CHECK_INT(kept, -1);
+        kept = fd;
+    }
+    tddp_net_close(kept);
+    return NULL;
+}
+
+static void meet_newer(int starting, int slow_ms, int old_hellos)
+{
+    newer n = {.starting = starting, .slow_ms = slow_ms};
+    tddp_net_address local;
+    pthread_t thread;
+    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &n.listen_fd));
+    CHECK_OK(tddp_net_local(n.listen_fd, &local));
+    CHECK_INT(pthread_create(&thread, NULL, be_newer, &n), 0);
+    tddp_store *store = client_of(tddp_net_port(&local));
+    CHECK_INT(tddp_store_has_extended_api(store), 1);
+    CHECK_INT(atomic_load(&n.old_hellos), old_hellos);
+    atomic_store(&n.stop, 1);
+    pthread_join(thread, NULL);
+    tddp_store_release(store);
+    tddp_net_close(n.listen_fd);
+}
+
+TEST(a_slow_server_is_not_taken_for_an_old_one)
+{
+    meet_newer(0, 1500, 0);
+}
+
+TEST(a_server_that_is_starting_is_not_taken_for_an_old_one)
+{
+    meet_newer(3, 0, 3);
+}
+
+TEST(a_server_that_hangs_up_on_both_hellos_is_tried_until_the_time_is_up)
+{
+    newer n = {.starting = 1 << 30};
+    tddp_net_address local;
+    pthread_t thread;
+    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &n.listen_fd));
+    CHECK_OK(tddp_net_local(n.listen_fd, &local));
+    CHECK_INT(pthread_create(&thread, NULL, be_newer, &n), 0);
+    tddp_store *store;
+    tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+    opts.host = "127.0.0.1";
+    opts.port = tddp_net_port(&local);
+    opts.timeout_ms = 400;
+    CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "the hello was not answered");
+    CHECK(atomic_load(&n.old_hellos) > 1);
+    atomic_store(&n.stop, 1);
+    pthread_join(thread, NULL);
+    tddp_net_close(n.listen_fd);
+}
+
+/* --- what an old server lacks ---------------------------------------------------------------- */
+
+static void check_lacking(tddp_store *store, const char *why)
+{
+    tddp_blob blob;
+    tddp_blob_list list;
+    int64_t number;
+    CHECK_STATUS(tddp_store_queue_push(store, text("q"), text("v"), NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "queue_push");
+    CHECK_CONTAINS(tddp_error_message(), why);
+    CHECK_STATUS(tddp_store_queue_pop(store, text("q"), 1, NULL, &blob), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "queue_pop");
+    CHECK_STATUS(tddp_store_queue_len(store, text("q"), NULL, &number), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "queue_len");
+    CHECK_STATUS(tddp_store_list_keys(store, NULL, &list), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "list_keys");
+    CHECK_STATUS(tddp_store_barrier(store, text("b"), 1, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "barrier");
+    CHECK_CONTAINS(tddp_error_message(), why);
+    /* The store is as good as before. */
+    CHECK_VALUE(store, "k", "v");
+}
+
+TEST(what_an_old_server_lacks_is_named)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    check_lacking(store, "its server is of PyTorch 1.13, which has no ");
+    CHECK_INT(atomic_load(&s.gate.accepted), 1);
+    tddp_store_release(store);
+    setting_close(&s);
+}
+
+TEST(what_a_newer_server_lacks_is_found_out_once_and_named)
+{
+    setting s;
+    setting_open(&s, 0, true);
+    tddp_store *store = client_of(s.port);
+    CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
+    CHECK_VALUE(store, "k", "v"); /* the gate looks at the first byte of what comes together */
+    check_lacking(store, "its server hangs up when asked for ");
+    CHECK_INT(atomic_load(&s.gate.accepted), 4); /* the first, and one after each of three */
+    check_lacking(store, "its server hangs up when asked for ");
+    CHECK_INT(atomic_load(&s.gate.accepted), 4);
+    tddp_store *clone;
+    CHECK_OK(tddp_store_clone(store, NULL, &clone));
+    check_lacking(clone, "its server hangs up when asked for ");
+    CHECK_INT(atomic_load(&s.gate.accepted), 5);
+    tddp_store_release(clone);
+    tddp_store_release(store);
+    setting_close(&s);
+}
+
+TEST(a_server_that_ends_is_not_taken_for_one_that_lacks_something)
+{
+    setting s;
+    setting_open(&s, 0, false);
+    tddp_store *store = client_of(s.port);
+    setting_close(&s);
+    int64_t number;
+    CHECK_STATUS(tddp_store_queue_len(store, text("q"), NULL, &number), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "queue_len: connection to ");
+    tddp_store_release(store);
+}
+
+/* --- waits there ----------------------------------------------------------------------------- */
+
+TEST(a_wait_that_ran_out_is_answered_to_nobody)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    tddp_store *other = client_of(s.port);
+    tddp_slice late = text("late");
+    for (int i = 0; i < 5; i++) {
+        tddp_wait wait = within_ms(i % 2 ? 20 : 130);
+        int64_t number;
+        int deleted;
+        int accepted = atomic_load(&s.gate.accepted);
+        CHECK_STATUS(tddp_store_wait(store, &late, 1, &wait), TDDP_TIMEOUT);
+        CHECK_OK(tddp_store_set(other, late, text("v"), NULL)); /* would answer it now */
+        CHECK_OK(tddp_store_add(store, text("n"), 1, NULL, &number));
+        CHECK_INT(number, i + 1);
+        CHECK_VALUE(store, "late", "v");
+        CHECK_INT(atomic_load(&s.gate.accepted), accepted + 1);
+        CHECK_OK(tddp_store_delete_key(store, late, NULL, &deleted));
+        CHECK_INT(deleted, 1);
+    }
+    for (int i = 0; i < 1000 && atomic_load(&s.gate.open) > 2; i++) {
+        usleep(10000);
+    }
+    CHECK_INT(atomic_load(&s.gate.open), 2); /* what was given up is closed */
+    tddp_store_release(other);
+    tddp_store_release(store);
+    setting_close(&s);
+}
+
+TEST(a_connection_that_cannot_be_made_again_ends_the_store)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    tddp_slice key = text("nope");
+    tddp_wait wait = within_ms(120);
+    CHECK_STATUS(tddp_store_wait(store, &key, 1, &wait), TDDP_TIMEOUT);
+    setting_close(&s);
+    int64_t number;
+    int64_t start = tddp_now_ns();
+    CHECK_STATUS(tddp_store_num_keys(store, NULL, &number), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "num_keys: the connection could not be made again: ");
+    CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
+    CHECK_STATUS(tddp_store_num_keys(store, NULL, &number), TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "of no further use");
+    tddp_store_release(store);
+}
+
+/* --- append there ---------------------------------------------------------------------------- */
+
+static void *append_much(void *store)
+{
+    for (int i = 0; i < 25; i++) {
+        CHECK_OK(tddp_store_append(store, text("log"), text("x"), NULL));
+    }
+    return NULL;
+}
+
+/* Equal values: no answer of compare_set tells whose of two was stored. */
+TEST(no_append_is_lost_among_many)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *stores[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) {
+        stores[i] = client_of(s.port);
+        CHECK_INT(pthread_create(&threads[i], NULL, append_much, stores[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    tddp_blob got;
+    CHECK_OK(tddp_store_get(stores[0], text("log"), NULL, &got));
+    CHECK_INT(got.size, 100);
+    CHECK_INT(strspn(got.data, "x"), 100);
+    tddp_blob_free(&got);
+    CHECK_OK(tddp_store_append(stores[0], text("empty"), text(""), NULL));
+    CHECK_VALUE(stores[0], "empty", "");
+    CHECK_OK(tddp_store_append(stores[0], text("empty"), text(""), NULL));
+    CHECK_OK(tddp_store_append(stores[0], text("empty"), text("a"), NULL));
+    CHECK_OK(tddp_store_append(stores[0], text("empty"), text(""), NULL));
+    CHECK_VALUE(stores[0], "empty", "a");
+    for (int i = 0; i < 4; i++) {
+        tddp_store_release(stores[i]);
+    }
+    setting_close(&s);
+}
+
+static void *wait_for_log(void *store)
+{
+    CHECK_VALUE(store, "log", "first");
+    return NULL;
+}
+
+TEST(an_append_that_makes_a_key_wakes_who_waits_for_it)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    tddp_store *other = client_of(s.port);
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, wait_for_log, other), 0);
+    usleep(150000);
+    CHECK_OK(tddp_store_append(store, text("log"), text("first"), NULL));
+    pthread_join(thread, NULL);
+    tddp_store_release(other);
+    tddp_store_release(store);
+    setting_close(&s);
+}
+
+TEST(the_lock_of_a_client_that_was_killed_is_taken_over)
+{
+    setting s;
+    setting_open(&s, -1, false);
+    tddp_store *store = client_of(s.port);
+    int fd = raw_connect(s.port);
+    /* SET tddp/append: the lock, by its owner's token. */
+    raw_send(fd, "03 [5]696e69742f [0] 00 [11]746464702f617070656e64 [4]64656164");
+    CHECK_RAW(fd, "[0]");
+    tddp_wait soon = within_ms(200);
+    CHECK_STATUS(tddp_store_append(store, text("log"), text("x"), &soon), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "timed out after 200 ms waiting for another client's append (store 127.0.0.1:");
+    int64_t start = tddp_now_ns();
+    CHECK_OK(tddp_store_append(store, text("log"), text("x"), NULL));
+    int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
+    CHECK(took_ms >= 4500 && took_ms < 15000);
+    CHECK_OK(tddp_store_append(store, text("log"), text("y"), &soon));
+    CHECK_VALUE(store, "log", "xy");
+    tddp_net_close(fd);
+    tddp_store_release(store);
+    setting_close(&s);
+}
