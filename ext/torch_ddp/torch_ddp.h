@@ -67,6 +67,10 @@ void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
 
 /* The handles behind Ruby objects, borrowed; TypeError for anything else. */
 tddp_store *tddp_rb_store(VALUE object);
+
+/* Gives a Torch::Distributed::Store object its handle, whose reference it takes over (NULL: none);
+ * lets go of the one it had. */
+void tddp_rb_adopt_store(VALUE object, tddp_store *store);
 tddp_group *tddp_rb_group(VALUE object);
 
 /* A Torch::Distributed::Store with a reference of its own. */
@@ -122,11 +126,13 @@ int tddp_rb_num_threads(void);
 void tddp_rb_init_error(void);
 void tddp_rb_init_nogvl(void);
 void tddp_rb_init_store(void);
+void tddp_rb_init_store_kinds(VALUE store);
 void tddp_rb_init_group(void);
 void tddp_rb_init_collectives(VALUE group);
 void tddp_rb_init_operands(void);
 void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
+void tddp_rb_init_recorder(void);
 void tddp_rb_init_tensor(void);
 
 #ifdef __cplusplus

@@ -1,7 +1,8 @@
 """The other side of store_python_test.rb: PyTorch's own stores doing the same things as ours.
 
-Reads from the command line: client PORT | server PORT | pair PORT RANK | file PATH [LEFT]. Prints one line, "ok", at
-its end. With LEFT it keeps the file store open until that file appears. A pair is two of these on one server of ours.
+Reads from the command line: client PORT | server PORT | pair PORT RANK [host] | host PORT | file PATH [LEFT].
+Prints one line, "ok", at its end. With LEFT it keeps the file store open until that file appears. A pair is two of
+these on one server of ours, or one of these that hosts the store and one of ours; a host serves until it is killed.
 """
 import datetime
 import os
@@ -14,10 +15,11 @@ LIMIT = datetime.timedelta(seconds=20)
 SOON = datetime.timedelta(milliseconds=200)
 # PyTorch 1.13 has fewer operations, and another dialect for them.
 OLD = not hasattr(TCPStore, "append")
+NEWEST = hasattr(TCPStore, "queue_push")
 
 
-def exercise(store, own):
-    """Every operation on keys that begin with `own`."""
+def exercise(store, own, by):
+    """Every operation on keys that begin with `own`, on a store kept by "ours", "theirs" or a "file"."""
 
     def key(name):
         return own + name
@@ -37,6 +39,8 @@ def exercise(store, own):
         store.set(key("m1"), "1")
     else:
         newer(store, key)
+    if NEWEST and by == "ours":
+        newest(store, key)
     assert store.delete_key(key("k"))
     big = bytes(range(256)) * (1 << 12)
     store.set(key("big"), big)
@@ -49,8 +53,10 @@ def exercise(store, own):
         assert "timeout" in str(error).lower(), error
     # The connection is as good as before, also when what was waited for comes.
     assert store.get(key("n")) == b"-2"
-    store.set(key("never"), "here after all")
-    assert store.get(key("never")) == b"here after all"
+    if by != "theirs" or not OLD:
+        # On its own server PyTorch 1.13 takes the answer of the wait for another's.
+        store.set(key("never"), "here after all")
+        assert store.get(key("never")) == b"here after all"
     assert store.add(key("n"), 1) == -1
     assert store.add(key("n"), -1) == -2
 
@@ -66,19 +72,30 @@ def newer(store, key):
     assert not store.check([key("k"), key("never")])
 
 
-def open_tcp(port, server):
+def newest(store, key):
+    """What PyTorch's servers have only where they are built with libuv, or lately."""
+    store.queue_push(key("q"), "1")
+    store.queue_push(key("q"), "2")
+    assert store.queue_len(key("q")) == 2
+    assert [store.queue_pop(key("q")), store.queue_pop(key("q"), False)] == [b"1", b"2"]
+    assert key("n") in store.list_keys()
+    store.barrier(key("b"), 1)
+
+
+def open_tcp(port, hosts, alone):
     options = {} if OLD else {"use_libuv": False}
-    return TCPStore("127.0.0.1", int(port), 2, server, LIMIT, **options)
+    return TCPStore("127.0.0.1", int(port), 1 if alone else 2, hosts, LIMIT, **options)
 
 
-def play(store, rank):
+def play(store, rank, by):
     """One of two: each round one side sets, adds or compares, and the other waits for it."""
-    exercise(store, f"pair{rank}/")
+    exercise(store, f"pair{rank}/", by)
     for turn in range(50):
         mine, theirs = f"{turn}/{rank}", f"{turn}/{1 - rank}"
         if (turn + rank) % 2 == 0:
             time.sleep(0.002)
-            if turn % 3 == 0:
+            if turn % 3 == 0 or (turn % 3 == 2 and by == "theirs"):
+                # compare_set wakes nobody on a server of PyTorch without libuv.
                 store.set(mine, str(turn))
             elif turn % 3 == 1:
                 assert store.add(mine, turn) == turn
@@ -93,6 +110,8 @@ def play(store, rank):
     store.set(f"done{rank}", "")
     store.wait(["done0", "done1"], LIMIT)
     assert store.get("sum") == b"3"
+    if by == "theirs":
+        store.wait([f"left{1 - rank}"], LIMIT)
 
 
 def meet(store):
@@ -104,17 +123,23 @@ def meet(store):
 
 def main():
     role, where = sys.argv[1:3]
+    hosts = role in ("server", "host") or sys.argv[4:] == ["host"]
+    by = "theirs" if hosts else "file" if role == "file" else "ours"
     if role == "file":
         store = FileStore(where, 2)
         store.set_timeout(LIMIT)
     else:
-        store = open_tcp(where, role == "server")
+        store = open_tcp(where, hosts, role == "host")
+    if role == "host":
+        print("ok", flush=True)
+        time.sleep(3 * LIMIT.total_seconds())
+        return
     if role == "pair":
-        play(store, int(sys.argv[3]))
+        play(store, int(sys.argv[3]), by)
         print("ok")
         return
-    exercise(store, "python/")
-    exercise(PrefixStore("nested", store), "python/")
+    exercise(store, "python/", by)
+    exercise(PrefixStore("nested", store), "python/", by)
     meet(store)
     store.set("python_is_done", "1")
     store.wait(["ruby_is_done"], LIMIT)

@@ -1,98 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
-
-# What every kind of store does, from Ruby.
-module StoreBehaviour
-  def teardown
-    @store&.close
-    super
-  end
-
-  def store
-    @store ||= open_store
-  end
-
-  def test_set_and_get_bytes
-    value = (0..255).to_a.pack("C*")
-    assert_nil store.set("key", value)
-    assert_equal value, store.get("key")
-    assert_equal Encoding::BINARY, store.get("key").encoding
-    store.set(:key, "")
-    assert_equal "", store.get(:key)
-  end
-
-  def test_a_value_of_a_mebibyte
-    value = Random.new(1).bytes(1 << 20)
-    store.set("big", value)
-    assert_equal value, store.get("big")
-  end
-
-  def test_add_counts
-    assert_equal 5, store.add("n", 5)
-    assert_equal(-2, store.add("n", -7))
-    assert_equal "-2", store.get("n")
-  end
-
-  def test_compare_set_stores_only_over_the_expected
-    assert_equal "x", store.compare_set("c", "", "x")
-    assert_equal "x", store.compare_set("c", "wrong", "y")
-    assert_equal "y", store.compare_set("c", "x", "y")
-    assert_equal "old", store.compare_set("absent", "old", "new")
-    refute store.check(["absent"])
-  end
-
-  def test_delete_key_and_num_keys
-    before = store.num_keys
-    store.set("a", "1")
-    store.set("b", "2")
-    assert_equal before + 2, store.num_keys
-    assert_equal true, store.delete_key("a")
-    refute store.check(["a"])
-  end
-
-  def test_check_wants_all_keys
-    store.set("a", "1")
-    assert_equal true, store.check(["a"])
-    assert_equal false, store.check(%w[a b])
-  end
-
-  def test_append
-    store.append("log", "one ")
-    store.append("log", "two")
-    assert_equal "one two", store.get("log")
-  end
-
-  def test_several_keys_at_once
-    keys = Array.new(50) { |i| "key#{i}" }
-    values = Array.new(50) { |i| "value" * i }
-    store.multi_set(keys, values)
-    assert_equal values.reverse, store.multi_get(keys.reverse)
-    assert_equal [], store.multi_get([])
-    store.wait(keys)
-  end
-
-  def test_a_key_that_does_not_come_is_named
-    store.timeout = 0.1
-    assert_in_delta 0.1, store.timeout
-    error = assert_raises(Torch::Distributed::TimeoutError) { store.get("nobody_sets_this") }
-    assert_match(/nobody_sets_this/, error.message)
-    assert_equal :TDDP_TIMEOUT, error.status
-    assert_kind_of Torch::Error, error
-    elapsed = seconds { assert_raises(Torch::Distributed::TimeoutError) { store.wait(["neither_this"], 0.05) } }
-    assert_operator elapsed, :<, 2
-    store.set("nobody_sets_this", "after all")
-    assert_equal "after all", store.get("nobody_sets_this")
-  end
-
-  def test_wrong_arguments_are_named
-    assert_match(/key: expected a String, got 3/, assert_raises(TypeError) { store.get(3) }.message)
-    assert_match(/value: expected a String, got nil/, assert_raises(TypeError) { store.set("k", nil) }.message)
-    assert_match(/2 keys, but 1 values/, assert_raises(ArgumentError) { store.multi_set(%w[a b], %w[c]) }.message)
-    assert_match(/timeout/, assert_raises(TypeError) { store.timeout = "soon" }.message)
-    assert_raises(TypeError) { store.dup }
-  end
-end
+require_relative "store_behaviour"
 
 class HashStoreTest < Minitest::Test
   include StoreBehaviour
@@ -127,6 +35,13 @@ class FileStoreTest < Minitest::Test
   def teardown
     super
     FileUtils.rm_rf(@folder) if @folder
+  end
+
+  def test_a_clone_knows_the_path
+    copy = store.clone
+    assert_equal store.path, copy.path
+  ensure
+    copy&.close
   end
 
   def test_the_last_to_close_removes_the_file
@@ -184,6 +99,57 @@ class TCPStoreTest < Minitest::Test
     assert_match(/1.*3/, error.message)
   end
 
+  def test_a_listening_socket_is_taken_over
+    socket = TCPServer.new("127.0.0.1", 0)
+    port = socket.local_address.ip_port
+    @store = Distributed::TCPStore.new("127.0.0.1", 0, nil, true, master_listen_fd: socket)
+    assert_equal port, store.port
+    store.set("a", "1")
+    client = Distributed::TCPStore.new("127.0.0.1", port)
+    assert_equal "1", client.get("a")
+  ensure
+    client&.close
+  end
+
+  def test_masters_of_one_port_share_a_server
+    port = Distributed.free_port
+    make = ->(shared) { Distributed::TCPStore.new("127.0.0.1", port, 1, true, multi_tenant: shared, timeout: 5) }
+    @store = make[true]
+    store.set("a", "1")
+    second = make[true]
+    assert_equal "1", second.get("a")
+    assert_raises(Distributed::NetworkError) { make[false] }
+    store.close
+    assert_equal "1", second.get("a")
+    third = make[true]
+    assert_equal "1", third.get("a")
+    [second, third].each(&:close)
+    @store = make[true] # the port is free again, and the server new
+    refute store.check(["a"])
+  end
+
+  def test_a_clone_keeps_the_server
+    copy = store.clone
+    assert_equal [store.host, store.port], [copy.host, copy.port]
+    store.set("a", "1")
+    store.close
+    assert_equal "1", copy.get("a")
+  ensure
+    copy&.close
+  end
+
+  # One of two connections waits, the other does not.
+  def test_a_waiting_clone_holds_up_nobody
+    copy = store.clone
+    waiting = Thread.new { copy.get("late") }
+    sleep 0.15
+    elapsed = seconds { store.set("late", "here") }
+    assert_operator elapsed, :<, 1
+    assert_equal "here", waiting.value
+  ensure
+    copy&.close
+  end
+
   def test_an_interrupt_ends_connecting
     thread = Thread.new { Distributed::TCPStore.new("127.0.0.1", Distributed.free_port, 1, false, timeout: 60) }
     thread.report_on_exception = false
@@ -206,8 +172,21 @@ class PrefixStoreTest < Minitest::Test
     outer = Distributed::PrefixStore.new("a", Distributed::PrefixStore.new("b", base))
     outer.set("x", "1")
     assert_equal "1", base.get("b/a/x")
+    assert_equal "a", outer.prefix
+    assert_same base, outer.underlying_store.underlying_store
+    assert_equal [["x"], ["a/x"], ["b/a/x"]], [outer, outer.underlying_store, base].map(&:list_keys)
     assert_match(/expected a Torch::Distributed::Store, got 5/,
       assert_raises(TypeError) { Distributed::PrefixStore.new("a", 5) }.message)
+  end
+end
+
+# Groups that follow each other on one store, or on a clone of it, get keys of their own.
+class StoreOfGroupsTest < Minitest::Test
+  def test_clones_count_groups_together
+    store = Distributed::HashStore.new
+    assert_equal 0, store.next_group
+    copy = store.clone
+    assert_equal [1, 2, 3], [copy.next_group, store.next_group, copy.clone.next_group]
   end
 end
 

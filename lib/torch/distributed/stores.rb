@@ -2,6 +2,9 @@
 
 module Torch
   module Distributed
+    # PyTorch's name for what {Store#queue_pop} raises.
+    QueueEmptyError = NotFoundError
+
     # A key-value store by which processes find each other and agree on small things. Keys and values are
     # strings of bytes; a key may be a symbol. Calls that wait can be interrupted, let other threads run,
     # and raise {TimeoutError} when the store's {#timeout} is over.
@@ -22,7 +25,7 @@ module Torch
     # @!method num_keys
     #   @return [Integer] how many keys there are, the store's own among them
     # @!method wait(keys, timeout = nil)
-    #   Returns once all keys exist.
+    #   Returns once all keys exist. A queue that holds something counts as a key.
     #   @param timeout [Numeric, nil] seconds; nil: the store's own
     # @!method check(keys)
     #   @return [Boolean] whether all keys exist now
@@ -32,9 +35,38 @@ module Torch
     #   @return [Array<String>] the values, once all keys exist
     # @!method multi_set(keys, values)
     #   Stores several values.
+    # @!method list_keys
+    #   The store's own keys and queues are not among them; a {PrefixStore}'s are those beneath its prefix, without it.
+    #   @return [Array<String>] the keys, in no order
+    #   @raise [UnsupportedError] if the server is a PyTorch that cannot tell
+    # @!method queue_push(key, value)
+    #   Adds a value at the end of a queue, which the first value makes. Queues are apart from keys of the same name.
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    # @!method queue_pop(key, block: true, timeout: nil)
+    #   Takes the value at the start of a queue. Each value goes to one caller; one that is taken just when the
+    #   thread is interrupted goes back to the queue's end.
+    #   @param block [Boolean] whether to wait while the queue is empty
+    #   @param timeout [Numeric, nil] seconds to wait; nil: the store's own
+    #   @return [String]
+    #   @raise [QueueEmptyError] without `block`, if the queue is empty
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    # @!method queue_len(key)
+    #   @return [Integer] how many values a queue holds; 0 if there is none
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    # @!method barrier(key, world_size, timeout = nil)
+    #   Returns once `world_size` callers have come. The key counts them, so each barrier needs a key of its own; and
+    #   whoever gave up is counted still.
+    #   @param timeout [Numeric, nil] seconds; nil: the store's own
+    #   @raise [TimeoutError] telling how many had come
+    #   @raise [UnsupportedError] if the server is a PyTorch without barriers
+    # @!method has_extended_api?
+    #   @return [Boolean] whether append, multi_get and multi_set are one step each. Towards a server of PyTorch 1.13
+    #     they are not, but made of several.
     # @!method close
     #   Lets go of the connection, and of the server if this process is the master. No other thread may be using
     #   the store.
+    # @!method closed?
+    #   @return [Boolean] whether {#close} was called
     # @!attribute timeout
     #   @return [Float] how many seconds its calls wait
     class Store
@@ -45,6 +77,14 @@ module Torch
 
           raise NotImplementedError, "Store is abstract: use TCPStore, FileStore, HashStore or PrefixStore"
         end
+      end
+
+      # Another store with the same contents and a connection of its own: a call that waits on one does not hold up
+      # those on the other. A clone of the master's keeps its server alive.
+      # @return [Store] of the same kind
+      def clone
+        @groups ||= [-1]
+        _clone
       end
 
       # PyTorch's name for {#timeout=}.
@@ -60,13 +100,13 @@ module Torch
       # @api private
       # @return [Integer] how many groups this process made on this store before
       def next_group
-        @groups = (@groups || -1) + 1
+        (@groups ||= [-1])[0] += 1
       end
 
       # Stores hold connections and are shared by reference.
       # @raise [TypeError] always
       def initialize_copy(_other)
-        raise TypeError, "a #{self.class.name} cannot be copied"
+        raise TypeError, "a #{self.class.name} cannot be copied; clone gives another connection to the same store"
       end
     end
 
@@ -83,14 +123,59 @@ module Torch
       # @param is_master [Boolean] whether this process serves
       # @param wait_for_workers [Boolean] whether the master waits until all clients are there
       # @param timeout [Numeric] seconds, of this call and of the store's later ones
-      def initialize(host, port, world_size = nil, is_master = false, wait_for_workers: true, timeout: DEFAULT_TIMEOUT)
+      # @param multi_tenant [Boolean] whether masters of this process on one port share one server: the second and
+      #   later ones then are its clients, wait for nobody, and it stays until all are closed
+      # @param master_listen_fd [Integer, IO, nil] a listening socket for the master to take over
+      # @param use_libuv [Boolean] accepted for PyTorch's scripts: there is only one kind of server here
+      def initialize(host, port, world_size = nil, is_master = false, wait_for_workers: true, timeout: DEFAULT_TIMEOUT,
+        multi_tenant: false, master_listen_fd: nil, use_libuv: true) # standard:disable Lint/UnusedMethodArgument
         super()
-        _open(host, port, world_size, is_master, wait_for_workers, timeout)
+        shared = Tenants.server_at(port) if is_master && multi_tenant
+        if shared
+          _share(shared)
+          self.timeout = timeout
+        else
+          _open(host, port, world_size, is_master, wait_for_workers, timeout, listener(master_listen_fd))
+        end
+        Tenants.add(self) if is_master && multi_tenant
       end
 
       def inspect
         "#<#{self.class.name} #{host}:#{port}>"
       end
+
+      private
+
+      # The store closes what it takes over.
+      def listener(socket)
+        return socket unless socket.respond_to?(:fileno)
+
+        socket.autoclose = false
+        socket.fileno
+      end
+
+      # The stores of this process that share servers, or may.
+      #
+      # @api private
+      module Tenants
+        LOCK = Mutex.new
+        @stores = ObjectSpace::WeakMap.new
+
+        class << self
+          # @return [TCPStore, nil] one whose server has this port
+          def server_at(port)
+            LOCK.synchronize do
+              @stores.keys.find { |store| !store.closed? && store.port == port && @stores[store] == Process.pid }
+            end
+          end
+
+          # @param store [TCPStore]
+          def add(store)
+            LOCK.synchronize { @stores[store] = Process.pid }
+          end
+        end
+      end
+      private_constant :Tenants
     end
 
     # A store kept in a file, for processes of one machine. Use a fresh path for each run.
@@ -122,11 +207,15 @@ module Torch
       # @return [String]
       attr_reader :prefix
 
+      # @return [Store] the store that it looks into
+      attr_reader :underlying_store
+
       # @param prefix [String]
       # @param store [Store]
       def initialize(prefix, store)
         super()
         @prefix = prefix.to_s.dup.freeze
+        @underlying_store = store
         _open(@prefix, store)
       end
     end
