@@ -203,11 +203,14 @@ MULTI_TEST(any_source_beside_one_source, 3, 30)
         int32_t got[2] = {-1, -1};
         tddp_work *any = begin_recv(here.group, buffer_of(&got[0], 1, TDDP_INT32), -1, 0);
         tddp_work *one = begin_recv(here.group, buffer_of(&got[1], 1, TDDP_INT32), 2, 0);
+        CHECK_OK(tddp_barrier(here.group, NULL));
         CHECK_INT(end_from(any), 1);
         CHECK_INT(end_from(one), 2);
         CHECK_INT(got[0], 10);
         CHECK_INT(got[1], 20);
     } else {
+        /* Else the first receive might take the message that the second waits for. */
+        CHECK_OK(tddp_barrier(here.group, NULL));
         CHECK_OK(tddp_send(here.group, buffer_of(&x, 1, TDDP_INT32), 0, 0, NULL));
     }
     leave_world(here);
