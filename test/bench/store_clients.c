@@ -4,24 +4,19 @@
  * So many clients (10000) join at once, as the ranks of a job do: the hello, a place in the count
  * at `init/`, and a wait for a key that is not there. When all wait, the key is set. Prints joins
  * per second, how long it takes until the last has been woken, and what a client costs the server's
- * process in memory. The clients are shared out among processes, each with one thread and epoll,
- * which speak the bytes of PyTorch 2.x; the server is alone in its process.
+ * process in memory (the kernel's part of a connection is not in it). The clients are shared out
+ * among processes, each with one thread and epoll, which speak the bytes of PyTorch 2.x; the server
+ * is alone in its process.
  */
-#include <endian.h>
-#include <errno.h>
-#include <netinet/in.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <tddp/store.h>
 #include <tddp/version.h>
+
+#include "store_bytes.h"
 
 enum {
     CLIENTS = 10000,
@@ -34,25 +29,12 @@ enum {
 
 static const char key[] = "/go";
 
-static void fail(const char *what)
-{
-    fprintf(stderr, "bench_store_clients: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
 static void check(tddp_status status)
 {
     if (status) {
         fprintf(stderr, "%s: %s\n", tddp_status_name(status), tddp_error_message());
         exit(1);
     }
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
 static long resident_kb(void)
@@ -105,38 +87,23 @@ typedef struct crowd {
     int joined;
     int woken;
     client *clients;
-    char request[128];
-    size_t request_size;
+    message request;
 } crowd;
 
-static void put(crowd *c, const void *data, size_t size)
-{
-    memcpy(c->request + c->request_size, data, size);
-    c->request_size += size;
-}
-
-static void put_string(crowd *c, const char *text)
-{
-    uint64_t size = htole64(strlen(text));
-    put(c, &size, sizeof size);
-    put(c, text, strlen(text));
-}
-
 /* VALIDATE, PING, ADD init/ 1, WAIT /go: answered by 4, 8 and, in the end, 1 bytes. */
-static void make_request(crowd *c)
+static void make_request(message *m)
 {
     uint32_t numbers[2] = {htole32(0x3C85F7CE), htole32((uint32_t)getpid())};
-    uint64_t one = htole64(1);
-    put(c, "\x00", 1);
-    put(c, &numbers[0], 4);
-    put(c, "\x0d", 1);
-    put(c, &numbers[1], 4);
-    put(c, "\x04", 1);
-    put_string(c, "init/");
-    put(c, &one, sizeof one);
-    put(c, "\x06", 1);
-    put(c, &one, sizeof one);
-    put_string(c, key);
+    put(m, "\x00", 1);
+    put(m, &numbers[0], 4);
+    put(m, "\x0d", 1);
+    put(m, &numbers[1], 4);
+    put(m, "\x04", 1);
+    put_string(m, "init/");
+    put_number(m, 1);
+    put(m, "\x06", 1);
+    put_number(m, 1);
+    put_string(m, key);
 }
 
 enum { JOINED_BYTES = 12, WOKEN_BYTES = 13 };
@@ -144,15 +111,7 @@ enum { JOINED_BYTES = 12, WOKEN_BYTES = 13 };
 static void start_client(crowd *c)
 {
     client *fresh = &c->clients[c->started++];
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)c->port)};
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    fresh->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fresh->fd < 0) {
-        fail("socket");
-    }
-    if (connect(fresh->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS) {
-        fail("connect");
-    }
+    fresh->fd = dial(c->port, SOCK_NONBLOCK);
     struct epoll_event event = {.events = EPOLLOUT, .data = {.ptr = fresh}};
     if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fresh->fd, &event)) {
         fail("epoll_ctl");
@@ -162,7 +121,8 @@ static void start_client(crowd *c)
 static void say_all(crowd *c, client *who)
 {
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = who}};
-    if (send(who->fd, c->request, c->request_size, MSG_NOSIGNAL) != (ssize_t)c->request_size ||
+    if (send(who->fd, c->request.bytes, c->request.size, MSG_NOSIGNAL) !=
+            (ssize_t)c->request.size ||
         epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, who->fd, &event)) {
         fail("a client cannot send");
     }
@@ -207,7 +167,7 @@ static void be_a_crowd(crowd *c, int orders, int news)
     if (!c->clients || c->epoll_fd < 0 || read(orders, &c->port, sizeof c->port) <= 0) {
         fail("a process of clients");
     }
-    make_request(c);
+    make_request(&c->request);
     while (c->joined < c->count) {
         while (c->started < c->count && c->started - c->joined < AT_ONCE) {
             start_client(c);

@@ -11,24 +11,17 @@
  * measured. The server's processor time per operation is beside it. PYTHON "-" leaves the other
  * server out.
  */
-#include <endian.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <tddp/store.h>
 #include <tddp/version.h>
+
+#include "store_bytes.h"
 
 enum {
     OURS,
@@ -67,73 +60,36 @@ typedef struct shared {
     atomic_long operations;
 } shared;
 
-static void fail(const char *what)
-{
-    fprintf(stderr, "bench_store_ops: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 /* --- the client ------------------------------------------------------------------------------ */
-
-typedef struct message {
-    char bytes[BATCH * 256];
-    size_t size;
-    size_t answer; /* bytes it is answered with */
-} message;
-
-static void put(message *m, const void *data, size_t size)
-{
-    memcpy(m->bytes + m->size, data, size);
-    m->size += size;
-}
-
-static void put_number(message *m, uint64_t number)
-{
-    number = htole64(number);
-    put(m, &number, sizeof number);
-}
-
-static void put_string(message *m, const char *data, size_t size)
-{
-    put_number(m, size);
-    put(m, data, size);
-}
 
 static void put_set(message *m, const char *key)
 {
-    char value[VALUE_BYTES];
-    memset(value, 'v', sizeof value);
+    char value[VALUE_BYTES + 1] = "";
+    memset(value, 'v', VALUE_BYTES);
     put(m, "\x00", 1);
-    put_string(m, key, strlen(key));
-    put_string(m, value, sizeof value);
+    put_string(m, key);
+    put_string(m, value);
 }
 
 static void put_wait(message *m, const char *key)
 {
     put(m, "\x05", 1);
     put_number(m, 1);
-    put_string(m, key, strlen(key));
+    put_string(m, key);
     m->answer += 1;
 }
 
 static void put_get(message *m, const char *key)
 {
     put(m, "\x02", 1);
-    put_string(m, key, strlen(key));
+    put_string(m, key);
     m->answer += 8 + VALUE_BYTES;
 }
 
 static void put_add(message *m, const char *key)
 {
     put(m, "\x03", 1);
-    put_string(m, key, strlen(key));
+    put_string(m, key);
     put_number(m, 1);
     m->answer += 8;
 }
@@ -196,19 +152,6 @@ static int make_step(int operation, int batch, const char *name, message step[2]
     return step[1].size ? 2 : 1;
 }
 
-static int dial(int port)
-{
-    int one = 1;
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one)) {
-        fail("connect");
-    }
-    return fd;
-}
-
 static void be_a_client(int port, const cell *c, double seconds, shared *all)
 {
     char name[32];
@@ -219,7 +162,7 @@ static void be_a_client(int port, const cell *c, double seconds, shared *all)
     int messages = make_step(c->operation, c->batch, name, step);
     int fds[MOST_CONNECTIONS];
     for (int i = 0; i < c->connections; i++) {
-        fds[i] = dial(port);
+        fds[i] = dial(port, 0);
     }
     char value_key[64];
     snprintf(value_key, sizeof value_key, "/%s/value", name);
