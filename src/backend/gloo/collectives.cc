@@ -67,6 +67,9 @@ void exchange(Mesh &mesh, const tddp_op &op, Given given, Wanted wanted)
 
 const tddp_buffer NOTHING = {};
 
+/* Up to here a second way costs more than it saves: three and four ranks on one host. */
+constexpr size_t STRAIGHT_BYTES = 512 * 1024;
+
 /*
  * From the root straight to everybody, each byte would leave it once for each rank. So it deals the
  * message out instead, a part to each of the others, and they pass their parts on to each other:
@@ -121,7 +124,7 @@ void broadcast_in_parts(Mesh &mesh, const tddp_op &op)
 
 void broadcast(Mesh &mesh, const tddp_op &op)
 {
-    if (mesh.size > 2 && bytes_of(op.output) > EAGER_BYTES) {
+    if (mesh.size > 2 && bytes_of(op.output) > STRAIGHT_BYTES) {
         broadcast_in_parts(mesh, op);
         return;
     }

@@ -31,9 +31,12 @@ void reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
     round.finish();
 }
 
+/* Up to here a second way costs more than it saves: three and four ranks on one host. */
+constexpr size_t STRAIGHT_BYTES = 2 * 1024 * 1024;
+
 /*
- * Rank r combines part r, as in all_reduce, but sends it to the root alone. With two ranks the root
- * combines everything: the other one's part would only travel to and fro.
+ * Each rank combines a part, as in all_reduce, but sends it to the root alone: otherwise everything
+ * would have to enter the root. With two ranks, and where that is not much, the root combines all.
  */
 class LargeReduce
 {
@@ -68,7 +71,7 @@ class LargeReduce
     }
     size_t bytes(int rank) const
     {
-        return mesh_.size == 2 && rank != op_.root ? 0 : parts_.bytes(owner(rank));
+        return owner(rank) < owners_ ? parts_.bytes(owner(rank)) : 0;
     }
     int owner(int rank) const
     {
@@ -121,6 +124,7 @@ class LargeReduce
     const tddp_op &op_;
     Round round_;
     char *data_;
+    int owners_;
     Parts parts_;
     std::vector<Buffer *> whole_;
 };

@@ -159,6 +159,7 @@ static void everything(int rank, int world_size, int port)
         }
     }
     all_kinds(group, 300007, TDDP_FLOAT32, TDDP_REDUCE_AVG);
+    all_kinds(group, 600011, TDDP_FLOAT32, TDDP_REDUCE_PREMUL_SUM);
     leave(group, store);
 }
 
@@ -186,7 +187,7 @@ MULTI_TEST(eight_ranks, 8, 110)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 60000);
-    const size_t counts[] = {0, 1, 3, 1001, 40009};
+    const size_t counts[] = {0, 1, 3, 1001, 40009, 600011};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         all_kinds(group, counts[i], TDDP_FLOAT32, TDDP_REDUCE_SUM);
         all_kinds(group, counts[i], TDDP_BFLOAT16, TDDP_REDUCE_AVG);
