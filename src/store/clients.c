@@ -135,12 +135,17 @@ void tddp_server_clients_reap(tddp_store_server *server)
     }
 }
 
-void tddp_server_clients_free(tddp_store_server *server)
+void tddp_server_clients_drop(tddp_store_server *server)
 {
     while (server->clients) {
         tddp_server_client_drop(server, server->clients, NULL);
         tddp_server_clients_reap(server);
     }
+}
+
+void tddp_server_clients_free(tddp_store_server *server)
+{
+    tddp_server_clients_drop(server);
     tddp_server_slots *slots = atomic_load(&server->slots.next);
     while (slots) {
         tddp_server_slots *next = atomic_load(&slots->next);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "store/server.h"
@@ -87,6 +88,20 @@ static bool take_event(tddp_store_server *server, const struct epoll_event *even
     return true;
 }
 
+/* Nobody is to wait for a server that does not serve any more: clients are hung up on, new ones
+ * refused. The descriptors stay until it is stopped. */
+static void give_up(tddp_store_server *server, int error)
+{
+    tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s", server->port,
+             strerror(error));
+    tddp_server_clients_drop(server);
+    for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
+        if (server->listen_fds[i] >= 0) {
+            (void)shutdown(server->listen_fds[i], SHUT_RDWR);
+        }
+    }
+}
+
 static void *server_body(void *data)
 {
     tddp_store_server *server = data;
@@ -94,8 +109,7 @@ static void *server_body(void *data)
     for (;;) {
         int count = epoll_wait(server->epoll_fd, events, EVENTS, until_something_is_due(server));
         if (count < 0 && errno != EINTR) {
-            tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s",
-                     server->port, strerror(errno));
+            give_up(server, errno);
             return NULL;
         }
         if (server->accept_again_ns && tddp_now_ns() >= server->accept_again_ns) {

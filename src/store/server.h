@@ -163,6 +163,7 @@ void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *cl
 /* Sends what is fresh, in the order it was made. */
 void tddp_server_clients_flush(tddp_store_server *server);
 void tddp_server_clients_reap(tddp_store_server *server);
+void tddp_server_clients_drop(tddp_store_server *server); /* all of them */
 void tddp_server_clients_free(tddp_store_server *server);
 
 /* --- requests.c ------------------------------------------------------------------------------ */

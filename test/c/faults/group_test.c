@@ -9,7 +9,7 @@
 #include "check.h"
 #include "faults/scenario.h"
 
-enum { TIMEOUT_MS = 400, LONGEST_MS = 10000, ELEMENTS = 5 };
+enum { LONGEST_MS = 10000, ELEMENTS = 5 };
 
 typedef struct member {
     int rank;
@@ -62,11 +62,11 @@ static void *take_part(void *data)
     opts.store = self->store;
     opts.rank = self->rank;
     opts.world_size = 2;
-    opts.timeout_ms = TIMEOUT_MS;
+    opts.timeout_ms = scenario_patience_ms;
     self->status = tddp_group_create(&opts, NULL, &group);
     if (self->status == TDDP_OK) {
         self->status = compute(group);
-        tddp_group_shutdown(group, TIMEOUT_MS);
+        tddp_group_shutdown(group, scenario_patience_ms);
     }
     (void)snprintf(self->text, sizeof self->text, "%s", tddp_error_message());
     tddp_group_release(group);
@@ -96,7 +96,7 @@ static tddp_status both(tddp_store *first, tddp_store *second)
 static tddp_status over_hash(void)
 {
     tddp_store *store = NULL;
-    tddp_status status = tddp_hash_store_create(TIMEOUT_MS, &store);
+    tddp_status status = tddp_hash_store_create(scenario_patience_ms, &store);
     if (status == TDDP_OK) {
         status = both(store, store);
     }
@@ -111,7 +111,7 @@ static tddp_status over_tcp(void)
     tddp_store *guest = NULL;
     opts.host = "127.0.0.1";
     opts.is_server = 1;
-    opts.timeout_ms = TIMEOUT_MS;
+    opts.timeout_ms = scenario_patience_ms;
     tddp_status status = tddp_tcp_store_open(&opts, NULL, &host);
     if (status == TDDP_OK) {
         opts.is_server = 0;
@@ -126,12 +126,12 @@ static tddp_status over_tcp(void)
     return status;
 }
 
-MULTI_TEST(group_survives_failing_allocations, 1, 100)
+MULTI_TEST(group_survives_failing_allocations, 1, 280)
 {
     scenario_fail_allocations(over_hash, LONGEST_MS);
 }
 
-MULTI_TEST(group_over_tcp_survives_failing_calls, 1, 110)
+MULTI_TEST(group_over_tcp_survives_failing_calls, 1, 280)
 {
     scenario_fail_system_calls(over_tcp, LONGEST_MS);
 }

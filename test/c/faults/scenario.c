@@ -10,7 +10,9 @@
 #include "faults/leaks.h"
 #include "faults/system_calls.h"
 
-enum { MOST = 20000 };
+enum { MOST = 20000, IMPATIENT_MS = 100, PATIENT_MS = 5000 };
+
+int scenario_patience_ms = PATIENT_MS;
 
 typedef struct held {
     int descriptors;
@@ -57,13 +59,15 @@ void scenario_fail_system_calls(scenario body, int longest_ms)
     for (long nth = 1; nth < MOST; nth++) {
         held before = hold();
         int64_t start = tddp_now_ns();
+        scenario_patience_ms = IMPATIENT_MS;
         calls_arm(CALLS_FAIL_NTH, nth);
         tddp_status status = body();
         const char *what = calls_failed();
         calls_arm(CALLS_PASS, 0);
+        scenario_patience_ms = PATIENT_MS;
         check_let_go(&before, start, longest_ms, what, nth);
         if (!*what) {
-            CHECK_OK(status);
+            CHECK_OK(body());
             printf("%ld system calls, %d of them fatal\n", nth - 1, failures);
             CHECK(failures > 0);
             return;
@@ -82,15 +86,18 @@ void scenario_fail_allocations(scenario body, int longest_ms)
     for (long nth = 1; nth < MOST && in_a_row < 20; nth++) {
         held before = hold();
         int64_t start = tddp_now_ns();
+        scenario_patience_ms = IMPATIENT_MS;
         tddp_fail_allocation(nth);
         tddp_status status = body();
         tddp_fail_allocation(0);
+        scenario_patience_ms = PATIENT_MS;
         check_let_go(&before, start, longest_ms, "allocation", nth);
         check_outcome(status, "allocation", nth);
         failures += status != TDDP_OK;
         in_a_row = status ? 0 : in_a_row + 1;
     }
     CHECK_INT(in_a_row, 20);
+    CHECK_OK(body());
     CHECK(failures > 0);
 }
 

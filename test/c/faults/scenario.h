@@ -11,6 +11,10 @@
 /* Does something from beginning to end and frees it all, whatever fails. */
 typedef tddp_status (*scenario)(void);
 
+/* How long a scenario should wait for what does not come: little while something is made to fail,
+ * so that hundreds of runs take no long time. */
+extern int scenario_patience_ms;
+
 /* `longest_ms`: what one run may take. */
 void scenario_fail_system_calls(scenario body, int longest_ms);
 void scenario_fail_allocations(scenario body, int longest_ms);

@@ -8,7 +8,7 @@
 #include "check.h"
 #include "faults/scenario.h"
 
-enum { TIMEOUT_MS = 300, LONGEST_MS = 5000 };
+enum { LONGEST_MS = 5000 };
 
 static tddp_slice text(const char *bytes)
 {
@@ -78,7 +78,7 @@ static tddp_status tcp(void)
     opts.host = "127.0.0.1";
     opts.is_server = 1;
     opts.world_size = 1;
-    opts.timeout_ms = TIMEOUT_MS;
+    opts.timeout_ms = scenario_patience_ms;
     tddp_status status = tddp_tcp_store_open(&opts, NULL, &host);
     if (status == TDDP_OK) {
         status = tddp_store_clone(host, NULL, &clone);
@@ -97,7 +97,7 @@ static tddp_status file(void)
     tddp_store *store = NULL;
     tddp_store *view = NULL;
     (void)snprintf(path, sizeof path, "/tmp/tddp-faults-%d", (int)getpid());
-    tddp_status status = tddp_file_store_open(path, 1, TIMEOUT_MS, &store);
+    tddp_status status = tddp_file_store_open(path, 1, scenario_patience_ms, &store);
     if (status == TDDP_OK) {
         status = tddp_prefix_store_create("view", store, &view);
     }
@@ -113,7 +113,7 @@ static tddp_status file(void)
 static tddp_status hash(void)
 {
     tddp_store *store = NULL;
-    tddp_status status = tddp_hash_store_create(TIMEOUT_MS, &store);
+    tddp_status status = tddp_hash_store_create(scenario_patience_ms, &store);
     if (status == TDDP_OK) {
         status = use(store);
     }
