@@ -85,4 +85,5 @@ void Init_ext(void)
     tddp_rb_init_group();
     tddp_rb_init_work();
     tddp_rb_init_ddp();
+    tddp_rb_init_recorder();
 }

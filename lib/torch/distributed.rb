@@ -22,6 +22,7 @@ require_relative "distributed/point_to_point"
 require_relative "distributed/coalescing"
 require_relative "distributed/objects"
 require_relative "distributed/fork_world"
+require_relative "distributed/flight_recorder"
 
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
@@ -46,6 +47,7 @@ module Torch
     extend Coalescing
     extend Objects
     extend Launching
+    extend FlightRecorder
 
     set_debug_level_from_env
   end

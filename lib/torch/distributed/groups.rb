@@ -63,6 +63,7 @@ module Torch
         group = join(backend, place, timeout, device_id)
         @default = Default.new(group, Process.pid, place.owned ? place.store : nil, device_id, [])
         destroy_at_exit
+        dump_on_signal
         group
       end
 

@@ -1,0 +1,105 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+require "stringio"
+require "tmpdir"
+require "torch_ddp/flight_trace"
+
+# The flight recorder from Ruby: on request, on a signal, on a failure; and torchfrtrace on what it wrote.
+class FlightRecorderTest < Minitest::Test
+  Distributed = Torch::Distributed
+
+  def trace(folder)
+    out = StringIO.new
+    status = TorchDDP::FlightTrace::Command.new(out: out, err: out).run([folder])
+    [status, out.string]
+  end
+
+  def with_environment(values)
+    before = ENV.to_h
+    ENV.update(values)
+    yield
+  ensure
+    ENV.replace(before)
+  end
+
+  def test_on_request
+    Dir.mktmpdir do |folder|
+      files = Distributed.fork_world(2) do |rank, port|
+        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+        Distributed.all_reduce(Torch.ones(3))
+        Distributed.broadcast(Torch.ones(2), src: 1)
+        Distributed.barrier
+        Distributed.dump_flight_recorder("#{folder}/")
+      end
+      assert_equal [1, 1], files
+      status, text = trace(folder)
+      assert_equal 0, status, text
+      assert_includes text, "2 of the job's ranks wrote: 0, 1"
+      assert_includes text, "barrier 3 is done"
+    end
+  end
+
+  def test_without_a_group_or_a_place
+    assert_equal 0, Distributed.dump_flight_recorder("/nonexistent/")
+    assert_equal 0, Distributed.dump_flight_recorder
+  end
+
+  def test_a_place_that_cannot_be_written
+    message = Distributed.fork_world(1) do |rank, port|
+      Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 1)
+      Distributed.dump_flight_recorder("/nonexistent/folder/")
+    rescue Distributed::SystemError => e
+      e.message
+    end.first
+    assert_includes message, "/nonexistent/folder/"
+  end
+
+  def test_on_a_signal_while_waiting
+    Dir.mktmpdir do |folder|
+      with_environment("TDDP_FR_DUMP" => "#{folder}/") do
+        called = Distributed.fork_world(2) do |rank, port|
+          called = false
+          trap("USR1") { called = true }
+          Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+          if rank == 0
+            Thread.new do
+              sleep 0.3
+              Process.kill("USR1", Process.pid)
+            end
+          else
+            sleep 0.05 until Dir.exist?(folder) && Dir.children(folder).any?
+            sleep 0.05
+          end
+          Distributed.all_reduce(Torch.ones(1))
+          Process.kill("USR1", Process.pid) if rank == 1
+          sleep 0.1
+          called
+        end
+        assert_equal [true, true], called
+        status, text = trace(folder)
+        assert_equal 1, status, text
+        assert_match(/rank 0 .* in all_reduce 1/, text)
+      end
+    end
+  end
+
+  def test_on_a_failure
+    Dir.mktmpdir do |folder|
+      with_environment("TDDP_FR_DUMP" => "#{folder}/") do
+        errors = Distributed.fork_world(2) do |rank, port|
+          Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+          Distributed.barrier
+          Distributed.all_reduce(Torch.ones(rank + 1))
+        rescue Distributed::Error => e
+          e.class.name
+        end
+        assert_equal ["Torch::Distributed::MismatchError"], errors.uniq
+        status, text = trace(folder)
+        assert_equal 1, status, text
+        assert_includes text, "mismatch: operation 2 differs"
+        assert_includes text, "all_reduce 2 (2 float32 elements, sum"
+      end
+    end
+  end
+end
