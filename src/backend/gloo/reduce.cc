@@ -43,7 +43,8 @@ class LargeReduce
   public:
     LargeReduce(Mesh &mesh, const tddp_op &op)
         : mesh_(mesh), op_(op), round_(mesh, op), data_(static_cast<char *>(op.output.data)),
-          parts_(op.output.count, mesh.size == 2 ? 1 : mesh.size, tddp_dtype_size(op.output.dtype)),
+          owners_(mesh.size == 2 || bytes_of(op.output) <= STRAIGHT_BYTES ? 1 : mesh.size),
+          parts_(op.output.count, owners_, tddp_dtype_size(op.output.dtype)),
           whole_(static_cast<size_t>(mesh.size))
     {
     }
@@ -124,8 +125,8 @@ class LargeReduce
     const tddp_op &op_;
     Round round_;
     char *data_;
-    int owners_;
-    Parts parts_;
+    const int owners_;
+    const Parts parts_;
     std::vector<Buffer *> whole_;
 };
 
