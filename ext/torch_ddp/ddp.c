@@ -85,6 +85,7 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     VALUE texts = names_of(names, call.names);
     call.opts.reducer.first_bucket_bytes = NUM2SIZET(first_bytes);
     call.opts.reducer.bucket_cap_bytes = NUM2SIZET(cap_bytes);
+    call.opts.reducer.describe = tddp_rb_detail();
     call.opts.init_sync = RTEST(init_sync);
     call.opts.through = tddp_rb_through;
     VALUE self = TypedData_Wrap_Struct(class, &ddp_type, NULL);

@@ -10,6 +10,11 @@
 /* Whether operations are described. The GVL guards it. */
 static bool detail;
 
+bool tddp_rb_detail(void)
+{
+    return detail;
+}
+
 /* Passes on a refusal that names no argument. */
 static void refuse(tddp_status status, const char *name, long index)
 {

@@ -98,6 +98,7 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
 /* Has the ranks compare dtype and shape of these tensors (one, an Array; nil: nothing) with the
  * operation that this thread queues next, if operations are described at all. */
 void tddp_rb_describe(VALUE operand);
+bool tddp_rb_detail(void);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 

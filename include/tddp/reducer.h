@@ -42,11 +42,12 @@ typedef struct tddp_reducer_opts {
     size_t size; /**< sizeof(tddp_reducer_opts) */
     size_t first_bucket_bytes;
     size_t bucket_cap_bytes;
+    int describe; /**< ranks compare the names and shapes in each bucket as well */
 } tddp_reducer_opts;
 
-#define TDDP_REDUCER_OPTS_INIT                                                    \
-    {                                                                             \
-        sizeof(tddp_reducer_opts), TDDP_FIRST_BUCKET_BYTES, TDDP_BUCKET_CAP_BYTES \
+#define TDDP_REDUCER_OPTS_INIT                                                       \
+    {                                                                                \
+        sizeof(tddp_reducer_opts), TDDP_FIRST_BUCKET_BYTES, TDDP_BUCKET_CAP_BYTES, 0 \
     }
 
 /**

@@ -142,6 +142,7 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     reducer->world_size = tddp_group_world_size(group);
     reducer->first_bucket_bytes = opts->first_bucket_bytes;
     reducer->bucket_cap_bytes = opts->bucket_cap_bytes;
+    reducer->describe = opts->describe;
     reducer->count = count;
     status = fill(reducer, params);
     if (status == TDDP_OK) {

@@ -8,6 +8,7 @@
  *     round.c    prepare, mark_ready, finish: one backward's life
  *     rebuild.c  the second layout, in the order of rank 0
  *     await.c    waiting for works, and what becomes of memory when nobody waits
+ *     describe.c what ranks compare of a bucket beside its size
  */
 #ifndef TDDP_REDUCER_REDUCER_H
 #define TDDP_REDUCER_REDUCER_H
@@ -117,6 +118,7 @@ struct tddp_reducer {
     int world_size;
     size_t first_bucket_bytes;
     size_t bucket_cap_bytes;
+    bool describe; /* buckets are described as they are handed over */
 
     size_t count;
     tddp_reducer_param *params; /* names and dims are copies */
@@ -136,6 +138,11 @@ struct tddp_reducer {
     int64_t *rebuild_order; /* rank 0's order while its broadcast is under way, else NULL */
     tddp_work *rebuild_work;
 };
+
+/* --- describe.c ------------------------------------------------------------------------------ */
+
+/* Has the next operation of this thread compare the names and shapes in bucket number `bucket`. */
+void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket);
 
 /* --- round.c --------------------------------------------------------------------------------- */
 

@@ -109,6 +109,9 @@ tddp_status tddp_reducer_prepare(tddp_reducer *reducer)
 static tddp_status launch(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 {
     if (reducer->world_size > 1) {
+        if (reducer->describe) {
+            tddp_reducer_describe(reducer, reducer->launched);
+        }
         return tddp_all_reduce(reducer->group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, &bucket->work);
     }
     /* The average of one is in place already, but of a group that is gone one is to hear. */

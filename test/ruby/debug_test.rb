@@ -68,6 +68,16 @@ class DebugTest < Minitest::Test
     assert_equal [[3.0, 1.0, ["", "x"]], [3.0, 2.0, ["", "x"]]], results
   end
 
+  def test_with_detail_buckets_have_names
+    said = world(2) do |rank|
+      Distributed.set_debug_level(:detail)
+      model = Torch::NN::Parallel::DistributedDataParallel.new(Torch::NN::Linear.new(2, 3))
+      2.times { model.call(Torch.ones(1, 2)).sum.backward }
+      failure { rank.zero? ? model.call(Torch.ones(1, 2)).sum.backward : Distributed.all_reduce(Torch.ones(5)) }
+    end
+    said.each { |_, text| assert_match(/bucket 1 of 1: weight \[3, 2\], bias \[3\].*float32 \[5\]|float32 \[5\].*bucket 1 of 1: weight \[3, 2\], bias \[3\]/, text) }
+  end
+
   def test_without_it_only_sizes_are
     results = world(2) { |rank| Distributed.all_reduce(Torch.ones(SHAPES[rank])).sum.item }
     assert_equal [12.0, 12.0], results

@@ -226,6 +226,28 @@ MULTI_TEST(names_alone_may_differ, 2, 30)
     leave(group);
 }
 
+MULTI_TEST(described_buckets_are_compared, 2, 30)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    const int64_t one = 10;
+    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
+    opts.describe = 1;
+    tddp_reducer *reducer = make_vectors(group, 4, &opts);
+    run_round(reducer, (const size_t[]){0, 1, 2, 3}, 4, (float)rank);
+    tddp_reducer_free(reducer);
+    tddp_reducer_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
+    param.name = rank ? "y" : "x";
+    int all = 0;
+    CHECK_OK(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer));
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_OK(tddp_reducer_mark_ready(reducer, 0, &all));
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "\"bucket 1 of 1: x [10]\"");
+    CHECK_CONTAINS(tddp_error_message(), "\"bucket 1 of 1: y [10]\"");
+    tddp_reducer_free(reducer);
+    tddp_group_release(group);
+}
+
 /* --- faults ---------------------------------------------------------------------------------- */
 
 /* Operation 1 compares the ranks, 2 is the first bucket. */

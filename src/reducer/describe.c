@@ -1,0 +1,52 @@
+/*
+ * What ranks compare of a bucket beside its size, for those who look for a fault: the names and
+ * shapes of its parameters. Called with the reducer's lock held, before the bucket is handed to the
+ * group; allocates nothing.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "reducer/reducer.h"
+
+/* As much as tddp_describe_next() takes; what does not fit is cut off, alike on every rank. */
+typedef struct description {
+    char text[256];
+    size_t length;
+} description;
+
+__attribute__((format(printf, 2, 3))) static void add(description *to, const char *format, ...)
+{
+    size_t room = sizeof to->text - to->length;
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(to->text + to->length, room, format, arguments);
+    va_end(arguments);
+    if (length > 0) {
+        to->length += (size_t)length < room ? (size_t)length : room - 1;
+    }
+}
+
+static void add_param(description *to, const tddp_reducer_param *param)
+{
+    add(to, "%s [", param->name);
+    for (size_t i = 0; i < param->ndim; i++) {
+        add(to, "%s%" PRId64, i > 0 ? ", " : "", param->dims[i]);
+    }
+    add(to, "]");
+}
+
+void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket)
+{
+    description it = {.length = 0};
+    add(&it, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
+    const char *between = "";
+    for (size_t i = 0; i < reducer->count && it.length + 1 < sizeof it.text; i++) {
+        if (reducer->layout.bucket_of[i] == bucket) {
+            add(&it, "%s", between);
+            add_param(&it, &reducer->params[i]);
+            between = ", ";
+        }
+    }
+    tddp_describe_next(it.text);
+}
