@@ -40,10 +40,9 @@ static tddp_slice token_slice(const token *t)
     return (tddp_slice){(const char *)t->bytes, sizeof t->bytes};
 }
 
-static bool same(const tddp_blob *blob, tddp_slice slice)
+static bool equal(tddp_slice a, tddp_slice b)
 {
-    return blob->size == slice.size &&
-           (slice.size == 0 || memcmp(blob->data, slice.data, slice.size) == 0);
+    return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
 }
 
 static tddp_slice slice_of(const tddp_blob *blob)
@@ -81,9 +80,8 @@ tddp_status tddp_tcp_old_hello(int fd, int64_t deadline_ns, int cancel_fd)
 
 /* --- append ---------------------------------------------------------------------------------- */
 
-/* COMPARE_SET; the caller frees `out`. */
-static tddp_status swap(tddp_tcp_exchange *exchange, bool prefixed, tddp_slice key,
-                        tddp_slice expected, tddp_slice desired, tddp_blob *out)
+static tddp_status send_swap(tddp_tcp_exchange *exchange, bool prefixed, tddp_slice key,
+                             tddp_slice expected, tddp_slice desired)
 {
     tddp_bytes *request = &exchange->request;
     tddp_status status = tddp_tcp_put_kind(exchange, TDDP_WIRE_COMPARE_SET);
@@ -92,8 +90,42 @@ static tddp_status swap(tddp_tcp_exchange *exchange, bool prefixed, tddp_slice k
     }
     status = status ? status : tddp_wire_put_string(request, expected);
     status = status ? status : tddp_wire_put_string(request, desired);
-    status = tddp_tcp_send(exchange, status);
+    return tddp_tcp_send(exchange, status);
+}
+
+/* COMPARE_SET; the caller frees `out`. */
+static tddp_status swap(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice expected,
+                        tddp_slice desired, tddp_blob *out)
+{
+    tddp_status status = send_swap(exchange, true, key, expected, desired);
     return status ? status : tddp_tcp_receive_blob(exchange, out);
+}
+
+/* Who has the lock: a token, or nothing. Of a fixed size, so that no lack of memory leaves it taken
+ * and unknown. */
+typedef struct holder {
+    char bytes[TOKEN_BYTES];
+    uint64_t size;
+} holder;
+
+static tddp_slice holder_slice(const holder *h)
+{
+    return (tddp_slice){h->bytes, (size_t)h->size};
+}
+
+/* COMPARE_SET of the lock. */
+static tddp_status swap_lock(tddp_tcp_exchange *exchange, tddp_slice expected, tddp_slice desired,
+                             holder *out)
+{
+    tddp_status status = send_swap(exchange, false, append_key, expected, desired);
+    status = status ? status : tddp_tcp_receive_u64(exchange, &out->size);
+    if (status == TDDP_OK && out->size > sizeof out->bytes) {
+        status = tddp_fail(TDDP_PROTOCOL, "%s: the key \"%s\" holds %llu bytes, expected %d",
+                           exchange->store->name, append_key.data, (unsigned long long)out->size,
+                           TOKEN_BYTES);
+        return tddp_tcp_break(exchange->store, status);
+    }
+    return status ? status : tddp_tcp_receive(exchange, out->bytes, (size_t)out->size);
 }
 
 static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange, int64_t *pause_ms)
@@ -113,41 +145,33 @@ static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange, int64_t *pa
  * tell whose of them was stored. The token makes the answer plain here. */
 static tddp_status take_lock(tddp_tcp_exchange *exchange, const token *mine)
 {
-    tddp_blob holder = {0};
+    holder seen = {.size = 0};
     int64_t since = tddp_now_ns();
     int64_t pause_ms = FIRST_PAUSE_MS;
     for (;;) {
         bool stale = tddp_now_ns() - since > STALE_MS * TDDP_NS_PER_MS;
-        tddp_blob answer = {0};
-        tddp_status status =
-            swap(exchange, false, append_key, stale ? slice_of(&holder) : (tddp_slice){"", 0},
-                 token_slice(mine), &answer);
-        bool taken = status == TDDP_OK && same(&answer, token_slice(mine));
-        if (status || taken) {
-            tddp_blob_free(&answer);
-            tddp_blob_free(&holder);
+        holder now;
+        tddp_slice expected = stale ? holder_slice(&seen) : (tddp_slice){"", 0};
+        tddp_status status = swap_lock(exchange, expected, token_slice(mine), &now);
+        if (status || equal(holder_slice(&now), token_slice(mine))) {
             return status;
         }
-        if (!same(&answer, slice_of(&holder))) {
+        if (!equal(holder_slice(&now), holder_slice(&seen))) {
             since = tddp_now_ns();
         }
-        tddp_blob_free(&holder);
-        holder = answer;
+        seen = now;
         status = pause_for_lock(exchange, &pause_ms);
         if (status) {
-            tddp_blob_free(&holder);
             return status;
         }
     }
 }
 
+/* Its request is no larger than that which took it, so its memory is there. */
 static tddp_status leave_lock(tddp_tcp_exchange *exchange, const token *mine)
 {
-    tddp_blob answer = {0};
-    tddp_status status =
-        swap(exchange, false, append_key, token_slice(mine), (tddp_slice){"", 0}, &answer);
-    tddp_blob_free(&answer);
-    return status;
+    holder now;
+    return swap_lock(exchange, token_slice(mine), (tddp_slice){"", 0}, &now);
 }
 
 /* A SET and not a COMPARE_SET: there only the first wakes who waits for the key. */
@@ -169,10 +193,11 @@ static tddp_status extend(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slic
         status = status ? status : tddp_bytes_append(&whole, value.data, value.size);
         tddp_slice wanted = {whole.data, whole.size};
         if (status == TDDP_OK) {
-            status = swap(exchange, true, key, slice_of(now), wanted, &answer);
+            status = swap(exchange, key, slice_of(now), wanted, &answer);
         }
-        bool stored = status == TDDP_OK && same(&answer, wanted);
-        bool gone = status == TDDP_OK && !stored && now->size && same(&answer, slice_of(now));
+        bool stored = status == TDDP_OK && equal(slice_of(&answer), wanted);
+        bool gone =
+            status == TDDP_OK && !stored && now->size && equal(slice_of(&answer), slice_of(now));
         tddp_bytes_free(&whole);
         tddp_blob_free(now);
         *now = answer;
@@ -190,8 +215,8 @@ static tddp_status append_locked(tddp_tcp_exchange *exchange, const token *mine,
 {
     tddp_blob now = {0};
     tddp_status status =
-        swap(exchange, true, key, token_slice(mine), token_slice(mine), &now); /* only asks */
-    if (status == TDDP_OK && same(&now, token_slice(mine))) {
+        swap(exchange, key, token_slice(mine), token_slice(mine), &now); /* only asks */
+    if (status == TDDP_OK && equal(slice_of(&now), token_slice(mine))) {
         status = create(exchange, key, value);
     } else if (status == TDDP_OK) {
         status = extend(exchange, key, value, &now);

@@ -125,13 +125,3 @@ bool tddp_store_values_delete(tddp_store_map *map, tddp_slice key)
     }
     return entry;
 }
-
-bool tddp_store_values_have(const tddp_store_map *map, const tddp_slice *keys, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (!tddp_store_map_find(map, keys[i])) {
-            return false;
-        }
-    }
-    return true;
-}

@@ -29,6 +29,5 @@ tddp_slice tddp_store_values_compare(const tddp_store_map *map, tddp_slice key, 
                                      tddp_slice desired, bool *store);
 
 bool tddp_store_values_delete(tddp_store_map *map, tddp_slice key);
-bool tddp_store_values_have(const tddp_store_map *map, const tddp_slice *keys, size_t count);
 
 #endif

@@ -216,7 +216,7 @@ static void play_in_a_ring(tddp_store *store, int rank, int world_size)
 {
     char own[16];
     char next[16];
-    char number[16];
+    char number[24];
     for (int round = 0; round < 5; round++) {
         snprintf(own, sizeof own, "q%d", rank);
         snprintf(next, sizeof next, "q%d", (rank + 1) % world_size);
