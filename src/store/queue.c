@@ -13,6 +13,9 @@ typedef struct item {
     tddp_blob value;
 } item;
 
+/* What a value costs beside its bytes: an item, and what the allocator adds to both. */
+enum { ITEM_BYTES = 64 };
+
 typedef struct queue {
     item *first;
     item *last;
@@ -64,6 +67,7 @@ tddp_status tddp_store_queues_push(tddp_store_map *queues, tddp_slice key, tddp_
     }
     to->last = fresh;
     to->length++;
+    queues->bytes += ITEM_BYTES + value.size;
     return TDDP_OK;
 }
 
@@ -71,6 +75,15 @@ static void remove_entry(tddp_store_map *queues, tddp_store_entry *entry)
 {
     free(entry->data);
     tddp_store_map_remove(queues, entry);
+}
+
+bool tddp_store_queues_first(const tddp_store_map *queues, tddp_slice key, tddp_slice *out)
+{
+    const queue *found = find(queues, key);
+    if (found) {
+        *out = (tddp_slice){found->first->value.data, found->first->value.size};
+    }
+    return found;
 }
 
 bool tddp_store_queues_pop(tddp_store_map *queues, tddp_slice key, tddp_blob *out)
@@ -83,6 +96,7 @@ bool tddp_store_queues_pop(tddp_store_map *queues, tddp_slice key, tddp_blob *ou
     item *oldest = from->first;
     from->first = oldest->next;
     from->length--;
+    queues->bytes -= ITEM_BYTES + oldest->value.size;
     *out = oldest->value;
     free(oldest);
     if (!from->first) {

@@ -1,6 +1,6 @@
 /*
  * Queues in a map: an entry's `data` is one while it holds something. Not for several threads at
- * once. An allocation that fails leaves everything as it was.
+ * once. The map's bytes count the values too. An allocation that fails leaves everything as it was.
  */
 #ifndef TDDP_STORE_QUEUE_H
 #define TDDP_STORE_QUEUE_H
@@ -9,6 +9,9 @@
 
 TDDP_NODISCARD tddp_status tddp_store_queues_push(tddp_store_map *queues, tddp_slice key,
                                                   tddp_slice value);
+
+/* The oldest value, which stays; false if there is none. */
+bool tddp_store_queues_first(const tddp_store_map *queues, tddp_slice key, tddp_slice *out);
 
 /* Takes the oldest value off; false if there is none. */
 bool tddp_store_queues_pop(tddp_store_map *queues, tddp_slice key, tddp_blob *out);

@@ -5,6 +5,7 @@
  */
 #include <stdint.h>
 
+#include "store/queue.h"
 #include "store/server.h"
 #include "store/values.h"
 
@@ -202,60 +203,32 @@ static tddp_status run_multi_set(const context *c)
 static tddp_status run_queue_push(const context *c)
 {
     const tddp_wire_request *r = c->request;
-    tddp_store_entry *queue;
-    tddp_status status = tddp_server_check_total(c->server, NULL, r->key, 8 + r->values[0].size);
-    status = status ? status : tddp_store_map_obtain(&c->server->queues, r->key, &queue);
-    if (status) {
-        return status;
+    tddp_status status = tddp_server_check_total(c->server, NULL, r->key, r->values[0].size);
+    status = status ? status : tddp_store_queues_push(&c->server->queues, r->key, r->values[0]);
+    if (status == TDDP_OK) {
+        tddp_server_wake(c->server, &c->server->waits, r->key, 1);
     }
-    size_t before = queue->value.capacity;
-    if (queue->value.size + 8 + r->values[0].size > c->server->limits.request_bytes) {
-        status = tddp_fail(TDDP_STORE, "QUEUE_PUSH would make a queue of more than %llu bytes",
-                           (unsigned long long)c->server->limits.request_bytes);
-    } else {
-        status = tddp_bytes_reserve(&queue->value, 8 + r->values[0].size);
-    }
-    tddp_store_map_count(&c->server->queues, queue, before);
-    if (status) {
-        if (queue->value.size == 0) {
-            tddp_store_map_remove(&c->server->queues, queue);
-        }
-        return status;
-    }
-    status = tddp_wire_put_string(&queue->value, r->values[0]); /* has its room */
-    tddp_server_wake(c->server, &c->server->waits, r->key, 1);
     return status;
-}
-
-static uint64_t queue_length(const tddp_store_entry *queue)
-{
-    tddp_slice list = queue ? tddp_store_entry_value(queue) : (tddp_slice){0};
-    uint64_t length = 0;
-    while (list.size) {
-        (void)tddp_wire_next(&list);
-        length++;
-    }
-    return length;
 }
 
 static tddp_status run_queue_len(const context *c)
 {
-    return tddp_wire_put_u64(
-        out(c), queue_length(tddp_store_map_find(&c->server->queues, c->request->key)));
+    return tddp_wire_put_u64(out(c), tddp_store_queues_length(&c->server->queues, c->request->key));
 }
 
 static tddp_status run_queue_pop(const context *c)
 {
-    tddp_store_entry *queue = tddp_store_map_find(&c->server->queues, c->request->key);
-    tddp_status status = tddp_wire_put_u64(out(c), queue_length(queue));
-    if (!queue || status) {
+    tddp_store_map *queues = &c->server->queues;
+    tddp_slice key = c->request->key;
+    tddp_slice oldest;
+    tddp_blob taken;
+    tddp_status status = run_queue_len(c);
+    if (status || !tddp_store_queues_first(queues, key, &oldest)) {
         return status;
     }
-    tddp_slice rest = tddp_store_entry_value(queue);
-    status = tddp_wire_put_string(out(c), tddp_wire_next(&rest));
-    tddp_bytes_consume(&queue->value, queue->value.size - rest.size);
-    if (queue->value.size == 0) {
-        tddp_store_map_remove(&c->server->queues, queue);
+    status = tddp_wire_put_string(out(c), oldest);
+    if (status == TDDP_OK && tddp_store_queues_pop(queues, key, &taken)) {
+        tddp_blob_free(&taken);
     }
     return status;
 }

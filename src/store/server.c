@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "store/queue.h"
 #include "store/server.h"
 
 enum { EVENTS = 128, ACCEPTS_A_ROUND = 64, ACCEPT_REST_MS = 100, TELL_EVERY_S = 10 };
@@ -172,7 +173,7 @@ static void close_and_free(tddp_store_server *server)
 {
     tddp_server_clients_free(server);
     tddp_store_map_clear(&server->values);
-    tddp_store_map_clear(&server->queues);
+    tddp_store_queues_clear(&server->queues);
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
     tddp_store_map_clear(&server->watches);

@@ -93,7 +93,7 @@ struct tddp_store_server {
     tddp_server_client **unsent_end;
     tddp_server_client *dropped;
     tddp_store_map values;
-    tddp_store_map queues;    /* value: encoded strings, oldest first */
+    tddp_store_map queues;    /* see queue.h */
     tddp_store_map waits;     /* data: first tddp_server_wait */
     tddp_store_map barriers;  /* the same */
     tddp_store_map watches;   /* the same */

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/queue.h"
 #include "store/server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -114,7 +115,7 @@ static void clear(tddp_store_server *server)
     demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
     demand(server->old_hosts.count == 0 && server->client_count == 0 && !server->late);
     tddp_store_map_clear(&server->values);
-    tddp_store_map_clear(&server->queues);
+    tddp_store_queues_clear(&server->queues);
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
     tddp_store_map_clear(&server->watches);

@@ -140,8 +140,12 @@ TEST(all_that_is_stored_has_a_limit)
     raw_send(fd, "07");
     CHECK_RAW(fd, "[21]");
     check_dropped(good, "01 [4]2f6bffff [0]", "a value of 0 bytes, where");
-    raw_send(fd, "08 [4]2f6b0000 08 [4]2f6b0101");
-    CHECK_RAW(fd, "[1] [1]");
+    raw_send(fd, "08 [4]2f6b0000 08 [4]2f6b0101 08 [4]2f6b0202 08 [4]2f6b0303");
+    CHECK_RAW(fd, "[1] [1] [1] [1]");
+    for (int i = 0; i < 20; i++) { /* nor of what was taken from a queue */
+        raw_send(fd, "0e [2]2f71 [2]6162 0e [2]2f71 [3]636465 0f [2]2f71 0f [2]2f71 0f [2]2f71");
+        CHECK_RAW(fd, "[2] [2]6162 [1] [3]636465 [0]");
+    }
     tddp_net_close(fd);
     int64_t sum;
     CHECK_OK(tddp_store_add(good, text("n"), 1, NULL, &sum));
