@@ -119,6 +119,25 @@ static inline void gate_close(gate *g)
     tddp_net_close(g->listen_fd);
 }
 
+/* A server of ours behind a gate. */
+typedef struct setting {
+    tddp_store_server *server;
+    gate gate;
+    int port;
+} setting;
+
+static inline void setting_open(setting *s, int refusals, bool lacking)
+{
+    s->server = loopback_server();
+    s->port = gate_open(&s->gate, tddp_store_server_port(s->server), refusals, lacking);
+}
+
+static inline void setting_close(setting *s)
+{
+    gate_close(&s->gate);
+    tddp_store_server_stop(s->server);
+}
+
 /* --- every kind ------------------------------------------------------------------------------ */
 
 typedef struct fixture {
