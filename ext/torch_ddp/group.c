@@ -77,31 +77,38 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     return self;
 }
 
-typedef struct shutdown_call {
-    tddp_group *group;
-    int64_t drain_ms;
-} shutdown_call;
-
-static tddp_status body_shutdown(void *data, const tddp_wait *wait)
+static tddp_status body_drain(void *group, const tddp_wait *wait)
 {
-    const shutdown_call *call = data;
+    return tddp_group_drain(group, wait);
+}
+
+static tddp_status body_shutdown(void *group, const tddp_wait *wait)
+{
     (void)wait;
-    tddp_group_shutdown(call->group, call->drain_ms);
+    tddp_group_shutdown(group, 0);
     return TDDP_OK;
 }
 
-/* Ends the group and lets go of it, so that its store, and a server behind it, can end as well. */
+/* Ends the group and lets go of it, so that its store, and a server behind it, can end as well. An
+ * interrupt ends the time that operations get to finish, and goes on when the group has ended. */
 static VALUE group_shutdown(VALUE self, VALUE drain)
 {
-    shutdown_call call = {RTYPEDDATA_DATA(self), tddp_rb_milliseconds(drain)};
-    if (call.group == NULL)
+    tddp_group *group = RTYPEDDATA_DATA(self);
+    int64_t drain_ms = tddp_rb_milliseconds(drain);
+    if (group == NULL)
         return Qnil;
-    tddp_group_retain(call.group); /* Another thread may come here meanwhile. */
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_shutdown, &call, -1, false);
-    tddp_group_release(call.group);
+    tddp_group_retain(group); /* Another thread may come here meanwhile. */
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_drain, group, drain_ms, false);
+    if (outcome.state != 0)
+        tddp_group_shutdown(group, 0); /* No Ruby may run before the jump goes on. */
+    else /* What was not done in time is aborted, which is no error here. */
+        outcome = tddp_rb_blocking(body_shutdown, group, -1, false);
+    tddp_group_release(group);
+    if (RTYPEDDATA_DATA(self) != NULL) {
+        RTYPEDDATA_DATA(self) = NULL;
+        tddp_group_release(group);
+    }
     tddp_rb_settle(outcome);
-    tddp_group_release(RTYPEDDATA_DATA(self));
-    RTYPEDDATA_DATA(self) = NULL;
     return Qnil;
 }
 

@@ -67,6 +67,12 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_create(const tddp_group_opts *opt
                                                       const tddp_wait *wait, tddp_group **out);
 
 /**
+ * Waits until nothing is under way or queued, well or not. NULL waits as long as the group's
+ * timeout. Errors: TDDP_TIMEOUT, TDDP_CANCELED, TDDP_FORKED.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait);
+
+/**
  * Ends the group: operations under way and queued get up to `drain_ms` to finish, then they are
  * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Later operations
  * return TDDP_GROUP_CLOSED. Twice is harmless. In a forked child it only forgets.

@@ -11,6 +11,8 @@
 
 #include "group/recorder.h"
 
+enum { DRAIN_LOOK_MS = 20 };
+
 static tddp_status closed(const tddp_group *group)
 {
     return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
@@ -152,17 +154,53 @@ tddp_status tddp_group_admit(tddp_group *group)
     return status;
 }
 
+/* With the lock held. */
+static bool busy(const tddp_group *group)
+{
+    return group->head || group->running || group->in_flight > 0;
+}
+
+tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
+{
+    if (!group) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "group is NULL");
+    }
+    if (group->pid != getpid()) {
+        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
+                         group->name, (int)group->pid, (int)getpid());
+    }
+    int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    bool canceled = false;
+    pthread_mutex_lock(&group->mutex);
+    while (busy(group) && !canceled && tddp_now_ns() < deadline) {
+        /* Nothing wakes this when the token is triggered: it looks now and then. */
+        int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
+        canceled = cancel && tddp_cancel_triggered(cancel);
+    }
+    bool done = !busy(group);
+    pthread_mutex_unlock(&group->mutex);
+    if (done) {
+        return TDDP_OK;
+    }
+    return canceled ? tddp_fail(TDDP_CANCELED,
+                                "interrupted while operations of group \"%s\" finish", group->name)
+                    : tddp_fail(TDDP_TIMEOUT, "operations of group \"%s\" are still under way",
+                                group->name);
+}
+
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    while ((group->head || group->running || group->in_flight > 0) && tddp_now_ns() < deadline) {
+    while (busy(group) && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
     }
-    bool busy = group->head || group->running || group->in_flight > 0;
+    bool aborts = busy(group);
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
-    if (busy) {
+    if (aborts) {
         group->backend->abort(group->context);
     }
     pthread_join(group->thread, NULL);

@@ -223,6 +223,20 @@ class ProcessGroupTest < Minitest::Test
     end.each { |sum| assert_equal 30.0, sum }
   end
 
+  # The other rank never comes: without the interrupt destroying would wait for ten seconds.
+  def test_destroying_is_interrupted_and_ends_the_group
+    said, = world(2) do |rank, _port|
+      next sleep(1.5) if rank == 1
+
+      work = Distributed.all_reduce(Torch.ones(3), async_op: true)
+      took = seconds do
+        assert_raises(Timeout::Error) { Timeout.timeout(0.3) { Distributed.destroy_process_group } }
+      end
+      [took < 1.4, Distributed.initialized?, work.completed?, failure { work.wait }]
+    end
+    assert_equal [true, false, true, "Torch::Distributed::GroupError"], [*said[0, 3], said[3][0]]
+  end
+
   def test_connections_that_are_refused_leave_nothing_open
     before = Dir.children("/proc/self/fd").size
     10.times { alone { Distributed.barrier } }
