@@ -190,6 +190,7 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
     status = start(group, opts, wait);
     if (status) {
         char *text = tddp_copy_string(tddp_error_message());
+        tddp_watch_abandon(group, opts->parent, status, text ? text : tddp_status_text(status));
         tddp_group_leave(group);
         free_group(group);
         if (text) {

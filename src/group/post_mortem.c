@@ -126,16 +126,23 @@ static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
     return both || evidence->last || is_complete(evidence);
 }
 
+/* " in all_reduce 7"; its group may never have been made. */
+static void add_failed_operation(text *to, const tddp_account *account)
+{
+    char op[TDDP_ACCOUNT_OP_BYTES];
+    const tddp_account_moment *in = &account->current;
+    add(to, " in %s",
+        in->any ? tddp_account_op(in->kind, in->sequence, in->peer, op) : "making the group");
+}
+
 static bool judge_mismatch(const tddp_evidence *evidence, int rank, text *to)
 {
     const tddp_account *account = &evidence->accounts[rank];
-    char op[TDDP_ACCOUNT_OP_BYTES];
     add(to, "ranks disagree, which ");
     add_rank(to, evidence, rank);
-    add(to, " found in %s: %s",
-        tddp_account_op(account->current.kind, account->current.sequence, account->current.peer,
-                        op),
-        account->text);
+    add(to, " found");
+    add_failed_operation(to, account);
+    add(to, ": %s", account->text);
     bool both = add_descriptions(to, evidence, account->current.sequence, account->described, rank);
     add_mentioned(to, evidence, rank, account->text);
     return both || evidence->last || is_complete(evidence);
@@ -194,12 +201,10 @@ static void add_left(text *to, const tddp_evidence *evidence)
 static void add_failure(text *to, const tddp_evidence *evidence, int rank)
 {
     const tddp_account *account = &evidence->accounts[rank];
-    char op[TDDP_ACCOUNT_OP_BYTES];
     add_rank(to, evidence, rank);
-    add(to, " failed first, in %s: %s (%s)",
-        tddp_account_op(account->current.kind, account->current.sequence, account->current.peer,
-                        op),
-        account->text, tddp_status_name(account->status));
+    add(to, " failed first,");
+    add_failed_operation(to, account);
+    add(to, ": %s (%s)", account->text, tddp_status_name(account->status));
     add_mentioned(to, evidence, rank, account->text);
 }
 
@@ -298,6 +303,9 @@ static void add_place(text *to, const tddp_evidence *evidence, int rank)
         break;
     case TDDP_PEER_STOPPED:
         add(to, ": its process is stopped");
+        break;
+    case TDDP_PEER_ALIVE:
+        add(to, ": its process lives but gives no answer");
         break;
     default:
         add(to, ": gives no sign of life");

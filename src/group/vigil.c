@@ -272,7 +272,7 @@ static void open_connection(tddp_watch *watch)
     bool ended = false;
     do {
         tddp_wait wait = {CONNECT_MS, watch->wake};
-        status = tddp_store_clone(watch->store, &wait, &own);
+        status = tddp_store_clone(watch->base, &wait, &own);
         pthread_mutex_lock(&watch->mutex);
         ended = watch->ended;
         if (status == TDDP_CANCELED && !ended) {
@@ -281,7 +281,6 @@ static void open_connection(tddp_watch *watch)
         pthread_mutex_unlock(&watch->mutex);
     } while (status == TDDP_CANCELED && !ended);
     if (status == TDDP_OK) {
-        tddp_store_release(watch->store);
         watch->store = own;
     } else {
         go_deaf(watch);

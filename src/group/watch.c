@@ -43,7 +43,7 @@ static tddp_status create(tddp_group *group, tddp_watch **out)
     pthread_mutex_init(&watch->mutex, NULL);
     atomic_init(&watch->references, 1);
     watch->pid = getpid();
-    watch->store = tddp_store_retain(group->store);
+    watch->base = tddp_store_retain(group->store);
     *out = watch;
     return TDDP_OK;
 }
@@ -62,6 +62,13 @@ static bool share(tddp_watch *watch, tddp_watch_entry *added)
     return shared;
 }
 
+static void name_group(const tddp_group *group, char key[TDDP_WATCH_KEY_BYTES])
+{
+    (void)snprintf(key, TDDP_WATCH_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
+                   tddp_group_fingerprint(group->name), group->incarnation,
+                   group->peers->entries[0].root_rank);
+}
+
 tddp_status tddp_watch_enter(tddp_group *group, tddp_group *parent)
 {
     if (group->world_size == 1) {
@@ -72,9 +79,7 @@ tddp_status tddp_watch_enter(tddp_group *group, tddp_group *parent)
         return TDDP_OUT_OF_MEMORY;
     }
     added->group = group;
-    (void)snprintf(added->key, sizeof added->key, "%.160s/%08" PRIx32 "/%" PRId64 "/%d",
-                   group->name, tddp_group_fingerprint(group->name), group->incarnation,
-                   group->peers->entries[0].root_rank);
+    name_group(group, added->key);
     if (parent && parent->watch && share(parent->watch, added)) {
         group->watch = parent->watch;
         return TDDP_OK;
@@ -115,6 +120,7 @@ void tddp_watch_release(tddp_watch *watch)
         watch->entries = next;
     }
     tddp_store_release(watch->store);
+    tddp_store_release(watch->base);
     tddp_cancel_free(watch->wake);
     if (watch->pid == getpid()) {
         pthread_cond_destroy(&watch->changed);
@@ -156,6 +162,28 @@ void tddp_watch_leave(tddp_group *group)
     free_entry(self);
     if (last) {
         pthread_join(watch->thread, NULL);
+    }
+}
+
+void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status status, const char *text)
+{
+    if (group->world_size == 1 || !group->peers || group->watch) {
+        return;
+    }
+    enum { TEXT_BYTES = 500 };
+    char key[TDDP_WATCH_KEY_BYTES];
+    tddp_bytes line = {0};
+    tddp_recorder_position nowhere = {.messages = 0};
+    tddp_store *store = parent && parent->watch ? parent->watch->base : group->store;
+    name_group(group, key);
+    tddp_status told = tddp_account_write(&line, TDDP_ACCOUNT_FAILURE, group->rank, status,
+                                          &nowhere, "", text, TEXT_BYTES);
+    told = told ? told : tddp_alarm_say(store, key, &line);
+    told = told ? told : tddp_alarm_raise(store, key);
+    tddp_bytes_free(&line);
+    if (told) {
+        tddp_log(TDDP_LOG_DEBUG, "group", "the others do not learn that \"%s\" cannot be made: %s",
+                 group->name, tddp_error_message());
     }
 }
 

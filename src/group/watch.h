@@ -24,6 +24,10 @@ TDDP_NODISCARD tddp_status tddp_watch_enter(tddp_group *group, tddp_group *paren
  * last group's leave ends the thread. Once, by the thread that shuts the group down. */
 void tddp_watch_leave(tddp_group *group);
 
+/* The ranks have met, but the group cannot be made here: the others need not wait for this rank. */
+void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status status,
+                        const char *text);
+
 /* One reference less. NULL is fine; also in a forked child. */
 void tddp_watch_release(tddp_watch *watch);
 

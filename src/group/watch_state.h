@@ -44,6 +44,7 @@ struct tddp_watch {
     pid_t pid;
     pthread_t thread;
     tddp_cancel *wake; /* triggered after something was asked */
+    tddp_store *base;  /* the first group's part of the store, on that group's connection */
     tddp_store *store; /* the first group's part, on the thread's own connection once it is made */
     int64_t heard;     /* alarms that have been heard; the thread's */
     pthread_mutex_t mutex; /* guards what follows */

@@ -64,10 +64,10 @@ static void says(int rank, tddp_account_kind kind, tddp_status status, uint64_t 
 static bool judge(tddp_status own, const char *text, bool last, tddp_status *verdict)
 {
     tddp_peers *table = peers();
-    char *log = tddp_copy_string(journal.data ? journal.data : "");
+    char *log = tddp_alloc(journal.size + 1);
+    CHECK(log != NULL);
     if (journal.size > 0) {
         memcpy(log, journal.data, journal.size);
-        log[journal.size - 1] = '\0';
     }
     tddp_account_read(log, accounts, WORLD);
     tddp_evidence evidence = {
@@ -225,7 +225,7 @@ TEST(lines_that_make_no_sense_are_passed_over)
         CHECK_OK(tddp_bytes_append(&journal, "\n", 1));
     }
     says(3, TDDP_ACCOUNT_POSITION, TDDP_OK, 7, 6, "", "");
-    CHECK_OK(tddp_bytes_append(&journal, "1\t2", 4));
+    CHECK_OK(tddp_bytes_append(&journal, "1\t2", 4)); /* with its end */
     tddp_account_read(journal.data, accounts, WORLD);
     CHECK_INT(accounts[0].kind, TDDP_ACCOUNT_NONE);
     CHECK_INT(accounts[1].kind, TDDP_ACCOUNT_NONE);

@@ -136,7 +136,9 @@ MULTI_TEST(a_lost_peer_that_lives_is_told_with_its_place, 3, 20)
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
     CHECK_OK(tddp_barrier(group, NULL));
     double start = now();
-    expect(tddp_barrier(group, NULL), TDDP_PEER_LOST, "barrier 2 of group \"default_pg\"",
+    /* A rank may come to it after it has heard of the failure. */
+    expect(tddp_barrier(group, NULL), TDDP_PEER_LOST,
+           rank == 0 ? "barrier 2 of group \"default_pg\"" : "group \"default_pg\"",
            rank == 0 ? "asked to lose a peer" : "another rank's operation failed");
     CHECK(now() - start < 1);
     leave(group, store, rank, world_size);
