@@ -14,8 +14,8 @@
  * moment at which the progress thread begins with it: time spent in the queue behind others does
  * not count. After a failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT
  * and TDDP_UNSUPPORTED) the group has failed, on all ranks and soon: the rank tells the others
- * through the store, which of them waits for whom or not. What is under way there, or comes next,
- * ends with TDDP_PEER_LOST or, if ranks disagree, TDDP_MISMATCH; the text names who was first, with
+ * through the store, whether they wait for it or not. What is under way there, or comes next, ends
+ * with TDDP_PEER_LOST or, if ranks disagree, TDDP_MISMATCH; the text names who was first, with
  * host, pid and operation. All operations queued and to come return TDDP_GROUP_FAILED with the
  * first one's text. TDDP_TIMEOUT says which ranks have arrived, and where the others are.
  *
