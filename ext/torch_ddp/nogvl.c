@@ -266,6 +266,11 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
     return outcome;
 }
 
+tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data)
+{
+    return tddp_rb_blocking(body, data, -1, !rb_thread_alone());
+}
+
 void tddp_rb_settle(tddp_rb_outcome outcome)
 {
     if (outcome.state != 0)

@@ -119,13 +119,13 @@ static tddp_status body_num_keys(void *data, const tddp_wait *wait)
     return tddp_store_num_keys(call->store, wait, &call->number);
 }
 
-VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body, bool once)
+VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body)
 {
     key = tddp_rb_bytes(key, "key");
     value = tddp_rb_bytes(value, "value");
     store_call call = {
         .store = tddp_rb_store(self), .key = tddp_rb_slice(key), .value = tddp_rb_slice(value)};
-    tddp_rb_settle(tddp_rb_blocking(body, &call, -1, once));
+    tddp_rb_settle(tddp_rb_brief(body, &call));
     RB_GC_GUARD(key);
     RB_GC_GUARD(value);
     return Qnil;
@@ -133,12 +133,12 @@ VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body, bool on
 
 static VALUE store_set(VALUE self, VALUE key, VALUE value)
 {
-    return tddp_rb_put(self, key, value, body_set, false);
+    return tddp_rb_put(self, key, value, body_set);
 }
 
 static VALUE store_append(VALUE self, VALUE key, VALUE value)
 {
-    return tddp_rb_put(self, key, value, body_append, true);
+    return tddp_rb_put(self, key, value, body_append);
 }
 
 static VALUE store_get(VALUE self, VALUE key)
@@ -155,7 +155,7 @@ static VALUE store_add(VALUE self, VALUE key, VALUE delta)
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
     call.number = NUM2LL(delta);
-    tddp_rb_settle(tddp_rb_blocking(body_add, &call, -1, true));
+    tddp_rb_settle(tddp_rb_brief(body_add, &call));
     RB_GC_GUARD(key);
     return LL2NUM(call.number);
 }
@@ -169,7 +169,7 @@ static VALUE store_compare_set(VALUE self, VALUE key, VALUE expected, VALUE desi
                        .key = tddp_rb_slice(key),
                        .value = tddp_rb_slice(expected),
                        .desired = tddp_rb_slice(desired)};
-    tddp_rb_settle_blob(tddp_rb_blocking(body_compare_set, &call, -1, true), &call);
+    tddp_rb_settle_blob(tddp_rb_brief(body_compare_set, &call), &call);
     RB_GC_GUARD(key);
     RB_GC_GUARD(expected);
     RB_GC_GUARD(desired);
@@ -180,7 +180,7 @@ static VALUE store_delete_key(VALUE self, VALUE key)
 {
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
-    tddp_rb_settle(tddp_rb_blocking(body_delete_key, &call, -1, true));
+    tddp_rb_settle(tddp_rb_brief(body_delete_key, &call));
     RB_GC_GUARD(key);
     return call.flag ? Qtrue : Qfalse;
 }

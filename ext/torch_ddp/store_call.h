@@ -29,7 +29,7 @@ static inline tddp_slice tddp_rb_slice(VALUE string)
 }
 
 /* A call with a key and a value, and no result. */
-VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body, bool once);
+VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body);
 
 /* Ends a call that may have brought a blob, which a jump or an error leaves to nobody. */
 void tddp_rb_settle_blob(tddp_rb_outcome outcome, store_call *call);

@@ -30,7 +30,7 @@ static tddp_status body_barrier(void *data, const tddp_wait *wait)
 
 static VALUE store_queue_push(VALUE self, VALUE key, VALUE value)
 {
-    return tddp_rb_put(self, key, value, body_queue_push, true);
+    return tddp_rb_put(self, key, value, body_queue_push);
 }
 
 /* Someone interrupts the thread at the moment at which it takes a value: rather than to be lost

@@ -47,6 +47,13 @@ typedef tddp_status (*tddp_rb_body)(void *data, const tddp_wait *wait);
  */
 tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once);
 
+/*
+ * The same for a request to a store that is answered at once, unless the store is in trouble: when
+ * it is canceled it has done nothing, or the store is of no further use. So Ruby's only thread need
+ * not wait aside for it, which would take longer than the request.
+ */
+tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data);
+
 /* Goes on with a jump, raises an error, or returns. */
 void tddp_rb_settle(tddp_rb_outcome outcome);
 
