@@ -8,8 +8,10 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "group/watch.h"
+#include "group/recorder/recorder.h"
+#include "group/watch/watch.h"
 
 enum { SETTLE_MS = 3000, TEXT_BYTES = 4096 };
 
@@ -66,14 +68,23 @@ static tddp_status end_early(const tddp_group *group, const tddp_op *op)
     return describe(group, op, TDDP_GROUP_CLOSED, text);
 }
 
-/* An operation that ended because the group has failed. With the lock held. */
-static tddp_status follow(tddp_group *group, const tddp_op *op)
+/* An operation that ended because the group has failed. Where ranks disagree, whoever told of it
+ * first did not know yet what this one said. With the lock held. */
+static tddp_status follow(tddp_group *group, const tddp_work *work)
 {
     await_cause(group);
     tddp_status failure = group->failure;
     bool shared = group->failed_elsewhere || failure == TDDP_PEER_LOST || failure == TDDP_MISMATCH;
+    char own[TDDP_RECORD_TEXT_BYTES + 2] = "";
+    char text[TEXT_BYTES];
+    if (failure == TDDP_MISMATCH && work->description) {
+        (void)snprintf(own, sizeof own, "\"%s\"", work->description);
+    }
+    bool missing = !strstr(cause(group), own);
+    (void)snprintf(text, sizeof text, "%s%s%s", cause(group),
+                   missing ? "; this rank described its own as " : "", missing ? own : "");
     group->told = true;
-    return describe(group, op, shared ? failure : TDDP_GROUP_FAILED, cause(group));
+    return describe(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
 }
 
 /* The first failure of the group: it is ours to tell and to explain. */
@@ -108,7 +119,7 @@ static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status 
     if (!breaks) {
         status = describe(group, &work->op, status, tddp_error_message());
     } else if (group->failure) {
-        status = follow(group, &work->op);
+        status = follow(group, work);
     } else if (ending) {
         status = end_early(group, &work->op);
     } else {
