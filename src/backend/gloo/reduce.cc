@@ -83,43 +83,10 @@ class LargeReduce
         return *whole_[static_cast<size_t>(peer)];
     }
 
-    void begin(int peer)
-    {
-        round_.greet(peer, nullptr, 0);
-        whole_[static_cast<size_t>(peer)] = &round_.region(data_, bytes_of(op_.output));
-        each_piece(bytes(peer), [&](size_t at, size_t length) {
-            round_.send(whole(peer), peer, TO_OWNER, start(peer) + at, length);
-            if (is_root()) {
-                /* Comes after the peer has got what is sent from there now. */
-                round_.recv(whole(peer), peer, FROM_OWNER, start(peer) + at, length);
-            }
-        });
-    }
-
-    void combine_at_root()
-    {
-        char *own = data_ + start(mesh_.rank);
-        const Part part = {own, own, bytes(mesh_.rank), factor_before(mesh_, op_)};
-        char *inbound = mesh_.scratch(inbound_bytes(mesh_, part.bytes));
-        combine(mesh_, round_, op_, part, inbound, [](size_t, size_t) {});
-        each_peer(mesh_, [&](int peer) {
-            each_piece(bytes(peer), [&](size_t, size_t) { mesh_.wait_recv(whole(peer), peer); });
-        });
-    }
-
+    void begin(int peer);
+    void combine_at_root();
     /* The result of this rank's part has no place in its own buffer, which keeps its contents. */
-    void combine_elsewhere()
-    {
-        const size_t length = bytes(mesh_.rank);
-        const size_t inbound = (inbound_bytes(mesh_, length) + 63) / 64 * 64;
-        char *memory = mesh_.scratch(inbound + length);
-        Buffer &result = round_.region(memory + inbound, length);
-        const Part part = {data_ + start(mesh_.rank), memory + inbound, length,
-                           factor_before(mesh_, op_)};
-        combine(mesh_, round_, op_, part, memory, [&](size_t at, size_t piece) {
-            round_.send(result, op_.root, FROM_OWNER, at, piece);
-        });
-    }
+    void combine_elsewhere();
 
     Mesh &mesh_;
     const tddp_op &op_;
@@ -129,6 +96,42 @@ class LargeReduce
     const Parts parts_;
     std::vector<Buffer *> whole_;
 };
+
+void LargeReduce::begin(int peer)
+{
+    round_.greet(peer, nullptr, 0);
+    whole_[static_cast<size_t>(peer)] = &round_.region(data_, bytes_of(op_.output));
+    each_piece(bytes(peer), [&](size_t at, size_t length) {
+        round_.send(whole(peer), peer, TO_OWNER, start(peer) + at, length);
+        if (is_root()) {
+            /* Comes after the peer has got what is sent from there now. */
+            round_.recv(whole(peer), peer, FROM_OWNER, start(peer) + at, length);
+        }
+    });
+}
+
+void LargeReduce::combine_at_root()
+{
+    char *own = data_ + start(mesh_.rank);
+    const Part part = {own, own, bytes(mesh_.rank), factor_before(mesh_, op_)};
+    char *inbound = mesh_.scratch(inbound_bytes(mesh_, part.bytes));
+    combine(mesh_, round_, op_, part, inbound, [](size_t, size_t) {});
+    each_peer(mesh_, [&](int peer) {
+        each_piece(bytes(peer), [&](size_t, size_t) { mesh_.wait_recv(whole(peer), peer); });
+    });
+}
+
+void LargeReduce::combine_elsewhere()
+{
+    const size_t length = bytes(mesh_.rank);
+    const size_t inbound = (inbound_bytes(mesh_, length) + 63) / 64 * 64;
+    char *memory = mesh_.scratch(inbound + length);
+    Buffer &result = round_.region(memory + inbound, length);
+    const Part part = {data_ + start(mesh_.rank), memory + inbound, length,
+                       factor_before(mesh_, op_)};
+    combine(mesh_, round_, op_, part, memory,
+            [&](size_t at, size_t piece) { round_.send(result, op_.root, FROM_OWNER, at, piece); });
+}
 
 } // namespace
 
