@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "group/group.h"
-#include "group/watch.h"
+#include "group/watch/watch.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
 

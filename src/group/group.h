@@ -14,16 +14,11 @@
  *   parts.c        the pieces of an operation, one for each rank
  *   work.c         handles on operations; they know nothing of the group and outlive it
  *   peers.c        who the ranks are: host, pid
- *   recorder.c     the flight recorder: the last operations (recorder.h)
- *   trace.c        its contents as JSON
- *   dump.c         its files
- *   watch.c        how failures become known between the ranks (watch.h)
- *   vigil.c        the thread that does it
- *   alarm.c        its words in the store
- *   account.c      what a rank says of itself then
- *   post_mortem.c  who is to blame
  *   monitored_barrier.c
  *                  a barrier through the store that names who is missing
+ *   recorder/      the flight recorder: the last operations, as JSON, in files
+ *   watch/         how failures become known between the ranks: the thread, its words in the store,
+ *                  what a rank says of itself then, who is to blame
  */
 #ifndef TDDP_GROUP_PRIVATE_H
 #define TDDP_GROUP_PRIVATE_H

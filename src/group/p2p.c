@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 #include "group/checks.h"
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 enum {
     KEPT_THREADS = 8, /* that many wait for the next message; more end after theirs */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 enum { DRAIN_LOOK_MS = 20 };
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "group/post_mortem.h"
+#include "group/watch/post_mortem.h"
 
 enum { WORLD = 4 };
 

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 /* The text grows; the first failure stays and is told at the end. */
 typedef struct writer {

@@ -6,7 +6,7 @@
 #ifndef TDDP_GROUP_ACCOUNT_H
 #define TDDP_GROUP_ACCOUNT_H
 
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 typedef enum tddp_account_kind {
     TDDP_ACCOUNT_NONE,

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/watch.h"
+#include "group/watch/watch.h"
 
 enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
 

@@ -4,7 +4,7 @@
 #ifndef TDDP_GROUP_WATCH_STATE_H
 #define TDDP_GROUP_WATCH_STATE_H
 
-#include "group/watch.h"
+#include "group/watch/watch.h"
 
 enum {
     TDDP_WATCH_TELL_MS = 300, /* others are told within it, or find out by themselves */

@@ -7,7 +7,7 @@
  * place is the same, and forgotten once another has overwritten it. A forked child has an empty
  * list and never takes a recorder's lock, which a thread of the parent may have held.
  */
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "group/post_mortem.h"
-#include "group/watch_state.h"
+#include "group/watch/post_mortem.h"
+#include "group/watch/watch_state.h"
 
 enum { MISMATCH_MS = 400, TIMEOUT_MS = 1000 };
 

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/post_mortem.h"
-#include "group/watch_state.h"
+#include "group/watch/post_mortem.h"
+#include "group/watch/watch_state.h"
 
 enum {
     CONNECT_MS = 5000,

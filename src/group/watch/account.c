@@ -7,7 +7,7 @@
  *
  * where each of the three operations is: whether there is one, its kind, number, peer, age in ms.
  */
-#include "group/account.h"
+#include "group/watch/account.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef TDDP_GROUP_POST_MORTEM_H
 #define TDDP_GROUP_POST_MORTEM_H
 
-#include "group/account.h"
+#include "group/watch/account.h"
 
 typedef struct tddp_evidence {
     const tddp_peers *peers;

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "group/recorder.h"
+#include "group/recorder/recorder.h"
 
 static tddp_status fail_file(const char *what, const char *path)
 {

@@ -6,7 +6,7 @@
  * others are its victims; then the first that failed by itself; then one that has left the group.
  * A rank that merely lost another is never the cause.
  */
-#include "group/post_mortem.h"
+#include "group/watch/post_mortem.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

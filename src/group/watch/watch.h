@@ -12,7 +12,7 @@
 #ifndef TDDP_GROUP_WATCH_H
 #define TDDP_GROUP_WATCH_H
 
-#include "group/account.h"
+#include "group/watch/account.h"
 
 typedef struct tddp_watch tddp_watch;
 
