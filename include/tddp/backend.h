@@ -105,10 +105,10 @@ typedef struct tddp_op {
     const tddp_buffer *input_parts;
     const tddp_buffer *output_parts;
     tddp_reduce_op reduce; /**< all_reduce, reduce, reduce_scatter */
-    double premul;         /**< factor of TDDP_REDUCE_PREMUL_SUM */
-    int root;              /**< broadcast, reduce, gather, scatter: a rank of this group */
-    int peer;              /**< send: to whom; recv: from whom, or TDDP_ANY_SOURCE */
-    uint32_t tag;          /**< send, recv: messages match only those of the same tag */
+    double premul; /**< this rank's factor of TDDP_REDUCE_PREMUL_SUM; may differ between ranks */
+    int root;      /**< broadcast, reduce, gather, scatter: a rank of this group */
+    int peer;      /**< send: to whom; recv: from whom, or TDDP_ANY_SOURCE */
+    uint32_t tag;  /**< send, recv: messages match only those of the same tag */
     /** Of what else must be equal on every rank (shapes, names), 0 if nothing is to be compared. */
     uint32_t fingerprint;
     int64_t timeout_ms; /**< > 0; the slot returns TDDP_TIMEOUT when it is over */

@@ -126,7 +126,8 @@ TDDP_API tddp_store *tddp_group_store(tddp_group *group);
  */
 TDDP_API void tddp_describe_next(const char *text);
 
-/** Combines `buffer` over all ranks, in place. `premul` is the factor of TDDP_REDUCE_PREMUL_SUM. */
+/** Combines `buffer` over all ranks, in place. `premul` is this rank's factor for
+ * TDDP_REDUCE_PREMUL_SUM, also below; it may differ between ranks. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer,
                                                     tddp_reduce_op op, double premul,
                                                     tddp_work **work);

@@ -13,7 +13,8 @@ module Torch
       private_constant :ALIASES
 
       class << self
-        # @param factor [Numeric] what each rank's values are multiplied by before they are added
+        # @param factor [Numeric] what this rank's values are multiplied by before they are added; it may differ between
+        #   ranks, for a weighted sum
         # @return [PremulSum] for the `op:` of a reduction
         def premul_sum(factor)
           raise TypeError, "factor: expected a number, got #{factor.inspect}" unless factor.is_a?(Numeric)

@@ -45,7 +45,7 @@ void all_reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
         tddp_combine(op.reduce, op.input.dtype, data, round.answer(1 - mesh.rank), count);
         scale(op.input.dtype, data, count, factor_after(mesh, op));
     } else {
-        combine_answers(mesh, round, op, data, count, 1.0);
+        combine_answers(mesh, round, op, data, count, Shares::SCALED);
     }
     round.finish();
 }
@@ -68,7 +68,7 @@ void all_reduce_large(Mesh &mesh, const tddp_op &op, size_t bytes)
             round.recv(region, peer, FROM_OWNER, start + at, length);
         });
     });
-    const Part part = {own, own, parts.bytes(mesh.rank), 1.0};
+    const Part part = {own, own, parts.bytes(mesh.rank), Shares::SCALED};
     char *inbound = mesh.scratch(inbound_bytes(mesh, part.bytes));
     combine(mesh, round, op, part, inbound, [&](size_t at, size_t length) {
         each_peer(mesh, [&](int peer) {
@@ -140,7 +140,7 @@ void all_reduce_pair(Mesh &mesh, const tddp_op &op, size_t bytes)
 void all_reduce(Mesh &mesh, const tddp_op &op)
 {
     size_t bytes = op.output.count * tddp_dtype_size(op.output.dtype);
-    scale(op.input.dtype, op.output.data, op.output.count, factor_before(mesh, op));
+    scale(op.input.dtype, op.output.data, op.output.count, factor_before(mesh, op, op.premul));
     if (mesh.size == 1) {
         return;
     }

@@ -164,6 +164,8 @@ Header header_for(const tddp_op &op, int rank, int peer)
 bool agree(const Header &mine, const Header &theirs)
 {
     Header expected = mirrored(mine);
+    /* Each rank may weigh its own share as it likes. */
+    expected.premul = theirs.premul;
     if (mine.fingerprint == 0 || theirs.fingerprint == 0) {
         expected.fingerprint = theirs.fingerprint;
     }
@@ -210,13 +212,14 @@ std::string disagreement(int rank, int peer, const Told &now, const Told &before
 }
 
 /* 30 bits of what both ends know (FNV-1a), below the sequence number's lowest 30. The fingerprint
- * is not among it: a rank without one agrees with all. */
+ * is not among it: a rank without one agrees with all; nor are factors, which may differ. */
 uint64_t slot_of(const Header &header, uint64_t elements)
 {
     Header facts = header;
     facts.gives = elements;
     facts.expects = elements;
     facts.fingerprint = 0;
+    facts.premul = 0;
     const auto *bytes = reinterpret_cast<const unsigned char *>(&facts);
     uint64_t hash = UINT64_C(14695981039346656037);
     for (size_t i = 0; i < sizeof facts; i++) {

@@ -24,7 +24,7 @@ void reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
               [&](int peer) { round.greet(peer, op.input.data, peer == op.root ? bytes : 0); });
     if (mesh.rank == op.root) {
         combine_answers(mesh, round, op, static_cast<char *>(op.output.data), op.output.count,
-                        factor_before(mesh, op));
+                        Shares::PLAIN);
     } else {
         each_peer(mesh, [&](int peer) { round.answer(peer); });
     }
@@ -113,7 +113,7 @@ void LargeReduce::begin(int peer)
 void LargeReduce::combine_at_root()
 {
     char *own = data_ + start(mesh_.rank);
-    const Part part = {own, own, bytes(mesh_.rank), factor_before(mesh_, op_)};
+    const Part part = {own, own, bytes(mesh_.rank), Shares::PLAIN};
     char *inbound = mesh_.scratch(inbound_bytes(mesh_, part.bytes));
     combine(mesh_, round_, op_, part, inbound, [](size_t, size_t) {});
     each_peer(mesh_, [&](int peer) {
@@ -127,8 +127,7 @@ void LargeReduce::combine_elsewhere()
     const size_t inbound = (inbound_bytes(mesh_, length) + 63) / 64 * 64;
     char *memory = mesh_.scratch(inbound + length);
     Buffer &result = round_.region(memory + inbound, length);
-    const Part part = {data_ + start(mesh_.rank), memory + inbound, length,
-                       factor_before(mesh_, op_)};
+    const Part part = {data_ + start(mesh_.rank), memory + inbound, length, Shares::PLAIN};
     combine(mesh_, round_, op_, part, memory,
             [&](size_t at, size_t piece) { round_.send(result, op_.root, FROM_OWNER, at, piece); });
 }
@@ -139,7 +138,7 @@ void reduce(Mesh &mesh, const tddp_op &op)
 {
     const size_t bytes = bytes_of(op.output);
     if (mesh.size == 1) {
-        scale(op.output.dtype, op.output.data, op.output.count, factor_before(mesh, op));
+        scale(op.output.dtype, op.output.data, op.output.count, factor_before(mesh, op, op.premul));
     } else if (bytes <= EAGER_BYTES) {
         reduce_small(mesh, op, bytes);
     } else {
@@ -172,10 +171,9 @@ void reduce_scatter(Mesh &mesh, const tddp_op &op)
     });
     if (bytes <= EAGER_BYTES) {
         copy(output, own.data, bytes);
-        combine_answers(mesh, round, op, output, op.output.count, factor_before(mesh, op));
+        combine_answers(mesh, round, op, output, op.output.count, Shares::PLAIN);
     } else {
-        const Part part = {static_cast<const char *>(own.data), output, bytes,
-                           factor_before(mesh, op)};
+        const Part part = {static_cast<const char *>(own.data), output, bytes, Shares::PLAIN};
         char *inbound = mesh.scratch(inbound_bytes(mesh, bytes));
         combine(mesh, round, op, part, inbound, [](size_t, size_t) {});
     }

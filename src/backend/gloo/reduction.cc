@@ -18,12 +18,22 @@ bool is_half(tddp_dtype dtype)
     return dtype == TDDP_FLOAT16 || dtype == TDDP_BFLOAT16;
 }
 
+/* What a rank's share is still to be multiplied by. */
+double missing_factor(const Mesh &mesh, const Round &round, const tddp_op &op, Shares shares,
+                      int rank)
+{
+    if (shares == Shares::SCALED) {
+        return 1.0;
+    }
+    return factor_before(mesh, op, rank == mesh.rank ? op.premul : round.premul(rank));
+}
+
 } // namespace
 
-double factor_before(const Mesh &mesh, const tddp_op &op)
+double factor_before(const Mesh &mesh, const tddp_op &op, double premul)
 {
     if (op.reduce == TDDP_REDUCE_PREMUL_SUM) {
-        return op.premul;
+        return premul;
     }
     return op.reduce == TDDP_REDUCE_AVG && is_half(op.input.dtype) ? 1.0 / mesh.size : 1.0;
 }
@@ -51,7 +61,7 @@ void combine_scaled(const tddp_op &op, char *into, const char *from, size_t byte
 }
 
 void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, size_t count,
-                     double before)
+                     Shares shares)
 {
     const tddp_dtype dtype = op.input.dtype;
     const size_t bytes = count * tddp_dtype_size(dtype);
@@ -60,12 +70,12 @@ void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, si
         mine = mesh.scratch(bytes);
         copy(mine, data, bytes);
     }
-    scale(dtype, mine, count, before);
+    scale(dtype, mine, count, missing_factor(mesh, round, op, shares, mesh.rank));
     for (int rank = 0; rank < mesh.size; rank++) {
         char *share = mine;
         if (rank != mesh.rank) {
             share = round.answer(rank);
-            scale(dtype, share, count, before);
+            scale(dtype, share, count, missing_factor(mesh, round, op, shares, rank));
         }
         if (rank == 0) {
             copy(data, share, bytes);
@@ -105,11 +115,13 @@ void combine(Mesh &mesh, Round &round, const tddp_op &op, const Part &part, char
     each_peer(mesh, [&](int peer) { round.answer(peer); });
     each_piece(part.bytes, [&](size_t at, size_t length) {
         copy(part.into + at, part.own + at, length);
-        scale(op.input.dtype, part.into + at, length / element, part.before);
+        scale(op.input.dtype, part.into + at, length / element,
+              missing_factor(mesh, round, op, part.shares, mesh.rank));
         int left = mesh.size - 1;
         each_peer(mesh, [&](int peer) {
             mesh.wait_recv(*regions[static_cast<size_t>(peer)], peer);
-            scale(op.input.dtype, place(peer, at), length / element, part.before);
+            scale(op.input.dtype, place(peer, at), length / element,
+                  missing_factor(mesh, round, op, part.shares, peer));
             const double after = --left == 0 ? factor_after(mesh, op) : 1.0;
             combine_scaled(op, part.into + at, place(peer, at), length, after);
             post(peer, at + WINDOW * PIECE_BYTES);

@@ -15,9 +15,9 @@ namespace tddp_gloo
 /* Pieces of one peer's that may be on their way to us. */
 constexpr size_t WINDOW = 4;
 
-/* The factor on what a rank contributes. A sum of float16 could overflow before it is divided. It
- * is the same on all ranks, so that whoever combines can apply it to what comes from others. */
-double factor_before(const Mesh &mesh, const tddp_op &op);
+/* The factor on what a rank contributes, whose own factor for PREMUL_SUM is `premul`. A sum of
+ * float16 could overflow before it is divided. */
+double factor_before(const Mesh &mesh, const tddp_op &op, double premul);
 /* The factor on the result. */
 double factor_after(const Mesh &mesh, const tddp_op &op);
 
@@ -26,20 +26,22 @@ void scale(tddp_dtype dtype, void *data, size_t count, double factor);
 /* into = (into op from) * factor */
 void combine_scaled(const tddp_op &op, char *into, const char *from, size_t bytes, double factor);
 
+/* Whether what ranks contribute has had its factor when it was sent. */
+enum class Shares { SCALED, PLAIN };
+
 /*
  * Combines what all ranks sent with their headers, in the order of ranks, so that whoever does it
- * gets the same bits. `data` holds this rank's share, then the result. `before` is a factor that
- * is still to be applied to everybody's share.
+ * gets the same bits. `data` holds this rank's share, then the result.
  */
 void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, size_t count,
-                     double before);
+                     Shares shares);
 
 /* A part of the message, to be combined on this rank from what all ranks have of it. */
 struct Part {
     const char *own; /* this rank's share; may be `into` itself */
     char *into;
     size_t bytes;
-    double before; /* a factor that is still to be applied to everybody's share */
+    Shares shares;
 };
 
 /* Memory that combine() needs for what arrives. */

@@ -49,6 +49,11 @@ char *Round::answer(int peer)
     return data + HEADER_BYTES;
 }
 
+double Round::premul(int peer) const
+{
+    return mesh_.link(peer).before.theirs.premul;
+}
+
 Buffer &Round::region(const void *data, size_t bytes)
 {
     /* Gloo takes one kind of pointer for both directions; what is sent is not written to. */

@@ -28,6 +28,8 @@ class Round
     /* Waits for the peer's header, checks it, returns what came with it: memory of our own, until
      * the next operation. */
     char *answer(int peer);
+    /* The peer's factor for PREMUL_SUM; after its answer. */
+    double premul(int peer) const;
 
     /* A region of memory whose pieces travel to or from one peer, in order. Kept to the end. */
     Buffer &region(const void *data, size_t bytes);

@@ -187,10 +187,6 @@ static void different_details(int rank, int world_size, int port)
             last = all;
             last.op = TDDP_REDUCE_MAX;
             differ(&w, number++, all, last, "elements of float32, sum", ", max");
-            call half = all;
-            half.op = last.op = TDDP_REDUCE_PREMUL_SUM;
-            last.premul = 0.25;
-            differ(&w, number++, half, last, "premul_sum by 0.5", "premul_sum by 0.25");
         }
         if (kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
             kind == TDDP_OP_SCATTER) {

@@ -136,6 +136,43 @@ static void all_kinds(tddp_group *group, size_t count, tddp_dtype dtype, tddp_re
     reduce_scatter_list(group, count, dtype, op);
 }
 
+/* A weighted sum: rank r's share counts r + 1 times. */
+static void weighted(tddp_group *group, size_t count)
+{
+    int rank = tddp_group_rank(group);
+    int world_size = tddp_group_world_size(group);
+    size_t total = count * (size_t)world_size;
+    float *data = malloc(total * sizeof *data);
+    float *part = malloc((count + 1) * sizeof *part);
+    CHECK(data && part);
+    double weights = world_size * (world_size + 1) / 2.0;
+    double factor = rank + 1;
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t i = 0; i < total; i++) {
+            data[i] = (float)(i % 7);
+        }
+        tddp_buffer whole = {.data = data, .count = total, .dtype = TDDP_FLOAT32};
+        tddp_buffer output = {.data = part, .count = count, .dtype = TDDP_FLOAT32};
+        const float *result = kind == 2 ? part : data;
+        size_t start = kind == 2 ? count * (size_t)rank : 0;
+        size_t length = kind == 2 ? count : total;
+        if (kind == 0) {
+            CHECK_OK(tddp_all_reduce(group, whole, TDDP_REDUCE_PREMUL_SUM, factor, NULL));
+        } else if (kind == 1) {
+            CHECK_OK(tddp_reduce(group, whole, TDDP_REDUCE_PREMUL_SUM, factor, 0, NULL));
+            length = rank == 0 ? length : 0;
+        } else {
+            CHECK_OK(
+                tddp_reduce_scatter(group, whole, output, TDDP_REDUCE_PREMUL_SUM, factor, NULL));
+        }
+        for (size_t i = 0; i < length; i++) {
+            CHECK_DOUBLE(result[i], weights * (double)((start + i) % 7), 0);
+        }
+    }
+    free(data);
+    free(part);
+}
+
 static void everything(int rank, int world_size, int port)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -160,6 +197,9 @@ static void everything(int rank, int world_size, int port)
     }
     all_kinds(group, 300007, TDDP_FLOAT32, TDDP_REDUCE_AVG);
     all_kinds(group, 600011, TDDP_FLOAT32, TDDP_REDUCE_PREMUL_SUM);
+    weighted(group, 5);
+    weighted(group, 20011);
+    weighted(group, 300007);
     leave(group, store);
 }
 
