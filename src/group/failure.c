@@ -13,7 +13,7 @@
 #include "group/recorder/recorder.h"
 #include "group/watch/watch.h"
 
-enum { SETTLE_MS = 3000, TEXT_BYTES = 4096 };
+enum { SETTLE_MS = 3000, LAST_MS = 200, TEXT_BYTES = 4096 };
 
 /* Whether the other ranks may be out of step after this. */
 static bool breaks_group(tddp_status status)
@@ -145,6 +145,16 @@ void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
     tddp_group_work_finish(work, status, tddp_error_message());
 }
 
+/* Another rank may be an operation further, and what runs here almost done: it may end well. With
+ * the lock held. */
+static void await_last(tddp_group *group)
+{
+    int64_t deadline = tddp_deadline_after_ms(LAST_MS);
+    while (tddp_group_busy(group) && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
+    }
+}
+
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
 {
     char *kept = tddp_copy_string(text);
@@ -155,6 +165,7 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
         group->failure_text = kept;
         group->failed_elsewhere = true;
         kept = NULL;
+        await_last(group);
     }
     pthread_mutex_unlock(&group->mutex);
     free(kept);

@@ -154,8 +154,7 @@ tddp_status tddp_group_admit(tddp_group *group)
     return status;
 }
 
-/* With the lock held. */
-static bool busy(const tddp_group *group)
+bool tddp_group_busy(const tddp_group *group)
 {
     return group->head || group->running || group->in_flight > 0;
 }
@@ -173,13 +172,13 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
     tddp_cancel *cancel = tddp_wait_cancel(wait);
     bool canceled = false;
     pthread_mutex_lock(&group->mutex);
-    while (busy(group) && !canceled && tddp_now_ns() < deadline) {
+    while (tddp_group_busy(group) && !canceled && tddp_now_ns() < deadline) {
         /* Nothing wakes this when the token is triggered: it looks now and then. */
         int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
         canceled = cancel && tddp_cancel_triggered(cancel);
     }
-    bool done = !busy(group);
+    bool done = !tddp_group_busy(group);
     pthread_mutex_unlock(&group->mutex);
     if (done) {
         return TDDP_OK;
@@ -193,10 +192,10 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    while (busy(group) && tddp_now_ns() < deadline) {
+    while (tddp_group_busy(group) && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
     }
-    bool aborts = busy(group);
+    bool aborts = tddp_group_busy(group);
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
