@@ -57,7 +57,7 @@ module Setup
     end
 
     def sources
-      Dir.glob("src/{base,net,store,backend,backend/fake,group,reducer,launch}/*.c", base: ROOT).sort - ["src/launch/main.c"]
+      Dir.glob("src/{base,net,store,backend,group,reducer,launch}/**/*.c", base: ROOT).sort - ["src/launch/main.c"]
     end
 
     def compile(source)

@@ -1,7 +1,7 @@
 /*
  * The shared secret: where it comes from, how it is proved, and the client's side of the exchange
- * (admit.c has the server's). Any thread; nothing is kept between calls. The secret leaves this
- * process in no form but proofs, and no text names it.
+ * (server/admit.c has the server's). Any thread; nothing is kept between calls. The secret leaves
+ * this process in no form but proofs, and no text names it.
  */
 #include <endian.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /*
  * The public face of every store: checks arguments, reckons the deadline, and calls the kind's
  * table. Any thread; the only state here is the reference count. What a call means is the kind's
- * affair: tcp_client.c, file.c, hash.c, prefix.c.
+ * affair: tcp/, file/, hash.c, prefix.c.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,14 @@
  * What the kinds of store share: the table of operations each fills, and small helpers. store.c has
  * checked every argument before an operation is called: slices are sound, keys are not empty, out
  * pointers are there.
+ *
+ *   store.c   the public face of every store
+ *   tcp/      a client of a server          file/    a store in a file
+ *   hash.c    a store inside this process   prefix.c a view of another store
+ *   server/   what a TCP store's clients talk to
+ *   values.c  what the operations do to a map of values, map.c; queue.c so for queues
+ *   wire.c    the protocol's bytes, auth.c the secret, on both its ends
+ *   texts.c   what is told of keys
  */
 #ifndef TDDP_STORE_IMPL_H
 #define TDDP_STORE_IMPL_H

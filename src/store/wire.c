@@ -2,7 +2,7 @@
  * Reads and writes the protocol's bytes. A request is described by a row of field letters; one
  * cursor walks it over the buffer and stops at the first byte that is missing or wrong, so a
  * gigantic length is refused as soon as its eight bytes are there. Pure functions; what a request
- * does is requests.c's affair.
+ * does is server/requests.c's affair.
  */
 #include <endian.h>
 #include <stdio.h>

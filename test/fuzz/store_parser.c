@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "store/queue.h"
-#include "store/server.h"
+#include "store/server/server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

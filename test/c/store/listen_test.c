@@ -1,8 +1,8 @@
 /*
  * Where a server listens: alone on the loopback where the job says so, else on every address.
  */
-#include "store/server.h"
-#include "store/tcp.h"
+#include "store/server/server.h"
+#include "store/tcp/tcp.h"
 #include "store_fixture.h"
 
 static const char *listens_on(const tddp_store_server *server, int which)

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "store/auth.h"
-#include "store/tcp.h"
+#include "store/tcp/tcp.h"
 
 enum {
     TELL_EVERY_MS = 10000,

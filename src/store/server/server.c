@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "store/queue.h"
-#include "store/server.h"
+#include "store/server/server.h"
 
 enum { EVENTS = 128, ACCEPTS_A_ROUND = 64, ACCEPT_REST_MS = 100, TELL_EVERY_S = 10 };
 

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "store/server.h"
+#include "store/server/server.h"
 
 enum { KEYS = 131072, CLIENTS = 65536, PATIENCE_MS = 60 * 1000 };
 

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/file.h"
+#include "store/file/file.h"
 
 /* A word in front of a key that has its slash. */
 static tddp_status own_key(tddp_bytes *to, const char *word, tddp_slice key)

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/file.h"
+#include "store/file/file.h"
 
 static tddp_status fail_file(const tddp_file_log *log, const char *what)
 {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/tcp.h"
+#include "store/tcp/tcp.h"
 
 tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key)
 {

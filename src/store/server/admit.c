@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/server.h"
+#include "store/server/server.h"
 
 /* --- the secret ------------------------------------------------------------------------------ */
 

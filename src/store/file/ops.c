@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "store/file.h"
+#include "store/file/file.h"
 
 static tddp_status put_all(tddp_file_task *task, tddp_file_log *log, tddp_file_access *access)
 {

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "store/tcp.h"
+#include "store/tcp/tcp.h"
 
 enum {
     /* What an impatient call still gives a request that is under way: without it a short timeout

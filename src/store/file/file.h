@@ -1,7 +1,10 @@
 /*
- * The file store's parts: file_log.c (the file: its lock, its records), file.c (a store's life, and
- * one access with its patience), file_ops.c (what is done to keys), file_queue.c (queues, barriers,
- * lists).
+ * The file store's parts.
+ *
+ *   file.c   a store's life, and one access with its patience
+ *   log.c    the file: its lock, its records
+ *   ops.c    what is done to keys
+ *   queue.c  queues, barriers, lists
  */
 #ifndef TDDP_STORE_FILE_H
 #define TDDP_STORE_FILE_H
@@ -85,7 +88,7 @@ TDDP_NODISCARD tddp_status tddp_file_run_on_keys(tddp_store *store, tddp_file_ta
 TDDP_NODISCARD tddp_status tddp_file_put_sum(tddp_file_log *log, tddp_file_access *access,
                                              tddp_slice key, int64_t delta, int64_t *sum);
 
-/* --- file_ops.c, file_queue.c ---------------------------------------------------------------- */
+/* --- ops.c, queue.c -------------------------------------------------------------------------- */
 
 tddp_status tddp_file_set(tddp_store *, tddp_slice key, tddp_slice value, const tddp_store_call *);
 tddp_status tddp_file_get(tddp_store *, tddp_slice key, const tddp_store_call *, tddp_blob *out);

@@ -1,8 +1,12 @@
 /*
- * The parts of the TCP client: tcp_client.c (the operations), tcp_queue.c (those that only newer
- * servers have), tcp_old.c (what a server of PyTorch 1.13 lacks, made of what it has), exchange.c
- * (one request and its answer on the connection), tcp_dial.c (connections and their hello),
- * tcp_open.c (options, the own server, waiting for the workers).
+ * The parts of the TCP client.
+ *
+ *   open.c      options, the own server, waiting for the workers
+ *   dial.c      connections and their hello
+ *   exchange.c  one request and its answer on the connection
+ *   client.c    the operations
+ *   queue.c     those that only newer servers have
+ *   old.c       what a server of PyTorch 1.13 lacks, made of what it has
  */
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
@@ -111,7 +115,7 @@ tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status);
  * connection, and if that succeeds takes the mark away. */
 TDDP_NODISCARD bool tddp_tcp_recover(tddp_tcp_exchange *exchange);
 
-/* --- tcp_client.c ---------------------------------------------------------------------------- */
+/* --- client.c -------------------------------------------------------------------------------- */
 
 TDDP_NODISCARD tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key);
 
@@ -125,7 +129,7 @@ extern const tddp_store_ops tddp_tcp_ops;
 TDDP_NODISCARD tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed,
                                         int64_t delta, const tddp_store_call *call, int64_t *out);
 
-/* --- tcp_old.c ------------------------------------------------------------------------------- */
+/* --- old.c ----------------------------------------------------------------------------------- */
 
 /* The hello of 1.13, which has none: a request that only its servers echo. */
 TDDP_NODISCARD tddp_status tddp_tcp_old_hello(int fd, int64_t deadline_ns, int cancel_fd);
@@ -141,7 +145,7 @@ TDDP_NODISCARD tddp_status tddp_tcp_old_multi_set(tddp_tcp_exchange *exchange,
                                                   const tddp_slice *keys, const tddp_slice *values,
                                                   size_t count);
 
-/* --- tcp_queue.c ----------------------------------------------------------------------------- */
+/* --- queue.c --------------------------------------------------------------------------------- */
 
 tddp_status tddp_tcp_queue_push(tddp_store *, tddp_slice key, tddp_slice value,
                                 const tddp_store_call *);
@@ -151,7 +155,7 @@ tddp_status tddp_tcp_queue_len(tddp_store *, tddp_slice key, const tddp_store_ca
 tddp_status tddp_tcp_list_keys(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
 tddp_status tddp_tcp_barrier(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
 
-/* --- tcp_dial.c ------------------------------------------------------------------------------ */
+/* --- dial.c ---------------------------------------------------------------------------------- */
 
 /* Makes a store with a connection to the server; takes a share of `server` (may be NULL) on
  * success. `traits`: what is known of the server, or NULL. */

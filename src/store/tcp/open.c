@@ -1,13 +1,13 @@
 /*
  * How a TCP store is opened: its options, the server it may host, waiting for the other workers.
  * Any thread; a store is not shared before it is finished. One line every ten seconds tells a
- * person how many workers are missing. Connections are tcp_dial.c's.
+ * person how many workers are missing. Connections are dial.c's.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/server.h"
-#include "store/tcp.h"
+#include "store/server/server.h"
+#include "store/tcp/tcp.h"
 
 enum { TELL_EVERY_MS = 10000, WORKERS_POLL_MS = 10 };
 

@@ -3,14 +3,14 @@
  * held for one access at a time, guards what is known of the file, and the file's own lock guards
  * the file. Waiting is looking again every ten milliseconds, without mutex or lock. Keys of users
  * carry a slash in the file; `refcount/` and `cleanup/` count its users. What is done to keys is
- * file_ops.c's and file_queue.c's.
+ * ops.c's and queue.c's.
  */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "net/net.h"
-#include "store/file.h"
+#include "store/file/file.h"
 
 enum { LOOK_AGAIN_MS = 10, LOCK_AGAIN_MS = 1, LEAVE_MS = 5000 };
 

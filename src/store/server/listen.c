@@ -6,7 +6,7 @@
  */
 #include <strings.h>
 
-#include "store/server.h"
+#include "store/server/server.h"
 
 /* The system's choice for one family may be taken in the other. */
 enum { PORT_TRIES = 16 };

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "store/queue.h"
-#include "store/server.h"
+#include "store/server/server.h"
 #include "store/values.h"
 
 /* The most that may wait to be sent to a client, in times the largest request. */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "store/server.h"
+#include "store/server/server.h"
 
 /* The most events that may wait to be sent to a client, in times the largest request. */
 enum { EVENT_REQUESTS = 2 };

@@ -1,8 +1,15 @@
 /*
- * The server's parts: server.c (life, thread, event loop), listen.c (where it listens), settings.c
- * (its limits), clients.c (connections: bytes in, bytes out), admit.c (who is let in, and how long
- * for), requests.c (what a request does), waits.c (who waits for what, and who watches what). All
- * but start and stop run on the server's one thread.
+ * The server's parts.
+ *
+ *   server.c    life, thread, event loop
+ *   listen.c    where it listens
+ *   settings.c  its limits
+ *   clients.c   connections: bytes in, bytes out
+ *   admit.c     who is let in, and how long for
+ *   requests.c  what a request does
+ *   waits.c     who waits for what, and who watches what
+ *
+ * All but start and stop run on the server's one thread.
  */
 #ifndef TDDP_STORE_SERVER_H
 #define TDDP_STORE_SERVER_H

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "store/tcp.h"
+#include "store/tcp/tcp.h"
 
 enum {
     /* A client that holds the lock of appends for so long was killed. */

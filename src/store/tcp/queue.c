@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/tcp.h"
+#include "store/tcp/tcp.h"
 
 enum {
     /* A server pushes to one waiter, who may not be one that pops, or may have ended: so who pops

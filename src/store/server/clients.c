@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-#include "store/server.h"
+#include "store/server/server.h"
 
 /* While more output than this waits, a client's further requests wait too: who never reads keeps no
  * more than this and one answer. */
