@@ -206,7 +206,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buf
  * the group's), and tells all of them the outcome. With `wait_all_ranks` it names all who are
  * missing, else the first. It goes through the store, beside the queue, and the group can be used
  * again after a failure. The order of these calls must be the same on every rank. Errors:
- * TDDP_TIMEOUT, TDDP_CANCELED, those of the store.
+ * TDDP_TIMEOUT, TDDP_PEER_LOST (the process of one that does not come has ended),
+ * TDDP_GROUP_FAILED, TDDP_CANCELED, those of the store.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms,
                                                            int wait_all_ranks,

@@ -7,10 +7,11 @@
  * counts them, and the last of them sets `all`. Rank 0 waits for that and sets `outcome`, a status
  * and its text, unless one that waited in vain for rank 0 has. All ranks end with it, also those
  * that come late. `gone` counts who has; each rank removes its own key, and the last all the rest.
+ * Between the slices rank 0 looks after those that have not come, and they after rank 0: who has
+ * ended will not come any more.
  */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,6 +19,8 @@
 
 enum {
     SLICE_MS = 100,
+    /* How long a process may take to end after its connections have. */
+    ENDING_MS = 300,
     TIDY_MS = 1000,
     /* What rank 0 gets beyond its own time to say what came of it. */
     GRACE_MS = 2000,
@@ -53,6 +56,52 @@ static tddp_wait brief(const barrier *self, int ms)
     return (tddp_wait){ms, self->cancel};
 }
 
+/* Whether the rank whose process has ended has come before. */
+static tddp_status lost(const barrier *self, int rank)
+{
+    char key[KEY_BYTES];
+    char name[TDDP_PEER_NAME_BYTES];
+    tddp_slice slice = here_of(self, rank, key);
+    tddp_wait wait = brief(self, TIDY_MS);
+    int there = 0;
+    /* What rank 0 has come for is to tell the outcome. */
+    tddp_status status =
+        rank ? tddp_store_check(self->group->store, &slice, 1, &wait, &there) : TDDP_OK;
+    if (status || there) {
+        return status;
+    }
+    return tddp_fail(
+        TDDP_PEER_LOST,
+        "monitored_barrier %" PRIu64 " of group \"%s\": lost %s: its process has ended",
+        self->number, self->group->name, tddp_peers_name(self->group->peers, rank, name));
+}
+
+static tddp_status check_group(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    tddp_status status = group->failure ? tddp_group_failed(group) : TDDP_OK;
+    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
+        status = tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return status;
+}
+
+/* Whether it is still worth waiting. */
+static tddp_status look(const barrier *self)
+{
+    tddp_group *group = self->group;
+    tddp_status status = check_group(group);
+    int from = group->rank == 0 ? 1 : 0;
+    int to = group->rank == 0 ? group->world_size : 1;
+    for (int rank = from; status == TDDP_OK && rank < to; rank++) {
+        if (tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
+            status = lost(self, rank);
+        }
+    }
+    return status;
+}
+
 /* Waits for a key until the deadline, letting other threads' calls through. */
 static tddp_status await(const barrier *self, const char *what, int64_t deadline)
 {
@@ -63,6 +112,9 @@ static tddp_status await(const barrier *self, const char *what, int64_t deadline
         tddp_wait wait = brief(self, tddp_deadline_poll_ms(slice < deadline ? slice : deadline));
         tddp_status status = tddp_store_wait(self->group->store, &key, 1, &wait);
         if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
+            return status;
+        }
+        if ((status = look(self))) {
             return status;
         }
     }
@@ -131,14 +183,7 @@ static tddp_status name_missing(const barrier *self)
 static tddp_status lead(const barrier *self)
 {
     tddp_status status = await(self, "all", self->deadline);
-    if (status == TDDP_TIMEOUT) {
-        return name_missing(self);
-    }
-    if (status) {
-        return tddp_fail(status, "monitored_barrier %" PRIu64 " of group \"%s\" on rank 0: %s",
-                         self->number, self->group->name, tddp_error_message());
-    }
-    return TDDP_OK;
+    return status == TDDP_TIMEOUT ? name_missing(self) : status;
 }
 
 /* --- the others ------------------------------------------------------------------------------ */
@@ -240,6 +285,44 @@ static tddp_status agree(const barrier *self, tddp_status own)
     return status;
 }
 
+/* The first rank whose process is seen to have ended, soon if not now; -1 if there is none. */
+static int first_ended(const tddp_group *group)
+{
+    int64_t deadline = tddp_deadline_after_ms(ENDING_MS);
+    do {
+        for (int rank = 0; rank < group->world_size; rank++) {
+            if (tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
+                return rank;
+            }
+        }
+        (void)usleep(ENDING_MS * 1000 / 30);
+    } while (tddp_now_ns() < deadline);
+    return -1;
+}
+
+/* Says what the store's failure means here: one that is gone went with the rank that hosts it, if
+ * one has just ended. */
+static tddp_status explain(const barrier *self, tddp_status status)
+{
+    const tddp_group *group = self->group;
+    char seen[TEXT_BYTES];
+    char lost[TDDP_PEER_NAME_BYTES + 64] = "";
+    if (status == TDDP_OK || status == TDDP_TIMEOUT || status == TDDP_PEER_LOST ||
+        status == TDDP_GROUP_FAILED || status == TDDP_GROUP_CLOSED) {
+        return status;
+    }
+    (void)snprintf(seen, sizeof seen, "%s", tddp_error_message());
+    int rank = status == TDDP_NETWORK || status == TDDP_STORE ? first_ended(group) : -1;
+    if (rank >= 0) {
+        char name[TDDP_PEER_NAME_BYTES];
+        (void)snprintf(lost, sizeof lost, "lost %s: its process has ended; seen here: ",
+                       tddp_peers_name(group->peers, rank, name));
+        status = TDDP_PEER_LOST;
+    }
+    return tddp_fail(status, "monitored_barrier %" PRIu64 " of group \"%s\" on rank %d of %d: %s%s",
+                     self->number, group->name, group->rank, group->world_size, lost, seen);
+}
+
 static tddp_status admit(tddp_group *group)
 {
     if (!group) {
@@ -251,13 +334,7 @@ static tddp_status admit(tddp_group *group)
                          "child %d: make a group of its own here",
                          group->name, (int)group->pid, (int)getpid());
     }
-    pthread_mutex_lock(&group->mutex);
-    tddp_status status = group->failure ? tddp_group_failed(group) : TDDP_OK;
-    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
-        status = tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
-    }
-    pthread_mutex_unlock(&group->mutex);
-    return status;
+    return check_group(group);
 }
 
 tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wait_all_ranks,
@@ -283,15 +360,19 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
     }
     self.deadline = tddp_deadline_after_ms(self.timeout_ms);
     status = come(&self);
-    if (status == TDDP_OK) {
-        status = group->rank == 0 ? lead(&self) : follow(&self);
-        /* A rank that is interrupted speaks for itself alone, unless it leads. */
-        if (group->rank == 0 || status == TDDP_OK || status == TDDP_TIMEOUT) {
-            status = agree(&self, status);
-        }
-        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        tidy(&self);
-        status = status ? tddp_fail(status, "%s", text) : TDDP_OK;
+    if (status) {
+        return explain(&self, status);
     }
-    return status;
+    status = group->rank == 0 ? lead(&self) : follow(&self);
+    /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
+     * is heard if it leads. */
+    bool gone = status == TDDP_NETWORK || status == TDDP_STORE || status == TDDP_GROUP_FAILED;
+    if (status == TDDP_OK || status == TDDP_TIMEOUT || status == TDDP_PEER_LOST ||
+        (group->rank == 0 && !gone)) {
+        status = agree(&self, status);
+    }
+    status = explain(&self, status);
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    tidy(&self);
+    return status ? tddp_fail(status, "%s", text) : TDDP_OK;
 }

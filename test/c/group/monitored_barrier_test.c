@@ -172,17 +172,41 @@ MULTI_TEST(other_threads_get_through, 2, 20)
     leave(group, store, rank, world_size);
 }
 
-MULTI_TEST(a_dead_rank_is_named, 3, 20)
+/* Whoever waits for it learns so at once, however long it would wait. */
+static void lose(int rank, int world_size, int port, int victim, const char *how)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
-    char who[128];
+    char who[192];
     CHECK_OK(tddp_barrier(group, NULL));
-    (void)name_of(group, 2, who);
-    if (rank == 2) {
+    (void)name_of(group, victim, who);
+    strcat(who, how);
+    if (rank == victim) {
+        usleep(300000);
         die();
     }
-    CHECK_STATUS(tddp_monitored_barrier(group, 300, 1, NULL), TDDP_TIMEOUT);
+    double start = now();
+    CHECK_STATUS(tddp_monitored_barrier(group, 15000, rank % 2, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "monitored_barrier 1 of group \"default_pg\"");
     CHECK_CONTAINS(tddp_error_message(), who);
-    leave(group, store, rank, 2);
+    CHECK(now() - start < 1.3);
+    if (victim != 0) {
+        /* Those who are left need not wait either. */
+        CHECK_STATUS(tddp_monitored_barrier(group, 15000, 0, NULL), TDDP_PEER_LOST);
+        CHECK(now() - start < 1.6);
+        meet(store, "leave", world_size - 1);
+    }
+    tddp_group_release(group);
+    usleep(rank == 0 ? 200000 : 0);
+    tddp_store_release(store);
+}
+
+MULTI_TEST(a_dead_rank_is_named, 3, 20)
+{
+    lose(rank, world_size, port, 2, ": its process has ended");
+}
+
+MULTI_TEST(a_dead_leader_that_hosts_the_store_is_named, 3, 20)
+{
+    lose(rank, world_size, port, 0, ": its process has ended; seen here: ");
 }
