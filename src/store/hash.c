@@ -5,7 +5,6 @@
  * its call waits, and whoever changes something looks what each of them wants.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "net/net.h"
 #include "store/queue.h"

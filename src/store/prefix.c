@@ -14,12 +14,10 @@ typedef struct prefix_store {
     size_t prefix_size;
 } prefix_store;
 
-/* Keys rewritten for the store beneath: the slices and, behind them, their bytes in one block. */
-static tddp_status rewrite(const tddp_store *store, const tddp_slice *keys, size_t count,
-                           tddp_slice **out)
+tddp_status tddp_store_prefixed(tddp_slice prefix, const tddp_slice *keys, size_t count,
+                                tddp_slice **out)
 {
-    const prefix_store *prefix = (const prefix_store *)store;
-    size_t bytes = count * (sizeof(tddp_slice) + prefix->prefix_size);
+    size_t bytes = count * (sizeof(tddp_slice) + prefix.size);
     for (size_t i = 0; i < count; i++) {
         bytes += keys[i].size;
     }
@@ -29,13 +27,21 @@ static tddp_status rewrite(const tddp_store *store, const tddp_slice *keys, size
     }
     char *at = (char *)(block + count);
     for (size_t i = 0; i < count; i++) {
-        block[i] = (tddp_slice){at, prefix->prefix_size + keys[i].size};
-        memcpy(at, prefix->prefix, prefix->prefix_size);
-        memcpy(at + prefix->prefix_size, keys[i].data, keys[i].size);
+        block[i] = (tddp_slice){at, prefix.size + keys[i].size};
+        memcpy(at, prefix.data, prefix.size);
+        memcpy(at + prefix.size, keys[i].data, keys[i].size);
         at += block[i].size;
     }
     *out = block;
     return TDDP_OK;
+}
+
+/* The keys as the store beneath has them. */
+static tddp_status rewrite(const tddp_store *store, const tddp_slice *keys, size_t count,
+                           tddp_slice **out)
+{
+    const prefix_store *prefix = (const prefix_store *)store;
+    return tddp_store_prefixed((tddp_slice){prefix->prefix, prefix->prefix_size}, keys, count, out);
 }
 
 /* Runs one operation of the store beneath with its keys rewritten as `full`. */

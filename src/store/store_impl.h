@@ -84,6 +84,13 @@ TDDP_NODISCARD tddp_status tddp_blob_copy(tddp_slice bytes, tddp_blob *out);
 /* Makes room in an empty list, zeroed. */
 TDDP_NODISCARD tddp_status tddp_blob_list_make(size_t count, tddp_blob_list *out);
 
+/* --- prefix.c -------------------------------------------------------------------------------- */
+
+/* Keys with a prefix in front of each: the slices and, behind them, their bytes in one block that
+ * the caller frees with free(). */
+TDDP_NODISCARD tddp_status tddp_store_prefixed(tddp_slice prefix, const tddp_slice *keys,
+                                               size_t count, tddp_slice **out);
+
 /* --- texts.c --------------------------------------------------------------------------------- */
 
 /* Writes the keys for a person: at most ten, long and binary ones shortened; returns `text`. */

@@ -6,7 +6,6 @@
  * ops.c's and queue.c's.
  */
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "net/net.h"
@@ -47,33 +46,11 @@ tddp_status tddp_file_run(tddp_store *store, tddp_file_task *task, const tddp_st
     }
 }
 
-/* Gives user keys their slash: slices and bytes in one block. */
-static tddp_status with_slashes(const tddp_slice *keys, size_t count, tddp_slice **out)
-{
-    size_t bytes = count * (sizeof(tddp_slice) + 1);
-    for (size_t i = 0; i < count; i++) {
-        bytes += keys[i].size;
-    }
-    tddp_slice *block = tddp_alloc(bytes);
-    if (!block) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    char *at = (char *)(block + count);
-    for (size_t i = 0; i < count; i++) {
-        block[i] = (tddp_slice){at, keys[i].size + 1};
-        *at = '/';
-        memcpy(at + 1, keys[i].data, keys[i].size);
-        at += block[i].size;
-    }
-    *out = block;
-    return TDDP_OK;
-}
-
 tddp_status tddp_file_run_keys(tddp_store *store, tddp_file_task *task, const tddp_slice *keys,
                                size_t count, const tddp_store_call *call)
 {
     tddp_slice *full;
-    tddp_status status = with_slashes(keys, count, &full);
+    tddp_status status = tddp_store_prefixed((tddp_slice){"/", 1}, keys, count, &full);
     if (status) {
         return status;
     }

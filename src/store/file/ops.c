@@ -2,7 +2,6 @@
  * What a file store does to keys and their values: each operation is a task that runs while the
  * file is locked. Any thread and any process; patience and locks are file.c's.
  */
-#include <string.h>
 
 #include "store/file/file.h"
 

@@ -305,7 +305,8 @@ static void flush(tddp_store_server *server, tddp_server_client *client)
     watch(server, client);
 }
 
-void tddp_server_clients_flush(tddp_store_server *server)
+/* Sends what is fresh, in the order it was made. */
+static void flush_unsent(tddp_store_server *server)
 {
     while (server->unsent) {
         tddp_server_client *client = server->unsent;
@@ -336,5 +337,5 @@ void tddp_server_client_event(tddp_store_server *server, tddp_server_client *cli
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
         receive(server, client);
     }
-    tddp_server_clients_flush(server);
+    flush_unsent(server);
 }

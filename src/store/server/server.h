@@ -152,6 +152,7 @@ void tddp_server_forget(tddp_store_server *server, tddp_server_client *client);
 
 /* Takes over a connection; closes it if that fails. */
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from);
+/* Carries out what has arrived and sends all that is fresh, in the order it was made. */
 void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
                               uint32_t events);
 
@@ -167,8 +168,6 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
 /* Call after appending to client->out. */
 void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *client);
 
-/* Sends what is fresh, in the order it was made. */
-void tddp_server_clients_flush(tddp_store_server *server);
 void tddp_server_clients_reap(tddp_store_server *server);
 void tddp_server_clients_drop(tddp_store_server *server); /* all of them */
 void tddp_server_clients_free(tddp_store_server *server);

@@ -3,8 +3,6 @@
  * Any thread. Keys of users carry a slash on the wire. Taking turns, deadlines and what becomes of
  * a connection are exchange.c's.
  */
-#include <stdlib.h>
-#include <string.h>
 
 #include "store/tcp/tcp.h"
 
@@ -27,20 +25,6 @@ static tddp_status put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
     return status;
 }
 
-#define BEGIN(name)                                                         \
-    tddp_tcp_exchange exchange = {                                          \
-        .store = (tddp_tcp_store *)store, .call = call, .operation = name}; \
-    tddp_status status = tddp_tcp_begin(&exchange);                         \
-    if (status) {                                                           \
-        return status;                                                      \
-    }
-
-static tddp_status end(tddp_tcp_exchange *exchange, tddp_status status)
-{
-    tddp_tcp_end(exchange);
-    return status;
-}
-
 /* SET and APPEND: no answer. */
 static tddp_status send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
                               tddp_slice value)
@@ -53,23 +37,23 @@ static tddp_status send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, 
 static tddp_status tcp_set(tddp_store *store, tddp_slice key, tddp_slice value,
                            const tddp_store_call *call)
 {
-    BEGIN("set");
-    return end(&exchange, send_value(&exchange, TDDP_WIRE_SET, key, value));
+    TDDP_TCP_BEGIN("set");
+    return tddp_tcp_end(&exchange, send_value(&exchange, TDDP_WIRE_SET, key, value));
 }
 
 static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice value,
                               const tddp_store_call *call)
 {
-    BEGIN("append");
+    TDDP_TCP_BEGIN("append");
     status = tddp_tcp_is_old(exchange.store) ? tddp_tcp_old_append(&exchange, key, value)
                                              : send_value(&exchange, TDDP_WIRE_APPEND, key, value);
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_call *call,
                            tddp_blob *out)
 {
-    BEGIN("get");
+    TDDP_TCP_BEGIN("get");
     status = tddp_tcp_wait(&exchange, &key, 1);
     if (status == TDDP_OK) {
         status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_GET, key));
@@ -77,13 +61,13 @@ static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_c
     if (status == TDDP_OK) {
         status = tddp_tcp_receive_blob(&exchange, out);
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, int64_t delta,
                          const tddp_store_call *call, int64_t *out)
 {
-    BEGIN("add");
+    TDDP_TCP_BEGIN("add");
     tddp_bytes *request = &exchange.request;
     status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_ADD);
     if (status == TDDP_OK) {
@@ -96,7 +80,7 @@ tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, i
     if (status == TDDP_OK) {
         *out = (int64_t)sum;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_add(tddp_store *store, tddp_slice key, int64_t delta,
@@ -108,45 +92,45 @@ static tddp_status tcp_add(tddp_store *store, tddp_slice key, int64_t delta,
 static tddp_status tcp_compare_set(tddp_store *store, tddp_slice key, tddp_slice expected,
                                    tddp_slice desired, const tddp_store_call *call, tddp_blob *out)
 {
-    BEGIN("compare_set");
+    TDDP_TCP_BEGIN("compare_set");
     status = tddp_tcp_put_head(&exchange, TDDP_WIRE_COMPARE_SET, key);
     status = status ? status : tddp_wire_put_string(&exchange.request, expected);
     status = status ? status : tddp_wire_put_string(&exchange.request, desired);
     status = tddp_tcp_send(&exchange, status);
     status = status ? status : tddp_tcp_receive_blob(&exchange, out);
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_store_call *call,
                                   int *deleted)
 {
-    BEGIN("delete_key");
+    TDDP_TCP_BEGIN("delete_key");
     status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
     uint64_t count;
     status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
     if (status == TDDP_OK) {
         *deleted = count > 0;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
 {
-    BEGIN("num_keys");
+    TDDP_TCP_BEGIN("num_keys");
     status = tddp_tcp_send(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS));
     uint64_t count;
     status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
     if (status == TDDP_OK) {
         *out = (int64_t)count;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_wait(tddp_store *store, const tddp_slice *keys, size_t count,
                             const tddp_store_call *call)
 {
-    BEGIN("wait");
-    return end(&exchange, tddp_tcp_wait(&exchange, keys, count));
+    TDDP_TCP_BEGIN("wait");
+    return tddp_tcp_end(&exchange, tddp_tcp_wait(&exchange, keys, count));
 }
 
 tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count,
@@ -169,44 +153,44 @@ tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
 static tddp_status tcp_check(tddp_store *store, const tddp_slice *keys, size_t count,
                              const tddp_store_call *call, int *all_exist)
 {
-    BEGIN("check");
+    TDDP_TCP_BEGIN("check");
     bool there;
     status = tddp_tcp_look(&exchange, keys, count, &there);
     if (status == TDDP_OK) {
         *all_exist = there;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size_t count,
                                  const tddp_store_call *call, tddp_blob *out)
 {
-    BEGIN("multi_get");
+    TDDP_TCP_BEGIN("multi_get");
     status = tddp_tcp_wait(&exchange, keys, count);
     if (status == TDDP_OK && tddp_tcp_is_old(exchange.store)) {
-        return end(&exchange, tddp_tcp_old_multi_get(&exchange, keys, count, out));
+        return tddp_tcp_end(&exchange, tddp_tcp_old_multi_get(&exchange, keys, count, out));
     }
     if (status == TDDP_OK) {
         status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
     }
     if (status) {
-        return end(&exchange, status);
+        return tddp_tcp_end(&exchange, status);
     }
     /* Every answer is read, also when memory has run out, so that the next call finds its own. */
     for (size_t i = 0; i < count && !exchange.store->broken; i++) {
         tddp_status received = tddp_tcp_receive_blob(&exchange, &out[i]);
         status = received ? received : status;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
                                  const tddp_slice *values, size_t count,
                                  const tddp_store_call *call)
 {
-    BEGIN("multi_set");
+    TDDP_TCP_BEGIN("multi_set");
     if (tddp_tcp_is_old(exchange.store)) {
-        return end(&exchange, tddp_tcp_old_multi_set(&exchange, keys, values, count));
+        return tddp_tcp_end(&exchange, tddp_tcp_old_multi_set(&exchange, keys, values, count));
     }
     tddp_bytes *request = &exchange.request;
     status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_MULTI_SET);
@@ -215,7 +199,7 @@ static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
         status = tddp_tcp_put_key(request, keys[i]);
         status = status ? status : tddp_wire_put_string(request, values[i]);
     }
-    return end(&exchange, tddp_tcp_send(&exchange, status));
+    return tddp_tcp_end(&exchange, tddp_tcp_send(&exchange, status));
 }
 
 static bool tcp_extended(const tddp_store *store)

@@ -83,24 +83,22 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
         return status;
     }
     if (store->broken) {
-        tddp_tcp_end(exchange);
-        return tddp_fail(TDDP_NETWORK, "%s is of no further use since an earlier failure: %s",
-                         store->name, store->broken_why);
+        status = tddp_fail(TDDP_NETWORK, "%s is of no further use since an earlier failure: %s",
+                           store->name, store->broken_why);
+        return tddp_tcp_end(exchange, status);
     }
     status = store->fd < 0 ? dial_again(exchange) : TDDP_OK;
-    if (status) {
-        tddp_tcp_end(exchange);
-    }
-    return status;
+    return status ? tddp_tcp_end(exchange, status) : TDDP_OK;
 }
 
-void tddp_tcp_end(tddp_tcp_exchange *exchange)
+tddp_status tddp_tcp_end(tddp_tcp_exchange *exchange, tddp_status status)
 {
     tddp_bytes_free(&exchange->request);
     uint64_t turn = 1;
     /* Cannot fail: the counter is 0. */
     ssize_t ignored = write(exchange->store->turn_fd, &turn, sizeof turn);
     (void)ignored;
+    return status;
 }
 
 tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)

@@ -4,8 +4,6 @@
  * and something was expected, nothing is stored and what was expected comes back; so a random token
  * is echoed, which asks for a value without harm (a GET of an absent key would end the connection).
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 

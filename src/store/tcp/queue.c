@@ -4,7 +4,6 @@
  * with requests that leave nothing behind, and a server that hangs up and then takes a new
  * connection is remembered as one that lacks it.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "store/tcp/tcp.h"
@@ -23,20 +22,6 @@ enum {
 
 /* Without a slash in front, as `init/`: no user's key is like it. */
 static const tddp_slice trial_key = {"tddp/barrier", 12};
-
-#define BEGIN(name)                                                         \
-    tddp_tcp_exchange exchange = {                                          \
-        .store = (tddp_tcp_store *)store, .call = call, .operation = name}; \
-    tddp_status status = tddp_tcp_begin(&exchange);                         \
-    if (status) {                                                           \
-        return status;                                                      \
-    }
-
-static tddp_status end(tddp_tcp_exchange *exchange, tddp_status status)
-{
-    tddp_tcp_end(exchange);
-    return status;
-}
 
 static tddp_status fail_lacking(const tddp_tcp_exchange *exchange)
 {
@@ -99,11 +84,11 @@ static tddp_status need_queues(tddp_tcp_exchange *exchange, tddp_slice key)
 tddp_status tddp_tcp_queue_push(tddp_store *store, tddp_slice key, tddp_slice value,
                                 const tddp_store_call *call)
 {
-    BEGIN("queue_push");
+    TDDP_TCP_BEGIN("queue_push");
     status = need_queues(&exchange, key);
     status = status ? status : tddp_tcp_put_head(&exchange, TDDP_WIRE_QUEUE_PUSH, key);
     status = status ? status : tddp_wire_put_string(&exchange.request, value);
-    return end(&exchange, tddp_tcp_send(&exchange, status));
+    return tddp_tcp_end(&exchange, tddp_tcp_send(&exchange, status));
 }
 
 /* TDDP_NOT_FOUND, without a text, if the queue is empty. */
@@ -163,25 +148,25 @@ static tddp_status pop_patiently(tddp_tcp_exchange *exchange, tddp_slice key, td
 tddp_status tddp_tcp_queue_pop(tddp_store *store, tddp_slice key, bool block,
                                const tddp_store_call *call, tddp_blob *out)
 {
-    BEGIN("queue_pop");
+    TDDP_TCP_BEGIN("queue_pop");
     status = need_queues(&exchange, key);
     if (status == TDDP_OK) {
         status = block ? pop_patiently(&exchange, key, out) : pop_once(&exchange, key, out);
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 tddp_status tddp_tcp_queue_len(tddp_store *store, tddp_slice key, const tddp_store_call *call,
                                int64_t *out)
 {
-    BEGIN("queue_len");
+    TDDP_TCP_BEGIN("queue_len");
     uint64_t length;
     bool lacking = exchange.store->traits.support[TDDP_TCP_QUEUES] == TDDP_TCP_LACKS;
     status = lacking ? fail_lacking(&exchange) : length_of(&exchange, key, &length);
     if (status == TDDP_OK) {
         *out = (int64_t)length;
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }
 
 /* --- the list of keys ------------------------------------------------------------------------ */
@@ -229,14 +214,14 @@ static tddp_status receive_keys(tddp_tcp_exchange *exchange, tddp_blob_list *out
 
 tddp_status tddp_tcp_list_keys(tddp_store *store, const tddp_store_call *call, tddp_blob_list *out)
 {
-    BEGIN("list_keys");
+    TDDP_TCP_BEGIN("list_keys");
     if (exchange.store->traits.support[TDDP_TCP_LIST_KEYS] == TDDP_TCP_LACKS) {
-        return end(&exchange, fail_lacking(&exchange));
+        return tddp_tcp_end(&exchange, fail_lacking(&exchange));
     }
     int64_t start = tddp_now_ns();
     status = tddp_tcp_send(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_LIST_KEYS));
     status = status ? status : receive_keys(&exchange, out);
-    return end(&exchange, learn(&exchange, TDDP_TCP_LIST_KEYS, start, status));
+    return tddp_tcp_end(&exchange, learn(&exchange, TDDP_TCP_LIST_KEYS, start, status));
 }
 
 /* --- the barrier ----------------------------------------------------------------------------- */
@@ -293,12 +278,12 @@ static tddp_status pass(tddp_tcp_exchange *exchange, tddp_slice key, int world_s
 tddp_status tddp_tcp_barrier(tddp_store *store, tddp_slice key, int world_size,
                              const tddp_store_call *call)
 {
-    BEGIN("barrier");
+    TDDP_TCP_BEGIN("barrier");
     status = pass(&exchange, key, world_size);
     if ((status == TDDP_TIMEOUT || status == TDDP_CANCELED) && !exchange.store->broken) {
         int64_t arrived = status == TDDP_TIMEOUT ? arrived_at(&exchange, key) : -1;
         status =
             tddp_store_fail_barrier(status, key, arrived, world_size, call, exchange.store->name);
     }
-    return end(&exchange, status);
+    return tddp_tcp_end(&exchange, status);
 }

@@ -75,9 +75,19 @@ typedef struct tddp_tcp_exchange {
 TDDP_NODISCARD tddp_status tddp_tcp_check_process(const tddp_tcp_store *store);
 
 /* Refuses a forked child and a broken store, and takes the connection for this call. After TDDP_OK:
- * tddp_tcp_end(). */
+ * tddp_tcp_end(), which returns the status that it is given. */
 TDDP_NODISCARD tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange);
-void tddp_tcp_end(tddp_tcp_exchange *exchange);
+TDDP_NODISCARD tddp_status tddp_tcp_end(tddp_tcp_exchange *exchange, tddp_status status);
+
+/* How every operation of the table begins: its parameters `store` and `call` become `exchange`, and
+ * `status` is TDDP_OK behind it. */
+#define TDDP_TCP_BEGIN(name)                                                \
+    tddp_tcp_exchange exchange = {                                          \
+        .store = (tddp_tcp_store *)store, .call = call, .operation = name}; \
+    tddp_status status = tddp_tcp_begin(&exchange);                         \
+    if (status) {                                                           \
+        return status;                                                      \
+    }
 
 /* Sends `request` in one write and empties it; `status` is what building it came to. */
 TDDP_NODISCARD tddp_status tddp_tcp_send(tddp_tcp_exchange *exchange, tddp_status status);
