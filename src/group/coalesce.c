@@ -7,7 +7,6 @@
  * the buffers lie may differ. Each step has a sequence number of its own. If one fails the work has
  * failed: buffers of earlier steps hold results then, those of that step and later ones do not.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

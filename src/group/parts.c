@@ -5,7 +5,6 @@
  *
  * Invariant: a work's parts live and die with it, and its operation points to them.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "group/group.h"

@@ -2,12 +2,9 @@
  * A run of torchrun: what is made once, each round's store and workers, and what is left at the
  * end. The agent owns everything it makes and releases it on its one way out. Main thread.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "launch/agent_state.h"
 #include "launch/report.h"

@@ -3,7 +3,6 @@
  * RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
  */
 #include <errno.h>
-#include <string.h>
 #include <sys/wait.h>
 
 #include "launch/agent_state.h"

@@ -3,7 +3,6 @@
  * first fork, so that a misspelt script is one clear message. Main thread.
  */
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -4,10 +4,8 @@
  * the thread's wait), news the other (with an eventfd). Invariant: `lock` covers orders, news and
  * `over`; the token is triggered and calmed under it, so no order is missed.
  */
-#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 

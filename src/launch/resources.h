@@ -12,9 +12,6 @@
 /* Cores in this process's affinity mask, cut down to the cgroups' CPU limit; at least 1. */
 int tddp_launch_cores(void);
 
-/* GPUs: the entries of CUDA_VISIBLE_DEVICES where it is set, else the NVIDIA driver's devices. */
-int tddp_launch_gpus(void);
-
 /* Entries of a CUDA_VISIBLE_DEVICES text up to the first that CUDA would refuse. */
 int tddp_launch_visible_devices(const char *text);
 

@@ -175,7 +175,8 @@ int tddp_launch_visible_devices(const char *text)
     return count;
 }
 
-int tddp_launch_gpus(void)
+/* The entries of CUDA_VISIBLE_DEVICES where it is set, else the NVIDIA driver's devices. */
+static int count_gpus(void)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible) {
@@ -190,7 +191,7 @@ int tddp_launch_gpus(void)
 tddp_status tddp_launch_count_processes(tddp_launch_process_count asked, int *out)
 {
     int gpus = asked.kind == TDDP_LAUNCH_PROCESSES_GPU || asked.kind == TDDP_LAUNCH_PROCESSES_AUTO
-                   ? tddp_launch_gpus()
+                   ? count_gpus()
                    : 0;
     switch (asked.kind) {
     case TDDP_LAUNCH_PROCESSES_NUMBER:

@@ -71,11 +71,8 @@ TDDP_NODISCARD tddp_status tddp_net_poll(int fd, short events, int64_t deadline_
 /* Sleeps until the deadline; TDDP_OK at its end, TDDP_CANCELED before. */
 TDDP_NODISCARD tddp_status tddp_net_sleep(int64_t deadline_ns, int cancel_fd);
 
-/* Tries once. TDDP_NETWORK's text is "cannot connect to ADDRESS: reason". */
-TDDP_NODISCARD tddp_status tddp_net_connect(const tddp_net_address *to, int64_t deadline_ns,
-                                            int cancel_fd, int *out);
-
-/* Tries each address once, sharing the time out among them. */
+/* Tries each address once, sharing the time out among them. TDDP_NETWORK's text is "cannot connect
+ * to ADDRESS: reason", of the last one. */
 TDDP_NODISCARD tddp_status tddp_net_connect_any(const tddp_net_address *to, size_t count,
                                                 int64_t deadline_ns, int cancel_fd, int *out);
 

@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "net/net.h"
@@ -90,8 +89,8 @@ static int finish_connect(int fd)
     return error;
 }
 
-tddp_status tddp_net_connect(const tddp_net_address *to, int64_t deadline_ns, int cancel_fd,
-                             int *out)
+static tddp_status connect_once(const tddp_net_address *to, int64_t deadline_ns, int cancel_fd,
+                                int *out)
 {
     char text[TDDP_NET_TEXT_BYTES];
     int fd = socket(to->of.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -129,7 +128,7 @@ tddp_status tddp_net_connect_any(const tddp_net_address *to, size_t count, int64
     for (size_t i = 0; i < count; i++) {
         int64_t now = tddp_now_ns();
         int64_t share = deadline_ns > now ? (deadline_ns - now) / (int64_t)(count - i) : 0;
-        status = tddp_net_connect(&to[i], now + share, cancel_fd, out);
+        status = connect_once(&to[i], now + share, cancel_fd, out);
         if (status != TDDP_NETWORK && status != TDDP_TIMEOUT) {
             break;
         }

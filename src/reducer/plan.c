@@ -6,7 +6,6 @@
  * What the buckets look like in memory is layout.c's part.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "reducer/reducer.h"
 

@@ -11,9 +11,7 @@
  * is held while the group queues it. It allocates nothing of its own (the group makes the work).
  * Once a round has failed the ranks are out of step for good, and every later call says so.
  */
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
