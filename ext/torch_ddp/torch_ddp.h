@@ -1,7 +1,8 @@
 /*
  * The extension's own seams: Ruby objects on one side, the handles of libtddp on the other. Each
- * .c file binds one public header and holds only bindings; nogvl.c alone lets go of the GVL,
- * error.c alone turns a status into an exception, tensor_bridge.cc alone sees Rice and libtorch.
+ * .c file binds one public header or a part of one and holds only bindings; nogvl.c alone lets go
+ * of the GVL, error.c alone turns a status into an exception, tensor_bridge.cc alone sees Rice and
+ * libtorch.
  */
 #ifndef TORCH_DDP_H
 #define TORCH_DDP_H

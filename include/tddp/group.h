@@ -4,11 +4,14 @@
  *
  * Operations are queued and carried out by the group's progress thread, in order; sends and
  * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
- * `work`; with `work` NULL it waits instead (as tddp_work_wait() with NULL). Arguments are checked
- * before anything is sent. Calls may come from several threads; the order in which operations
- * queue must be the same on every rank, and messages between two ranks with one tag match in the
- * order of the calls. Memory given to an operation is in use until its work is done; arrays of
- * buffers are copied.
+ * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
+ * NULL). Arguments are checked before anything is sent. Memory given to an operation is in use
+ * until its work is done; arrays of buffers are copied.
+ *
+ * Calls may come from several threads. The order in which operations queue must be the same on
+ * every rank. Messages between two ranks with one tag match in the order of the calls, with one
+ * exception: a receive from any source and one from a given rank that wait for the same tag at the
+ * same time may get each other's messages.
  *
  * Each operation has the group's timeout as it was when the operation was queued, counted from the
  * moment at which the progress thread begins with it: time spent in the queue behind others does
@@ -82,17 +85,19 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const td
  */
 TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
 
-/** One more reference. */
+/** One more reference: tddp_group_release(). */
 TDDP_API tddp_group *tddp_group_retain(tddp_group *group);
 
 /** One reference less; the last one shuts the group down without draining and frees it. NULL is
  * fine. */
 TDDP_API void tddp_group_release(tddp_group *group);
 
+/** What it is; any thread, also once it has failed or was shut down. */
 TDDP_API int tddp_group_rank(const tddp_group *group);
 TDDP_API int tddp_group_world_size(const tddp_group *group);
 TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
 TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
+/** Whether it was shut down. */
 TDDP_API int tddp_group_closed(const tddp_group *group);
 
 /** Who a rank of the group is, as it said when the ranks met. Texts live as long as the group. */
@@ -112,7 +117,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer(const tddp_group *group, int
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer_ended(const tddp_group *group, int rank,
                                                           int *out);
 
-/** The default time of its operations, in milliseconds. */
+/** The default time of its operations, in milliseconds; a new one (more than 0) counts for those
+ * that are queued later. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
 
@@ -195,6 +201,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_send(tddp_group *group, tddp_buffer buf
                                               uint32_t tag, tddp_work **work);
 
 /** Receives into `buffer` from rank `peer` or TDDP_ANY_SOURCE; tddp_work_source() says from whom.
+ * For both at a time with one tag see above.
  * Another size or dtype than was sent: TDDP_MISMATCH. From any source it is TDDP_PEER_LOST when a
  * rank is lost, which might have been the sender; ranks that have destroyed the group only no
  * longer count, until none is left. */

@@ -118,7 +118,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
  * After the first finished round, once: takes rank 0's order of readiness, plans the buckets anew
  * with [first_bucket_bytes, bucket_cap_bytes] and moves the gradients, contents included.
  * `*rebuilt` is 1 if it did, and the owner must point its gradients to their new places. A
- * collective call.
+ * collective call, on the thread that runs forward. Errors: TDDP_OUT_OF_MEMORY and those of
+ * tddp_broadcast(); after TDDP_CANCELED or TDDP_OUT_OF_MEMORY the next call takes it up again.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_rebuild(tddp_reducer *reducer,
                                                          const tddp_wait *wait, int *rebuilt);

@@ -173,7 +173,8 @@ TDDP_API int tddp_tcp_store_port(const tddp_store *store);
 /**
  * Opens a store kept in a file (made when absent), safe for processes of one machine and on file
  * systems with flock. With world_size > 0 the last of so many to release it removes the file.
- * Use a fresh path for each run. Caller: tddp_store_release().
+ * Use a fresh path for each run. `timeout_ms` <= 0: 300 s, as of the kinds below. Caller:
+ * tddp_store_release().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_file_store_open(const char *path, int world_size,
                                                          int64_t timeout_ms, tddp_store **out);
@@ -191,7 +192,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_prefix_store_create(const char *prefix,
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait,
                                                      tddp_store **out);
 
-/** One more reference. */
+/** One more reference: tddp_store_release(). */
 TDDP_API tddp_store *tddp_store_retain(tddp_store *store);
 
 /** One reference less; with the last the store (and a server it hosts) ends. NULL is fine. */
@@ -199,7 +200,8 @@ TDDP_API void tddp_store_release(tddp_store *store);
 
 /* --- using it -------------------------------------------------------------------------------- */
 
-/** The default time of its calls, in milliseconds. */
+/** The default time of its calls, in milliseconds (more than 0); a view's is that of the store it
+ *  looks into. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
 TDDP_API int64_t tddp_store_timeout(const tddp_store *store);
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_set_timeout(tddp_store *store, int64_t timeout_ms);
 

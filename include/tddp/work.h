@@ -1,6 +1,9 @@
 /**
  * @file work.h
  * @brief A handle on one operation of a process group.
+ *
+ * Made by the call that begins the operation and owned by its caller: tddp_work_release(). It may
+ * outlive its group. Any thread may ask and wait, several at a time.
  */
 #ifndef TDDP_WORK_H
 #define TDDP_WORK_H
@@ -38,13 +41,14 @@ TDDP_API int tddp_work_source(const tddp_work *work);
 
 /**
  * Has `callback(data)` called once when the work is done, on a thread of the group's, or here and
- * now if it is done already. It must not block, call Ruby, or shut the group down. One callback a work. Errors:
- * TDDP_INVALID_ARGUMENT if there is one already.
+ * now if it is done already. It must not block, call Ruby, or shut the group down. One callback a
+ * work. Errors: TDDP_INVALID_ARGUMENT if there is one already.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
                                                       void *data);
 
-/** One reference less. A running operation goes on; its buffers must outlive it all the same. */
+/** The caller has done with it. A running operation goes on; its buffers must outlive it all the
+ * same. NULL is fine. */
 TDDP_API void tddp_work_release(tddp_work *work);
 
 #ifdef __cplusplus

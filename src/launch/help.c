@@ -74,7 +74,11 @@ void tddp_launch_options_help(FILE *to)
         "\nA .py script runs under python3, any other under ruby. ${local_rank} in ARGUMENTS is "
         "replaced.\nFlags may be spelt with _ for -. A flag's default is taken from PET_ and its "
         "name, such as\nPET_NPROC_PER_NODE (0 or 1 for a flag without a value); the command line "
-        "wins.\n\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
+        "wins.\n\nTDDP_STORE_SECRET, the same text on all machines, or TDDP_STORE_SECRET_FILE, a "
+        "file that has it,\nkeeps out of the job who does not know it; TDDP_STORE_MAX_* and "
+        "TDDP_STORE_PATIENCE_MS limit what\nclients of its stores can do. TDDP_LOG=info tells "
+        "more, debug most. The README lists all variables.\n"
+        "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
         "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
 }
 

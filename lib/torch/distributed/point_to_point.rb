@@ -3,7 +3,8 @@
 module Torch
   module Distributed
     # Messages from one rank to another. They begin at once, beside the operations of all ranks; those between two
-    # ranks with one tag arrive in the order in which they were sent.
+    # ranks with one tag arrive in the order in which they were sent. One exception: a receive from any rank and one
+    # from a given rank that wait for the same tag at the same time may get each other's messages.
     #
     # Each is received into a tensor with as many elements of the same dtype. Ranks are global ones (`dst: 3`), or
     # those within the group (`group_dst: 1`).

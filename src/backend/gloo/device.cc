@@ -113,9 +113,9 @@ std::string choose_address(const tddp_backend_opts &opts)
 
 /*
  * Gloo's thread inherits what the thread that starts it has: the signal mask, and the scheduling
- * policy. Gloo's thread spins while another thread of ours
- * holds a connection's lock, so it must not push that one off its processor: batch threads never do
- * (sched(7)). A training step of two ranks on two cores is a seventh faster for it.
+ * policy. It spins while another thread of ours holds a connection's lock, so it must not push that
+ * one off its processor: batch threads never do (sched(7)). A training step of two ranks on two
+ * cores is a seventh faster for it.
  */
 class StartsGlooThread
 {
