@@ -255,36 +255,6 @@ static void tidy(const barrier *self)
     }
 }
 
-/* All ranks end with the outcome that was set first. What this one has come to is set if none was;
- * a rank that has seen one comes with TDDP_OK. */
-static tddp_status agree(const barrier *self, tddp_status own)
-{
-    char key[KEY_BYTES];
-    char value[TEXT_BYTES];
-    int length = snprintf(value, sizeof value, "%d %s", (int)own, own ? tddp_error_message() : "");
-    length = length < TEXT_BYTES ? length : TEXT_BYTES - 1;
-    tddp_wait wait = {TIDY_MS, NULL};
-    tddp_blob set;
-    tddp_status status = tddp_store_compare_set(self->group->store, key_of(self, "outcome", key),
-                                                (tddp_slice){"", 0},
-                                                (tddp_slice){value, (size_t)length}, &wait, &set);
-    if (status) {
-        return status;
-    }
-    char *space = strchr(set.data, ' ');
-    int64_t outcome;
-    if (space) {
-        *space = '\0';
-    }
-    if (space && tddp_parse_int(set.data, 0, INT32_MAX, &outcome)) {
-        status = outcome ? tddp_fail((tddp_status)outcome, "%s", space + 1) : TDDP_OK;
-    } else {
-        status = tddp_fail(TDDP_INTERNAL, "monitored_barrier ended with \"%.100s\"", set.data);
-    }
-    tddp_blob_free(&set);
-    return status;
-}
-
 /* The first rank whose process is seen to have ended, soon if not now; -1 if there is none. */
 static int first_ended(const tddp_group *group)
 {
@@ -321,6 +291,36 @@ static tddp_status explain(const barrier *self, tddp_status status)
     }
     return tddp_fail(status, "monitored_barrier %" PRIu64 " of group \"%s\" on rank %d of %d: %s%s",
                      self->number, group->name, group->rank, group->world_size, lost, seen);
+}
+
+/* All ranks end with the outcome that was set first. What this one has come to is set if none was;
+ * a rank that has seen one comes with TDDP_OK. */
+static tddp_status agree(const barrier *self, tddp_status own)
+{
+    char key[KEY_BYTES];
+    char value[TEXT_BYTES];
+    int length = snprintf(value, sizeof value, "%d %s", (int)own, own ? tddp_error_message() : "");
+    length = length < TEXT_BYTES ? length : TEXT_BYTES - 1;
+    tddp_wait wait = {TIDY_MS, NULL};
+    tddp_blob set;
+    tddp_status status = tddp_store_compare_set(self->group->store, key_of(self, "outcome", key),
+                                                (tddp_slice){"", 0},
+                                                (tddp_slice){value, (size_t)length}, &wait, &set);
+    if (status) {
+        return explain(self, status);
+    }
+    char *space = strchr(set.data, ' ');
+    int64_t outcome;
+    if (space) {
+        *space = '\0';
+    }
+    if (space && tddp_parse_int(set.data, 0, INT32_MAX, &outcome)) {
+        status = outcome ? tddp_fail((tddp_status)outcome, "%s", space + 1) : TDDP_OK;
+    } else {
+        status = tddp_fail(TDDP_INTERNAL, "monitored_barrier ended with \"%.100s\"", set.data);
+    }
+    tddp_blob_free(&set);
+    return status;
 }
 
 static tddp_status admit(tddp_group *group)
@@ -363,7 +363,7 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
     if (status) {
         return explain(&self, status);
     }
-    status = group->rank == 0 ? lead(&self) : follow(&self);
+    status = explain(&self, group->rank == 0 ? lead(&self) : follow(&self));
     /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
      * is heard if it leads. */
     bool gone = status == TDDP_NETWORK || status == TDDP_STORE || status == TDDP_GROUP_FAILED;
@@ -371,7 +371,6 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
         (group->rank == 0 && !gone)) {
         status = agree(&self, status);
     }
-    status = explain(&self, status);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     tidy(&self);
     return status ? tddp_fail(status, "%s", text) : TDDP_OK;

@@ -12,15 +12,16 @@ module Torch
     class Agreement
       # Seconds: how often to look after the others (a TCP store serves one call at a time, so other threads also want
       # waits to be short); when to say who is missed; how long the store's host stays for the others' sake after a
-      # failure.
-      SLICE = 0.5
+      # failure; how long a process may take to end after its connections have.
+      SLICE = 0.25
       TELL = 10
       FAREWELL = 0.5
+      ENDING = 0.3
 
       # What the others are told of the terms, and the verdict if all agree.
       SHOWN = 160
       AGREED = "agreed"
-      private_constant :SLICE, :TELL, :FAREWELL, :SHOWN, :AGREED
+      private_constant :SLICE, :TELL, :FAREWELL, :ENDING, :SHOWN, :AGREED
 
       # @param store [Store] for this call alone
       # @param operation [String] for the texts: "new_group"
@@ -43,6 +44,8 @@ module Torch
         value = yield
         fine = true
         value
+      rescue NetworkError, StoreError => e
+        raise explained(e)
       ensure
         give_up($!.equal?(before) ? nil : $!) unless @verdict
         part(fine)
@@ -72,9 +75,28 @@ module Torch
         Process.clock_gettime(Process::CLOCK_MONOTONIC)
       end
 
+      # A store that is gone went with the process that hosts it, if one has just ended.
+      def explained(error)
+        limit = now + ENDING
+        rank, who = ended.first
+        until rank
+          return error if now > limit
+
+          sleep(ENDING / 30)
+          rank, who = ended.first
+        end
+
+        PeerLostError.new("#{@operation}: lost global rank #{rank} (#{who}): its process has ended; seen here: #{error.message}")
+      end
+
+      # @return [Hash] the global ranks whose processes are known to have ended, and who they were
+      def ended
+        @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact
+      end
+
       def give_up(cause)
         settle(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
-          (cause ? "#{cause.message} (#{cause.class.name})" : "it was interrupted"))
+          (cause ? [cause.message, "(#{cause.class.name})"].reject(&:empty?).join(" ") : "it was interrupted"))
       rescue Error
         # The store is gone: that is the news, and nobody can be told.
         nil
@@ -127,11 +149,11 @@ module Torch
 
       # A process that has ended will not come.
       def look_after_the_others
-        ended = @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact
-        rank = missing(ended.keys).first
+        gone = ended
+        rank = missing(gone.keys).first
         return unless rank
 
-        settle(PeerLostError, "global rank #{rank} (#{ended[rank]}) has ended and will not call #{@operation} as well; " \
+        settle(PeerLostError, "global rank #{rank} (#{gone[rank]}) has ended and will not call #{@operation} as well; " \
           "global rank #{@rank} has waited #{(now - @started).round(1)} s for it")
       end
 
