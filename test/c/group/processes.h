@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hosted_store.h"
 #include "ranks.h"
 
 static inline double now(void)
@@ -24,19 +25,6 @@ static inline double now(void)
 static inline void die(void)
 {
     syscall(SYS_exit_group, 0);
-}
-
-static inline tddp_store *open_store(int rank, int world_size, int port)
-{
-    tddp_tcp_store_opts at = TDDP_TCP_STORE_OPTS_INIT;
-    tddp_store *store;
-    at.host = "127.0.0.1";
-    at.port = port;
-    at.is_server = rank == 0;
-    at.world_size = world_size;
-    at.timeout_ms = 20000;
-    CHECK_OK(tddp_tcp_store_open(&at, NULL, &store));
-    return store;
 }
 
 static inline tddp_group *open_group(const char *backend, const char *name, tddp_store *store,

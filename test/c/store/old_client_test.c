@@ -3,30 +3,9 @@
  * starting, or fickle ones.
  */
 #include "kinds.h"
+#include "script.h"
 
 /* --- the dialect's bytes --------------------------------------------------------------------- */
-
-typedef struct step {
-    const char *expect; /* bytes from the client */
-    const char *answer; /* NULL: hang up, and accept the next connection */
-} step;
-
-typedef struct script {
-    int listen_fd;
-    const step *steps;
-    size_t count;
-    int fd;
-    pthread_t thread;
-} script;
-
-static int next_connection(const script *s)
-{
-    int fd;
-    tddp_net_address from;
-    CHECK_OK(tddp_net_poll(s->listen_fd, POLLIN, tddp_deadline_after_ms(10000), -1));
-    CHECK(tddp_net_accept(s->listen_fd, &fd, &from));
-    return fd;
-}
 
 /* "01 [10]tddp/hello [16]token [16]token": the token comes back. */
 static void echo(int fd)
@@ -44,7 +23,7 @@ static void echo(int fd)
 
 static void refuse_newer(const script *s)
 {
-    int fd = next_connection(s);
+    int fd = script_accept(s);
     CHECK_RAW(fd, "00 cef7853c 0d");
     tddp_net_close(fd);
 }
@@ -53,7 +32,7 @@ static void *play(void *data)
 {
     script *s = data;
     refuse_newer(s);
-    s->fd = next_connection(s);
+    s->fd = script_accept(s);
     echo(s->fd);
     refuse_newer(s);
     for (size_t i = 0; i < s->count; i++) {
@@ -63,21 +42,11 @@ static void *play(void *data)
         } else {
             CHECK_HUNG_UP(s->fd); /* the client has */
             tddp_net_close(s->fd);
-            s->fd = next_connection(s);
+            s->fd = script_accept(s);
             echo(s->fd);
         }
     }
     return NULL;
-}
-
-static tddp_store *scripted(script *s, const step *steps, size_t count)
-{
-    *s = (script){.steps = steps, .count = count, .fd = -1};
-    tddp_net_address local;
-    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &s->listen_fd));
-    CHECK_OK(tddp_net_local(s->listen_fd, &local));
-    CHECK_INT(pthread_create(&s->thread, NULL, play, s), 0);
-    return client_of(tddp_net_port(&local));
 }
 
 TEST(an_old_server_is_spoken_to_as_pytorch_1_13_does)
@@ -98,7 +67,7 @@ TEST(an_old_server_is_spoken_to_as_pytorch_1_13_does)
         {"06", "[9]"},
     };
     script s;
-    tddp_store *store = scripted(&s, steps, sizeof steps / sizeof *steps);
+    tddp_store *store = scripted(&s, play, steps, sizeof steps / sizeof *steps);
     tddp_blob blob;
     tddp_blob blobs[2];
     int64_t number;
@@ -130,11 +99,7 @@ TEST(an_old_server_is_spoken_to_as_pytorch_1_13_does)
     CHECK_CONTAINS(tddp_error_message(), "timed out after 150 ms waiting for the key \"nope\"");
     CHECK_OK(tddp_store_num_keys(store, NULL, &number));
     CHECK_INT(number, 9);
-    pthread_join(s.thread, NULL);
-    CHECK_SILENT(s.fd);
-    tddp_net_close(s.fd);
-    tddp_net_close(s.listen_fd);
-    tddp_store_release(store);
+    script_end(&s, store);
 }
 
 /* --- which dialect it is --------------------------------------------------------------------- */

@@ -1,27 +1,12 @@
 /*
  * The TCP client's bytes, as a scripted server sees them, and what it makes of the answers.
  */
-#include "store_fixture.h"
-
-typedef struct step {
-    const char *expect; /* bytes from the client */
-    const char *answer;
-} step;
-
-typedef struct script {
-    int listen_fd;
-    const step *steps;
-    size_t count;
-    int fd; /* the connection, still open after the last step */
-    pthread_t thread;
-} script;
+#include "script.h"
 
 static void *play(void *data)
 {
     script *s = data;
-    tddp_net_address from;
-    CHECK_OK(tddp_net_poll(s->listen_fd, POLLIN, tddp_deadline_after_ms(10000), -1));
-    CHECK(tddp_net_accept(s->listen_fd, &s->fd, &from));
+    s->fd = script_accept(s);
     uint32_t pid = (uint32_t)getpid() | 1 << 23; /* so that no server of 1.13 takes it for a SET */
     char hello[64];
     char nonce[16];
@@ -37,29 +22,10 @@ static void *play(void *data)
     return NULL;
 }
 
-static tddp_store *scripted(script *s, const step *steps, size_t count)
-{
-    *s = (script){.steps = steps, .count = count, .fd = -1};
-    tddp_net_address local;
-    CHECK_OK(tddp_net_listen("127.0.0.1", 0, &s->listen_fd));
-    CHECK_OK(tddp_net_local(s->listen_fd, &local));
-    CHECK_INT(pthread_create(&s->thread, NULL, play, s), 0);
-    return client_of(tddp_net_port(&local));
-}
-
-static void script_end(script *s, tddp_store *store)
-{
-    pthread_join(s->thread, NULL);
-    CHECK_SILENT(s->fd); /* nothing more than the script had */
-    tddp_net_close(s->fd);
-    tddp_net_close(s->listen_fd);
-    tddp_store_release(store);
-}
-
 #define SCRIPTED(s, store, ...)              \
     static const step steps[] = __VA_ARGS__; \
     script s;                                \
-    tddp_store *store = scripted(&s, steps, sizeof steps / sizeof *steps)
+    tddp_store *store = scripted(&s, play, steps, sizeof steps / sizeof *steps)
 
 TEST(requests_are_pytorchs_byte_for_byte)
 {
