@@ -29,7 +29,7 @@ def Minitest.plugin_skip_reasons_init(_options)
   reporter << SkipReasons.new
 end
 
-# What is started in the background ignores Ctrl-C, and its children would as well: tests of it need the default.
-trap("INT", "DEFAULT")
+# What is started in the background or by nohup ignores these, and its children would as well: tests of them need the default.
+%w[INT QUIT HUP].each { |name| trap(name, "DEFAULT") }
 
 ARGV.take_while { |argument| !argument.start_with?("-") }.each { |file| require File.expand_path(file) }

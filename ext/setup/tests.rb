@@ -17,9 +17,10 @@ module Setup
 
     # @param folder [String] a build folder of CMake
     # @param jobs [Integer] programs run at a time; those under sanitizers need the machine for themselves
-    def ctest(leg, folder, env: {}, wrapper: [], limit: 900, jobs: 1)
-      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "180", "--parallel", jobs.to_s,
-        env: THREADS.merge(env), limit: limit)
+    # @param only [Array<String>] options of ctest that choose among the tests
+    def ctest(leg, folder, env: {}, wrapper: [], limit: 900, jobs: 1, only: [])
+      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "300", "--parallel", jobs.to_s,
+        *only, env: THREADS.merge(env), limit: limit)
     end
 
     # @param patterns [Array<String>] files of minitest, all run in one process
