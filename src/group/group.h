@@ -46,7 +46,8 @@ struct tddp_work {
     int source;            /* of a recv that went well */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t cond;
-    int event_fd; /* readable once done; -1 until a waiter with a cancel token needs it */
+    int event_fd;      /* readable once done; -1 while no waiter with a cancel token needs it */
+    int event_waiters; /* who do */
     tddp_status status;
     char *text; /* what went wrong; NULL: nothing, or no memory to say it */
     bool has_callback;

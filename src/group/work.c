@@ -2,7 +2,8 @@
  * Handles on operations. Finished once by a thread of the group's, waited for by any thread.
  *
  * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
- * eventfd, made by the first who needs it, together with the token. Nothing here knows the group.
+ * eventfd, made by the first who needs it, together with the token. The last one to leave closes
+ * it: programs keep thousands of handles. Nothing here knows the group.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -133,15 +134,29 @@ static tddp_status open_event(tddp_work *work, int *fd)
             status = tddp_fail_errno("eventfd");
         }
     }
+    work->event_waiters += status == TDDP_OK;
     *fd = work->event_fd;
     pthread_mutex_unlock(&work->mutex);
     return status;
+}
+
+static void leave_event(tddp_work *work)
+{
+    pthread_mutex_lock(&work->mutex);
+    if (--work->event_waiters == 0) {
+        tddp_close(work->event_fd);
+        work->event_fd = -1;
+    }
+    pthread_mutex_unlock(&work->mutex);
 }
 
 static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_cancel *cancel)
 {
     int fd;
     tddp_status status = open_event(work, &fd);
+    if (status) {
+        return status;
+    }
     while (status == TDDP_OK && !atomic_load(&work->done)) {
         struct pollfd entries[2] = {{.fd = fd, .events = POLLIN},
                                     {.fd = tddp_cancel_fd(cancel), .events = POLLIN}};
@@ -159,6 +174,7 @@ static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_ca
             status = check_time(work, self);
         }
     }
+    leave_event(work);
     return status;
 }
 

@@ -50,6 +50,24 @@ class WorkTest < Minitest::Test
     end
   end
 
+  # Each waits for something that is not done yet.
+  def test_works_that_were_waited_for_hold_no_descriptors
+    results = world(2) do |rank|
+      Distributed.barrier
+      before = Dir.children("/proc/self/fd").size
+      sleep 0.3 if rank == 1
+      works = Array.new(100) { Distributed.all_reduce(Torch.ones(20_000), async_op: true) }
+      failure { works.last.wait(0.01) }
+      works.each(&:wait)
+      after = Dir.children("/proc/self/fd").size
+      [after - before, works.all?(&:success?)]
+    end
+    results.each do |more, fine|
+      assert_operator more, :<, 30
+      assert fine
+    end
+  end
+
   def test_works_of_an_operation_that_fails
     said = world(2) do |rank|
       work = Distributed.all_reduce(Torch.ones(3 + rank), async_op: true)
