@@ -115,7 +115,7 @@ MULTI_TEST(the_host_of_the_store_is_killed, 3, 30)
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK(now() - start < 1);
     CHECK_CONTAINS(tddp_error_message(), name_of(group, 0));
-    CHECK_CONTAINS(tddp_error_message(), "its process has ended");
+    CHECK_CONTAINS(tddp_error_message(), "ended"); /* so may have the other survivor, by now */
     tddp_group_release(group);
     tddp_store_release(store);
 }
