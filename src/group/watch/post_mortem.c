@@ -67,14 +67,24 @@ static bool is_victim(tddp_status status)
     return status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED || status == TDDP_GROUP_CLOSED;
 }
 
+static bool is_cause(tddp_status status)
+{
+    return !is_victim(status);
+}
+
+static bool is_mismatch(tddp_status status)
+{
+    return status == TDDP_MISMATCH;
+}
+
 /* The earliest of the other ranks' failures that fits, -1 if there is none. */
-static int first_failure(const tddp_evidence *evidence, bool mismatch)
+static int first_failure(const tddp_evidence *evidence, bool (*is_wanted)(tddp_status))
 {
     int found = -1;
     for (int rank = 0; rank < evidence->peers->count; rank++) {
         const tddp_account *each = &evidence->accounts[rank];
-        bool fits = rank != evidence->rank && each->kind == TDDP_ACCOUNT_FAILURE &&
-                    (mismatch ? each->status == TDDP_MISMATCH : !is_victim(each->status));
+        bool fits =
+            rank != evidence->rank && each->kind == TDDP_ACCOUNT_FAILURE && is_wanted(each->status);
         if (fits && (found < 0 || each->order < evidence->accounts[found].order)) {
             found = rank;
         }
@@ -217,7 +227,7 @@ static void add_own_words(text *to, const tddp_evidence *evidence)
 
 static bool judge_loss(const tddp_evidence *evidence, text *to)
 {
-    int failed = first_failure(evidence, false);
+    int failed = first_failure(evidence, is_cause);
     if (any(evidence, has_ended_silently)) {
         add(to, "lost ");
         int ranks = add_ranks(to, evidence, has_ended_silently);
@@ -246,6 +256,12 @@ static bool judge_loss(const tddp_evidence *evidence, text *to)
         add(to, "no sign of life from ");
         (void)add_ranks(to, evidence, is_silent);
         add_own_words(to, evidence);
+        return true;
+    }
+    /* Somebody was lost who has not told yet: whoever met that knows most. */
+    int victim = evidence->text[0] ? -1 : first_failure(evidence, is_victim);
+    if (victim >= 0) {
+        add_failure(to, evidence, victim);
         return true;
     }
     add(to, "%s", evidence->text[0] ? evidence->text : "another rank's operation failed");
@@ -358,7 +374,7 @@ bool tddp_post_mortem(const tddp_evidence *evidence, tddp_status *status)
     text verdict = {.used = 0};
     tddp_status found = evidence->status;
     bool clear = true;
-    int disagrees = first_failure(evidence, true);
+    int disagrees = first_failure(evidence, is_mismatch);
     bool lost = found == TDDP_OK || is_victim(found);
     if (found == TDDP_MISMATCH) {
         clear = judge_own_mismatch(evidence, &verdict);

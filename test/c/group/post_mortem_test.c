@@ -105,6 +105,24 @@ TEST(a_rank_that_ended_without_a_word_is_the_cause)
     tddp_bytes_free(&journal);
 }
 
+/* It is ending, and has not said so yet. */
+TEST(who_met_a_loss_speaks_for_those_that_did_not)
+{
+    tddp_status verdict;
+    char who[16];
+    snprintf(who, sizeof who, "pid %d", (int)getpid());
+    says(1, TDDP_ACCOUNT_POSITION, TDDP_OK, 7, 6, "", "");
+    says(2, TDDP_ACCOUNT_FAILURE, TDDP_PEER_LOST, 7, 6, "", "lost rank 0, which gave up");
+    says(3, TDDP_ACCOUNT_FAILURE, TDDP_PEER_LOST, 7, 6, "", "lost rank 1");
+    CHECK(judge(TDDP_OK, "", false, &verdict));
+    CHECK_INT(verdict, TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "rank 2 (host node-b, pid 200) failed first, in all_reduce "
+                   "7: lost rank 0, which gave up (TDDP_PEER_LOST); rank 0 is");
+    CHECK_CONTAINS(tddp_error_message(), who);
+    tddp_bytes_free(&journal);
+}
+
 TEST(the_first_that_failed_by_itself_is_the_cause)
 {
     tddp_status verdict;
