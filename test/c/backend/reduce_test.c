@@ -46,7 +46,7 @@ static double result_of(tddp_reduce_op op, double a, double b)
                 a[i] = (type)(i % 7 + 1);                                                       \
                 b[i] = (type)(i % 5 + 2);                                                       \
             }                                                                                   \
-            tddp_combine((tddp_reduce_op)op, dtype, a, b, 19);                                   \
+            tddp_combine((tddp_reduce_op)op, dtype, a, b, 19);                                  \
             for (int i = 0; i < 19; i++) {                                                      \
                 CHECK_DOUBLE((double)a[i], result_of((tddp_reduce_op)op, i % 7 + 1, i % 5 + 2), \
                              0);                                                                \

@@ -52,9 +52,15 @@ static void check_outcome(tddp_status status, const char *what, long nth)
     }
 }
 
+/* What is loaded once, and threads that a sanitizer starts, are there afterwards. */
+static void warm_up(scenario body)
+{
+    CHECK_OK(body());
+}
+
 void scenario_fail_system_calls(scenario body, int longest_ms)
 {
-    CHECK_OK(body()); /* Also loads what is loaded once. */
+    warm_up(body);
     int failures = 0;
     for (long nth = 1; nth < MOST; nth++) {
         held before = hold();
@@ -80,6 +86,7 @@ void scenario_fail_system_calls(scenario body, int longest_ms)
 
 void scenario_fail_allocations(scenario body, int longest_ms)
 {
+    warm_up(body);
     int in_a_row = 0;
     int failures = 0;
     /* Threads allocate in no fixed order: one good run does not mean that all were tried. */
@@ -103,6 +110,7 @@ void scenario_fail_allocations(scenario body, int longest_ms)
 
 void scenario_disturb(scenario body)
 {
+    warm_up(body);
     held before = hold();
     calls_arm(CALLS_INTERRUPTED, 0);
     tddp_status status = body();
