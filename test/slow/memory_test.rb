@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
+require_relative "../ruby/test_helper"
 
 # The collector may come at any time, move what it likes, and free a handle whose operation still runs.
 class MemoryTest < Minitest::Test
