@@ -112,6 +112,20 @@ class ProcessGroupTest < Minitest::Test
     end
   end
 
+  # Ranks that are through early find the store of the group before.
+  def test_groups_that_follow_each_other_at_one_address
+    ranks = Distributed.fork_world(3) do |rank, _|
+      Array.new(8) do |round|
+        Distributed.init_process_group("gloo", timeout: 20)
+        sum = Distributed.all_reduce(Torch.tensor([rank + round])).item
+        sleep 0.1 if rank == round % 3 && round < 4
+        Distributed.destroy_process_group
+        sum
+      end
+    end
+    assert_equal [Array.new(8) { |round| 3 + 3 * round }] * 3, ranks
+  end
+
   def test_tcp_and_file_addresses
     ranks = Distributed.fork_world(2) do |rank, port|
       Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}?rank=#{rank}&world_size=2", timeout: 20)

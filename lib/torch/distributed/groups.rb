@@ -9,7 +9,11 @@ module Torch
       DRAIN = 10
       FAILED_DRAIN = 0.5
       EXIT_DRAIN = 2
-      private_constant :DRAIN, :FAILED_DRAIN, :EXIT_DRAIN
+
+      # How often, and after how many seconds, to look for the store again if the one that was there is ending.
+      STALE_STORES = 20
+      STALE_PAUSE = 0.02
+      private_constant :DRAIN, :FAILED_DRAIN, :EXIT_DRAIN, :STALE_STORES, :STALE_PAUSE
 
       # The default group, the process that made it, the store that ends with it, the GPU it was given, and the groups
       # made in it since, which are kept here: one that the collector took would fail the others' operations.
@@ -58,10 +62,12 @@ module Torch
         check_timeout(timeout)
         backend = (backend || get_default_backend_for_device(device_id)).to_s
         ProcessGroup._find_backend(backend)
-        place = Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
-          timeout: timeout, wait_for_workers: wait_for_workers)
-        group = join(backend, place, timeout, device_id)
+        group, place = enter(backend, timeout, device_id) do
+          Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
+            timeout: timeout, wait_for_workers: wait_for_workers)
+        end
         @default = Default.new(group, Process.pid, place.owned ? place.store : nil, device_id, [])
+        @entered_pid = Process.pid
         destroy_at_exit
         dump_on_signal
         group
@@ -160,6 +166,25 @@ module Torch
         return if timeout.is_a?(Numeric) && timeout.positive?
 
         raise ArgumentError, "timeout: expected a positive number of seconds, got #{timeout.inspect}"
+      end
+
+      # Joins at the place that the block finds. Where there was a default group before, its store's host may not have
+      # ended it yet: who meets in the old store loses it, and comes to the new one then.
+      def enter(backend, timeout, device_id)
+        attempts = (@entered_pid == Process.pid) ? STALE_STORES : 0
+        limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + timeout
+        begin
+          place = nil
+          place = yield
+          [join(backend, place, timeout, device_id), place]
+        rescue NetworkError => e
+          raise if attempts.zero? || e.status != :TDDP_NETWORK || (place && !place.owned)
+          raise if Process.clock_gettime(Process::CLOCK_MONOTONIC) >= limit
+
+          attempts -= 1
+          sleep STALE_PAUSE
+          retry
+        end
       end
 
       def join(backend, place, timeout, device_id)
