@@ -113,33 +113,8 @@ class GroupMistakesTest < Minitest::Test
     assert_equal ["", ""], said.drop(1)
   end
 
-  # A world of three in which `victim` dies in or before the others' call: it is not one of the processes that fork_world
-  # knows, which would end the others at once. What each of the others says, how long it took, and the victim's pid.
-  def without(victim, pause: 0)
-    others = [0, 1, 2] - [victim]
-    Distributed.fork_world(2) do |half, port|
-      join = lambda do |rank|
-        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: 30)
-      end
-      if half.zero?
-        dying = fork do
-          join.call(victim)
-          sleep pause
-          Process.kill(:KILL, Process.pid)
-        end
-      end
-      join.call(others[half])
-      Process.wait(dying) if dying && pause.zero?
-      elapsed = seconds { @said = failure { yield others } }
-      [@said, elapsed, dying]
-    ensure
-      Process.wait(dying) if dying && pause.positive?
-      Distributed.destroy_process_group
-    end
-  end
-
   def test_a_rank_that_has_died_does_not_come
-    said = without(1) { |others| Distributed.new_group(others) }
+    said = without(1) { |_, others| Distributed.new_group(others) }
     said.each do |(name, text), elapsed, _|
       assert_equal "Torch::Distributed::PeerLostError", name
       assert_match(/global rank 1 \(host .*, pid #{said[0][2]}\) has ended and will not call new_group/, text)
@@ -148,7 +123,7 @@ class GroupMistakesTest < Minitest::Test
   end
 
   def test_a_rank_that_dies_with_the_store_is_named
-    said = without(0, pause: 0.3) { |others| Distributed.new_group(others) }
+    said = without(0, pause: 0.3) { |_, others| Distributed.new_group(others) }
     said.each do |(name, text), elapsed, _|
       assert_equal "Torch::Distributed::PeerLostError", name
       assert_match(/\Anew_group: lost global rank 0 \(host .*, pid #{said[0][2]}\): its process has ended; seen here: store /, text)

@@ -38,6 +38,38 @@ module Worlds
     end
   end
 
+  # A world of three in which `victim` is killed: at once, before the others come to the block, or after `pause` seconds,
+  # when they are in it. It is none of the processes that fork_world knows, which would end the others.
+  #
+  # @yieldparam rank [Integer] the caller's
+  # @yieldparam others [Array<Integer>] who are left
+  # @return [Array<Array>] what the block raised on each of the others, after how many seconds, and the victim's pid
+  def without(victim, pause: 0, timeout: 30)
+    others = [0, 1, 2] - [victim]
+    said = Distributed.fork_world(2) do |half, port|
+      join = lambda do |rank|
+        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: timeout)
+        Distributed.barrier
+      end
+      if half.zero?
+        dying = fork do
+          join.call(victim)
+          sleep pause
+          Process.kill(:KILL, Process.pid)
+        end
+      end
+      join.call(others[half])
+      Process.wait(dying) if dying && pause.zero?
+      error = nil
+      elapsed = seconds { error = failure { yield others[half], others } }
+      [error, elapsed, dying]
+    ensure
+      Process.wait(dying) if dying && pause.positive?
+      Distributed.destroy_process_group
+    end
+    said.map { |error, elapsed, _| [error, elapsed, said[0][2]] }
+  end
+
   # A world of one within this process.
   def alone
     Distributed.init_process_group("gloo", store: Distributed::HashStore.new, rank: 0, world_size: 1)
