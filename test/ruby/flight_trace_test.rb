@@ -61,6 +61,19 @@ class FlightTraceTest < Minitest::Test
     end
   end
 
+  def test_a_rank_that_had_not_come_when_the_others_gave_up
+    in_folder do |folder|
+      failed = [operation(1), operation(2, "failed", status: "TDDP_TIMEOUT"), operation(3, "failed", status: "TDDP_GROUP_FAILED")]
+      2.times { |rank| write(folder, rank, failed, size: 3, failure: "not done after 3000 ms") }
+      write(folder, 2, [operation(1)], size: 3)
+      _, out, = trace(folder)
+      assert_includes out, "failure: the first failure was on rank 0 (host b12, pid 100): not done after 3000 ms"
+      assert_includes out, "behind: rank 2 (host b12, pid 102) has not come to all_reduce 2 (4 float32 elements, sum): " \
+        "its last was all_reduce 1 (4 float32 elements, sum), completed; ranks 0, 1 failed there"
+      assert_includes out, "rank 0 (host b12, pid 100): all_reduce 1 (4 float32 elements, sum) is done; all_reduce 2 (4 float32 elements, sum) failed"
+    end
+  end
+
   def test_a_rank_that_calls_something_else
     in_folder do |folder|
       3.times { |rank| write(folder, rank, [operation(1), operation(2, "started", size: (rank == 2) ? 5 : 4)], size: 3) }

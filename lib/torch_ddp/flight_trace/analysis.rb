@@ -34,7 +34,9 @@ module TorchDDP
         @views.map do |view|
           now = view.entries.reverse.find(&:waiting?)
           last = view.collectives.reverse.find { |entry| entry.state == "completed" }
-          "#{who(view.rank)}: #{last ? "#{last} is done" : "nothing is done"}; #{now ? "in #{now}" : "in no operation"}"
+          failed = view.collectives.find(&:failed?) unless now
+          "#{who(view.rank)}: #{last ? "#{last} is done" : "nothing is done"}; " \
+            "#{failed ? "#{failed} failed" : "in #{now || "no operation"}"}"
         end
       end
 
@@ -62,23 +64,23 @@ module TorchDDP
         []
       end
 
-      # Who has not come to the operation in which others wait.
+      # Who has not come to the operation in which others wait, or waited until it failed.
       def behind
-        waiting = @views.filter_map { |view| view.collectives.reverse.find(&:waiting?) }
-        return [] if waiting.empty?
+        halted = @views.filter_map { |view| view.collectives.reverse.find(&:waiting?) || view.collectives.find(&:failed?) }
+        return [] if halted.empty?
 
-        furthest = waiting.max_by(&:number)
+        furthest = halted.max_by(&:number)
         here = @views.select { |view| view.collectives.any? { |entry| entry.number == furthest.number } }
         absent = @views - here
         operation = furthest.to_s
         if absent.empty?
-          return [] if here.size < @size
+          return [] if here.size < @size || furthest.failed?
 
           return [Finding.new(:stuck, here.map(&:rank), operation, "all ranks are in #{operation} and none has ended it: look at the network between them")]
         end
         [Finding.new(:behind, absent.map(&:rank), operation,
           "#{absent.map { |view| "#{who(view.rank)} has not come to #{operation}: #{last_of(view)}" }.join("; ")}; " \
-          "#{list(here.map(&:rank))} waits there")]
+          "#{list(here.map(&:rank))} #{furthest.failed? ? "failed" : "wait#{"s" if here.size == 1}"} there")]
       end
 
       def last_of(view)
