@@ -55,6 +55,20 @@ class FlightRecorderTest < Minitest::Test
     assert_includes message, "/nonexistent/folder/"
   end
 
+  # As torchrun does it when another worker has failed.
+  def test_a_process_that_is_terminated
+    Dir.mktmpdir do |folder|
+      _, errors, status = ruby(<<~RUBY, env: {"TDDP_FR_DUMP" => "#{folder}/", "RANK" => "0", "WORLD_SIZE" => "1", "MASTER_PORT" => "0"})
+        Torch::Distributed.init_process_group("gloo", store: Torch::Distributed::HashStore.new, rank: 0, world_size: 1)
+        Torch::Distributed.all_reduce(Torch.ones(3))
+        Process.kill(:TERM, Process.pid)
+        sleep 10
+      RUBY
+      assert_equal Signal.list["TERM"], status.termsig, errors
+      assert_includes trace(folder).last, "all_reduce 1 (3 float32 elements, sum) is done"
+    end
+  end
+
   def test_on_a_signal_while_waiting
     Dir.mktmpdir do |folder|
       with_environment("TDDP_FR_DUMP" => "#{folder}/") do

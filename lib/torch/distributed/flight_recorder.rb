@@ -6,7 +6,7 @@ module Torch
     # says who went astray.
     #
     # With TDDP_FR_DUMP (or PyTorch's TORCH_FR_DUMP_TEMP_FILE) set, they are also written when a group fails, when an
-    # operation times out, and when the process gets SIGUSR1:
+    # operation times out, when the process gets SIGUSR1, and when a signal such as SIGTERM ends it:
     #
     #   TDDP_FR_DUMP=/var/tmp/traces/ bundle exec torchrun --nproc-per-node=2 train.rb
     #   bundle exec torchfrtrace /var/tmp/traces
@@ -31,13 +31,15 @@ module Torch
 
         @dumps_on_signal = Process.pid
         before = trap("USR1") do
-          begin
-            dump_flight_recorder
-          rescue Error => e
-            warn "torch-ddp: no flight recorder: #{e.message}"
-          end
+          try_to_dump
           before.call if before.respond_to?(:call)
         end
+      end
+
+      def try_to_dump
+        dump_flight_recorder
+      rescue Error => e
+        warn "torch-ddp: no flight recorder: #{e.message}"
       end
     end
   end

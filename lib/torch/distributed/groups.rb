@@ -240,6 +240,8 @@ module Torch
         @exit_pid = Process.pid
         at_exit do
           default = default_here
+          # A launcher ends the others when a process has failed: what they were in is news as well.
+          try_to_dump if default && $!.is_a?(SignalException)
           @default = nil
           close(default, ($!.nil? || ($!.is_a?(SystemExit) && $!.success?)) ? EXIT_DRAIN : 0) if default
         rescue Error => e
