@@ -23,6 +23,24 @@ static tddp_buffer buffer_of(float *data, size_t count)
     return (tddp_buffer){.data = data, .count = count, .dtype = TDDP_FLOAT32};
 }
 
+/* There and back. */
+static tddp_status pass_on(tddp_group *group)
+{
+    float ball = 3;
+    if (tddp_group_rank(group) == 0) {
+        tddp_status status = tddp_send(group, buffer_of(&ball, 1), 1, 7, NULL);
+        ball = 0;
+        status = status ? status : tddp_recv(group, buffer_of(&ball, 1), 1, 8, NULL);
+        if (status == TDDP_OK) {
+            CHECK_DOUBLE(ball, 6.0, 0.0);
+        }
+        return status;
+    }
+    tddp_status status = tddp_recv(group, buffer_of(&ball, 1), TDDP_ANY_SOURCE, 7, NULL);
+    ball *= 2;
+    return status ? status : tddp_send(group, buffer_of(&ball, 1), 0, 8, NULL);
+}
+
 /* What goes well is right. */
 static tddp_status compute(tddp_group *group)
 {
@@ -50,7 +68,8 @@ static tddp_status compute(tddp_group *group)
         CHECK_DOUBLE(all[1], 1.0, 0.0);
         status = tddp_broadcast(group, buffer_of(all, ELEMENTS), 0, NULL);
     }
-    return status == TDDP_OK ? tddp_barrier(group, NULL) : status;
+    status = status ? status : pass_on(group);
+    return status ? status : tddp_barrier(group, NULL);
 }
 
 static void *take_part(void *data)
