@@ -189,12 +189,24 @@ static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
     return tensor;
 }
 
+/* Where a tensor's elements lie: address and bytes; nil if they are not in one piece. */
+static VALUE span(VALUE self, VALUE tensor)
+{
+    (void)self;
+    tddp_buffer buffer;
+    if (tddp_tensor_buffer(tddp_rb_tensor(tensor), &buffer) != TDDP_OK)
+        return Qnil;
+    return rb_assoc_new(ULL2NUM((uintptr_t)buffer.data),
+                        ULL2NUM(buffer.count * tddp_dtype_size(buffer.dtype)));
+}
+
 void tddp_rb_init_operands(void)
 {
     VALUE self = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(self, "_detail=", set_detail, 1);
     rb_define_private_method(self, "_memory_form", memory_form, 1);
     rb_define_private_method(self, "_check_memory", check_memory, 2);
+    rb_define_method(self, "_span", span, 1);
     rb_define_private_method(self, "_bytes", bytes_of, 1);
     rb_define_private_method(self, "_set_bytes", set_bytes, 2);
 }

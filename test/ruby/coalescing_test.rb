@@ -20,6 +20,25 @@ class CoalescingTest < Minitest::Test
     end
   end
 
+  # As without the block: one after the other where they are not the same operation on other memory.
+  def test_views_of_one_memory_keep_the_order_of_the_calls
+    results = world(2) do |rank|
+      sum, most, parts = Torch.ones(1), Torch.full([1], rank.to_f), Torch.ones(4)
+      square = Torch.ones(2, 2)
+      Distributed.coalescing_manager do
+        Distributed.all_reduce(sum)
+        Distributed.all_reduce(most, op: :max)
+        Distributed.all_reduce(most.view(1))
+        Distributed.all_reduce(parts)
+        Distributed.all_reduce(parts[0..1])
+        Distributed.all_reduce(square.t)
+        Distributed.all_reduce(square)
+      end
+      [sum, most, parts, square].map(&:to_a)
+    end
+    assert_equal [[[2], [2], [4, 4, 2, 2], [[4, 4], [4, 4]]]] * 2, results
+  end
+
   def test_a_block_is_one_work
     results = world(2) do |rank|
       a, b, c = Array.new(3) { |i| Torch.full([2], rank + i + 1.0) }

@@ -77,12 +77,14 @@ module Torch
         @group = group
         @distributed = distributed
         @works = []
-        @waiting = Hash.new { |kinds, kind| kinds[kind] = [] }
+        @waiting = []
+        @spans = []
       end
 
       # Runs the block, which starts an operation or leaves it to {#reduce}. Those that waited go first, so that the
       # order is that of the calls.
       def add(operation, outputs)
+        settle if @copied
         launch unless operation == "all_reduce"
         work = yield
         post(work._writes(outputs)) if work
@@ -94,12 +96,18 @@ module Torch
         work
       end
 
-      # Leaves an all-reduce for later, to be carried out with others like it.
+      # Leaves an all-reduce for later, to be carried out with those like it that come next.
       # @return [nil]
       def reduce(tensor, number, factor)
         @distributed._check_operand("tensor", tensor)
-        launch if @waiting.any? { |_, tensors| tensors.any? { |other| other.equal?(tensor) } }
-        @waiting[[number, factor, tensor.dtype, tensor.device.to_s]] << tensor
+        kind = [number, factor, tensor.dtype, tensor.device.to_s]
+        span = @distributed._span(tensor)
+        settle if span.nil? || @copied
+        launch unless @kind == kind && @spans.all? { |other| apart?(other, span) }
+        @copied = span.nil?
+        @kind = kind
+        @waiting << tensor
+        @spans << span
         nil
       end
 
@@ -111,12 +119,26 @@ module Torch
 
       private
 
+      # Whether two pieces of memory share nothing.
+      def apart?(one, other)
+        one.sum <= other.first || other.sum <= one.first
+      end
+
+      # A tensor that is not contiguous is copied when its operation starts and again when it is waited for, and of its
+      # memory nothing is known: what may share it has to be done before, or to come after.
+      def settle
+        launch
+        @works.each(&:wait)
+        @copied = false
+      end
+
       def launch
-        kinds = @waiting.to_a
-        @waiting.clear
-        kinds.each do |(number, factor), tensors|
-          @works << @distributed._reduce_together(tensors, number, factor, @group)._writes(tensors)
-        end
+        tensors, @waiting = @waiting, []
+        @spans = []
+        return if tensors.empty?
+
+        number, factor = @kind
+        post(@distributed._reduce_together(tensors, number, factor, @group)._writes(tensors))
       end
     end
     private_constant :Batch

@@ -30,7 +30,8 @@ module Torch
         send_tensor(tensor, *arguments, **options)
       end
 
-      # Receives into `tensor` from rank `src`.
+      # Receives into `tensor` from rank `src`. An interrupt (Ctrl-C, Timeout) ends the wait, not the receive: it still
+      # takes the next message of its tag.
       #
       # @param tensor [Torch::Tensor]
       # @param src [Integer, nil] the sender's global rank; nil, without `group_src`: any
