@@ -7,7 +7,8 @@
  * TDDP_FR_DUMP set, a group that fails or whose operation times out has everything written at once,
  * one file a rank:
  *
- *     TDDP_FR_DUMP=/var/tmp/traces     an existing folder, or a name that ends in a slash:
+ *     TDDP_FR_DUMP=/var/tmp/traces     an existing folder, or a name that ends in a slash, which is
+ *                                      made in its folder if it is not there:
  *                                      /var/tmp/traces/tddp_trace_rank_3
  *     TDDP_FR_DUMP=/var/tmp/run7_      anything else is what the file's name begins with:
  *                                      /var/tmp/run7_3

@@ -98,6 +98,24 @@ class FlightRecorderTest < Minitest::Test
     end
   end
 
+  def test_a_folder_is_made_and_one_that_cannot_be_hides_no_failure
+    Dir.mktmpdir do |folder|
+      said = ["#{folder}/new/", "#{folder}/not/there/"].map do |place|
+        with_environment("TDDP_FR_DUMP" => place) do
+          Distributed.fork_world(2) do |rank, port|
+            $stderr.reopen(File::NULL) # where the recorder says that it cannot write
+            Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+            Distributed.all_reduce(Torch.ones(rank + 1))
+          rescue Distributed::MismatchError => e
+            e.message
+          end
+        end
+      end
+      said.flatten.each { |message| assert_match(/1 elements? of float32.*2 elements of float32|2 elements of float32.*1 elements? of float32/, message) }
+      assert_equal %w[tddp_trace_rank_0 tddp_trace_rank_1], Dir.children("#{folder}/new").sort
+    end
+  end
+
   def test_on_a_failure
     Dir.mktmpdir do |folder|
       with_environment("TDDP_FR_DUMP" => "#{folder}/") do

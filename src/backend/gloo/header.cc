@@ -123,19 +123,18 @@ std::string unequal(int from, const Header &sender, int to, const Header &receiv
            std::to_string(receiver.expects);
 }
 
-/* Who seems to have left a call out, by what both did in the operation before; empty if nobody. */
+/* Who calls again what both called in the operation before, which the other does not; empty if
+ * nobody. */
 std::string hint(int rank, int peer, const Told &now, const Told &before)
 {
-    bool peer_behind = same_call(now.theirs, mirrored(before.mine));
-    bool peer_ahead = same_call(now.mine, mirrored(before.theirs));
-    if (before.mine.sequence == 0 || peer_behind == peer_ahead) {
+    bool peer_again = same_call(now.theirs, mirrored(before.mine));
+    bool own_again = same_call(now.mine, mirrored(before.theirs));
+    if (before.mine.sequence == 0 || peer_again == own_again) {
         return {};
     }
-    const Header &last = peer_behind ? before.mine : before.theirs;
-    int ahead = peer_behind ? rank : peer;
-    int behind = peer_behind ? peer : rank;
-    return "; " + name(behind) + " seems to be behind: it runs what " + name(ahead) +
-           " ran as operation " + std::to_string(last.sequence);
+    return "; " + name(peer_again ? peer : rank) + " calls what both called in operation " +
+           std::to_string(before.mine.sequence) +
+           ": it has left out a call, or made that one twice";
 }
 
 } // namespace

@@ -86,6 +86,8 @@ static char *path_for(const char *prefix, int rank)
     size_t length = strlen(prefix);
     struct stat entry;
     if (prefix[length - 1] == '/') {
+        /* If that is not possible either, making the file says what is wrong. */
+        (void)mkdir(prefix, 0777);
         return tddp_format("%stddp_trace_rank_%d", prefix, rank);
     }
     if (stat(prefix, &entry) == 0 && S_ISDIR(entry.st_mode)) {
@@ -174,10 +176,14 @@ tddp_status tddp_recorder_dump_all(const char *prefix, int *files)
     return dump_all(prefix, -1, files);
 }
 
+/* This thread's text stays what it was: that of the group's failure. */
 void tddp_recorder_dump_failure(tddp_group *group)
 {
+    char text[4096];
     const char *prefix = wanted_prefix();
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     if (prefix && dump_all(prefix, group->root_rank, NULL)) {
         tddp_log(TDDP_LOG_WARN, "group", "%s", tddp_error_message());
+        (void)tddp_fail(TDDP_SYSTEM, "%s", text);
     }
 }
