@@ -12,8 +12,8 @@ static char text[TEXT_BYTES];
 static const char *folder(void)
 {
     static char path[64];
-    snprintf(path, sizeof path, "/tmp/tddp_recorder_test_%d", (int)getpid());
-    CHECK(mkdir(path, 0700) == 0);
+    snprintf(path, sizeof path, "/tmp/tddp_recorder_test_XXXXXX");
+    CHECK(mkdtemp(path));
     return path;
 }
 
