@@ -145,16 +145,6 @@ void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
     tddp_group_work_finish(work, status, tddp_error_message());
 }
 
-/* Another rank may be an operation further, and what runs here almost done: it may end well. With
- * the lock held. */
-static void await_last(tddp_group *group)
-{
-    int64_t deadline = tddp_deadline_after_ms(LAST_MS);
-    while (tddp_group_busy(group) && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
-    }
-}
-
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
 {
     char *kept = tddp_copy_string(text);
@@ -165,7 +155,9 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
         group->failure_text = kept;
         group->failed_elsewhere = true;
         kept = NULL;
-        await_last(group);
+        /* Another rank may be an operation further, and what runs here almost done: it may end
+         * well. */
+        (void)tddp_group_await_idle(group, tddp_deadline_after_ms(LAST_MS), NULL);
     }
     pthread_mutex_unlock(&group->mutex);
     free(kept);

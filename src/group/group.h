@@ -182,8 +182,9 @@ void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
 /* Whether the caller is one of this group's threads: a callback of one of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);
 
-/* Whether anything is queued or under way. With the lock held. */
-bool tddp_group_busy(const tddp_group *group);
+/* Waits until nothing is queued or under way, and tells whether that is so, or else the deadline
+ * over or the token (may be NULL) triggered. With the lock held. */
+bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel);
 
 /* Takes no more operations, lets those there are finish until the deadline, aborts the rest, ends
  * the thread. */

@@ -154,9 +154,19 @@ tddp_status tddp_group_admit(tddp_group *group)
     return status;
 }
 
-bool tddp_group_busy(const tddp_group *group)
+static bool busy(const tddp_group *group)
 {
     return group->head || group->running || group->in_flight > 0;
+}
+
+bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+{
+    while (busy(group) && tddp_now_ns() < deadline && !(cancel && tddp_cancel_triggered(cancel))) {
+        /* Nothing wakes this when the token is triggered: it looks now and then. */
+        int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
+    }
+    return !busy(group);
 }
 
 tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
@@ -170,32 +180,23 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     tddp_cancel *cancel = tddp_wait_cancel(wait);
-    bool canceled = false;
     pthread_mutex_lock(&group->mutex);
-    while (tddp_group_busy(group) && !canceled && tddp_now_ns() < deadline) {
-        /* Nothing wakes this when the token is triggered: it looks now and then. */
-        int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
-        (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
-        canceled = cancel && tddp_cancel_triggered(cancel);
-    }
-    bool done = !tddp_group_busy(group);
+    bool done = tddp_group_await_idle(group, deadline, cancel);
     pthread_mutex_unlock(&group->mutex);
     if (done) {
         return TDDP_OK;
     }
-    return canceled ? tddp_fail(TDDP_CANCELED,
-                                "interrupted while operations of group \"%s\" finish", group->name)
-                    : tddp_fail(TDDP_TIMEOUT, "operations of group \"%s\" are still under way",
-                                group->name);
+    if (cancel && tddp_cancel_triggered(cancel)) {
+        return tddp_fail(TDDP_CANCELED, "interrupted while operations of group \"%s\" finish",
+                         group->name);
+    }
+    return tddp_fail(TDDP_TIMEOUT, "operations of group \"%s\" are still under way", group->name);
 }
 
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    while (tddp_group_busy(group) && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
-    }
-    bool aborts = tddp_group_busy(group);
+    bool aborts = !tddp_group_await_idle(group, deadline, NULL);
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
