@@ -56,21 +56,11 @@ static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
 
 /* --- barriers -------------------------------------------------------------------------------- */
 
-/* An operation has its group's time when it is queued, so the group has that of this barrier
- * for as long as that takes, which no other Ruby thread can see. */
 static VALUE group_barrier(VALUE self, VALUE timeout, VALUE async)
 {
     tddp_work *work;
-    tddp_group *group = tddp_rb_group(self);
-    int64_t before = tddp_group_timeout(group);
     tddp_rb_describe(Qnil);
-    if (!NIL_P(timeout))
-        tddp_rb_check(tddp_group_set_timeout(group, tddp_rb_milliseconds(timeout)));
-    tddp_status status = tddp_barrier(group, &work);
-    if (!NIL_P(timeout) && tddp_group_set_timeout(group, before) != TDDP_OK)
-        tddp_log(TDDP_LOG_ERROR, "ruby", "the group keeps a barrier's time: %s",
-                 tddp_error_message());
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_barrier_within(tddp_rb_group(self), tddp_rb_milliseconds(timeout), &work));
     return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
 }
 

@@ -157,6 +157,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_broadcast(tddp_group *group, tddp_buffe
 /** Done when every rank has come to it. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_barrier(tddp_group *group, tddp_work **work);
 
+/** The same with a time of its own in place of the group's, in milliseconds; <= 0: the group's. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_barrier_within(tddp_group *group, int64_t timeout_ms,
+                                                        tddp_work **work);
+
 /** `output` (world_size times as large) receives every rank's `input`, by rank. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input,
                                                     tddp_buffer output, tddp_work **work);

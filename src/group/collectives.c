@@ -106,11 +106,16 @@ tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp
 
 tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
 {
+    return tddp_barrier_within(group, 0, work);
+}
+
+tddp_status tddp_barrier_within(tddp_group *group, int64_t timeout_ms, tddp_work **work)
+{
     tddp_status status = tddp_group_begin(group, TDDP_OP_BARRIER);
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_BARRIER};
+    tddp_op wanted = {.kind = TDDP_OP_BARRIER, .timeout_ms = timeout_ms};
     return tddp_group_submit(group, &wanted, work);
 }
 

@@ -92,7 +92,9 @@ static tddp_status add_parts(const tddp_group *group, tddp_work *work)
 
 tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op, tddp_work **out)
 {
-    op->timeout_ms = atomic_load(&group->timeout_ms);
+    if (op->timeout_ms <= 0) {
+        op->timeout_ms = atomic_load(&group->timeout_ms);
+    }
     tddp_work *work;
     tddp_status status = tddp_group_work_create(op, &work);
     if (status) {

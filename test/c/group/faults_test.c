@@ -12,19 +12,6 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-static tddp_group *lone_group(const char *faults, int64_t timeout_ms, tddp_store **store)
-{
-    setenv("TDDP_FAKE", faults, 1);
-    CHECK_OK(tddp_hash_store_create(5000, store));
-    return make_group("fake", 0, 1, *store, timeout_ms);
-}
-
-static void drop(tddp_group *group, tddp_store *store)
-{
-    tddp_group_release(group);
-    tddp_store_release(store);
-}
-
 TEST(the_first_failure_answers_all_that_follows)
 {
     tddp_store *store;
@@ -254,4 +241,16 @@ TEST(every_allocation_may_fail)
         drop(group, store);
     }
     CHECK(failures > 20);
+}
+
+TEST(a_barrier_may_have_a_time_of_its_own)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group("drop_at=2", 20000, &store);
+    double start = now();
+    CHECK_OK(tddp_barrier_within(group, 0, NULL));
+    CHECK_STATUS(tddp_barrier_within(group, 100, NULL), TDDP_TIMEOUT);
+    CHECK(now() - start < 10);
+    CHECK_INT(tddp_group_timeout(group), 20000);
+    drop(group, store);
 }

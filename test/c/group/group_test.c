@@ -50,22 +50,10 @@ TEST(collectives_on_one_to_four_ranks)
     }
 }
 
-static tddp_group *lone_group(tddp_store **store)
-{
-    CHECK_OK(tddp_hash_store_create(5000, store));
-    return make_group("fake", 0, 1, *store, 5000);
-}
-
-static void drop(tddp_group *group, tddp_store *store)
-{
-    tddp_group_release(group);
-    tddp_store_release(store);
-}
-
 TEST(what_a_group_tells_of_itself)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     CHECK_INT(tddp_group_rank(group), 0);
     CHECK_INT(tddp_group_world_size(group), 1);
     CHECK_TEXT(tddp_group_name(group), "default_pg");
@@ -126,7 +114,7 @@ TEST(options_are_checked)
 TEST(arguments_of_operations_are_checked)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     float x[4] = {1, 2, 3, 4};
     tddp_buffer good = buffer_of(x, 4, TDDP_FLOAT32);
     tddp_work *work = NULL;
@@ -216,7 +204,7 @@ TEST(works_finish_in_order)
 TEST(shutdown_twice_with_works_still_held)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     float x = 1;
     tddp_work *work;
     CHECK_OK(tddp_all_reduce(group, buffer_of(&x, 1, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
@@ -244,7 +232,7 @@ static void *shut_down(void *group)
 TEST(shutdown_from_two_threads)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) {
         CHECK_INT(pthread_create(&threads[i], NULL, shut_down, group), 0);
@@ -275,7 +263,7 @@ TEST(a_name_may_be_used_again_after_the_end)
 TEST(two_processes_with_one_rank_are_told)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     opts.backend = "fake";
     opts.store = store;
@@ -313,7 +301,7 @@ TEST(missing_ranks_are_named)
 TEST(a_forked_child_only_forgets)
 {
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     setenv("TDDP_FAKE", "", 1);
     float x = 1;
     tddp_work *work;

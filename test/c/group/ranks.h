@@ -60,6 +60,22 @@ static inline tddp_group *make_group(const char *backend, int rank, int world_si
     return group;
 }
 
+/* A group of one over the `fake` backend, which gets `faults` as TDDP_FAKE; NULL: what is set. */
+static inline tddp_group *lone_group(const char *faults, int64_t timeout_ms, tddp_store **store)
+{
+    if (faults) {
+        setenv("TDDP_FAKE", faults, 1);
+    }
+    CHECK_OK(tddp_hash_store_create(5000, store));
+    return make_group("fake", 0, 1, *store, timeout_ms);
+}
+
+static inline void drop(tddp_group *group, tddp_store *store)
+{
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
 static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
 {
     return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};

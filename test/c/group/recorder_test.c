@@ -141,23 +141,11 @@ static int occurrences(const char *what)
 
 /* --- the tests ------------------------------------------------------------------------------- */
 
-static tddp_group *lone_group(tddp_store **store)
-{
-    CHECK_OK(tddp_hash_store_create(5000, store));
-    return make_group("fake", 0, 1, *store, 5000);
-}
-
-static void drop(tddp_group *group, tddp_store *store)
-{
-    tddp_group_release(group);
-    tddp_store_release(store);
-}
-
 TEST(each_operation_is_recorded)
 {
     tddp_store *store;
     const char *path = folder();
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     float x[6] = {0};
     tddp_describe_next("a \"name\"\t\\ \xc3\xa4 \xff [3]");
     CHECK_OK(tddp_all_reduce(group, buffer_of(x, 3, TDDP_FLOAT32), TDDP_REDUCE_MAX, 0, NULL));
@@ -244,7 +232,7 @@ TEST(the_ring_keeps_the_last)
     setenv("TDDP_FR_BUFFER_SIZE", "8", 1);
     tddp_store *store;
     const char *path = folder();
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     for (int i = 0; i < 29; i++) {
         CHECK_OK(tddp_barrier(group, NULL));
     }
@@ -268,7 +256,7 @@ TEST(it_can_be_turned_off)
     setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
     tddp_store *store;
     const char *path = folder();
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_OK(tddp_group_dump(group, in(path, "off")));
     (void)load(in(path, "off"));
@@ -283,7 +271,7 @@ TEST(a_failure_writes_its_file)
     tddp_store *store;
     setenv("TDDP_FR_DUMP", path, 1);
     setenv("TDDP_FAKE", "fail_at=2", 1);
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_INT(files_in(path), 0);
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_NETWORK);
@@ -333,7 +321,7 @@ TEST(all_groups_of_a_rank_share_a_file)
 {
     const char *path = folder();
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *other;
     int files = -1;
@@ -387,7 +375,7 @@ TEST(dumps_run_beside_operations)
     tddp_store *store;
     dumping self = {.path = folder()};
     pthread_t threads[2];
-    self.group = lone_group(&store);
+    self.group = lone_group(NULL, 5000, &store);
     for (int i = 0; i < 2; i++) {
         CHECK_INT(pthread_create(&threads[i], NULL, dump_on, &self), 0);
     }
@@ -415,7 +403,7 @@ TEST(a_dump_may_find_no_memory)
 {
     const char *path = folder();
     tddp_store *store;
-    tddp_group *group = lone_group(&store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     int failures = 0;
     CHECK_OK(tddp_barrier(group, NULL));
     for (long nth = 1; nth < 30; nth++) {
