@@ -114,12 +114,7 @@ static void clear(tddp_store_server *server)
 {
     demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
     demand(server->old_hosts.count == 0 && server->client_count == 0 && !server->late);
-    tddp_store_map_clear(&server->values);
-    tddp_store_queues_clear(&server->queues);
-    tddp_store_map_clear(&server->waits);
-    tddp_store_map_clear(&server->barriers);
-    tddp_store_map_clear(&server->watches);
-    tddp_store_map_clear(&server->old_hosts);
+    tddp_server_clear(server);
     server->unsent = NULL;
 }
 

@@ -169,15 +169,20 @@ static tddp_status open_descriptors(tddp_store_server *server)
     return watch_listeners(server, true);
 }
 
-static void close_and_free(tddp_store_server *server)
+void tddp_server_clear(tddp_store_server *server)
 {
-    tddp_server_clients_free(server);
     tddp_store_map_clear(&server->values);
     tddp_store_queues_clear(&server->queues);
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
     tddp_store_map_clear(&server->watches);
     tddp_store_map_clear(&server->old_hosts);
+}
+
+static void close_and_free(tddp_store_server *server)
+{
+    tddp_server_clients_free(server);
+    tddp_server_clear(server);
     for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
         tddp_net_close(server->listen_fds[i]);
     }

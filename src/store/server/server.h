@@ -110,6 +110,11 @@ struct tddp_store_server {
     char scratch[64 << 10]; /* what was read last */
 };
 
+/* --- server.c -------------------------------------------------------------------------------- */
+
+/* Frees what is stored and waited for; nobody uses it any more. */
+void tddp_server_clear(tddp_store_server *server);
+
 /* --- listen.c -------------------------------------------------------------------------------- */
 
 /* Listens where a server of that host does; sets `fds` (-1: none) on success. */
