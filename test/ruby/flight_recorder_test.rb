@@ -7,20 +7,10 @@ require "torch_ddp/flight_trace"
 
 # The flight recorder from Ruby: on request, on a signal, on a failure; and torchfrtrace on what it wrote.
 class FlightRecorderTest < Minitest::Test
-  Distributed = Torch::Distributed
-
   def trace(folder)
     out = StringIO.new
     status = TorchDDP::FlightTrace::Command.new(out: out, err: out).run([folder])
     [status, out.string]
-  end
-
-  def with_environment(values)
-    before = ENV.to_h
-    ENV.update(values)
-    yield
-  ensure
-    ENV.replace(before)
   end
 
   def test_on_request
@@ -71,7 +61,7 @@ class FlightRecorderTest < Minitest::Test
 
   def test_on_a_signal_while_waiting
     Dir.mktmpdir do |folder|
-      with_environment("TDDP_FR_DUMP" => "#{folder}/") do
+      with_env("TDDP_FR_DUMP" => "#{folder}/") do
         called = Distributed.fork_world(2) do |rank, port|
           called = false
           trap("USR1") { called = true }
@@ -101,7 +91,7 @@ class FlightRecorderTest < Minitest::Test
   def test_a_folder_is_made_and_one_that_cannot_be_hides_no_failure
     Dir.mktmpdir do |folder|
       said = ["#{folder}/new/", "#{folder}/not/there/"].map do |place|
-        with_environment("TDDP_FR_DUMP" => place) do
+        with_env("TDDP_FR_DUMP" => place) do
           Distributed.fork_world(2) do |rank, port|
             $stderr.reopen(File::NULL) # where the recorder says that it cannot write
             Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
@@ -118,7 +108,7 @@ class FlightRecorderTest < Minitest::Test
 
   def test_on_a_failure
     Dir.mktmpdir do |folder|
-      with_environment("TDDP_FR_DUMP" => "#{folder}/") do
+      with_env("TDDP_FR_DUMP" => "#{folder}/") do
         errors = Distributed.fork_world(2) do |rank, port|
           Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
           Distributed.barrier

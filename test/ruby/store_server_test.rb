@@ -4,16 +4,6 @@ require_relative "test_helper"
 
 # The server that a TCPStore hosts, as the environment sets it up.
 class StoreServerTest < Minitest::Test
-  Distributed = Torch::Distributed
-
-  def with_environment(values)
-    before = values.keys.to_h { |name| [name, ENV[name]] }
-    ENV.update(values)
-    yield
-  ensure
-    ENV.update(before)
-  end
-
   def host(&block)
     store = Distributed::TCPStore.new("127.0.0.1", 0, nil, true)
     block.call(store)
@@ -29,7 +19,7 @@ class StoreServerTest < Minitest::Test
   end
 
   def test_both_ends_find_the_secret
-    with_environment("TDDP_STORE_SECRET" => "open sesame") do
+    with_env("TDDP_STORE_SECRET" => "open sesame") do
       host do |store|
         store.set("a", "1")
         connect(store) { |client| assert_equal "1", client.get("a") }
@@ -38,20 +28,20 @@ class StoreServerTest < Minitest::Test
   end
 
   def test_one_end_alone_is_told_so
-    with_environment("TDDP_STORE_SECRET" => "open sesame") do
+    with_env("TDDP_STORE_SECRET" => "open sesame") do
       host do |store|
-        with_environment("TDDP_STORE_SECRET" => nil) do
+        with_env("TDDP_STORE_SECRET" => nil) do
           error = assert_raises(Distributed::StoreError) { connect(store) {} }
           assert_match(/serves only clients that know its secret: set TDDP_STORE_SECRET/, error.message)
         end
-        with_environment("TDDP_STORE_SECRET" => "open barley") do
+        with_env("TDDP_STORE_SECRET" => "open barley") do
           error = assert_raises(Distributed::StoreError) { connect(store) {} }
           assert_match(/the server's secret is another than TDDP_STORE_SECRET here/, error.message)
         end
       end
     end
     host do |store|
-      with_environment("TDDP_STORE_SECRET" => "open sesame") do
+      with_env("TDDP_STORE_SECRET" => "open sesame") do
         error = assert_raises(Distributed::StoreError) { connect(store) {} }
         assert_match(/TDDP_STORE_SECRET is set here, but not for the server/, error.message)
       end
@@ -59,14 +49,14 @@ class StoreServerTest < Minitest::Test
   end
 
   def test_an_empty_secret_is_refused
-    with_environment("TDDP_STORE_SECRET" => "") do
+    with_env("TDDP_STORE_SECRET" => "") do
       error = assert_raises(Distributed::InvalidArgumentError) { host {} }
       assert_match(/TDDP_STORE_SECRET is empty/, error.message)
     end
   end
 
   def test_limits_of_the_environment
-    with_environment("TDDP_STORE_MAX_VALUE_BYTES" => "10") do
+    with_env("TDDP_STORE_MAX_VALUE_BYTES" => "10") do
       host do |store|
         store.set("a", "x" * 10)
         assert_equal "x" * 10, store.get("a")
@@ -77,7 +67,7 @@ class StoreServerTest < Minitest::Test
         refute store.check(["b"])
       end
     end
-    with_environment("TDDP_STORE_MAX_CLIENTS" => "many") do
+    with_env("TDDP_STORE_MAX_CLIENTS" => "many") do
       error = assert_raises(Distributed::InvalidArgumentError) { host {} }
       assert_match(/TDDP_STORE_MAX_CLIENTS is "many": expected a whole number of 1 or more/, error.message)
     end
