@@ -40,6 +40,7 @@
 
 #include <tddp/backend.h>
 #include <tddp/buffer.h>
+#include <tddp/comm_hook.h>
 #include <tddp/group.h>
 #include <tddp/log.h>
 #include <tddp/recorder.h>

@@ -1,0 +1,67 @@
+/*
+ * A hook as a counted object: whoever may still call it, or waits for a work it started, holds a
+ * reference, and the last one frees the state. Any thread. What hooks do is in hooks/.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include <tddp/comm_hook.h>
+
+#include "base/base.h"
+
+struct tddp_comm_hook {
+    atomic_long references;
+    tddp_comm_hook_ops ops;
+    void *state;
+};
+
+tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state, tddp_comm_hook **out)
+{
+    if (!ops || ops->size != sizeof *ops || !ops->name || !ops->run) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "a communication hook without name, run or size: expected all of them");
+    }
+    tddp_comm_hook *hook = tddp_alloc(sizeof *hook);
+    if (!hook) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    atomic_init(&hook->references, 1);
+    hook->ops = *ops;
+    hook->state = state;
+    *out = hook;
+    return TDDP_OK;
+}
+
+tddp_comm_hook *tddp_comm_hook_retain(tddp_comm_hook *hook)
+{
+    atomic_fetch_add_explicit(&hook->references, 1, memory_order_relaxed);
+    return hook;
+}
+
+void tddp_comm_hook_release(tddp_comm_hook *hook)
+{
+    if (hook && atomic_fetch_sub_explicit(&hook->references, 1, memory_order_acq_rel) == 1) {
+        if (hook->ops.free) {
+            hook->ops.free(hook->state);
+        }
+        free(hook);
+    }
+}
+
+const char *tddp_comm_hook_name(const tddp_comm_hook *hook)
+{
+    return hook->ops.name;
+}
+
+int tddp_comm_hook_on_caller(const tddp_comm_hook *hook)
+{
+    return hook->ops.on_caller;
+}
+
+tddp_status tddp_comm_hook_run(tddp_comm_hook *hook, tddp_group *group, const tddp_bucket *bucket,
+                               int stage, tddp_work **work, int *again)
+{
+    *work = NULL;
+    *again = 0;
+    return hook->ops.run(hook->state, group, bucket, stage, work, again);
+}
