@@ -47,6 +47,7 @@
 #include <tddp/reducer.h>
 #include <tddp/status.h>
 #include <tddp/store.h>
+#include <tddp/trace.h>
 #include <tddp/version.h>
 #include <tddp/wait.h>
 #include <tddp/work.h>

@@ -26,7 +26,7 @@ class RoomsTest < Minitest::Test
     "export.h" => %w[], "version.h" => %w[], "status.h" => %w[export.h], "wait.h" => %w[status.h],
     "log.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
-    "recorder.h" => %w[group.h], "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h]
+    "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h]
   }.freeze
 
   LONGEST_FILE = 500
