@@ -42,6 +42,7 @@
 #include <tddp/buffer.h>
 #include <tddp/comm_hook.h>
 #include <tddp/group.h>
+#include <tddp/hooks.h>
 #include <tddp/log.h>
 #include <tddp/recorder.h>
 #include <tddp/reducer.h>

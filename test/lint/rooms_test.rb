@@ -16,7 +16,7 @@ class RoomsTest < Minitest::Test
     "store" => %w[base net],
     "backend" => %w[base net store],
     "group" => %w[base net store backend],
-    "reducer" => %w[base group],
+    "reducer" => %w[base backend group],
     "torch" => %w[],
     "launch" => %w[base net store]
   }.freeze
@@ -26,7 +26,8 @@ class RoomsTest < Minitest::Test
     "export.h" => %w[], "version.h" => %w[], "status.h" => %w[export.h], "wait.h" => %w[status.h],
     "log.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
-    "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h]
+    "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],
+    "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h]
   }.freeze
 
   LONGEST_FILE = 500
