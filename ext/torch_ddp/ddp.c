@@ -83,8 +83,9 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     tensors_of(params, call.params);
     tensors_of(buffers, call.buffers);
     VALUE texts = names_of(names, call.names);
-    call.opts.reducer.first_bucket_bytes = NUM2SIZET(first_bytes);
-    call.opts.reducer.bucket_cap_bytes = NUM2SIZET(cap_bytes);
+    const size_t limits[] = {NUM2SIZET(first_bytes), NUM2SIZET(cap_bytes)};
+    call.opts.reducer.limits = limits;
+    call.opts.reducer.limit_count = 2;
     call.opts.reducer.describe = tddp_rb_detail();
     call.opts.init_sync = RTEST(init_sync);
     call.opts.through = tddp_rb_through;

@@ -41,12 +41,11 @@ void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket)
     description it = {.length = 0};
     add(&it, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
     const char *between = "";
-    for (size_t i = 0; i < reducer->count && it.length + 1 < sizeof it.text; i++) {
-        if (reducer->layout.bucket_of[i] == bucket) {
-            add(&it, "%s", between);
-            add_param(&it, &reducer->params[i]);
-            between = ", ";
-        }
+    const tddp_reducer_bucket *of = &reducer->layout.buckets[bucket];
+    for (size_t i = 0; i < of->params && it.length + 1 < sizeof it.text; i++) {
+        add(&it, "%s", between);
+        add_param(&it, &reducer->params[of->gradients[i].param]);
+        between = ", ";
     }
     tddp_describe_next(it.text);
 }

@@ -60,12 +60,15 @@ static tddp_dtype real_dtype(tddp_dtype dtype)
     return dtype == TDDP_COMPLEX64 ? TDDP_FLOAT32 : dtype == TDDP_COMPLEX128 ? TDDP_FLOAT64 : dtype;
 }
 
-/* Sets offsets from 0 and returns the bytes of all buckets. */
+/* Sets offsets from 0 and returns the bytes of all buckets. Sparse gradients have no place. */
 static size_t place(const tddp_reducer_param *params, const int64_t *order, size_t count,
                     tddp_reducer_layout *layout, size_t *offsets)
 {
     for (size_t k = 0; k < count; k++) {
         size_t i = order ? (size_t)order[k] : k;
+        if (params[i].sparse) {
+            continue;
+        }
         tddp_reducer_bucket *bucket = &layout->buckets[layout->bucket_of[i]];
         offsets[i] = bucket->buffer.count; /* bytes within the bucket, for now */
         bucket->buffer.count += padded(tddp_reducer_param_bytes(&params[i]));
@@ -82,6 +85,29 @@ static size_t place(const tddp_reducer_param *params, const int64_t *order, size
     return total;
 }
 
+/* Lists each bucket's gradients in the order in which they lie. */
+static void list(const tddp_reducer_param *params, const int64_t *order, size_t count,
+                 tddp_reducer_layout *layout, const size_t *offsets)
+{
+    tddp_bucket_gradient *next = layout->gradient_list;
+    for (size_t b = 0; b < layout->bucket_count; b++) {
+        layout->buckets[b].gradients = next;
+        next += layout->buckets[b].params;
+        layout->buckets[b].params = 0;
+    }
+    for (size_t k = 0; k < count; k++) {
+        size_t i = order ? (size_t)order[k] : k;
+        if (params[i].sparse) {
+            continue;
+        }
+        tddp_reducer_bucket *bucket = &layout->buckets[layout->bucket_of[i]];
+        size_t element = tddp_dtype_size(bucket->buffer.dtype);
+        bucket->gradients[bucket->params++] = (tddp_bucket_gradient){
+            i, offsets[i] / element, tddp_reducer_param_bytes(&params[i]) / element, params[i].dims,
+            params[i].ndim};
+    }
+}
+
 static void point(char *start, size_t count, const size_t *offsets, tddp_reducer_layout *layout)
 {
     for (size_t b = 0; b < layout->bucket_count; b++) {
@@ -92,8 +118,10 @@ static void point(char *start, size_t count, const size_t *offsets, tddp_reducer
         start += bytes;
     }
     for (size_t i = 0; i < count; i++) {
-        char *bucket = layout->buckets[layout->bucket_of[i]].buffer.data;
-        layout->gradients[i] = bucket + offsets[i];
+        size_t b = layout->bucket_of[i];
+        if (b != TDDP_REDUCER_NO_BUCKET) {
+            layout->gradients[i] = (char *)layout->buckets[b].buffer.data + offsets[i];
+        }
     }
 }
 
@@ -105,11 +133,13 @@ tddp_status tddp_reducer_layout_make(const tddp_reducer_param *params, const int
     size_t *offsets = tddp_alloc_array(count, sizeof *offsets);
     layout.gradients = tddp_alloc_array(count, sizeof *layout.gradients);
     layout.buckets = tddp_alloc_array(bucket_count, sizeof *layout.buckets);
-    if (offsets && layout.gradients && layout.buckets) {
+    layout.gradient_list = tddp_alloc_array(count, sizeof *layout.gradient_list);
+    if (offsets && layout.gradients && layout.buckets && layout.gradient_list) {
         char *start = NULL;
         layout.memory = memory_make(place(params, order, count, &layout, offsets), &start);
         if (layout.memory) {
             point(start, count, offsets, &layout);
+            list(params, order, count, &layout, offsets);
         }
     }
     free(offsets);
@@ -126,6 +156,7 @@ void tddp_reducer_layout_free(tddp_reducer_layout *layout)
     free(layout->bucket_of);
     free(layout->gradients);
     free(layout->buckets);
+    free(layout->gradient_list);
     tddp_reducer_memory_release(layout->memory);
     *layout = (tddp_reducer_layout){0};
 }

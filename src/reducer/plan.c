@@ -19,7 +19,7 @@ typedef struct lane {
     size_t limit; /* which of the limits holds for it */
 } lane;
 
-static const size_t NONE = (size_t)-1;
+static const size_t NONE = TDDP_REDUCER_NO_BUCKET;
 
 size_t tddp_reducer_param_bytes(const tddp_reducer_param *param)
 {
@@ -74,6 +74,10 @@ static tddp_status assign(const tddp_reducer_param *params, const int64_t *order
     size_t buckets = 0;
     for (size_t k = 0; k < count; k++) {
         size_t i = order ? (size_t)order[k] : k;
+        if (params[i].sparse) {
+            bucket_of[i] = NONE;
+            continue;
+        }
         lane *into = find_lane(lanes, &lane_count, &params[i]);
         if (into->open == NONE) {
             into->open = buckets++;
@@ -115,12 +119,12 @@ tddp_status tddp_reducer_plan_in_order(const tddp_reducer_param *params, const i
         size_t next = buckets;
         for (size_t k = count; k-- > 0;) {
             size_t b = bucket_of[order[k]];
-            if (number[b] == NONE) {
+            if (b != NONE && number[b] == NONE) {
                 number[b] = --next;
             }
         }
         for (size_t i = 0; i < count; i++) {
-            bucket_of[i] = number[bucket_of[i]];
+            bucket_of[i] = bucket_of[i] == NONE ? NONE : number[bucket_of[i]];
         }
         *bucket_count = buckets;
     }

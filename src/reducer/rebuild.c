@@ -69,14 +69,14 @@ static tddp_status check_order(tddp_reducer *reducer)
 
 static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
 {
-    const size_t limits[] = {reducer->first_bucket_bytes, reducer->bucket_cap_bytes};
     size_t buckets = 0;
     size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
     if (!bucket_of) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_reducer_plan_in_order(reducer->params, reducer->rebuild_order,
-                                                    reducer->count, limits, 2, bucket_of, &buckets);
+    tddp_status status =
+        tddp_reducer_plan_in_order(reducer->params, reducer->rebuild_order, reducer->count,
+                                   reducer->limits, reducer->limit_count, bucket_of, &buckets);
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;
@@ -88,8 +88,10 @@ static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
 static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
 {
     for (size_t i = 0; i < reducer->count; i++) {
-        memcpy(fresh->gradients[i], reducer->layout.gradients[i],
-               tddp_reducer_param_bytes(&reducer->params[i]));
+        if (fresh->gradients[i]) {
+            memcpy(fresh->gradients[i], reducer->layout.gradients[i],
+                   tddp_reducer_param_bytes(&reducer->params[i]));
+        }
     }
     pthread_mutex_lock(&reducer->lock);
     tddp_reducer_layout old = reducer->layout;
@@ -106,7 +108,8 @@ tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, i
 {
     pthread_mutex_lock(&reducer->lock);
     bool broken = reducer->failure != TDDP_OK;
-    bool due = reducer->finished > 0 && reducer->phase == TDDP_REDUCER_IDLE && !reducer->rebuilt;
+    bool due = reducer->finished > 0 && reducer->phase == TDDP_REDUCER_IDLE && !reducer->rebuilt &&
+               !reducer->find_unused;
     pthread_mutex_unlock(&reducer->lock);
     if (broken) {
         return tddp_reducer_broken(reducer);

@@ -1,8 +1,7 @@
 /*
- * Making and freeing a reducer, and what may be asked of it. Making runs on one thread and compares
- * the ranks first; freeing may come while buckets are under way, and then leaves their memory to
- * the operations that use it. A layout is only ever replaced whole (rebuild.c), so the questions
- * here need no lock.
+ * Making and freeing a reducer. Making runs on one thread and compares the ranks first; freeing may
+ * come while buckets are under way, and then leaves their memory to the operations that use it.
+ * What may be asked of one that stands is answered in answers.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -47,8 +46,7 @@ static tddp_status check_param(const tddp_reducer_param *param, size_t index)
     return TDDP_OK;
 }
 
-static tddp_status check(tddp_group *group, const tddp_reducer_param *params, size_t count,
-                         const tddp_reducer_opts *opts)
+static tddp_status check(tddp_group *group, const tddp_reducer_param *params, size_t count)
 {
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "no process group: expected one to reduce over");
@@ -56,10 +54,6 @@ static tddp_status check(tddp_group *group, const tddp_reducer_param *params, si
     if (count == 0 || !params) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "no parameters: expected at least one that requires a gradient");
-    }
-    if (opts && opts->size != sizeof *opts) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "opts.size is %zu, expected %zu", opts->size,
-                         sizeof *opts);
     }
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
@@ -88,36 +82,49 @@ static tddp_status copy_params(tddp_reducer *reducer, const tddp_reducer_param *
 }
 
 /* Nothing is known yet of the order in which gradients come, only that backward runs from the end:
- * one bucket for each dtype and device, the one of the last parameters first. */
+ * one bucket for each dtype and device, the one of the last parameters first. Where rounds may
+ * leave parameters out no order is better than another, and this layout is for good. */
 static tddp_status first_layout(tddp_reducer *reducer)
 {
-    const size_t limit = SIZE_MAX;
+    static const size_t unlimited = SIZE_MAX;
+    const size_t *limits = reducer->find_unused ? reducer->limits : &unlimited;
+    size_t limit_count = reducer->find_unused ? reducer->limit_count : 1;
     size_t buckets = 0;
     size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
     if (!bucket_of) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status =
-        tddp_reducer_plan(reducer->params, reducer->count, &limit, 1, bucket_of, &buckets);
+    tddp_status status = tddp_reducer_plan(reducer->params, reducer->count, limits, limit_count,
+                                           bucket_of, &buckets);
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;
     }
     for (size_t i = 0; i < reducer->count; i++) {
-        bucket_of[i] = buckets - 1 - bucket_of[i];
+        if (bucket_of[i] != TDDP_REDUCER_NO_BUCKET) {
+            bucket_of[i] = buckets - 1 - bucket_of[i];
+        }
     }
     return tddp_reducer_layout_make(reducer->params, NULL, reducer->count, bucket_of, buckets,
                                     &reducer->layout);
 }
 
-static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params)
+static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
+                        const tddp_reducer_opts *opts)
 {
+    reducer->find_unused = opts->find_unused && !opts->static_graph;
+    reducer->static_graph = opts->static_graph;
+    reducer->skip_unused = opts->skip_unused;
+    reducer->describe = opts->describe;
+    reducer->limit_count = opts->limit_count;
+    reducer->limits = tddp_alloc_array(opts->limit_count, sizeof *reducer->limits);
     reducer->params = tddp_alloc_array(reducer->count, sizeof *reducer->params);
     reducer->ready = tddp_alloc_array(reducer->count, sizeof *reducer->ready);
     reducer->order = tddp_alloc_array(reducer->count, sizeof *reducer->order);
-    if (!reducer->params || !reducer->ready || !reducer->order) {
+    if (!reducer->limits || !reducer->params || !reducer->ready || !reducer->order) {
         return TDDP_OUT_OF_MEMORY;
     }
+    memcpy(reducer->limits, opts->limits, opts->limit_count * sizeof *reducer->limits);
     return copy_params(reducer, params);
 }
 
@@ -125,8 +132,11 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
                                 const tddp_reducer_opts *opts, const tddp_wait *wait,
                                 tddp_reducer **out)
 {
-    const tddp_reducer_opts defaults = TDDP_REDUCER_OPTS_INIT;
-    tddp_status status = check(group, params, count, opts);
+    tddp_reducer_opts settled;
+    tddp_status status = check(group, params, count);
+    if (status == TDDP_OK) {
+        status = tddp_reducer_settle_options(opts, &settled);
+    }
     if (status != TDDP_OK) {
         return status;
     }
@@ -134,19 +144,15 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     if (!reducer) {
         return TDDP_OUT_OF_MEMORY;
     }
-    opts = opts ? opts : &defaults;
     pthread_mutex_init(&reducer->lock, NULL);
     reducer->owner = getpid();
     reducer->group = tddp_group_retain(group);
     reducer->rank = tddp_group_rank(group);
     reducer->world_size = tddp_group_world_size(group);
-    reducer->first_bucket_bytes = opts->first_bucket_bytes;
-    reducer->bucket_cap_bytes = opts->bucket_cap_bytes;
-    reducer->describe = opts->describe;
     reducer->count = count;
-    status = fill(reducer, params);
+    status = fill(reducer, params, &settled);
     if (status == TDDP_OK) {
-        status = tddp_reducer_verify(group, reducer->params, count, opts, wait);
+        status = tddp_reducer_verify(group, reducer->params, count, &settled, wait);
     }
     if (status == TDDP_OK) {
         status = first_layout(reducer);
@@ -192,6 +198,7 @@ void tddp_reducer_free(tddp_reducer *reducer)
         free((void *)reducer->params[i].name);
         free((void *)reducer->params[i].dims);
     }
+    free(reducer->limits);
     free(reducer->params);
     free(reducer->ready);
     free(reducer->order);
@@ -200,30 +207,4 @@ void tddp_reducer_free(tddp_reducer *reducer)
     tddp_group_release(reducer->group);
     pthread_mutex_destroy(&reducer->lock);
     free(reducer);
-}
-
-void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index)
-{
-    return index < reducer->count ? reducer->layout.gradients[index] : NULL;
-}
-
-tddp_reducer_memory *tddp_reducer_memory_retain(tddp_reducer *reducer)
-{
-    tddp_reducer_memory_share(reducer->layout.memory);
-    return reducer->layout.memory;
-}
-
-size_t tddp_reducer_bucket_count(const tddp_reducer *reducer)
-{
-    return reducer->layout.bucket_count;
-}
-
-size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i)
-{
-    return i < reducer->layout.bucket_count ? reducer->layout.buckets[i].bytes : 0;
-}
-
-size_t tddp_reducer_bucket_of(const tddp_reducer *reducer, size_t index)
-{
-    return index < reducer->count ? reducer->layout.bucket_of[index] : (size_t)-1;
 }

@@ -3,8 +3,10 @@
  *
  *     plan.c     parameters -> buckets, pure
  *     layout.c   a plan given memory: offsets, buckets, the counted arena
- *     verify.c   are the parameters the same on every rank?
- *     reducer.c  making and freeing, and the questions one may ask
+ *     options.c  what was asked for
+ *     verify.c   are the parameters and options the same on every rank?
+ *     reducer.c  making and freeing
+ *     answers.c  the questions one may ask
  *     round.c    prepare, mark_ready, finish: one backward's life
  *     rebuild.c  the second layout, in the order of rank 0
  *     await.c    waiting for works, and what becomes of memory when nobody waits
@@ -23,6 +25,9 @@
 
 /* --- plan.c ---------------------------------------------------------------------------------- */
 
+/* Where sparse gradients are. */
+#define TDDP_REDUCER_NO_BUCKET ((size_t)-1)
+
 /* Bytes of a parameter's gradient. */
 size_t tddp_reducer_param_bytes(const tddp_reducer_param *param);
 
@@ -38,18 +43,20 @@ TDDP_NODISCARD tddp_status tddp_reducer_plan_in_order(const tddp_reducer_param *
 enum { TDDP_REDUCER_ALIGNMENT = 64 };
 
 typedef struct tddp_reducer_bucket {
-    tddp_buffer buffer; /* all of it, padding included, as real numbers */
-    size_t bytes;       /* of the gradients alone */
-    size_t params;      /* how many */
-    size_t pending;     /* how many are not ready in this round */
-    tddp_work *work;    /* under way, or NULL */
+    tddp_buffer buffer;              /* all of it, padding included, as real numbers */
+    size_t bytes;                    /* of the gradients alone */
+    size_t params;                   /* how many */
+    tddp_bucket_gradient *gradients; /* so many, as they lie; owned by the layout */
+    size_t pending;                  /* how many are not ready in this round */
+    tddp_work *work;                 /* under way, or NULL */
 } tddp_reducer_bucket;
 
 typedef struct tddp_reducer_layout {
     size_t *bucket_of; /* by parameter */
-    char **gradients;  /* by parameter: into `memory` */
+    char **gradients;  /* by parameter: into `memory`; NULL if sparse */
     size_t bucket_count;
     tddp_reducer_bucket *buckets;
+    tddp_bucket_gradient *gradient_list; /* bucket by bucket */
     tddp_reducer_memory *memory;
 } tddp_reducer_layout;
 
@@ -63,9 +70,34 @@ void tddp_reducer_layout_free(tddp_reducer_layout *layout);
 
 void tddp_reducer_memory_share(tddp_reducer_memory *memory);
 
+/* --- options.c ------------------------------------------------------------------------------- */
+
+enum { TDDP_REDUCER_LIMITS_TOLD = 4 };
+
+/* The options as ranks compare them. */
+typedef struct tddp_reducer_asked {
+    int64_t limit_count;
+    int64_t limits[TDDP_REDUCER_LIMITS_TOLD]; /* the first ones, for the text */
+    int64_t limits_hash;
+    int64_t find_unused;
+    int64_t static_graph;
+    int64_t skip_unused;
+} tddp_reducer_asked;
+
+/* Checks them (NULL: the defaults) and puts in the limits that were left out. */
+TDDP_NODISCARD tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts,
+                                                       tddp_reducer_opts *out);
+tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts);
+TDDP_NODISCARD tddp_status tddp_reducer_compare_asked(const tddp_reducer_asked *mine, int rank,
+                                                      const tddp_reducer_asked *theirs);
+
+/* FNV-1a, a number at a time. */
+#define TDDP_REDUCER_HASH_START UINT64_C(14695981039346656037)
+uint64_t tddp_reducer_mix(uint64_t hash, int64_t number);
+
 /* --- verify.c -------------------------------------------------------------------------------- */
 
-/* Compares parameters and bucket sizes over the ranks; TDDP_MISMATCH with one text on all. */
+/* Compares parameters and options over the ranks; TDDP_MISMATCH with one text on all. */
 TDDP_NODISCARD tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params,
                                                size_t count, const tddp_reducer_opts *opts,
                                                const tddp_wait *wait);
@@ -116,8 +148,11 @@ struct tddp_reducer {
     tddp_group *group;
     int rank;
     int world_size;
-    size_t first_bucket_bytes;
-    size_t bucket_cap_bytes;
+    size_t *limits; /* bytes of the first, second ... bucket */
+    size_t limit_count;
+    bool find_unused; /* and no static graph, which finds out by itself */
+    bool static_graph;
+    bool skip_unused;
     bool describe; /* buckets are described as they are handed over */
 
     size_t count;

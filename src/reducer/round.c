@@ -137,7 +137,7 @@ static tddp_status launch_complete(tddp_reducer *reducer)
         }
         reducer->launched++;
     }
-    if (reducer->launched == layout->bucket_count) {
+    if (reducer->ready_count == reducer->count) {
         reducer->phase = TDDP_REDUCER_LAUNCHED;
     }
     return TDDP_OK;
@@ -163,11 +163,13 @@ static tddp_status accept(tddp_reducer *reducer, size_t index)
     }
     reducer->ready[index] = true;
     reducer->order[reducer->ready_count++] = (int64_t)index;
-    reducer->layout.buckets[reducer->layout.bucket_of[index]].pending--;
+    if (reducer->layout.bucket_of[index] != TDDP_REDUCER_NO_BUCKET) {
+        reducer->layout.buckets[reducer->layout.bucket_of[index]].pending--;
+    }
     return launch_complete(reducer);
 }
 
-tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *all_launched)
+tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *all_ready)
 {
     if (index >= reducer->count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter number %zu: expected 0 to %zu", index,
@@ -178,7 +180,7 @@ tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *al
     int all = reducer->phase == TDDP_REDUCER_LAUNCHED;
     pthread_mutex_unlock(&reducer->lock);
     if (status == TDDP_OK) {
-        *all_launched = all;
+        *all_ready = all;
     }
     return status;
 }

@@ -3,8 +3,8 @@
  * differ, everything, so that the text can name the parameter. All ranks see the same numbers and
  * come to the same text. Runs on the thread that makes the reducer; keeps nothing.
  *
- * A description on the wire, in 64-bit numbers: for each parameter dtype, dimensions, each of
- * them, bytes of the name, then the name itself, padded to 8 bytes.
+ * A description on the wire, in 64-bit numbers: for each parameter its kind (dtype, sparse or not),
+ * dimensions, each of them, bytes of the name, then the name itself, padded to 8 bytes.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,28 +18,25 @@ typedef struct digest {
     int64_t count;
     int64_t hash; /* of the shapes and dtypes: names may differ */
     int64_t detail_bytes;
-    int64_t first_bucket_bytes;
-    int64_t bucket_cap_bytes;
+    tddp_reducer_asked asked;
 } digest;
 
-enum { DIGEST_NUMBERS = sizeof(digest) / sizeof(int64_t), SHAPE_TEXT = 160, NAME_TEXT = 200 };
+enum { SPARSE = 1 << 16, SHAPE_TEXT = 160, NAME_TEXT = 200 };
 
-/* FNV-1a, a number at a time. */
-static uint64_t mix(uint64_t hash, int64_t number)
+/* The dtype, and whether the gradient is sparse. */
+static int64_t kind_of(const tddp_reducer_param *param)
 {
-    for (int shift = 0; shift < 64; shift += 8) {
-        hash = (hash ^ (((uint64_t)number >> shift) & 0xff)) * UINT64_C(1099511628211);
-    }
-    return hash;
+    return (int64_t)param->dtype | (param->sparse ? SPARSE : 0);
 }
 
 static int64_t hash_of(const tddp_reducer_param *params, size_t count)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t hash = TDDP_REDUCER_HASH_START;
     for (size_t i = 0; i < count; i++) {
-        hash = mix(mix(hash, params[i].dtype), (int64_t)params[i].ndim);
+        hash = tddp_reducer_mix(hash, kind_of(&params[i]));
+        hash = tddp_reducer_mix(hash, (int64_t)params[i].ndim);
         for (size_t d = 0; d < params[i].ndim; d++) {
-            hash = mix(hash, params[i].dims[d]);
+            hash = tddp_reducer_mix(hash, params[i].dims[d]);
         }
     }
     return (int64_t)hash;
@@ -54,7 +51,7 @@ static tddp_status describe(const tddp_reducer_param *param, tddp_bytes *bytes)
 {
     static const char zeros[8];
     size_t name_bytes = strlen(param->name);
-    tddp_status status = append_number(bytes, param->dtype);
+    tddp_status status = append_number(bytes, kind_of(param));
     if (status == TDDP_OK) {
         status = append_number(bytes, (int64_t)param->ndim);
     }
@@ -75,7 +72,7 @@ static tddp_status describe(const tddp_reducer_param *param, tddp_bytes *bytes)
 
 /* One parameter as a rank described it. */
 typedef struct seen {
-    int64_t dtype;
+    int64_t kind;
     int64_t ndim;
     const int64_t *dims;
     const char *name;
@@ -95,15 +92,16 @@ static seen take(const int64_t **at)
 
 static bool same(const seen *a, const seen *b)
 {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
+    return a->kind == b->kind && a->ndim == b->ndim &&
            memcmp(a->dims, b->dims, (size_t)a->ndim * sizeof *a->dims) == 0;
 }
 
-/* "float32 [128, 784]" */
+/* "float32 [128, 784]", "sparse float32 [1000, 64]" */
 static void shape_text(const seen *param, char *text)
 {
     size_t used =
-        (size_t)snprintf(text, SHAPE_TEXT, "%s [", tddp_dtype_name((tddp_dtype)param->dtype));
+        (size_t)snprintf(text, SHAPE_TEXT, "%s%s [", param->kind & SPARSE ? "sparse " : "",
+                         tddp_dtype_name((tddp_dtype)(param->kind & ~(int64_t)SPARSE)));
     for (int64_t d = 0; d < param->ndim && used + 32 < SHAPE_TEXT; d++) {
         used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%" PRId64, d ? ", " : "",
                                  param->dims[d]);
@@ -154,22 +152,6 @@ static tddp_status compare(const digest *digests, const char *details, size_t st
                      "rank must build the same model",
                      counts[0], rank, counts[1], extra.name_bytes, extra.name, common,
                      counts[0] > counts[1] ? 0 : rank);
-}
-
-static tddp_status compare_limits(const digest *digests, int world_size)
-{
-    for (int rank = 1; rank < world_size; rank++) {
-        if (digests[rank].first_bucket_bytes != digests[0].first_bucket_bytes ||
-            digests[rank].bucket_cap_bytes != digests[0].bucket_cap_bytes) {
-            return tddp_fail(TDDP_MISMATCH,
-                             "rank 0 asks for buckets of %" PRId64 " bytes (the first of %" PRId64
-                             "), rank %d for %" PRId64 " (%" PRId64 "): give every rank the same "
-                             "bucket size",
-                             digests[0].bucket_cap_bytes, digests[0].first_bucket_bytes, rank,
-                             digests[rank].bucket_cap_bytes, digests[rank].first_bucket_bytes);
-        }
-    }
-    return TDDP_OK;
 }
 
 static tddp_buffer bytes_of(void *data, size_t bytes)
@@ -226,7 +208,11 @@ static tddp_status exchange(tddp_group *group, digest *digests, const tddp_bytes
             return explain(group, all, rank, detail, patience);
         }
     }
-    return compare_limits(all, world_size);
+    tddp_status same = TDDP_OK;
+    for (int rank = 1; rank < world_size && same == TDDP_OK; rank++) {
+        same = tddp_reducer_compare_asked(&all[0].asked, rank, &all[rank].asked);
+    }
+    return same;
 }
 
 tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params, size_t count,
@@ -248,7 +234,7 @@ tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *par
         return TDDP_OUT_OF_MEMORY;
     }
     digests[0] = (digest){(int64_t)count, hash_of(params, count), (int64_t)detail.size,
-                          (int64_t)opts->first_bucket_bytes, (int64_t)opts->bucket_cap_bytes};
+                          tddp_reducer_asked_of(opts)};
     bool kept = true;
     status = exchange(group, digests, &detail, &patience, &kept);
     if (kept) {

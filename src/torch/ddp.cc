@@ -156,9 +156,9 @@ void Core::put_in_slice(size_t index)
 
 void Core::ready(size_t index)
 {
-    int all_launched = 0;
-    check(tddp_reducer_mark_ready(reducer_, index, &all_launched));
-    if (all_launched) {
+    int all_ready = 0;
+    check(tddp_reducer_mark_ready(reducer_, index, &all_ready));
+    if (all_ready) {
         due_.store(true);
         torch::autograd::Engine::get_default_engine().queue_callback(
             [core = shared_from_this()] { core->finish(); });

@@ -6,7 +6,8 @@ enum { MIB = 1024 * 1024, MOST = 8 };
 
 static tddp_reducer_param sized(size_t bytes, tddp_dtype dtype)
 {
-    return (tddp_reducer_param){"p", bytes / tddp_dtype_size(dtype), dtype, TDDP_CPU, 0, NULL, 0};
+    return (tddp_reducer_param){"p", bytes / tddp_dtype_size(dtype), dtype, TDDP_CPU, 0, NULL, 0,
+                                0};
 }
 
 static void check_plan(const tddp_reducer_param *params, size_t count, const size_t *limits,

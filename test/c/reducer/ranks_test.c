@@ -73,9 +73,7 @@ static void average(int rank, int world_size, int port)
     enum { COUNT = 12 };
     tddp_reducer_param params[COUNT];
     tddp_reducer *reducer = NULL;
-    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
-    opts.first_bucket_bytes = 64;
-    opts.bucket_cap_bytes = 2000;
+    tddp_reducer_opts opts = buckets_of(64, 2000);
     tddp_group *group = join("fake", rank, world_size, port);
     for (size_t i = 0; i < COUNT; i++) {
         params[i] = vector_param(i, &odd_sizes[i % 5], kinds[i % KINDS]);
@@ -135,8 +133,7 @@ MULTI_TEST(four_ranks_average, 4, 60)
 MULTI_TEST(every_rank_rebuilds_in_the_order_of_rank_0, 2, 30)
 {
     const size_t orders[2][4] = {{3, 1, 2, 0}, {0, 1, 2, 3}};
-    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
-    opts.first_bucket_bytes = opts.bucket_cap_bytes = 1;
+    tddp_reducer_opts opts = buckets_of(1, 1);
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     int rebuilt = 0;
@@ -169,7 +166,7 @@ MULTI_TEST(every_rank_tells_of_another_shape, 3, 30)
     const int64_t one = 10;
     tddp_reducer_param params[3] = {
         vector_param(0, &one, TDDP_FLOAT32),
-        {"fc1.weight", (size_t)(wide[0] * wide[1]), TDDP_FLOAT32, TDDP_CPU, 0, wide, 2},
+        {"fc1.weight", (size_t)(wide[0] * wide[1]), TDDP_FLOAT32, TDDP_CPU, 0, wide, 2, 0},
         vector_param(2, &one, TDDP_FLOAT32)};
     check_mismatch(group, params, 3, NULL,
                    "parameter \"fc1.weight\" (number 1) is float32 [128, 784] on rank 0, but "
@@ -207,11 +204,12 @@ MULTI_TEST(every_rank_tells_of_other_bucket_sizes, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
-    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
-    opts.bucket_cap_bytes = rank ? 1000 : 2000;
+    tddp_reducer_opts opts = buckets_of(500, rank ? 1000 : 2000);
     tddp_reducer_param param = vector_param(0, &one, TDDP_FLOAT32);
-    check_mismatch(group, &param, 1, &opts,
-                   "rank 0 asks for buckets of 2000 bytes (the first of 1048576), rank 1 for 1000");
+    check_mismatch(
+        group, &param, 1, &opts,
+        "rank 0 asks for buckets of [500, 2000] bytes, rank 1 for [500, 1000]: give every "
+        "rank the same bucket sizes");
     leave(group);
 }
 

@@ -3,13 +3,6 @@
 
 #include "world.h"
 
-static tddp_reducer_opts small_buckets(size_t bytes)
-{
-    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
-    opts.first_bucket_bytes = opts.bucket_cap_bytes = bytes;
-    return opts;
-}
-
 static const size_t backwards[] = {7, 6, 5, 4, 3, 2, 1, 0};
 
 TEST(gradients_lie_apart_aligned_and_zeroed)
@@ -74,7 +67,7 @@ static void check_launching(const size_t *order, tddp_reducer *reducer)
 TEST(buckets_go_in_their_order_whatever_the_order_of_readiness)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer_opts opts = small_buckets(12);
+    tddp_reducer_opts opts = buckets_of(12, 12);
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     int rebuilt = 0;
     run_round(reducer, backwards + 4, 4, 1.0f);
@@ -90,7 +83,7 @@ TEST(buckets_go_in_their_order_whatever_the_order_of_readiness)
 typedef struct marker {
     tddp_reducer *reducer;
     size_t first;
-    int all_launched;
+    int last;
 } marker;
 
 static void *mark_every_fourth(void *data)
@@ -100,7 +93,7 @@ static void *mark_every_fourth(void *data)
         int all = 0;
         fill(mine->reducer, i, (float)i);
         CHECK_OK(tddp_reducer_mark_ready(mine->reducer, i, &all));
-        mine->all_launched += all;
+        mine->last += all;
     }
     return NULL;
 }
@@ -108,7 +101,7 @@ static void *mark_every_fourth(void *data)
 TEST(several_threads_may_report_and_one_is_told_that_it_was_the_last)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer_opts opts = small_buckets(32);
+    tddp_reducer_opts opts = buckets_of(32, 32);
     tddp_reducer *reducer = make_vectors(group, 16, &opts);
     for (int round = 0; round < 50; round++) {
         int rebuilt = 0;
@@ -124,7 +117,7 @@ TEST(several_threads_may_report_and_one_is_told_that_it_was_the_last)
         int all = 0;
         for (size_t t = 0; t < 4; t++) {
             pthread_join(threads[t], NULL);
-            all += markers[t].all_launched;
+            all += markers[t].last;
         }
         CHECK_INT(all, 1);
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
@@ -140,8 +133,7 @@ TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
 {
     const size_t order[] = {7, 6, 4, 5, 3, 2, 1, 0};
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer_opts opts = small_buckets(60);
-    opts.first_bucket_bytes = 50;
+    tddp_reducer_opts opts = buckets_of(50, 60);
     tddp_reducer *reducer = make_vectors(group, 8, &opts);
     int rebuilt = -1;
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
@@ -315,7 +307,7 @@ TEST(short_memory_leaves_nothing_behind)
 TEST(a_round_after_the_rebuild_allocates_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer_opts opts = small_buckets(32);
+    tddp_reducer_opts opts = buckets_of(32, 32);
     tddp_reducer *reducer = make_vectors(group, 8, &opts);
     int rebuilt = 0;
     run_round(reducer, backwards, 8, 1.0f);

@@ -41,7 +41,19 @@ static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h",
 /* Parameter number `i` of one dimension; `dim` must live as long. */
 static inline tddp_reducer_param vector_param(size_t i, const int64_t *dim, tddp_dtype dtype)
 {
-    return (tddp_reducer_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1};
+    return (tddp_reducer_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1, 0};
+}
+
+/* Options with the limit of the first bucket and that of the others; valid until the next call. */
+static inline tddp_reducer_opts buckets_of(size_t first, size_t others)
+{
+    static size_t limits[2];
+    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
+    limits[0] = first;
+    limits[1] = others;
+    opts.limits = limits;
+    opts.limit_count = 2;
+    return opts;
 }
 
 /* `count` float32 vectors of 1, 2, ... elements. */

@@ -135,8 +135,9 @@ inline tddp_ddp *wrap(tddp_group *group, Model &model, const tddp_ddp_opts *opts
 inline tddp_ddp_opts small_buckets()
 {
     tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
-    opts.reducer.first_bucket_bytes = 200;
-    opts.reducer.bucket_cap_bytes = 1000;
+    static const size_t limits[] = {200, 1000};
+    opts.reducer.limits = limits;
+    opts.reducer.limit_count = 2;
     return opts;
 }
 

@@ -1,0 +1,108 @@
+/*
+ * What was asked of a reducer: whether it makes sense, and whether all ranks asked for the same.
+ * Pure; the numbers of other ranks come through verify.c.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "reducer/reducer.h"
+
+enum { LIMITS_TEXT = 128 };
+
+uint64_t tddp_reducer_mix(uint64_t hash, int64_t number)
+{
+    for (int shift = 0; shift < 64; shift += 8) {
+        hash = (hash ^ (((uint64_t)number >> shift) & 0xff)) * UINT64_C(1099511628211);
+    }
+    return hash;
+}
+
+tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts, tddp_reducer_opts *out)
+{
+    static const size_t limits[] = {TDDP_FIRST_BUCKET_BYTES, TDDP_BUCKET_CAP_BYTES};
+    const tddp_reducer_opts defaults = TDDP_REDUCER_OPTS_INIT;
+    opts = opts ? opts : &defaults;
+    if (opts->size != sizeof *opts) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "opts.size is %zu, expected %zu", opts->size,
+                         sizeof *opts);
+    }
+    if (!opts->limits != !opts->limit_count) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%zu bucket limits%s: expected at least one, or neither list nor number",
+                         opts->limit_count, opts->limits ? "" : " and no list of them");
+    }
+    if (opts->skip_unused && !opts->find_unused && !opts->static_graph) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "skip_unused without find_unused or static_graph: expected one of them, "
+                         "for nothing is known of unused parameters without");
+    }
+    *out = *opts;
+    if (!opts->limits) {
+        out->limits = limits;
+        out->limit_count = 2;
+    }
+    return TDDP_OK;
+}
+
+tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts)
+{
+    tddp_reducer_asked mine = {.limit_count = (int64_t)opts->limit_count,
+                               .find_unused = opts->find_unused != 0,
+                               .static_graph = opts->static_graph != 0,
+                               .skip_unused = opts->skip_unused != 0};
+    uint64_t hash = TDDP_REDUCER_HASH_START;
+    for (size_t i = 0; i < opts->limit_count; i++) {
+        hash = tddp_reducer_mix(hash, (int64_t)opts->limits[i]);
+        if (i < TDDP_REDUCER_LIMITS_TOLD) {
+            mine.limits[i] = (int64_t)opts->limits[i];
+        }
+    }
+    mine.limits_hash = (int64_t)hash;
+    return mine;
+}
+
+/* "[1048576, 26214400]" */
+static void limits_text(const tddp_reducer_asked *of, char *text)
+{
+    int64_t told =
+        of->limit_count < TDDP_REDUCER_LIMITS_TOLD ? of->limit_count : TDDP_REDUCER_LIMITS_TOLD;
+    size_t used = (size_t)snprintf(text, LIMITS_TEXT, "[");
+    for (int64_t i = 0; i < told; i++) {
+        used += (size_t)snprintf(text + used, LIMITS_TEXT - used, "%s%" PRId64, i ? ", " : "",
+                                 of->limits[i]);
+    }
+    (void)snprintf(text + used, LIMITS_TEXT - used, "%s", told < of->limit_count ? ", ...]" : "]");
+}
+
+static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_t theirs)
+{
+    if (mine == theirs) {
+        return TDDP_OK;
+    }
+    return tddp_fail(TDDP_MISMATCH,
+                     "%s is %s on rank 0, but %s on rank %d: give every rank the same options",
+                     name, mine ? "on" : "off", theirs ? "on" : "off", rank);
+}
+
+tddp_status tddp_reducer_compare_asked(const tddp_reducer_asked *mine, int rank,
+                                       const tddp_reducer_asked *theirs)
+{
+    if (mine->limits_hash != theirs->limits_hash || mine->limit_count != theirs->limit_count) {
+        char text[LIMITS_TEXT];
+        char other_text[LIMITS_TEXT];
+        limits_text(mine, text);
+        limits_text(theirs, other_text);
+        return tddp_fail(TDDP_MISMATCH,
+                         "rank 0 asks for buckets of %s bytes, rank %d for %s: give every rank the "
+                         "same bucket sizes",
+                         text, rank, other_text);
+    }
+    tddp_status status = compare_flag("find_unused", mine->find_unused, rank, theirs->find_unused);
+    if (status == TDDP_OK) {
+        status = compare_flag("static_graph", mine->static_graph, rank, theirs->static_graph);
+    }
+    if (status == TDDP_OK) {
+        status = compare_flag("skip_unused", mine->skip_unused, rank, theirs->skip_unused);
+    }
+    return status;
+}
