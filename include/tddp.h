@@ -41,6 +41,7 @@
 #include <tddp/backend.h>
 #include <tddp/buffer.h>
 #include <tddp/comm_hook.h>
+#include <tddp/file.h>
 #include <tddp/group.h>
 #include <tddp/hooks.h>
 #include <tddp/log.h>

@@ -21,6 +21,7 @@ require_relative "distributed/pieces"
 require_relative "distributed/point_to_point"
 require_relative "distributed/coalescing"
 require_relative "distributed/objects"
+require_relative "distributed/random_state"
 require_relative "distributed/fork_world"
 require_relative "distributed/flight_recorder"
 
@@ -46,6 +47,7 @@ module Torch
     extend PointToPoint
     extend Coalescing
     extend Objects
+    extend RandomState
     extend Launching
     extend FlightRecorder
 

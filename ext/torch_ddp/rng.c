@@ -1,0 +1,33 @@
+/*
+ * The state of libtorch's random numbers over <tddp/torch_rng.h>, as a String of bytes. Entered by
+ * Ruby threads that hold the GVL; nothing here waits. Leaves tensors and checkpoints to lib/torch.
+ */
+#include "torch_ddp.h"
+
+#include <tddp/torch_rng.h>
+
+static VALUE rng_state(VALUE self)
+{
+    (void)self;
+    size_t size = 0;
+    tddp_rb_check(tddp_rng_state(NULL, 0, &size));
+    VALUE bytes = rb_str_new(NULL, (long)size);
+    tddp_rb_check(tddp_rng_state(RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes), &size));
+    return bytes;
+}
+
+static VALUE set_rng_state(VALUE self, VALUE bytes)
+{
+    (void)self;
+    StringValue(bytes);
+    tddp_rb_check(tddp_set_rng_state(RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes)));
+    RB_GC_GUARD(bytes);
+    return Qnil;
+}
+
+void tddp_rb_init_rng(void)
+{
+    VALUE self = rb_singleton_class(tddp_rb_distributed);
+    rb_define_method(self, "_rng_state", rng_state, 0);
+    rb_define_method(self, "_set_rng_state", set_rng_state, 1);
+}

@@ -1,0 +1,90 @@
+/*
+ * The memory of tensors to files and back over <tddp/file.h>, without the GVL. Entered by Ruby
+ * threads that hold it. The tensor lives until the call returns; whoever writes to its memory
+ * meanwhile spoils the file. Leaves names, layouts and what a checksum should be to lib/torch.
+ */
+#include "torch_ddp.h"
+
+#include <tddp/file.h>
+
+/* What is on its way: a tensor's memory, a String's, or nothing but a checksum. */
+typedef struct transfer {
+    tddp_file_piece piece;
+    bool writes;
+} transfer;
+
+static tddp_status body_transfer(void *data, const tddp_wait *wait)
+{
+    transfer *call = data;
+    return call->writes ? tddp_file_write(&call->piece, wait) : tddp_file_read(&call->piece, wait);
+}
+
+/* Returns the checksum. The piece may be taken up again, so a signal's handler may run between. */
+static VALUE perform(transfer *call, VALUE name, VALUE memory)
+{
+    call->piece.name = StringValueCStr(name);
+    tddp_rb_settle(tddp_rb_blocking(body_transfer, call, -1, false));
+    RB_GC_GUARD(name);
+    RB_GC_GUARD(memory);
+    return UINT2NUM(call->piece.crc);
+}
+
+static tddp_file_piece piece_at(VALUE fd, VALUE offset)
+{
+    tddp_file_piece piece = {.fd = NUM2INT(fd), .offset = NUM2ULL(offset)};
+    return piece;
+}
+
+static void set_memory(tddp_file_piece *piece, VALUE tensor)
+{
+    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
+    if (buffer.device_type != TDDP_CPU)
+        rb_raise(rb_eArgError, "tensor: expected one on the CPU, got one on %s",
+                 tddp_device_type_name(buffer.device_type));
+    piece->data = buffer.data;
+    piece->size = buffer.count * tddp_dtype_size(buffer.dtype);
+}
+
+/* _write_tensor(tensor, fd, name, offset) -> its CRC-32 */
+static VALUE write_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE offset)
+{
+    (void)self;
+    transfer call = {.piece = piece_at(fd, offset), .writes = true};
+    set_memory(&call.piece, tensor);
+    return perform(&call, name, tensor);
+}
+
+/* _read_tensor(tensor, fd, name, offset) -> the CRC-32 of what was read into it */
+static VALUE read_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE offset)
+{
+    (void)self;
+    transfer call = {.piece = piece_at(fd, offset)};
+    set_memory(&call.piece, tensor);
+    return perform(&call, name, tensor);
+}
+
+/* _read_checksum(size, fd, name, offset) -> the CRC-32 of what is there */
+static VALUE read_checksum(VALUE self, VALUE size, VALUE fd, VALUE name, VALUE offset)
+{
+    (void)self;
+    transfer call = {.piece = piece_at(fd, offset)};
+    call.piece.size = NUM2SIZET(size);
+    return perform(&call, name, Qnil);
+}
+
+/* _crc32(bytes) */
+static VALUE crc32_of(VALUE self, VALUE bytes)
+{
+    (void)self;
+    StringValue(bytes);
+    return UINT2NUM(tddp_crc32(0, RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes)));
+}
+
+void tddp_rb_init_tensor_file(void)
+{
+    VALUE self = rb_singleton_class(tddp_rb_distributed);
+    rb_define_method(self, "_write_tensor", write_tensor, 4);
+    rb_define_method(self, "_read_tensor", read_tensor, 4);
+    rb_define_method(self, "_read_checksum", read_checksum, 4);
+    rb_define_method(self, "_crc32", crc32_of, 1);
+}
