@@ -1,8 +1,9 @@
 # frozen_string_literal: true
 
 require "torch"
+require_relative "../mnist/model"
 
-# The models of the step benchmark. The same stand in ddp_step.py for PyTorch.
+# The models of the benchmarks. The same stand in ddp_step.py for PyTorch.
 module BenchmarkModels
   # Applies layers one after the other, with ReLU between them.
   class Chain < Torch::NN::Module
@@ -15,23 +16,32 @@ module BenchmarkModels
     end
 
     def forward(x)
+      x = Torch.flatten(x, start_dim: 1)
       (0..@last).each do |i|
         x = instance_variable_get("@fc#{i}").call(x)
         x = Torch::NN::F.relu(x) if i < @last
       end
-      x
+      Torch::NN::F.log_softmax(x, 1)
     end
   end
 
+  # The network of the MNIST example, under both its names here.
+  CNN = %w[cnn mnist_cnn].freeze
+
   SIZES = {
     "mlp" => [784, 1024, 1024, 10],
-    "chain66" => [784] + [64] * 65 + [10]
+    "chain66" => [784] + [64] * 65 + [10],
+    # Gradients of 80 MiB, beside which everything else is small: for measuring memory.
+    "wide" => [784, 4096, 4096, 10]
   }.freeze
 
-  # @param name [String] a key of {SIZES}
-  # @return [Torch::NN::Module, Integer] the model and the width of its input
+  NAMES = [*CNN, *SIZES.keys].freeze
+
+  # @param name [String] one of {NAMES}
+  # @return [Torch::NN::Module] it takes images of 1 x 28 x 28 and gives logarithms of probabilities
   def self.build(name)
-    sizes = SIZES.fetch(name) { abort "no model #{name.inspect}: expected one of #{SIZES.keys.join(", ")}" }
-    [Chain.new(sizes), sizes.first]
+    return MNISTNet.new if CNN.include?(name)
+
+    Chain.new(SIZES.fetch(name) { raise ArgumentError, "no model #{name.inspect}: expected one of #{NAMES.join(", ")}" })
   end
 end

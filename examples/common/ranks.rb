@@ -1,0 +1,44 @@
+# frozen_string_literal: true
+
+require "torch"
+require "torch/distributed"
+
+# The processes of an example: those that torchrun started, or new ones on this machine.
+module Ranks
+  module_function
+
+  # @return [Boolean] whether torchrun (or another launcher) started this process as one of several
+  def launched?
+    ENV.key?("RANK")
+  end
+
+  # @return [Integer] GPUs of this machine
+  def gpus
+    Torch::CUDA.available? ? Torch::CUDA.device_count : 0
+  end
+
+  # Runs the block on each rank, where `init_process_group` finds its place without arguments.
+  #
+  # @param count [Integer] processes to start; a launcher has decided this itself
+  # @return [Array] the block's values by rank; under a launcher this rank's alone
+  def run(count, &block)
+    return [block.call] if launched?
+
+    Torch::Distributed.fork_world(count, start_method: :spawn) { block.call }
+  rescue Interrupt
+    warn "interrupted"
+    exit 130
+  end
+
+  # @return [Torch::Device] this rank's GPU where there are GPUs and the backend serves them, else the CPU
+  def device(backend = nil)
+    return Torch.device("cpu") if gpus.zero? || backend == "gloo"
+
+    Torch.device("cuda:#{Integer(ENV.fetch("LOCAL_RANK", "0")) % gpus}")
+  end
+
+  # @return [Array<Integer>, nil] what DistributedDataParallel takes as device_ids
+  def device_ids(device)
+    [device.index] if device.type == "cuda"
+  end
+end
