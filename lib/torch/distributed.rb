@@ -22,6 +22,7 @@ require_relative "distributed/point_to_point"
 require_relative "distributed/coalescing"
 require_relative "distributed/objects"
 require_relative "distributed/random_state"
+require_relative "distributed/optim/state_dict"
 require_relative "distributed/fork_world"
 require_relative "distributed/flight_recorder"
 
