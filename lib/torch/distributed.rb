@@ -6,6 +6,8 @@ require_relative "distributed/errors"
 require_relative "distributed/reduce_op"
 require_relative "distributed/stores"
 require_relative "distributed/work"
+require_relative "distributed/future"
+require_relative "distributed/nested"
 require_relative "distributed/devices"
 require_relative "distributed/rendezvous"
 require_relative "distributed/ranks"
@@ -23,7 +25,9 @@ require_relative "distributed/coalescing"
 require_relative "distributed/objects"
 require_relative "distributed/random_state"
 require_relative "distributed/optim/state_dict"
+require_relative "distributed/algorithms"
 require_relative "distributed/fork_world"
+require_relative "distributed/step_memory"
 require_relative "distributed/flight_recorder"
 
 module Torch
@@ -60,6 +64,7 @@ module Torch
   module NN
     module Parallel
       autoload :DistributedDataParallel, "torch/nn/parallel/distributed_data_parallel"
+      autoload :MixedPrecision, "torch/nn/parallel/mixed_precision"
     end
   end
 

@@ -1,0 +1,19 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # What builds on operations and is no operation itself.
+    module Algorithms
+      autoload :Join, "torch/distributed/algorithms/join"
+      autoload :JoinHook, "torch/distributed/algorithms/join"
+      autoload :Joinable, "torch/distributed/algorithms/join"
+      autoload :DDPCommHooks, "torch/distributed/algorithms/ddp_comm_hooks"
+      autoload :ModelAveraging, "torch/distributed/algorithms/model_averaging"
+    end
+
+    # Optimizers that work on several processes.
+    module Optim
+      autoload :PostLocalSGDOptimizer, "torch/distributed/optim/post_local_sgd_optimizer"
+    end
+  end
+end
