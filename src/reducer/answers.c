@@ -53,3 +53,19 @@ uint64_t tddp_reducer_rounds(const tddp_reducer *reducer)
 {
     return reducer->finished;
 }
+
+size_t tddp_reducer_order(const tddp_reducer *reducer, size_t *out, size_t room)
+{
+    if (!reducer->order_seen) {
+        return 0;
+    }
+    for (size_t k = 0; k < reducer->count && k < room; k++) {
+        out[k] = (size_t)reducer->last_order[k];
+    }
+    return reducer->count;
+}
+
+void tddp_reducer_times_of(const tddp_reducer *reducer, tddp_reducer_times *out)
+{
+    *out = reducer->times;
+}

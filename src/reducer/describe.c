@@ -39,6 +39,9 @@ static void add_param(description *to, const tddp_reducer_param *param)
 void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket)
 {
     description it = {.length = 0};
+    if (reducer->hook) {
+        add(&it, "%s of ", tddp_comm_hook_name(reducer->hook));
+    }
     add(&it, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
     const char *between = "";
     const tddp_reducer_bucket *of = &reducer->layout.buckets[bucket];

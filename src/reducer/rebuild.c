@@ -16,7 +16,10 @@ static tddp_status start(tddp_reducer *reducer)
     if (!order) {
         return TDDP_OUT_OF_MEMORY;
     }
-    memcpy(order, reducer->order, reducer->count * sizeof *order);
+    for (size_t k = 0; k < reducer->count; k++) {
+        /* A rank that only shadowed has seen none: as backward would run. */
+        order[k] = reducer->order_seen ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
+    }
     if (reducer->world_size > 1) {
         tddp_buffer buffer = {order, reducer->count, TDDP_INT64, TDDP_CPU, 0, NULL};
         tddp_status status = tddp_broadcast(reducer->group, buffer, 0, &reducer->rebuild_work);
@@ -97,6 +100,7 @@ static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
     tddp_reducer_layout old = reducer->layout;
     reducer->layout = *fresh;
     reducer->launched = 0; /* counted buckets of the old layout */
+    reducer->layouts++;
     reducer->rebuilt = true;
     pthread_mutex_unlock(&reducer->lock);
     tddp_reducer_layout_free(&old);

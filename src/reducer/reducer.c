@@ -121,11 +121,17 @@ static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
     reducer->params = tddp_alloc_array(reducer->count, sizeof *reducer->params);
     reducer->ready = tddp_alloc_array(reducer->count, sizeof *reducer->ready);
     reducer->order = tddp_alloc_array(reducer->count, sizeof *reducer->order);
-    if (!reducer->limits || !reducer->params || !reducer->ready || !reducer->order) {
+    reducer->last_order = tddp_alloc_array(reducer->count, sizeof *reducer->last_order);
+    if (!reducer->limits || !reducer->params || !reducer->ready || !reducer->order ||
+        !reducer->last_order) {
         return TDDP_OUT_OF_MEMORY;
     }
     memcpy(reducer->limits, opts->limits, opts->limit_count * sizeof *reducer->limits);
-    return copy_params(reducer, params);
+    tddp_status status = tddp_reducer_usage_make(reducer);
+    if (status == TDDP_OK) {
+        status = tddp_reducer_calls_make(reducer);
+    }
+    return status == TDDP_OK ? copy_params(reducer, params) : status;
 }
 
 tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *params, size_t count,
@@ -149,6 +155,7 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     reducer->group = tddp_group_retain(group);
     reducer->rank = tddp_group_rank(group);
     reducer->world_size = tddp_group_world_size(group);
+    reducer->divisor = reducer->next_divisor = reducer->world_size;
     reducer->count = count;
     status = fill(reducer, params, &settled);
     if (status == TDDP_OK) {
@@ -165,9 +172,33 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     return TDDP_OK;
 }
 
-static void release_memory(void *memory)
+/* What a work under way may still use. */
+typedef struct lease {
+    tddp_reducer_memory *memory;
+    tddp_comm_hook *hook; /* or NULL */
+} lease;
+
+static void end_lease(void *data)
 {
-    tddp_reducer_memory_release(memory);
+    lease *held = data;
+    tddp_reducer_memory_release(held->memory);
+    tddp_comm_hook_release(held->hook);
+    free(held);
+}
+
+static void leave_to(tddp_work *work, tddp_reducer *reducer)
+{
+    tddp_reducer_memory_share(reducer->layout.memory);
+    if (reducer->hook) {
+        tddp_comm_hook_retain(reducer->hook);
+    }
+    lease *held = tddp_alloc(sizeof *held);
+    if (held) {
+        *held = (lease){reducer->layout.memory, reducer->hook};
+        tddp_reducer_abandon(work, end_lease, held);
+    } else { /* lost, which is better than freed too early */
+        tddp_work_release(work);
+    }
 }
 
 static void let_go_of_works(tddp_reducer *reducer)
@@ -175,9 +206,12 @@ static void let_go_of_works(tddp_reducer *reducer)
     for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
         tddp_work *work = reducer->layout.buckets[b].work;
         if (work) {
-            tddp_reducer_memory_share(reducer->layout.memory);
-            tddp_reducer_abandon(work, release_memory, reducer->layout.memory);
+            leave_to(work, reducer);
         }
+    }
+    if (reducer->usage.work) {
+        tddp_reducer_abandon(reducer->usage.work, free, reducer->usage.map);
+        reducer->usage.map = NULL;
     }
     if (reducer->rebuild_work) {
         tddp_reducer_abandon(reducer->rebuild_work, free, reducer->rebuild_order);
@@ -202,8 +236,16 @@ void tddp_reducer_free(tddp_reducer *reducer)
     free(reducer->params);
     free(reducer->ready);
     free(reducer->order);
+    free(reducer->last_order);
+    free(reducer->usage.unused);
+    free(reducer->usage.noted);
+    free(reducer->usage.map);
+    free(reducer->calls.expected);
+    free(reducer->calls.made);
+    free(reducer->calls.turn);
     free(reducer->rebuild_order);
     tddp_reducer_layout_free(&reducer->layout);
+    tddp_comm_hook_release(reducer->hook);
     tddp_group_release(reducer->group);
     pthread_mutex_destroy(&reducer->lock);
     free(reducer);

@@ -1,16 +1,22 @@
 /*
  * What the reducer's files share. Public part of this room: <tddp/reducer.h>.
  *
- *     plan.c     parameters -> buckets, pure
- *     layout.c   a plan given memory: offsets, buckets, the counted arena
- *     options.c  what was asked for
- *     verify.c   are the parameters and options the same on every rank?
- *     reducer.c  making and freeing
- *     answers.c  the questions one may ask
- *     round.c    prepare, mark_ready, finish: one backward's life
- *     rebuild.c  the second layout, in the order of rank 0
- *     await.c    waiting for works, and what becomes of memory when nobody waits
- *     describe.c what ranks compare of a bucket beside its size
+ *     plan.c         parameters -> buckets, pure
+ *     layout.c       a plan given memory: offsets, buckets, the counted arena
+ *     options.c      what was asked for
+ *     verify.c       are the parameters and options the same on every rank?
+ *     reducer.c      making and freeing
+ *     answers.c      the questions one may ask
+ *     round.c        prepare, mark_ready, finish: one backward's life
+ *     stages.c       buckets go to the group or the hook, and through its stages
+ *     usage.c        parameters that a round leaves out, and who uses what
+ *     static_graph.c how often each parameter is reported, learnt in the first round
+ *     shadow.c       the round of a rank without data
+ *     complaints.c   what is said of rounds that went wrong
+ *     rebuild.c      the second layout, in the order of rank 0
+ *     await.c        waiting for works, and what becomes of memory when nobody waits
+ *     describe.c     what ranks compare of a bucket beside its size
+ *     comm_hook.c    hooks as counted objects; hooks/ has the built-in ones
  */
 #ifndef TDDP_REDUCER_REDUCER_H
 #define TDDP_REDUCER_REDUCER_H
@@ -49,6 +55,9 @@ typedef struct tddp_reducer_bucket {
     tddp_bucket_gradient *gradients; /* so many, as they lie; owned by the layout */
     size_t pending;                  /* how many are not ready in this round */
     tddp_work *work;                 /* under way, or NULL */
+    int stage;                       /* of the hook, that comes next */
+    bool again;                      /* the hook wants that stage */
+    bool skipped;                    /* no rank uses any of it: not reduced in this round */
 } tddp_reducer_bucket;
 
 typedef struct tddp_reducer_layout {
@@ -128,6 +137,29 @@ TDDP_NODISCARD tddp_status tddp_reducer_gather(tddp_group *group, tddp_buffer in
                                                const tddp_reducer_patience *patience, void *memory,
                                                bool *kept);
 
+/* --- usage.c --------------------------------------------------------------------------------- */
+
+/* Who uses which parameters: with find_unused in each round, with static_graph once. */
+typedef struct tddp_reducer_usage {
+    size_t *unused; /* those that the round does not reach; with static_graph no round does */
+    size_t unused_count;
+    bool taken;   /* they count as ready in this round */
+    bool *noted;  /* by parameter: got a gradient outside of rounds */
+    int32_t *map; /* by parameter: how many ranks use it, once `sent` and no longer under way */
+    bool sent;    /* this round's map; with static_graph the only one */
+    tddp_work *work;
+} tddp_reducer_usage;
+
+/* --- static_graph.c -------------------------------------------------------------------------- */
+
+typedef struct tddp_reducer_calls {
+    bool known;         /* the first round is over, `expected` holds */
+    uint32_t *expected; /* by parameter: calls of mark_ready in a round */
+    uint32_t *made;     /* in this round */
+    uint64_t *turn;     /* the first round's: when it was called last, from 1; 0: never */
+    uint64_t turns;
+} tddp_reducer_calls;
+
 /* --- reducer.c ------------------------------------------------------------------------------- */
 
 typedef enum tddp_reducer_phase {
@@ -136,11 +168,16 @@ typedef enum tddp_reducer_phase {
     TDDP_REDUCER_LAUNCHED, /* every bucket handed over, finish() is due */
 } tddp_reducer_phase;
 
+/* Of a parameter in a round. */
+enum { TDDP_REDUCER_UNREADY, TDDP_REDUCER_READY, TDDP_REDUCER_UNUSED };
+
 /*
- * `lock` guards what a round changes: phase, ready, order, launched, buckets[].pending and .work,
- * and the failure. It is held while a bucket is handed to the group, so that buckets queue in their
- * order whatever thread completes them; the group's own lock is taken inside it, never the other
- * way round. finish(), prepare(), rebuild() and free() come from one thread at a time.
+ * `lock` guards what a round changes: phase, ready, order, launched, what buckets are at, usage,
+ * calls, now, and the failure. It is held while a bucket is handed to the group, so that buckets
+ * queue in their order whatever thread completes them; the group's own lock is taken inside it,
+ * never the other way round. Only a hook that must run on the caller's thread, which alone hands
+ * over then, runs without it. finish(), prepare(), set_unused(), shadow(), rebuild() and free()
+ * come from one thread at a time, and only they read and clear works.
  */
 struct tddp_reducer {
     pthread_mutex_t lock;
@@ -154,17 +191,30 @@ struct tddp_reducer {
     bool static_graph;
     bool skip_unused;
     bool describe; /* buckets are described as they are handed over */
+    tddp_comm_hook *hook;
+    int divisor; /* of the sums, in this round */
+    int next_divisor;
 
     size_t count;
     tddp_reducer_param *params; /* names and dims are copies */
     tddp_reducer_layout layout;
+    uint64_t layouts; /* before this one */
 
     tddp_reducer_phase phase;
-    bool *ready;    /* by parameter */
-    int64_t *order; /* parameters in the order in which they became ready */
+    unsigned char *ready; /* by parameter */
+    int64_t *order;       /* parameters in the order in which they became ready */
     size_t ready_count;
-    size_t launched;   /* buckets handed over in this round: always the first so many */
-    uint64_t finished; /* rounds */
+    size_t launched; /* buckets handed over in this round: always the first so many */
+    size_t settling; /* the bucket that finish() waits for next */
+    bool shadowing;  /* this rank has no data in this round */
+    tddp_reducer_usage usage;
+    tddp_reducer_calls calls;
+    tddp_reducer_times now;
+
+    uint64_t finished;        /* rounds */
+    tddp_reducer_times times; /* the last finished one's */
+    int64_t *last_order;      /* the last one's with data */
+    bool order_seen;
 
     tddp_status failure; /* what put the ranks out of step, for good; TDDP_OK if nothing did */
     char failure_text[1024];
@@ -181,10 +231,76 @@ void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket);
 
 /* --- round.c --------------------------------------------------------------------------------- */
 
-/* Keeps the calling thread's text as the reason why this reducer is of no further use. */
+/* Keeps the calling thread's text as the reason why this reducer is of no further use. Under the
+ * lock. */
 tddp_status tddp_reducer_break(tddp_reducer *reducer, tddp_status status);
+
+/* Counts a parameter as ready, in its bucket and in the order. Under the lock. */
+void tddp_reducer_count_ready(tddp_reducer *reducer, size_t index, unsigned char how);
+
+/* Waits for the work in `slot`, then clears it; a failure breaks the reducer. `*done` is false if
+ * the wait ended before the work did. */
+TDDP_NODISCARD tddp_status tddp_reducer_await_slot(tddp_reducer *reducer, tddp_work **slot,
+                                                   const tddp_reducer_patience *patience,
+                                                   bool *done);
+
+/* finish() with a patience that has begun. */
+TDDP_NODISCARD tddp_status tddp_reducer_finish_within(tddp_reducer *reducer,
+                                                      const tddp_reducer_patience *patience);
+
+/* --- stages.c -------------------------------------------------------------------------------- */
+
+/* Whether buckets are handed over by tddp_reducer_hand_over() alone. */
+bool tddp_reducer_on_caller(const tddp_reducer *reducer);
+
+/* Hands over the buckets that are complete and were not; all of them: the round is LAUNCHED, and
+ * the usage map follows. Under the lock, which is given up while a hook on the caller's thread
+ * runs. A failure breaks the reducer. */
+TDDP_NODISCARD tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer);
+
+/* Waits for the first `launched` buckets, stage by stage if `all` were handed over, and for the
+ * usage map; also after a failure, which is kept, for their memory must be quiet after it. `*done`
+ * is false if the wait ended before. */
+TDDP_NODISCARD tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all,
+                                               const tddp_reducer_patience *patience, bool *done);
+
+/* --- usage.c, continued ---------------------------------------------------------------------- */
+
+TDDP_NODISCARD tddp_status tddp_reducer_usage_make(tddp_reducer *reducer);
+/* Under the lock: a new round. */
+void tddp_reducer_usage_open(tddp_reducer *reducer);
+/* Under the lock: the parameters left out count as ready. */
+void tddp_reducer_take_unused(tddp_reducer *reducer);
+/* Whether buckets must wait for a map that is not there yet. */
+bool tddp_reducer_usage_lacking(const tddp_reducer *reducer);
+/* Under the lock, with all buckets handed over: the map, if it is due now. */
+TDDP_NODISCARD tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer);
+/* skip_unused: has all ranks' maps added up before the round's buckets. */
+TDDP_NODISCARD tddp_status tddp_reducer_usage_exchange(tddp_reducer *reducer,
+                                                       const tddp_reducer_patience *patience);
+
+/* --- static_graph.c, continued --------------------------------------------------------------- */
+
+TDDP_NODISCARD tddp_status tddp_reducer_calls_make(tddp_reducer *reducer);
+/* Under the lock, all of these: a new round; one more call, `*ready` if it is the last expected
+ * one; the end of the first round, all are ready; whether that is still to come. */
+void tddp_reducer_calls_open(tddp_reducer *reducer);
+TDDP_NODISCARD tddp_status tddp_reducer_count_call(tddp_reducer *reducer, size_t index,
+                                                   bool *ready);
+void tddp_reducer_close_counting(tddp_reducer *reducer);
+bool tddp_reducer_counting(const tddp_reducer *reducer);
+
+/* --- complaints.c ---------------------------------------------------------------------------- */
 
 /* The failure with its text, for every call after it. */
 tddp_status tddp_reducer_broken(const tddp_reducer *reducer);
+/* A round that was left with some parameters ready and others not. */
+tddp_status tddp_reducer_fail_unready(const tddp_reducer *reducer);
+/* A parameter that was ready already. */
+tddp_status tddp_reducer_fail_twice(const tddp_reducer *reducer, size_t index);
+/* More calls with static_graph than in the first round. */
+tddp_status tddp_reducer_fail_calls(const tddp_reducer *reducer, size_t index);
+/* A number that is no parameter's. */
+tddp_status tddp_reducer_fail_index(const tddp_reducer *reducer, size_t index);
 
 #endif

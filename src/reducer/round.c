@@ -13,7 +13,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "reducer/reducer.h"
 
@@ -27,60 +26,33 @@ tddp_status tddp_reducer_break(tddp_reducer *reducer, tddp_status status)
     return status;
 }
 
-tddp_status tddp_reducer_broken(const tddp_reducer *reducer)
-{
-    return tddp_fail(reducer->failure,
-                     "the gradients of an earlier step were not averaged (%s): end this process "
-                     "group, and make it and the model anew from a checkpoint",
-                     reducer->failure_text);
-}
-
 /* --- prepare --------------------------------------------------------------------------------- */
-
-static tddp_status fail_unready(const tddp_reducer *reducer)
-{
-    enum { NAMED = 10 };
-    tddp_bytes names = {0};
-    size_t missing = 0;
-    for (size_t i = 0; i < reducer->count; i++) {
-        if (reducer->ready[i] || missing++ >= NAMED) {
-            continue;
-        }
-        const char *name = reducer->params[i].name;
-        if (tddp_bytes_append(&names, missing > 1 ? ", \"" : "\"", missing > 1 ? 3 : 1) ||
-            tddp_bytes_append(&names, name, strlen(name)) || tddp_bytes_append(&names, "\"", 1)) {
-            tddp_bytes_free(&names);
-            return TDDP_OUT_OF_MEMORY;
-        }
-    }
-    char more[48] = "";
-    if (missing > NAMED) {
-        (void)snprintf(more, sizeof more, " and %zu more", missing - NAMED);
-    }
-    (void)tddp_fail(TDDP_INVALID_ARGUMENT,
-                    "rank %d: %zu of %zu parameters got no gradient in the backward before: "
-                    "%.*s%s. The loss must depend on every parameter in each backward that is "
-                    "synchronised: freeze those that it does not (requires_grad = false before "
-                    "wrapping), use all outputs of forward, or run that part under no_sync",
-                    reducer->rank, missing, reducer->count, (int)names.size, names.data, more);
-    tddp_bytes_free(&names);
-    return TDDP_INVALID_ARGUMENT;
-}
 
 static tddp_status open_round(tddp_reducer *reducer)
 {
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_broken(reducer);
     }
-    if (reducer->phase == TDDP_REDUCER_OPEN && reducer->ready_count > 0) {
-        return fail_unready(reducer);
+    if (reducer->phase == TDDP_REDUCER_OPEN &&
+        (reducer->now.first_ready_ns != 0 || reducer->ready_count > 0)) {
+        return tddp_reducer_fail_unready(reducer);
     }
-    memset(reducer->ready, 0, reducer->count * sizeof *reducer->ready);
+    memset(reducer->ready, TDDP_REDUCER_UNREADY, reducer->count * sizeof *reducer->ready);
     reducer->ready_count = 0;
     reducer->launched = 0;
+    reducer->settling = 0;
+    reducer->shadowing = false;
     for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        reducer->layout.buckets[b].pending = reducer->layout.buckets[b].params;
+        tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+        bucket->pending = bucket->params;
+        bucket->stage = 0;
+        bucket->again = false;
+        bucket->skipped = false;
     }
+    reducer->divisor = reducer->next_divisor;
+    tddp_reducer_usage_open(reducer);
+    tddp_reducer_calls_open(reducer);
+    reducer->now = (tddp_reducer_times){.prepared_ns = tddp_now_ns()};
     reducer->phase = TDDP_REDUCER_OPEN;
     return TDDP_OK;
 }
@@ -88,10 +60,18 @@ static tddp_status open_round(tddp_reducer *reducer)
 tddp_status tddp_reducer_prepare(tddp_reducer *reducer)
 {
     pthread_mutex_lock(&reducer->lock);
-    bool due = reducer->phase == TDDP_REDUCER_LAUNCHED;
+    bool due = reducer->phase == TDDP_REDUCER_LAUNCHED ||
+               (reducer->phase == TDDP_REDUCER_OPEN && reducer->ready_count == reducer->count);
+    bool map_due = reducer->phase == TDDP_REDUCER_OPEN && reducer->usage.work;
     pthread_mutex_unlock(&reducer->lock);
     if (due) { /* backward was left between its last gradient and finish */
         tddp_status status = tddp_reducer_finish(reducer, NULL);
+        if (status != TDDP_OK) {
+            return status;
+        }
+    } else if (map_due) { /* forward was left while it waited for the map */
+        const tddp_reducer_patience patience = tddp_reducer_patience_of(NULL);
+        tddp_status status = tddp_reducer_usage_exchange(reducer, &patience);
         if (status != TDDP_OK) {
             return status;
         }
@@ -104,46 +84,28 @@ tddp_status tddp_reducer_prepare(tddp_reducer *reducer)
 
 /* --- mark_ready ------------------------------------------------------------------------------ */
 
-static tddp_status launch(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+void tddp_reducer_count_ready(tddp_reducer *reducer, size_t index, unsigned char how)
 {
-    if (reducer->world_size > 1) {
-        if (reducer->describe) {
-            tddp_reducer_describe(reducer, reducer->launched);
-        }
-        return tddp_all_reduce(reducer->group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, &bucket->work);
+    size_t bucket = reducer->layout.bucket_of[index];
+    reducer->ready[index] = how;
+    reducer->order[reducer->ready_count++] = (int64_t)index;
+    if (bucket != TDDP_REDUCER_NO_BUCKET) {
+        reducer->layout.buckets[bucket].pending--;
     }
-    /* The average of one is in place already, but of a group that is gone one is to hear. */
-    if (reducer->owner != getpid()) {
-        return tddp_fail(TDDP_FORKED,
-                         "the process group \"%s\" was made by process %d, this is its child %d: "
-                         "make the group and the model anew here",
-                         tddp_group_name(reducer->group), (int)reducer->owner, (int)getpid());
-    }
-    if (tddp_group_closed(reducer->group)) {
-        return tddp_fail(TDDP_GROUP_CLOSED, "the process group \"%s\" is destroyed",
-                         tddp_group_name(reducer->group));
-    }
-    return TDDP_OK;
 }
 
-static tddp_status launch_complete(tddp_reducer *reducer)
+static tddp_status check_usage(const tddp_reducer *reducer)
 {
-    const tddp_reducer_layout *layout = &reducer->layout;
-    while (reducer->launched < layout->bucket_count &&
-           layout->buckets[reducer->launched].pending == 0) {
-        tddp_status status = launch(reducer, &layout->buckets[reducer->launched]);
-        if (status != TDDP_OK) {
-            return tddp_reducer_break(reducer, status);
-        }
-        reducer->launched++;
+    if (!tddp_reducer_usage_lacking(reducer)) {
+        return TDDP_OK;
     }
-    if (reducer->ready_count == reducer->count) {
-        reducer->phase = TDDP_REDUCER_LAUNCHED;
-    }
-    return TDDP_OK;
+    return tddp_fail(TDDP_INVALID_ARGUMENT,
+                     "rank %d: a backward before the ranks know which parameters are unused: "
+                     "skip_unused expects the end of set_unused before it",
+                     reducer->rank);
 }
 
-static tddp_status accept(tddp_reducer *reducer, size_t index)
+static tddp_status check_open(const tddp_reducer *reducer, size_t index)
 {
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_broken(reducer);
@@ -153,31 +115,51 @@ static tddp_status accept(tddp_reducer *reducer, size_t index)
                          "the gradient of \"%s\" became ready outside a round: prepare first",
                          reducer->params[index].name);
     }
+    return check_usage(reducer);
+}
+
+static tddp_status accept(tddp_reducer *reducer, size_t index)
+{
+    tddp_status status = check_open(reducer, index);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    bool ready = true;
+    if (reducer->now.first_ready_ns == 0) {
+        reducer->now.first_ready_ns = tddp_now_ns();
+    }
+    if (reducer->static_graph) {
+        status = tddp_reducer_count_call(reducer, index, &ready);
+        if (status != TDDP_OK) {
+            return status;
+        }
+        if (tddp_reducer_counting(reducer)) {
+            reducer->now.last_ready_ns = tddp_now_ns();
+            return TDDP_OK;
+        }
+    }
+    tddp_reducer_take_unused(reducer);
+    if (!ready) {
+        return TDDP_OK;
+    }
     if (reducer->ready[index]) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "rank %d: the gradient of \"%s\" became ready twice since forward: run "
-                         "backward once over each part of the graph (a retained graph, or a "
-                         "checkpoint inside a checkpoint, runs it again), or add the losses up "
-                         "first, or all but the last backward under no_sync",
-                         reducer->rank, reducer->params[index].name);
+        return tddp_reducer_fail_twice(reducer, index);
     }
-    reducer->ready[index] = true;
-    reducer->order[reducer->ready_count++] = (int64_t)index;
-    if (reducer->layout.bucket_of[index] != TDDP_REDUCER_NO_BUCKET) {
-        reducer->layout.buckets[reducer->layout.bucket_of[index]].pending--;
+    tddp_reducer_count_ready(reducer, index, TDDP_REDUCER_READY);
+    if (reducer->ready_count == reducer->count) {
+        reducer->now.last_ready_ns = tddp_now_ns();
     }
-    return launch_complete(reducer);
+    return tddp_reducer_on_caller(reducer) ? TDDP_OK : tddp_reducer_launch_complete(reducer);
 }
 
 tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *all_ready)
 {
     if (index >= reducer->count) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter number %zu: expected 0 to %zu", index,
-                         reducer->count - 1);
+        return tddp_reducer_fail_index(reducer, index);
     }
     pthread_mutex_lock(&reducer->lock);
     tddp_status status = accept(reducer, index);
-    int all = reducer->phase == TDDP_REDUCER_LAUNCHED;
+    int all = reducer->ready_count == reducer->count;
     pthread_mutex_unlock(&reducer->lock);
     if (status == TDDP_OK) {
         *all_ready = all;
@@ -187,12 +169,11 @@ tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *al
 
 /* --- finish ---------------------------------------------------------------------------------- */
 
-/* Waits for one bucket; `*done` is false if the wait ended before the operation did. The works are
- * only read and cleared here, by the one thread that finishes, once they are handed over. */
-static tddp_status finish_bucket(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
-                                 const tddp_reducer_patience *patience, bool *done)
+/* The work is only read and cleared here, by the one thread that finishes, once it was started. */
+tddp_status tddp_reducer_await_slot(tddp_reducer *reducer, tddp_work **slot,
+                                    const tddp_reducer_patience *patience, bool *done)
 {
-    tddp_work *work = bucket->work;
+    tddp_work *work = *slot;
     *done = true;
     if (!work) {
         return TDDP_OK;
@@ -202,7 +183,7 @@ static tddp_status finish_bucket(tddp_reducer *reducer, tddp_reducer_bucket *buc
         return status;
     }
     pthread_mutex_lock(&reducer->lock);
-    bucket->work = NULL;
+    *slot = NULL;
     if (status != TDDP_OK) {
         (void)tddp_reducer_break(reducer, status);
     }
@@ -211,33 +192,92 @@ static tddp_status finish_bucket(tddp_reducer *reducer, tddp_reducer_bucket *buc
     return status;
 }
 
-tddp_status tddp_reducer_finish(tddp_reducer *reducer, const tddp_wait *wait)
+/* Backward is over: what it did not report counts as ready if the round allows that, and what is
+ * complete is handed over. */
+static tddp_status close_round(tddp_reducer *reducer)
 {
-    tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    if (reducer->phase != TDDP_REDUCER_OPEN || reducer->failure != TDDP_OK) {
+        return TDDP_OK; /* a failure is told once all is quiet */
+    }
+    tddp_status status = check_usage(reducer);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (tddp_reducer_counting(reducer) && !reducer->shadowing) {
+        tddp_reducer_close_counting(reducer);
+    } else {
+        tddp_reducer_take_unused(reducer);
+    }
+    return reducer->ready_count > 0 ? tddp_reducer_launch_complete(reducer) : TDDP_OK;
+}
+
+static void keep_order(tddp_reducer *reducer)
+{
+    int64_t *order = reducer->last_order;
+    reducer->last_order = reducer->order;
+    reducer->order = order;
+    reducer->order_seen = true;
+}
+
+static tddp_status conclude(tddp_reducer *reducer)
+{
+    if (reducer->failure != TDDP_OK) {
+        reducer->phase = TDDP_REDUCER_IDLE;
+        return tddp_fail(reducer->failure, "%s", reducer->failure_text);
+    }
+    if (reducer->phase != TDDP_REDUCER_LAUNCHED) {
+        return TDDP_OK;
+    }
+    reducer->phase = TDDP_REDUCER_IDLE;
+    reducer->finished++;
+    if (!reducer->shadowing) {
+        keep_order(reducer);
+        if (reducer->usage.noted) {
+            memset(reducer->usage.noted, 0, reducer->count * sizeof *reducer->usage.noted);
+        }
+    }
+    reducer->times = reducer->now;
+    reducer->times.finished_ns = tddp_now_ns();
+    reducer->times.rounds = reducer->finished;
+    return TDDP_OK;
+}
+
+tddp_status tddp_reducer_finish_within(tddp_reducer *reducer, const tddp_reducer_patience *patience)
+{
     pthread_mutex_lock(&reducer->lock);
-    size_t launched = reducer->launched;
     bool told = reducer->failure != TDDP_OK && reducer->phase == TDDP_REDUCER_IDLE;
+    bool lacking = reducer->shadowing && tddp_reducer_usage_lacking(reducer);
     pthread_mutex_unlock(&reducer->lock);
     if (told) {
         return tddp_reducer_broken(reducer);
     }
-    /* All are waited for, also after a failure: their memory must be quiet when this returns. */
-    for (size_t b = 0; b < launched; b++) {
-        bool done = true;
-        tddp_status status = finish_bucket(reducer, &reducer->layout.buckets[b], &patience, &done);
-        if (!done) {
-            return status;
-        }
+    bool done = true;
+    tddp_status status = TDDP_OK;
+    if (lacking && (status = tddp_reducer_usage_exchange(reducer, patience)) != TDDP_OK) {
+        return status;
     }
     pthread_mutex_lock(&reducer->lock);
-    tddp_status status = reducer->failure;
-    if (status != TDDP_OK) {
-        reducer->phase = TDDP_REDUCER_IDLE;
-        (void)tddp_fail(status, "%s", reducer->failure_text);
-    } else if (reducer->phase == TDDP_REDUCER_LAUNCHED) {
-        reducer->phase = TDDP_REDUCER_IDLE;
-        reducer->finished++;
+    status = close_round(reducer);
+    bool refused = status != TDDP_OK && reducer->failure == TDDP_OK;
+    size_t launched = reducer->launched;
+    bool all = reducer->phase == TDDP_REDUCER_LAUNCHED;
+    pthread_mutex_unlock(&reducer->lock);
+    if (refused) {
+        return status;
     }
+    /* All are waited for, also after a failure: their memory must be quiet when this returns. */
+    status = tddp_reducer_settle(reducer, launched, all, patience, &done);
+    if (!done) {
+        return status;
+    }
+    pthread_mutex_lock(&reducer->lock);
+    status = conclude(reducer);
     pthread_mutex_unlock(&reducer->lock);
     return status;
+}
+
+tddp_status tddp_reducer_finish(tddp_reducer *reducer, const tddp_wait *wait)
+{
+    const tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    return tddp_reducer_finish_within(reducer, &patience);
 }

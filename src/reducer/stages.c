@@ -1,0 +1,252 @@
+/*
+ * What becomes of complete buckets. Without a hook: one all_reduce that averages in place. With one
+ * its stage 0 is run when the bucket is handed over, and the later ones by whoever waits for the
+ * round, bucket after bucket, each when the work of the stage before is done:
+ *
+ *     handed over:   stage 0 of bucket 0, 1, 2
+ *     finish:        wait 0, stage 1 of 0; wait 1, stage 1 of 1; wait 2, ...; wait 0, stage 2 of 0
+ *
+ * Every rank makes these calls in this order, so that the operations of the hook match. Where a
+ * wait that ended early stopped is kept, and the next finish goes on from there.
+ */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "reducer/reducer.h"
+
+/* --- what is done with buckets --------------------------------------------------------------- */
+
+static tddp_status check_early(const tddp_reducer *reducer)
+{
+    if (reducer->phase == TDDP_REDUCER_LAUNCHED || reducer->ready_count > 0 ||
+        reducer->finished > 0 || reducer->now.first_ready_ns != 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "a communication hook after the first gradient: expected before the first "
+                         "backward");
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_reducer_set_hook(tddp_reducer *reducer, tddp_comm_hook *hook)
+{
+    if (!hook) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "no communication hook: expected one");
+    }
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&reducer->lock);
+    if (reducer->hook) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "a second communication hook, \"%s\": there is \"%s\" already, and one "
+                           "model has one",
+                           tddp_comm_hook_name(hook), tddp_comm_hook_name(reducer->hook));
+    } else if (reducer->next_divisor != reducer->world_size) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "a communication hook with sums divided by %d of %d ranks: what is "
+                           "divided is the hook's own part",
+                           reducer->next_divisor, reducer->world_size);
+    } else {
+        status = check_early(reducer);
+    }
+    if (status == TDDP_OK) {
+        reducer->hook = tddp_comm_hook_retain(hook);
+    }
+    pthread_mutex_unlock(&reducer->lock);
+    return status;
+}
+
+tddp_status tddp_reducer_set_divisor(tddp_reducer *reducer, int ranks)
+{
+    if (ranks < 1 || ranks > reducer->world_size) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "gradients divided by %d: expected 1 to %d", ranks,
+                         reducer->world_size);
+    }
+    if (reducer->hook) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "gradients divided by %d, but the communication hook \"%s\" divides them: "
+                         "expected no hook",
+                         ranks, tddp_comm_hook_name(reducer->hook));
+    }
+    pthread_mutex_lock(&reducer->lock);
+    reducer->next_divisor = ranks;
+    pthread_mutex_unlock(&reducer->lock);
+    return TDDP_OK;
+}
+
+bool tddp_reducer_on_caller(const tddp_reducer *reducer)
+{
+    return reducer->hook && tddp_comm_hook_on_caller(reducer->hook);
+}
+
+/* --- handing over ---------------------------------------------------------------------------- */
+
+/* Where nothing is queued, of a group that is gone one is to hear all the same. */
+static tddp_status check_group(const tddp_reducer *reducer)
+{
+    if (reducer->owner != getpid()) {
+        return tddp_fail(TDDP_FORKED,
+                         "the process group \"%s\" was made by process %d, this is its child %d: "
+                         "make the group and the model anew here",
+                         tddp_group_name(reducer->group), (int)reducer->owner, (int)getpid());
+    }
+    if (tddp_group_closed(reducer->group)) {
+        return tddp_fail(TDDP_GROUP_CLOSED, "the process group \"%s\" is destroyed",
+                         tddp_group_name(reducer->group));
+    }
+    return TDDP_OK;
+}
+
+static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+{
+    if (reducer->world_size == 1) { /* it is in place already */
+        return check_group(reducer);
+    }
+    bool plain = reducer->divisor == reducer->world_size;
+    return tddp_all_reduce(reducer->group, bucket->buffer,
+                           plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
+                           plain ? 1.0 : 1.0 / reducer->divisor, &bucket->work);
+}
+
+static tddp_status run_hook(tddp_reducer *reducer, size_t b)
+{
+    tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    tddp_status status = check_group(reducer);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    const tddp_bucket seen = {b,
+                              reducer->layout.bucket_count,
+                              reducer->finished,
+                              reducer->layouts,
+                              bucket->buffer,
+                              bucket->params,
+                              bucket->gradients};
+    int again = 0;
+    status = tddp_comm_hook_run(reducer->hook, reducer->group, &seen, bucket->stage, &bucket->work,
+                                &again);
+    bucket->stage++;
+    bucket->again = status == TDDP_OK && again;
+    return status;
+}
+
+/* The first operation of all tells which hook there is: it must be the same on every rank. */
+static void describe_next(tddp_reducer *reducer)
+{
+    if (reducer->world_size == 1) {
+        return;
+    }
+    if (reducer->describe) {
+        tddp_reducer_describe(reducer, reducer->launched);
+    } else if (reducer->finished == 0 && reducer->now.first_launch_ns == 0) {
+        char text[128];
+        (void)snprintf(text, sizeof text, "gradients %s%s",
+                       reducer->hook ? "through the communication hook " : "as they are",
+                       reducer->hook ? tddp_comm_hook_name(reducer->hook) : "");
+        tddp_describe_next(text);
+    }
+}
+
+static tddp_status launch(tddp_reducer *reducer)
+{
+    tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->launched];
+    if (bucket->skipped) {
+        return TDDP_OK;
+    }
+    describe_next(reducer);
+    if (reducer->now.first_launch_ns == 0) {
+        reducer->now.first_launch_ns = tddp_now_ns();
+    }
+    if (!reducer->hook) {
+        return average(reducer, bucket);
+    }
+    bool on_caller = tddp_reducer_on_caller(reducer);
+    if (on_caller) {
+        pthread_mutex_unlock(&reducer->lock);
+    }
+    tddp_status status = run_hook(reducer, reducer->launched);
+    tddp_describe_next(NULL); /* a hook need not start anything */
+    if (on_caller) {
+        pthread_mutex_lock(&reducer->lock);
+    }
+    return status;
+}
+
+tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer)
+{
+    const tddp_reducer_layout *layout = &reducer->layout;
+    while (reducer->launched < layout->bucket_count &&
+           layout->buckets[reducer->launched].pending == 0) {
+        tddp_status status = launch(reducer);
+        reducer->launched++;
+        if (status != TDDP_OK) {
+            return tddp_reducer_break(reducer, status);
+        }
+    }
+    if (reducer->ready_count < reducer->count) { /* also of those that are in no bucket */
+        return TDDP_OK;
+    }
+    reducer->phase = TDDP_REDUCER_LAUNCHED;
+    reducer->settling = 0;
+    return tddp_reducer_usage_follow(reducer);
+}
+
+tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
+{
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&reducer->lock);
+    if (reducer->failure != TDDP_OK) {
+        status = tddp_reducer_broken(reducer);
+    } else if (reducer->phase == TDDP_REDUCER_OPEN) {
+        status = tddp_reducer_launch_complete(reducer);
+    }
+    int all = reducer->phase == TDDP_REDUCER_LAUNCHED;
+    pthread_mutex_unlock(&reducer->lock);
+    if (status == TDDP_OK) {
+        *all_handed_over = all;
+    }
+    return status;
+}
+
+/* --- waiting --------------------------------------------------------------------------------- */
+
+static void next_stage(tddp_reducer *reducer, size_t b)
+{
+    tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    if (!bucket->again || reducer->failure != TDDP_OK) {
+        return;
+    }
+    tddp_status status = run_hook(reducer, b);
+    if (status != TDDP_OK) {
+        pthread_mutex_lock(&reducer->lock);
+        (void)tddp_reducer_break(reducer, status);
+        pthread_mutex_unlock(&reducer->lock);
+    }
+}
+
+static bool under_way(const tddp_reducer *reducer, size_t launched)
+{
+    bool any = false;
+    for (size_t b = 0; b < launched && !any; b++) {
+        const tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+        any = bucket->work || (bucket->again && reducer->failure == TDDP_OK);
+    }
+    return any;
+}
+
+tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all,
+                                const tddp_reducer_patience *patience, bool *done)
+{
+    do {
+        for (; reducer->settling < launched; reducer->settling++) {
+            tddp_work **work = &reducer->layout.buckets[reducer->settling].work;
+            tddp_status status = tddp_reducer_await_slot(reducer, work, patience, done);
+            if (!*done) {
+                return status;
+            }
+            if (all) {
+                next_stage(reducer, reducer->settling);
+            }
+        }
+        reducer->settling = 0;
+    } while (all && under_way(reducer, launched));
+    return tddp_reducer_await_slot(reducer, &reducer->usage.work, patience, done);
+}
