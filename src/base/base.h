@@ -71,6 +71,11 @@ TDDP_NODISCARD tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data
 void tddp_bytes_consume(tddp_bytes *bytes, size_t size);
 void tddp_bytes_free(tddp_bytes *bytes);
 
+/* --- json.c ---------------------------------------------------------------------------------- */
+
+/* Appends a text in quotes, as JSON has it; bytes that are no UTF-8 become U+FFFD. */
+TDDP_NODISCARD tddp_status tddp_bytes_append_json(tddp_bytes *bytes, const char *text);
+
 /* --- thread.c -------------------------------------------------------------------------------- */
 
 /* Starts a thread with every signal blocked, so that the host language's handlers run elsewhere,

@@ -138,6 +138,7 @@ void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
         status = settle(group, work, status, &first);
     }
     tddp_recorder_finished(group, work, status, tddp_error_message());
+    tddp_group_span_ended(group, work, status);
     if (first) {
         /* Before anybody learns of it and ends the process. */
         tddp_recorder_dump_failure(group);

@@ -12,6 +12,7 @@
  *   checks.c       what is wrong with arguments
  *   describe.c     what callers say of their next operation
  *   parts.c        the pieces of an operation, one for each rank
+ *   span.c         operations on the trace's lane "communication"
  *   work.c         handles on operations; they know nothing of the group and outlive it
  *   peers.c        who the ranks are: host, pid
  *   monitored_barrier.c
@@ -56,6 +57,8 @@ struct tddp_work {
     struct tddp_work *next; /* in the group's queue; guarded by the group's lock */
     uint64_t record;        /* recorder.c's, as the next; its entry, 0: none */
     bool begun;             /* the backend was asked for it */
+    int64_t queued_ns;      /* for traces; 0: nobody traced then */
+    int64_t started_ns;
 };
 
 struct tddp_group_finisher;
@@ -150,6 +153,12 @@ uint32_t tddp_group_fingerprint(const char *text);
 
 /* coalesce.c: carries out an operation on the progress thread. */
 TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, const tddp_work *work);
+
+/* span.c: a work's way as a trace has it: queued, begun, ended before anybody learns of it. Without
+ * a trace each costs a load. */
+void tddp_group_span_queued(tddp_work *work);
+void tddp_group_span_started(tddp_work *work);
+void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status);
 
 /* p2p.c. The threads end with stop(), after everything under way is over: the backend must have
  * been aborted, if it is to be soon. */

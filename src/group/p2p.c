@@ -202,6 +202,8 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     work->op.sequence = ++p2p->sequence;
     tddp_recorder_queued(group, work);
     tddp_recorder_started(group, work);
+    tddp_group_span_queued(work);
+    tddp_group_span_started(work);
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
     tddp_status status = group->backend->post(group->context, &work->op, &work->request);
     if (hands_over) {

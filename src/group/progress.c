@@ -23,6 +23,7 @@ static void carry_out(tddp_group *group, tddp_work *work)
     const tddp_op *op = &work->op;
     atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
     tddp_recorder_started(group, work);
+    tddp_group_span_started(work);
     tddp_group_conclude(group, work, tddp_group_run(group, work));
 }
 
@@ -101,6 +102,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
         tddp_recorder_queued(group, work);
+        tddp_group_span_queued(work);
         if (group->tail) {
             group->tail->next = work;
         } else {

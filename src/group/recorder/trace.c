@@ -40,44 +40,11 @@ static void put(writer *self, const char *format, ...)
     }
 }
 
-/* The length of a well-formed UTF-8 sequence, 0 if it is none. */
-static size_t sequence_length(const unsigned char *at)
-{
-    size_t length = at[0] < 0x80                    ? 1
-                    : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
-                    : at[0] >= 0xe0 && at[0] < 0xf0 ? 3
-                    : at[0] >= 0xf0 && at[0] < 0xf5 ? 4
-                                                    : 0;
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    bool overlong = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90);
-    bool beyond = (at[0] == 0xed && at[1] > 0x9f) || (at[0] == 0xf4 && at[1] > 0x8f);
-    return overlong || beyond ? 0 : length;
-}
-
-/* Texts may be cut in the middle of a character, and names may be anything. */
 static void put_text(writer *self, const char *text)
 {
-    put(self, "\"");
-    const unsigned char *at = (const unsigned char *)text;
-    while (*at) {
-        size_t length = sequence_length(at);
-        if (length == 0) {
-            put(self, "\\ufffd");
-            length = 1;
-        } else if (*at == '"' || *at == '\\') {
-            put(self, "\\%c", *at);
-        } else if (*at < 0x20) {
-            put(self, "\\u%04x", *at);
-        } else {
-            put(self, "%.*s", (int)length, (const char *)at);
-        }
-        at += length;
+    if (self->status == TDDP_OK) {
+        self->status = tddp_bytes_append_json(&self->bytes, text);
     }
-    put(self, "\"");
 }
 
 static void put_text_or_null(writer *self, const char *text)

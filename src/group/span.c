@@ -1,0 +1,90 @@
+/*
+ * Operations as spans of the trace's lane "communication": from the moment the backend is asked for
+ * one until its outcome is known, with what it was and how long it had stood in the queue. Entered
+ * by those who queue operations and the group's threads.
+ *
+ * Invariant: a work's moments are set by the thread that has it, before the next thread gets it
+ * through the queue's lock; an operation that was queued before the trace was opened has no span.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <tddp/trace.h>
+
+#include "group/group.h"
+
+enum { FIELD_BYTES = 192 };
+
+void tddp_group_span_queued(tddp_work *work)
+{
+    if (tddp_trace_enabled()) {
+        work->queued_ns = tddp_trace_now();
+    }
+}
+
+void tddp_group_span_started(tddp_work *work)
+{
+    if (tddp_trace_enabled()) {
+        work->started_ns = tddp_trace_now();
+    }
+}
+
+static void append(tddp_bytes *args, const char *format, ...) TDDP_PRINTF(2, 3);
+
+/* Where there is no memory, the span stays without what it would have told. */
+static void append(tddp_bytes *args, const char *format, ...)
+{
+    char text[FIELD_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (tddp_bytes_append(args, text, strlen(text))) {
+        tddp_bytes_free(args);
+    }
+}
+
+static bool has_root(tddp_op_kind kind)
+{
+    return kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
+           kind == TDDP_OP_SCATTER;
+}
+
+static void append_op(tddp_bytes *args, const tddp_op *op)
+{
+    const tddp_buffer *larger = op->input.count > op->output.count ? &op->input : &op->output;
+    append(args, "{\"sequence\": %" PRIu64, op->sequence);
+    if (op->kind != TDDP_OP_BARRIER) {
+        append(args, ", \"bytes\": %zu, \"dtype\": \"%s\"",
+               larger->count * tddp_dtype_size(larger->dtype), tddp_dtype_name(larger->dtype));
+    }
+    if (has_root(op->kind)) {
+        append(args, ", \"root\": %d", op->root);
+    }
+    if (tddp_op_is_p2p(op->kind)) {
+        append(args, ", \"peer\": %d, \"tag\": %" PRIu32, op->peer, op->tag);
+    }
+}
+
+void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status)
+{
+    if (!tddp_trace_enabled() || work->started_ns == 0) {
+        return;
+    }
+    int64_t now = tddp_trace_now();
+    int64_t waited = work->queued_ns ? work->started_ns - work->queued_ns : 0;
+    tddp_bytes args = {0};
+    append_op(&args, &work->op);
+    append(&args, ", \"queued_us\": %" PRId64 ".%03d, \"group\": ", waited / 1000,
+           (int)(waited % 1000));
+    if (tddp_bytes_append_json(&args, group->name)) {
+        tddp_bytes_free(&args);
+    }
+    append(&args, status ? ", \"status\": \"%s\"}" : "}", tddp_status_name(status));
+    bool whole = args.size > 1 && tddp_bytes_append(&args, "", 1) == TDDP_OK && args.data[0] == '{';
+    tddp_trace_span("communication", tddp_op_name(work->op.kind), work->started_ns, now,
+                    whole ? args.data : NULL);
+    tddp_bytes_free(&args);
+}
