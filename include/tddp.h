@@ -43,6 +43,7 @@
 #include <tddp/comm_hook.h>
 #include <tddp/file.h>
 #include <tddp/group.h>
+#include <tddp/heap.h>
 #include <tddp/hooks.h>
 #include <tddp/log.h>
 #include <tddp/recorder.h>

@@ -24,10 +24,10 @@ class RoomsTest < Minitest::Test
   # Public headers, each with those it may include: the same law, seen from outside.
   PUBLIC = {
     "export.h" => %w[], "version.h" => %w[], "status.h" => %w[export.h], "wait.h" => %w[status.h],
-    "log.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
+    "log.h" => %w[export.h], "heap.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],
-    "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[group.h], "torch.h" => %w[reducer.h],
+    "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_rng.h" => %w[status.h], "file.h" => %w[wait.h]
   }.freeze
 

@@ -99,6 +99,8 @@ module Torch
         def prepare
           return unless Torch.grad_enabled?
 
+          Torch::Distributed::StepMemory.instance.step
+
           # First, for it names the parameters that the backward before left out; ranks that differ there would
           # only learn from the buffers that they do.
           @core.prepare(@sync_gradients)

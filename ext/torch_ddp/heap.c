@@ -1,0 +1,26 @@
+/*
+ * The C library's heap over <tddp/heap.h>. Entered by Ruby threads that hold the GVL, and never
+ * long. When to collect is decided in lib/torch.
+ */
+#include "torch_ddp.h"
+
+static VALUE heap_keep(VALUE self)
+{
+    (void)self;
+    return tddp_heap_keep() ? Qtrue : Qfalse;
+}
+
+/* _heap_in_use → bytes, or nil where they cannot be told */
+static VALUE heap_in_use(VALUE self)
+{
+    (void)self;
+    int64_t bytes = tddp_heap_in_use();
+    return bytes < 0 ? Qnil : LL2NUM(bytes);
+}
+
+void tddp_rb_init_heap(void)
+{
+    VALUE singleton = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(singleton, "_keep_heap", heap_keep, 0);
+    rb_define_private_method(singleton, "_heap_in_use", heap_in_use, 0);
+}

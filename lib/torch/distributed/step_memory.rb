@@ -1,0 +1,62 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # Sees to it that the tensors of past training steps are freed in time, so that the next ones lie in the same
+    # memory. To Ruby's collector a tensor is a small object whatever memory hangs on it: left to itself it runs once
+    # in many steps, by then the process holds gigabytes, and each step touches fresh pages instead of warm ones.
+    #
+    # Looks at the heap from step to step, learns how much each leaves behind, and collects young objects whenever
+    # some {BUDGET} bytes have come together. {DistributedDataParallel} calls {step} before each forward.
+    class StepMemory
+      # Bytes that steps may leave behind before they are collected.
+      BUDGET = 32 * 1024 * 1024
+
+      # Steps that leave next to nothing behind are for Ruby to judge.
+      MOST_STEPS = 1000
+      private_constant :MOST_STEPS
+
+      class << self
+        # @return [StepMemory] the process's own; its C heap keeps what is freed from now on, unless TDDP_KEEP_MEMORY=0
+        def instance
+          @instance ||= new.tap { Distributed.send(:_keep_heap) }
+        end
+      end
+
+      # @param in_use [#call] bytes of the heap in use, or nil
+      # @param collect [#call]
+      def initialize(in_use: Distributed.method(:_heap_in_use).to_proc, collect: -> { GC.start(full_mark: false) })
+        @in_use = in_use
+        @collect = collect
+        @left = 1
+        @after = nil
+        @period = 1
+      end
+
+      # A new training step begins.
+      def step
+        @left -= 1
+        look if @left <= 0
+        nil
+      end
+
+      private
+
+      # Alternately: one step after a collection, how much is there more than right after it; and, when as many steps
+      # as fill the budget have passed, the next collection.
+      def look
+        if @after
+          grown = @in_use.call - @after
+          @after = nil
+          # Less than before: Ruby has collected meanwhile, so nothing was learnt.
+          @period = (BUDGET / grown).clamp(1, MOST_STEPS) if grown.positive?
+          @left = @period - 1
+          return if @left.positive?
+        end
+        @collect.call
+        @after = @in_use.call
+        @left = @after ? 1 : MOST_STEPS
+      end
+    end
+  end
+end
