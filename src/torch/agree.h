@@ -1,0 +1,21 @@
+// A few numbers of every rank, put together and waited for.
+#ifndef TDDP_TORCH_AGREE_H
+#define TDDP_TORCH_AGREE_H
+
+#include "torch/shim.h"
+
+namespace tddp_torch
+{
+
+// All ranks' `tensor` combined in place. Waits by `through` if that is given, else with `wait`.
+// Throws Failure. If the wait ends first the operation keeps the memory.
+void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
+                        tddp_wait_through through, const tddp_wait *wait);
+
+// `gathered` [world_size, ...] receives each rank's `tensor`, as above.
+void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
+                       tddp_wait_through through, const tddp_wait *wait);
+
+} // namespace tddp_torch
+
+#endif
