@@ -1,60 +1,122 @@
-# The peer of ddp_step.rb: the same model, steps and output, in PyTorch.
+# The peer of ddp_step.rb: the same models, steps, orders and answers, in PyTorch.
+import gc
 import json
 import os
+import re
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-SIZES = {"mlp": [784, 1024, 1024, 10], "chain66": [784] + [64] * 65 + [10]}
+SIZES = {"mlp": [784, 1024, 1024, 10], "chain66": [784] + [64] * 65 + [10], "wide": [784, 4096, 4096, 10]}
+ALONE = os.environ.get("WORLD_SIZE", "1") == "1"
 
 
-def build(sizes):
-    layers = []
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1 = nn.Dropout(0.25)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = self.dropout1(F.max_pool2d(x, 2))
+        x = F.relu(self.fc1(torch.flatten(x, 1)))
+        return F.log_softmax(self.fc2(self.dropout2(x)), 1)
+
+
+def build(name):
+    if name == "cnn":
+        return Cnn()
+    sizes = SIZES[name]
+    layers = [nn.Flatten()]
     for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
-        layers.append(torch.nn.Linear(a, b))
-        if i < len(sizes) - 2:
-            layers.append(torch.nn.ReLU())
-    return torch.nn.Sequential(*layers)
+        layers.append(nn.Linear(a, b))
+        layers.append(nn.ReLU() if i < len(sizes) - 2 else nn.LogSoftmax(1))
+    return nn.Sequential(*layers)
 
 
-name = sys.argv[1]
-batch, warmup, steps = (int(text) for text in sys.argv[2:5])
-world_size = int(os.environ.get("WORLD_SIZE", "1"))
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-if world_size > 1:
-    dist.init_process_group("gloo")
-
-torch.manual_seed(1)
-model = build(SIZES[name])
-if world_size > 1:
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-inputs = torch.randn(batch, SIZES[name][0])
-targets = torch.randint(0, 10, [batch])
-loss_function = torch.nn.CrossEntropyLoss()
+def make_optimizer(model, order):
+    """The optimizer and which form of it: the fused one if this PyTorch has it on the CPU, else foreach."""
+    kind, options = {"sgd": (torch.optim.SGD, {"lr": 0.01}), "momentum": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
+                     "adam": (torch.optim.Adam, {"lr": 0.001})}[order["optimizer"]]
+    if not order.get("fused"):
+        return kind(model.parameters(), **options), "default"
+    try:
+        return kind(model.parameters(), fused=True, **options), "fused=True"
+    except (TypeError, RuntimeError):
+        return kind(model.parameters(), foreach=True, **options), "foreach=True"
 
 
-def step():
+def private_bytes():
+    with open("/proc/self/smaps_rollup") as rollup:
+        found = re.findall(r"^(?:Private_Clean|Private_Dirty|Pss_Shmem):\s+(\d+)", rollup.read(), re.M)
+    return 1024 * sum(int(kilobytes) for kilobytes in found)
+
+
+def peak_bytes():
+    with open("/proc/self/status") as status:
+        return 1024 * int(re.search(r"^VmHWM:\s+(\d+)", status.read(), re.M).group(1))
+
+
+def step(model, optimizer, inputs, targets):
     optimizer.zero_grad()
-    loss_function(model(inputs), targets).backward()
+    F.nll_loss(model(inputs), targets).backward()
     optimizer.step()
 
 
-for _ in range(warmup):
-    step()
-if world_size > 1:
-    dist.barrier()
-times = []
-for _ in range(steps):
-    started = time.perf_counter()
-    step()
-    times.append(1000 * (time.perf_counter() - started))
-if os.environ.get("RANK", "0") == "0":
-    times.sort()
-    print(json.dumps({"median": times[len(times) // 2], "mean": sum(times) / len(times),
-                      "version": "PyTorch " + torch.__version__}))
-if world_size > 1:
+def warm_up(order, inputs, targets):
+    """The libraries below keep what they once needed: that is not the gradients' memory."""
+    net = build(order["model"])
+    for _ in range(2):
+        step(net, torch.optim.SGD(net.parameters(), lr=0.01), inputs, targets)
+
+
+def do(order):
+    gc.collect()
+    torch.manual_seed(1)
+    net = build(order["model"])
+    inputs = torch.randn(order["batch"], 1, 28, 28)
+    targets = torch.randint(0, 10, [order["batch"]])
+    if order.get("memory"):
+        warm_up(order, inputs, targets)
+        gc.collect()
+    before = private_bytes()
+    model = net if ALONE else DistributedDataParallel(net, gradient_as_bucket_view=order.get("view", True))
+    optimizer, form = make_optimizer(model, order)
+
+    if order.get("memory"):
+        for _ in range(order["steps"]):
+            step(model, optimizer, inputs, targets)
+        gc.collect()
+        return {"gradients": sum(p.numel() * p.element_size() for p in net.parameters()),
+                "growth": private_bytes() - before, "peak": peak_bytes()}
+    for _ in range(order["warmup"]):
+        step(model, optimizer, inputs, targets)
+    if not ALONE:
+        dist.barrier()
+    times = []
+    for _ in range(order["steps"]):
+        started = time.perf_counter()
+        step(model, optimizer, inputs, targets)
+        times.append(1000 * (time.perf_counter() - started))
+    return {"mean": sum(times) / len(times), "median": sorted(times)[len(times) // 2], "form": form}
+
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+if not ALONE:
+    dist.init_process_group("gloo")
+print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
+for line in sys.stdin:
+    print(json.dumps(do(json.loads(line))), flush=True)
+if not ALONE:
     dist.destroy_process_group()

@@ -1,42 +1,113 @@
 # frozen_string_literal: true
 
-# Times training steps of one model and prints one line of JSON on rank 0: milliseconds of a step.
-# Started by compare_ddp.rb; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT come from torchrun. With one
-# process it is torch-rb alone.
+# One rank of compare_ddp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
+# answers with a line of JSON. With WORLD_SIZE 1 it is torch-rb alone.
 
-require "bundler/setup"
+require_relative "../common/bundle"
 require "json"
 require "torch"
 require "torch/distributed"
 require "torch/nn/parallel/distributed_data_parallel"
 require_relative "models"
 
-name, batch, warmup, steps = ARGV[0], *ARGV[1..3].map { |text| Integer(text) }
-world_size = Integer(ENV.fetch("WORLD_SIZE", "1"))
-Torch::Distributed.init_process_group("gloo") if world_size > 1
+# The training step that is timed, and the memory it takes.
+class Contest
+  CLASSES = 10
 
-Torch.manual_seed(1)
-model, width = BenchmarkModels.build(name)
-model = Torch::NN::Parallel::DistributedDataParallel.new(model) if world_size > 1
-optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
-inputs = Torch.randn(batch, width)
-targets = Torch.randint(0, 10, [batch], dtype: :int64)
+  def initialize
+    @alone = ENV.fetch("WORLD_SIZE", "1") == "1"
+    Torch::Distributed.init_process_group("gloo") unless @alone
+  end
 
-step = lambda do |*|
-  optimizer.zero_grad
-  Torch::NN::F.cross_entropy(model.call(inputs), targets).backward
-  optimizer.step
+  # @param order [Hash] model, batch, warmup, steps, optimizer; fused for timing; view for memory
+  # @return [Hash] the answer
+  def do(order)
+    GC.start
+    Torch.manual_seed(1)
+    net = BenchmarkModels.build(order["model"])
+    @inputs = Torch.randn(order["batch"], 1, 28, 28)
+    @targets = Torch.randint(0, CLASSES, [order["batch"]], dtype: :int64)
+    order["memory"] ? memory(net, order) : times(net, order)
+  end
+
+  def close
+    Torch::Distributed.destroy_process_group unless @alone
+  end
+
+  private
+
+  def times(net, order)
+    model = @alone ? net : Torch::NN::Parallel::DistributedDataParallel.new(net)
+    optimizer = optimizer(model, order)
+    return {"unavailable" => "this torch-ddp has no fused optimizer"} unless optimizer
+
+    order["warmup"].times { step(model, optimizer) }
+    Torch::Distributed.barrier unless @alone
+    times = Array.new(order["steps"]) do
+      started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+      step(model, optimizer)
+      1000 * (Process.clock_gettime(Process::CLOCK_MONOTONIC) - started)
+    end
+    {"mean" => times.sum / times.size, "median" => times.sort[times.size / 2]}
+  end
+
+  def memory(net, order)
+    warm_up(order)
+    before = private_bytes
+    # Without the argument where it is the default: so it is measured as it is used.
+    options = order["view"] ? {} : {gradient_as_bucket_view: false}
+    model = @alone ? net : Torch::NN::Parallel::DistributedDataParallel.new(net, **options)
+    optimizer = optimizer(model, order)
+    apart { order["steps"].times { step(model, optimizer) } }
+    {"gradients" => net.parameters.sum { |parameter| parameter.numel * parameter.element_size }, "growth" => private_bytes - before,
+     "peak" => 1024 * File.read("/proc/self/status")[/^VmHWM:\s+(\d+)/, 1].to_i}
+  rescue ArgumentError => e
+    raise unless e.message.include?("gradient_as_bucket_view")
+
+    {"unavailable" => "this torch-ddp has no gradient_as_bucket_view"}
+  end
+
+  # The libraries below keep what they once needed: that is not the gradients' memory.
+  def warm_up(order)
+    apart do
+      net = BenchmarkModels.build(order["model"])
+      2.times { step(net, Torch::Optim::SGD.new(net.parameters, lr: 0.01)) }
+    end
+  end
+
+  # What only the block had is gone afterwards: a thread takes with it what its stack referred to.
+  def apart(&block)
+    Thread.new(&block).join
+    3.times { GC.start }
+  end
+
+  # @return [Torch::Optim::Optimizer, nil] nil for a fused one that is not there
+  def optimizer(model, order)
+    options = order["fused"] ? {fused: true} : {}
+    case order["optimizer"]
+    when "sgd" then Torch::Optim::SGD.new(model.parameters, lr: 0.01, **options)
+    when "momentum" then Torch::Optim::SGD.new(model.parameters, lr: 0.01, momentum: 0.9, **options)
+    when "adam" then Torch::Optim::Adam.new(model.parameters, lr: 0.001, **options)
+    end
+  rescue ArgumentError
+    raise unless order["fused"]
+  end
+
+  def step(model, optimizer)
+    optimizer.zero_grad
+    Torch::NN::F.nll_loss(model.call(@inputs), @targets).backward
+    optimizer.step
+  end
+
+  # Memory that only this process has, and its part of what it shares with the other rank.
+  def private_bytes
+    kilobytes = File.read("/proc/self/smaps_rollup").scan(/^(?:Private_Clean|Private_Dirty|Pss_Shmem):\s+(\d+)/).flatten
+    1024 * kilobytes.sum(&:to_i)
+  end
 end
 
-warmup.times(&step)
-Torch::Distributed.barrier if world_size > 1
-times = Array.new(steps) do
-  started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-  step.call
-  1000 * (Process.clock_gettime(Process::CLOCK_MONOTONIC) - started)
-end
-if ENV.fetch("RANK", "0") == "0"
-  puts JSON.generate("median" => times.sort[times.size / 2], "mean" => times.sum / times.size,
-    "version" => "torch-rb #{Torch::VERSION}")
-end
-Torch::Distributed.destroy_process_group if world_size > 1
+$stdout.sync = true
+contest = Contest.new
+puts JSON.generate("version" => "torch-rb #{Torch::VERSION}")
+$stdin.each_line { |line| puts JSON.generate(contest.do(JSON.parse(line))) }
+contest.close

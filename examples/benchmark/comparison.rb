@@ -1,0 +1,193 @@
+# frozen_string_literal: true
+
+require_relative "../common/text_table"
+require_relative "contestant"
+
+# The rounds of compare_ddp.rb, and its tables.
+class Comparison
+  MIB = 1024.0 * 1024
+  MEMORY_BATCH = 8
+  MEMORY_STEPS = 6
+  # What is timed: a program with its plain or its fused optimizer.
+  Entry = Struct.new(:program, :fused)
+  # The programs' forms of DDP whose memory is compared with one process of the same program.
+  VIEWS = {true => "gradients in buckets", false => "gradients apart"}.freeze
+
+  # @param programs [Hash{String => Array<String>}] titles and commands
+  # @param say [#call] takes lines of progress
+  def initialize(programs, options, say)
+    @programs = programs
+    @options = options
+    @say = say
+    @entries = programs.keys.product([false, true]).map { |pair| Entry.new(*pair) }
+    @turns = Hash.new { |hash, key| hash[key] = [] }
+    @forms = {}
+    @memory = {}
+    @contestants = {}
+    programs.each do |title, command|
+      options[:ranks].each { |ranks| @contestants[[title, ranks]] = Contestant.new(title, command, ranks, limit: options[:limit]) }
+    end
+    @versions = programs.keys.to_h { |title| [title, @contestants[[title, options[:ranks].first]].version] }
+  end
+
+  def close
+    @contestants.each_value(&:close)
+    @contestants.clear
+  end
+
+  # Each round gives every program one turn at every model, batch size and number of ranks.
+  def time_steps
+    cases = @options[:models].product(@options[:batch_sizes])
+    @options[:rounds].times do |round|
+      cases.each do |model, batch|
+        order = order(model, batch).merge(warmup: @options[:warmup], steps: steps(model, batch))
+        # Whoever begins finds the machine as the case before left it: each round another one does.
+        @options[:ranks].product(@entries.rotate(round)) { |ranks, entry| turn(model, batch, ranks, entry, order) }
+      end
+      @say.call("round #{round + 1} of #{@options[:rounds]} done")
+    end
+  end
+
+  # In fresh processes, so that nothing is left of other models.
+  def measure_memory
+    close
+    @options[:memory_models].each do |model|
+      @programs.each do |title, command|
+        [[1, true], [2, true], [2, false]].each do |ranks, view|
+          contestant = Contestant.new(title, command, ranks, limit: @options[:limit], counted: true)
+          @memory[[model, title, ranks, view]] = contestant.do(order(model, MEMORY_BATCH).merge(memory: true, view: view, steps: MEMORY_STEPS))
+        ensure
+          contestant&.close
+        end
+      end
+      @say.call("memory of #{model} measured")
+    end
+  end
+
+  # @return [Array<String>] what was compared
+  def heading
+    ["torch-ddp on #{@versions["torch-ddp"]} (Ruby #{RUBY_VERSION}) and #{@versions["PyTorch"]}, #{@options[:optimizer]}, one thread a rank, " \
+      "#{Etc.nprocessors} cores",
+      "median of #{@options[:rounds]} turns; the batch is a rank's; lost: how much longer a step takes than in one process of the same program"]
+  end
+
+  # @return [String]
+  def step_table
+    one, *more = @options[:ranks]
+    headers = ["Model", "Batch", "Program", "Optimizer", "#{one} rank ms", "images/s",
+      *more.flat_map { |ranks| ["#{ranks} ranks ms", "images/s", "lost %"] }]
+    rows = each_case.map do |model, batch, entry|
+      times = @options[:ranks].to_h { |ranks| [ranks, median(model, batch, ranks, entry)] }
+      next [model, batch, entry.program, optimizer(entry), "not available"] unless times.values.all?
+
+      [model, batch, entry.program, optimizer(entry), ms(times[one]), per_second(batch, one, times[one]),
+        *more.flat_map { |ranks| [ms(times[ranks]), per_second(batch, ranks, times[ranks]), lost(times[one], times[ranks])] }]
+    end
+    TextTable.format(headers, rows)
+  end
+
+  # @return [String] the time of a step of the first program in parts of the second's; below 1 it is the faster
+  def ratio_table
+    title, other = @programs.keys
+    headers = ["#{title} / #{other}", "Batch", *[false, true].flat_map { |fused|
+      @options[:ranks].map { |ranks| "#{fused ? "fused" : "plain"}, #{ranks} #{(ranks == 1) ? "rank" : "ranks"}" }
+    }]
+    rows = @options[:models].product(@options[:batch_sizes]).map do |model, batch|
+      [model, batch, *[false, true].flat_map { |fused|
+        @options[:ranks].map { |ranks| ratio(model, batch, ranks, fused)&.then { |value| format("%.2f", value) } || "-" }
+      }]
+    end
+    TextTable.format(headers, rows)
+  end
+
+  # @return [String]
+  def memory_table
+    headers = ["Model", "Gradients MiB", "Program", "DistributedDataParallel", "1 process +MiB", "a rank +MiB", "gradients held", "peak RSS MiB"]
+    rows = @options[:memory_models].product(@programs.keys, VIEWS.keys).map do |model, title, view|
+      alone, rank = @memory.values_at([model, title, 1, true], [model, title, 2, view])
+      next [model, mib(alone["gradients"]), title, VIEWS[view], "not available: #{rank["unavailable"]}"] if rank["unavailable"]
+
+      [model, mib(alone["gradients"]), title, VIEWS[view], mib(alone["growth"]), mib(rank["growth"]),
+        format("%.2f", copies(alone, rank)), mib(rank["peak"])]
+    end
+    "#{TextTable.format(headers, rows)}\n" \
+      "+MiB: memory that training adds to the model's, batch #{MEMORY_BATCH}; gradients held: 1 and what a rank adds beyond one process, in gradients"
+  end
+
+  # @return [Hash] all of it for JSON
+  def figures
+    steps = each_case.flat_map do |model, batch, entry|
+      @options[:ranks].map do |ranks|
+        {model: model, batch: batch, program: entry.program, optimizer: optimizer(entry), ranks: ranks,
+         milliseconds: median(model, batch, ranks, entry), turns: @turns[[model, batch, ranks, entry]]}
+      end
+    end
+    memory = @memory.map { |(model, title, ranks, view), answer| {model: model, program: title, ranks: ranks, gradients_in_buckets: view}.merge(answer) }
+    {versions: @versions.merge("Ruby" => RUBY_VERSION), cores: Etc.nprocessors, options: @options.slice(:rounds, :seconds, :steps, :warmup, :optimizer),
+     steps: steps, memory: memory}
+  end
+
+  private
+
+  def order(model, batch)
+    {model: model, batch: batch, optimizer: @options[:optimizer]}
+  end
+
+  # As many steps as fill a turn, the same for all: found with the second program's single process.
+  def steps(model, batch)
+    return @options[:steps] if @options[:steps]
+
+    @steps ||= {}
+    @steps[[model, batch]] ||= begin
+      answer = @contestants[[@programs.keys.last, @options[:ranks].first]].do(order(model, batch).merge(warmup: 3, steps: 5))
+      (1000 * @options[:seconds] / answer["median"]).round.clamp(5, 2000)
+    end
+  end
+
+  def turn(model, batch, ranks, entry, order)
+    answer = @contestants[[entry.program, ranks]].do(order.merge(fused: entry.fused))
+    @forms[entry] = answer["form"] if answer["form"]
+    @turns[[model, batch, ranks, entry]] << answer.slice("mean", "median") unless answer["unavailable"]
+  end
+
+  # The mean of a turn has the collector's pauses in it, as training has; the median is that of the turns.
+  def median(model, batch, ranks, entry)
+    means = @turns[[model, batch, ranks, entry]].map { |turn| turn["mean"] }.sort
+    (means[(means.size - 1) / 2] + means[means.size / 2]) / 2 unless means.empty?
+  end
+
+  def ratio(model, batch, ranks, fused)
+    ours, theirs = @programs.keys.map { |title| median(model, batch, ranks, Entry.new(title, fused)) }
+    ours / theirs if ours && theirs
+  end
+
+  def copies(alone, rank)
+    1 + (rank["growth"] - alone["growth"]) / alone["gradients"].to_f
+  end
+
+  def each_case
+    @options[:models].product(@options[:batch_sizes], @entries)
+  end
+
+  def optimizer(entry)
+    return "plain" unless entry.fused
+
+    @forms.fetch(entry, "fused: true")
+  end
+
+  def ms(value)
+    format("%.2f", value)
+  end
+
+  def per_second(batch, ranks, milliseconds)
+    (1000 * batch * ranks / milliseconds).round
+  end
+
+  def lost(alone, together)
+    format("%.0f", 100 * (together / alone - 1))
+  end
+
+  def mib(bytes)
+    format("%.1f", bytes / MIB)
+  end
+end
