@@ -6,8 +6,8 @@
  *     cast.c      arrays from one floating-point dtype to another
  *     compress.c  float16 and bfloat16, alone or around another hook
  *     quantize.c  eight bits; affine.c: its arithmetic
- *     power_sgd.c low-rank matrices: stages; power_plan.c: which gradients, and their memory;
- *                 matrix.c: products and orthogonal columns; random.c: the first Q
+ *     power_sgd.c low-rank matrices: the stages; power_plan.c: which gradients, and their memory;
+ *                 power_steps.c: what is computed between operations; matrix.c: the linear algebra
  */
 #ifndef TDDP_REDUCER_HOOKS_HOOKS_H
 #define TDDP_REDUCER_HOOKS_HOOKS_H
@@ -59,11 +59,16 @@ void tddp_hooks_clear(tddp_hooks_table *table, void (*release)(void *memory));
 /* --- cast.c ---------------------------------------------------------------------------------- */
 
 /* to[i] = from[i] / divisor, rounded to the dtype of `to`. float64 goes through float32 on its way
- * to the half ones. Both are floating-point. Nothing overlaps. */
+ * to the half ones. Of two that are wide and equal only float32 may be cast. Nothing overlaps. */
 void tddp_hooks_cast(tddp_buffer from, tddp_buffer to, double divisor);
 
-/* `count` elements from the buffer's element `start` on, to or from float32 or float64. */
-void tddp_hooks_load_floats(const tddp_buffer *buffer, size_t start, size_t count, float *to);
-void tddp_hooks_store_floats(const float *from, tddp_buffer *buffer, size_t start, size_t count);
+/* Where element `start` lies. */
+char *tddp_hooks_at(const tddp_buffer *buffer, size_t start);
+
+/* `count` elements from element `start` on as float32: where they lie, or cast to `scratch`. */
+const float *tddp_hooks_floats(const tddp_buffer *buffer, size_t start, size_t count,
+                               float *scratch);
+void tddp_hooks_store_floats(const float *from, const tddp_buffer *buffer, size_t start,
+                             size_t count);
 
 #endif

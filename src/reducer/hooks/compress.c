@@ -1,0 +1,121 @@
+/*
+ * Buckets sent as float16 or bfloat16, by themselves or with another hook working on them. One
+ * reducer's threads, one at a time. The halves of a bucket live in its scratch from stage 0 until
+ * they are cast back; the bucket's own memory is read before and written after.
+ */
+#include <stdlib.h>
+
+#include "reducer/hooks/hooks.h"
+
+typedef struct compress {
+    tddp_dtype dtype;
+    tddp_comm_hook *inner; /* NULL: the average */
+    const char *name;
+    tddp_hooks_table table;
+} compress;
+
+/* Of one bucket. */
+typedef struct scratch {
+    bool over; /* what works on the halves is done once its operation is */
+    uint16_t halves[];
+} scratch;
+
+static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucket *bucket,
+                                void **out)
+{
+    (void)state;
+    (void)group;
+    *out = tddp_alloc(sizeof(scratch) + bucket->buffer.count * sizeof(uint16_t));
+    return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+}
+
+/* The bucket with its halves in place of its own numbers. */
+static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, scratch *memory)
+{
+    tddp_bucket narrow = *bucket;
+    narrow.buffer.data = memory->halves;
+    narrow.buffer.dtype = self->dtype;
+    return narrow;
+}
+
+/* The next step on the halves; once no operation is left they are cast back. */
+static tddp_status step(const compress *self, tddp_group *group, const tddp_bucket *bucket,
+                        scratch *memory, int stage, tddp_work **work, int *again)
+{
+    tddp_bucket narrow = narrowed(self, bucket, memory);
+    if (!memory->over) {
+        int more = 0;
+        tddp_status status =
+            self->inner ? tddp_comm_hook_run(self->inner, group, &narrow, stage, work, &more)
+                        : tddp_all_reduce(group, narrow.buffer, TDDP_REDUCE_SUM, 1.0, work);
+        if (status != TDDP_OK) {
+            return status;
+        }
+        memory->over = !more;
+        *again = 1;
+        if (more || *work) {
+            return TDDP_OK;
+        }
+    }
+    tddp_hooks_cast(narrow.buffer, bucket->buffer, 1.0);
+    *again = 0;
+    return TDDP_OK;
+}
+
+static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                       tddp_work **work, int *again)
+{
+    compress *self = state;
+    void *memory = NULL;
+    tddp_status status = tddp_hooks_check(self->name, bucket);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (bucket->buffer.dtype == self->dtype) {
+        return self->inner ? tddp_comm_hook_run(self->inner, group, bucket, stage, work, again)
+                           : tddp_hooks_average(group, bucket->buffer, work);
+    }
+    if (stage > 0) {
+        status = tddp_hooks_entered(&self->table, bucket, &memory);
+    } else {
+        status = tddp_hooks_enter(&self->table, group, bucket, make_scratch, free, NULL, &memory);
+    }
+    if (status != TDDP_OK) {
+        return status;
+    }
+    scratch *halves = memory;
+    if (stage == 0) {
+        int ranks = self->inner ? 1 : tddp_group_world_size(group);
+        halves->over = false;
+        tddp_hooks_cast(bucket->buffer, narrowed(self, bucket, halves).buffer, ranks);
+    }
+    return step(self, group, bucket, halves, stage, work, again);
+}
+
+static void free_compress(void *state)
+{
+    compress *self = state;
+    tddp_hooks_clear(&self->table, free);
+    tddp_comm_hook_release(self->inner);
+    free(self);
+}
+
+tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_comm_hook **out)
+{
+    if (dtype != TDDP_FLOAT16 && dtype != TDDP_BFLOAT16) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "compress to %s: expected float16 or bfloat16",
+                         tddp_dtype_name(dtype));
+    }
+    compress *self = tddp_alloc(sizeof *self);
+    if (!self) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    bool is16 = dtype == TDDP_FLOAT16;
+    self->dtype = dtype;
+    self->inner = inner ? tddp_comm_hook_retain(inner) : NULL;
+    self->name = inner ? (is16 ? "fp16_compress_wrapper" : "bf16_compress_wrapper")
+                       : (is16 ? "fp16_compress" : "bf16_compress");
+    tddp_comm_hook_ops ops = {sizeof ops, self->name, inner && tddp_comm_hook_on_caller(inner), run,
+                              free_compress};
+    return tddp_hooks_make(&ops, self, out);
+}

@@ -1,0 +1,170 @@
+/*
+ * Which gradients of a bucket PowerSGD compresses, as what matrices, and the memory for that. Made
+ * once for each bucket of a layout; nothing here runs in later rounds. Invariant: everything
+ * follows from shapes and options, which are equal on all ranks.
+ */
+#include <stdlib.h>
+
+#include "reducer/hooks/power.h"
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The smallest number whose square is at least `count`. */
+static size_t side_of(size_t count)
+{
+    size_t side = 0;
+    for (size_t bit = (size_t)1 << (sizeof(size_t) * 4 - 1); bit > 0; bit >>= 1) {
+        size_t larger = side + bit;
+        if (larger * larger < count) {
+            side = larger;
+        }
+    }
+    return count > 0 ? side + 1 : 0;
+}
+
+/* First dimension by the others; false if that is not worth compressing. */
+static bool shape_of(const tddp_power_sgd_opts *opts, const tddp_bucket_gradient *gradient,
+                     tddp_hooks_shape *out)
+{
+    if (gradient->ndim < 2 || gradient->count == 0 || gradient->dims[0] <= 0) {
+        return false;
+    }
+    size_t rows = (size_t)gradient->dims[0];
+    size_t cols = gradient->count / rows;
+    size_t rank = least(least(rows, cols), (size_t)opts->rank);
+    double compressed = ((double)rows + (double)cols) * (double)rank;
+    *out = (tddp_hooks_shape){rows, cols, rank};
+    return compressed * opts->min_compression_rate < (double)rows * (double)cols;
+}
+
+static void take_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, size_t piece,
+                        size_t piece_count)
+{
+    plan->matrices[plan->matrix_count++] = (tddp_power_matrix){.shape = *shape,
+                                                               .m = plan->m_count,
+                                                               .p = plan->p_count,
+                                                               .q = plan->q_count,
+                                                               .piece = piece,
+                                                               .piece_count = piece_count};
+    plan->m_count += shape->rows * shape->cols;
+    plan->p_count += shape->rows * shape->rank;
+    plan->q_count += shape->cols * shape->rank;
+}
+
+static void take_piece(tddp_power_plan *plan, const tddp_bucket_gradient *gradient)
+{
+    plan->pieces[plan->piece_count++] = (tddp_power_piece){gradient->offset, gradient->count};
+}
+
+/* The gradients one by one: matrices first, then what goes as it is. */
+static void plan_each(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+                      tddp_power_plan *plan)
+{
+    tddp_hooks_shape shape;
+    for (size_t i = 0; i < bucket->gradient_count; i++) {
+        if (shape_of(opts, &bucket->gradients[i], &shape)) {
+            take_matrix(plan, &shape, plan->piece_count, 1);
+            take_piece(plan, &bucket->gradients[i]);
+        }
+    }
+    plan->first_plain = plan->piece_count;
+    for (size_t i = 0; i < bucket->gradient_count; i++) {
+        if (!shape_of(opts, &bucket->gradients[i], &shape)) {
+            take_piece(plan, &bucket->gradients[i]);
+            plan->plain_count += bucket->gradients[i].count;
+        }
+    }
+}
+
+/* All gradients in a row, and zeros, as one square. */
+static void plan_square(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+                        tddp_power_plan *plan)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < bucket->gradient_count; i++) {
+        take_piece(plan, &bucket->gradients[i]);
+        total += bucket->gradients[i].count;
+    }
+    plan->first_plain = plan->piece_count;
+    size_t side = side_of(total);
+    if (side > 0) {
+        tddp_hooks_shape shape = {side, side, least(side, (size_t)opts->rank)};
+        take_matrix(plan, &shape, 0, plan->piece_count);
+    }
+}
+
+/* The matrices' elements where the gradients lie. */
+static void stay_in_bucket(tddp_power_plan *plan)
+{
+    for (size_t i = 0; i < plan->matrix_count; i++) {
+        plan->matrices[i].m = plan->pieces[plan->matrices[i].piece].offset;
+    }
+}
+
+static tddp_status give_memory(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+                               tddp_power_plan *plan)
+{
+    tddp_dtype dtype = bucket->buffer.dtype;
+    size_t sent = tddp_dtype_size(dtype);
+    size_t size = plan->algebra->size;
+    bool alike = dtype == plan->algebra->dtype;
+    bool apart = opts->error_feedback || opts->batched || !alike;
+    void *first = tddp_alloc_array(plan->p_count + plan->plain_count, sent);
+    void *second = tddp_alloc_array(plan->q_count, sent);
+    plan->errors = apart ? tddp_alloc_array(plan->m_count, size) : NULL;
+    plan->p = alike ? first : tddp_alloc_array(plan->p_count, size);
+    plan->q = alike ? second : tddp_alloc_array(plan->q_count, size);
+    plan->memory[0] = first;
+    plan->memory[1] = second;
+    plan->memory[2] = plan->errors;
+    plan->memory[3] = alike ? NULL : plan->p;
+    plan->memory[4] = alike ? NULL : plan->q;
+    plan->first = (tddp_buffer){first, plan->p_count + plan->plain_count, dtype, TDDP_CPU, 0, NULL};
+    plan->second = (tddp_buffer){second, plan->q_count, dtype, TDDP_CPU, 0, NULL};
+    if (!apart) {
+        stay_in_bucket(plan);
+    }
+    return first && second && plan->p && plan->q && (plan->errors || !apart) ? TDDP_OK
+                                                                             : TDDP_OUT_OF_MEMORY;
+}
+
+void tddp_power_plan_free(void *data)
+{
+    tddp_power_plan *plan = data;
+    for (size_t i = 0; i < sizeof plan->memory / sizeof *plan->memory; i++) {
+        free(plan->memory[i]);
+    }
+    free(plan->matrices);
+    free(plan->pieces);
+    free(plan);
+}
+
+tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+                                 tddp_power_plan **out)
+{
+    tddp_power_plan *plan = tddp_alloc(sizeof *plan);
+    if (!plan) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = TDDP_OUT_OF_MEMORY;
+    plan->algebra = tddp_hooks_algebra_of(bucket->buffer.dtype);
+    plan->matrices = tddp_alloc_array(bucket->gradient_count, sizeof *plan->matrices);
+    plan->pieces = tddp_alloc_array(bucket->gradient_count, sizeof *plan->pieces);
+    if (plan->matrices && plan->pieces) {
+        if (opts->batched) {
+            plan_square(opts, bucket, plan);
+        } else {
+            plan_each(opts, bucket, plan);
+        }
+        status = plan->matrix_count > 0 ? give_memory(opts, bucket, plan) : TDDP_OK;
+    }
+    if (status != TDDP_OK) {
+        tddp_power_plan_free(plan);
+        return status;
+    }
+    *out = plan;
+    return TDDP_OK;
+}

@@ -1,0 +1,129 @@
+/*
+ * The PowerSGD hook: its stages, and its options. One reducer's threads, one at a time.
+ *
+ *     stage 0   P = M Q of each matrix        -> average P, and what is not compressed
+ *     stage 1   P's columns orthonormal, Q = M^T P            -> average Q
+ *     stage 2   P Q^T into the bucket
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "reducer/hooks/power.h"
+
+typedef struct power_sgd {
+    tddp_power_sgd_opts opts;
+    const char *name;
+    tddp_hooks_table table;
+} power_sgd;
+
+static tddp_status make_plan(void *state, tddp_group *group, const tddp_bucket *bucket, void **out)
+{
+    const power_sgd *self = state;
+    tddp_power_plan *plan;
+    (void)group;
+    tddp_status status = tddp_power_plan_make(&self->opts, bucket, &plan);
+    if (status == TDDP_OK) {
+        *out = plan;
+    }
+    return status;
+}
+
+static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *bucket,
+                         tddp_work **work, int *again)
+{
+    void *entered = NULL;
+    tddp_status status = tddp_hooks_check(self->name, bucket);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (bucket->round < (uint64_t)self->opts.start_iteration) {
+        return tddp_hooks_average(group, bucket->buffer, work);
+    }
+    status = tddp_hooks_enter(&self->table, group, bucket, make_plan, tddp_power_plan_free, self,
+                              &entered);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_power_plan *plan = entered;
+    if (plan->matrix_count == 0) {
+        return tddp_hooks_average(group, bucket->buffer, work);
+    }
+    tddp_power_begin(&self->opts, plan, bucket);
+    *again = 1;
+    return tddp_hooks_average(group, plan->first, work);
+}
+
+static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                       tddp_work **work, int *again)
+{
+    power_sgd *self = state;
+    void *entered = NULL;
+    if (stage == 0) {
+        return begin(self, group, bucket, work, again);
+    }
+    tddp_status status = tddp_hooks_entered(&self->table, bucket, &entered);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_power_plan *plan = entered;
+    if (stage == 1) {
+        tddp_power_project(&self->opts, plan, bucket);
+        *again = 1;
+        return tddp_hooks_average(group, plan->second, work);
+    }
+    tddp_power_end(&self->opts, plan, bucket);
+    return TDDP_OK;
+}
+
+static void free_power_sgd(void *state)
+{
+    power_sgd *self = state;
+    tddp_hooks_clear(&self->table, tddp_power_plan_free);
+    free(self);
+}
+
+static tddp_status check(const tddp_power_sgd_opts *opts)
+{
+    if (!opts || opts->size != sizeof *opts) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "options of power_sgd without their size: begin with "
+                         "TDDP_POWER_SGD_OPTS_INIT");
+    }
+    if (opts->rank < 1) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "rank %d of power_sgd's matrices: expected 1 or "
+                         "more",
+                         opts->rank);
+    }
+    if (opts->start_iteration < 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "start_iteration %" PRId64 ": expected 0 or more",
+                         opts->start_iteration);
+    }
+    if (!(opts->min_compression_rate >= 0)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "min_compression_rate %g: expected 0 or more",
+                         opts->min_compression_rate);
+    }
+    if (!(opts->orthogonalization_epsilon >= 0) || isinf(opts->orthogonalization_epsilon)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "orthogonalization_epsilon %g: expected 0, or a small number",
+                         opts->orthogonalization_epsilon);
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts, tddp_comm_hook **out)
+{
+    tddp_status status = check(opts);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    power_sgd *self = tddp_alloc(sizeof *self);
+    if (!self) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    self->opts = *opts;
+    self->name = opts->batched ? "batched_power_sgd" : "power_sgd";
+    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_power_sgd};
+    return tddp_hooks_make(&ops, self, out);
+}
