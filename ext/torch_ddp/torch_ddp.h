@@ -142,6 +142,7 @@ void tddp_rb_init_operands(void);
 void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
 void tddp_rb_init_recorder(void);
+void tddp_rb_init_trace(void);
 void tddp_rb_init_heap(void);
 void tddp_rb_init_tensor(void);
 void tddp_rb_init_rng(void);

@@ -29,6 +29,7 @@ require_relative "distributed/algorithms"
 require_relative "distributed/fork_world"
 require_relative "distributed/step_memory"
 require_relative "distributed/flight_recorder"
+require_relative "distributed/trace"
 
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
@@ -40,6 +41,9 @@ module Torch
   #   Torch::Distributed.all_reduce(tensor)          # now world_size everywhere
   #   Torch::Distributed.destroy_process_group
   module Distributed
+    autoload :Checkpoint, "torch/distributed/checkpoint"
+    autoload :CheckpointError, "torch/distributed/checkpoint"
+
     extend Devices
     extend Ranks
     extend Groups
@@ -55,6 +59,7 @@ module Torch
     extend RandomState
     extend Launching
     extend FlightRecorder
+    extend Trace
 
     set_debug_level_from_env
   end

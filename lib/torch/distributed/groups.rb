@@ -70,6 +70,7 @@ module Torch
         @entered_pid = Process.pid
         destroy_at_exit
         dump_on_signal
+        open_trace(group.rank)
         group
       end
 
@@ -86,7 +87,11 @@ module Torch
         drain = $! ? FAILED_DRAIN : DRAIN
         if group.nil? || GroupMember::WORLD.equal?(group) || group.equal?(default&.group)
           @default = nil
-          close(default, drain) if default
+          begin
+            close(default, drain) if default
+          ensure
+            close_trace
+          end
         else
           group = group_or_default(group)
           forget(group)
@@ -246,6 +251,8 @@ module Torch
           close(default, ($!.nil? || ($!.is_a?(SystemExit) && $!.success?)) ? EXIT_DRAIN : 0) if default
         rescue Error => e
           warn "torch-ddp: #{e.message}" if $DEBUG
+        ensure
+          close_trace
         end
       end
     end

@@ -1,0 +1,59 @@
+/*
+ * Traces over <tddp/trace.h>. Entered by Ruby threads that hold the GVL; closing a trace, which
+ * waits for the disk, lets go of it. What spans are called and when is said in Ruby.
+ */
+#include <tddp/trace.h>
+
+#include "torch_ddp.h"
+
+/* _trace_open(folder, rank) */
+static VALUE trace_open(VALUE self, VALUE folder, VALUE rank)
+{
+    tddp_status status = tddp_trace_open(StringValueCStr(folder), NUM2INT(rank));
+    tddp_rb_check(status);
+    return self;
+}
+
+static tddp_status body_close(void *data, const tddp_wait *wait)
+{
+    (void)data;
+    (void)wait;
+    tddp_trace_close();
+    return TDDP_OK;
+}
+
+static VALUE trace_close(VALUE self)
+{
+    tddp_rb_settle(tddp_rb_blocking(body_close, NULL, -1, true));
+    return self;
+}
+
+static VALUE trace_enabled(VALUE self)
+{
+    (void)self;
+    return tddp_trace_enabled() ? Qtrue : Qfalse;
+}
+
+static VALUE trace_now(VALUE self)
+{
+    (void)self;
+    return LL2NUM(tddp_trace_now());
+}
+
+/* _trace_span(lane, name, start, end, args as a JSON object or nil) */
+static VALUE trace_span(VALUE self, VALUE lane, VALUE name, VALUE start, VALUE end, VALUE args)
+{
+    const char *json = NIL_P(args) ? NULL : StringValueCStr(args);
+    tddp_trace_span(StringValueCStr(lane), StringValueCStr(name), NUM2LL(start), NUM2LL(end), json);
+    return self;
+}
+
+void tddp_rb_init_trace(void)
+{
+    VALUE singleton = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(singleton, "_trace_open", trace_open, 2);
+    rb_define_private_method(singleton, "_trace_close", trace_close, 0);
+    rb_define_private_method(singleton, "_trace_enabled?", trace_enabled, 0);
+    rb_define_private_method(singleton, "_trace_now", trace_now, 0);
+    rb_define_private_method(singleton, "_trace_span", trace_span, 5);
+}
