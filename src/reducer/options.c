@@ -80,7 +80,7 @@ static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_
         return TDDP_OK;
     }
     return tddp_fail(TDDP_MISMATCH,
-                     "%s is %s on rank 0, but %s on rank %d: give every rank the same options",
+                     "%s is %s at rank 0, but %s at rank %d: give every rank the same options",
                      name, mine ? "on" : "off", theirs ? "on" : "off", rank);
 }
 

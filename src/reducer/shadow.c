@@ -22,7 +22,6 @@ static tddp_status begin(tddp_reducer *reducer)
                                                              : "when gradients are ready already");
     }
     reducer->shadowing = true;
-    reducer->usage.unused_count = 0;
     reducer->usage.taken = true;
     for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
         tddp_buffer *buffer = &reducer->layout.buckets[b].buffer;

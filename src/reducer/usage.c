@@ -48,7 +48,7 @@ static tddp_status send_map(tddp_reducer *reducer)
     for (size_t i = 0; i < reducer->count; i++) {
         usage->map[i] = !reducer->shadowing;
     }
-    for (size_t k = 0; k < usage->unused_count; k++) {
+    for (size_t k = 0; k < usage->unused_count && !reducer->shadowing; k++) {
         usage->map[usage->unused[k]] = usage->noted[usage->unused[k]];
     }
     usage->sent = true;

@@ -87,6 +87,31 @@ static inline void check_filled(tddp_reducer *reducer, size_t index, float value
     }
 }
 
+/* All elements of a gradient. */
+static inline void fill_with(tddp_reducer *reducer, size_t index, float value)
+{
+    float *gradient = tddp_reducer_gradient(reducer, index);
+    for (size_t k = 0; k <= index; k++) {
+        gradient[k] = value;
+    }
+}
+
+static inline void check_all(tddp_reducer *reducer, size_t index, double value)
+{
+    const float *gradient = tddp_reducer_gradient(reducer, index);
+    for (size_t k = 0; k <= index; k++) {
+        CHECK_DOUBLE(gradient[k], value, 1e-5);
+    }
+}
+
+/* mark_ready, and what it must say. */
+static inline void mark(tddp_reducer *reducer, size_t index, int expected_all)
+{
+    int all = -1;
+    CHECK_OK(tddp_reducer_mark_ready(reducer, index, &all));
+    CHECK_INT(all, expected_all);
+}
+
 /* A round in the order given; `value` of parameter i is base + 10 i. */
 static inline void run_round(tddp_reducer *reducer, const size_t *order, size_t count, float base)
 {

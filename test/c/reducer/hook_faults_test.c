@@ -1,0 +1,150 @@
+/* Communication hooks that come too late, differ, fail, or are left while they are under way. */
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "teller.h"
+
+TEST(a_hook_comes_once_and_before_the_first_gradient)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    bool freed = false;
+    teller told = {.stages = 1, .fail_at = -1, .freed = &freed};
+    teller other = {.stages = 1, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 2, &told, 0);
+    tddp_comm_hook *hook = make_hook(&other, "other", 0);
+    CHECK_STATUS(tddp_reducer_set_hook(reducer, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_reducer_set_hook(reducer, hook), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "\"other\": there is \"teller\" already");
+    CHECK_STATUS(tddp_reducer_set_divisor(reducer, 1), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "the communication hook \"teller\" divides them");
+    CHECK(!freed);
+    tddp_reducer_free(reducer);
+    CHECK(freed);
+    reducer = make_vectors(group, 2, NULL);
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    mark(reducer, 1, 0);
+    CHECK_STATUS(tddp_reducer_set_hook(reducer, hook), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "before the first backward");
+    mark(reducer, 0, 1);
+    CHECK_STATUS(tddp_reducer_set_hook(reducer, hook), TDDP_INVALID_ARGUMENT);
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+    CHECK_STATUS(tddp_reducer_set_hook(reducer, hook), TDDP_INVALID_ARGUMENT);
+    tddp_reducer_free(reducer);
+    tddp_comm_hook_release(hook);
+    leave(group);
+}
+
+/* One bucket of two gradients, complete. */
+static tddp_reducer *hand_in(tddp_group *group, teller *told, int on_caller)
+{
+    tddp_reducer *reducer = make_hooked(group, 2, told, on_caller);
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    mark(reducer, 1, 0);
+    return reducer;
+}
+
+static void check_broken(tddp_reducer *reducer, const char *text)
+{
+    int number = 0;
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), text);
+    CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "the gradients of an earlier step were not averaged (");
+    CHECK_CONTAINS(tddp_error_message(), text);
+    CHECK_STATUS(tddp_reducer_hand_over(reducer, &number), TDDP_UNSUPPORTED);
+    CHECK_STATUS(tddp_reducer_shadow(reducer, NULL), TDDP_UNSUPPORTED);
+    CHECK_STATUS(tddp_reducer_rebuild(reducer, NULL, &number), TDDP_UNSUPPORTED);
+    tddp_reducer_free(reducer);
+}
+
+MULTI_TEST(a_hook_that_fails_breaks_the_reducer, 2, 40)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    int all = 7;
+    teller at_0 = {.stages = 3, .fail_at = 0};
+    tddp_reducer *reducer = hand_in(group, &at_0, 0);
+    CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_UNSUPPORTED);
+    check_broken(reducer, "this hook wants no stage 0");
+    reducer = hand_in(group, &at_0, 1);
+    mark(reducer, 0, 1);
+    CHECK_STATUS(tddp_reducer_hand_over(reducer, &all), TDDP_UNSUPPORTED);
+    check_broken(reducer, "this hook wants no stage 0");
+    teller at_2 = {.stages = 3, .fail_at = 2};
+    reducer = hand_in(group, &at_2, 0);
+    mark(reducer, 0, 1);
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "this hook wants no stage 2");
+    check_broken(reducer, "this hook wants no stage 2");
+    CHECK_INT(all, 7);
+    leave(group);
+}
+
+MULTI_TEST(no_stage_follows_an_operation_that_failed, 2, 40)
+{
+    setenv("TDDP_FAKE", "fail_at=2", 1); /* the first compares the ranks */
+    tddp_group *group = join("fake", rank, world_size, port);
+    teller told = {.stages = 3, .fail_at = -1};
+    tddp_reducer *reducer = hand_in(group, &told, 0);
+    mark(reducer, 0, 1);
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_NETWORK);
+    CHECK_TEXT(told.events, "0.0 ");
+    CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_NETWORK);
+    tddp_reducer_free(reducer);
+    tddp_group_release(group);
+}
+
+MULTI_TEST(ranks_with_different_hooks_are_told, 2, 40)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    teller told = {.stages = 1, .fail_at = -1};
+    tddp_reducer *reducer = make_vectors(group, 1, NULL);
+    tddp_comm_hook *hook = make_hook(&told, rank ? "one" : "another", 0);
+    CHECK_OK(tddp_reducer_set_hook(reducer, hook));
+    tddp_comm_hook_release(hook);
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    mark(reducer, 0, 1);
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "through the communication hook one");
+    CHECK_CONTAINS(tddp_error_message(), "through the communication hook another");
+    tddp_reducer_free(reducer);
+    tddp_group_release(group);
+}
+
+MULTI_TEST(a_hook_lives_as_long_as_its_works, 2, 40)
+{
+    setenv("TDDP_FAKE", "delay_ms=300", 1);
+    tddp_group *group = join("fake", rank, world_size, port);
+    bool freed = false;
+    teller told = {.stages = 2, .fail_at = -1, .freed = &freed};
+    tddp_reducer *reducer = hand_in(group, &told, 0);
+    mark(reducer, 0, 1);
+    tddp_reducer_free(reducer);
+    CHECK(!freed);
+    CHECK_OK(tddp_barrier(group, NULL)); /* behind the bucket in the queue */
+    CHECK(freed);
+    CHECK_TEXT(told.events, "0.0 ");
+    leave(group);
+}
+
+TEST(a_hook_hears_of_a_group_that_is_gone_and_of_a_fork)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    teller told = {.stages = 1, .fail_at = -1, .quiet = true};
+    tddp_reducer *reducer = hand_in(group, &told, 0);
+    int all = 7;
+    pid_t child = fork();
+    if (child == 0) {
+        bool right = tddp_reducer_mark_ready(reducer, 0, &all) == TDDP_FORKED;
+        tddp_reducer_free(reducer);
+        _exit(right ? 0 : 1);
+    }
+    int outcome = 1;
+    CHECK_INT(waitpid(child, &outcome, 0), child);
+    CHECK_INT(outcome, 0);
+    tddp_group_shutdown(group, 0);
+    CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_GROUP_CLOSED);
+    CHECK_TEXT(told.events, "");
+    tddp_reducer_free(reducer);
+    tddp_group_release(group);
+}

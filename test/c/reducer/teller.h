@@ -1,0 +1,87 @@
+/* A communication hook that tells what it was called with. */
+#ifndef TDDP_TEST_REDUCER_TELLER_H
+#define TDDP_TEST_REDUCER_TELLER_H
+
+#include <pthread.h>
+
+#include "world.h"
+
+typedef struct teller {
+    char events[256]; /* "0.1 ": stage 0 of bucket 1 */
+    int stages;       /* how many it wants */
+    int fail_at;      /* stage, or -1 */
+    pthread_t thread; /* that called it */
+    int world_size;
+    uint64_t round;
+    uint64_t layout;
+    tddp_reducer *reducer; /* to report a parameter from within, or NULL */
+    size_t inner;
+    bool *freed;
+    bool quiet; /* start nothing */
+} teller;
+
+static inline void scale(tddp_buffer buffer, float factor)
+{
+    float *values = buffer.data;
+    for (size_t k = 0; k < buffer.count; k++) {
+        values[k] *= factor;
+    }
+}
+
+/* Sums, divides, then each further stage doubles through a broadcast of rank 0's. */
+static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                               tddp_work **work, int *again)
+{
+    teller *self = state;
+    size_t used = strlen(self->events);
+    (void)snprintf(self->events + used, sizeof self->events - used, "%d.%zu ", stage,
+                   bucket->index);
+    self->thread = pthread_self();
+    self->round = bucket->round;
+    self->layout = bucket->layout;
+    if (stage == self->fail_at) {
+        return tddp_fail(TDDP_UNSUPPORTED, "this hook wants no stage %d", stage);
+    }
+    *again = stage + 1 < self->stages;
+    if (self->quiet) {
+        return TDDP_OK;
+    }
+    if (stage == 0) {
+        if (self->reducer && bucket->index == 0) { /* waits for ever if the lock is held */
+            int all = 0;
+            CHECK_OK(tddp_reducer_mark_ready(self->reducer, self->inner, &all));
+        }
+        return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_SUM, 1, work);
+    }
+    scale(bucket->buffer, stage == 1 ? 1.0f / (float)self->world_size : 2.0f);
+    return stage == 1 ? TDDP_OK : tddp_broadcast(group, bucket->buffer, 0, work);
+}
+
+static inline void tell_free(void *state)
+{
+    *((teller *)state)->freed = true;
+}
+
+static inline tddp_comm_hook *make_hook(teller *self, const char *name, int on_caller)
+{
+    const tddp_comm_hook_ops ops = {sizeof ops, name, on_caller, tell,
+                                    self->freed ? tell_free : NULL};
+    tddp_comm_hook *hook = NULL;
+    CHECK_OK(tddp_comm_hook_make(&ops, self, &hook));
+    return hook;
+}
+
+/* A reducer with the hook, which it alone holds. */
+static inline tddp_reducer *make_hooked(tddp_group *group, size_t count, teller *self,
+                                        int on_caller)
+{
+    tddp_reducer_opts opts = buckets_of(12, 24);
+    tddp_reducer *reducer = make_vectors(group, count, &opts);
+    tddp_comm_hook *hook = make_hook(self, "teller", on_caller);
+    CHECK_OK(tddp_reducer_set_hook(reducer, hook));
+    tddp_comm_hook_release(hook);
+    self->world_size = tddp_group_world_size(group);
+    return reducer;
+}
+
+#endif

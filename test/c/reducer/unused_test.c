@@ -1,0 +1,336 @@
+/* Rounds that leave parameters out: who is told, what is averaged, what is said of mistakes. */
+#include <stdlib.h>
+
+#include "world.h"
+
+enum { COUNT = 7 };
+
+static tddp_reducer *make_finding(tddp_group *group, size_t count, int skip)
+{
+    tddp_reducer_opts opts = buckets_of(12, 24);
+    opts.find_unused = 1;
+    opts.skip_unused = skip;
+    return make_vectors(group, count, &opts);
+}
+
+/* Which parameters a rank reaches in a step: number 5 none, and in the last step rank 0 nothing. */
+static bool reaches(int rank, int step, size_t param)
+{
+    return param != 5 && (param + (size_t)(rank + step)) % 3 != 0 && !(step == 3 && rank == 0);
+}
+
+static float gradient_of(int rank, int step, size_t param)
+{
+    return (float)(rank + 1) * (float)(step + 2) + (float)param;
+}
+
+static void step_of(tddp_reducer *reducer, int rank, int world_size, int step)
+{
+    size_t unused[COUNT];
+    size_t unused_count = 0;
+    size_t left = 0;
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    for (size_t i = 0; i < COUNT; i++) {
+        bool reached = reaches(rank, step, i);
+        left += reached;
+        fill_with(reducer, i, reached ? gradient_of(rank, step, i) : 0);
+        if (!reached) {
+            unused[unused_count++] = i;
+        }
+    }
+    CHECK_OK(tddp_reducer_set_unused(reducer, unused, unused_count, NULL));
+    for (size_t n = 0; n < COUNT; n++) {
+        size_t i = (n * 3 + (size_t)rank) % COUNT;
+        if (reaches(rank, step, i)) {
+            mark(reducer, i, --left == 0);
+        }
+    }
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+    for (size_t i = 0; i < COUNT; i++) {
+        double sum = 0;
+        int users = 0;
+        for (int r = 0; r < world_size; r++) {
+            users += reaches(r, step, i);
+            sum += reaches(r, step, i) ? gradient_of(r, step, i) : 0;
+        }
+        check_all(reducer, i, sum / world_size);
+        CHECK_INT(tddp_reducer_used(reducer, i), users > 0);
+    }
+}
+
+static void steps(int rank, int world_size, int port, int skip)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, COUNT, skip);
+    /* Bytes 4 8 | 12 16 | 20 24 | 28, and the last bucket first. */
+    const size_t buckets[] = {3, 3, 2, 2, 1, 1, 0};
+    CHECK_INT(tddp_reducer_bucket_count(reducer), 4);
+    for (int step = 0; step < 4; step++) {
+        int rebuilt = 7;
+        CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
+        CHECK_INT(rebuilt, 0);
+        step_of(reducer, rank, world_size, step);
+        CHECK_INT(tddp_reducer_rounds(reducer), step + 1);
+    }
+    CHECK_INT(tddp_reducer_rebuilt(reducer), 0);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_INT(tddp_reducer_bucket_of(reducer, i), buckets[i]);
+    }
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(one_rank_leaves_parameters_out, 1, 30)
+{
+    steps(rank, world_size, port, 0);
+}
+
+MULTI_TEST(two_ranks_leave_parameters_out, 2, 30)
+{
+    steps(rank, world_size, port, 0);
+}
+
+MULTI_TEST(three_ranks_leave_parameters_out, 3, 40)
+{
+    steps(rank, world_size, port, 0);
+}
+
+MULTI_TEST(four_ranks_leave_parameters_out, 4, 60)
+{
+    steps(rank, world_size, port, 0);
+}
+
+MULTI_TEST(three_ranks_leave_buckets_out, 3, 40)
+{
+    steps(rank, world_size, port, 1);
+}
+
+MULTI_TEST(a_bucket_that_no_rank_uses_is_not_reduced, 2, 30)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, COUNT, 1);
+    const size_t unused[] = {2, 3, 4, 6}; /* rank 1 uses number 6 */
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_OK(tddp_reducer_set_unused(reducer, unused, rank == 0 ? 4 : 3, NULL));
+    CHECK_INT(reducer->launched, 0);
+    for (size_t i = 0; i < COUNT; i++) {
+        fill_with(reducer, i, (float)rank);
+    }
+    mark(reducer, 0, 0);
+    mark(reducer, 1, 0);
+    if (rank == 1) {
+        mark(reducer, 6, 0);
+    }
+    mark(reducer, 5, 1);
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+    for (size_t i = 0; i < COUNT; i++) {
+        bool left_out = i == 2 || i == 3;
+        check_all(reducer, i, left_out ? rank : 0.5);
+        CHECK_INT(tddp_reducer_used(reducer, i), !left_out && i != 4);
+    }
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 30)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 2, 0);
+    const size_t both[] = {0, 1};
+    for (int n = 0; n < 3 * rank; n++) {
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        CHECK_OK(tddp_reducer_set_unused(reducer, both, 2, NULL));
+    }
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_OK(tddp_reducer_set_unused(reducer, both, 1, NULL));
+    fill_with(reducer, 0, 0);
+    fill_with(reducer, 1, (float)rank);
+    mark(reducer, 1, 1);
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+    check_all(reducer, 0, 0);
+    check_all(reducer, 1, 0.5);
+    CHECK_INT(tddp_reducer_rounds(reducer), 1);
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(a_gradient_from_before_the_round_counts_as_used, 2, 30)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 3, 0);
+    const size_t unused[] = {1, 2};
+    for (int round = 0; round < 2; round++) {
+        if (round == 0 && rank == 1) {
+            tddp_reducer_note_used(reducer, 2);
+            tddp_reducer_note_used(reducer, 77);
+        }
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL));
+        for (size_t i = 0; i < 3; i++) {
+            fill_with(reducer, i, (float)rank);
+        }
+        mark(reducer, 0, 1);
+        CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        CHECK_INT(tddp_reducer_used(reducer, 0), 1);
+        CHECK_INT(tddp_reducer_used(reducer, 1), 0);
+        CHECK_INT(tddp_reducer_used(reducer, 2), round == 0);
+        CHECK_INT(tddp_reducer_used(reducer, 3), 1);
+        check_all(reducer, 2, 0.5);
+    }
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+TEST(mistakes_with_unused_parameters_are_named)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_vectors(group, 3, NULL);
+    const size_t unused[] = {1, 1, 3};
+    int all = 7;
+    CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "find_unused");
+    tddp_reducer_free(reducer);
+    reducer = make_finding(group, 3, 0);
+    CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "outside a round");
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 3, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "parameter number 3: expected 0 to 2");
+    CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 4, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL)); /* twice the same: no matter */
+    mark(reducer, 0, 0);
+    CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "ready already");
+    CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "rank 0: \"b\" got a gradient, but was taken for unused");
+    CHECK_CONTAINS(tddp_error_message(), "static_graph: true");
+    CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "1 of 3 parameters got no gradient");
+    CHECK_CONTAINS(tddp_error_message(), ": \"c\". What forward returned reaches them");
+    CHECK_INT(all, 7);
+    mark(reducer, 2, 1);
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_INT(reducer->finished, 1);
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+TEST(options_that_contradict_each_other_are_refused)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    const int64_t dim = 3;
+    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    tddp_reducer *reducer = NULL;
+    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
+    opts.skip_unused = 1;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "skip_unused without find_unused or static_graph");
+    opts = buckets_of(1, 2);
+    opts.limit_count = 0;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "0 bucket limits");
+    opts.limits = NULL;
+    opts.limit_count = 3;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "3 bucket limits and no list of them");
+    opts.size = 8;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK(reducer == NULL);
+    leave(group);
+}
+
+TEST(skipping_expects_to_know_before_backward)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 2, 1);
+    int all = 7;
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "rank 0: a backward before the ranks know which");
+    CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_OK(tddp_reducer_set_unused(reducer, NULL, 0, NULL));
+    mark(reducer, 1, 0);
+    mark(reducer, 0, 1);
+    CHECK_OK(tddp_reducer_finish(reducer, NULL));
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(a_wait_for_the_map_that_ends_early_is_taken_up_again, 2, 40)
+{
+    setenv("TDDP_FAKE", "delay_ms=300", 1);
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 2, 1);
+    const size_t unused[] = {0};
+    const tddp_wait soon = {20, NULL};
+    int all = 0;
+    for (int round = 0; round < 2; round++) {
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, &soon), TDDP_TIMEOUT);
+        CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
+        if (round == 0) { /* forward anew: the map of the one before is waited for */
+            CHECK_OK(tddp_reducer_prepare(reducer));
+        }
+        CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
+        fill_with(reducer, 1, (float)rank);
+        mark(reducer, 1, 1);
+        CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        check_all(reducer, 1, 0.5);
+        CHECK_INT(tddp_reducer_used(reducer, 0), 0);
+    }
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(freeing_with_the_map_under_way_is_safe, 2, 40)
+{
+    setenv("TDDP_FAKE", "delay_ms=200", 1);
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 2, 0);
+    const size_t unused[] = {0};
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
+    mark(reducer, 1, 1);
+    CHECK(reducer->usage.work != NULL);
+    tddp_reducer_free(reducer);
+    leave(group);
+}
+
+MULTI_TEST(every_rank_tells_of_other_options, 2, 30)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    const int64_t dim = 3;
+    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    tddp_reducer *reducer = NULL;
+    tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
+    opts.find_unused = rank;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "find_unused is off at rank 0, but on at rank 1");
+    opts.find_unused = 0;
+    opts.static_graph = !rank;
+    CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "static_graph is on at rank 0, but off at rank 1");
+    leave(group);
+}
+
+TEST(a_round_with_unused_parameters_allocates_nothing)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer = make_finding(group, 4, 0);
+    const size_t unused[] = {3, 0};
+    for (int round = 0; round < 2; round++) {
+        tddp_fail_allocation(1);
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL));
+        mark(reducer, 1, 0);
+        mark(reducer, 2, 1);
+        CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        tddp_fail_allocation(0);
+    }
+    tddp_reducer_free(reducer);
+    leave(group);
+}
