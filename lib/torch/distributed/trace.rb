@@ -79,9 +79,9 @@ module Torch
       # looked for when their bodies end.
       def trace_optimizers
         @steps_under_way = {}
-        @step_watches = [TracePoint.new(:end) { |point| watch_steps(point.self) if point.self.is_a?(Class) && point.self < Optim::Optimizer }]
+        @step_watches = [TracePoint.new(:end) { |point| watch_steps(point.self) if point.self.is_a?(Class) && point.self < Torch::Optim::Optimizer }]
         @step_watches.first.enable
-        [Optim::Optimizer, *descendants(Optim::Optimizer)].each { |optimizer| watch_steps(optimizer) }
+        [Torch::Optim::Optimizer, *descendants(Torch::Optim::Optimizer)].each { |optimizer| watch_steps(optimizer) }
       end
 
       def watch_steps(optimizer)
