@@ -55,7 +55,7 @@ module Torch
       def state_dict
         places = places_of_parameters
         groups = @param_groups.map do |group|
-          group.reject { |key, _| key == :params }.transform_keys(&:to_s).merge("params" => group[:params].map { |param| places[param] })
+          group.except(:params).transform_keys(&:to_s).merge("params" => group[:params].map { |param| places[param] })
         end
         state = places.filter_map do |param, place|
           kept = @state[param] if @state.key?(param)

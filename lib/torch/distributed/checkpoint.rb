@@ -1,0 +1,246 @@
+# frozen_string_literal: true
+
+require "torch/distributed"
+
+module Torch
+  module Distributed
+    # A checkpoint could not be saved or loaded. On all ranks alike: the text names the rank on which it failed.
+    class CheckpointError < Error; end
+
+    # Saves and restores a training run: models, optimizers, schedulers, samplers, random numbers and what else belongs to
+    # it. With a process group all ranks call it; without one it serves a single process.
+    #
+    #   Checkpoint = Torch::Distributed::Checkpoint
+    #   run = {model: model, optimizer: optimizer, scheduler: scheduler, sampler: sampler}
+    #   loaded = Checkpoint.load("checkpoints", **run, required: false)
+    #   (loaded ? loaded.epoch + 1 : 0).upto(9) do |epoch|
+    #     train(epoch)
+    #     Checkpoint.save("checkpoints", **run, epoch: epoch, extra: {"best" => best}, keep: 3)
+    #   end
+    #
+    # **A checkpoint is a folder.** `manifest.json`, written last, makes it one: it has the numbers and texts, and for each
+    # tensor its dtype, shape, file, place and CRC-32. The tensors lie in files of the safetensors layout, which other
+    # languages read as well. Nothing that is loaded can run code. Whoever looks into the folder finds the whole old
+    # checkpoint or the whole new one, also after a crash, `kill -9` or on a full disk; what an interrupted save left is
+    # removed by the next one.
+    #
+    # **Names.** A model in a {Torch::NN::Parallel::DistributedDataParallel} is saved as the model itself, and goes back
+    # into either; so a checkpoint moves between numbers of ranks.
+    #
+    # **Random numbers** are those of libtorch on the CPU, each rank its own; they are restored where as many ranks load as
+    # saved. Ruby's (`rand`) and those of GPUs are not part of it.
+    module Checkpoint
+      # What was written is not what is there: sizes or checksums differ.
+      class DamagedError < CheckpointError; end
+
+      # What {Checkpoint.load} found beside the states.
+      #
+      # @!attribute path
+      #   @return [String] the checkpoint that was loaded
+      # @!attribute epoch
+      #   @return [Integer, nil]
+      # @!attribute step
+      #   @return [Integer, nil]
+      # @!attribute extra
+      #   @return [Hash]
+      # @!attribute world_size
+      #   @return [Integer, nil] how many ranks saved it
+      # @!attribute rng_restored
+      #   @return [Boolean] whether all ranks' random numbers go on where they were
+      Loaded = Struct.new(:path, :epoch, :step, :extra, :world_size, :rng_restored, keyword_init: true)
+
+      class << self
+        # @overload save(path, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: false, keep: nil, process_group: nil, **objects)
+        #   Adds a checkpoint to the folder `path`, as `step-000000100`, else `epoch-000003`, else `save-000001`; one of that
+        #   name is replaced.
+        #   @param path [String] a folder of checkpoints, made if it is not there
+        #   @param objects [Hash{Symbol => #state_dict, Hash, Array}] under any names: `model: net, optimizer: optimizer`;
+        #     several models as `model: {generator: a, critic: b}`
+        #   @param epoch [Integer, nil] given back by {.load}
+        #   @param step [Integer, nil] given back by {.load}
+        #   @param name [String, nil] of the new checkpoint's folder within `path`
+        #   @param extra [Hash] what else there is: numbers, texts, tensors in arrays and hashes; rank 0's is saved
+        #   @param keep [Integer, nil] how many checkpoints stay; older ones are removed once this one is whole
+        # @overload save(state_dict, checkpoint_id:, sharded: false, process_group: nil)
+        #   Saves a Hash as PyTorch's `torch.distributed.checkpoint.save` does.
+        #   @param state_dict [Hash] tensors, plain values, and objects that have a state_dict
+        #   @param checkpoint_id [String] the checkpoint's own folder; what it holds is replaced
+        # @param rng [Boolean] whether to save every rank's random numbers
+        # @param sharded [Boolean] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
+        #   system that all ranks see
+        # @param process_group [ProcessGroup, nil] nil: the default group if there is one
+        # @return [String] the checkpoint's folder
+        # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
+        def save(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: path.is_a?(String), sharded: false,
+          keep: nil, process_group: nil, **objects)
+          objects, target, name = saved_by(path, checkpoint_id, objects, name || default_name(step, epoch))
+          check_save(epoch, step, extra, keep)
+          return unless (together = together(process_group, "save"))
+
+          name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
+          saver = Saver.new(target, name, together, sharded: sharded, keep: keep)
+          states = nil
+          together.all("cannot save #{File.join(*[target, name].compact)}") do
+            states = States.of(objects).transform_keys(&:to_s)
+            nil
+          end
+          saver.save({"epoch" => epoch, "step" => step}, states, extra, rng)
+        end
+
+        # @overload load(path, rng: true, strict: true, required: true, process_group: nil, **objects)
+        #   Restores what {.save} wrote, or what PyTorch's `torch.save` did. Nothing is changed before the checkpoint was read
+        #   and found good on all ranks.
+        #   @param path [String] a folder of checkpoints, of which the newest good one is taken (those that are damaged are
+        #     left out with a warning); or one checkpoint's own folder; or a file of PyTorch's (`.pt`)
+        #   @param objects [Hash{Symbol => #load_state_dict, Hash, Array}] as they were saved; those left out are not read
+        #   @param rng [Boolean] whether to restore the random numbers, if as many ranks load as saved
+        #   @param strict [Boolean] whether names that a model has too many or too few are errors
+        #   @param required [Boolean] whether it is an error that there is no checkpoint
+        # @overload load(state_dict, checkpoint_id:, strict: true, process_group: nil)
+        #   Fills a Hash in place: tensors get their values, objects their state, and plain values are replaced.
+        #   @param state_dict [Hash]
+        #   @param checkpoint_id [String]
+        # @return [Loaded, nil] nil: there is none, and none is required
+        # @raise [NotFoundError] if there is no checkpoint
+        # @raise [DamagedError] if the one that was asked for is damaged, or all are
+        # @raise [CheckpointError] on all ranks, if loading fails on one
+        def load(path, checkpoint_id: nil, rng: path.is_a?(String), strict: true, required: true, process_group: nil, **objects)
+          whole = path.is_a?(Hash)
+          objects, target = saved_by(path, checkpoint_id, objects, nil, "load_state_dict")
+          return unless (together = together(process_group, "load"))
+
+          loaded = Loader.new(target, together, strict: strict).load(objects, rng, whole: whole)
+          return loaded if loaded || !required
+
+          raise NotFoundError, "#{target}: there is no checkpoint, expected a folder with a #{Manifest::FILE}, one with such folders in " \
+            "it, or a file of PyTorch's"
+        end
+
+        # The newest checkpoint of a folder, as far as its manifest tells; {.load} reads the newest whose data are good too.
+        # Looks at this process's files alone: no other rank need call it.
+        #
+        # @param dir [String]
+        # @return [String, nil] its folder
+        def latest(dir)
+          list(dir).first
+        end
+
+        # @param dir [String]
+        # @return [Array<String>] the folders of its checkpoints, the newest first
+        def list(dir)
+          Folder.newest_first(dir).map(&:folder)
+        end
+
+        # Reads a checkpoint and compares all its checksums. Looks at this process's files alone.
+        #
+        # @param path [String] a checkpoint's folder, or a folder of checkpoints, whose newest is meant
+        # @return [Hash] what the manifest says of it, without the states
+        # @raise [DamagedError]
+        # @raise [NotFoundError]
+        def verify(path)
+          folder = Manifest.in?(path) ? path : latest(path)
+          raise NotFoundError, "#{path}: there is no checkpoint" unless folder
+
+          manifest = Manifest.read(folder)
+          with_files(manifest) { |file_of| manifest["tensors"].each { |name, place| DataFile.check_tensor(file_of.call(place["file"]), name, place) } }
+          manifest.content.except("objects", "extra", "rng", "tensors")
+        end
+
+        # Yields what gives a tensor by its name.
+        #
+        # @api private
+        def with_tensors(manifest)
+          read = {}
+          with_files(manifest) do |file_of|
+            yield lambda { |name|
+              next read[name] if read.key?(name)
+
+              place = manifest["tensors"].fetch(name) { raise DamagedError, "#{manifest.path}: it says nothing of the tensor #{name}" }
+              read[name] = DataFile.read_tensor(file_of.call(place["file"]), name, place)
+            }
+          end
+        end
+
+        private
+
+        # Opens a checkpoint's files as they are needed, and looks at their sizes first.
+        def with_files(manifest)
+          files = {}
+          yield ->(name) { files[name] ||= opened(manifest, name) }
+        ensure
+          files.each_value(&:close)
+        end
+
+        def opened(manifest, name)
+          path = File.join(manifest.folder, name)
+          expected = manifest["files"][name]["bytes"]
+          file = File.open(path, "rb")
+          return file if file.size == expected
+
+          found = file.size
+          file.close
+          raise DamagedError, "#{path} is damaged: expected #{expected} bytes, found #{found}"
+        rescue Errno::ENOENT
+          raise DamagedError, "#{path} is missing: expected a file of #{expected} bytes"
+        end
+
+        # The two forms of arguments.
+        def saved_by(path, checkpoint_id, objects, name, method = "state_dict")
+          if path.is_a?(Hash)
+            unless checkpoint_id.respond_to?(:to_path) || checkpoint_id.is_a?(String)
+              raise ArgumentError, "checkpoint_id: expected the checkpoint's folder, got #{checkpoint_id.inspect}"
+            end
+            raise ArgumentError, "#{objects.keys.first}: expected it within the state_dict" unless objects.empty?
+
+            return [path, File.path(checkpoint_id), nil]
+          end
+          raise ArgumentError, "checkpoint_id: it goes with a state_dict, got the path #{path.inspect} as well" unless checkpoint_id.nil?
+          unless path.respond_to?(:to_path) || (path.is_a?(String) && !path.empty?)
+            raise TypeError, "path: expected a folder's name, got #{path.inspect}"
+          end
+
+          States.check(objects, method)
+          [objects, File.path(path), name]
+        end
+
+        def check_save(epoch, step, extra, keep)
+          {epoch: epoch, step: step}.each do |name, number|
+            raise TypeError, "#{name}: expected an Integer of 0 or more, got #{number.inspect}" unless number.nil? || (number.is_a?(Integer) && number >= 0)
+          end
+          raise TypeError, "extra: expected a Hash, got #{extra.inspect}" unless extra.is_a?(Hash)
+          return if keep.nil? || (keep.is_a?(Integer) && keep.positive?)
+
+          raise ArgumentError, "keep: expected how many checkpoints stay, 1 or more, got #{keep.inspect}"
+        end
+
+        def default_name(step, epoch)
+          return format("step-%09d", step) if step.is_a?(Integer)
+
+          epoch.is_a?(Integer) ? format("epoch-%06d", epoch) : :next
+        end
+
+        def next_name(dir)
+          numbers = Folder.children(dir).filter_map { |name| name[/\Asave-(\d+)\z/, 1]&.to_i }
+          format("save-%06d", (numbers.max || 0) + 1)
+        end
+
+        def together(process_group, operation)
+          return Together.new(nil) if process_group.nil? && !Distributed.initialized?
+
+          group = Distributed.send(:member_group, process_group, "Checkpoint.#{operation}")
+          group && Together.new(group)
+        end
+      end
+    end
+  end
+end
+
+require_relative "checkpoint/data_file"
+require_relative "checkpoint/tree"
+require_relative "checkpoint/manifest"
+require_relative "checkpoint/folder"
+require_relative "checkpoint/ranks"
+require_relative "checkpoint/states"
+require_relative "checkpoint/saver"
+require_relative "checkpoint/torch_file"
+require_relative "checkpoint/loader"

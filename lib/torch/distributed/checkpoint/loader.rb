@@ -1,0 +1,116 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # One load, on all ranks: rank 0 says which checkpoint, everybody reads it and compares its checksums, and only when
+      # that went well on all is anything changed. If the newest is damaged they go on to the one before together.
+      #
+      # @api private
+      class Loader
+        # What was read of a checkpoint.
+        Content = Struct.new(:path, :objects, :fields, :extra, :rng, :world_size)
+
+        def initialize(path, together, strict:)
+          @path = path
+          @together = together
+          @strict = strict
+        end
+
+        # @param objects [Hash] by name
+        # @param whole [Boolean] whether the objects are a state dict as a whole
+        # @return [Loaded, nil] nil: there is no checkpoint
+        def load(objects, rng, whole: false)
+          candidates = @together.on_first("cannot load #{@path}") { candidates() }
+          return if candidates.empty?
+
+          content = first_good(candidates, objects.keys.map(&:to_s), rng, whole)
+          doing = "cannot load #{content.path}"
+          @together.all(doing) { check(objects, content) }
+          @together.all(doing) { restore(objects, content, whole) }
+          restored = rng && restore_rng(doing, content)
+          epoch, step = content.fields.values_at("epoch", "step")
+          Loaded.new(path: content.path, epoch: epoch, step: step, extra: content.extra, world_size: content.world_size,
+            rng_restored: restored ? true : false)
+        end
+
+        private
+
+        # Paths, the newest first; one that was asked for by name stands alone.
+        def candidates
+          return [@path] if File.file?(@path) || Manifest.in?(@path)
+
+          Folder.newest_first(@path) { |folder, error| skip(folder, error.message) }.map(&:folder)
+        end
+
+        def skip(folder, reason)
+          warn "torch-ddp: the checkpoint #{folder} is left out: #{reason}"
+        end
+
+        def first_good(candidates, names, rng, whole)
+          reasons = []
+          candidates.each do |candidate|
+            content = nil
+            outcomes, error = @together.outcomes do
+              content = read(candidate, names, rng, whole)
+              nil
+            end
+            rank = outcomes.index(&:error)
+            return content unless rank
+
+            reasons << "#{"rank #{rank}: " if @together.size > 1}#{outcomes[rank].error}"
+            raise failure(error, "cannot load #{candidate}: #{reasons.last}"), cause: error if candidates.size == 1
+
+            skip(candidate, reasons.last) if @together.rank.zero?
+          end
+          raise DamagedError, "cannot load #{@path}: none of its #{candidates.size} checkpoints is good: #{reasons.join("; ")}"
+        end
+
+        def failure(error, text)
+          (error.nil? || error.is_a?(DamagedError)) ? DamagedError.new(text) : CheckpointError.new(text)
+        end
+
+        def read(path, names, rng, whole)
+          return TorchFile.content(path, names, whole) if File.file?(path)
+
+          manifest = Manifest.read(path)
+          objects = manifest["objects"].select { |name, _| names.include?(name) }
+          state = rng && manifest["world_size"] == @together.size ? manifest["rng"]&.at(@together.rank) : nil
+          Checkpoint.with_tensors(manifest) do |tensor|
+            Content.new(path, objects.transform_values { |each| Tree.unpack(each, &tensor) }, manifest.content.slice("epoch", "step"),
+              Tree.unpack(manifest["extra"], &tensor), state && Tree.unpack(state, &tensor), manifest["world_size"])
+          end
+        end
+
+        def check(objects, content)
+          objects.each do |name, object|
+            unless content.objects.key?(name.to_s)
+              there = content.objects.keys
+              raise ArgumentError, "#{name}: it was not saved#{there.empty? ? "" : ", though #{there.join(", ")} #{(there.size > 1) ? "were" : "was"}"}"
+            end
+
+            States.check_fit(name.to_s, object, content.objects[name.to_s], @strict)
+          end
+          nil
+        end
+
+        def restore(objects, content, whole)
+          objects.each do |name, object|
+            value = States.restore(name.to_s, object, content.objects[name.to_s], @strict)
+            objects[name] = value if whole
+          end
+          nil
+        end
+
+        def restore_rng(doing, content)
+          @together.all(doing) do
+            next false unless content.rng
+
+            Distributed.set_rng_state(content.rng)
+            true
+          end.all?
+        end
+      end
+    end
+  end
+end

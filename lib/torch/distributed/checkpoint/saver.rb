@@ -1,0 +1,163 @@
+# frozen_string_literal: true
+
+require "fileutils"
+require "time"
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # One save, on all ranks: rank 0 makes room, everybody writes what is its part, rank 0 publishes the manifest once all
+      # of it is on the disk, and then removes what is older.
+      #
+      # @api private
+      class Saver
+        # @param path [String] the folder of checkpoints
+        # @param name [String, nil] of the new one within it; nil: `path` is the checkpoint itself
+        def initialize(path, name, together, sharded:, keep:)
+          @path = path
+          @folder = name ? File.join(path, name) : path
+          @within = !name.nil?
+          @together = together
+          @sharded = sharded
+          @keep = keep
+          @doing = "cannot save #{@folder}"
+        end
+
+        # @param contents [Hash] what goes into the manifest beside the rest: epoch, step
+        # @param objects [Hash{String => Object}] states, plain data
+        # @param extra [Hash]
+        # @param rng [Boolean]
+        # @return [String] the checkpoint's folder
+        def save(contents, objects, extra, rng)
+          token, serial = @together.on_first(@doing) { prepare }
+          packed, entries = pack(objects, extra, rng)
+          written = write(token, entries)
+          @together.on_first(@doing) do
+            Folder.publish(@folder, manifest(contents, packed, entries, written, serial))
+            tidy
+          end
+          @whole = true
+          @folder
+        ensure
+          discard unless @whole
+          @lock&.close
+        end
+
+        private
+
+        # Looks first at what cannot work.
+        def prepare
+          if @within && Manifest.in?(@path)
+            raise ArgumentError, "#{@path} is a checkpoint itself (it has a #{Manifest::FILE}): name the folder that it is in"
+          end
+
+          FileUtils.mkdir_p(@path)
+          @lock = Folder.lock(@path)
+          @within ? Folder.clean(@path) : Folder.clean_within(@folder)
+          FileUtils.mkdir_p(@folder)
+          [Folder.token, serial]
+        end
+
+        def serial
+          manifests = @within ? Folder.newest_first(@path) : []
+          (manifests.map { |manifest| manifest["serial"] }.max || 0) + 1
+        end
+
+        def pack(objects, extra, rng)
+          tree = Tree.new
+          packed = nil
+          described = @together.all(@doing) do
+            packed = {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
+            [rng ? [Distributed._rng_state].pack("m0") : nil, tree.entries.values.map { |entry| [entry.name, entry.dtype, entry.shape] }]
+          end
+          same(described.map(&:last)) if @sharded
+          packed["rng"] = rng ? packed_rng(tree, described.map(&:first)) : nil
+          [packed, tree.entries]
+        end
+
+        # Where every rank writes a part, all must mean the same.
+        def same(lists)
+          rank = lists.index { |list| list != lists.first }
+          return unless rank
+
+          place = lists.first.zip(lists[rank]).index { |mine, other| mine != other } || lists.first.size
+          first, other = [0, rank].map { |each| lists[each][place]&.then { |name, dtype, shape| "#{name} #{dtype} #{shape}" } || "nothing more" }
+          raise MismatchError, "#{@doing}: the ranks have different tensors, rank 0 #{first} where rank #{rank} has #{other}: with " \
+            "sharded: true all must save the same"
+        end
+
+        def packed_rng(tree, states)
+          states.each_with_index.map do |state, rank|
+            bytes = state.unpack1("m0")
+            tree.pack(Distributed.send(:_set_bytes, Torch.empty([bytes.bytesize], dtype: :uint8), bytes), "rng.#{rank}")
+          end
+        end
+
+        # @return [Array<Hash>] by rank, what {DataFile.write} said; nil for a rank that wrote nothing
+        def write(token, entries)
+          mine = (@sharded ? share(entries.values) : [entries.values])[@together.rank]
+          @together.all(@doing) do
+            next if mine.nil?
+
+            @data = File.join(@folder, Folder.data_name(token, @together.rank, @sharded ? @together.size : 1))
+            [File.basename(@data), DataFile.write(@data, mine)]
+          end
+        end
+
+        # The largest first, each to the rank that has least: alike on all.
+        def share(entries)
+          parts = Array.new(@together.size) { [] }
+          sizes = Array.new(@together.size, 0)
+          entries.each_with_index.sort_by { |entry, i| [-entry.bytes, i] }.each do |entry, _|
+            rank = sizes.index(sizes.min)
+            parts[rank] << entry
+            sizes[rank] += entry.bytes
+          end
+          parts.map { |part| part.empty? ? nil : part }.tap { |shares| shares[0] ||= [] }
+        end
+
+        def manifest(contents, packed, entries, written, serial)
+          places = written.compact.each_with_object({}) do |(name, said), all|
+            said["tensors"].each { |tensor, place| all[tensor] = place.merge("file" => name) }
+          end
+          {
+            "format" => Manifest::FORMAT, "version" => Manifest::VERSION, "library" => ["torch-ddp", Gem.loaded_specs["torch-ddp"]&.version].compact.join(" "),
+            "libtorch" => LIBTORCH_VERSION, "saved_at" => Time.now.utc.iso8601(3), "serial" => serial,
+            "world_size" => @together.size, "sharded" => @sharded, **contents,
+            "files" => written.compact.to_h { |name, said| [name, said["file"]] },
+            "tensors" => entries.to_h { |name, entry| [name, {"dtype" => entry.dtype, "shape" => entry.shape}.merge(places.fetch(name))] },
+            **packed
+          }
+        end
+
+        # What is older goes only now. A fault here is no fault of the new checkpoint.
+        def tidy
+          Folder.clean_within(@folder)
+          return unless @keep && @within
+
+          Folder.newest_first(@path).drop(@keep).each { |manifest| Folder.remove(manifest.folder) unless manifest.folder == @folder }
+        rescue SystemCallError => e
+          warn "torch-ddp: #{@folder} is saved, but older files could not be removed: #{e.message}"
+        end
+
+        # After a failure nothing of this save stays.
+        def discard
+          return if @data.nil? || published?
+
+          Folder.delete(@data)
+          Folder.remove(@folder) if @together.rank.zero? && @within && !Manifest.in?(@folder)
+        rescue SystemCallError
+          # The next save cleans up.
+          nil
+        end
+
+        # It may be, though its maker could not be sure of that.
+        def published?
+          Manifest.in?(@folder) && Manifest.read(@folder)["files"].key?(File.basename(@data))
+        rescue Error, SystemCallError
+          true
+        end
+      end
+    end
+  end
+end

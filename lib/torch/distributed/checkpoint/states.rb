@@ -1,0 +1,150 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # Between objects and their states: what is saved of a model, an optimizer, a sampler or a hash of such, and how it
+      # goes back.
+      #
+      # @api private
+      module States
+        WRAPPER = "module."
+        private_constant :WRAPPER
+
+        module_function
+
+        # What is given by keyword: objects that have a state, or hashes and arrays of them.
+        def check(objects, method)
+          objects.each do |name, object|
+            next if stateful?(object, method)
+
+            raise TypeError, "#{name}: expected an object with #{method}, or a Hash or an Array of them, got #{object.inspect[0, 80]} " \
+              "(#{object.class}); plain values go into extra:, or into the state_dict that is saved by checkpoint_id:"
+          end
+        end
+
+        def stateful?(object, method)
+          case object
+          when Hash then object.values.all? { |each| stateful?(each, method) }
+          when Array then object.all? { |each| stateful?(each, method) }
+          else object.respond_to?(method)
+          end
+        end
+
+        # @return [Object] plain data: the object's state, or the value itself
+        def of(object)
+          case object
+          when Torch::Tensor then object
+          when Torch::NN::Module then unwrapped(object).state_dict.compact
+          when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each)] }
+          when Array then object.map { |each| of(each) }
+          else object.respond_to?(:state_dict) ? object.state_dict : object
+          end
+        end
+
+        # Says what keeps a state from going back; nothing is changed yet.
+        def check_fit(name, object, saved, strict)
+          case object
+          when Torch::NN::Module then check_model(name, unwrapped(object), saved, strict)
+          when Hash, Array
+            each_with_saved(name, object, saved) { |inner, each, state| check_fit(inner, each, state, strict) }
+          when Torch::Tensor
+            return if saved.is_a?(Torch::Tensor) && saved.shape == object.shape
+
+            raise ArgumentError, "#{name}: expected a tensor of shape #{object.shape}, got #{described(saved)}"
+          end
+        end
+
+        # Gives an object its state. Tensors are filled in place.
+        #
+        # @return [Object] what stands for it from now on: the object, or the value that was saved
+        def restore(name, object, saved, strict)
+          case object
+          when Torch::NN::Module then restore_model(unwrapped(object), saved)
+          when Torch::Tensor then Torch.no_grad { object.copy!(saved) }
+          when Hash
+            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, strict) }
+          when Array
+            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, strict) }
+          else
+            return saved unless object.respond_to?(:load_state_dict)
+
+            told(name) { object.load_state_dict(saved) }
+          end
+          object
+        end
+
+        # A DistributedDataParallel is saved and loaded as the model in it.
+        def unwrapped(model)
+          model = model.module while model.is_a?(Torch::NN::Parallel::DistributedDataParallel)
+          model
+        end
+
+        def each_with_saved(name, object, saved)
+          pairs = object.is_a?(Hash) ? object.to_a : object.each_with_index.map { |each, i| [i, each] }
+          pairs.each do |key, each|
+            found = case saved
+            when Hash then [key, key.to_s].find { |wanted| saved.key?(wanted) }
+            when Array then key if key.is_a?(Integer) && key < saved.size
+            end
+            raise ArgumentError, "#{name}.#{key}: it was not saved, there is #{described(saved)}" if found.nil?
+
+            yield "#{name}.#{key}", each, saved[found], key
+          end
+        end
+
+        def check_model(name, model, saved, strict)
+          unless saved.is_a?(Hash) && saved.values.all? { |value| value.nil? || value.is_a?(Torch::Tensor) }
+            raise ArgumentError, "#{name}: expected the state of a model, names and tensors, got #{described(saved)}"
+          end
+
+          own = model.state_dict.compact
+          saved = named_as(own, saved)
+          faults = []
+          if strict
+            faults += listed("missing", own.keys - saved.keys) + listed("not known to the model", saved.keys - own.keys)
+          end
+          shapes = own.filter_map do |key, tensor|
+            "#{key} (the model's #{tensor.shape}, saved #{saved[key].shape})" if saved[key] && saved[key].shape != tensor.shape
+          end
+          faults += listed("of another shape", shapes)
+          raise ArgumentError, "#{name}: what was saved does not fit this #{model.class.name}: #{faults.join("; ")}" unless faults.empty?
+        end
+
+        def restore_model(model, saved)
+          own = model.state_dict.compact
+          saved = named_as(own, saved)
+          Torch.no_grad { own.each { |key, tensor| tensor.copy!(saved[key]) if saved[key] } }
+        end
+
+        # A model that was saved within a wrapper goes into one without, and the other way round.
+        def named_as(own, saved)
+          saved = saved.compact
+          inside, outside = [own, saved].map { |state| !state.empty? && state.keys.all? { |key| key.start_with?(WRAPPER) } }
+          return saved if inside == outside || own.empty?
+
+          outside ? saved.transform_keys { |key| key.delete_prefix(WRAPPER) } : saved.transform_keys { |key| WRAPPER + key }
+        end
+
+        def listed(what, names)
+          names.empty? ? [] : ["#{what}: #{names.first(6).join(", ")}#{", ... (#{names.size} in all)" if names.size > 6}"]
+        end
+
+        def described(value)
+          case value
+          when Torch::Tensor then "a tensor of shape #{value.shape}"
+          when Hash then "a Hash of #{value.keys.first(8).join(", ")}"
+          else value.inspect[0, 80]
+          end
+        end
+
+        # An object's own complaint, with its name.
+        def told(name)
+          yield
+        rescue ArgumentError => e
+          raise ArgumentError, "#{name}: #{e.message}"
+        end
+      end
+    end
+  end
+end

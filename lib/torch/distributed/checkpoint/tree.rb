@@ -1,0 +1,133 @@
+# frozen_string_literal: true
+
+require "json"
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # States as JSON: tensors are taken out and stand there by name, `{"$tensor": "model.fc.weight"}`. What JSON has no
+      # word for is tagged in the same way, so that everything comes back as it was: symbols, keys that are no text, numbers
+      # that are not finite, bytes that are no UTF-8. Nothing else is taken, and nothing that is read runs code.
+      #
+      # @api private
+      class Tree
+        # What is kept of a tensor.
+        Entry = Struct.new(:name, :tensor, :dtype, :shape) do
+          # @return [Integer]
+          def bytes
+            shape.inject(DTYPES.fetch(dtype).bytes, :*)
+          end
+        end
+
+        # @return [Hash{String => Entry}] the tensors that were taken out
+        attr_reader :entries
+
+        def initialize
+          @entries = {}
+          @names = {}
+        end
+
+        # @param value [Object] tensors within nested hashes and arrays
+        # @param name [String] where it stands, for texts and for the names of tensors
+        # @return [Object] what JSON can say
+        def pack(value, name)
+          case value
+          when nil, true, false, Integer then value
+          when Float then value.finite? ? value : {"$float" => value.to_s}
+          when String then packed_text(value)
+          when Symbol then {"$symbol" => value.to_s}
+          when Torch::Tensor then {"$tensor" => take(value, name)}
+          when Array then value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") }
+          when Hash then packed_hash(value, name)
+          when Complex then {"$complex" => [pack(value.real, name), pack(value.imaginary, name)]}
+          when Range then {"$range" => [pack(value.begin, name), pack(value.end, name), value.exclude_end?]}
+          else
+            raise TypeError, "#{name}: expected tensors, numbers, texts, true, false, nil, arrays and hashes of them, got #{value.class}"
+          end
+        end
+
+        # @param value [Object] what {#pack} gave
+        # @yieldparam name [String] a tensor's
+        # @yieldreturn [Torch::Tensor]
+        # @return [Object] what it was
+        def self.unpack(value, &tensor)
+          case value
+          when Array then value.map { |each| unpack(each, &tensor) }
+          when Hash
+            tag, content = value.first
+            return untagged(tag, content, &tensor) if value.size == 1 && tag.start_with?("$")
+
+            value.transform_values { |each| unpack(each, &tensor) }
+          else value
+          end
+        end
+
+        # @return [Array<String>] the names of the tensors in it
+        def self.names(value)
+          [].tap { |names| unpack(value) { |name| names << name } }.uniq
+        end
+
+        def self.untagged(tag, content, &tensor)
+          case tag
+          when "$tensor" then tensor.call(content)
+          when "$symbol" then content.to_sym
+          when "$float" then {"NaN" => Float::NAN, "Infinity" => Float::INFINITY, "-Infinity" => -Float::INFINITY}.fetch(content)
+          when "$bytes" then content.unpack1("m0")
+          when "$map" then content.to_h { |key, each| [unpack(key, &tensor), unpack(each, &tensor)] }
+          when "$complex" then Complex(*content.map { |part| unpack(part, &tensor) })
+          when "$range" then Range.new(*content.map { |part| unpack(part, &tensor) })
+          else raise DamagedError, "the manifest has #{tag.inspect}, which this version does not know"
+          end
+        end
+        private_class_method :untagged
+
+        private
+
+        def packed_text(text)
+          utf8 = text.encoding == Encoding::BINARY ? text.dup.force_encoding(Encoding::UTF_8) : text.encode(Encoding::UTF_8)
+          return {"$bytes" => [text].pack("m0")} if text.encoding == Encoding::BINARY && !utf8.ascii_only?
+
+          utf8.valid_encoding? ? utf8 : {"$bytes" => [text].pack("m0")}
+        rescue EncodingError
+          {"$bytes" => [text].pack("m0")}
+        end
+
+        def packed_hash(hash, name)
+          plain = hash.keys.all? { |key| key.is_a?(String) && key.encoding != Encoding::BINARY && key.valid_encoding? }
+          if plain && hash.keys.none? { |key| key.start_with?("$") }
+            return hash.to_h { |key, value| [key.encode(Encoding::UTF_8), pack(value, "#{name}.#{key}")] }
+          end
+
+          {"$map" => hash.map { |key, value| [pack(key, name), pack(value, "#{name}.#{key}")] }}
+        end
+
+        # Two names of one memory are kept once.
+        def take(tensor, name)
+          check(tensor, name)
+          dtype = Checkpoint.dtype_name(tensor)
+          shape = tensor.shape
+          span = Distributed._span(tensor)
+          key = (span && span[1].positive?) ? [span, dtype, shape, tensor.device.to_s] : tensor.object_id
+          @names[key] ||= unused(name).tap { |free| @entries[free] = Entry.new(free, tensor, dtype, shape) }
+        end
+
+        def check(tensor, name)
+          unless tensor.layout == :strided
+            raise ArgumentError, "#{name}: expected a dense tensor, got a #{tensor.layout} one: save its to_dense, or its indices and values"
+          end
+          return if Checkpoint.dtype_name(tensor)
+
+          raise ArgumentError, "#{name}: tensors of this dtype are not saved, expected one of #{DTYPES.keys.join(", ")}: convert it " \
+            "(dequantize, for instance)"
+        end
+
+        def unused(name)
+          name = name.encode(Encoding::UTF_8, invalid: :replace, undef: :replace)
+          return name unless @entries.key?(name) || name == "__metadata__"
+
+          (2..).each { |number| return "#{name}##{number}" unless @entries.key?("#{name}##{number}") }
+        end
+      end
+    end
+  end
+end
