@@ -20,7 +20,7 @@ Gem::Specification.new do |spec|
   end
   spec.extensions = ["ext/torch_ddp/extconf.rb"]
   spec.bindir = "bin"
-  spec.executables = ["torchrun", "torchfrtrace"]
+  spec.executables = ["torchrun", "torchfrtrace", "torchtrace"]
   spec.require_paths = ["lib"]
 
   spec.add_dependency "torch-rb", ">= 0.12.2", "< 1"
