@@ -53,7 +53,7 @@ end
 programs = {"torch-ddp" => [RbConfig.ruby, File.join(__dir__, "ddp_step.rb")], "PyTorch" => [python, File.join(__dir__, "ddp_step.py")]}
 
 # A line for whoever waits; the figures alone go to standard output.
-say = ->(line) { $stderr.puts(line) }
+say = ->(line) { warn line }
 begin
   comparison = Comparison.new(programs, options, say)
   comparison.time_steps if options[:times]

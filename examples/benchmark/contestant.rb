@@ -33,9 +33,8 @@ class Contestant
       start(command, shared.merge("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s))
     end
     @version = answers.first.fetch("version")
-  rescue StandardError
-    close
-    raise
+  ensure
+    close unless @version
   end
 
   # @param order [Hash] see ddp_step.rb

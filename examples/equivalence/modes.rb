@@ -87,11 +87,13 @@ class Equivalence
     Torch::Distributed.destroy_process_group if Torch::Distributed.initialized?
   end
 
-  # @return [Float] the largest difference between two outcomes, in parts of the value where that is above 1
+  # @return [Float] the largest difference between two outcomes, in parts of the value where that is above 1; not a number
+  #   where one has diverged
   def self.difference(one, other)
     pairs = one.to_a.flatten.zip(other.to_a.flatten)
-    differences = pairs.map { |a, b| (a - b).abs / [a.abs, b.abs, 1.0].max }
-    differences.find(&:nan?) || differences.max
+    return Float::NAN unless pairs.flatten.all?(&:finite?)
+
+    pairs.map { |a, b| (a - b).abs / [a.abs, b.abs, 1.0].max }.max
   end
 
   private

@@ -16,6 +16,7 @@ module Setup
   class Gems
     FILES = %w[Gemfile torch-ddp.gemspec include/tddp/version.h ext/torch_ddp/libtorch.rb].freeze
     LINT = {"BUNDLE_WITH" => "lint"}.freeze
+    VISION = {"BUNDLE_WITH" => "vision"}.freeze
 
     attr_reader :libtorch
 
@@ -42,16 +43,12 @@ module Setup
 
     # @return [Boolean] whether standardrb is there now
     def ensure_lint!
-      return true if bundle_check(LINT)
+      ensure_group!(LINT, "standard", "without standard only `rake lint` is incomplete")
+    end
 
-      Cache.locked(path) do
-        Console.step("gems: installing standard", *bundle("install"), env: LINT, log: "bundle-lint",
-          cure: "check the network; without standard only `rake lint` is incomplete")
-      end
-      true
-    rescue Failure => e
-      Console.say(e.message)
-      false
+    # @return [Boolean] whether torchvision is there now
+    def ensure_vision!
+      ensure_group!(VISION, "torchvision", "without torchvision only examples/resnet cannot be run")
     end
 
     def ready?
@@ -70,6 +67,20 @@ module Setup
     end
 
     private
+
+    # Installs one of the Gemfile's optional groups.
+    def ensure_group!(group, gem, without)
+      return true if bundle_check(group)
+
+      Cache.locked(path) do
+        Console.step("gems: installing #{gem}", *bundle("install"), env: group.merge("MAKEFLAGS" => "-j#{Etc.nprocessors}"),
+          log: "bundle-#{group.fetch("BUNDLE_WITH")}", cure: "check the network; #{without}")
+      end
+      true
+    rescue Failure => e
+      Console.say(e.message)
+      false
+    end
 
     # Another checkout may have done it all: then its Gemfile.lock saves asking the registry.
     def take_from_cache

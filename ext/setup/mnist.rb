@@ -32,8 +32,7 @@ module Setup
         "  #{shown}"
     end
 
-    private
-
+    # @raise [Failure]
     def fetch
       data = File.join(ROOT, DATA)
       say = ->(line) { Console.say(line) }
@@ -48,6 +47,8 @@ module Setup
     rescue MNISTData::Error => e
       raise Failure, "step failed: MNIST data\n  #{e.message}"
     end
+
+    private
 
     # @return [Array(String, Process::Status)] the last accuracy that was printed
     def train(command)
