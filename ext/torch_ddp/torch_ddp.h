@@ -141,6 +141,8 @@ void tddp_rb_init_collectives(VALUE group);
 void tddp_rb_init_operands(void);
 void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
+void tddp_rb_init_optim(void);
+void tddp_rb_init_norm(void);
 void tddp_rb_init_recorder(void);
 void tddp_rb_init_trace(void);
 void tddp_rb_init_heap(void);

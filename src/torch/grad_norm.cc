@@ -53,10 +53,8 @@ double part_by_operations(const at::Tensor &tensor, NormKind kind, double order)
     if (values.numel() == 0) {
         return 0;
     }
-    const at::Tensor norm =
-        values.is_complex() || values.scalar_type() == at::kDouble
-            ? at::linalg_vector_norm(values, order)
-            : at::linalg_vector_norm(values, order, c10::nullopt, false, at::kDouble);
+    const at::Tensor real = values.is_complex() ? values.abs() : values;
+    const at::Tensor norm = at::linalg_vector_norm(real, order, c10::nullopt, false, at::kDouble);
     const double value = norm.item().toDouble();
     return kind == NormKind::largest ? value : std::pow(value, order);
 }

@@ -65,7 +65,7 @@ at::Tensor statistics_here(const at::Tensor &input)
     const at::Tensor mine = at::zeros({2 * channels + 1}, at::kDouble);
     if (input.numel() > 0) {
         const double count = static_cast<double>(input.numel() / channels);
-        const auto both = at::batch_norm_update_stats(input, at::Tensor(), at::Tensor(), 0);
+        const auto both = at::batch_norm_update_stats(input, {}, {}, 0);
         mine.narrow(0, 0, channels).copy_(std::get<0>(both));
         mine.narrow(0, channels, channels).copy_(std::get<1>(both)).mul_(count);
         mine.data_ptr<double>()[2 * channels] = count;
@@ -218,16 +218,23 @@ at::Tensor input_gradient_of(const at::Tensor &grad, const at::Tensor &input,
         .mul_(per_channel(channels, &Channel::scale, input));
 }
 
+using MaybeTensor = c10::optional<at::Tensor>; // as libtorch wants one that may be missing
+
+MaybeTensor present(const at::Tensor &tensor)
+{
+    return tensor.defined() ? MaybeTensor(tensor) : MaybeTensor();
+}
+
 /* --- the function ---------------------------------------------------------------------------- */
 
 class Normalise : public torch::autograd::Function<Normalise>
 {
   public:
     static at::Tensor forward(AutogradContext *context, const at::Tensor &input,
-                              const at::Tensor &weight, const at::Tensor &bias,
+                              const MaybeTensor &weight, const MaybeTensor &bias,
                               const at::Tensor &mean, const at::Tensor &variance, TiePointer tie)
     {
-        context->save_for_backward({input, weight, mean, variance});
+        context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
         const double eps = tie->eps;
         context->saved_data["tie"] =
             c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(tie)));
@@ -278,8 +285,8 @@ class Normalise : public torch::autograd::Function<Normalise>
             return sums;
         }
         const auto found = at::native_batch_norm_backward(
-            grad, input, saved[1], saved[2].to(options), saved[3].to(options), at::Tensor(),
-            at::Tensor(), false, eps, {false, true, true});
+            grad, input, present(saved[1]), saved[2].to(options), saved[3].to(options), {}, {},
+            false, eps, {false, true, true});
         weight_grad = std::get<1>(found);
         bias_grad = std::get<2>(found);
         sums.select(0, 0).copy_(bias_grad);
@@ -372,8 +379,8 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
                    opts->momentum);
         }
         const at::Tensor result =
-            Normalise::apply(batch, optional_of(opts->weight), optional_of(opts->bias), found.mean,
-                             found.variance, tie);
+            Normalise::apply(batch, present(optional_of(opts->weight)),
+                             present(optional_of(opts->bias)), found.mean, found.variance, tie);
         *reinterpret_cast<at::Tensor *>(output) = result;
     });
 }

@@ -1,0 +1,155 @@
+/*
+ * Torch::NN::SyncBatchNorm's operation, and the norm of gradients, over <tddp/torch_nn.h>. Entered
+ * by Ruby threads that hold the GVL; where other ranks are waited for it is let go. Leaves buffers
+ * that count batches, modules and tensors of results to lib/torch.
+ */
+#include "torch_ddp.h"
+
+#include <tddp/torch_nn.h>
+
+static const tddp_tensor *tensor_or_null(VALUE object)
+{
+    return NIL_P(object) ? NULL : tddp_rb_tensor(object);
+}
+
+/* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
+ * the output is a fresh Torch::Tensor, which becomes the result. */
+static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group, VALUE tensors,
+                             VALUE momentum, VALUE eps)
+{
+    Check_Type(tensors, T_ARRAY);
+    tddp_sync_batch_norm_opts opts = TDDP_SYNC_BATCH_NORM_OPTS_INIT;
+    opts.weight = tensor_or_null(rb_ary_entry(tensors, 0));
+    opts.bias = tensor_or_null(rb_ary_entry(tensors, 1));
+    opts.running_mean = tensor_or_null(rb_ary_entry(tensors, 2));
+    opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
+    opts.momentum = NUM2DBL(momentum);
+    opts.eps = NUM2DBL(eps);
+    opts.through = tddp_rb_through;
+    tddp_group *shared = tddp_rb_group(group);
+    const tddp_tensor *batch = tddp_rb_tensor(input);
+    tddp_tensor *result = tddp_rb_tensor(output);
+    tddp_group_retain(shared); /* Another thread may destroy it meanwhile. */
+    tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
+    tddp_group_release(shared);
+    VALUE error = status == TDDP_OK ? Qnil : tddp_rb_error(status);
+    if (status == TDDP_CANCELED)
+        rb_thread_check_ints(); /* What interrupted it is still pending. */
+    if (!NIL_P(error))
+        rb_exc_raise(error);
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(tensors);
+    RB_GC_GUARD(input);
+    (void)self;
+    return output;
+}
+
+/* --- the norm of gradients ------------------------------------------------------------------- */
+
+typedef struct norm_call {
+    const tddp_tensor **tensors;
+    size_t count;
+    tddp_group *group;
+    double max_norm;
+    double order;
+    int error_if_nonfinite;
+    int of_gradients;
+    double norm;
+} norm_call;
+
+static tddp_status body_norm(void *data, const tddp_wait *wait)
+{
+    norm_call *call = data;
+    if (!call->of_gradients)
+        return tddp_total_norm(call->tensors, call->count, call->order, call->group, wait,
+                               &call->norm);
+    return tddp_clip_grad_norm(call->tensors, call->count, call->max_norm, call->order,
+                               call->error_if_nonfinite, call->group, wait, &call->norm);
+}
+
+static const tddp_tensor **tensors_of(VALUE list, volatile VALUE *memory, size_t *count)
+{
+    Check_Type(list, T_ARRAY);
+    long length = RARRAY_LEN(list);
+    const tddp_tensor **tensors = tddp_rb_scratch(memory, length, sizeof(*tensors));
+    for (long i = 0; i < length; i++)
+        tensors[i] = tddp_rb_tensor(rb_ary_entry(list, i));
+    *count = (size_t)length;
+    return tensors;
+}
+
+/* The list is nobody else's, so its tensors stay while others run. */
+static VALUE norm_of(norm_call call, VALUE list, VALUE group)
+{
+    VALUE memory;
+    call.tensors = tensors_of(list, &memory, &call.count);
+    tddp_rb_outcome outcome = {Qnil, 0};
+    if (NIL_P(group)) {
+        tddp_status status = body_norm(&call, NULL);
+        outcome.error = status == TDDP_OK ? Qnil : tddp_rb_error(status);
+    } else {
+        call.group = tddp_rb_group(group);
+        tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+        outcome = tddp_rb_blocking(body_norm, &call, -1, true);
+        tddp_group_release(call.group);
+    }
+    ALLOCV_END(memory);
+    RB_GC_GUARD(list);
+    tddp_rb_settle(outcome);
+    return DBL2NUM(call.norm);
+}
+
+/* _total_norm(tensors, norm_type, group or nil) → Float */
+static VALUE total_norm(VALUE self, VALUE tensors, VALUE order, VALUE group)
+{
+    (void)self;
+    return norm_of((norm_call){.order = NUM2DBL(order)}, tensors, group);
+}
+
+/* _clip_grad_norm(parameters, max_norm, norm_type, error_if_nonfinite, group or nil) → Float */
+static VALUE clip_grad_norm(VALUE self, VALUE params, VALUE max_norm, VALUE order, VALUE error,
+                            VALUE group)
+{
+    norm_call call = {.max_norm = NUM2DBL(max_norm),
+                      .order = NUM2DBL(order),
+                      .error_if_nonfinite = RTEST(error),
+                      .of_gradients = 1};
+    (void)self;
+    return norm_of(call, params, group);
+}
+
+/* _scale_gradients(parameters, max_norm, norm) */
+static VALUE scale_gradients(VALUE self, VALUE params, VALUE max_norm, VALUE norm)
+{
+    VALUE memory;
+    size_t count;
+    double wanted = NUM2DBL(max_norm), known = NUM2DBL(norm);
+    const tddp_tensor **tensors = tensors_of(params, &memory, &count);
+    tddp_status status = tddp_scale_gradients(tensors, count, wanted, known);
+    ALLOCV_END(memory);
+    tddp_rb_check(status);
+    return self;
+}
+
+/* _clip_grad_value(parameters, clip_value) */
+static VALUE clip_grad_value(VALUE self, VALUE params, VALUE clip_value)
+{
+    VALUE memory;
+    size_t count;
+    double limit = NUM2DBL(clip_value);
+    const tddp_tensor **tensors = tensors_of(params, &memory, &count);
+    tddp_status status = tddp_clip_grad_value(tensors, count, limit);
+    ALLOCV_END(memory);
+    tddp_rb_check(status);
+    return self;
+}
+
+void tddp_rb_init_norm(void)
+{
+    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
+    rb_define_private_method(private_methods, "_total_norm", total_norm, 3);
+    rb_define_private_method(private_methods, "_clip_grad_norm", clip_grad_norm, 5);
+    rb_define_private_method(private_methods, "_scale_gradients", scale_gradients, 3);
+    rb_define_private_method(private_methods, "_clip_grad_value", clip_grad_value, 2);
+}
