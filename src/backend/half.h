@@ -22,10 +22,11 @@ static inline uint32_t tddp_backend_float_to_bits(float value)
     return bits;
 }
 
-/* All ones or zero: what is chosen by masks gcc does not turn into branches. */
-static inline uint32_t tddp_backend_mask(int condition)
+/* All ones if a < b, else zero; both are below 2^31. Choosing by such masks stays vector code,
+ * where gcc makes branches of conditions. */
+static inline uint32_t tddp_backend_below(uint32_t a, uint32_t b)
 {
-    return 0u - (uint32_t)condition;
+    return (uint32_t)((int32_t)(a - b) >> 31);
 }
 
 static inline float tddp_backend_from_bfloat16(uint16_t half)
@@ -48,7 +49,7 @@ static inline float tddp_backend_from_float16(uint16_t half)
     uint32_t magnitude = ((uint32_t)half & 0x7fffu) << 13;
     float scaled = tddp_backend_bits_to_float(magnitude) * 0x1p112f;
     uint32_t bits = tddp_backend_float_to_bits(scaled);
-    uint32_t is_special = tddp_backend_mask(magnitude >= 0x0f800000u);
+    uint32_t is_special = ~tddp_backend_below(magnitude, 0x0f800000u);
     bits |= (magnitude | 0x7f800000u) & is_special;
     return tddp_backend_bits_to_float(bits | sign);
 }
@@ -63,11 +64,11 @@ static inline uint16_t tddp_backend_to_float16(float value)
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     float shifted = tddp_backend_bits_to_float(magnitude) + 0.5f;
     uint32_t subnormal = tddp_backend_float_to_bits(shifted) - 0x3f000000u;
-    uint32_t is_small = tddp_backend_mask(magnitude < 0x38800000u);
-    uint32_t is_infinite = tddp_backend_mask(magnitude >= 0x477ff000u);
-    uint32_t is_nan = tddp_backend_mask(magnitude > 0x7f800000u);
+    uint32_t is_small = tddp_backend_below(magnitude, 0x38800000u);
+    uint32_t is_finite = tddp_backend_below(magnitude, 0x477ff000u);
+    uint32_t is_nan = tddp_backend_below(0x7f800000u, magnitude);
     uint32_t result = (subnormal & is_small) | (normal & ~is_small);
-    result = (0x7c00u & is_infinite) | (result & ~is_infinite);
+    result = (result & is_finite) | (0x7c00u & ~is_finite);
     result |= 0x0200u & is_nan;
     return (uint16_t)(result | sign);
 }
