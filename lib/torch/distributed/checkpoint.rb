@@ -71,7 +71,7 @@ module Torch
         # @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @return [String] the checkpoint's folder
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
-        def save(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: path.is_a?(String), sharded: false,
+        def save(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: !path.is_a?(Hash), sharded: false,
           keep: nil, process_group: nil, **objects)
           objects, target, name = saved_by(path, checkpoint_id, objects, name || default_name(step, epoch))
           check_save(epoch, step, extra, keep)
@@ -104,7 +104,7 @@ module Torch
         # @raise [NotFoundError] if there is no checkpoint
         # @raise [DamagedError] if the one that was asked for is damaged, or all are
         # @raise [CheckpointError] on all ranks, if loading fails on one
-        def load(path, checkpoint_id: nil, rng: path.is_a?(String), strict: true, required: true, process_group: nil, **objects)
+        def load(path, checkpoint_id: nil, rng: !path.is_a?(Hash), strict: true, required: true, process_group: nil, **objects)
           whole = path.is_a?(Hash)
           objects, target = saved_by(path, checkpoint_id, objects, nil, "load_state_dict")
           return unless (together = together(process_group, "load"))
@@ -187,25 +187,27 @@ module Torch
         # The two forms of arguments.
         def saved_by(path, checkpoint_id, objects, name, method = "state_dict")
           if path.is_a?(Hash)
-            unless checkpoint_id.respond_to?(:to_path) || checkpoint_id.is_a?(String)
-              raise ArgumentError, "checkpoint_id: expected the checkpoint's folder, got #{checkpoint_id.inspect}"
-            end
+            raise ArgumentError, "checkpoint_id: expected the checkpoint's folder, got #{checkpoint_id.inspect}" unless path?(checkpoint_id)
             raise ArgumentError, "#{objects.keys.first}: expected it within the state_dict" unless objects.empty?
 
             return [path, File.path(checkpoint_id), nil]
           end
           raise ArgumentError, "checkpoint_id: it goes with a state_dict, got the path #{path.inspect} as well" unless checkpoint_id.nil?
-          unless path.respond_to?(:to_path) || (path.is_a?(String) && !path.empty?)
-            raise TypeError, "path: expected a folder's name, got #{path.inspect}"
-          end
+          raise TypeError, "path: expected a folder's name, got #{path.inspect}" unless path?(path)
 
           States.check(objects, method)
           [objects, File.path(path), name]
         end
 
+        def path?(path)
+          path.respond_to?(:to_path) || (path.is_a?(String) && !path.empty?)
+        end
+
         def check_save(epoch, step, extra, keep)
-          {epoch: epoch, step: step}.each do |name, number|
-            raise TypeError, "#{name}: expected an Integer of 0 or more, got #{number.inspect}" unless number.nil? || (number.is_a?(Integer) && number >= 0)
+          {epoch: epoch, step: step}.compact.each do |name, number|
+            next if number.is_a?(Integer) && number >= 0
+
+            raise TypeError, "#{name}: expected an Integer of 0 or more, got #{number.inspect}"
           end
           raise TypeError, "extra: expected a Hash, got #{extra.inspect}" unless extra.is_a?(Hash)
           return if keep.nil? || (keep.is_a?(Integer) && keep.positive?)

@@ -9,7 +9,7 @@ module Torch
       # @api private
       class Loader
         # What was read of a checkpoint.
-        Content = Struct.new(:path, :objects, :fields, :extra, :rng, :world_size)
+        Content = Struct.new(:path, :names, :objects, :fields, :extra, :rng, :world_size)
 
         def initialize(path, together, strict:)
           @path = path
@@ -74,10 +74,10 @@ module Torch
           return TorchFile.content(path, names, whole) if File.file?(path)
 
           manifest = Manifest.read(path)
-          objects = manifest["objects"].select { |name, _| names.include?(name) }
-          state = rng && manifest["world_size"] == @together.size ? manifest["rng"]&.at(@together.rank) : nil
+          objects = manifest["objects"].slice(*names)
+          state = (rng && manifest["world_size"] == @together.size) ? manifest["rng"]&.at(@together.rank) : nil
           Checkpoint.with_tensors(manifest) do |tensor|
-            Content.new(path, objects.transform_values { |each| Tree.unpack(each, &tensor) }, manifest.content.slice("epoch", "step"),
+            Content.new(path, manifest["objects"].keys, objects.transform_values { |each| Tree.unpack(each, &tensor) }, manifest.content.slice("epoch", "step"),
               Tree.unpack(manifest["extra"], &tensor), state && Tree.unpack(state, &tensor), manifest["world_size"])
           end
         end
@@ -85,8 +85,7 @@ module Torch
         def check(objects, content)
           objects.each do |name, object|
             unless content.objects.key?(name.to_s)
-              there = content.objects.keys
-              raise ArgumentError, "#{name}: it was not saved#{there.empty? ? "" : ", though #{there.join(", ")} #{(there.size > 1) ? "were" : "was"}"}"
+              raise ArgumentError, "#{name}: it was not saved, there is #{content.names.join(", ")}"
             end
 
             States.check_fit(name.to_s, object, content.objects[name.to_s], @strict)

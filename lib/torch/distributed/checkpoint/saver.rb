@@ -29,8 +29,8 @@ module Torch
         # @param rng [Boolean]
         # @return [String] the checkpoint's folder
         def save(contents, objects, extra, rng)
-          token, serial = @together.on_first(@doing) { prepare }
           packed, entries = pack(objects, extra, rng)
+          token, serial = @together.on_first(@doing) { prepare }
           written = write(token, entries)
           @together.on_first(@doing) do
             Folder.publish(@folder, manifest(contents, packed, entries, written, serial))
@@ -142,10 +142,10 @@ module Torch
 
         # After a failure nothing of this save stays.
         def discard
-          return if @data.nil? || published?
+          return if @data && published?
 
-          Folder.delete(@data)
-          Folder.remove(@folder) if @together.rank.zero? && @within && !Manifest.in?(@folder)
+          Folder.delete(@data) if @data
+          Folder.remove(@folder) if @lock && @within && !Manifest.in?(@folder)
         rescue SystemCallError
           # The next save cleans up.
           nil

@@ -94,7 +94,7 @@ module Torch
         end
 
         def check_model(name, model, saved, strict)
-          unless saved.is_a?(Hash) && saved.values.all? { |value| value.nil? || value.is_a?(Torch::Tensor) }
+          unless saved.is_a?(Hash) && saved.values.compact.all?(Torch::Tensor)
             raise ArgumentError, "#{name}: expected the state of a model, names and tensors, got #{described(saved)}"
           end
 

@@ -34,7 +34,7 @@ module Torch
           objects = found ? found.transform_values { |key| value[key] } : {names.first => value}
           fields = {"epoch" => "epoch", "step" => value.key?("step") ? "step" : "global_step"}.select { |_, key| value[key].is_a?(Integer) }
           extra = found ? value.except(*found.values, *fields.values) : {}
-          Loader::Content.new(path, objects, found ? fields.transform_values { |key| value[key] } : {}, extra, nil, nil)
+          Loader::Content.new(path, value.keys, objects, found ? fields.transform_values { |key| value[key] } : {}, extra, nil, nil)
         end
 
         # @return [Hash, nil] the keys of what is asked for; nil: the file is the one thing that is asked for

@@ -84,7 +84,7 @@ module Torch
         private
 
         def packed_text(text)
-          utf8 = text.encoding == Encoding::BINARY ? text.dup.force_encoding(Encoding::UTF_8) : text.encode(Encoding::UTF_8)
+          utf8 = (text.encoding == Encoding::BINARY) ? text.dup.force_encoding(Encoding::UTF_8) : text.encode(Encoding::UTF_8)
           return {"$bytes" => [text].pack("m0")} if text.encoding == Encoding::BINARY && !utf8.ascii_only?
 
           utf8.valid_encoding? ? utf8 : {"$bytes" => [text].pack("m0")}
