@@ -1,0 +1,105 @@
+/* Hooks where they belong: in a reducer, whose buckets are planned anew after the first round. */
+#include <tddp/hooks.h>
+
+#include "reducer/world.h"
+
+enum { COUNT = 4, ROUNDS = 5 };
+
+static const int64_t dims[COUNT][2] = {{9, 31}, {40, 1}, {20, 14}, {50, 50}};
+
+/* A matrix of rank 1; the others too are whole numbers times an eighth. */
+static float gradient_of(int rank, int round, size_t i, size_t k)
+{
+    size_t row = k / (size_t)dims[i][1];
+    size_t column = k % (size_t)dims[i][1];
+    float product = (float)(row % 5) * ((float)(column % 3) - 1.5f);
+    return product * (float)(rank + 1) * (float)(round + 1) / 8.0f;
+}
+
+static tddp_reducer *make(tddp_group *group, tddp_comm_hook *hook)
+{
+    tddp_reducer_opts opts = buckets_of(1000, 4000);
+    tddp_reducer_param params[COUNT];
+    tddp_reducer *reducer = NULL;
+    for (size_t i = 0; i < COUNT; i++) {
+        size_t count = (size_t)(dims[i][0] * dims[i][1]);
+        params[i] = (tddp_reducer_param){names[i], count, TDDP_FLOAT32, TDDP_CPU, 0, dims[i], 2, 0};
+    }
+    CHECK_OK(tddp_reducer_create(group, params, COUNT, &opts, NULL, &reducer));
+    CHECK_OK(tddp_reducer_set_hook(reducer, hook));
+    tddp_comm_hook_release(hook);
+    return reducer;
+}
+
+/* `tolerance` is a part of the largest gradient there is. */
+static void train(tddp_group *group, tddp_comm_hook *hook, double tolerance)
+{
+    int rank = tddp_group_rank(group);
+    double middle = (tddp_group_world_size(group) + 1) / 2.0;
+    tddp_reducer *reducer = make(group, hook);
+    for (int round = 0; round < ROUNDS; round++) {
+        int done = 0;
+        CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &done));
+        CHECK_INT(done, round == 1);
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        for (size_t n = COUNT; n-- > 0;) {
+            float *gradient = tddp_reducer_gradient(reducer, n);
+            for (size_t k = 0; k < (size_t)(dims[n][0] * dims[n][1]); k++) {
+                gradient[k] = gradient_of(rank, round, n, k);
+            }
+            CHECK_OK(tddp_reducer_mark_ready(reducer, n, &done));
+        }
+        CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        double largest = 0.75 * (round + 1) * middle;
+        for (size_t i = 0; i < COUNT; i++) {
+            const float *gradient = tddp_reducer_gradient(reducer, i);
+            for (size_t k = 0; k < (size_t)(dims[i][0] * dims[i][1]); k++) {
+                CHECK_DOUBLE(gradient[k], (double)gradient_of(0, round, i, k) * middle,
+                             largest * tolerance);
+            }
+        }
+    }
+    CHECK(tddp_reducer_bucket_count(reducer) > 1);
+    tddp_reducer_free(reducer);
+}
+
+static void train_all(tddp_group *group)
+{
+    tddp_power_sgd_opts opts = TDDP_POWER_SGD_OPTS_INIT;
+    tddp_comm_hook *hook = NULL;
+    tddp_comm_hook *inner = NULL;
+    CHECK_OK(tddp_hook_allreduce(&hook));
+    train(group, hook, 1e-6);
+    CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, NULL, &hook));
+    train(group, hook, 2e-3);
+    CHECK_OK(tddp_hook_compress(TDDP_BFLOAT16, NULL, &hook));
+    train(group, hook, 2e-2);
+    CHECK_OK(tddp_hook_quantize(0, 0, &hook));
+    train(group, hook, 1e-2);
+    CHECK_OK(tddp_hook_quantize(1, 100, &hook));
+    train(group, hook, 1e-2);
+    for (opts.start_iteration = 0; opts.start_iteration <= 2; opts.start_iteration++) {
+        CHECK_OK(tddp_hook_power_sgd(&opts, &hook));
+        train(group, hook, 1e-5);
+    }
+    CHECK_OK(tddp_hook_power_sgd(&opts, &inner));
+    CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, inner, &hook));
+    tddp_comm_hook_release(inner);
+    train(group, hook, 1e-2);
+    CHECK_OK(tddp_hook_post_local_sgd(group, 2, 1, &hook));
+    train(group, hook, 1e-6);
+}
+
+MULTI_TEST(hooks_average_what_a_reducer_gives_them, 3, 60)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    train_all(group);
+    leave(group);
+}
+
+MULTI_TEST(of_one_rank_too, 1, 60)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    train_all(group);
+    leave(group);
+}
