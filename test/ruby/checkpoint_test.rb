@@ -282,7 +282,7 @@ class CheckpointTest < Minitest::Test
     content = Checkpoint::Manifest.read(folder).content
     change = ->(&block) { File.binwrite(File.join(folder, "manifest.json"), Checkpoint::Manifest.text(JSON.parse(JSON.generate(content)).tap(&block))) }
     {
-      /is no name of a data file/ => ->(lie) { lie["files"] = {"../../x" => it["files"].values.first} },
+      /is no name of a data file/ => ->(lie) { lie["files"] = {"../../x" => lie["files"].values.first} },
       /what it says of extra.t cannot be/ => ->(lie) { lie["tensors"]["extra.t"]["offset"] = 1 << 40 },
       /says of extra.t cannot/ => ->(lie) { lie["tensors"]["extra.t"]["shape"] = [-2, -3] },
       /has version 2 of the format, and this torch-ddp reads version 1/ => ->(lie) { lie["version"] = 2 },

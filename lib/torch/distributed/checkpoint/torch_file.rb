@@ -71,12 +71,29 @@ module Torch
             raise CheckpointError, "#{@path} was written on a machine of another byte order"
           end
 
-          Pickle.new(@archive.read("data.pkl"), @path, method(:build), method(:storage)).load
+          plain(Pickle.new(@archive.read("data.pkl"), @path, method(:build), method(:storage)).load)
         rescue KeyError, NoMethodError, TypeError => e
           raise DamagedError, "#{@path} is damaged, or no file of torch.save: #{e.message}"
         end
 
         private
+
+        # Of Python's names a dtype's means something here.
+        def plain(value)
+          case value
+          when Hash then value.to_h { |key, each| [plain(key), plain(each)] }
+          when Array then value.map { |each| plain(each) }
+          when Pickle::Global
+            word = value.name.delete_prefix("torch.").to_sym
+            Torch::DTYPE_TO_ENUM.key?(word) ? word : refuse(value.name)
+          else value
+          end
+        end
+
+        def refuse(name)
+          raise CheckpointError, "#{@path} has a #{name}, which is no plain value: save tensors, numbers, texts, lists and dicts " \
+            "(state_dict() rather than the object)"
+        end
 
         def build(name, arguments)
           case name
@@ -88,9 +105,7 @@ module Torch
           when "torch.device" then arguments.join(":")
           when "builtins.complex", "__builtin__.complex" then Complex(*arguments)
           when "_codecs.encode" then arguments.first.encode(Encoding::ISO_8859_1).b
-          else
-            raise CheckpointError, "#{@path} has a #{name}, which is no plain value: save tensors, numbers, texts, lists and dicts " \
-              "(state_dict() rather than the object)"
+          else refuse(name)
           end
         end
 
