@@ -25,6 +25,8 @@ require_relative "distributed/coalescing"
 require_relative "distributed/objects"
 require_relative "distributed/random_state"
 require_relative "distributed/optim/state_dict"
+require_relative "distributed/optim/fused"
+require_relative "nn/utils/clip_grad"
 require_relative "distributed/algorithms"
 require_relative "distributed/fork_world"
 require_relative "distributed/step_memory"
@@ -67,6 +69,8 @@ end
 
 module Torch
   module NN
+    autoload :SyncBatchNorm, "torch/nn/sync_batch_norm"
+
     module Parallel
       autoload :DistributedDataParallel, "torch/nn/parallel/distributed_data_parallel"
       autoload :MixedPrecision, "torch/nn/parallel/mixed_precision"
@@ -76,6 +80,7 @@ module Torch
   module Utils
     module Data
       autoload :DistributedSampler, "torch/utils/data/distributed_sampler"
+      autoload :DistributedDataLoader, "torch/utils/data/distributed_data_loader"
     end
   end
 end

@@ -1,0 +1,112 @@
+# frozen_string_literal: true
+
+require "torch"
+require "torch_ddp/ext"
+
+module Torch
+  module NN
+    # torch-rb's module of helpers, with PyTorch's functions on gradients as methods of its own. Those that torch-rb has
+    # itself stay torch-rb's.
+    module Utils
+      # @api private
+      module GradientClipping
+        # Scales the gradients of all parameters in place so that their norm, as if they were one vector, is at most
+        # `max_norm`. Call it between `backward` and the optimizer's step.
+        #
+        # Where each rank holds other parameters, or other parts of them, `process_group` says among whom the whole is
+        # shared: the norm is then that of all parts, and each rank scales its own. A collective call then, also for a rank
+        # without gradients. Replicated parameters, as DistributedDataParallel has them, need none.
+        #
+        #   Torch::NN::Utils.clip_grad_norm_(model.parameters, 1.0)
+        #
+        # @param parameters [Torch::Tensor, Enumerable<Torch::Tensor>] those without a gradient are passed over
+        # @param max_norm [Numeric]
+        # @param norm_type [Numeric] the norm's order; Float::INFINITY for the largest absolute value
+        # @param error_if_nonfinite [Boolean] whether a norm that is infinite or not a number is an error, on all ranks alike
+        # @param foreach [Object] for PyTorch's sake: it is always one call
+        # @param process_group [Torch::Distributed::ProcessGroup, nil]
+        # @return [Torch::Tensor] the norm before, of no dimensions
+        # @raise [Torch::Distributed::InvalidArgumentError]
+        def clip_grad_norm_(parameters, max_norm, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil)
+          list = GradientClipping.list(parameters)
+          norm = GradientClipping.call(:_clip_grad_norm, list, Float(max_norm), GradientClipping.order(norm_type),
+            error_if_nonfinite, process_group)
+          GradientClipping.tensor(norm, list.filter_map(&:grad))
+        end
+
+        # The norm of all these tensors, as if they were one vector.
+        #
+        # @param tensors [Torch::Tensor, Enumerable<Torch::Tensor>] gradients for instance
+        # @param norm_type (see #clip_grad_norm_)
+        # @param error_if_nonfinite (see #clip_grad_norm_)
+        # @param foreach (see #clip_grad_norm_)
+        # @param process_group (see #clip_grad_norm_)
+        # @return [Torch::Tensor] of no dimensions
+        def get_total_norm(tensors, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil)
+          list = GradientClipping.list(tensors)
+          norm = GradientClipping.call(:_total_norm, list, GradientClipping.order(norm_type), process_group)
+          if error_if_nonfinite && !norm.finite?
+            raise Torch::Distributed::InvalidArgumentError, "the tensors' norm of order #{norm_type} is #{norm}: look for what " \
+              "made it, or pass error_if_nonfinite: false"
+          end
+
+          GradientClipping.tensor(norm, list)
+        end
+
+        # Scales gradients as {#clip_grad_norm_} does, by a norm that is known: of {#get_total_norm} for instance.
+        #
+        # @param parameters (see #clip_grad_norm_)
+        # @param max_norm (see #clip_grad_norm_)
+        # @param total_norm [Torch::Tensor, Numeric]
+        # @param foreach (see #clip_grad_norm_)
+        # @return [void]
+        def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach: nil)
+          total_norm = total_norm.item if total_norm.is_a?(Torch::Tensor)
+          GradientClipping.call(:_scale_gradients, GradientClipping.list(parameters), Float(max_norm), Float(total_norm))
+          nil
+        end
+
+        # Brings each number of all gradients into the range from `-clip_value` to `clip_value`, in place.
+        #
+        # @param parameters (see #clip_grad_norm_)
+        # @param clip_value [Numeric]
+        # @param foreach (see #clip_grad_norm_)
+        # @return [void]
+        def clip_grad_value_(parameters, clip_value, foreach: nil)
+          GradientClipping.call(:_clip_grad_value, GradientClipping.list(parameters), Float(clip_value))
+          nil
+        end
+
+        class << self
+          # Only what torch-rb lacks.
+          def add
+            missing = instance_methods(false).reject { |name| Utils.singleton_class.method_defined?(name) }
+            missing.each { |name| Utils.define_singleton_method(name, instance_method(name)) }
+          end
+
+          def list(tensors)
+            tensors.is_a?(Torch::Tensor) ? [tensors] : tensors.to_a.dup
+          end
+
+          def order(norm_type)
+            return Float::INFINITY if norm_type.to_s == "inf"
+
+            Float(norm_type)
+          end
+
+          # The norm in the precision of what it is the norm of.
+          def tensor(norm, tensors)
+            double = tensors.any? { |tensor| tensor.dtype == :float64 }
+            Torch.tensor(norm, dtype: double ? :float64 : :float32)
+          end
+
+          def call(name, *arguments)
+            Torch::Distributed.send(name, *arguments)
+          end
+        end
+      end
+
+      GradientClipping.add
+    end
+  end
+end
