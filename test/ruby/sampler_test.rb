@@ -61,6 +61,89 @@ class DistributedSamplerTest < Minitest::Test
     assert_raises(Distributed::GroupError) { Sampler.new(4) }
   end
 
+  def test_unpadded_every_example_comes_once
+    assert_equal [[0, 2, 4, 6, 8], [1, 3, 5, 7]], shares(9, 2, shuffle: false, pad: false)
+    assert_equal [[0], [1], []], shares(2, 3, shuffle: false, pad: false)
+    assert_equal [[], []], shares(0, 2, pad: false)
+    [7, 8, 9, 64].product([1, 2, 3, 4]) do |size, replicas|
+      all = shares(size, replicas, seed: 5, pad: false)
+      assert_equal (0...size).to_a, all.flatten.sort
+      assert_operator all.map(&:size).minmax.reduce(:-), :>=, -1
+      assert_equal all.map(&:size), Array.new(replicas) { |rank| Sampler.new(size, num_replicas: replicas, rank: rank, pad: false).size }
+      assert_equal size, Sampler.new(size, num_replicas: replicas, rank: 0, pad: false).total_size
+    end
+    error = assert_raises(ArgumentError) { Sampler.new(4, num_replicas: 1, rank: 0, pad: false, drop_last: true) }
+    assert_match(/drop_last: with pad: false/, error.message)
+  end
+
+  # What each of the first processes had handed out after `count` indices each, and what those that go on hand out.
+  def broken_off(size, before, after, count, **options)
+    first = Array.new(before) { |rank| Sampler.new(size, num_replicas: before, rank: rank, seed: 2, **options) }
+    first.each { |sampler| sampler.set_epoch(3) }
+    had = first.map { |sampler| sampler.each.take(count) }
+    states = first.map(&:state_dict)
+    assert_equal 1, states.uniq.size unless options[:pad] == false
+    rest = Array.new(after) do |rank|
+      sampler = Sampler.new(size, num_replicas: after, rank: rank, seed: 2, **options)
+      sampler.load_state_dict(Marshal.load(Marshal.dump(states[0])))
+      sampler.set_epoch(3)
+      left = sampler.remaining
+      sampler.to_a.tap { |indices| assert_equal indices.size, left }
+    end
+    [had, rest]
+  end
+
+  def test_an_epoch_goes_on_where_it_was
+    [{}, {drop_last: true}, {shuffle: false}, {pad: false}].product([10, 11, 12]) do |options, size|
+      whole = Array.new(3) { |rank| Sampler.new(size, num_replicas: 3, rank: rank, seed: 2, **options).tap { |sampler| sampler.set_epoch(3) }.to_a }
+      (0..whole.map(&:size).min).each do |count|
+        had, rest = broken_off(size, 3, 3, count, **options)
+        assert_equal whole, had.zip(rest).map { |a, b| a + b }
+      end
+    end
+  end
+
+  def test_an_epoch_goes_on_with_other_processes
+    [[4, 2], [2, 4], [3, 1], [1, 3]].each do |before, after|
+      had, rest = broken_off(24, before, after, 3)
+      assert_equal (0...24).to_a, (had + rest).flatten.uniq.sort
+      assert_equal 1, rest.map(&:size).uniq.size
+      had, rest = broken_off(23, before, after, 3, pad: false)
+      assert_equal (0...23).to_a, (had + rest).flatten.sort
+      had, rest = broken_off(23, before, after, 3, drop_last: true)
+      all = (had + rest).flatten
+      assert_equal all.uniq, all
+      assert_operator all.size, :>, 23 - [before, after].max
+    end
+  end
+
+  def test_only_the_rest_of_that_epoch_is_another
+    sampler = Sampler.new(10, num_replicas: 2, rank: 1)
+    sampler.set_epoch(1)
+    whole = sampler.to_a
+    assert_equal 10, sampler.state_dict["position"]
+    sampler.load_state_dict(sampler.state_dict.merge("position" => 6))
+    assert_equal [2, 5], [sampler.remaining, sampler.size]
+    assert_equal whole.last(2), sampler.to_a
+    assert_equal whole, sampler.to_a
+    sampler.load_state_dict(sampler.state_dict.merge("position" => 6))
+    sampler.set_epoch(2)
+    assert_equal [5, 0], [sampler.to_a.size, Sampler.new(10, num_replicas: 2, rank: 1).state_dict["position"]]
+    sampler.load_state_dict(sampler.state_dict.merge("position" => 10))
+    assert_equal [], sampler.to_a
+  end
+
+  def test_the_state_of_another_order_is_refused
+    sampler = Sampler.new(10, num_replicas: 2, rank: 1)
+    state = sampler.state_dict
+    {"seed" => 1, "shuffle" => false, "dataset_size" => 11}.each do |key, value|
+      error = assert_raises(ArgumentError) { sampler.load_state_dict(state.merge(key => value)) }
+      assert_match(/#{key} is #{value}, here /, error.message)
+    end
+    assert_raises(ArgumentError) { sampler.load_state_dict(nil) }
+    assert_match(/position, got 0 and -1/, assert_raises(ArgumentError) { sampler.load_state_dict(state.merge("position" => -1)) }.message)
+  end
+
   def test_wrong_arguments_are_named
     assert_match(/rank: expected 0 to 1/, assert_raises(ArgumentError) { Sampler.new(4, num_replicas: 2, rank: 2) }.message)
     assert_match(/num_replicas/, assert_raises(ArgumentError) { Sampler.new(4, num_replicas: 0, rank: 0) }.message)

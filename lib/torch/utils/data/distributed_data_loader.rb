@@ -1,0 +1,183 @@
+# frozen_string_literal: true
+
+require "torch"
+require_relative "distributed_sampler"
+require_relative "batch_fetcher"
+require_relative "prefetcher"
+
+module Torch
+  module Utils
+    module Data
+      # torch-rb's DataLoader for this process's part of a data set, read ahead in the background where that is asked for.
+      #
+      #   loader = Torch::Utils::Data::DistributedDataLoader.new(dataset, batch_size: 64, shuffle: true, num_workers: 1)
+      #   epochs.times do |epoch|
+      #     loader.set_epoch(epoch)
+      #     loader.each { |images, labels| … }
+      #   end
+      #
+      # The order is the sampler's whatever the number of workers. Workers are threads: they read files or wait for a
+      # network beside training, but what they compute in Ruby takes turns with it.
+      class DistributedDataLoader < DataLoader
+        # @return [Integer, nil] nil with a batch_sampler
+        attr_reader :batch_size
+
+        # @return [#each] of indices; nil with a batch_sampler
+        attr_reader :sampler
+
+        # @return [#each] of arrays of indices, or nil
+        attr_reader :batch_sampler
+
+        # @param dataset [#[]] also with `size`, where no sampler is given. Of a TensorDataset, and of a Dataset that has
+        #   `fetch(indices)` for a whole batch, batches are taken at once, unless there is a collate_fn.
+        # @param batch_size [Integer]
+        # @param shuffle [Boolean] whether the order changes by epoch
+        # @param sampler [#each, nil] which indices, in which order; nil: a {DistributedSampler} over the default group,
+        #   or of everything where there is no group
+        # @param batch_sampler [#each, nil] the indices of each batch, instead of batch_size, shuffle, sampler and drop_last
+        # @param collate_fn [#call, nil] makes a batch of an array of examples; nil: torch-rb's way. It runs in the workers.
+        # @param drop_last [Boolean] whether to leave out a last batch that is not full
+        # @param num_workers [Integer] threads that read ahead; 0: none, each batch is read when it is asked for
+        # @param prefetch_factor [Integer] how many batches ahead each of them may be
+        # @param seed [Integer] of the order, the same on every process
+        def initialize(dataset, batch_size: 1, shuffle: false, sampler: nil, batch_sampler: nil, collate_fn: nil, drop_last: false,
+          num_workers: 0, prefetch_factor: 2, seed: 0)
+          check(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
+          check_number("num_workers", num_workers, 0)
+          check_number("prefetch_factor", prefetch_factor, 1)
+          super(dataset, batch_size: batch_size, shuffle: shuffle, collate_fn: collate_fn)
+          @batch_sampler = batch_sampler
+          @batch_size = nil if batch_sampler
+          @sampler = sampler || (batch_sampler ? nil : default_sampler(shuffle, seed))
+          @drop_last = drop_last
+          @workers = num_workers
+          @ahead = num_workers * prefetch_factor
+          @fetcher = BatchFetcher.new(dataset, @collate_fn, whole: collate_fn.nil?)
+          @handed_out = 0
+          @skip = 0
+        end
+
+        # @yieldparam batch [Object] what the collate_fn made
+        # @return [Enumerator, self]
+        def each(&block)
+          return enum_for(:each) { size } unless block
+
+          @handed_out = @skip
+          @skip = 0
+          if @workers.zero?
+            each_indices { |indices| hand_out(indices, data_span { @fetcher.call(indices) }, &block) }
+          else
+            each_ahead(&block)
+          end
+          self
+        end
+
+        # The sampler's, so that its order is another one.
+        #
+        # @param epoch [Integer] the same on every process
+        def set_epoch(epoch) # standard:disable Naming/AccessorMethodName
+          [@sampler, @batch_sampler].each { |each| each.set_epoch(epoch) if each.respond_to?(:set_epoch) }
+        end
+        alias_method :epoch=, :set_epoch
+
+        # @return [Integer] how many batches an epoch has
+        def size
+          return @batch_sampler.size if @batch_sampler
+
+          @drop_last ? @sampler.size / @batch_size : (@sampler.size + @batch_size - 1) / @batch_size
+        end
+        alias_method :length, :size
+        alias_method :count, :size
+
+        # Where this loader is: which batches the program was given, not which were read ahead. With a sampler that has
+        # a state of its own it may go on with another batch_size or number of processes.
+        #
+        # @return [Hash{String => Object}]
+        def state_dict
+          stateful? ? {"sampler" => @sampler.state_dict} : {"batches" => @handed_out}
+        end
+
+        # The next {#each} begins after the batches that had been handed out then.
+        #
+        # @param state [Hash{String => Object}]
+        # @return [self]
+        def load_state_dict(state)
+          key = stateful? ? "sampler" : "batches"
+          unless state.is_a?(Hash) && state.key?(key)
+            raise ArgumentError, "state_dict: expected a Hash with \"#{key}\", as this loader's state_dict gives it, got #{state.inspect}"
+          end
+
+          stateful? ? @sampler.load_state_dict(state[key]) : @skip = Integer(state[key])
+          self
+        end
+
+        private
+
+        def check(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
+          if dataset.is_a?(IterableDataset)
+            raise ArgumentError, "dataset: an IterableDataset has no indices to share: give each process a part of its own"
+          end
+          raise ArgumentError, "shuffle: the sampler decides on the order: leave one of them" if sampler && shuffle
+          if batch_sampler && (batch_size != 1 || shuffle || sampler || drop_last)
+            raise ArgumentError, "batch_sampler: it stands instead of batch_size, shuffle, sampler and drop_last: leave those"
+          end
+
+          check_number("batch_size", batch_size, 1)
+        end
+
+        def check_number(name, value, least)
+          return if value.is_a?(Integer) && value >= least
+
+          raise ArgumentError, "#{name}: expected #{least} or more, got #{value.inspect}"
+        end
+
+        def default_sampler(shuffle, seed)
+          alone = Torch::Distributed.initialized? ? {} : {num_replicas: 1, rank: 0}
+          DistributedSampler.new(@dataset, shuffle: shuffle, seed: seed, **alone)
+        end
+
+        # Its position is counted here, in whole batches.
+        def stateful?
+          @sampler.is_a?(DistributedSampler)
+        end
+
+        # On the thread of the program, also with workers: the sampler need not know of threads.
+        def each_indices
+          skip = @handed_out
+          take = lambda do |indices|
+            next skip -= 1 if skip.positive?
+
+            yield indices unless @drop_last && indices.size < @batch_size
+          end
+          if @batch_sampler
+            @batch_sampler.each { |indices| take.call(Array.new(indices.to_a)) }
+          else
+            (stateful? ? @sampler.begin_pass : @sampler).each_slice(@batch_size, &take)
+          end
+        end
+
+        def each_ahead(&block)
+          prefetcher = Prefetcher.new(@fetcher, @workers)
+          each_indices do |indices|
+            prefetcher.ask(indices)
+            hand_out(*data_span { prefetcher.take }, &block) if prefetcher.asked > @ahead
+          end
+          hand_out(*data_span { prefetcher.take }, &block) while prefetcher.asked.positive?
+        ensure
+          prefetcher&.stop
+        end
+
+        # Counted before the program has it: what it saves afterwards includes this batch.
+        def hand_out(indices, batch)
+          @handed_out += 1
+          @sampler.advance(indices.size) if stateful?
+          yield batch
+        end
+
+        def data_span(&block)
+          Torch::Distributed.trace("data", &block)
+        end
+      end
+    end
+  end
+end

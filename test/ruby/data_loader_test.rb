@@ -1,0 +1,245 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+class DistributedDataLoaderTest < Minitest::Test
+  Data = Torch::Utils::Data
+  Loader = Data::DistributedDataLoader
+
+  # Examples that are arrays of a tensor, a number and a text.
+  class Examples < Data::Dataset
+    attr_reader :size
+
+    def initialize(size, &before)
+      @size = size
+      @before = before
+    end
+
+    def [](index)
+      @before&.call(index)
+      [Torch.tensor([index.to_f, -index.to_f]), index * 10, "example #{index}"]
+    end
+  end
+
+  # Batches of its own.
+  class Batches < Data::Dataset
+    def size = 5
+
+    def fetch(indices) = [:whole, indices]
+
+    def [](index) = [:single, index]
+  end
+
+  def plain(batch)
+    case batch
+    when Torch::Tensor then [batch.dtype, batch.to_a]
+    when Array then batch.map { |each| plain(each) }
+    else batch
+    end
+  end
+
+  def threads
+    Thread.list.select { |thread| thread.name == "torch-ddp data" && thread.alive? }
+  end
+
+  def teardown
+    assert_empty threads
+  end
+
+  def test_batches_are_those_of_torch_rb
+    images = Torch.rand(10, 2, 3)
+    [Examples.new(10), Data::TensorDataset.new(images, Torch.arange(10), Torch.rand(10, dtype: :float64)), (0...10).to_a,
+      Array.new(7) { |i| [i, [i.to_f, Torch.ones(2) * i]] }].each do |dataset|
+      expected = Data::DataLoader.new(dataset, batch_size: 4).map { |batch| plain(batch) }
+      [0, 1, 3].each do |workers|
+        loader = Loader.new(dataset, batch_size: 4, num_workers: workers)
+        2.times { assert_equal expected, loader.map { |batch| plain(batch) } }
+        assert_equal expected, loader.each.to_a.map { |batch| plain(batch) }
+        assert_equal [expected.size] * 3, [loader.size, loader.length, loader.count]
+      end
+    end
+  end
+
+  def test_order_length_and_epochs_are_the_samplers
+    dataset = (0...11).to_a
+    sampler = Data::DistributedSampler.new(dataset, num_replicas: 2, rank: 1, seed: 4)
+    loader = Loader.new(dataset, batch_size: 4, sampler: sampler, collate_fn: ->(batch) { batch })
+    loader.set_epoch(3)
+    assert_equal 3, sampler.epoch
+    assert_equal sampler.to_a.each_slice(4).to_a, loader.to_a
+    assert_equal [2, [4, 2]], [loader.size, loader.map(&:size)]
+    dropping = Loader.new(dataset, batch_size: 4, sampler: sampler, drop_last: true, collate_fn: ->(batch) { batch })
+    assert_equal [1, [4]], [dropping.size, dropping.map(&:size)]
+    shuffled = Loader.new(dataset, batch_size: 11, shuffle: true, seed: 7, collate_fn: ->(batch) { batch })
+    assert_equal Data::DistributedSampler.new(11, num_replicas: 1, rank: 0, seed: 7).to_a, shuffled.first
+  end
+
+  def test_other_samplers
+    ids = ->(batch) { batch }
+    assert_equal [[4, 2], [0]], Loader.new((0...5).to_a, batch_size: 2, sampler: [4, 2, 0], collate_fn: ids).to_a
+    batches = Loader.new((0...5).to_a, batch_sampler: [[4, 2, 0], [1]], collate_fn: ids, num_workers: 2)
+    assert_equal [[[4, 2, 0], [1]], 2, nil], [batches.to_a, batches.size, batches.batch_size]
+    endless = Loader.new((0...5).to_a, batch_size: 2, sampler: [1, 3].cycle, collate_fn: ids, num_workers: 2)
+    assert_equal [[1, 3]] * 6, endless.first(6)
+  end
+
+  def test_whole_batches
+    assert_equal [[:whole, [0, 1, 2]], [:whole, [3, 4]]], Loader.new(Batches.new, batch_size: 3).to_a
+    own = Loader.new(Batches.new, batch_size: 3, collate_fn: ->(batch) { batch })
+    assert_equal [[:single, 0], [:single, 1], [:single, 2]], own.first
+    of_tensors = Loader.new(Data::TensorDataset.new(Torch.arange(4)), batch_size: 2, collate_fn: ->(batch) { batch.map { |(x)| x.item } })
+    assert_equal [[0, 1], [2, 3]], of_tensors.to_a
+    changed = Class.new(Data::TensorDataset) { def [](index) = super.map { |tensor| -tensor } }.new(Torch.arange(3))
+    assert_equal [[0, -1, -2]], Loader.new(changed, batch_size: 3).first.map(&:to_a)
+  end
+
+  def test_the_parts_of_a_group
+    parts = world(2) { Loader.new((0...10).to_a, batch_size: 2, shuffle: true, num_workers: 1).flat_map(&:to_a) }
+    assert_equal [5, 5], parts.map(&:size)
+    assert_equal (0...10).to_a, parts.flatten.sort
+  end
+
+  def test_reading_ahead_is_bounded_and_in_order
+    read = Thread::Queue.new
+    slow = Examples.new(40) do |index|
+      sleep 0.01 if (index % 4).zero?
+      read << index
+    end
+    loader = Loader.new(slow, batch_size: 2, num_workers: 3, prefetch_factor: 2)
+    most = 0
+    texts = loader.each_with_index.flat_map do |(_, _, names), index|
+      sleep 0.02 if index < 5
+      most = [most, read.size - 2 * (index + 1)].max
+      names
+    end
+    assert_equal Array.new(40) { |i| "example #{i}" }, texts
+    assert_operator most, :<=, 2 * 6
+    assert_operator most, :>, 2
+  end
+
+  def test_an_exception_comes_to_the_training_thread
+    [0, 2].each do |workers|
+      loader = Loader.new(Examples.new(10) { |index| raise IndexError, "no example #{index}" if index == 5 }, batch_size: 2, num_workers: workers)
+      seen = []
+      error = assert_raises(IndexError) { loader.each { |_, labels| seen << labels.to_a } }
+      assert_equal [[[0, 10], [20, 30]], "no example 5"], [seen, error.message]
+      assert_match(/data_loader_test.rb:\d+:in .*test_an_exception_comes/, error.backtrace[0])
+      assert(error.backtrace.any? { |line| line.include?("batch_fetcher.rb") })
+    end
+    assert_raises(NotImplementedError) { Loader.new(Examples.new(2) { raise NotImplementedError }, num_workers: 1).first }
+    assert_raises(SystemExit) { Loader.new(Examples.new(2) { exit 3 }, num_workers: 1).first }
+  end
+
+  def test_no_thread_is_left_behind
+    hanging = Loader.new(Examples.new(100) { |index| sleep if index == 7 }, batch_size: 2, num_workers: 2)
+    hanging.each { break }
+    assert_empty threads
+    assert_raises(RuntimeError) { hanging.each { raise "boom" } }
+    assert_empty threads
+    assert_raises(Timeout::Error) { Timeout.timeout(0.5) { hanging.to_a } }
+    assert_empty threads
+    assert_equal :done, catch(:out) { hanging.each { throw :out, :done } }
+    assert_empty threads
+  end
+
+  def test_an_enumerator_that_is_left
+    # On a stack of their own, on which the collector finds nothing of them later.
+    Thread.new { 5.times { Loader.new(Examples.new(100), num_workers: 2).each.next } }.join
+    100.times do
+      GC.start
+      break if threads.empty?
+      sleep 0.02
+    end
+    assert_empty threads
+  end
+
+  def test_interrupt
+    out, _, status = ruby(<<~RUBY)
+      data = Array.new(1000) { |i| i }
+      def data.[](index) = (sleep 0.01; super)
+      begin
+        Torch::Utils::Data::DistributedDataLoader.new(data, batch_size: 10, num_workers: 2).each_with_index do |_, index|
+          Process.kill(:INT, Process.pid) if index == 1
+        end
+      rescue Interrupt
+        puts Thread.list.size
+      end
+    RUBY
+    assert_equal ["1\n", true], [out, status.success?]
+  end
+
+  def test_a_forked_child_goes_on
+    loader = Loader.new((0...20).to_a, batch_size: 2, num_workers: 2)
+    reader, writer = IO.pipe
+    loader.each_with_index do |_, index|
+      next unless index == 2
+
+      pid = fork do
+        inherited = loader.map(&:to_a).flatten
+        writer.write(inherited.inspect, Thread.list.size)
+        exit!(0)
+      end
+      Process.wait(pid)
+    end
+    writer.close
+    assert_equal (0...20).to_a.inspect + "1", reader.read
+    reader.close
+  end
+
+  def test_a_child_within_the_loop
+    reader, writer = IO.pipe
+    child = nil
+    rest = []
+    Loader.new((0...12).to_a, batch_size: 2, num_workers: 2).each_with_index do |batch, index|
+      rest.concat(batch.to_a) if index > 1
+      child = fork if index == 1
+    end
+    unless child
+      writer.write(rest.inspect)
+      exit!(0)
+    end
+    Process.wait(child)
+    writer.close
+    assert_equal [(4...12).to_a.inspect, (4...12).to_a], [reader.read, rest]
+    reader.close
+  end
+
+  def test_going_on_within_an_epoch
+    [0, 2].each do |workers|
+      make = -> { Loader.new((0...23).to_a, batch_size: 4, shuffle: true, num_workers: workers) }
+      first = make.call
+      first.set_epoch(2)
+      whole = first.map(&:to_a)
+      had = first.first(3).map(&:to_a)
+      state = Marshal.load(Marshal.dump(first.state_dict))
+      assert_equal 12, state["sampler"]["position"]
+      second = make.call.load_state_dict(state)
+      second.set_epoch(2)
+      assert_equal whole, had + second.map(&:to_a)
+      assert_equal whole, second.map(&:to_a)
+      assert_equal 23, second.state_dict["sampler"]["position"]
+    end
+  end
+
+  def test_going_on_with_a_plain_sampler
+    make = -> { Loader.new((0...10).to_a, batch_size: 2, sampler: [9, 8, 7, 6, 5, 4, 3], num_workers: 1) }
+    first = make.call
+    first.first(2)
+    assert_equal({"batches" => 2}, first.state_dict)
+    second = make.call.load_state_dict(first.state_dict)
+    assert_equal [[5, 4], [3]], second.map(&:to_a)
+    assert_equal [[9, 8], [7, 6], [5, 4], [3]], second.map(&:to_a)
+    assert_raises(ArgumentError) { second.load_state_dict({"sampler" => {}}) }
+  end
+
+  def test_mistakes
+    data = (0...4).to_a
+    mistakes = {
+      /batch_size: expected 1 or more, got 0/ => {batch_size: 0}, /num_workers: expected 0 or more/ => {num_workers: -1},
+      /prefetch_factor/ => {prefetch_factor: 0}, /shuffle: the sampler decides/ => {sampler: [1], shuffle: true},
+      /batch_sampler: it stands instead/ => {batch_sampler: [[1]], batch_size: 2}
+    }
+    mistakes.each { |text, options| assert_match text, assert_raises(ArgumentError) { Loader.new(data, **options) }.message }
+    assert_match(/IterableDataset/, assert_raises(ArgumentError) { Loader.new(Data::IterableDataset.new) }.message)
+  end
+end
