@@ -318,6 +318,26 @@ class CheckpointTest < Minitest::Test
     Checkpoint.save(@dir, epoch: 2)
   end
 
+  # The folder that is being read may be replaced or removed by the run that saves.
+  def test_what_is_replaced_while_it_is_read_is_looked_for_again
+    Checkpoint.save(@dir, name: "last", extra: {"t" => Torch.zeros(4)}, rng: false)
+    folder = File.join(@dir, "last")
+    newer = -> { Checkpoint.save(@dir, name: "last", extra: {"t" => Torch.ones(4)}, rng: false) }
+    found = nil
+    original = Checkpoint.method(:with_tensors)
+    # Between the manifest and the data.
+    Checkpoint.define_singleton_method(:with_tensors) do |manifest, &block|
+      newer&.call
+      newer = nil
+      original.call(manifest, &block)
+    end
+    _, warned = capture_io { found = Checkpoint.load(folder).extra["t"].to_a }
+    assert_empty warned
+    assert_equal [1.0] * 4, found
+  ensure
+    Checkpoint.define_singleton_method(:with_tensors, original) if original
+  end
+
   # Whoever reads it knows where a tensor lies.
   def test_the_file_is_of_the_documented_layout
     Checkpoint.save(@dir, extra: {"a" => Torch.tensor([1, 2], dtype: :int16), "b" => Torch.tensor(Complex(1, 2)), "c" => Torch.tensor([0.5])}, rng: false)

@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require "set"
+
 module Torch
   module Distributed
     module Checkpoint
@@ -11,20 +13,24 @@ module Torch
         # What was read of a checkpoint.
         Content = Struct.new(:path, :names, :objects, :fields, :extra, :rng, :world_size)
 
+        # How often to look again at what changes while it is read.
+        RETRIES = 3
+        private_constant :RETRIES
+
         def initialize(path, together, strict:)
           @path = path
           @together = together
           @strict = strict
+          @skipped = Set.new
         end
 
         # @param objects [Hash] by name
         # @param whole [Boolean] whether the objects are a state dict as a whole
         # @return [Loaded, nil] nil: there is no checkpoint
         def load(objects, rng, whole: false)
-          candidates = @together.on_first("cannot load #{@path}") { candidates() }
-          return if candidates.empty?
+          content = whole_content(objects.keys.map(&:to_s), rng, whole)
+          return unless content
 
-          content = first_good(candidates, objects.keys.map(&:to_s), rng, whole)
           doing = "cannot load #{content.path}"
           @together.all(doing) { check(objects, content) }
           @together.all(doing) { restore(objects, content, whole) }
@@ -36,6 +42,24 @@ module Torch
 
         private
 
+        # A run that goes on saving may replace and remove what is being read: then what is there now is looked at.
+        def whole_content(names, rng, whole)
+          offered = offer
+          RETRIES.times do
+            return first_good(offered.map(&:first), names, rng, whole)
+          rescue CheckpointError
+            now = offer
+            raise if now == offered
+
+            offered = now
+          end
+          first_good(offered.map(&:first), names, rng, whole)
+        end
+
+        def offer
+          @together.on_first("cannot load #{@path}") { candidates.map { |path| [path, stamp(path)] } }
+        end
+
         # Paths, the newest first; one that was asked for by name stands alone.
         def candidates
           return [@path] if File.file?(@path) || Manifest.in?(@path)
@@ -43,11 +67,22 @@ module Torch
           Folder.newest_first(@path) { |folder, error| skip(folder, error.message) }.map(&:folder)
         end
 
-        def skip(folder, reason)
-          warn "torch-ddp: the checkpoint #{folder} is left out: #{reason}"
+        # Tells one save from the next.
+        def stamp(path)
+          stat = File.stat(File.directory?(path) ? File.join(path, Manifest::FILE) : path)
+          [stat.ino, stat.size, stat.mtime.to_r.to_s]
+        rescue Errno::ENOENT
+          nil
         end
 
+        def skip(folder, reason)
+          warn "torch-ddp: the checkpoint #{folder} is left out: #{reason}" if @skipped.add?(folder)
+        end
+
+        # @return [Content, nil] nil: there is none at all
         def first_good(candidates, names, rng, whole)
+          return if candidates.empty?
+
           reasons = []
           candidates.each do |candidate|
             content = nil

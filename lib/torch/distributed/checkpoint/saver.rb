@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
+require "digest"
 require "fileutils"
+require "json"
 require "time"
 
 module Torch
@@ -66,20 +68,23 @@ module Torch
         def pack(objects, extra, rng)
           tree = Tree.new
           packed = nil
-          described = @together.all(@doing) do
+          said = @together.all(@doing) do
             packed = {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
-            [rng ? [Distributed._rng_state].pack("m0") : nil, tree.entries.values.map { |entry| [entry.name, entry.dtype, entry.shape] }]
+            [rng ? [Distributed._rng_state].pack("m0") : nil, @sharded ? Digest::SHA256.hexdigest(JSON.generate(described(tree))) : nil]
           end
-          same(described.map(&:last)) if @sharded
-          packed["rng"] = rng ? packed_rng(tree, described.map(&:first)) : nil
+          differ(tree) unless said.map(&:last).uniq.size == 1
+          packed["rng"] = rng ? packed_rng(tree, said.map(&:first)) : nil
           [packed, tree.entries]
         end
 
-        # Where every rank writes a part, all must mean the same.
-        def same(lists)
-          rank = lists.index { |list| list != lists.first }
-          return unless rank
+        def described(tree)
+          tree.entries.values.map { |entry| [entry.name, entry.dtype, entry.shape] }
+        end
 
+        # Where every rank writes a part, all must mean the same.
+        def differ(tree)
+          lists = @together.all(@doing) { described(tree) }
+          rank = lists.index { |list| list != lists.first }
           place = lists.first.zip(lists[rank]).index { |mine, other| mine != other } || lists.first.size
           first, other = [0, rank].map { |each| lists[each][place]&.then { |name, dtype, shape| "#{name} #{dtype} #{shape}" } || "nothing more" }
           raise MismatchError, "#{@doing}: the ranks have different tensors, rank 0 #{first} where rank #{rank} has #{other}: with " \
