@@ -32,6 +32,7 @@ require_relative "distributed/fork_world"
 require_relative "distributed/step_memory"
 require_relative "distributed/flight_recorder"
 require_relative "distributed/trace"
+require_relative "distributed/elastic"
 
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
