@@ -146,6 +146,21 @@ class CheckpointTest < Minitest::Test
     assert_match(/model.third: it was not saved/, failure { Checkpoint.load(@dir, model: {third: net}) }.last)
   end
 
+  def test_a_sampler_goes_on_within_its_epoch
+    make = -> { Torch::Utils::Data::DistributedSampler.new(20, num_replicas: 2, rank: 1, seed: 5) }
+    sampler = make.call
+    sampler.set_epoch(3)
+    whole = sampler.to_a
+    sampler.each.with_index(1) do |_, count|
+      next if count < 4
+
+      Checkpoint.save(@dir, sampler: sampler, step: 4)
+      break
+    end
+    Checkpoint.load(@dir, sampler: other = make.call)
+    assert_equal [3, whole.drop(4)], [other.epoch, other.to_a]
+  end
+
   class Tied < Torch::NN::Module
     def initialize
       super

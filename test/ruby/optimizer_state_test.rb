@@ -105,6 +105,39 @@ class OptimizerStateTest < Minitest::Test
     end
   end
 
+  # The fused ones keep the same under the same keys.
+  {sgd: ["SGD", {lr: 0.1, momentum: 0.9}], adam: ["Adam", {lr: 0.01, amsgrad: true}], adamw: ["AdamW", {lr: 0.01}]}.each do |name, (kind, options)|
+    define_method(:"test_fused_#{name}_takes_over_from_the_plain_one_and_gives_back") do
+      make = ->(params, fused) { Torch::Optim.const_get(kind).new(params, **options, fused: fused) }
+      params = parameters
+      train(plain = make.call(params, false), params, 0...3)
+      fused_params = parameters(params)
+      fused = make.call(fused_params, true)
+      assert_equal "Torch::Distributed::Optim::Fused#{kind}", fused.class.name
+      fused.load_state_dict(copied(plain.state_dict))
+      assert_equal copied_values(plain.state_dict), copied_values(fused.state_dict)
+
+      train(fused, fused_params, 3...5)
+      start = parameters(fused_params)
+      state = copied(fused.state_dict)
+      train(fused, fused_params, 5...8)
+      expected = values(fused_params)
+      # Bit for bit in a fresh one, and in the one that was there.
+      fresh = make.call(fresh_params = parameters(start), true)
+      Torch.no_grad { fused_params.zip(start) { |param, before| param.copy!(before) } }
+      {fresh => fresh_params, fused => fused_params}.each do |resumed, its_params|
+        resumed.load_state_dict(state)
+        train(resumed, its_params, 5...8)
+        assert_equal expected, values(its_params)
+      end
+      # The plain ones round otherwise.
+      back = make.call(back_params = parameters(start), false)
+      back.load_state_dict(state)
+      train(back, back_params, 5...8)
+      fresh_params.zip(back_params) { |one, other| assert Torch.allclose(one.detach, other.detach, rtol: 1e-4, atol: 1e-6) }
+    end
+  end
+
   def test_the_form_is_that_of_pytorch
     params = parameters
     optimizer = OPTIMIZERS[:groups].call(params)
