@@ -238,3 +238,28 @@ TEST(a_later_round_with_a_static_graph_allocates_nothing)
     tddp_reducer_free(reducer);
     leave(group);
 }
+
+/* With what unused parameters and static graphs need beside the rest. */
+TEST(short_memory_leaves_nothing_behind)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    const int64_t dim = 3;
+    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    for (int which = 0; which < 2; which++) {
+        tddp_reducer_opts opts = buckets_of(12, 24);
+        tddp_reducer *reducer = NULL;
+        tddp_status status = TDDP_OUT_OF_MEMORY;
+        long nth = 1;
+        opts.static_graph = which;
+        opts.find_unused = !which;
+        for (; status != TDDP_OK && nth < 100; nth++) {
+            tddp_fail_allocation(nth);
+            status = tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer);
+            CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);
+        }
+        tddp_fail_allocation(0);
+        CHECK(nth > 12 && nth < 100);
+        tddp_reducer_free(reducer);
+    }
+    leave(group);
+}
