@@ -22,13 +22,15 @@ static tddp_ddp *ddp_of(VALUE self)
     return rb_check_typeddata(self, &ddp_type);
 }
 
+/* Everything that one call of create takes, in memory that the collector may free. */
 typedef struct create_call {
     tddp_group *group;
-    tddp_tensor **params;
-    const char **names;
+    tddp_ddp_param *params;
     size_t param_count;
+    const tddp_tensor **watched;
     tddp_tensor **buffers;
     size_t buffer_count;
+    size_t *limits;
     tddp_ddp_opts opts;
     tddp_ddp *ddp;
 } create_call;
@@ -36,18 +38,12 @@ typedef struct create_call {
 static tddp_status body_create(void *data, const tddp_wait *wait)
 {
     create_call *call = data;
-    return tddp_ddp_create(call->group, call->params, call->names, call->param_count, call->buffers,
+    return tddp_ddp_create(call->group, call->params, call->param_count, call->buffers,
                            call->buffer_count, &call->opts, wait, &call->ddp);
 }
 
-static void tensors_of(VALUE array, tddp_tensor **tensors)
-{
-    for (long i = 0; i < RARRAY_LEN(array); i++)
-        tensors[i] = tddp_rb_tensor(rb_ary_entry(array, i));
-}
-
 /* Copies of the names, end to end in one string that is returned. */
-static VALUE names_of(VALUE array, const char **names)
+static VALUE names_of(VALUE array, tddp_ddp_param *params)
 {
     VALUE all = rb_str_new(NULL, 0);
     for (long i = 0; i < RARRAY_LEN(array); i++) {
@@ -57,38 +53,88 @@ static VALUE names_of(VALUE array, const char **names)
     }
     const char *at = RSTRING_PTR(all);
     for (long i = 0; i < RARRAY_LEN(array); i++) {
-        names[i] = at;
+        params[i].name = at;
         at += RSTRING_LEN(rb_ary_entry(array, i)) + 1;
     }
     return all;
 }
 
-/* _create(group, parameters, names, buffers, first_bucket_bytes, bucket_cap_bytes, init_sync) */
-static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VALUE buffers,
-                        VALUE first_bytes, VALUE cap_bytes, VALUE init_sync)
+static VALUE take_params(create_call *call, VALUE params, VALUE names, VALUE flags,
+                         volatile VALUE *holder)
 {
-    VALUE params_memory, names_memory, buffers_memory;
     Check_Type(params, T_ARRAY);
     Check_Type(names, T_ARRAY);
-    Check_Type(buffers, T_ARRAY);
+    Check_Type(flags, T_ARRAY);
+    long count = RARRAY_LEN(params);
+    if (RARRAY_LEN(names) != count || RARRAY_LEN(flags) != count)
+        rb_raise(rb_eArgError, "%ld parameters, but %ld names and %ld flags", count,
+                 RARRAY_LEN(names), RARRAY_LEN(flags));
+    call->param_count = (size_t)count;
+    call->params = tddp_rb_scratch(holder, count, sizeof(*call->params));
+    for (long i = 0; i < count; i++) {
+        call->params[i].tensor = tddp_rb_tensor(rb_ary_entry(params, i));
+        call->params[i].flags = NUM2UINT(rb_ary_entry(flags, i));
+    }
+    return names_of(names, call->params);
+}
+
+static tddp_tensor **take_tensors(VALUE array, size_t *count, volatile VALUE *holder)
+{
+    Check_Type(array, T_ARRAY);
+    tddp_tensor **tensors = tddp_rb_scratch(holder, RARRAY_LEN(array), sizeof(tddp_tensor *));
+    *count = (size_t)RARRAY_LEN(array);
+    for (long i = 0; i < RARRAY_LEN(array); i++)
+        tensors[i] = tddp_rb_tensor(rb_ary_entry(array, i));
+    return tensors;
+}
+
+static VALUE option(VALUE options, const char *name)
+{
+    return rb_hash_aref(options, ID2SYM(rb_intern(name)));
+}
+
+static void take_options(create_call *call, VALUE options, volatile VALUE *holder)
+{
+    Check_Type(options, T_HASH);
+    tddp_reducer_opts *reducer = &call->opts.reducer;
+    VALUE limits = option(options, "limits");
+    if (!NIL_P(limits)) {
+        Check_Type(limits, T_ARRAY);
+        call->limits = tddp_rb_scratch(holder, RARRAY_LEN(limits), sizeof(*call->limits));
+        for (long i = 0; i < RARRAY_LEN(limits); i++)
+            call->limits[i] = NUM2SIZET(rb_ary_entry(limits, i));
+        reducer->limits = call->limits;
+        reducer->limit_count = (size_t)RARRAY_LEN(limits);
+    }
+    VALUE delayed_by = option(options, "delayed_by");
+    reducer->find_unused = RTEST(option(options, "find_unused"));
+    reducer->static_graph = RTEST(option(options, "static_graph"));
+    reducer->skip_unused = RTEST(option(options, "skip_unused"));
+    reducer->describe = tddp_rb_detail();
+    call->opts.init_sync = RTEST(option(options, "init_sync"));
+    call->opts.gradients_apart = RTEST(option(options, "gradients_apart"));
+    call->opts.delayed_by = NIL_P(delayed_by) ? -1 : NUM2SSIZET(delayed_by);
+    call->opts.through = tddp_rb_through;
+    call->opts.host_here = tddp_rb_may_run;
+}
+
+/*
+ * _create(group, parameters, names, flags, watched, buffers, options): flags are 1 for a sparse
+ * gradient, 2 for one that waits for the parameter number options[:delayed_by]; further options are
+ * limits (bytes of the buckets), find_unused, static_graph, skip_unused, init_sync and
+ * gradients_apart. What is left out is nil or false.
+ */
+static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VALUE flags,
+                        VALUE watched, VALUE buffers, VALUE options)
+{
+    VALUE memory[4] = {0, 0, 0, 0};
     create_call call = {.group = tddp_rb_group(group), .opts = TDDP_DDP_OPTS_INIT};
-    call.param_count = (size_t)RARRAY_LEN(params);
-    call.buffer_count = (size_t)RARRAY_LEN(buffers);
-    if (RARRAY_LEN(names) != RARRAY_LEN(params))
-        rb_raise(rb_eArgError, "%ld parameters, but %ld names", RARRAY_LEN(params),
-                 RARRAY_LEN(names));
-    call.params = tddp_rb_scratch(&params_memory, RARRAY_LEN(params), sizeof(tddp_tensor *));
-    call.names = tddp_rb_scratch(&names_memory, RARRAY_LEN(names), sizeof(const char *));
-    call.buffers = tddp_rb_scratch(&buffers_memory, RARRAY_LEN(buffers), sizeof(tddp_tensor *));
-    tensors_of(params, call.params);
-    tensors_of(buffers, call.buffers);
-    VALUE texts = names_of(names, call.names);
-    const size_t limits[] = {NUM2SIZET(first_bytes), NUM2SIZET(cap_bytes)};
-    call.opts.reducer.limits = limits;
-    call.opts.reducer.limit_count = 2;
-    call.opts.reducer.describe = tddp_rb_detail();
-    call.opts.init_sync = RTEST(init_sync);
-    call.opts.through = tddp_rb_through;
+    VALUE texts = take_params(&call, params, names, flags, &memory[0]);
+    call.watched =
+        (const tddp_tensor **)take_tensors(watched, &call.opts.watched_count, &memory[1]);
+    call.opts.watched = call.watched;
+    call.buffers = take_tensors(buffers, &call.buffer_count, &memory[2]);
+    take_options(&call, options, &memory[3]);
     VALUE self = TypedData_Wrap_Struct(class, &ddp_type, NULL);
     tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, -1, true);
@@ -97,10 +143,10 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     RB_GC_GUARD(texts);
     RB_GC_GUARD(group);
     RB_GC_GUARD(params);
+    RB_GC_GUARD(watched);
     RB_GC_GUARD(buffers);
-    ALLOCV_END(params_memory);
-    ALLOCV_END(names_memory);
-    ALLOCV_END(buffers_memory);
+    for (size_t i = 0; i < 4; i++)
+        ALLOCV_END(memory[i]);
     tddp_rb_settle(outcome);
     return self;
 }
@@ -141,21 +187,73 @@ static VALUE ddp_sync_buffers(VALUE self, VALUE root)
     return Qnil;
 }
 
-/* Bytes of each bucket as it is now. */
-static VALUE ddp_bucket_sizes(VALUE self)
+/* --- outputs, hooks, uneven inputs ------------------------------------------------------------ */
+
+static VALUE ddp_stale(VALUE self)
 {
-    const tddp_reducer *reducer = tddp_ddp_reducer(ddp_of(self));
-    size_t count = tddp_reducer_bucket_count(reducer);
-    VALUE sizes = rb_ary_new_capa((long)count);
-    for (size_t i = 0; i < count; i++)
-        rb_ary_push(sizes, SIZET2NUM(tddp_reducer_bucket_bytes(reducer, i)));
-    return sizes;
+    return tddp_ddp_stale(ddp_of(self)) ? Qtrue : Qfalse;
 }
 
-static VALUE ddp_bucket_of(VALUE self, VALUE index)
+static VALUE ddp_wants_outputs(VALUE self)
 {
-    size_t bucket = tddp_reducer_bucket_of(tddp_ddp_reducer(ddp_of(self)), NUM2SIZET(index));
-    return bucket == (size_t)-1 ? Qnil : SIZET2NUM(bucket);
+    return tddp_ddp_wants_outputs(ddp_of(self)) ? Qtrue : Qfalse;
+}
+
+/* The same tensors, those that require a gradient as new objects through which backward begins. */
+static VALUE ddp_outputs(VALUE self, VALUE outputs)
+{
+    tddp_ddp *ddp = ddp_of(self);
+    volatile VALUE memory = 0;
+    size_t count = 0;
+    VALUE fresh = tddp_rb_fresh_tensors(outputs);
+    tddp_tensor **tensors = take_tensors(fresh, &count, &memory);
+    tddp_status status = tddp_ddp_outputs(ddp, tensors, count);
+    for (size_t i = 0; status == TDDP_OK && i < count; i++) {
+        VALUE before = rb_ary_entry(outputs, (long)i);
+        if (tddp_rb_same_tensor(tensors[i], tddp_rb_tensor(before)))
+            rb_ary_store(fresh, (long)i, before);
+    }
+    ALLOCV_END(memory);
+    RB_GC_GUARD(self);
+    RB_GC_GUARD(outputs);
+    tddp_rb_check(status);
+    return fresh;
+}
+
+static VALUE ddp_set_comm_hook(VALUE self, VALUE hook)
+{
+    tddp_rb_check(tddp_ddp_set_hook(ddp_of(self), tddp_rb_comm_hook(hook)));
+    RB_GC_GUARD(hook);
+    return hook;
+}
+
+static VALUE ddp_set_divisor(VALUE self, VALUE ranks)
+{
+    tddp_rb_check(tddp_ddp_set_divisor(ddp_of(self), NUM2INT(ranks)));
+    return ranks;
+}
+
+static tddp_status body_shadow(void *data, const tddp_wait *wait)
+{
+    const sync_call *call = data;
+    return tddp_ddp_shadow(call->ddp, wait);
+}
+
+/* A hook in Ruby runs on this thread, which keeps the GVL then. */
+static VALUE ddp_shadow(VALUE self)
+{
+    sync_call call = {ddp_of(self), 0};
+    if (tddp_ddp_hook_here(call.ddp))
+        tddp_rb_check(tddp_ddp_shadow(call.ddp, NULL));
+    else
+        tddp_rb_settle(tddp_rb_blocking(body_shadow, &call, -1, true));
+    RB_GC_GUARD(self);
+    return Qnil;
+}
+
+const tddp_reducer *tddp_rb_reducer(VALUE self)
+{
+    return tddp_ddp_reducer(ddp_of(self));
 }
 
 void tddp_rb_init_ddp(void)
@@ -163,8 +261,13 @@ void tddp_rb_init_ddp(void)
     VALUE class = rb_define_class_under(tddp_rb_distributed, "GradientSync", rb_cObject);
     rb_undef_alloc_func(class);
     rb_define_singleton_method(class, "_create", ddp_create, 7);
+    rb_define_method(class, "stale?", ddp_stale, 0);
     rb_define_method(class, "prepare", ddp_prepare, 1);
     rb_define_method(class, "sync_buffers", ddp_sync_buffers, 1);
-    rb_define_method(class, "bucket_sizes", ddp_bucket_sizes, 0);
-    rb_define_method(class, "bucket_of", ddp_bucket_of, 1);
+    rb_define_method(class, "wants_outputs?", ddp_wants_outputs, 0);
+    rb_define_method(class, "outputs", ddp_outputs, 1);
+    rb_define_method(class, "comm_hook=", ddp_set_comm_hook, 1);
+    rb_define_method(class, "divisor=", ddp_set_divisor, 1);
+    rb_define_method(class, "shadow", ddp_shadow, 0);
+    tddp_rb_init_ddp_facts(class);
 }

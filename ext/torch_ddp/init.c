@@ -84,6 +84,8 @@ void Init_ext(void)
     tddp_rb_init_store();
     tddp_rb_init_group();
     tddp_rb_init_work();
+    tddp_rb_init_inside();
+    tddp_rb_init_comm_hook();
     tddp_rb_init_ddp();
     tddp_rb_init_optim();
     tddp_rb_init_norm();

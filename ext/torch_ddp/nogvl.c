@@ -313,6 +313,14 @@ static VALUE raise_later(VALUE error)
     return rb_block_call(rb_cThread, rb_intern("new"), 0, NULL, raise_in, pair);
 }
 
+void tddp_rb_raise_later(VALUE error)
+{
+    int state = 0;
+    rb_protect(raise_later, error, &state);
+    if (state != 0)
+        rb_set_errinfo(Qnil);
+}
+
 /*
  * Something wants this thread's attention in the midst of backward, whose C++ frames no jump may
  * cross. A signal handler is run, and if it returns backward goes on. What would be raised is left
@@ -331,11 +339,8 @@ static bool no_jump_after_backward(void *nothing)
         return true;
     VALUE error = rb_errinfo();
     rb_set_errinfo(Qnil);
-    if (rb_obj_is_kind_of(error, rb_eException)) {
-        rb_protect(raise_later, error, &state);
-        if (state != 0)
-            rb_set_errinfo(Qnil);
-    }
+    if (rb_obj_is_kind_of(error, rb_eException))
+        tddp_rb_raise_later(error);
     return false;
 }
 

@@ -1,7 +1,8 @@
 /*
- * From a Torch::Tensor to libtorch's tensor: the only file that includes Rice and libtorch, of the
- * versions that torch-rb was built with. Entered by Ruby threads that hold the GVL. Invariant: when
- * a Ruby exception is raised here, no C++ object with a destructor is alive.
+ * From a Torch::Tensor to libtorch's tensor, and back by a fresh one that is assigned: the only
+ * file that includes Rice and libtorch, of the versions that torch-rb was built with. Entered by
+ * Ruby threads that hold the GVL. Invariant: when a Ruby exception is raised here, no C++ object
+ * with a destructor is alive.
  */
 #include <rice/rice.hpp>
 
@@ -20,6 +21,7 @@ namespace
 {
 
 VALUE tensor_class = Qnil;
+VALUE torch_module = Qnil;
 
 /* Rice up to 4.5 hands out the address plainly, later ones want the type that is expected. */
 template <typename Wrapper>
@@ -63,6 +65,30 @@ tddp_tensor *tddp_rb_tensor(VALUE object)
     return static_cast<tddp_tensor *>(tensor);
 }
 
+VALUE tddp_rb_fresh_tensor(void)
+{
+    return rb_funcall(torch_module, rb_intern("empty"), 1, INT2FIX(0));
+}
+
+VALUE tddp_rb_fresh_tensors(VALUE array)
+{
+    Check_Type(array, T_ARRAY);
+    VALUE fresh = rb_ary_new_capa(RARRAY_LEN(array));
+    for (long i = 0; i < RARRAY_LEN(array); i++) {
+        const tddp_tensor *from = tddp_rb_tensor(rb_ary_entry(array, i));
+        VALUE object = tddp_rb_fresh_tensor();
+        tddp_rb_check(tddp_tensor_assign(tddp_rb_tensor(object), from));
+        rb_ary_push(fresh, object);
+    }
+    return fresh;
+}
+
+bool tddp_rb_same_tensor(const tddp_tensor *a, const tddp_tensor *b)
+{
+    return reinterpret_cast<const at::Tensor *>(a)->is_same(
+        *reinterpret_cast<const at::Tensor *>(b));
+}
+
 tddp_rb_form tddp_rb_tensor_form(const tddp_tensor *tensor)
 {
     const auto &self = *reinterpret_cast<const at::Tensor *>(tensor);
@@ -98,4 +124,6 @@ void tddp_rb_init_tensor(void)
 {
     tensor_class = rb_path2class("Torch::Tensor");
     rb_global_variable(&tensor_class);
+    torch_module = rb_path2class("Torch");
+    rb_global_variable(&torch_module);
 }

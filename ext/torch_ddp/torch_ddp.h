@@ -62,6 +62,9 @@ void tddp_rb_settle(tddp_rb_outcome outcome);
  * and never raises: an interrupt gives TDDP_CANCELED and stays pending. */
 tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
 
+/* Makes an exception pending, for Ruby to raise in this thread once backward has returned. */
+void tddp_rb_raise_later(VALUE error);
+
 /* --- arguments, in init.c -------------------------------------------------------------------- */
 
 /* Seconds as a Numeric to milliseconds, rounded up; nil is -1. Raises on anything else. */
@@ -92,6 +95,35 @@ VALUE tddp_rb_wrap_store(tddp_store *store);
  */
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async);
 
+/* --- ddp.c ----------------------------------------------------------------------------------- */
+
+/* That of a GradientSync, borrowed. */
+const tddp_reducer *tddp_rb_reducer(VALUE sync);
+
+/* --- inside.c -------------------------------------------------------------------------------- */
+
+/* Runs Ruby code in the midst of libtorch's backward: what it raises becomes a status, and the
+ * cause of what backward raises. `what` is its name for messages. */
+tddp_status tddp_rb_inside(VALUE (*body)(VALUE data), void *data, const char *what);
+
+/* Whether this thread may run Ruby code now. */
+int tddp_rb_may_run(void);
+
+/* Keeps an object from the collector until it is released, by any thread. */
+typedef struct tddp_rb_root tddp_rb_root;
+tddp_rb_root *tddp_rb_root_new(VALUE value);
+VALUE tddp_rb_root_value(const tddp_rb_root *root);
+void tddp_rb_root_release(tddp_rb_root *root);
+
+/* --- comm_hook.c, grad_bucket.c --------------------------------------------------------------- */
+
+/* The hook behind a CommHook, borrowed; TypeError for anything else. */
+tddp_comm_hook *tddp_rb_comm_hook(VALUE object);
+
+/* A GradBucket of the bucket whose hook is being called, and to make a tensor's elements its. */
+VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
+void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
+
 /* --- operands.c ------------------------------------------------------------------------------ */
 
 /* A tensor's memory. What cannot be taken raises an error that begins with the argument's name. */
@@ -113,6 +145,13 @@ bool tddp_rb_detail(void);
 /* The tensor in a Torch::Tensor (or Parameter), borrowed for as long as the object lives; TypeError
  * for anything else, naming it. */
 tddp_tensor *tddp_rb_tensor(VALUE object);
+
+/* An empty Torch::Tensor of its own, to be assigned; those of an Array, assigned already. */
+VALUE tddp_rb_fresh_tensor(void);
+VALUE tddp_rb_fresh_tensors(VALUE array);
+
+/* Whether both handles are of one tensor. */
+bool tddp_rb_same_tensor(const tddp_tensor *a, const tddp_tensor *b);
 
 /* How a tensor lies in memory. */
 typedef enum tddp_rb_form {
@@ -143,6 +182,10 @@ void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);
 void tddp_rb_init_norm(void);
+void tddp_rb_init_ddp_facts(VALUE sync);
+void tddp_rb_init_inside(void);
+void tddp_rb_init_comm_hook(void);
+void tddp_rb_init_grad_bucket(void);
 void tddp_rb_init_recorder(void);
 void tddp_rb_init_trace(void);
 void tddp_rb_init_heap(void);

@@ -9,6 +9,7 @@
 #ifndef TDDP_TORCH_H
 #define TDDP_TORCH_H
 
+#include <tddp/comm_hook.h>
 #include <tddp/reducer.h>
 
 #ifdef __cplusplus
@@ -32,6 +33,14 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_buffer(const tddp_tensor *tensor
 TDDP_API tddp_tensor *tddp_tensor_retain(const tddp_tensor *tensor);
 TDDP_API void tddp_tensor_release(tddp_tensor *tensor);
 
+/** The handle `into` (of a fresh tensor of the host's) becomes another handle of `from`. Errors:
+ *  TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_assign(tddp_tensor *into, const tddp_tensor *from);
+
+/** Copies the elements of `from`, of any layout and dtype, to those of `into`, which has as many;
+ *  autograd sees nothing of it. Errors: TDDP_INVALID_ARGUMENT (another number of elements). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_copy(tddp_tensor *into, const tddp_tensor *from);
+
 /* --- distributed data parallel --------------------------------------------------------------- */
 
 typedef struct tddp_ddp tddp_ddp;
@@ -44,16 +53,32 @@ typedef struct tddp_ddp tddp_ddp;
 typedef tddp_status (*tddp_wait_through)(tddp_status (*body)(void *data, tddp_cancel *cancel),
                                          void *data);
 
+#define TDDP_DDP_SPARSE 1u  /**< the gradient is a sparse tensor */
+#define TDDP_DDP_DELAYED 2u /**< it goes into its bucket together with that of `delayed_by` */
+
+typedef struct tddp_ddp_param {
+    const tddp_tensor *tensor;
+    const char *name; /**< for messages; copied. NULL: its number */
+    unsigned flags;
+} tddp_ddp_param;
+
 typedef struct tddp_ddp_opts {
     size_t size; /**< sizeof(tddp_ddp_opts) */
     tddp_reducer_opts reducer;
-    int init_sync;             /**< broadcast from rank 0 at construction; compared is always */
+    int init_sync;        /**< broadcast from rank 0 at construction; compared is always */
+    int gradients_apart;  /**< gradients are tensors of their own, copied into the buckets and out;
+                           * else they live in the buckets */
+    ptrdiff_t delayed_by; /**< the parameter that those with TDDP_DDP_DELAYED wait for; -1: none */
+    const tddp_tensor *const *watched; /**< further tensors whose requires_grad is watched */
+    size_t watched_count;
     tddp_wait_through through; /**< how to wait at the end of backward; NULL: plainly */
+    int (*host_here)(void);    /**< whether this thread may run the host's code now, for hooks with
+                                * `on_caller`; NULL: any may */
 } tddp_ddp_opts;
 
-#define TDDP_DDP_OPTS_INIT                                     \
-    {                                                          \
-        sizeof(tddp_ddp_opts), TDDP_REDUCER_OPTS_INIT, 1, NULL \
+#define TDDP_DDP_OPTS_INIT                                                           \
+    {                                                                                \
+        sizeof(tddp_ddp_opts), TDDP_REDUCER_OPTS_INIT, 1, 0, -1, NULL, 0, NULL, NULL \
     }
 
 /**
@@ -62,22 +87,28 @@ typedef struct tddp_ddp_opts {
  * `params` are leaves that require grad, in the order of the model; `buffers` are broadcast only.
  * Keeps references to all. Caller: tddp_ddp_free(). Errors: those of tddp_reducer_create() and
  * tddp_broadcast(); TDDP_INVALID_ARGUMENT (no parameters; not a leaf; does not require grad: the
- * text names it).
+ * text names it; delayed_by out of range).
  */
-TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_create(tddp_group *group, tddp_tensor *const *params,
-                                                    const char *const *names, size_t param_count,
-                                                    tddp_tensor *const *buffers,
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_create(tddp_group *group, const tddp_ddp_param *params,
+                                                    size_t param_count, tddp_tensor *const *buffers,
                                                     size_t buffer_count, const tddp_ddp_opts *opts,
                                                     const tddp_wait *wait, tddp_ddp **out);
 
 /** Removes the hooks and frees. Gradients stay valid. NULL is fine. */
 TDDP_API void tddp_ddp_free(tddp_ddp *ddp);
 
+/** Whether some parameter or watched tensor is not what it was at construction: it requires a
+ *  gradient now, or no longer, or has another dtype or device. Its owner makes a new tddp_ddp. */
+TDDP_API int tddp_ddp_stale(const tddp_ddp *ddp);
+
 /**
  * Before each forward whose gradients shall be averaged: rebuilds the buckets when it is time and
  * arms the hooks. With `sync` 0 (no_sync) gradients are only accumulated locally until a forward
  * with `sync` 1; so they are by a backward that no forward prepared, or once all of its gradients
  * were averaged. Errors: those of tddp_reducer_prepare() and tddp_reducer_rebuild().
+ *
+ * Backward then ends in an error that names the parameter if its gradient requires a gradient
+ * (create_graph), became ready twice, or is sparse or dense against its flag.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
                                                      const tddp_wait *wait);
@@ -87,6 +118,44 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
  * after a backward that was interrupted. If not, it takes microseconds.
  */
 TDDP_API int tddp_ddp_prepare_waits(const tddp_ddp *ddp);
+
+/** Whether the prepared forward's outputs must pass tddp_ddp_outputs(): always with find_unused; in
+ *  its first round with static_graph. */
+TDDP_API int tddp_ddp_wants_outputs(const tddp_ddp *ddp);
+
+/**
+ * After forward: each of the outputs that requires grad becomes another tensor, with the same
+ * memory (a view: with a copy), through which backward passes first. There it learns which
+ * parameters the loss depends on, and that its end is to be waited for, though none may be used on
+ * this rank or some only within a checkpointed segment. The handles are fresh ones of the caller's.
+ * Nothing happens if it is not wanted, or grad is off. Errors: TDDP_INTERNAL, TDDP_OUT_OF_MEMORY.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_outputs(tddp_ddp *ddp, tddp_tensor *const *outputs,
+                                                     size_t count);
+
+/** What is done with buckets in place of averaging them: tddp_reducer_set_hook(). Sparse gradients
+ *  are averaged in any case. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_hook(tddp_ddp *ddp, tddp_comm_hook *hook);
+
+/** Whether the hook has `on_caller`: the end of backward and tddp_ddp_shadow() then run the host's
+ *  code on their own thread. */
+TDDP_API int tddp_ddp_hook_here(const tddp_ddp *ddp);
+
+/** For uneven inputs: tddp_reducer_set_divisor(), and a round of a rank without data, after
+ *  prepare: tddp_reducer_shadow() and what belongs to sparse gradients. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_divisor(tddp_ddp *ddp, int ranks);
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_shadow(tddp_ddp *ddp, const tddp_wait *wait);
+
+/**
+ * For hooks with `on_caller`, while one is called with `bucket`: its memory as a flat tensor that
+ * keeps the memory alive (complex gradients: real numbers, twice as many), and gradient `i` of it
+ * in its parameter's shape. `into` is an existing handle that is assigned. Errors:
+ * TDDP_INVALID_ARGUMENT (no hook is being called by this thread; out of range).
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_bucket_tensor(const tddp_bucket *bucket,
+                                                           tddp_tensor *into);
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_gradient_tensor(const tddp_bucket *bucket, size_t i,
+                                                             tddp_tensor *into);
 
 /** Broadcasts the buffers from rank `root` of the group, coalesced. Autograd sees nothing of it: no
  *  history, no new version. Errors: those of tddp_broadcast(). */

@@ -63,34 +63,19 @@ std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::
     return pieces;
 }
 
-void delete_tensor(void *tensor)
+void delete_tensors(void *tensors)
 {
-    delete static_cast<at::Tensor *>(tensor);
+    delete static_cast<std::vector<at::Tensor> *>(tensors);
 }
 
-// Sends `flat` and waits. If the wait ends first, the operation keeps the memory.
 void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root, const Patience &patience)
 {
     tddp_buffer buffer{};
     check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &buffer));
-    auto kept = std::make_unique<at::Tensor>(flat);
     tddp_work *work = nullptr;
     check(tddp_broadcast(group, buffer, root, &work));
     const tddp_wait wait = patience.rest();
-    tddp_status status = tddp_work_wait(work, &wait);
-    const bool done = tddp_work_completed(work);
-    if (done) {
-        status = tddp_work_status(work);
-    }
-    // Made before it can be mistaken for a failure of what follows.
-    std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
-    if (!done && tddp_work_on_done(work, delete_tensor, kept.get()) == TDDP_OK) {
-        kept.release();
-    }
-    tddp_work_release(work);
-    if (failure) {
-        throw Failure(*failure);
-    }
+    complete(work, {flat}, &wait);
 }
 
 void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, size_t first,
@@ -110,6 +95,25 @@ void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, 
 }
 
 } // namespace
+
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, const tddp_wait *wait)
+{
+    auto kept = std::make_unique<std::vector<at::Tensor>>(std::move(tensors));
+    tddp_status status = tddp_work_wait(work, wait);
+    const bool done = tddp_work_completed(work);
+    if (done) {
+        status = tddp_work_status(work);
+    }
+    // Made before it can be mistaken for a failure of what follows.
+    std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
+    if (!done && tddp_work_on_done(work, delete_tensors, kept.get()) == TDDP_OK) {
+        kept.release();
+    }
+    tddp_work_release(work);
+    if (failure) {
+        throw Failure(*failure);
+    }
+}
 
 void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
                        size_t limit, const tddp_wait *wait)

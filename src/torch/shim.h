@@ -57,7 +57,12 @@ inline const at::Tensor &tensor_of(const tddp_tensor *tensor)
 
 // The collectives' name of a tensor's dtype, and where it lies; throws TDDP_UNSUPPORTED.
 tddp_dtype dtype_of(const at::Tensor &tensor);
+at::ScalarType scalar_type_of(tddp_dtype dtype);
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
+
+// Waits for a work on these tensors' memory and lets go of it. If the wait ends first, the
+// operation keeps the memory.
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, const tddp_wait *wait);
 
 // Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
 // most `limit` bytes (more if one tensor is larger). Leaves no trace in autograd.

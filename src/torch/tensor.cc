@@ -2,6 +2,7 @@
 // looks, never copies: a tensor that is not one plain piece of memory is refused with the cure.
 #include <sstream>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
 #include "torch/shim.h"
@@ -41,6 +42,24 @@ tddp_dtype dtype_of(const at::Tensor &tensor)
     }
     throw Failure(tddp_fail(TDDP_UNSUPPORTED, "tensor of dtype %s: collectives do not know it",
                             c10::toString(tensor.scalar_type())));
+}
+
+at::ScalarType scalar_type_of(tddp_dtype dtype)
+{
+    switch (dtype) {
+    case TDDP_FLOAT16:
+        return at::kHalf;
+    case TDDP_BFLOAT16:
+        return at::kBFloat16;
+    case TDDP_FLOAT32:
+        return at::kFloat;
+    case TDDP_FLOAT64:
+        return at::kDouble;
+    default:
+        break;
+    }
+    throw Failure(tddp_fail(TDDP_INTERNAL, "a bucket of dtype %s: expected a real one of gradients",
+                            tddp_dtype_name(dtype)));
 }
 
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
@@ -120,4 +139,26 @@ tddp_tensor *tddp_tensor_retain(const tddp_tensor *tensor)
 void tddp_tensor_release(tddp_tensor *tensor)
 {
     delete reinterpret_cast<at::Tensor *>(tensor);
+}
+
+tddp_status tddp_tensor_assign(tddp_tensor *into, const tddp_tensor *from)
+{
+    using namespace tddp_torch;
+    return guard([&] { *reinterpret_cast<at::Tensor *>(into) = tensor_of(from); });
+}
+
+tddp_status tddp_tensor_copy(tddp_tensor *into, const tddp_tensor *from)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        const at::Tensor &to = tensor_of(into);
+        const at::Tensor &source = tensor_of(from);
+        if (!source.defined() || source.numel() != to.numel()) {
+            throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "%lld elements: expected %lld",
+                                    static_cast<long long>(source.defined() ? source.numel() : 0),
+                                    static_cast<long long>(to.numel())));
+        }
+        const at::NoGradGuard no_grad;
+        to.copy_(source.reshape(to.sizes()));
+    });
 }

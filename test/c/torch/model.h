@@ -61,6 +61,7 @@ struct Model {
     std::vector<std::string> names{"l1.weight", "l1.bias",   "l2.weight",
                                    "l2.bias",   "l3.weight", "l3.bias"};
     std::vector<at::Tensor> params;
+    std::vector<unsigned> flags; // 0 for those that have none
 
     explicit Model(int seed, at::ScalarType dtype = at::kDouble)
     {
@@ -116,12 +117,13 @@ inline std::vector<tddp_tensor *> handles(std::vector<at::Tensor> &tensors)
 inline tddp_status make(tddp_group *group, Model &model, std::vector<at::Tensor> &buffers,
                         const tddp_ddp_opts *opts, tddp_ddp **out)
 {
-    std::vector<const char *> names;
+    std::vector<tddp_ddp_param> params;
     for (size_t i = 0; i < model.params.size(); i++) {
-        names.push_back(model.names[i].c_str());
+        params.push_back({handles(model.params)[i], model.names[i].c_str(),
+                          i < model.flags.size() ? model.flags[i] : 0});
     }
-    return tddp_ddp_create(group, handles(model.params).data(), names.data(), model.params.size(),
-                           handles(buffers).data(), buffers.size(), opts, nullptr, out);
+    return tddp_ddp_create(group, params.data(), params.size(), handles(buffers).data(),
+                           buffers.size(), opts, nullptr, out);
 }
 
 inline tddp_ddp *wrap(tddp_group *group, Model &model, const tddp_ddp_opts *opts = nullptr)

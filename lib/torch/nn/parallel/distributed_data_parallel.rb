@@ -121,10 +121,9 @@ module Torch
 
           buffers = @broadcast_buffers ? all_buffers : []
           @buffer_count = buffers.size
-          first, cap = @bucket_bytes
           @core = nil
-          @core = Torch::Distributed::GradientSync._create(@process_group, training.map(&:last), training.map(&:first), buffers,
-            first, cap, init_sync)
+          @core = Torch::Distributed::GradientSync._create(@process_group, training.map(&:last), training.map(&:first),
+            [0] * training.size, [], buffers, {limits: @bucket_bytes, init_sync: init_sync})
           return unless init_sync
 
           frozen.each { |_, parameter| Torch::Distributed.broadcast(parameter, group_src: 0, group: @process_group) }

@@ -1,0 +1,180 @@
+/*
+ * Torch::Distributed::CommHook over <tddp/comm_hook.h> and <tddp/hooks.h>: what is done with
+ * buckets of gradients in place of averaging them. Hooks in Ruby are called by the thread that runs
+ * backward, when a bucket's gradients are there; what they return is waited for at the end of
+ * backward, the GVL released by whatever waits. Entered by Ruby threads that hold the GVL.
+ */
+#include "torch_ddp.h"
+
+#include <stdint.h>
+#include <tddp/hooks.h>
+
+static void hook_free(void *hook)
+{
+    tddp_comm_hook_release(hook);
+}
+
+static const rb_data_type_t hook_type = {
+    .wrap_struct_name = "Torch::Distributed::CommHook",
+    .function = {.dfree = hook_free},
+    .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
+};
+
+static VALUE tensor_class = Qnil;
+
+tddp_comm_hook *tddp_rb_comm_hook(VALUE object)
+{
+    return rb_check_typeddata(object, &hook_type);
+}
+
+/* --- hooks in Ruby ---------------------------------------------------------------------------- */
+
+/* A hook's root is [callable, {address of a bucket => [GradBucket, what the callable returned]}].
+ */
+typedef struct hook_call {
+    VALUE root;
+    const tddp_bucket *bucket;
+    int *again;
+} hook_call;
+
+static VALUE key_of(const tddp_bucket *bucket)
+{
+    return ULL2NUM((uintptr_t)bucket->buffer.data);
+}
+
+static bool can(VALUE object, const char *method)
+{
+    return rb_respond_to(object, rb_intern(method));
+}
+
+/* Whether `result` is a value already, which the bucket then has. */
+static bool take(VALUE bucket, VALUE result)
+{
+    if (RB_TYPE_P(result, T_ARRAY) && RARRAY_LEN(result) == 1)
+        result = rb_ary_entry(result, 0);
+    if (!RTEST(rb_obj_is_kind_of(result, tensor_class)))
+        return false;
+    if (result != rb_ivar_get(bucket, rb_intern("@buffer")))
+        tddp_rb_grad_bucket_fill(bucket, result);
+    return true;
+}
+
+static void refuse(VALUE result)
+{
+    rb_raise(rb_eTypeError,
+             "a communication hook returned %" PRIsVALUE " (%s): expected the bucket's result as a "
+             "Torch::Tensor, a Torch::Distributed::Future of it, or the Work that writes the "
+             "bucket's buffer",
+             rb_inspect(result), rb_obj_classname(result));
+}
+
+static VALUE first_stage(VALUE data)
+{
+    const hook_call *call = (const hook_call *)data;
+    VALUE bucket = tddp_rb_grad_bucket(call->bucket);
+    VALUE result = rb_funcall(rb_ary_entry(call->root, 0), rb_intern("call"), 1, bucket);
+    if (take(bucket, result))
+        return Qnil;
+    if (!can(result, "wait"))
+        refuse(result);
+    VALUE pending = rb_ary_new_from_args(2, bucket, result);
+    rb_hash_aset(rb_ary_entry(call->root, 1), key_of(call->bucket), pending);
+    *call->again = 1;
+    return Qnil;
+}
+
+static VALUE second_stage(VALUE data)
+{
+    const hook_call *call = (const hook_call *)data;
+    VALUE pending = rb_hash_delete(rb_ary_entry(call->root, 1), key_of(call->bucket));
+    VALUE bucket = rb_ary_entry(pending, 0);
+    VALUE result = rb_ary_entry(pending, 1);
+    rb_funcall(result, rb_intern("wait"), 0);
+    if (can(result, "value")) {
+        VALUE value = rb_funcall(result, rb_intern("value"), 0);
+        if (!take(bucket, value))
+            refuse(value);
+    }
+    return Qnil;
+}
+
+static tddp_status run_ruby(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                            tddp_work **work, int *again)
+{
+    (void)group;
+    (void)work; /* None: what is waited for is Ruby's. */
+    hook_call call = {tddp_rb_root_value(state), bucket, again};
+    return tddp_rb_inside(stage == 0 ? first_stage : second_stage, &call, "a communication hook");
+}
+
+static void free_ruby(void *state)
+{
+    tddp_rb_root_release(state);
+}
+
+static VALUE wrap(VALUE class, tddp_comm_hook *hook)
+{
+    return TypedData_Wrap_Struct(class, &hook_type, hook);
+}
+
+/* CommHook.ruby(callable): it gets a GradBucket. */
+static VALUE hook_ruby(VALUE class, VALUE callable)
+{
+    static const tddp_comm_hook_ops ops = {
+        .size = sizeof(ops), .name = "ruby", .on_caller = 1, .run = run_ruby, .free = free_ruby};
+    if (!can(callable, "call"))
+        rb_raise(rb_eTypeError, "hook: expected something with a method `call`, got %" PRIsVALUE,
+                 rb_inspect(callable));
+    tddp_rb_root *root = tddp_rb_root_new(rb_ary_new_from_args(2, callable, rb_hash_new()));
+    tddp_comm_hook *hook = NULL;
+    tddp_status status = tddp_comm_hook_make(&ops, root, &hook);
+    if (status != TDDP_OK)
+        tddp_rb_root_release(root);
+    tddp_rb_check(status);
+    return wrap(class, hook);
+}
+
+/* --- those of the library --------------------------------------------------------------------- */
+
+static VALUE hook_allreduce(VALUE class)
+{
+    tddp_comm_hook *hook = NULL;
+    tddp_rb_check(tddp_hook_allreduce(&hook));
+    return wrap(class, hook);
+}
+
+static VALUE hook_noop(VALUE class)
+{
+    tddp_comm_hook *hook = NULL;
+    tddp_rb_check(tddp_hook_noop(&hook));
+    return wrap(class, hook);
+}
+
+/* CommHook.post_local_sgd(subgroup or nil, start_iteration, averaging within it) */
+static VALUE hook_post_local_sgd(VALUE class, VALUE subgroup, VALUE start, VALUE averages)
+{
+    tddp_comm_hook *hook = NULL;
+    tddp_group *group = NIL_P(subgroup) ? NULL : tddp_rb_group(subgroup);
+    tddp_rb_check(tddp_hook_post_local_sgd(group, NUM2LL(start), RTEST(averages), &hook));
+    RB_GC_GUARD(subgroup);
+    return wrap(class, hook);
+}
+
+static VALUE hook_name(VALUE self)
+{
+    return rb_utf8_str_new_cstr(tddp_comm_hook_name(tddp_rb_comm_hook(self)));
+}
+
+void tddp_rb_init_comm_hook(void)
+{
+    VALUE class = rb_define_class_under(tddp_rb_distributed, "CommHook", rb_cObject);
+    tensor_class = rb_path2class("Torch::Tensor");
+    rb_global_variable(&tensor_class);
+    rb_undef_alloc_func(class);
+    rb_define_singleton_method(class, "ruby", hook_ruby, 1);
+    rb_define_singleton_method(class, "allreduce", hook_allreduce, 0);
+    rb_define_singleton_method(class, "noop", hook_noop, 0);
+    rb_define_singleton_method(class, "post_local_sgd", hook_post_local_sgd, 3);
+    rb_define_method(class, "name", hook_name, 0);
+    tddp_rb_init_grad_bucket();
+}

@@ -1,0 +1,14 @@
+// What the walk along a graph asks of checkpointed segments.
+#ifndef TDDP_TORCH_CHECKPOINT_NODE_H
+#define TDDP_TORCH_CHECKPOINT_NODE_H
+
+#include <torch/csrc/autograd/function.h>
+
+namespace tddp_torch
+{
+
+bool is_checkpoint(const torch::autograd::Node &node);
+
+} // namespace tddp_torch
+
+#endif

@@ -1,0 +1,69 @@
+// The hook behind each parameter's gradient accumulator. It runs when the gradient was accumulated,
+// on whatever thread of autograd's did that, and goes with the accumulator.
+#include <torch/csrc/autograd/function_hook.h>
+
+#include "torch/core.h"
+
+namespace tddp_torch
+{
+
+namespace
+{
+
+using torch::autograd::variable_list;
+
+class ReadyHook final : public torch::autograd::FunctionPostHook
+{
+  public:
+    ReadyHook(std::shared_ptr<Core> core, size_t index) : core_(std::move(core)), index_(index) {}
+    variable_list operator()(const variable_list &outputs, const variable_list &inputs) override
+    {
+        if (core_->expects(index_, !inputs.empty() && inputs[0].defined())) {
+            core_->take_in(index_);
+            for (const auto &later : later_) {
+                const std::shared_ptr<Core> core = later.first.lock();
+                if (core && core->armed()) {
+                    core->take_in(later.second);
+                }
+            }
+            core_->arrived(index_);
+        }
+        return outputs;
+    }
+    // A model may be wrapped twice: the hook behind this one must have its copy of the gradient
+    // before this one's bucket is reduced.
+    void precedes(const std::shared_ptr<Core> &core, size_t index)
+    {
+        later_.emplace_back(core, index);
+    }
+
+  private:
+    std::shared_ptr<Core> core_;
+    size_t index_;
+    std::vector<std::pair<std::weak_ptr<Core>, size_t>> later_;
+};
+
+} // namespace
+
+std::vector<Hooked> add_hooks(const std::shared_ptr<Core> &core)
+{
+    const std::vector<Param> &params = core->params();
+    std::vector<Hooked> hooks;
+    std::vector<NodePointer> accumulators;
+    hooks.reserve(params.size());
+    for (size_t i = 0; i < params.size(); i++) {
+        NodePointer accumulator = torch::autograd::impl::grad_accumulator(params[i].tensor);
+        for (const auto &hook : accumulator->post_hooks()) {
+            if (auto *earlier = dynamic_cast<ReadyHook *>(hook.get())) {
+                earlier->precedes(core, i);
+            }
+        }
+        const uintptr_t key = accumulator->add_post_hook(std::make_unique<ReadyHook>(core, i));
+        accumulators.push_back(accumulator);
+        hooks.push_back({std::move(accumulator), key});
+    }
+    core->know_accumulators(accumulators);
+    return hooks;
+}
+
+} // namespace tddp_torch
