@@ -73,13 +73,13 @@ module TorchDDP
       # An exception's own methods may fail as well.
       def words(error)
         utf8(error.message)
-      rescue StandardError => e
+      rescue => e
         "(its message raised #{e.class})"
       end
 
       def callstack(error)
         utf8(error.full_message(highlight: false, order: :top))
-      rescue StandardError
+      rescue
         [words(error), *error.backtrace].map { |line| utf8(line) }.join("\n")
       end
 

@@ -123,6 +123,12 @@ class FailuresTest < LaunchCase
     assert_match(/^  traceback : .*worker\.rb:1:in/, result.err)
   end
 
+  def test_a_ruby_workers_last_words_are_in_the_report
+    result = run_torchrun(*ruby('abort "no data in \"x\""'), env: {"TDDP_RUBY_PRELOAD" => "#{ROOT}/lib/torch_ddp/torchrun_worker.rb"})
+    assert_code 1, result
+    assert_match(/^  message   : SystemExit: no data in "x"$/, result.err)
+  end
+
   def test_restarts
     result = run_torchrun("--nproc-per-node=2", "--max-restarts=3", *shell(<<~SH))
       echo "$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS rank $RANK port $MASTER_PORT"
