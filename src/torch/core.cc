@@ -387,6 +387,8 @@ void Core::trace() const
     if (times.prepared_ns > 0 && times.first_ready_ns > 0) {
         tddp_trace_span("training", "forward", times.prepared_ns, times.first_ready_ns, nullptr);
         tddp_trace_span("training", "backward", times.first_ready_ns, times.finished_ns, nullptr);
+        // The part of it in which nothing was left to do but to wait for the other ranks.
+        tddp_trace_span("training", "wait", times.last_ready_ns, times.finished_ns, nullptr);
     }
 }
 
