@@ -86,6 +86,7 @@ void Init_ext(void)
     tddp_rb_init_work();
     tddp_rb_init_inside();
     tddp_rb_init_comm_hook();
+    tddp_rb_init_checkpoint();
     tddp_rb_init_ddp();
     tddp_rb_init_optim();
     tddp_rb_init_norm();

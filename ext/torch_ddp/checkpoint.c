@@ -1,0 +1,118 @@
+/*
+ * Torch::Utils::Checkpoint over <tddp/torch_checkpoint.h>: segments of a model that Ruby runs again
+ * in backward. Entered by Ruby threads that hold the GVL; for the second run by libtorch's backward
+ * on such a thread. A graph keeps the segment's proc until its backward is through. Leaves nested
+ * arguments and results to lib/torch.
+ */
+#include "torch_ddp.h"
+
+#include <tddp/torch_checkpoint.h>
+
+static void segment_free(void *checkpoint)
+{
+    tddp_checkpoint_free(checkpoint);
+}
+
+static const rb_data_type_t segment_type = {
+    .wrap_struct_name = "Torch::Utils::Checkpoint::Segment",
+    .function = {.dfree = segment_free},
+    .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
+};
+
+typedef struct again_call {
+    VALUE function;
+    tddp_tensor *const *inputs;
+    size_t input_count;
+    tddp_tensor *const *outputs;
+    size_t output_count;
+} again_call;
+
+static VALUE run_again(VALUE data)
+{
+    const again_call *call = (const again_call *)data;
+    VALUE inputs = rb_ary_new_capa((long)call->input_count);
+    for (size_t i = 0; i < call->input_count; i++) {
+        VALUE input = tddp_rb_fresh_tensor();
+        tddp_rb_check(tddp_tensor_assign(tddp_rb_tensor(input), call->inputs[i]));
+        rb_ary_push(inputs, input);
+    }
+    VALUE outputs = rb_funcall(call->function, rb_intern("call"), 1, inputs);
+    Check_Type(outputs, T_ARRAY);
+    if (RARRAY_LEN(outputs) != (long)call->output_count)
+        rb_raise(rb_eRuntimeError,
+                 "the segment returned %ld tensors in backward, but %zu in forward: it must do the "
+                 "same each time",
+                 RARRAY_LEN(outputs), call->output_count);
+    for (size_t i = 0; i < call->output_count; i++) {
+        const tddp_tensor *output = tddp_rb_tensor(rb_ary_entry(outputs, (long)i));
+        tddp_rb_check(tddp_tensor_assign(call->outputs[i], output));
+    }
+    RB_GC_GUARD(outputs);
+    return Qnil;
+}
+
+static tddp_status again(void *state, tddp_tensor *const *inputs, size_t input_count,
+                         tddp_tensor *const *outputs, size_t output_count)
+{
+    again_call call = {tddp_rb_root_value(state), inputs, input_count, outputs, output_count};
+    return tddp_rb_inside(run_again, &call, "a checkpointed segment");
+}
+
+static void let_go(void *state)
+{
+    tddp_rb_root_release(state);
+}
+
+static tddp_tensor **handles(VALUE array, volatile VALUE *holder)
+{
+    Check_Type(array, T_ARRAY);
+    tddp_tensor **tensors = tddp_rb_scratch(holder, RARRAY_LEN(array), sizeof(tddp_tensor *));
+    for (long i = 0; i < RARRAY_LEN(array); i++)
+        tensors[i] = tddp_rb_tensor(rb_ary_entry(array, i));
+    return tensors;
+}
+
+/* _begin(inputs, whether random numbers shall repeat, proc): the proc gets other tensors in place
+ * of the inputs and returns an Array of the outputs. */
+static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE function)
+{
+    static const tddp_checkpoint_ops ops = {sizeof(ops), again, let_go};
+    volatile VALUE memory = 0;
+    VALUE self = TypedData_Wrap_Struct(class, &segment_type, NULL);
+    tddp_tensor **tensors = handles(inputs, &memory);
+    tddp_rb_root *root = tddp_rb_root_new(function);
+    tddp_checkpoint *checkpoint = NULL;
+    tddp_status status = tddp_checkpoint_begin(tensors, (size_t)RARRAY_LEN(inputs),
+                                               RTEST(preserve_rng), &ops, root, &checkpoint);
+    RTYPEDDATA_DATA(self) = checkpoint;
+    if (status != TDDP_OK)
+        tddp_rb_root_release(root);
+    ALLOCV_END(memory);
+    RB_GC_GUARD(inputs);
+    tddp_rb_check(status);
+    return self;
+}
+
+/* What the first run gave, as tensors whose backward runs the segment again. */
+static VALUE segment_outputs(VALUE self, VALUE outputs)
+{
+    volatile VALUE memory = 0;
+    tddp_checkpoint *checkpoint = rb_check_typeddata(self, &segment_type);
+    VALUE fresh = tddp_rb_fresh_tensors(outputs);
+    tddp_tensor **tensors = handles(fresh, &memory);
+    tddp_status status = tddp_checkpoint_outputs(checkpoint, tensors, (size_t)RARRAY_LEN(fresh));
+    ALLOCV_END(memory);
+    RB_GC_GUARD(self);
+    tddp_rb_check(status);
+    return fresh;
+}
+
+void tddp_rb_init_checkpoint(void)
+{
+    VALUE torch = rb_path2class("Torch");
+    VALUE module = rb_define_module_under(rb_define_module_under(torch, "Utils"), "Checkpoint");
+    VALUE class = rb_define_class_under(module, "Segment", rb_cObject);
+    rb_undef_alloc_func(class);
+    rb_define_singleton_method(class, "_begin", segment_begin, 3);
+    rb_define_method(class, "outputs", segment_outputs, 1);
+}

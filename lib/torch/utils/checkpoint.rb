@@ -1,0 +1,67 @@
+# frozen_string_literal: true
+
+require "torch"
+require "torch_ddp/ext"
+require_relative "../distributed/errors"
+require_relative "../distributed/nested"
+
+module Torch
+  module Utils
+    # Activation checkpointing: trades computing for memory.
+    #
+    #   hidden = Torch::Utils::Checkpoint.checkpoint(@block, hidden)
+    #   hidden = Torch::Utils::Checkpoint.checkpoint(hidden) { |x| @second.call(@first.call(x)) }
+    #
+    # A checkpointed segment keeps its inputs, but none of what it computes on the way; in backward it runs once more,
+    # with grad. Under DistributedDataParallel each parameter may be used in one segment, or outside of them; with
+    # `static_graph: true` also in several.
+    module Checkpoint
+      # A segment between forward and backward.
+      #
+      # @api private
+      class Segment
+      end
+
+      class << self
+        # Runs a segment of a model now without a graph, and once more in backward. It must compute the same both
+        # times, from its arguments and from parameters; a block should not assign variables outside of it.
+        #
+        # @overload checkpoint(function, *args, preserve_rng_state: true, **kwargs)
+        #   @param function [#call] a module, a lambda ...
+        # @overload checkpoint(*args, preserve_rng_state: true, **kwargs, &block)
+        # @param args [Array<Object>] the function's arguments; tensors in them, also nested ones, get gradients
+        # @param preserve_rng_state [Boolean] whether the second run draws the same random numbers as the first, as
+        #   dropout must; what follows is not changed by it
+        # @param kwargs [Hash<Symbol, Object>] the function's keyword arguments
+        # @return [Object] the function's result; its floating point tensors, also nested ones, require grad
+        def checkpoint(*args, preserve_rng_state: true, **kwargs, &block)
+          function = block || args.shift
+          unless function.respond_to?(:call)
+            raise ArgumentError, "checkpoint: expected a module, another object with a method `call`, or a block, " \
+              "got #{function.inspect}"
+          end
+          return function.call(*args, **kwargs) unless Torch.grad_enabled?
+
+          segment = Segment._begin(Torch::Distributed::Nested.tensors([args, kwargs]), preserve_rng_state,
+            second_run(function, args, kwargs))
+          tie(segment, Torch.no_grad { function.call(*args, **kwargs) })
+        end
+
+        private
+
+        # Made here, so that it holds no variable of the caller's.
+        def second_run(function, args, kwargs)
+          lambda do |tensors|
+            again, options = Torch::Distributed::Nested.map([args, kwargs]) { tensors.shift }
+            Torch::Distributed::Nested.tensors(function.call(*again, **options))
+          end
+        end
+
+        def tie(segment, result)
+          outputs = segment.outputs(Torch::Distributed::Nested.tensors(result))
+          Torch::Distributed::Nested.map(result) { outputs.shift }
+        end
+      end
+    end
+  end
+end
