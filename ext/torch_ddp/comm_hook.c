@@ -150,6 +150,54 @@ static VALUE hook_noop(VALUE class)
     return wrap(class, hook);
 }
 
+/* CommHook.compress(:float16 or :bfloat16, hook within or nil) */
+static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
+{
+    tddp_comm_hook *hook = NULL;
+    Check_Type(dtype, T_SYMBOL);
+    tddp_dtype number = TDDP_FLOAT16;
+    if (SYM2ID(dtype) == rb_intern("bfloat16"))
+        number = TDDP_BFLOAT16;
+    else if (SYM2ID(dtype) != rb_intern("float16"))
+        rb_raise(rb_eArgError, "dtype: expected :float16 or :bfloat16, got %" PRIsVALUE,
+                 rb_inspect(dtype));
+    tddp_rb_check(
+        tddp_hook_compress(number, NIL_P(inner) ? NULL : tddp_rb_comm_hook(inner), &hook));
+    RB_GC_GUARD(inner);
+    return wrap(class, hook);
+}
+
+/* CommHook.quantize(a scale for each so many elements rather than for a bucket, how many) */
+static VALUE hook_quantize(VALUE class, VALUE per_channel, VALUE bucket_size)
+{
+    tddp_comm_hook *hook = NULL;
+    tddp_rb_check(tddp_hook_quantize(RTEST(per_channel), NUM2SIZET(bucket_size), &hook));
+    return wrap(class, hook);
+}
+
+static VALUE power_option(VALUE options, const char *name)
+{
+    return rb_hash_fetch(options, ID2SYM(rb_intern(name)));
+}
+
+/* CommHook.power_sgd(options): all fields of tddp_power_sgd_opts by their names. */
+static VALUE hook_power_sgd(VALUE class, VALUE options)
+{
+    tddp_comm_hook *hook = NULL;
+    tddp_power_sgd_opts opts = TDDP_POWER_SGD_OPTS_INIT;
+    Check_Type(options, T_HASH);
+    opts.rank = NUM2INT(power_option(options, "rank"));
+    opts.start_iteration = NUM2LL(power_option(options, "start_iteration"));
+    opts.min_compression_rate = NUM2DBL(power_option(options, "min_compression_rate"));
+    opts.error_feedback = RTEST(power_option(options, "error_feedback"));
+    opts.warm_start = RTEST(power_option(options, "warm_start"));
+    opts.orthogonalization_epsilon = NUM2DBL(power_option(options, "orthogonalization_epsilon"));
+    opts.seed = NUM2ULL(power_option(options, "seed"));
+    opts.batched = RTEST(power_option(options, "batched"));
+    tddp_rb_check(tddp_hook_power_sgd(&opts, &hook));
+    return wrap(class, hook);
+}
+
 /* CommHook.post_local_sgd(subgroup or nil, start_iteration, averaging within it) */
 static VALUE hook_post_local_sgd(VALUE class, VALUE subgroup, VALUE start, VALUE averages)
 {
@@ -174,6 +222,9 @@ void tddp_rb_init_comm_hook(void)
     rb_define_singleton_method(class, "ruby", hook_ruby, 1);
     rb_define_singleton_method(class, "allreduce", hook_allreduce, 0);
     rb_define_singleton_method(class, "noop", hook_noop, 0);
+    rb_define_singleton_method(class, "compress", hook_compress, 2);
+    rb_define_singleton_method(class, "quantize", hook_quantize, 2);
+    rb_define_singleton_method(class, "power_sgd", hook_power_sgd, 1);
     rb_define_singleton_method(class, "post_local_sgd", hook_post_local_sgd, 3);
     rb_define_method(class, "name", hook_name, 0);
     tddp_rb_init_grad_bucket();

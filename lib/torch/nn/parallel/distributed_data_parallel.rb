@@ -5,6 +5,23 @@ require "torch/distributed"
 module Torch
   module NN
     module Parallel
+      class DistributedDataParallel < Module
+      end
+    end
+  end
+end
+
+require_relative "distributed_data_parallel/arguments"
+require_relative "distributed_data_parallel/casts"
+require_relative "distributed_data_parallel/hooking"
+require_relative "distributed_data_parallel/joining"
+require_relative "distributed_data_parallel/logging"
+require_relative "distributed_data_parallel/parameters"
+require_relative "distributed_data_parallel/report"
+
+module Torch
+  module NN
+    module Parallel
       # Trains copies of one model on several processes, each with its own part of the data: after `backward` every
       # gradient is the mean over all processes, so all copies take the same steps.
       #
@@ -16,10 +33,34 @@ module Torch
       # Gradients are reduced in buckets while `backward` is still running, and live in these buckets.
       # Parameters, state_dict (its keys begin with "module."), train, eval and so on are those of a module.
       class DistributedDataParallel < Module
-        MEBIBYTE = 1024 * 1024
-        DEFAULT_BUCKET_CAP_MB = 25
-        MAX_BUCKET_CAP_MB = 1 << 40 # in bytes still a whole number of 64 bits
-        private_constant :MEBIBYTE, :DEFAULT_BUCKET_CAP_MB, :MAX_BUCKET_CAP_MB
+        include Torch::Distributed::Algorithms::Joinable
+        include Joining
+        include Hooking
+        include Report
+
+        class << self
+          # Leaves some parameters and buffers of a module alone: they are neither averaged nor broadcast. To be called
+          # before the module is wrapped.
+          #
+          # @param mod [Torch::NN::Module]
+          # @param names [Array<String>] as in its `named_parameters`, and "child.running_mean" for buffers
+          # @raise [ArgumentError] naming those that it does not have
+          def set_params_and_buffers_to_ignore_for_model(mod, names)
+            unless mod.is_a?(Torch::NN::Module)
+              raise ArgumentError, "module: expected a Torch::NN::Module, got #{mod.inspect} (#{mod.class})"
+            end
+
+            names = names.map(&:to_s)
+            unknown = names - mod.named_parameters.keys - Parameters.named_buffers(mod).keys
+            unless unknown.empty?
+              raise ArgumentError, "names: expected parameters and buffers of the #{mod.class}, got #{unknown.map(&:inspect).join(", ")}"
+            end
+
+            mod.instance_variable_set(Parameters::IGNORED, names.freeze)
+            nil
+          end
+          alias_method :_set_params_and_buffers_to_ignore_for_model, :set_params_and_buffers_to_ignore_for_model
+        end
 
         # @return [Torch::NN::Module] the model that was given
         attr_reader :module
@@ -27,41 +68,70 @@ module Torch
         # @return [Torch::Distributed::ProcessGroup]
         attr_reader :process_group
 
-        # A collective call: every rank of the group makes it with a model of the same shape.
+        # A collective call: every rank of the group makes it with a model of the same shape and the same options.
         #
         # @param mod [Torch::NN::Module] the model; move it to its device before
         # @param device_ids [Array<Integer, String, Torch::Device>, nil] the one GPU of this process, to which model and inputs are moved
         # @param output_device [Integer, String, Torch::Device, nil] where outputs go; nil: where they are
-        # @param process_group [Torch::Distributed::ProcessGroup, nil] nil: the default group
-        # @param broadcast_buffers [Boolean] whether rank 0's buffers go to all before each forward in training
+        # @param dim [Integer] for PyTorch's sake: inputs are not scattered where a process has one device
+        # @param broadcast_buffers [Boolean, nil] whether rank 0's buffers go to all, now and before each forward in training;
+        #   nil: true
+        # @param forward_sync_buffers [Boolean, nil] whether they go to all before each forward in training; nil: as
+        #   `broadcast_buffers` says
         # @param init_sync [Boolean] whether rank 0's parameters and buffers go to all now
+        # @param process_group [Torch::Distributed::ProcessGroup, nil] nil: the default group
+        # @param device_mesh [Torch::Distributed::DeviceMesh, nil] one dimension of processes, instead of a group
         # @param bucket_cap_mb [Numeric, nil] the size of a bucket of gradients in MiB; nil: 25, the first one 1
-        # @raise [Torch::Distributed::MismatchError] naming the parameter in which two ranks' models differ
-        def initialize(mod, device_ids: nil, output_device: nil, process_group: nil, broadcast_buffers: true,
-          init_sync: true, bucket_cap_mb: nil)
+        # @param bucket_cap_mb_list [Array<Numeric>, nil] the sizes of the buckets one after the other, the last being that of all
+        #   that follow
+        # @param find_unused_parameters [Boolean] whether to look in each forward for parameters that its outputs do not
+        #   depend on. Those that no process used keep their gradient, or none; for those that some did not use
+        #   these count as zero.
+        # @param check_reduction [Boolean] deprecated, and without effect
+        # @param gradient_as_bucket_view [Boolean] whether gradients live in the buckets, so that there is memory for them once and
+        #   nothing is copied. false keeps them apart, as is the default in PyTorch: for programs that put other tensors in
+        #   the place of gradients.
+        # @param static_graph [Boolean] promises that each iteration uses the same parameters, as often as the first: then some
+        #   may be unused, or used within checkpoints, at no cost
+        # @param delay_all_reduce_named_params [Array<Array(String, Torch::NN::Parameter)>, Array<String>, nil] parameters that are reduced
+        #   together, outside of the other buckets
+        # @param param_to_hook_all_reduce [Torch::NN::Parameter, String, nil] the one whose gradient starts that
+        # @param mixed_precision [MixedPrecision, nil] smaller dtypes for forward, buffers, and for what is sent
+        # @param skip_all_reduce_unused_params [Boolean] whether buckets of parameters that no process used are not sent; needs
+        #   `find_unused_parameters`
+        # @raise [ArgumentError] for an argument that is unknown, or wrong, or contradicts another one; before anything is sent
+        # @raise [Torch::Distributed::MismatchError] naming the parameter in which two ranks' models differ, or the option
+        def initialize(mod, **options)
           super()
           unless mod.is_a?(Torch::NN::Module)
             raise TypeError, "mod: expected the Torch::NN::Module to train, got #{mod.inspect} (#{mod.class})"
           end
 
-          @process_group = Torch::Distributed.send(:group_or_default, process_group)
-          @bucket_bytes = bucket_bytes(bucket_cap_mb)
-          @device = single_device(device_ids)
-          @output_device = output_device && device_of(output_device)
+          @arguments = Arguments.new(mod, options)
+          @process_group = @arguments.process_group
+          @device = @arguments.device
+          Parameters.new(mod)
           @module = @device ? mod.to(@device) : mod
-          @broadcast_buffers = broadcast_buffers
+          @casts = @arguments.mixed_precision && Casts.new(@module, @arguments.mixed_precision)
           @sync_gradients = true
           @sync_next_forward = true
-          tie(init_sync)
+          @rounds = 0
+          @logging = Logging.new
+          tie(@arguments.init_sync?)
         end
 
         # Runs the model. In training rank 0's buffers are sent to all first.
+        #
+        # Inputs and outputs may be nested in Arrays, Hashes, Structs and Data objects.
         def forward(*inputs, **kwargs)
-          prepare
-          inputs = move(inputs, @device)
-          kwargs = move(kwargs, @device)
-          output = @module.call(*inputs, **kwargs)
-          @output_device ? move(output, @output_device) : output
+          joining? ? prepare_joined : prepare
+          if @device || @casts
+            inputs = placed(inputs)
+            kwargs = placed(kwargs)
+          end
+          output = @casts ? @casts.during { @module.call(*inputs, **kwargs) } : @module.call(*inputs, **kwargs)
+          output = moved(output, @arguments.output_device) if @arguments.output_device
+          (Torch.grad_enabled? && @core.wants_outputs?) ? watched(output) : output
         end
 
         # Within the block gradients are only accumulated on each process; the first backward after it that
@@ -79,11 +149,65 @@ module Torch
           @sync_gradients = before
         end
 
-        # Sizes of the buckets in bytes, for the curious: the plan changes once, after the first backward.
+        # Lets processes with different numbers of batches train together: one that has none left takes part in the
+        # others' communication until all are through, and then gets the model of those who were last.
         #
-        # @return [Array<Integer>]
-        def bucket_sizes
-          @core.bucket_sizes
+        #   model.join do
+        #     batches.each { |input, target| step(model, input, target) }
+        #   end
+        #
+        # @param divide_by_initial_world_size [Boolean] whether gradients are divided by the number of all processes, so that each
+        #   batch counts the same over the whole of training; false: by the number of those that still have batches
+        # @param enable [Boolean] false: the block is run and nothing else
+        # @param throw_on_early_termination [Boolean] whether to raise on all processes as soon as one has no batch left
+        # @return [Object] the block's value
+        # @see Torch::Distributed::Algorithms::Join for several joinables
+        def join(divide_by_initial_world_size: true, enable: true, throw_on_early_termination: false, &block)
+          Torch::Distributed::Algorithms::Join.run([self], enable: enable, throw_on_early_termination: throw_on_early_termination,
+            divide_by_initial_world_size: divide_by_initial_world_size, &block)
+        end
+
+        # Does something else with the gradients of a bucket than averaging them. Once, on all ranks alike, before the first
+        # backward.
+        #
+        #   model.register_comm_hook(:fp16_compress)
+        #   model.register_comm_hook(PowerSGDState.new(matrix_approximation_rank: 2), DDPCommHooks.power_sgd_hook)
+        #   model.register_comm_hook do |_state, bucket|
+        #     Torch::Distributed.all_reduce(bucket.buffer.div!(world_size), async_op: true)
+        #   end
+        #
+        # A hook in Ruby is called with the state and a {Torch::Distributed::GradBucket}, on the thread that runs backward, and gives the
+        # bucket's new contents: a tensor, or a {Torch::Distributed::Future} or {Torch::Distributed::Work} that gives it. Sparse gradients are not in buckets.
+        #
+        # @param state [Object] what the hook is called with; for some built-in ones a `PowerSGDState` or `PostLocalSGDState`. It may be left
+        #   out.
+        # @param hook [Symbol, Torch::Distributed::Algorithms::DDPCommHooks::BuiltIn, Torch::Distributed::CommHook, #call] see
+        #   {Torch::Distributed::Algorithms::DDPCommHooks}
+        # @yield instead of `hook`
+        # @raise [ArgumentError] if it is not a hook, if there is one already, or if it is too late
+        def register_comm_hook(state = nil, hook = nil, &block)
+          if hook && block
+            raise ArgumentError, "hook: expected an argument or a block, got both"
+          end
+
+          hook ||= block
+          state, hook = nil, state if hook.nil?
+          if @comm_hook
+            raise ArgumentError, "register_comm_hook: there is one already, #{@comm_hook.name}#{", for mixed_precision" if @arguments.mixed_precision&.compress}"
+          end
+          if (@rounds + @core.rounds).positive?
+            raise ArgumentError, "register_comm_hook: expected to be called before the first backward, there were #{@rounds + @core.rounds}"
+          end
+
+          registered = hook_of(state, hook)
+          @core.comm_hook = registered.make.call(@rounds, @parameters_of_model.trained)
+          @comm_hook = registered
+          nil
+        end
+
+        # @return [Boolean] whether the next forward in training sends rank 0's buffers to all
+        def will_sync_module_buffers?
+          @sync_next_forward && @arguments.forward_sync_buffers? && !@parameters_of_model.buffers.empty?
         end
 
         # Moves and converts as a module does. Parameters become other tensors by that, so they are tied
@@ -100,82 +224,61 @@ module Torch
           return unless Torch.grad_enabled?
 
           Torch::Distributed::StepMemory.instance.step
-
+          tie(false) if @core.stale?
+          @logging.sample(@core) if @sync_gradients
           # First, for it names the parameters that the backward before left out; ranks that differ there would
           # only learn from the buffers that they do.
           @core.prepare(@sync_gradients)
-          @core.sync_buffers(0) if @training && @sync_next_forward && @buffer_count.positive?
+          @core.sync_buffers(0) if buffers_due?
           # As in PyTorch: what a forward without synchronization left alone, the next one leaves alone as well.
           @sync_next_forward = @sync_gradients
         end
 
+        def buffers_due?
+          @training && Torch.grad_enabled? && will_sync_module_buffers?
+        end
+
         # Hooks the parameters that train, and makes all ranks' alike.
         def tie(init_sync)
-          # Names are the model's own; a tensor that has two of them counts once.
-          named = @module.named_parameters.to_a.uniq { |_, parameter| parameter.object_id }
-          training, frozen = named.partition { |_, parameter| parameter.requires_grad }
-          if training.empty?
-            raise ArgumentError, "no parameter of the #{@module.class} requires a gradient: there is nothing to average, " \
-              "and DistributedDataParallel is not needed"
-          end
-
-          buffers = @broadcast_buffers ? all_buffers : []
-          @buffer_count = buffers.size
+          found = Parameters.new(@module)
+          @rounds += @core.rounds if @core
           @core = nil
-          @core = Torch::Distributed::GradientSync._create(@process_group, training.map(&:last), training.map(&:first),
-            [0] * training.size, [], buffers, {limits: @bucket_bytes, init_sync: init_sync})
-          return unless init_sync
-
-          frozen.each { |_, parameter| Torch::Distributed.broadcast(parameter, group_src: 0, group: @process_group) }
+          @core = create_core(found, init_sync)
+          @comm_hook ||= compressing_hook(found)
+          @core.comm_hook = @comm_hook.make.call(@rounds, found.trained) if @comm_hook
+          @parameters_of_model = found
+          broadcast_all(found.frozen, 0) if init_sync
         end
 
-        # Torch-rb's `buffers` are those of one module without its children.
-        def all_buffers
-          @module.modules.flat_map { |mod| mod.named_buffers.values }.grep(Torch::Tensor).uniq(&:object_id)
+        def create_core(found, init_sync)
+          arguments = @arguments
+          named = @module.named_parameters
+          trigger = named[arguments.delayed_by]
+          # The one that the others wait for does not wait for itself.
+          flags = found.flags(named.values_at(*arguments.delayed).reject { |parameter| parameter.equal?(trigger) })
+          Torch::Distributed::GradientSync._create(@process_group, found.trained, found.names, flags, found.frozen,
+            (arguments.forward_sync_buffers? || arguments.initial_buffers?) ? found.buffers : [],
+            limits: arguments.limits, find_unused: arguments.find_unused?, static_graph: arguments.static_graph?,
+            skip_unused: arguments.skip_unused?, init_sync: init_sync, gradients_apart: !arguments.gradient_as_bucket_view?,
+            delayed_by: trigger && found.index(trigger))
         end
 
-        # An explicit size is that of the first bucket too, as in PyTorch.
-        def bucket_bytes(bucket_cap_mb)
-          return [MEBIBYTE, DEFAULT_BUCKET_CAP_MB * MEBIBYTE] if bucket_cap_mb.nil?
-          unless bucket_cap_mb.is_a?(Numeric) && bucket_cap_mb.between?(0, MAX_BUCKET_CAP_MB) && bucket_cap_mb.positive?
-            raise ArgumentError, "bucket_cap_mb: expected a positive number of MiB, at most #{MAX_BUCKET_CAP_MB}, " \
-              "got #{bucket_cap_mb.inspect}"
-          end
-
-          bytes = [(bucket_cap_mb * MEBIBYTE).to_i, 1].max
-          [bytes, bytes]
+        def placed(value)
+          value = @casts.inputs(value) if @casts
+          @device ? moved(value, @device) : value
         end
 
-        def single_device(device_ids)
-          ids = Array(device_ids)
-          return if ids.empty?
-          unless ids.size == 1
-            raise ArgumentError, "device_ids: expected the one device of this process, got #{ids.size}: #{ids.inspect}"
-          end
-
-          device_of(ids.first)
+        def moved(value, device)
+          Torch::Distributed::Nested.map(value) { |tensor| tensor.to(device) }
         end
 
-        def device_of(device)
-          return device if device.is_a?(Torch::Device)
-          return Torch.device(device.to_s) unless device.is_a?(Integer)
-          unless Torch::CUDA.available? && device.between?(0, Torch::CUDA.device_count - 1)
-            raise ArgumentError, "device_ids: there is no GPU #{device} here (#{Torch::CUDA.device_count} found): " \
-              "leave device_ids out to train on the CPU"
-          end
-
-          Torch.device("cuda:#{device}")
-        end
-
-        def move(value, device)
-          return value unless device
-
-          case value
-          when Torch::Tensor then value.to(device)
-          when Array then value.map { |each| move(each, device) }
-          when Hash then value.transform_values { |each| move(each, device) }
-          else value
-          end
+        # Has the core see what backward will begin with.
+        def watched(output)
+          nested = Torch::Distributed::Nested
+          tensors = nested.tensors(output)
+          fresh = @core.outputs(tensors)
+          known = tensors.zip(fresh).to_h { |tensor, other| [tensor.object_id, other] }
+          nested.map(output) { |tensor| known.fetch(tensor.object_id) }
         end
       end
     end

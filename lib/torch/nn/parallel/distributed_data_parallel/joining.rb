@@ -1,0 +1,117 @@
+# frozen_string_literal: true
+
+require "torch/distributed/algorithms/join"
+
+module Torch
+  module NN
+    module Parallel
+      class DistributedDataParallel < Module
+        # Uneven inputs: the part of a rank that has some left, and that of one that has not.
+        #
+        # In each forward the ranks first count who has inputs left, then tell each other what this forward does: whose
+        # buffers are sent, whether buckets may be rebuilt, whether gradients will be averaged.
+        #
+        # @api private
+        module Joining
+          # What one forward does; `root` is the rank whose buffers are sent, -1 if none are.
+          Plan = Struct.new(:root, :prepare, :sync)
+          private_constant :Plan
+
+          # What a rank without inputs does while the others train.
+          class Hook < Torch::Distributed::Algorithms::JoinHook
+            # @param model [DistributedDataParallel]
+            def initialize(model)
+              super()
+              @model = model
+            end
+
+            def main_hook
+              @model.send(:shadow)
+            end
+
+            def post_hook(is_last_joiner)
+              @model.send(:sync_final_model, is_last_joiner)
+            end
+          end
+          private_constant :Hook
+
+          # @return [Torch::Distributed::Algorithms::JoinHook]
+          # @param divide_by_initial_world_size [Boolean] see {DistributedDataParallel#join}
+          def join_hook(divide_by_initial_world_size: true, **)
+            if !divide_by_initial_world_size && @comm_hook
+              raise ArgumentError, "divide_by_initial_world_size: expected true, for the communication hook #{@comm_hook.name} divides by " \
+                "the number of all ranks"
+            end
+
+            @divide_by_active = !divide_by_initial_world_size
+            Hook.new(self)
+          end
+
+          def join_process_group
+            @process_group
+          end
+
+          def join_device
+            @device
+          end
+
+          private
+
+          def wants_sync
+            Torch.grad_enabled? && @sync_gradients
+          end
+
+          # Before each forward within `join`.
+          def prepare_joined
+            Torch::Distributed::Algorithms::Join.notify_join_context(self)
+            training = Torch.grad_enabled?
+            own = Plan.new(buffers_due? ? @process_group.rank : -1, training, wants_sync)
+            follow(agree(own))
+            @sync_next_forward = @sync_gradients if training
+          end
+
+          # In place of a forward and its backward.
+          def shadow
+            plan = agree(Plan.new(-1, false, false))
+            follow(plan)
+            @sync_next_forward = plan.sync if plan.prepare
+            @core.shadow if plan.sync
+          end
+
+          def agree(plan)
+            told = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0], dtype: :int64)
+            told = told.to(@device) if @device
+            root, prepare, sync = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a
+            Plan.new(root, prepare == 1, sync == 1)
+          end
+
+          def follow(plan)
+            if plan.prepare
+              @core.divisor = join_config.active if @divide_by_active
+              @core.prepare(plan.sync)
+            end
+            @core.sync_buffers(plan.root) unless plan.root.negative?
+          end
+
+          # Those who had inputs longest have the model that all go on with.
+          def sync_final_model(last)
+            @core.divisor = @process_group.size if @divide_by_active
+            told = Torch.tensor([last ? @process_group.rank : -1], dtype: :int64)
+            told = told.to(@device) if @device
+            root = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a.first
+            broadcast_all(@parameters_of_model.state, root)
+          end
+
+          def broadcast_all(tensors, root)
+            return if tensors.empty?
+
+            Torch::Distributed.coalescing_manager(group: @process_group) do
+              tensors.each { |tensor| Torch::Distributed.broadcast(tensor.detach, group_src: root, group: @process_group) }
+            end
+          end
+        end
+        private_constant :Joining
+      end
+    end
+  end
+end

@@ -1,0 +1,145 @@
+# frozen_string_literal: true
+
+require_relative "data_parallel_training"
+
+class DataParallelJoinTest < Minitest::Test
+  include DataParallelTraining
+
+  # Rank r has r more batches than rank 0.
+  def uneven(rank, size, net, steps: 2, optimizer: true, options: {}, **join)
+    Torch.manual_seed(5)
+    batches = Torch.randn(size, steps + size, 3, 7, dtype: :float64)
+    net.double
+    model = DDP.new(net, **options)
+    sgd = Torch::Optim::SGD.new(net.parameters, lr: 0.05)
+    model.join(**join) do
+      (steps + rank).times do |step|
+        sgd.zero_grad
+        yield(model, batches[rank][step]).backward
+        sgd.step
+      end
+    end
+    [numbers(net), batches.to_a]
+  end
+
+  # What one process does with all of that: in each step the sum of the batches that are left, divided.
+  def alone_uneven(net, batches, size, steps, divide_by_initial)
+    net.double
+    sgd = Torch::Optim::SGD.new(net.parameters, lr: 0.05)
+    (steps + size - 1).times do |step|
+      left = (0...size).select { |rank| step < steps + rank }
+      sgd.zero_grad
+      left.sum { |rank| net.call(batches[rank][step]).pow(2).sum / (divide_by_initial ? size : left.size) }.backward
+      sgd.step
+    end
+    numbers(net)
+  end
+
+  {plain: {}, find_unused: {find_unused_parameters: true}, static_graph: {static_graph: true},
+   skip_unused: {find_unused_parameters: true, skip_all_reduce_unused_params: true},
+   apart: {gradient_as_bucket_view: false, bucket_cap_mb: 0.0002}}.each_with_index do |(name, options), index|
+    [true, false].each do |initial|
+      define_method(:"test_uneven_batches_are_those_of_one_process_#{name}_#{initial ? "by_all" : "by_active"}") do
+        size = 2 + index % 3
+        steps = index.odd? ? 2 : 0
+        make = lambda do
+          Torch.manual_seed(2)
+          Odd.new
+        end
+        results = world(size) do |rank|
+          uneven(rank, size, make.call, steps: steps, options: options, divide_by_initial_world_size: initial) { |model, input| model.call(input).pow(2).sum }.first
+        end
+        expected = Distributed.fork_world(1) do
+          net = make.call
+          Torch.manual_seed(5)
+          batches = Torch.randn(size, steps + size, 3, 7, dtype: :float64)
+          alone_uneven(net, batches, size, steps, initial)
+        end.first
+        results.each_with_index { |result, rank| assert_follows(expected, result, 1e-10, "rank #{rank} of #{size}, #{name}") }
+      end
+    end
+  end
+
+  # A rank without any batch, buffers, evaluation and accumulation in between.
+  def test_whatever_the_others_do
+    results = world(3) do |rank|
+      Torch.manual_seed(1)
+      net = Normed.new
+      net.double
+      model = DDP.new(net)
+      sums = []
+      value = model.join do
+        (rank * 2).times do |step|
+          net.zero_grad
+          model.eval
+          Torch.no_grad { model.call(Torch.ones(2, 3, dtype: :float64)) }
+          model.train
+          input = Torch.randn(4, 3, dtype: :float64)
+          model.no_sync { model.call(input).pow(2).sum.backward } if step.odd?
+          model.call(input).pow(2).sum.backward
+          sums << net.parameters.first.grad.abs.sum.item
+        end
+        :done
+      end
+      [value, net.state_dict.transform_values(&:to_a), sums.size, model.joining?]
+    end
+    assert_equal 1, results.map { |result| result[1] }.uniq.size, "all have the last one's model, buffers included"
+    assert_equal [[:done, 0, false], [:done, 2, false], [:done, 4, false]], results.map { |value, _, count, joining| [value, count, joining] }
+  end
+
+  def test_training_goes_on_afterwards
+    results = world(2) do |rank|
+      net = Torch::NN::Linear.new(1, 1, bias: false)
+      model = DDP.new(net)
+      run = lambda do
+        net.zero_grad
+        model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+        net.parameters.first.grad.sum.item
+      end
+      first = model.join(divide_by_initial_world_size: false) { (rank + 1).times.map { run.call } }
+      second = model.join { (2 - rank).times.map { run.call } }
+      [first, second, run.call, model.join(enable: false) { run.call }]
+    end
+    assert_equal [[[1.5], [1.5, 0.5], 1.5, 1.5], [[1.5, 2.0], [1.5], 1.5, 1.5]], results
+  end
+
+  def test_with_a_hook
+    results = world(2) do |rank|
+      net = Torch::NN::Linear.new(1, 1, bias: false)
+      model = DDP.new(net)
+      model.register_comm_hook(:fp16_compress)
+      model.join do
+        (rank + 1).times.map do
+          net.zero_grad
+          model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+          net.parameters.first.grad.sum.item
+        end
+      end
+    end
+    assert_equal [[1.5], [1.5, 1.0]], results
+  end
+
+  def test_with_another_joinable
+    results = world(2) do |rank|
+      net = Torch::NN::Linear.new(1, 1, bias: false)
+      other = Torch::NN::Linear.new(1, 1, bias: false)
+      models = [DDP.new(net), DDP.new(other)]
+      Torch::Distributed::Algorithms::Join.run(models) do
+        (2 - rank).times.map do
+          [net, other].each(&:zero_grad)
+          models.each { |model| model.call(Torch.tensor([[rank + 1.0]])).sum.backward }
+          [net, other].map { |each| each.parameters.first.grad.sum.item }
+        end
+      end
+    end
+    assert_equal [[[1.5, 1.5], [0.5, 0.5]], [[1.5, 1.5]]], results
+  end
+
+  def test_throw_on_early_termination
+    results = world(2) do |rank|
+      model = DDP.new(Odd.new)
+      failure { model.join(throw_on_early_termination: true) { (rank + 1).times { model.call(Torch.ones(1, 7)).sum.backward } } }
+    end
+    results.each { |name, text| assert_match(/Torch::Distributed::Error: .*1 of 2 processes have no more inputs/, "#{name}: #{text}") }
+  end
+end
