@@ -105,7 +105,7 @@ class FusedOptimizersTest < Minitest::Test
         params = parameters
         saved = nil
         kinds.each_with_index do |kind, part|
-          optimizer = (kind == name ? Optim : Fused).const_get(kind).new(params, **options)
+          optimizer = ((kind == name) ? Optim : Fused).const_get(kind).new(params, **options)
           optimizer.load_state_dict(saved) if saved
           4.times do |step|
             give(params, 4 * part + step)
