@@ -333,6 +333,23 @@ class CheckpointTest < Minitest::Test
     Checkpoint.save(@dir, epoch: 2)
   end
 
+  # As programs saved themselves before; test/partners has what PyTorch wrote.
+  def test_a_file_of_torch_save
+    run = run_of(net, 2)
+    path = File.join(@dir, "old.pt")
+    rest = {"none" => nil, "lists" => [[1, 2], [1.5], [true], ["a"], []], "deep" => {"a" => {"b" => 1}}, "n" => 2.5}
+    Torch.save({"epoch" => 3, "model" => run[:model].state_dict, "optimizer" => run[:optimizer].state_dict, "t" => Torch.arange(3)}.merge(rest), path)
+    other = run_of(net(2))
+    loaded = Checkpoint.load(path, **other.except(:scheduler))
+    assert_equal [3, rest, [0, 1, 2]], [loaded.epoch, loaded.extra.except("t"), loaded.extra["t"].to_a]
+    assert_equal values(run[:model]), values(other[:model])
+    assert_equal 2, other[:optimizer].state_dict["state"][0]["step"]
+    Torch.save(run[:model].state_dict, path)
+    Checkpoint.load(path, model: third = net(3))
+    assert_equal values(run[:model]), values(third)
+    assert_match(/model: it was not saved, there is 0.weight, .*\.\.\. \(9 in all\)/, failure { Checkpoint.load(path, **other) }.last)
+  end
+
   # The folder that is being read may be replaced or removed by the run that saves.
   def test_what_is_replaced_while_it_is_read_is_looked_for_again
     Checkpoint.save(@dir, name: "last", extra: {"t" => Torch.zeros(4)}, rng: false)

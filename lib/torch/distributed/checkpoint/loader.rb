@@ -120,7 +120,8 @@ module Torch
         def check(objects, content)
           objects.each do |name, object|
             unless content.objects.key?(name.to_s)
-              raise ArgumentError, "#{name}: it was not saved, there is #{content.names.join(", ")}"
+              raise ArgumentError, "#{name}: it was not saved, there is #{content.names.first(8).join(", ")}" \
+                "#{", ... (#{content.names.size} in all)" if content.names.size > 8}"
             end
 
             States.check_fit(name.to_s, object, content.objects[name.to_s], @strict)

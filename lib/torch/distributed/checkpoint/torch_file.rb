@@ -6,8 +6,8 @@ require_relative "pickle"
 module Torch
   module Distributed
     module Checkpoint
-      # A file of PyTorch's torch.save: tensors and plain values. torch-rb's own `Torch.load` reads the older kinds of it,
-      # and those that libtorch wrote.
+      # A file of PyTorch's torch.save or torch-rb's Torch.save: tensors and plain values. What is no archive is left to
+      # torch-rb's `Torch.load`, which knows no tuples and not what PyTorch makes of a model's state_dict.
       #
       # @api private
       class TorchFile
@@ -101,6 +101,8 @@ module Torch
           when "torch._utils._rebuild_parameter" then arguments.first
           when "collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", "__builtin__.dict"
             arguments.grep(Hash).first || arguments.grep(Array).first.to_h
+          # libtorch's own lists and dicts, with their type.
+          when /\Atorch\.jit\._pickle\.(restore_type_tag|build_(int|double|bool|tensor)list)\z/ then arguments.first
           when "torch.Size", "builtins.list", "builtins.tuple" then arguments.first.to_a
           when "torch.device" then arguments.join(":")
           when "builtins.complex", "__builtin__.complex" then Complex(*arguments)
