@@ -1,23 +1,26 @@
 /*
  * CRC-32 as zlib, gzip and PNG have it, eight bytes at a time: the tables tell what a byte does to
  * the checksum when it has zero to seven bytes behind it. Any thread; the tables are made once.
+ * Leaves long data to crc32_fold.c where the processor allows.
  */
 #include "base/base.h"
 
-#include <string.h>
-
 #include <tddp/file.h>
 
-enum { SLICES = 8, POLYNOMIAL_BITS = 8 };
+#include "base/crc32.h"
+
+enum { SLICES = 8, BYTE_BITS = 8 };
 
 static uint32_t tables[SLICES][256];
+static bool folds;
 static pthread_once_t made = PTHREAD_ONCE_INIT;
 
-static void make_tables(void)
+static void prepare(void)
 {
+    folds = tddp_base_crc32_folds();
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
-        for (int bit = 0; bit < POLYNOMIAL_BITS; bit++) {
+        for (int bit = 0; bit < BYTE_BITS; bit++) {
             crc = (crc >> 1) ^ ((crc & 1) ? UINT32_C(0xedb88320) : 0);
         }
         tables[0][byte] = crc;
@@ -35,11 +38,9 @@ static uint32_t four_bytes(const unsigned char *at)
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-uint32_t tddp_crc32(uint32_t crc, const void *data, size_t size)
+/* Takes bytes into the register. */
+static uint32_t take(uint32_t crc, const unsigned char *at, size_t size)
 {
-    pthread_once(&made, make_tables);
-    const unsigned char *at = data;
-    crc = ~crc;
     for (; size >= SLICES; size -= SLICES, at += SLICES) {
         const uint32_t low = crc ^ four_bytes(at);
         const uint32_t high = four_bytes(at + 4);
@@ -50,5 +51,19 @@ uint32_t tddp_crc32(uint32_t crc, const void *data, size_t size)
     for (; size > 0; size--, at++) {
         crc = (crc >> 8) ^ tables[0][(crc ^ *at) & 0xff];
     }
-    return ~crc;
+    return crc;
+}
+
+uint32_t tddp_crc32(uint32_t crc, const void *data, size_t size)
+{
+    pthread_once(&made, prepare);
+    const unsigned char *at = data;
+    crc = ~crc;
+    const size_t whole = folds ? size - size % TDDP_BASE_CRC32_STRIDE : 0;
+    if (whole > 0) {
+        unsigned char rest[TDDP_BASE_CRC32_REST];
+        tddp_base_crc32_fold(crc, at, whole, rest);
+        crc = take(0, rest, sizeof rest);
+    }
+    return ~take(crc, at + whole, size - whole);
 }

@@ -53,6 +53,31 @@ TEST(crc32_is_the_same_however_the_bytes_come)
     free(data);
 }
 
+/* Bit by bit, as the checksum is defined. */
+static uint32_t slow_crc32(const unsigned char *data, size_t size)
+{
+    uint32_t crc = UINT32_MAX;
+    for (size_t i = 0; i < size; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++) {
+            crc = (crc >> 1) ^ ((crc & 1) ? UINT32_C(0xedb88320) : 0);
+        }
+    }
+    return ~crc;
+}
+
+TEST(crc32_of_any_length_and_alignment)
+{
+    unsigned char *data = pattern();
+    for (size_t size = 0; size < 700; size++) {
+        const size_t from = size % 17;
+        CHECK_INT(tddp_crc32(0, data + from, size), slow_crc32(data + from, size));
+    }
+    const uint32_t first = tddp_crc32(0, data, 1001);
+    CHECK_INT(tddp_crc32(first, data + 1001, SIZE - 1001), slow_crc32(data, SIZE));
+    free(data);
+}
+
 TEST(what_is_written_is_read)
 {
     unsigned char *data = pattern();
