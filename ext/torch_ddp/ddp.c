@@ -19,7 +19,20 @@ static const rb_data_type_t ddp_type = {
 
 static tddp_ddp *ddp_of(VALUE self)
 {
-    return rb_check_typeddata(self, &ddp_type);
+    tddp_ddp *ddp = rb_check_typeddata(self, &ddp_type);
+    if (ddp == NULL)
+        rb_raise(rb_eRuntimeError, "the core of a DistributedDataParallel was released: its owner "
+                                   "has another one");
+    return ddp;
+}
+
+/* Lets go of the parameters now rather than when the collector comes: another core takes over. */
+static VALUE ddp_release(VALUE self)
+{
+    tddp_ddp *ddp = ddp_of(self);
+    RTYPEDDATA_DATA(self) = NULL;
+    tddp_ddp_free(ddp);
+    return Qnil;
 }
 
 /* Everything that one call of create takes, in memory that the collector may free. */
@@ -261,6 +274,7 @@ void tddp_rb_init_ddp(void)
     VALUE class = rb_define_class_under(tddp_rb_distributed, "GradientSync", rb_cObject);
     rb_undef_alloc_func(class);
     rb_define_singleton_method(class, "_create", ddp_create, 7);
+    rb_define_method(class, "release", ddp_release, 0);
     rb_define_method(class, "stale?", ddp_stale, 0);
     rb_define_method(class, "prepare", ddp_prepare, 1);
     rb_define_method(class, "sync_buffers", ddp_sync_buffers, 1);

@@ -104,6 +104,7 @@ class DataParallelModelsTest < Minitest::Test
         net.parameters.map { |parameter| parameter.grad&.sum&.item }
       end
       first = 2.times.map { run.call }
+      model.call(Torch.ones(1, 1)) # Prepared, but never used.
       net.parameters.last.requires_grad!(requires_grad: true)
       first + [run.call, run.call]
     end

@@ -87,6 +87,31 @@ class DataParallelPrecisionTest < Minitest::Test
     end
   end
 
+  # The second run, in backward, has the casts too.
+  def test_checkpointed_segments
+    results = world(2) do |rank|
+      grads = [false, true].map do |checkpointed|
+        Torch.manual_seed(1)
+        first = Torch::NN::Linear.new(3, 5)
+        second = Torch::NN::Linear.new(5, 2)
+        net = Torch::NN::Sequential.new(first, second)
+        net.define_singleton_method(:forward) do |x|
+          second.call(checkpointed ? Torch::Utils::Checkpoint.checkpoint(first, x) : first.call(x))
+        end
+        model = DDP.new(net, mixed_precision: MixedPrecision.new(param_dtype: :bfloat16))
+        2.times do
+          net.zero_grad
+          model.call(Torch.full([2, 3], rank + 1.0)).float.pow(2).sum.backward
+        end
+        gradients(net)
+      end
+      [grads, Thread.current[:torch_ddp_surroundings]]
+    end
+    assert_equal results[0], results[1]
+    (plain, checkpointed), left = results[0]
+    assert_equal [plain, nil], [checkpointed, left]
+  end
+
   def test_one_cast_for_a_parameter_of_two_modules
     results = world(2) do |rank|
       first = Torch::NN::Linear.new(2, 2, bias: false)

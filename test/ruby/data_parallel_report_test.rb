@@ -16,7 +16,8 @@ class DataParallelReportTest < Minitest::Test
 
   def test_before_and_after
     results = world(2) do
-      net = Torch::NN::Sequential.new(Array.new(3) { Torch::NN::Linear.new(300, 300) })
+      layers = Array.new(3) { Torch::NN::Linear.new(300, 300) }
+      net = Torch::NN::Sequential.new(*layers)
       model = DDP.new(net, bucket_cap_mb: 0.5, static_graph: false)
       before = model.get_ddp_logging_data
       4.times { model.call(Torch.ones(1, 300)).sum.backward }

@@ -51,9 +51,12 @@ module Torch
 
         # Made here, so that it holds no variable of the caller's.
         def second_run(function, args, kwargs)
+          surroundings = Thread.current[:torch_ddp_surroundings]
           lambda do |tensors|
             again, options = Torch::Distributed::Nested.map([args, kwargs]) { tensors.shift }
-            Torch::Distributed::Nested.tensors(function.call(*again, **options))
+            run = -> { function.call(*again, **options) }
+            # Mixed precision, for instance, is over when backward begins.
+            Torch::Distributed::Nested.tensors(surroundings ? surroundings.during(&run) : run.call)
           end
         end
 

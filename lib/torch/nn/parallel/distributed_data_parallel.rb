@@ -241,13 +241,21 @@ module Torch
         # Hooks the parameters that train, and makes all ranks' alike.
         def tie(init_sync)
           found = Parameters.new(@module)
-          @rounds += @core.rounds if @core
-          @core = nil
+          release
           @core = create_core(found, init_sync)
           @comm_hook ||= compressing_hook(found)
           @core.comm_hook = @comm_hook.make.call(@rounds, found.trained) if @comm_hook
           @parameters_of_model = found
           broadcast_all(found.frozen, 0) if init_sync
+        end
+
+        # Else both cores would answer to the same gradients until the collector comes.
+        def release
+          return unless @core
+
+          @rounds += @core.rounds
+          core, @core = @core, nil
+          core.release
         end
 
         def create_core(found, init_sync)

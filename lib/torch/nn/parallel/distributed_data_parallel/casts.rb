@@ -23,6 +23,9 @@ module Torch
           end
           private_constant :Cast
 
+          # Where Torch::Utils::Checkpoint looks for what has to be `during` a segment's second run, too.
+          SURROUNDINGS = :torch_ddp_surroundings
+
           # @param mod [Torch::NN::Module]
           # @param precision [MixedPrecision]
           def initialize(mod, precision)
@@ -37,16 +40,19 @@ module Torch
             @inputs ? Torch::Distributed::Nested.map(value) { |tensor| cast(tensor, @inputs) } : value
           end
 
-          # Runs the block while the casts are in place.
+          # Runs the block while the casts are in place. A checkpointed segment within it has them again when it runs in backward.
           def during
             return yield unless @dtype
 
             taken = []
+            before = Thread.current[SURROUNDINGS]
             begin
+              Thread.current[SURROUNDINGS] = self
               replace(taken)
               yield
             ensure
               taken.reverse_each(&:call)
+              Thread.current[SURROUNDINGS] = before
             end
           end
 
