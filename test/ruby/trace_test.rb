@@ -92,6 +92,33 @@ class TraceTest < Minitest::Test
     end
   end
 
+  def test_data_parallel_training
+    in_folder do |folder|
+      with_env("TDDP_TRACE" => folder) do
+        world(2) do |rank|
+          model = Torch::NN::Parallel::DistributedDataParallel.new(Torch::NN::Linear.new(300, 300))
+          optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
+          data = Torch::Utils::Data::TensorDataset.new(Torch.rand(40, 300))
+          Torch::Utils::Data::DistributedDataLoader.new(data, batch_size: 5, num_workers: rank).each do |(input)|
+            optimizer.zero_grad
+            model.call(input).sum.backward
+            optimizer.step
+          end
+          nil
+        end
+      end
+      status, out, err = command(folder)
+      assert_equal [0, ""], [status, err]
+      assert_equal "rank forward backward wait optimizer data communication hidden in all".split, out.lines.first.split
+      2.times do |rank|
+        names = spans(folder, rank, "training").map { |event| event["name"] }
+        assert_equal [4] * 4, names.tally.values_at("forward", "backward", "wait", "optimizer")
+        assert_operator names.count("data"), :>=, 4
+        refute_includes(events(folder, rank).filter_map { |event| event.dig("args", "name") }, "training (2)")
+      end
+    end
+  end
+
   def test_nothing_is_traced_unless_asked
     in_folder do |folder|
       alone do
