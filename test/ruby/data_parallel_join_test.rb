@@ -103,20 +103,27 @@ class DataParallelJoinTest < Minitest::Test
     assert_equal [[[1.5], [1.5, 0.5], 1.5, 1.5], [[1.5, 2.0], [1.5], 1.5, 1.5]], results
   end
 
-  def test_with_a_hook
-    results = world(2) do |rank|
-      net = Torch::NN::Linear.new(1, 1, bias: false)
-      model = DDP.new(net)
-      model.register_comm_hook(:fp16_compress)
-      model.join do
-        (rank + 1).times.map do
-          net.zero_grad
-          model.call(Torch.tensor([[rank + 1.0]])).sum.backward
-          net.parameters.first.grad.sum.item
+  HOOKS = {
+    of_the_library: :fp16_compress,
+    in_ruby: ->(_, bucket) { Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) }
+  }.freeze
+
+  HOOKS.each do |name, hook|
+    define_method(:"test_with_a_hook_#{name}") do
+      results = world(2) do |rank|
+        net = Torch::NN::Linear.new(1, 1, bias: false)
+        model = DDP.new(net)
+        model.register_comm_hook(nil, hook)
+        model.join do
+          (rank + 1).times.map do
+            net.zero_grad
+            model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+            net.parameters.first.grad.sum.item
+          end
         end
       end
+      assert_equal [[1.5], [1.5, 1.0]], results
     end
-    assert_equal [[1.5], [1.5, 1.0]], results
   end
 
   def test_with_another_joinable

@@ -111,6 +111,19 @@ class DataParallelModelsTest < Minitest::Test
     assert_equal [[[3.0, nil], [3.0, nil], [3.0, 3.0], [3.0, 3.0]]] * 2, results
   end
 
+  def test_parameters_thawed_on_one_rank_only_are_told_on_both
+    said = world(2, timeout: 10) do |rank|
+      net = Odd.new
+      second = net.instance_variable_get(:@second)
+      second.requires_grad!(requires_grad: false)
+      model = DDP.new(net)
+      2.times { model.call(Torch.ones(1, 7)).sum.backward }
+      second.requires_grad!(requires_grad: rank == 1)
+      failure { 2.times { model.call(Torch.ones(1, 7)).sum.backward } }
+    end
+    said.each { |name, text| assert_match(/MismatchError|rank [01]/, "#{name}: #{text}") }
+  end
+
   def test_ignored_parameters_and_buffers
     results = world(2) do |rank|
       Torch.manual_seed(rank)
