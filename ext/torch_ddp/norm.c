@@ -12,6 +12,33 @@ static const tddp_tensor *tensor_or_null(VALUE object)
     return NIL_P(object) ? NULL : tddp_rb_tensor(object);
 }
 
+typedef struct wait_call {
+    tddp_status (*body)(void *data, tddp_cancel *cancel);
+    void *data;
+    tddp_status status;
+} wait_call;
+
+/* A jump to go on with once libtddp has returned, of the forward that this thread is in, or 0. */
+static _Thread_local int jump;
+
+static tddp_status body_wait(void *data, const tddp_wait *wait)
+{
+    wait_call *call = data;
+    call->status = call->body(call->data, wait->cancel);
+    return call->status;
+}
+
+/* A tddp_wait_through for forward: unlike backward's, what interrupts it is raised by this file. */
+static tddp_status wait_in_forward(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+{
+    wait_call call = {body, data, TDDP_CANCELED};
+    tddp_rb_outcome outcome = tddp_rb_brief(body_wait, &call);
+    jump = outcome.state;
+    if (jump != 0)
+        return tddp_fail(TDDP_CANCELED, "interrupted");
+    return NIL_P(outcome.error) ? TDDP_OK : call.status;
+}
+
 /* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
  * the output is a fresh Torch::Tensor, which becomes the result. */
 static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group, VALUE tensors,
@@ -25,18 +52,18 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
     opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
     opts.momentum = NUM2DBL(momentum);
     opts.eps = NUM2DBL(eps);
-    opts.through = tddp_rb_through;
+    opts.through = wait_in_forward;
+    opts.backward_through = tddp_rb_through;
     tddp_group *shared = tddp_rb_group(group);
     const tddp_tensor *batch = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);
+    jump = 0;
     tddp_group_retain(shared); /* Another thread may destroy it meanwhile. */
     tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
     tddp_group_release(shared);
-    VALUE error = status == TDDP_OK ? Qnil : tddp_rb_error(status);
-    if (status == TDDP_CANCELED)
-        rb_thread_check_ints(); /* What interrupted it is still pending. */
-    if (!NIL_P(error))
-        rb_exc_raise(error);
+    if (jump != 0)
+        tddp_rb_settle((tddp_rb_outcome){Qnil, jump});
+    tddp_rb_check(status);
     RB_GC_GUARD(group);
     RB_GC_GUARD(tensors);
     RB_GC_GUARD(input);

@@ -23,12 +23,13 @@ typedef struct tddp_sync_batch_norm_opts {
     const tddp_tensor *running_var;
     double momentum; /**< the share of this batch in the running statistics */
     double eps;
-    tddp_wait_through through; /**< how to wait, here and within backward; NULL: plainly */
+    tddp_wait_through through;          /**< how to wait in this call; NULL: plainly */
+    tddp_wait_through backward_through; /**< how to wait within backward; NULL: plainly */
 } tddp_sync_batch_norm_opts;
 
-#define TDDP_SYNC_BATCH_NORM_OPTS_INIT                                             \
-    {                                                                              \
-        sizeof(tddp_sync_batch_norm_opts), NULL, NULL, NULL, NULL, 0.1, 1e-5, NULL \
+#define TDDP_SYNC_BATCH_NORM_OPTS_INIT                                                   \
+    {                                                                                    \
+        sizeof(tddp_sync_batch_norm_opts), NULL, NULL, NULL, NULL, 0.1, 1e-5, NULL, NULL \
     }
 
 /**

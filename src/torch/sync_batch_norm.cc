@@ -99,13 +99,13 @@ Statistics put_together(const at::Tensor &gathered, int64_t channels)
     return {mean, variance, count};
 }
 
-Statistics statistics_of(const Tie &tie, const at::Tensor &input)
+Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_wait_through through)
 {
     const at::Tensor mine = statistics_here(input);
     const at::Tensor all =
         at::empty({tddp_group_world_size(tie.group), mine.numel()}, mine.options());
     try {
-        gather_over_ranks(tie.group, mine, all, tie.through, nullptr);
+        gather_over_ranks(tie.group, mine, all, through, nullptr);
     } catch (const Failure &failure) {
         if (failure.status != TDDP_CANCELED) {
             throw;
@@ -368,11 +368,11 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
     return guard([&] {
         const at::Tensor &batch = tensor_of(input);
         check_arguments(batch, *opts);
-        const auto tie = c10::make_intrusive<Tie>(group, opts->through, opts->eps);
+        const auto tie = c10::make_intrusive<Tie>(group, opts->backward_through, opts->eps);
         Statistics found;
         {
             const at::NoGradGuard no_grad;
-            found = statistics_of(*tie, batch);
+            found = statistics_of(*tie, batch, opts->through);
             tie->count = found.count;
             follow(opts->running_mean, found.mean, opts->momentum);
             follow(opts->running_var, found.variance.mul(found.count / (found.count - 1)),

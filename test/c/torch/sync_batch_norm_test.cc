@@ -192,7 +192,7 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     const Norm norm(4, at::kFloat);
     tddp_sync_batch_norm_opts opts = norm.opts();
-    opts.through = count_waits;
+    opts.through = opts.backward_through = count_waits;
     at::Tensor input = spread({3, 4}, rank, at::kFloat).requires_grad_(), output;
     CHECK_OK(tddp_sync_batch_norm(group, handle(input), &opts,
                                   reinterpret_cast<tddp_tensor *>(&output)));

@@ -31,7 +31,7 @@ module Torch
           list = GradientClipping.list(parameters)
           norm = GradientClipping.call(:_clip_grad_norm, list, Float(max_norm), GradientClipping.order(norm_type),
             error_if_nonfinite, process_group)
-          GradientClipping.tensor(norm, list.filter_map(&:grad))
+          GradientClipping.tensor(norm, list)
         end
 
         # The norm of all these tensors, as if they were one vector.
@@ -94,10 +94,10 @@ module Torch
             Float(norm_type)
           end
 
-          # The norm in the precision of what it is the norm of.
+          # The norm in the precision of what it is the norm of; a look at one of them must do, for each look costs more
+          # than that tensor's norm.
           def tensor(norm, tensors)
-            double = tensors.any? { |tensor| tensor.dtype == :float64 }
-            Torch.tensor(norm, dtype: double ? :float64 : :float32)
+            Torch.tensor(norm, dtype: (tensors.first&.dtype == :float64) ? :float64 : :float32)
           end
 
           def call(name, *arguments)
