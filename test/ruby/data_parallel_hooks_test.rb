@@ -60,7 +60,7 @@ class DataParallelHooksTest < Minitest::Test
 
   LOSSY = {
     fp16_compress: 5e-3, bf16_compress: 5e-2, quantize_per_tensor: 5e-2, quantize_per_channel: 5e-2,
-    power_sgd: 0.5, power_sgd_rank2: 0.5, batched_power_sgd: 1.0, batched_power_sgd_rank2: 1.0
+    power_sgd: 1e-5, power_sgd_rank2: 1e-5, batched_power_sgd: 1e-5, batched_power_sgd_rank2: 1e-5
   }.freeze
 
   def test_every_name_is_one_that_is_known
@@ -69,7 +69,7 @@ class DataParallelHooksTest < Minitest::Test
   end
 
   def test_hooks_that_lose_something_come_close
-    # PowerSGD begins late: only that it is taken by name is seen here.
+    # PowerSGD by name begins after a thousand rounds, and averages until then.
     errors = world(2) do |rank|
       LOSSY.to_h do |name, _|
         Torch.manual_seed(3)

@@ -74,7 +74,7 @@ class DataParallelPrecisionTest < Minitest::Test
     exact.zip(together[0]).each { |expected, actual| assert_follows(expected, actual, 1e-5, "float64 within float32") }
   end
 
-  # One process that casts by hand, and two that are told to.
+  # Eight bits: close to training in float32, and not the same.
   {nil => 1e-2, :bfloat16 => 3e-2, :float32 => 1e-2}.each do |reduce, tolerance|
     define_method(:"test_training_in_bfloat16_reduced_in_#{reduce || "the_parameters_own"}") do
       call = ->(model, input, _) { model.call(input).float }

@@ -193,7 +193,8 @@ module Torch
           hook ||= block
           state, hook = nil, state if hook.nil?
           if @comm_hook
-            raise ArgumentError, "register_comm_hook: there is one already, #{@comm_hook.name}#{", for mixed_precision" if @arguments.mixed_precision&.compress}"
+            raise ArgumentError, "register_comm_hook: there is one already, #{@comm_hook.name}" \
+              "#{", for mixed_precision's reduce_dtype" if @arguments.mixed_precision&.compress}"
           end
           if (@rounds + @core.rounds).positive?
             raise ArgumentError, "register_comm_hook: expected to be called before the first backward, there were #{@rounds + @core.rounds}"
