@@ -1,0 +1,467 @@
+// Ways of data parallel with real autograd: gradients of their own, delayed parameters, several
+// dtypes and layouts, hooks of the host's, rounds without data, what has become stale.
+#include <atomic>
+
+#include <ATen/core/Generator.h>
+
+#include "model.h"
+
+using namespace model_test;
+
+namespace
+{
+
+bool all_are(const at::Tensor &grad, double value)
+{
+    return grad.defined() && (grad - value).abs().max().item<double>() < 1e-12;
+}
+
+at::Tensor sum_of(const Model &model, double factor)
+{
+    at::Tensor loss = model.params[0].sum() * factor;
+    for (size_t i = 1; i < model.params.size(); i++) {
+        loss = loss + model.params[i].sum() * factor;
+    }
+    return loss;
+}
+
+} // namespace
+
+MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    Model whole(0);
+    tddp_ddp_opts opts = small_buckets();
+    opts.gradients_apart = 1;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    auto *reducer = const_cast<tddp_reducer *>(tddp_ddp_reducer(ddp));
+    for (int step = 0; step < 4; step++) {
+        const at::Tensor batch = spread({4 * world_size, 5}, step);
+        const void *memory =
+            model.params[0].grad().defined() ? model.params[0].grad().data_ptr() : nullptr;
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        model.loss(batch.narrow(0, rank * 4, 4)).backward();
+        whole.loss(batch).backward();
+        for (size_t i = 0; i < model.params.size(); i++) {
+            const at::Tensor &grad = model.params[i].grad();
+            check_close(grad, whole.params[i].grad(), 1e-12);
+            CHECK(grad.data_ptr() != tddp_reducer_gradient(reducer, i));
+        }
+        CHECK(!memory || model.params[0].grad().data_ptr() == memory);
+        model.step(0.1);
+        whole.step(0.1);
+        model.zero_grad();
+        whole.zero_grad();
+    }
+    // Accumulated without synchronisation, then averaged.
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    sum_of(model, rank).backward();
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    sum_of(model, 1.0).backward();
+    CHECK(all_are(model.params[3].grad(), 2.0));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(delayed_parameters_are_reported_with_the_one_they_wait_for, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    Model whole(0);
+    model.flags = {0, 0, 0, 0, TDDP_DDP_DELAYED, TDDP_DDP_DELAYED};
+    tddp_ddp_opts opts = small_buckets();
+    opts.delayed_by = 0;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    for (int step = 0; step < 3; step++) {
+        const at::Tensor batch = spread({8, 5}, step);
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        model.loss(batch.narrow(0, rank * 4, 4)).backward();
+        whole.loss(batch).backward();
+        size_t order[6];
+        CHECK_INT(tddp_reducer_order(tddp_ddp_reducer(ddp), order, 6), 6);
+        size_t place[6];
+        for (size_t i = 0; i < 6; i++) {
+            place[order[i]] = i;
+        }
+        CHECK(place[4] > place[0] && place[5] > place[0]);
+        for (size_t i = 0; i < model.params.size(); i++) {
+            check_close(model.params[i].grad(), whole.params[i].grad(), 1e-12);
+        }
+        model.zero_grad();
+        whole.zero_grad();
+    }
+    tddp_ddp_free(ddp);
+    opts.delayed_by = 6;
+    std::vector<at::Tensor> none;
+    CHECK_STATUS(make(group, model, none, &opts, &ddp), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "opts.delayed_by is 6");
+    leave(group);
+}
+
+MULTI_TEST(parameters_of_several_dtypes_and_layouts, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    model.params = {spread({3, 5}, 0, at::kFloat).requires_grad_(),
+                    spread({5, 3}, 1).t().detach().requires_grad_(),
+                    spread({7}, 2, at::kBFloat16).requires_grad_(),
+                    spread({4}, 3, at::kHalf).requires_grad_(),
+                    at::complex(spread({3}, 4), spread({3}, 5)).requires_grad_(),
+                    spread({}, 6).requires_grad_()};
+    tddp_ddp_opts opts = small_buckets();
+    for (int apart = 0; apart < 2; apart++) {
+        opts.gradients_apart = apart;
+        tddp_ddp *ddp = wrap(group, model, &opts);
+        for (int step = 0; step < 3; step++) {
+            CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+            at::Tensor loss = at::zeros({}, at::kDouble);
+            for (const at::Tensor &param : model.params) {
+                const at::Tensor real = param.is_complex() ? at::real(param * 2.0) : param * 2.0;
+                loss = loss + (real * (rank + 1.0)).sum().to(at::kDouble);
+            }
+            const at::Tensor weights = spread({3, 5}, step + rank);
+            (loss + (model.params[1] * weights).sum()).backward();
+            for (const size_t i : {0, 2, 3, 4, 5}) {
+                const at::Tensor &grad = model.params[i].grad();
+                CHECK(grad.scalar_type() == model.params[i].scalar_type());
+                check_close(i == 4 ? at::real(grad) : grad,
+                            at::full(grad.sizes(), 3.0, at::kDouble), 1e-12);
+            }
+            const at::Tensor mean = (spread({3, 5}, step) + spread({3, 5}, step + 1)) / 2.0;
+            check_close(model.params[1].grad(), mean + 3.0, 1e-12);
+            model.forget_grad();
+        }
+        tddp_ddp_free(ddp);
+    }
+    leave(group);
+}
+
+MULTI_TEST(second_derivatives_are_refused_by_name, 1, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    std::string text;
+    try {
+        model.loss(spread({4, 5}, 0)).backward({}, true, true);
+    } catch (const std::exception &error) {
+        text = error.what();
+    }
+    CHECK_CONTAINS(text.c_str(), "requires a gradient itself");
+    CHECK_CONTAINS(text.c_str(), "\"l3.");
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(what_has_become_stale_is_told, 1, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    const at::Tensor frozen = spread({3}, 0);
+    const auto *watched = reinterpret_cast<const tddp_tensor *>(&frozen);
+    tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
+    opts.watched = &watched;
+    opts.watched_count = 1;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    CHECK(!tddp_ddp_stale(ddp));
+    frozen.requires_grad_();
+    CHECK(tddp_ddp_stale(ddp));
+    frozen.requires_grad_(false);
+    CHECK(!tddp_ddp_stale(ddp));
+    model.params[2].requires_grad_(false);
+    CHECK(tddp_ddp_stale(ddp));
+    model.params[2].requires_grad_();
+    CHECK(!tddp_ddp_stale(ddp));
+    model.params[3].set_data(model.params[3].to(at::kFloat));
+    CHECK(tddp_ddp_stale(ddp));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+// --- hooks --------------------------------------------------------------------------------------
+
+namespace
+{
+
+// As a host's hook does it: on its own thread, with tensors, waiting by itself at the second stage.
+struct HostHook {
+    int calls = 0;
+    int freed = 0;
+    bool fails = false;
+    size_t gradients = 0;
+
+    static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                           tddp_work **, int *again)
+    {
+        auto *self = static_cast<HostHook *>(state);
+        self->calls++;
+        if (self->fails) {
+            return tddp_fail(TDDP_INTERNAL, "the hook fell over");
+        }
+        if (stage == 0) {
+            *again = 1;
+            return TDDP_OK;
+        }
+        at::Tensor flat;
+        CHECK_OK(tddp_ddp_bucket_tensor(bucket, reinterpret_cast<tddp_tensor *>(&flat)));
+        CHECK_INT(flat.numel(), bucket->buffer.count);
+        tddp_work *work = nullptr;
+        CHECK_OK(tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_SUM, 1.0, &work));
+        CHECK_OK(tddp_work_wait(work, nullptr));
+        tddp_work_release(work);
+        flat.mul_(10.0);
+        at::Tensor grad;
+        auto *into = reinterpret_cast<tddp_tensor *>(&grad);
+        for (size_t i = 0; i < bucket->gradient_count; i++) {
+            CHECK_OK(tddp_ddp_gradient_tensor(bucket, i, into));
+            CHECK_INT(grad.numel(), bucket->gradients[i].count);
+            CHECK(grad.dim() == static_cast<int64_t>(bucket->gradients[i].ndim));
+            grad.add_(static_cast<double>(bucket->gradients[i].param));
+            self->gradients++;
+        }
+        CHECK_STATUS(tddp_ddp_gradient_tensor(bucket, bucket->gradient_count, into),
+                     TDDP_INVALID_ARGUMENT);
+        return TDDP_OK;
+    }
+    static void free(void *state)
+    {
+        static_cast<HostHook *>(state)->freed++;
+    }
+};
+
+std::atomic<int> here{1};
+
+} // namespace
+
+MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    HostHook state;
+    const tddp_comm_hook_ops ops = {sizeof ops, "host", 1, HostHook::run, HostHook::free};
+    tddp_comm_hook *hook = nullptr;
+    CHECK_OK(tddp_comm_hook_make(&ops, &state, &hook));
+    tddp_ddp_opts opts = small_buckets();
+    opts.host_here = [] { return here.load(); };
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    CHECK(!tddp_ddp_hook_here(ddp));
+    CHECK_OK(tddp_ddp_set_hook(ddp, hook));
+    CHECK(tddp_ddp_hook_here(ddp));
+    tddp_comm_hook_release(hook);
+    for (int step = 0; step < 4; step++) {
+        here = step != 2; // there, all is left to the end
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        const int before = state.calls;
+        sum_of(model, rank + 1.0).backward();
+        CHECK_INT(state.calls - before, 2 * tddp_reducer_bucket_count(tddp_ddp_reducer(ddp)));
+        for (size_t i = 0; i < model.params.size(); i++) {
+            CHECK(all_are(model.params[i].grad(), 30.0 + static_cast<double>(i)));
+        }
+        model.zero_grad();
+    }
+    CHECK_INT(state.gradients, 24);
+    tddp_bucket nobody{};
+    at::Tensor flat;
+    CHECK_STATUS(tddp_ddp_bucket_tensor(&nobody, reinterpret_cast<tddp_tensor *>(&flat)),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    state.fails = true;
+    CHECK_CONTAINS(failing_backward(sum_of(model, 1.0)).c_str(), "the hook fell over");
+    CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INTERNAL);
+    tddp_ddp_free(ddp);
+    CHECK_INT(state.freed, 1);
+    leave(group);
+}
+
+// --- ranks without data -------------------------------------------------------------------------
+
+MULTI_TEST(a_rank_without_data_shadows_the_others, 3, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    const tddp_ddp_opts opts = small_buckets();
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    for (int step = 0; step < 4; step++) {
+        const int active = step < 2 ? 3 : 2; // rank 0 has only two batches
+        CHECK_OK(tddp_ddp_set_divisor(ddp, active));
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        if (rank == 0 && step >= 2) {
+            CHECK_OK(tddp_ddp_shadow(ddp, nullptr));
+        } else {
+            sum_of(model, rank + 1.0).backward();
+            CHECK(all_are(model.params[1].grad(), step < 2 ? 2.0 : 2.5));
+        }
+        model.zero_grad();
+    }
+    CHECK_STATUS(tddp_ddp_set_divisor(ddp, 4), TDDP_INVALID_ARGUMENT);
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+// --- sparse gradients ---------------------------------------------------------------------------
+
+namespace
+{
+
+constexpr int64_t rows = 11;
+
+// Rows of a table, whose gradient is sparse.
+at::Tensor look_up(const at::Tensor &table, const std::vector<int64_t> &indices)
+{
+    return at::embedding(table, at::tensor(indices), -1, false, true);
+}
+
+Model with_table()
+{
+    Model model(0);
+    model.names.insert(model.names.begin() + 2, "table");
+    model.params.insert(model.params.begin() + 2, spread({rows, 3}, 9).requires_grad_());
+    model.flags = {0, 0, TDDP_DDP_SPARSE};
+    return model;
+}
+
+} // namespace
+
+static void average_rows(int rank, int world_size, int port, const tddp_ddp_opts &opts)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model = with_table();
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    CHECK(tddp_reducer_gradient(const_cast<tddp_reducer *>(tddp_ddp_reducer(ddp)), 2) == nullptr);
+    for (int step = 0; step < 4; step++) {
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        // Each rank looks up as many rows as its number, some twice; rank 0 none at all.
+        std::vector<int64_t> indices;
+        for (int i = 0; i < rank; i++) {
+            indices.push_back((step + i * i) % rows);
+        }
+        at::Tensor loss = look_up(model.params[2], indices).sum() * (rank + 1.0);
+        for (size_t i = 0; i < model.params.size(); i++) {
+            loss = i == 2 ? loss : loss + model.params[i].sum();
+        }
+        loss.backward();
+        at::Tensor expected = at::zeros({rows, 3}, at::kDouble);
+        for (int r = 0; r < world_size; r++) {
+            for (int i = 0; i < r; i++) {
+                expected[(step + i * i) % rows] += (r + 1.0) / world_size;
+            }
+        }
+        const at::Tensor &grad = model.params[2].grad();
+        CHECK(grad.is_sparse() && grad.is_coalesced());
+        check_close(grad.to_dense(), expected, 1e-12);
+        CHECK(all_are(model.params[5].grad(), 1.0));
+        model.forget_grad();
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(sparse_gradients_are_gathered_and_averaged, 3, 60)
+{
+    average_rows(rank, world_size, port, small_buckets());
+}
+
+MULTI_TEST(sparse_gradients_of_one_rank, 1, 60)
+{
+    average_rows(rank, world_size, port, small_buckets());
+}
+
+MULTI_TEST(sparse_gradients_of_two_ranks_in_a_static_graph, 2, 60)
+{
+    tddp_ddp_opts opts = small_buckets();
+    opts.reducer.static_graph = 1;
+    average_rows(rank, world_size, port, opts);
+}
+
+MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model = with_table();
+    tddp_ddp_opts opts = small_buckets();
+    opts.reducer.find_unused = 1;
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    const auto backward = [&](at::Tensor loss) {
+        auto *handle = reinterpret_cast<tddp_tensor *>(&loss);
+        CHECK_OK(tddp_ddp_outputs(ddp, &handle, 1));
+        loss.backward();
+    };
+    const auto row = [](int64_t index, double value) {
+        const at::Tensor all = at::zeros({rows, 3}, at::kDouble);
+        all[index].fill_(value);
+        return all;
+    };
+    // Nobody uses the table.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    backward(model.params[0].sum());
+    CHECK(!model.params[2].grad().defined());
+    // Rank 1 alone does.
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    backward(rank ? look_up(model.params[2], {4}).sum() : model.params[0].sum());
+    check_close(model.params[2].grad().to_dense(), row(4, 0.5), 1e-12);
+    // Both add to it, rank 0 without synchronisation first.
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    if (rank == 0) {
+        look_up(model.params[2], {7}).sum().backward();
+    }
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    backward(look_up(model.params[2], {4}).sum());
+    check_close(model.params[2].grad().to_dense(), row(4, 1.5) + row(7, 0.5), 1e-12);
+    // A rank without data takes part.
+    model.forget_grad();
+    CHECK_OK(tddp_ddp_set_divisor(ddp, 1));
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    if (rank == 0) {
+        CHECK_OK(tddp_ddp_shadow(ddp, nullptr));
+    } else {
+        backward(look_up(model.params[2], {3, 3}).sum());
+        check_close(model.params[2].grad().to_dense(), row(3, 2.0), 1e-12);
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(a_model_of_sparse_gradients_alone, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    model.params = {spread({rows, 3}, 9).requires_grad_(),
+                    spread({rows, 2}, 5, at::kFloat).requires_grad_()};
+    model.flags = {TDDP_DDP_SPARSE, TDDP_DDP_SPARSE};
+    tddp_ddp *ddp = wrap(group, model);
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        (look_up(model.params[0], {2 * rank}).sum() +
+         look_up(model.params[1], {rank, rank, 5}).sum().to(at::kDouble))
+            .backward();
+        const at::Tensor first = model.params[0].grad().to_dense();
+        const at::Tensor second = model.params[1].grad().to_dense();
+        for (int64_t row = 0; row < rows; row++) {
+            CHECK(all_are(first[row], row == 0 || row == 2 ? 0.5 : 0.0));
+            CHECK(all_are(second[row], row < 2 || row == 5 ? 1.0 : 0.0));
+        }
+        model.forget_grad();
+    }
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(a_gradient_against_its_flag_is_named, 1, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model = with_table();
+    tddp_ddp *ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    CHECK_CONTAINS(failing_backward(model.params[2].sum()).c_str(),
+                   "the gradient of \"table\" is dense, but it was announced as sparse");
+    tddp_ddp_free(ddp);
+    model.flags.clear();
+    model.forget_grad();
+    ddp = wrap(group, model);
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    CHECK_CONTAINS(failing_backward(look_up(model.params[2], {1}).sum()).c_str(),
+                   "the gradient of \"table\" is sparse");
+    tddp_ddp_free(ddp);
+    leave(group);
+}
