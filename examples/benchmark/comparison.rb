@@ -8,6 +8,7 @@ class Comparison
   MIB = 1024.0 * 1024
   MEMORY_BATCH = 8
   MEMORY_STEPS = 6
+  MEMORY_TURNS = 3
   # What is timed: a program with its plain or its fused optimizer.
   Entry = Struct.new(:program, :fused)
   # The programs' forms of DDP whose memory is compared with one process of the same program.
@@ -48,17 +49,14 @@ class Comparison
     end
   end
 
-  # In fresh processes, so that nothing is left of other models.
+  # In fresh processes, so that nothing is left of other models: how much memory is held where what is freed goes
+  # back to the system, and the most that a process takes as it is usually run.
   def measure_memory
     close
     @options[:memory_models].each do |model|
-      @programs.each do |title, command|
-        [[1, true], [2, true], [2, false]].each do |ranks, view|
-          contestant = Contestant.new(title, command, ranks, limit: @options[:limit], counted: true)
-          @memory[[model, title, ranks, view]] = contestant.do(order(model, MEMORY_BATCH).merge(memory: true, view: view, steps: MEMORY_STEPS))
-        ensure
-          contestant&.close
-        end
+      @programs.keys.product([[1, true], [2, true], [2, false]]) do |title, (ranks, view)|
+        held, usual = [true, false].map { |counted| memory(model, title, ranks, view, counted) }
+        @memory[[model, title, ranks, view]] = held.merge(usual.slice("peak"))
       end
       @say.call("memory of #{model} measured")
     end
@@ -78,8 +76,6 @@ class Comparison
       *more.flat_map { |ranks| ["#{ranks} ranks ms", "images/s", "lost %"] }]
     rows = each_case.map do |model, batch, entry|
       times = @options[:ranks].to_h { |ranks| [ranks, median(model, batch, ranks, entry)] }
-      next [model, batch, entry.program, optimizer(entry), "not available"] unless times.values.all?
-
       [model, batch, entry.program, optimizer(entry), ms(times[one]), per_second(batch, one, times[one]),
         *more.flat_map { |ranks| [ms(times[ranks]), per_second(batch, ranks, times[ranks]), lost(times[one], times[ranks])] }]
     end
@@ -94,7 +90,7 @@ class Comparison
     }]
     rows = @options[:models].product(@options[:batch_sizes]).map do |model, batch|
       [model, batch, *[false, true].flat_map { |fused|
-        @options[:ranks].map { |ranks| ratio(model, batch, ranks, fused)&.then { |value| format("%.2f", value) } || "-" }
+        @options[:ranks].map { |ranks| format("%.2f", ratio(model, batch, ranks, fused)) }
       }]
     end
     TextTable.format(headers, rows)
@@ -105,8 +101,6 @@ class Comparison
     headers = ["Model", "Gradients MiB", "Program", "DistributedDataParallel", "1 process +MiB", "a rank +MiB", "gradients held", "peak RSS MiB"]
     rows = @options[:memory_models].product(@programs.keys, VIEWS.keys).map do |model, title, view|
       alone, rank = @memory.values_at([model, title, 1, true], [model, title, 2, view])
-      next [model, mib(alone["gradients"]), title, VIEWS[view], "not available: #{rank["unavailable"]}"] if rank["unavailable"]
-
       [model, mib(alone["gradients"]), title, VIEWS[view], mib(alone["growth"]), mib(rank["growth"]),
         format("%.2f", copies(alone, rank)), mib(rank["peak"])]
     end
@@ -116,11 +110,9 @@ class Comparison
 
   # @return [Hash] all of it for JSON
   def figures
-    steps = each_case.flat_map do |model, batch, entry|
-      @options[:ranks].map do |ranks|
-        {model: model, batch: batch, program: entry.program, optimizer: optimizer(entry), ranks: ranks,
-         milliseconds: median(model, batch, ranks, entry), turns: @turns[[model, batch, ranks, entry]]}
-      end
+    steps = @turns.map do |(model, batch, ranks, entry), turns|
+      {model: model, batch: batch, program: entry.program, optimizer: optimizer(entry), ranks: ranks,
+       milliseconds: median(model, batch, ranks, entry), turns: turns}
     end
     memory = @memory.map { |(model, title, ranks, view), answer| {model: model, program: title, ranks: ranks, gradients_in_buckets: view}.merge(answer) }
     {versions: @versions.merge("Ruby" => RUBY_VERSION), cores: Etc.nprocessors, options: @options.slice(:rounds, :seconds, :steps, :warmup, :optimizer),
@@ -128,6 +120,16 @@ class Comparison
   end
 
   private
+
+  def memory(model, title, ranks, view, counted)
+    contestant = Contestant.new(title, @programs.fetch(title), ranks, limit: @options[:limit], counted: counted)
+    order = order(model, MEMORY_BATCH).merge(memory: true, view: view, steps: MEMORY_STEPS)
+    # One after the other in the same process; single ones are off by some MiB now and then.
+    answers = Array.new(counted ? MEMORY_TURNS : 1) { contestant.do(order) }
+    answers.sort_by { |answer| answer["growth"] }[answers.size / 2]
+  ensure
+    contestant&.close
+  end
 
   def order(model, batch)
     {model: model, batch: batch, optimizer: @options[:optimizer]}
@@ -147,18 +149,18 @@ class Comparison
   def turn(model, batch, ranks, entry, order)
     answer = @contestants[[entry.program, ranks]].do(order.merge(fused: entry.fused))
     @forms[entry] = answer["form"] if answer["form"]
-    @turns[[model, batch, ranks, entry]] << answer.slice("mean", "median") unless answer["unavailable"]
+    @turns[[model, batch, ranks, entry]] << answer.slice("mean", "median")
   end
 
   # The mean of a turn has the collector's pauses in it, as training has; the median is that of the turns.
   def median(model, batch, ranks, entry)
     means = @turns[[model, batch, ranks, entry]].map { |turn| turn["mean"] }.sort
-    (means[(means.size - 1) / 2] + means[means.size / 2]) / 2 unless means.empty?
+    (means[(means.size - 1) / 2] + means[means.size / 2]) / 2
   end
 
   def ratio(model, batch, ranks, fused)
     ours, theirs = @programs.keys.map { |title| median(model, batch, ranks, Entry.new(title, fused)) }
-    ours / theirs if ours && theirs
+    ours / theirs
   end
 
   def copies(alone, rank)

@@ -12,7 +12,7 @@ class Contestant
   # Ranks share a machine with as many cores as there are ranks, so each has one thread.
   THREADS = {"OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1", "MKL_NUM_THREADS" => "1"}.freeze
   # What is freed goes back to the system, so that memory can be counted.
-  COUNTED = {"MALLOC_MMAP_THRESHOLD_" => "65536", "MALLOC_TRIM_THRESHOLD_" => "65536"}.freeze
+  COUNTED = {"MALLOC_MMAP_THRESHOLD_" => "65536", "MALLOC_TRIM_THRESHOLD_" => "65536", "TDDP_KEEP_MEMORY" => "0"}.freeze
 
   Rank = Struct.new(:pid, :orders, :answers, :errors)
 

@@ -127,7 +127,9 @@ class TrainingChart
       svg.rect(x: RIGHT + 24, y: 60 + 22 * i, width: 12, height: 12, fill: COLOURS[i % COLOURS.size])
       svg.text(series, x: RIGHT + 44, y: 71 + 22 * i)
     end
-    @report.rows.grep(TrainingReport::Missing).map { |row| "#{row.backend}: not available" }.uniq.each_with_index do |line, i|
+    notes = @report.rows.grep(TrainingReport::Missing).map { |row| "#{row.backend}: not available" }.uniq
+    notes << "lines: the larger the batch, the thinner" if @batches.size > 1
+    notes.each_with_index do |line, i|
       svg.text(line, x: RIGHT + 24, y: 71 + 22 * (@series.size + i), fill: "#777")
     end
   end

@@ -4,11 +4,12 @@
 class Progress
   # @param every [Integer] batches between two plain lines
   # @param shown [Boolean] only one rank should speak
-  def initialize(title, total, every, shown:)
+  # @param done [Integer] batches that an earlier run did
+  def initialize(title, total, every, shown:, done: 0)
     @title = title
     @total = total
     @every = every
-    @done = 0
+    @done = done
     @shown = shown
     @bar = terminal_bar if shown && $stdout.tty?
   end
@@ -32,6 +33,6 @@ class Progress
 
   def terminal_bar
     require "ruby-progressbar"
-    ProgressBar.create(title: @title, total: @total, format: "%t |%B| %c/%C %e", remove_mark: " ")
+    ProgressBar.create(title: @title, total: @total, starting_at: @done, format: "%t |%B| %c/%C %e", remove_mark: " ")
   end
 end

@@ -102,16 +102,16 @@ class MishapsTest < Minitest::Test
     assert_match(/SIGTERM/, out)
   end
 
-  def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one
+  def test_a_checkpoint_that_cannot_be_written_ends_the_job
     Dir.mktmpdir do |dir|
-      path = File.join(dir, "folder", "c.pt")
-      FileUtils.mkdir_p(path)
+      File.write(File.join(dir, "file"), "kept")
       out, status = Open3.capture2e("bundle", "exec", "torchrun", "--standalone", "--nproc-per-node=2",
-        "examples/mnist/distributed.rb", "--data-dir", DATA, "--subset", "500", "--epochs", "1", "--checkpoint", path, chdir: ROOT)
+        "examples/mnist/distributed.rb", "--data-dir", DATA, "--subset", "500", "--epochs", "1", "--checkpoint", File.join(dir, "file", "c"),
+        chdir: ROOT)
       assert_equal 1, status.exitstatus
-      assert_match(/Is a directory/, out)
-      assert_empty Dir.children(path)
-      assert_equal ["c.pt"], Dir.children(File.dirname(path))
+      assert_match(/CheckpointError: .*(File exists|Not a directory)/, out)
+      assert_equal ["file"], Dir.children(dir)
+      assert_equal "kept", File.read(File.join(dir, "file"))
     end
   end
 end
