@@ -107,6 +107,25 @@ class CheckpointRanksTest < Minitest::Test
     assert_equal [[2, expected[0]]] * 2, last
   end
 
+  # Batch normalisation counts other batches on each rank, and rank 0's are what training goes on with.
+  def test_in_parts_buffers_and_extra_are_rank_zeros
+    dir = @dir
+    saved = world(3) do |rank|
+      run = Run.new(1)
+      norm = run.model.module.named_children.values[2]
+      Torch.no_grad { norm.named_buffers.each_value { |buffer| buffer.fill!(rank + 2) } }
+      Checkpoint.save(dir, **run.objects, models: {list: [norm]}, sharded: true, extra: {"seen" => Torch.full([3000], rank + 5), "rank" => rank})
+      run.values
+    end
+    loaded = world(1) do
+      run = Run.new(2, wrapped: false)
+      [Checkpoint.load(dir, **run.objects).extra.then { |extra| [extra["seen"].to_a.uniq, extra["rank"]] }, run.values]
+    end.first
+    assert_equal 3, saved.uniq.size
+    assert_equal [[[5], 0], saved[0]], loaded
+    assert_equal 3, Dir[File.join(dir, "*", "data-*")].size
+  end
+
   def test_parts_are_balanced
     dir = @dir
     world(3) do

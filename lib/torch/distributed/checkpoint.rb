@@ -67,7 +67,7 @@ module Torch
         #   @param checkpoint_id [String] the checkpoint's own folder; what it holds is replaced
         # @param rng [Boolean] whether to save every rank's random numbers
         # @param sharded [Boolean] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
-        #   system that all ranks see
+        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so; all else must be the same on all ranks.
         # @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @return [String] the checkpoint's folder
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
@@ -84,7 +84,7 @@ module Torch
             states = States.of(objects).transform_keys(&:to_s)
             nil
           end
-          saver.save({"epoch" => epoch, "step" => step}, states, extra, rng)
+          saver.save({"epoch" => epoch, "step" => step}, states, extra, rng, States.buffers(objects))
         end
 
         # @overload load(path, rng: true, strict: true, required: true, process_group: nil, **objects)

@@ -29,8 +29,10 @@ module Torch
         # @param objects [Hash{String => Object}] states, plain data
         # @param extra [Hash]
         # @param rng [Boolean]
+        # @param buffers [Array<Torch::Tensor>] those within the states that may differ between ranks, so that rank 0's are saved
         # @return [String] the checkpoint's folder
-        def save(contents, objects, extra, rng)
+        def save(contents, objects, extra, rng, buffers)
+          @buffers = buffers.to_h { |tensor| [tensor.object_id, true] }
           packed, entries = pack(objects, extra, rng)
           token, serial = @together.on_first(@doing) { prepare }
           written = write(token, entries)
@@ -109,10 +111,12 @@ module Torch
           end
         end
 
-        # The largest first, each to the rank that has least: alike on all.
+        # The largest first, each to the rank that has least: alike on all. What may differ between ranks is rank 0's.
         def share(entries)
           parts = Array.new(@together.size) { [] }
           sizes = Array.new(@together.size, 0)
+          parts[0], entries = entries.partition { |entry| @buffers[entry.tensor.object_id] || entry.name.start_with?("extra.") }
+          sizes[0] = parts[0].sum(&:bytes)
           entries.each_with_index.sort_by { |entry, i| [-entry.bytes, i] }.each do |entry, _|
             rank = sizes.index(sizes.min)
             parts[rank] << entry

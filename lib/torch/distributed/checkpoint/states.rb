@@ -42,6 +42,16 @@ module Torch
           end
         end
 
+        # @return [Array<Torch::Tensor>] what models keep beside their parameters: each rank's comes from its own batches
+        def buffers(object)
+          case object
+          when Torch::NN::Module then object.modules.flat_map { |each| each.named_buffers.values.grep(Torch::Tensor) }
+          when Hash then object.values.flat_map { |each| buffers(each) }
+          when Array then object.flat_map { |each| buffers(each) }
+          else []
+          end
+        end
+
         # Says what keeps a state from going back; nothing is changed yet.
         def check_fit(name, object, saved, strict)
           case object
