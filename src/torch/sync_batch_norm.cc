@@ -227,6 +227,45 @@ MaybeTensor present(const at::Tensor &tensor)
 
 /* --- the function ---------------------------------------------------------------------------- */
 
+// Of this rank, [2, C]: the sums of dy, and of dy * (x - mean) / deviation.
+at::Tensor sums_here(const variable_list &saved, const at::Tensor &input, const at::Tensor &grad,
+                     double eps, at::Tensor &weight_grad, at::Tensor &bias_grad)
+{
+    const auto options = input.options();
+    const at::Tensor sums = at::zeros({2, input.size(1)}, options.dtype(at::kDouble));
+    if (input.numel() == 0) {
+        weight_grad = at::zeros({input.size(1)}, options);
+        bias_grad = at::zeros({input.size(1)}, options);
+        return sums;
+    }
+    const auto found = at::native_batch_norm_backward(grad, input, present(saved[1]),
+                                                      saved[2].to(options), saved[3].to(options),
+                                                      {}, {}, false, eps, {false, true, true});
+    weight_grad = std::get<1>(found);
+    bias_grad = std::get<2>(found);
+    sums.select(0, 0).copy_(bias_grad);
+    sums.select(0, 1).copy_(weight_grad);
+    return sums;
+}
+
+std::vector<Channel> channels_of(const variable_list &saved, const at::Tensor &sums, double eps,
+                                 double count)
+{
+    const int64_t channels = sums.size(1);
+    const double *both = sums.data_ptr<double>();
+    const double *mean = saved[2].data_ptr<double>(), *variance = saved[3].data_ptr<double>();
+    const at::Tensor weight = saved[1].defined()
+                                  ? saved[1].detach().to(at::kCPU, at::kDouble).contiguous()
+                                  : at::Tensor();
+    std::vector<Channel> all;
+    for (int64_t c = 0; c < channels; c++) {
+        const double scale = 1 / std::sqrt(variance[c] + eps);
+        all.push_back({both[c] / count, mean[c], both[channels + c] * scale / count,
+                       weight.defined() ? scale * weight.data_ptr<double>()[c] : scale});
+    }
+    return all;
+}
+
 class Normalise : public torch::autograd::Function<Normalise>
 {
   public:
@@ -269,47 +308,6 @@ class Normalise : public torch::autograd::Function<Normalise>
             bias_grad.reset();
         }
         return {input_grad, weight_grad, bias_grad, {}, {}, {}};
-    }
-
-  private:
-    // Of this rank, [2, C]: the sums of dy, and of dy * (x - mean) / deviation.
-    static at::Tensor sums_here(const variable_list &saved, const at::Tensor &input,
-                                const at::Tensor &grad, double eps, at::Tensor &weight_grad,
-                                at::Tensor &bias_grad)
-    {
-        const auto options = input.options();
-        const at::Tensor sums = at::zeros({2, input.size(1)}, options.dtype(at::kDouble));
-        if (input.numel() == 0) {
-            weight_grad = at::zeros({input.size(1)}, options);
-            bias_grad = at::zeros({input.size(1)}, options);
-            return sums;
-        }
-        const auto found = at::native_batch_norm_backward(
-            grad, input, present(saved[1]), saved[2].to(options), saved[3].to(options), {}, {},
-            false, eps, {false, true, true});
-        weight_grad = std::get<1>(found);
-        bias_grad = std::get<2>(found);
-        sums.select(0, 0).copy_(bias_grad);
-        sums.select(0, 1).copy_(weight_grad);
-        return sums;
-    }
-
-    static std::vector<Channel> channels_of(const variable_list &saved, const at::Tensor &sums,
-                                            double eps, double count)
-    {
-        const int64_t channels = sums.size(1);
-        const double *both = sums.data_ptr<double>();
-        const double *mean = saved[2].data_ptr<double>(), *variance = saved[3].data_ptr<double>();
-        const at::Tensor weight = saved[1].defined()
-                                      ? saved[1].detach().to(at::kCPU, at::kDouble).contiguous()
-                                      : at::Tensor();
-        std::vector<Channel> all;
-        for (int64_t c = 0; c < channels; c++) {
-            const double scale = 1 / std::sqrt(variance[c] + eps);
-            all.push_back({both[c] / count, mean[c], both[channels + c] * scale / count,
-                           weight.defined() ? scale * weight.data_ptr<double>()[c] : scale});
-        }
-        return all;
     }
 };
 
