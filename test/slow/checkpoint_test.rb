@@ -7,20 +7,15 @@ class CheckpointSlowTest < Minitest::Test
   Checkpoint = Distributed::Checkpoint
 
   # One checkpoint after the other, until it is killed: each has its number in every element.
-  WRITER = <<~RUBY
-    dir, sharded, fixed = ARGV
-    port, rank = ENV.values_at("CHECKPOINT_PORT", "CHECKPOINT_RANK")
-    Torch::Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:\#{port}", rank: Integer(rank), world_size: 2, timeout: 20)
-    Checkpoint = Torch::Distributed::Checkpoint
-    start = Checkpoint.load(dir, required: false)&.extra&.fetch("n") || 0
+  def write_for_ever(rank, port, said, sharded, fixed)
+    Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 20)
+    start = Checkpoint.load(@dir, required: false)&.extra&.fetch("n") || 0
     (start + 1..).each do |n|
       tensors = Array.new(6) { |i| Torch.full([20_000 + i], n.to_f) }
-      name = fixed == "1" ? "last" : nil
-      Checkpoint.save(dir, step: n, name: name, extra: {"n" => n, "tensors" => tensors}, sharded: sharded == "1", keep: 2)
-      puts n if rank == "0"
-      $stdout.flush
+      Checkpoint.save(@dir, step: n, name: fixed ? "last" : nil, extra: {"n" => n, "tensors" => tensors}, sharded: sharded, keep: 2)
+      said.puts n if rank.zero?
     end
-  RUBY
+  end
 
   def setup
     @dir = Dir.mktmpdir
@@ -36,13 +31,20 @@ class CheckpointSlowTest < Minitest::Test
   def killed_run(sharded, fixed)
     port = Distributed.free_port
     read, write = IO.pipe
-    paths = $LOAD_PATH.flat_map { |path| ["-I", path] }
+    log = File.join(@dir, "writers.log")
     pids = Array.new(2) do |rank|
-      Process.spawn({"CHECKPOINT_PORT" => port.to_s, "CHECKPOINT_RANK" => rank.to_s}, RbConfig.ruby, *paths, "-rtorch/distributed", "-e", WRITER,
-        @dir, sharded ? "1" : "0", fixed ? "1" : "0", out: write, err: File::NULL)
+      fork do
+        read.close
+        $stderr.reopen(log, "a")
+        write_for_ever(rank, port, write, sharded, fixed)
+      rescue => e
+        warn e.full_message
+      ensure
+        exit!
+      end
     end
     write.close
-    saved = Integer(Timeout.timeout(60) { read.gets })
+    saved = Integer(Timeout.timeout(60) { read.gets } || flunk("no checkpoint was saved:\n#{File.read(log)}"))
     sleep @random.rand(0.06)
     pids.shuffle(random: @random).each { |pid| Process.kill(:KILL, pid) }
     [saved, *read.read.split.map(&:to_i)].max
@@ -55,7 +57,7 @@ class CheckpointSlowTest < Minitest::Test
     define_method(:"test_kill_while_saving#{"_in_parts" if sharded}#{"_over_the_last" if fixed}") do
       last = 0
       leftovers = 0
-      12.times do
+      30.times do
         said = killed_run(sharded, fixed)
         assert_operator said, :>, last
         loaded = nil
