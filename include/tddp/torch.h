@@ -9,7 +9,6 @@
 #ifndef TDDP_TORCH_H
 #define TDDP_TORCH_H
 
-#include <tddp/comm_hook.h>
 #include <tddp/reducer.h>
 
 #ifdef __cplusplus

@@ -28,7 +28,8 @@ class RoomsTest < Minitest::Test
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
-    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_rng.h" => %w[status.h], "file.h" => %w[wait.h]
+    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
+    "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h]
   }.freeze
 
   LONGEST_FILE = 500
