@@ -75,7 +75,9 @@ class DebugTest < Minitest::Test
       2.times { model.call(Torch.ones(1, 2)).sum.backward }
       failure { rank.zero? ? model.call(Torch.ones(1, 2)).sum.backward : Distributed.all_reduce(Torch.ones(5)) }
     end
-    said.each { |_, text| assert_match(/bucket 1 of 1: weight \[3, 2\], bias \[3\].*float32 \[5\]|float32 \[5\].*bucket 1 of 1: weight \[3, 2\], bias \[3\]/, text) }
+    # In the order in which gradients came, which differs between versions of libtorch.
+    bucket = /bucket 1 of 1: (weight \[3, 2\], bias \[3\]|bias \[3\], weight \[3, 2\])/
+    said.each { |_, text| assert_match(/#{bucket}.*float32 \[5\]|float32 \[5\].*#{bucket}/, text) }
   end
 
   def test_without_it_only_sizes_are

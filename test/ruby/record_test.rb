@@ -31,7 +31,8 @@ class RecordTest < Minitest::Test
       assert_match(/\A-e:\d+:in .*train': bad "thing" \(ArgumentError\)/, said["extraInfo"]["py_callstack"])
       assert_equal %w[py_callstack timestamp consequence], said["extraInfo"].keys
       assert_in_delta Time.now.to_i, said["extraInfo"]["timestamp"].to_i, 60
-      assert_equal 1, err.scan("ArgumentError").size
+      # Newer versions of Ruby show the line of code as well.
+      assert_equal 1, err.scan("(ArgumentError)").size
     end
   end
 
