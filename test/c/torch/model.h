@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -23,10 +25,11 @@ namespace model_test
 inline tddp_group *join(int rank, int world_size, int port)
 {
     at::set_num_threads(1);
-    char path[64];
+    char path[64]; // of this run alone: one that was killed leaves its file behind
     tddp_store *store = nullptr;
     tddp_group *group = nullptr;
-    std::snprintf(path, sizeof path, "/tmp/tddp-torch-test-%d", port);
+    std::snprintf(path, sizeof path, "/tmp/tddp-torch-test-%d-%d", static_cast<int>(getppid()),
+                  port);
     CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     opts.backend = "fake";
