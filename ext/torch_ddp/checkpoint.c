@@ -63,27 +63,19 @@ static void let_go(void *state)
     tddp_rb_root_release(state);
 }
 
-static tddp_tensor **handles(VALUE array, volatile VALUE *holder)
-{
-    Check_Type(array, T_ARRAY);
-    tddp_tensor **tensors = tddp_rb_scratch(holder, RARRAY_LEN(array), sizeof(tddp_tensor *));
-    for (long i = 0; i < RARRAY_LEN(array); i++)
-        tensors[i] = tddp_rb_tensor(rb_ary_entry(array, i));
-    return tensors;
-}
-
 /* _begin(inputs, whether random numbers shall repeat, proc): the proc gets other tensors in place
  * of the inputs and returns an Array of the outputs. */
 static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE function)
 {
     static const tddp_checkpoint_ops ops = {sizeof(ops), again, let_go};
     volatile VALUE memory = 0;
+    size_t count = 0;
     VALUE self = TypedData_Wrap_Struct(class, &segment_type, NULL);
-    tddp_tensor **tensors = handles(inputs, &memory);
+    tddp_tensor **tensors = tddp_rb_tensors(inputs, &memory, &count);
     tddp_rb_root *root = tddp_rb_root_new(function);
     tddp_checkpoint *checkpoint = NULL;
-    tddp_status status = tddp_checkpoint_begin(tensors, (size_t)RARRAY_LEN(inputs),
-                                               RTEST(preserve_rng), &ops, root, &checkpoint);
+    tddp_status status =
+        tddp_checkpoint_begin(tensors, count, RTEST(preserve_rng), &ops, root, &checkpoint);
     RTYPEDDATA_DATA(self) = checkpoint;
     if (status != TDDP_OK)
         tddp_rb_root_release(root);
@@ -97,10 +89,11 @@ static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE 
 static VALUE segment_outputs(VALUE self, VALUE outputs)
 {
     volatile VALUE memory = 0;
+    size_t count = 0;
     tddp_checkpoint *checkpoint = rb_check_typeddata(self, &segment_type);
     VALUE fresh = tddp_rb_fresh_tensors(outputs);
-    tddp_tensor **tensors = handles(fresh, &memory);
-    tddp_status status = tddp_checkpoint_outputs(checkpoint, tensors, (size_t)RARRAY_LEN(fresh));
+    tddp_tensor **tensors = tddp_rb_tensors(fresh, &memory, &count);
+    tddp_status status = tddp_checkpoint_outputs(checkpoint, tensors, count);
     ALLOCV_END(memory);
     RB_GC_GUARD(self);
     tddp_rb_check(status);

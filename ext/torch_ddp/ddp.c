@@ -91,16 +91,6 @@ static VALUE take_params(create_call *call, VALUE params, VALUE names, VALUE fla
     return names_of(names, call->params);
 }
 
-static tddp_tensor **take_tensors(VALUE array, size_t *count, volatile VALUE *holder)
-{
-    Check_Type(array, T_ARRAY);
-    tddp_tensor **tensors = tddp_rb_scratch(holder, RARRAY_LEN(array), sizeof(tddp_tensor *));
-    *count = (size_t)RARRAY_LEN(array);
-    for (long i = 0; i < RARRAY_LEN(array); i++)
-        tensors[i] = tddp_rb_tensor(rb_ary_entry(array, i));
-    return tensors;
-}
-
 static VALUE option(VALUE options, const char *name)
 {
     return rb_hash_aref(options, ID2SYM(rb_intern(name)));
@@ -144,9 +134,9 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     create_call call = {.group = tddp_rb_group(group), .opts = TDDP_DDP_OPTS_INIT};
     VALUE texts = take_params(&call, params, names, flags, &memory[0]);
     call.watched =
-        (const tddp_tensor **)take_tensors(watched, &call.opts.watched_count, &memory[1]);
+        (const tddp_tensor **)tddp_rb_tensors(watched, &memory[1], &call.opts.watched_count);
     call.opts.watched = call.watched;
-    call.buffers = take_tensors(buffers, &call.buffer_count, &memory[2]);
+    call.buffers = tddp_rb_tensors(buffers, &memory[2], &call.buffer_count);
     take_options(&call, options, &memory[3]);
     VALUE self = TypedData_Wrap_Struct(class, &ddp_type, NULL);
     tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
@@ -219,7 +209,7 @@ static VALUE ddp_outputs(VALUE self, VALUE outputs)
     volatile VALUE memory = 0;
     size_t count = 0;
     VALUE fresh = tddp_rb_fresh_tensors(outputs);
-    tddp_tensor **tensors = take_tensors(fresh, &count, &memory);
+    tddp_tensor **tensors = tddp_rb_tensors(fresh, &memory, &count);
     tddp_status status = tddp_ddp_outputs(ddp, tensors, count);
     for (size_t i = 0; status == TDDP_OK && i < count; i++) {
         VALUE before = rb_ary_entry(outputs, (long)i);
@@ -236,7 +226,7 @@ static VALUE ddp_outputs(VALUE self, VALUE outputs)
 static VALUE ddp_set_comm_hook(VALUE self, VALUE hook)
 {
     tddp_rb_check(tddp_ddp_set_hook(ddp_of(self), tddp_rb_comm_hook(hook)));
-    RB_GC_GUARD(hook);
+    rb_ivar_set(self, rb_intern("@comm_hook"), hook); /* what it calls lives as long as this */
     return hook;
 }
 

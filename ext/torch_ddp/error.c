@@ -23,6 +23,13 @@ VALUE tddp_rb_error(tddp_status status)
     return error;
 }
 
+bool tddp_rb_is_exception(VALUE left)
+{
+    /* What throw and break leave has no class to ask. */
+    bool is_object = !RB_SPECIAL_CONST_P(left) && RB_BUILTIN_TYPE(left) != T_IMEMO;
+    return is_object && RTEST(rb_obj_is_kind_of(left, rb_eException));
+}
+
 void tddp_rb_check(tddp_status status)
 {
     if (status != TDDP_OK)

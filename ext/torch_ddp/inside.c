@@ -28,7 +28,7 @@ static VALUE describe(VALUE error)
 static tddp_status failed(const char *what)
 {
     VALUE error = rb_errinfo();
-    if (!rb_obj_is_kind_of(error, rb_eException)) {
+    if (!tddp_rb_is_exception(error)) {
         rb_set_errinfo(Qnil);
         return tddp_fail(TDDP_INTERNAL, "%s was left by a jump (throw, break or Thread#kill)",
                          what);

@@ -339,7 +339,7 @@ static bool no_jump_after_backward(void *nothing)
         return true;
     VALUE error = rb_errinfo();
     rb_set_errinfo(Qnil);
-    if (rb_obj_is_kind_of(error, rb_eException))
+    if (tddp_rb_is_exception(error))
         tddp_rb_raise_later(error);
     return false;
 }

@@ -74,7 +74,7 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
 /* --- the norm of gradients ------------------------------------------------------------------- */
 
 typedef struct norm_call {
-    const tddp_tensor **tensors;
+    const tddp_tensor *const *tensors;
     size_t count;
     tddp_group *group;
     double max_norm;
@@ -94,15 +94,9 @@ static tddp_status body_norm(void *data, const tddp_wait *wait)
                                call->error_if_nonfinite, call->group, wait, &call->norm);
 }
 
-static const tddp_tensor **tensors_of(VALUE list, volatile VALUE *memory, size_t *count)
+static const tddp_tensor *const *tensors_of(VALUE list, volatile VALUE *memory, size_t *count)
 {
-    Check_Type(list, T_ARRAY);
-    long length = RARRAY_LEN(list);
-    const tddp_tensor **tensors = tddp_rb_scratch(memory, length, sizeof(*tensors));
-    for (long i = 0; i < length; i++)
-        tensors[i] = tddp_rb_tensor(rb_ary_entry(list, i));
-    *count = (size_t)length;
-    return tensors;
+    return (const tddp_tensor *const *)tddp_rb_tensors(list, memory, count);
 }
 
 /* The list is nobody else's, so its tensors stay while others run. */
@@ -151,7 +145,7 @@ static VALUE scale_gradients(VALUE self, VALUE params, VALUE max_norm, VALUE nor
     VALUE memory;
     size_t count;
     double wanted = NUM2DBL(max_norm), known = NUM2DBL(norm);
-    const tddp_tensor **tensors = tensors_of(params, &memory, &count);
+    const tddp_tensor *const *tensors = tensors_of(params, &memory, &count);
     tddp_status status = tddp_scale_gradients(tensors, count, wanted, known);
     ALLOCV_END(memory);
     tddp_rb_check(status);
@@ -164,7 +158,7 @@ static VALUE clip_grad_value(VALUE self, VALUE params, VALUE clip_value)
     VALUE memory;
     size_t count;
     double limit = NUM2DBL(clip_value);
-    const tddp_tensor **tensors = tensors_of(params, &memory, &count);
+    const tddp_tensor *const *tensors = tensors_of(params, &memory, &count);
     tddp_status status = tddp_clip_grad_value(tensors, count, limit);
     ALLOCV_END(memory);
     tddp_rb_check(status);

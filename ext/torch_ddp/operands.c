@@ -39,6 +39,17 @@ tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name)
     return buffer_at(tensor, name, -1);
 }
 
+tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count)
+{
+    Check_Type(list, T_ARRAY);
+    long length = RARRAY_LEN(list);
+    tddp_tensor **tensors = tddp_rb_scratch(holder, length, sizeof(tddp_tensor *));
+    for (long i = 0; i < length; i++)
+        tensors[i] = tddp_rb_tensor(rb_ary_entry(list, i));
+    *count = (size_t)length;
+    return tensors;
+}
+
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count)
 {
     *holder = 0; /* which ALLOCV_END takes for nothing */

@@ -26,6 +26,10 @@ extern VALUE tddp_rb_distributed; /* Torch::Distributed */
 /* The exception for a status, with the text that libtddp left for this thread. */
 VALUE tddp_rb_error(tddp_status status);
 
+/* Whether what rb_errinfo() gives after a jump is an exception: throw, break and Thread#kill leave
+ * something else there. */
+bool tddp_rb_is_exception(VALUE left);
+
 /* Raises it, unless the status is TDDP_OK. Only where nothing is held that must be freed. */
 void tddp_rb_check(tddp_status status);
 
@@ -128,6 +132,9 @@ void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 
 /* A tensor's memory. What cannot be taken raises an error that begins with the argument's name. */
 tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name);
+
+/* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed as the tensors are. */
+tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count);
 
 /* That of an Array of tensors, in tddp_rb_scratch() memory; NULL and no count for nil. */
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count);

@@ -224,6 +224,15 @@ class DataParallelHooksTest < Minitest::Test
     said.each { |_, text| assert_match(/expected a Torch::Tensor, a Future or a Work, got 3/, text) }
   end
 
+  def test_a_hook_that_is_left_by_throw_ends_backward
+    said = world(1) do
+      model = DDP.new(Odd.new)
+      model.register_comm_hook { throw :out }
+      catch(:out) { failure { model.call(Torch.ones(1, 7)).sum.backward } }
+    end
+    assert_match(/a communication hook was left by a jump/, said.first.last)
+  end
+
   def test_gradients_of_later_rounds_are_not_the_hooks_memory
     results = world(2) do |rank|
       net = Torch::NN::Linear.new(3, 1, bias: false)
