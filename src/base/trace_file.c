@@ -66,7 +66,11 @@ static tddp_status write_at(int fd, const char *data, size_t size, off_t at)
 {
     while (size > 0) {
         ssize_t written = pwrite(fd, data, size, at);
-        if (written < 0 && errno != EINTR) {
+        /* A disk that takes nothing has no room, though POSIX does not say how that is told. */
+        if (written == 0) {
+            errno = ENOSPC;
+        }
+        if (written == 0 || (written < 0 && errno != EINTR)) {
             return TDDP_SYSTEM;
         }
         if (written > 0) {

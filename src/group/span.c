@@ -4,7 +4,7 @@
  * by those who queue operations and the group's threads.
  *
  * Invariant: a work's moments are set by the thread that has it, before the next thread gets it
- * through the queue's lock; an operation that was queued before the trace was opened has no span.
+ * through the queue's lock; an operation that had begun before the trace was opened has no span.
  */
 #include <inttypes.h>
 #include <stdarg.h>
