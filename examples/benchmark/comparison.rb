@@ -11,6 +11,14 @@ class Comparison
   MEMORY_TURNS = 3
   # What is timed: a program with its plain or its fused optimizer.
   Entry = Struct.new(:program, :fused)
+  # How it is run: one process as it is, or so many ranks with DistributedDataParallel.
+  Setting = Struct.new(:ranks, :ddp) do
+    def to_s
+      return "1 process" unless ddp
+
+      "#{ranks} #{(ranks == 1) ? "rank" : "ranks"}"
+    end
+  end
   # The programs' forms of DDP whose memory is compared with one process of the same program.
   VIEWS = {true => "gradients in buckets", false => "gradients apart"}.freeze
 
@@ -20,6 +28,7 @@ class Comparison
     @programs = programs
     @options = options
     @say = say
+    @settings = [Setting.new(1, false), *options[:ranks].map { |ranks| Setting.new(ranks, true) }]
     @entries = programs.keys.product([false, true]).map { |pair| Entry.new(*pair) }
     @turns = Hash.new { |hash, key| hash[key] = [] }
     @forms = {}
@@ -36,14 +45,14 @@ class Comparison
     @contestants.clear
   end
 
-  # Each round gives every program one turn at every model, batch size and number of ranks.
+  # Each round gives every program one turn at every model, batch size and setting.
   def time_steps
     cases = @options[:models].product(@options[:batch_sizes])
     @options[:rounds].times do |round|
       cases.each do |model, batch|
         order = order(model, batch).merge(warmup: @options[:warmup], steps: steps(model, batch))
         # Whoever begins finds the machine as the case before left it: each round another one does.
-        @options[:ranks].product(@entries.rotate(round)) { |ranks, entry| turn(model, batch, ranks, entry, order) }
+        @settings.product(@entries.rotate(round)) { |setting, entry| turn(model, batch, setting, entry, order) }
       end
       @say.call("round #{round + 1} of #{@options[:rounds]} done")
     end
@@ -71,13 +80,12 @@ class Comparison
 
   # @return [String]
   def step_table
-    one, *more = @options[:ranks]
-    headers = ["Model", "Batch", "Program", "Optimizer", "#{one} rank ms", "images/s",
-      *more.flat_map { |ranks| ["#{ranks} ranks ms", "images/s", "lost %"] }]
+    alone, *more = @settings
+    headers = ["Model", "Batch", "Program", "Optimizer", "#{alone} ms", "images/s", *more.flat_map { |setting| ["#{setting} ms", "images/s", "lost %"] }]
     rows = each_case.map do |model, batch, entry|
-      times = @options[:ranks].to_h { |ranks| [ranks, median(model, batch, ranks, entry)] }
-      [model, batch, entry.program, optimizer(entry), ms(times[one]), per_second(batch, one, times[one]),
-        *more.flat_map { |ranks| [ms(times[ranks]), per_second(batch, ranks, times[ranks]), lost(times[one], times[ranks])] }]
+      times = @settings.to_h { |setting| [setting, median(model, batch, setting, entry)] }
+      [model, batch, entry.program, optimizer(entry), ms(times[alone]), per_second(batch, 1, times[alone]),
+        *more.flat_map { |setting| [ms(times[setting]), per_second(batch, setting.ranks, times[setting]), lost(times[alone], times[setting])] }]
     end
     TextTable.format(headers, rows)
   end
@@ -86,11 +94,11 @@ class Comparison
   def ratio_table
     title, other = @programs.keys
     headers = ["#{title} / #{other}", "Batch", *[false, true].flat_map { |fused|
-      @options[:ranks].map { |ranks| "#{fused ? "fused" : "plain"}, #{ranks} #{(ranks == 1) ? "rank" : "ranks"}" }
+      @settings.map { |setting| "#{fused ? "fused" : "plain"}, #{setting}" }
     }]
     rows = @options[:models].product(@options[:batch_sizes]).map do |model, batch|
       [model, batch, *[false, true].flat_map { |fused|
-        @options[:ranks].map { |ranks| format("%.2f", ratio(model, batch, ranks, fused)) }
+        @settings.map { |setting| format("%.2f", ratio(model, batch, setting, fused)) }
       }]
     end
     TextTable.format(headers, rows)
@@ -110,9 +118,9 @@ class Comparison
 
   # @return [Hash] all of it for JSON
   def figures
-    steps = @turns.map do |(model, batch, ranks, entry), turns|
-      {model: model, batch: batch, program: entry.program, optimizer: optimizer(entry), ranks: ranks,
-       milliseconds: median(model, batch, ranks, entry), turns: turns}
+    steps = @turns.map do |(model, batch, setting, entry), turns|
+      {model: model, batch: batch, program: entry.program, optimizer: optimizer(entry), ranks: setting.ranks, ddp: setting.ddp,
+       milliseconds: median(model, batch, setting, entry), turns: turns}
     end
     memory = @memory.map { |(model, title, ranks, view), answer| {model: model, program: title, ranks: ranks, gradients_in_buckets: view}.merge(answer) }
     {versions: @versions.merge("Ruby" => RUBY_VERSION), cores: Etc.nprocessors, options: @options.slice(:rounds, :seconds, :steps, :warmup, :optimizer),
@@ -123,7 +131,7 @@ class Comparison
 
   def memory(model, title, ranks, view, counted)
     contestant = Contestant.new(title, @programs.fetch(title), ranks, limit: @options[:limit], counted: counted)
-    order = order(model, MEMORY_BATCH).merge(memory: true, view: view, steps: MEMORY_STEPS)
+    order = order(model, MEMORY_BATCH).merge(memory: true, ddp: ranks > 1, view: view, steps: MEMORY_STEPS)
     # One after the other in the same process; single ones are off by some MiB now and then.
     answers = Array.new(counted ? MEMORY_TURNS : 1) { contestant.do(order) }
     answers.sort_by { |answer| answer["growth"] }[answers.size / 2]
@@ -146,20 +154,20 @@ class Comparison
     end
   end
 
-  def turn(model, batch, ranks, entry, order)
-    answer = @contestants[[entry.program, ranks]].do(order.merge(fused: entry.fused))
+  def turn(model, batch, setting, entry, order)
+    answer = @contestants[[entry.program, setting.ranks]].do(order.merge(fused: entry.fused, ddp: setting.ddp))
     @forms[entry] = answer["form"] if answer["form"]
-    @turns[[model, batch, ranks, entry]] << answer.slice("mean", "median")
+    @turns[[model, batch, setting, entry]] << answer.slice("mean", "median")
   end
 
   # The mean of a turn has the collector's pauses in it, as training has; the median is that of the turns.
-  def median(model, batch, ranks, entry)
-    means = @turns[[model, batch, ranks, entry]].map { |turn| turn["mean"] }.sort
+  def median(model, batch, setting, entry)
+    means = @turns[[model, batch, setting, entry]].map { |turn| turn["mean"] }.sort
     (means[(means.size - 1) / 2] + means[means.size / 2]) / 2
   end
 
-  def ratio(model, batch, ranks, fused)
-    ours, theirs = @programs.keys.map { |title| median(model, batch, ranks, Entry.new(title, fused)) }
+  def ratio(model, batch, setting, fused)
+    ours, theirs = @programs.keys.map { |title| median(model, batch, setting, Entry.new(title, fused)) }
     ours / theirs
   end
 

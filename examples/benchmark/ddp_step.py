@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 SIZES = {"mlp": [784, 1024, 1024, 10], "chain66": [784] + [64] * 65 + [10], "wide": [784, 4096, 4096, 10]}
-ALONE = os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 class Cnn(nn.Module):
@@ -68,8 +67,8 @@ def peak_bytes():
         return 1024 * int(re.search(r"^VmHWM:\s+(\d+)", status.read(), re.M).group(1))
 
 
-def step(model, optimizer, inputs, targets):
-    optimizer.zero_grad()
+def step(model, optimizer, inputs, targets, forget=False):
+    optimizer.zero_grad(set_to_none=forget)
     F.nll_loss(model(inputs), targets).backward()
     optimizer.step()
 
@@ -91,7 +90,7 @@ def do(order):
         warm_up(order, inputs, targets)
         gc.collect()
     before = private_bytes()
-    model = net if ALONE else DistributedDataParallel(net, gradient_as_bucket_view=order.get("view", True))
+    model = DistributedDataParallel(net, gradient_as_bucket_view=order.get("view", True)) if order.get("ddp") else net
     optimizer, form = make_optimizer(model, order)
 
     if order.get("memory"):
@@ -101,22 +100,19 @@ def do(order):
         return {"gradients": sum(p.numel() * p.element_size() for p in net.parameters()),
                 "growth": private_bytes() - before, "peak": peak_bytes()}
     for _ in range(order["warmup"]):
-        step(model, optimizer, inputs, targets)
-    if not ALONE:
-        dist.barrier()
+        step(model, optimizer, inputs, targets, order.get("fused", False))
+    dist.barrier()
     times = []
     for _ in range(order["steps"]):
         started = time.perf_counter()
-        step(model, optimizer, inputs, targets)
+        step(model, optimizer, inputs, targets, order.get("fused", False))
         times.append(1000 * (time.perf_counter() - started))
     return {"mean": sum(times) / len(times), "median": sorted(times)[len(times) // 2], "form": form}
 
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-if not ALONE:
-    dist.init_process_group("gloo")
+dist.init_process_group("gloo")
 print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
 for line in sys.stdin:
     print(json.dumps(do(json.loads(line))), flush=True)
-if not ALONE:
-    dist.destroy_process_group()
+dist.destroy_process_group()

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 # One rank of compare_ddp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
-# answers with a line of JSON. With WORLD_SIZE 1 it is torch-rb alone.
+# answers with a line of JSON. Unless the order says `ddp` it is torch-rb alone.
 
 require_relative "../common/bundle"
 require "json"
@@ -15,11 +15,10 @@ class Contest
   CLASSES = 10
 
   def initialize
-    @alone = ENV.fetch("WORLD_SIZE", "1") == "1"
-    Torch::Distributed.init_process_group("gloo") unless @alone
+    Torch::Distributed.init_process_group("gloo")
   end
 
-  # @param order [Hash] model, batch, warmup, steps, optimizer; fused for timing; view for memory
+  # @param order [Hash] model, batch, warmup, steps, optimizer, ddp; fused for timing; view for memory
   # @return [Hash] the answer
   def do(order)
     collect
@@ -28,17 +27,17 @@ class Contest
   end
 
   def close
-    Torch::Distributed.destroy_process_group unless @alone
+    Torch::Distributed.destroy_process_group
   end
 
   private
 
   def times(order)
     net = build(order)
-    model = @alone ? net : Torch::NN::Parallel::DistributedDataParallel.new(net)
+    model = order["ddp"] ? Torch::NN::Parallel::DistributedDataParallel.new(net) : net
     optimizer = optimizer(model, order)
     order["warmup"].times { step(model, optimizer) }
-    Torch::Distributed.barrier unless @alone
+    Torch::Distributed.barrier
     times = Array.new(order["steps"]) do
       started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
       step(model, optimizer)
@@ -51,7 +50,7 @@ class Contest
     net = build(order)
     warm_up(order)
     before = private_bytes
-    model = @alone ? net : Torch::NN::Parallel::DistributedDataParallel.new(net, gradient_as_bucket_view: order["view"])
+    model = order["ddp"] ? Torch::NN::Parallel::DistributedDataParallel.new(net, gradient_as_bucket_view: order["view"]) : net
     optimizer = optimizer(model, order)
     apart { order["steps"].times { step(model, optimizer) } }
     {"gradients" => net.parameters.sum { |parameter| parameter.numel * parameter.element_size }, "growth" => private_bytes - before,

@@ -78,7 +78,7 @@ class BenchmarkExampleTest < Minitest::Test
       rows = table(out, "Model")
       # Each program with both its optimizers; ratios below 0 there are none.
       assert_equal %w[mlp chain66].product(%w[torch-ddp torch-ddp PyTorch PyTorch]), rows.map { |row| row.values_at(0, 2) }
-      rows.each { |row| assert_equal 9, row.size, "not measured: #{row}" }
+      rows.each { |row| assert_equal 12, row.size, "not measured: #{row}" }
       assert_equal %w[mlp chain66], table(out, "torch-ddp / PyTorch").map(&:first)
       check_comparison(JSON.parse(File.read("#{dir}/c.json")))
     end
@@ -87,7 +87,7 @@ class BenchmarkExampleTest < Minitest::Test
   def check_comparison(figures)
     assert_match(/\Atorch-rb /, figures["versions"]["torch-ddp"])
     assert_match(/\APyTorch /, figures["versions"]["PyTorch"])
-    assert_equal 16, figures["steps"].size
+    assert_equal 24, figures["steps"].size
     figures["steps"].each { |step| assert_operator step["milliseconds"], :>, 0 }
     held = figures["memory"].to_h { |row| [row.values_at("program", "ranks", "gradients_in_buckets"), row] }
     assert_equal 6, held.size
