@@ -22,8 +22,17 @@ tddp_status wait_for_work(void *work, tddp_cancel *cancel)
     return tddp_work_wait(static_cast<tddp_work *>(work), &wait);
 }
 
-// Takes over the work. `held` are the tensors that it uses.
-void await(tddp_work *work, Held tensors, tddp_wait_through through, const tddp_wait *wait)
+tddp_buffer buffer_of(const at::Tensor &tensor)
+{
+    tddp_buffer buffer{};
+    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&tensor), &buffer));
+    return buffer;
+}
+
+} // namespace
+
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
+              const tddp_wait *wait)
 {
     std::unique_ptr<Held> held;
     try {
@@ -40,8 +49,10 @@ void await(tddp_work *work, Held tensors, tddp_wait_through through, const tddp_
     }
     // Made before what follows can change the text.
     std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
-    if (!done && tddp_work_on_done(work, delete_held, held.get()) == TDDP_OK) {
-        held.release();
+    if (!done) {
+        // Memory that is lost is better than memory that is written after it was freed.
+        (void)!tddp_work_on_done(work, delete_held, held.get());
+        (void)held.release();
     }
     tddp_work_release(work);
     if (failure) {
@@ -49,21 +60,12 @@ void await(tddp_work *work, Held tensors, tddp_wait_through through, const tddp_
     }
 }
 
-tddp_buffer buffer_of(const at::Tensor &tensor)
-{
-    tddp_buffer buffer{};
-    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&tensor), &buffer));
-    return buffer;
-}
-
-} // namespace
-
 void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
                         tddp_wait_through through, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_reduce(group, buffer_of(tensor), op, 1.0, &work));
-    await(work, {tensor}, through, wait);
+    complete(work, {tensor}, through, wait);
 }
 
 void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
@@ -71,7 +73,7 @@ void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Te
 {
     tddp_work *work = nullptr;
     check(tddp_all_gather(group, buffer_of(tensor), buffer_of(gathered), &work));
-    await(work, {tensor, gathered}, through, wait);
+    complete(work, {tensor, gathered}, through, wait);
 }
 
 } // namespace tddp_torch

@@ -1,4 +1,4 @@
-// A few numbers of every rank, put together and waited for.
+// Operations whose result is needed at once, and a few numbers of every rank put together by them.
 #ifndef TDDP_TORCH_AGREE_H
 #define TDDP_TORCH_AGREE_H
 
@@ -7,8 +7,12 @@
 namespace tddp_torch
 {
 
-// All ranks' `tensor` combined in place. Waits by `through` if that is given, else with `wait`.
-// Throws Failure. If the wait ends first the operation keeps the memory.
+// Takes over a work on the memory of these tensors and waits for it, by `through` if that is given,
+// else with `wait`. Throws Failure. If the wait ends first the operation keeps the memory.
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
+              const tddp_wait *wait);
+
+// All ranks' `tensor` combined in place, waited for as above.
 void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
                         tddp_wait_through through, const tddp_wait *wait);
 

@@ -8,7 +8,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include "torch/shim.h"
+#include "torch/agree.h"
 
 namespace tddp_torch
 {
@@ -63,11 +63,6 @@ std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::
     return pieces;
 }
 
-void delete_tensors(void *tensors)
-{
-    delete static_cast<std::vector<at::Tensor> *>(tensors);
-}
-
 void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root, const Patience &patience)
 {
     tddp_buffer buffer{};
@@ -75,7 +70,7 @@ void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root, const P
     tddp_work *work = nullptr;
     check(tddp_broadcast(group, buffer, root, &work));
     const tddp_wait wait = patience.rest();
-    complete(work, {flat}, &wait);
+    complete(work, {flat}, nullptr, &wait);
 }
 
 void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, size_t first,
@@ -95,25 +90,6 @@ void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, 
 }
 
 } // namespace
-
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, const tddp_wait *wait)
-{
-    auto kept = std::make_unique<std::vector<at::Tensor>>(std::move(tensors));
-    tddp_status status = tddp_work_wait(work, wait);
-    const bool done = tddp_work_completed(work);
-    if (done) {
-        status = tddp_work_status(work);
-    }
-    // Made before it can be mistaken for a failure of what follows.
-    std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
-    if (!done && tddp_work_on_done(work, delete_tensors, kept.get()) == TDDP_OK) {
-        kept.release();
-    }
-    tddp_work_release(work);
-    if (failure) {
-        throw Failure(*failure);
-    }
-}
 
 void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
                        size_t limit, const tddp_wait *wait)

@@ -60,10 +60,6 @@ tddp_dtype dtype_of(const at::Tensor &tensor);
 at::ScalarType scalar_type_of(tddp_dtype dtype);
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
 
-// Waits for a work on these tensors' memory and lets go of it. If the wait ends first, the
-// operation keeps the memory.
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, const tddp_wait *wait);
-
 // Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
 // most `limit` bytes (more if one tensor is larger). Leaves no trace in autograd.
 void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,

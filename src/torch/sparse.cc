@@ -10,6 +10,7 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "torch/agree.h"
 #include "torch/core.h"
 
 namespace tddp_torch
@@ -33,13 +34,7 @@ at::Tensor gather_rows(tddp_group *group, const at::Tensor &flat, const tddp_wai
         return flat.unsqueeze(0);
     }
     const at::Tensor rows = at::empty({ranks, flat.numel()}, flat.options());
-    tddp_buffer input{};
-    tddp_buffer output{};
-    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &input));
-    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&rows), &output));
-    tddp_work *work = nullptr;
-    check(tddp_all_gather(group, input, output, &work));
-    complete(work, {flat, rows}, wait);
+    gather_over_ranks(group, flat, rows, nullptr, wait);
     return rows;
 }
 
