@@ -234,6 +234,31 @@ class CheckpointRanksTest < Minitest::Test
     assert_equal 1, (Dir.children(dir) - [".lock"]).size
   end
 
+  def test_ranks_that_mean_different_things_are_told_so
+    dir = @dir
+    {
+      {sharded: [true, false]} => /sharded is true on rank 0, but false on rank 1/,
+      {step: [1, 2]} => /the checkpoint's name is "step-000000001" on rank 0, but "step-000000002" on rank 1/,
+      {path: [dir, "#{dir}/other"], sharded: [true, true]} => /the folder is "#{dir}" on rank 0, but "#{dir}.other" on rank 1/
+    }.each do |options, expected|
+      said = world(2) do |rank|
+        own = options.transform_values { |values| values[rank] }
+        failure { Checkpoint.save(own.delete(:path) || dir, model: Torch::NN::Linear.new(2, 2), **own) }
+      end
+      said.each do |name, message|
+        assert_equal "Torch::Distributed::MismatchError", name
+        assert_match expected, message
+      end
+    end
+    said = world(2) do |rank|
+      model = Torch::NN::Linear.new(2, 2)
+      failure { rank.zero? ? Checkpoint.save(dir, model: model) : Checkpoint.load(dir, model: model) }
+    end
+    assert_equal [["Torch::Distributed::MismatchError", "rank 0 is in Checkpoint.save, rank 1 in Checkpoint.load: all ranks must make the same " \
+      "calls in the same order"]] * 2, said
+    assert_empty Checkpoint.list(dir)
+  end
+
   def test_in_a_group_of_some_ranks
     dir = @dir
     said = world(3) do |rank|

@@ -77,6 +77,8 @@ module Torch
           check_save(epoch, step, extra, keep)
           return unless (together = together(process_group, "save"))
 
+          together.agree("cannot save into #{target}", "sharded" => sharded ? true : false, "the checkpoint's name" => name.to_s,
+            **(sharded ? {"the folder" => File.expand_path(target)} : {}))
           name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
           saver = Saver.new(target, name, together, sharded: sharded, keep: keep)
           states = nil
@@ -227,10 +229,10 @@ module Torch
         end
 
         def together(process_group, operation)
-          return Together.new(nil) if process_group.nil? && !Distributed.initialized?
+          return Together.new(nil, operation) if process_group.nil? && !Distributed.initialized?
 
           group = Distributed.send(:member_group, process_group, "Checkpoint.#{operation}")
-          group && Together.new(group)
+          group && Together.new(group, operation)
         end
       end
     end

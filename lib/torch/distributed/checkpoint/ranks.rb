@@ -15,8 +15,10 @@ module Torch
         attr_reader :rank, :size
 
         # @param group [ProcessGroup, nil] nil: this process is alone
-        def initialize(group)
+        # @param operation [String] "save" or "load": all ranks must do the same
+        def initialize(group, operation)
           @group = group
+          @operation = operation
           @rank = group ? group.rank : 0
           @size = group ? group.size : 1
         end
@@ -53,10 +55,34 @@ module Torch
           own = [value, error && text_of(error)]
           return [[Outcome.new(*own)], error] unless @group
 
-          [Distributed.all_gather_object(own, group: @group, serializer: :json).map { |said| Outcome.new(*said) }, error]
+          said = Distributed.all_gather_object([@operation, *own], group: @group, serializer: :json)
+          check(said.map(&:first))
+          [said.map { |_, *outcome| Outcome.new(*outcome) }, error]
+        end
+
+        # All ranks must be given the same.
+        #
+        # @param doing [String] for the error's text
+        # @param settings [Hash{String => Object}] what JSON can say
+        # @raise [MismatchError] naming what differs, and two ranks
+        def agree(doing, settings)
+          said = all(doing) { settings }
+          settings.each_key do |name|
+            values = said.map { |each| each[name] }
+            rank = values.index { |value| value != values.first } || next
+            raise MismatchError, "#{doing}: #{name} is #{values.first.inspect} on rank 0, but #{values[rank].inspect} on rank #{rank}: " \
+              "expected the same on all ranks"
+          end
         end
 
         private
+
+        def check(operations)
+          rank = operations.index { |operation| operation != operations.first } || return
+
+          raise MismatchError, "rank 0 is in Checkpoint.#{operations.first}, rank #{rank} in Checkpoint.#{operations[rank]}: all ranks must make " \
+            "the same calls in the same order"
+        end
 
         def text_of(error)
           text = error.message.dup.force_encoding(Encoding::UTF_8).scrub
