@@ -133,6 +133,29 @@ class SyncBatchNormTest < Minitest::Test
     assert_equal "expected at least 2D and at most 5D input (got 1D input)", error.message
   end
 
+  # As mixed precision has it: halves come and go, the parameters are float32 or halves too.
+  def test_halves_are_computed_in_float32
+    results = world(2) do |rank|
+      input = Torch.randn(5, 3).to(dtype: :bfloat16)
+      [:float32, :bfloat16].map do |dtype|
+        norm = Torch::NN::SyncBatchNorm.new(3)
+        [norm.weight, norm.bias].each_with_index { |tensor, i| Torch.no_grad { tensor.copy!(Torch.tensor([0.5, 2.0, 1.0]) + i) } }
+        wide = Torch::NN::SyncBatchNorm.new(3)
+        Torch.no_grad { wide.state_dict.each { |name, tensor| tensor.copy!(norm.state_dict[name]) if tensor.floating_point? } }
+        norm = norm.to(dtype)
+        halves, floats = [[norm, input], [wide, input.to(dtype: :float32)]].map do |mod, x|
+          x = x.clone.requires_grad!
+          y = mod.call(x)
+          y.pow(2).sum.backward
+          [y.detach, x.grad, mod.weight.grad, mod.running_mean, mod.running_var]
+        end
+        near = halves.zip(floats).map { |half, float| (half.to(dtype: :float32) - float).abs.max.item < 0.05 * (1 + float.abs.max.item) }
+        [halves.map(&:dtype), near.all?]
+      end
+    end
+    assert_equal [[[%i[bfloat16 bfloat16 float32 float32 float32], true], [[:bfloat16] * 5, true]]] * 2, results
+  end
+
   def test_too_few_values_are_an_error_on_all_ranks
     results = world(2) do |rank|
       norm = NN::SyncBatchNorm.new(2)

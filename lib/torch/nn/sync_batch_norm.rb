@@ -12,7 +12,8 @@ module Torch
     #
     # In training, forward and backward are collective calls: every process of the group makes them alike, but batches
     # may differ in size, and be empty on some. Otherwise, and without a process group, it is a plain BatchNorm. It takes
-    # input of two to five dimensions, [N, C] or [N, C, ...], in float32 or float64.
+    # input of two to five dimensions, [N, C] or [N, C, ...]; in float16 and bfloat16, as in mixed precision, it computes in
+    # float32.
     class SyncBatchNorm < BatchNorm
       # @return [Torch::Distributed::ProcessGroup, nil] nil: the default group
       attr_reader :process_group
@@ -56,9 +57,15 @@ module Torch
         group = @training ? group_now : nil
         return normalise_alone(input, factor) unless group
 
-        output = Torch.empty(0)
         statistics = @track_running_stats ? [@running_mean, @running_var] : [nil, nil]
-        Torch::Distributed.send(:_sync_batch_norm, output, input, group, [@weight, @bias, *statistics], factor, @eps)
+        dtype = input.dtype
+        return normalise_together(input, [@weight, @bias, *statistics], group, factor) unless HALVES.include?(dtype)
+
+        wide = [@weight, @bias, *statistics].map { |tensor| tensor && widened(tensor) }
+        output = normalise_together(widened(input), wide, group, factor)
+        # What was in half precision itself is not written to by its cast.
+        statistics.zip(wide.last(2)) { |own, cast| own.copy!(cast) unless own.equal?(cast) }
+        output.to(dtype: dtype)
       end
 
       # @api private
@@ -68,7 +75,19 @@ module Torch
         raise ArgumentError, "expected at least 2D and at most 5D input (got #{input.dim}D input)"
       end
 
+      HALVES = %i[float16 bfloat16].freeze
+      private_constant :HALVES
+
       private
+
+      def widened(tensor)
+        HALVES.include?(tensor.dtype) ? tensor.to(dtype: :float32) : tensor
+      end
+
+      def normalise_together(input, tensors, group, factor)
+        output = Torch.empty(0)
+        Torch::Distributed.send(:_sync_batch_norm, output, input, group, tensors, factor, @eps)
+      end
 
       def normalise_alone(input, factor)
         F.batch_norm(input, @running_mean, @running_var, weight: @weight, bias: @bias,
