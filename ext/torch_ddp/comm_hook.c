@@ -6,33 +6,69 @@
  */
 #include "torch_ddp.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <tddp/hooks.h>
 
-static void hook_free(void *hook)
+/* What a hook in Ruby calls. The CommHook object marks it, and whoever uses the hook keeps that
+ * object: a root here would keep a model for ever whose hook refers to it. The C hook may outlive
+ * the object, and then calls nobody. */
+typedef struct ruby_hook {
+    atomic_int holders; /* the C hook, and the object */
+    VALUE callable;     /* Qundef: the object is gone */
+    VALUE pending;      /* {address of a bucket => [GradBucket, what the callable returned]} */
+} ruby_hook;
+
+typedef struct hook_object {
+    tddp_comm_hook *hook;
+    ruby_hook *ruby; /* NULL: a hook of the library */
+} hook_object;
+
+static void let_go(ruby_hook *ruby)
 {
-    tddp_comm_hook_release(hook);
+    if (atomic_fetch_sub(&ruby->holders, 1) == 1)
+        free(ruby);
+}
+
+static void hook_mark(void *data)
+{
+    const hook_object *object = data;
+    if (object->ruby != NULL) {
+        rb_gc_mark(object->ruby->callable);
+        rb_gc_mark(object->ruby->pending);
+    }
+}
+
+static void hook_free(void *data)
+{
+    hook_object *object = data;
+    if (object->ruby != NULL) {
+        object->ruby->callable = Qundef;
+        let_go(object->ruby);
+    }
+    tddp_comm_hook_release(object->hook);
+    xfree(object);
 }
 
 static const rb_data_type_t hook_type = {
     .wrap_struct_name = "Torch::Distributed::CommHook",
-    .function = {.dfree = hook_free},
-    .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
+    .function = {.dmark = hook_mark, .dfree = hook_free},
+    .flags = RUBY_TYPED_FREE_IMMEDIATELY,
 };
 
 static VALUE tensor_class = Qnil;
 
 tddp_comm_hook *tddp_rb_comm_hook(VALUE object)
 {
-    return rb_check_typeddata(object, &hook_type);
+    return ((hook_object *)rb_check_typeddata(object, &hook_type))->hook;
 }
 
 /* --- hooks in Ruby ---------------------------------------------------------------------------- */
 
-/* A hook's root is [callable, {address of a bucket => [GradBucket, what the callable returned]}].
- */
 typedef struct hook_call {
-    VALUE root;
+    VALUE callable;
+    VALUE pending;
     const tddp_bucket *bucket;
     int *again;
 } hook_call;
@@ -72,13 +108,13 @@ static VALUE first_stage(VALUE data)
 {
     const hook_call *call = (const hook_call *)data;
     VALUE bucket = tddp_rb_grad_bucket(call->bucket);
-    VALUE result = rb_funcall(rb_ary_entry(call->root, 0), rb_intern("call"), 1, bucket);
+    VALUE result = rb_funcall(call->callable, rb_intern("call"), 1, bucket);
     if (take(bucket, result))
         return Qnil;
     if (!can(result, "wait"))
         refuse(result);
     VALUE pending = rb_ary_new_from_args(2, bucket, result);
-    rb_hash_aset(rb_ary_entry(call->root, 1), key_of(call->bucket), pending);
+    rb_hash_aset(call->pending, key_of(call->bucket), pending);
     *call->again = 1;
     return Qnil;
 }
@@ -86,7 +122,7 @@ static VALUE first_stage(VALUE data)
 static VALUE second_stage(VALUE data)
 {
     const hook_call *call = (const hook_call *)data;
-    VALUE pending = rb_hash_delete(rb_ary_entry(call->root, 1), key_of(call->bucket));
+    VALUE pending = rb_hash_delete(call->pending, key_of(call->bucket));
     VALUE bucket = rb_ary_entry(pending, 0);
     VALUE result = rb_ary_entry(pending, 1);
     rb_funcall(result, rb_intern("wait"), 0);
@@ -103,18 +139,32 @@ static tddp_status run_ruby(void *state, tddp_group *group, const tddp_bucket *b
 {
     (void)group;
     (void)work; /* None: what is waited for is Ruby's. */
-    hook_call call = {tddp_rb_root_value(state), bucket, again};
+    const ruby_hook *ruby = state;
+    if (ruby->callable == Qundef)
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "the model of this communication hook is gone: "
+                                                "keep it until backward is through");
+    /* On the stack, where the collector sees them. */
+    hook_call call = {ruby->callable, ruby->pending, bucket, again};
     return tddp_rb_inside(stage == 0 ? first_stage : second_stage, &call, "a communication hook");
 }
 
 static void free_ruby(void *state)
 {
-    tddp_rb_root_release(state);
+    let_go(state);
+}
+
+static VALUE wrap_with(VALUE class, tddp_comm_hook *hook, ruby_hook *ruby)
+{
+    hook_object *object = NULL;
+    VALUE self = TypedData_Make_Struct(class, hook_object, &hook_type, object);
+    object->ruby = ruby;
+    object->hook = hook;
+    return self;
 }
 
 static VALUE wrap(VALUE class, tddp_comm_hook *hook)
 {
-    return TypedData_Wrap_Struct(class, &hook_type, hook);
+    return wrap_with(class, hook, NULL);
 }
 
 /* CommHook.ruby(callable): it gets a GradBucket. */
@@ -125,13 +175,22 @@ static VALUE hook_ruby(VALUE class, VALUE callable)
     if (!can(callable, "call"))
         rb_raise(rb_eTypeError, "hook: expected something with a method `call`, got %" PRIsVALUE,
                  rb_inspect(callable));
-    tddp_rb_root *root = tddp_rb_root_new(rb_ary_new_from_args(2, callable, rb_hash_new()));
+    VALUE pending = rb_hash_new();
+    ruby_hook *ruby = calloc(1, sizeof(*ruby));
+    if (ruby == NULL)
+        rb_memerror();
+    atomic_init(&ruby->holders, 2);
+    ruby->callable = callable;
+    ruby->pending = pending;
     tddp_comm_hook *hook = NULL;
-    tddp_status status = tddp_comm_hook_make(&ops, root, &hook);
+    tddp_status status = tddp_comm_hook_make(&ops, ruby, &hook);
     if (status != TDDP_OK)
-        tddp_rb_root_release(root);
+        free(ruby);
     tddp_rb_check(status);
-    return wrap(class, hook);
+    VALUE self = wrap_with(class, hook, ruby);
+    RB_GC_GUARD(callable);
+    RB_GC_GUARD(pending);
+    return self;
 }
 
 /* --- those of the library --------------------------------------------------------------------- */
@@ -163,8 +222,9 @@ static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
                  rb_inspect(dtype));
     tddp_rb_check(
         tddp_hook_compress(number, NIL_P(inner) ? NULL : tddp_rb_comm_hook(inner), &hook));
-    RB_GC_GUARD(inner);
-    return wrap(class, hook);
+    VALUE self = wrap(class, hook);
+    rb_ivar_set(self, rb_intern("@inner"), inner);
+    return self;
 }
 
 /* CommHook.quantize(a scale for each so many elements rather than for a bucket, how many) */

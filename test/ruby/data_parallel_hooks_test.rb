@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "data_parallel_training"
+require "weakref"
 
 class DataParallelHooksTest < Minitest::Test
   include DataParallelTraining
@@ -249,6 +250,34 @@ class DataParallelHooksTest < Minitest::Test
   end
 
   # --- mistakes ---
+
+  # Most hooks refer to their model, for their block knows the variable; the collector has to see through that.
+  def test_a_model_and_the_hook_that_refers_to_it_are_collected_together
+    left = world(1) do
+      made = Array.new(30) do
+        model = DDP.new(Odd.new)
+        model.register_comm_hook { |_, bucket| model.training ? bucket.buffer : nil }
+        model.call(Torch.ones(2, 7)).sum.backward
+        WeakRef.new(model)
+      end
+      # A few may still be seen on the stack.
+      3.times { GC.start }
+      made.count(&:weakref_alive?)
+    end
+    assert_operator left.first, :<, 10
+  end
+
+  def test_a_hook_is_kept_by_its_model_and_by_the_hook_around_it
+    kept = world(1) do
+      model = DDP.new(Odd.new)
+      model.register_comm_hook(Torch::Distributed::CommHook.compress(:float16, Torch::Distributed::CommHook.ruby(->(bucket) { bucket.buffer })))
+      3.times { GC.start }
+      Array.new(1000) { _1.to_s * 10 }
+      2.times { model.call(Torch.ones(2, 7)).sum.backward }
+      model.module.parameters.all?(&:grad)
+    end
+    assert_equal [true], kept
+  end
 
   def test_mistakes_are_named
     alone do
