@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <sstream>
+
 #include <tddp/torch_checkpoint.h>
 
 #include "torch/checkpoint.h"
@@ -177,6 +179,18 @@ std::vector<at::Tensor> CheckpointNode::run_again(std::vector<at::Tensor> &input
     return outputs;
 }
 
+// A gradient has the shape of forward's output. Autograd itself would sum it up to a smaller one.
+void check_same(size_t number, const at::Tensor &again, const at::Tensor &grad)
+{
+    if (again.sizes() != grad.sizes()) {
+        std::ostringstream text;
+        text << "output " << number << " of a checkpointed segment has the shape " << again.sizes()
+             << " in backward, but " << grad.sizes()
+             << " in forward: the segment must do the same each time";
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "%s", text.str().c_str()));
+    }
+}
+
 variable_list CheckpointNode::apply(variable_list &&grads)
 {
     check_backward();
@@ -194,6 +208,7 @@ variable_list CheckpointNode::apply(variable_list &&grads)
     for (size_t i = 0; i < differentiable_.size(); i++) {
         const at::Tensor &output = outputs[differentiable_[i]];
         if (grads[i].defined() && output.defined() && output.requires_grad()) {
+            check_same(differentiable_[i], output, grads[i]);
             roots.push_back(output);
             root_grads.push_back(grads[i]);
         }

@@ -120,6 +120,16 @@ class ActivationCheckpointTest < Minitest::Test
     end
   end
 
+  # Autograd alone would sum the gradient up to the smaller shape.
+  def test_a_segment_of_another_shape_in_backward_is_named
+    aside do
+      runs = 0
+      result = Checkpoint.checkpoint(@input) { |x| ((runs += 1) > 1) ? x[0] * 2 : x * 2 }
+      error = assert_raises(RuntimeError) { result.sum.backward }
+      assert_match(/output 0 of a checkpointed segment has the shape #{Regexp.escape(@input.shape.drop(1).inspect)} in backward, but/, error.message)
+    end
+  end
+
   def test_segments_are_let_go
     aside do
       count = lambda do
