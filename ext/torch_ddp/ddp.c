@@ -242,7 +242,7 @@ static tddp_status body_shadow(void *data, const tddp_wait *wait)
     return tddp_ddp_shadow(call->ddp, wait);
 }
 
-/* A hook in Ruby runs on this thread, which keeps the GVL then. */
+/* A hook in Ruby runs on this thread, which lets go of the GVL where it waits for the others. */
 static VALUE ddp_shadow(VALUE self)
 {
     sync_call call = {ddp_of(self), 0};

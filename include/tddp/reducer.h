@@ -179,6 +179,15 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
                                                         const tddp_wait *wait);
 
 /**
+ * Waits until no operation of the round is under way, and does nothing else: for owners who hold a
+ * lock of the host's in finish, as a hook with `on_caller` needs it, and let go of it where finish,
+ * given no time, says TDDP_TIMEOUT. `*any` is set to 1 if there was one, else 0. How they ended is
+ * told by the next finish. Errors: TDDP_TIMEOUT, TDDP_CANCELED (they are under way still).
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_await_works(tddp_reducer *reducer,
+                                                             const tddp_wait *wait, int *any);
+
+/**
  * A round of a rank without data, in place of mark_ready and finish: zeroes its buckets, hands over
  * all, waits. After rebuild and prepare, as on the other ranks. If `wait` ended before, call it or
  * finish again. Errors: TDDP_INVALID_ARGUMENT (not prepared; gradients are ready already) and those

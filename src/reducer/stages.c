@@ -250,3 +250,31 @@ tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all
     } while (all && under_way(reducer, launched));
     return tddp_reducer_await_slot(reducer, &reducer->usage.work, patience, done);
 }
+
+static tddp_status await_work(tddp_work *work, const tddp_reducer_patience *patience, int *any)
+{
+    bool done = true;
+    tddp_status status = TDDP_OK;
+    if (work) {
+        *any = 1;
+        status = tddp_reducer_await(work, patience, &done);
+    }
+    return done ? TDDP_OK : status;
+}
+
+tddp_status tddp_reducer_await_works(tddp_reducer *reducer, const tddp_wait *wait, int *any)
+{
+    const tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    tddp_status status = TDDP_OK;
+    int found = 0;
+    for (size_t b = 0; b < reducer->layout.bucket_count && status == TDDP_OK; b++) {
+        status = await_work(reducer->layout.buckets[b].work, &patience, &found);
+    }
+    if (status == TDDP_OK) {
+        status = await_work(reducer->usage.work, &patience, &found);
+    }
+    if (status == TDDP_OK) {
+        *any = found;
+    }
+    return status;
+}

@@ -289,6 +289,13 @@ void Core::prepare(bool sync, const tddp_wait *wait)
     if (!sync) {
         return;
     }
+    if (!broken_.empty()) {
+        throw Failure(tddp_fail(TDDP_GROUP_FAILED,
+                                "the sparse gradients of an earlier step were not averaged (%s): "
+                                "end this process group, and make it and the model anew from a "
+                                "checkpoint",
+                                broken_.c_str()));
+    }
     int rebuilt = 0;
     check(tddp_reducer_rebuild(reducer_, wait, &rebuilt));
     if (rebuilt) {
@@ -343,6 +350,34 @@ tddp_status Core::wait_through(tddp_status (*body)(void *data, tddp_cancel *canc
     return through_ ? through_(body, data) : body(data, nullptr);
 }
 
+// Ends the round where the hook is the host's. This thread has the host's lock, which the hook
+// needs, and lets go of it wherever there is nothing to do but to wait.
+tddp_status Core::finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *))
+{
+    struct Waiting {
+        tddp_reducer *reducer;
+        int any;
+    } waiting{reducer_, 1};
+    const auto body = [](void *data, tddp_cancel *cancel) {
+        auto *self = static_cast<Waiting *>(data);
+        const tddp_wait wait = {-1, cancel};
+        return tddp_reducer_await_works(self->reducer, &wait, &self->any);
+    };
+    const tddp_wait at_once = {0, nullptr};
+    tddp_status status = begin(reducer_, &at_once);
+    // With nothing under way it is an operation that has run out of time.
+    while (status == TDDP_TIMEOUT && waiting.any) {
+        const tddp_status ended = wait_through(body, &waiting);
+        if (ended != TDDP_OK) {
+            return ended;
+        }
+        if (waiting.any) {
+            status = tddp_reducer_finish(reducer_, &at_once);
+        }
+    }
+    return status;
+}
+
 // Whether the round is over: not if parameters are missing.
 bool Core::finish_round()
 {
@@ -354,15 +389,18 @@ bool Core::finish_round()
     const auto body = [](void *data, tddp_cancel *cancel) {
         const auto &self = *static_cast<Finish *>(data);
         const tddp_wait wait = {-1, cancel};
-        const tddp_status status = tddp_reducer_finish(self.core->reducer_, &wait);
+        const tddp_status status =
+            self.core->hook_on_caller_ ? TDDP_OK : tddp_reducer_finish(self.core->reducer_, &wait);
         if (status != TDDP_OK || tddp_reducer_rounds(self.core->reducer_) == self.rounds) {
             return status;
         }
         return guard([&] { self.core->settle_all(&wait); });
     };
     const Calling calling(this);
-    // A hook of the host's waits by itself, in the host's own way.
-    check(hook_on_caller_ ? body(&finish, nullptr) : wait_through(body, &finish));
+    if (hook_on_caller_) {
+        check(finish_here(tddp_reducer_finish));
+    }
+    check(wait_through(body, &finish));
     return tddp_reducer_rounds(reducer_) != rounds;
 }
 
@@ -370,12 +408,20 @@ void Core::shadow(const tddp_wait *wait)
 {
     disarm();
     const Calling calling(this);
-    check(tddp_reducer_shadow(reducer_, wait));
-    if (!sparse_.empty()) {
-        const at::NoGradGuard no_grad;
-        for (const size_t i : sparse_) {
-            params_[i].tensor.mutable_grad().reset();
-        }
+    check(hook_on_caller_ ? finish_here(tddp_reducer_shadow) : tddp_reducer_shadow(reducer_, wait));
+    if (sparse_.empty()) {
+        return;
+    }
+    for (const size_t i : sparse_) {
+        params_[i].tensor.mutable_grad().reset();
+    }
+    const auto body = [](void *data, tddp_cancel *cancel) {
+        const tddp_wait here = {-1, cancel};
+        return guard([&] { static_cast<Core *>(data)->reduce_sparse(&here); });
+    };
+    if (hook_on_caller_) {
+        check(wait_through(body, this));
+    } else {
         reduce_sparse(wait);
     }
 }

@@ -119,6 +119,7 @@ class Core : public std::enable_shared_from_this<Core>
     void queue_end(bool again);
     void end();
     bool finish_round();
+    tddp_status finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
     void trace() const;
     tddp_status wait_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
 
@@ -137,6 +138,7 @@ class Core : public std::enable_shared_from_this<Core>
 
     // sparse.cc
     void reduce_sparse(const tddp_wait *wait);
+    void exchange_sparse(const tddp_wait *wait);
     at::Tensor sparse_average(size_t index, const at::Tensor &entries, const tddp_wait *wait) const;
 
     std::vector<Param> params_;
@@ -157,6 +159,8 @@ class Core : public std::enable_shared_from_this<Core>
     int divisor_ = 0;
     bool settled_ = true;  // buckets have their final order
     bool counted_ = false; // static_graph: the first round is over
+    // Why an exchange of sparse gradients was left in its midst: ranks are out of step for good.
+    std::string broken_;
 
     std::atomic<bool> armed_{false};
     std::atomic<bool> queued_{false}; // the end of backward will be told

@@ -125,9 +125,20 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
     return sum;
 }
 
+// Other ranks go on with operations that a rank which gives up does not make.
 void Core::reduce_sparse(const tddp_wait *wait)
 {
     const at::NoGradGuard no_grad;
+    try {
+        exchange_sparse(wait);
+    } catch (const std::exception &error) {
+        broken_ = error.what();
+        throw;
+    }
+}
+
+void Core::exchange_sparse(const tddp_wait *wait)
+{
     const auto count = static_cast<int64_t>(sparse_.size());
     const at::Tensor own = at::empty({count, 2}, at::TensorOptions().dtype(at::kLong));
     for (int64_t i = 0; i < count; i++) {

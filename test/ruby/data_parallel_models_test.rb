@@ -194,6 +194,42 @@ class DataParallelModelsTest < Minitest::Test
     end
   end
 
+  # The other rank comes only after this one has given up, and makes operations that this one does not make.
+  def test_sparse_gradients_that_were_interrupted_are_the_end_of_the_model
+    said = world(2) do |rank|
+      model = DDP.new(Torch::NN::Embedding.new(5, 3, sparse: true))
+      run = -> { model.call(Torch.tensor([1, 2])).sum.backward }
+      3.times { run.call }
+      if rank.zero?
+        here = Thread.current
+        Thread.new { sleep 0.2 and here.raise(IOError) }
+        assert_raises(RuntimeError) { run.call }
+        assert_raises(IOError) { sleep 5 }
+      else
+        sleep 0.8
+      end
+      failure(&run)
+    end
+    assert_equal "Torch::Distributed::GroupError", said[0][0]
+    assert_match(/sparse gradients of an earlier step were not averaged \(.*interrupted.*\): end this process group/, said[0][1])
+  end
+
+  # Where a hook in Ruby keeps the lock, other threads of its process still run while the others are waited for.
+  def test_waiting_beside_a_hook_in_ruby_keeps_nobody_from_running
+    ticks = world(2) do |rank|
+      model = DDP.new(Words.new(true), find_unused_parameters: true)
+      model.register_comm_hook { |_, bucket| bucket.buffer }
+      run = -> { model.call(Torch.tensor([[1, 2]])).sum.backward }
+      run.call
+      ticks = 0
+      sleep 0.5 if rank == 1
+      Thread.new { loop { sleep 0.01 and ticks += 1 } } if rank.zero?
+      run.call
+      ticks
+    end
+    assert_operator ticks.first, :>, 5
+  end
+
   def test_a_sparse_gradient_that_was_not_to_be_expected_is_named
     said = world(2) do
       net = Torch::NN::Embedding.new(5, 2)
