@@ -71,6 +71,20 @@ class TraceTest < Minitest::Test
     end
   end
 
+  def test_what_json_cannot_say_is_shown_as_text
+    in_folder do |folder|
+      with_env("TDDP_TRACE" => folder) do
+        world(1) do
+          Distributed.trace("odd \xff", loss: Float::NAN, count: 3) { 1 }
+          Distributed.trace("bytes", text: "\xff", name: "a\0b") { 1 }
+        end
+      end
+      first, second = spans(folder, 0, "training")
+      assert_equal ["odd \ufffd", {"loss" => "NaN", "count" => "3"}], first.values_at("name", "args")
+      assert_equal ["\ufffd", "ab"], second["args"].values_at("text", "name")
+    end
+  end
+
   def test_steps_of_optimizers
     in_folder do |folder|
       with_env("TDDP_TRACE" => folder) do

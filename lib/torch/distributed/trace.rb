@@ -47,13 +47,20 @@ module Torch
       private
 
       def add_span(name, start, lane = LANE, args = nil)
-        json = JSON.generate(args) unless args.nil? || args.empty?
+        json = trace_json(args) unless args.nil? || args.empty?
         _trace_span(trace_text(lane), trace_text(name), start, _trace_now, json)
       end
 
-      # A name may be anything; none is worth an error in the midst of training.
+      # A name may be anything, and so may what is shown with it; none is worth an error in the midst of training.
       def trace_text(text)
-        text.to_s.delete("\0")
+        text.to_s.scrub.delete("\0")
+      end
+
+      # JSON knows no NaN, for instance.
+      def trace_json(args)
+        JSON.generate(args)
+      rescue JSON::JSONError, EncodingError
+        JSON.generate(args.to_h { |key, value| [trace_text(key), trace_text(value)] })
       end
 
       # Called when a default group is there. A trace that cannot be written keeps nobody from training.

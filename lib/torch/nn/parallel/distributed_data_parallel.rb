@@ -225,7 +225,8 @@ module Torch
           return unless Torch.grad_enabled?
 
           Torch::Distributed::StepMemory.instance.step
-          tie(false) if @core.stale?
+          # There is none if the ranks differed when they were to be tied anew.
+          tie(false) if @core.nil? || @core.stale?
           @logging.sample(@core) if @sync_gradients
           # First, for it names the parameters that the backward before left out; ranks that differ there would
           # only learn from the buffers that they do.

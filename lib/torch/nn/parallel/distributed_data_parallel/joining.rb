@@ -65,6 +65,7 @@ module Torch
           def prepare_joined
             Torch::Distributed::Algorithms::Join.notify_join_context(self)
             training = Torch.grad_enabled?
+            Torch::Distributed::StepMemory.instance.step if training
             own = Plan.new(buffers_due? ? @process_group.rank : -1, training, wants_sync)
             follow(agree(own))
             @sync_next_forward = @sync_gradients if training
