@@ -10,6 +10,14 @@
 
 #include "reducer/reducer.h"
 
+static tddp_status break_for_good(tddp_reducer *reducer, tddp_status status)
+{
+    pthread_mutex_lock(&reducer->lock);
+    (void)tddp_reducer_break(reducer, status);
+    pthread_mutex_unlock(&reducer->lock);
+    return status;
+}
+
 static tddp_status start(tddp_reducer *reducer)
 {
     int64_t *order = tddp_alloc_array(reducer->count, sizeof *order);
@@ -45,7 +53,7 @@ static tddp_status receive(tddp_reducer *reducer, const tddp_wait *wait)
     }
     tddp_work_release(reducer->rebuild_work);
     reducer->rebuild_work = NULL;
-    return status == TDDP_OK ? TDDP_OK : tddp_reducer_break(reducer, status);
+    return status == TDDP_OK ? TDDP_OK : break_for_good(reducer, status);
 }
 
 /* A rank that runs other code, or memory gone bad, must not become an index out of bounds. */
@@ -59,7 +67,7 @@ static tddp_status check_order(tddp_reducer *reducer)
     for (size_t k = 0; k < reducer->count && status == TDDP_OK; k++) {
         size_t i = (size_t)reducer->rebuild_order[k];
         if (i >= reducer->count || seen[i]) {
-            status = tddp_reducer_break(
+            status = break_for_good(
                 reducer,
                 tddp_fail(TDDP_INTERNAL, "rank 0 sent no order of %zu parameters", reducer->count));
         } else {
