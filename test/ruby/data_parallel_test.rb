@@ -1,45 +1,9 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
+require_relative "data_parallel_training"
 
 class DistributedDataParallelTest < Minitest::Test
-  DDP = Torch::NN::Parallel::DistributedDataParallel
-  F = Torch::NN::F
-
-  # Sizes that fill no vector register, chunk or page.
-  class Odd < Torch::NN::Module
-    def initialize
-      super
-      @first = Torch::NN::Linear.new(7, 13)
-      @second = Torch::NN::Linear.new(13, 5)
-      @third = Torch::NN::Linear.new(5, 3)
-      @scale = Torch::NN::Parameter.new(Torch.ones(3))
-    end
-
-    def forward(x)
-      @third.call(Torch.tanh(@second.call(Torch.tanh(@first.call(x))))) * @scale
-    end
-  end
-
-  class Normed < Torch::NN::Module
-    def initialize
-      super
-      @linear = Torch::NN::Linear.new(3, 4)
-      @norm = Torch::NN::BatchNorm1d.new(4)
-    end
-
-    def forward(x)
-      @norm.call(@linear.call(x))
-    end
-  end
-
-  def numbers(model)
-    model.named_parameters.to_h { |name, parameter| [name.delete_prefix("module."), parameter.detach.to_a.flatten] }
-  end
-
-  def norm(values)
-    Math.sqrt(values.sum { |value| value * value })
-  end
+  include DataParallelTraining
 
   # A hundred steps of SGD; each process takes its share of every batch.
   def train(dtype, rank, size, steps: 100, **options)
@@ -60,18 +24,15 @@ class DistributedDataParallelTest < Minitest::Test
     numbers(model)
   end
 
-  {float64: 1e-10, float32: 1e-5}.each do |dtype, tolerance|
+  TOLERANCE.each do |dtype, tolerance|
     define_method(:"test_processes_with_shares_of_a_batch_follow_one_with_the_whole_#{dtype}") do
       alone = Distributed.fork_world(1) { train(dtype, 0, 1) }.first
       start = Distributed.fork_world(1) { train(dtype, 0, 1, steps: 0) }.first
       [[2, {}], [3, {}], [3, {bucket_cap_mb: 0.0002}]].each do |size, options|
         together = world(size) { |rank| train(dtype, rank, size, **options) }
         assert_equal 1, together.uniq.size, "ranks differ"
-        alone.each do |name, expected|
-          difference = norm(expected.zip(together[0].fetch(name)).map { |a, b| a - b })
-          assert_operator difference, :<=, tolerance * norm(expected), "#{name}, #{size} processes"
-          refute_equal start.fetch(name), expected
-        end
+        assert_follows alone, together[0], tolerance, "#{size} processes"
+        alone.each { |name, expected| refute_equal start.fetch(name), expected }
       end
     end
   end
