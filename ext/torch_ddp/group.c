@@ -154,7 +154,14 @@ static VALUE group_ended_peer(VALUE self, VALUE rank)
 /* The group's part of the store, where its ranks agree on small things. */
 static VALUE group_store(VALUE self)
 {
-    return tddp_rb_wrap_store(tddp_group_store(tddp_rb_group(self)));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_store *store = tddp_group_store(group);
+    if (store == NULL)
+        tddp_rb_check(tddp_fail(TDDP_GROUP_CLOSED, "the process group \"%s\" is destroyed",
+                                tddp_group_name(group)));
+    VALUE wrapped = tddp_rb_wrap_store(store);
+    tddp_store_release(store);
+    return wrapped;
 }
 
 static VALUE group_timeout(VALUE self)

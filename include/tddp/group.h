@@ -122,7 +122,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer_ended(const tddp_group *grou
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
 
-/** The group's part of the store, borrowed: for agreeing on small things beside the collectives. */
+/** The group's part of the store, for agreeing on small things beside the collectives; the caller
+ *  releases it. NULL once the group is shut down, for what hosts the store may end then, and in a
+ *  forked child. Any thread. */
 TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 
 /**

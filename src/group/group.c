@@ -233,8 +233,15 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;
+    tddp_store *store = group->store;
+    tddp_store *names = group->names;
+    group->store = NULL;
+    group->names = NULL;
     pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
+    /* Whoever still has the group, as a model may, keeps no server of the store alive. */
+    tddp_store_release(store);
+    tddp_store_release(names);
 }
 
 tddp_group *tddp_group_retain(tddp_group *group)
@@ -331,5 +338,11 @@ tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms)
 
 tddp_store *tddp_group_store(tddp_group *group)
 {
-    return group->store;
+    if (group->pid != getpid()) {
+        return NULL;
+    }
+    pthread_mutex_lock(&group->mutex);
+    tddp_store *store = group->store ? tddp_store_retain(group->store) : NULL;
+    pthread_mutex_unlock(&group->mutex);
+    return store;
 }

@@ -31,6 +31,7 @@ enum {
 
 typedef struct barrier {
     tddp_group *group;
+    tddp_store *store; /* held: the group lets go of its own when another thread shuts it down */
     uint64_t number;
     int64_t timeout_ms;
     bool all_ranks;
@@ -65,8 +66,7 @@ static tddp_status lost(const barrier *self, int rank)
     tddp_wait wait = brief(self, TIDY_MS);
     int there = 0;
     /* What rank 0 has come for is to tell the outcome. */
-    tddp_status status =
-        rank ? tddp_store_check(self->group->store, &slice, 1, &wait, &there) : TDDP_OK;
+    tddp_status status = rank ? tddp_store_check(self->store, &slice, 1, &wait, &there) : TDDP_OK;
     if (status || there) {
         return status;
     }
@@ -110,7 +110,7 @@ static tddp_status await(const barrier *self, const char *what, int64_t deadline
     for (;;) {
         int64_t slice = tddp_deadline_after_ms(SLICE_MS);
         tddp_wait wait = brief(self, tddp_deadline_poll_ms(slice < deadline ? slice : deadline));
-        tddp_status status = tddp_store_wait(self->group->store, &key, 1, &wait);
+        tddp_status status = tddp_store_wait(self->store, &key, 1, &wait);
         if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
             return status;
         }
@@ -124,7 +124,7 @@ static tddp_status come(const barrier *self)
 {
     char text[KEY_BYTES];
     int64_t count;
-    tddp_store *store = self->group->store;
+    tddp_store *store = self->store;
     tddp_wait wait = {-1, self->cancel};
     /* The value is how long rank 0 waits, for those who wait for rank 0. */
     char time[24];
@@ -155,7 +155,7 @@ static tddp_status name_missing(const barrier *self)
         tddp_slice slice = here_of(self, rank, key);
         tddp_wait wait = brief(self, TIDY_MS);
         int there;
-        tddp_status status = tddp_store_check(group->store, &slice, 1, &wait, &there);
+        tddp_status status = tddp_store_check(self->store, &slice, 1, &wait, &there);
         if (status) {
             return status;
         }
@@ -199,9 +199,9 @@ static tddp_status await_leader(const barrier *self)
     tddp_blob value = {0};
     int there;
     int64_t its_ms;
-    tddp_status status = tddp_store_check(group->store, &key, 1, &wait, &there);
+    tddp_status status = tddp_store_check(self->store, &key, 1, &wait, &there);
     if (status == TDDP_OK && there) {
-        status = tddp_store_get(group->store, key, &wait, &value);
+        status = tddp_store_get(self->store, key, &wait, &value);
     }
     if (status) {
         return status;
@@ -237,7 +237,7 @@ static void tidy(const barrier *self)
     int deleted;
     int64_t gone;
     tddp_wait wait = {TIDY_MS, NULL};
-    tddp_store *store = self->group->store;
+    tddp_store *store = self->store;
     tddp_status status =
         tddp_store_delete_key(store, here_of(self, self->group->rank, text), &wait, &deleted);
     if (status == TDDP_OK) {
@@ -303,9 +303,9 @@ static tddp_status agree(const barrier *self, tddp_status own)
     length = length < TEXT_BYTES ? length : TEXT_BYTES - 1;
     tddp_wait wait = {TIDY_MS, NULL};
     tddp_blob set;
-    tddp_status status = tddp_store_compare_set(self->group->store, key_of(self, "outcome", key),
-                                                (tddp_slice){"", 0},
-                                                (tddp_slice){value, (size_t)length}, &wait, &set);
+    tddp_status status =
+        tddp_store_compare_set(self->store, key_of(self, "outcome", key), (tddp_slice){"", 0},
+                               (tddp_slice){value, (size_t)length}, &wait, &set);
     if (status) {
         return explain(self, status);
     }
@@ -337,10 +337,30 @@ static tddp_status admit(tddp_group *group)
     return check_group(group);
 }
 
+static tddp_status run(barrier *self)
+{
+    char text[TEXT_BYTES];
+    tddp_status status = come(self);
+    if (status) {
+        return explain(self, status);
+    }
+    int rank = self->group->rank;
+    status = explain(self, rank == 0 ? lead(self) : follow(self));
+    /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
+     * is heard if it leads. */
+    bool gone = status == TDDP_NETWORK || status == TDDP_STORE || status == TDDP_GROUP_FAILED;
+    if (status == TDDP_OK || status == TDDP_TIMEOUT || status == TDDP_PEER_LOST ||
+        (rank == 0 && !gone)) {
+        status = agree(self, status);
+    }
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    tidy(self);
+    return status ? tddp_fail(status, "%s", text) : TDDP_OK;
+}
+
 tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wait_all_ranks,
                                    const tddp_wait *wait)
 {
-    char text[TEXT_BYTES];
     tddp_status status = admit(group);
     if (status) {
         return status;
@@ -348,8 +368,13 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
     if (group->world_size == 1) {
         return TDDP_OK;
     }
+    tddp_store *store = tddp_group_store(group);
+    if (!store) {
+        return check_group(group);
+    }
     barrier self = {
         .group = group,
+        .store = store,
         .number = atomic_fetch_add(&group->monitored_barriers, 1) + 1,
         .timeout_ms = timeout_ms > 0 ? timeout_ms : atomic_load(&group->timeout_ms),
         .all_ranks = wait_all_ranks != 0,
@@ -359,19 +384,7 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
         self.timeout_ms = wait->timeout_ms;
     }
     self.deadline = tddp_deadline_after_ms(self.timeout_ms);
-    status = come(&self);
-    if (status) {
-        return explain(&self, status);
-    }
-    status = explain(&self, group->rank == 0 ? lead(&self) : follow(&self));
-    /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
-     * is heard if it leads. */
-    bool gone = status == TDDP_NETWORK || status == TDDP_STORE || status == TDDP_GROUP_FAILED;
-    if (status == TDDP_OK || status == TDDP_TIMEOUT || status == TDDP_PEER_LOST ||
-        (group->rank == 0 && !gone)) {
-        status = agree(&self, status);
-    }
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tidy(&self);
-    return status ? tddp_fail(status, "%s", text) : TDDP_OK;
+    status = run(&self);
+    tddp_store_release(store);
+    return status;
 }

@@ -356,4 +356,19 @@ class DistributedDataParallelTest < Minitest::Test
   rescue Distributed::WorkerError => e
     assert_match(/Timeout::Error after 0/, e.message)
   end
+
+  # A model keeps its group, but not the place where the next one of the same address is hosted.
+  def test_a_model_that_is_still_there_is_in_no_later_group_s_way
+    kept = []
+    ranks = Distributed.fork_world(2) do |rank, port|
+      Array.new(2) do |time|
+        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 20)
+        kept << (model = DDP.new(Torch::NN::Linear.new(2, 1, bias: false)))
+        model.call(Torch.ones(1, 2) * (rank + time)).sum.backward
+        Distributed.destroy_process_group
+        model.module.weight.grad.to_a
+      end
+    end
+    assert_equal [[[[0.5, 0.5]], [[1.5, 1.5]]]] * 2, ranks
+  end
 end

@@ -162,7 +162,27 @@ void tddp_watch_leave(tddp_group *group)
     free_entry(self);
     if (last) {
         pthread_join(watch->thread, NULL);
+        pthread_mutex_lock(&watch->mutex);
+        tddp_store *store = watch->store;
+        tddp_store *base = watch->base;
+        watch->store = NULL;
+        watch->base = NULL;
+        pthread_mutex_unlock(&watch->mutex);
+        tddp_store_release(store);
+        tddp_store_release(base);
     }
+}
+
+/* The job's part of the store, or if its watch is over the group's; the caller releases it. */
+static tddp_store *hold_store(tddp_group *group, tddp_watch *watch)
+{
+    tddp_store *store = NULL;
+    if (watch) {
+        pthread_mutex_lock(&watch->mutex);
+        store = watch->base ? tddp_store_retain(watch->base) : NULL;
+        pthread_mutex_unlock(&watch->mutex);
+    }
+    return store ? store : tddp_store_retain(group->store);
 }
 
 void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status status, const char *text)
@@ -174,13 +194,14 @@ void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status statu
     char key[TDDP_WATCH_KEY_BYTES];
     tddp_bytes line = {0};
     tddp_recorder_position nowhere = {.messages = 0};
-    tddp_store *store = parent && parent->watch ? parent->watch->base : group->store;
+    tddp_store *store = hold_store(group, parent ? parent->watch : NULL);
     name_group(group, key);
     tddp_status told = tddp_account_write(&line, TDDP_ACCOUNT_FAILURE, group->rank, status,
                                           &nowhere, "", text, TEXT_BYTES);
     told = told ? told : tddp_alarm_say(store, key, &line);
     told = told ? told : tddp_alarm_raise(store, key);
     tddp_bytes_free(&line);
+    tddp_store_release(store);
     if (told) {
         tddp_log(TDDP_LOG_DEBUG, "group", "the others do not learn that \"%s\" cannot be made: %s",
                  group->name, tddp_error_message());

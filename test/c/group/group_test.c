@@ -62,11 +62,13 @@ TEST(what_a_group_tells_of_itself)
     CHECK_OK(tddp_group_set_timeout(group, 700));
     CHECK_INT(tddp_group_timeout(group), 700);
     CHECK_STATUS(tddp_group_set_timeout(group, 0), TDDP_INVALID_ARGUMENT);
-    CHECK_OK(tddp_store_set(tddp_group_store(group), (tddp_slice){"mine", 4}, (tddp_slice){"1", 1},
-                            NULL));
+    tddp_store *part = tddp_group_store(group);
+    CHECK_OK(tddp_store_set(part, (tddp_slice){"mine", 4}, (tddp_slice){"1", 1}, NULL));
+    tddp_store_release(part);
     CHECK_INT(tddp_group_closed(group), 0);
     tddp_group_shutdown(group, 0);
     CHECK_INT(tddp_group_closed(group), 1);
+    CHECK(tddp_group_store(group) == NULL);
     drop(group, store);
 }
 
