@@ -258,6 +258,20 @@ class DataParallelModelsTest < Minitest::Test
     said.flatten(1).each { |name, text| assert_match(/ArgumentError no parameter of the .* requires a gradient/, "#{name} #{text}") }
   end
 
+  def test_copies_are_refused_and_those_of_the_module_are_not
+    alone do
+      model = DDP.new(Torch::NN::Linear.new(2, 2))
+      outer = Torch::NN::Sequential.new(model)
+      [-> { model.dup }, -> { model.clone }, -> { model.deep_dup }, -> { outer.deep_dup }, -> { Marshal.dump(model) }].each do |copy|
+        assert_match(/cannot be copied or dumped: copy or save model\.module .*state_dict.*Checkpoint/, assert_raises(TypeError, &copy).message)
+      end
+      copy = DDP.new(model.module.deep_dup)
+      copy.call(Torch.ones(1, 2)).sum.backward
+      assert_nil model.module.weight.grad
+      assert_equal [[1.0, 1.0]] * 2, copy.module.weight.grad.to_a
+    end
+  end
+
   def test_several_accumulations_and_sizes_of_batches
     results = world(3) do |rank|
       Torch.manual_seed(1)

@@ -211,6 +211,11 @@ module Torch
           @sync_next_forward && @arguments.forward_sync_buffers? && !@parameters_of_model.buffers.empty?
         end
 
+        # @raise [TypeError] as `dup`, `clone` and `deep_dup` do: save `model.module`, or copy that and wrap the copy
+        def marshal_dump
+          refuse_copy
+        end
+
         # Moves and converts as a module does. Parameters become other tensors by that, so they are tied
         # anew: a collective call.
         def _apply(fn)
@@ -220,6 +225,16 @@ module Torch
         end
 
         private
+
+        # Copies would share what answers to the gradients.
+        def initialize_copy(_other)
+          refuse_copy
+        end
+
+        def refuse_copy
+          raise TypeError, "a #{DistributedDataParallel.name} belongs to its process and to its group, it cannot be copied or dumped: copy or " \
+            "save model.module instead, or its state_dict, or use Torch::Distributed::Checkpoint"
+        end
 
         def prepare
           return unless Torch.grad_enabled?
