@@ -52,7 +52,7 @@ class DataParallelPrecisionTest < Minitest::Test
       model.double
       model.call(Torch.ones(4, 3, dtype: :float64)).sum.backward
       other = Watching.new
-      apart = DDP.new(other, mixed_precision: MixedPrecision.new(param_dtype: :float64, cast_forward_inputs: false))
+      apart = DDP.new(other, mixed_precision: MixedPrecision.new(param_dtype: :float64, buffer_dtype: :float64, cast_forward_inputs: false))
       said = failure { apart.call(Torch.ones(4, 3)) }
       whole = Watching.new
       small = MixedPrecision.new(param_dtype: :bfloat16, buffer_dtype: :bfloat16)
@@ -62,6 +62,30 @@ class DataParallelPrecisionTest < Minitest::Test
       [net.seen.values_at(:mean, :weight), batches, net.state_dict["norm.running_mean"].dtype, said&.first, other.seen[:input]]
     end.first
     assert_equal [%i[float64 float64], :int64, :float64, "RuntimeError", :float32], seen
+  end
+
+  # Libtorch takes statistics of the batch's dtype, and of float32 for smaller ones.
+  def test_statistics_that_do_not_fit_are_refused_and_buffer_dtype_helps
+    fits = lambda do |net, mean, **dtypes|
+      DDP.new(net, mixed_precision: MixedPrecision.new(**dtypes)).call(Torch.randn(4, 3)).sum.backward
+      net.named_modules["norm"].running_mean.dtype == mean && net.parameters.all? { |parameter| parameter.grad.dtype == parameter.dtype }
+    end
+    alone do
+      [Normed.new, Torch::NN::SyncBatchNorm.convert_sync_batchnorm(Normed.new)].each do |net|
+        [[:float64, nil, :float32], [:float32, :bfloat16, :bfloat16], [:bfloat16, :float64, :float64]].each do |wanted, buffers, found|
+          precision = MixedPrecision.new(param_dtype: wanted, buffer_dtype: buffers)
+          error = assert_raises(ArgumentError) { DDP.new(net, mixed_precision: precision) }
+          assert_match(/param_dtype: :#{wanted} does not fit .*BatchNorm.* "norm", .* in :#{found}: .* buffer_dtype: :#{wanted}\z/, error.message)
+          assert_equal :float32, net.state_dict["norm.running_mean"].dtype
+        end
+        assert fits.call(net, :float32, param_dtype: :bfloat16)
+        assert fits.call(net, :float64, param_dtype: :float64, buffer_dtype: :float64)
+        assert fits.call(net, :bfloat16, param_dtype: :bfloat16, buffer_dtype: :bfloat16)
+      end
+      bare = Torch::NN::Sequential.new(Torch::NN::Linear.new(3, 4), Torch::NN::BatchNorm1d.new(4, track_running_stats: false))
+      DDP.new(bare, mixed_precision: MixedPrecision.new(param_dtype: :float64)).call(Torch.randn(4, 3)).sum.backward
+      assert_equal :float32, bare.parameters.first.grad.dtype
+    end
   end
 
   # In a larger dtype the sums are nearly exact, so that the same must come out as in float64.

@@ -10,7 +10,7 @@ module Torch
       #
       # During forward the model's floating-point parameters are replaced by casts of them that autograd knows, so gradients
       # arrive in the parameters' own dtype. Those of batch normalization are cast to the dtype of its statistics, that is
-      # `buffer_dtype`, instead. Outputs have the dtype that the model gives them. On the CPU libtorch
+      # `buffer_dtype`, instead: with `param_dtype: :float64` they need `buffer_dtype: :float64`. Outputs have the dtype that the model gives them. On the CPU libtorch
       # knows few operations in float16; bfloat16 is the one to take there.
       class MixedPrecision
         DTYPES = %i[float16 bfloat16 float32 float64].freeze

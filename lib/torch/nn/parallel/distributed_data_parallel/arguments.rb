@@ -197,6 +197,7 @@ module Torch
             end
 
             precision.check(mod.parameters.select(&:requires_grad))
+            Casts.check(mod, precision)
             precision
           end
 

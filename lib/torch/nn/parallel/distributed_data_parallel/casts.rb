@@ -26,6 +26,34 @@ module Torch
           # Where Torch::Utils::Checkpoint looks for what has to be `during` a segment's second run, too.
           SURROUNDINGS = :torch_ddp_surroundings
 
+          # In these libtorch normalizes batches with statistics in float32, too.
+          HALVES = %i[float16 bfloat16].freeze
+          private_constant :HALVES
+
+          class << self
+            # @param mod [Torch::NN::BatchNorm]
+            # @return [Symbol, nil] the dtype of its statistics; nil: it has none
+            def statistics_dtype(mod)
+              mod.named_buffers.each_value.find { |buffer| buffer.is_a?(Torch::Tensor) && buffer.floating_point? }&.dtype
+            end
+
+            # @raise [ArgumentError] naming a batch normalization whose statistics do not fit what it will be given
+            def check(mod, precision)
+              wanted = precision.param_dtype || return
+              ignored = Parameters.ignored(mod)
+              mod.named_modules.each do |name, each|
+                next unless each.is_a?(BatchNorm)
+
+                cast = precision.buffer_dtype unless ignored.include?(name.empty? ? "running_mean" : "#{name}.running_mean")
+                dtype = statistics_dtype(each) && (cast || statistics_dtype(each))
+                next if dtype.nil? || dtype == wanted || (HALVES.include?(wanted) && dtype == :float32)
+
+                raise ArgumentError, "mixed_precision: param_dtype: #{wanted.inspect} does not fit the #{each.class}#{" #{name.inspect}" unless name.empty?}, " \
+                  "whose statistics are in #{dtype.inspect}: expected them in #{wanted.inspect} as well, with buffer_dtype: #{wanted.inspect}"
+              end
+            end
+          end
+
           # @param mod [Torch::NN::Module]
           # @param precision [MixedPrecision]
           def initialize(mod, precision)
@@ -88,7 +116,7 @@ module Torch
           def dtype_for(mod)
             return @dtype unless mod.is_a?(BatchNorm)
 
-            mod.named_buffers.each_value.find { |buffer| buffer.is_a?(Torch::Tensor) && buffer.floating_point? }&.dtype || @dtype
+            Casts.statistics_dtype(mod) || @dtype
           end
 
           # Yields each name, its parameter, and what puts another tensor there.
