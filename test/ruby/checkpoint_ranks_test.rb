@@ -213,6 +213,37 @@ class CheckpointRanksTest < Minitest::Test
     assert_empty Dir.children(joint)
   end
 
+  # By the rank that fails; the others learn the class from it.
+  def test_errors_are_of_one_class_on_all_ranks
+    errors = {"damaged" => "Checkpoint::DamagedError", "missing" => "NotFoundError", "of_another_kind" => "CheckpointError"}
+    dirs = Array.new(2) { |i| File.join(@dir, i.to_s).tap { |each| FileUtils.mkdir(each) } }
+    dirs.each_with_index do |dir, rank|
+      errors.each_key do |name|
+        next if name == "missing" && rank == 1
+
+        # In a folder of two, what is said is of both.
+        2.times { |epoch| Checkpoint.save(File.join(dir, "several_#{name}"), extra: {"e" => Torch.ones(3)}, epoch: epoch, rng: false) }
+        Torch.save({"model" => Torch::NN::Linear.new(2, 2).state_dict}, File.join(dir, name))
+      end
+    end
+    Dir[File.join(dirs[1], "several_damaged/*/data*")].each { |data| File.truncate(data, 1) }
+    Dir[File.join(dirs[1], "several_of_another_kind/*/manifest.json")].each do |manifest|
+      content = Checkpoint::Manifest.read(File.dirname(manifest)).content
+      File.write(manifest, Checkpoint::Manifest.text(content.merge("version" => 99)))
+    end
+    said = world(2) do |rank|
+      Dir.chdir(dirs[rank])
+      $stderr = StringIO.new
+      result = errors.keys.map { |name| failure { Checkpoint.load("several_#{name}") } + failure { Checkpoint.load("several_#{name}/epoch-000001") } }
+      result << failure { Checkpoint.load("missing", model: Torch::NN::Linear.new(2, 2)) }
+      $stderr = STDERR
+      result
+    end
+    assert_equal said[0], said[1]
+    assert_equal [*errors.values.map { |kind| [kind] * 2 }, ["NotFoundError"]], said[0].map { |each| each.each_slice(2).map { |kind, _| kind.delete_prefix("Torch::Distributed::") } }
+    said[0].flatten.each_slice(2) { |_, text| assert_match(/cannot load .*: rank 1: /, text) }
+  end
+
   def test_what_one_rank_cannot_take_is_told_to_all
     dir = @dir
     said = world(2) do |rank|

@@ -15,7 +15,10 @@ module Torch
 
         # How often to look again at what changes while it is read.
         RETRIES = 3
-        private_constant :RETRIES
+
+        # What is raised where no checkpoint can be read; of several the first.
+        KINDS = [DamagedError, CheckpointError, NotFoundError].freeze
+        private_constant :RETRIES, :KINDS
 
         def initialize(path, together, strict:)
           @path = path
@@ -47,7 +50,7 @@ module Torch
           offered = offer
           RETRIES.times do
             return first_good(offered.map(&:first), names, rng, whole)
-          rescue CheckpointError
+          rescue CheckpointError, NotFoundError
             now = offer
             raise if now == offered
 
@@ -84,6 +87,7 @@ module Torch
           return if candidates.empty?
 
           reasons = []
+          kinds = []
           candidates.each do |candidate|
             content = nil
             outcomes, error = @together.outcomes do
@@ -94,15 +98,18 @@ module Torch
             return content unless rank
 
             reasons << "#{"rank #{rank}: " if @together.size > 1}#{outcomes[rank].error}"
-            raise failure(error, "cannot load #{candidate}: #{reasons.last}"), cause: error if candidates.size == 1
+            kinds << kind_of(error, rank)
+            raise kinds.last, "cannot load #{candidate}: #{reasons.last}", cause: error if candidates.size == 1
 
             skip(candidate, reasons.last) if @together.rank.zero?
           end
-          raise DamagedError, "cannot load #{@path}: none of its #{candidates.size} checkpoints is good: #{reasons.join("; ")}"
+          raise kinds.min_by { |kind| KINDS.index(kind) }, "cannot load #{@path}: none of its #{candidates.size} checkpoints is good: #{reasons.join("; ")}"
         end
 
-        def failure(error, text)
-          (error.nil? || error.is_a?(DamagedError)) ? DamagedError.new(text) : CheckpointError.new(text)
+        # What all ranks raise: what fits the error of that one.
+        def kind_of(error, rank)
+          kinds = @together.all("cannot load #{@path}") { KINDS.index { |kind| kind === error } }
+          KINDS[kinds[rank] || KINDS.index(CheckpointError)]
         end
 
         def read(path, names, rng, whole)
@@ -115,6 +122,8 @@ module Torch
             Content.new(path, manifest["objects"].keys, objects.transform_values { |each| Tree.unpack(each, &tensor) }, manifest.content.slice("epoch", "step"),
               Tree.unpack(manifest["extra"], &tensor), state && Tree.unpack(state, &tensor), manifest["world_size"])
           end
+        rescue Errno::ENOENT => e
+          raise NotFoundError, e.message
         end
 
         def check(objects, content)
