@@ -61,17 +61,23 @@ typedef struct tddp_comm_hook_ops {
 
     /** Frees the state, once nobody has the hook and all works it started are done. */
     void (*free)(void *state);
+
+    /** What else makes two hooks of that name differ, as text: the ranks compare it with the name
+     *  in the first round. Copied; NULL: nothing. */
+    const char *settings;
 } tddp_comm_hook_ops;
 
 typedef struct tddp_comm_hook tddp_comm_hook;
 
-/** Makes a hook of one's own; `ops` is copied. Takes over `state` if it returns TDDP_OK. Caller:
- *  tddp_comm_hook_release(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
+/** Makes a hook of one's own; `ops` is copied, its settings too. Takes over `state` if it returns
+ * TDDP_OK. Caller: tddp_comm_hook_release(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state,
                                                         tddp_comm_hook **out);
 TDDP_API tddp_comm_hook *tddp_comm_hook_retain(tddp_comm_hook *hook);
 TDDP_API void tddp_comm_hook_release(tddp_comm_hook *hook);
 TDDP_API const char *tddp_comm_hook_name(const tddp_comm_hook *hook);
+/** "" if there are none. Borrowed from the hook. */
+TDDP_API const char *tddp_comm_hook_settings(const tddp_comm_hook *hook);
 TDDP_API int tddp_comm_hook_on_caller(const tddp_comm_hook *hook);
 
 /** Calls the hook's `run`: for reducers, and for hooks around another. A work that is under way

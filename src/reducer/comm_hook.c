@@ -13,6 +13,7 @@ struct tddp_comm_hook {
     atomic_long references;
     tddp_comm_hook_ops ops;
     void *state;
+    char *settings; /* a copy */
 };
 
 tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state, tddp_comm_hook **out)
@@ -26,7 +27,13 @@ tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state, tddp
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&hook->references, 1);
+    hook->settings = tddp_copy_string(ops->settings ? ops->settings : "");
+    if (!hook->settings) {
+        free(hook);
+        return TDDP_OUT_OF_MEMORY;
+    }
     hook->ops = *ops;
+    hook->ops.settings = hook->settings;
     hook->state = state;
     *out = hook;
     return TDDP_OK;
@@ -44,6 +51,7 @@ void tddp_comm_hook_release(tddp_comm_hook *hook)
         if (hook->ops.free) {
             hook->ops.free(hook->state);
         }
+        free(hook->settings);
         free(hook);
     }
 }
@@ -51,6 +59,11 @@ void tddp_comm_hook_release(tddp_comm_hook *hook)
 const char *tddp_comm_hook_name(const tddp_comm_hook *hook)
 {
     return hook->ops.name;
+}
+
+const char *tddp_comm_hook_settings(const tddp_comm_hook *hook)
+{
+    return hook->settings;
 }
 
 int tddp_comm_hook_on_caller(const tddp_comm_hook *hook)

@@ -226,6 +226,10 @@ struct tddp_reducer {
 
 /* --- describe.c ------------------------------------------------------------------------------ */
 
+/* Has the next operation of this thread compare whether there is a hook, which, and its settings.
+ */
+void tddp_reducer_describe_way(const tddp_reducer *reducer);
+
 /* Has the next operation of this thread compare the names and shapes in bucket number `bucket`. */
 void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket);
 

@@ -9,7 +9,6 @@
  * Every rank makes these calls in this order, so that the operations of the hook match. Where a
  * wait that ended early stopped is kept, and the next finish goes on from there.
  */
-#include <stdio.h>
 #include <unistd.h>
 
 #include "reducer/reducer.h"
@@ -137,11 +136,7 @@ static void describe_next(tddp_reducer *reducer)
     if (reducer->describe) {
         tddp_reducer_describe(reducer, reducer->launched);
     } else if (reducer->finished == 0 && reducer->now.first_launch_ns == 0) {
-        char text[128];
-        (void)snprintf(text, sizeof text, "gradients %s%s",
-                       reducer->hook ? "through the communication hook " : "as they are",
-                       reducer->hook ? tddp_comm_hook_name(reducer->hook) : "");
-        tddp_describe_next(text);
+        tddp_reducer_describe_way(reducer);
     }
 }
 

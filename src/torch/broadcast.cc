@@ -1,8 +1,11 @@
 // Many tensors from one rank to all, in few operations: they are copied into one flat piece of
 // bytes, so that dtypes, strides and sizes do not matter, sent, and copied out. Runs on the thread
-// that calls it and waits. Copies go to tensors that share memory but neither history nor version
-// with the originals: a graph that saved one of them is not disturbed.
+// that calls it and waits. As padding hides what differs in shape, the ranks compare that beside
+// the bytes. Copies go to tensors that share memory but neither history nor version with the
+// originals: a graph that saved one of them is not disturbed.
 #include <chrono>
+#include <cstdio>
+#include <string>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -63,11 +66,86 @@ std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::
     return pieces;
 }
 
-void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root, const Patience &patience)
+// Once before every forward pass over models with buffers: no more than is needed to tell the
+// ranks' tensors apart, and the text of the first ones.
+class Description
+{
+  public:
+    explicit Description(size_t tensors)
+    {
+        text_.reserve(most);
+        text_ = std::to_string(tensors) + (tensors == 1 ? " tensor: " : " tensors: ");
+        first_ = text_.size();
+    }
+    void add(const at::Tensor &tensor)
+    {
+        mix(static_cast<int64_t>(tensor.scalar_type()));
+        mix(tensor.dim());
+        for (const int64_t size : tensor.sizes()) {
+            mix(size);
+        }
+        if (!cut_) {
+            show(tensor);
+        }
+    }
+    // What was cut off is compared by its hash.
+    void give_to_next() const
+    {
+        char rest[32] = "";
+        if (cut_) {
+            (void)std::snprintf(rest, sizeof rest, ", ... %016llx",
+                                static_cast<unsigned long long>(hash_));
+        }
+        tddp_describe_next((text_ + rest).c_str());
+    }
+
+  private:
+    static constexpr size_t most = 230; // with the rest as much as tddp_describe_next() takes
+
+    void mix(int64_t number) // FNV-1a by words, with the high bits brought down
+    {
+        hash_ = (hash_ ^ static_cast<uint64_t>(number)) * UINT64_C(1099511628211);
+        hash_ ^= hash_ >> 32;
+    }
+    void show(const at::Tensor &tensor)
+    {
+        const size_t before = text_.size();
+        text_ += before > first_ ? ", " : "";
+        text_ += name_of(tensor);
+        text_ += " [";
+        for (int64_t i = 0; i < tensor.dim(); i++) {
+            text_ += i > 0 ? ", " : "";
+            text_ += std::to_string(tensor.size(i));
+        }
+        text_ += "]";
+        if (text_.size() > most) {
+            text_.resize(before);
+            cut_ = true;
+        }
+    }
+    // Some dtypes are broadcast, as bytes, that no other operation takes.
+    static const char *name_of(const at::Tensor &tensor)
+    {
+        try {
+            return tddp_dtype_name(dtype_of(tensor));
+        } catch (const Failure &) {
+            return c10::toString(tensor.scalar_type());
+        }
+    }
+
+    std::string text_;
+    size_t first_ = 0;
+    uint64_t hash_ = UINT64_C(14695981039346656037);
+    bool cut_ = false;
+};
+
+void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root,
+                    const Description &description, const Patience &patience)
 {
     tddp_buffer buffer{};
     check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &buffer));
     tddp_work *work = nullptr;
+    description.give_to_next();
     check(tddp_broadcast(group, buffer, root, &work));
     const tddp_wait wait = patience.rest();
     complete(work, {flat}, nullptr, &wait);
@@ -83,7 +161,11 @@ void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, 
     for (size_t i = first; sender && i < last; i++) {
         pieces[i - first].copy_(tensors[i]);
     }
-    broadcast_flat(group, flat, root, patience);
+    Description description(last - first);
+    for (size_t i = first; i < last; i++) {
+        description.add(tensors[i]);
+    }
+    broadcast_flat(group, flat, root, description, patience);
     for (size_t i = first; !sender && i < last; i++) {
         tensors[i].variable_data().copy_(pieces[i - first]);
     }

@@ -113,11 +113,12 @@ std::vector<Watched> take_watched(const tddp_ddp_opts &opts)
 
 void synchronise(tddp_ddp *ddp, const tddp_wait *wait)
 {
-    std::vector<at::Tensor> all;
+    // Buffers first: the parameters are compared already, so that what differs is theirs, and what
+    // the ranks tell of their tensors is cut.
+    std::vector<at::Tensor> all = ddp->buffers;
     for (const Param &param : ddp->core->params()) {
         all.push_back(param.tensor);
     }
-    all.insert(all.end(), ddp->buffers.begin(), ddp->buffers.end());
     broadcast_tensors(ddp->group, all, 0, broadcast_chunk_bytes, wait);
 }
 

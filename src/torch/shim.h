@@ -61,7 +61,8 @@ at::ScalarType scalar_type_of(tddp_dtype dtype);
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
 
 // Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
-// most `limit` bytes (more if one tensor is larger). Leaves no trace in autograd.
+// most `limit` bytes (more if one tensor is larger). Dtypes and shapes that differ are
+// TDDP_MISMATCH. Leaves no trace in autograd.
 void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
                        size_t limit, const tddp_wait *wait);
 

@@ -100,14 +100,25 @@ static void free_compress(void *state)
     free(self);
 }
 
+/* Of the hook and of the one in it; NULL: no memory. The caller frees it. */
+static char *settings_of(tddp_dtype dtype, const tddp_comm_hook *inner)
+{
+    const char *of_inner = inner ? tddp_comm_hook_settings(inner) : "";
+    return inner ? tddp_format("%s around %s%s%s", tddp_dtype_name(dtype),
+                               tddp_comm_hook_name(inner), of_inner[0] ? ": " : "", of_inner)
+                 : tddp_copy_string(tddp_dtype_name(dtype));
+}
+
 tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_comm_hook **out)
 {
     if (dtype != TDDP_FLOAT16 && dtype != TDDP_BFLOAT16) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "compress to %s: expected float16 or bfloat16",
                          tddp_dtype_name(dtype));
     }
-    compress *self = tddp_alloc(sizeof *self);
+    char *settings = settings_of(dtype, inner);
+    compress *self = settings ? tddp_alloc(sizeof *self) : NULL;
     if (!self) {
+        free(settings);
         return TDDP_OUT_OF_MEMORY;
     }
     bool is16 = dtype == TDDP_FLOAT16;
@@ -115,7 +126,9 @@ tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_com
     self->inner = inner ? tddp_comm_hook_retain(inner) : NULL;
     self->name = inner ? (is16 ? "fp16_compress_wrapper" : "bf16_compress_wrapper")
                        : (is16 ? "fp16_compress" : "bf16_compress");
-    tddp_comm_hook_ops ops = {sizeof ops, self->name, inner && tddp_comm_hook_on_caller(inner), run,
-                              free_compress};
-    return tddp_hooks_make(&ops, self, out);
+    tddp_comm_hook_ops ops = {sizeof ops, self->name,    inner && tddp_comm_hook_on_caller(inner),
+                              run,        free_compress, settings};
+    tddp_status status = tddp_hooks_make(&ops, self, out);
+    free(settings);
+    return status;
 }

@@ -4,6 +4,7 @@
  * all hooks begin with: being made, and looking whether they can take a bucket.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "reducer/hooks/hooks.h"
@@ -54,7 +55,7 @@ static tddp_status run_allreduce(void *state, tddp_group *group, const tddp_buck
 
 tddp_status tddp_hook_allreduce(tddp_comm_hook **out)
 {
-    static const tddp_comm_hook_ops ops = {sizeof ops, "allreduce", 0, run_allreduce, NULL};
+    static const tddp_comm_hook_ops ops = {sizeof ops, "allreduce", 0, run_allreduce, NULL, NULL};
     return tddp_hooks_make(&ops, NULL, out);
 }
 
@@ -74,7 +75,7 @@ static tddp_status run_noop(void *state, tddp_group *group, const tddp_bucket *b
 
 tddp_status tddp_hook_noop(tddp_comm_hook **out)
 {
-    static const tddp_comm_hook_ops ops = {sizeof ops, "noop", 0, run_noop, NULL};
+    static const tddp_comm_hook_ops ops = {sizeof ops, "noop", 0, run_noop, NULL, NULL};
     return tddp_hooks_make(&ops, NULL, out);
 }
 
@@ -105,8 +106,6 @@ static void free_post_local(void *state)
 tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup, int64_t start_iteration,
                                      int post_local_gradient_allreduce, tddp_comm_hook **out)
 {
-    static const tddp_comm_hook_ops ops = {sizeof ops, "post_local_sgd", 0, run_post_local,
-                                           free_post_local};
     if (start_iteration < 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "start_iteration %" PRId64 ": expected 0 or more",
                          start_iteration);
@@ -123,5 +122,10 @@ tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup, int64_t start_iterati
     }
     self->subgroup = post_local_gradient_allreduce ? tddp_group_retain(subgroup) : NULL;
     self->start = (uint64_t)start_iteration;
+    char settings[64];
+    (void)snprintf(settings, sizeof settings, "start %" PRId64 ", then %s", start_iteration,
+                   self->subgroup ? "in subgroups" : "nobody");
+    tddp_comm_hook_ops ops = {sizeof ops,     "post_local_sgd", 0,
+                              run_post_local, free_post_local,  settings};
     return tddp_hooks_make(&ops, self, out);
 }

@@ -7,6 +7,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "reducer/hooks/power.h"
@@ -112,6 +113,18 @@ static tddp_status check(const tddp_power_sgd_opts *opts)
     return TDDP_OK;
 }
 
+enum { SETTINGS_BYTES = 256 };
+
+static void write_settings(const tddp_power_sgd_opts *opts, char text[SETTINGS_BYTES])
+{
+    (void)snprintf(text, SETTINGS_BYTES,
+                   "rank %d, start %" PRId64 ", seed %" PRIu64 ", min compression rate %.9g, "
+                   "error feedback %s, warm start %s, epsilon %.9g",
+                   opts->rank, opts->start_iteration, opts->seed, opts->min_compression_rate,
+                   opts->error_feedback ? "on" : "off", opts->warm_start ? "on" : "off",
+                   opts->orthogonalization_epsilon);
+}
+
 tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts, tddp_comm_hook **out)
 {
     tddp_status status = check(opts);
@@ -124,6 +137,8 @@ tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts, tddp_comm_hook 
     }
     self->opts = *opts;
     self->name = opts->batched ? "batched_power_sgd" : "power_sgd";
-    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_power_sgd};
+    char settings[SETTINGS_BYTES];
+    write_settings(opts, settings);
+    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_power_sgd, settings};
     return tddp_hooks_make(&ops, self, out);
 }

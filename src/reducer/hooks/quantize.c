@@ -8,6 +8,7 @@
  * A rank quantizes into its own part of the gathered memory at stage 0, and nothing is needed of
  * the others for that: one operation carries everything.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -223,6 +224,9 @@ tddp_status tddp_hook_quantize(int per_channel, size_t bucket_size, tddp_comm_ho
     }
     self->channel = per_channel ? bucket_size : 0;
     self->name = per_channel ? "quantize_per_channel" : "quantize_per_tensor";
-    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_quantize};
+    char settings[64];
+    (void)snprintf(settings, sizeof settings, "channels of %zu elements", bucket_size);
+    tddp_comm_hook_ops ops = {sizeof ops, self->name,    0,
+                              run,        free_quantize, per_channel ? settings : NULL};
     return tddp_hooks_make(&ops, self, out);
 }

@@ -90,6 +90,94 @@ static void train_all(tddp_group *group)
     train(group, hook, 1e-6);
 }
 
+/* A round on a hook of this rank's own, the first gradient of all; the hook goes with it. */
+static tddp_status try_round(tddp_group *group, tddp_comm_hook *hook)
+{
+    tddp_reducer *reducer = make(group, hook);
+    int done = 0;
+    CHECK_OK(tddp_reducer_prepare(reducer));
+    for (size_t n = COUNT; n-- > 0;) {
+        (void)!tddp_reducer_mark_ready(reducer, n, &done);
+    }
+    tddp_status status = tddp_reducer_finish(reducer, NULL);
+    tddp_reducer_free(reducer);
+    return status;
+}
+
+static tddp_comm_hook *power_of(int rank, uint64_t seed, bool wrapped)
+{
+    tddp_power_sgd_opts opts = TDDP_POWER_SGD_OPTS_INIT;
+    tddp_comm_hook *hook = NULL;
+    opts.rank = rank;
+    opts.seed = seed;
+    CHECK_OK(tddp_hook_power_sgd(&opts, &hook));
+    if (wrapped) {
+        tddp_comm_hook *outer = NULL;
+        CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, hook, &outer));
+        tddp_comm_hook_release(hook);
+        hook = outer;
+    }
+    return hook;
+}
+
+/* Both texts are told on each rank. */
+static void check_told(tddp_status status, const char *one, const char *other)
+{
+    CHECK_STATUS(status, TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), one);
+    CHECK_CONTAINS(tddp_error_message(), other);
+}
+
+MULTI_TEST(ranks_with_other_settings_of_a_hook_are_told, 2, 60)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_comm_hook *hook = NULL;
+    CHECK_OK(tddp_hook_quantize(1, 512, &hook));
+    CHECK_TEXT(tddp_comm_hook_settings(hook), "channels of 512 elements");
+    CHECK_OK(try_round(group, hook)); /* equal ones pass */
+    CHECK_OK(tddp_hook_quantize(1, rank ? 512 : 1024, &hook));
+    check_told(try_round(group, hook), "quantize_per_channel (channels of 512 elements)",
+               "quantize_per_channel (channels of 1024 elements)");
+    tddp_group_release(group);
+}
+
+MULTI_TEST(and_of_the_hook_in_another, 2, 60)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_comm_hook *hook = NULL;
+    CHECK_OK(tddp_hook_allreduce(&hook));
+    CHECK_TEXT(tddp_comm_hook_settings(hook), "");
+    tddp_comm_hook_release(hook);
+    CHECK_OK(try_round(group, power_of(2, 7, true)));
+    check_told(try_round(group, power_of(2, (uint64_t)rank, true)),
+               "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 0, ",
+               "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 1, ");
+    tddp_group_release(group);
+}
+
+static tddp_status do_average(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
+                              tddp_work **work, int *again)
+{
+    (void)state;
+    (void)stage;
+    (void)again;
+    return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, work);
+}
+
+MULTI_TEST(long_settings_differ_beyond_what_is_shown, 2, 60)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    char settings[400];
+    memset(settings, 'x', sizeof settings - 1);
+    settings[sizeof settings - 1] = '\0';
+    settings[350] = rank ? 'y' : 'z';
+    tddp_comm_hook_ops ops = {sizeof ops, "own", 0, do_average, NULL, settings};
+    tddp_comm_hook *hook = NULL;
+    CHECK_OK(tddp_comm_hook_make(&ops, NULL, &hook));
+    check_told(try_round(group, hook), "own (xxx", "xxx... ");
+    tddp_group_release(group);
+}
+
 MULTI_TEST(hooks_average_what_a_reducer_gives_them, 3, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);

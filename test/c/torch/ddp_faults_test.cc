@@ -19,6 +19,41 @@ MULTI_TEST(a_difference_between_the_ranks_is_told_on_each, 2, 60)
     leave(group);
 }
 
+// Their flat copies are of one size.
+MULTI_TEST(buffers_that_differ_in_shape_are_told_on_each, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    std::vector<at::Tensor> buffers{at::zeros({3}, at::kFloat), at::zeros({}, at::kLong)};
+    tddp_ddp *ddp = nullptr;
+    CHECK_OK(make(group, model, buffers, nullptr, &ddp));
+    CHECK_OK(tddp_ddp_sync_buffers(ddp, 0, nullptr));
+    tddp_ddp_free(ddp);
+    ddp = nullptr;
+    buffers[0] = at::zeros({3 + rank}, at::kFloat);
+    CHECK_STATUS(make(group, model, buffers, nullptr, &ddp), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "8 tensors: float32 [3], int64 [], float64 [17, 5], ");
+    CHECK_CONTAINS(tddp_error_message(), "8 tensors: float32 [4], int64 [], float64 [17, 5], ");
+    CHECK(ddp == nullptr);
+    tddp_group_release(group);
+}
+
+MULTI_TEST(also_before_a_forward_and_beyond_what_is_shown, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    std::vector<at::Tensor> buffers(100, at::zeros({3, 1}, at::kFloat));
+    buffers[90] = rank ? at::zeros({1, 3}, at::kFloat) : at::zeros({3, 1}, at::kFloat);
+    tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
+    opts.init_sync = 0;
+    tddp_ddp *ddp = nullptr;
+    CHECK_OK(make(group, model, buffers, &opts, &ddp));
+    CHECK_STATUS(tddp_ddp_sync_buffers(ddp, 0, nullptr), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "100 tensors: float32 [3, 1], float32 [3, 1], ");
+    tddp_ddp_free(ddp);
+    tddp_group_release(group);
+}
+
 MULTI_TEST(unused_parameters_are_named_by_the_next_forward, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);

@@ -234,7 +234,7 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     HostHook state;
-    const tddp_comm_hook_ops ops = {sizeof ops, "host", 1, HostHook::run, HostHook::free};
+    const tddp_comm_hook_ops ops = {sizeof ops, "host", 1, HostHook::run, HostHook::free, nullptr};
     tddp_comm_hook *hook = nullptr;
     CHECK_OK(tddp_comm_hook_make(&ops, &state, &hook));
     tddp_ddp_opts opts = small_buckets();
