@@ -22,8 +22,11 @@ module Ranks
   # @param count [Integer] processes to start; a launcher has decided this itself
   # @return [Array] the block's values by rank; under a launcher this rank's alone
   def run(count, &block)
-    return [block.call] if launched?
+    launched? ? [block.call] : start(count, &block)
+  end
 
+  # A launcher tells of Ctrl-C itself; here this process does.
+  def start(count, &block)
     Torch::Distributed.fork_world(count, start_method: :spawn) { block.call }
   rescue Interrupt
     warn "interrupted"
