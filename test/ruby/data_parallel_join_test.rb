@@ -103,6 +103,28 @@ class DataParallelJoinTest < Minitest::Test
     assert_equal [[[1.5], [1.5, 0.5], 1.5, 1.5], [[1.5, 2.0], [1.5], 1.5, 1.5]], results
   end
 
+  # Before it and, in a forward that all ranks have, within it; a rank that is through cannot follow.
+  def test_parameters_that_are_thawed
+    results = world(2) do |rank|
+      nets = Array.new(2) { Torch::NN::Linear.new(1, 1, bias: false) }
+      model = DDP.new(Torch::NN::Sequential.new(*nets))
+      Torch.no_grad { nets.each { |net| net.weight.fill!(1) } }
+      run = lambda do |thawed|
+        nets[1].weight.requires_grad!(thawed)
+        nets.each(&:zero_grad)
+        model.call(Torch.tensor([[rank + 1.0]])).sum.backward
+        nets.map { |net| net.weight.grad&.sum&.item }
+      end
+      nets[1].weight.requires_grad!(false)
+      before = model.join { (rank + 1).times.map { run.call(false) } }
+      within = model.join { [run.call(false), run.call(true), *Array.new(rank) { run.call(true) }] }
+      [before, within, failure { model.join { (rank + 1).times { |step| run.call(step.zero?) } } }]
+    end
+    assert_equal [[[1.5, nil]], [[1.5, nil], [1.5, 1.5]]], results[0].first(2)
+    assert_equal [[[1.5, nil], [1.0, nil]], [[1.5, nil], [1.5, 1.5], [1.0, 1.0]]], results[1].first(2)
+    results.each { |*, said| assert_match(/ArgumentError .*frozen, thawed or replaced on rank 1, and not on all ranks, within join/, said.join(" ")) }
+  end
+
   HOOKS = {
     of_the_library: :fp16_compress,
     in_ruby: ->(_, bucket) { Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) }

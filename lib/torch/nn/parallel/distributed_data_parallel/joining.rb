@@ -13,8 +13,9 @@ module Torch
         #
         # @api private
         module Joining
-          # What one forward does; `root` is the rank whose buffers are sent, -1 if none are.
-          Plan = Struct.new(:root, :prepare, :sync)
+          # What one forward does; `root` is the rank whose buffers are sent, -1 if none are. `stale` is a rank whose parameters
+          # are not those that were tied, -1 if there is none; `tie` is whether that is so on all ranks.
+          Plan = Struct.new(:root, :prepare, :sync, :stale, :tie)
           private_constant :Plan
 
           # What a rank without inputs does while the others train.
@@ -80,18 +81,29 @@ module Torch
           end
 
           def agree(plan)
-            told = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0], dtype: :int64)
+            stale = @core.nil? || @core.stale?
+            told = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1], dtype: :int64)
             told = told.to(@device) if @device
-            root, prepare, sync = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a
-            Plan.new(root, prepare == 1, sync == 1)
+            root, prepare, sync, stale, fresh = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a
+            Plan.new(root, prepare == 1, sync == 1, stale, fresh.zero?)
           end
 
           def follow(plan)
             if plan.prepare
+              tie_joined(plan)
               @core.divisor = join_config.active if @divide_by_active
               @core.prepare(plan.sync)
             end
             @core.sync_buffers(plan.root) unless plan.root.negative?
+          end
+
+          # One that has no inputs left runs nothing of the program that could thaw its parameters as the others did.
+          def tie_joined(plan)
+            return if plan.stale.negative?
+            return tie(false) if plan.tie
+
+            raise ArgumentError, "parameters of the model were frozen, thawed or replaced on rank #{plan.stale}, and not on all ranks, within join: " \
+              "do it before or after join, on all ranks"
           end
 
           # Those who had inputs longest have the model that all go on with.
