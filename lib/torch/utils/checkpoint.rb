@@ -10,7 +10,7 @@ module Torch
     # Activation checkpointing: trades computing for memory.
     #
     #   hidden = Torch::Utils::Checkpoint.checkpoint(@block, hidden)
-    #   hidden = Torch::Utils::Checkpoint.checkpoint(hidden) { |x| @second.call(@first.call(x)) }
+    #   output = Torch::Utils::Checkpoint.checkpoint(hidden) { |x| @second.call(@first.call(x)) }
     #
     # A checkpointed segment keeps its inputs, but none of what it computes on the way; in backward it runs once more,
     # with grad. Under DistributedDataParallel each parameter may be used in one segment, or outside of them; with
@@ -25,6 +25,14 @@ module Torch
       class << self
         # Runs a segment of a model now without a graph, and once more in backward. It must compute the same both
         # times, from its arguments and from parameters; a block should not assign variables outside of it.
+        #
+        #   x = checkpoint(layer, x)
+        #   x = checkpoint(x) { |input| second.call(first.call(input)) }
+        #
+        # A module is the better choice where there is one. A block keeps all local variables of the place where it is
+        # written, and so, in the second line, its own result. Backward over the segment lets go of the block. Where no
+        # backward will run over it, give such variables another value (`x = nil`), or use `Torch.no_grad`: else what they
+        # hold stays in memory, also when the surrounding method has returned.
         #
         # @overload checkpoint(function, *args, preserve_rng_state: true, **kwargs)
         #   @param function [#call] a module, a lambda ...
