@@ -134,6 +134,15 @@ class DataParallelHooksTest < Minitest::Test
     assert_equal [[["fp16_compress_wrapper(allreduce)", 1.5], ["bf16_compress_wrapper(power_sgd)", 1.5], ["bf16_compress_wrapper(allreduce)", 1.5]]] * 2, sums
   end
 
+  def test_ranks_with_other_settings_are_told
+    said = world(2) do |rank|
+      model = DDP.new(Odd.new)
+      model.register_comm_hook(Hooks.quantization_perchannel_hook(bucket_size: rank.zero? ? 512 : 1024))
+      failure { model.call(Torch.ones(1, 7)).sum.backward }
+    end
+    said.each { |_, text| [512, 1024].each { |elements| assert_includes text, "quantize_per_channel (channels of #{elements} elements)" } }
+  end
+
   def test_noop_and_post_local_sgd_keep_to_themselves
     results = world(4) do |rank|
       subgroup = Distributed.new_subgroups(2).first
