@@ -104,10 +104,12 @@ TDDP_API int tddp_ddp_stale(const tddp_ddp *ddp);
  * Before each forward whose gradients shall be averaged: rebuilds the buckets when it is time and
  * arms the hooks. With `sync` 0 (no_sync) gradients are only accumulated locally until a forward
  * with `sync` 1; so they are by a backward that no forward prepared, or once all of its gradients
- * were averaged. Errors: those of tddp_reducer_prepare() and tddp_reducer_rebuild().
+ * were averaged (which is logged once a model as a warning). Errors: those of
+ * tddp_reducer_prepare() and tddp_reducer_rebuild().
  *
  * Backward then ends in an error that names the parameter if its gradient requires a gradient
- * (create_graph), became ready twice, or is sparse or dense against its flag.
+ * (create_graph), became ready twice, is sparse or dense against its flag, or with static_graph
+ * comes when the averages were made.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
                                                      const tddp_wait *wait);

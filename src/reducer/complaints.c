@@ -118,7 +118,8 @@ tddp_status tddp_reducer_fail_twice(const tddp_reducer *reducer, size_t index)
                      "backward once over each part of the graph (a retained graph, or a "
                      "checkpoint inside a checkpoint, runs it again), or add the losses up "
                      "first, or all but the last backward under no_sync; if every step does the "
-                     "same, static_graph: true allows it",
+                     "same, as with a layer that two checkpointed segments share, "
+                     "static_graph: true allows it",
                      reducer->rank, name);
 }
 

@@ -8,6 +8,8 @@
 //     delayed       some are reported together with another parameter
 //
 // On autograd's threads. The lock is held for a moment, never while a hook is called.
+#include <tddp/log.h>
+
 #include "torch/core.h"
 
 namespace tddp_torch
@@ -65,6 +67,33 @@ bool Core::expects(size_t index, bool given)
     }
     const std::lock_guard<std::mutex> lock(lock_);
     return known_ && arrivals_[index] != LEFT_OUT;
+}
+
+bool Core::late() const
+{
+    return !armed() && phase_.load() == AVERAGED;
+}
+
+void Core::complain_of_late(size_t index)
+{
+    static const char cure[] = "run one forward for each backward, or add the losses up and run "
+                               "backward once; a step that is to stay on this rank has forward and "
+                               "backward under no_sync";
+    const int rank = tddp_group_rank(group_);
+    const char *name = params_[index].name.c_str();
+    if (static_graph_) {
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                "rank %d: static_graph was promised, but a gradient of \"%s\" came "
+                                "after the averages of the last forward were made (two forwards "
+                                "before two backwards, or a retained graph): %s",
+                                rank, name, cure));
+    }
+    if (!told_late_.exchange(true)) {
+        tddp_log(TDDP_LOG_WARN, "ddp",
+                 "rank %d: a gradient of \"%s\" came after the averages of the last forward were "
+                 "made, and is added on this rank only: %s",
+                 rank, name, cure);
+    }
 }
 
 void Core::arrived(size_t index)

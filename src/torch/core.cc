@@ -110,6 +110,11 @@ bool Core::armed() const
     return armed_.load(std::memory_order_acquire);
 }
 
+bool Core::prepared() const
+{
+    return phase_.load() == PREPARED;
+}
+
 // --- slices -------------------------------------------------------------------------------------
 
 // Makes tensors of the slices as they are now. Memory wrapped from outside is no view of another
@@ -286,6 +291,7 @@ void Core::prepare(bool sync, const tddp_wait *wait)
         }
         due_.store(false);
     }
+    phase_.store(PREPARED);
     if (!sync) {
         return;
     }
@@ -336,6 +342,7 @@ void Core::end()
         due_.store(false);
         forwards_ = 0;
         counted_ = true;
+        phase_.store(AVERAGED);
         if (tddp_trace_enabled()) {
             trace();
         }

@@ -62,6 +62,8 @@ class Core : public std::enable_shared_from_this<Core>
     void shadow(const tddp_wait *wait);
     void disarm();
     bool armed() const;
+    // A forward's backward is to come, synchronised or not.
+    bool prepared() const;
     const std::vector<Param> &params() const
     {
         return params_;
@@ -84,6 +86,9 @@ class Core : public std::enable_shared_from_this<Core>
     // first one's bucket is reduced.
     void take_in(size_t index);
     void arrived(size_t index);
+    // The gradient came when the averages of the last forward were made: this rank alone adds it.
+    bool late() const;
+    void complain_of_late(size_t index);
 
     // --- graph.cc
     void know_accumulators(const std::vector<NodePointer> &accumulators);
@@ -163,6 +168,9 @@ class Core : public std::enable_shared_from_this<Core>
     std::string broken_;
 
     std::atomic<bool> armed_{false};
+    enum Phase : char { IDLE, PREPARED, AVERAGED };
+    std::atomic<Phase> phase_{IDLE};
+    std::atomic<bool> told_late_{false};
     std::atomic<bool> queued_{false}; // the end of backward will be told
     std::atomic<bool> due_{false};    // the round is to be finished, whatever becomes of backward
 

@@ -18,7 +18,8 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
     ReadyHook(std::shared_ptr<Core> core, size_t index) : core_(std::move(core)), index_(index) {}
     variable_list operator()(const variable_list &outputs, const variable_list &inputs) override
     {
-        if (core_->expects(index_, !inputs.empty() && inputs[0].defined())) {
+        const bool given = !inputs.empty() && inputs[0].defined();
+        if (core_->expects(index_, given)) {
             core_->take_in(index_);
             for (const auto &later : later_) {
                 const std::shared_ptr<Core> core = later.first.lock();
@@ -27,20 +28,42 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
                 }
             }
             core_->arrived(index_);
+        } else if (given && core_->late() && !of_another()) {
+            core_->complain_of_late(index_);
         }
         return outputs;
     }
     // A model may be wrapped twice: the hook behind this one must have its copy of the gradient
     // before this one's bucket is reduced.
-    void precedes(const std::shared_ptr<Core> &core, size_t index)
+    void precedes(ReadyHook &later)
     {
-        later_.emplace_back(core, index);
+        later_.emplace_back(later.core_, later.index_);
+        later.earlier_.emplace_back(core_);
     }
 
   private:
+    // Whether it may be the gradient of a forward through another wrapper.
+    bool of_another() const
+    {
+        for (const auto &later : later_) {
+            const std::shared_ptr<Core> core = later.first.lock();
+            if (core && core->prepared()) {
+                return true;
+            }
+        }
+        for (const auto &earlier : earlier_) {
+            const std::shared_ptr<Core> core = earlier.lock();
+            if (core && core->prepared()) {
+                return true;
+            }
+        }
+        return false;
+    }
+
     std::shared_ptr<Core> core_;
     size_t index_;
     std::vector<std::pair<std::weak_ptr<Core>, size_t>> later_;
+    std::vector<std::weak_ptr<Core>> earlier_;
 };
 
 } // namespace
@@ -53,12 +76,13 @@ std::vector<Hooked> add_hooks(const std::shared_ptr<Core> &core)
     hooks.reserve(params.size());
     for (size_t i = 0; i < params.size(); i++) {
         NodePointer accumulator = torch::autograd::impl::grad_accumulator(params[i].tensor);
+        auto added = std::make_unique<ReadyHook>(core, i);
         for (const auto &hook : accumulator->post_hooks()) {
             if (auto *earlier = dynamic_cast<ReadyHook *>(hook.get())) {
-                earlier->precedes(core, i);
+                earlier->precedes(*added);
             }
         }
-        const uintptr_t key = accumulator->add_post_hook(std::make_unique<ReadyHook>(core, i));
+        const uintptr_t key = accumulator->add_post_hook(std::move(added));
         accumulators.push_back(accumulator);
         hooks.push_back({std::move(accumulator), key});
     }

@@ -153,6 +153,46 @@ class DataParallelUnusedTest < Minitest::Test
     said.each { |_, text| assert_match(/"trunk\.(weight|bias)".*twice|twice.*"trunk\.(weight|bias)"/m, text) }
   end
 
+  def said_on_stderr
+    reader, writer = IO.pipe
+    before = $stderr.dup
+    $stderr.reopen(writer)
+    yield
+    $stderr.reopen(before)
+    writer.close
+    reader.read
+  ensure
+    [reader, writer, before].each(&:close)
+  end
+
+  # Two forwards, then two backwards: the averages are made in the first one.
+  def test_a_backward_too_many_is_told_once
+    said = world(2) do
+      model = DDP.new(TwoHeads.new)
+      said_on_stderr do
+        model.no_sync { 2.times { model.call(Torch.ones(1, 2)).map(&:sum).reduce(:+).backward } }
+        2.times do
+          losses = 2.times.map { model.call(Torch.ones(1, 2)).map(&:sum).reduce(:+) }
+          losses.each(&:backward)
+        end
+      end
+    end
+    said.each_with_index do |text, rank|
+      assert_equal 1, text.lines.size, text
+      assert_match(/warn ddp: rank #{rank}: a gradient of "(trunk|left|right)\.(weight|bias)" came after the averages of the last forward were made, and is added on this rank only: run one forward for each backward/, text)
+    end
+  end
+
+  def test_a_backward_too_many_in_a_static_graph_is_an_error
+    said = world(2) do
+      model = DDP.new(TwoHeads.new, static_graph: true)
+      loss = model.call(Torch.ones(1, 2)).map(&:sum).reduce(:+)
+      loss.backward(retain_graph: true)
+      failure { loss.backward }
+    end
+    said.each { |_, text| assert_match(/static_graph was promised, but a gradient of "\w+\.\w+" came after the averages of the last forward were made .*run one forward for each backward, or add the losses up/m, text) }
+  end
+
   # The same within no_sync and then in one backward is what works.
   def test_the_cure
     results = world(2) do |rank|

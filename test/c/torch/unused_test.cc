@@ -2,6 +2,10 @@
 // does not depend on, graphs that are the same each time, outputs of all kinds.
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
+
+#include <tddp/log.h>
+
 #include "rounds.h"
 
 using namespace rounds_test;
@@ -255,6 +259,94 @@ MULTI_TEST(a_static_graph_is_learnt_in_its_first_round, 2, 60)
     CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
     const std::string text = failing_backward(part(model, 0, 1.0) + part(model, 4, 1.0));
     CHECK_CONTAINS(text.c_str(), "l3.weight");
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+// --- gradients that come when the averages are made -------------------------------------------
+
+namespace
+{
+
+std::atomic<int> warnings;
+std::string warning;
+
+void take_warning(tddp_log_level, const char *room, const char *text, void *)
+{
+    warnings++;
+    warning = std::string(room) + ": " + text;
+}
+
+at::Tensor all_parts(const Model &model, double factor)
+{
+    at::Tensor loss = part(model, 0, factor);
+    for (size_t i = 1; i < model.params.size(); i++) {
+        loss = loss + part(model, i, factor);
+    }
+    return loss;
+}
+
+} // namespace
+
+MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
+{
+    tddp_log_set_sink(take_warning, nullptr);
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    const tddp_ddp_opts opts = with(0, 0);
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    all_parts(model, 1.0).backward(); // before any forward
+    model.forget_grad();
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    all_parts(model, 1.0).backward();
+    all_parts(model, 1.0).backward();
+    model.forget_grad();
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    all_parts(model, rank + 1.0).backward();
+    CHECK_INT(warnings, 0);
+    part(model, 3, rank + 1.0).backward();
+    part(model, 2, rank + 1.0).backward();
+    CHECK_INT(warnings, 1);
+    const std::string expected = "ddp: rank " + std::to_string(rank) +
+                                 ": a gradient of \"l2.bias\" came after the averages of the last "
+                                 "forward were made, and is added on this rank only: run one "
+                                 "forward for each backward";
+    CHECK_CONTAINS(warning.c_str(), expected.c_str());
+    CHECK(all_are(model.params[3].grad(), 1.5 + rank + 1.0));
+    // Another wrapper of the same parameters has forwards of its own.
+    Model twin = model;
+    tddp_ddp *second = wrap(group, twin, &opts);
+    CHECK_OK(tddp_ddp_prepare(second, 0, nullptr));
+    all_parts(model, 1.0).backward();
+    CHECK_OK(tddp_ddp_prepare(second, 1, nullptr));
+    all_parts(model, 1.0).backward();
+    CHECK_INT(warnings, 1);
+    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    all_parts(model, 1.0).backward();
+    CHECK_INT(warnings, 1);
+    tddp_ddp_free(second);
+    tddp_ddp_free(ddp);
+    leave(group);
+    tddp_log_set_sink(nullptr, nullptr);
+}
+
+MULTI_TEST(a_backward_too_many_in_a_static_graph_is_an_error, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    const tddp_ddp_opts opts = with(0, 1);
+    tddp_ddp *ddp = wrap(group, model, &opts);
+    for (int step = 0; step < 2; step++) {
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        open(ddp, all_parts(model, rank + 1.0)).backward();
+        const std::string text = failing_backward(part(model, 3, 1.0));
+        CHECK_CONTAINS(text.c_str(), "static_graph was promised, but a gradient of \"l2.bias\" "
+                                     "came after the averages of the last forward were made");
+        CHECK_CONTAINS(text.c_str(), "run one forward for each backward, or add the losses up");
+        CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+        part(model, 3, 1.0).backward();
+        model.forget_grad();
+    }
     tddp_ddp_free(ddp);
     leave(group);
 }
