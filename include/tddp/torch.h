@@ -108,8 +108,7 @@ TDDP_API int tddp_ddp_stale(const tddp_ddp *ddp);
  * tddp_reducer_prepare() and tddp_reducer_rebuild().
  *
  * Backward then ends in an error that names the parameter if its gradient requires a gradient
- * (create_graph), became ready twice, is sparse or dense against its flag, or with static_graph
- * comes when the averages were made.
+ * (create_graph), became ready twice, or is sparse or dense against its flag.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
                                                      const tddp_wait *wait);

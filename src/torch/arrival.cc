@@ -81,13 +81,6 @@ void Core::complain_of_late(size_t index)
                                "backward under no_sync";
     const int rank = tddp_group_rank(group_);
     const char *name = params_[index].name.c_str();
-    if (static_graph_) {
-        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
-                                "rank %d: static_graph was promised, but a gradient of \"%s\" came "
-                                "after the averages of the last forward were made (two forwards "
-                                "before two backwards, or a retained graph): %s",
-                                rank, name, cure));
-    }
     if (!told_late_.exchange(true)) {
         tddp_log(TDDP_LOG_WARN, "ddp",
                  "rank %d: a gradient of \"%s\" came after the averages of the last forward were "

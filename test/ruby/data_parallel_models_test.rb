@@ -259,7 +259,7 @@ class DataParallelModelsTest < Minitest::Test
   end
 
   def test_copies_are_refused_and_those_of_the_module_are_not
-    alone do
+    world(1) do
       model = DDP.new(Torch::NN::Linear.new(2, 2))
       outer = Torch::NN::Sequential.new(model)
       [-> { model.dup }, -> { model.clone }, -> { model.deep_dup }, -> { outer.deep_dup }, -> { Marshal.dump(model) }].each do |copy|

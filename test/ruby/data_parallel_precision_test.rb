@@ -70,7 +70,7 @@ class DataParallelPrecisionTest < Minitest::Test
       DDP.new(net, mixed_precision: MixedPrecision.new(**dtypes)).call(Torch.randn(4, 3)).sum.backward
       net.named_modules["norm"].running_mean.dtype == mean && net.parameters.all? { |parameter| parameter.grad.dtype == parameter.dtype }
     end
-    alone do
+    world(1) do
       [Normed.new, Torch::NN::SyncBatchNorm.convert_sync_batchnorm(Normed.new)].each do |net|
         [[:float64, nil, :float32], [:float32, :bfloat16, :bfloat16], [:bfloat16, :float64, :float64]].each do |wanted, buffers, found|
           precision = MixedPrecision.new(param_dtype: wanted, buffer_dtype: buffers)

@@ -329,24 +329,3 @@ MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
     leave(group);
     tddp_log_set_sink(nullptr, nullptr);
 }
-
-MULTI_TEST(a_backward_too_many_in_a_static_graph_is_an_error, 2, 60)
-{
-    tddp_group *group = join(rank, world_size, port);
-    Model model(0);
-    const tddp_ddp_opts opts = with(0, 1);
-    tddp_ddp *ddp = wrap(group, model, &opts);
-    for (int step = 0; step < 2; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
-        open(ddp, all_parts(model, rank + 1.0)).backward();
-        const std::string text = failing_backward(part(model, 3, 1.0));
-        CHECK_CONTAINS(text.c_str(), "static_graph was promised, but a gradient of \"l2.bias\" "
-                                     "came after the averages of the last forward were made");
-        CHECK_CONTAINS(text.c_str(), "run one forward for each backward, or add the losses up");
-        CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
-        part(model, 3, 1.0).backward();
-        model.forget_grad();
-    }
-    tddp_ddp_free(ddp);
-    leave(group);
-}
