@@ -96,8 +96,8 @@ class ShimTest < LaunchCase
   end
 
   def test_a_program_that_is_not_built
-    result = shim("x.rb", env: {"TDDP_TORCHRUN" => "/nonexistent/torchrun"})
+    result = shim("x.rb", env: {"TDDP_TORCHRUN" => "/dev/null/torchrun"})
     assert_code 1, result
-    assert_match(%r{\Atorchrun: /nonexistent/torchrun is not built\. In a checkout run `rake compile`}, result.err)
+    assert_match(%r{\Atorchrun: /dev/null/torchrun is not built\. In a checkout run `rake compile`}, result.err)
   end
 end

@@ -78,7 +78,7 @@ class RecordTest < Minitest::Test
   end
 
   def test_a_file_that_cannot_be_written
-    %w[/nonexistent/error.json /proc/self/error.json].each do |path|
+    %w[/dev/null/error.json /proc/self/error.json].each do |path|
       said, err, status = worker(ELASTIC + "raise 'x'", file: path)
       assert_nil said
       assert_equal 1, status.exitstatus
