@@ -9,8 +9,12 @@ module Setup
   #
   #   ruby ext/setup/summary.rb RESULTS
   module Summary
-    # One leg's outcome. A leg that ended badly without a failed test counts as one failure.
-    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, keyword_init: true)
+    # One leg's outcome. A leg that ended badly without a failed test counts as one failure. The report is what
+    # the runner said of its failures; nil where nothing failed.
+    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, :report, keyword_init: true)
+
+    # What a report keeps, in lines.
+    REPORT = 60
 
     module_function
 
@@ -38,12 +42,22 @@ module Setup
       counts
     end
 
+    # @param output [String] what a runner of either kind printed
+    # @return [String] its own list of failures, or its last lines where it made none
+    def failures(output)
+      lines = output.lines
+      first = lines.index { |line| line.match?(/\A  1\) \w+:|\AThe following tests FAILED:/) } || [lines.size - REPORT, 0].max
+      lines[first, REPORT].join
+    end
+
     # Writes one leg's counts where CI adds them up.
     #
     # @param clean [Boolean] whether the runner itself ended with success
-    def record(leg, counts, seconds, clean: true)
+    # @param report [String, nil] for a leg that failed
+    def record(leg, counts, seconds, clean: true, report: nil)
       counts = counts.merge(failed: 1) if !clean && counts[:failed].zero?
-      result = Result.new(leg: leg, seconds: seconds.round(1), **counts)
+      report = nil if counts[:failed].zero?
+      result = Result.new(leg: leg, seconds: seconds.round(1), report: report, **counts)
       append(result) if ENV["TDDP_RESULTS"]
       result
     end
@@ -73,6 +87,11 @@ module Setup
       }.join("\n")
     end
 
+    # @return [String] what the legs that failed said of it, so that the end of a long log tells why it is red
+    def reports(results)
+      results.reject { |result| result.failed.zero? }.map { |result| "!! #{result.leg}\n#{result.report}\n" }.join
+    end
+
     def closing_line(sums)
       "#{sums[:passed]} passed, #{sums[:failed]} failed, #{sums[:skipped]} skipped"
     end
@@ -93,6 +112,6 @@ if $0 == __FILE__
   path = ARGV.fetch(0)
   results = Setup::Summary.read(path)
   sums = Setup::Summary.total(results)
-  puts Setup::Summary.table(results), "", Setup::Summary.closing_line(sums)
+  puts Setup::Summary.reports(results), Setup::Summary.table(results), "", Setup::Summary.closing_line(sums)
   exit(sums[:failed].zero? && sums[:passed].positive?)
 end

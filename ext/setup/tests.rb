@@ -38,7 +38,7 @@ module Setup
       finish(leg, {passed: 1, failed: 0, skipped: 0}, started, clean: true)
     rescue Failure => e
       Console.say(e.message)
-      finish(leg, {passed: 0, failed: 1, skipped: 0}, started, clean: false)
+      finish(leg, {passed: 0, failed: 1, skipped: 0}, started, clean: false, report: e.message)
     end
 
     def skip(leg, reason)
@@ -49,7 +49,10 @@ module Setup
     # Takes over what another run of these legs recorded in a file.
     def adopt(prefix, path, started, clean:)
       inner = Summary.read(path)
-      inner.each { |result| @results << Summary.record("#{prefix}/#{result.leg}", result.to_h.slice(:passed, :failed, :skipped), result.seconds) }
+      inner.each do |result|
+        counts = result.to_h.slice(:passed, :failed, :skipped)
+        @results << Summary.record("#{prefix}/#{result.leg}", counts, result.seconds, report: result.report)
+      end
       return if clean || inner.any? { |result| result.failed.positive? }
 
       finish(prefix, {passed: 0, failed: 1, skipped: 0}, started, clean: false)
@@ -70,11 +73,11 @@ module Setup
       status, output = Console.tee(*command, log: "test-#{leg.tr("/", "-")}", env: env, limit: limit)
       counts = Summary.public_send(parser, output)
       clean = status&.success? && counts.values.sum.positive?
-      finish(leg, counts, started, clean: clean)
+      finish(leg, counts, started, clean: clean, report: Summary.failures(output))
     end
 
-    def finish(leg, counts, started, clean:)
-      @results << Summary.record(leg, counts, Console.now - started, clean: clean)
+    def finish(leg, counts, started, clean:, report: nil)
+      @results << Summary.record(leg, counts, Console.now - started, clean: clean, report: report)
     end
   end
 end

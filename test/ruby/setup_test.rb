@@ -256,6 +256,19 @@ class SummaryTest < Minitest::Test
     end
   end
 
+  def test_the_failures_are_told_at_the_end
+    minitest = "# Running:\nF.\n\n  1) Failure:\nA#b [c.rb:1]:\nExpected 1\n\n2 runs, 2 assertions, 1 failures, 0 errors, 0 skips\n"
+    ctest = "noise\nThe following tests FAILED:\n\t  2 - net/net (Failed)\n"
+    assert_equal "  1) Failure:\nA#b [c.rb:1]:\nExpected 1\n", Setup::Summary.failures(minitest).lines.first(3).join
+    assert_equal ctest.lines.drop(1).join, Setup::Summary.failures(ctest)
+    assert_equal "40\n", Setup::Summary.failures((1..99).map { |i| "#{i}\n" }.join).lines.first
+    with_results do |path|
+      Setup::Summary.record("c", {passed: 5, failed: 0, skipped: 1}, 1.25, report: "all is well")
+      Setup::Summary.record("ruby", {passed: 7, failed: 2, skipped: 0}, 3, report: "A#b")
+      assert_equal "!! ruby\nA#b\n", Setup::Summary.reports(Setup::Summary.read(path))
+    end
+  end
+
   private
 
   def with_results
