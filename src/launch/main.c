@@ -11,8 +11,8 @@
 #include <tddp/version.h>
 
 #include "base/base.h"
-#include "launch/agent.h"
-#include "launch/resources.h"
+#include "launch/agent/agent.h"
+#include "launch/workers/resources.h"
 
 enum { EXIT_USAGE = 2 };
 

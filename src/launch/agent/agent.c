@@ -1,0 +1,286 @@
+/*
+ * A run of torchrun: what is made once, each round's store and workers, and what is left at the
+ * end. The agent owns everything it makes and releases it on its one way out. Main thread.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "launch/agent/agent_state.h"
+#include "launch/report/report.h"
+#include "launch/workers/resources.h"
+#include "launch/report/scratch.h"
+
+enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1, POLLED_BESIDE_WORKERS = 8 };
+
+static const char loopback[] = "127.0.0.1";
+
+/* --- the workers ----------------------------------------------------------------------------- */
+
+static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
+{
+    tddp_launch_worker *worker = &agent->workers[local_rank];
+    worker->local_rank = local_rank;
+    worker->rank = agent->world.base_rank + local_rank;
+    if (agent->scratch) {
+        worker->error_file =
+            tddp_launch_scratch_error_file(agent->scratch, agent->world.restart, local_rank);
+        if (!worker->error_file) {
+            return TDDP_SYSTEM;
+        }
+    }
+    tddp_launch_start start = {
+        .path = agent->program->path,
+        .argv = tddp_launch_program_argv(agent->program, local_rank),
+        .envp = tddp_launch_environment(&agent->world, &agent->job, local_rank, worker->error_file),
+        .signals = agent->signals,
+        /* One reader at most: two would tear the input between them. */
+        .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
+    };
+    tddp_status status =
+        start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
+    tddp_launch_list_free(start.argv);
+    tddp_launch_list_free(start.envp);
+    return status;
+}
+
+void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
+{
+    agent->phase = TDDP_LAUNCH_RUNNING;
+    agent->deadline = INT64_MAX;
+    for (int i = 0; i < agent->count; i++) {
+        if (start_worker(agent, i) != TDDP_OK) {
+            if (agent->rendezvous) {
+                tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED,
+                                            tddp_error_message());
+            }
+            tddp_launch_agent_fail(agent);
+            return;
+        }
+        agent->alive++;
+    }
+}
+
+static void forget_workers(tddp_launch_agent *agent)
+{
+    for (int i = 0; i < agent->count; i++) {
+        tddp_launch_worker_free(&agent->workers[i]);
+    }
+    agent->alive = 0;
+}
+
+/* --- a round --------------------------------------------------------------------------------- */
+
+/* Where the only node's store listens, and as what the workers are told to find it. */
+static void choose_master(const tddp_launch_agent *agent, char address[TDDP_LAUNCH_HOST_BYTES],
+                          int *port)
+{
+    const tddp_launch_options *options = agent->options;
+    bool is_static = options->backend == TDDP_LAUNCH_STATIC && !options->standalone;
+    bool endpoint = is_static && options->endpoint.host[0] != '\0';
+    const char *host = endpoint                            ? options->endpoint.host
+                       : is_static && options->master_addr ? options->master_addr
+                                                           : loopback;
+    (void)snprintf(address, TDDP_LAUNCH_HOST_BYTES, "%s", host);
+    int asked = endpoint ? options->endpoint.port : options->master_port;
+    *port = is_static && asked > 0 ? asked : 0;
+}
+
+static tddp_status open_server(tddp_launch_agent *agent)
+{
+    tddp_launch_world *world = &agent->world;
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    choose_master(agent, world->master_addr, &opts.port);
+    opts.host = world->master_addr;
+    tddp_status status = tddp_store_server_start(&opts, &agent->server);
+    if (status == TDDP_ADDRESS_IN_USE) {
+        return tddp_fail(status, "%s; choose another --master-port, or none for a free one",
+                         tddp_error_message());
+    }
+    if (status == TDDP_OK) {
+        world->master_port = tddp_store_server_port(agent->server);
+    }
+    return status;
+}
+
+static void start_alone(tddp_launch_agent *agent, int restart)
+{
+    agent->world = (tddp_launch_world){
+        .nodes = 1,
+        .size = agent->count,
+        .local_size = agent->count,
+        .role_size = agent->count,
+        .restart = restart,
+        .max_restarts = agent->options->max_restarts,
+    };
+    tddp_store_server_stop(agent->server);
+    agent->server = NULL;
+    if (open_server(agent) != TDDP_OK) {
+        tddp_launch_agent_fail(agent);
+        return;
+    }
+    tddp_launch_agent_start_workers(agent);
+}
+
+static void start_first_round(tddp_launch_agent *agent)
+{
+    agent->phase = TDDP_LAUNCH_JOINING;
+    agent->deadline = INT64_MAX;
+    if (agent->options->nodes == 1) {
+        start_alone(agent, 0);
+    } else if (tddp_launch_rendezvous_start(agent->options, agent->run_id, agent->count,
+                                            &agent->rendezvous) != TDDP_OK) {
+        tddp_launch_agent_fail(agent);
+    }
+}
+
+static void start_next_round(tddp_launch_agent *agent)
+{
+    forget_workers(agent);
+    agent->cause = TDDP_LAUNCH_CAUSE_NONE;
+    agent->phase = TDDP_LAUNCH_JOINING;
+    agent->deadline = INT64_MAX;
+    if (agent->rendezvous) {
+        tddp_launch_rendezvous_again(agent->rendezvous);
+    } else {
+        start_alone(agent, agent->world.restart + 1);
+    }
+}
+
+static void say_cause(tddp_launch_agent *agent)
+{
+    switch (agent->cause) {
+    case TDDP_LAUNCH_CAUSE_WORKER:
+        tddp_launch_report(agent->program->name, agent->workers, agent->count, &agent->console);
+        break;
+    case TDDP_LAUNCH_CAUSE_PEER:
+        tddp_launch_console_say(&agent->console, "%s FAILED elsewhere: %s", agent->program->name,
+                                agent->text);
+        break;
+    case TDDP_LAUNCH_CAUSE_FATAL:
+        tddp_launch_console_say(&agent->console, "%s", agent->text);
+        break;
+    case TDDP_LAUNCH_CAUSE_NONE:
+    case TDDP_LAUNCH_CAUSE_SIGNAL:
+    case TDDP_LAUNCH_CAUSE_OUTPUT:
+        break;
+    }
+}
+
+void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
+{
+    for (int i = 0; i < agent->count; i++) {
+        /* Short memory costs output here, nothing else. */
+        (void)!tddp_launch_worker_drain(&agent->workers[i], agent->count == 1, &agent->console);
+    }
+    say_cause(agent);
+    bool may_restart =
+        agent->cause == TDDP_LAUNCH_CAUSE_WORKER || agent->cause == TDDP_LAUNCH_CAUSE_PEER;
+    if (may_restart && agent->signal == 0 && agent->world.restart < agent->options->max_restarts) {
+        tddp_launch_console_say(&agent->console, "starting all workers again (restart %d of %d)",
+                                agent->world.restart + 1, agent->options->max_restarts);
+        start_next_round(agent);
+    } else {
+        agent->phase = TDDP_LAUNCH_FLUSHING;
+    }
+}
+
+/* --- the run --------------------------------------------------------------------------------- */
+
+static tddp_status make_run_id(tddp_launch_agent *agent)
+{
+    const tddp_launch_options *options = agent->options;
+    agent->job.run_id = agent->run_id;
+    if (options->run_id && !options->standalone) {
+        agent->job.run_id = options->run_id;
+        return TDDP_OK;
+    }
+    if (options->nodes > 1) {
+        (void)snprintf(agent->run_id, sizeof agent->run_id, "none");
+        return TDDP_OK;
+    }
+    uint64_t random;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) {
+        return tddp_fail_errno("getrandom");
+    }
+    (void)snprintf(agent->run_id, sizeof agent->run_id, "%016llx", (unsigned long long)random);
+    return TDDP_OK;
+}
+
+static tddp_status prepare(tddp_launch_agent *agent)
+{
+    int cores = tddp_launch_cores();
+    agent->job.role = agent->options->role;
+    agent->job.threads = cores / agent->count > 1 ? cores / agent->count : 1;
+    size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
+    agent->workers = tddp_alloc_array((size_t)agent->count, sizeof *agent->workers);
+    agent->entries = tddp_alloc_array(polled, sizeof *agent->entries);
+    if (!agent->workers || !agent->entries) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (int i = 0; i < agent->count; i++) {
+        agent->workers[i] = (tddp_launch_worker){.fds = {-1, -1}};
+    }
+    agent->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (agent->null_fd < 0) {
+        return tddp_fail_errno("/dev/null");
+    }
+    tddp_status status = make_run_id(agent);
+    if (status == TDDP_OK) {
+        status = tddp_launch_strangers_find(&agent->strangers);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_launch_adopt_orphans();
+    }
+    if (status == TDDP_OK && tddp_launch_scratch_make(&agent->scratch) != TDDP_OK) {
+        tddp_launch_console_say(&agent->console, "%s: workers have no error file (set TMPDIR)",
+                                tddp_error_message());
+    }
+    return status;
+}
+
+static void release(tddp_launch_agent *agent)
+{
+    /* First the store: what is left of its thread must not outlive what it uses. */
+    tddp_launch_rendezvous_end(agent->rendezvous);
+    tddp_store_server_stop(agent->server);
+    if (agent->workers) {
+        forget_workers(agent);
+    }
+    free(agent->workers);
+    free(agent->entries);
+    tddp_launch_scratch_remove(agent->scratch);
+    tddp_launch_strangers_free(&agent->strangers);
+    tddp_close(agent->null_fd);
+    tddp_launch_console_close(&agent->console);
+}
+
+int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_program *program,
+                    const tddp_launch_signals *signals, int local_size)
+{
+    tddp_launch_agent agent = {
+        .options = options,
+        .program = program,
+        .signals = signals,
+        .null_fd = -1,
+        .count = local_size,
+    };
+    tddp_launch_console_open(&agent.console);
+    if (prepare(&agent) == TDDP_OK) {
+        start_first_round(&agent);
+    } else {
+        tddp_launch_console_say(&agent.console, "%s", tddp_error_message());
+        agent.cause = TDDP_LAUNCH_CAUSE_FATAL;
+        agent.phase = TDDP_LAUNCH_FLUSHING;
+        agent.deadline = INT64_MAX;
+    }
+    if (agent.entries) {
+        tddp_launch_agent_loop(&agent);
+    }
+    int status = agent.signal                              ? EXIT_BY_SIGNAL + agent.signal
+                 : agent.cause == TDDP_LAUNCH_CAUSE_NONE   ? EXIT_SUCCESS
+                 : agent.cause == TDDP_LAUNCH_CAUSE_OUTPUT ? EXIT_BY_SIGNAL + SIGPIPE
+                                                           : EXIT_JOB_FAILED;
+    release(&agent);
+    return status;
+}

@@ -1,0 +1,106 @@
+/*
+ * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
+ * does) and loop.c (the one poll).
+ *
+ *              all nodes there       first failure, signal, other node's news
+ *     JOINING ----------------> RUNNING ------------------------> STOPPING
+ *        |                         | all succeeded                   | time is up,
+ *        |                         v                                 v second signal
+ *        |                     LINGERING                          KILLING
+ *        |                         | so have all nodes'              |
+ *        | signal, error           v                 workers are gone|
+ *        +--------------------> SWEEPING <---------------------------+
+ *                                  | nobody of theirs is left
+ *                                  +--> JOINING or RUNNING again, if a restart is due
+ *                                  v
+ *                              FLUSHING --> OVER
+ */
+#ifndef TDDP_LAUNCH_AGENT_STATE_H
+#define TDDP_LAUNCH_AGENT_STATE_H
+
+#include <poll.h>
+
+#include <tddp/store.h>
+
+#include "launch/agent/agent.h"
+#include "launch/output/console.h"
+#include "launch/workers/environment.h"
+#include "launch/workers/processes.h"
+#include "launch/rendezvous/rendezvous.h"
+#include "launch/workers/worker.h"
+
+typedef enum tddp_launch_phase {
+    TDDP_LAUNCH_JOINING,
+    TDDP_LAUNCH_RUNNING,
+    TDDP_LAUNCH_LINGERING,
+    TDDP_LAUNCH_STOPPING,
+    TDDP_LAUNCH_KILLING,
+    TDDP_LAUNCH_SWEEPING,
+    TDDP_LAUNCH_FLUSHING,
+    TDDP_LAUNCH_OVER,
+} tddp_launch_phase;
+
+/* Why the workers are being ended; the first reason stands. */
+typedef enum tddp_launch_cause {
+    TDDP_LAUNCH_CAUSE_NONE,
+    TDDP_LAUNCH_CAUSE_WORKER, /* one of ours failed */
+    TDDP_LAUNCH_CAUSE_PEER,   /* one of another node's failed, or the node is lost */
+    TDDP_LAUNCH_CAUSE_SIGNAL, /* we were told to end */
+    TDDP_LAUNCH_CAUSE_OUTPUT, /* nobody reads our output any more */
+    TDDP_LAUNCH_CAUSE_FATAL,  /* the job cannot go on: `text` says why */
+} tddp_launch_cause;
+
+typedef struct tddp_launch_agent {
+    const tddp_launch_options *options;
+    const tddp_launch_program *program;
+    const tddp_launch_signals *signals;
+    tddp_launch_console console;
+    tddp_launch_strangers strangers;
+    tddp_launch_job job;
+    char run_id[64]; /* made up if none was given */
+    tddp_launch_world world;
+    tddp_store_server *server;          /* one node: the workers' store */
+    tddp_launch_rendezvous *rendezvous; /* several nodes */
+    char *scratch;
+    int null_fd;
+    tddp_launch_worker *workers;
+    int count; /* of workers, on this node */
+    int alive;
+    tddp_launch_phase phase;
+    int64_t deadline; /* of the phase; INT64_MAX: none */
+    int sweeps;
+    tddp_launch_cause cause;
+    int signal; /* the first ending signal, or 0 */
+    char text[TDDP_LAUNCH_NEWS_BYTES];
+    struct pollfd *entries; /* room for all that is polled */
+} tddp_launch_agent;
+
+/* --- agent.c --------------------------------------------------------------------------------- */
+
+/* Starts the workers of agent->world. A failure ends the run. */
+void tddp_launch_agent_start_workers(tddp_launch_agent *agent);
+
+/* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
+void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
+
+/* --- phases.c: what events do ---------------------------------------------------------------- */
+
+/* Begins to end the workers with a signal, for a reason. */
+void tddp_launch_agent_stop(tddp_launch_agent *agent, tddp_launch_cause cause, int number);
+
+/* The same at once, for a fault of our own: takes its text from tddp_error_message(). */
+void tddp_launch_agent_fail(tddp_launch_agent *agent);
+
+void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number);
+void tddp_launch_agent_on_news(tddp_launch_agent *agent);
+void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
+
+/* After other events: whether the phase is over. */
+void tddp_launch_agent_advance(tddp_launch_agent *agent);
+
+/* --- loop.c ---------------------------------------------------------------------------------- */
+
+/* Waits for events and has them handled until OVER. */
+void tddp_launch_agent_loop(tddp_launch_agent *agent);
+
+#endif

@@ -1,0 +1,93 @@
+/*
+ * The agent's one poll: signals, news of other nodes, what workers write, what our own output
+ * takes. Nothing is looked at on a timer; the poll's time limit is the phase's deadline. Main
+ * thread.
+ */
+#include <errno.h>
+
+#include "launch/agent/agent_state.h"
+
+/* Signals, news, and our own output come before the workers' streams. */
+enum { FIXED = 2 };
+
+static size_t collect(const tddp_launch_agent *agent)
+{
+    struct pollfd *entries = agent->entries;
+    size_t count = 0;
+    entries[count++] = (struct pollfd){.fd = agent->signals->fd, .events = POLLIN};
+    /* A negative descriptor is passed over by poll. */
+    int news = agent->rendezvous ? tddp_launch_rendezvous_fd(agent->rendezvous) : -1;
+    entries[count++] = (struct pollfd){.fd = news, .events = POLLIN};
+    count += tddp_launch_console_poll(&agent->console, entries + count);
+    for (int i = 0; i < agent->count; i++) {
+        for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+            bool full = tddp_launch_console_full(&agent->console, stream);
+            int fd = full ? -1 : agent->workers[i].fds[stream];
+            if (fd >= 0) {
+                entries[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+            }
+        }
+    }
+    return count;
+}
+
+/* The streams were added in this order, so one pass over both finds who is ready. */
+static tddp_status pump_ready(tddp_launch_agent *agent, size_t at, size_t count)
+{
+    tddp_status status = TDDP_OK;
+    for (int i = 0; i < agent->count && status == TDDP_OK; i++) {
+        for (int stream = 0; stream < TDDP_LAUNCH_STREAMS && status == TDDP_OK; stream++) {
+            tddp_launch_worker *worker = &agent->workers[i];
+            if (at >= count || agent->entries[at].fd != worker->fds[stream]) {
+                continue;
+            }
+            if (agent->entries[at++].revents) {
+                status =
+                    tddp_launch_worker_pump(worker, stream, agent->count == 1, &agent->console);
+            }
+        }
+    }
+    return status;
+}
+
+static void take_signals(tddp_launch_agent *agent)
+{
+    int number;
+    while ((number = tddp_launch_signals_next(agent->signals)) != 0) {
+        tddp_launch_agent_on_signal(agent, number);
+    }
+}
+
+static void check_output(tddp_launch_agent *agent)
+{
+    tddp_launch_console_flush(&agent->console);
+    if (tddp_launch_console_abandoned(&agent->console)) {
+        tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_OUTPUT, SIGTERM);
+    }
+}
+
+void tddp_launch_agent_loop(tddp_launch_agent *agent)
+{
+    for (;;) {
+        tddp_launch_agent_advance(agent);
+        if (agent->phase == TDDP_LAUNCH_OVER) {
+            return;
+        }
+        size_t count = collect(agent);
+        size_t streams = FIXED + tddp_launch_console_poll(&agent->console, agent->entries + FIXED);
+        int limit = agent->deadline == INT64_MAX ? -1 : tddp_deadline_poll_ms(agent->deadline);
+        if (poll(agent->entries, (nfds_t)count, limit) < 0 && errno != EINTR) {
+            (void)tddp_fail_errno("poll");
+            tddp_launch_agent_fail(agent);
+        }
+        if (pump_ready(agent, streams, count) != TDDP_OK) {
+            tddp_launch_agent_fail(agent);
+        }
+        take_signals(agent);
+        tddp_launch_agent_on_news(agent);
+        if (agent->deadline != INT64_MAX && tddp_now_ns() >= agent->deadline) {
+            tddp_launch_agent_on_deadline(agent);
+        }
+        check_output(agent);
+    }
+}

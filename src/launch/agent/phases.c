@@ -1,0 +1,315 @@
+/*
+ * What each event does to the agent; the table of phases is in agent_state.h. Every phase after
+ * RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
+ */
+#include <errno.h>
+#include <sys/wait.h>
+
+#include "launch/agent/agent_state.h"
+#include "launch/report/report.h"
+
+enum {
+    CULPRIT_MS = 1000,    /* for the rank that others say they have lost */
+    KILL_MS = 5000,       /* a killed process that stays is stuck in the kernel */
+    SWEEP_TERM_MS = 300,  /* for what workers have left behind, between SIGTERM and SIGKILL */
+    SWEEP_KILL_MS = 100,  /* between two rounds of SIGKILL: new ones may have been started */
+    MOST_SWEEPS = 30,     /* then what is left cannot be killed */
+    LAST_WORDS_MS = 1000, /* for output nobody takes, after a signal */
+    GOODBYE_MS = 4000     /* for the other nodes to let go of the store hosted here */
+};
+
+static void enter(tddp_launch_agent *agent, tddp_launch_phase phase, int64_t limit_ms)
+{
+    agent->phase = phase;
+    agent->deadline = limit_ms < 0 ? INT64_MAX : tddp_deadline_after_ms(limit_ms);
+}
+
+static void signal_workers(tddp_launch_agent *agent, int number)
+{
+    for (int i = 0; i < agent->count; i++) {
+        if (agent->workers[i].alive) {
+            agent->workers[i].ended_by_us = true;
+            tddp_launch_worker_signal(&agent->workers[i], number);
+        }
+    }
+}
+
+/* --- ending the workers ---------------------------------------------------------------------- */
+
+static void kill_workers(tddp_launch_agent *agent)
+{
+    signal_workers(agent, SIGKILL);
+    enter(agent, TDDP_LAUNCH_KILLING, KILL_MS);
+}
+
+static bool has_children(void)
+{
+    siginfo_t info;
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+}
+
+static bool anyone_left(const tddp_launch_agent *agent)
+{
+    if (!has_children()) {
+        return false; /* orphans become our children: no child, no descendant */
+    }
+    return agent->strangers.count == 0 || tddp_launch_signal_descendants(&agent->strangers, 0) > 0;
+}
+
+static void begin_sweep(tddp_launch_agent *agent)
+{
+    agent->sweeps = 0;
+    enter(agent, TDDP_LAUNCH_SWEEPING, SWEEP_TERM_MS);
+    if (anyone_left(agent)) {
+        (void)tddp_launch_signal_descendants(&agent->strangers, SIGTERM);
+        (void)tddp_launch_signal_descendants(&agent->strangers, SIGCONT);
+    }
+}
+
+void tddp_launch_agent_stop(tddp_launch_agent *agent, tddp_launch_cause cause, int number)
+{
+    if (agent->cause != TDDP_LAUNCH_CAUSE_NONE || agent->phase >= TDDP_LAUNCH_STOPPING) {
+        return;
+    }
+    agent->cause = cause;
+    if (agent->alive == 0) {
+        begin_sweep(agent);
+        return;
+    }
+    signal_workers(agent, number);
+    enter(agent, TDDP_LAUNCH_STOPPING, (int64_t)(agent->options->shutdown_timeout * 1000));
+}
+
+void tddp_launch_agent_fail(tddp_launch_agent *agent)
+{
+    if (agent->cause == TDDP_LAUNCH_CAUSE_NONE) {
+        (void)snprintf(agent->text, sizeof agent->text, "%s", tddp_error_message());
+    }
+    if (agent->phase >= TDDP_LAUNCH_SWEEPING) {
+        enter(agent, TDDP_LAUNCH_OVER, -1); /* the workers are gone, and nothing else works */
+        return;
+    }
+    tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_FATAL, SIGTERM);
+}
+
+/* --- signals --------------------------------------------------------------------------------- */
+
+static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
+{
+    for (int i = 0; i < agent->count; i++) {
+        tddp_launch_worker *worker = &agent->workers[i];
+        if (worker->alive && worker->pid == pid) {
+            tddp_launch_worker_note_end(worker, status);
+            agent->alive--;
+            return;
+        }
+    }
+}
+
+static void tell_failure(tddp_launch_agent *agent)
+{
+    char ending[TDDP_LAUNCH_ENDING_BYTES];
+    char text[256];
+    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
+    if (agent->rendezvous && root) {
+        (void)snprintf(text, sizeof text, "rank %d on node %d: %s", root->rank,
+                       agent->world.node_rank, tddp_launch_ending(root, ending));
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED, text);
+    }
+}
+
+/* A rank that lost its peer may be out before the peer itself, which closes its connections first.
+ * So when only such a rank has failed, the one to blame gets a moment. */
+static void look_for_failures(tddp_launch_agent *agent, bool moment_is_over)
+{
+    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
+    if (!root || agent->phase != TDDP_LAUNCH_RUNNING) {
+        return;
+    }
+    if (root->error.consequence && agent->alive > 0 && !moment_is_over) {
+        if (agent->deadline == INT64_MAX) {
+            agent->deadline = tddp_deadline_after_ms(CULPRIT_MS);
+        }
+        return;
+    }
+    tell_failure(agent);
+    tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_WORKER, SIGTERM);
+}
+
+/* Reaps whoever has ended, orphans of workers among them. */
+static void reap(tddp_launch_agent *agent)
+{
+    int status;
+    pid_t pid;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        note_end(agent, pid, status);
+    }
+    look_for_failures(agent, false);
+}
+
+static void on_ending_signal(tddp_launch_agent *agent, int number)
+{
+    char name[32];
+    bool second = agent->signal != 0;
+    agent->signal = second ? agent->signal : number;
+    if (agent->rendezvous && !second) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "node %d was told to end by %s", agent->world.node_rank,
+                       tddp_launch_signal_name(number, name));
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_STOPPED, text);
+    }
+    switch (agent->phase) {
+    case TDDP_LAUNCH_JOINING:
+    case TDDP_LAUNCH_RUNNING:
+    case TDDP_LAUNCH_LINGERING:
+        tddp_launch_console_say(&agent->console, "%s: ending the workers; once more: at once",
+                                tddp_launch_signal_name(number, name));
+        tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL, number);
+        break;
+    case TDDP_LAUNCH_STOPPING:
+    case TDDP_LAUNCH_KILLING:
+        kill_workers(agent);
+        break;
+    case TDDP_LAUNCH_SWEEPING:
+        agent->deadline = tddp_now_ns();
+        break;
+    case TDDP_LAUNCH_FLUSHING:
+        enter(agent, TDDP_LAUNCH_OVER, -1);
+        break;
+    case TDDP_LAUNCH_OVER:
+        break;
+    }
+}
+
+void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number)
+{
+    if (number == SIGCHLD) {
+        reap(agent);
+    } else {
+        on_ending_signal(agent, number);
+    }
+}
+
+/* --- the other nodes ------------------------------------------------------------------------- */
+
+void tddp_launch_agent_on_news(tddp_launch_agent *agent)
+{
+    char text[TDDP_LAUNCH_NEWS_BYTES];
+    tddp_launch_news news = TDDP_LAUNCH_NEWS_NONE;
+    if (agent->rendezvous) {
+        news = tddp_launch_rendezvous_next(agent->rendezvous, &agent->world, text);
+    }
+    if (news == TDDP_LAUNCH_NEWS_NONE || agent->phase > TDDP_LAUNCH_LINGERING) {
+        return;
+    }
+    if (news == TDDP_LAUNCH_NEWS_JOINED) {
+        tddp_launch_agent_start_workers(agent);
+        return;
+    }
+    if (news == TDDP_LAUNCH_NEWS_DONE) {
+        begin_sweep(agent);
+        return;
+    }
+    (void)snprintf(agent->text, sizeof agent->text, "%s", text);
+    tddp_launch_agent_stop(
+        agent, news == TDDP_LAUNCH_NEWS_FAILED ? TDDP_LAUNCH_CAUSE_PEER : TDDP_LAUNCH_CAUSE_FATAL,
+        SIGTERM);
+}
+
+/* --- time ------------------------------------------------------------------------------------ */
+
+static void say_killed(tddp_launch_agent *agent)
+{
+    for (int i = 0; i < agent->count; i++) {
+        const tddp_launch_worker *worker = &agent->workers[i];
+        if (worker->alive) {
+            tddp_launch_console_say(
+                &agent->console,
+                "rank %d (pid %d) did not end within %g s (--shutdown-timeout): "
+                "killed",
+                worker->rank, (int)worker->pid, agent->options->shutdown_timeout);
+        }
+    }
+}
+
+void tddp_launch_agent_on_deadline(tddp_launch_agent *agent)
+{
+    switch (agent->phase) {
+    case TDDP_LAUNCH_STOPPING:
+        say_killed(agent);
+        kill_workers(agent);
+        break;
+    case TDDP_LAUNCH_KILLING:
+        begin_sweep(agent);
+        break;
+    case TDDP_LAUNCH_SWEEPING:
+        if (++agent->sweeps <= MOST_SWEEPS) {
+            (void)tddp_launch_signal_descendants(&agent->strangers, SIGKILL);
+            agent->deadline = tddp_deadline_after_ms(SWEEP_KILL_MS);
+        }
+        break;
+    case TDDP_LAUNCH_FLUSHING:
+        /* The other nodes have had their time; who reads our output has as long as it takes. */
+        tddp_launch_rendezvous_end(agent->rendezvous);
+        agent->rendezvous = NULL;
+        agent->deadline = INT64_MAX;
+        if (agent->signal != 0) {
+            agent->phase = TDDP_LAUNCH_OVER;
+        }
+        break;
+    case TDDP_LAUNCH_RUNNING:
+        look_for_failures(agent, true);
+        break;
+    case TDDP_LAUNCH_JOINING:
+    case TDDP_LAUNCH_LINGERING:
+    case TDDP_LAUNCH_OVER:
+        agent->deadline = INT64_MAX;
+        break;
+    }
+}
+
+static void all_succeeded(tddp_launch_agent *agent)
+{
+    if (agent->rendezvous) {
+        enter(agent, TDDP_LAUNCH_LINGERING, -1);
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_DONE, "");
+    } else {
+        begin_sweep(agent);
+    }
+}
+
+static void advance_sweep(tddp_launch_agent *agent)
+{
+    bool left = anyone_left(agent);
+    if (left && agent->sweeps <= MOST_SWEEPS) {
+        return;
+    }
+    if (left) {
+        tddp_launch_console_say(&agent->console, "some processes of the workers cannot be killed");
+    }
+    tddp_launch_agent_finish_round(agent);
+    if (agent->phase == TDDP_LAUNCH_FLUSHING) {
+        enter(agent, TDDP_LAUNCH_FLUSHING,
+              agent->signal       ? LAST_WORDS_MS
+              : agent->rendezvous ? GOODBYE_MS
+                                  : -1);
+    }
+}
+
+void tddp_launch_agent_advance(tddp_launch_agent *agent)
+{
+    if (agent->phase == TDDP_LAUNCH_RUNNING && agent->alive == 0) {
+        all_succeeded(agent);
+    }
+    if ((agent->phase == TDDP_LAUNCH_STOPPING || agent->phase == TDDP_LAUNCH_KILLING) &&
+        agent->alive == 0) {
+        begin_sweep(agent);
+    }
+    if (agent->phase == TDDP_LAUNCH_SWEEPING) {
+        advance_sweep(agent);
+    }
+    if (agent->phase == TDDP_LAUNCH_FLUSHING && !tddp_launch_console_pending(&agent->console) &&
+        (!agent->rendezvous || tddp_launch_rendezvous_over(agent->rendezvous))) {
+        enter(agent, TDDP_LAUNCH_OVER, -1);
+    }
+}

@@ -1,0 +1,132 @@
+/*
+ * What the table of flags tells people: the help, and the flag that a misspelt one is nearest to.
+ * Read only, any thread.
+ */
+#include <string.h>
+
+#include <tddp/version.h>
+
+#include "launch/command/options.h"
+
+enum { COLUMN = 32, WIDTH = 100, LONGEST_NAME = 64 };
+
+/* Prints `text` from `column` on, broken between words at WIDTH, further lines at COLUMN. */
+static void print_wrapped(FILE *to, const char *text, int column)
+{
+    if (column + 1 >= COLUMN) {
+        fprintf(to, "\n");
+        column = 0;
+    }
+    fprintf(to, "%*s", COLUMN - column, "");
+    column = COLUMN;
+    while (*text != '\0') {
+        int length = (int)strcspn(text, " ");
+        if (column > COLUMN && column + 1 + length > WIDTH) {
+            fprintf(to, "\n%*s", COLUMN, "");
+            column = COLUMN;
+        }
+        column += fprintf(to, "%s%.*s", column > COLUMN ? " " : "", length, text);
+        text += length;
+        text += strspn(text, " ");
+    }
+    fprintf(to, "\n");
+}
+
+static void print_flag(FILE *to, const tddp_launch_flag *flag)
+{
+    int column = fprintf(to, "  ");
+    if (flag->letter) {
+        column += fprintf(to, "-%c", flag->letter);
+    }
+    if (flag->name[1] != '\0') {
+        column += fprintf(to, "%s--%s", flag->letter ? ", " : "", flag->name);
+    }
+    if (flag->value) {
+        column += fprintf(to, "%s%s", flag->name[1] != '\0' ? "=" : " ", flag->value);
+    }
+    if (flag->alias) {
+        column += fprintf(to, ", --%s", flag->alias);
+    }
+    print_wrapped(to, flag->help, column);
+}
+
+void tddp_launch_options_help(FILE *to)
+{
+    fprintf(to,
+            "torchrun (torch-ddp %s): runs a training script on several processes.\n\n"
+            "  torchrun [FLAGS] SCRIPT [ARGUMENTS]\n"
+            "  torchrun [FLAGS] -e 'CODE' [ARGUMENTS]\n\n"
+            "  torchrun --nproc-per-node=2 train.rb --epochs 5\n"
+            "  torchrun --nnodes=2 --node-rank=0 --rdzv-backend=c10d "
+            "--rdzv-endpoint=host0:29400 \\\n"
+            "           --rdzv-id=my-job --nproc-per-node=gpu train.rb\n",
+            TDDP_VERSION);
+    const char *group = NULL;
+    for (size_t i = 0; i < tddp_launch_flag_count; i++) {
+        if (tddp_launch_flags[i].group != group) {
+            group = tddp_launch_flags[i].group;
+            fprintf(to, "\n%s\n", group);
+        }
+        print_flag(to, &tddp_launch_flags[i]);
+    }
+    fprintf(
+        to,
+        "\nA .py script runs under python3, any other under ruby. ${local_rank} in ARGUMENTS is "
+        "replaced.\nFlags may be spelt with _ for -. A flag's default is taken from PET_ and its "
+        "name, such as\nPET_NPROC_PER_NODE (0 or 1 for a flag without a value); the command line "
+        "wins.\n\nTDDP_STORE_SECRET, the same text on all machines, or TDDP_STORE_SECRET_FILE, a "
+        "file that has it,\nkeeps out of the job who does not know it; TDDP_STORE_MAX_* and "
+        "TDDP_STORE_PATIENCE_MS limit what\nclients of its stores can do. TDDP_LOG=info tells "
+        "more, debug most. The README lists all variables.\n"
+        "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
+        "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Levenshtein's distance, one row at a time. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[LONGEST_NAME + 1];
+    size_t b_length = strlen(b);
+    for (size_t j = 0; j <= b_length; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b_length; j++) {
+            size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = smaller(changed, smaller(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[b_length];
+}
+
+const char *tddp_launch_flag_nearest(const char *name)
+{
+    const char *nearest = tddp_launch_flags[0].name;
+    size_t least = SIZE_MAX;
+    for (size_t i = 0; i < tddp_launch_flag_count; i++) {
+        const char *names[] = {tddp_launch_flags[i].name, tddp_launch_flags[i].alias};
+        for (int k = 0; k < 2; k++) {
+            if (!names[k] || names[k][1] == '\0') {
+                continue;
+            }
+            size_t between = distance(name, names[k]);
+            /* "--nproc" is far from --nproc-per-node by count, but means it. */
+            if (strncmp(names[k], name, strlen(name)) == 0 && name[0] != '\0') {
+                between = 0;
+            }
+            if (between < least) {
+                least = between;
+                nearest = names[k];
+            }
+        }
+    }
+    return nearest;
+}

@@ -1,0 +1,41 @@
+/*
+ * What a worker runs: the program's file and its arguments, worked out and checked once, before
+ * anything starts.
+ */
+#ifndef TDDP_LAUNCH_PROGRAM_H
+#define TDDP_LAUNCH_PROGRAM_H
+
+#include <stddef.h>
+
+#include <tddp/status.h>
+
+#include "launch/command/options.h"
+
+typedef struct tddp_launch_program {
+    char *path;       /* of the file to execute; owned */
+    char **arguments; /* argv with macros still in it, NULL at its end; owned with its strings */
+    size_t count;
+    size_t first_own; /* index of the first argument that the user wrote for the script */
+    const char *name; /* for people: the script, borrowed from the options */
+} tddp_launch_program;
+
+/*
+ * Chooses the interpreter (a .py: PYTHON_EXEC or python3; --no-ruby: none; else TDDP_RUBY or ruby,
+ * with the file TDDP_RUBY_PRELOAD loaded first if that is set) and finds it and the script. Caller:
+ * tddp_launch_program_free(). Errors: TDDP_NOT_FOUND, TDDP_OUT_OF_MEMORY.
+ */
+TDDP_NODISCARD tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
+                                                       tddp_launch_program *out);
+void tddp_launch_program_free(tddp_launch_program *program);
+
+/* argv for one worker, ${local_rank} replaced. Caller: tddp_launch_list_free(). NULL if memory is
+ * short. */
+char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank);
+
+/* `text` with each "${local_rank}" replaced. free(). NULL if memory is short. */
+char *tddp_launch_substitute(const char *text, int local_rank);
+
+/* Frees strings up to the NULL, and the list. NULL is fine. */
+void tddp_launch_list_free(char **list);
+
+#endif

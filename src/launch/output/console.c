@@ -1,0 +1,197 @@
+/*
+ * Writes to standard output and standard error without blocking, since whoever blocks there would
+ * not see signals. The descriptors are shared with other programs (the shell's terminal), so they
+ * are not switched to non-blocking: a pipe or terminal is opened anew through /proc, which gives a
+ * description of our own. Main thread only.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launch/output/console.h"
+
+/* Beyond this much waiting, workers wait. */
+static const size_t full_bytes = (size_t)1 << 20;
+
+enum {
+    CAREFUL_BYTES = 512,    /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
+    KEPT_CAPACITY = 1 << 18 /* memory kept for what comes next */
+};
+
+static void open_sink(tddp_launch_sink *sink, int fd)
+{
+    char path[32];
+    struct stat found;
+    *sink = (tddp_launch_sink){.fd = fd, .kind = TDDP_LAUNCH_SINK_CAREFUL, .at_line = true};
+    if (fstat(fd, &found) != 0) {
+        sink->error = errno;
+        return;
+    }
+    if (S_ISSOCK(found.st_mode)) {
+        sink->kind = TDDP_LAUNCH_SINK_SOCKET;
+        return;
+    }
+    if (!S_ISFIFO(found.st_mode) && !isatty(fd)) {
+        sink->kind = TDDP_LAUNCH_SINK_PLAIN;
+        return;
+    }
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (own >= 0) {
+        sink->fd = own;
+        sink->kind = TDDP_LAUNCH_SINK_REOPENED;
+    }
+}
+
+static bool same_file(int a, int b)
+{
+    struct stat first;
+    struct stat second;
+    return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+void tddp_launch_console_open(tddp_launch_console *console)
+{
+    open_sink(&console->sinks[TDDP_LAUNCH_OUT], STDOUT_FILENO);
+    open_sink(&console->sinks[TDDP_LAUNCH_ERR], STDERR_FILENO);
+    bool same = same_file(STDOUT_FILENO, STDERR_FILENO);
+    console->streams[TDDP_LAUNCH_OUT] = &console->sinks[TDDP_LAUNCH_OUT];
+    console->streams[TDDP_LAUNCH_ERR] = &console->sinks[same ? TDDP_LAUNCH_OUT : TDDP_LAUNCH_ERR];
+}
+
+void tddp_launch_console_close(tddp_launch_console *console)
+{
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_sink *sink = &console->sinks[i];
+        if (sink->kind == TDDP_LAUNCH_SINK_REOPENED) {
+            tddp_close(sink->fd);
+        }
+        tddp_bytes_free(&sink->queue);
+        *sink = (tddp_launch_sink){.fd = -1, .error = EBADF};
+    }
+}
+
+tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream, const char *data,
+                                      size_t size)
+{
+    tddp_launch_sink *sink = console->streams[stream];
+    if (sink->error || size == 0) {
+        return TDDP_OK;
+    }
+    sink->at_line = data[size - 1] == '\n';
+    return tddp_bytes_append(&sink->queue, data, size);
+}
+
+void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
+{
+    char text[4096 + 64];
+    va_list arguments;
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    int head = snprintf(text, sizeof text, "%storchrun: ", sink->at_line ? "" : "\n");
+    va_start(arguments, format);
+    (void)vsnprintf(text + head, sizeof text - (size_t)head - 1, format, arguments);
+    va_end(arguments);
+    size_t length = strlen(text);
+    text[length] = '\n';
+    (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, text, length + 1);
+}
+
+static ssize_t write_some(const tddp_launch_sink *sink, const char *data, size_t size)
+{
+    struct pollfd ready = {.fd = sink->fd, .events = POLLOUT};
+    switch (sink->kind) {
+    case TDDP_LAUNCH_SINK_SOCKET:
+        return send(sink->fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    case TDDP_LAUNCH_SINK_CAREFUL:
+        if (poll(&ready, 1, 0) != 1) {
+            errno = EAGAIN;
+            return -1;
+        }
+        return write(sink->fd, data, size < CAREFUL_BYTES ? size : CAREFUL_BYTES);
+    case TDDP_LAUNCH_SINK_PLAIN:
+    case TDDP_LAUNCH_SINK_REOPENED:
+        break;
+    }
+    return write(sink->fd, data, size);
+}
+
+static void flush_sink(tddp_launch_sink *sink)
+{
+    tddp_bytes *queue = &sink->queue;
+    while (!sink->error && sink->sent < queue->size) {
+        ssize_t wrote = write_some(sink, queue->data + sink->sent, queue->size - sink->sent);
+        if (wrote >= 0) {
+            sink->sent += (size_t)wrote;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            break;
+        } else if (errno != EINTR) {
+            sink->error = errno;
+        }
+    }
+    if (sink->error || sink->sent == queue->size) {
+        queue->size = 0;
+        sink->sent = 0;
+        if (queue->capacity > KEPT_CAPACITY) {
+            tddp_bytes_free(queue);
+        }
+    } else if (sink->sent > queue->size / 2) {
+        /* Only now: moving the rest after each write would cost the square of its size. */
+        tddp_bytes_consume(queue, sink->sent);
+        sink->sent = 0;
+    }
+}
+
+void tddp_launch_console_flush(tddp_launch_console *console)
+{
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        flush_sink(&console->sinks[i]);
+    }
+}
+
+static size_t waiting(const tddp_launch_sink *sink)
+{
+    return sink->queue.size - sink->sent;
+}
+
+bool tddp_launch_console_full(const tddp_launch_console *console, int stream)
+{
+    return waiting(console->streams[stream]) >= full_bytes;
+}
+
+bool tddp_launch_console_pending(const tddp_launch_console *console)
+{
+    return waiting(&console->sinks[0]) > 0 || waiting(&console->sinks[1]) > 0;
+}
+
+bool tddp_launch_console_abandoned(tddp_launch_console *console)
+{
+    bool abandoned = false;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_sink *sink = &console->sinks[i];
+        if (sink->error && sink->error != EPIPE && !sink->told) {
+            sink->told = true;
+            tddp_launch_console_say(console, "standard %s: %s; what follows there is lost",
+                                    i == TDDP_LAUNCH_OUT ? "output" : "error",
+                                    strerror(sink->error));
+        }
+        abandoned |= sink->error == EPIPE;
+    }
+    return abandoned;
+}
+
+size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries)
+{
+    size_t count = 0;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        if (waiting(&console->sinks[i]) > 0) {
+            entries[count++] = (struct pollfd){.fd = console->sinks[i].fd, .events = POLLOUT};
+        }
+    }
+    return count;
+}

@@ -1,0 +1,238 @@
+/*
+ * Starts a worker and passes its output on. The child does nothing between fork and exec but system
+ * calls (other threads of ours may hold locks that the fork copied); it reports a failed step
+ * through a pipe that a good exec closes. Main thread: the parent-death signal follows the thread
+ * that forks.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/workers/processes.h"
+#include "launch/workers/worker.h"
+
+enum { READ_BYTES = 64 * 1024 };
+
+typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_EXEC } step;
+
+/* What the child writes when it cannot go on. */
+typedef struct trouble {
+    step at;
+    int error;
+} trouble;
+
+typedef struct pipes {
+    int out[2];
+    int err[2];
+    int report[2];
+} pipes;
+
+static void close_pair(int pair[2])
+{
+    tddp_close(pair[0]);
+    tddp_close(pair[1]);
+    pair[0] = pair[1] = -1;
+}
+
+static void close_pipes(pipes *made)
+{
+    close_pair(made->out);
+    close_pair(made->err);
+    close_pair(made->report);
+}
+
+static tddp_status open_pipes(pipes *made)
+{
+    *made = (pipes){{-1, -1}, {-1, -1}, {-1, -1}};
+    if (pipe2(made->out, O_CLOEXEC) != 0 || pipe2(made->err, O_CLOEXEC) != 0 ||
+        pipe2(made->report, O_CLOEXEC) != 0) {
+        tddp_status status = tddp_fail_errno("cannot make a worker's pipes");
+        close_pipes(made);
+        return status;
+    }
+    /* Only our ends: the flag is of the pipe's end, and the worker expects its own to block. */
+    (void)fcntl(made->out[0], F_SETFL, O_NONBLOCK);
+    (void)fcntl(made->err[0], F_SETFL, O_NONBLOCK);
+    return TDDP_OK;
+}
+
+static _Noreturn void give_up(const pipes *made, step at)
+{
+    trouble told = {at, errno};
+    ssize_t ignored = write(made->report[1], &told, sizeof told);
+    (void)ignored;
+    _exit(127);
+}
+
+static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *start, pid_t parent)
+{
+    (void)setsid(); /* cannot fail: a fresh child leads no group */
+    if (!tddp_launch_die_with(parent)) {
+        give_up(made, STEP_PARENT_GONE);
+    }
+    if (dup2(start->stdin_fd, STDIN_FILENO) < 0 || dup2(made->out[1], STDOUT_FILENO) < 0 ||
+        dup2(made->err[1], STDERR_FILENO) < 0) {
+        give_up(made, STEP_DESCRIPTORS);
+    }
+    tddp_launch_close_on_exec_from(STDERR_FILENO + 1);
+    tddp_launch_signals_restore(start->signals);
+    execve(start->path, start->argv, start->envp);
+    give_up(made, STEP_EXEC);
+}
+
+/* Waits for the exec, or for what stood in its way. */
+static tddp_status await_exec(const pipes *made, pid_t pid, const char *path)
+{
+    trouble told;
+    ssize_t got;
+    do {
+        got = read(made->report[0], &told, sizeof told);
+    } while (got < 0 && errno == EINTR);
+    if (got <= 0) {
+        return TDDP_OK;
+    }
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    if (told.at == STEP_EXEC && told.error == ENOEXEC) {
+        return tddp_fail(TDDP_SYSTEM,
+                         "cannot run %s: not a program; a script needs a first line such as "
+                         "#!/bin/sh",
+                         path);
+    }
+    return tddp_fail(TDDP_SYSTEM, "cannot run %s: %s", path, strerror(told.error));
+}
+
+tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start)
+{
+    pipes made;
+    tddp_status status = open_pipes(&made);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid == 0) {
+        become_worker(&made, start, parent);
+    }
+    if (pid < 0) {
+        status = tddp_fail(TDDP_SYSTEM, "cannot start the worker with local rank %d: fork: %s",
+                           worker->local_rank, strerror(errno));
+        close_pipes(&made);
+        return status;
+    }
+    tddp_close(made.report[1]);
+    made.report[1] = -1;
+    status = await_exec(&made, pid, start->path);
+    if (status != TDDP_OK) {
+        close_pipes(&made);
+        return status;
+    }
+    worker->pid = pid;
+    worker->alive = true;
+    worker->fds[TDDP_LAUNCH_OUT] = made.out[0];
+    worker->fds[TDDP_LAUNCH_ERR] = made.err[0];
+    made.out[0] = made.err[0] = -1;
+    close_pipes(&made);
+    return TDDP_OK;
+}
+
+void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number)
+{
+    /* Once it is reaped, its group's number may become a stranger's. */
+    if (worker->alive) {
+        (void)kill(-worker->pid, number);
+        if (number != SIGKILL) {
+            (void)kill(-worker->pid, SIGCONT); /* a stopped process takes no other signal */
+        }
+    }
+}
+
+static tddp_status end_stream(tddp_launch_worker *worker, int stream, bool alone,
+                              tddp_launch_console *console)
+{
+    tddp_bytes *rest = &worker->lines[stream].pending;
+    tddp_status status = tddp_launch_console_write(console, stream, rest->data, rest->size);
+    if (status == TDDP_OK && rest->size > 0 && !alone) {
+        /* The next worker's line must not go on behind it. */
+        status = tddp_launch_console_write(console, stream, "\n", 1);
+    }
+    tddp_launch_lines_free(&worker->lines[stream]);
+    tddp_close(worker->fds[stream]);
+    worker->fds[stream] = -1;
+    return status;
+}
+
+tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream, bool alone,
+                                    tddp_launch_console *console)
+{
+    tddp_launch_lines *lines = &worker->lines[stream];
+    tddp_bytes *pending = &lines->pending;
+    tddp_status status = tddp_bytes_reserve(pending, READ_BYTES);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    ssize_t got;
+    do {
+        got = read(worker->fds[stream], pending->data + pending->size, READ_BYTES);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && errno == EAGAIN) {
+        return TDDP_OK;
+    }
+    if (got <= 0) {
+        return end_stream(worker, stream, alone, console);
+    }
+    pending->size += (size_t)got;
+    size_t ready = alone ? pending->size : tddp_launch_lines_ready(lines);
+    if (ready > 0) {
+        status = tddp_launch_console_write(console, stream, pending->data, ready);
+        tddp_launch_lines_consume(lines, ready);
+    }
+    return status;
+}
+
+tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
+                                     tddp_launch_console *console)
+{
+    tddp_status status = TDDP_OK;
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        while (worker->fds[stream] >= 0 && status == TDDP_OK) {
+            /* Normally the stream has an end, since nobody is left to write; but its descriptor may
+             * have been handed to a process that is not ours. */
+            struct pollfd readable = {.fd = worker->fds[stream], .events = POLLIN};
+            status = poll(&readable, 1, 0) == 1
+                         ? tddp_launch_worker_pump(worker, stream, alone, console)
+                         : end_stream(worker, stream, alone, console);
+        }
+    }
+    return status;
+}
+
+void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
+{
+    worker->alive = false;
+    worker->wait_status = wait_status;
+    (void)clock_gettime(CLOCK_REALTIME, &worker->ended);
+    if (worker->error_file && tddp_launch_worker_failed(worker)) {
+        tddp_launch_error_read(worker->error_file, &worker->error);
+    }
+}
+
+bool tddp_launch_worker_failed(const tddp_launch_worker *worker)
+{
+    return !worker->alive &&
+           !(WIFEXITED(worker->wait_status) && WEXITSTATUS(worker->wait_status) == 0);
+}
+
+void tddp_launch_worker_free(tddp_launch_worker *worker)
+{
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        tddp_close(worker->fds[stream]);
+        tddp_launch_lines_free(&worker->lines[stream]);
+    }
+    free(worker->error_file);
+    tddp_launch_error_free(&worker->error);
+    *worker = (tddp_launch_worker){.fds = {-1, -1}};
+}

@@ -1,0 +1,63 @@
+/*
+ * One worker: a process in a session of its own, and the pipes its output comes through.
+ */
+#ifndef TDDP_LAUNCH_WORKER_H
+#define TDDP_LAUNCH_WORKER_H
+
+#include <sys/types.h>
+#include <time.h>
+
+#include "launch/output/console.h"
+#include "launch/report/error_file.h"
+#include "launch/output/lines.h"
+#include "launch/workers/signals.h"
+
+typedef struct tddp_launch_worker {
+    pid_t pid; /* also its session and process group; 0: not started */
+    int rank;
+    int local_rank;
+    bool alive;
+    bool ended_by_us;        /* it was told to end before it ended */
+    int wait_status;         /* once it is not alive */
+    struct timespec ended;   /* wall clock */
+    char *error_file;        /* path; owned; may be NULL */
+    tddp_launch_error error; /* what it left there, once it is not alive */
+    int fds[TDDP_LAUNCH_STREAMS];
+    tddp_launch_lines lines[TDDP_LAUNCH_STREAMS];
+} tddp_launch_worker;
+
+/* What to start it with; all borrowed for the call. */
+typedef struct tddp_launch_start {
+    const char *path;
+    char **argv;
+    char **envp;
+    const tddp_launch_signals *signals;
+    int stdin_fd;
+} tddp_launch_start;
+
+/* Forks and executes; returns once the program runs. Errors: TDDP_SYSTEM (the text names the step
+ * and the program). Main thread only. */
+TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
+                                                    const tddp_launch_start *start);
+
+/* Sends a signal to the process group of a worker that lives. */
+void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number);
+
+/* Reads what has come on one stream and passes whole lines to the console; at the stream's end the
+ * rest, and closes it. With `alone` bytes pass as they come. */
+TDDP_NODISCARD tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
+                                                   bool alone, tddp_launch_console *console);
+
+/* Reads what is left on both streams and closes them. */
+TDDP_NODISCARD tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
+                                                    tddp_launch_console *console);
+
+/* Takes down how it ended: the time is now. */
+void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);
+
+/* Whether it ended with a status other than 0. */
+bool tddp_launch_worker_failed(const tddp_launch_worker *worker);
+
+void tddp_launch_worker_free(tddp_launch_worker *worker);
+
+#endif
