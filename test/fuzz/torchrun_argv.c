@@ -10,7 +10,7 @@
 
 #include <tddp/status.h>
 
-#include "launch/options.h"
+#include "launch/command/options.h"
 
 enum { MOST_ARGUMENTS = 64 };
 

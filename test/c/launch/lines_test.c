@@ -1,7 +1,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "launch/lines.h"
+#include "launch/output/lines.h"
 
 /* Adds bytes; returns how many may go out. */
 static size_t add(tddp_launch_lines *lines, const char *data, size_t size)

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "launch/options.h"
+#include "launch/command/options.h"
 
 /* One variable that the lookup knows, "NAME=value". */
 static const char *variable;

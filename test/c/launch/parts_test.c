@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/environment.h"
-#include "launch/error_file.h"
-#include "launch/program.h"
-#include "launch/report.h"
-#include "launch/resources.h"
-#include "launch/scratch.h"
+#include "launch/workers/environment.h"
+#include "launch/report/error_file.h"
+#include "launch/command/program.h"
+#include "launch/report/report.h"
+#include "launch/workers/resources.h"
+#include "launch/report/scratch.h"
 
 static tddp_launch_error parsed(const char *text)
 {
