@@ -29,7 +29,7 @@ class LaunchCase < Minitest::Test
       end
     end
 
-    attr_reader :pid, :out
+    attr_reader :pid, :out, :err
 
     def initialize(command, env:, chdir:, stdin: File::NULL, out: nil, err: nil, **options)
       @started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
