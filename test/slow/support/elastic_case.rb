@@ -10,7 +10,7 @@ class ElasticCase < LaunchCase
   Life = Struct.new(:key, :host, :rank, :world_size, :group_rank, :nodes, :local_rank, :restarts, :began, :last, keyword_init: true)
 
   # Says once who it is, then writes the time twenty times a second, until the file `stop` is there.
-  WORKER = <<~'SH'
+  WORKER = <<~SH
     key="$(hostname)-$$-$TORCHELASTIC_RESTART_COUNT-$RANK-$(date +%s%N)"
     echo "$key $(hostname) $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $TORCHELASTIC_RESTART_COUNT $(date +%s.%N)" >> "$JOURNAL/lives"
     while [ ! -e "$JOURNAL/stop" ]; do

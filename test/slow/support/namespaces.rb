@@ -20,7 +20,7 @@ class Namespaces
     # Removes what tests that live no more have left.
     def sweep
       out, = Open3.capture2("ip", "netns", "list")
-      out.scan(/^#{PREFIX}-(\d+)-\S+/) do |(pid)|
+      out.scan(/^#{PREFIX}-(\d+)-\S+/o) do |(pid)|
         name = Regexp.last_match(0)
         system("ip", "netns", "delete", name, err: File::NULL) unless File.directory?("/proc/#{pid}")
       end
@@ -124,7 +124,7 @@ class Namespaces
 
   def make(ipv4)
     @made = true
-    all = [name("switch"), *Array.new(@count) { |host| name(host) }]
+    all = Array.new(@count) { |host| name(host) }
     self.class.ip(all.map { |name| "netns add #{name}" })
     ports = Array.new(@count) do |host|
       ["link add port#{host} type veth peer name eth0 netns #{name(host)}", "link set port#{host} master hub up"]
