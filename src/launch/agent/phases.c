@@ -108,13 +108,12 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
 
 static void tell_failure(tddp_launch_agent *agent)
 {
-    char ending[TDDP_LAUNCH_ENDING_BYTES];
-    char text[256];
-    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
-    if (agent->rendezvous && root) {
-        (void)snprintf(text, sizeof text, "rank %d on node %d: %s", root->rank,
-                       agent->world.node_rank, tddp_launch_ending(root, ending));
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED, text);
+    char text[TDDP_LAUNCH_NEWS_BYTES];
+    if (agent->rendezvous) {
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED,
+                                    tddp_launch_report_summary(agent->workers, agent->count,
+                                                               agent->world.node_rank, text,
+                                                               sizeof text));
     }
 }
 

@@ -4,62 +4,11 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "launch/report/report.h"
 
 enum { TIME_BYTES = 40 };
-
-static bool failed_by_itself(const tddp_launch_worker *worker)
-{
-    return worker->pid > 0 && !worker->ended_by_us && tddp_launch_worker_failed(worker);
-}
-
-static int64_t failure_second(const tddp_launch_worker *worker)
-{
-    return worker->error.timestamp > 0 ? worker->error.timestamp : (int64_t)worker->ended.tv_sec;
-}
-
-static bool comes_before(const tddp_launch_worker *a, const tddp_launch_worker *b)
-{
-    int64_t first = failure_second(a);
-    int64_t second = failure_second(b);
-    if (a->error.consequence != b->error.consequence) {
-        return b->error.consequence;
-    }
-    if (first != second) {
-        return first < second;
-    }
-    return a->ended.tv_sec != b->ended.tv_sec ? a->ended.tv_sec < b->ended.tv_sec
-                                              : a->ended.tv_nsec < b->ended.tv_nsec;
-}
-
-const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *workers, int count)
-{
-    const tddp_launch_worker *root = NULL;
-    for (int i = 0; i < count; i++) {
-        if (failed_by_itself(&workers[i]) && (!root || comes_before(&workers[i], root))) {
-            root = &workers[i];
-        }
-    }
-    return root;
-}
-
-const char *tddp_launch_ending(const tddp_launch_worker *worker,
-                               char text[TDDP_LAUNCH_ENDING_BYTES])
-{
-    char name[32];
-    int status = worker->wait_status;
-    if (WIFSIGNALED(status)) {
-        (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "killed by %s%s",
-                       tddp_launch_signal_name(WTERMSIG(status), name),
-                       WCOREDUMP(status) ? " (core dumped)" : "");
-    } else {
-        (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "exit code %d", WEXITSTATUS(status));
-    }
-    return text;
-}
 
 static void put(tddp_launch_console *console, const char *text)
 {
@@ -95,8 +44,7 @@ static void put_worker(tddp_launch_console *console, const tddp_launch_worker *w
     put_field(console, "host", host);
     (void)snprintf(text, sizeof text, "%d (local_rank: %d)", worker->rank, worker->local_rank);
     put_field(console, "rank", text);
-    int code = WIFSIGNALED(worker->wait_status) ? -WTERMSIG(worker->wait_status)
-                                                : WEXITSTATUS(worker->wait_status);
+    int code = tddp_launch_exit_code(worker);
     (void)snprintf(text, sizeof text, "%d (pid: %d)", code, (int)worker->pid);
     put_field(console, "exitcode", text);
     if (code < 0) {
@@ -127,7 +75,7 @@ void tddp_launch_report(const char *program, const tddp_launch_worker *workers, 
     put(console, "Root cause (first failure):\n");
     put_worker(console, root);
     for (int i = 0; i < count; i++) {
-        if (&workers[i] != root && failed_by_itself(&workers[i])) {
+        if (&workers[i] != root && tddp_launch_failed_by_itself(&workers[i])) {
             put(console, "Failed too:\n");
             put_worker(console, &workers[i]);
         }

@@ -1,0 +1,134 @@
+/*
+ * Who failed, how, and in which order: what the report, its JSON and the news for other nodes have
+ * in common. Workers that were told to end are no failures, however they ended. Main thread, once
+ * the workers concerned have ended.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/report/report.h"
+
+bool tddp_launch_failed_by_itself(const tddp_launch_worker *worker)
+{
+    return worker->pid > 0 && !worker->ended_by_us && tddp_launch_worker_failed(worker);
+}
+
+static int64_t failure_second(const tddp_launch_worker *worker)
+{
+    return worker->error.timestamp > 0 ? worker->error.timestamp : (int64_t)worker->ended.tv_sec;
+}
+
+static bool comes_before(const tddp_launch_worker *a, const tddp_launch_worker *b)
+{
+    int64_t first = failure_second(a);
+    int64_t second = failure_second(b);
+    if (a->error.consequence != b->error.consequence) {
+        return b->error.consequence;
+    }
+    if (first != second) {
+        return first < second;
+    }
+    return a->ended.tv_sec != b->ended.tv_sec ? a->ended.tv_sec < b->ended.tv_sec
+                                              : a->ended.tv_nsec < b->ended.tv_nsec;
+}
+
+const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *workers, int count)
+{
+    const tddp_launch_worker *root = NULL;
+    for (int i = 0; i < count; i++) {
+        if (tddp_launch_failed_by_itself(&workers[i]) &&
+            (!root || comes_before(&workers[i], root))) {
+            root = &workers[i];
+        }
+    }
+    return root;
+}
+
+int tddp_launch_exit_code(const tddp_launch_worker *worker)
+{
+    int status = worker->wait_status;
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+const char *tddp_launch_ending(const tddp_launch_worker *worker,
+                               char text[TDDP_LAUNCH_ENDING_BYTES])
+{
+    char name[32];
+    int status = worker->wait_status;
+    if (WIFSIGNALED(status)) {
+        (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "killed by %s%s",
+                       tddp_launch_signal_name(WTERMSIG(status), name),
+                       WCOREDUMP(status) ? " (core dumped)" : "");
+    } else {
+        (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "exit code %d", WEXITSTATUS(status));
+    }
+    return text;
+}
+
+static size_t room_in(const char *text, size_t size)
+{
+    size_t used = strlen(text) + 1;
+    return size > used ? size - used : 0;
+}
+
+/* Appends `added` to the text as far as it fits. */
+static void append(char *text, size_t size, const char *added, size_t length)
+{
+    size_t room = room_in(text, size);
+    char *end = text + strlen(text);
+    length = length < room ? length : room;
+    memcpy(end, added, length);
+    end[length] = '\0';
+}
+
+/* The start of the character that stands at `at`, so that UTF-8 is not cut within one. */
+static size_t character_start(const char *text, size_t at)
+{
+    while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80) {
+        at--;
+    }
+    return at;
+}
+
+/* Python's tracebacks have the cause at their end, Ruby's at their start: both ends are kept. */
+static void append_shortened(char *text, size_t size, const char *added)
+{
+    static const char gap[] = "\n[...]\n";
+    size_t length = strlen(added);
+    size_t room = room_in(text, size);
+    if (length <= room) {
+        append(text, size, added, length);
+    } else if (room > 4 * sizeof gap) {
+        size_t half = (room - sizeof gap) / 2;
+        size_t tail = character_start(added, length - half);
+        append(text, size, added, character_start(added, half));
+        append(text, size, gap, sizeof gap - 1);
+        append(text, size, added + tail, character_start(added + tail, length - tail));
+    }
+}
+
+const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int count, int node_rank,
+                                       char *text, size_t size)
+{
+    char ending[TDDP_LAUNCH_ENDING_BYTES];
+    char host[128] = "?";
+    const tddp_launch_worker *root = tddp_launch_root_cause(workers, count);
+    text[0] = '\0';
+    if (!root) {
+        return text;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    (void)snprintf(text, size, "rank %d on node %d: %s (pid %d on %s)", root->rank, node_rank,
+                   tddp_launch_ending(root, ending), (int)root->pid, host);
+    if (root->error.message) {
+        append(text, size, "\n", 1);
+        append_shortened(text, size - size / 2, root->error.message);
+    }
+    if (root->error.traceback) {
+        append(text, size, "\n", 1);
+        append_shortened(text, size, root->error.traceback);
+    }
+    return text;
+}
