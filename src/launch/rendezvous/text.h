@@ -1,0 +1,221 @@
+/*
+ * What nodes and council say to each other: events go from the nodes to the council, words from the
+ * council to the nodes. Both are short texts in a store, readable by eye; this page is the
+ * protocol.
+ *
+ * One torchrun of those that an endpoint names leads: it hosts the store that counts and runs the
+ * council (council.h) beside it (host.h). Every node, the leader's own among them, has a member
+ * thread (rendezvous.h). Council and members share nothing but the leader's store.
+ *
+ * Keys, all below torchrun/RUN_ID/.
+ *
+ *   In the store of every endpoint (election.h):
+ *     lease         whom this endpoint votes for: "ENDPOINT TERM COUNT"; COUNT grows while the
+ * leader lives. "" (or absent), "young" and "free": nobody. term          the last term granted
+ * here whose lease was taken back or ran out ended         the word `end` of a job that is over. A
+ * node that was in the job takes it for that word; to a newcomer this endpoint is not there yet
+ *
+ *   In the leader's store, below TERM/ as well (e.g. 3/open):
+ *     open          "--nnodes=2:4 --max-restarts=3": the council listens, and for such a job. It
+ * goes away when the leader is deposed or hands over: look for the next one comers        ADD 1
+ * gives a node its SLOT: 1, 2, ... events        a queue (tddp_store_queue_push): every node puts
+ * events in, the council takes them out words         how many words there are; set after the word
+ * itself word/K        the Kth word (K = 1, 2, ...); never changed
+ *
+ * Leases with one endpoint: there is no vote, `lease` is "0 1 0" for ever and TERM is 1.
+ *
+ * A node's way:
+ *
+ *   1. find the leader: at the endpoints in order, `lease` names ENDPOINT and TERM; it leads if its
+ *      store has TERM/open. Compare that text with one's own: the nodes must be of one mind
+ *   2. ADD comers: SLOT. Read `words` (absent: 0): those words are the past; await word/(words + 1)
+ *      and on, in order, from now on. Then push `join`. From the join on push `beat` every half
+ * second
+ *   3. with no worker left of earlier rounds push `ready SLOT ROUND`, where ROUND is one more than
+ * that of the last round this process was in (0 if none)
+ *   4. `round N` with one's own slot: the node is in. Its rank 0 opens the workers' store and
+ * pushes `master`; `master N` comes back to all, workers start. `round N` without one's slot: wait
+ * on; if `spare` came before, the node is one
+ *   5. the workers succeed: `done`. One fails: `failed`. The agent was told to end: `leave`
+ *   6. `over N`: end the workers, then 3. with ROUND = N + 1. `over` of a round one is not in:
+ * nothing
+ *   7. `end`: push `bye`, which tells the leader that it may take its store away, and finish.
+ *      `refuse SLOT` with one's own slot: the job does not take this node; finish, no `bye`.
+ *      `anew SLOT`: the council has given this slot up (the node was silent for too long): end the
+ *      workers, then 2. with a new SLOT
+ *
+ * What is lost on the way: every event may be pushed again when it is not known whether it arrived;
+ * the second is without effect. A word is in the store until the leader is gone. A node whose
+ * connection fails connects again and goes on with its SLOT, if the leader and TERM are the same.
+ * When the leader is gone (no answer, or `open` is away) the node goes to 1.; its `join` there
+ * tells round, restart, rank and number of nodes of its last round, from which the new council goes
+ * on. All of the round's workers are to be ended then: `join` may come before that, `ready` after
+ * it.
+ *
+ * An event is a line and, for `join`, lines of key=value; for `failed` and `leave` the rest is a
+ * text:
+ *
+ *   join SLOT                 id (of this process, random), host, pid, local_size, role, node_rank
+ * (that was asked for, or -1), last_rank (-1), round (its last, or -1), restart, nodes (of its last
+ * round, or 0), hosting (1: the council is in the same process), addr (on which others reach this
+ * host, numeric) ready SLOT ROUND beat SLOT master SLOT ROUND ADDR PORT failed SLOT ROUND done SLOT
+ * ROUND leave SLOT bye SLOT
+ *
+ * A word is a line and a text, or lines of members in the order of their ranks:
+ *
+ *   round N restart R         RANK SLOT LOCAL_SIZE ROLE HOST ADDR
+ *   master N ADDR PORT
+ *   over N failed             a worker or node failed: RESTART_COUNT grows
+ *   over N changed            nodes came or went
+ *   end done|failed|stopped   the last word but `refuse`
+ *   refuse SLOT
+ *   spare SLOT                there is no place now; one that comes free is this node's
+ *   anew SLOT
+ *   tell                      for all: what is waited for
+ *
+ * Names (role, host, id) have blanks, control characters and % as %XX; an empty one is "%".
+ */
+#ifndef TDDP_LAUNCH_TEXT_H
+#define TDDP_LAUNCH_TEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/base.h"
+
+enum {
+    TDDP_LAUNCH_TEXT_BYTES =
+        8192, /* of an event's or word's text, with its NUL; longer ones are cut */
+    TDDP_LAUNCH_ROLE_BYTES = 128,
+    TDDP_LAUNCH_NAME_BYTES = 256, /* a host's name */
+    TDDP_LAUNCH_ADDR_BYTES = 96,  /* a numeric address */
+    TDDP_LAUNCH_ID_BYTES = 40,
+    TDDP_LAUNCH_MOST_MEMBERS = 65536,
+    TDDP_LAUNCH_HIGHEST_ROUND = 1000000000
+};
+
+typedef enum tddp_launch_event_kind {
+    TDDP_LAUNCH_EVENT_JOIN,
+    TDDP_LAUNCH_EVENT_READY,
+    TDDP_LAUNCH_EVENT_BEAT,
+    TDDP_LAUNCH_EVENT_MASTER,
+    TDDP_LAUNCH_EVENT_FAILED,
+    TDDP_LAUNCH_EVENT_DONE,
+    TDDP_LAUNCH_EVENT_LEAVE,
+    TDDP_LAUNCH_EVENT_BYE,
+} tddp_launch_event_kind;
+
+/* What a `join` tells. */
+typedef struct tddp_launch_comer {
+    char id[TDDP_LAUNCH_ID_BYTES];
+    char host[TDDP_LAUNCH_NAME_BYTES];
+    char role[TDDP_LAUNCH_ROLE_BYTES];
+    char addr[TDDP_LAUNCH_ADDR_BYTES];
+    int64_t pid;
+    int local_size;
+    int node_rank; /* asked for, or -1 */
+    int last_rank; /* in its last round, or -1 */
+    int round;     /* its last one, or -1 */
+    int restart;
+    int nodes; /* in its last round, or 0 */
+    bool hosting;
+} tddp_launch_comer;
+
+typedef struct tddp_launch_event {
+    tddp_launch_event_kind kind;
+    int slot;
+    int round;                         /* READY, MASTER, FAILED, DONE */
+    int port;                          /* MASTER */
+    tddp_launch_comer comer;           /* JOIN */
+    char addr[TDDP_LAUNCH_ADDR_BYTES]; /* MASTER */
+    char text[TDDP_LAUNCH_TEXT_BYTES]; /* FAILED, LEAVE */
+} tddp_launch_event;
+
+typedef enum tddp_launch_word_kind {
+    TDDP_LAUNCH_WORD_ROUND,
+    TDDP_LAUNCH_WORD_MASTER,
+    TDDP_LAUNCH_WORD_OVER,
+    TDDP_LAUNCH_WORD_END,
+    TDDP_LAUNCH_WORD_REFUSE,
+    TDDP_LAUNCH_WORD_SPARE,
+    TDDP_LAUNCH_WORD_ANEW,
+    TDDP_LAUNCH_WORD_TELL,
+} tddp_launch_word_kind;
+
+/* How a round is over (FAILED, CHANGED) or the job (DONE, FAILED, STOPPED). */
+typedef enum tddp_launch_how {
+    TDDP_LAUNCH_HOW_DONE,
+    TDDP_LAUNCH_HOW_FAILED,
+    TDDP_LAUNCH_HOW_STOPPED,
+    TDDP_LAUNCH_HOW_CHANGED,
+} tddp_launch_how;
+
+/* A node in a round; its rank is its index. */
+typedef struct tddp_launch_member {
+    int slot;
+    int local_size;
+    char role[TDDP_LAUNCH_ROLE_BYTES];
+    char host[TDDP_LAUNCH_NAME_BYTES];
+    char addr[TDDP_LAUNCH_ADDR_BYTES];
+} tddp_launch_member;
+
+typedef struct tddp_launch_word {
+    tddp_launch_word_kind kind;
+    tddp_launch_how how;               /* OVER, END */
+    int round;                         /* ROUND, MASTER, OVER */
+    int restart;                       /* ROUND */
+    int slot;                          /* REFUSE, SPARE, ANEW */
+    int port;                          /* MASTER */
+    int count;                         /* ROUND: how many members */
+    tddp_launch_member *members;       /* ROUND: owned */
+    char addr[TDDP_LAUNCH_ADDR_BYTES]; /* MASTER */
+    char text[TDDP_LAUNCH_TEXT_BYTES]; /* all others */
+} tddp_launch_word;
+
+/* Append the text of an event or a word to `out`. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_event_encode(const tddp_launch_event *event,
+                                                    tddp_bytes *out);
+TDDP_NODISCARD tddp_status tddp_launch_word_encode(const tddp_launch_word *word, tddp_bytes *out);
+
+/* Read `size` bytes at `data`, which need no NUL, checking everything. Errors: TDDP_PROTOCOL with a
+ * text that shows the line, TDDP_OUT_OF_MEMORY. A word is the caller's: tddp_launch_word_free(). */
+TDDP_NODISCARD tddp_status tddp_launch_event_decode(const char *data, size_t size,
+                                                    tddp_launch_event *out);
+TDDP_NODISCARD tddp_status tddp_launch_word_decode(const char *data, size_t size,
+                                                   tddp_launch_word *out);
+
+/* Frees a word's members and clears it. */
+void tddp_launch_word_free(tddp_launch_word *word);
+
+/* "done", "failed", "stopped", "changed". Static. */
+const char *tddp_launch_how_text(tddp_launch_how how);
+
+/* --- between text.c and text_word.c ---------------------------------------------------------- */
+
+/* A text being read: from `at` to `end`. */
+typedef struct tddp_launch_reader {
+    const char *at;
+    const char *end;
+    const char *start;
+} tddp_launch_reader;
+
+/* Each takes one item and returns false if it is not there. Fields end at a blank or the line's
+ * end. */
+bool tddp_launch_read_literal(tddp_launch_reader *reader, const char *literal);
+bool tddp_launch_read_number(tddp_launch_reader *reader, int64_t min, int64_t max, int64_t *out);
+bool tddp_launch_read_int(tddp_launch_reader *reader, int min, int max, int *out);
+bool tddp_launch_read_name(tddp_launch_reader *reader, char *out, size_t size);
+bool tddp_launch_read_blank(tddp_launch_reader *reader);
+/* The end of a line, or of the whole. */
+bool tddp_launch_read_line_end(tddp_launch_reader *reader);
+/* All that is left; false if it has a NUL. What is too long is cut. */
+bool tddp_launch_read_rest(tddp_launch_reader *reader, char *out, size_t size);
+/* Sets a text that shows the line where reading stopped. */
+tddp_status tddp_launch_read_failed(const tddp_launch_reader *reader, const char *what);
+
+TDDP_NODISCARD tddp_status tddp_launch_write(tddp_bytes *out, const char *format, ...)
+    TDDP_PRINTF(2, 3);
+/* Writes a name as %XX has it. */
+TDDP_NODISCARD tddp_status tddp_launch_write_name(tddp_bytes *out, const char *name);
+
+#endif
