@@ -25,5 +25,12 @@ module Setup
         raise Failure, "step failed: #{name}\n  likely cure: what it says above" unless status&.success?
       end
     end
+
+    # Builds what the launcher is measured against.
+    def build_launch
+      SystemPackages.available?(SystemPackages::PYTORCH, why: "Python's torchrun beside ours")
+      Console.step("bench: building", "cmake", "--build", File.join(ROOT, "build/native"), "--target", "bench_plain_start", log: "bench",
+        cure: Native::CURE)
+    end
   end
 end
