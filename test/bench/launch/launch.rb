@@ -24,7 +24,7 @@ OptionParser.new do |opts|
   opts.on("--runs N", Integer, "runs of torchrun and of the plain start in a round (#{OPTIONS[:runs]})")
   opts.on("--torchrun PATH", "the binary (lib/torch_ddp/native/bin/torchrun)")
   opts.on("--plain PATH", "the plain start (build/native/bench/bench_plain_start)")
-  opts.on("--no-python", "torchrun and the plain start alone")
+  opts.on("--[no-]python", "beside Python's torchrun (yes)")
   opts.on("--json", "print the figures as JSON too")
 end.parse!(into: OPTIONS)
 
