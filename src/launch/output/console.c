@@ -36,7 +36,8 @@ static void open_sink(tddp_launch_sink *sink, int fd)
         sink->kind = TDDP_LAUNCH_SINK_SOCKET;
         return;
     }
-    if (!S_ISFIFO(found.st_mode) && !isatty(fd)) {
+    sink->terminal = S_ISCHR(found.st_mode) && isatty(fd);
+    if (!S_ISFIFO(found.st_mode) && !sink->terminal) {
         sink->kind = TDDP_LAUNCH_SINK_PLAIN;
         return;
     }
@@ -77,15 +78,47 @@ void tddp_launch_console_close(tddp_launch_console *console)
     }
 }
 
+static tddp_status queue(tddp_launch_sink *sink, const void *writer, const char *data, size_t size)
+{
+    sink->at_line = data[size - 1] == '\n';
+    sink->writer = writer;
+    return tddp_bytes_append(&sink->queue, data, size);
+}
+
 tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream, const char *data,
                                       size_t size)
 {
     tddp_launch_sink *sink = console->streams[stream];
+    return sink->error || size == 0 ? TDDP_OK : queue(sink, NULL, data, size);
+}
+
+tddp_status tddp_launch_console_write_line(tddp_launch_console *console, int stream,
+                                           const void *writer, const char *prefix, const char *data,
+                                           size_t size)
+{
+    tddp_launch_sink *sink = console->streams[stream];
+    tddp_status status = TDDP_OK;
     if (sink->error || size == 0) {
         return TDDP_OK;
     }
-    sink->at_line = data[size - 1] == '\n';
-    return tddp_bytes_append(&sink->queue, data, size);
+    if (!sink->at_line && sink->writer != writer) {
+        status = queue(sink, NULL, "\n", 1);
+    }
+    if (status == TDDP_OK && sink->at_line && prefix && *prefix != '\0') {
+        status = tddp_bytes_append(&sink->queue, prefix, strlen(prefix));
+    }
+    return status == TDDP_OK ? queue(sink, writer, data, size) : status;
+}
+
+bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream)
+{
+    return console->streams[stream]->terminal;
+}
+
+int tddp_launch_console_terminal(const tddp_launch_console *console)
+{
+    const tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    return sink->terminal && !sink->error ? sink->fd : -1;
 }
 
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
@@ -147,16 +180,37 @@ static void flush_sink(tddp_launch_sink *sink)
     }
 }
 
-void tddp_launch_console_flush(tddp_launch_console *console)
-{
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        flush_sink(&console->sinks[i]);
-    }
-}
-
 static size_t waiting(const tddp_launch_sink *sink)
 {
     return sink->queue.size - sink->sent;
+}
+
+/* Whether a terminal is not where a status display may stand: below whole lines. */
+static bool unfinished(const tddp_launch_sink *sink)
+{
+    return sink->terminal && (waiting(sink) > 0 || !sink->at_line);
+}
+
+static bool written_to(const tddp_launch_sink *sink)
+{
+    return sink->terminal && waiting(sink) > 0;
+}
+
+void tddp_launch_console_flush(tddp_launch_console *console)
+{
+    tddp_launch_sink *sinks = console->sinks;
+    if (console->hook.hide && !console->hidden &&
+        (written_to(&sinks[0]) || written_to(&sinks[1]))) {
+        console->hidden = true;
+        console->hook.hide(console->hook.data);
+    }
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        flush_sink(&sinks[i]);
+    }
+    if (console->hidden && !unfinished(&sinks[0]) && !unfinished(&sinks[1])) {
+        console->hidden = false;
+        console->hook.show(console->hook.data);
+    }
 }
 
 bool tddp_launch_console_full(const tddp_launch_console *console, int stream)

@@ -22,17 +22,29 @@ typedef struct tddp_launch_sink {
     int fd;
     tddp_launch_sink_kind kind;
     tddp_bytes queue;
-    size_t sent;  /* the first so many bytes of `queue` are written */
-    int error;    /* errno of the write that failed; nothing is written any more. 0: none */
-    bool at_line; /* what was queued last ended a line */
-    bool told;    /* people know of the error */
+    size_t sent; /* the first so many bytes of `queue` are written */
+    int error;   /* errno of the write that failed; nothing is written any more. 0: none */
+    bool terminal;
+    bool at_line;       /* what was queued last ended a line */
+    const void *writer; /* who queued last, where it said so: who may go on with the line */
+    bool told;          /* people know of the error */
 } tddp_launch_sink;
+
+/* What stands below the output on a terminal, such as a status display: taken away before a flush
+ * writes to the terminal, drawn again once all is written and a line has ended there. */
+typedef struct tddp_launch_console_hook {
+    void (*hide)(void *data);
+    void (*show)(void *data);
+    void *data;
+} tddp_launch_console_hook;
 
 typedef struct tddp_launch_console {
     tddp_launch_sink sinks[TDDP_LAUNCH_STREAMS];
     /* Where each stream goes: both to the same sink if both are the same file, so that a line of
      * one is never cut by a line of the other. */
     tddp_launch_sink *streams[TDDP_LAUNCH_STREAMS];
+    tddp_launch_console_hook hook; /* all NULL: none */
+    bool hidden;                   /* hook.hide was called last */
 } tddp_launch_console;
 
 /* Looks at descriptors 1 and 2. `console` must stay where it is. */
@@ -42,6 +54,21 @@ void tddp_launch_console_close(tddp_launch_console *console);
 /* Queues bytes for a stream; dropped if its sink has failed. */
 TDDP_NODISCARD tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream,
                                                      const char *data, size_t size);
+
+/*
+ * Queues a line, a piece of one, or (without a prefix) several of them, in the name of `writer`.
+ * The prefix comes first where a line begins; an unfinished line of another writer is ended before.
+ */
+TDDP_NODISCARD tddp_status tddp_launch_console_write_line(tddp_launch_console *console, int stream,
+                                                          const void *writer, const char *prefix,
+                                                          const char *data, size_t size);
+
+/* Whether a stream goes to a terminal. */
+bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream);
+
+/* The descriptor of the terminal that standard error is, for whoever draws there beside the queue
+ * (it does not block, if that can be had); -1 if it is none. Borrowed. */
+int tddp_launch_console_terminal(const tddp_launch_console *console);
 
 /* Queues torchrun's own line, "torchrun: TEXT", for standard error. Lost if memory is short. */
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
