@@ -38,11 +38,34 @@ module Torch
         ENV.key?("TORCHELASTIC_RUN_ID")
       end
 
+      # Who this process is among those that a launcher started: torchrun, or one of the schedulers that
+      # {#init_process_group} knows. Needs no group, and changes nothing.
+      #
+      #   first = Torch::Distributed.launch_variables.fetch("RANK", "0") == "0"
+      #
+      # @return [Hash{String => String}] RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as far as they are known
+      # @raise [ArgumentError] if what a scheduler left in the environment is incomplete
+      def launch_variables
+        Schedulers.variables
+      end
+
       # Joins this process with the others of the job; returns when all are there.
       #
+      # With `env://` the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where, as torchrun sets
+      # them. What they leave open is taken from a scheduler that started the process as one of several:
+      #
+      #   srun --ntasks=8 ruby train.rb       # Slurm, by SLURM_PROCID, SLURM_STEP_NUM_TASKS and their like
+      #   mpirun -np 8 ruby train.rb          # Open MPI, by OMPI_COMM_WORLD_RANK and its like
+      #   mpiexec -n 8 ruby train.rb          # MPICH and others with Hydra, by PMI_RANK and its like
+      #
+      # Rank 0 serves the store there. On one machine the others meet it at 127.0.0.1; on several at the first host of
+      # Slurm's step, or where mpirun runs (MPICH does not tell: set MASTER_ADDR). The port is made from the number of the
+      # job and the step, so that jobs that share a machine do not meet. Variables that are set go before all this, and
+      # those that are not, LOCAL_RANK and LOCAL_WORLD_SIZE among them, are set for the script then; processes that it
+      # starts have them too.
+      #
       # @param backend [String, Symbol, nil] "gloo" or "nccl"; nil: nccl where there are GPUs, else gloo
-      # @param init_method [String] where the processes meet: `env://` (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as
-      #   torchrun sets them), `tcp://host:port` or `file:///path`; rank and world size may follow as
+      # @param init_method [String] where the processes meet: `env://`, `tcp://host:port` or `file:///path`; rank and world size may follow as
       #   `?rank=0&world_size=2`
       # @param store [Store, nil] where they meet, instead of `init_method`
       # @param rank [Integer, nil] this process's place, from 0
@@ -143,10 +166,11 @@ module Torch
       # @return [Integer] this process's place on its machine
       # @raise [Error] if LOCAL_RANK is not set and there is no fallback
       def get_node_local_rank(fallback_rank = nil)
-        rank = Rendezvous.env_integer("LOCAL_RANK") || fallback_rank
+        rank = Rendezvous.env_integer("LOCAL_RANK") || Schedulers.variables["LOCAL_RANK"] || fallback_rank
         return Integer(rank) unless rank.nil?
 
-        raise Error, "LOCAL_RANK is not set: start this process with torchrun, or give get_node_local_rank a fallback rank"
+        raise Error, "LOCAL_RANK is not set: start this process with torchrun, srun or mpirun, or give get_node_local_rank a " \
+          "fallback rank"
       end
 
       private

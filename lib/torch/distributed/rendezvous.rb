@@ -55,18 +55,53 @@ module Torch
         end
 
         def from_env(rank, world_size, **options)
-          rank ||= env_integer("RANK")
-          world_size ||= env_integer("WORLD_SIZE")
-          check_rank(rank, world_size, "init_method env:// reads RANK and WORLD_SIZE, which torchrun sets: " \
-            "RANK is #{ENV.fetch("RANK", "not set")}, WORLD_SIZE is #{ENV.fetch("WORLD_SIZE", "not set")}")
-          address = ENV.fetch("MASTER_ADDR", DEFAULT_ADDRESS)
+          task = task_beside(rank, world_size)
+          place = task ? task.variables : {}
+          rank ||= env_integer("RANK") || integer("RANK", place["RANK"])
+          world_size ||= env_integer("WORLD_SIZE") || integer("WORLD_SIZE", place["WORLD_SIZE"])
+          check_rank(rank, world_size, unknown_place)
+          task = nil unless task && [task.rank, task.world_size] == [rank, world_size]
+          address = ENV["MASTER_ADDR"] || task&.master_addr || DEFAULT_ADDRESS
           raise ArgumentError, "MASTER_ADDR is empty: expected the host of rank 0" if address.empty?
 
-          port = check_port("MASTER_PORT", env_integer("MASTER_PORT") || DEFAULT_PORT)
+          made = task&.master_port unless ENV.key?("MASTER_PORT")
+          port = check_port("MASTER_PORT", env_integer("MASTER_PORT") || made || DEFAULT_PORT)
+          publish(task, address, port) if task
           # Under torchrun the launcher serves the store, and it outlives restarts of the workers.
           return join_agent(address, port, rank, world_size, **options) if ENV["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
           serve(address, port, rank, world_size, **options)
+        rescue NetworkError => e
+          raise unless made && e.status == :TDDP_ADDRESS_IN_USE
+
+          raise e, "#{e.message}; #{task.launcher} gives no port, and this one was made from the job's number: set MASTER_PORT to a " \
+            "free one, the same on all ranks"
+        end
+
+        # What a scheduler says where PyTorch's own variables leave something open. One of the two that says who this
+        # process is does not go with the other from elsewhere, unless both sources agree.
+        def task_beside(rank, world_size)
+          return if %w[RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK].all? { |name| ENV.key?(name) }
+
+          task = Schedulers.task or return
+          given = {"RANK" => rank || env_integer("RANK"), "WORLD_SIZE" => world_size || env_integer("WORLD_SIZE")}
+          said = {"RANK" => task.rank, "WORLD_SIZE" => task.world_size}
+          return task if given.compact.size != 1 || said.merge(given.compact) == said
+
+          name = given.compact.keys.first
+          other = (said.keys - [name]).first
+          raise ArgumentError, "#{name} is #{given[name]}, but #{other} is not set, and #{task.launcher}, which started this process, " \
+            "says #{name} #{said[name]} and #{other} #{said[other]}: set both, or neither"
+        end
+
+        # Scripts read these, LOCAL_RANK above all.
+        def publish(task, address, port)
+          task.variables.merge("MASTER_ADDR" => address, "MASTER_PORT" => port.to_s).each { |name, value| ENV[name] ||= value }
+        end
+
+        def unknown_place
+          ["init_method env:// reads RANK and WORLD_SIZE, which torchrun sets: RANK is #{ENV.fetch("RANK", "not set")}, " \
+            "WORLD_SIZE is #{ENV.fetch("WORLD_SIZE", "not set")}; nor is this #{Schedulers::LOOKED_FOR}", Schedulers.obstacle].compact.join(". ")
         end
 
         def from_tcp(text, rank, world_size, **options)
