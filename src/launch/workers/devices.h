@@ -1,0 +1,33 @@
+/*
+ * The GPUs that workers will see, found without any GPU library: what the NVIDIA driver shows in
+ * files, cut down and ordered by CUDA_VISIBLE_DEVICES as CUDA does it.
+ */
+#ifndef TDDP_LAUNCH_DEVICES_H
+#define TDDP_LAUNCH_DEVICES_H
+
+#include <stdbool.h>
+
+#include <tddp/status.h>
+
+enum { TDDP_LAUNCH_DEVICE_BYTES = 96 };
+
+typedef struct tddp_launch_device {
+    char name[TDDP_LAUNCH_DEVICE_BYTES]; /* what CUDA_VISIBLE_DEVICES calls it: "2", "GPU-89...";
+                                            a number where the variable is not set */
+    int node;                            /* its NUMA node; -1: not known */
+} tddp_launch_device;
+
+typedef struct tddp_launch_devices {
+    tddp_launch_device *list; /* as CUDA numbers them */
+    int count;
+    bool one_a_process; /* instances of MIG: of all that are named a process sees the first */
+    bool driver;        /* whether the driver's devices were found at all */
+} tddp_launch_devices;
+
+/* Looks below `root` ("" for this machine); `visible` is CUDA_VISIBLE_DEVICES or NULL. No GPU is no
+ * error. GPUs are in the order of their PCI addresses. */
+TDDP_NODISCARD tddp_status tddp_launch_devices_find(const char *root, const char *visible,
+                                                    tddp_launch_devices *out);
+void tddp_launch_devices_free(tddp_launch_devices *devices);
+
+#endif
