@@ -58,8 +58,13 @@ static int run(const tddp_launch_options *options)
     tddp_launch_program program;
     tddp_launch_signals signals;
     int local_size;
-    if (tddp_launch_count_processes(options->processes, &local_size) != TDDP_OK ||
-        tddp_launch_program_prepare(options, &program) != TDDP_OK) {
+    if (tddp_launch_count_processes(options->processes, &local_size) != TDDP_OK) {
+        return complain(EXIT_FAILURE);
+    }
+    if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
+        return complain(EXIT_USAGE);
+    }
+    if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
     int status;

@@ -53,11 +53,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     argv[argc] = NULL;
     tddp_launch_options options;
     if (tddp_launch_options_parse(argc, argv, lookup, &options) == TDDP_OK) {
-        bool runs = !options.help && !options.version;
-        if (options.nodes < 1 || options.argument_count < 0 || options.argument_count >= argc ||
+        bool runs = !options.help && !options.version && !options.print_completion;
+        if (options.max_nodes < 1 || options.argument_count < 0 || options.argument_count >= argc ||
             strlen(options.role) == 0 || options.arguments[options.argument_count] != NULL ||
-            (runs && options.node_rank >= options.nodes) ||
-            (runs && !options.script && !options.code)) {
+            (runs && options.node_rank >= options.max_nodes) ||
+            (runs && !options.script && !options.code && !options.module && !options.check)) {
             abort();
         }
     } else if (tddp_error_message()[0] == '\0') {

@@ -23,8 +23,7 @@ class CommandLineTest < LaunchCase
   def test_wrong_values
     {
       ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected a number from 1 to 4096, auto, cpu or gpu\n",
-      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: a number of nodes that changes while the job runs is not supported; " \
-        "expected one number, such as 3\n",
+      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT\n",
       ["--nnodes=2", "--node-rank=2", "--master-addr=h"] => "torchrun: --node-rank=2: expected 0 to 1, since --nnodes=2\n",
       ["--master-port=70000"] => "torchrun: --master-port=70000: expected a number from 0 to 65535\n",
       ["--rdzv-backend=etcd"] => "torchrun: --rdzv-backend=etcd: expected static or c10d\n",
@@ -97,7 +96,7 @@ class CommandLineTest < LaunchCase
     assert_equal ["1\n"], count("--nproc-per-node=1", env: {"PET_NPROC_PER_NODE" => "2"})
     result = run_torchrun("a.rb", env: {"PET_NNODES" => "x"})
     assert_code 2, result
-    assert_equal "torchrun: PET_NNODES=x: expected a number from 1 to 65536\n", result.err
+    assert_equal "torchrun: PET_NNODES=x: expected a number of nodes from 1 to 65536, or MIN:MAX\n", result.err
   end
 
   def test_ruby_scripts_code_and_arguments

@@ -77,12 +77,12 @@ static void choose_master(const tddp_launch_agent *agent, char address[TDDP_LAUN
 {
     const tddp_launch_options *options = agent->options;
     bool is_static = options->backend == TDDP_LAUNCH_STATIC && !options->standalone;
-    bool endpoint = is_static && options->endpoint.host[0] != '\0';
-    const char *host = endpoint                            ? options->endpoint.host
+    bool endpoint = is_static && options->endpoint_count > 0;
+    const char *host = endpoint                            ? options->endpoints[0].host
                        : is_static && options->master_addr ? options->master_addr
                                                            : loopback;
     (void)snprintf(address, TDDP_LAUNCH_HOST_BYTES, "%s", host);
-    int asked = endpoint ? options->endpoint.port : options->master_port;
+    int asked = endpoint ? options->endpoints[0].port : options->master_port;
     *port = is_static && asked > 0 ? asked : 0;
 }
 
@@ -126,7 +126,7 @@ static void start_first_round(tddp_launch_agent *agent)
 {
     agent->phase = TDDP_LAUNCH_JOINING;
     agent->deadline = INT64_MAX;
-    if (agent->options->nodes == 1) {
+    if (agent->options->max_nodes == 1) {
         start_alone(agent, 0);
     } else if (tddp_launch_rendezvous_start(agent->options, agent->run_id, agent->count,
                                             &agent->rendezvous) != TDDP_OK) {
@@ -195,7 +195,7 @@ static tddp_status make_run_id(tddp_launch_agent *agent)
         agent->job.run_id = options->run_id;
         return TDDP_OK;
     }
-    if (options->nodes > 1) {
+    if (options->max_nodes > 1) {
         (void)snprintf(agent->run_id, sizeof agent->run_id, "none");
         return TDDP_OK;
     }

@@ -38,11 +38,11 @@ static void print_flag(FILE *to, const tddp_launch_flag *flag)
     if (flag->letter) {
         column += fprintf(to, "-%c", flag->letter);
     }
-    if (flag->name[1] != '\0') {
+    if (tddp_launch_flag_is_long(flag)) {
         column += fprintf(to, "%s--%s", flag->letter ? ", " : "", flag->name);
     }
     if (flag->value) {
-        column += fprintf(to, "%s%s", flag->name[1] != '\0' ? "=" : " ", flag->value);
+        column += fprintf(to, "%s%s", tddp_launch_flag_is_long(flag) ? "=" : " ", flag->value);
     }
     if (flag->alias) {
         column += fprintf(to, ", --%s", flag->alias);
@@ -109,8 +109,8 @@ static size_t distance(const char *a, const char *b)
 
 const char *tddp_launch_flag_nearest(const char *name)
 {
-    const char *nearest = tddp_launch_flags[0].name;
-    size_t least = SIZE_MAX;
+    const char *nearest = NULL;
+    size_t least = strlen(name) / 3 + 2; /* further away it is a guess */
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
         const char *names[] = {tddp_launch_flags[i].name, tddp_launch_flags[i].alias};
         for (int k = 0; k < 2; k++) {

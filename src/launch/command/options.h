@@ -12,7 +12,15 @@
 
 #include <tddp/status.h>
 
-enum { TDDP_LAUNCH_HOST_BYTES = 256, TDDP_LAUNCH_MAX_LOCAL = 4096, TDDP_LAUNCH_MAX_NODES = 65536 };
+enum {
+    TDDP_LAUNCH_HOST_BYTES = 256,
+    TDDP_LAUNCH_MAX_LOCAL = 4096,
+    TDDP_LAUNCH_MAX_NODES = 65536,
+    TDDP_LAUNCH_MAX_ENDPOINTS = 7,
+    TDDP_LAUNCH_MAX_LISTED = 256, /* local ranks in a map or a list */
+    TDDP_LAUNCH_MAX_SIGNALS = 32,
+    TDDP_LAUNCH_FILTERS_BYTES = 1024,
+};
 
 /* How many workers a node runs: a number, or counted on this machine. */
 typedef enum tddp_launch_processes {
@@ -20,6 +28,7 @@ typedef enum tddp_launch_processes {
     TDDP_LAUNCH_PROCESSES_AUTO,
     TDDP_LAUNCH_PROCESSES_CPU,
     TDDP_LAUNCH_PROCESSES_GPU,
+    TDDP_LAUNCH_PROCESSES_XPU,
 } tddp_launch_processes;
 
 typedef enum tddp_launch_rendezvous_kind {
@@ -27,7 +36,18 @@ typedef enum tddp_launch_rendezvous_kind {
     TDDP_LAUNCH_C10D,
 } tddp_launch_rendezvous_kind;
 
-/* Where the nodes meet; an empty host: not given. Port -1: not given. */
+/* In the order of --numa-binding's choices. */
+typedef enum tddp_launch_binding_kind {
+    TDDP_LAUNCH_BINDING_NONE,
+    TDDP_LAUNCH_BINDING_NODE,
+    TDDP_LAUNCH_BINDING_SOCKET,
+    TDDP_LAUNCH_BINDING_EXCLUSIVE,
+    TDDP_LAUNCH_BINDING_CORE_COMPLEX,
+    TDDP_LAUNCH_BINDING_CORES,
+} tddp_launch_binding_kind;
+
+/* A place where nodes meet: a name or an address without brackets. Port 0: any free one, which only
+ * one node alone can have. */
 typedef struct tddp_launch_endpoint {
     char host[TDDP_LAUNCH_HOST_BYTES];
     int port;
@@ -39,36 +59,100 @@ typedef struct tddp_launch_process_count {
     int number;
 } tddp_launch_process_count;
 
-/* --rdzv-conf's keys. */
+/* --rdzv-conf's keys, in seconds. */
 typedef struct tddp_launch_conf {
     int is_host; /* -1: found out */
     int join_timeout;
+    int last_call_timeout;
+    int close_timeout;
+    int read_timeout;
     int heartbeat_timeout;
+    int keep_alive_interval;    /* -1: not given */
+    int keep_alive_max_attempt; /* a number; -1: not given */
 } tddp_launch_conf;
+
+/* Which streams go to files: bit 0 standard output, bit 1 standard error. */
+enum { TDDP_LAUNCH_STDOUT = 1, TDDP_LAUNCH_STDERR = 2 };
+
+/* --redirects, --tee: of all workers, or of those listed, by rising local rank. */
+typedef struct tddp_launch_streams {
+    int all;
+    int count;
+    struct {
+        int16_t local_rank;
+        int16_t streams;
+    } listed[TDDP_LAUNCH_MAX_LISTED];
+} tddp_launch_streams;
+
+/* --local-ranks-filter: rising; none: not given, all are meant. */
+typedef struct tddp_launch_ranks {
+    int count;
+    int16_t listed[TDDP_LAUNCH_MAX_LISTED];
+} tddp_launch_ranks;
+
+/* --duplicate-stdout-filters and its twin: `count` texts, one after the other, each with its NUL.
+ */
+typedef struct tddp_launch_filters {
+    int count;
+    char texts[TDDP_LAUNCH_FILTERS_BYTES];
+} tddp_launch_filters;
 
 typedef struct tddp_launch_options {
     bool help;
     bool version;
+    bool check; /* --check: no script, but torchrun-check */
     bool standalone;
     bool no_ruby;
-    int nodes;
+    bool as_module; /* -m was given: what stands where a script would is `module` */
+    bool run_path;
+    bool virtual_local_rank;
+    bool monitor;
+    int min_nodes;
+    int max_nodes; /* more than min_nodes: elastic */
     int node_rank; /* -1: not given */
     int master_port;
     int max_restarts;
     tddp_launch_process_count processes;
     tddp_launch_rendezvous_kind backend;
-    tddp_launch_endpoint endpoint;
+    tddp_launch_binding_kind numa_binding;
+    tddp_launch_endpoint endpoints[TDDP_LAUNCH_MAX_ENDPOINTS]; /* --master-addr makes one as well */
+    int endpoint_count;                                        /* 0: none was given */
     tddp_launch_conf conf;
     double monitor_interval;
     double shutdown_timeout;
-    const char *master_addr; /* NULL: not given */
-    const char *run_id;      /* NULL: not given */
-    const char *role;
-    const char *code;   /* -e; NULL: a script */
-    const char *script; /* NULL with -e, --help and --version */
+    tddp_launch_streams redirects;
+    tddp_launch_streams tee;
+    tddp_launch_ranks local_ranks_filter;
+    tddp_launch_filters out_filters;
+    tddp_launch_filters err_filters;
+    int signals[TDDP_LAUNCH_MAX_SIGNALS]; /* those that end the job */
+    int signal_count;
+    const char *master_addr; /* as it was given; NULL: not given, as with those below */
+    const char *local_addr;  /* without brackets or a port */
+    const char *run_id;
+    const char *role; /* never NULL */
+    const char *log_dir;
+    const char *line_prefix;
+    const char *report_file;
+    const char *print_completion; /* a shell's name */
+    const char *start_method;     /* these three are checked, and have no effect */
+    const char *event_log_handler;
+    const char *logs_specs;
+    const char *code;   /* -e */
+    const char *module; /* -m */
+    const char *script; /* exactly one of the three is there, or `check` or a request for text */
     char **arguments;   /* those after the script */
     int argument_count;
 } tddp_launch_options;
+
+/* The streams of a worker that --redirects or --tee name. */
+int tddp_launch_streams_of(const tddp_launch_streams *streams, int local_rank);
+
+/* Whether --local-ranks-filter lets a worker's lines through. */
+bool tddp_launch_ranks_has(const tddp_launch_ranks *ranks, int local_rank);
+
+/* Whether a line contains one of the texts; never if there are none. */
+bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *line, size_t size);
 
 /* Looks up an environment variable; getenv() but in tests. */
 typedef const char *(*tddp_launch_lookup)(const char *name);
@@ -81,46 +165,101 @@ TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
                                                      tddp_launch_lookup lookup,
                                                      tddp_launch_options *out);
 
+/* Checks local ranks that were named against the number of workers, once that is known. */
+TDDP_NODISCARD tddp_status tddp_launch_options_check_local(const tddp_launch_options *options,
+                                                           int local_size);
+
 /* Prints the help, made from the table of flags. */
 void tddp_launch_options_help(FILE *to);
 
-/* --- between options.c, flags.c, values.c and help.c ----------------------------------------- */
+/* Prints what makes a shell ("bash", "zsh" or "fish") complete torchrun's command line. */
+void tddp_launch_options_completion(const char *shell, FILE *to);
+
+/* --- between the files of this folder -------------------------------------------------------- */
 
 typedef enum tddp_launch_kind {
-    TDDP_LAUNCH_SWITCH,
-    TDDP_LAUNCH_TEXT,
-    TDDP_LAUNCH_CODE, /* as text, but may begin with a dash */
-    TDDP_LAUNCH_NUMBER,
-    TDDP_LAUNCH_SECONDS,
-    TDDP_LAUNCH_NODES,
-    TDDP_LAUNCH_PROCESSES,
-    TDDP_LAUNCH_BACKEND,
-    TDDP_LAUNCH_ENDPOINT,
-    TDDP_LAUNCH_CONF,
+    TDDP_LAUNCH_KIND_SWITCH,
+    TDDP_LAUNCH_KIND_TEXT,
+    TDDP_LAUNCH_KIND_CODE,   /* as text, but may begin with a dash */
+    TDDP_LAUNCH_KIND_WORD,   /* a text that is one of the choices */
+    TDDP_LAUNCH_KIND_CHOICE, /* an enum in the order of the choices */
+    TDDP_LAUNCH_KIND_ADDRESS,
+    TDDP_LAUNCH_KIND_NUMBER,
+    TDDP_LAUNCH_KIND_SECONDS,
+    TDDP_LAUNCH_KIND_NODES, /* two ints, one after the other */
+    TDDP_LAUNCH_KIND_PROCESSES,
+    TDDP_LAUNCH_KIND_ENDPOINTS,
+    TDDP_LAUNCH_KIND_CONF,
+    TDDP_LAUNCH_KIND_STREAMS,
+    TDDP_LAUNCH_KIND_RANKS,
+    TDDP_LAUNCH_KIND_FILTERS,
+    TDDP_LAUNCH_KIND_SIGNALS,
 } tddp_launch_kind;
 
-/* One row: parser, help and environment default of a flag all come from it. */
+/* What a shell offers for a value that is not one of the choices. */
+typedef enum tddp_launch_offer {
+    TDDP_LAUNCH_OFFER_NOTHING,
+    TDDP_LAUNCH_OFFER_FILES,
+    TDDP_LAUNCH_OFFER_FOLDERS,
+    TDDP_LAUNCH_OFFER_HOSTS,
+} tddp_launch_offer;
+
+/* One row: parser, help, completion and environment default of a flag all come from it. */
 typedef struct tddp_launch_flag {
     const char *name; /* "nproc-per-node": --nproc-per-node, --nproc_per_node, PET_NPROC_PER_NODE */
-    const char *alias; /* a second name, with an environment default too; or NULL */
-    char letter;       /* -h; 0: none */
+    const char *alias;    /* a second name, with an environment default too; or NULL */
+    char letter;          /* -h; 0: none */
+    bool here_only;       /* has no environment default */
+    const char *variable; /* a further variable that is its default, weaker than PET_*; or NULL */
     tddp_launch_kind kind;
     size_t offset; /* of its field in tddp_launch_options */
     int64_t min;
     int64_t max;
-    const char *group; /* heading in the help */
-    const char *value; /* what the help calls its value; NULL for a switch */
+    const char *group;   /* heading in the help */
+    const char *value;   /* what the help calls its value; NULL for a switch */
+    const char *choices; /* words with spaces between them, for values and completion; or NULL */
+    tddp_launch_offer offer;
     const char *help;
 } tddp_launch_flag;
 
 extern const tddp_launch_flag tddp_launch_flags[];
 extern const size_t tddp_launch_flag_count;
 
+/* Whether a flag has a long form: -e has none. */
+bool tddp_launch_flag_is_long(const tddp_launch_flag *flag);
+
 /* Stores `value` in the field of `flag`; `source` names it in a failure's text. */
 TDDP_NODISCARD tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *source,
                                                    const char *value, tddp_launch_options *out);
 
-/* The known name nearest to `name` (no dashes before it), for "did you mean". */
+/* The same for the kinds that are lists: ENDPOINTS, CONF, STREAMS, RANKS, FILTERS and SIGNALS. */
+TDDP_NODISCARD tddp_status tddp_launch_list_store(const tddp_launch_flag *flag, const char *source,
+                                                  const char *value, tddp_launch_options *out);
+
+/* meeting.c's, for lists.c. */
+TDDP_NODISCARD tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
+                                                       tddp_launch_options *out);
+TDDP_NODISCARD tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,
+                                                  const char *value, tddp_launch_conf *out);
+
+/* HOST, HOST:PORT, [V6] or [V6]:PORT; a text with several colons and no brackets is a bare V6. A
+ * port that is not there is -1. */
+bool tddp_launch_endpoint_read(const char *text, tddp_launch_endpoint *out);
+
+/* Copies the part at *at without the spaces around it and steps over its comma; false if it is
+ * longer than any that makes sense. */
+enum { TDDP_LAUNCH_PART_BYTES = TDDP_LAUNCH_HOST_BYTES + 16 };
+bool tddp_launch_list_next(const char **at, char part[TDDP_LAUNCH_PART_BYTES]);
+
+/* "SOURCE=VALUE: expected EXPECTED". */
+TDDP_NODISCARD tddp_status tddp_launch_value_refuse(const char *source, const char *value,
+                                                    const char *expected);
+
+/* What only several flags together tell; settles what they leave open. */
+TDDP_NODISCARD tddp_status tddp_launch_options_settle(tddp_launch_options *options);
+
+/* The known name nearest to `name` (no dashes before it), for "did you mean"; NULL: none is near.
+ */
 const char *tddp_launch_flag_nearest(const char *name);
 
 #endif

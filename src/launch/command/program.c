@@ -9,7 +9,11 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "launch/check/find.h"
+#include "launch/command/module.h"
 #include "launch/command/program.h"
+
+enum { HEAD = 8 };
 
 static const char macro[] = "${local_rank}";
 
@@ -86,20 +90,30 @@ static const char *from_environment(const char *name)
     return value && *value != '\0' ? value : NULL;
 }
 
+static size_t make_python_head(const tddp_launch_options *options, const char *head[HEAD])
+{
+    size_t count = 0;
+    const char *python = from_environment("PYTHON_EXEC"); /* PyTorch's own variable */
+    head[count++] = python ? python : "python3";
+    head[count++] = "-u";
+    if (options->module) {
+        head[count++] = "-m";
+    }
+    head[count++] = options->module ? options->module : options->script;
+    return count;
+}
+
 /* Fills `head` with what comes before the script's own arguments; returns how many. */
-static size_t make_head(const tddp_launch_options *options, const char *head[5])
+static size_t make_head(const tddp_launch_options *options, const char *head[HEAD])
 {
     size_t count = 0;
     if (options->no_ruby) {
         head[count++] = options->script;
         return count;
     }
-    if (options->script && ends_with(options->script, ".py")) {
-        const char *python = from_environment("PYTHON_EXEC"); /* PyTorch's own variable */
-        head[count++] = python ? python : "python3";
-        head[count++] = "-u";
-        head[count++] = options->script;
-        return count;
+    if (options->module ? tddp_launch_module_is_python(options->module)
+                        : options->script && ends_with(options->script, ".py")) {
+        return make_python_head(options, head);
     }
     const char *ruby = from_environment("TDDP_RUBY");
     const char *preload = from_environment("TDDP_RUBY_PRELOAD");
@@ -108,13 +122,15 @@ static size_t make_head(const tddp_launch_options *options, const char *head[5])
         head[count++] = "-r";
         head[count++] = preload;
     }
-    if (options->code) {
+    if (!options->script) {
         head[count++] = "-e";
-        head[count++] = options->code;
-    } else {
-        /* A script may be called "-x.rb"; ruby would take it for a flag. */
-        head[count++] = "--";
-        head[count++] = options->script;
+        head[count++] = options->code ? options->code : tddp_launch_module_code;
+    }
+    /* A script may be called "-x.rb", and an argument after code be "-x": ruby would take it for a
+     * flag. */
+    head[count++] = "--";
+    if (!options->code) {
+        head[count++] = options->script ? options->script : options->module;
     }
     return count;
 }
@@ -122,19 +138,14 @@ static size_t make_head(const tddp_launch_options *options, const char *head[5])
 static tddp_status copy_arguments(const tddp_launch_options *options, const char *const *head,
                                   size_t head_count, tddp_launch_program *out)
 {
-    size_t own = (size_t)options->argument_count;
-    /* ruby -e CODE -- ARGUMENTS: else ruby would take a flag among them for its own. */
-    size_t dashes = options->code ? 1 : 0;
-    size_t total = head_count + dashes + own;
+    size_t total = head_count + (size_t)options->argument_count;
     out->arguments = tddp_alloc_array(total + 1, sizeof *out->arguments);
     if (!out->arguments) {
         return TDDP_OUT_OF_MEMORY;
     }
-    out->first_own = head_count + dashes;
+    out->first_own = head_count;
     for (size_t i = 0; i < total; i++) {
-        const char *text = i < head_count       ? head[i]
-                           : i < out->first_own ? "--"
-                                                : options->arguments[i - out->first_own];
+        const char *text = i < head_count ? head[i] : options->arguments[i - head_count];
         out->arguments[i] = tddp_copy_string(text);
         if (!out->arguments[i]) {
             return TDDP_OUT_OF_MEMORY;
@@ -144,20 +155,35 @@ static tddp_status copy_arguments(const tddp_launch_options *options, const char
     return TDDP_OK;
 }
 
-tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
-                                        tddp_launch_program *out)
+static tddp_status prepare_check(tddp_launch_program *out)
 {
-    tddp_launch_program program = {.name = options->script ? options->script : "-e"};
-    const char *head[5];
+    static const tddp_launch_options no_arguments;
+    static const char *const head[] = {"torchrun-check"};
+    tddp_status status = tddp_launch_check_find(&out->path);
+    return status == TDDP_OK ? copy_arguments(&no_arguments, head, 1, out) : status;
+}
+
+static tddp_status prepare_script(const tddp_launch_options *options, tddp_launch_program *out)
+{
+    const char *head[HEAD];
     size_t head_count = make_head(options, head);
     tddp_status status =
         options->script && !options->no_ruby ? check_script(options->script) : TDDP_OK;
     if (status == TDDP_OK) {
-        status = find_program(head[0], &program.path);
+        status = find_program(head[0], &out->path);
     }
-    if (status == TDDP_OK) {
-        status = copy_arguments(options, head, head_count, &program);
-    }
+    return status == TDDP_OK ? copy_arguments(options, head, head_count, out) : status;
+}
+
+tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
+                                        tddp_launch_program *out)
+{
+    tddp_launch_program program = {.name = options->check    ? "torchrun --check"
+                                           : options->script ? options->script
+                                           : options->module ? options->module
+                                                             : "-e"};
+    tddp_status status =
+        options->check ? prepare_check(&program) : prepare_script(options, &program);
     if (status != TDDP_OK) {
         tddp_launch_program_free(&program);
         return status;

@@ -1,24 +1,23 @@
 /*
- * Turns the text of one flag's value into its field, one function a kind. The text of a refusal
- * names where the value came from (flag or variable), the value, and what was expected. Pure: no
- * thread, no global.
+ * Turns the text of one flag's value into its field, one function a kind; lists are lists.c's. The
+ * text of a refusal names where the value came from (flag or variable), the value, and what was
+ * expected. Pure: no thread, no global.
  */
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/base.h"
 #include "launch/command/options.h"
 
-static tddp_status refuse(const char *source, const char *value, const char *expected)
+tddp_status tddp_launch_value_refuse(const char *source, const char *value, const char *expected)
 {
-    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%s: expected %s", source, value, expected);
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.256s: expected %s", source, value, expected);
 }
 
 static tddp_status store_switch(const char *source, const char *value, bool *out)
 {
     if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
-        return refuse(source, value, "0 or 1");
+        return tddp_launch_value_refuse(source, value, "0 or 1");
     }
     *out = value[0] == '1';
     return TDDP_OK;
@@ -29,7 +28,7 @@ static tddp_status store_number(const tddp_launch_flag *flag, const char *source
 {
     int64_t number;
     if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%s: expected a number from %lld to %lld",
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected a number from %lld to %lld",
                          source, value, (long long)flag->min, (long long)flag->max);
     }
     *out = (int)number;
@@ -44,40 +43,36 @@ static tddp_status store_seconds(const tddp_launch_flag *flag, const char *sourc
     bool plain = value[0] != '\0' && strspn(value, "0123456789.eE+-") == strlen(value);
     double seconds = plain ? strtod(value, &end) : 0;
     if (!plain || *end != '\0' || !(seconds >= 0 && seconds <= (double)flag->max)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%s: expected seconds from 0 to %lld", source,
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected seconds from 0 to %lld", source,
                          value, (long long)flag->max);
     }
     *out = seconds;
     return TDDP_OK;
 }
 
+/* N or MIN:MAX. */
 static tddp_status store_nodes(const tddp_launch_flag *flag, const char *source, const char *value,
-                               int *out)
+                               tddp_launch_options *out)
 {
-    char low_text[16];
+    char low_text[16] = "";
     const char *colon = strchr(value, ':');
-    size_t low_length = colon ? (size_t)(colon - value) : 0;
-    if (!colon) {
-        return store_number(flag, source, value, out);
+    size_t length = colon ? (size_t)(colon - value) : strlen(value);
+    int64_t low = 0;
+    int64_t high = 0;
+    if (length < sizeof low_text) {
+        memcpy(low_text, value, length);
     }
-    int64_t low;
-    int64_t high;
-    if (low_length >= sizeof low_text) {
-        return refuse(source, value, "a number of nodes");
+    bool right = tddp_parse_int(low_text, flag->min, flag->max, &low);
+    if (right && colon) {
+        right = tddp_parse_int(colon + 1, low, flag->max, &high);
     }
-    memcpy(low_text, value, low_length);
-    low_text[low_length] = '\0';
-    if (!tddp_parse_int(low_text, flag->min, flag->max, &low) ||
-        !tddp_parse_int(colon + 1, low, flag->max, &high)) {
-        return refuse(source, value, "a number of nodes");
-    }
-    if (low != high) {
+    if (!right) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s=%s: a number of nodes that changes while the job runs is not "
-                         "supported; expected one number, such as %lld",
-                         source, value, (long long)high);
+                         "%s=%.64s: expected a number of nodes from %lld to %lld, or MIN:MAX",
+                         source, value, (long long)flag->min, (long long)flag->max);
     }
-    *out = (int)high;
+    out->min_nodes = (int)low;
+    out->max_nodes = (int)(colon ? high : low);
     return TDDP_OK;
 }
 
@@ -91,6 +86,7 @@ static tddp_status store_processes(const tddp_launch_flag *flag, const char *sou
         {"auto", TDDP_LAUNCH_PROCESSES_AUTO},
         {"cpu", TDDP_LAUNCH_PROCESSES_CPU},
         {"gpu", TDDP_LAUNCH_PROCESSES_GPU},
+        {"xpu", TDDP_LAUNCH_PROCESSES_XPU},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(value, names[i].name) == 0) {
@@ -101,94 +97,82 @@ static tddp_status store_processes(const tddp_launch_flag *flag, const char *sou
     int64_t number;
     if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s=%s: expected a number from %lld to %lld, auto, cpu or gpu", source,
+                         "%s=%.64s: expected a number from %lld to %lld, auto, cpu or gpu", source,
                          value, (long long)flag->min, (long long)flag->max);
     }
     *out = (tddp_launch_process_count){TDDP_LAUNCH_PROCESSES_NUMBER, (int)number};
     return TDDP_OK;
 }
 
-static tddp_status store_backend(const char *source, const char *value,
-                                 tddp_launch_rendezvous_kind *out)
+/* The place of `value` among the words of `choices`, or -1. */
+static int find_choice(const char *choices, const char *value)
 {
-    if (strcmp(value, "static") == 0) {
-        *out = TDDP_LAUNCH_STATIC;
-    } else if (strcmp(value, "c10d") == 0) {
-        *out = TDDP_LAUNCH_C10D;
-    } else {
-        return refuse(source, value, "static or c10d");
+    size_t wanted = strlen(value);
+    int index = 0;
+    for (const char *at = choices; *at != '\0'; index++) {
+        size_t length = strcspn(at, " ");
+        if (length == wanted && memcmp(at, value, length) == 0) {
+            return index;
+        }
+        at += length + strspn(at + length, " ");
     }
+    return -1;
+}
+
+/* "a", "a or b", "a, b or c". */
+static tddp_status refuse_choice(const tddp_launch_flag *flag, const char *source,
+                                 const char *value)
+{
+    char expected[256] = "";
+    size_t size = 0;
+    for (const char *at = flag->choices; *at != '\0' && size < sizeof expected;) {
+        size_t length = strcspn(at, " ");
+        const char *next = at + length + strspn(at + length, " ");
+        bool last = *next == '\0';
+        const char *before = at == flag->choices ? "" : last ? " or " : ", ";
+        size += (size_t)snprintf(expected + size, sizeof expected - size, "%s%.*s", before,
+                                 (int)length, at);
+        at = next;
+    }
+    /* A value that PyTorch knows deserves a reason: the flag's help has it. */
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected %s%s%s%s", source, value, expected,
+                     strchr(flag->choices, ' ') ? "" : " (",
+                     strchr(flag->choices, ' ') ? "" : flag->help,
+                     strchr(flag->choices, ' ') ? "" : ")");
+}
+
+static tddp_status store_choice(const tddp_launch_flag *flag, const char *source, const char *value,
+                                int *out)
+{
+    int index = find_choice(flag->choices, value);
+    if (index < 0) {
+        return refuse_choice(flag, source, value);
+    }
+    *out = index;
     return TDDP_OK;
 }
 
-/* HOST, HOST:PORT, [V6] or [V6]:PORT; a text with several colons and no brackets is a bare V6. */
-static tddp_status store_endpoint(const char *source, const char *value, tddp_launch_endpoint *out)
+static tddp_status store_word(const tddp_launch_flag *flag, const char *source, const char *value,
+                              const char **out)
 {
-    static const char expected[] = "HOST or HOST:PORT, the port from 0 to 65535";
-    tddp_launch_endpoint endpoint = {.port = -1};
-    bool bracketed = value[0] == '[';
-    const char *host = value + bracketed;
-    const char *end = bracketed ? strchr(value, ']') : strchr(value, ':');
-    if (bracketed && !end) {
-        return refuse(source, value, expected);
+    if (find_choice(flag->choices, value) < 0) {
+        return refuse_choice(flag, source, value);
     }
-    if (!end || (!bracketed && strchr(end + 1, ':'))) {
-        end = value + strlen(value);
-    }
-    const char *rest = bracketed ? end + 1 : end;
-    size_t length = (size_t)(end - host);
-    int64_t port = -1;
-    if (length == 0 || length >= sizeof endpoint.host || (*rest != '\0' && *rest != ':') ||
-        (*rest == ':' && !tddp_parse_int(rest + 1, 0, 65535, &port))) {
-        return refuse(source, value, expected);
-    }
-    memcpy(endpoint.host, host, length);
-    endpoint.port = (int)port;
-    *out = endpoint;
+    *out = value;
     return TDDP_OK;
 }
 
-static bool store_conf_pair(const char *key, const char *value, tddp_launch_conf *out)
+/* An address or a name; several colons are an IPv6 address's. */
+static tddp_status store_address(const char *source, const char *value, const char **out)
 {
-    int64_t number;
-    if (strcmp(key, "is_host") == 0) {
-        bool yes = strcmp(value, "1") == 0 || strcasecmp(value, "true") == 0;
-        bool no = strcmp(value, "0") == 0 || strcasecmp(value, "false") == 0;
-        out->is_host = yes;
-        return yes || no;
+    const char *colon = strchr(value, ':');
+    bool has_port = colon && !strchr(colon + 1, ':');
+    if (*value == '\0' || strlen(value) >= TDDP_LAUNCH_HOST_BYTES || has_port ||
+        strpbrk(value, "[], ")) {
+        return tddp_launch_value_refuse(source, value,
+                                        "an address or a host's name, without brackets or a port");
     }
-    int *field = strcmp(key, "join_timeout") == 0        ? &out->join_timeout
-                 : strcmp(key, "heartbeat_timeout") == 0 ? &out->heartbeat_timeout
-                                                         : NULL;
-    if (!field || !tddp_parse_int(value, 1, 86400, &number)) {
-        return false;
-    }
-    *field = (int)number;
-    return true;
-}
-
-static tddp_status store_conf(const char *source, const char *value, tddp_launch_conf *out)
-{
-    tddp_launch_conf conf = *out;
-    for (const char *at = value; *at != '\0';) {
-        char pair[128];
-        size_t length = strcspn(at, ",");
-        if (length < sizeof pair) {
-            memcpy(pair, at, length);
-            pair[length] = '\0';
-        }
-        char *equals = length < sizeof pair ? strchr(pair, '=') : NULL;
-        if (equals) {
-            *equals = '\0';
-        }
-        if (!equals || !store_conf_pair(pair, equals + 1, &conf)) {
-            return refuse(source, value,
-                          "KEY=VALUE pairs with commas between them, the keys being join_timeout "
-                          "and heartbeat_timeout (seconds from 1 to 86400) and is_host (0 or 1)");
-        }
-        at += length + (at[length] == ',');
-    }
-    *out = conf;
+    *out = value;
     return TDDP_OK;
 }
 
@@ -197,31 +181,38 @@ tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *so
 {
     void *field = (char *)out + flag->offset;
     switch (flag->kind) {
-    case TDDP_LAUNCH_SWITCH:
+    case TDDP_LAUNCH_KIND_SWITCH:
         return store_switch(source, value, field);
-    case TDDP_LAUNCH_TEXT:
+    case TDDP_LAUNCH_KIND_TEXT:
         if (*value == '\0') {
-            return refuse(source, value, flag->value);
+            return tddp_launch_value_refuse(source, value, flag->value);
         }
         *(const char **)field = value;
         return TDDP_OK;
-    case TDDP_LAUNCH_CODE:
+    case TDDP_LAUNCH_KIND_CODE:
         *(const char **)field = value;
         return TDDP_OK;
-    case TDDP_LAUNCH_NUMBER:
+    case TDDP_LAUNCH_KIND_WORD:
+        return store_word(flag, source, value, field);
+    case TDDP_LAUNCH_KIND_CHOICE:
+        return store_choice(flag, source, value, field);
+    case TDDP_LAUNCH_KIND_ADDRESS:
+        return store_address(source, value, field);
+    case TDDP_LAUNCH_KIND_NUMBER:
         return store_number(flag, source, value, field);
-    case TDDP_LAUNCH_SECONDS:
+    case TDDP_LAUNCH_KIND_SECONDS:
         return store_seconds(flag, source, value, field);
-    case TDDP_LAUNCH_NODES:
-        return store_nodes(flag, source, value, field);
-    case TDDP_LAUNCH_PROCESSES:
+    case TDDP_LAUNCH_KIND_NODES:
+        return store_nodes(flag, source, value, out);
+    case TDDP_LAUNCH_KIND_PROCESSES:
         return store_processes(flag, source, value, field);
-    case TDDP_LAUNCH_BACKEND:
-        return store_backend(source, value, field);
-    case TDDP_LAUNCH_ENDPOINT:
-        return store_endpoint(source, value, field);
-    case TDDP_LAUNCH_CONF:
-        return store_conf(source, value, field);
+    case TDDP_LAUNCH_KIND_ENDPOINTS:
+    case TDDP_LAUNCH_KIND_CONF:
+    case TDDP_LAUNCH_KIND_STREAMS:
+    case TDDP_LAUNCH_KIND_RANKS:
+    case TDDP_LAUNCH_KIND_FILTERS:
+    case TDDP_LAUNCH_KIND_SIGNALS:
+        return tddp_launch_list_store(flag, source, value, out);
     }
     return tddp_fail(TDDP_INTERNAL, "%s: a flag of no kind", source);
 }

@@ -40,7 +40,7 @@ static void say_missing(tddp_launch_nodes *nodes, int round)
     size_t used = 0;
     int absent = 0;
     tddp_wait wait = tddp_launch_short_wait();
-    for (int rank = 0; rank < nodes->options->nodes; rank++) {
+    for (int rank = 0; rank < nodes->options->max_nodes; rank++) {
         char key[KEY_BYTES];
         int there = 1;
         (void)snprintf(key, sizeof key, "%d/node/%d", round, rank);
@@ -57,7 +57,7 @@ static void say_missing(tddp_launch_nodes *nodes, int round)
     if (absent > 0) {
         tddp_log(TDDP_LOG_WARN, "launch",
                  "waiting at %s:%d for %d of %d nodes: node rank %s has not come", nodes->host,
-                 nodes->port, absent, nodes->options->nodes, missing);
+                 nodes->port, absent, nodes->options->max_nodes, missing);
     }
 }
 
@@ -90,7 +90,7 @@ static tddp_launch_news await_key(tddp_launch_nodes *nodes, int round, const cha
                            "not all of the %d nodes came to %s:%d within %d s (%s is missing); "
                            "check that torchrun runs on each with the same endpoint and "
                            "--rdzv-id, or raise --rdzv-conf join_timeout",
-                           nodes->options->nodes, nodes->host, nodes->port,
+                           nodes->options->max_nodes, nodes->host, nodes->port,
                            nodes->options->conf.join_timeout, key);
             return TDDP_LAUNCH_NEWS_ERROR;
         }
@@ -123,7 +123,7 @@ static tddp_status add_up(const tddp_launch_nodes *nodes, int round, tddp_launch
 {
     member mine;
     tddp_status status = read_member(nodes, round, nodes->rank, &mine);
-    for (int rank = 0; status == TDDP_OK && rank < nodes->options->nodes; rank++) {
+    for (int rank = 0; status == TDDP_OK && rank < nodes->options->max_nodes; rank++) {
         member other;
         status = read_member(nodes, round, rank, &other);
         if (status == TDDP_OK) {
@@ -181,7 +181,7 @@ static tddp_launch_news await_nodes(tddp_launch_nodes *nodes, int round, char *t
     char key[KEY_BYTES];
     int64_t deadline = tddp_deadline_after_ms((int64_t)nodes->options->conf.join_timeout * 1000);
     int64_t say_at = tddp_deadline_after_ms(SAY_EVERY_MS);
-    for (int rank = 0; rank < nodes->options->nodes; rank++) {
+    for (int rank = 0; rank < nodes->options->max_nodes; rank++) {
         (void)snprintf(key, sizeof key, "%d/node/%d", round, rank);
         tddp_launch_news news = await_key(nodes, round, key, deadline, &say_at, text);
         if (news != TDDP_LAUNCH_NEWS_NONE) {
@@ -197,7 +197,7 @@ tddp_launch_news tddp_launch_nodes_join(tddp_launch_nodes *nodes, int round,
 {
     tddp_launch_world made = {
         .node_rank = nodes->rank,
-        .nodes = nodes->options->nodes,
+        .nodes = nodes->options->max_nodes,
         .local_size = nodes->local_size,
         .restart = round,
         .max_restarts = nodes->options->max_restarts,

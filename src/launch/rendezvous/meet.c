@@ -41,8 +41,8 @@ static void find_endpoint(tddp_launch_nodes *nodes)
 {
     const tddp_launch_options *options = nodes->options;
     bool dynamic = options->backend == TDDP_LAUNCH_C10D;
-    const tddp_launch_endpoint *endpoint = &options->endpoint;
-    bool given = endpoint->host[0] != '\0';
+    const tddp_launch_endpoint *endpoint = &options->endpoints[0];
+    bool given = options->endpoint_count > 0;
     (void)snprintf(nodes->host, sizeof nodes->host, "%s",
                    given ? endpoint->host : options->master_addr);
     nodes->port = endpoint->port >= 0 ? endpoint->port : -1;
@@ -148,7 +148,7 @@ static tddp_status agree(tddp_launch_nodes *nodes)
 {
     char mine[64];
     tddp_blob theirs;
-    (void)snprintf(mine, sizeof mine, "--nnodes=%d --max-restarts=%d", nodes->options->nodes,
+    (void)snprintf(mine, sizeof mine, "--nnodes=%d --max-restarts=%d", nodes->options->max_nodes,
                    nodes->options->max_restarts);
     tddp_slice job = tddp_launch_slice("job");
     if (nodes->hosting) {
@@ -195,7 +195,7 @@ static tddp_status claim_rank(tddp_launch_nodes *nodes)
 {
     int given = nodes->options->node_rank;
     int first = given >= 0 ? given : 0;
-    int last = given >= 0 ? given : nodes->options->nodes - 1;
+    int last = given >= 0 ? given : nodes->options->max_nodes - 1;
     for (int rank = first; rank <= last; rank++) {
         tddp_blob holder;
         bool won;
@@ -222,7 +222,7 @@ static tddp_status claim_rank(tddp_launch_nodes *nodes)
     return tddp_fail(TDDP_INVALID_ARGUMENT,
                      "the job \"%s\" at %s:%d has its %d nodes already; start more with a larger "
                      "--nnodes on all of them",
-                     nodes->run_id, nodes->host, nodes->port, nodes->options->nodes);
+                     nodes->run_id, nodes->host, nodes->port, nodes->options->max_nodes);
 }
 
 tddp_status tddp_launch_nodes_meet(tddp_launch_nodes *nodes)

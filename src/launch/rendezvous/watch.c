@@ -62,7 +62,7 @@ static tddp_status declare_done(const tddp_launch_nodes *nodes, int round)
     tddp_wait wait = tddp_launch_short_wait();
     round_key(key, round, "done");
     tddp_status status = tddp_store_add(nodes->store, tddp_launch_slice(key), 1, &wait, &count);
-    if (status == TDDP_OK && count == nodes->options->nodes) {
+    if (status == TDDP_OK && count == nodes->options->max_nodes) {
         status = declare(nodes, round, "done", "");
     }
     return status;
@@ -152,7 +152,7 @@ static tddp_status count_leaving(const tddp_launch_nodes *nodes)
 static tddp_status look_after_others(const tddp_launch_nodes *nodes, int round, pulse *pulses)
 {
     int64_t patience = (int64_t)nodes->options->conf.heartbeat_timeout * TDDP_NS_PER_S;
-    for (int rank = 0; rank < nodes->options->nodes; rank++) {
+    for (int rank = 0; rank < nodes->options->max_nodes; rank++) {
         int64_t count;
         tddp_status status = rank == nodes->rank ? TDDP_OK : beat(nodes, rank, 0, &count);
         if (status != TDDP_OK) {
@@ -224,7 +224,7 @@ static tddp_launch_news watch(tddp_launch_nodes *nodes, int round, pulse *pulses
 
 tddp_launch_news tddp_launch_nodes_watch(tddp_launch_nodes *nodes, int round, char *text)
 {
-    pulse *pulses = tddp_alloc_array((size_t)nodes->options->nodes, sizeof *pulses);
+    pulse *pulses = tddp_alloc_array((size_t)nodes->options->max_nodes, sizeof *pulses);
     if (!pulses) {
         (void)snprintf(text, TDDP_LAUNCH_NEWS_BYTES, "%s", tddp_error_message());
         return TDDP_LAUNCH_NEWS_ERROR;

@@ -203,6 +203,10 @@ tddp_status tddp_launch_count_processes(tddp_launch_process_count asked, int *ou
     case TDDP_LAUNCH_PROCESSES_AUTO:
         *out = gpus > 0 ? gpus : tddp_launch_cores();
         return TDDP_OK;
+    case TDDP_LAUNCH_PROCESSES_XPU:
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--nproc-per-node=xpu: GPUs of Intel are not supported; expected gpu, "
+                         "cpu, auto or a number");
     case TDDP_LAUNCH_PROCESSES_GPU:
         break;
     }

@@ -1,7 +1,9 @@
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "check.h"
+#include "launch/command/module.h"
 #include "launch/command/options.h"
 
 /* One variable that the lookup knows, "NAME=value". */
@@ -44,7 +46,7 @@ TEST(a_script_and_its_arguments)
     CHECK_INT(got.argument_count, 2);
     CHECK_TEXT(got.arguments[0], "--nproc-per-node=9");
     CHECK_INT(got.processes.number, 1);
-    CHECK_INT(got.nodes, 1);
+    CHECK_INT(got.max_nodes, 1);
     CHECK_TEXT(got.role, "default");
     CHECK_DOUBLE(got.shutdown_timeout, 30, 0);
 }
@@ -72,30 +74,45 @@ TEST(processes_are_a_number_or_counted)
     refused("--nproc-per-node=99999999999999999999 a", "expected a number");
 }
 
-TEST(nodes_are_a_fixed_number)
+TEST(nodes_are_a_number_or_a_range)
 {
     CHECK_OK(parse("--nnodes=1:1 a"));
-    CHECK_INT(got.nodes, 1);
-    refused("--nnodes=1:4 a", "--nnodes=1:4: a number of nodes that changes while the job runs is "
-                              "not supported; expected one number, such as 4");
-    refused("--nnodes=4:1 a", "--nnodes=4:1: expected a number of nodes");
+    CHECK_INT(got.min_nodes, 1);
+    CHECK_INT(got.max_nodes, 1);
+    CHECK_OK(parse("--nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=h a"));
+    CHECK_INT(got.min_nodes, 2);
+    CHECK_INT(got.max_nodes, 4);
+    refused("--nnodes=1:4 a", "--nnodes=1:4: nodes that come and go need --rdzv-backend=c10d");
+    refused("--nnodes=4:1 a", "--nnodes=4:1: expected a number of nodes from 1 to 65536, or "
+                              "MIN:MAX");
     refused("--nnodes=:4 a", "expected a number of nodes");
-    refused("--nnodes=0 a", "expected a number from 1");
+    refused("--nnodes=0:4 a", "expected a number of nodes");
+    refused("--nnodes=1:2:3 a", "expected a number of nodes");
+    refused("--nnodes=111111111111111111111111:2 a", "expected a number of nodes");
+    refused("--nnodes=0 a", "expected a number of nodes from 1");
 }
 
 TEST(several_nodes_need_a_place_to_meet)
 {
     CHECK_OK(parse("--nnodes=2 --node-rank=1 --rdzv-backend=c10d --rdzv-endpoint=host0:29503 "
                    "--rdzv-id=my-job --nproc-per-node=4 a.rb"));
-    CHECK_INT(got.nodes, 2);
+    CHECK_INT(got.max_nodes, 2);
     CHECK_INT(got.node_rank, 1);
     CHECK_INT(got.backend, TDDP_LAUNCH_C10D);
-    CHECK_TEXT(got.endpoint.host, "host0");
-    CHECK_INT(got.endpoint.port, 29503);
+    CHECK_TEXT(got.endpoints[0].host, "host0");
+    CHECK_INT(got.endpoints[0].port, 29503);
     CHECK_TEXT(got.run_id, "my-job");
     CHECK_OK(parse("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host0 a.rb"));
-    CHECK_INT(got.endpoint.port, -1);
+    CHECK_INT(got.endpoints[0].port, 29400);
     CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=h --master-port=1 a.rb"));
+    CHECK_INT(got.endpoint_count, 1);
+    CHECK_TEXT(got.endpoints[0].host, "h");
+    CHECK_INT(got.endpoints[0].port, 1);
+    CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=[::1] a.rb"));
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_INT(got.endpoints[0].port, 29500);
+    refused("--nnodes=2 --node-rank=0 --master-addr=h:80 a", "--master-addr=h:80: expected an "
+                                                             "address or a host's name; the port");
     refused("--nnodes=2 a", "needs --node-rank");
     refused("--nnodes=2 --node-rank=0 a", "--master-addr=HOST");
     refused("--nnodes=2 --rdzv-backend=c10d a", "--rdzv-endpoint=HOST:PORT");
@@ -107,13 +124,15 @@ TEST(several_nodes_need_a_place_to_meet)
 TEST(endpoints)
 {
     CHECK_OK(parse("--rdzv-endpoint=[fe80::1]:80 a"));
-    CHECK_TEXT(got.endpoint.host, "fe80::1");
-    CHECK_INT(got.endpoint.port, 80);
+    CHECK_TEXT(got.endpoints[0].host, "fe80::1");
+    CHECK_INT(got.endpoints[0].port, 80);
     CHECK_OK(parse("--rdzv-endpoint=::1 a"));
-    CHECK_TEXT(got.endpoint.host, "::1");
-    CHECK_INT(got.endpoint.port, -1);
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_INT(got.endpoints[0].port, 0); /* one node alone: any */
     CHECK_OK(parse("--rdzv-endpoint=[::1] a"));
-    CHECK_TEXT(got.endpoint.host, "::1");
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_OK(parse("--standalone --rdzv-endpoint=h:1 a"));
+    CHECK_INT(got.endpoint_count, 0);
     refused("--rdzv-endpoint=h:70000 a", "--rdzv-endpoint=h:70000: expected HOST or HOST:PORT");
     refused("--rdzv-endpoint=h: a", "expected HOST");
     refused("--rdzv-endpoint=:80 a", "expected HOST");
@@ -121,15 +140,160 @@ TEST(endpoints)
     refused("--rdzv-endpoint=[::1]x a", "expected HOST");
 }
 
+TEST(several_endpoints)
+{
+    CHECK_OK(parse("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a:1,[::1]:29400,fe80::2 x"));
+    CHECK_INT(got.endpoint_count, 3);
+    CHECK_TEXT(got.endpoints[0].host, "a");
+    CHECK_INT(got.endpoints[0].port, 1);
+    CHECK_TEXT(got.endpoints[1].host, "::1");
+    CHECK_INT(got.endpoints[1].port, 29400);
+    CHECK_TEXT(got.endpoints[2].host, "fe80::2");
+    CHECK_INT(got.endpoints[2].port, 29400);
+    CHECK_OK(parse("--rdzv-backend=c10d --rdzv-endpoint=a,b,c,d,e,f,g x"));
+    CHECK_INT(got.endpoint_count, 7);
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b,c,d,e,f,g,h x", "up to 7");
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a:1,A:1 x", "A:1 is there twice");
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a,,b x", "expected HOST");
+    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=c10d");
+    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a,b:0 x", "b, port 0: expected");
+}
+
 TEST(rdzv_conf)
 {
-    CHECK_OK(parse("--rdzv-conf=join_timeout=7,heartbeat_timeout=2,is_host=true a"));
+    CHECK_OK(parse("--rdzv-conf=join_timeout=7,heartbeat_timeout=2,is_host=true,store_type=tcp,"
+                   "use_libuv=0,last_call_timeout=3,close_timeout=4,read_timeout=5,"
+                   "keep_alive_interval=6,keep_alive_max_attempt=8 a"));
     CHECK_INT(got.conf.join_timeout, 7);
     CHECK_INT(got.conf.heartbeat_timeout, 2);
     CHECK_INT(got.conf.is_host, 1);
+    CHECK_INT(got.conf.last_call_timeout, 3);
+    CHECK_INT(got.conf.close_timeout, 4);
+    CHECK_INT(got.conf.read_timeout, 5);
+    CHECK_INT(got.conf.keep_alive_interval, 6);
+    CHECK_INT(got.conf.keep_alive_max_attempt, 8);
+    CHECK_OK(parse("--rdzv-conf=timeout=90, a"));
+    CHECK_INT(got.conf.join_timeout, 90);
+    CHECK_INT(got.conf.last_call_timeout, 30);
+    CHECK_INT(got.conf.is_host, -1);
     refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
-    refused("--rdzv-conf=speed=3 a", "join_timeout");
-    refused("--rdzv-conf=join_timeout=0 a", "join_timeout");
+    refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");
+    refused("--rdzv-conf=join_timeout=0 a", "join_timeout=0: expected a number from 1 to 86400");
+    refused("--rdzv-conf=is_host=maybe a", "is_host=maybe: expected 0 or 1");
+    refused("--rdzv-conf=store_type=file a", "store_type=file: expected tcp");
+}
+
+TEST(streams_for_all_or_by_local_rank)
+{
+    CHECK_OK(parse("--redirects=3 -t 1:2,0:3 a"));
+    CHECK_INT(tddp_launch_streams_of(&got.redirects, 7), 3);
+    CHECK_INT(got.tee.count, 2);
+    CHECK_INT(got.tee.listed[0].local_rank, 0);
+    CHECK_INT(tddp_launch_streams_of(&got.tee, 0), 3);
+    CHECK_INT(tddp_launch_streams_of(&got.tee, 1), 2);
+    CHECK_INT(tddp_launch_streams_of(&got.tee, 2), 0);
+    const char *forms[] = {"-r3 a", "-r=3 a", "-r 3 a", "--redirects 3 a"};
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(parse(forms[i]));
+        CHECK_INT(got.redirects.all, 3);
+        CHECK_TEXT(got.script, "a");
+    }
+    refused("--tee=4 a", "--tee=4: expected 0 (none), 1 (standard output)");
+    refused("-t 0:4 a", "-t=0:4: expected 0 (none)");
+    refused("--tee=0:1,a:1 b", "expected 0 (none)");
+    refused("--tee=0:1,0:2 a", "local rank 0 is there twice");
+}
+
+TEST(local_ranks)
+{
+    CHECK_OK(parse("a"));
+    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 9));
+    CHECK_OK(parse("--nproc-per-node=3 --local-ranks-filter=2,0 a"));
+    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 0));
+    CHECK(!tddp_launch_ranks_has(&got.local_ranks_filter, 1));
+    CHECK_OK(tddp_launch_options_check_local(&got, 3));
+    CHECK_STATUS(tddp_launch_options_check_local(&got, 2), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "--local-ranks-filter names local rank 2: expected 0 to "
+                                         "1, since this node runs 2 workers");
+    CHECK_OK(parse("--tee=1:3 a"));
+    CHECK_STATUS(tddp_launch_options_check_local(&got, 1), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "--tee names local rank 1: expected 0 to 0, since this "
+                                         "node runs 1 worker");
+    CHECK_OK(parse("--redirects=3:3 a"));
+    CHECK_STATUS(tddp_launch_options_check_local(&got, 3), TDDP_INVALID_ARGUMENT);
+    refused("--local-ranks-filter=0,x a", "expected local ranks with commas");
+    refused("--local-ranks-filter=1,1 a", "local rank 1 is there twice");
+    refused("--local-ranks-filter= a", "expected local ranks");
+}
+
+static bool matches(const char *line)
+{
+    return tddp_launch_filters_match(&got.out_filters, line, strlen(line));
+}
+
+TEST(filters)
+{
+    CHECK_OK(parse("--duplicate-stdout-filters=apple,a,,b,,,[x] a"));
+    CHECK_INT(got.out_filters.count, 3);
+    CHECK(matches("an apple a day"));
+    CHECK(matches("1a,b,2"));
+    CHECK(matches("1,[x]"));
+    CHECK(!matches("a;b"));
+    CHECK(!tddp_launch_filters_match(&got.out_filters, "apple", 4));
+    CHECK_OK(parse("--duplicate-stderr-filters=[] --duplicate-stdout-filters=,a, a"));
+    CHECK_INT(got.err_filters.count, 0);
+    CHECK(!tddp_launch_filters_match(&got.err_filters, "", 0));
+    CHECK_INT(got.out_filters.count, 1);
+    char long_text[1100];
+    memset(long_text, 'x', sizeof long_text);
+    memcpy(long_text, "--duplicate-stdout-filters=", 27);
+    long_text[sizeof long_text - 1] = '\0';
+    char *argv[] = {"torchrun", long_text, "a", NULL};
+    CHECK_STATUS(tddp_launch_options_parse(3, argv, lookup, &got), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "expected texts of less than 1024 bytes");
+}
+
+TEST(signals_to_handle)
+{
+    CHECK_OK(parse("a"));
+    CHECK_INT(got.signal_count, 4);
+    CHECK_INT(got.signals[0], SIGTERM);
+    CHECK_OK(parse("--signals-to-handle=SIGTERM,usr1,sigUSR2,15 a"));
+    CHECK_INT(got.signal_count, 3);
+    CHECK_INT(got.signals[0], SIGTERM);
+    CHECK_INT(got.signals[1], SIGUSR1);
+    CHECK_INT(got.signals[2], SIGUSR2);
+    refused("--signals-to-handle=SIGFOO a", "SIGFOO: expected names of signals");
+    refused("--signals-to-handle=SIGTERM,KILL a", "KILL cannot be handled; expected");
+    refused("--signals-to-handle=SIGSEGV a", "SIGSEGV cannot be handled");
+    refused("--signals-to-handle=99 a", "expected names of signals");
+}
+
+TEST(words_out_of_a_list)
+{
+    CHECK_OK(parse("--numa-binding=core-complex --start-method=fork --event-log-handler=null a"));
+    CHECK_INT(got.numa_binding, TDDP_LAUNCH_BINDING_CORE_COMPLEX);
+    CHECK_TEXT(got.start_method, "fork");
+    CHECK_OK(parse("--numa-binding=cores a"));
+    CHECK_INT(got.numa_binding, TDDP_LAUNCH_BINDING_CORES);
+    refused("--numa-binding=nod a", "--numa-binding=nod: expected none, node, socket, exclusive, "
+                                    "core-complex or cores");
+    refused("--start-method=thread a", "expected spawn, fork or forkserver");
+    refused("--event-log-handler=console a", "--event-log-handler=console: expected null (null "
+                                             "only: there are no events to log");
+    refused("--logs-specs=mine a", "expected default (default only: others are Python classes");
+    refused("--rdzv-backend=etcd a", "--rdzv-backend=etcd: expected static or c10d");
+    refused("--print-completion=tcsh", "expected bash, zsh or fish");
+}
+
+TEST(addresses)
+{
+    CHECK_OK(parse("--local-addr=fe80::1 a"));
+    CHECK_TEXT(got.local_addr, "fe80::1");
+    refused("--local-addr=10.0.0.1:80 a", "--local-addr=10.0.0.1:80: expected an address or a "
+                                          "host's name, without brackets or a port");
+    refused("--local-addr=[::1] a", "without brackets");
+    refused("--local-addr= a", "expected an address");
 }
 
 TEST(seconds)
@@ -147,8 +311,10 @@ TEST(unknown_flags_are_named_with_the_nearest)
     refused("--nproc-per-nod=2 a", "unknown flag --nproc-per-nod; did you mean --nproc-per-node?");
     refused("--nproc 2 a", "did you mean --nproc-per-node?");
     refused("--max_restart 2 a", "did you mean --max-restarts?");
-    refused("--tee=3 a", "--tee is a flag of PyTorch's torchrun that this one does not have");
-    refused("-x a", "unknown flag -x; see torchrun --help");
+    refused("--epochs=3 a", "unknown flag --epochs; flags of the script stand after it; see");
+    refused("-x a", "unknown flag -x; flags of the script");
+    refused("-mx a", "unknown flag -mx");
+    refused("-exit a", "unknown flag -exit");
     refused(
         "--"
         "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx a",
@@ -174,6 +340,39 @@ TEST(code_instead_of_a_script)
     CHECK_TEXT(got.arguments[0], "x");
 }
 
+TEST(modules)
+{
+    CHECK_OK(parse("-m --nproc-per-node=2 my_gem/train x"));
+    CHECK_TEXT(got.module, "my_gem/train");
+    CHECK(got.script == NULL);
+    CHECK_INT(got.argument_count, 1);
+    CHECK(tddp_launch_module_is_python("pkg.train"));
+    CHECK(tddp_launch_module_is_python("_a.b2.c"));
+    const char *ruby[] = {"train", "a/b.c", "A::B", "a..b", "a.", ".a", "a.2", ""};
+    for (size_t i = 0; i < sizeof ruby / sizeof ruby[0]; i++) {
+        CHECK(!tddp_launch_module_is_python(ruby[i]));
+    }
+    refused("-m", "no module given; expected torchrun [FLAGS] -m NAME");
+    refused("-m -e 1", "-m cannot go with -e; leave one of them out");
+    refused("--module --no-python a", "-m cannot go with --no-ruby");
+    refused("--run-path -m a", "--run-path cannot go with -m");
+    CHECK_OK(parse("--run-path --no-ruby a.rb"));
+    CHECK(!got.no_ruby);
+}
+
+TEST(a_check_needs_no_script)
+{
+    CHECK_OK(parse("--check"));
+    CHECK_INT(got.processes.number, 2);
+    CHECK_OK(parse("--check --nproc-per-node=3"));
+    CHECK_INT(got.processes.number, 3);
+    CHECK_OK(parse("--check --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h"));
+    CHECK_INT(got.processes.number, 1);
+    refused("--check a.rb", "--check runs a program of its own; leave out a.rb");
+    refused("--check -e 1", "--check cannot go with -e");
+    refused("--check --no-ruby", "--check cannot go with --no-ruby");
+}
+
 TEST(defaults_from_the_environment)
 {
     variable = "PET_NPROC_PER_NODE=5";
@@ -190,6 +389,22 @@ TEST(defaults_from_the_environment)
     refused("a", "PET_STANDALONE=yes: expected 0 or 1");
     variable = "PET_STANDALONE=";
     CHECK_OK(parse("a"));
+    variable = "PET_REDIRECTS=0:1";
+    CHECK_OK(parse("a"));
+    CHECK_INT(tddp_launch_streams_of(&got.redirects, 0), 1);
+    CHECK_OK(parse("-r 2 a"));
+    CHECK_INT(tddp_launch_streams_of(&got.redirects, 0), 2);
+    variable = "PET_MODULE=1";
+    CHECK_OK(parse("a"));
+    CHECK_TEXT(got.module, "a");
+    variable = "PET_CHECK=1";
+    CHECK_OK(parse("a"));
+    CHECK(!got.check);
+    variable = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=${rank}:";
+    CHECK_OK(parse("a"));
+    CHECK_TEXT(got.line_prefix, "${rank}:");
+    CHECK_OK(parse("--log-line-prefix-template=x a"));
+    CHECK_TEXT(got.line_prefix, "x");
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3";
     CHECK_OK(parse("a"));
     CHECK_DOUBLE(got.shutdown_timeout, 3, 0);

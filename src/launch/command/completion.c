@@ -1,0 +1,4 @@
+/*
+ * --print-completion. Filled from the table of flags.
+ */
+#include "launch/command/options.h"

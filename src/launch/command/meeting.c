@@ -1,0 +1,161 @@
+/*
+ * Values that say where and how nodes meet: --rdzv-endpoint and --rdzv-conf. Pure: no thread, no
+ * global.
+ */
+#include <string.h>
+#include <strings.h>
+
+#include "base/base.h"
+#include "launch/command/options.h"
+
+/* --- endpoints ------------------------------------------------------------------------------- */
+
+bool tddp_launch_endpoint_read(const char *text, tddp_launch_endpoint *out)
+{
+    tddp_launch_endpoint endpoint = {.port = -1};
+    bool bracketed = text[0] == '[';
+    const char *host = text + bracketed;
+    const char *end = bracketed ? strchr(text, ']') : strchr(text, ':');
+    if (bracketed && !end) {
+        return false;
+    }
+    if (!end || (!bracketed && strchr(end + 1, ':'))) {
+        end = text + strlen(text);
+    }
+    const char *rest = bracketed ? end + 1 : end;
+    size_t length = (size_t)(end - host);
+    int64_t port = -1;
+    if (length == 0 || length >= sizeof endpoint.host || (*rest != '\0' && *rest != ':') ||
+        (*rest == ':' && !tddp_parse_int(rest + 1, 0, 65535, &port))) {
+        return false;
+    }
+    memcpy(endpoint.host, host, length);
+    endpoint.port = (int)port;
+    *out = endpoint;
+    return true;
+}
+
+tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
+                                        tddp_launch_options *out)
+{
+    tddp_launch_endpoint found[TDDP_LAUNCH_MAX_ENDPOINTS];
+    char part[TDDP_LAUNCH_PART_BYTES];
+    int count = 0;
+    const char *at = value;
+    do {
+        bool more = count < TDDP_LAUNCH_MAX_ENDPOINTS;
+        if (!more || !tddp_launch_list_next(&at, part) ||
+            !tddp_launch_endpoint_read(part, &found[count])) {
+            return tddp_launch_value_refuse(source, value,
+                                            "HOST or HOST:PORT, the port from 0 to 65535, or up to "
+                                            "7 of these with commas between them");
+        }
+        for (int i = 0; i < count; i++) {
+            if (found[i].port == found[count].port &&
+                strcasecmp(found[i].host, found[count].host) == 0) {
+                return tddp_fail(TDDP_INVALID_ARGUMENT,
+                                 "%s=%.256s: %s is there twice; expected different endpoints",
+                                 source, value, part);
+            }
+        }
+        count++;
+    } while (*at != '\0');
+    memcpy(out->endpoints, found, (size_t)count * sizeof *found);
+    out->endpoint_count = count;
+    return TDDP_OK;
+}
+
+/* --- rendezvous settings --------------------------------------------------------------------- */
+
+static bool read_bool(const char *text, int *out)
+{
+    static const char *const words[2][5] = {{"0", "false", "f", "no", "n"},
+                                            {"1", "true", "t", "yes", "y"}};
+    for (int value = 0; value < 2; value++) {
+        for (int i = 0; i < 5; i++) {
+            if (strcasecmp(text, words[value][i]) == 0) {
+                *out = value;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static tddp_status store_setting(const tddp_launch_flag *flag, const char *source, const char *key,
+                                 const char *value, tddp_launch_conf *out)
+{
+    static const struct {
+        const char *key;
+        size_t offset;
+    } numbers[] = {
+        {"join_timeout", offsetof(tddp_launch_conf, join_timeout)},
+        {"timeout", offsetof(tddp_launch_conf, join_timeout)}, /* PyTorch's static rendezvous */
+        {"last_call_timeout", offsetof(tddp_launch_conf, last_call_timeout)},
+        {"close_timeout", offsetof(tddp_launch_conf, close_timeout)},
+        {"read_timeout", offsetof(tddp_launch_conf, read_timeout)},
+        {"heartbeat_timeout", offsetof(tddp_launch_conf, heartbeat_timeout)},
+        {"keep_alive_interval", offsetof(tddp_launch_conf, keep_alive_interval)},
+        {"keep_alive_max_attempt", offsetof(tddp_launch_conf, keep_alive_max_attempt)},
+    };
+    int64_t number;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (strcmp(key, numbers[i].key) != 0) {
+            continue;
+        }
+        if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT,
+                             "%s: %s=%s: expected a number from %lld to %lld", source, key, value,
+                             (long long)flag->min, (long long)flag->max);
+        }
+        *(int *)((char *)out + numbers[i].offset) = (int)number;
+        return TDDP_OK;
+    }
+    int ignored; /* our store has one kind of event loop */
+    bool is_host = strcmp(key, "is_host") == 0;
+    if (is_host || strcmp(key, "use_libuv") == 0) {
+        return read_bool(value, is_host ? &out->is_host : &ignored)
+                   ? TDDP_OK
+                   : tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s=%s: expected 0 or 1", source, key,
+                               value);
+    }
+    if (strcmp(key, "store_type") == 0) {
+        return strcmp(value, "tcp") == 0
+                   ? TDDP_OK
+                   : tddp_fail(TDDP_INVALID_ARGUMENT,
+                               "%s: %s=%s: expected tcp; nodes meet over the network here, not in "
+                               "a file",
+                               source, key, value);
+    }
+    return tddp_fail(TDDP_INVALID_ARGUMENT,
+                     "%s: unknown key %s; expected join_timeout, last_call_timeout, "
+                     "heartbeat_timeout, read_timeout, close_timeout, keep_alive_interval, "
+                     "keep_alive_max_attempt, is_host, store_type or use_libuv",
+                     source, key);
+}
+
+tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,
+                                   const char *value, tddp_launch_conf *out)
+{
+    tddp_launch_conf conf = *out;
+    char part[TDDP_LAUNCH_PART_BYTES];
+    for (const char *at = value; *at != '\0';) {
+        bool fits = tddp_launch_list_next(&at, part);
+        char *equals = fits ? strchr(part, '=') : NULL;
+        if (fits && part[0] == '\0') {
+            continue;
+        }
+        if (!equals) {
+            return tddp_launch_value_refuse(source, value,
+                                            "KEY=VALUE pairs with commas between them, such as "
+                                            "join_timeout=60,is_host=1");
+        }
+        *equals = '\0';
+        tddp_status status = store_setting(flag, source, part, equals + 1, &conf);
+        if (status != TDDP_OK) {
+            return status;
+        }
+    }
+    *out = conf;
+    return TDDP_OK;
+}
