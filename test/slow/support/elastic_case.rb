@@ -53,6 +53,22 @@ class ElasticCase < LaunchCase
       "--rdzv-id=elastic", *flags, *worker, **options)
   end
 
+  # As when a host loses its power: nothing of it lives to say so. The network is cut first, so that no farewell of the
+  # kernel's passes.
+  def crash(host)
+    @hosts.cut(host)
+    kill_all(host)
+  end
+
+  # All processes at once, on a network that goes on: the kernel closes their connections.
+  def kill_all(host)
+    @hosts.processes(host).each do |pid|
+      Process.kill(:KILL, pid)
+    rescue Errno::ESRCH
+      nil
+    end
+  end
+
   def address(host)
     @hosts.ipv4(host)
   end

@@ -102,12 +102,26 @@ class Namespaces
     switch(hosts, "up")
   end
 
+  # These hosts see each other and nobody else, and the others likewise.
+  def divide(*hosts)
+    self.class.ip("-n", name("switch"), hosts.map { |host| "link set port#{host} master aside" })
+  end
+
+  def unite
+    self.class.ip("-n", name("switch"), Array.new(@count) { |host| "link set port#{host} master hub" })
+  end
+
+  # @return [Array<Integer>] the processes on this host
+  def processes(host)
+    Open3.capture2("ip", "netns", "pids", name(host)).first.split.map(&:to_i)
+  end
+
   # Only the maker removes them, not a child that inherited the handler.
   def remove
     return unless @maker == Process.pid && @made
 
     @made = false
-    [*Array.new(@count) { |host| name(host) }, name("switch")].each do |name|
+    names.each do |name|
       system("ip", "netns", "delete", name, out: File::NULL, err: File::NULL)
     end
   end
@@ -118,18 +132,21 @@ class Namespaces
 
   private
 
+  def names
+    ["switch", *0...@count].map { |host| name(host) }
+  end
+
   def switch(hosts, state)
     self.class.ip("-n", name("switch"), hosts.map { |host| "link set port#{host} #{state}" })
   end
 
   def make(ipv4)
     @made = true
-    all = Array.new(@count) { |host| name(host) }
-    self.class.ip(all.map { |name| "netns add #{name}" })
+    self.class.ip(names.map { |name| "netns add #{name}" })
     ports = Array.new(@count) do |host|
       ["link add port#{host} type veth peer name eth0 netns #{name(host)}", "link set port#{host} master hub up"]
     end
-    self.class.ip("-n", name("switch"), ["link add hub type bridge", "link set hub up", *ports.flatten])
+    self.class.ip("-n", name("switch"), [*%w[hub aside].flat_map { |bridge| ["link add #{bridge} type bridge", "link set #{bridge} up"] }, *ports.flatten])
     @count.times do |host|
       self.class.ip("-n", name(host), ["link set lo up", "link set eth0 up",
         *("address add #{ipv4(host)}/24 dev eth0" if ipv4), "address add #{ipv6(host)}/64 dev eth0 nodad"])

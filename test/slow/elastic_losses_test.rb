@@ -1,0 +1,124 @@
+# frozen_string_literal: true
+
+require_relative "support/elastic_case"
+
+# Hosts that die or cannot be reached.
+class ElasticLossesTest < ElasticCase
+  # About five seconds until a loss is noticed, and what stopping and starting workers takes on two busy cores.
+  NOTICED_WITHIN = 8
+
+  FLAGS = ["--rdzv-conf=last_call_timeout=1", "--shutdown-timeout=2"].freeze
+
+  def job(count, nnodes, **options)
+    runs = Array.new(count) { |host| node(host, *FLAGS, nnodes: nnodes, **options) }
+    await_world(count, on: [*0...count])
+    runs
+  end
+
+  # @return [Hash] the world of the others, begun soon after the block
+  def others_go_on(others)
+    since = wall
+    yield
+    world = await_world(others.size, on: others, since: since, limit: NOTICED_WITHIN)
+    world.each_value { |of| assert_equal [[0], [others.size]], [of.map(&:restarts), of.map(&:nodes)] }
+    world
+  end
+
+  def test_a_host_without_power
+    hosts(3)
+    runs = job(3, "1:3")
+    others_go_on([0, 1]) { crash(2) }
+    runs[2].finish(limit: 5)
+    finish_all(*runs.first(2))
+  end
+
+  def test_all_of_a_host_is_killed
+    hosts(3)
+    runs = job(3, "1:3")
+    others_go_on([0, 2]) { kill_all(1) }
+    runs[1].finish(limit: 5)
+    finish_all(runs[0], runs[2])
+  end
+
+  def test_torchrun_alone_is_killed
+    hosts(2)
+    runs = job(2, "1:2")
+    others_go_on([0]) { runs[1].signal(:KILL) }
+    runs[1].finish(limit: 5)
+    assert_empty @hosts.processes(1)
+    finish_all(runs[0])
+  end
+
+  def test_a_host_that_is_cut_off_comes_back_with_its_rank
+    hosts(3)
+    runs = job(3, "2:3")
+    before = lives
+    world = others_go_on([0, 2]) { @hosts.cut(1) }
+    # The one that is alone stops its workers before the others begin a new world.
+    refute_together(before.select { |life| life.host == "node-b" }, world.values.flatten)
+    since = wall
+    @hosts.mend(1)
+    world = await_world(3, on: [0, 1, 2], since: since, limit: 20)
+    assert_equal({0 => [0], 1 => [1], 2 => [2]}, world.transform_values { |of| of.map(&:group_rank) })
+    finish_all(*runs)
+  end
+
+  def test_a_torchrun_that_is_started_again_gets_its_rank_back
+    hosts(3)
+    runs = job(3, "2:3")
+    ranks = lives.to_h { |life| [life.host, life.group_rank] }
+    others_go_on([0, 2]) { kill_all(1) }
+    runs[1].finish(limit: 5)
+    since = wall
+    runs[1] = node(1, *FLAGS, nnodes: "2:3")
+    world = await_world(3, on: [0, 1, 2], since: since)
+    assert_equal ranks, world.values.flatten.to_h { |life| [life.host, life.group_rank] }
+    finish_all(*runs)
+  end
+
+  def test_a_stopped_host_is_lost_and_comes_back
+    hosts(2)
+    runs = job(2, "1:2")
+    pids = @hosts.processes(1)
+    others_go_on([0]) { pids.each { |pid| Process.kill(:STOP, pid) } }
+    since = wall
+    pids.each do |pid|
+      Process.kill(:CONT, pid)
+    rescue Errno::ESRCH
+      nil
+    end
+    await_world(2, on: [0, 1], since: since, limit: 20)
+    finish_all(*runs)
+  end
+
+  # A part of the hosts with the leader, and as many nodes as the job needs, but without a majority of the endpoints.
+  def test_a_divided_network_runs_one_job
+    hosts(4)
+    runs = job(4, "2:4", endpoints: [0, 1, 2])
+    since = wall
+    @hosts.divide(0, 3)
+    majority = await_world(2, on: [1, 2], since: since, limit: 2 * NOTICED_WITHIN)
+    sleep 1
+    minority = lives.select { |life| %w[node-a node-d].include?(life.host) }
+    assert_equal 2, minority.size, "the minority began workers: #{situation}"
+    refute_together(minority, majority.values.flatten)
+    since = wall
+    @hosts.unite
+    await_world(4, on: [0, 1, 2, 3], since: since, limit: 20)
+    refute_together(minority, lives.select { |life| life.began > since })
+    finish_all(*runs)
+  end
+
+  # With one endpoint nobody can go on without it; both sides end and say so.
+  def test_the_only_endpoint_is_cut_off
+    hosts(2)
+    runs = job(2, "1:2")
+    @hosts.cut(0)
+    result = runs[1].finish(limit: 15)
+    assert_code 1, result
+    assert_match(/10\.77\.0\.1:29400/, result.err)
+    assert_match(/three endpoints|3 endpoints/, result.err)
+    await_world(1, on: [0])
+    finish_all(runs[0])
+  end
+end
