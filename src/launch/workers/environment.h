@@ -17,7 +17,8 @@ typedef struct tddp_launch_world {
     int local_size;
     int role_base_rank;
     int role_size;
-    int restart; /* 0 for the first start */
+    int round;   /* 0 for the first start, one more with each later one */
+    int restart; /* failures so far */
     int max_restarts;
     int master_port;
     char master_addr[TDDP_LAUNCH_HOST_BYTES];
