@@ -1,0 +1,280 @@
+/*
+ * What Linux tells of its CPUs and is told of a worker's: this process's affinity mask, the files
+ * below /sys/devices/system, sched_setaffinity. Files that are missing (a container may hide them)
+ * make the machine look simpler, never the job fail. Main thread, and a worker's child.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "launch/workers/binding.h"
+#include "launch/workers/devices.h"
+
+enum { PATH_BYTES = 4096, LIST_BYTES = 16384, MOST_CPUS = 65536, MOST_CACHES = 16 };
+
+/* --- lists of CPUs --------------------------------------------------------------------------- */
+
+/* The first line of a file below `root`; false if it cannot be read. */
+static bool read_text(const char *root, const char *name, char *text, int size)
+{
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof path, "%s/sys/devices/system/%s", root, name);
+    FILE *file = fopen(path, "re");
+    bool got = file && fgets(text, size, file);
+    if (file) {
+        fclose(file);
+    }
+    return got;
+}
+
+/* Takes the next "3" or "0-7" of a list such as "0-7,16-23"; NULL at its end or at nonsense. */
+static const char *take_range(const char *at, long *from, long *to)
+{
+    char *end;
+    *from = strtol(at, &end, 10);
+    if (end == at || *from < 0) {
+        return NULL;
+    }
+    *to = *from;
+    if (*end == '-') {
+        at = end + 1;
+        *to = strtol(at, &end, 10);
+        if (end == at || *to < *from || *to >= MOST_CPUS) {
+            return NULL;
+        }
+    }
+    return *end == ',' ? end + 1 : end;
+}
+
+/* The first CPU of a list in a file; `otherwise` if there is none. */
+static int first_of(const char *root, const char *name, int otherwise)
+{
+    char text[LIST_BYTES];
+    long from;
+    long to;
+    return read_text(root, name, text, sizeof text) && take_range(text, &from, &to) ? (int)from
+                                                                                    : otherwise;
+}
+
+/* --- topology -------------------------------------------------------------------------------- */
+
+static void note(tddp_launch_topology *topology, const char *text)
+{
+    if (topology->note[0] == '\0') {
+        (void)snprintf(topology->note, sizeof topology->note, "%s", text);
+    }
+}
+
+/* Removes CPUs that are switched off: they may still stand in a mask that others made. */
+static void drop_offline(const char *root, tddp_launch_topology *topology)
+{
+    char text[LIST_BYTES];
+    if (!read_text(root, "cpu/online", text, sizeof text)) {
+        return;
+    }
+    int kept = 0;
+    for (int i = 0; i < topology->count; i++) {
+        long from;
+        long to;
+        bool online = false;
+        for (const char *at = text; !online && (at = take_range(at, &from, &to));) {
+            online = topology->cpus[i].id >= from && topology->cpus[i].id <= to;
+        }
+        if (online) {
+            topology->cpus[kept++] = topology->cpus[i];
+        }
+    }
+    if (kept > 0) {
+        topology->count = kept;
+    }
+}
+
+static void read_nodes(const char *root, tddp_launch_topology *topology)
+{
+    char nodes[LIST_BYTES];
+    long from;
+    long to;
+    if (!read_text(root, "node/online", nodes, sizeof nodes)) {
+        note(topology, "the kernel shows no NUMA nodes: the machine is taken for one");
+        return;
+    }
+    for (const char *at = nodes; (at = take_range(at, &from, &to));) {
+        for (long node = from; node <= to; node++) {
+            char name[64];
+            char cpus[LIST_BYTES];
+            long first;
+            long last;
+            (void)snprintf(name, sizeof name, "node/node%ld/cpulist", node);
+            if (!read_text(root, name, cpus, sizeof cpus)) {
+                continue;
+            }
+            for (const char *range = cpus; (range = take_range(range, &first, &last));) {
+                for (int i = 0; i < topology->count; i++) {
+                    tddp_launch_cpu *cpu = &topology->cpus[i];
+                    cpu->node = cpu->id >= first && cpu->id <= last ? (int)node : cpu->node;
+                }
+            }
+        }
+    }
+}
+
+/* The largest cache that holds data: that of the highest level. */
+static int read_cache(const char *root, int cpu, int otherwise)
+{
+    char name[96];
+    char text[64];
+    long highest = 0;
+    int first = otherwise;
+    for (int index = 0; index < MOST_CACHES; index++) {
+        (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/type", cpu, index);
+        if (!read_text(root, name, text, sizeof text)) {
+            break;
+        }
+        if (strncmp(text, "Instruction", 11) == 0) {
+            continue;
+        }
+        (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/level", cpu, index);
+        long level = read_text(root, name, text, sizeof text) ? strtol(text, NULL, 10) : 0;
+        if (level > highest) {
+            highest = level;
+            (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/shared_cpu_list", cpu,
+                           index);
+            first = first_of(root, name, otherwise);
+        }
+    }
+    return first;
+}
+
+static void read_cpu(const char *root, tddp_launch_topology *topology, tddp_launch_cpu *cpu)
+{
+    char name[96];
+    char text[64];
+    (void)snprintf(name, sizeof name, "cpu/cpu%d/topology/physical_package_id", cpu->id);
+    long package = read_text(root, name, text, sizeof text) ? strtol(text, NULL, 10) : -1;
+    if (package < 0) { /* -1 is also what some virtual machines say */
+        note(topology, "the kernel does not show how the CPUs belong together: each is taken for a "
+                       "core, all for one socket");
+    }
+    cpu->package = package < 0 ? 0 : (int)package;
+    (void)snprintf(name, sizeof name, "cpu/cpu%d/topology/thread_siblings_list", cpu->id);
+    cpu->core = first_of(root, name, cpu->id);
+    /* Below 0: no CPU, so no cache that another file names. */
+    cpu->cache = read_cache(root, cpu->id, -1 - cpu->package);
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const tddp_launch_cpu *x = a;
+    const tddp_launch_cpu *y = b;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+tddp_status tddp_launch_topology_read(const char *root, const int *allowed, int count,
+                                      tddp_launch_topology *out)
+{
+    tddp_launch_topology made = {.count = count};
+    made.cpus = tddp_alloc_array((size_t)count, sizeof *made.cpus);
+    if (!made.cpus) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (int i = 0; i < count; i++) {
+        made.cpus[i].id = allowed[i];
+    }
+    qsort(made.cpus, (size_t)count, sizeof *made.cpus, by_id);
+    drop_offline(root, &made);
+    read_nodes(root, &made);
+    for (int i = 0; i < made.count; i++) {
+        read_cpu(root, &made, &made.cpus[i]);
+    }
+    *out = made;
+    return TDDP_OK;
+}
+
+void tddp_launch_topology_free(tddp_launch_topology *topology)
+{
+    free(topology->cpus);
+    *topology = (tddp_launch_topology){0};
+}
+
+/* --- this machine ---------------------------------------------------------------------------- */
+
+/* The CPUs of this process's mask; freed by the caller. NULL with a status text. */
+static int *allowed_cpus(int *count)
+{
+    /* The kernel refuses a set smaller than its own, so larger ones are tried. */
+    for (size_t bits = 1024; bits <= MOST_CPUS; bits *= 4) {
+        cpu_set_t *set = CPU_ALLOC(bits);
+        size_t bytes = CPU_ALLOC_SIZE(bits);
+        int *list = tddp_alloc_array(bits, sizeof *list);
+        int found = 0;
+        if (set && list && sched_getaffinity(0, bytes, set) == 0) {
+            for (size_t cpu = 0; cpu < bits; cpu++) {
+                if (CPU_ISSET_S(cpu, bytes, set)) {
+                    list[found++] = (int)cpu;
+                }
+            }
+        }
+        CPU_FREE(set);
+        if (found > 0) {
+            *count = found;
+            return list;
+        }
+        free(list);
+    }
+    (void)tddp_fail_errno("sched_getaffinity");
+    return NULL;
+}
+
+static tddp_status spread(const tddp_launch_options *options, int local_size,
+                          const tddp_launch_topology *topology, tddp_launch_binding *out)
+{
+    tddp_launch_devices devices;
+    tddp_status status = tddp_launch_devices_find("", getenv("CUDA_VISIBLE_DEVICES"), &devices);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    int *nodes = tddp_alloc_array((size_t)devices.count + 1, sizeof *nodes);
+    for (int i = 0; nodes && i < devices.count; i++) {
+        nodes[i] = devices.list[i].node;
+    }
+    status = nodes ? tddp_launch_binding_spread(topology, options->numa_binding, nodes,
+                                                devices.count, local_size, out)
+                   : TDDP_OUT_OF_MEMORY;
+    free(nodes);
+    tddp_launch_devices_free(&devices);
+    return status;
+}
+
+tddp_status tddp_launch_binding_plan(const tddp_launch_options *options, int local_size,
+                                     tddp_launch_binding *out)
+{
+    *out = (tddp_launch_binding){0};
+    if (options->numa_binding == TDDP_LAUNCH_BINDING_NONE) {
+        return TDDP_OK;
+    }
+    tddp_launch_topology topology;
+    int count;
+    int *allowed = allowed_cpus(&count);
+    if (!allowed) {
+        return TDDP_SYSTEM;
+    }
+    tddp_status status = tddp_launch_topology_read("", allowed, count, &topology);
+    if (status == TDDP_OK) {
+        status = spread(options, local_size, &topology, out);
+        tddp_launch_topology_free(&topology);
+    }
+    free(allowed);
+    return status;
+}
+
+bool tddp_launch_binding_apply(const tddp_launch_binding *binding, int local_rank)
+{
+    if (local_rank >= binding->workers) {
+        return true;
+    }
+    const char *set = binding->sets + (size_t)local_rank * binding->set_bytes;
+    return sched_setaffinity(0, binding->set_bytes, (const cpu_set_t *)(const void *)set) == 0;
+}
