@@ -9,7 +9,6 @@
 #include "launch/agent/agent_state.h"
 #include "launch/report/report.h"
 #include "launch/workers/resources.h"
-#include "launch/report/scratch.h"
 
 enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1, POLLED_BESIDE_WORKERS = 8 };
 
@@ -22,13 +21,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     tddp_launch_worker *worker = &agent->workers[local_rank];
     worker->local_rank = local_rank;
     worker->rank = agent->world.base_rank + local_rank;
-    if (agent->scratch) {
-        worker->error_file =
-            tddp_launch_scratch_error_file(agent->scratch, agent->world.restart, local_rank);
-        if (!worker->error_file) {
-            return TDDP_SYSTEM;
-        }
-    }
+    worker->error_file = tddp_launch_output_error_file(agent->output, local_rank);
     tddp_launch_start start = {
         .path = agent->program->path,
         .argv = tddp_launch_program_argv(agent->program, local_rank),
@@ -36,6 +29,8 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .signals = agent->signals,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
+        .output_fds = {tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT),
+                       tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
     };
     tddp_status status =
         start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
@@ -48,8 +43,9 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
 {
     agent->phase = TDDP_LAUNCH_RUNNING;
     agent->deadline = INT64_MAX;
+    tddp_status status = tddp_launch_output_begin(agent->output, &agent->world);
     for (int i = 0; i < agent->count; i++) {
-        if (start_worker(agent, i) != TDDP_OK) {
+        if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
                 tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED,
                                             tddp_error_message());
@@ -171,7 +167,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
 {
     for (int i = 0; i < agent->count; i++) {
         /* Short memory costs output here, nothing else. */
-        (void)!tddp_launch_worker_drain(&agent->workers[i], agent->count == 1, &agent->console);
+        (void)!tddp_launch_worker_drain(&agent->workers[i], agent->output);
     }
     say_cause(agent);
     bool may_restart =
@@ -232,9 +228,9 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (status == TDDP_OK) {
         status = tddp_launch_adopt_orphans();
     }
-    if (status == TDDP_OK && tddp_launch_scratch_make(&agent->scratch) != TDDP_OK) {
-        tddp_launch_console_say(&agent->console, "%s: workers have no error file (set TMPDIR)",
-                                tddp_error_message());
+    if (status == TDDP_OK) {
+        status = tddp_launch_output_create(agent->options, agent->job.run_id, &agent->console,
+                                           &agent->output);
     }
     return status;
 }
@@ -249,7 +245,7 @@ static void release(tddp_launch_agent *agent)
     }
     free(agent->workers);
     free(agent->entries);
-    tddp_launch_scratch_remove(agent->scratch);
+    tddp_launch_output_free(agent->output);
     tddp_launch_strangers_free(&agent->strangers);
     tddp_close(agent->null_fd);
     tddp_launch_console_close(&agent->console);

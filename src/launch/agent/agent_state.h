@@ -23,7 +23,7 @@
 #include <tddp/store.h>
 
 #include "launch/agent/agent.h"
-#include "launch/output/console.h"
+#include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/processes.h"
 #include "launch/rendezvous/rendezvous.h"
@@ -61,7 +61,7 @@ typedef struct tddp_launch_agent {
     tddp_launch_world world;
     tddp_store_server *server;          /* one node: the workers' store */
     tddp_launch_rendezvous *rendezvous; /* several nodes */
-    char *scratch;
+    tddp_launch_output *output;
     int null_fd;
     tddp_launch_worker *workers;
     int count; /* of workers, on this node */

@@ -21,9 +21,8 @@ static size_t collect(const tddp_launch_agent *agent)
     count += tddp_launch_console_poll(&agent->console, entries + count);
     for (int i = 0; i < agent->count; i++) {
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            bool full = tddp_launch_console_full(&agent->console, stream);
-            int fd = full ? -1 : agent->workers[i].fds[stream];
-            if (fd >= 0) {
+            int fd = agent->workers[i].fds[stream];
+            if (fd >= 0 && !tddp_launch_output_full(agent->output, i, stream)) {
                 entries[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
             }
         }
@@ -42,8 +41,7 @@ static tddp_status pump_ready(tddp_launch_agent *agent, size_t at, size_t count)
                 continue;
             }
             if (agent->entries[at++].revents) {
-                status =
-                    tddp_launch_worker_pump(worker, stream, agent->count == 1, &agent->console);
+                status = tddp_launch_worker_pump(worker, stream, agent->output);
             }
         }
     }

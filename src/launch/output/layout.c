@@ -65,14 +65,12 @@ static tddp_status make_all(const char *path)
         *slash = '/';
     }
     free(copy);
-    if (mkdir(path, 0777) == 0) {
-        return TDDP_OK;
-    }
-    if (errno != EEXIST) {
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
         return cannot_make(path);
     }
     if (stat(path, &found) == 0 && !S_ISDIR(found.st_mode)) {
-        return tddp_fail(TDDP_SYSTEM, "--log-dir=%s is no folder; give one, or a name that is free",
+        return tddp_fail(TDDP_SYSTEM,
+                         "cannot make the log folder %s: a file has that name; choose another",
                          path);
     }
     return TDDP_OK;
@@ -98,13 +96,27 @@ static char *run_path(const char *parent, const char *run_id)
     return path;
 }
 
+/* Workers may go to another folder, so paths are told from the root. */
+static tddp_status make_parent(const char *log_dir, char **out)
+{
+    if (!log_dir) {
+        return make_temporary(out);
+    }
+    tddp_status status = make_all(log_dir);
+    if (status == TDDP_OK) {
+        *out = realpath(log_dir, NULL);
+        status = *out ? TDDP_OK : cannot_make(log_dir);
+    }
+    return status;
+}
+
 tddp_status tddp_launch_layout_make(const char *log_dir, const char *run_id,
                                     tddp_launch_layout *out)
 {
-    char *temporary = NULL;
-    tddp_status status = log_dir ? make_all(log_dir) : make_temporary(&temporary);
+    char *parent = NULL;
+    tddp_status status = make_parent(log_dir, &parent);
     for (int i = 0; status == TDDP_OK; i++) {
-        char *path = run_path(log_dir ? log_dir : temporary, run_id);
+        char *path = run_path(parent, run_id);
         if (!path) {
             status = TDDP_SYSTEM;
         } else if (mkdir(path, 0777) == 0) {
@@ -115,7 +127,7 @@ tddp_status tddp_launch_layout_make(const char *log_dir, const char *run_id,
         }
         free(path);
     }
-    free(temporary);
+    free(parent);
     return status;
 }
 

@@ -1,8 +1,8 @@
 /*
- * Starts a worker and passes its output on. The child does nothing between fork and exec but system
- * calls (other threads of ours may hold locks that the fork copied); it reports a failed step
- * through a pipe that a good exec closes. Main thread: the parent-death signal follows the thread
- * that forks.
+ * Starts a worker and hands over its output. The child does nothing between fork and exec but
+ * system calls (other threads of ours may hold locks that the fork copied); it reports a failed
+ * step through a pipe that a good exec closes. Main thread: the parent-death signal follows the
+ * thread that forks.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,8 +25,7 @@ typedef struct trouble {
 } trouble;
 
 typedef struct pipes {
-    int out[2];
-    int err[2];
+    int output[TDDP_LAUNCH_STREAMS][2]; /* -1: the worker was given a descriptor */
     int report[2];
 } pipes;
 
@@ -39,24 +38,39 @@ static void close_pair(int pair[2])
 
 static void close_pipes(pipes *made)
 {
-    close_pair(made->out);
-    close_pair(made->err);
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        close_pair(made->output[stream]);
+    }
     close_pair(made->report);
 }
 
-static tddp_status open_pipes(pipes *made)
+static tddp_status open_pipes(const tddp_launch_start *start, pipes *made)
 {
-    *made = (pipes){{-1, -1}, {-1, -1}, {-1, -1}};
-    if (pipe2(made->out, O_CLOEXEC) != 0 || pipe2(made->err, O_CLOEXEC) != 0 ||
-        pipe2(made->report, O_CLOEXEC) != 0) {
+    *made = (pipes){{{-1, -1}, {-1, -1}}, {-1, -1}};
+    bool fine = pipe2(made->report, O_CLOEXEC) == 0;
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS && fine; stream++) {
+        if (start->output_fds[stream] >= 0) {
+            continue;
+        }
+        fine = pipe2(made->output[stream], O_CLOEXEC) == 0;
+        if (fine) {
+            /* Only our end: the flag is of the pipe's end, and the worker expects its own to block.
+             */
+            (void)fcntl(made->output[stream][0], F_SETFL, O_NONBLOCK);
+        }
+    }
+    if (!fine) {
         tddp_status status = tddp_fail_errno("cannot make a worker's pipes");
         close_pipes(made);
         return status;
     }
-    /* Only our ends: the flag is of the pipe's end, and the worker expects its own to block. */
-    (void)fcntl(made->out[0], F_SETFL, O_NONBLOCK);
-    (void)fcntl(made->err[0], F_SETFL, O_NONBLOCK);
     return TDDP_OK;
+}
+
+/* What becomes the worker's stdout or stderr. */
+static int end_of(const pipes *made, const tddp_launch_start *start, int stream)
+{
+    return start->output_fds[stream] >= 0 ? start->output_fds[stream] : made->output[stream][1];
 }
 
 static _Noreturn void give_up(const pipes *made, step at)
@@ -73,8 +87,9 @@ static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *
     if (!tddp_launch_die_with(parent)) {
         give_up(made, STEP_PARENT_GONE);
     }
-    if (dup2(start->stdin_fd, STDIN_FILENO) < 0 || dup2(made->out[1], STDOUT_FILENO) < 0 ||
-        dup2(made->err[1], STDERR_FILENO) < 0) {
+    if (dup2(start->stdin_fd, STDIN_FILENO) < 0 ||
+        dup2(end_of(made, start, TDDP_LAUNCH_OUT), STDOUT_FILENO) < 0 ||
+        dup2(end_of(made, start, TDDP_LAUNCH_ERR), STDERR_FILENO) < 0) {
         give_up(made, STEP_DESCRIPTORS);
     }
     tddp_launch_close_on_exec_from(STDERR_FILENO + 1);
@@ -108,7 +123,7 @@ static tddp_status await_exec(const pipes *made, pid_t pid, const char *path)
 tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start)
 {
     pipes made;
-    tddp_status status = open_pipes(&made);
+    tddp_status status = open_pipes(start, &made);
     if (status != TDDP_OK) {
         return status;
     }
@@ -132,9 +147,10 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
     }
     worker->pid = pid;
     worker->alive = true;
-    worker->fds[TDDP_LAUNCH_OUT] = made.out[0];
-    worker->fds[TDDP_LAUNCH_ERR] = made.err[0];
-    made.out[0] = made.err[0] = -1;
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        worker->fds[stream] = made.output[stream][0];
+        made.output[stream][0] = -1;
+    }
     close_pipes(&made);
     return TDDP_OK;
 }
@@ -150,51 +166,31 @@ void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number)
     }
 }
 
-static tddp_status end_stream(tddp_launch_worker *worker, int stream, bool alone,
-                              tddp_launch_console *console)
+static tddp_status end_stream(tddp_launch_worker *worker, int stream, tddp_launch_output *output)
 {
-    tddp_bytes *rest = &worker->lines[stream].pending;
-    tddp_status status = tddp_launch_console_write(console, stream, rest->data, rest->size);
-    if (status == TDDP_OK && rest->size > 0 && !alone) {
-        /* The next worker's line must not go on behind it. */
-        status = tddp_launch_console_write(console, stream, "\n", 1);
-    }
-    tddp_launch_lines_free(&worker->lines[stream]);
     tddp_close(worker->fds[stream]);
     worker->fds[stream] = -1;
-    return status;
+    return tddp_launch_output_take(output, worker->local_rank, stream, NULL, 0, true);
 }
 
-tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream, bool alone,
-                                    tddp_launch_console *console)
+tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
+                                    tddp_launch_output *output)
 {
-    tddp_launch_lines *lines = &worker->lines[stream];
-    tddp_bytes *pending = &lines->pending;
-    tddp_status status = tddp_bytes_reserve(pending, READ_BYTES);
-    if (status != TDDP_OK) {
-        return status;
-    }
+    char data[READ_BYTES]; /* as large as a pipe */
     ssize_t got;
     do {
-        got = read(worker->fds[stream], pending->data + pending->size, READ_BYTES);
+        got = read(worker->fds[stream], data, sizeof data);
     } while (got < 0 && errno == EINTR);
     if (got < 0 && errno == EAGAIN) {
         return TDDP_OK;
     }
     if (got <= 0) {
-        return end_stream(worker, stream, alone, console);
+        return end_stream(worker, stream, output);
     }
-    pending->size += (size_t)got;
-    size_t ready = alone ? pending->size : tddp_launch_lines_ready(lines);
-    if (ready > 0) {
-        status = tddp_launch_console_write(console, stream, pending->data, ready);
-        tddp_launch_lines_consume(lines, ready);
-    }
-    return status;
+    return tddp_launch_output_take(output, worker->local_rank, stream, data, (size_t)got, false);
 }
 
-tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
-                                     tddp_launch_console *console)
+tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_output *output)
 {
     tddp_status status = TDDP_OK;
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
@@ -202,9 +198,8 @@ tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
             /* Normally the stream has an end, since nobody is left to write; but its descriptor may
              * have been handed to a process that is not ours. */
             struct pollfd readable = {.fd = worker->fds[stream], .events = POLLIN};
-            status = poll(&readable, 1, 0) == 1
-                         ? tddp_launch_worker_pump(worker, stream, alone, console)
-                         : end_stream(worker, stream, alone, console);
+            status = poll(&readable, 1, 0) == 1 ? tddp_launch_worker_pump(worker, stream, output)
+                                                : end_stream(worker, stream, output);
         }
     }
     return status;
@@ -230,7 +225,6 @@ void tddp_launch_worker_free(tddp_launch_worker *worker)
 {
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
         tddp_close(worker->fds[stream]);
-        tddp_launch_lines_free(&worker->lines[stream]);
     }
     free(worker->error_file);
     tddp_launch_error_free(&worker->error);

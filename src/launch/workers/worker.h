@@ -1,5 +1,6 @@
 /*
- * One worker: a process in a session of its own, and the pipes its output comes through.
+ * One worker: a process in a session of its own, and the pipes its output comes through, unless it
+ * was given a file for it.
  */
 #ifndef TDDP_LAUNCH_WORKER_H
 #define TDDP_LAUNCH_WORKER_H
@@ -7,9 +8,8 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "launch/output/console.h"
+#include "launch/output/output.h"
 #include "launch/report/error_file.h"
-#include "launch/output/lines.h"
 #include "launch/workers/signals.h"
 
 typedef struct tddp_launch_worker {
@@ -17,13 +17,12 @@ typedef struct tddp_launch_worker {
     int rank;
     int local_rank;
     bool alive;
-    bool ended_by_us;        /* it was told to end before it ended */
-    int wait_status;         /* once it is not alive */
-    struct timespec ended;   /* wall clock */
-    char *error_file;        /* path; owned; may be NULL */
-    tddp_launch_error error; /* what it left there, once it is not alive */
-    int fds[TDDP_LAUNCH_STREAMS];
-    tddp_launch_lines lines[TDDP_LAUNCH_STREAMS];
+    bool ended_by_us;             /* it was told to end before it ended */
+    int wait_status;              /* once it is not alive */
+    struct timespec ended;        /* wall clock */
+    char *error_file;             /* path; owned; may be NULL */
+    tddp_launch_error error;      /* what it left there, once it is not alive */
+    int fds[TDDP_LAUNCH_STREAMS]; /* the pipes' ends that are read; -1: none, or at its end */
 } tddp_launch_worker;
 
 /* What to start it with; all borrowed for the call. */
@@ -33,6 +32,7 @@ typedef struct tddp_launch_start {
     char **envp;
     const tddp_launch_signals *signals;
     int stdin_fd;
+    int output_fds[TDDP_LAUNCH_STREAMS]; /* -1: a pipe */
 } tddp_launch_start;
 
 /* Forks and executes; returns once the program runs. Errors: TDDP_SYSTEM (the text names the step
@@ -43,14 +43,13 @@ TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
 /* Sends a signal to the process group of a worker that lives. */
 void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number);
 
-/* Reads what has come on one stream and passes whole lines to the console; at the stream's end the
- * rest, and closes it. With `alone` bytes pass as they come. */
+/* Reads what has come on one stream and hands it to the output; closes it at its end. */
 TDDP_NODISCARD tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
-                                                   bool alone, tddp_launch_console *console);
+                                                   tddp_launch_output *output);
 
 /* Reads what is left on both streams and closes them. */
-TDDP_NODISCARD tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, bool alone,
-                                                    tddp_launch_console *console);
+TDDP_NODISCARD tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker,
+                                                    tddp_launch_output *output);
 
 /* Takes down how it ended: the time is now. */
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);

@@ -1,6 +1,5 @@
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -9,7 +8,6 @@
 #include "launch/command/program.h"
 #include "launch/report/report.h"
 #include "launch/workers/resources.h"
-#include "launch/report/scratch.h"
 
 static tddp_launch_error parsed(const char *text)
 {
@@ -110,25 +108,6 @@ TEST(the_environment_replaces_what_is_there)
     CHECK_INT(ranks, 1);
     CHECK_INT(threads, 2);
     tddp_launch_list_free(list);
-}
-
-TEST(the_scratch_folder_goes_with_all_in_it)
-{
-    char *folder;
-    CHECK_OK(tddp_launch_scratch_make(&folder));
-    char *path = tddp_launch_scratch_error_file(folder, 0, 3);
-    CHECK(path != NULL);
-    FILE *file = fopen(path, "w");
-    CHECK(file != NULL);
-    fclose(file);
-    char *copy = strdup(folder);
-    struct stat found;
-    CHECK_INT(stat(copy, &found), 0);
-    CHECK_INT(found.st_mode & 0777, 0700);
-    tddp_launch_scratch_remove(folder);
-    CHECK_INT(stat(copy, &found), -1);
-    free(copy);
-    free(path);
 }
 
 TEST(the_root_cause_is_the_first_that_failed_by_itself)
