@@ -1,0 +1,151 @@
+/*
+ * The council's state, shared by council.c (events and time), council_round.c (who is in a round,
+ * with which rank) and council_say.c (its words and texts).
+ *
+ *                 enough nodes are ready             a failure, or nodes came or went
+ *     GATHERING -----------------------> RUNNING ----------------------------------> GATHERING
+ *         |  nobody comes, told to end      |  all are done, no restart left
+ *         +---------------> ENDED <---------+
+ */
+#ifndef TDDP_LAUNCH_COUNCIL_STATE_H
+#define TDDP_LAUNCH_COUNCIL_STATE_H
+
+#include "launch/rendezvous/council.h"
+
+typedef enum tddp_launch_stage {
+    TDDP_LAUNCH_STAGE_GATHERING,
+    TDDP_LAUNCH_STAGE_RUNNING,
+    TDDP_LAUNCH_STAGE_ENDED,
+} tddp_launch_stage;
+
+/* Where a node stands. A HELD one has a node in its way that may be lost; a SPARE one knows that
+ * there is no place; a MEMBER has one of the `max` places and is in the next round, or in the
+ * running one. */
+typedef enum tddp_launch_standing {
+    TDDP_LAUNCH_HELD,
+    TDDP_LAUNCH_SPARE,
+    TDDP_LAUNCH_MEMBER,
+} tddp_launch_standing;
+
+typedef struct tddp_launch_node {
+    tddp_launch_comer comer;
+    int slot;
+    tddp_launch_standing standing;
+    int rank;  /* in its last round, or of one of its host that went; -1: none */
+    int round; /* its last */
+    int64_t joined_ns;
+    int64_t beat_ns; /* when it last said anything */
+    bool ready;
+    bool in;   /* the running round */
+    bool done; /* with the running round */
+    bool bye;
+} tddp_launch_node;
+
+/* Where a node was that has gone. */
+typedef struct tddp_launch_trace {
+    char host[TDDP_LAUNCH_NAME_BYTES];
+    int rank;
+} tddp_launch_trace;
+
+enum { TDDP_LAUNCH_MOST_TRACES = 256 };
+
+struct tddp_launch_council {
+    tddp_launch_council_opts opts;
+    tddp_launch_stage stage;
+    tddp_launch_node *nodes; /* in the order in which they came */
+    int count;
+    int capacity;
+    int *gone; /* slots that were given up, left or were refused */
+    int gone_count;
+    int gone_capacity;
+    tddp_launch_trace traces[TDDP_LAUNCH_MOST_TRACES]; /* the latest of them, as a ring */
+    int trace_count;
+    int round; /* the last one started, by whomever; -1 */
+    int restart;
+    bool inherited;       /* the last round was another council's */
+    bool charged;         /* an inherited round's missing nodes have cost their restart */
+    int old_nodes;        /* of that round */
+    bool master;          /* of the running round is known */
+    bool finishing;       /* someone is done with it */
+    int64_t gathering_ns; /* since when */
+    int64_t enough_ns;    /* since when there are enough for a first round; 0: there are not */
+    int64_t last_join_ns;
+    int64_t tell_ns; /* when to tell next */
+    int64_t tick_ns; /* the last one */
+    int64_t ended_ns;
+    /* Of the call under way. */
+    int64_t now_ns;
+    tddp_launch_words *words;
+    tddp_status status; /* once it is a failure it stays */
+};
+
+/* --- council_round.c ------------------------------------------------------------------------- */
+
+/* How many nodes have a place, or are ready beside. */
+int tddp_launch_council_members(const tddp_launch_council *council);
+int tddp_launch_council_ready(const tddp_launch_council *council);
+
+/* How many a round needs. */
+int tddp_launch_council_needed(const tddp_launch_council *council);
+
+/* How many of an inherited round's nodes are here. */
+int tddp_launch_council_returned(const tddp_launch_council *council);
+
+/* Whether a round may start now; starts it. */
+bool tddp_launch_council_may_start(tddp_launch_council *council);
+void tddp_launch_council_start(tddp_launch_council *council);
+
+bool tddp_launch_council_has_restart(const tddp_launch_council *council);
+
+/* The last word but refusals. */
+void tddp_launch_council_end_job(tddp_launch_council *council, tddp_launch_how how,
+                                 const char *text);
+
+/* Ends the running round; its nodes are no longer ready. */
+void tddp_launch_council_end_round(tddp_launch_council *council, tddp_launch_how how,
+                                   const char *text);
+
+/* Ends the round for a reason that costs a restart; `last` is how the job ends without one. */
+void tddp_launch_council_charge(tddp_launch_council *council, tddp_launch_how last,
+                                const char *text);
+
+/* Ends the job if all of the running round are done. */
+void tddp_launch_council_look_for_done(tddp_launch_council *council);
+
+/* --- council_nodes.c ------------------------------------------------------------------------- */
+
+typedef enum tddp_launch_parting {
+    TDDP_LAUNCH_LOST,     /* silent for too long */
+    TDDP_LAUNCH_LEFT,     /* told to end */
+    TDDP_LAUNCH_REPLACED, /* the same process has come again */
+} tddp_launch_parting;
+
+/* Takes a node away and does what follows from that. */
+void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_node *node,
+                              tddp_launch_parting how, const char *text);
+
+void tddp_launch_council_on_join(tddp_launch_council *council, const tddp_launch_event *event);
+
+/* Decides on those who have no place: spares before newcomers, within both by their coming. */
+void tddp_launch_council_place(tddp_launch_council *council);
+
+/* --- council_say.c --------------------------------------------------------------------------- */
+
+/* Appends a word to the list; NULL if memory is short. The text takes printf's arguments. */
+tddp_launch_word *tddp_launch_council_say(tddp_launch_council *council, tddp_launch_word_kind kind,
+                                          const char *format, ...) TDDP_PRINTF(3, 4);
+
+enum { TDDP_LAUNCH_LIST_BYTES = 512 };
+
+/* "node 1" or, without a rank, "a node"; with host and pid. Returns `text`. */
+const char *tddp_launch_council_name(const tddp_launch_node *node,
+                                     char text[TDDP_LAUNCH_LIST_BYTES]);
+
+/* What is waited for, to all. */
+void tddp_launch_council_tell(tddp_launch_council *council);
+
+/* Why waiting is over. */
+void tddp_launch_council_lament(const tddp_launch_council *council,
+                                char text[TDDP_LAUNCH_TEXT_BYTES]);
+
+#endif
