@@ -18,7 +18,7 @@ class CheckpointPythonTest < Minitest::Test
   }.freeze
 
   def python(*arguments)
-    out, err, status = Timeout.timeout(120) { Open3.capture3(*@python, SCRIPT, *arguments) }
+    out, err, status = run_python(SCRIPT, *arguments, limit: 120)
     assert status.success?, err
     out
   end

@@ -203,7 +203,6 @@ def run(rank, size, path):
     for name, row in others(rank, size):
         said[name] = outcome(row, lambda objects: objects)
     dist.barrier()
-    dist.destroy_process_group()
     return said
 
 
@@ -216,13 +215,18 @@ def main():
         return
     torch.set_num_threads(1)
     pipes = []
+    waiting, go = os.pipe()
     for rank in range(size):
         reading, writing = os.pipe()
         if os.fork() == 0:
             status = 1
+            os.close(go)
             try:
                 with os.fdopen(writing, "w") as out:
                     json.dump(run(rank, size, path), out)
+                # Not destroy_process_group, which in 2.6 can wait with the GIL for a thread that wants it. Whoever
+                # ends closes its connections: that must not be before all are through.
+                os.read(waiting, 1)
                 status = 0
             finally:
                 sys.stderr.flush()
@@ -233,6 +237,7 @@ def main():
     for reading in pipes:
         with os.fdopen(reading) as results:
             said.append(results.read())
+    os.close(go)
     for _ in pipes:
         os.wait()
     if "" in said:

@@ -211,9 +211,7 @@ class CollectivesPythonTest < Minitest::Test
 
   def python_rows
     Dir.mktmpdir do |folder|
-      out, errors, status = Timeout.timeout(LIMIT) do
-        Open3.capture3({"GLOO_SOCKET_IFNAME" => "lo"}, *@python, SCRIPT, SIZE.to_s, File.join(folder, "meet"))
-      end
+      out, errors, status = run_python(SCRIPT, SIZE.to_s, File.join(folder, "meet"), env: {"GLOO_SOCKET_IFNAME" => "lo"}, limit: LIMIT)
       assert status.success?, errors
       rows = JSON.parse(out.lines.last)
       skip "#{rows} (#{@version})" if rows.is_a?(String)

@@ -27,4 +27,11 @@ module Partner
     @python, @version = Partner.find
     skip "no torch for #{CANDIDATES.map { |python| python.join(" ") }.join(" or ")}" unless @python
   end
+
+  # Runs Python for a bounded time: a partner that hangs is ended, with the processes it has started.
+  #
+  # @return [Array] standard output, standard error and the status, which is 124 for one that was ended
+  def run_python(*arguments, env: {}, limit: 60, **options)
+    Open3.capture3(env, "timeout", "--kill-after=5", limit.to_s, *@python, *arguments, **options)
+  end
 end

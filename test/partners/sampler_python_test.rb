@@ -28,7 +28,7 @@ class SamplerPythonTest < Minitest::Test
       .map { |size, replicas, shuffle, drop_last, (seed, epoch)| [size, replicas, shuffle, drop_last, seed, epoch] }
     # PyTorch has no answer where fewer examples than processes leave nothing to each.
     cases.reject! { |size, replicas, _, drop_last| drop_last && size < replicas }
-    out, err, status = Open3.capture3(*@python, "-c", SCRIPT, stdin_data: JSON.generate(cases))
+    out, err, status = run_python("-c", SCRIPT, stdin_data: JSON.generate(cases))
     assert status.success?, err
     ours = cases.flat_map do |size, replicas, shuffle, drop_last, seed, epoch|
       Array.new(replicas) do |rank|
