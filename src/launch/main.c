@@ -92,6 +92,8 @@ int main(int argc, char **argv)
         tddp_launch_options_help(stdout);
     } else if (options.version) {
         printf("torchrun (torch-ddp) %s\n", TDDP_VERSION);
+    } else if (options.print_completion) {
+        tddp_launch_options_completion(options.print_completion, stdout);
     } else {
         return run(&options);
     }

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "etc"
+require "open3"
 require_relative "launch_case"
 
 class CommandLineTest < LaunchCase
@@ -113,6 +114,106 @@ class CommandLineTest < LaunchCase
     File.write("#{@folder}/train.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
     assert_equal "0 ['--lr', '1']\n", run_torchrun("train.py", "--lr", "1").out
     assert_equal "-u train.py\n", run_torchrun("train.py", env: {"PYTHON_EXEC" => "echo"}).out
+  end
+
+  def module_file(path, text = 'puts [$0 == __FILE__, File.basename($0), ENV["RANK"], ARGV.inspect].join(" ")')
+    FileUtils.mkdir_p(File.dirname("#{@folder}/#{path}"))
+    File.write("#{@folder}/#{path}", text)
+  end
+
+  def test_a_library_as_the_program
+    module_file("lib/my_gem/train_step.rb")
+    expected = "true train_step.rb 0 [\"-x\", \"r0\"]\n"
+    ["my_gem/train_step", "MyGem::TrainStep"].each do |name|
+      result = run_torchrun("-m", name, "-x", "r${local_rank}")
+      assert_equal ["", expected], [result.err, result.out]
+    end
+    assert_equal expected, run_torchrun("my_gem/train_step", "-x", "r0", env: {"PET_MODULE" => "1"}).out
+    module_file("here.rb")
+    assert_equal "true here.rb 0 []\n", run_torchrun("--module", "here").out
+    module_file("far/away.rb")
+    assert_equal "true away.rb 0 []\n", run_torchrun("-m", "away", env: {"RUBYLIB" => "#{@folder}/far"}).out
+    program = run_torchrun("-m", "erb", "--version")
+    assert_code 0, program
+    assert_match(/\d\.\d/, program.out + program.err)
+  end
+
+  def test_a_library_that_is_nowhere
+    result = run_torchrun("-m", "no_such/library")
+    assert_code 1, result
+    assert_includes result.err, "torchrun: -m no_such/library: no gem has such a program, and the load path, ./lib and " \
+      "the current folder have no no_such/library.rb"
+  end
+
+  def test_a_module_of_pythons
+    assert_equal "-u -m pkg.train --lr 1\n", run_torchrun("-m", "pkg.train", "--lr", "1", env: {"PYTHON_EXEC" => "echo"}).out
+  end
+
+  def test_local_ranks_that_are_not_there
+    result = run_torchrun("--nproc-per-node=2", "--tee=0:3,2:1", *shell("exit 0"))
+    assert_code 2, result
+    assert_equal "torchrun: --tee names local rank 2: expected 0 to 1, since this node runs 2 workers\n", result.err
+    result = run_torchrun("--nproc-per-node=xpu", "a.rb")
+    assert_code 1, result
+    assert_includes result.err, "--nproc-per-node=xpu: "
+  end
+
+  def completion(shell)
+    result = run_torchrun("--print-completion", shell)
+    assert_code 0, result
+    assert_empty result.err
+    result.out
+  end
+
+  def test_completion_names_every_flag
+    long = run_torchrun("--help").out.scan(/(?:^  |, )--([a-z-]+)/).flatten
+    assert_operator long.size, :>, 35
+    {"bash" => "--%s", "zsh" => "--%s", "fish" => "-l %s"}.each do |shell, form|
+      text = completion(shell)
+      long.each { |name| assert_match(/#{format(form, name)}\b/, text) }
+    end
+    assert_code 2, run_torchrun("--print-completion=ksh")
+  end
+
+  SYNTAX = {"bash" => %w[bash -n], "zsh" => %w[zsh -n], "fish" => %w[fish --no-execute]}.freeze
+
+  SYNTAX.each do |shell, check|
+    define_method(:"test_what_#{shell}_says_of_its_completion") do
+      skip "#{shell} is not installed" unless system("command -v #{shell} > /dev/null")
+      path = "#{@folder}/completion"
+      File.write(path, completion(shell))
+      output, status = Open3.capture2e(*check, path)
+      assert status.success?, output
+      assert_empty output
+    end
+  end
+
+  # What bash would offer for a command line that is split as it splits it, the cursor at its end.
+  def offered(*words)
+    script = 'source "$1"; shift; COMP_WORDS=(torchrun "$@"); COMP_CWORD=$#; _torchrun; printf "%s\n" "${COMPREPLY[@]}"'
+    output, status = Open3.capture2e("bash", "-c", script, "bash", @completion, *words, chdir: @folder)
+    assert status.success?, output
+    output.lines(chomp: true)
+  end
+
+  def test_completion_in_bash
+    skip "bash is not installed" unless system("command -v bash > /dev/null")
+    @completion = "#{@folder}/completion"
+    File.write(@completion, completion("bash"))
+    File.write("#{@folder}/train.rb", "")
+    Dir.mkdir("#{@folder}/logs")
+    assert_equal %w[--node-rank= --no-ruby --no-python --nnodes= --nproc-per-node= --numa-binding=].sort, offered("--n").sort
+    assert_equal %w[--nproc-per-node=], offered("--nproc_p")
+    assert_equal %w[auto cpu gpu], offered("--nproc-per-node", "=", "")
+    assert_equal %w[auto cpu gpu], offered("--nproc-per-node", "=")
+    assert_equal %w[cpu], offered("--nproc_per_node", "c")
+    assert_equal %w[c10d], offered("--standalone", "--rdzv-backend", "=", "c")
+    assert_equal %w[0 1 2 3], offered("--tee", "=", "0", ":", "")
+    assert_equal %w[logs], offered("--log-dir", "l")
+    assert_equal %w[train.rb], offered("--nproc-per-node", "=", "2", "tr")
+    assert_equal %w[train.rb], offered("--rdzv-endpoint", "=", "::", "1", "tr")
+    assert_equal %w[train.rb], offered("train.rb", "tr")
+    assert_equal [""], offered("train.rb", "--n")
   end
 
   def test_it_starts_in_milliseconds

@@ -46,8 +46,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .kind = TDDP_LAUNCH_KIND_SWITCH,
      .offset = FIELD(as_module),
      .group = workers,
-     .help = "what stands where the script would is a program of a gem, or else a Ruby library on "
-             "the load path that is run as the program (a/b or A::B)"},
+     .help = "the script is named as a program of a gem, or else as a Ruby library on "
+             "the load path that is run as the program (a/b or A::B); a.b is a module of Python's"},
     {.name = "no-ruby",
      .alias = "no-python",
      .kind = TDDP_LAUNCH_KIND_SWITCH,
@@ -143,7 +143,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .max = 86400,
      .group = nodes,
      .value = "KEY=VALUE,...",
-     .help = "in seconds: join_timeout, to wait for the other nodes (600); last_call_timeout, to "
+     .help = "settings of the rendezvous, in seconds: join_timeout, to wait for the other nodes "
+             "(600); last_call_timeout, to "
              "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node "
              "counts as lost (5); read_timeout, for an answer of the store (60); close_timeout, to "
              "say goodbye (30). is_host: whether this node hosts the rendezvous (0 or 1)"},

@@ -55,7 +55,10 @@ void tddp_launch_options_help(FILE *to)
     fprintf(to,
             "torchrun (torch-ddp %s): runs a training script on several processes.\n\n"
             "  torchrun [FLAGS] SCRIPT [ARGUMENTS]\n"
-            "  torchrun [FLAGS] -e 'CODE' [ARGUMENTS]\n\n"
+            "  torchrun [FLAGS] -e 'CODE' [ARGUMENTS]\n"
+            "  torchrun [FLAGS] -m NAME [ARGUMENTS]\n"
+            "  torchrun [FLAGS] --no-ruby PROGRAM [ARGUMENTS]\n"
+            "  torchrun [FLAGS] --check\n\n"
             "  torchrun --nproc-per-node=2 train.rb --epochs 5\n"
             "  torchrun --nnodes=2 --node-rank=0 --rdzv-backend=c10d "
             "--rdzv-endpoint=host0:29400 \\\n"
