@@ -61,7 +61,7 @@ int tddp_launch_council_restart(const tddp_launch_council *council)
     return council->restart;
 }
 
-static tddp_launch_node *find_node(tddp_launch_council *council, int slot)
+static tddp_launch_seat *find_node(tddp_launch_council *council, int slot)
 {
     for (int i = 0; i < council->count; i++) {
         if (council->nodes[i].slot == slot) {
@@ -73,7 +73,7 @@ static tddp_launch_node *find_node(tddp_launch_council *council, int slot)
 
 /* --- events ------------------------------------------------------------------------ */
 
-static void on_ready(tddp_launch_council *council, tddp_launch_node *node, int round)
+static void on_ready(tddp_launch_council *council, tddp_launch_seat *node, int round)
 {
     char name[TDDP_LAUNCH_LIST_BYTES];
     char text[TDDP_LAUNCH_LIST_BYTES + 64];
@@ -88,7 +88,7 @@ static void on_ready(tddp_launch_council *council, tddp_launch_node *node, int r
     node->ready = true;
 }
 
-static void on_running(tddp_launch_council *council, tddp_launch_node *node,
+static void on_running(tddp_launch_council *council, tddp_launch_seat *node,
                        const tddp_launch_event *event)
 {
     if (council->stage != TDDP_LAUNCH_STAGE_RUNNING || !node->in ||
@@ -111,7 +111,7 @@ static void on_running(tddp_launch_council *council, tddp_launch_node *node,
     }
 }
 
-static void on_event(tddp_launch_council *council, tddp_launch_node *node,
+static void on_event(tddp_launch_council *council, tddp_launch_seat *node,
                      const tddp_launch_event *event)
 {
     node->beat_ns = council->now_ns;
@@ -143,7 +143,7 @@ tddp_status tddp_launch_council_take(tddp_launch_council *council, const tddp_la
 {
     council->now_ns = now_ns;
     council->words = words;
-    tddp_launch_node *node = find_node(council, event->slot);
+    tddp_launch_seat *node = find_node(council, event->slot);
     if (node) {
         on_event(council, node, event);
     } else if (event->kind == TDDP_LAUNCH_EVENT_JOIN) {
@@ -197,7 +197,7 @@ static void forgive_lateness(tddp_launch_council *council)
 {
     int64_t late = council->now_ns - council->tick_ns - LATE_MS * TDDP_NS_PER_MS;
     for (int i = 0; late > 0 && i < council->count; i++) {
-        tddp_launch_node *node = &council->nodes[i];
+        tddp_launch_seat *node = &council->nodes[i];
         node->beat_ns =
             node->beat_ns + late < council->now_ns ? node->beat_ns + late : council->now_ns;
     }
@@ -210,7 +210,7 @@ static void look_for_lost(tddp_launch_council *council)
     char text[TDDP_LAUNCH_LIST_BYTES + 96];
     long long seconds = (council->opts.patience_ns + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S;
     for (int i = 0; i < council->count && council->stage != TDDP_LAUNCH_STAGE_ENDED;) {
-        tddp_launch_node *node = &council->nodes[i];
+        tddp_launch_seat *node = &council->nodes[i];
         if (council->now_ns - node->beat_ns < council->opts.patience_ns) {
             i++;
             continue;

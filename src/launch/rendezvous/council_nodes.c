@@ -48,7 +48,7 @@ static void note_gone(tddp_launch_council *council, int slot)
     }
 }
 
-static void leave_trace(tddp_launch_council *council, const tddp_launch_node *node)
+static void leave_trace(tddp_launch_council *council, const tddp_launch_seat *node)
 {
     if (node->rank >= 0) {
         tddp_launch_trace *trace =
@@ -72,7 +72,7 @@ static int take_trace(tddp_launch_council *council, const char *host)
     return -1;
 }
 
-static void remove_node(tddp_launch_council *council, tddp_launch_node *node)
+static void remove_node(tddp_launch_council *council, tddp_launch_seat *node)
 {
     int index = (int)(node - council->nodes);
     note_gone(council, node->slot);
@@ -80,7 +80,7 @@ static void remove_node(tddp_launch_council *council, tddp_launch_node *node)
     council->count--;
 }
 
-static void refuse(tddp_launch_council *council, tddp_launch_node *node, const char *text)
+static void refuse(tddp_launch_council *council, tddp_launch_seat *node, const char *text)
 {
     tddp_launch_word *word = tddp_launch_council_say(council, TDDP_LAUNCH_WORD_REFUSE, "%s", text);
     if (word) {
@@ -112,7 +112,7 @@ static void miss(tddp_launch_council *council, tddp_launch_parting how, bool was
 }
 
 /* Takes a node away and does what follows from that. */
-void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_node *node,
+void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_seat *node,
                               tddp_launch_parting how, const char *text)
 {
     bool was_in = node->in;
@@ -141,15 +141,15 @@ void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_node *no
 /* --- newcomers ------------------------------------------------------------------------------- */
 
 /* Whether a node has said something since another came. */
-static bool lives_since(const tddp_launch_node *node, const tddp_launch_node *comer)
+static bool lives_since(const tddp_launch_seat *node, const tddp_launch_seat *comer)
 {
     return node->beat_ns > comer->joined_ns;
 }
 
-static tddp_launch_node *same_rank(tddp_launch_council *council, const tddp_launch_node *comer)
+static tddp_launch_seat *same_rank(tddp_launch_council *council, const tddp_launch_seat *comer)
 {
     for (int i = 0; i < council->count; i++) {
-        tddp_launch_node *node = &council->nodes[i];
+        tddp_launch_seat *node = &council->nodes[i];
         if (node != comer && node->standing != TDDP_LAUNCH_HELD && comer->comer.node_rank >= 0 &&
             node->comer.node_rank == comer->comer.node_rank) {
             return node;
@@ -158,10 +158,10 @@ static tddp_launch_node *same_rank(tddp_launch_council *council, const tddp_laun
     return NULL;
 }
 
-static bool all_live_since(const tddp_launch_council *council, const tddp_launch_node *comer)
+static bool all_live_since(const tddp_launch_council *council, const tddp_launch_seat *comer)
 {
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         if (node->standing == TDDP_LAUNCH_MEMBER && !lives_since(node, comer)) {
             return false;
         }
@@ -169,7 +169,7 @@ static bool all_live_since(const tddp_launch_council *council, const tddp_launch
     return true;
 }
 
-static void admit(tddp_launch_council *council, tddp_launch_node *node)
+static void admit(tddp_launch_council *council, tddp_launch_seat *node)
 {
     char name[TDDP_LAUNCH_LIST_BYTES];
     node->standing = TDDP_LAUNCH_MEMBER;
@@ -183,7 +183,7 @@ static void admit(tddp_launch_council *council, tddp_launch_node *node)
     }
 }
 
-static void make_spare(tddp_launch_council *council, tddp_launch_node *node, bool full)
+static void make_spare(tddp_launch_council *council, tddp_launch_seat *node, bool full)
 {
     tddp_launch_word *word =
         full
@@ -203,10 +203,10 @@ static void make_spare(tddp_launch_council *council, tddp_launch_node *node, boo
 }
 
 /* Decides on one that has no place yet. False: it was refused, and is no longer in the list. */
-static bool place(tddp_launch_council *council, tddp_launch_node *node)
+static bool place(tddp_launch_council *council, tddp_launch_seat *node)
 {
     char text[TDDP_LAUNCH_TEXT_BYTES];
-    const tddp_launch_node *other = same_rank(council, node);
+    const tddp_launch_seat *other = same_rank(council, node);
     bool full = tddp_launch_council_members(council) >= council->opts.max_nodes;
     bool finishing = council->finishing;
     if (node->standing == TDDP_LAUNCH_HELD && other) {
@@ -270,7 +270,7 @@ static void inherit(tddp_launch_council *council, const tddp_launch_comer *comer
 }
 
 /* The node of the same process, if that has come under another slot. */
-static tddp_launch_node *same_process(tddp_launch_council *council, const char *id)
+static tddp_launch_seat *same_process(tddp_launch_council *council, const char *id)
 {
     for (int i = 0; i < council->count; i++) {
         if (id[0] && strcmp(council->nodes[i].comer.id, id) == 0) {
@@ -288,18 +288,18 @@ void tddp_launch_council_on_join(tddp_launch_council *council, const tddp_launch
     if (is_gone(council, event->slot)) {
         return;
     }
-    tddp_launch_node *before = same_process(council, event->comer.id);
+    tddp_launch_seat *before = same_process(council, event->comer.id);
     if (before) {
         (void)snprintf(text, sizeof text, "%s has come anew",
                        tddp_launch_council_name(before, name));
         tddp_launch_council_part(council, before, TDDP_LAUNCH_REPLACED, text);
     }
-    if (!make_room(council, &nodes, council->count, &council->capacity, sizeof(tddp_launch_node))) {
+    if (!make_room(council, &nodes, council->count, &council->capacity, sizeof(tddp_launch_seat))) {
         return;
     }
     council->nodes = nodes;
-    tddp_launch_node *node = &council->nodes[council->count++];
-    *node = (tddp_launch_node){
+    tddp_launch_seat *node = &council->nodes[council->count++];
+    *node = (tddp_launch_seat){
         .comer = event->comer,
         .slot = event->slot,
         .standing = TDDP_LAUNCH_HELD,

@@ -20,7 +20,7 @@ int tddp_launch_council_ready(const tddp_launch_council *council)
 {
     int ready = 0;
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         ready += node->standing == TDDP_LAUNCH_MEMBER && node->ready;
     }
     return ready;
@@ -35,7 +35,7 @@ int tddp_launch_council_returned(const tddp_launch_council *council)
 {
     int returned = 0;
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         returned += node->standing == TDDP_LAUNCH_MEMBER && node->round == council->round;
     }
     return returned;
@@ -68,7 +68,7 @@ bool tddp_launch_council_may_start(tddp_launch_council *council)
 /* --- ranks ----------------------------------------------------------------------------------- */
 
 /* Gives a node a rank if nobody has it. */
-static bool give(tddp_launch_node **holders, int count, int rank, tddp_launch_node *node)
+static bool give(tddp_launch_seat **holders, int count, int rank, tddp_launch_seat *node)
 {
     bool can = rank >= 0 && rank < count && !holders[rank];
     if (can) {
@@ -83,8 +83,8 @@ static bool give(tddp_launch_node **holders, int count, int rank, tddp_launch_no
  * the host of a first round, the others as they came. */
 static int compare_rest(const void *a, const void *b)
 {
-    const tddp_launch_node *left = *(tddp_launch_node *const *)a;
-    const tddp_launch_node *right = *(tddp_launch_node *const *)b;
+    const tddp_launch_seat *left = *(tddp_launch_seat *const *)a;
+    const tddp_launch_seat *right = *(tddp_launch_seat *const *)b;
     if (left->comer.hosting != right->comer.hosting) {
         return left->comer.hosting ? -1 : 1;
     }
@@ -97,10 +97,10 @@ static int compare_rest(const void *a, const void *b)
     return (one > other) - (one < other);
 }
 
-static void give_rest(tddp_launch_node **holders, tddp_launch_node **rest, int left, int count)
+static void give_rest(tddp_launch_seat **holders, tddp_launch_seat **rest, int left, int count)
 {
     int rank = 0;
-    qsort(rest, (size_t)left, sizeof(tddp_launch_node *), compare_rest);
+    qsort(rest, (size_t)left, sizeof(tddp_launch_seat *), compare_rest);
     for (int i = 0; i < left; i++) {
         while (!give(holders, count, rank, rest[i])) {
             rank++;
@@ -109,7 +109,7 @@ static void give_rest(tddp_launch_node **holders, tddp_launch_node **rest, int l
 }
 
 /* Three passes: what was asked for; what a node had in the last round; what one of its host had. */
-static int rank_of_pass(const tddp_launch_council *council, const tddp_launch_node *node, int pass)
+static int rank_of_pass(const tddp_launch_council *council, const tddp_launch_seat *node, int pass)
 {
     bool was_in = node->round >= 0 && node->round == council->round;
     if (pass == 0) {
@@ -118,20 +118,20 @@ static int rank_of_pass(const tddp_launch_council *council, const tddp_launch_no
     return node->comer.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
 }
 
-static void assign(tddp_launch_council *council, tddp_launch_node **holders,
-                   tddp_launch_node **rest, int count)
+static void assign(tddp_launch_council *council, tddp_launch_seat **holders,
+                   tddp_launch_seat **rest, int count)
 {
     int left = 0;
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < council->count; i++) {
-            tddp_launch_node *node = &council->nodes[i];
+            tddp_launch_seat *node = &council->nodes[i];
             if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
                 (void)give(holders, count, rank_of_pass(council, node, pass), node);
             }
         }
     }
     for (int i = 0; i < council->count; i++) {
-        tddp_launch_node *node = &council->nodes[i];
+        tddp_launch_seat *node = &council->nodes[i];
         if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
             rest[left++] = node;
         }
@@ -139,7 +139,7 @@ static void assign(tddp_launch_council *council, tddp_launch_node **holders,
     give_rest(holders, rest, left, count);
 }
 
-static void fill_word(tddp_launch_word *word, tddp_launch_node *const *holders, int count)
+static void fill_word(tddp_launch_word *word, tddp_launch_seat *const *holders, int count)
 {
     word->count = count;
     for (int rank = 0; rank < count; rank++) {
@@ -156,7 +156,7 @@ static void fill_word(tddp_launch_word *word, tddp_launch_node *const *holders, 
 void tddp_launch_council_start(tddp_launch_council *council)
 {
     int count = tddp_launch_council_members(council);
-    tddp_launch_node **holders = tddp_alloc_array((size_t)count, 2 * sizeof *holders);
+    tddp_launch_seat **holders = tddp_alloc_array((size_t)count, 2 * sizeof *holders);
     tddp_launch_member *members = tddp_alloc_array((size_t)count, sizeof *members);
     tddp_launch_word *word =
         holders && members ? tddp_launch_council_say(council, TDDP_LAUNCH_WORD_ROUND, "%s", "")
@@ -205,7 +205,7 @@ void tddp_launch_council_end_round(tddp_launch_council *council, tddp_launch_how
         word->how = how;
     }
     for (int i = 0; i < council->count; i++) {
-        tddp_launch_node *node = &council->nodes[i];
+        tddp_launch_seat *node = &council->nodes[i];
         if (node->in) {
             node->in = node->done = node->ready = false;
         }

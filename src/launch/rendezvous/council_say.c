@@ -61,7 +61,7 @@ static void add(char *text, const char *format, ...)
     }
 }
 
-const char *tddp_launch_council_name(const tddp_launch_node *node,
+const char *tddp_launch_council_name(const tddp_launch_seat *node,
                                      char text[TDDP_LAUNCH_LIST_BYTES])
 {
     text[0] = '\0';
@@ -81,7 +81,7 @@ static int list_nodes(const tddp_launch_council *council, bool unready, char *te
     int listed = 0;
     text[0] = '\0';
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         char name[TDDP_LAUNCH_LIST_BYTES];
         if (node->standing != TDDP_LAUNCH_MEMBER || (unready && node->ready)) {
             continue;
@@ -95,7 +95,7 @@ static int list_nodes(const tddp_launch_council *council, bool unready, char *te
 static bool has_rank(const tddp_launch_council *council, int rank)
 {
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         int its = node->comer.node_rank >= 0 ? node->comer.node_rank : node->rank;
         if (node->standing == TDDP_LAUNCH_MEMBER && its == rank) {
             return true;
@@ -110,7 +110,7 @@ static int list_missing(const tddp_launch_council *council, char *text)
     int missing = 0;
     text[0] = '\0';
     for (int i = 0; i < council->count; i++) {
-        const tddp_launch_node *node = &council->nodes[i];
+        const tddp_launch_seat *node = &council->nodes[i];
         if (node->standing == TDDP_LAUNCH_MEMBER && node->comer.node_rank < 0 && node->rank < 0 &&
             !node->comer.hosting) {
             return 0;

@@ -27,7 +27,7 @@ typedef enum tddp_launch_standing {
     TDDP_LAUNCH_MEMBER,
 } tddp_launch_standing;
 
-typedef struct tddp_launch_node {
+typedef struct tddp_launch_seat {
     tddp_launch_comer comer;
     int slot;
     tddp_launch_standing standing;
@@ -39,7 +39,7 @@ typedef struct tddp_launch_node {
     bool in;   /* the running round */
     bool done; /* with the running round */
     bool bye;
-} tddp_launch_node;
+} tddp_launch_seat;
 
 /* Where a node was that has gone. */
 typedef struct tddp_launch_trace {
@@ -52,7 +52,7 @@ enum { TDDP_LAUNCH_MOST_TRACES = 256 };
 struct tddp_launch_council {
     tddp_launch_council_opts opts;
     tddp_launch_stage stage;
-    tddp_launch_node *nodes; /* in the order in which they came */
+    tddp_launch_seat *nodes; /* in the order in which they came */
     int count;
     int capacity;
     int *gone; /* slots that were given up, left or were refused */
@@ -121,7 +121,7 @@ typedef enum tddp_launch_parting {
 } tddp_launch_parting;
 
 /* Takes a node away and does what follows from that. */
-void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_node *node,
+void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_seat *node,
                               tddp_launch_parting how, const char *text);
 
 void tddp_launch_council_on_join(tddp_launch_council *council, const tddp_launch_event *event);
@@ -138,7 +138,7 @@ tddp_launch_word *tddp_launch_council_say(tddp_launch_council *council, tddp_lau
 enum { TDDP_LAUNCH_LIST_BYTES = 512 };
 
 /* "node 1" or, without a rank, "a node"; with host and pid. Returns `text`. */
-const char *tddp_launch_council_name(const tddp_launch_node *node,
+const char *tddp_launch_council_name(const tddp_launch_seat *node,
                                      char text[TDDP_LAUNCH_LIST_BYTES]);
 
 /* What is waited for, to all. */
