@@ -58,7 +58,7 @@ static int run(const tddp_launch_options *options)
     tddp_launch_program program;
     tddp_launch_signals signals;
     int local_size;
-    if (tddp_launch_count_processes(options->processes, &local_size) != TDDP_OK) {
+    if (tddp_launch_count_processes(options, &local_size) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
     if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {

@@ -84,12 +84,20 @@ class CommandLineTest < LaunchCase
   def test_processes_can_be_counted
     assert_equal ["3\n"], count("--nproc-per-node=3")
     assert_equal ["#{Etc.nprocessors}\n"], count("--nproc_per_node", "cpu")
-    assert_equal ["2\n"], count("--nproc-per-node=gpu", env: {"CUDA_VISIBLE_DEVICES" => "0,3"})
-    assert_equal ["3\n"], count("--nproc-per-node=auto", env: {"CUDA_VISIBLE_DEVICES" => "0,1,2"})
     assert_equal ["#{Etc.nprocessors}\n"], count("--nproc-per-node=auto", env: {"CUDA_VISIBLE_DEVICES" => ""})
     result = run_torchrun("--nproc-per-node=gpu", "a.rb", env: {"CUDA_VISIBLE_DEVICES" => ""})
     assert_code 1, result
-    assert_match(/--nproc-per-node=gpu: no GPU here \(CUDA_VISIBLE_DEVICES=""\); expected at least one/, result.err)
+    assert_match(/--nproc-per-node=gpu: no GPU here \(CUDA_VISIBLE_DEVICES=""/, result.err)
+  end
+
+  # The variable alone makes no GPU: as in PyTorch there is none without its driver.
+  def test_gpus_that_do_not_exist
+    skip "this machine has GPUs" if Dir.glob("/dev/{nvidia[0-9]*,dxg,nvhost-gpu}").any?
+    visible = {"CUDA_VISIBLE_DEVICES" => "0,3"}
+    assert_equal ["#{Etc.nprocessors}\n"], count("--nproc-per-node=auto", env: visible)
+    result = run_torchrun("--nproc-per-node=gpu", "a.rb", env: visible)
+    assert_code 1, result
+    assert_match(/--nproc-per-node=gpu: no GPU here \(CUDA_VISIBLE_DEVICES="0,3", no NVIDIA driver's devices found\); expected at least one/, result.err)
   end
 
   def test_defaults_from_the_environment

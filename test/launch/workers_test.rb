@@ -36,12 +36,48 @@ class WorkersTest < LaunchCase
     refute_equal "1", variables["MASTER_PORT"]
   end
 
+  THREADS = %w[OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS].freeze
+
   def test_threads_are_the_cores_divided_by_the_workers
     each = [Etc.nprocessors / 2, 1].max.to_s
     all = environments("--nproc-per-node=2")
-    all.each { |variables| assert_equal [each, each], variables.values_at("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") }
+    all.each { |variables| assert_equal [each] * 3, variables.values_at(*THREADS) }
+    one = environments.first
+    assert_equal [Etc.nprocessors.to_s] * 3, one.values_at(*THREADS)
+  end
+
+  def test_threads_that_people_have_set_stand
     set = environments("--nproc-per-node=2", env: {"OMP_NUM_THREADS" => "7"})
-    set.each { |variables| assert_equal ["7", each], variables.values_at("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") }
+    set.each { |variables| assert_equal ["7", nil, "7"], variables.values_at(*THREADS) }
+    set = environments("--nproc-per-node=64", env: {"OPENBLAS_NUM_THREADS" => "3", "MKL_NUM_THREADS" => "2"})
+    set.each { |variables| assert_equal %w[1 2 3], variables.values_at(*THREADS) } if Etc.nprocessors < 128
+  end
+
+  def test_signals_to_handle_are_told
+    variables = environments("--signals-to-handle=SIGTERM,USR1").first
+    assert_equal "SIGTERM,SIGUSR1", variables["TORCHELASTIC_SIGNALS_TO_HANDLE"]
+  end
+
+  def test_a_setting_of_nccl_is_kept
+    variables = environments(env: {"TORCH_NCCL_ASYNC_ERROR_HANDLING" => "3"}).first
+    assert_equal "3", variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+  end
+
+  def test_virtual_local_ranks
+    all = environments("--nproc-per-node=3", "--virtual-local-rank", env: {"CUDA_VISIBLE_DEVICES" => nil})
+    assert_equal %w[0 1 2], all.map { |variables| variables["RANK"] }
+    all.each { |variables| assert_equal %w[0 3], variables.values_at("LOCAL_RANK", "LOCAL_WORLD_SIZE") }
+    assert_equal %w[0 1 2], all.map { |variables| variables["CUDA_VISIBLE_DEVICES"] } unless File.exist?("/dev/nvidia0")
+  end
+
+  def test_virtual_local_ranks_take_the_visible_gpus_in_order
+    skip "this machine has GPUs of its own" if Dir.exist?("/proc/driver/nvidia/gpus")
+    all = environments("--nproc-per-node=2", "--virtual-local-rank", env: {"CUDA_VISIBLE_DEVICES" => "6, 4"})
+    assert_equal %w[6 4], all.map { |variables| variables["CUDA_VISIBLE_DEVICES"] }
+    result = run_torchrun("--nproc-per-node=3", "--virtual-local-rank", *shell("echo started"), env: {"CUDA_VISIBLE_DEVICES" => "6,4"})
+    assert_code 1, result
+    assert_empty result.out
+    assert_match(/--virtual-local-rank: 3 workers, but no GPU for each \(CUDA_VISIBLE_DEVICES="6,4"\)/, result.err)
   end
 
   def test_affinity_counts

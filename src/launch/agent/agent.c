@@ -8,7 +8,6 @@
 
 #include "launch/agent/agent_state.h"
 #include "launch/report/report.h"
-#include "launch/workers/resources.h"
 
 enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1, POLLED_BESIDE_WORKERS = 8 };
 
@@ -29,6 +28,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .signals = agent->signals,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
+        .binding = &agent->job.binding,
         .output_fds = {tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT),
                        tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
     };
@@ -205,9 +205,6 @@ static tddp_status make_run_id(tddp_launch_agent *agent)
 
 static tddp_status prepare(tddp_launch_agent *agent)
 {
-    int cores = tddp_launch_cores();
-    agent->job.role = agent->options->role;
-    agent->job.threads = cores / agent->count > 1 ? cores / agent->count : 1;
     size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
     agent->workers = tddp_alloc_array((size_t)agent->count, sizeof *agent->workers);
     agent->entries = tddp_alloc_array(polled, sizeof *agent->entries);
@@ -221,7 +218,14 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (agent->null_fd < 0) {
         return tddp_fail_errno("/dev/null");
     }
-    tddp_status status = make_run_id(agent);
+    tddp_status status = tddp_launch_job_prepare(agent->options, agent->count, &agent->job);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (agent->job.binding.note[0] != '\0') {
+        tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
+    }
+    status = make_run_id(agent);
     if (status == TDDP_OK) {
         status = tddp_launch_strangers_find(&agent->strangers);
     }
@@ -247,6 +251,7 @@ static void release(tddp_launch_agent *agent)
     free(agent->entries);
     tddp_launch_output_free(agent->output);
     tddp_launch_strangers_free(&agent->strangers);
+    tddp_launch_job_free(&agent->job);
     tddp_close(agent->null_fd);
     tddp_launch_console_close(&agent->console);
 }

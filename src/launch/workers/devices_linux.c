@@ -308,6 +308,33 @@ tddp_status tddp_launch_devices_find(const char *root, const char *visible,
     return TDDP_OK;
 }
 
+bool tddp_launch_devices_name(const tddp_launch_devices *devices, const char *visible,
+                              int local_rank, char name[TDDP_LAUNCH_DEVICE_BYTES])
+{
+    if (devices->driver && devices->count > 0) {
+        bool exists = local_rank < devices->count;
+        (void)snprintf(name, TDDP_LAUNCH_DEVICE_BYTES, "%s",
+                       exists ? devices->list[local_rank].name : "");
+        return exists;
+    }
+    name[0] = '\0';
+    if (!visible) {
+        (void)snprintf(name, TDDP_LAUNCH_DEVICE_BYTES, "%d", local_rank);
+        return true;
+    }
+    if (*visible == '\0') {
+        return true; /* GPUs are not wanted at all */
+    }
+    const char *at = visible;
+    for (int i = 0; at && i <= local_rank; i++) {
+        at = take_entry(at, name);
+        if (!at && i < local_rank) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void tddp_launch_devices_free(tddp_launch_devices *devices)
 {
     free(devices->list);

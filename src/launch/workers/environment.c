@@ -1,15 +1,19 @@
 /*
- * Makes a worker's environment block. Names and values are PyTorch's; OPENBLAS_NUM_THREADS is
- * beside OMP_NUM_THREADS because Debian's OpenBLAS with pthreads does not read the latter. Made
- * before the fork: between fork and exec nothing may allocate. Main thread.
+ * Makes a worker's environment block. Names and values are PyTorch's, but for the threads: PyTorch
+ * gives each worker one, here it gets its share of the cores. OpenBLAS made with pthreads does not
+ * read OMP_NUM_THREADS, so it is told by its own name. Made before the fork: between fork and exec
+ * nothing may allocate. Main thread.
  */
-#include <stdarg.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "launch/workers/environment.h"
 #include "launch/command/program.h"
+#include "launch/workers/resources.h"
+#include "launch/workers/signals.h"
 
 extern char **environ;
 
@@ -50,10 +54,49 @@ static void put_text(block *made, const char *name, const char *value)
     put(made, tddp_format("%s=%s", name, value));
 }
 
-static void put_threads(block *made, const char *name, int threads)
+static int threads_of(const tddp_launch_job *job, int local_rank)
 {
-    if (!getenv(name)) {
-        put_number(made, name, threads);
+    int share = tddp_launch_binding_share(&job->binding, local_rank, job->threads);
+    return share < job->most_threads ? share : job->most_threads;
+}
+
+/* What people have set stands; and who has set OMP_NUM_THREADS means the others too: MKL follows it
+ * by itself. */
+static void put_threads(block *made, const tddp_launch_job *job, int local_rank)
+{
+    int threads = threads_of(job, local_rank);
+    const char *set = getenv("OMP_NUM_THREADS");
+    if (!set) {
+        put_number(made, "OMP_NUM_THREADS", threads);
+    }
+    if (!getenv("MKL_NUM_THREADS") && !set) {
+        put_number(made, "MKL_NUM_THREADS", threads);
+    }
+    if (!getenv("OPENBLAS_NUM_THREADS")) {
+        int first = set ? atoi(set) : 0; /* "4,2": of the levels the first */
+        put_number(made, "OPENBLAS_NUM_THREADS", first > 0 ? first : threads);
+    }
+}
+
+static void put_signals(block *made, const tddp_launch_options *options)
+{
+    char text[TDDP_LAUNCH_MAX_SIGNALS * 16] = "";
+    size_t size = 0;
+    for (int i = 0; i < options->signal_count; i++) {
+        char name[32];
+        int added = snprintf(text + size, sizeof text - size, "%s%s", i > 0 ? "," : "",
+                             tddp_launch_signal_name(options->signals[i], name));
+        size += (size_t)added < sizeof text - size ? (size_t)added : 0;
+    }
+    put_text(made, "TORCHELASTIC_SIGNALS_TO_HANDLE", text);
+}
+
+/* The worker's own GPU is all that it sees. */
+static void put_device(block *made, const tddp_launch_job *job, int local_rank)
+{
+    char name[TDDP_LAUNCH_DEVICE_BYTES];
+    if (tddp_launch_devices_name(&job->devices, getenv("CUDA_VISIBLE_DEVICES"), local_rank, name)) {
+        put_text(made, "CUDA_VISIBLE_DEVICES", name);
     }
 }
 
@@ -93,13 +136,18 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
         }
     }
     put_world(&made, world, local_rank);
-    put_text(&made, "ROLE_NAME", job->role);
+    if (job->options->virtual_local_rank) {
+        put_number(&made, "LOCAL_RANK", 0);
+        put_device(&made, job, local_rank);
+    }
+    put_text(&made, "ROLE_NAME", job->options->role);
     put_text(&made, "TORCHELASTIC_RUN_ID", job->run_id);
     put_text(&made, "TORCHELASTIC_USE_AGENT_STORE", "True");
-    put_text(&made, "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
-    put_text(&made, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-    put_threads(&made, "OMP_NUM_THREADS", job->threads);
-    put_threads(&made, "OPENBLAS_NUM_THREADS", job->threads);
+    put_signals(&made, job->options);
+    if (!getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
+        put_text(&made, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+    }
+    put_threads(&made, job, local_rank);
     if (error_file) {
         put_text(&made, "TORCHELASTIC_ERROR_FILE", error_file);
     }
@@ -108,4 +156,40 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
         return NULL;
     }
     return made.list;
+}
+
+/* --- the job --------------------------------------------------------------------------------- */
+
+static int at_least_one(int number)
+{
+    return number > 1 ? number : 1;
+}
+
+tddp_status tddp_launch_job_prepare(const tddp_launch_options *options, int local_size,
+                                    tddp_launch_job *out)
+{
+    tddp_launch_job made = {
+        .options = options,
+        .threads = at_least_one(tddp_launch_cores() / local_size),
+        .most_threads = INT_MAX,
+    };
+    tddp_status status = tddp_launch_binding_plan(options, local_size, &made.binding);
+    if (made.binding.workers > 0) {
+        made.most_threads = at_least_one(tddp_launch_cpu_limit("") / local_size);
+    }
+    if (status == TDDP_OK && options->virtual_local_rank) {
+        status = tddp_launch_devices_find("", getenv("CUDA_VISIBLE_DEVICES"), &made.devices);
+    }
+    if (status != TDDP_OK) {
+        tddp_launch_job_free(&made);
+        return status;
+    }
+    *out = made;
+    return TDDP_OK;
+}
+
+void tddp_launch_job_free(tddp_launch_job *job)
+{
+    tddp_launch_binding_free(&job->binding);
+    tddp_launch_devices_free(&job->devices);
 }

@@ -7,6 +7,8 @@
 #include <tddp/status.h>
 
 #include "launch/command/options.h"
+#include "launch/workers/binding.h"
+#include "launch/workers/devices.h"
 
 /* This node's place in the job, once all nodes are known. */
 typedef struct tddp_launch_world {
@@ -26,10 +28,19 @@ typedef struct tddp_launch_world {
 
 /* What is the same for all workers beside the world. */
 typedef struct tddp_launch_job {
-    const char *run_id;
-    const char *role;
-    int threads; /* OMP_NUM_THREADS where it is unset */
+    const tddp_launch_options *options; /* borrowed */
+    const char *run_id;                 /* borrowed; set by the caller */
+    int threads;                        /* a worker's share of the cores; at least 1 */
+    int most_threads;                   /* what limits of CPU time leave to each, however bound */
+    tddp_launch_binding binding;
+    tddp_launch_devices devices; /* looked for with --virtual-local-rank only */
 } tddp_launch_job;
+
+/* Looks at the machine for `local_size` workers. Errors: TDDP_INVALID_ARGUMENT (a binding that is
+ * not possible), TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
+                                                   int local_size, tddp_launch_job *out);
+void tddp_launch_job_free(tddp_launch_job *job);
 
 /* envp for one worker; `error_file` may be NULL. Caller: tddp_launch_list_free() (program.h). NULL
  * if memory is short. */

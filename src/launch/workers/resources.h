@@ -12,11 +12,13 @@
 /* Cores in this process's affinity mask, cut down to the cgroups' CPU limit; at least 1. */
 int tddp_launch_cores(void);
 
-/* Entries of a CUDA_VISIBLE_DEVICES text up to the first that CUDA would refuse. */
-int tddp_launch_visible_devices(const char *text);
+/* The cores' worth of time that the cgroups of this process let it have, rounded up; INT_MAX: no
+ * limit. Looks below `root` ("" for this machine). */
+int tddp_launch_cpu_limit(const char *root);
 
 /* The number of workers that --nproc-per-node means here. Errors: TDDP_INVALID_ARGUMENT ("gpu"
- * where there is none). */
-TDDP_NODISCARD tddp_status tddp_launch_count_processes(tddp_launch_process_count asked, int *out);
+ * where there is none; fewer GPUs than workers with --virtual-local-rank). */
+TDDP_NODISCARD tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
+                                                       int *out);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Counts cores and GPUs by what Linux shows: the affinity mask, the cgroups' CPU limits (version 2,
- * each level up to the root, and version 1), and the NVIDIA driver's files. Only reads; one thread.
+ * Counts cores by what Linux shows: the affinity mask, and the cgroups' CPU limits (version 2, each
+ * level up to the root, and version 1). Only reads; one thread.
  */
-#include <dirent.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,48 +48,49 @@ static bool read_line(const char *path, char *line, int bytes)
 /* Whole cores in `quota` microseconds each `period`, rounded up: half a core still runs one. */
 static int quota_cores(long long quota, long long period)
 {
-    if (quota <= 0 || period <= 0 || quota / period >= MOST_CORES) {
-        return MOST_CORES;
+    if (quota <= 0 || period <= 0 || quota / period >= INT_MAX) {
+        return INT_MAX;
     }
     return (int)((quota + period - 1) / period);
 }
 
-static int limit_v2(const char *group)
+static int limit_v2(const char *root, const char *group)
 {
     char path[PATH_BYTES];
     char line[128];
     long long quota;
     long long period;
-    (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/cpu.max", root, group);
     if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2) {
         return quota_cores(quota, period);
     }
-    return MOST_CORES; /* "max", or no such file: no limit here */
+    return INT_MAX; /* "max", or no such file: no limit here */
 }
 
-static int limit_v1(const char *group)
+static int limit_v1(const char *root, const char *group)
 {
     char path[PATH_BYTES];
     char quota[64];
     char period[64];
-    (void)snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%s/cpu.cfs_quota_us", group);
+    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu%s/cpu.cfs_quota_us", root, group);
     if (!read_line(path, quota, sizeof quota)) {
-        return MOST_CORES;
+        return INT_MAX;
     }
-    (void)snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%s/cpu.cfs_period_us", group);
+    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu%s/cpu.cfs_period_us", root, group);
     if (!read_line(path, period, sizeof period)) {
-        return MOST_CORES;
+        return INT_MAX;
     }
     return quota_cores(atoll(quota), atoll(period));
 }
 
 /* The smallest limit of a group and those around it. In a container the path may be the host's
  * and lead nowhere; the root of what is mounted, tried last, then holds the container's limit. */
-static int tightest(char *group, int (*limit)(const char *group))
+static int tightest(const char *root, char *group,
+                    int (*limit)(const char *root, const char *group))
 {
-    int least = MOST_CORES;
+    int least = INT_MAX;
     for (;;) {
-        int cores = limit(group);
+        int cores = limit(root, group);
         least = cores < least ? cores : least;
         char *slash = strrchr(group, '/');
         if (!slash) {
@@ -99,11 +100,24 @@ static int tightest(char *group, int (*limit)(const char *group))
     }
 }
 
-static int cgroup_cores(void)
+/* Whether "cpu" is one of the controllers of a version 1 hierarchy, such as "cpu,cpuacct". */
+static bool has_cpu(const char *controllers)
 {
-    int least = MOST_CORES;
+    for (const char *at = controllers; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int tddp_launch_cpu_limit(const char *root)
+{
+    int least = INT_MAX;
     char line[PATH_BYTES - 128];
-    FILE *file = fopen("/proc/self/cgroup", "re");
+    (void)snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(line, "re");
     while (file && fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
@@ -113,11 +127,11 @@ static int cgroup_cores(void)
         }
         *group++ = '\0';
         controllers++;
-        int cores = MOST_CORES;
+        int cores = INT_MAX;
         if (*controllers == '\0') {
-            cores = tightest(group, limit_v2);
-        } else if (strcmp(controllers, "cpu") == 0 || strncmp(controllers, "cpu,", 4) == 0) {
-            cores = tightest(group, limit_v1);
+            cores = tightest(root, group, limit_v2);
+        } else if (has_cpu(controllers)) {
+            cores = tightest(root, group, limit_v1);
         }
         least = cores < least ? cores : least;
     }
@@ -130,94 +144,6 @@ static int cgroup_cores(void)
 int tddp_launch_cores(void)
 {
     int cores = affinity_cores();
-    int limit = cgroup_cores();
+    int limit = tddp_launch_cpu_limit("");
     return limit < cores ? limit : cores;
-}
-
-static bool is_device_number(const char *name)
-{
-    size_t digits = strspn(name, "0123456789");
-    return digits > 0 && name[digits] == '\0';
-}
-
-static int count_entries(const char *folder, const char *prefix)
-{
-    int count = 0;
-    size_t length = strlen(prefix);
-    DIR *directory = opendir(folder);
-    struct dirent *entry;
-    while (directory && (entry = readdir(directory))) {
-        if (strncmp(entry->d_name, prefix, length) == 0 && entry->d_name[0] != '.') {
-            count += length == 0 || is_device_number(entry->d_name + length);
-        }
-    }
-    if (directory) {
-        closedir(directory);
-    }
-    return count;
-}
-
-int tddp_launch_visible_devices(const char *text)
-{
-    int count = 0;
-    for (const char *at = text; *at != '\0';) {
-        at += strspn(at, " ");
-        size_t length = strcspn(at, ",");
-        /* CUDA takes indices and identifiers ("GPU-...", "MIG-...") and stops at anything else. */
-        bool valid = (*at >= '0' && *at <= '9') || strncmp(at, "GPU-", 4) == 0 ||
-                     strncmp(at, "MIG-", 4) == 0;
-        if (!valid) {
-            break;
-        }
-        count++;
-        at += length + (at[length] == ',');
-    }
-    return count;
-}
-
-/* The entries of CUDA_VISIBLE_DEVICES where it is set, else the NVIDIA driver's devices. */
-static int count_gpus(void)
-{
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible) {
-        return tddp_launch_visible_devices(visible);
-    }
-    /* A container has device files for its own GPUs only, while the driver's folder shows all; but
-     * device files may not have been made yet. */
-    int devices = count_entries("/dev", "nvidia");
-    return devices > 0 ? devices : count_entries("/proc/driver/nvidia/gpus", "");
-}
-
-tddp_status tddp_launch_count_processes(tddp_launch_process_count asked, int *out)
-{
-    int gpus = asked.kind == TDDP_LAUNCH_PROCESSES_GPU || asked.kind == TDDP_LAUNCH_PROCESSES_AUTO
-                   ? count_gpus()
-                   : 0;
-    switch (asked.kind) {
-    case TDDP_LAUNCH_PROCESSES_NUMBER:
-        *out = asked.number;
-        return TDDP_OK;
-    case TDDP_LAUNCH_PROCESSES_CPU:
-        *out = tddp_launch_cores();
-        return TDDP_OK;
-    case TDDP_LAUNCH_PROCESSES_AUTO:
-        *out = gpus > 0 ? gpus : tddp_launch_cores();
-        return TDDP_OK;
-    case TDDP_LAUNCH_PROCESSES_XPU:
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=xpu: GPUs of Intel are not supported; expected gpu, "
-                         "cpu, auto or a number");
-    case TDDP_LAUNCH_PROCESSES_GPU:
-        break;
-    }
-    if (gpus == 0) {
-        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=gpu: no GPU here (%s%s%s); expected at least one, or "
-                         "--nproc-per-node=auto, cpu or a number",
-                         visible ? "CUDA_VISIBLE_DEVICES=\"" : "no NVIDIA driver's devices found",
-                         visible ? visible : "", visible ? "\"" : "");
-    }
-    *out = gpus;
-    return TDDP_OK;
 }

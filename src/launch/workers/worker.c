@@ -16,7 +16,7 @@
 
 enum { READ_BYTES = 64 * 1024 };
 
-typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_EXEC } step;
+typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_BINDING, STEP_EXEC } step;
 
 /* What the child writes when it cannot go on. */
 typedef struct trouble {
@@ -81,7 +81,8 @@ static _Noreturn void give_up(const pipes *made, step at)
     _exit(127);
 }
 
-static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *start, pid_t parent)
+static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *start,
+                                    int local_rank, pid_t parent)
 {
     (void)setsid(); /* cannot fail: a fresh child leads no group */
     if (!tddp_launch_die_with(parent)) {
@@ -94,6 +95,9 @@ static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *
     }
     tddp_launch_close_on_exec_from(STDERR_FILENO + 1);
     tddp_launch_signals_restore(start->signals);
+    if (!tddp_launch_binding_apply(start->binding, local_rank)) {
+        give_up(made, STEP_BINDING);
+    }
     execve(start->path, start->argv, start->envp);
     give_up(made, STEP_EXEC);
 }
@@ -117,7 +121,9 @@ static tddp_status await_exec(const pipes *made, pid_t pid, const char *path)
                          "#!/bin/sh",
                          path);
     }
-    return tddp_fail(TDDP_SYSTEM, "cannot run %s: %s", path, strerror(told.error));
+    return tddp_fail(TDDP_SYSTEM, "cannot run %s%s: %s", path,
+                     told.at == STEP_BINDING ? " on its CPUs (--numa-binding)" : "",
+                     strerror(told.error));
 }
 
 tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start)
@@ -130,7 +136,7 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
     pid_t parent = getpid();
     pid_t pid = fork();
     if (pid == 0) {
-        become_worker(&made, start, parent);
+        become_worker(&made, start, worker->local_rank, parent);
     }
     if (pid < 0) {
         status = tddp_fail(TDDP_SYSTEM, "cannot start the worker with local rank %d: fork: %s",

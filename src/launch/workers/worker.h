@@ -10,6 +10,7 @@
 
 #include "launch/output/output.h"
 #include "launch/report/error_file.h"
+#include "launch/workers/binding.h"
 #include "launch/workers/signals.h"
 
 typedef struct tddp_launch_worker {
@@ -32,6 +33,7 @@ typedef struct tddp_launch_start {
     char **envp;
     const tddp_launch_signals *signals;
     int stdin_fd;
+    const tddp_launch_binding *binding;  /* the CPUs it may use */
     int output_fds[TDDP_LAUNCH_STREAMS]; /* -1: a pipe */
 } tddp_launch_start;
 

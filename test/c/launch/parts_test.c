@@ -3,11 +3,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/workers/environment.h"
 #include "launch/report/error_file.h"
 #include "launch/command/program.h"
 #include "launch/report/report.h"
-#include "launch/workers/resources.h"
 
 static tddp_launch_error parsed(const char *text)
 {
@@ -65,51 +63,6 @@ TEST(macros_in_arguments)
     free(text);
 }
 
-TEST(visible_devices_are_counted_as_cuda_does)
-{
-    CHECK_INT(tddp_launch_visible_devices(""), 0);
-    CHECK_INT(tddp_launch_visible_devices("0"), 1);
-    CHECK_INT(tddp_launch_visible_devices("2,0, 1"), 3);
-    CHECK_INT(tddp_launch_visible_devices("0,-1,2"), 1);
-    CHECK_INT(tddp_launch_visible_devices("GPU-8932f937,MIG-1"), 2);
-    CHECK_INT(tddp_launch_visible_devices("none"), 0);
-}
-
-TEST(cores_are_at_least_one_and_at_most_the_machines)
-{
-    CHECK(tddp_launch_cores() >= 1);
-    CHECK(tddp_launch_cores() <= sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-TEST(the_environment_replaces_what_is_there)
-{
-    setenv("RANK", "77", 1);
-    setenv("OMP_NUM_THREADS", "5", 1);
-    unsetenv("OPENBLAS_NUM_THREADS");
-    tddp_launch_world world = {.node_rank = 1,
-                               .nodes = 2,
-                               .base_rank = 4,
-                               .size = 8,
-                               .local_size = 4,
-                               .role_size = 8,
-                               .role_base_rank = 4,
-                               .master_port = 99,
-                               .master_addr = "host0"};
-    tddp_launch_job job = {"id", "role", 3};
-    char **list = tddp_launch_environment(&world, &job, 2, "/x/error.json");
-    CHECK(list != NULL);
-    int ranks = 0;
-    int threads = 0;
-    for (char **at = list; *at; at++) {
-        ranks += strncmp(*at, "RANK=", 5) == 0 ? (strcmp(*at, "RANK=6") == 0 ? 1 : 100) : 0;
-        threads += strcmp(*at, "OMP_NUM_THREADS=5") == 0;
-        threads += strcmp(*at, "OPENBLAS_NUM_THREADS=3") == 0;
-    }
-    CHECK_INT(ranks, 1);
-    CHECK_INT(threads, 2);
-    tddp_launch_list_free(list);
-}
-
 TEST(the_root_cause_is_the_first_that_failed_by_itself)
 {
     tddp_launch_worker workers[3] = {
@@ -124,21 +77,4 @@ TEST(the_root_cause_is_the_first_that_failed_by_itself)
     CHECK_TEXT(tddp_launch_ending(&workers[1], text), "exit code 1");
     workers[1].wait_status = workers[2].wait_status = 0;
     CHECK(tddp_launch_root_cause(workers, 3) == NULL);
-}
-
-/* With every allocation failing in turn, the makers of lists return NULL and leak nothing. */
-TEST(short_memory_is_survived)
-{
-    tddp_launch_world world = {.nodes = 1, .size = 1, .local_size = 1};
-    tddp_launch_job job = {"id", "role", 3};
-    for (long nth = 1;; nth++) {
-        tddp_fail_allocation(nth);
-        char **list = tddp_launch_environment(&world, &job, 0, NULL);
-        tddp_fail_allocation(0);
-        if (list) {
-            tddp_launch_list_free(list);
-            CHECK(nth > 10);
-            return;
-        }
-    }
 }

@@ -1,0 +1,178 @@
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "launch/command/program.h"
+#include "launch/workers/environment.h"
+#include "launch/workers/resources.h"
+#include "machine.h"
+
+static tddp_launch_options options = {
+    .role = "trainer", .signals = {SIGTERM, SIGUSR1}, .signal_count = 2};
+
+static const tddp_launch_world world = {.node_rank = 1,
+                                        .nodes = 2,
+                                        .base_rank = 4,
+                                        .size = 8,
+                                        .local_size = 4,
+                                        .role_size = 8,
+                                        .role_base_rank = 4,
+                                        .master_port = 99,
+                                        .master_addr = "host0"};
+
+static void forget_threads(void)
+{
+    unsetenv("OMP_NUM_THREADS");
+    unsetenv("MKL_NUM_THREADS");
+    unsetenv("OPENBLAS_NUM_THREADS");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+static tddp_launch_job job_with(int threads)
+{
+    return (tddp_launch_job){
+        .options = &options, .run_id = "id", .threads = threads, .most_threads = 100};
+}
+
+/* The value of a variable that must be there once; NULL if it is not there. */
+static const char *value_of(char **list, const char *name)
+{
+    const char *found = NULL;
+    for (; *list; list++) {
+        size_t length = strlen(name);
+        if (strncmp(*list, name, length) == 0 && (*list)[length] == '=') {
+            CHECK(found == NULL);
+            found = *list + length + 1;
+        }
+    }
+    return found;
+}
+
+TEST(the_environment_replaces_what_is_there)
+{
+    forget_threads();
+    setenv("RANK", "77", 1);
+    setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 1);
+    tddp_launch_job job = job_with(3);
+    char **list = tddp_launch_environment(&world, &job, 2, "/x/error.json");
+    CHECK(list != NULL);
+    CHECK_TEXT(value_of(list, "RANK"), "6");
+    CHECK_TEXT(value_of(list, "LOCAL_RANK"), "2");
+    CHECK_TEXT(value_of(list, "GROUP_RANK"), "1");
+    CHECK_TEXT(value_of(list, "ROLE_RANK"), "6");
+    CHECK_TEXT(value_of(list, "ROLE_NAME"), "trainer");
+    CHECK_TEXT(value_of(list, "TORCHELASTIC_SIGNALS_TO_HANDLE"), "SIGTERM,SIGUSR1");
+    CHECK_TEXT(value_of(list, "TORCHELASTIC_ERROR_FILE"), "/x/error.json");
+    CHECK_TEXT(value_of(list, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
+    CHECK(value_of(list, "CUDA_VISIBLE_DEVICES") == NULL);
+    tddp_launch_list_free(list);
+}
+
+static void check_threads(const tddp_launch_job *job, const char *omp, const char *mkl,
+                          const char *openblas)
+{
+    char **list = tddp_launch_environment(&world, job, 1, NULL);
+    CHECK(list != NULL);
+    const char *got[] = {value_of(list, "OMP_NUM_THREADS"), value_of(list, "MKL_NUM_THREADS"),
+                         value_of(list, "OPENBLAS_NUM_THREADS")};
+    CHECK_TEXT(got[0] ? got[0] : "none", omp);
+    CHECK_TEXT(got[1] ? got[1] : "none", mkl);
+    CHECK_TEXT(got[2] ? got[2] : "none", openblas);
+    tddp_launch_list_free(list);
+}
+
+TEST(threads_are_a_workers_share)
+{
+    forget_threads();
+    tddp_launch_job job = job_with(3);
+    check_threads(&job, "3", "3", "3");
+    setenv("MKL_NUM_THREADS", "2", 1);
+    check_threads(&job, "3", "2", "3");
+    job.most_threads = 1;
+    check_threads(&job, "1", "2", "1");
+    int shares[] = {9, 5, 1};
+    job.most_threads = 100;
+    job.binding = (tddp_launch_binding){.workers = 3, .shares = shares};
+    check_threads(&job, "5", "2", "5");
+}
+
+TEST(threads_that_people_have_set_stand)
+{
+    forget_threads();
+    tddp_launch_job job = job_with(3);
+    setenv("OMP_NUM_THREADS", "7", 1);
+    check_threads(&job, "7", "none", "7");
+    setenv("OMP_NUM_THREADS", "4,2", 1);
+    check_threads(&job, "4,2", "none", "4");
+    setenv("OPENBLAS_NUM_THREADS", "5", 1);
+    check_threads(&job, "4,2", "none", "5");
+}
+
+static void check_device(tddp_launch_job *job, const char *visible, int local_rank,
+                         const char *expected)
+{
+    if (visible) {
+        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    } else {
+        unsetenv("CUDA_VISIBLE_DEVICES");
+    }
+    char **list = tddp_launch_environment(&world, job, local_rank, NULL);
+    CHECK(list != NULL);
+    CHECK_TEXT(value_of(list, "CUDA_VISIBLE_DEVICES"), expected);
+    CHECK_TEXT(value_of(list, "LOCAL_RANK"), "0");
+    tddp_launch_list_free(list);
+}
+
+TEST(a_gpu_each)
+{
+    char *root = machine_make();
+    options.virtual_local_rank = true;
+    tddp_launch_job job = job_with(1);
+    check_device(&job, NULL, 2, "2"); /* no GPU at all: as PyTorch does it */
+    check_device(&job, "4, 6,7", 1, "6");
+    check_device(&job, "", 1, "");
+    for (int i = 0; i < 4; i++) {
+        machine_file(root, "", "dev/nvidia%d", i);
+    }
+    CHECK_OK(tddp_launch_devices_find(root, NULL, &job.devices));
+    check_device(&job, NULL, 3, "3");
+    tddp_launch_devices_free(&job.devices);
+    CHECK_OK(tddp_launch_devices_find(root, "3,1", &job.devices));
+    check_device(&job, "3,1", 1, "1");
+    char name[TDDP_LAUNCH_DEVICE_BYTES];
+    CHECK(!tddp_launch_devices_name(&job.devices, "3,1", 2, name));
+    tddp_launch_devices_free(&job.devices);
+    CHECK(!tddp_launch_devices_name(&job.devices, "3,1", 2, name)); /* without GPUs too */
+    CHECK(tddp_launch_devices_name(&job.devices, "3,1", 1, name));
+    machine_remove(root);
+}
+
+TEST(a_job_is_prepared)
+{
+    tddp_launch_job job;
+    CHECK_OK(tddp_launch_job_prepare(&options, 1, &job));
+    CHECK_INT(job.threads, tddp_launch_cores());
+    CHECK_INT(job.binding.workers, 0);
+    tddp_launch_job_free(&job);
+    CHECK_OK(tddp_launch_job_prepare(&options, 4000, &job));
+    CHECK_INT(job.threads, 1);
+    tddp_launch_job_free(&job);
+}
+
+/* With every allocation failing in turn, the makers of lists return NULL and leak nothing. */
+TEST(short_memory_is_survived)
+{
+    tddp_launch_job job = job_with(3);
+    for (long nth = 1;; nth++) {
+        tddp_fail_allocation(nth);
+        char **list = tddp_launch_environment(&world, &job, 0, NULL);
+        tddp_fail_allocation(0);
+        if (list) {
+            tddp_launch_list_free(list);
+            CHECK(nth > 10);
+            return;
+        }
+    }
+}
