@@ -1,6 +1,6 @@
 /*
- * torchrun: command line, checks that need nothing started, then the agent. Signals are blocked
- * before anything else, so that every thread made later inherits that.
+ * torchrun: command line, checks that need nothing started, then its two processes, front and
+ * agent. Signals are blocked before these part, so that every thread made later inherits that.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 #include "launch/agent/agent.h"
+#include "launch/guard/guard.h"
 #include "launch/workers/resources.h"
 
 enum { EXIT_USAGE = 2 };
@@ -53,10 +54,40 @@ static bool fill_standard_descriptors(void)
     return fd >= 0;
 }
 
+/* The agent's part: the job itself. */
+static int be_agent(const tddp_launch_options *options, const tddp_launch_program *program,
+                    tddp_launch_signals *signals, int local_size)
+{
+    int status = tddp_launch_run(options, program, signals, local_size);
+    tddp_launch_signals_close(signals);
+    return status;
+}
+
+static int split_and_run(const tddp_launch_options *options, const tddp_launch_program *program,
+                         int local_size)
+{
+    tddp_launch_signals signals;
+    tddp_launch_strangers strangers;
+    pid_t agent;
+    if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK ||
+        tddp_launch_strangers_find(&strangers) != TDDP_OK) {
+        return complain(EXIT_FAILURE);
+    }
+    int status;
+    if (tddp_launch_guard_split(&signals, &agent) != TDDP_OK) {
+        status = complain(EXIT_FAILURE);
+    } else if (agent > 0) {
+        status = tddp_launch_guard_watch(agent, &signals, &strangers);
+    } else {
+        status = be_agent(options, program, &signals, local_size);
+    }
+    tddp_launch_strangers_free(&strangers);
+    return status;
+}
+
 static int run(const tddp_launch_options *options)
 {
     tddp_launch_program program;
-    tddp_launch_signals signals;
     int local_size;
     if (tddp_launch_count_processes(options, &local_size) != TDDP_OK) {
         return complain(EXIT_FAILURE);
@@ -67,13 +98,7 @@ static int run(const tddp_launch_options *options)
     if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
-    int status;
-    if (tddp_launch_signals_open(&signals) == TDDP_OK) {
-        status = tddp_launch_run(options, &program, &signals, local_size);
-        tddp_launch_signals_close(&signals);
-    } else {
-        status = complain(EXIT_FAILURE);
-    }
+    int status = split_and_run(options, &program, local_size);
     tddp_launch_program_free(&program);
     return status;
 }

@@ -81,10 +81,11 @@ class FailuresTest < LaunchCase
     SH
     run.await(/ready\nready/)
     # Both fail while torchrun cannot look.
-    run.signal(:STOP)
+    agent = run.agent
+    Process.kill(:STOP, agent)
     File.write("#{@folder}/go", "")
-    eventually("both workers to end") { marked == [run.pid] }
-    run.signal(:CONT)
+    eventually("both workers to end") { marked.sort == [run.pid, agent].sort }
+    Process.kill(:CONT, agent)
     err = run.finish.err
     assert_match(/FAILED: rank 1, exit code 5/, err)
     assert_match(/^Failed too:\n(  .*\n)*  exitcode  : 4/, err)

@@ -65,6 +65,18 @@ class LaunchCase < Minitest::Test
       Process.kill(name, @pid)
     end
 
+    # The pid of the process that has the workers, which is torchrun's child.
+    def agent
+      File.read("/proc/#{@pid}/task/#{@pid}/children").split.map(&:to_i).find do |pid|
+        File.read("/proc/#{pid}/comm") == "torchrun-agent\n"
+      end
+    end
+
+    # As if the machine had lost its power: torchrun gets no chance to say anything to other nodes.
+    def vanish
+      Process.kill(:KILL, agent)
+    end
+
     def finish(limit: 15)
       status = LaunchCase.eventually(limit, -> { "torchrun to end; so far:\n#{@out}\n#{@err}" }) do
         Process.wait2(@pid, Process::WNOHANG)&.last

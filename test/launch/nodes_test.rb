@@ -84,7 +84,7 @@ class NodesTest < LaunchCase
     @leaves_files = true
     runs = pair(*shell("echo ready; exec sleep 60"), flags: [["--rdzv-conf=heartbeat_timeout=2"]] * 2)
     runs.each { |run| run.await(/ready/) }
-    runs[1].signal(:KILL)
+    runs[1].vanish
     runs[1].finish
     result = runs[0].finish(limit: 8)
     assert_code 1, result
@@ -95,7 +95,7 @@ class NodesTest < LaunchCase
     @leaves_files = true
     runs = pair(*shell("echo ready; exec sleep 60"))
     runs.each { |run| run.await(/ready/) }
-    runs[0].signal(:KILL)
+    runs[0].vanish
     runs[0].finish
     result = runs[1].finish(limit: 6)
     assert_code 1, result

@@ -145,13 +145,20 @@ static void start_next_round(tddp_launch_agent *agent)
 
 static void say_cause(tddp_launch_agent *agent)
 {
+    const tddp_launch_scene scene = {
+        .program = agent->program->name,
+        .job = &agent->job,
+        .world = &agent->world,
+        .workers = agent->workers,
+        .count = agent->count,
+        .output = agent->output,
+    };
     switch (agent->cause) {
     case TDDP_LAUNCH_CAUSE_WORKER:
-        tddp_launch_report(agent->program->name, agent->workers, agent->count, &agent->console);
+        tddp_launch_report(&scene, &agent->console);
         break;
     case TDDP_LAUNCH_CAUSE_PEER:
-        tddp_launch_console_say(&agent->console, "%s FAILED elsewhere: %s", agent->program->name,
-                                agent->text);
+        tddp_launch_report_elsewhere(scene.program, agent->text, &agent->console);
         break;
     case TDDP_LAUNCH_CAUSE_FATAL:
         tddp_launch_console_say(&agent->console, "%s", agent->text);
@@ -227,9 +234,6 @@ static tddp_status prepare(tddp_launch_agent *agent)
     }
     status = make_run_id(agent);
     if (status == TDDP_OK) {
-        status = tddp_launch_strangers_find(&agent->strangers);
-    }
-    if (status == TDDP_OK) {
         status = tddp_launch_adopt_orphans();
     }
     if (status == TDDP_OK) {
@@ -250,14 +254,13 @@ static void release(tddp_launch_agent *agent)
     free(agent->workers);
     free(agent->entries);
     tddp_launch_output_free(agent->output);
-    tddp_launch_strangers_free(&agent->strangers);
     tddp_launch_job_free(&agent->job);
     tddp_close(agent->null_fd);
     tddp_launch_console_close(&agent->console);
 }
 
 int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                    const tddp_launch_signals *signals, int local_size)
+                    tddp_launch_signals *signals, int local_size)
 {
     tddp_launch_agent agent = {
         .options = options,

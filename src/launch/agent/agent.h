@@ -10,6 +10,6 @@
 
 /* Runs the job; returns torchrun's exit status: 0, 1, or 128 + the signal that ended it. */
 int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                    const tddp_launch_signals *signals, int local_size);
+                    tddp_launch_signals *signals, int local_size);
 
 #endif

@@ -53,9 +53,8 @@ typedef enum tddp_launch_cause {
 typedef struct tddp_launch_agent {
     const tddp_launch_options *options;
     const tddp_launch_program *program;
-    const tddp_launch_signals *signals;
+    tddp_launch_signals *signals;
     tddp_launch_console console;
-    tddp_launch_strangers strangers;
     tddp_launch_job job;
     char run_id[64]; /* made up if none was given */
     tddp_launch_world world;

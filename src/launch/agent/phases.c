@@ -12,6 +12,7 @@ enum {
     CULPRIT_MS = 1000,    /* for the rank that others say they have lost */
     KILL_MS = 5000,       /* a killed process that stays is stuck in the kernel */
     SWEEP_TERM_MS = 300,  /* for what workers have left behind, between SIGTERM and SIGKILL */
+    ORPHANED_MS = 5000,   /* for the workers, once torchrun's front was killed */
     SWEEP_KILL_MS = 100,  /* between two rounds of SIGKILL: new ones may have been started */
     MOST_SWEEPS = 30,     /* then what is left cannot be killed */
     LAST_WORDS_MS = 1000, /* for output nobody takes, after a signal */
@@ -42,27 +43,20 @@ static void kill_workers(tddp_launch_agent *agent)
     enter(agent, TDDP_LAUNCH_KILLING, KILL_MS);
 }
 
-static bool has_children(void)
+/* Orphans become our children: with no child there is no descendant. */
+static bool anyone_left(void)
 {
     siginfo_t info;
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
-}
-
-static bool anyone_left(const tddp_launch_agent *agent)
-{
-    if (!has_children()) {
-        return false; /* orphans become our children: no child, no descendant */
-    }
-    return agent->strangers.count == 0 || tddp_launch_signal_descendants(&agent->strangers, 0) > 0;
 }
 
 static void begin_sweep(tddp_launch_agent *agent)
 {
     agent->sweeps = 0;
     enter(agent, TDDP_LAUNCH_SWEEPING, SWEEP_TERM_MS);
-    if (anyone_left(agent)) {
-        (void)tddp_launch_signal_descendants(&agent->strangers, SIGTERM);
-        (void)tddp_launch_signal_descendants(&agent->strangers, SIGCONT);
+    if (anyone_left()) {
+        (void)tddp_launch_signal_descendants(NULL, 0, SIGTERM);
+        (void)tddp_launch_signal_descendants(NULL, 0, SIGCONT);
     }
 }
 
@@ -146,6 +140,23 @@ static void reap(tddp_launch_agent *agent)
     look_for_failures(agent, false);
 }
 
+static void begin_to_end(tddp_launch_agent *agent, int number)
+{
+    char name[32];
+    bool orphaned = tddp_launch_signals_front_gone(agent->signals);
+    if (orphaned) {
+        tddp_launch_console_say(&agent->console, "killed: ending the workers");
+    } else {
+        tddp_launch_console_say(&agent->console, "%s: ending the workers; once more: at once",
+                                tddp_launch_signal_name(number, name));
+    }
+    tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL, number);
+    int64_t latest = tddp_deadline_after_ms(ORPHANED_MS);
+    if (orphaned && agent->phase == TDDP_LAUNCH_STOPPING && agent->deadline > latest) {
+        agent->deadline = latest;
+    }
+}
+
 static void on_ending_signal(tddp_launch_agent *agent, int number)
 {
     char name[32];
@@ -161,9 +172,7 @@ static void on_ending_signal(tddp_launch_agent *agent, int number)
     case TDDP_LAUNCH_JOINING:
     case TDDP_LAUNCH_RUNNING:
     case TDDP_LAUNCH_LINGERING:
-        tddp_launch_console_say(&agent->console, "%s: ending the workers; once more: at once",
-                                tddp_launch_signal_name(number, name));
-        tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL, number);
+        begin_to_end(agent, number);
         break;
     case TDDP_LAUNCH_STOPPING:
     case TDDP_LAUNCH_KILLING:
@@ -243,7 +252,7 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent)
         break;
     case TDDP_LAUNCH_SWEEPING:
         if (++agent->sweeps <= MOST_SWEEPS) {
-            (void)tddp_launch_signal_descendants(&agent->strangers, SIGKILL);
+            (void)tddp_launch_signal_descendants(NULL, 0, SIGKILL);
             agent->deadline = tddp_deadline_after_ms(SWEEP_KILL_MS);
         }
         break;
@@ -279,7 +288,7 @@ static void all_succeeded(tddp_launch_agent *agent)
 
 static void advance_sweep(tddp_launch_agent *agent)
 {
-    bool left = anyone_left(agent);
+    bool left = anyone_left();
     if (left && agent->sweeps <= MOST_SWEEPS) {
         return;
     }

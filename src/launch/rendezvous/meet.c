@@ -12,6 +12,7 @@
 
 #include <tddp/store.h>
 
+#include "launch/guard/guard.h"
 #include "launch/rendezvous/nodes.h"
 #include "net/net.h"
 
@@ -183,7 +184,7 @@ static tddp_status claim(tddp_launch_nodes *nodes, int rank, tddp_blob *holder, 
     tddp_wait wait = tddp_launch_short_wait();
     (void)gethostname(name, sizeof name - 1);
     (void)snprintf(key, sizeof key, "claim/%d", rank);
-    (void)snprintf(mine, sizeof mine, "%s pid %d", name, (int)getpid());
+    (void)snprintf(mine, sizeof mine, "%s pid %d", name, (int)tddp_launch_torchrun_pid());
     tddp_status status =
         tddp_store_compare_set(nodes->store, tddp_launch_slice(key), tddp_launch_slice(""),
                                tddp_launch_slice(mine), &wait, holder);

@@ -3,6 +3,7 @@
  * has just failed, perhaps half; so every step is bounded and what cannot be read is left out.
  * Main thread, after the worker has ended.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,24 +237,44 @@ void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *o
     reader in = {text, text + size, out};
     /* What was read before a fault is of use all the same. */
     (void)read_value(&in, "", 0);
+    out->state =
+        out->message || out->traceback ? TDDP_LAUNCH_ERROR_READ : TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD;
+}
+
+/* The path is the worker's to write: a pipe or a device there must not hold us up, and a link may
+ * lead anywhere. */
+static int open_ordinary(const char *path)
+{
+    struct stat found;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY);
+    if (fd >= 0 &&
+        (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size > MOST_BYTES)) {
+        tddp_close(fd);
+        errno = EINVAL;
+        return -1;
+    }
+    return fd;
 }
 
 void tddp_launch_error_read(const char *path, tddp_launch_error *out)
 {
     *out = (tddp_launch_error){0};
     tddp_bytes text = {0};
-    struct stat found;
-    /* The path is the worker's to write: a pipe or a device there must not hold us up. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0 || fstat(fd, &found) != 0 || !S_ISREG(found.st_mode) ||
-        tddp_bytes_reserve(&text, MOST_BYTES) != TDDP_OK) {
+    int fd = open_ordinary(path);
+    if (fd < 0) {
+        out->state = errno == ENOENT ? TDDP_LAUNCH_ERROR_NONE : TDDP_LAUNCH_ERROR_NOT_TO_BE_READ;
+        return;
+    }
+    if (tddp_bytes_reserve(&text, MOST_BYTES) != TDDP_OK) {
         tddp_close(fd);
+        out->state = TDDP_LAUNCH_ERROR_NOT_TO_BE_READ;
         return;
     }
     ssize_t got;
     while (text.size < MOST_BYTES &&
-           (got = read(fd, text.data + text.size, MOST_BYTES - text.size)) > 0) {
-        text.size += (size_t)got;
+           ((got = read(fd, text.data + text.size, MOST_BYTES - text.size)) > 0 ||
+            (got < 0 && errno == EINTR))) {
+        text.size += got > 0 ? (size_t)got : 0;
     }
     tddp_close(fd);
     tddp_launch_error_parse(text.data, text.size, out);

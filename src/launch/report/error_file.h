@@ -10,7 +10,15 @@
 
 #include <tddp/status.h>
 
+typedef enum tddp_launch_error_state {
+    TDDP_LAUNCH_ERROR_NONE, /* no file */
+    TDDP_LAUNCH_ERROR_READ,
+    TDDP_LAUNCH_ERROR_NOT_TO_BE_READ, /* no ordinary file, or not for us */
+    TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD, /* neither a message nor a traceback in it */
+} tddp_launch_error_state;
+
 typedef struct tddp_launch_error {
+    tddp_launch_error_state state;
     char *message;     /* "ArgumentError: boom"; NULL: none */
     char *traceback;   /* several lines; NULL: none */
     int64_t timestamp; /* seconds since 1970; 0: none */
@@ -24,7 +32,7 @@ typedef struct tddp_launch_error {
  */
 void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *out);
 
-/* The same from a file; empty if there is none. */
+/* The same from a file; empty if there is none. Never waits, whatever stands there. */
 void tddp_launch_error_read(const char *path, tddp_launch_error *out);
 
 void tddp_launch_error_free(tddp_launch_error *error);

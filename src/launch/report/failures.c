@@ -4,13 +4,14 @@
  * the workers concerned have ended.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "launch/report/report.h"
 
-bool tddp_launch_failed_by_itself(const tddp_launch_worker *worker)
+static bool failed_by_itself(const tddp_launch_worker *worker)
 {
     return worker->pid > 0 && !worker->ended_by_us && tddp_launch_worker_failed(worker);
 }
@@ -38,12 +39,47 @@ const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *worke
 {
     const tddp_launch_worker *root = NULL;
     for (int i = 0; i < count; i++) {
-        if (tddp_launch_failed_by_itself(&workers[i]) &&
-            (!root || comes_before(&workers[i], root))) {
+        if (failed_by_itself(&workers[i]) && (!root || comes_before(&workers[i], root))) {
             root = &workers[i];
         }
     }
     return root;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const tddp_launch_worker *first = *(const tddp_launch_worker *const *)a;
+    const tddp_launch_worker *second = *(const tddp_launch_worker *const *)b;
+    return comes_before(first, second)   ? -1
+           : comes_before(second, first) ? 1
+                                         : first->local_rank - second->local_rank;
+}
+
+const tddp_launch_worker **tddp_launch_failures(const tddp_launch_worker *workers, int count,
+                                                int *found)
+{
+    const tddp_launch_worker **list = tddp_alloc_array((size_t)count + 1, sizeof *list);
+    int failed = 0;
+    if (!list) {
+        return NULL;
+    }
+    for (int i = 0; i < count; i++) {
+        if (failed_by_itself(&workers[i])) {
+            list[failed++] = &workers[i];
+        }
+    }
+    qsort(list, (size_t)failed, sizeof *list, compare);
+    *found = failed;
+    return list;
+}
+
+int tddp_launch_ended_by_us(const tddp_launch_worker *workers, int count)
+{
+    int ended = 0;
+    for (int i = 0; i < count; i++) {
+        ended += workers[i].pid > 0 && workers[i].ended_by_us;
+    }
+    return ended;
 }
 
 int tddp_launch_exit_code(const tddp_launch_worker *worker)
@@ -65,6 +101,35 @@ const char *tddp_launch_ending(const tddp_launch_worker *worker,
         (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "exit code %d", WEXITSTATUS(status));
     }
     return text;
+}
+
+const char *tddp_launch_machine(char text[TDDP_LAUNCH_MACHINE_BYTES])
+{
+    text[TDDP_LAUNCH_MACHINE_BYTES - 1] = '\0';
+    if (gethostname(text, TDDP_LAUNCH_MACHINE_BYTES - 1) != 0) {
+        (void)snprintf(text, TDDP_LAUNCH_MACHINE_BYTES, "?");
+    }
+    return text;
+}
+
+const char *tddp_launch_error_missing(const tddp_launch_worker *worker)
+{
+    switch (worker->error.state) {
+    case TDDP_LAUNCH_ERROR_READ:
+        return NULL;
+    case TDDP_LAUNCH_ERROR_NOT_TO_BE_READ:
+        return "not read: it is no ordinary file of at most 1 MiB that may be read";
+    case TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD:
+        return "not understood: there is no message in it";
+    case TDDP_LAUNCH_ERROR_NONE:
+        break;
+    }
+    return !worker->error_file ? "none: there was no place for one"
+           : WIFSIGNALED(worker->wait_status)
+               ? "none: a signal leaves no time to write one"
+               : "none: the worker wrote none to "
+                 "$TORCHELASTIC_ERROR_FILE (Ruby does for exceptions; "
+                 "in Python decorate main with @record)";
 }
 
 static size_t room_in(const char *text, size_t size)
@@ -113,15 +178,14 @@ const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int co
                                        char *text, size_t size)
 {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    char host[128] = "?";
+    char host[TDDP_LAUNCH_MACHINE_BYTES];
     const tddp_launch_worker *root = tddp_launch_root_cause(workers, count);
     text[0] = '\0';
     if (!root) {
         return text;
     }
-    (void)gethostname(host, sizeof host - 1);
     (void)snprintf(text, size, "rank %d on node %d: %s (pid %d on %s)", root->rank, node_rank,
-                   tddp_launch_ending(root, ending), (int)root->pid, host);
+                   tddp_launch_ending(root, ending), (int)root->pid, tddp_launch_machine(host));
     if (root->error.message) {
         append(text, size, "\n", 1);
         append_shortened(text, size - size / 2, root->error.message);

@@ -1,14 +1,19 @@
 /*
- * The failure report: the root cause first, then the other workers that failed by themselves, then
- * how many were ended because of them. Main thread, after all workers are gone.
+ * The failure report for people: the root cause first, then the other workers that failed by
+ * themselves, then how many were ended because of them. The fields are those of PyTorch's report.
+ * Main thread, after all workers are gone.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/wait.h>
 
+#include "launch/report/core.h"
 #include "launch/report/report.h"
 
 enum { TIME_BYTES = 40 };
+
+static const char line[] = "------------------------------------------------------------\n";
 
 static void put(tddp_launch_console *console, const char *text)
 {
@@ -19,7 +24,7 @@ static void put(tddp_launch_console *console, const char *text)
 static void put_field(tddp_launch_console *console, const char *label, const char *text)
 {
     char head[32];
-    (void)snprintf(head, sizeof head, "  %-9s : ", label);
+    (void)snprintf(head, sizeof head, "  %-10s: ", label);
     for (const char *at = text; *at != '\0';) {
         size_t length = strcspn(at, "\n");
         put(console, head);
@@ -30,61 +35,98 @@ static void put_field(tddp_launch_console *console, const char *label, const cha
     }
 }
 
-static void put_worker(tddp_launch_console *console, const tddp_launch_worker *worker)
+static void put_ending(tddp_launch_console *console, const tddp_launch_worker *worker)
 {
-    char text[256];
+    char text[64];
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    char host[128] = "?";
-    struct tm local;
-    (void)gethostname(host, sizeof host - 1);
-    if (localtime_r(&worker->ended.tv_sec, &local) &&
-        strftime(text, TIME_BYTES, "%Y-%m-%d %H:%M:%S", &local) > 0) {
-        put_field(console, "time", text);
-    }
-    put_field(console, "host", host);
-    (void)snprintf(text, sizeof text, "%d (local_rank: %d)", worker->rank, worker->local_rank);
-    put_field(console, "rank", text);
-    int code = tddp_launch_exit_code(worker);
-    (void)snprintf(text, sizeof text, "%d (pid: %d)", code, (int)worker->pid);
+    int status = worker->wait_status;
+    (void)snprintf(text, sizeof text, "%d (pid: %d)", tddp_launch_exit_code(worker),
+                   (int)worker->pid);
     put_field(console, "exitcode", text);
-    if (code < 0) {
+    if (WIFSIGNALED(status)) {
         put_field(console, "signal", tddp_launch_ending(worker, ending));
-    }
-    if (worker->error.message) {
-        put_field(console, "message", worker->error.message);
-    }
-    if (worker->error.traceback) {
-        put_field(console, "traceback", worker->error.traceback);
+        char *core = tddp_launch_core_note(worker->pid, WTERMSIG(status), WCOREDUMP(status));
+        put_field(console, "core", core ? core : "");
+        free(core);
     }
 }
 
-void tddp_launch_report(const char *program, const tddp_launch_worker *workers, int count,
-                        tddp_launch_console *console)
+static void put_error(tddp_launch_console *console, const tddp_launch_worker *worker, bool kept)
 {
-    static const char line[] = "------------------------------------------------------------\n";
-    const tddp_launch_worker *root = tddp_launch_root_cause(workers, count);
-    char text[256];
+    const char *missing = tddp_launch_error_missing(worker);
+    if (missing || kept) {
+        put_field(console, "error_file", missing ? missing : worker->error_file);
+    }
+    put_field(console, "message", worker->error.message ? worker->error.message : "");
+    put_field(console, "traceback", worker->error.traceback ? worker->error.traceback : "");
+}
+
+static void put_logs(tddp_launch_console *console, const tddp_launch_scene *scene,
+                     const tddp_launch_worker *worker)
+{
+    static const char *const labels[] = {"stdout", "stderr"};
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        char *path = tddp_launch_output_log_file(scene->output, worker->local_rank, stream);
+        put_field(console, labels[stream], path ? path : "");
+        free(path);
+    }
+}
+
+static void put_worker(tddp_launch_console *console, const tddp_launch_scene *scene,
+                       const tddp_launch_worker *worker)
+{
+    char text[TIME_BYTES];
+    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    struct tm local;
+    if (localtime_r(&worker->ended.tv_sec, &local) &&
+        strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local) > 0) {
+        put_field(console, "time", text);
+    }
+    put_field(console, "host", tddp_launch_machine(host));
+    (void)snprintf(text, sizeof text, "%d (local_rank: %d)", worker->rank, worker->local_rank);
+    put_field(console, "rank", text);
+    put_ending(console, worker);
+    put_error(console, worker, scene->output && tddp_launch_output_folder(scene->output));
+    if (scene->output) {
+        put_logs(console, scene, worker);
+    }
+}
+
+void tddp_launch_report(const tddp_launch_scene *scene, tddp_launch_console *console)
+{
+    char text[128];
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    int ended = 0;
-    if (!root) {
-        return;
-    }
-    tddp_launch_console_say(console, "%s FAILED: rank %d, %s", program, root->rank,
-                            tddp_launch_ending(root, ending));
-    put(console, line);
-    put(console, "Root cause (first failure):\n");
-    put_worker(console, root);
-    for (int i = 0; i < count; i++) {
-        if (&workers[i] != root && tddp_launch_failed_by_itself(&workers[i])) {
-            put(console, "Failed too:\n");
-            put_worker(console, &workers[i]);
+    int found = 0;
+    const tddp_launch_worker **failures =
+        tddp_launch_failures(scene->workers, scene->count, &found);
+    if (failures && found > 0) {
+        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", scene->program,
+                                failures[0]->rank, tddp_launch_ending(failures[0], ending));
+        put(console, line);
+        for (int i = 0; i < found; i++) {
+            put(console, i == 0 ? "Root cause (first failure):\n" : "Failed too:\n");
+            put_worker(console, scene, failures[i]);
         }
-        ended += workers[i].pid > 0 && workers[i].ended_by_us;
+        int ended = tddp_launch_ended_by_us(scene->workers, scene->count);
+        if (ended > 0) {
+            (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.\n", ended,
+                           ended == 1 ? " was" : "s were");
+            put(console, text);
+        }
+        put(console, line);
     }
-    if (ended > 0) {
-        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.\n", ended,
-                       ended == 1 ? " was" : "s were");
-        put(console, text);
+    free(failures);
+}
+
+void tddp_launch_report_elsewhere(const char *program, const char *text,
+                                  tddp_launch_console *console)
+{
+    int length = (int)strcspn(text, "\n");
+    tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
+    if (text[length] == '\n') {
+        put(console, line);
+        put(console, "Root cause, as that node told it:\n");
+        put_field(console, "error", text + length + 1);
+        put(console, line);
     }
-    put(console, line);
 }

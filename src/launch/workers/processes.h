@@ -25,13 +25,22 @@ TDDP_NODISCARD tddp_status tddp_launch_adopt_orphans(void);
  * parent is gone already. Async-signal-safe. */
 bool tddp_launch_die_with(pid_t parent);
 
+/* In a forked child: have the kernel send `number` when the parent's thread that forked ends; false
+ * if the parent is gone already. Async-signal-safe. */
+bool tddp_launch_hear_of_end(pid_t parent, int number);
+
+/* What lists of processes call this one; at most 15 bytes count. */
+void tddp_launch_name_process(const char *name);
+
 /* In a forked child: closes descriptors from 3 on at the exec. Async-signal-safe. */
 void tddp_launch_close_on_exec_from(int first);
 
 TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
 void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
 
-/* Sends a signal to every descendant of this process but strangers and theirs; the number found. */
-size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, int number);
+/* Sends a signal to every descendant of this process but strangers (NULL: there are none) and
+ * theirs, and but `spared` (0: nobody), whose own are sent it; the number found. */
+size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
+                                      int number);
 
 #endif

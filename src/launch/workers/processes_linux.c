@@ -42,11 +42,21 @@ tddp_status tddp_launch_adopt_orphans(void)
                : tddp_fail_errno("prctl(PR_SET_CHILD_SUBREAPER)");
 }
 
-bool tddp_launch_die_with(pid_t parent)
+bool tddp_launch_hear_of_end(pid_t parent, int number)
 {
-    (void)prctl(PR_SET_PDEATHSIG, (long)SIGKILL, 0L, 0L, 0L);
+    (void)prctl(PR_SET_PDEATHSIG, (long)number, 0L, 0L, 0L);
     /* A parent that died before the call sends nothing any more. */
     return getppid() == parent;
+}
+
+bool tddp_launch_die_with(pid_t parent)
+{
+    return tddp_launch_hear_of_end(parent, SIGKILL);
+}
+
+void tddp_launch_name_process(const char *name)
+{
+    (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
 }
 
 void tddp_launch_close_on_exec_from(int first)
@@ -132,7 +142,7 @@ static bool is_ours(const process_list *all, pid_t pid)
 /* Marks descendants generation by generation until nothing is added. */
 static void mark_ours(process_list *all, const tddp_launch_strangers *strangers)
 {
-    for (size_t i = 0; i < all->count; i++) {
+    for (size_t i = 0; strangers && i < all->count; i++) {
         for (size_t k = 0; k < strangers->count; k++) {
             all->list[i].stranger |= all->list[i].pid == strangers->list[k];
         }
@@ -148,14 +158,15 @@ static void mark_ours(process_list *all, const tddp_launch_strangers *strangers)
     }
 }
 
-size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, int number)
+size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
+                                      int number)
 {
     process_list all = {0};
     size_t found = 0;
     if (list_processes(&all) == TDDP_OK) {
         mark_ours(&all, strangers);
         for (size_t i = 0; i < all.count; i++) {
-            if (all.list[i].ours) {
+            if (all.list[i].ours && all.list[i].pid != spared) {
                 found++;
                 (void)kill(all.list[i].pid, number);
             }

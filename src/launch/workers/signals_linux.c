@@ -1,6 +1,6 @@
 /*
  * Signals by signalfd: no handler, so nothing runs at a bad moment, and the agent's one poll sees
- * them beside everything else. Opened by main() before any thread starts, so every thread inherits
+ * them beside everything else. Blocked by main() before any thread starts, so every thread inherits
  * the blocked mask; read by the main thread.
  */
 #include <errno.h>
@@ -12,7 +12,10 @@
 #include "base/base.h"
 #include "launch/workers/signals.h"
 
-static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+/* Within these the same signal is the same event: sent twice by one program, which takes
+ * microseconds while a hand takes longer; or sent to both processes, of which the front may be slow
+ * to pass it on. */
+enum { TWICE_MS = 100, BOTH_WAYS_MS = 1000 };
 
 static bool is_ignored(int number)
 {
@@ -26,29 +29,66 @@ static tddp_status set_disposition(int number, void (*handler)(int))
     return sigaction(number, &action, NULL) == 0 ? TDDP_OK : tddp_fail_errno("sigaction");
 }
 
-tddp_status tddp_launch_signals_open(tddp_launch_signals *signals)
+static tddp_status add_ending(sigset_t *set, int number)
 {
-    sigset_t taken;
-    sigemptyset(&taken);
-    sigaddset(&taken, SIGCHLD);
-    for (size_t i = 0; i < sizeof ending / sizeof ending[0]; i++) {
-        /* SIGTERM is the one way to end us that is always open; a blocked signal is queued even if
-         * it is ignored, so those to be ignored must stay out of the set. */
-        if (ending[i] == SIGTERM || !is_ignored(ending[i])) {
-            sigaddset(&taken, ending[i]);
+    char name[32];
+    if (number == SIGKILL || number == SIGSTOP || number == SIGCHLD || number == SIGPIPE ||
+        sigaddset(set, number) != 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--signals-to-handle: %s cannot be handled; leave it out",
+                         tddp_launch_signal_name(number, name));
+    }
+    /* SIGTERM is the one way to end us that is always open; a blocked signal is queued even if it
+     * is ignored, so those to be ignored must stay out of the set. */
+    if (number != SIGTERM && is_ignored(number)) {
+        (void)sigdelset(set, number);
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_signals_block(const int *list, int count, tddp_launch_signals *out)
+{
+    tddp_launch_signals made = {.fd = -1};
+    sigemptyset(&made.ending);
+    for (int i = 0; i < count; i++) {
+        tddp_status status = add_ending(&made.ending, list[i]);
+        if (status != TDDP_OK) {
+            return status;
         }
     }
-    signals->pipe_ignored_before = is_ignored(SIGPIPE);
+    sigset_t taken = made.ending;
+    sigaddset(&taken, SIGCHLD);
+    made.pipe_ignored_before = is_ignored(SIGPIPE);
     /* With SIGCHLD ignored, children would vanish without their exit status. */
     if (set_disposition(SIGCHLD, SIG_DFL) != TDDP_OK ||
         set_disposition(SIGPIPE, SIG_IGN) != TDDP_OK) {
         return TDDP_SYSTEM;
     }
-    if (sigprocmask(SIG_BLOCK, &taken, &signals->before) != 0) {
+    if (sigprocmask(SIG_BLOCK, &taken, &made.before) != 0) {
         return tddp_fail_errno("sigprocmask");
     }
-    signals->fd = signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK);
-    return signals->fd >= 0 ? TDDP_OK : tddp_fail_errno("signalfd");
+    *out = made;
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_signals_open(tddp_launch_signals *signals, pid_t front)
+{
+    sigset_t taken = signals->ending;
+    sigaddset(&taken, SIGCHLD);
+    sigaddset(&taken, SIGTERM);
+    sigset_t blocked = taken;
+    /* This process is in the background of the terminal, to which it may write all the same. */
+    sigaddset(&blocked, SIGTTOU);
+    if (sigprocmask(SIG_BLOCK, &blocked, NULL) != 0) {
+        return tddp_fail_errno("sigprocmask");
+    }
+    int fd = signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd < 0) {
+        return tddp_fail_errno("signalfd");
+    }
+    signals->fd = fd;
+    signals->front = front;
+    return TDDP_OK;
 }
 
 void tddp_launch_signals_close(tddp_launch_signals *signals)
@@ -57,14 +97,43 @@ void tddp_launch_signals_close(tddp_launch_signals *signals)
     signals->fd = -1;
 }
 
-int tddp_launch_signals_next(const tddp_launch_signals *signals)
+bool tddp_launch_signals_front_gone(const tddp_launch_signals *signals)
+{
+    return getppid() != signals->front;
+}
+
+/* Whether this is the last event once more; takes it down if it is not. */
+static bool is_repeat(tddp_launch_signals *signals, int number, bool by_front)
+{
+    int64_t now = tddp_now_ns();
+    bool known = signals->last.number == number && !tddp_launch_signals_front_gone(signals);
+    int64_t window = by_front == signals->last.by_front ? TWICE_MS : BOTH_WAYS_MS;
+    if (known && now - signals->last.at < window * TDDP_NS_PER_MS) {
+        return true;
+    }
+    signals->last.number = number;
+    signals->last.by_front = by_front;
+    signals->last.at = now;
+    return false;
+}
+
+int tddp_launch_signals_next(tddp_launch_signals *signals)
 {
     struct signalfd_siginfo info;
-    ssize_t got;
-    do {
-        got = read(signals->fd, &info, sizeof info);
-    } while (got < 0 && errno == EINTR);
-    return got == sizeof info ? (int)info.ssi_signo : 0;
+    for (;;) {
+        ssize_t got = read(signals->fd, &info, sizeof info);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got != sizeof info) {
+            return 0;
+        }
+        int number = (int)info.ssi_signo;
+        if (number == SIGCHLD ||
+            !is_repeat(signals, number, (pid_t)info.ssi_pid == signals->front)) {
+            return number;
+        }
+    }
 }
 
 void tddp_launch_signals_restore(const tddp_launch_signals *signals)

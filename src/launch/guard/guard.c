@@ -1,0 +1,172 @@
+/*
+ * The front process: waits for signals, hands them to the agent, and clears up should the agent be
+ * killed. It has no thread, no descriptor of its own and no memory that grows, so that it goes on
+ * whatever befalls the agent. Main thread.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "launch/guard/guard.h"
+
+enum {
+    EXIT_BY_SIGNAL = 128,
+    MOST_SWEEPS = 60, /* then what is left cannot be killed */
+    SWEEP_MS = 50,    /* the longest wait between two */
+    SAY_MS = 1000,    /* for whoever reads standard error */
+    STOP_ROUNDS = 8   /* a process may be started while its parent is not stopped yet */
+};
+
+tddp_status tddp_launch_guard_split(tddp_launch_signals *signals, pid_t *agent)
+{
+    pid_t front = getpid();
+    tddp_status status = tddp_launch_adopt_orphans();
+    if (status != TDDP_OK) {
+        return status;
+    }
+    pid_t pid = fork();
+    if (pid < 0) {
+        return tddp_fail_errno("cannot start torchrun's agent: fork");
+    }
+    if (pid > 0) {
+        *agent = pid;
+        return TDDP_OK;
+    }
+    (void)setpgid(0, 0); /* cannot fail: a fresh child leads no session */
+    tddp_launch_name_process("torchrun-agent");
+    status = tddp_launch_signals_open(signals, front);
+    if (status == TDDP_OK && !tddp_launch_hear_of_end(front, SIGTERM)) {
+        status = tddp_fail(TDDP_SYSTEM, "killed while it started");
+    }
+    *agent = 0;
+    return status;
+}
+
+pid_t tddp_launch_torchrun_pid(void)
+{
+    return getppid();
+}
+
+/* Reaps whoever has ended; true once the agent is among them. */
+static bool reap(pid_t agent, int *agent_status)
+{
+    int status;
+    pid_t pid;
+    bool over = false;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == agent) {
+            *agent_status = status;
+            over = true;
+        }
+    }
+    return over;
+}
+
+static bool has_children(void)
+{
+    siginfo_t info;
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+}
+
+/* Kills what the agent has left, until nothing of it is there; false if something stays. */
+static bool sweep(const tddp_launch_strangers *strangers)
+{
+    int pause_ms = 1;
+    int ignored;
+    for (int i = 0; i < MOST_SWEEPS; i++) {
+        (void)reap(0, &ignored);
+        if (!has_children() || tddp_launch_signal_descendants(strangers, 0, SIGKILL) == 0) {
+            return true;
+        }
+        (void)poll(NULL, 0, pause_ms);
+        pause_ms = pause_ms * 2 < SWEEP_MS ? pause_ms * 2 : SWEEP_MS;
+    }
+    return false;
+}
+
+static void say(const char *text)
+{
+    struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT};
+    char *line = tddp_format("torchrun: %s\n", text);
+    if (line && poll(&ready, 1, SAY_MS) == 1) {
+        ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
+        (void)ignored;
+    }
+    free(line);
+}
+
+static int conclude(pid_t agent, int status, const tddp_launch_strangers *strangers)
+{
+    char name[32];
+    char text[160];
+    bool swept = sweep(strangers);
+    if (WIFSIGNALED(status)) {
+        (void)snprintf(text, sizeof text,
+                       "its agent (pid %d) was killed by %s; the workers were killed with it",
+                       (int)agent, tddp_launch_signal_name(WTERMSIG(status), name));
+        say(text);
+    }
+    if (!swept) {
+        say("some processes of the workers cannot be killed");
+    }
+    return WIFSIGNALED(status) ? EXIT_BY_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* Ctrl-Z: first the workers, then this process, which returns from its own stop when it is
+ * continued (or at once where nobody could continue it). */
+static void stop_and_continue(pid_t agent, const tddp_launch_strangers *strangers)
+{
+    sigset_t stop;
+    size_t known = 0;
+    for (int i = 0; i < STOP_ROUNDS; i++) {
+        size_t found = tddp_launch_signal_descendants(strangers, agent, SIGSTOP);
+        if (found == known) {
+            break;
+        }
+        known = found;
+    }
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    (void)raise(SIGTSTP);
+    (void)sigprocmask(SIG_UNBLOCK, &stop, NULL);
+    (void)sigprocmask(SIG_BLOCK, &stop, NULL);
+    (void)tddp_launch_signal_descendants(strangers, agent, SIGCONT);
+}
+
+static bool is_default(int number)
+{
+    struct sigaction action;
+    return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL;
+}
+
+int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
+                            const tddp_launch_strangers *strangers)
+{
+    sigset_t awaited = signals->ending;
+    int number;
+    int status = 0;
+    sigaddset(&awaited, SIGCHLD);
+    if (is_default(SIGTSTP)) {
+        sigaddset(&awaited, SIGTSTP);
+        (void)sigprocmask(SIG_BLOCK, &awaited, NULL);
+    }
+    for (;;) {
+        if (sigwait(&awaited, &number) != 0) {
+            continue;
+        }
+        if (number == SIGCHLD) {
+            if (reap(agent, &status)) {
+                return conclude(agent, status, strangers);
+            }
+        } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
+            stop_and_continue(agent, strangers);
+        } else {
+            (void)kill(agent, number);
+        }
+    }
+}
