@@ -41,8 +41,8 @@ end
 
 backends = options[:backends] || [options[:backend] || Torch::Distributed.get_default_backend_for_device(nil)]
 batch_sizes = options[:batch_sizes] || [options[:batch_size] || 128]
-sizes = Ranks.launched? ? [Integer(ENV.fetch("WORLD_SIZE"))] : options[:group_sizes] || (1..options[:gpus]).to_a
-speaks = Ranks.launched? ? ENV["RANK"] == "0" : !ENV.key?(Torch::Distributed::SPAWN_ENV_KEY)
+sizes = Ranks.launched? ? [Ranks.launched_size] : options[:group_sizes] || (1..options[:gpus]).to_a
+speaks = Ranks.launched? ? Ranks.first_launched? : !ENV.key?(Torch::Distributed::SPAWN_ENV_KEY)
 begin
   MNISTData.fetch(options[:data_dir]) { |line| puts line if speaks } unless options[:synthetic]
 rescue MNISTData::Error => e

@@ -3,13 +3,25 @@
 require "torch"
 require "torch/distributed"
 
-# The processes of an example: those that torchrun started, or new ones on this machine.
+# The processes of an example: those that a launcher started, torchrun, srun or mpirun, or new ones on this machine.
 module Ranks
   module_function
 
-  # @return [Boolean] whether torchrun (or another launcher) started this process as one of several
+  # One process that a scheduler started may start others itself.
+  #
+  # @return [Boolean] whether a launcher started this process as one of several
   def launched?
-    ENV.key?("RANK")
+    ENV.key?("RANK") || launched_size > 1
+  end
+
+  # @return [Integer] processes that the launcher started; 1 without one
+  def launched_size
+    Integer(Torch::Distributed.launch_variables.fetch("WORLD_SIZE", "1"))
+  end
+
+  # @return [Boolean] whether this process is the first of those that the launcher started
+  def first_launched?
+    Torch::Distributed.launch_variables["RANK"] == "0"
   end
 
   # @return [Integer] GPUs of this machine
@@ -37,7 +49,7 @@ module Ranks
   def device(backend = nil)
     return Torch.device("cpu") if gpus.zero? || backend == "gloo"
 
-    Torch.device("cuda:#{Integer(ENV.fetch("LOCAL_RANK", "0")) % gpus}")
+    Torch.device("cuda:#{Torch::Distributed.get_node_local_rank(0) % gpus}")
   end
 
   # @return [Array<Integer>, nil] what DistributedDataParallel takes as device_ids

@@ -34,7 +34,7 @@ end
 CommandLine.refuse("--eps #{options[:eps]}: expected 0 or more") if options[:eps].negative?
 CommandLine.refuse("--gpus #{options[:gpus].join(",")}: a device is named twice") unless options[:gpus].uniq == options[:gpus]
 
-replicas = Ranks.launched? ? Integer(ENV.fetch("WORLD_SIZE")) : options[:gpus].size
+replicas = Ranks.launched? ? Ranks.launched_size : options[:gpus].size
 if options[:batch_size] % replicas != 0
   CommandLine.refuse("--batch_size #{options[:batch_size]}: expected a multiple of the #{replicas} processes that share it")
 end
@@ -45,7 +45,7 @@ end
 equivalence = Equivalence.new(options, replicas)
 # First, as each new process runs the program up to here.
 distributed = Ranks.run(replicas) { equivalence.distributed }.first
-exit if Ranks.launched? && ENV["RANK"] != "0"
+exit if Ranks.launched? && !Ranks.first_launched?
 
 name = ->(indices) { indices.map { |index| "x#{index + 1}" }.join(" ") }
 shards = equivalence.shards(0)

@@ -14,6 +14,7 @@ module Setup
     FUZZ = %w[clang-14 libclang-rt-14-dev].freeze
     DEBIAN13 = %w[mmdebstrap].freeze
     NPM = %w[npm].freeze
+    SCHEDULERS = %w[slurm-wlm munge openmpi-bin mpich python3-jsonschema].freeze
 
     module_function
 
