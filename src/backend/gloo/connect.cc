@@ -311,6 +311,7 @@ void Mesh::set_up_sockets(int seconds)
             ours.count(place(address)) > 0) {
             (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
             end_when_silent(fd, seconds);
+            sockets_.push_back(fd);
         }
     }
 }

@@ -4,9 +4,11 @@
  */
 #include "liveness.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include <tddp/log.h>
 
@@ -82,6 +85,19 @@ void end_when_silent(int fd, int seconds)
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, questions);
     set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+}
+
+void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit)
+{
+    constexpr std::chrono::milliseconds LOOK{1};
+    const auto end = std::chrono::steady_clock::now() + limit;
+    for (int fd : fds) {
+        int left = 0;
+        while (ioctl(fd, SIOCOUTQ, &left) == 0 && left > 0 &&
+               std::chrono::steady_clock::now() < end) {
+            std::this_thread::sleep_for(LOOK);
+        }
+    }
 }
 
 Beacon::~Beacon()

@@ -7,7 +7,9 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstddef>
+#include <vector>
 
 namespace tddp_gloo
 {
@@ -20,6 +22,13 @@ int peer_timeout();
 
 /* Sets a connection up so that it ends after so many seconds without an answer. */
 void end_when_silent(int fd, int seconds);
+
+/*
+ * Waits until peers' systems have all that was written to these connections, or the time is over.
+ * A connection closed with bytes in it that nobody read is reset, and then what has not left yet is
+ * lost.
+ */
+void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit);
 
 /*
  * A socket that listens as long as its rank is making connections. Nobody accepts: the system

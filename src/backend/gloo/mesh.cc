@@ -19,6 +19,8 @@ using std::chrono::milliseconds;
 
 /* How often a thread may lose its core just before it waits, without something being missed. */
 constexpr int LOOKS = 3;
+/* For what the kernel still has to deliver when a group ends. */
+constexpr std::chrono::milliseconds LAST_BYTES{2000};
 
 } // namespace
 
@@ -44,6 +46,9 @@ Mesh::~Mesh()
 {
     stop_watch();
     say_farewell(TDDP_OK, "");
+    if (!aborted_) {
+        wait_until_sent(sockets_, LAST_BYTES);
+    }
     parcels.clear();
     links_.clear();
     farewell_.reset();

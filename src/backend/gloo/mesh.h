@@ -244,6 +244,7 @@ class Mesh
     std::once_flag closed_;
     std::once_flag farewell_said_;
     Farewell farewell_data_ = {};
+    std::vector<int> sockets_; /* of the pairs; Gloo's to close */
     std::unique_ptr<Buffer> farewell_;
     bool published_ = false; /* the others know this rank's addresses */
     Beacon beacon_;
