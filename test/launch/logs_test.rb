@@ -286,4 +286,60 @@ class LogsTest < LaunchCase
   ensure
     trap("XFSZ", before || "DEFAULT")
   end
+
+  # Runs torchrun with a small file system as its log folder, of which only this run knows; what is there at the end is
+  # copied to `logs`.
+  def on_small_disk(options, *arguments, before: "true")
+    allowed = system("unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt", out: File::NULL, err: File::NULL)
+    skip "no file system may be mounted here" unless allowed
+    Dir.mkdir("#{@folder}/disk")
+    script = "mount -t tmpfs -o #{options} none disk && #{before} && \"$@\"; status=$?; cp -r disk logs; exit $status"
+    run_torchrun("-m", "sh", "-c", script, "sh", BINARY, "--log-dir=disk", *arguments, command: ["unshare"])
+  end
+
+  def test_a_full_disk_and_room_again
+    # Both write more than there is room for; once they are through, there is room for what comes.
+    code = <<~SH
+      i=0
+      while test $i -lt 6000; do i=$((i+1)); echo "line $i of sixty-four bytes or so ............................."; done
+      : > through$RANK
+      until test -e through0 -a -e through1; do sleep 0.01; done
+      test $RANK = 0 && sleep 0.2 && rm disk/ballast
+      while test -e disk/ballast; do sleep 0.01; done
+      while test $i -lt 7000; do i=$((i+1)); echo "line $i"; done
+    SH
+    result = on_small_disk("size=512k", "--nproc-per-node=2", "--tee=1", "--redirects=2", *shell(code), before: "head -c 400000 /dev/zero > disk/ballast")
+    assert_code 0, result
+    shown = 2.times.map { |rank| result.out.lines.grep(/\A\[default#{rank}\]:/).map { |line| line.sub(/.*?:/, "") } }
+    assert_equal shown[0], shown[1]
+    assert_equal (1..7000).to_a, shown[0].map { |line| line[/\d+/].to_i }
+    assert_match(/\A(torchrun: \S+stdout.log: No space left on device; what cannot be written there is lost\n){1,2}\z/, result.err)
+    2.times do |rank|
+      # Where something is missing a line may break off; all others are whole, and in their order.
+      lines = files["attempt_0/#{rank}/stdout.log"].lines
+      assert_operator lines.size, :<, 7000
+      assert_equal "line 7000\n", lines.last
+      numbers = (lines & shown[0]).map { |line| line[/\d+/].to_i }
+      assert_equal numbers.sort, numbers
+      assert_operator (lines - shown[0]).size, :<, 50
+    end
+  end
+
+  def test_where_no_file_can_be_made_the_console_has_it_all
+    # The disk, the run's, the attempt's and both workers' folders, and one file.
+    result = on_small_disk("nr_inodes=6", "--nproc-per-node=2", "--redirects=1", *shell("echo out $RANK"))
+    assert_code 0, result
+    assert_match(/\Atorchrun: \S+stdout.log: No space left on device: what it would hold is shown here\n\z/, result.err)
+    assert_equal "out 1\n", result.out
+    assert_equal({"attempt_0/0/stdout.log" => "out 0\n"}, files)
+  end
+
+  def test_where_no_folder_can_be_made_the_console_has_it_all
+    result = on_small_disk("nr_inodes=5", "--nproc-per-node=2", "--redirects=1", "--max-restarts=1",
+      *shell("echo out $RANK $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 || exit 1"))
+    assert_code 0, result
+    assert_equal 2, result.err.scan(/attempt_0.*: what it would hold is shown here$/).size, result.err
+    assert_equal 1, result.err.scan(/attempt_1: No space left on device: there are no logs and error files of this attempt$/).size, result.err
+    assert_equal ["out 0 1\n", "out 1 1\n"], result.out.lines.grep(/ 1$/).sort
+  end
 end

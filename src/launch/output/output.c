@@ -126,9 +126,9 @@ static const tddp_launch_filters *filters_of(const tddp_launch_output *output, i
     return stream == TDDP_LAUNCH_OUT ? &options->out_filters : &options->err_filters;
 }
 
-/* Makes a file of the attempt; says so if it cannot be made. */
+/* Makes a file of the attempt; if it cannot be made, that is said together with what follows. */
 static bool open_log(tddp_launch_output *output, int local_rank, const char *name,
-                     tddp_launch_log_file *file)
+                     const char *otherwise, tddp_launch_log_file *file)
 {
     if (output->discards) {
         return true;
@@ -138,8 +138,7 @@ static bool open_log(tddp_launch_output *output, int local_rank, const char *nam
         return true;
     }
     if (path) {
-        tddp_launch_console_say(output->console, "%s: no log is written there",
-                                tddp_error_message());
+        tddp_launch_console_say(output->console, "%s: %s", tddp_error_message(), otherwise);
     }
     return false;
 }
@@ -148,7 +147,8 @@ static void open_filtered(tddp_launch_output *output)
 {
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
         if (filters_of(output, stream)->count > 0) {
-            (void)open_log(output, -1, filtered_names[stream], &output->filtered[stream]);
+            (void)open_log(output, -1, filtered_names[stream], "nothing is written there",
+                           &output->filtered[stream]);
         }
     }
 }
@@ -201,7 +201,8 @@ static void choose_route(tddp_launch_output *output, int local_rank, int stream,
         teed || (tddp_launch_streams_of(&options->redirects, local_rank) & stream_bits[stream]);
     bool terminal = tddp_launch_console_is_terminal(output->console, stream);
     route->shown = is_shown(options, local_rank, stream);
-    if (logged && !open_log(output, local_rank, log_names[stream], &route->file)) {
+    if (logged && !open_log(output, local_rank, log_names[stream],
+                            "what it would hold is shown here", &route->file)) {
         route->shown = true;
         shown_there = output->count;
     }
@@ -222,7 +223,8 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
 {
     forget_attempt(output);
     if (tddp_launch_layout_begin(&output->layout, world->restart, world->local_size) != TDDP_OK) {
-        tddp_launch_console_say(output->console, "%s: no logs and error files are written there",
+        tddp_launch_console_say(output->console,
+                                "%s: there are no logs and error files of this attempt",
                                 tddp_error_message());
     }
     output->members = tddp_alloc_array((size_t)world->local_size, sizeof *output->members);
