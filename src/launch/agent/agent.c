@@ -240,6 +240,9 @@ static tddp_status prepare(tddp_launch_agent *agent)
         status = tddp_launch_output_create(agent->options, agent->job.run_id, &agent->console,
                                            &agent->output);
     }
+    if (status == TDDP_OK && agent->options->monitor) {
+        status = tddp_launch_monitor_create(&agent->console, &agent->monitor);
+    }
     return status;
 }
 
@@ -256,6 +259,7 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_output_free(agent->output);
     tddp_launch_job_free(&agent->job);
     tddp_close(agent->null_fd);
+    tddp_launch_monitor_free(agent->monitor);
     tddp_launch_console_close(&agent->console);
 }
 

@@ -23,6 +23,7 @@
 #include <tddp/store.h>
 
 #include "launch/agent/agent.h"
+#include "launch/output/monitor.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/processes.h"
@@ -71,7 +72,10 @@ typedef struct tddp_launch_agent {
     tddp_launch_cause cause;
     int signal; /* the first ending signal, or 0 */
     char text[TDDP_LAUNCH_NEWS_BYTES];
-    struct pollfd *entries; /* room for all that is polled */
+    struct pollfd *entries;       /* room for all that is polled */
+    tddp_launch_monitor *monitor; /* --monitor; else NULL */
+    int64_t looked_at;            /* what it was told of last: see look.c */
+    char told[256];               /* what other nodes are waited for; "": nothing was told */
 } tddp_launch_agent;
 
 /* --- agent.c --------------------------------------------------------------------------------- */
@@ -96,6 +100,11 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 
 /* After other events: whether the phase is over. */
 void tddp_launch_agent_advance(tddp_launch_agent *agent);
+
+/* --- look.c ---------------------------------------------------------------------------------- */
+
+/* With --monitor: shows how things stand, if that is due. */
+void tddp_launch_agent_look(tddp_launch_agent *agent);
 
 /* --- loop.c ---------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /*
  * The agent's one poll: signals, news of other nodes, what workers write, what our own output
- * takes. Nothing is looked at on a timer; the poll's time limit is the phase's deadline. Main
- * thread.
+ * takes. Nothing is looked at on a timer but by --monitor; the poll's time limit is the phase's
+ * deadline. Main thread.
  */
 #include <errno.h>
 
@@ -64,6 +64,13 @@ static void check_output(tddp_launch_agent *agent)
     }
 }
 
+static int time_limit(const tddp_launch_agent *agent)
+{
+    int64_t look = tddp_launch_monitor_deadline(agent->monitor);
+    int64_t deadline = look < agent->deadline ? look : agent->deadline;
+    return deadline == INT64_MAX ? -1 : tddp_deadline_poll_ms(deadline);
+}
+
 void tddp_launch_agent_loop(tddp_launch_agent *agent)
 {
     for (;;) {
@@ -73,8 +80,7 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
         }
         size_t count = collect(agent);
         size_t streams = FIXED + tddp_launch_console_poll(&agent->console, agent->entries + FIXED);
-        int limit = agent->deadline == INT64_MAX ? -1 : tddp_deadline_poll_ms(agent->deadline);
-        if (poll(agent->entries, (nfds_t)count, limit) < 0 && errno != EINTR) {
+        if (poll(agent->entries, (nfds_t)count, time_limit(agent)) < 0 && errno != EINTR) {
             (void)tddp_fail_errno("poll");
             tddp_launch_agent_fail(agent);
         }
@@ -87,5 +93,6 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
             tddp_launch_agent_on_deadline(agent);
         }
         check_output(agent);
+        tddp_launch_agent_look(agent);
     }
 }

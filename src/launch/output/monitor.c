@@ -57,12 +57,13 @@ static void write_all(const tddp_launch_monitor *monitor, const char *data, size
     }
 }
 
-/* Of a job in the background only the output shows, and a stopped terminal takes nothing. */
+/* Of a job in the background only the output shows, and a stopped terminal takes nothing. The agent
+ * has a process group of its own: what the shell knows is that of the front. */
 static bool may_draw(const tddp_launch_monitor *monitor)
 {
     struct pollfd ready = {.fd = monitor->terminal, .events = POLLOUT};
     pid_t foreground = tcgetpgrp(monitor->terminal);
-    return (foreground < 0 || foreground == getpgrp()) && poll(&ready, 1, 0) == 1 &&
+    return (foreground < 0 || foreground == getpgid(getppid())) && poll(&ready, 1, 0) == 1 &&
            (ready.revents & POLLOUT) && !tddp_launch_console_pending(monitor->console);
 }
 

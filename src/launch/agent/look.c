@@ -1,0 +1,136 @@
+/*
+ * What --monitor shows of the agent. Only looks. Main thread.
+ */
+#include <stdlib.h>
+
+#include "launch/agent/agent_state.h"
+#include "launch/output/tail.h"
+#include "launch/report/report.h"
+
+static const char *state_of_worker(const tddp_launch_agent *agent, const tddp_launch_worker *worker,
+                                   char text[TDDP_LAUNCH_ENDING_BYTES])
+{
+    if (worker->pid == 0) {
+        return "-";
+    }
+    if (!worker->alive) {
+        return tddp_launch_worker_failed(worker) ? tddp_launch_ending(worker, text) : "done";
+    }
+    return agent->phase == TDDP_LAUNCH_STOPPING ? "told to end" : "running";
+}
+
+static const char *state_of(const tddp_launch_agent *agent)
+{
+    switch (agent->phase) {
+    case TDDP_LAUNCH_JOINING:
+        return "waiting for nodes";
+    case TDDP_LAUNCH_RUNNING:
+        return "running";
+    case TDDP_LAUNCH_LINGERING:
+        return "done here";
+    case TDDP_LAUNCH_STOPPING:
+        return "ending workers";
+    case TDDP_LAUNCH_KILLING:
+        return "killing workers";
+    case TDDP_LAUNCH_SWEEPING:
+        return "ending what is left";
+    case TDDP_LAUNCH_FLUSHING:
+    case TDDP_LAUNCH_OVER:
+        break;
+    }
+    return "over";
+}
+
+/* What is asked of nobody while nothing is waited for. */
+static const char *waits_for(const tddp_launch_agent *agent)
+{
+    switch (agent->phase) {
+    case TDDP_LAUNCH_JOINING:
+        return agent->told;
+    case TDDP_LAUNCH_LINGERING:
+        return "the other nodes' workers";
+    default:
+        return "";
+    }
+}
+
+/* The texts of one worker. */
+typedef struct words {
+    char ending[TDDP_LAUNCH_ENDING_BYTES];
+    char line[TDDP_LAUNCH_TAIL_BYTES];
+} words;
+
+static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words *texts,
+                           tddp_launch_view_worker *out)
+{
+    const tddp_launch_worker *worker = &agent->workers[local_rank];
+    (void)snprintf(texts->line, sizeof texts->line, "%s",
+                   tddp_launch_output_last_line(agent->output, local_rank));
+    *out = (tddp_launch_view_worker){
+        .rank = worker->rank,
+        .pid = worker->pid,
+        .alive = worker->alive,
+        .state = state_of_worker(agent, worker, texts->ending),
+        .last_line = texts->line,
+    };
+}
+
+static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, words *texts)
+{
+    const tddp_launch_world *world = &agent->world;
+    bool joining = agent->phase == TDDP_LAUNCH_JOINING;
+    int count = joining ? 0 : agent->count;
+    for (int i = 0; i < count; i++) {
+        look_at_worker(agent, i, &texts[i], &workers[i]);
+    }
+    tddp_launch_view view = {
+        .run_id = agent->job.run_id,
+        .state = state_of(agent),
+        .waits_for = waits_for(agent),
+        .nodes = joining ? 0 : world->nodes,
+        .min_nodes = agent->options->min_nodes,
+        .max_nodes = agent->options->max_nodes,
+        .node_rank = world->node_rank,
+        .world_size = world->size,
+        .round = world->round,
+        .restart = world->restart,
+        .max_restarts = agent->options->max_restarts,
+        .workers = workers,
+        .count = count,
+    };
+    tddp_launch_monitor_show(agent->monitor, &view);
+}
+
+/* Differs from what it was whenever people should see something soon. */
+static int64_t moment_of(const tddp_launch_agent *agent)
+{
+    return ((int64_t)agent->world.round * TDDP_LAUNCH_MAX_LOCAL + agent->alive) * 16 +
+           (int64_t)agent->phase;
+}
+
+void tddp_launch_agent_look(tddp_launch_agent *agent)
+{
+    if (!agent->monitor) {
+        return;
+    }
+    if (agent->phase >= TDDP_LAUNCH_FLUSHING) {
+        /* The report is the last that people see. */
+        tddp_launch_monitor_free(agent->monitor);
+        agent->monitor = NULL;
+        return;
+    }
+    if (agent->looked_at != moment_of(agent)) {
+        agent->looked_at = moment_of(agent);
+        tddp_launch_monitor_wake(agent->monitor);
+    }
+    if (tddp_now_ns() < tddp_launch_monitor_deadline(agent->monitor)) {
+        return;
+    }
+    tddp_launch_view_worker *workers = tddp_alloc_array((size_t)agent->count, sizeof *workers);
+    words *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
+    if (workers && texts) {
+        show(agent, workers, texts);
+    }
+    free(workers);
+    free(texts);
+}
