@@ -18,7 +18,8 @@ class RoomsTest < Minitest::Test
     "group" => %w[base net store backend],
     "reducer" => %w[base backend group],
     "torch" => %w[],
-    "launch" => %w[base net store]
+    "launch" => %w[base net store],
+    "check" => %w[]
   }.freeze
 
   # Public headers, each with those it may include: the same law, seen from outside.

@@ -29,8 +29,8 @@ tddp_status tddp_launch_check_find(char **out)
     }
     if (access(path, X_OK) != 0) {
         tddp_status status = tddp_fail(TDDP_NOT_FOUND,
-                                       "--check: %s: %s; it is built where Gloo is found, and "
-                                       "installed beside torchrun",
+                                       "--check: %s: %s; it is built and installed beside "
+                                       "torchrun",
                                        path, strerror(errno));
         free(path);
         return status;
