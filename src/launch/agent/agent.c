@@ -7,9 +7,8 @@
 #include <sys/random.h>
 
 #include "launch/agent/agent_state.h"
-#include "launch/report/report.h"
 
-enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1, POLLED_BESIDE_WORKERS = 8 };
+enum { POLLED_BESIDE_WORKERS = 8 };
 
 static const char loopback[] = "127.0.0.1";
 
@@ -143,40 +142,13 @@ static void start_next_round(tddp_launch_agent *agent)
     }
 }
 
-static void say_cause(tddp_launch_agent *agent)
-{
-    const tddp_launch_scene scene = {
-        .program = agent->program->name,
-        .job = &agent->job,
-        .world = &agent->world,
-        .workers = agent->workers,
-        .count = agent->count,
-        .output = agent->output,
-    };
-    switch (agent->cause) {
-    case TDDP_LAUNCH_CAUSE_WORKER:
-        tddp_launch_report(&scene, &agent->console);
-        break;
-    case TDDP_LAUNCH_CAUSE_PEER:
-        tddp_launch_report_elsewhere(scene.program, agent->text, &agent->console);
-        break;
-    case TDDP_LAUNCH_CAUSE_FATAL:
-        tddp_launch_console_say(&agent->console, "%s", agent->text);
-        break;
-    case TDDP_LAUNCH_CAUSE_NONE:
-    case TDDP_LAUNCH_CAUSE_SIGNAL:
-    case TDDP_LAUNCH_CAUSE_OUTPUT:
-        break;
-    }
-}
-
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
 {
     for (int i = 0; i < agent->count; i++) {
         /* Short memory costs output here, nothing else. */
         (void)!tddp_launch_worker_drain(&agent->workers[i], agent->output);
     }
-    say_cause(agent);
+    tddp_launch_agent_say_cause(agent);
     bool may_restart =
         agent->cause == TDDP_LAUNCH_CAUSE_WORKER || agent->cause == TDDP_LAUNCH_CAUSE_PEER;
     if (may_restart && agent->signal == 0 && agent->world.restart < agent->options->max_restarts) {
@@ -256,6 +228,7 @@ static void release(tddp_launch_agent *agent)
     }
     free(agent->workers);
     free(agent->entries);
+    tddp_launch_record_free(&agent->record);
     tddp_launch_output_free(agent->output);
     tddp_launch_job_free(&agent->job);
     tddp_close(agent->null_fd);
@@ -277,7 +250,8 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
     if (prepare(&agent) == TDDP_OK) {
         start_first_round(&agent);
     } else {
-        tddp_launch_console_say(&agent.console, "%s", tddp_error_message());
+        (void)snprintf(agent.text, sizeof agent.text, "%s", tddp_error_message());
+        tddp_launch_console_say(&agent.console, "%s", agent.text);
         agent.cause = TDDP_LAUNCH_CAUSE_FATAL;
         agent.phase = TDDP_LAUNCH_FLUSHING;
         agent.deadline = INT64_MAX;
@@ -285,10 +259,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
     if (agent.entries) {
         tddp_launch_agent_loop(&agent);
     }
-    int status = agent.signal                              ? EXIT_BY_SIGNAL + agent.signal
-                 : agent.cause == TDDP_LAUNCH_CAUSE_NONE   ? EXIT_SUCCESS
-                 : agent.cause == TDDP_LAUNCH_CAUSE_OUTPUT ? EXIT_BY_SIGNAL + SIGPIPE
-                                                           : EXIT_JOB_FAILED;
+    int status = tddp_launch_agent_conclude(&agent);
     release(&agent);
     return status;
 }

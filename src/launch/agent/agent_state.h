@@ -1,6 +1,6 @@
 /*
  * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
- * does) and loop.c (the one poll).
+ * does), loop.c (the one poll) and verdict.c (what is said of it).
  *
  *              all nodes there       first failure, signal, other node's news
  *     JOINING ----------------> RUNNING ------------------------> STOPPING
@@ -28,6 +28,7 @@
 #include "launch/workers/environment.h"
 #include "launch/workers/processes.h"
 #include "launch/rendezvous/rendezvous.h"
+#include "launch/report/record.h"
 #include "launch/workers/worker.h"
 
 typedef enum tddp_launch_phase {
@@ -70,7 +71,8 @@ typedef struct tddp_launch_agent {
     int64_t deadline; /* of the phase; INT64_MAX: none */
     int sweeps;
     tddp_launch_cause cause;
-    int signal; /* the first ending signal, or 0 */
+    tddp_launch_record record; /* of what failed so far */
+    int signal;                /* the first ending signal, or 0 */
     char text[TDDP_LAUNCH_NEWS_BYTES];
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
@@ -85,6 +87,15 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent);
 
 /* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
+
+/* --- verdict.c: what is said of it -------------------------------------------------------------
+ */
+
+/* At the end of a round: reports why it ended, to people at once and to files later. */
+void tddp_launch_agent_say_cause(tddp_launch_agent *agent);
+
+/* At the end of the run: writes the files that tell of it; returns torchrun's exit status. */
+int tddp_launch_agent_conclude(tddp_launch_agent *agent);
 
 /* --- phases.c: what events do ---------------------------------------------------------------- */
 

@@ -1,0 +1,65 @@
+/*
+ * What the agent says of a round and of the whole run: the report for people, the record for
+ * programs, the exit status. Main thread.
+ */
+#include <stdlib.h>
+
+#include "launch/agent/agent_state.h"
+
+enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1 };
+
+static tddp_launch_scene scene_of(const tddp_launch_agent *agent)
+{
+    return (tddp_launch_scene){
+        .program = agent->program->name,
+        .job = &agent->job,
+        .world = &agent->world,
+        .workers = agent->workers,
+        .count = agent->workers ? agent->count : 0,
+        .output = agent->output,
+    };
+}
+
+void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
+{
+    const tddp_launch_scene scene = scene_of(agent);
+    switch (agent->cause) {
+    case TDDP_LAUNCH_CAUSE_WORKER:
+        tddp_launch_report(&scene, &agent->console);
+        tddp_launch_record_attempt(&agent->record, &scene, NULL);
+        break;
+    case TDDP_LAUNCH_CAUSE_PEER:
+        tddp_launch_report_elsewhere(scene.program, agent->text, &agent->console);
+        tddp_launch_record_attempt(&agent->record, &scene, agent->text);
+        break;
+    case TDDP_LAUNCH_CAUSE_FATAL:
+        tddp_launch_console_say(&agent->console, "%s", agent->text);
+        break;
+    case TDDP_LAUNCH_CAUSE_NONE:
+    case TDDP_LAUNCH_CAUSE_SIGNAL:
+    case TDDP_LAUNCH_CAUSE_OUTPUT:
+        break;
+    }
+}
+
+int tddp_launch_agent_conclude(tddp_launch_agent *agent)
+{
+    const tddp_launch_scene scene = scene_of(agent);
+    bool elsewhere =
+        agent->cause == TDDP_LAUNCH_CAUSE_PEER || agent->cause == TDDP_LAUNCH_CAUSE_FATAL;
+    tddp_launch_outcome outcome = {
+        .exit_status = agent->signal                              ? EXIT_BY_SIGNAL + agent->signal
+                       : agent->cause == TDDP_LAUNCH_CAUSE_NONE   ? EXIT_SUCCESS
+                       : agent->cause == TDDP_LAUNCH_CAUSE_OUTPUT ? EXIT_BY_SIGNAL + SIGPIPE
+                                                                  : EXIT_JOB_FAILED,
+        .signal = agent->signal,
+        .cause = elsewhere                                  ? agent->text
+                 : agent->cause == TDDP_LAUNCH_CAUSE_OUTPUT ? "nobody reads the output any more"
+                                                            : NULL,
+        .report_file = agent->options->report_file,
+        .error_file = getenv("TORCHELASTIC_ERROR_FILE"),
+    };
+    tddp_launch_record_write(&agent->record, &scene, &outcome, &agent->console);
+    tddp_launch_console_flush(&agent->console);
+    return outcome.exit_status;
+}

@@ -1,0 +1,242 @@
+/*
+ * The JSON report. Attempts are written down as they fail, since their workers are forgotten before
+ * the next; the whole becomes a file at the job's end. Main thread.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/report/core.h"
+#include "launch/report/record.h"
+
+enum { MOST_BYTES = 4 << 20 }; /* of attempts; a job may be started again thousands of times */
+
+static void put_time(tddp_launch_json *json, const struct timespec *moment)
+{
+    char text[64] = "";
+    struct tm utc;
+    if (gmtime_r(&moment->tv_sec, &utc)) {
+        size_t length = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+        (void)snprintf(text + length, sizeof text - length, ".%06ldZ", moment->tv_nsec / 1000);
+    }
+    tddp_launch_json_text(json, "time", text);
+}
+
+static void put_ending(tddp_launch_json *json, const tddp_launch_worker *worker)
+{
+    char name[32];
+    int status = worker->wait_status;
+    bool signaled = WIFSIGNALED(status);
+    char *core = NULL;
+    if (signaled) {
+        core = tddp_launch_core_note(worker->pid, WTERMSIG(status), WCOREDUMP(status));
+    }
+    tddp_launch_json_number(json, "exitcode", tddp_launch_exit_code(worker));
+    tddp_launch_json_text(json, "signal",
+                          signaled ? tddp_launch_signal_name(WTERMSIG(status), name) : NULL);
+    tddp_launch_json_bool(json, "core_dumped", signaled && WCOREDUMP(status));
+    tddp_launch_json_text(json, "core", core);
+    free(core);
+}
+
+static void put_files(tddp_launch_json *json, const tddp_launch_scene *scene,
+                      const tddp_launch_worker *worker)
+{
+    static const char *const keys[] = {"stdout", "stderr"};
+    const char *missing = tddp_launch_error_missing(worker);
+    bool kept = scene->output && tddp_launch_output_folder(scene->output);
+    tddp_launch_json_text(json, "error_file", kept && !missing ? worker->error_file : NULL);
+    tddp_launch_json_text(json, "error_file_missing", missing);
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        char *path = scene->output
+                         ? tddp_launch_output_log_file(scene->output, worker->local_rank, stream)
+                         : NULL;
+        tddp_launch_json_text(json, keys[stream], path);
+        free(path);
+    }
+}
+
+static void put_failure(tddp_launch_json *json, const tddp_launch_scene *scene,
+                        const tddp_launch_worker *worker, bool root)
+{
+    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    tddp_launch_json_open(json, NULL, '{');
+    tddp_launch_json_bool(json, "root_cause", root);
+    put_time(json, &worker->ended);
+    if (worker->error.timestamp > 0) {
+        tddp_launch_json_number(json, "timestamp", worker->error.timestamp);
+    } else {
+        tddp_launch_json_number(json, "timestamp", (int64_t)worker->ended.tv_sec);
+    }
+    tddp_launch_json_text(json, "host", tddp_launch_machine(host));
+    tddp_launch_json_number(json, "rank", worker->rank);
+    tddp_launch_json_number(json, "local_rank", worker->local_rank);
+    tddp_launch_json_number(json, "pid", worker->pid);
+    put_ending(json, worker);
+    tddp_launch_json_bool(json, "consequence", worker->error.consequence);
+    tddp_launch_json_text(json, "message", worker->error.message);
+    tddp_launch_json_text(json, "traceback", worker->error.traceback);
+    put_files(json, scene, worker);
+    tddp_launch_json_close(json, '{');
+}
+
+static void put_failures(tddp_launch_json *json, const tddp_launch_scene *scene, bool elsewhere)
+{
+    int found = 0;
+    const tddp_launch_worker **failures =
+        tddp_launch_failures(scene->workers, scene->count, &found);
+    tddp_launch_json_open(json, "failures", '[');
+    for (int i = 0; failures && i < found; i++) {
+        /* With the root cause elsewhere, none of these is it. */
+        put_failure(json, scene, failures[i], i == 0 && !elsewhere);
+    }
+    tddp_launch_json_close(json, '[');
+    json->failed |= !failures;
+    free(failures);
+}
+
+void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_scene *scene,
+                                const char *elsewhere)
+{
+    tddp_launch_json *json = &record->attempts;
+    if (json->failed || json->text.size > MOST_BYTES) {
+        tddp_bytes_free(&json->text);
+        *json = (tddp_launch_json){0};
+        record->omitted = record->count;
+    }
+    tddp_launch_json_open(json, NULL, '{');
+    tddp_launch_json_number(json, "restart", scene->world->restart);
+    tddp_launch_json_number(json, "round", scene->world->round);
+    tddp_launch_json_number(json, "node_rank", scene->world->node_rank);
+    tddp_launch_json_number(json, "nodes", scene->world->nodes);
+    tddp_launch_json_number(json, "world_size", scene->world->size);
+    tddp_launch_json_text(json, "elsewhere", elsewhere);
+    tddp_launch_json_number(json, "ended_by_torchrun",
+                            tddp_launch_ended_by_us(scene->workers, scene->count));
+    put_failures(json, scene, elsewhere != NULL);
+    tddp_launch_json_close(json, '{');
+    record->count++;
+}
+
+/* --- the job's end --------------------------------------------------------------------------- */
+
+static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
+                    const tddp_launch_outcome *outcome)
+{
+    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    char name[32];
+    tddp_launch_json_text(json, "state",
+                          outcome->signal             ? "stopped"
+                          : outcome->exit_status == 0 ? "succeeded"
+                                                      : "failed");
+    tddp_launch_json_number(json, "exitcode", outcome->exit_status);
+    tddp_launch_json_text(json, "signal",
+                          outcome->signal ? tddp_launch_signal_name(outcome->signal, name) : NULL);
+    tddp_launch_json_text(json, "cause", outcome->cause);
+    tddp_launch_json_text(json, "program", scene->program);
+    tddp_launch_json_text(json, "run_id", scene->job->run_id);
+    const tddp_launch_options *options = scene->job->options;
+    tddp_launch_json_text(json, "role", options ? options->role : NULL);
+    tddp_launch_json_text(json, "host", tddp_launch_machine(host));
+    tddp_launch_json_text(json, "log_folder",
+                          scene->output ? tddp_launch_output_folder(scene->output) : NULL);
+    tddp_launch_json_number(json, "restarts", scene->world->restart);
+    tddp_launch_json_number(json, "max_restarts", scene->world->max_restarts);
+}
+
+static void say_trouble(tddp_launch_console *console)
+{
+    tddp_launch_console_say(console, "no report: %s", tddp_error_message());
+}
+
+static void write_report(const tddp_launch_json *json, const char *path,
+                         tddp_launch_console *console)
+{
+    if (json->failed || tddp_launch_write_file(path, json->text.data, json->text.size) != TDDP_OK) {
+        say_trouble(console);
+    }
+}
+
+static void write_reports(const tddp_launch_record *record, const tddp_launch_scene *scene,
+                          const tddp_launch_outcome *outcome, tddp_launch_console *console)
+{
+    const char *folder = scene->output ? tddp_launch_output_folder(scene->output) : NULL;
+    if (!folder && !outcome->report_file) {
+        return;
+    }
+    tddp_launch_json json = {0};
+    tddp_launch_json_open(&json, NULL, '{');
+    put_job(&json, scene, outcome);
+    tddp_launch_json_number(&json, "attempts_omitted", record->omitted);
+    tddp_launch_json_open(&json, "attempts", '[');
+    if (record->attempts.text.size > 0) {
+        json.failed |= record->attempts.failed;
+        tddp_launch_json_raw(&json, NULL, record->attempts.text.data, record->attempts.text.size);
+    }
+    tddp_launch_json_close(&json, '[');
+    tddp_launch_json_close(&json, '{');
+    json.failed |= tddp_bytes_append(&json.text, "\n", 1) != TDDP_OK;
+    if (outcome->report_file) {
+        write_report(&json, outcome->report_file, console);
+    }
+    char *path = folder ? tddp_format("%s/report.json", folder) : NULL;
+    if (path) {
+        write_report(&json, path, console);
+    }
+    free(path);
+    tddp_bytes_free(&json.text);
+}
+
+/* In PyTorch's form, with the exit code that it adds for the launcher above. */
+static void write_error_file(const tddp_launch_scene *scene, const tddp_launch_outcome *outcome,
+                             tddp_launch_console *console)
+{
+    const tddp_launch_worker *root =
+        outcome->cause ? NULL : tddp_launch_root_cause(scene->workers, scene->count);
+    const char *message = root ? root->error.message : outcome->cause;
+    char summary[512];
+    char timestamp[32];
+    if (!message) {
+        message = tddp_launch_report_summary(scene->workers, scene->count, scene->world->node_rank,
+                                             summary, sizeof summary);
+    }
+    int64_t second = !root                       ? (int64_t)time(NULL)
+                     : root->error.timestamp > 0 ? root->error.timestamp
+                                                 : (int64_t)root->ended.tv_sec;
+    (void)snprintf(timestamp, sizeof timestamp, "%lld", (long long)second);
+    tddp_launch_json json = {0};
+    tddp_launch_json_open(&json, NULL, '{');
+    tddp_launch_json_open(&json, "message", '{');
+    tddp_launch_json_text(&json, "message", message);
+    tddp_launch_json_open(&json, "extraInfo", '{');
+    const char *traceback = root ? root->error.traceback : NULL;
+    tddp_launch_json_text(&json, "py_callstack", traceback ? traceback : "");
+    tddp_launch_json_text(&json, "timestamp", timestamp);
+    if (root && root->error.consequence) {
+        tddp_launch_json_text(&json, "consequence", "1");
+    }
+    tddp_launch_json_close(&json, '{');
+    tddp_launch_json_number(&json, "errorCode",
+                            root ? tddp_launch_exit_code(root) : outcome->exit_status);
+    tddp_launch_json_close(&json, '{');
+    tddp_launch_json_close(&json, '{');
+    write_report(&json, outcome->error_file, console);
+    tddp_bytes_free(&json.text);
+}
+
+void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_scene *scene,
+                              const tddp_launch_outcome *outcome, tddp_launch_console *console)
+{
+    write_reports(record, scene, outcome, console);
+    if (outcome->error_file && outcome->exit_status != 0 && outcome->signal == 0) {
+        write_error_file(scene, outcome, console);
+    }
+}
+
+void tddp_launch_record_free(tddp_launch_record *record)
+{
+    tddp_bytes_free(&record->attempts.text);
+    *record = (tddp_launch_record){0};
+}
