@@ -105,6 +105,7 @@ static void start_alone(tddp_launch_agent *agent, int restart)
         .size = agent->count,
         .local_size = agent->count,
         .role_size = agent->count,
+        .round = restart,
         .restart = restart,
         .max_restarts = agent->options->max_restarts,
     };
