@@ -260,7 +260,7 @@ class LogsTest < LaunchCase
       *shell("head -c 40000000 /dev/zero; echo; echo y; exec sleep 30"))
     eventually("both ends") { Dir["#{logs}/*/attempt_0/filtered_stdout.log"].any? { |path| File.size(path) == "[default0]:y\n".size * 2 } }
     peak = marked.filter_map { |pid| File.read("/proc/#{pid}/status")[/VmHWM:\s+(\d+)/, 1] if command_line(pid).include?("--tee=1") }.map(&:to_i).max
-    assert_operator peak, :<, 150_000, "kB"
+    assert_operator peak, :<, 150_000, "kB" unless File.binread(BINARY).include?("__asan_init")
     run.signal(:TERM)
     result = run.finish
     whole = ("\0" * 40_000_000 + "\ny\n").b
@@ -275,7 +275,6 @@ class LogsTest < LaunchCase
 
   # A limit on files' sizes stands for a full disk.
   def test_a_file_that_cannot_grow_is_said_once_and_ends_nobody
-    before = trap("XFSZ", "IGNORE")
     result = run_torchrun("--nproc-per-node=2", "--log-dir=#{logs}", "--tee=1", "--redirects=0:2", *shell(FULL), rlimit_fsize: 10_000)
     assert_code 0, result
     assert_equal (1..2000).flat_map { |i| 2.times.map { |rank| "[default#{rank}]:line #{i}\n" } }.sort, result.out.lines.sort
@@ -283,8 +282,6 @@ class LogsTest < LaunchCase
     assert_equal 3, result.err.lines.size
     assert_equal "fine\n", files["attempt_0/0/stderr.log"]
     2.times { |rank| assert (1..2000).map { |i| "line #{i}\n" }.join.start_with?(files["attempt_0/#{rank}/stdout.log"]) }
-  ensure
-    trap("XFSZ", before || "DEFAULT")
   end
 
   # Runs torchrun with a small file system as its log folder, of which only this run knows; what is there at the end is

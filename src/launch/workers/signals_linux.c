@@ -79,6 +79,8 @@ tddp_status tddp_launch_signals_open(tddp_launch_signals *signals, pid_t front)
     sigset_t blocked = taken;
     /* This process is in the background of the terminal, to which it may write all the same. */
     sigaddset(&blocked, SIGTTOU);
+    /* A file that may not grow is a write that fails, and no end of the job. */
+    sigaddset(&blocked, SIGXFSZ);
     if (sigprocmask(SIG_BLOCK, &blocked, NULL) != 0) {
         return tddp_fail_errno("sigprocmask");
     }
