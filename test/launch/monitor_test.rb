@@ -56,7 +56,7 @@ class MonitorTest < LaunchCase
     end
   end
 
-  def open(*arguments, env: {}, rows: 24, columns: 100)
+  def open_terminal(*arguments, env: {}, rows: 24, columns: 100)
     Session.new([BINARY, *arguments.map(&:to_s)], env: environment({"TERM" => "xterm", "NO_COLOR" => "1"}.merge(env)), chdir: @folder,
       rows: rows, columns: columns).tap { |session| @runs << session }
   end
@@ -75,7 +75,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_the_block_stands_below_the_output
-    session = open("--monitor", "--nproc-per-node=2", "--rdzv-id=job7", *shell("echo hello $RANK; #{waiting("echo bye $RANK")}"))
+    session = open_terminal("--monitor", "--nproc-per-node=2", "--rdzv-id=job7", *shell("echo hello $RANK; #{waiting("echo bye $RANK")}"))
     block = session.await("both lines in the block") do |terminal|
       lines = block_of(terminal)
       lines if lines.size == 4 && lines[2].end_with?("hello 0") && lines[3].end_with?("hello 1")
@@ -93,7 +93,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_a_line_that_is_not_finished_goes_on_where_it_was
-    session = open("--monitor", *shell("printf abc; #{waiting("printf 'def\\rX'; sleep 0.3; echo")}"))
+    session = open_terminal("--monitor", *shell("printf abc; #{waiting("printf 'def\\rX'; sleep 0.3; echo")}"))
     session.await("the block below the unfinished line") do |terminal|
       terminal.lines.first == "abc" && block_of(terminal).last&.end_with?("abc") && terminal.cursor == [0, 3]
     end
@@ -104,7 +104,7 @@ class MonitorTest < LaunchCase
 
   def test_output_scrolls_and_nothing_of_it_is_lost
     count = 300
-    session = open("--monitor", "--nproc-per-node=2", *shell("i=0; while [ $i -lt #{count} ]; do i=$((i+1)); echo line $i; [ $((i % 60)) = 0 ] && sleep 0.15; done"), rows: 10)
+    session = open_terminal("--monitor", "--nproc-per-node=2", *shell("i=0; while [ $i -lt #{count} ]; do i=$((i+1)); echo line $i; [ $((i % 60)) = 0 ] && sleep 0.15; done"), rows: 10)
     assert_equal 0, session.finish
     lines = session.terminal.shown
     2.times do |rank|
@@ -114,7 +114,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_lines_are_cut_to_the_screen_and_follow_its_size
-    session = open("--monitor", *shell("echo #{"0123456789" * 12}; #{waiting(":")}"), columns: 80)
+    session = open_terminal("--monitor", *shell("echo #{"0123456789" * 12}; #{waiting(":")}"), columns: 80)
     session.await("a line cut at 79") { |terminal| block_of(terminal).last&.size == 79 }
     session.resize(24, 70)
     session.await("a line cut at 69") { |terminal| block_of(terminal).last&.size == 69 }
@@ -123,7 +123,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_a_screen_with_few_lines
-    session = open("--monitor", "--nproc-per-node=9", *shell(waiting(":")), rows: 8)
+    session = open_terminal("--monitor", "--nproc-per-node=9", *shell(waiting(":")), rows: 8)
     block = session.await("a block of five lines") { |terminal| block_of(terminal).then { |lines| lines if lines.last&.match?(/and \d+ more/) } }
     assert_equal 5, block.size
     assert_match(/and 7 more\z/, block.last)
@@ -134,7 +134,7 @@ class MonitorTest < LaunchCase
 
   def test_restarts_and_ends_of_workers_are_shown
     code = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && [ $RANK = 1 ] && exit 3; #{waiting(":")}"
-    session = open("--monitor", "--nproc-per-node=2", "--max-restarts=2", *shell(code))
+    session = open_terminal("--monitor", "--nproc-per-node=2", "--max-restarts=2", *shell(code))
     session.await("the restart") { |terminal| block_of(terminal).first&.include?("round 1, restart 1 of 2") }
     File.write(gate, "")
     assert_equal 0, session.finish
@@ -144,7 +144,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_the_report_is_the_last_to_be_seen
-    session = open("--monitor", "--nproc-per-node=2", *shell("echo out; #{waiting("exit $RANK")}"))
+    session = open_terminal("--monitor", "--nproc-per-node=2", *shell("echo out; #{waiting("exit $RANK")}"))
     session.await("the block") { |terminal| block_of(terminal).size == 4 }
     File.write(gate, "")
     assert_equal 1, session.finish
@@ -155,7 +155,7 @@ class MonitorTest < LaunchCase
 
   def test_cpu_and_memory_are_of_all_that_a_worker_started
     code = "ruby -e 'text = %q(x) * 100_000_000; fork { loop {} }; File.write(%q(#{@folder}/busy), %q()); sleep 0.05 until File.exist?(%q(#{gate})); exit!(0)' & wait"
-    session = open("--monitor", *shell(code))
+    session = open_terminal("--monitor", *shell(code))
     found = session.await("a busy worker", limit: 20) do |terminal|
       block_of(terminal).last&.match(/running +(\d+)% +(\d+) MiB/)&.captures&.map(&:to_i)&.then { |cpu, memory| [cpu, memory] if cpu > 5 }
     end
@@ -166,7 +166,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_a_dumb_terminal_gets_no_sequences
-    session = open("--monitor", *shell("echo hello"), env: {"TERM" => "dumb"})
+    session = open_terminal("--monitor", *shell("echo hello"), env: {"TERM" => "dumb"})
     assert_equal 0, session.finish
     assert_equal "hello\r\n", session.terminal.text
   end
@@ -180,7 +180,7 @@ class MonitorTest < LaunchCase
   end
 
   def test_without_the_flag_nothing_is_drawn
-    session = open(*shell("echo hello"))
+    session = open_terminal(*shell("echo hello"))
     assert_equal 0, session.finish
     assert_equal "hello\r\n", session.terminal.text
   end
