@@ -5,7 +5,7 @@ require_relative "support/elastic_case"
 # Addresses, names and interfaces.
 class ElasticNetworkTest < ElasticCase
   SAY = 'echo "$RANK $WORLD_SIZE $MASTER_ADDR"'
-  CONNECT = 'require "socket"; TCPSocket.new(ENV.fetch("MASTER_ADDR"), ENV.fetch("MASTER_PORT").to_i).close; puts "#{ENV["RANK"]} #{ENV["MASTER_ADDR"]}"'
+  CONNECT = "require 'socket'; TCPSocket.new(ENV['MASTER_ADDR'], ENV['MASTER_PORT'].to_i).close; puts ENV.values_at('RANK', 'MASTER_ADDR').join(' ')"
 
   def pair(first, second)
     [first, second].each_with_index.map { |flags, host| on(host, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=network", *flags) }
