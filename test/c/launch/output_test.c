@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "launch/output/layout.h"
+#include "launch/output/output.h"
 #include "launch/output/prefix.h"
 #include "launch/output/route.h"
 #include "launch/output/tail.h"
@@ -309,6 +310,142 @@ TEST(files_get_bytes_at_once_and_filtered_logs_whole_lines)
     CHECK_INT(rmdir(folder), 0);
     free(log);
     free(other);
+}
+
+/* --- a run's output --------------------------------------------------------------------------- */
+
+static const tddp_launch_world two_workers = {
+    .nodes = 2, .node_rank = 1, .base_rank = 2, .size = 4, .local_size = 2};
+
+static tddp_status start_output(desk *made, const tddp_launch_options *options,
+                                tddp_launch_output **out)
+{
+    tddp_launch_output *output;
+    tddp_status status = tddp_launch_output_create(options, "job", &made->console, &output);
+    if (status == TDDP_OK) {
+        status = tddp_launch_output_begin(output, &two_workers);
+        if (status == TDDP_OK) {
+            *out = output;
+        } else {
+            tddp_launch_output_free(output);
+        }
+    }
+    return status;
+}
+
+static void remove_folder(const char *folder)
+{
+    char command[256];
+    (void)snprintf(command, sizeof command, "rm -rf %s", folder);
+    CHECK_INT(system(command), 0);
+}
+
+TEST(without_flags_all_comes_through_pipes)
+{
+    desk made;
+    tddp_launch_output *output;
+    tddp_launch_options options = {.role = "default"};
+    open_desk(&made);
+    CHECK_OK(start_output(&made, &options, &output));
+    for (int i = 0; i < 4; i++) {
+        CHECK_INT(tddp_launch_output_fd(output, i / 2, i % 2), -1);
+        CHECK(tddp_launch_output_log_file(output, i / 2, i % 2) == NULL);
+    }
+    CHECK(tddp_launch_output_folder(output) == NULL);
+    char *path = tddp_launch_output_error_file(output, 1);
+    CHECK_CONTAINS(path, "/attempt_0/1/error.json");
+    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, "a\nb", 3, false));
+    CHECK_OK(tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, "c\n", 2, true));
+    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, NULL, 0, true));
+    check_console(&made, TDDP_LAUNCH_OUT, "a\nc\nb\n");
+    tddp_launch_output_free(output);
+    CHECK_INT(access(path, F_OK), -1);
+    free(path);
+    close_desk(&made);
+}
+
+TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
+{
+    desk made;
+    tddp_launch_output *output;
+    char folder[] = "/tmp/output-test-XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    tddp_launch_options options = {
+        .role = "trainer",
+        .log_dir = folder,
+        .monitor = true,
+        .redirects = {.all = TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR},
+        .tee = {.count = 1, .listed = {{.local_rank = 1, .streams = TDDP_LAUNCH_STDOUT}}},
+    };
+    open_desk(&made);
+    CHECK_OK(start_output(&made, &options, &output));
+    CHECK_INT(tddp_launch_output_fd(output, 1, TDDP_LAUNCH_OUT), -1);
+    int fd = tddp_launch_output_fd(output, 0, TDDP_LAUNCH_OUT);
+    CHECK(fd >= 0);
+    CHECK_INT(fcntl(fd, F_GETFL) & (O_ACCMODE | O_APPEND), O_WRONLY | O_APPEND);
+    CHECK_INT(fcntl(fd, F_GETFD), FD_CLOEXEC);
+    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "");
+    CHECK_INT(write(fd, "one\ntwo", 7), 7);
+    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "two");
+    CHECK_INT(write(fd, "!\n", 2), 2);
+    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "two!");
+    static char filler[10000];
+    memset(filler, '.', sizeof filler);
+    filler[0] = filler[sizeof filler - 1] = '\n';
+    CHECK_INT(write(fd, filler, sizeof filler), sizeof filler);
+    CHECK_INT(write(tddp_launch_output_fd(output, 0, TDDP_LAUNCH_ERR), "three\n", 6), 6);
+    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "three");
+    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, "four\n", 5, false));
+    CHECK_TEXT(tddp_launch_output_last_line(output, 1), "four");
+    check_console(&made, TDDP_LAUNCH_OUT, "[trainer1]:four\n");
+    char *path = tddp_launch_output_log_file(output, 1, TDDP_LAUNCH_OUT);
+    check_file(path, "four\n");
+    CHECK_INT(strncmp(path, tddp_launch_output_folder(output), strlen(folder) + 5), 0);
+    free(path);
+    CHECK_OK(tddp_launch_output_begin(output, &two_workers));
+    path = tddp_launch_output_log_file(output, 0, TDDP_LAUNCH_OUT);
+    CHECK_CONTAINS(path, "/attempt_0.1/0/stdout.log");
+    check_file(path, "");
+    free(path);
+    tddp_launch_output_free(output);
+    remove_folder(folder);
+    close_desk(&made);
+}
+
+TEST(short_memory_is_survived)
+{
+    desk made;
+    char folder[] = "/tmp/output-test-XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    tddp_launch_options options = {
+        .role = "trainer",
+        .log_dir = folder,
+        .tee = {.all = TDDP_LAUNCH_STDOUT},
+        .redirects = {.all = TDDP_LAUNCH_STDERR},
+        .out_filters = {.count = 1, .texts = "a"},
+    };
+    bool whole = false;
+    for (long nth = 1; nth < 200 && !whole; nth++) {
+        tddp_launch_output *output;
+        open_desk(&made);
+        tddp_fail_allocation(nth);
+        tddp_status status = start_output(&made, &options, &output);
+        if (status == TDDP_OK) {
+            status = tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, "a\nb", 3, false);
+            tddp_status next = tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, NULL, 0, true);
+            status = status == TDDP_OK ? next : status;
+            tddp_launch_output_free(output);
+        }
+        /* Were it still to come, this would be the allocation that fails. */
+        void *probe = tddp_alloc(1);
+        whole = status == TDDP_OK && probe == NULL;
+        free(probe);
+        tddp_fail_allocation(0);
+        CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY || status == TDDP_SYSTEM);
+        close_desk(&made);
+    }
+    CHECK(whole);
+    remove_folder(folder);
 }
 
 /* --- log files ------------------------------------------------------------------------------- */
