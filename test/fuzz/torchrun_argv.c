@@ -23,6 +23,71 @@ static const char *lookup(const char *name)
     return environment;
 }
 
+/* Lists are in order, and what is in them is within bounds. */
+static bool lists_make_sense(const tddp_launch_options *options)
+{
+    const tddp_launch_streams *maps[] = {&options->redirects, &options->tee};
+    for (int m = 0; m < 2; m++) {
+        for (int i = 0; i < maps[m]->count; i++) {
+            int streams = maps[m]->listed[i].streams;
+            if (streams < 0 || streams > 3 ||
+                (i > 0 && maps[m]->listed[i].local_rank <= maps[m]->listed[i - 1].local_rank)) {
+                return false;
+            }
+        }
+    }
+    for (int i = 1; i < options->local_ranks_filter.count; i++) {
+        if (options->local_ranks_filter.listed[i] <= options->local_ranks_filter.listed[i - 1]) {
+            return false;
+        }
+    }
+    for (int i = 0; i < options->signal_count; i++) {
+        if (options->signals[i] <= 0 || options->signals[i] == 9) {
+            return false;
+        }
+    }
+    /* A text of its own matches a filter that has one. */
+    return options->out_filters.count == 0 ||
+           tddp_launch_filters_match(&options->out_filters, options->out_filters.texts,
+                                     strlen(options->out_filters.texts));
+}
+
+static bool nodes_make_sense(const tddp_launch_options *options)
+{
+    if (options->min_nodes < 1 || options->min_nodes > options->max_nodes ||
+        options->node_rank >= options->max_nodes || options->endpoint_count < 0 ||
+        options->endpoint_count > TDDP_LAUNCH_MAX_ENDPOINTS ||
+        (options->max_nodes > 1 && options->endpoint_count == 0)) {
+        return false;
+    }
+    for (int i = 0; i < options->endpoint_count; i++) {
+        const tddp_launch_endpoint *endpoint = &options->endpoints[i];
+        if (endpoint->host[0] == '\0' || endpoint->port < (options->max_nodes > 1) ||
+            endpoint->port > 65535) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool makes_sense(const tddp_launch_options *options, int argc)
+{
+    int programs = (options->script != NULL) + (options->code != NULL) + (options->module != NULL) +
+                   options->check;
+    if (options->argument_count < 0 || options->argument_count >= argc ||
+        options->arguments[options->argument_count] != NULL || strlen(options->role) == 0 ||
+        !lists_make_sense(options)) {
+        return false;
+    }
+    if (options->help || options->version || options->print_completion) {
+        return true;
+    }
+    /* Either is right, but nothing may be read beyond its end. */
+    (void)tddp_launch_options_check_local(options, 1);
+    return programs == 1 && options->numa_binding <= TDDP_LAUNCH_BINDING_CORES &&
+           nodes_make_sense(options);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -53,11 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     argv[argc] = NULL;
     tddp_launch_options options;
     if (tddp_launch_options_parse(argc, argv, lookup, &options) == TDDP_OK) {
-        bool runs = !options.help && !options.version && !options.print_completion;
-        if (options.max_nodes < 1 || options.argument_count < 0 || options.argument_count >= argc ||
-            strlen(options.role) == 0 || options.arguments[options.argument_count] != NULL ||
-            (runs && options.node_rank >= options.max_nodes) ||
-            (runs && !options.script && !options.code && !options.module && !options.check)) {
+        if (!makes_sense(&options, argc)) {
             abort();
         }
     } else if (tddp_error_message()[0] == '\0') {
