@@ -190,7 +190,9 @@ static void renew(tddp_launch_election *election)
             renew_one(election, i);
         }
     }
-    count_leases(election);
+    if (now(election) < election->until_ns) { /* else it was deposed meanwhile, and stays so */
+        count_leases(election);
+    }
 }
 
 /* --- the candidate --------------------------------------------------------------------------- */

@@ -333,7 +333,9 @@ static void mischief(void)
         break;
     default:
         if (!node->busy && node->up) {
+            node->busy = true;
             tddp_launch_election_resign(&node->election);
+            node->busy = false;
         }
         break;
     }

@@ -1,0 +1,237 @@
+/*
+ * The host of an endpoint: its store's server, the election's thread, and the start and end of both
+ * threads. The agent's rendezvous thread enters start, stop and over; the others are this room's
+ * own. Invariant: the council stops before leases are given back, and the server goes last.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "launch/rendezvous/host_parts.h"
+#include "launch/rendezvous/voter.h"
+#include "launch/workers/port_holder.h"
+#include "net/net.h"
+
+enum { ANSWER_MS = 300, SHARES = 16 };
+
+bool tddp_launch_host_leads(tddp_launch_host *host, int *term)
+{
+    pthread_mutex_lock(&host->lock);
+    bool leads = host->leads && tddp_now_ns() < host->until_ns;
+    *term = host->term;
+    pthread_mutex_unlock(&host->lock);
+    return leads;
+}
+
+/* --- the election's thread ------------------------------------------------------------------- */
+
+static int64_t clock_now(void *context)
+{
+    (void)context;
+    return tddp_now_ns();
+}
+
+/* Puts down what the last step has brought; returns what to tell of the end, or NULL. */
+static const char *note_step(tddp_launch_host *host, const tddp_launch_election *election,
+                             bool *stop, bool *hand_over)
+{
+    pthread_mutex_lock(&host->lock);
+    host->leads = election->leads;
+    host->term = election->term;
+    host->until_ns = election->until_ns;
+    *stop = host->stop_election;
+    *hand_over = host->hand_over;
+    const char *word = host->end_word;
+    pthread_mutex_unlock(&host->lock);
+    return word;
+}
+
+static void *elect(void *data)
+{
+    tddp_launch_host *host = data;
+    const tddp_launch_host_opts *opts = &host->opts;
+    int64_t lease_ms = (int64_t)opts->options->conf.heartbeat_timeout * 1000;
+    tddp_launch_voters voters;
+    tddp_launch_election election;
+    bool stop = false;
+    bool hand_over = false;
+    bool told = false;
+    const char *word = NULL;
+    tddp_launch_voters_init(&voters, opts->endpoints, opts->endpoint_count, opts->endpoint_index,
+                            host->address, host->port, opts->run_id,
+                            lease_ms / SHARES < ANSWER_MS ? lease_ms / SHARES : ANSWER_MS, NULL);
+    tddp_launch_election_opts how = {.self = opts->endpoint_index,
+                                     .count = opts->endpoint_count,
+                                     .lease_ns = lease_ms * TDDP_NS_PER_MS,
+                                     .seed = (uint64_t)tddp_now_ns() ^ (uint64_t)getpid(),
+                                     .context = &voters,
+                                     .exchange = tddp_launch_voters_exchange,
+                                     .now = clock_now};
+    tddp_launch_election_init(&election, &how);
+    while (!stop) {
+        tddp_launch_election_step(&election);
+        word = note_step(host, &election, &stop, &hand_over);
+        if (word && !told) {
+            told = tddp_launch_election_end(&election, word);
+        }
+        if (!stop) {
+            int64_t pause_ms = tddp_launch_election_pause_ns(&election) / TDDP_NS_PER_MS;
+            (void)!tddp_net_sleep(tddp_deadline_after_ms(pause_ms),
+                                  tddp_cancel_fd(host->election_cancel));
+        }
+    }
+    if (hand_over && !word) {
+        tddp_launch_election_resign(&election);
+    }
+    tddp_launch_voters_close(&voters);
+    return NULL;
+}
+
+/* --- start ----------------------------------------------------------------------------------- */
+
+static void write_where(tddp_launch_host *host)
+{
+    const tddp_launch_endpoint *endpoint = &host->opts.endpoints[host->opts.endpoint_index];
+    (void)snprintf(host->where, sizeof host->where,
+                   strchr(endpoint->host, ':') ? "[%s]:%d" : "%s:%d", endpoint->host, host->port);
+}
+
+static tddp_status start_server(tddp_launch_host *host)
+{
+    const tddp_launch_endpoint *endpoint = &host->opts.endpoints[host->opts.endpoint_index];
+    char holder[TDDP_LAUNCH_HOLDER_BYTES];
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    opts.host = endpoint->host;
+    opts.port = endpoint->port;
+    tddp_status status = tddp_store_server_start(&opts, &host->server);
+    if (status == TDDP_ADDRESS_IN_USE &&
+        tddp_launch_port_holder(endpoint->port, holder, sizeof holder)) {
+        return tddp_fail(status, "%s; it is held by %s", tddp_error_message(), holder);
+    }
+    if (status == TDDP_OK) {
+        host->address = tddp_store_server_address(host->server);
+        host->port = tddp_store_server_port(host->server);
+        write_where(host);
+    }
+    return status;
+}
+
+static tddp_status start_threads(tddp_launch_host *host)
+{
+    bool alone = host->opts.endpoint_count == 1;
+    tddp_status status =
+        tddp_thread_start(&host->council_thread, "torchrun-host", tddp_launch_host_council, host);
+    if (status != TDDP_OK || alone) {
+        return status;
+    }
+    status = tddp_thread_start(&host->election_thread, "torchrun-vote", elect, host);
+    if (status != TDDP_OK) {
+        pthread_mutex_lock(&host->lock);
+        host->stop_council = true;
+        tddp_cancel_trigger(host->council_cancel);
+        pthread_mutex_unlock(&host->lock);
+        (void)pthread_join(host->council_thread, NULL);
+    }
+    return status;
+}
+
+static void free_host(tddp_launch_host *host)
+{
+    tddp_store_server_stop(host->server);
+    tddp_cancel_free(host->council_cancel);
+    tddp_cancel_free(host->election_cancel);
+    (void)pthread_mutex_destroy(&host->lock);
+    free(host->end_word);
+    free(host);
+}
+
+static tddp_status check_opts(const tddp_launch_host_opts *opts)
+{
+    if (opts->endpoint_count < 1 || opts->endpoint_count > TDDP_LAUNCH_MAX_ENDPOINTS ||
+        opts->endpoint_index < 0 || opts->endpoint_index >= opts->endpoint_count) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "endpoint %d of %d: expected one of at most %d",
+                         opts->endpoint_index, opts->endpoint_count, TDDP_LAUNCH_MAX_ENDPOINTS);
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_host_start(const tddp_launch_host_opts *opts, tddp_launch_host **out)
+{
+    tddp_status status = check_opts(opts);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_launch_host *host = tddp_alloc(sizeof *host);
+    if (!host) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    host->opts = *opts;
+    if (pthread_mutex_init(&host->lock, NULL) != 0) {
+        free(host);
+        return tddp_fail(TDDP_SYSTEM, "the rendezvous cannot be hosted: no lock can be made");
+    }
+    if (opts->endpoint_count == 1) {
+        host->leads = true;
+        host->term = 1;
+        host->until_ns = INT64_MAX;
+    }
+    status = tddp_cancel_create(&host->council_cancel);
+    status = status == TDDP_OK ? tddp_cancel_create(&host->election_cancel) : status;
+    status = status == TDDP_OK ? start_server(host) : status;
+    status = status == TDDP_OK ? start_threads(host) : status;
+    if (status != TDDP_OK) {
+        free_host(host);
+        return status;
+    }
+    if (opts->endpoint_count == 2 && opts->endpoint_index == 0) {
+        tddp_log(TDDP_LOG_WARN, "launch",
+                 "of two endpoints both are needed: three survive the loss of one, and one alone "
+                 "is as good as two");
+    }
+    *out = host;
+    return TDDP_OK;
+}
+
+/* --- use and end ----------------------------------------------------------------------------- */
+
+const char *tddp_launch_host_address(const tddp_launch_host *host)
+{
+    return host->address;
+}
+
+int tddp_launch_host_port(const tddp_launch_host *host)
+{
+    return host->port;
+}
+
+bool tddp_launch_host_over(const tddp_launch_host *host)
+{
+    tddp_launch_host *mutable = (tddp_launch_host *)(uintptr_t)host; /* for its lock alone */
+    pthread_mutex_lock(&mutable->lock);
+    bool over = host->over || !host->leads || tddp_now_ns() >= host->until_ns;
+    pthread_mutex_unlock(&mutable->lock);
+    return over;
+}
+
+void tddp_launch_host_stop(tddp_launch_host *host, bool graceful)
+{
+    if (!host) {
+        return;
+    }
+    pthread_mutex_lock(&host->lock);
+    host->stop_council = true;
+    host->hand_over = graceful;
+    tddp_cancel_trigger(host->council_cancel);
+    pthread_mutex_unlock(&host->lock);
+    (void)pthread_join(host->council_thread, NULL);
+    if (host->opts.endpoint_count > 1) {
+        pthread_mutex_lock(&host->lock);
+        host->stop_election = true;
+        tddp_cancel_trigger(host->election_cancel);
+        pthread_mutex_unlock(&host->lock);
+        (void)pthread_join(host->election_thread, NULL);
+    }
+    free_host(host);
+}
