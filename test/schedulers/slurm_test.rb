@@ -163,10 +163,12 @@ class SlurmTest < SchedulerCase
     eventually("a checkpoint") { File.exist?(checkpoint) }
     @cluster.ask("scancel", "--batch", "--signal=USR1", job)
     await_output(/queued again/)
-    # Slurm itself would let it rest for two minutes.
-    eventually("the job to be held back") { state(job) == "PENDING" }
-    @cluster.ask("scontrol", "update", "JobId=#{job}", "StartTime=now")
-    await_output(/starting at step [1-9]\d* with 1 processes/)
+    # Slurm itself would let it rest for two minutes, from when its last processes are gone.
+    eventually(-> { "the job to start again:\n#{@cluster.ask("scontrol", "show", "job", job)}#{output}" }, limit: 30) do
+      @cluster.ask("scontrol", "update", "JobId=#{job}", "StartTime=now")
+      sleep 0.2
+      output[/starting at step [1-9]\d* with 1 processes/]
+    end
     state, text = ended(job)
     assert_equal "COMPLETED", state, text
     assert_match(/60 steps, loss 0\.\d+$/, text)
