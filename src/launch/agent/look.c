@@ -41,16 +41,18 @@ static const char *state_of(const tddp_launch_agent *agent)
     return "over";
 }
 
-/* What is asked of nobody while nothing is waited for. */
-static const char *waits_for(const tddp_launch_agent *agent)
+/* What other nodes were waited for when that was told last, or as much as is known here. */
+static void put_waits(const tddp_launch_agent *agent, char *text, size_t size)
 {
-    switch (agent->phase) {
-    case TDDP_LAUNCH_JOINING:
-        return agent->told;
-    case TDDP_LAUNCH_LINGERING:
-        return "the other nodes' workers";
-    default:
-        return "";
+    const tddp_launch_options *options = agent->options;
+    text[0] = '\0';
+    if (agent->phase == TDDP_LAUNCH_LINGERING) {
+        (void)snprintf(text, size, "the other nodes' workers");
+    } else if (agent->phase == TDDP_LAUNCH_JOINING && agent->told[0] != '\0') {
+        (void)snprintf(text, size, "%s", agent->told);
+    } else if (agent->phase == TDDP_LAUNCH_JOINING && options->endpoint_count > 0) {
+        (void)snprintf(text, size, "the job's nodes, at %s port %d", options->endpoints[0].host,
+                       options->endpoints[0].port);
     }
 }
 
@@ -80,13 +82,15 @@ static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *worker
     const tddp_launch_world *world = &agent->world;
     bool joining = agent->phase == TDDP_LAUNCH_JOINING;
     int count = joining ? 0 : agent->count;
+    char waits[sizeof agent->told + 64];
+    put_waits(agent, waits, sizeof waits);
     for (int i = 0; i < count; i++) {
         look_at_worker(agent, i, &texts[i], &workers[i]);
     }
     tddp_launch_view view = {
         .run_id = agent->job.run_id,
         .state = state_of(agent),
-        .waits_for = waits_for(agent),
+        .waits_for = waits,
         .nodes = joining ? 0 : world->nodes,
         .min_nodes = agent->options->min_nodes,
         .max_nodes = agent->options->max_nodes,
@@ -118,6 +122,9 @@ void tddp_launch_agent_look(tddp_launch_agent *agent)
         tddp_launch_monitor_free(agent->monitor);
         agent->monitor = NULL;
         return;
+    }
+    if (agent->phase != TDDP_LAUNCH_JOINING) {
+        agent->told[0] = '\0';
     }
     if (agent->looked_at != moment_of(agent)) {
         agent->looked_at = moment_of(agent);

@@ -77,7 +77,7 @@ tddp_status tddp_launch_count_processes(const tddp_launch_options *options, int 
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     tddp_launch_devices devices = {0};
-    int workers;
+    int workers = 0;
     tddp_status status =
         depends_on_gpus(options) ? tddp_launch_devices_find("", visible, &devices) : TDDP_OK;
     if (status == TDDP_OK) {
