@@ -13,6 +13,7 @@
 #include "base/base.h"
 #include "launch/agent/agent.h"
 #include "launch/guard/guard.h"
+#include "launch/output/layout.h"
 #include "launch/workers/resources.h"
 
 enum { EXIT_USAGE = 2 };
@@ -77,7 +78,7 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
     if (tddp_launch_guard_split(&signals, &agent) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (agent > 0) {
-        status = tddp_launch_guard_watch(agent, &signals, &strangers);
+        status = tddp_launch_guard_watch(agent, &signals, &strangers, options->private_folder);
     } else {
         status = be_agent(options, program, &signals, local_size);
     }
@@ -85,7 +86,7 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
     return status;
 }
 
-static int run(const tddp_launch_options *options)
+static int run(tddp_launch_options *options)
 {
     tddp_launch_program program;
     int local_size;
@@ -98,7 +99,10 @@ static int run(const tddp_launch_options *options)
     if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
+    char *folder = tddp_launch_layout_private_name();
+    options->private_folder = folder;
     int status = split_and_run(options, &program, local_size);
+    free(folder);
     tddp_launch_program_free(&program);
     return status;
 }

@@ -143,6 +143,9 @@ typedef struct tddp_launch_options {
     const char *script; /* exactly one of the three is there, or `check` or a request for text */
     char **arguments;   /* those after the script */
     int argument_count;
+    /* No flag: the folder that goes with the run, not made yet. Its name is known before torchrun
+     * becomes two processes, so that one can remove it for the other. NULL: any. */
+    const char *private_folder;
 } tddp_launch_options;
 
 /* The streams of a worker that --redirects or --tee name. */

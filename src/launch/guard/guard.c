@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "launch/guard/guard.h"
+#include "launch/output/layout.h"
 
 enum {
     EXIT_BY_SIGNAL = 128,
@@ -100,7 +101,8 @@ static void say(const char *text)
     free(line);
 }
 
-static int conclude(pid_t agent, int status, const tddp_launch_strangers *strangers)
+static int conclude(pid_t agent, int status, const tddp_launch_strangers *strangers,
+                    const char *private_folder)
 {
     char name[32];
     char text[160];
@@ -110,6 +112,9 @@ static int conclude(pid_t agent, int status, const tddp_launch_strangers *strang
                        "its agent (pid %d) was killed by %s; the workers were killed with it",
                        (int)agent, tddp_launch_signal_name(WTERMSIG(status), name));
         say(text);
+        if (private_folder) {
+            tddp_launch_layout_remove(private_folder);
+        }
     }
     if (!swept) {
         say("some processes of the workers cannot be killed");
@@ -145,7 +150,7 @@ static bool is_default(int number)
 }
 
 int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
-                            const tddp_launch_strangers *strangers)
+                            const tddp_launch_strangers *strangers, const char *private_folder)
 {
     sigset_t awaited = signals->ending;
     int number;
@@ -161,7 +166,7 @@ int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
         }
         if (number == SIGCHLD) {
             if (reap(agent, &status)) {
-                return conclude(agent, status, strangers);
+                return conclude(agent, status, strangers, private_folder);
             }
         } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, strangers);

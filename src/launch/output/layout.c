@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,14 +37,30 @@ static tddp_status make_temporary(char **out)
     return TDDP_OK;
 }
 
-tddp_status tddp_launch_layout_make_private(tddp_launch_layout *out)
+char *tddp_launch_layout_private_name(void)
 {
-    char *path;
-    tddp_status status = make_temporary(&path);
-    if (status == TDDP_OK) {
-        *out = (tddp_launch_layout){.run = path};
+    uint64_t random[2];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+        (void)tddp_fail_errno("getrandom");
+        return NULL;
     }
-    return status;
+    return tddp_format("%s/torchrun_%016" PRIx64 "%016" PRIx64, temporary_parent(), random[0],
+                       random[1]);
+}
+
+tddp_status tddp_launch_layout_make_private(const char *path, tddp_launch_layout *out)
+{
+    char *made = path ? tddp_copy_string(path) : tddp_launch_layout_private_name();
+    if (!made) {
+        return TDDP_SYSTEM;
+    }
+    if (mkdir(made, 0700) != 0) {
+        tddp_status status = tddp_fail_errno(made);
+        free(made);
+        return status;
+    }
+    *out = (tddp_launch_layout){.run = made};
+    return TDDP_OK;
 }
 
 static tddp_status cannot_make(const char *path)
@@ -207,10 +224,15 @@ static int remove_one(const char *path, const struct stat *found, int kind, stru
     return 0;
 }
 
+void tddp_launch_layout_remove(const char *path)
+{
+    (void)nftw(path, remove_one, DESCRIPTORS, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
 void tddp_launch_layout_free(tddp_launch_layout *layout)
 {
     if (layout->run && !layout->kept) {
-        (void)nftw(layout->run, remove_one, DESCRIPTORS, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+        tddp_launch_layout_remove(layout->run);
     }
     free(layout->run);
     free(layout->attempt);

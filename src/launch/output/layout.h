@@ -21,8 +21,18 @@ typedef struct tddp_launch_layout {
 TDDP_NODISCARD tddp_status tddp_launch_layout_make(const char *log_dir, const char *run_id,
                                                    tddp_launch_layout *out);
 
-/* Makes a folder for error files alone, readable by this user alone, under TMPDIR or /tmp. */
-TDDP_NODISCARD tddp_status tddp_launch_layout_make_private(tddp_launch_layout *out);
+/* A name under TMPDIR or /tmp that nobody can guess, for a private folder: free(). NULL with a
+ * text.
+ */
+char *tddp_launch_layout_private_name(void);
+
+/* Makes a folder for error files alone, readable by this user alone: `path`, or with NULL one of
+ * its own naming. */
+TDDP_NODISCARD tddp_status tddp_launch_layout_make_private(const char *path,
+                                                           tddp_launch_layout *out);
+
+/* Removes a private folder with all that is in it; no links are followed. */
+void tddp_launch_layout_remove(const char *path);
 
 /* Makes the folders of one start of `local_size` workers. One more start with the same count of
  * restarts (other nodes came or left) gets attempt_N.1, attempt_N.2 and so on. */

@@ -62,7 +62,7 @@ static tddp_status make_layout(tddp_launch_output *output, const char *run_id)
         }
         return status;
     }
-    if (tddp_launch_layout_make_private(&output->layout) != TDDP_OK) {
+    if (tddp_launch_layout_make_private(options->private_folder, &output->layout) != TDDP_OK) {
         tddp_launch_console_say(output->console, "%s: workers have no error file (set TMPDIR)",
                                 tddp_error_message());
     }

@@ -112,7 +112,7 @@ TEST(a_private_folder_goes_with_all_in_it)
 {
     tddp_launch_layout layout = {0};
     struct stat found;
-    CHECK_OK(tddp_launch_layout_make_private(&layout));
+    CHECK_OK(tddp_launch_layout_make_private(NULL, &layout));
     CHECK_OK(tddp_launch_layout_begin(&layout, 0, 4));
     char *path = tddp_launch_layout_path(&layout, 3, "error.json");
     FILE *file = fopen(path, "w");
