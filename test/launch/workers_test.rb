@@ -46,6 +46,10 @@ class WorkersTest < LaunchCase
     assert_equal [Etc.nprocessors.to_s] * 3, one.values_at(*THREADS)
   end
 
+  def test_the_help_tells_of_threads
+    assert_match(/OMP_NUM_THREADS.*share of the cores/m, run_torchrun("--help").out)
+  end
+
   def test_threads_that_people_have_set_stand
     set = environments("--nproc-per-node=2", env: {"OMP_NUM_THREADS" => "7"})
     set.each { |variables| assert_equal ["7", nil, "7"], variables.values_at(*THREADS) }
