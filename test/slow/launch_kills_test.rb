@@ -46,8 +46,15 @@ class LaunchKillsTest < LaunchCase
     children(run.pid).find { |pid| comm(pid) == "torchrun-agent" } || run.pid
   end
 
+  # Each leads a session; what one of them is about to become does not yet.
   def workers(run)
-    children(agent(run)).select { |pid| comm(pid).start_with?("worker-") }
+    children(agent(run)).select { |pid| comm(pid).start_with?("worker-") && session(pid) == pid }
+  end
+
+  def session(pid)
+    File.read("/proc/#{pid}/stat").rpartition(")").last.split[3].to_i
+  rescue SystemCallError
+    0
   end
 
   def victim(run, role, random)
