@@ -1,0 +1,181 @@
+#include <stdio.h>
+
+#include "desk.h"
+
+/* --- routes ---------------------------------------------------------------------------------- */
+
+TEST(lines_wait_for_their_end_and_have_prefixes)
+{
+    desk made;
+    open_desk(&made);
+    made.routes[0].prefix = "a:";
+    made.routes[1].prefix = "b:";
+    take(&made.routes[0], "one\ntw");
+    take(&made.routes[1], "1\n\n2");
+    take(&made.routes[0], "o\n");
+    check_console(&made, TDDP_LAUNCH_OUT, "a:one\nb:1\nb:\na:two\n");
+    CHECK_OK(tddp_launch_route_take(&made.routes[1], NULL, 0, true));
+    CHECK_OK(tddp_launch_route_take(&made.routes[0], NULL, 0, true));
+    check_console(&made, TDDP_LAUNCH_OUT, "b:2\n");
+    close_desk(&made);
+}
+
+/* Too long to wait for its end, it goes out in pieces: others' lines must not run into it. */
+TEST(pieces_of_an_endless_line_are_never_continued_by_others)
+{
+    desk made;
+    open_desk(&made);
+    made.routes[0].prefix = "a:";
+    size_t size = TDDP_LAUNCH_LONGEST_LINE;
+    char *data = malloc(size);
+    CHECK(data != NULL);
+    memset(data, 'x', size);
+    tddp_bytes *queue = &made.console.sinks[TDDP_LAUNCH_OUT].queue;
+    CHECK_OK(tddp_launch_route_take(&made.routes[0], data, size, false));
+    CHECK_INT(queue->size, size + 2);
+    CHECK_INT(made.routes[0].lines.pending.capacity, 0);
+    queue->size = 0;
+    CHECK_OK(tddp_launch_route_take(&made.routes[0], data, size, false));
+    CHECK_INT(queue->size, size);
+    queue->size = 0;
+    take(&made.routes[1], "other\n");
+    take(&made.routes[0], "end\n");
+    check_console(&made, TDDP_LAUNCH_OUT, "\nother\na:end\n");
+    free(data);
+    close_desk(&made);
+}
+
+TEST(a_raw_stream_passes_as_it_comes)
+{
+    desk made;
+    open_desk(&made);
+    made.routes[0].raw = true;
+    take(&made.routes[0], "promp");
+    check_console(&made, TDDP_LAUNCH_OUT, "promp");
+    tddp_launch_console_say(&made.console, "hm");
+    check_console(&made, TDDP_LAUNCH_ERR, "torchrun: hm\n");
+    CHECK_OK(tddp_launch_route_take(&made.routes[0], "t", 1, true));
+    check_console(&made, TDDP_LAUNCH_OUT, "t");
+    close_desk(&made);
+}
+
+TEST(files_get_bytes_at_once_and_filtered_logs_whole_lines)
+{
+    desk made;
+    char folder[] = "/tmp/route-test-XXXXXX";
+    static const tddp_launch_filters filters = {.count = 2, .texts = "loss\0acc"};
+    tddp_launch_log_file filtered;
+    CHECK(mkdtemp(folder) != NULL);
+    open_desk(&made);
+    char *log = tddp_format("%s/log", folder);
+    char *other = tddp_format("%s/filtered", folder);
+    CHECK_OK(tddp_launch_log_file_open(&made.routes[0].file, tddp_copy_string(log)));
+    CHECK_OK(tddp_launch_log_file_open(&filtered, tddp_copy_string(other)));
+    for (int i = 0; i < 2; i++) {
+        made.routes[i].shown = false;
+        made.routes[i].filters = &filters;
+        made.routes[i].filtered = &filtered;
+        made.routes[i].mark = i == 0 ? "a:" : "b:";
+    }
+    take(&made.routes[0], "step 1\nlo");
+    check_file(log, "step 1\nlo");
+    check_file(other, "");
+    take(&made.routes[1], "acc 5\nrest with acc");
+    take(&made.routes[0], "ss 2\n");
+    CHECK_OK(tddp_launch_route_take(&made.routes[1], NULL, 0, true));
+    check_file(log, "step 1\nloss 2\n");
+    check_file(other, "b:acc 5\na:loss 2\nb:rest with acc\n");
+    check_console(&made, TDDP_LAUNCH_OUT, "");
+    close_desk(&made);
+    tddp_launch_log_file_close(&filtered);
+    CHECK_INT(unlink(log), 0);
+    CHECK_INT(unlink(other), 0);
+    CHECK_INT(rmdir(folder), 0);
+    free(log);
+    free(other);
+}
+
+/* --- log files ------------------------------------------------------------------------------- */
+
+static void write_text(tddp_launch_log_file *file, const char *text, desk *made)
+{
+    tddp_launch_log_file_write(file, text, strlen(text), &made->console);
+}
+
+TEST(a_full_disk_is_said_once_and_the_log_goes_on_with_a_whole_line)
+{
+    desk made;
+    char path[] = "/tmp/log-file-test-XXXXXX";
+    tddp_launch_log_file file;
+    int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    open_desk(&made);
+    CHECK_OK(tddp_launch_log_file_open(&file, tddp_copy_string(path)));
+    write_text(&file, "one\ntw", &made);
+    int good = file.fd;
+    file.fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    write_text(&file, "o\nthr", &made);
+    write_text(&file, "ee\n", &made);
+    write_text(&file, "fo", &made);
+    close(file.fd);
+    file.fd = good;
+    write_text(&file, "ur", &made);
+    write_text(&file, "\n", &made);
+    write_text(&file, "five\n", &made);
+    check_file(path, "one\ntw\nfive\n");
+    char *said = tddp_format("torchrun: %s: No space left on device; what cannot be written there "
+                             "is lost\n",
+                             path);
+    check_console(&made, TDDP_LAUNCH_ERR, said);
+    free(said);
+    tddp_launch_log_file_close(&file);
+    close(fd);
+    CHECK_INT(unlink(path), 0);
+}
+
+/* --- what stands below the output ------------------------------------------------------------ */
+
+static int hidden;
+static int shown;
+
+static void hide(void *data)
+{
+    hidden++;
+    CHECK_TEXT(data, "monitor");
+}
+
+static void show(void *data)
+{
+    shown++;
+    CHECK_TEXT(data, "monitor");
+}
+
+TEST(what_stands_below_the_output_makes_way_and_comes_back)
+{
+    desk made;
+    char name[] = "monitor";
+    int ends[2];
+    open_desk(&made);
+    CHECK_INT(pipe(ends), 0);
+    made.console.hook = (tddp_launch_console_hook){hide, show, name};
+    made.console.streams[TDDP_LAUNCH_OUT] = &made.console.sinks[TDDP_LAUNCH_ERR];
+    tddp_launch_sink *sink = &made.console.sinks[TDDP_LAUNCH_ERR];
+    sink->terminal = true;
+    sink->fd = ends[1];
+    CHECK_INT(tddp_launch_console_terminal(&made.console), ends[1]);
+    tddp_launch_console_flush(&made.console);
+    CHECK_INT(hidden, 0);
+    CHECK_OK(tddp_launch_console_write(&made.console, TDDP_LAUNCH_OUT, "prompt", 6));
+    tddp_launch_console_flush(&made.console);
+    CHECK_INT(hidden, 1);
+    CHECK_INT(shown, 0);
+    CHECK_OK(tddp_launch_console_write(&made.console, TDDP_LAUNCH_ERR, "\n", 1));
+    tddp_launch_console_flush(&made.console);
+    CHECK_INT(hidden, 1);
+    CHECK_INT(shown, 1);
+    tddp_launch_console_flush(&made.console);
+    CHECK_INT(shown, 1);
+    close_desk(&made);
+    close(ends[0]);
+    close(ends[1]);
+}
