@@ -14,7 +14,7 @@ class LaunchLawsTest < Minitest::Test
   LINUX = {
     "prctl" => /\bprctl\b|\bPR_[A-Z]{3}/, "pidfd" => /pidfd|\bP_PIDFD\b/, "signalfd" => /signalfd/, "eventfd" => /eventfd/,
     "timerfd" => /timerfd/, "epoll" => /epoll/, "inotify" => /inotify/, "memfd" => /memfd/, "cgroup" => /cgroup/i,
-    "/proc" => %r{"/?proc\b|/proc/}, "/sys" => %r{"/sys\b|/sys/(?:devices|fs|class)}, "affinity" => /sched_(?:set|get)affinity|\bCPU_(?:SET|ISSET|COUNT|ZERO)\b/,
+    "/proc" => %r{"/?proc(?:/|")|/proc/}, "/sys" => %r{"/sys\b|/sys/(?:devices|fs|class)}, "affinity" => /sched_(?:set|get)affinity|\bCPU_(?:SET|ISSET|COUNT|ZERO)\b/,
     "close_range" => /close_range/, "syscall" => /\bsyscall\s*\(|\bSYS_[a-z]/, "clone" => /\bclone3?\s*\(|\bunshare\s*\(|\bsetns\s*\(/,
     "numa" => /set_mempolicy|\bmbind\b/, "sendfile or splice" => /\b(?:sendfile|splice|tee)\s*\(\s*\w+\s*,\s*\w+.*(?:SPLICE|NULL)/
   }.freeze

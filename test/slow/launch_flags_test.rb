@@ -212,7 +212,7 @@ class LaunchFlagsTest < LaunchCase
   flag("check") do
     checker = File.join(File.dirname(BINARY), "torchrun-check")
     skip "#{checker} is not built" unless File.executable?(checker)
-    result = run_torchrun("--check", limit: 60)
+    result = run_torchrun("--check", env: {"TDDP_BACKEND_PATH" => "#{ROOT}/lib/torch_ddp/native/lib"}, limit: 60)
     assert_code 0, result
     assert_match(/latency/i, result.out + result.err)
   end
