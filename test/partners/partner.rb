@@ -22,6 +22,19 @@ module Partner
     @found ||= CANDIDATES.map { |python| [python, version_of(python)] }.find { |_, version| !version.empty? } || [nil, nil]
   end
 
+  # PyTorch's torchrun, as arguments for its Python. Its logs are asked for: without, that of 1.13 starts no worker with
+  # a Python from 3.11 on, which counts no 0 among the values of a flag.
+  def self.torchrun(folder)
+    ["-m", "torch.distributed.run", "--redirects=1", "--tee=1", "--log_dir=#{folder}/log", "--monitor_interval=0.1"]
+  end
+
+  # Its nodes, one here, meet in a file: Debian's PyTorch 2.6 is built without libuv, which its torchrun wants for a store.
+  FILE_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE" => "1"}.freeze
+
+  def self.in_a_file(folder)
+    ["--rdzv_backend=c10d", "--rdzv_conf=store_type=file", "--rdzv_endpoint=#{folder}/store", "--rdzv_id=job", "--nnodes=1:1"]
+  end
+
   def setup
     super
     @python, @version = Partner.find

@@ -48,13 +48,10 @@ class RecordPythonTest < Minitest::Test
     in_folder do |folder|
       script = File.join(folder, "worker.rb")
       File.write(script, WORKER)
-      # It meets itself in a file: Debian's PyTorch is built without libuv, which its torchrun wants for its own store.
-      env = {"OMP_NUM_THREADS" => "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" => "1"}.merge(plain)
-      _, err, status = Open3.capture3(env, "timeout", "60", *@python, "-m", "torch.distributed.run", "--rdzv_backend=c10d",
-        "--rdzv_conf=store_type=file", "--rdzv_endpoint=#{folder}/store", "--rdzv_id=job", "--nnodes=1:1", "--nproc_per_node=1",
-        "--no_python", RbConfig.ruby, script)
+      env = {"OMP_NUM_THREADS" => "1"}.merge(Partner::FILE_ENVIRONMENT, plain)
+      _, err, status = Open3.capture3(env, "timeout", "60", *@python, *Partner.torchrun(folder), *Partner.in_a_file(folder),
+        "--nproc_per_node=1", "--no_python", RbConfig.ruby, script)
       err = err.dup.force_encoding(Encoding::UTF_8).scrub
-      skip "the torchrun of PyTorch #{@version} starts no worker with this Python: #{err[/AttributeError.*/]}" if err.include?("in to_map")
       assert_equal 1, status.exitstatus
       assert_match(/worker\.rb:3:in .*train': böse \ufffd \(ArgumentError\)/, err)
     end

@@ -50,6 +50,15 @@ class TorchrunPythonTest < LaunchCase
     assert_equal ["rank 0 of 2 in attempt 0", "rank 1 of 2 in attempt 0"], result.out.lines(chomp: true).sort
   end
 
+  # What users of Python's torchrun type.
+  def test_no_python_is_no_ruby
+    path = File.join(@folder, "worker.py")
+    File.write(path, SUM)
+    result = run_torchrun("--nproc_per_node=2", "--no_python", *@python, path, 0, env: {"GLOO_SOCKET_IFNAME" => "lo"}, limit: 60)
+    assert_code 0, result
+    assert_equal ["rank 0 of 2 in attempt 0", "rank 1 of 2 in attempt 0"], result.out.lines(chomp: true).sort
+  end
+
   def test_they_meet_again_after_a_restart
     result = workers("--nproc-per-node=3", "--max-restarts=1", failures: 1)
     assert_code 0, result

@@ -50,7 +50,7 @@ class KubernetesTest < SchedulerCase
       [%w[spec elasticPolicy], {"min" => 1}, /'min' was unexpected/],
       [%w[spec pytorchReplicaSpecs Worker template spec], {}, /'containers' is a required property/]
     ]
-    changed = wrong.map do |path, value,|
+    changed = wrong.map do |path, value, _pattern|
       JSON.parse(JSON.generate(job)).tap { |copy| path[..-2].inject(copy) { |at, key| at[key] }[path.last] = value }
     end
     errors(*changed).zip(wrong) { |found, (_, _, pattern)| assert_match pattern, found.join("\n") }
@@ -174,8 +174,7 @@ class KubernetesTest < SchedulerCase
       end
       assert_equal job["spec"]["completions"].to_s, env["PET_NNODES"]
       # One machine has the rendezvous at one address only.
-      env.merge!("PET_NNODES" => "2", "PET_RDZV_ENDPOINT" => env["PET_RDZV_ENDPOINT"].split(",").first.sub(/.*/, "127.0.0.1:#{port}"))
-      start_pod(container, env, JOIN)
+      start_pod(container, env.merge("PET_NNODES" => "2", "PET_RDZV_ENDPOINT" => "127.0.0.1:#{port}"), JOIN)
     end
     lines = all_joined(runs)
     assert_equal 4.times.map { |rank| %W[10 #{rank} 4 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
