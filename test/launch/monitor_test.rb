@@ -143,6 +143,24 @@ class MonitorTest < LaunchCase
     refute_match(/last line/, shown)
   end
 
+  def test_nodes_are_waited_for
+    port = free_port
+    flags = ["--monitor", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{port}", "--rdzv-id=job7"]
+    first = open_terminal(*flags, *shell(waiting(":")))
+    block = first.await("the first node to wait") { |terminal| block_of(terminal).then { |lines| lines if lines.any? { |line| line.start_with?("waits: ") } } }
+    assert_match(/\Atorchrun job7: waiting for nodes, 0:00:0\d, --nnodes=2:2, round 0, restart 0 of 0\z/, block[0])
+    assert_equal "waits: the job's nodes, at 127.0.0.1 port #{port}", block[1]
+    assert_equal 2, block.size
+    second = open_terminal(*flags, *shell(waiting(":")))
+    heads = [first, second].map do |session|
+      session.await("both nodes to run") { |terminal| block_of(terminal).first[/running, .*/] if block_of(terminal).size == 3 }
+    end
+    assert_equal [0, 1], heads.map { |head| head[/node (\d) of 2 \(--nnodes=2:2\), world size 2, round 0/, 1].to_i }.sort
+    File.write(gate, "")
+    assert_equal [0, 0], [first, second].map(&:finish)
+    [first, second].each { |session| refute_match(/last line/, session.terminal.shown.join) }
+  end
+
   def test_the_report_is_the_last_to_be_seen
     session = open_terminal("--monitor", "--nproc-per-node=2", *shell("echo out; #{waiting("exit $RANK")}"))
     session.await("the block") { |terminal| block_of(terminal).size == 4 }

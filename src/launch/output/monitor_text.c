@@ -159,7 +159,7 @@ tddp_status tddp_launch_view_block(const tddp_launch_view *view, int columns, in
     if (view->waits_for[0] != '\0' && made.lines < most) {
         add_line(&made, "waits: ", view->waits_for);
     }
-    if (made.lines + 1 < most) {
+    if (made.lines + 1 < most && view->count > 0) {
         add_line(&made, " rank      pid  state                cpu    memory  last line", "");
     }
     int room = most - made.lines;
