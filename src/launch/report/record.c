@@ -162,7 +162,9 @@ static void write_report(const tddp_launch_json *json, const char *path,
 static void write_reports(const tddp_launch_record *record, const tddp_launch_scene *scene,
                           const tddp_launch_outcome *outcome, tddp_launch_console *console)
 {
-    const char *folder = scene->output ? tddp_launch_output_folder(scene->output) : NULL;
+    /* A job that went well leaves the folder as PyTorch's launcher does. */
+    bool failed = record->count > 0 || (outcome->exit_status != 0 && outcome->signal == 0);
+    const char *folder = failed && scene->output ? tddp_launch_output_folder(scene->output) : NULL;
     if (!folder && !outcome->report_file) {
         return;
     }
