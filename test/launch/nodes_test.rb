@@ -1,21 +1,9 @@
 # frozen_string_literal: true
 
-require_relative "launch_case"
+require_relative "nodes_case"
 
 # Several torchruns as the nodes of one job, on the loopback interface.
-class NodesTest < LaunchCase
-  def node(rank, *flags, port:, nodes: 2, **options)
-    start("--nnodes=#{nodes}", *("--node-rank=#{rank}" if rank), "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{port}",
-      "--rdzv-id=my-job", *flags, **options)
-  end
-
-  def pair(*arguments, flags: [[], []], port: free_port)
-    runs = [1, 0].map { |rank| node(rank, *flags[rank], *arguments, port: port) }
-    runs.reverse
-  end
-
-  SAY = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID"'
-
+class NodesTest < NodesCase
   def test_ranks_of_two_nodes
     port = free_port
     results = pair(*shell(SAY), flags: [["--nproc-per-node=2"], ["--nproc-per-node=3"]], port: port).map(&:finish)
@@ -113,7 +101,7 @@ class NodesTest < LaunchCase
     result = node(0, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: free_port).finish(limit: 6)
     assert_code 1, result
     assert_empty result.out
-    assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s \(0\/node\/1 is missing\)/, result.err)
+    assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s \(node rank 1 is missing; here: node 0 \(\S+ pid \d+\)\)/, result.err)
   end
 
   def test_a_host_that_is_not_there

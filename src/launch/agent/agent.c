@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "launch/agent/agent_state.h"
+#include "launch/workers/port_holder.h"
 
 enum { POLLED_BESIDE_WORKERS = 8 };
 
@@ -46,7 +47,7 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
     for (int i = 0; i < agent->count; i++) {
         if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
-                tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED,
+                tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_FAILED,
                                             tddp_error_message());
             }
             tddp_launch_agent_fail(agent);
@@ -89,8 +90,10 @@ static tddp_status open_server(tddp_launch_agent *agent)
     opts.host = world->master_addr;
     tddp_status status = tddp_store_server_start(&opts, &agent->server);
     if (status == TDDP_ADDRESS_IN_USE) {
-        return tddp_fail(status, "%s; choose another --master-port, or none for a free one",
-                         tddp_error_message());
+        char holder[TDDP_LAUNCH_HOLDER_BYTES];
+        bool known = tddp_launch_port_holder(opts.port, holder, sizeof holder);
+        return tddp_fail(status, "%s%s%s; choose another --master-port, or none for a free one",
+                         tddp_error_message(), known ? "; it is in use by " : "", holder);
     }
     if (status == TDDP_OK) {
         world->master_port = tddp_store_server_port(agent->server);
@@ -124,7 +127,7 @@ static void start_first_round(tddp_launch_agent *agent)
     agent->deadline = INT64_MAX;
     if (agent->options->max_nodes == 1) {
         start_alone(agent, 0);
-    } else if (tddp_launch_rendezvous_start(agent->options, agent->run_id, agent->count,
+    } else if (tddp_launch_rendezvous_start(agent->options, agent->job.run_id, agent->count,
                                             &agent->rendezvous) != TDDP_OK) {
         tddp_launch_agent_fail(agent);
     }
@@ -143,6 +146,35 @@ static void start_next_round(tddp_launch_agent *agent)
     }
 }
 
+void tddp_launch_agent_say_sequel(tddp_launch_agent *agent)
+{
+    if (agent->sequel == TDDP_LAUNCH_SEQUEL_RESTART) {
+        tddp_launch_console_say(&agent->console, "starting all workers again (restart %d of %d)",
+                                agent->world.restart + 1, agent->options->max_restarts);
+    } else if (agent->sequel == TDDP_LAUNCH_SEQUEL_REGROUP) {
+        tddp_launch_console_say(&agent->console,
+                                "starting the workers again with the nodes that are there then");
+    }
+    agent->sequel = TDDP_LAUNCH_SEQUEL_OPEN;
+}
+
+/* Whether this node's workers may be started again; one node alone decides here, several have all
+ * decide, and what they decide may come later still. */
+static bool may_go_on(tddp_launch_agent *agent)
+{
+    bool reason = agent->cause == TDDP_LAUNCH_CAUSE_WORKER ||
+                  agent->cause == TDDP_LAUNCH_CAUSE_PEER ||
+                  agent->cause == TDDP_LAUNCH_CAUSE_CHANGED;
+    if (!reason || agent->signal != 0) {
+        return false;
+    }
+    if (agent->rendezvous) {
+        return agent->sequel != TDDP_LAUNCH_SEQUEL_END;
+    }
+    agent->sequel = TDDP_LAUNCH_SEQUEL_RESTART;
+    return agent->world.restart < agent->options->max_restarts;
+}
+
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
 {
     for (int i = 0; i < agent->count; i++) {
@@ -150,14 +182,18 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
         (void)!tddp_launch_worker_drain(&agent->workers[i], agent->output);
     }
     tddp_launch_agent_say_cause(agent);
-    bool may_restart =
-        agent->cause == TDDP_LAUNCH_CAUSE_WORKER || agent->cause == TDDP_LAUNCH_CAUSE_PEER;
-    if (may_restart && agent->signal == 0 && agent->world.restart < agent->options->max_restarts) {
-        tddp_launch_console_say(&agent->console, "starting all workers again (restart %d of %d)",
-                                agent->world.restart + 1, agent->options->max_restarts);
+    if (may_go_on(agent)) {
+        agent->reported = agent->cause == TDDP_LAUNCH_CAUSE_WORKER;
+        tddp_launch_agent_say_sequel(agent);
         start_next_round(agent);
-    } else {
-        agent->phase = TDDP_LAUNCH_FLUSHING;
+        return;
+    }
+    agent->phase = TDDP_LAUNCH_FLUSHING;
+    if (agent->rendezvous && agent->sequel != TDDP_LAUNCH_SEQUEL_END && agent->signal == 0) {
+        /* Whatever it was, the others need not find out by silence. */
+        char text[64];
+        (void)snprintf(text, sizeof text, "node %d has ended", agent->world.node_rank);
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
     }
 }
 
@@ -246,6 +282,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .signals = signals,
         .null_fd = -1,
         .count = local_size,
+        .world = {.node_rank = -1},
     };
     tddp_launch_console_open(&agent.console);
     if (prepare(&agent) == TDDP_OK) {

@@ -1,6 +1,7 @@
 /*
  * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
- * does), loop.c (the one poll) and verdict.c (what is said of it).
+ * does), news.c (what other nodes' news does), loop.c (the one poll) and verdict.c (what is said of
+ * it).
  *
  *              all nodes there       first failure, signal, other node's news
  *     JOINING ----------------> RUNNING ------------------------> STOPPING
@@ -11,7 +12,8 @@
  *        | signal, error           v                 workers are gone|
  *        +--------------------> SWEEPING <---------------------------+
  *                                  | nobody of theirs is left
- *                                  +--> JOINING or RUNNING again, if a restart is due
+ *                                  +--> JOINING or RUNNING again, unless the job is over; with
+ *                                  |    several nodes JOINING may still bring news of that
  *                                  v
  *                              FLUSHING --> OVER
  */
@@ -45,12 +47,22 @@ typedef enum tddp_launch_phase {
 /* Why the workers are being ended; the first reason stands. */
 typedef enum tddp_launch_cause {
     TDDP_LAUNCH_CAUSE_NONE,
-    TDDP_LAUNCH_CAUSE_WORKER, /* one of ours failed */
-    TDDP_LAUNCH_CAUSE_PEER,   /* one of another node's failed, or the node is lost */
-    TDDP_LAUNCH_CAUSE_SIGNAL, /* we were told to end */
-    TDDP_LAUNCH_CAUSE_OUTPUT, /* nobody reads our output any more */
-    TDDP_LAUNCH_CAUSE_FATAL,  /* the job cannot go on: `text` says why */
+    TDDP_LAUNCH_CAUSE_WORKER,  /* one of ours failed */
+    TDDP_LAUNCH_CAUSE_PEER,    /* one of another node's failed, or the node is lost */
+    TDDP_LAUNCH_CAUSE_CHANGED, /* nodes came or went: all start again */
+    TDDP_LAUNCH_CAUSE_SIGNAL,  /* we were told to end */
+    TDDP_LAUNCH_CAUSE_OUTPUT,  /* nobody reads our output any more */
+    TDDP_LAUNCH_CAUSE_FATAL,   /* the job cannot go on: `text` says why */
+    TDDP_LAUNCH_CAUSE_SAID,    /* nor then, but all has been said */
 } tddp_launch_cause;
+
+/* What the nodes have made of the round's end. */
+typedef enum tddp_launch_sequel {
+    TDDP_LAUNCH_SEQUEL_OPEN,    /* nothing yet */
+    TDDP_LAUNCH_SEQUEL_RESTART, /* another round, which costs a restart */
+    TDDP_LAUNCH_SEQUEL_REGROUP, /* another round, of other nodes */
+    TDDP_LAUNCH_SEQUEL_END,     /* no other round */
+} tddp_launch_sequel;
 
 typedef struct tddp_launch_agent {
     const tddp_launch_options *options;
@@ -71,6 +83,8 @@ typedef struct tddp_launch_agent {
     int64_t deadline; /* of the phase; INT64_MAX: none */
     int sweeps;
     tddp_launch_cause cause;
+    tddp_launch_sequel sequel;
+    bool reported; /* what ended the last round was a failure of ours, and its report is out */
     tddp_launch_record record; /* of what failed so far */
     int signal;                /* the first ending signal, or 0 */
     char text[TDDP_LAUNCH_NEWS_BYTES];
@@ -84,6 +98,9 @@ typedef struct tddp_launch_agent {
 
 /* Starts the workers of agent->world. A failure ends the run. */
 void tddp_launch_agent_start_workers(tddp_launch_agent *agent);
+
+/* Says what kind of round follows, and forgets it. */
+void tddp_launch_agent_say_sequel(tddp_launch_agent *agent);
 
 /* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
@@ -102,11 +119,13 @@ int tddp_launch_agent_conclude(tddp_launch_agent *agent);
 /* Begins to end the workers with a signal, for a reason. */
 void tddp_launch_agent_stop(tddp_launch_agent *agent, tddp_launch_cause cause, int number);
 
-/* The same at once, for a fault of our own: takes its text from tddp_error_message(). */
+/* Clears away what workers have left behind; then the round is over. */
+void tddp_launch_agent_sweep(tddp_launch_agent *agent);
+
+/* Stops at once, for a fault of our own: takes its text from tddp_error_message(). */
 void tddp_launch_agent_fail(tddp_launch_agent *agent);
 
 void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number);
-void tddp_launch_agent_on_news(tddp_launch_agent *agent);
 void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 
 /* After other events: whether the phase is over. */
@@ -116,6 +135,10 @@ void tddp_launch_agent_advance(tddp_launch_agent *agent);
 
 /* With --monitor: shows how things stand, if that is due. */
 void tddp_launch_agent_look(tddp_launch_agent *agent);
+
+/* --- news.c ---------------------------------------------------------------------------------- */
+
+void tddp_launch_agent_on_news(tddp_launch_agent *agent);
 
 /* --- loop.c ---------------------------------------------------------------------------------- */
 

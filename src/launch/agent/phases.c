@@ -50,7 +50,7 @@ static bool anyone_left(void)
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
 }
 
-static void begin_sweep(tddp_launch_agent *agent)
+void tddp_launch_agent_sweep(tddp_launch_agent *agent)
 {
     agent->sweeps = 0;
     enter(agent, TDDP_LAUNCH_SWEEPING, SWEEP_TERM_MS);
@@ -67,7 +67,7 @@ void tddp_launch_agent_stop(tddp_launch_agent *agent, tddp_launch_cause cause, i
     }
     agent->cause = cause;
     if (agent->alive == 0) {
-        begin_sweep(agent);
+        tddp_launch_agent_sweep(agent);
         return;
     }
     signal_workers(agent, number);
@@ -100,14 +100,16 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
     }
 }
 
-static void tell_failure(tddp_launch_agent *agent)
+/* Of a rank that only lost its peer other nodes may know more: that a node is gone, say. */
+static void tell_failure(tddp_launch_agent *agent, const tddp_launch_worker *root)
 {
     char text[TDDP_LAUNCH_NEWS_BYTES];
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_FAILED,
-                                    tddp_launch_report_summary(agent->workers, agent->count,
-                                                               agent->world.node_rank, text,
-                                                               sizeof text));
+        tddp_launch_rendezvous_tell(
+            agent->rendezvous,
+            root->error.consequence ? TDDP_LAUNCH_TALE_HURT : TDDP_LAUNCH_TALE_FAILED,
+            tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
+                                       sizeof text));
     }
 }
 
@@ -125,7 +127,7 @@ static void look_for_failures(tddp_launch_agent *agent, bool moment_is_over)
         }
         return;
     }
-    tell_failure(agent);
+    tell_failure(agent, root);
     tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_WORKER, SIGTERM);
 }
 
@@ -157,16 +159,25 @@ static void begin_to_end(tddp_launch_agent *agent, int number)
     }
 }
 
-static void on_ending_signal(tddp_launch_agent *agent, int number)
+static void tell_leave(tddp_launch_agent *agent, int number)
 {
     char name[32];
+    char text[64];
+    char node[24] = "a node";
+    if (agent->world.node_rank >= 0) {
+        (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
+    }
+    (void)snprintf(text, sizeof text, "%s was told to end by %s", node,
+                   tddp_launch_signal_name(number, name));
+    tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
+}
+
+static void on_ending_signal(tddp_launch_agent *agent, int number)
+{
     bool second = agent->signal != 0;
     agent->signal = second ? agent->signal : number;
     if (agent->rendezvous && !second) {
-        char text[64];
-        (void)snprintf(text, sizeof text, "node %d was told to end by %s", agent->world.node_rank,
-                       tddp_launch_signal_name(number, name));
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_STOPPED, text);
+        tell_leave(agent, number);
     }
     switch (agent->phase) {
     case TDDP_LAUNCH_JOINING:
@@ -198,32 +209,6 @@ void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number)
     }
 }
 
-/* --- the other nodes ------------------------------------------------------------------------- */
-
-void tddp_launch_agent_on_news(tddp_launch_agent *agent)
-{
-    char text[TDDP_LAUNCH_NEWS_BYTES];
-    tddp_launch_news news = TDDP_LAUNCH_NEWS_NONE;
-    if (agent->rendezvous) {
-        news = tddp_launch_rendezvous_next(agent->rendezvous, &agent->world, text);
-    }
-    if (news == TDDP_LAUNCH_NEWS_NONE || agent->phase > TDDP_LAUNCH_LINGERING) {
-        return;
-    }
-    if (news == TDDP_LAUNCH_NEWS_JOINED) {
-        tddp_launch_agent_start_workers(agent);
-        return;
-    }
-    if (news == TDDP_LAUNCH_NEWS_DONE) {
-        begin_sweep(agent);
-        return;
-    }
-    (void)snprintf(agent->text, sizeof agent->text, "%s", text);
-    tddp_launch_agent_stop(
-        agent, news == TDDP_LAUNCH_NEWS_FAILED ? TDDP_LAUNCH_CAUSE_PEER : TDDP_LAUNCH_CAUSE_FATAL,
-        SIGTERM);
-}
-
 /* --- time ------------------------------------------------------------------------------------ */
 
 static void say_killed(tddp_launch_agent *agent)
@@ -248,7 +233,7 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent)
         kill_workers(agent);
         break;
     case TDDP_LAUNCH_KILLING:
-        begin_sweep(agent);
+        tddp_launch_agent_sweep(agent);
         break;
     case TDDP_LAUNCH_SWEEPING:
         if (++agent->sweeps <= MOST_SWEEPS) {
@@ -280,9 +265,9 @@ static void all_succeeded(tddp_launch_agent *agent)
 {
     if (agent->rendezvous) {
         enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_NEWS_DONE, "");
+        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_DONE, "");
     } else {
-        begin_sweep(agent);
+        tddp_launch_agent_sweep(agent);
     }
 }
 
@@ -311,7 +296,7 @@ void tddp_launch_agent_advance(tddp_launch_agent *agent)
     }
     if ((agent->phase == TDDP_LAUNCH_STOPPING || agent->phase == TDDP_LAUNCH_KILLING) &&
         agent->alive == 0) {
-        begin_sweep(agent);
+        tddp_launch_agent_sweep(agent);
     }
     if (agent->phase == TDDP_LAUNCH_SWEEPING) {
         advance_sweep(agent);

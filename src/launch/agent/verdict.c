@@ -32,12 +32,14 @@ void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
         tddp_launch_report_elsewhere(scene.program, agent->text, &agent->console);
         tddp_launch_record_attempt(&agent->record, &scene, agent->text);
         break;
+    case TDDP_LAUNCH_CAUSE_CHANGED:
     case TDDP_LAUNCH_CAUSE_FATAL:
         tddp_launch_console_say(&agent->console, "%s", agent->text);
         break;
     case TDDP_LAUNCH_CAUSE_NONE:
     case TDDP_LAUNCH_CAUSE_SIGNAL:
     case TDDP_LAUNCH_CAUSE_OUTPUT:
+    case TDDP_LAUNCH_CAUSE_SAID:
         break;
     }
 }

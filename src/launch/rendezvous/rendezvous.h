@@ -12,11 +12,14 @@ typedef struct tddp_launch_rendezvous tddp_launch_rendezvous;
 
 typedef enum tddp_launch_news {
     TDDP_LAUNCH_NEWS_NONE,
-    TDDP_LAUNCH_NEWS_JOINED,  /* all nodes are there: start the workers of this world */
+    TDDP_LAUNCH_NEWS_JOINED,  /* the round has its nodes: start the workers of this world */
+    TDDP_LAUNCH_NEWS_FAILED,  /* the round is over by a failure, which costs a restart */
+    TDDP_LAUNCH_NEWS_CHANGED, /* the round is over because nodes came or went, which costs none */
     TDDP_LAUNCH_NEWS_DONE,    /* the workers of all nodes have succeeded */
-    TDDP_LAUNCH_NEWS_FAILED,  /* a worker of some node has failed, or a node is lost */
-    TDDP_LAUNCH_NEWS_STOPPED, /* some node's torchrun was told to end */
-    TDDP_LAUNCH_NEWS_ERROR,   /* the nodes cannot work together */
+    TDDP_LAUNCH_NEWS_ENDED,   /* the job has failed: no round follows */
+    TDDP_LAUNCH_NEWS_STOPPED, /* the job is over because a node's torchrun was told to end */
+    TDDP_LAUNCH_NEWS_ERROR,   /* this node cannot take part, or not any more */
+    TDDP_LAUNCH_NEWS_TELL,    /* nothing has happened: what is waited for, to be shown */
 } tddp_launch_news;
 
 /* Starts joining; errors come as news. Caller: tddp_launch_rendezvous_end(). `options` and `run_id`
@@ -28,17 +31,26 @@ TDDP_NODISCARD tddp_status tddp_launch_rendezvous_start(const tddp_launch_option
 /* Readable when there is news, or the thread has ended. Borrowed. */
 int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous);
 
-/* The next news, with `*world` for JOINED and `text` (TDDP_LAUNCH_NEWS_BYTES) for the others.
- * Never blocks. */
-enum { TDDP_LAUNCH_NEWS_BYTES = 1024 };
+/* The next news in the order they came, with `*world` for JOINED and `text` for the others (of any
+ * number of lines): call it until NONE. Never blocks. */
+enum { TDDP_LAUNCH_NEWS_BYTES = 8192 };
 tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
-                                             tddp_launch_world *world, char *text);
+                                             tddp_launch_world *world,
+                                             char text[TDDP_LAUNCH_NEWS_BYTES]);
 
-/* Tells the other nodes how this one fares: DONE, FAILED or STOPPED. Never blocks. */
-void tddp_launch_rendezvous_tell(tddp_launch_rendezvous *rendezvous, tddp_launch_news how,
+/* How this node fares. */
+typedef enum tddp_launch_tale {
+    TDDP_LAUNCH_TALE_DONE,   /* its workers have succeeded */
+    TDDP_LAUNCH_TALE_FAILED, /* one has failed */
+    TDDP_LAUNCH_TALE_HURT,   /* one has failed since it lost a peer, so that others know more */
+    TDDP_LAUNCH_TALE_LEAVE,  /* it takes no part any more */
+} tddp_launch_tale;
+
+/* Tells the other nodes. Never blocks. */
+void tddp_launch_rendezvous_tell(tddp_launch_rendezvous *rendezvous, tddp_launch_tale tale,
                                  const char *text);
 
-/* After FAILED, once this node's workers are gone: joins the next round. Never blocks. */
+/* Once this node's workers are gone and it wants to go on: joins the next round. Never blocks. */
 void tddp_launch_rendezvous_again(tddp_launch_rendezvous *rendezvous);
 
 /* Whether the thread has ended, so that the end below does not wait. */

@@ -1,0 +1,365 @@
+/*
+ * The way to the leader: whether this node hosts a store for the others, which endpoint leads, and
+ * what was tried when none does. A leader is who holds a lease somewhere and says `open` in its own
+ * store; whether its lease has the votes is election.c's. Runs on the rendezvous thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "launch/rendezvous/member.h"
+#include "net/net.h"
+
+enum {
+    LOOKUP_MS = 10 * 1000,
+    REACH_MS = 2 * 1000, /* for one endpoint */
+    FIRST_PAUSE_MS = 20,
+    LAST_PAUSE_MS = 400,
+    TELL_EVERY_MS = 10 * 1000,
+    WHY_BYTES = 200,
+    ENDPOINT_BYTES = TDDP_LAUNCH_HOST_BYTES + 16,
+    TERM_BYTES = 16
+};
+
+/* What one look at all endpoints has led to. */
+typedef struct look {
+    tddp_launch_leader leader;
+    tddp_launch_word *end;
+    bool silent[TDDP_LAUNCH_MAX_ENDPOINTS]; /* tried, and no way there */
+    char why[TDDP_LAUNCH_MAX_ENDPOINTS][WHY_BYTES];
+} look;
+
+/* --- hosting --------------------------------------------------------------------------------- */
+
+/* Whether one of the endpoint's addresses is this machine's and its port free. */
+static bool may_host(const tddp_launch_node *node, const tddp_launch_endpoint *endpoint)
+{
+    tddp_net_address found[TDDP_NET_MAX_ADDRESSES];
+    size_t count;
+    char text[TDDP_NET_TEXT_BYTES];
+    if (tddp_net_resolve(endpoint->host, endpoint->port, tddp_deadline_after_ms(LOOKUP_MS),
+                         tddp_cancel_fd(node->cancel), found, TDDP_NET_MAX_ADDRESSES,
+                         &count) != TDDP_OK) {
+        return false; /* looking for the leader tries again, with a message */
+    }
+    for (size_t i = 0; i < count; i++) {
+        int fd;
+        if (tddp_net_listen(tddp_net_host_text(&found[i], text), endpoint->port, &fd) == TDDP_OK) {
+            tddp_close(fd);
+            return true;
+        }
+    }
+    return false;
+}
+
+static tddp_status start_host(tddp_launch_node *node, int index)
+{
+    tddp_launch_host_opts opts = {
+        .options = node->options,
+        .run_id = node->run_id,
+        .endpoint_index = index,
+        .endpoint_count = node->endpoint_count,
+        .endpoints = node->endpoints,
+    };
+    tddp_status status = tddp_launch_host_start(&opts, &node->host);
+    node->hosted = index;
+    return status;
+}
+
+tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node)
+{
+    const tddp_launch_options *options = node->options;
+    int told = options->conf.is_host;
+    if (told < 0 && node->endpoint_count == 1 && options->node_rank >= 0) {
+        told = options->node_rank == 0;
+    }
+    if (told == 0) {
+        return TDDP_OK;
+    }
+    if (told == 1 && node->endpoint_count == 1) {
+        return start_host(node, 0);
+    }
+    for (int i = 0; i < node->endpoint_count; i++) {
+        if (may_host(node, &node->endpoints[i])) {
+            tddp_status status = start_host(node, i);
+            if (status != TDDP_ADDRESS_IN_USE) {
+                return status;
+            }
+            /* Another node of this machine was quicker: it is the host. */
+        }
+    }
+    return told < 0
+               ? TDDP_OK
+               : tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "--rdzv-conf is_host=1: none of the endpoints is an address of "
+                           "this host with a free port; give one that is, or let is_host away");
+}
+
+/* --- looking --------------------------------------------------------------------------------- */
+
+void tddp_launch_leader_forget(tddp_launch_leader *leader)
+{
+    tddp_store_release(leader->store);
+    *leader = (tddp_launch_leader){.endpoint = -1};
+}
+
+static const char *endpoint_text(const tddp_launch_node *node, int index, char text[ENDPOINT_BYTES])
+{
+    const tddp_launch_endpoint *endpoint = &node->endpoints[index];
+    bool bare = strchr(endpoint->host, ':') != NULL;
+    (void)snprintf(text, ENDPOINT_BYTES, "%s%s%s:%d", bare ? "[" : "", endpoint->host,
+                   bare ? "]" : "", endpoint->port);
+    return text;
+}
+
+static tddp_status view(tddp_store *store, const char *prefix, tddp_store **out)
+{
+    tddp_status status = tddp_prefix_store_create(prefix, store, out);
+    tddp_store_release(store);
+    return status;
+}
+
+/* The store of an endpoint, below torchrun/RUN_ID. */
+static tddp_status open_store(const tddp_launch_node *node, int index, tddp_store **out)
+{
+    bool own = node->host && index == node->hosted;
+    tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+    opts.host = own ? tddp_launch_host_address(node->host) : node->endpoints[index].host;
+    opts.port = own ? tddp_launch_host_port(node->host) : node->endpoints[index].port;
+    opts.wait_for_workers = 0;
+    opts.timeout_ms = REACH_MS;
+    int fd;
+    /* A store's client goes on trying where nobody listens: that is found out first. */
+    tddp_status status = tddp_net_connect_host(
+        opts.host, opts.port, tddp_deadline_after_ms(REACH_MS), tddp_cancel_fd(node->cancel), &fd);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_close(fd);
+    tddp_wait wait = {REACH_MS, node->cancel};
+    tddp_store *plain;
+    status = tddp_tcp_store_open(&opts, &wait, &plain);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    char *prefix = tddp_format("torchrun/%s", node->run_id);
+    if (!prefix) {
+        tddp_store_release(plain);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    status = view(plain, prefix, out);
+    free(prefix);
+    return status;
+}
+
+/* The value of a key, if it is there; empty and NULL if not. */
+static tddp_status peek(const tddp_launch_node *node, tddp_store *store, const char *key,
+                        tddp_blob *out)
+{
+    tddp_slice slice = tddp_launch_slice(key);
+    tddp_wait wait = tddp_launch_answer_wait(node);
+    int there;
+    *out = (tddp_blob){0};
+    tddp_status status = tddp_store_check(store, &slice, 1, &wait, &there);
+    return status == TDDP_OK && there ? tddp_store_get(store, slice, &wait, out) : status;
+}
+
+/* Whether the job has ended there; for a node that was in it that is the end. */
+static tddp_status look_for_end(const tddp_launch_node *node, tddp_store *store, bool *ended,
+                                tddp_launch_word *end)
+{
+    tddp_blob value;
+    tddp_status status = peek(node, store, "ended", &value);
+    *ended = status == TDDP_OK && value.data;
+    if (*ended && node->was_in && end->kind != TDDP_LAUNCH_WORD_END) {
+        tddp_launch_word word;
+        status = tddp_launch_word_decode(value.data, value.size, &word);
+        if (status == TDDP_OK) {
+            *end = word;
+        }
+    }
+    tddp_blob_free(&value);
+    return status;
+}
+
+static tddp_status check_job(const tddp_launch_node *node, int index, const char *theirs)
+{
+    const tddp_launch_options *options = node->options;
+    char text[ENDPOINT_BYTES];
+    char most[16] = "";
+    char mine[64];
+    if (options->max_nodes > options->min_nodes) {
+        (void)snprintf(most, sizeof most, ":%d", options->max_nodes);
+    }
+    (void)snprintf(mine, sizeof mine, "--nnodes=%d%s --max-restarts=%d", options->min_nodes, most,
+                   options->max_restarts);
+    if (strcmp(theirs, mine) == 0) {
+        return TDDP_OK;
+    }
+    return tddp_fail(TDDP_MISMATCH,
+                     "the job at %s was started with %.64s, this node with %s; expected the same "
+                     "on all nodes",
+                     endpoint_text(node, index, text), theirs, mine);
+}
+
+/* The leader that a lease names, if it leads; `*store` is that of the endpoint with the lease. */
+static tddp_status follow_lease(const tddp_launch_node *node, int at, int endpoint, int term,
+                                tddp_store **store, look *seen)
+{
+    char open[TERM_BYTES + 8];
+    char text[ENDPOINT_BYTES];
+    tddp_status status = TDDP_OK;
+    if (endpoint != at) {
+        tddp_store_release(*store);
+        *store = NULL;
+        status = seen->silent[endpoint] ? tddp_fail(TDDP_NETWORK, "no way there")
+                                        : open_store(node, endpoint, store);
+        if (status != TDDP_OK) {
+            seen->silent[endpoint] = status != TDDP_CANCELED;
+            (void)snprintf(seen->why[at], WHY_BYTES, "led by %s, which does not answer",
+                           endpoint_text(node, endpoint, text));
+            return status;
+        }
+    }
+    tddp_blob job;
+    (void)snprintf(open, sizeof open, "%d/open", term);
+    status = peek(node, *store, open, &job);
+    if (status != TDDP_OK || !job.data) {
+        (void)snprintf(seen->why[at], WHY_BYTES, "led by %s, which is not ready",
+                       endpoint_text(node, endpoint, text));
+        return status;
+    }
+    status = check_job(node, endpoint, job.data);
+    tddp_blob_free(&job);
+    if (status == TDDP_OK) {
+        open[strlen(open) - strlen("/open")] = '\0';
+        status = view(*store, open, &seen->leader.store);
+        *store = NULL;
+    }
+    if (status == TDDP_OK) {
+        seen->leader.endpoint = endpoint;
+        seen->leader.term = term;
+    }
+    return status;
+}
+
+/* Looks at one endpoint; why it leads nowhere stands in `seen` after that. */
+static tddp_status look_at(const tddp_launch_node *node, int index, look *seen)
+{
+    tddp_store *store;
+    char *why = seen->why[index];
+    bool ended;
+    tddp_blob lease;
+    if (seen->silent[index]) {
+        (void)snprintf(why, WHY_BYTES, "no answer");
+        return TDDP_NETWORK;
+    }
+    tddp_status status = open_store(node, index, &store);
+    seen->silent[index] = status != TDDP_OK && status != TDDP_CANCELED;
+    if (status == TDDP_OK) {
+        status = look_for_end(node, store, &ended, seen->end);
+        if (status == TDDP_OK) {
+            status = peek(node, store, "lease", &lease);
+        }
+        if (status != TDDP_OK) {
+            tddp_store_release(store);
+        }
+    }
+    if (status != TDDP_OK) {
+        (void)snprintf(why, WHY_BYTES, "%s", tddp_error_message());
+        return status;
+    }
+    int endpoint;
+    int term;
+    (void)snprintf(why, WHY_BYTES, "no torchrun leads there");
+    if (ended) {
+        (void)snprintf(why, WHY_BYTES, "the job \"%.80s\" has ended there", node->run_id);
+    } else if (!lease.data) {
+        (void)snprintf(why, WHY_BYTES, "the store there knows no job \"%.80s\"", node->run_id);
+    } else if (sscanf(lease.data, "%d %d", &endpoint, &term) == 2 && endpoint >= 0 &&
+               endpoint < node->endpoint_count) {
+        status = follow_lease(node, index, endpoint, term, &store, seen);
+    }
+    tddp_blob_free(&lease);
+    tddp_store_release(store);
+    return status;
+}
+
+/* One pass over all endpoints. NOT_FOUND: the job has ended; TIMEOUT: nobody leads. */
+static tddp_status look_around(tddp_launch_node *node, look *seen)
+{
+    for (int i = 0; i < node->endpoint_count; i++) {
+        tddp_status status = look_at(node, i, seen);
+        if (seen->leader.store || status == TDDP_MISMATCH || status == TDDP_OUT_OF_MEMORY) {
+            return status;
+        }
+        if (status == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
+            return status;
+        }
+        if (status == TDDP_CANCELED) {
+            i--; /* orders for later: once more */
+        }
+    }
+    if (seen->end->kind == TDDP_LAUNCH_WORD_END) {
+        return tddp_fail(TDDP_NOT_FOUND, "the job has ended");
+    }
+    return tddp_fail(TDDP_TIMEOUT, "nobody leads");
+}
+
+/* "a:29400 (Connection refused), b:29400 (no torchrun leads there)". */
+static void list_tried(const tddp_launch_node *node, const look *seen, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < node->endpoint_count && used < size; i++) {
+        char endpoint[ENDPOINT_BYTES];
+        used += (size_t)snprintf(text + used, size - used, "%s%s (%s)", i ? ", " : "",
+                                 endpoint_text(node, i, endpoint), seen->why[i]);
+    }
+}
+
+static tddp_status fail_search(const tddp_launch_node *node, const char *tried)
+{
+    return tddp_fail(TDDP_TIMEOUT,
+                     "no torchrun leads the job \"%s\" within %d s: tried %s; check that torchrun "
+                     "runs there, and that all nodes have the same --rdzv-endpoint and --rdzv-id, "
+                     "or raise --rdzv-conf join_timeout",
+                     node->run_id, node->options->conf.join_timeout, tried);
+}
+
+tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
+                                    tddp_launch_leader *out, tddp_launch_word *end)
+{
+    char tried[TDDP_LAUNCH_MAX_ENDPOINTS * (WHY_BYTES + ENDPOINT_BYTES)];
+    int64_t deadline = tddp_deadline_after_ms(limit_ms);
+    int64_t tell_at = tddp_deadline_after_ms(TELL_EVERY_MS);
+    int64_t pause = FIRST_PAUSE_MS;
+    for (;;) {
+        look seen = {.leader = {.endpoint = -1}, .end = end};
+        tddp_status status = look_around(node, &seen);
+        if (status != TDDP_TIMEOUT) {
+            if (status == TDDP_OK) {
+                *out = seen.leader;
+            }
+            return status;
+        }
+        list_tried(node, &seen, tried, sizeof tried);
+        if (tddp_now_ns() >= deadline) {
+            return fail_search(node, tried);
+        }
+        if (tddp_now_ns() >= tell_at) {
+            char *line =
+                tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
+            if (line) {
+                tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, line);
+            }
+            free(line);
+            tell_at = tddp_deadline_after_ms(TELL_EVERY_MS);
+        }
+        if (tddp_net_sleep(tddp_deadline_after_ms(pause), tddp_cancel_fd(node->cancel)) !=
+                TDDP_OK &&
+            !tddp_launch_node_obey(node)) {
+            return tddp_fail(TDDP_CANCELED, "told to end");
+        }
+        pause = pause * 2 < LAST_PAUSE_MS ? pause * 2 : LAST_PAUSE_MS;
+    }
+}

@@ -1,0 +1,336 @@
+/*
+ * A node's way through the rounds of a job, at one leader after the other. The thread has one wait:
+ * for the council's next word, which an order of the agent or the next sign of life ends early.
+ * Invariant: `stage` is WORKING exactly between the agent's JOINED and the news that the round is
+ * over, and no round is asked for before the agent has cleared away the last one. Who leads is
+ * find.c's, what words do is member_words.c's, places are member_place.c's.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "launch/guard/guard.h"
+#include "launch/rendezvous/member.h"
+#include "net/net.h"
+
+enum {
+    GRACE_MS = 500,       /* before or after the moment at which silence is loss */
+    LAST_WORD_MS = 500,   /* for the council to take note of a leave */
+    GOODBYE_MS = 3500,    /* for the others, who still read the store here */
+    GOODBYE_STEP_MS = 10, /* between two looks whether they have */
+    KEY_BYTES = 32
+};
+
+tddp_slice tddp_launch_slice(const char *text)
+{
+    return (tddp_slice){text, strlen(text)};
+}
+
+tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node)
+{
+    int64_t patience = (int64_t)node->options->conf.heartbeat_timeout * 1000 - GRACE_MS;
+    return (tddp_wait){patience > GRACE_MS ? patience : GRACE_MS, NULL};
+}
+
+void tddp_launch_node_post(tddp_launch_node *node, tddp_launch_news news, const char *text)
+{
+    tddp_launch_rendezvous_post(node->mailbox, news, NULL, text);
+}
+
+/* Nothing more can be done here: says why. */
+void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
+{
+    tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_ERROR, text);
+    node->over = true;
+}
+
+/* --- orders ---------------------------------------------------------------------------------- */
+
+bool tddp_launch_node_obey(tddp_launch_node *node)
+{
+    tddp_launch_orders come = tddp_launch_rendezvous_orders(node->mailbox);
+    tddp_launch_orders *orders = &node->orders;
+    /* What is told is of the round that works; later rounds have not begun before `again`. */
+    if (node->stage == TDDP_LAUNCH_WORKING) {
+        orders->done |= come.done;
+        if (come.failed) {
+            orders->failed = true;
+            memcpy(orders->failure, come.failure, sizeof orders->failure);
+            int64_t patience = (int64_t)node->options->conf.heartbeat_timeout * 1000 + GRACE_MS;
+            node->hurt_until = come.hurt ? tddp_deadline_after_ms(patience) : tddp_now_ns();
+        }
+    }
+    if (come.leave) {
+        orders->leave = true;
+        memcpy(orders->farewell, come.farewell, sizeof orders->farewell);
+    }
+    orders->quit |= come.quit;
+    node->clear |= come.again;
+    return !orders->leave && !orders->quit;
+}
+
+void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, const char *text)
+{
+    if (node->stage == TDDP_LAUNCH_WORKING) {
+        tddp_launch_node_post(node, news, text);
+    } else if (node->stage == TDDP_LAUNCH_ENTERING) {
+        tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, text);
+    }
+    node->stage = TDDP_LAUNCH_AWAITING;
+    node->ready_told = false;
+    node->orders.done = node->orders.failed = false;
+    node->hurt_until = INT64_MAX;
+}
+
+/* --- to the council -------------------------------------------------------------------------- */
+
+tddp_status tddp_launch_node_push(tddp_launch_node *node, const tddp_launch_event *event)
+{
+    tddp_bytes text = {0};
+    tddp_wait wait = tddp_launch_answer_wait(node);
+    tddp_status status = tddp_launch_event_encode(event, &text);
+    if (status == TDDP_OK) {
+        status = tddp_store_queue_push(node->leader.store, tddp_launch_slice("events"),
+                                       (tddp_slice){text.data, text.size}, &wait);
+    }
+    tddp_bytes_free(&text);
+    return status;
+}
+
+tddp_status tddp_launch_node_push_kind(tddp_launch_node *node, tddp_launch_event_kind kind,
+                                       int round, const char *text)
+{
+    tddp_launch_event event = {.kind = kind, .slot = node->slot, .round = round};
+    (void)snprintf(event.text, sizeof event.text, "%s", text);
+    return tddp_launch_node_push(node, &event);
+}
+
+/* A sign of life, and a look whether the leader still leads. */
+tddp_status tddp_launch_node_beat(tddp_launch_node *node)
+{
+    if (tddp_now_ns() < node->beat_at) {
+        return TDDP_OK;
+    }
+    tddp_slice open = tddp_launch_slice("open");
+    tddp_wait wait = tddp_launch_answer_wait(node);
+    int leads = 1;
+    tddp_status status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BEAT, 0, "");
+    if (status == TDDP_OK) {
+        status = tddp_store_check(node->leader.store, &open, 1, &wait, &leads);
+    }
+    node->beat_at = tddp_deadline_after_ms(TDDP_LAUNCH_BEAT_MS);
+    return status == TDDP_OK && !leads ? tddp_fail(TDDP_NETWORK, "it leads no more") : status;
+}
+
+static tddp_status tell(tddp_launch_node *node)
+{
+    tddp_launch_orders *orders = &node->orders;
+    tddp_status status = TDDP_OK;
+    if (orders->done) {
+        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_DONE, node->round, "");
+        orders->done = status != TDDP_OK;
+    }
+    if (status == TDDP_OK && orders->failed && tddp_now_ns() >= node->hurt_until) {
+        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
+                                            orders->failure);
+        orders->failed = status != TDDP_OK;
+        node->hurt_until = INT64_MAX;
+    }
+    if (status == TDDP_OK && node->stage == TDDP_LAUNCH_AWAITING && node->clear &&
+        !node->ready_told && !orders->leave) {
+        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_READY, node->round + 1, "");
+        node->ready_told = status == TDDP_OK;
+    }
+    return status == TDDP_OK ? tddp_launch_node_beat(node) : status;
+}
+
+static tddp_status read_word(tddp_launch_node *node, const char *key)
+{
+    tddp_wait wait = tddp_launch_answer_wait(node);
+    tddp_blob value;
+    tddp_status status = tddp_store_get(node->leader.store, tddp_launch_slice(key), &wait, &value);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    tddp_launch_word word;
+    status = tddp_launch_word_decode(value.data, value.size, &word);
+    tddp_blob_free(&value);
+    if (status != TDDP_OK) {
+        tddp_launch_node_give_up(node, tddp_error_message());
+        return TDDP_OK;
+    }
+    node->next_word++;
+    status = tddp_launch_node_take_word(node, &word);
+    tddp_launch_word_free(&word);
+    return status;
+}
+
+/* Waits for the next word, an order, or something due. */
+static tddp_status listen_on(tddp_launch_node *node, int64_t until)
+{
+    char key[KEY_BYTES];
+    (void)snprintf(key, sizeof key, "word/%d", node->next_word);
+    tddp_slice slice = tddp_launch_slice(key);
+    tddp_wait wait = {tddp_deadline_poll_ms(until), node->cancel};
+    tddp_status status = tddp_store_wait(node->leader.store, &slice, 1, &wait);
+    if (status == TDDP_OK) {
+        return read_word(node, key);
+    }
+    if (status == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
+        node->over = true;
+    }
+    return status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
+}
+
+/* --- the whole way --------------------------------------------------------------------------- */
+
+/* Takes part at the leader; returns when the node is done or the leader is lost. */
+static tddp_status follow(tddp_launch_node *node)
+{
+    tddp_status status = node->slot > 0 ? TDDP_OK : tddp_launch_node_enlist(node);
+    while (status == TDDP_OK && !node->over) {
+        status = tell(node);
+        if (status == TDDP_OK) {
+            int64_t due = node->beat_at < node->hurt_until ? node->beat_at : node->hurt_until;
+            status = listen_on(node, due);
+        }
+    }
+    return status;
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
+
+/* Says that this node goes; where it leads, gives the council a moment to say what follows. */
+static void say_leave(tddp_launch_node *node)
+{
+    const char *farewell = node->orders.leave ? node->orders.farewell : "torchrun has ended";
+    bool heard = false;
+    int64_t deadline = tddp_deadline_after_ms(LAST_WORD_MS);
+    node->hurt_until = tddp_now_ns(); /* a failure told before must not be lost */
+    tddp_status status = tell(node);
+    if (status == TDDP_OK) {
+        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_LEAVE, 0, farewell);
+    }
+    while (status == TDDP_OK && tddp_launch_node_hosts_leader(node) && !heard &&
+           tddp_now_ns() < deadline) {
+        char key[KEY_BYTES];
+        (void)snprintf(key, sizeof key, "word/%d", node->next_word);
+        tddp_slice slice = tddp_launch_slice(key);
+        tddp_wait wait = {tddp_deadline_poll_ms(deadline), NULL};
+        tddp_blob value;
+        tddp_launch_word word;
+        status = tddp_store_get(node->leader.store, slice, &wait, &value);
+        if (status == TDDP_OK) {
+            status = tddp_launch_word_decode(value.data, value.size, &word);
+            tddp_blob_free(&value);
+        }
+        if (status == TDDP_OK) {
+            node->next_word++;
+            heard = word.kind == TDDP_LAUNCH_WORD_END || word.kind == TDDP_LAUNCH_WORD_OVER;
+            if (word.kind == TDDP_LAUNCH_WORD_END) {
+                node->ended = true;
+                (void)!tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BYE, 0, "");
+            }
+            tddp_launch_word_free(&word);
+        }
+    }
+}
+
+static void stop_host(tddp_launch_node *node)
+{
+    int64_t deadline = tddp_deadline_after_ms(GOODBYE_MS);
+    while (node->host && node->ended && !tddp_launch_host_over(node->host) &&
+           tddp_now_ns() < deadline && !node->orders.quit) {
+        if (tddp_net_sleep(tddp_deadline_after_ms(GOODBYE_STEP_MS), tddp_cancel_fd(node->cancel)) !=
+            TDDP_OK) {
+            (void)tddp_launch_node_obey(node);
+        }
+    }
+    tddp_launch_host_stop(node->host, true);
+    node->host = NULL;
+}
+
+void tddp_launch_node_run(tddp_launch_node *node)
+{
+    char *lost = NULL;
+    if (tddp_launch_node_find_address(node) != TDDP_OK ||
+        tddp_launch_host_if_chosen(node) != TDDP_OK) {
+        tddp_launch_node_give_up(node, tddp_error_message());
+    }
+    while (!node->over && tddp_launch_node_seek(node, lost)) {
+        if (follow(node) != TDDP_OK) {
+            free(lost);
+            lost = tddp_launch_node_describe_loss(node);
+            if (!lost) {
+                tddp_launch_node_give_up(node, "out of memory");
+            }
+        }
+    }
+    free(lost);
+    if (node->leader.store && node->slot > 0 && !node->ended &&
+        (node->orders.leave || node->orders.quit)) {
+        say_leave(node);
+    }
+    stop_host(node);
+    tddp_store_server_stop(node->workers);
+    node->workers = NULL;
+    tddp_launch_leader_forget(&node->leader);
+}
+
+/* --- making one ------------------------------------------------------------------------------ */
+
+static tddp_status introduce(tddp_launch_node *node)
+{
+    tddp_launch_comer *self = &node->self;
+    uint64_t random;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) {
+        return tddp_fail_errno("getrandom");
+    }
+    (void)snprintf(self->id, sizeof self->id, "%016llx", (unsigned long long)random);
+    if (gethostname(self->host, sizeof self->host - 1) != 0) {
+        (void)snprintf(self->host, sizeof self->host, "?");
+    }
+    (void)snprintf(self->role, sizeof self->role, "%s", node->options->role);
+    self->pid = tddp_launch_torchrun_pid();
+    self->local_size = node->local_size;
+    self->node_rank = node->options->node_rank;
+    self->last_rank = self->round = -1;
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_node_create(const tddp_launch_options *options, const char *run_id,
+                                    int local_size, tddp_launch_rendezvous *mailbox,
+                                    tddp_cancel *cancel, tddp_launch_node **out)
+{
+    tddp_launch_node *made = tddp_alloc(sizeof *made);
+    if (!made) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *made = (tddp_launch_node){
+        .options = options,
+        .run_id = run_id,
+        .local_size = local_size,
+        .mailbox = mailbox,
+        .cancel = cancel,
+        .endpoints = options->endpoints,
+        .endpoint_count = options->endpoint_count,
+        .leader = {.endpoint = -1},
+        .round = -1,
+        .clear = true,
+        .hurt_until = INT64_MAX,
+    };
+    tddp_status status = introduce(made);
+    if (status != TDDP_OK) {
+        free(made);
+        return status;
+    }
+    *out = made;
+    return TDDP_OK;
+}
+
+void tddp_launch_node_free(tddp_launch_node *node)
+{
+    free(node);
+}

@@ -1,0 +1,177 @@
+/*
+ * This node among the others: what the rendezvous thread does. member.c goes through a job's rounds
+ * with the leader's council (text.h has the protocol), member_words.c does what the council says,
+ * member_place.c works out this node's place in a round, find.c finds the leader, or has this node
+ * host a store. The thread alone uses all of it.
+ */
+#ifndef TDDP_LAUNCH_MEMBER_H
+#define TDDP_LAUNCH_MEMBER_H
+
+#include <tddp/store.h>
+
+#include "base/base.h"
+#include "launch/rendezvous/address.h"
+#include "launch/rendezvous/host.h"
+#include "launch/rendezvous/rendezvous.h"
+#include "launch/rendezvous/text.h"
+
+/* What the agent wants of the thread. */
+typedef struct tddp_launch_orders {
+    bool done;
+    bool failed;
+    bool hurt; /* with `failed`: others know more, so they have the word first */
+    bool leave;
+    bool again;
+    bool quit;
+    char failure[TDDP_LAUNCH_NEWS_BYTES];
+    char farewell[256];
+} tddp_launch_orders;
+
+/* --- rendezvous.c: the mailbox --------------------------------------------------------------- */
+
+/* Takes the orders that came since the last time, and calms the cancel token; `quit` stays. */
+tddp_launch_orders tddp_launch_rendezvous_orders(tddp_launch_rendezvous *rendezvous);
+
+/* News for the agent; `world` only for JOINED. */
+void tddp_launch_rendezvous_post(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
+                                 const tddp_launch_world *world, const char *text);
+
+/* --- the node -------------------------------------------------------------------------------- */
+
+/* Between two signs of life. */
+enum { TDDP_LAUNCH_BEAT_MS = 500 };
+
+typedef enum tddp_launch_stage {
+    TDDP_LAUNCH_AWAITING, /* no round: one is waited for */
+    TDDP_LAUNCH_ENTERING, /* in a round, whose workers' store is not known yet */
+    TDDP_LAUNCH_WORKING,  /* the agent was told to start its workers */
+} tddp_launch_stage;
+
+/* Who leads, and the way there. */
+typedef struct tddp_launch_leader {
+    int endpoint; /* its index; -1: none is known */
+    int term;
+    tddp_store *store; /* what is below torchrun/RUN_ID/TERM */
+} tddp_launch_leader;
+
+typedef struct tddp_launch_node {
+    const tddp_launch_options *options;
+    const char *run_id;
+    int local_size;
+    tddp_launch_rendezvous *mailbox;
+    tddp_cancel *cancel; /* triggered with every order */
+    const tddp_launch_endpoint *endpoints;
+    int endpoint_count;
+    tddp_launch_host *host; /* NULL: this node hosts no store */
+    int hosted;             /* its endpoint */
+    tddp_launch_leader leader;
+    tddp_launch_comer self;
+    int slot;      /* at the leader; 0: none yet */
+    int next_word; /* at the leader */
+    tddp_launch_stage stage;
+    int round;       /* the last one this node was in, or -1 */
+    bool clear;      /* no worker of it is left */
+    bool ready_told; /* at the leader, for the next round */
+    bool was_in;     /* the job took this node once, at some leader */
+    bool ended;      /* the council has ended the job */
+    bool over;       /* nothing more is to be done but to say goodbye */
+    tddp_launch_orders orders;
+    int64_t hurt_until; /* when a failure that others may know more of is told; INT64_MAX: none */
+    int64_t beat_at;
+    tddp_launch_world world;
+    char master_host[TDDP_LAUNCH_NAME_BYTES];
+    tddp_store_server *workers; /* rank 0's node: the workers' store */
+} tddp_launch_node;
+
+/* Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. Caller: tddp_launch_node_free(). */
+TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *options,
+                                                   const char *run_id, int local_size,
+                                                   tddp_launch_rendezvous *mailbox,
+                                                   tddp_cancel *cancel, tddp_launch_node **out);
+void tddp_launch_node_free(tddp_launch_node *node);
+
+/* Takes part until the job is over for this node; the agent has all news then. */
+void tddp_launch_node_run(tddp_launch_node *node);
+
+/* --- member.c, for the others ---------------------------------------------------------------- */
+
+tddp_slice tddp_launch_slice(const char *text);
+
+/* How long a store that is there may take to answer; orders do not end it. */
+tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node);
+
+/* Takes new orders in; false if the node is to go. */
+bool tddp_launch_node_obey(tddp_launch_node *node);
+
+/* Tell the council; the latter with few words of its own. */
+TDDP_NODISCARD tddp_status tddp_launch_node_push(tddp_launch_node *node,
+                                                 const tddp_launch_event *event);
+TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
+                                                      tddp_launch_event_kind kind, int round,
+                                                      const char *text);
+
+/* If one is due: a sign of life, and a look whether the leader still leads. */
+TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
+
+/* Tell the agent. */
+void tddp_launch_node_post(tddp_launch_node *node, tddp_launch_news news, const char *text);
+
+/* Tells it why nothing more can be done here. */
+void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
+
+/* Whatever round this node is in is over: FAILED or CHANGED. */
+void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, const char *text);
+
+/* --- member_leader.c ------------------------------------------------------------------------- */
+
+/* Finds out under which address --local-addr is to be known. */
+TDDP_NODISCARD tddp_status tddp_launch_node_find_address(tddp_launch_node *node);
+
+/* Finds a leader: the first one (`lost` is NULL) or, since one is lost, it or the next one. False
+ * if there is none for this node: the agent has been told. */
+bool tddp_launch_node_seek(tddp_launch_node *node, const char *lost);
+
+/* Takes a new slot at the leader. */
+TDDP_NODISCARD tddp_status tddp_launch_node_enlist(tddp_launch_node *node);
+
+/* Whether the leader is this very process. */
+bool tddp_launch_node_hosts_leader(const tddp_launch_node *node);
+
+/* What is said of a leader that is lost, for the reason in tddp_error_message(). free() it; NULL if
+ * memory is short. */
+char *tddp_launch_node_describe_loss(const tddp_launch_node *node);
+
+/* --- member_words.c -------------------------------------------------------------------------- */
+
+TDDP_NODISCARD tddp_status tddp_launch_node_take_word(tddp_launch_node *node,
+                                                      const tddp_launch_word *word);
+
+/* The last word: no other follows. */
+void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word);
+
+/* --- find.c ---------------------------------------------------------------------------------- */
+
+/* Hosts a store if one of the endpoints is here and this node is to. */
+TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
+
+/*
+ * Looks for the leader until it is found or the time is up (at least once at all endpoints); tells
+ * every ten seconds what was tried. Errors: TDDP_CANCELED (the node is to go), TDDP_NOT_FOUND (the
+ * job has ended: `*end` is its last word), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it leads
+ * another kind of job), TDDP_OUT_OF_MEMORY. `*end` must be clear before.
+ */
+TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
+                                                   tddp_launch_leader *out, tddp_launch_word *end);
+void tddp_launch_leader_forget(tddp_launch_leader *leader);
+
+/* --- member_place.c -----------------------------------------------------------------------------
+ */
+
+/* This node's place in a round, but for the workers' store; false if it is not in it. */
+bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_word *round);
+
+/* On rank 0's node: opens the store for the workers of the round and tells where it is. */
+TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
+                                                        const tddp_launch_word *round);
+
+#endif

@@ -1,0 +1,134 @@
+/*
+ * What a word of the council does to a node (text.h has the words). Runs on the rendezvous thread,
+ * within member.c's one wait; nothing here waits but the look whether the workers' store is within
+ * reach, which goes on giving signs of life.
+ */
+#include <stdio.h>
+
+#include "launch/rendezvous/member.h"
+
+enum { REACH_MS = 5 * 1000 }; /* for the workers' store */
+
+static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_word *word)
+{
+    tddp_store_server_stop(node->workers);
+    node->workers = NULL;
+    if (!tddp_launch_place_take(node, word)) {
+        return TDDP_OK;
+    }
+    node->stage = TDDP_LAUNCH_ENTERING;
+    if (node->world.node_rank > 0 || tddp_launch_place_open_store(node, word) == TDDP_OK) {
+        return TDDP_OK;
+    }
+    /* If it is the leader that does not answer, this does not get there either. */
+    return tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
+                                      tddp_error_message());
+}
+
+/* Tries until the store is reached or the time is up, with signs of life between. */
+static tddp_status reach_master(tddp_launch_node *node)
+{
+    const tddp_launch_world *world = &node->world;
+    int64_t deadline = tddp_deadline_after_ms(REACH_MS);
+    tddp_status reached;
+    do {
+        reached = tddp_launch_address_check(world->master_addr, world->master_port,
+                                            node->master_host, node->self.addr, node->cancel);
+        if (reached == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
+            node->over = true;
+            return TDDP_OK;
+        }
+        if (reached == TDDP_TIMEOUT || reached == TDDP_CANCELED) {
+            tddp_status status = tddp_launch_node_beat(node);
+            if (status != TDDP_OK) {
+                return status;
+            }
+        }
+    } while (reached == TDDP_CANCELED || (reached == TDDP_TIMEOUT && tddp_now_ns() < deadline));
+    if (reached != TDDP_OK) {
+        return tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
+                                          tddp_error_message());
+    }
+    node->stage = TDDP_LAUNCH_WORKING;
+    return TDDP_OK;
+}
+
+static tddp_status take_master(tddp_launch_node *node, const tddp_launch_word *word)
+{
+    if (node->stage != TDDP_LAUNCH_ENTERING || word->round != node->round) {
+        return TDDP_OK;
+    }
+    (void)snprintf(node->world.master_addr, sizeof node->world.master_addr, "%s", word->addr);
+    node->world.master_port = word->port;
+    tddp_status status = TDDP_OK;
+    if (node->world.node_rank == 0) {
+        node->stage = TDDP_LAUNCH_WORKING;
+    } else {
+        status = reach_master(node);
+    }
+    if (node->stage == TDDP_LAUNCH_WORKING) {
+        node->clear = false;
+        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_JOINED, &node->world, "");
+    }
+    return status;
+}
+
+void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word)
+{
+    static const tddp_launch_news news[] = {
+        [TDDP_LAUNCH_HOW_DONE] = TDDP_LAUNCH_NEWS_DONE,
+        [TDDP_LAUNCH_HOW_FAILED] = TDDP_LAUNCH_NEWS_ENDED,
+        [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NEWS_STOPPED,
+        [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NEWS_ENDED,
+    };
+    tddp_launch_node_post(node, news[word->how], word->text);
+    node->over = node->ended = true;
+    if (node->leader.store) {
+        /* A goodbye that is lost costs the leader a moment. */
+        (void)!tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BYE, 0, "");
+    }
+}
+
+tddp_status tddp_launch_node_take_word(tddp_launch_node *node, const tddp_launch_word *word)
+{
+    bool mine = word->slot == node->slot;
+    switch (word->kind) {
+    case TDDP_LAUNCH_WORD_ROUND:
+        return enter_round(node, word);
+    case TDDP_LAUNCH_WORD_MASTER:
+        return take_master(node, word);
+    case TDDP_LAUNCH_WORD_OVER:
+        if (node->stage != TDDP_LAUNCH_AWAITING && word->round == node->round) {
+            tddp_launch_node_round_over(node,
+                                        word->how == TDDP_LAUNCH_HOW_CHANGED
+                                            ? TDDP_LAUNCH_NEWS_CHANGED
+                                            : TDDP_LAUNCH_NEWS_FAILED,
+                                        word->text);
+        }
+        return TDDP_OK;
+    case TDDP_LAUNCH_WORD_END:
+        tddp_launch_node_take_end(node, word);
+        return TDDP_OK;
+    case TDDP_LAUNCH_WORD_REFUSE:
+        if (mine) {
+            node->slot = 0; /* nobody waits for a goodbye */
+            tddp_launch_node_give_up(node, word->text);
+        }
+        return TDDP_OK;
+    case TDDP_LAUNCH_WORD_SPARE:
+        if (mine) {
+            tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, word->text);
+        }
+        return TDDP_OK;
+    case TDDP_LAUNCH_WORD_ANEW:
+        if (mine) {
+            tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, word->text);
+            return tddp_launch_node_enlist(node);
+        }
+        return TDDP_OK;
+    case TDDP_LAUNCH_WORD_TELL:
+        tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, word->text);
+        return TDDP_OK;
+    }
+    return TDDP_OK;
+}

@@ -1,0 +1,208 @@
+# frozen_string_literal: true
+
+require_relative "nodes_case"
+
+# Where nodes meet: addresses, and several endpoints of which any one may be lost.
+class EndpointsTest < NodesCase
+  WAIT = 'echo "$RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT at $MASTER_ADDR"; while [ ! -e $1 ]; do sleep 0.05; done'
+
+  def go
+    @go ||= File.join(@folder, "go")
+  end
+
+  def wait_for_go
+    shell(WAIT, go)
+  end
+
+  def ports
+    @ports ||= 3.times.map { TCPServer.new("127.0.0.1", 0) }.map { |server| server.addr[1].tap { server.close } }
+  end
+
+  def at(endpoint, *flags, nodes: 2, id: "my-job", **options)
+    start("--nnodes=#{nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=#{endpoint}", "--rdzv-id=#{id}", *flags, **options)
+  end
+
+  # A node of a job with three endpoints, each a port of this machine.
+  def meet(*flags, nodes: "2:3", conf: CONF, **options)
+    at(ports.map { |port| "127.0.0.1:#{port}" }.join(","), "--rdzv-conf=#{conf}", *flags, nodes: nodes, **options)
+  end
+
+  def gather(count, *arguments, **options)
+    runs = count.times.map { meet(*arguments, **options) }
+    runs.each { |run| run.await(/of #{count} restart 0/) }
+    runs
+  end
+
+  # The node that hosts the leading store is rank 0 of the first round.
+  def leader(runs)
+    runs.find { |run| run.out.start_with?("0 of") }
+  end
+
+  def finish_all(runs)
+    FileUtils.touch(go)
+    runs.map(&:finish).each { |result| assert_code 0, result }
+  end
+
+  # --- addresses
+
+  def test_ipv6
+    port = free_port
+    code = 'require "socket"; TCPSocket.new(ENV["MASTER_ADDR"], ENV["MASTER_PORT"].to_i).close; puts ENV["MASTER_ADDR"]'
+    runs = 2.times.map { at("[::1]:#{port}", "-e", code) }
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal ["::1\n"] * 2, results.map(&:out)
+  end
+
+  def test_a_name_becomes_an_address
+    port = free_port
+    results = 2.times.map { at("localhost:#{port}", *shell("echo $MASTER_ADDR")) }.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    results.each { |result| assert_includes %W[127.0.0.1\n ::1\n], result.out }
+  end
+
+  def test_the_static_rendezvous_gives_an_address_too
+    port = free_port
+    runs = [0, 1].map do |rank|
+      start("--nnodes=2", "--node-rank=#{rank}", "--master-addr=localhost", "--master-port=#{port}", *shell("echo $MASTER_ADDR $MASTER_PORT"))
+    end
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    results.each { |result| assert_includes ["127.0.0.1 #{port}\n", "::1 #{port}\n"], result.out }
+  end
+
+  def test_a_local_address
+    port = free_port
+    results = 2.times.map { at("127.0.0.1:#{port}", "--local-addr=127.0.0.2", *shell("echo $MASTER_ADDR")) }.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal ["127.0.0.2\n"] * 2, results.map(&:out)
+  end
+
+  # Nobody listens at an address of the documentation's network.
+  def test_a_local_address_that_the_others_cannot_reach
+    port = free_port
+    runs = 2.times.map { at("127.0.0.1:#{port}", "--local-addr=192.0.2.1", *shell("echo $RANK")) }
+    results = runs.map { |run| run.finish(limit: 12) }
+    results.each do |result|
+      assert_code 1, result
+      refute_match(/1/, result.out)
+      assert_match(/no way from \S+ to the workers' store .* 192\.0\.2\.1 port \d+.*--local-addr=/m, result.err)
+    end
+  end
+
+  def test_a_local_address_that_is_none
+    result = at("127.0.0.1:#{free_port}", "--local-addr=no.such.host.invalid", *shell("echo no")).finish
+    assert_code 1, result
+    assert_match(/no\.such\.host\.invalid/, result.err)
+  end
+
+  def test_another_jobs_name
+    port = free_port
+    first = at("127.0.0.1:#{port}", *shell("echo no"))
+    sleep 0.3
+    result = at("127.0.0.1:#{port}", "--rdzv-conf=join_timeout=1", *shell("echo no"), id: "their-job").finish(limit: 5)
+    assert_code 1, result
+    assert_match(/127\.0\.0\.1:#{port} \(the store there knows no job "their-job"\)/, result.err)
+    first.signal(:INT)
+    assert_code 130, first.finish
+  end
+
+  # --- workers that one node cannot start
+
+  def test_a_node_that_cannot_start_its_workers
+    port = free_port
+    good = at("127.0.0.1:#{port}", "--rdzv-conf=is_host=1", *shell("exec sleep 60"))
+    path = File.join(@folder, "not-a-program")
+    File.write(path, "\x7fELF no")
+    File.chmod(0o755, path)
+    bad = at("127.0.0.1:#{port}", "--no-ruby", path)
+    results = [good, bad].map { |run| run.finish(limit: 8) }
+    results.each { |result| assert_code 1, result }
+    assert_match(/FAILED elsewhere/, results[0].err)
+  end
+
+  # --- several endpoints
+
+  def test_three_endpoints
+    runs = gather(3, *wait_for_go)
+    finish_all(runs)
+    assert_equal %w[0 1 2], runs.map { |run| run.out[0] }.sort
+    runs.each { |run| assert_equal 1, run.out.lines.size }
+  end
+
+  def test_more_nodes_than_endpoints
+    runs = gather(4, *wait_for_go, nodes: 4)
+    finish_all(runs)
+    assert_equal %w[0 1 2 3], runs.map { |run| run.out[0] }.sort
+  end
+
+  def test_the_leader_is_lost
+    runs = gather(3, *wait_for_go)
+    lost = leader(runs)
+    lose(lost)
+    left = runs - [lost]
+    left.each { |run| run.await(/of 2 restart 0/) }
+    finish_all(left)
+    assert_equal %w[0 1], left.map { |run| run.out.lines.last[0] }.sort
+  end
+
+  def test_the_leader_is_lost_and_comes_back
+    runs = gather(3, *wait_for_go)
+    lost = leader(runs)
+    lose(lost)
+    left = runs - [lost]
+    left.each { |run| run.await(/of 2 restart 0/) }
+    back = meet(*wait_for_go)
+    back.await(/of 3 restart 0/)
+    left.each { |run| run.await(/of 3.*of 2.*of 3/m) }
+    finish_all([*left, back])
+  end
+
+  def test_another_endpoint_is_lost
+    runs = gather(3, *wait_for_go)
+    lost = (runs - [leader(runs)]).first
+    lose(lost)
+    left = runs - [lost]
+    left.each { |run| run.await(/of 2 restart 0/) }
+    finish_all(left)
+  end
+
+  def test_the_leader_leaves
+    runs = gather(3, *wait_for_go)
+    gone = leader(runs)
+    gone.signal(:INT)
+    assert_code 130, gone.finish(limit: 5)
+    left = runs - [gone]
+    left.each { |run| run.await(/of 2 restart 0/, limit: 5) }
+    finish_all(left)
+  end
+
+  def test_a_job_of_fixed_size_survives_with_a_restart
+    runs = gather(3, "--max-restarts=1", *wait_for_go, nodes: 3)
+    lost = leader(runs)
+    lose(lost)
+    back = meet("--max-restarts=1", *wait_for_go, nodes: 3)
+    back.await(/of 3 restart/)
+    left = runs - [lost]
+    left.each { |run| run.await(/of 3.*of 3/m) }
+    finish_all([*left, back])
+  end
+
+  def test_one_endpoint_of_three_is_too_few
+    runs = gather(3, *wait_for_go, conf: "#{CONF},join_timeout=2", nodes: "1:3")
+    lost = leader(runs)
+    other = (runs - [lost]).first
+    [lost, other].each { |run| lose(run) }
+    result = (runs - [lost, other]).first.finish(limit: 12)
+    assert_code 1, result
+    assert_match(/tried 127\.0\.0\.1:\d+ \(.*Connection refused.*\), 127/, result.err)
+  end
+
+  def test_two_endpoints_are_told_to_survive_nothing
+    endpoint = ports.first(2).map { |port| "127.0.0.1:#{port}" }.join(",")
+    runs = 2.times.map { at(endpoint, *shell("true")) }
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_match(/of two endpoints both are needed/, results.map(&:err).join)
+  end
+end

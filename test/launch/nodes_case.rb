@@ -1,0 +1,30 @@
+# frozen_string_literal: true
+
+require_relative "launch_case"
+
+# Several torchruns as the nodes of one job, on the loopback interface.
+class NodesCase < LaunchCase
+  # Quick enough for tests, and patient enough for a busy machine.
+  CONF = "heartbeat_timeout=2,last_call_timeout=1"
+
+  # A node of a job that meets at one port; without a rank it takes one that is free.
+  def node(rank, *flags, port:, nodes: 2, **options)
+    start("--nnodes=#{nodes}", *("--node-rank=#{rank}" if rank), "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{port}",
+      "--rdzv-id=my-job", *flags, **options)
+  end
+
+  # The other node is started first: it must wait for the host.
+  def pair(*arguments, flags: [[], []], port: free_port)
+    runs = [1, 0].map { |rank| node(rank, *flags[rank], *arguments, port: port) }
+    runs.reverse
+  end
+
+  # As if a node's machine had lost its power.
+  def lose(run)
+    @leaves_files = true
+    run.vanish
+    run.finish
+  end
+
+  SAY = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID"'
+end
