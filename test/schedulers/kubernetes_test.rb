@@ -151,6 +151,13 @@ class KubernetesTest < SchedulerCase
     assert_equal 3.times.map { |rank| %W[6 #{rank} 3] }, lines.map { |line| line.first(3) }
   end
 
+  # What the operator's successor, the trainer, gives the pods of a TrainJob: as its plugin torch of v2 has it.
+  def test_a_job_of_the_trainer
+    shared = {"PET_NNODES" => "2", "PET_NPROC_PER_NODE" => "2", "PET_MASTER_ADDR" => "127.0.0.1", "PET_MASTER_PORT" => free_port.to_s}
+    lines = all_joined(2.times.map { |index| start(*ruby(JOIN), env: shared.merge("PET_NODE_RANK" => index.to_s)) })
+    assert_equal 4.times.map { |rank| %W[10 #{rank} 4 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
+  end
+
   def test_an_elastic_job_of_the_operator
     job = documents("pytorchjob-elastic").first
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
@@ -161,6 +168,16 @@ class KubernetesTest < SchedulerCase
     assert_equal "join_timeout=900,last_call_timeout=2", environment["PET_RDZV_CONF"]
     lines = all_joined(start_replicas(job, JOIN))
     assert_equal 4.times.map { |rank| %W[10 #{rank} 4 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
+  end
+
+  # The operator sets that variable to nothing, which PyTorch's own torchrun takes for no number.
+  def test_a_standalone_job_of_the_operator
+    job = documents("pytorchjob-elastic").first
+    job["spec"]["elasticPolicy"] = {"standalone" => true}
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 1
+    assert_equal "", operator_environment(job, "Worker", 0)["PET_STANDALONE"]
+    lines = all_joined(start_replicas(job, JOIN))
+    assert_equal [%w[3 0 2 0 2], %w[3 1 2 1 2]], lines.map { |line| line.first(5) }
   end
 
   # Without any operator: what the manifest itself says, and the index that Kubernetes gives each pod.
