@@ -161,6 +161,13 @@ class LogsTest < LaunchCase
     assert_equal ["", "a", "b"], on_terminal(*say.drop(1))
   end
 
+  def test_a_progress_bar_shows_on_a_terminal
+    bar = 'for i in 1 2 3; do printf "\r%s of 3" $i; sleep 0.05; done; echo; echo over'
+    lines = on_terminal("--log-dir=#{logs}", "--tee=1", *shell(bar), env: {"NO_COLOR" => "1"})
+    assert_equal ["[default0]:1 of 3\e[K[default0]:2 of 3\e[K[default0]:3 of 3", "[default0]:over"], lines.map { |line| line.sub(/(3 of 3).*/, '\1') }
+    assert_equal "\r1 of 3\r2 of 3\r3 of 3\nover\n", files["attempt_0/0/stdout.log"]
+  end
+
   # --- no byte is lost
 
   def test_every_byte_of_sixteen_workers_is_in_the_files_and_on_the_console

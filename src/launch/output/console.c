@@ -78,6 +78,11 @@ void tddp_launch_console_close(tddp_launch_console *console)
     }
 }
 
+static size_t waiting(const tddp_launch_sink *sink)
+{
+    return sink->queue.size - sink->sent;
+}
+
 static tddp_status queue(tddp_launch_sink *sink, const void *writer, const char *data, size_t size)
 {
     sink->at_line = data[size - 1] == '\n';
@@ -108,6 +113,31 @@ tddp_status tddp_launch_console_write_line(tddp_launch_console *console, int str
         status = tddp_bytes_append(&sink->queue, prefix, strlen(prefix));
     }
     return status == TDDP_OK ? queue(sink, writer, data, size) : status;
+}
+
+tddp_status tddp_launch_console_write_over(tddp_launch_console *console, int stream,
+                                           const void *writer, const char *prefix, const char *data,
+                                           size_t size)
+{
+    static const char erase[] = "\r\033[K";
+    tddp_launch_sink *sink = console->streams[stream];
+    tddp_status status = TDDP_OK;
+    if (sink->error || size == 0) {
+        return TDDP_OK;
+    }
+    if (!sink->at_line && sink->writer == writer) {
+        status = queue(sink, writer, erase, sizeof erase - 1);
+        sink->at_line = true;
+    }
+    return status == TDDP_OK
+               ? tddp_launch_console_write_line(console, stream, writer, prefix, data, size)
+               : status;
+}
+
+bool tddp_launch_console_is_free(const tddp_launch_console *console, int stream, const void *writer)
+{
+    const tddp_launch_sink *sink = console->streams[stream];
+    return waiting(sink) == 0 && (sink->at_line || sink->writer == writer);
 }
 
 bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream)
@@ -178,11 +208,6 @@ static void flush_sink(tddp_launch_sink *sink)
         tddp_bytes_consume(queue, sink->sent);
         sink->sent = 0;
     }
-}
-
-static size_t waiting(const tddp_launch_sink *sink)
-{
-    return sink->queue.size - sink->sent;
 }
 
 /* Whether a terminal is not where a status display may stand: below whole lines. */

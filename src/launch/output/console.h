@@ -63,6 +63,16 @@ TDDP_NODISCARD tddp_status tddp_launch_console_write_line(tddp_launch_console *c
                                                           const void *writer, const char *prefix,
                                                           const char *data, size_t size);
 
+/* The same, but an unfinished line of this writer is taken away first: on a terminal only. */
+TDDP_NODISCARD tddp_status tddp_launch_console_write_over(tddp_launch_console *console, int stream,
+                                                          const void *writer, const char *prefix,
+                                                          const char *data, size_t size);
+
+/* Whether a writer may begin a line, or go on with its own, without breaking into another's, and
+ * all before it is written. */
+bool tddp_launch_console_is_free(const tddp_launch_console *console, int stream,
+                                 const void *writer);
+
 /* Whether a stream goes to a terminal. */
 bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream);
 

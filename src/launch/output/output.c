@@ -215,6 +215,7 @@ static void choose_route(tddp_launch_output *output, int local_rank, int stream,
     if (teed || templated || (terminal && shown_there > 1)) {
         route->prefix = terminal && owner->color ? owner->color : owner->mark;
     }
+    route->live = terminal;
     route->raw = shown_there == 1 && !route->prefix;
     route->own = !route->shown && !route->filters && (route->file.fd >= 0 || !options->monitor);
 }

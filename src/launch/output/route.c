@@ -1,6 +1,8 @@
 /*
  * Passes one stream on: to its log file byte for byte as it comes, to the console and the filtered
- * log by whole lines. What waits for the end of its line is bounded (lines.h). Main thread.
+ * log by whole lines. What waits for the end of its line is bounded (lines.h). On a terminal a
+ * progress bar, which is one line written over and over after carriage returns, shows in place; of
+ * several workers' bars one at a time. Main thread.
  */
 #include <string.h>
 
@@ -13,9 +15,47 @@ static size_t first_line(const char *data, size_t size)
     return newline ? (size_t)(newline - data) + 1 : size;
 }
 
-static tddp_status show(const tddp_launch_route *route, const char *data, size_t size)
+/* How much of a line is written over by what follows its last carriage return. */
+static size_t overwritten(const char *data, size_t size)
+{
+    while (size > 0 && (data[size - 1] == '\n' || data[size - 1] == '\r')) {
+        size--;
+    }
+    const char *last = size > 0 ? memrchr(data, '\r', size) : NULL;
+    return last ? (size_t)(last - data) + 1 : 0;
+}
+
+static tddp_status draw(tddp_launch_route *route, const char *line, size_t size)
+{
+    size_t hidden = overwritten(line, size);
+    route->drawn = line[size - 1] != '\n';
+    return tddp_launch_console_write_over(route->console, route->stream, route, route->prefix,
+                                          line + hidden, size - hidden);
+}
+
+static tddp_status show_live(tddp_launch_route *route, const char *data, size_t size)
 {
     tddp_status status = TDDP_OK;
+    while (size > 0 && status == TDDP_OK) {
+        size_t length = first_line(data, size);
+        if (route->drawn || memchr(data, '\r', length)) {
+            status = draw(route, data, length);
+        } else {
+            status = tddp_launch_console_write_line(route->console, route->stream, route,
+                                                    route->prefix, data, length);
+        }
+        data += length;
+        size -= length;
+    }
+    return status;
+}
+
+static tddp_status show(tddp_launch_route *route, const char *data, size_t size)
+{
+    tddp_status status = TDDP_OK;
+    if (route->live) {
+        return show_live(route, data, size);
+    }
     while (size > 0 && status == TDDP_OK) {
         size_t length = route->prefix ? first_line(data, size) : size;
         status = tddp_launch_console_write_line(route->console, route->stream, route, route->prefix,
@@ -58,7 +98,7 @@ static tddp_status duplicate(const tddp_launch_route *route, const char *data, s
     return status;
 }
 
-static tddp_status pass_lines(const tddp_launch_route *route, const char *data, size_t size)
+static tddp_status pass_lines(tddp_launch_route *route, const char *data, size_t size)
 {
     tddp_status status = TDDP_OK;
     if (size > 0 && route->shown && !route->raw) {
@@ -66,6 +106,22 @@ static tddp_status pass_lines(const tddp_launch_route *route, const char *data, 
     }
     if (size > 0 && route->filters && status == TDDP_OK) {
         status = duplicate(route, data, size);
+    }
+    return status;
+}
+
+/* Shows a line that has no end yet, if it is one that is written over. */
+static tddp_status show_unfinished(tddp_launch_route *route, bool returned)
+{
+    tddp_bytes *pending = &route->lines.pending;
+    if (!route->live || !route->shown || route->raw || pending->size == 0 ||
+        !(returned || route->drawn) ||
+        !tddp_launch_console_is_free(route->console, route->stream, route)) {
+        return TDDP_OK;
+    }
+    tddp_status status = draw(route, pending->data, pending->size);
+    if (!route->filters) {
+        tddp_launch_lines_consume(&route->lines, overwritten(pending->data, pending->size));
     }
     return status;
 }
@@ -88,6 +144,9 @@ static tddp_status take_lines(tddp_launch_route *route, const char *data, size_t
         if (ready > 0) {
             status = pass_lines(route, pending->data, ready);
             tddp_launch_lines_consume(&route->lines, ready);
+        }
+        if (status == TDDP_OK) {
+            status = show_unfinished(route, memchr(data, '\r', size) != NULL);
         }
     }
     return status;

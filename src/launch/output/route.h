@@ -15,6 +15,8 @@ typedef struct tddp_launch_route {
     bool shown;                         /* on the console */
     bool raw;                           /* there byte for byte: no other worker's lines are there */
     bool own;                           /* the worker itself writes to `file`, or nobody wants it */
+    bool live;                          /* a terminal: lines that are written over show at once */
+    bool drawn;                         /* such a line stands there, unfinished */
     const char *prefix;                 /* before each line on the console; NULL: none */
     tddp_launch_log_file file;          /* .fd -1: none */
     const tddp_launch_filters *filters; /* NULL: nothing goes to the filtered log */

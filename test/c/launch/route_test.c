@@ -45,6 +45,37 @@ TEST(pieces_of_an_endless_line_are_never_continued_by_others)
     close_desk(&made);
 }
 
+/* A bar is one line, written over and over. */
+TEST(a_progress_bar_is_drawn_in_place_on_a_terminal)
+{
+    desk made;
+    open_desk(&made);
+    made.routes[0].live = made.routes[1].live = true;
+    made.routes[0].prefix = "a:";
+    made.routes[1].prefix = "b:";
+    take(&made.routes[0], "wor");
+    check_console(&made, TDDP_LAUNCH_OUT, "");
+    take(&made.routes[0], "king\r1");
+    check_console(&made, TDDP_LAUNCH_OUT, "a:1");
+    take(&made.routes[0], "0%\r20%\r");
+    check_console(&made, TDDP_LAUNCH_OUT, "\r\033[Ka:20%\r");
+    CHECK_INT(made.routes[0].lines.pending.size, 4);
+    take(&made.routes[1], "\r5%");
+    check_console(&made, TDDP_LAUNCH_OUT, "");
+    take(&made.routes[0], "30%\ndone\n");
+    check_console(&made, TDDP_LAUNCH_OUT, "\r\033[Ka:30%\na:done\n");
+    take(&made.routes[1], "\r6%");
+    check_console(&made, TDDP_LAUNCH_OUT, "b:6%");
+    take(&made.routes[0], "line\r\n");
+    check_console(&made, TDDP_LAUNCH_OUT, "\na:line\r\n");
+    take(&made.routes[1], "\r7%");
+    take(&made.routes[1], "\r8%");
+    check_console(&made, TDDP_LAUNCH_OUT, "b:7%");
+    CHECK_OK(tddp_launch_route_take(&made.routes[1], NULL, 0, true));
+    check_console(&made, TDDP_LAUNCH_OUT, "\r\033[Kb:8%\n");
+    close_desk(&made);
+}
+
 TEST(a_raw_stream_passes_as_it_comes)
 {
     desk made;
