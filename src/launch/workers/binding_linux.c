@@ -3,7 +3,7 @@
  * below /sys/devices/system, sched_setaffinity. Files that are missing (a container may hide them)
  * make the machine look simpler, never the job fail. Main thread, and a worker's child.
  */
-#include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,13 @@
 #include "launch/workers/binding.h"
 #include "launch/workers/devices.h"
 
-enum { PATH_BYTES = 4096, LIST_BYTES = 16384, MOST_CPUS = 65536, MOST_CACHES = 16 };
+enum {
+    PATH_BYTES = 4096,
+    LIST_BYTES = 16384,
+    MOST_CPUS = 65536,
+    MOST_CACHES = 16,
+    NO_CACHE = INT_MIN
+};
 
 /* --- lists of CPUs --------------------------------------------------------------------------- */
 
@@ -121,13 +127,32 @@ static void read_nodes(const char *root, tddp_launch_topology *topology)
     }
 }
 
-/* The largest cache that holds data: that of the highest level. */
-static int read_cache(const char *root, int cpu, int otherwise)
+/* Says of all CPUs in a file's list that they share their largest cache. */
+static void share_cache(const char *root, const char *name, tddp_launch_topology *topology)
+{
+    char text[LIST_BYTES];
+    long from;
+    long to;
+    int first = -1;
+    if (!read_text(root, name, text, sizeof text)) {
+        return;
+    }
+    for (const char *at = text; (at = take_range(at, &from, &to));) {
+        first = first < 0 ? (int)from : first;
+        for (int i = 0; i < topology->count; i++) {
+            tddp_launch_cpu *cpu = &topology->cpus[i];
+            cpu->cache = cpu->id >= from && cpu->id <= to ? first : cpu->cache;
+        }
+    }
+}
+
+/* The largest cache that holds data is that of the highest level. */
+static void read_cache(const char *root, tddp_launch_topology *topology, int cpu)
 {
     char name[96];
     char text[64];
     long highest = 0;
-    int first = otherwise;
+    int largest = -1;
     for (int index = 0; index < MOST_CACHES; index++) {
         (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/type", cpu, index);
         if (!read_text(root, name, text, sizeof text)) {
@@ -140,12 +165,13 @@ static int read_cache(const char *root, int cpu, int otherwise)
         long level = read_text(root, name, text, sizeof text) ? strtol(text, NULL, 10) : 0;
         if (level > highest) {
             highest = level;
-            (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/shared_cpu_list", cpu,
-                           index);
-            first = first_of(root, name, otherwise);
+            largest = index;
         }
     }
-    return first;
+    if (largest >= 0) {
+        (void)snprintf(name, sizeof name, "cpu/cpu%d/cache/index%d/shared_cpu_list", cpu, largest);
+        share_cache(root, name, topology);
+    }
 }
 
 static void read_cpu(const char *root, tddp_launch_topology *topology, tddp_launch_cpu *cpu)
@@ -161,8 +187,12 @@ static void read_cpu(const char *root, tddp_launch_topology *topology, tddp_laun
     cpu->package = package < 0 ? 0 : (int)package;
     (void)snprintf(name, sizeof name, "cpu/cpu%d/topology/thread_siblings_list", cpu->id);
     cpu->core = first_of(root, name, cpu->id);
-    /* Below 0: no CPU, so no cache that another file names. */
-    cpu->cache = read_cache(root, cpu->id, -1 - cpu->package);
+    if (cpu->cache == NO_CACHE) { /* else a CPU before it has told of both */
+        read_cache(root, topology, cpu->id);
+    }
+    if (cpu->cache == NO_CACHE) {
+        cpu->cache = -1 - cpu->package; /* below 0, as no CPU is: one for the socket */
+    }
 }
 
 static int by_id(const void *a, const void *b)
@@ -181,7 +211,7 @@ tddp_status tddp_launch_topology_read(const char *root, const int *allowed, int 
         return TDDP_OUT_OF_MEMORY;
     }
     for (int i = 0; i < count; i++) {
-        made.cpus[i].id = allowed[i];
+        made.cpus[i] = (tddp_launch_cpu){.id = allowed[i], .cache = NO_CACHE};
     }
     qsort(made.cpus, (size_t)count, sizeof *made.cpus, by_id);
     drop_offline(root, &made);
