@@ -62,8 +62,12 @@ class ElasticCase < LaunchCase
 
   # All processes at once, on a network that goes on: the kernel closes their connections.
   def kill_all(host)
+    signal_all(host, :KILL)
+  end
+
+  def signal_all(host, name)
     @hosts.processes(host).each do |pid|
-      Process.kill(:KILL, pid)
+      Process.kill(name, pid)
     rescue Errno::ESRCH
       nil
     end
