@@ -5,6 +5,168 @@ require_relative "launch_case"
 
 # A worker fails: the others end, the report says who was first, restarts start all again.
 class FailuresTest < LaunchCase
+  # Workers that all end while torchrun's agent cannot look, so that each is a failure of its own.
+  # @return [Hash] what the JSON report has of each rank
+  def fail_together(count, code)
+    run = start("--nproc-per-node=#{count}", "--report-file=#{@folder}/report.json", *shell(<<~SH))
+      ulimit -c 0
+      echo ready
+      while [ ! -e #{@folder}/go ]; do sleep 0.05; done
+      #{code}
+    SH
+    run.await(/(ready\n){#{count}}/)
+    agent = run.agent
+    Process.kill(:STOP, agent)
+    File.write("#{@folder}/go", "")
+    await_zombies(agent)
+    Process.kill(:CONT, agent)
+    assert_code 1, result = run.finish
+    File.delete("#{@folder}/go")
+    failures = report["attempts"].first["failures"]
+    assert_equal 1, failures.count { |failure| failure["root_cause"] }
+    assert failures.first["root_cause"]
+    assert_equal failures.size, result.err.scan(/^  exitcode  : /).size
+    [failures.to_h { |failure| [failure["rank"], failure] }, result.err]
+  end
+
+  # Until all children have ended and nobody has looked.
+  def await_zombies(agent)
+    eventually("all workers to end") do
+      File.read("/proc/#{agent}/task/#{agent}/children").split.all? { |pid| File.read("/proc/#{pid}/stat")[/\) (\S)/, 1] == "Z" }
+    end
+  end
+
+  def report
+    JSON.parse(File.read("#{@folder}/report.json"))
+  end
+
+  def test_every_exit_code
+    4.times do |quarter|
+      failures, err = fail_together(64, "exit $((RANK + #{quarter * 64}))")
+      expected = (0...64).map { |rank| [rank, rank + quarter * 64] }.reject { |_, code| code.zero? }
+      assert_equal expected, failures.sort.map { |rank, failure| [rank, failure["exitcode"]] }
+      assert_equal [nil], failures.values.map { |failure| failure["signal"] }.uniq
+      expected.each { |rank, code| assert_match(/^  rank      : #{rank} \(local_rank: #{rank}\)\n  exitcode  : #{code} \(pid: #{failures[rank]["pid"]}\)$/, err) }
+    end
+  end
+
+  # All but those that stop or continue a process, or that it does not mind.
+  def test_every_signal
+    harmless = %w[CHLD CONT STOP TSTP TTIN TTOU URG WINCH].map { |name| Signal.list[name] }
+    failures, err = fail_together(65, "case $RANK in 0 | #{harmless.join(" | ")}) ;; *) kill -$RANK $$ ;; esac; exit 0")
+    deadly = (1..64).to_a - harmless
+    assert_equal deadly, failures.keys.sort
+    failures.each do |number, failure|
+      assert_equal(-number, failure["exitcode"])
+      name = Signal.signame(number) || {16 => "STKFLT"}[number]
+      name &&= "SIG#{name}"
+      name = (number < 34) ? "signal #{number}" : "SIGRTMIN#{"+#{number - 34}"}" if number > 31
+      assert_equal name.sub("IOT", "ABRT").sub("SIGIO", "SIGPOLL"), failure["signal"], number
+      assert_match(/^  exitcode  : -#{number} \(pid: #{failure["pid"]}\)\n  signal    : killed by #{Regexp.escape(failure["signal"])}$/, err)
+    end
+  end
+
+  # Whatever ends torchrun, its status is 0, 1, 2 or 128 and the signal.
+  def test_torchruns_own_exit_status
+    assert_code 0, run_torchrun(*shell("exit 0"))
+    assert_code 1, run_torchrun(*shell("exit 77"))
+    assert_code 1, run_torchrun("--no-ruby", "/nowhere/to/be/found")
+    assert_code 2, run_torchrun("--no-such-flag", *shell("exit 0"))
+    %w[INT TERM HUP QUIT].each do |name|
+      run = start(*shell("echo ready; exec sleep 60"))
+      run.await(/ready/)
+      run.signal(name)
+      assert_code 128 + Signal.list[name], run.finish
+    end
+  end
+
+  def test_the_report_as_json
+    result = run_torchrun("--nproc-per-node=2", "--max-restarts=1", "--report-file=#{@folder}/report.json", "--log-dir=#{@folder}/logs", "--tee=3",
+      "--role=trainer", "--rdzv-id=j1", *shell(<<~SH))
+        [ $RANK = 1 ] || exec sleep 60
+        sleep 0.2
+        echo '{"message": {"message": "bad \\"x\\"", "extraInfo": {"py_callstack": "one\\ntwo", "timestamp": "1795276170"}}}' > $TORCHELASTIC_ERROR_FILE
+        exit $((3 + TORCHELASTIC_RESTART_COUNT))
+      SH
+    assert_code 1, result
+    folder = Dir["#{@folder}/logs/j1_*"].first
+    assert_equal File.read("#{@folder}/report.json"), File.read("#{folder}/report.json")
+    job = report
+    expected = {"state" => "failed", "exitcode" => 1, "signal" => nil, "cause" => nil, "run_id" => "j1", "role" => "trainer",
+                "host" => Socket.gethostname, "log_folder" => folder, "restarts" => 1, "max_restarts" => 1, "attempts_omitted" => 0}
+    assert_equal expected, job.slice(*expected.keys)
+    assert_equal [0, 1], job["attempts"].map { |attempt| attempt["restart"] }
+    job["attempts"].each_with_index do |attempt, at|
+      assert_equal [2, 1, nil], attempt.values_at("world_size", "ended_by_torchrun", "elsewhere")
+      failure = attempt["failures"].fetch(0)
+      expected = {"rank" => 1, "local_rank" => 1, "exitcode" => 3 + at, "signal" => nil, "message" => 'bad "x"', "traceback" => "one\ntwo",
+                  "timestamp" => 1_795_276_170, "error_file" => "#{folder}/attempt_#{at}/1/error.json", "error_file_missing" => nil,
+                  "stdout" => "#{folder}/attempt_#{at}/1/stdout.log", "stderr" => "#{folder}/attempt_#{at}/1/stderr.log"}
+      assert_equal expected, failure.slice(*expected.keys)
+      assert_match(/\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\z/, failure["time"])
+      assert_match(%r{^  error_file: #{folder}/attempt_#{at}/1/error.json\n  message   : bad "x"\n  traceback : one\n +two\n  stdout    : #{folder}/attempt_#{at}/1/stdout.log$}, result.err)
+    end
+  end
+
+  def test_the_report_of_other_ends
+    run_torchrun("--report-file=#{@folder}/report.json", *shell("exit 0"))
+    assert_equal ["succeeded", 0, []], report.values_at("state", "exitcode", "attempts")
+    run = start("--report-file=#{@folder}/report.json", *shell("echo ready; exec sleep 60"))
+    run.await(/ready/)
+    run.signal(:INT)
+    assert_code 130, run.finish
+    assert_equal ["stopped", 130, "SIGINT"], report.values_at("state", "exitcode", "signal")
+    result = run_torchrun("--report-file=/nowhere/report.json", *shell("exit 0"))
+    assert_code 0, result
+    assert_match(%r{torchrun: no report: cannot write /nowhere/report.json: No such file or directory}, result.err)
+  end
+
+  # torchrun as the worker of another launcher, which looks where PyTorch's look.
+  def test_the_root_cause_is_handed_up
+    up = "#{@folder}/up.json"
+    env = {"TORCHELASTIC_ERROR_FILE" => up}
+    json = JSON.generate(message: {message: "ValueError: x", extraInfo: {py_callstack: "trace", timestamp: "1000"}})
+    run_torchrun("--nproc-per-node=2", *shell("[ $RANK = 1 ] || exec sleep 60; echo '#{json}' > $TORCHELASTIC_ERROR_FILE; kill -9 $$"), env: env)
+    assert_equal({"message" => {"message" => "ValueError: x", "extraInfo" => {"py_callstack" => "trace", "timestamp" => "1000"}, "errorCode" => -9}}, JSON.parse(File.read(up)))
+    run_torchrun(*shell("exit 5"), env: env)
+    told = JSON.parse(File.read(up))["message"]
+    assert_equal 5, told["errorCode"]
+    assert_match(/\Arank 0 on node 0: exit code 5 \(pid \d+ on #{Regexp.escape(Socket.gethostname)}\)\z/, told["message"])
+    assert_in_delta Time.now.to_i, Integer(told["extraInfo"]["timestamp"]), 60
+    # A torchrun within a torchrun.
+    result = run_torchrun("--no-ruby", BINARY, "--nproc-per-node=1", *shell("echo '#{json}' > $TORCHELASTIC_ERROR_FILE; exit 4"))
+    assert_code 1, result
+    assert_equal 2, result.err.scan(/^  message   : ValueError: x$/).size
+    File.delete(up)
+    run_torchrun(*shell("exit 0"), env: env)
+    refute_path_exists up
+  end
+
+  def test_error_files_that_are_none
+    {"mkfifo $F" => "not read", "ln -s /dev/zero $F" => "not read", "mkdir $F" => "not read", "echo garbage > $F" => "not understood",
+     "printf '{\"message\": ' > $F" => "not understood", "truncate -s 1T $F" => "not read", "head -c 3000000 /dev/zero > $F" => "not read",
+     "head -c 900000 /dev/urandom > $F" => "not understood", ":" => "none: the worker wrote none", "kill -9 $$" => "none: a signal leaves no time"}.each do |doing, said|
+      result = run_torchrun(*shell("F=$TORCHELASTIC_ERROR_FILE; #{doing}; exit 1"))
+      assert_code 1, result
+      assert_match(/^  error_file: #{said}/, result.err, doing)
+      assert_operator result.seconds, :<, 3, doing
+    end
+  end
+
+  def test_an_error_file_of_somebody_else
+    skip "only root may give files away" unless Process.uid.zero?
+    json = JSON.generate(message: "theirs", timestamp: 5)
+    result = run_torchrun(*shell("echo '#{json}' > $TORCHELASTIC_ERROR_FILE; chown 12345:12345 $TORCHELASTIC_ERROR_FILE; chmod 0 $TORCHELASTIC_ERROR_FILE; exit 1"))
+    assert_match(/^  message   : theirs$/, result.err)
+  end
+
+  def test_core_dumps
+    result = run_torchrun(*shell("ulimit -c 0; kill -SEGV $$"))
+    assert_match(/^  core      : (none|with|handed)/, result.err)
+    result = run_torchrun(*shell("kill -KILL $$"))
+    refute_match(/^  core /, result.err)
+  end
+
   def test_exit_codes_are_in_the_report
     [1, 2, 77, 127, 128, 255].each do |code|
       result = run_torchrun(*shell("exit #{code}"))
@@ -84,7 +246,7 @@ class FailuresTest < LaunchCase
     agent = run.agent
     Process.kill(:STOP, agent)
     File.write("#{@folder}/go", "")
-    eventually("both workers to end") { marked.sort == [run.pid, agent].sort }
+    await_zombies(agent)
     Process.kill(:CONT, agent)
     err = run.finish.err
     assert_match(/FAILED: rank 1, exit code 5/, err)
