@@ -161,6 +161,17 @@ class MonitorTest < LaunchCase
     [first, second].each { |session| refute_match(/last line/, session.terminal.shown.join) }
   end
 
+  def test_a_node_that_comes_is_seen
+    flags = ["--monitor", "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{free_port}", "--rdzv-conf=last_call_timeout=1", "--max-restarts=3"]
+    first = open_terminal(*flags, *shell(waiting(":")), columns: 120)
+    first.await("the first node to run alone") { |terminal| block_of(terminal).first&.match?(/running, .*, node 0 of 1 \(--nnodes=1:2\), world size 1, round 0, restart 0 of 3/) }
+    second = open_terminal(*flags, *shell(waiting(":")), columns: 120)
+    first.await("two nodes") { |terminal| block_of(terminal).first&.match?(/running, .*, node 0 of 2 \(--nnodes=1:2\), world size 2, round 1, restart 0 of 3/) }
+    second.await("two nodes") { |terminal| block_of(terminal).first&.match?(/running, .*, node 1 of 2 \(--nnodes=1:2\), world size 2, round 1, restart 0 of 3/) }
+    File.write(gate, "")
+    assert_equal [0, 0], [first, second].map(&:finish)
+  end
+
   def test_the_report_is_the_last_to_be_seen
     session = open_terminal("--monitor", "--nproc-per-node=2", *shell("echo out; #{waiting("exit $RANK")}"))
     session.await("the block") { |terminal| block_of(terminal).size == 4 }
