@@ -184,7 +184,7 @@ tddp_status tddp_launch_layout_begin(tddp_launch_layout *layout, int restart, in
     if (!layout->run) {
         return TDDP_OK;
     }
-    char *attempt;
+    char *attempt = NULL;
     tddp_status status = make_attempt(layout, restart, &attempt);
     if (status != TDDP_OK) {
         return status;
