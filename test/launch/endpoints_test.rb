@@ -107,6 +107,19 @@ class EndpointsTest < NodesCase
     assert_code 130, first.finish
   end
 
+  def test_what_is_no_store
+    TCPServer.open("127.0.0.1", 0) do |server|
+      Thread.new do
+        loop { server.accept.tap { |client| client.write("HTTP/1.1 400 Bad Request\r\n\r\n") }.close }
+      rescue IOError
+        # The test is over.
+      end
+      result = at("127.0.0.1:#{server.addr[1]}", *shell("echo no")).finish(limit: 8)
+      assert_code 1, result
+      assert_match(/127\.0\.0\.1:#{server.addr[1]}/, result.err)
+    end
+  end
+
   # --- workers that one node cannot start
 
   def test_a_node_that_cannot_start_its_workers

@@ -2,8 +2,13 @@
 
 require_relative "launch_case"
 
+# Tests of nodes wait far more than they work: several at once.
+Minitest.parallel_executor = Minitest::Parallel::Executor.new(4)
+
 # Several torchruns as the nodes of one job, on the loopback interface.
 class NodesCase < LaunchCase
+  parallelize_me!
+
   # Quick enough for tests, and patient enough for a busy machine.
   CONF = "heartbeat_timeout=2,last_call_timeout=1"
 

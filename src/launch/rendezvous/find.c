@@ -284,12 +284,21 @@ static tddp_status look_at(const tddp_launch_node *node, int index, look *seen)
     return status;
 }
 
+/* Whether another try would be as vain: another secret, say, or no store at all. A node that was in
+ * the job knows that it may be otherwise. */
+static bool is_vain(const tddp_launch_node *node, tddp_status status)
+{
+    return status == TDDP_MISMATCH || status == TDDP_OUT_OF_MEMORY ||
+           (!node->was_in &&
+            (status == TDDP_STORE || status == TDDP_PROTOCOL || status == TDDP_INVALID_ARGUMENT));
+}
+
 /* One pass over all endpoints. NOT_FOUND: the job has ended; TIMEOUT: nobody leads. */
 static tddp_status look_around(tddp_launch_node *node, look *seen)
 {
     for (int i = 0; i < node->endpoint_count; i++) {
         tddp_status status = look_at(node, i, seen);
-        if (seen->leader.store || status == TDDP_MISMATCH || status == TDDP_OUT_OF_MEMORY) {
+        if (seen->leader.store || is_vain(node, status)) {
             return status;
         }
         if (status == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
