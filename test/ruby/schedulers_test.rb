@@ -74,6 +74,13 @@ class SchedulersTest < Minitest::Test
     assert_match(/MASTER_ADDR is not set.*SLURM_STEP_NODELIST.*scontrol show hostnames/, wrong({}) { bare.master_addr })
   end
 
+  # Srun -m arbitrary, with a file of hosts.
+  def test_tasks_that_were_placed_by_hand
+    assert_match(/list of one's own.*Set MASTER_ADDR/, wrong({}) { task(SLURM.merge("SLURM_DISTRIBUTION" => "arbitrary")).master_addr })
+    assert_match(/list of one's own/, wrong({}) { task(SLURM.merge("SLURM_PROCID" => "0")).master_addr })
+    assert_equal "node07", task(SLURM.merge("SLURM_DISTRIBUTION" => "cyclic")).master_addr
+  end
+
   def test_ports_of_jobs_and_steps
     port = ->(job, step) { task(SLURM.merge("SLURM_JOB_ID" => job.to_s, "SLURM_STEP_ID" => step.to_s)).master_port }
     ports = (4711...4791).flat_map { |job| 4.times.map { |step| port[job, step] } }

@@ -60,7 +60,12 @@ class SlurmCluster
     await("munged's socket") { File.socket?(path("munge.socket")) }
     run("slurmctld", "-D", "-f", configuration)
     @nodes.each { |node| run("slurmd", "-D", "-f", configuration, "-N", node, as: "slurmd-#{node}") }
-    await("#{@nodes.size} idle nodes") { ask("sinfo", "-h", "-N", "-o", "%t").split == ["idle"] * @nodes.size }
+    await("#{@nodes.size} idle nodes") { idle? }
+  end
+
+  # @return [Boolean] whether no job is running, nor ending
+  def idle?
+    ask("sinfo", "-h", "-N", "-o", "%t").split == ["idle"] * @nodes.size
   end
 
   # @return [Hash{String => String}] what Slurm's commands need

@@ -61,8 +61,12 @@ module Torch
           HostList.counts(text)[node]
         end
 
-        # Slurm numbers tasks from the first node on, whatever the distribution, unless the hosts' order is one's own.
+        # Slurm numbers tasks from the first node on, whatever the distribution, unless the order of hosts is one's own:
+        # then the list has them sorted all the same.
         def host_of_rank_zero
+          if @env["SLURM_DISTRIBUTION"].to_s.start_with?("arbitrary") || (rank.zero? && number_if_set("SLURM_NODEID")&.positive?)
+            unknown_host("its tasks are distributed by a list of one's own")
+          end
           list = @env["SLURM_STEP_NODELIST"] || @env["SLURM_JOB_NODELIST"] || @env["SLURM_NODELIST"]
           unknown_host("SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not set") if list.to_s.empty?
 
