@@ -64,4 +64,34 @@ class TorchrunPythonTest < LaunchCase
     assert_code 0, result
     assert_equal 3.times.map { |rank| "rank #{rank} of 3 in attempt 1" }, result.out.lines(chomp: true).sort
   end
+
+  ELASTIC = <<~PYTHON
+    import os
+    import sys
+    import time
+
+    exec(open(sys.argv[1]).read())
+    # The first world waits for the second, which is smaller, to end well.
+    while int(os.environ["WORLD_SIZE"]) > 1:
+        time.sleep(0.1)
+  PYTHON
+
+  # A node leaves, and the one that is left goes on alone, in a new world.
+  def test_an_elastic_job
+    path = File.join(@folder, "worker.py")
+    File.write(path, SUM.sub("int(sys.argv[1])", "0").sub("dist.destroy_process_group()", "").concat("sys.stdout.flush()\n"))
+    elastic = File.join(@folder, "elastic.py")
+    File.write(elastic, ELASTIC)
+    flags = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{free_port}", "--rdzv-id=python",
+      "--rdzv-conf=last_call_timeout=2", "--no-python"]
+    first, second = 2.times.map do
+      start(*flags, *@python, elastic, path, env: {"GLOO_SOCKET_IFNAME" => "lo"}).tap { sleep 0.5 }
+    end
+    [first, second].each { |run| run.await(/rank \d of 2 in attempt 0/, limit: 30) }
+    second.signal(:INT)
+    assert_code 130, second.finish(limit: 20)
+    result = first.finish(limit: 60)
+    assert_code 0, result
+    assert_match(/^rank 0 of 1 in attempt 0$/, result.out)
+  end
 end

@@ -184,17 +184,18 @@ class KubernetesTest < SchedulerCase
   def test_an_indexed_job
     job = documents("job").last
     container = containers(job["spec"]).first
-    port = free_port
-    runs = 2.times.map do |index|
+    ports = Array.new(3) { free_port }
+    runs = 3.times.map do |index|
       env = container["env"].to_h do |each|
         [each["name"], each["value"] || (index.to_s if each["valueFrom"]["fieldRef"]["fieldPath"].include?("job-completion-index"))]
       end
       assert_equal job["spec"]["completions"].to_s, env["PET_NNODES"]
-      # One machine has the rendezvous at one address only.
-      start_pod(container, env.merge("PET_NNODES" => "2", "PET_RDZV_ENDPOINT" => "127.0.0.1:#{port}"), JOIN)
+      # The names of three hosts are three ports of this one.
+      endpoints = env["PET_RDZV_ENDPOINT"].split(",").zip(ports).map { |_, port| "127.0.0.1:#{port}" }.join(",")
+      start_pod(container, env.merge("PET_NNODES" => "3", "PET_RDZV_ENDPOINT" => endpoints), JOIN)
     end
     lines = all_joined(runs)
-    assert_equal 4.times.map { |rank| %W[10 #{rank} 4 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
+    assert_equal 6.times.map { |rank| %W[21 #{rank} 6 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
   end
 
   # Pods find each other by the Service's names.
