@@ -96,6 +96,18 @@ class EndpointsTest < NodesCase
     assert_match(/no\.such\.host\.invalid/, result.err)
   end
 
+  # The rank does not say who hosts: that is who has the address.
+  def test_the_first_rank_is_not_where_the_endpoint_is
+    port = free_port
+    other = at("192.0.2.1:#{port}", "--node-rank=0", "--rdzv-conf=join_timeout=1", *shell("echo no"))
+    second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))
+    first = at("127.0.0.1:#{port}", "--node-rank=0", "--rdzv-conf=is_host=0", *shell("echo $RANK"))
+    assert_equal %W[0\n 1\n], [first, second].map(&:finish).map(&:out)
+    result = other.finish(limit: 12)
+    assert_code 1, result
+    assert_match(/tried 192\.0\.2\.1:#{port}/, result.err)
+  end
+
   def test_another_jobs_name
     port = free_port
     first = at("127.0.0.1:#{port}", *shell("echo no"))

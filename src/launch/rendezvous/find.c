@@ -1,7 +1,7 @@
 /*
- * The way to the leader: whether this node hosts a store for the others, which endpoint leads, and
- * what was tried when none does. A leader is who holds a lease somewhere and says `open` in its own
- * store; whether its lease has the votes is election.c's. Runs on the rendezvous thread.
+ * The way to the leader: which endpoint leads, and what was tried when none does. A leader is who
+ * holds a lease somewhere and says `open` in its own store; whether its lease has the votes is
+ * election.c's. Runs on the rendezvous thread.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,6 @@
 #include "net/net.h"
 
 enum {
-    LOOKUP_MS = 10 * 1000,
     REACH_MS = 2 * 1000, /* for one endpoint */
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
@@ -27,74 +26,6 @@ typedef struct look {
     bool silent[TDDP_LAUNCH_MAX_ENDPOINTS]; /* tried, and no way there */
     char why[TDDP_LAUNCH_MAX_ENDPOINTS][WHY_BYTES];
 } look;
-
-/* --- hosting --------------------------------------------------------------------------------- */
-
-/* Whether one of the endpoint's addresses is this machine's and its port free. */
-static bool may_host(const tddp_launch_node *node, const tddp_launch_endpoint *endpoint)
-{
-    tddp_net_address found[TDDP_NET_MAX_ADDRESSES];
-    size_t count;
-    char text[TDDP_NET_TEXT_BYTES];
-    if (tddp_net_resolve(endpoint->host, endpoint->port, tddp_deadline_after_ms(LOOKUP_MS),
-                         tddp_cancel_fd(node->cancel), found, TDDP_NET_MAX_ADDRESSES,
-                         &count) != TDDP_OK) {
-        return false; /* looking for the leader tries again, with a message */
-    }
-    for (size_t i = 0; i < count; i++) {
-        int fd;
-        if (tddp_net_listen(tddp_net_host_text(&found[i], text), endpoint->port, &fd) == TDDP_OK) {
-            tddp_close(fd);
-            return true;
-        }
-    }
-    return false;
-}
-
-static tddp_status start_host(tddp_launch_node *node, int index)
-{
-    tddp_launch_host_opts opts = {
-        .options = node->options,
-        .run_id = node->run_id,
-        .endpoint_index = index,
-        .endpoint_count = node->endpoint_count,
-        .endpoints = node->endpoints,
-    };
-    tddp_status status = tddp_launch_host_start(&opts, &node->host);
-    node->hosted = index;
-    return status;
-}
-
-tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node)
-{
-    const tddp_launch_options *options = node->options;
-    int told = options->conf.is_host;
-    if (told < 0 && node->endpoint_count == 1 && options->node_rank >= 0) {
-        told = options->node_rank == 0;
-    }
-    if (told == 0) {
-        return TDDP_OK;
-    }
-    if (told == 1 && node->endpoint_count == 1) {
-        return start_host(node, 0);
-    }
-    for (int i = 0; i < node->endpoint_count; i++) {
-        if (may_host(node, &node->endpoints[i])) {
-            tddp_status status = start_host(node, i);
-            if (status != TDDP_ADDRESS_IN_USE) {
-                return status;
-            }
-            /* Another node of this machine was quicker: it is the host. */
-        }
-    }
-    return told < 0
-               ? TDDP_OK
-               : tddp_fail(TDDP_INVALID_ARGUMENT,
-                           "--rdzv-conf is_host=1: none of the endpoints is an address of "
-                           "this host with a free port; give one that is, or let is_host away");
-}
-
-/* --- looking --------------------------------------------------------------------------------- */
 
 void tddp_launch_leader_forget(tddp_launch_leader *leader)
 {
@@ -296,6 +227,9 @@ static bool is_vain(const tddp_launch_node *node, tddp_status status)
 /* One pass over all endpoints. NOT_FOUND: the job has ended; TIMEOUT: nobody leads. */
 static tddp_status look_around(tddp_launch_node *node, look *seen)
 {
+    if (node->orders.leave || node->orders.quit) {
+        return tddp_fail(TDDP_CANCELED, "told to end");
+    }
     for (int i = 0; i < node->endpoint_count; i++) {
         tddp_status status = look_at(node, i, seen);
         if (seen->leader.store || is_vain(node, status)) {
@@ -330,8 +264,9 @@ static tddp_status fail_search(const tddp_launch_node *node, const char *tried)
 {
     return tddp_fail(TDDP_TIMEOUT,
                      "no torchrun leads the job \"%s\" within %d s: tried %s; check that torchrun "
-                     "runs there, and that all nodes have the same --rdzv-endpoint and --rdzv-id, "
-                     "or raise --rdzv-conf join_timeout",
+                     "runs there (with --rdzv-conf is_host=1 if that host knows itself by another "
+                     "address), and that all nodes have the same --rdzv-endpoint and --rdzv-id, or "
+                     "raise --rdzv-conf join_timeout",
                      node->run_id, node->options->conf.join_timeout, tried);
 }
 

@@ -1,8 +1,9 @@
 /*
  * This node among the others: what the rendezvous thread does. member.c goes through a job's rounds
  * with the leader's council (text.h has the protocol), member_words.c does what the council says,
- * member_place.c works out this node's place in a round, find.c finds the leader, or has this node
- * host a store. The thread alone uses all of it.
+ * member_place.c works out this node's place in a round, member_leader.c takes a slot at a leader
+ * and goes to the next one. find.c finds the leader, find_host.c has this node host a store. The
+ * thread alone uses all of it.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
@@ -149,10 +150,13 @@ TDDP_NODISCARD tddp_status tddp_launch_node_take_word(tddp_launch_node *node,
 /* The last word: no other follows. */
 void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word);
 
-/* --- find.c ---------------------------------------------------------------------------------- */
+/* --- find_host.c and find.c
+ * ---------------------------------------------------------------------------------- */
 
 /* Hosts a store if one of the endpoints is here and this node is to. */
 TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
+
+/* --- find.c ---------------------------------------------------------------------------------- */
 
 /*
  * Looks for the leader until it is found or the time is up (at least once at all endpoints); tells
