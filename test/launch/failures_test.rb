@@ -121,6 +121,26 @@ class FailuresTest < LaunchCase
     assert_match(%r{torchrun: no report: cannot write /nowhere/report.json: No such file or directory}, result.err)
   end
 
+  def test_other_nodes_show_the_cause_with_its_traceback
+    port = free_port
+    worker = shell(<<~SH)
+      [ $RANK = 1 ] || exec sleep 60
+      sleep 0.3
+      echo '{"message": {"message": "ValueError: deep", "extraInfo": {"py_callstack": "one\\ntwo", "timestamp": "1000"}}}' > $TORCHELASTIC_ERROR_FILE
+      exit 6
+    SH
+    results = [0, 1].map do |node|
+      start("--nnodes=2", "--node-rank=#{node}", "--master-addr=127.0.0.1", "--master-port=#{port}", "--report-file=#{@folder}/report#{node}.json", *worker)
+    end.map { |run| run.finish }
+    results.each { |result| assert_code 1, result }
+    host = Regexp.escape(Socket.gethostname)
+    assert_match(/FAILED elsewhere: rank 1 on node 1: exit code 6 \(pid \d+ on #{host}\)\n-+\nRoot cause, as that node told it:\n  error     : ValueError: deep\n {14}one\n {14}two$/,
+      results[0].err)
+    told = [0, 1].map { |node| JSON.parse(File.read("#{@folder}/report#{node}.json"))["attempts"].first }
+    assert_match(/\Arank 1 on node 1: exit code 6 .*\nValueError: deep\none\ntwo\z/, told[0]["elsewhere"])
+    assert_equal [nil, 1], [told[1]["elsewhere"], told[1]["failures"].first["rank"]]
+  end
+
   # torchrun as the worker of another launcher, which looks where PyTorch's look.
   def test_the_root_cause_is_handed_up
     up = "#{@folder}/up.json"

@@ -18,7 +18,9 @@ class ShimTest < LaunchCase
     assert_code 0, result
     assert_equal 1, result.out.lines.uniq.size
     run = start(*shell("echo $PPID; #{SLEEP}"), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY})
-    run.await(/#{run.pid}/)
+    run.await(/\d+/)
+    # The shim's process is the program now, whose child has the workers.
+    assert_equal run.agent.to_s, run.out[/\d+/]
     run.signal(:INT)
     assert_code 130, run.finish(limit: 5)
   end

@@ -47,8 +47,9 @@ void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
 int tddp_launch_agent_conclude(tddp_launch_agent *agent)
 {
     const tddp_launch_scene scene = scene_of(agent);
-    bool elsewhere =
-        agent->cause == TDDP_LAUNCH_CAUSE_PEER || agent->cause == TDDP_LAUNCH_CAUSE_FATAL;
+    bool elsewhere = agent->cause == TDDP_LAUNCH_CAUSE_PEER ||
+                     agent->cause == TDDP_LAUNCH_CAUSE_FATAL ||
+                     agent->cause == TDDP_LAUNCH_CAUSE_SAID;
     tddp_launch_outcome outcome = {
         .exit_status = agent->signal                              ? EXIT_BY_SIGNAL + agent->signal
                        : agent->cause == TDDP_LAUNCH_CAUSE_NONE   ? EXIT_SUCCESS
