@@ -60,6 +60,15 @@ static bool is_vacant(const char *lease)
     return strcmp(lease, "free") == 0 || strcmp(lease, "young") == 0;
 }
 
+/* Whether a lease is ours, of this term. */
+static bool is_ours(const tddp_launch_election *election, const char *lease)
+{
+    int endpoint;
+    int term;
+    return is_given(lease, &endpoint, &term) && endpoint == election->opts.self &&
+           term == election->term;
+}
+
 static void write_lease(const tddp_launch_election *election, char *lease)
 {
     (void)snprintf(lease, TDDP_LAUNCH_LEASE_BYTES, "%d %d %" PRId64, election->opts.self,
@@ -163,11 +172,8 @@ static void renew_one(tddp_launch_election *election, int voter)
     char expected[TDDP_LAUNCH_LEASE_BYTES];
     write_lease(election, lease);
     for (int i = 0; i < 2; i++) { /* once more if it is not what it was when last seen */
-        int endpoint;
-        int term;
         (void)snprintf(expected, sizeof expected, "%s", vote->lease);
-        bool ours = is_given(expected, &endpoint, &term) && endpoint == election->opts.self &&
-                    term == election->term;
+        bool ours = is_ours(election, expected);
         int64_t sent = now(election);
         if (swap(election, voter, ours ? expected : "free", lease)) {
             vote->held_ns = sent;
@@ -270,6 +276,9 @@ static void give_back(tddp_launch_election *election)
         if (vote->held_ns) {
             vote->held_ns = 0;
             take_away(election, i, vote->lease);
+            if (vote->answers && is_ours(election, vote->lease)) {
+                take_away(election, i, vote->lease); /* a renewal had arrived, unanswered */
+            }
         }
     }
 }

@@ -17,6 +17,8 @@
  * election alone takes away a lease: one that its own clock has not seen renewed for a whole lease.
  * So a majority can only go to another once the leader has counted itself deposed.
  *
+ * The lease's length (--rdzv-conf heartbeat_timeout) has to be the same at all endpoints.
+ *
  * TERM is one more than any that the candidate has seen, in `lease` or `term`; a lease that goes
  * leaves its TERM in `term`. So an endpoint never leads twice with the same TERM while its store
  * lives.

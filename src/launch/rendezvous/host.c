@@ -61,7 +61,8 @@ static void *elect(void *data)
     const char *word = NULL;
     tddp_launch_voters_init(&voters, opts->endpoints, opts->endpoint_count, opts->endpoint_index,
                             host->address, host->port, opts->run_id,
-                            lease_ms / SHARES < ANSWER_MS ? lease_ms / SHARES : ANSWER_MS, NULL);
+                            lease_ms / SHARES < ANSWER_MS ? lease_ms / SHARES : ANSWER_MS,
+                            host->election_cancel);
     tddp_launch_election_opts how = {.self = opts->endpoint_index,
                                      .count = opts->endpoint_count,
                                      .lease_ns = lease_ms * TDDP_NS_PER_MS,
@@ -82,7 +83,10 @@ static void *elect(void *data)
                                   tddp_cancel_fd(host->election_cancel));
         }
     }
-    if (hand_over && !word) {
+    voters.cancel = NULL; /* it is triggered: what follows is to be done still */
+    if (word && !told) {
+        (void)tddp_launch_election_end(&election, word);
+    } else if (hand_over && !word) {
         tddp_launch_election_resign(&election);
     }
     tddp_launch_voters_close(&voters);
