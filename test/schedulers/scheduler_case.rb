@@ -31,9 +31,10 @@ class SchedulerCase < LaunchCase
     start(*command.drop(1), command: [command.first], **options).finish(limit: limit)
   end
 
-  # Lines that workers of JOIN wrote, each as its words.
+  # Lines that workers of JOIN wrote, each as its words, whatever a launcher put before it: mpirun gives its processes a
+  # terminal, where torchrun names its workers.
   def joined(result)
     assert_code 0, result
-    result.out.lines.filter_map { |line| line.split[1..] if line.start_with?("sum ") }.sort_by { |words| words[1].to_i }
+    result.out.scan(/\bsum (.*)/).map { |(words)| words.split }.sort_by { |words| words[1].to_i }
   end
 end
