@@ -88,9 +88,9 @@ class OrphansTest < LaunchCase
   def test_the_agent_crashes
     run = start("--nproc-per-node=2", *shell("echo ready; sleep 60"))
     ready(run)
-    Process.kill(:SEGV, run.agent)
+    Process.kill(:ABRT, run.agent)
     result = run.finish(limit: 5)
-    assert_code 139, result
+    assert_code 134, result
     assert_empty marked
   end
 

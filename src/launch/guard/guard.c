@@ -112,9 +112,9 @@ static int conclude(pid_t agent, int status, const tddp_launch_strangers *strang
                        "its agent (pid %d) was killed by %s; the workers were killed with it",
                        (int)agent, tddp_launch_signal_name(WTERMSIG(status), name));
         say(text);
-        if (private_folder) {
-            tddp_launch_layout_remove(private_folder);
-        }
+    }
+    if (private_folder) {
+        tddp_launch_layout_remove(private_folder);
     }
     if (!swept) {
         say("some processes of the workers cannot be killed");
