@@ -35,6 +35,6 @@ class SchedulerCase < LaunchCase
   # terminal, where torchrun names its workers.
   def joined(result)
     assert_code 0, result
-    result.out.scan(/\bsum (.*)/).map { |(words)| words.split }.sort_by { |words| words[1].to_i }
+    result.out.scan(/sum (.*)/).map { |(words)| words.split }.sort_by { |words| words[1].to_i }
   end
 end
