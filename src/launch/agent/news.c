@@ -81,7 +81,7 @@ static void take_news(tddp_launch_agent *agent, tddp_launch_news news,
         take_done(agent);
         break;
     case TDDP_LAUNCH_NEWS_TELL:
-        (void)snprintf(agent->told, sizeof agent->told, "%s", text);
+        (void)snprintf(agent->told, sizeof agent->told, "%.*s", (int)sizeof agent->told - 1, text);
         tddp_launch_console_say(&agent->console, "%s", text);
         break;
     case TDDP_LAUNCH_NEWS_FAILED:

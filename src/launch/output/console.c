@@ -41,7 +41,7 @@ static void open_sink(tddp_launch_sink *sink, int fd)
         sink->kind = TDDP_LAUNCH_SINK_PLAIN;
         return;
     }
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
     int own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (own >= 0) {
         sink->fd = own;

@@ -1,15 +1,13 @@
 /*
  * The mailbox between the agent and the rendezvous thread, and the thread's life. The thread alone
  * uses the store, whose calls block; the agent's poll must not. Orders go one way (with a cancel
- * token that ends the thread's wait), news the other (with an eventfd). Invariant: `lock` covers
- * orders, the queue of news and `over`; the token is triggered and calmed under it, so no order is
- * missed. What the thread does is member.c's.
+ * token that ends the thread's wait), news the other (with a second token as a bell). Invariant:
+ * `lock` covers orders, the queue of news and `over`; the token is triggered and calmed under it,
+ * so no order is missed. What the thread does is member.c's.
  */
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "launch/rendezvous/member.h"
@@ -29,26 +27,12 @@ struct tddp_launch_rendezvous {
     pthread_t thread;
     pthread_mutex_t lock;
     tddp_cancel *cancel;
-    int fd;
+    tddp_cancel *bell; /* there are news */
     tddp_launch_orders orders;
     letter *first;
     letter **last; /* where the next letter is hung on */
     bool over;
 };
-
-static void wake(const tddp_launch_rendezvous *rendezvous)
-{
-    uint64_t one = 1;
-    ssize_t ignored = write(rendezvous->fd, &one, sizeof one);
-    (void)ignored;
-}
-
-static void calm(const tddp_launch_rendezvous *rendezvous)
-{
-    uint64_t count;
-    ssize_t ignored = read(rendezvous->fd, &count, sizeof count);
-    (void)ignored;
-}
 
 /* --- the thread's side ----------------------------------------------------------------------- */
 
@@ -70,7 +54,7 @@ void tddp_launch_rendezvous_post(tddp_launch_rendezvous *rendezvous, tddp_launch
     pthread_mutex_lock(&rendezvous->lock);
     *rendezvous->last = made;
     rendezvous->last = &made->next;
-    wake(rendezvous);
+    tddp_cancel_trigger(rendezvous->bell);
     pthread_mutex_unlock(&rendezvous->lock);
 }
 
@@ -90,7 +74,7 @@ static void *body(void *data)
     tddp_launch_node_run(rendezvous->node);
     pthread_mutex_lock(&rendezvous->lock);
     rendezvous->over = true;
-    wake(rendezvous);
+    tddp_cancel_trigger(rendezvous->bell);
     pthread_mutex_unlock(&rendezvous->lock);
     return NULL;
 }
@@ -106,7 +90,7 @@ static void release(tddp_launch_rendezvous *rendezvous)
         each = next;
     }
     tddp_cancel_free(rendezvous->cancel);
-    tddp_close(rendezvous->fd);
+    tddp_cancel_free(rendezvous->bell);
     (void)pthread_mutex_destroy(&rendezvous->lock);
     free(rendezvous);
 }
@@ -120,9 +104,10 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options, con
     }
     made->last = &made->first;
     (void)pthread_mutex_init(&made->lock, NULL);
-    made->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    tddp_status status =
-        made->fd < 0 ? tddp_fail_errno("eventfd") : tddp_cancel_create(&made->cancel);
+    tddp_status status = tddp_cancel_create(&made->bell);
+    if (status == TDDP_OK) {
+        status = tddp_cancel_create(&made->cancel);
+    }
     if (status == TDDP_OK) {
         status =
             tddp_launch_node_create(options, run_id, local_size, made, made->cancel, &made->node);
@@ -140,7 +125,7 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options, con
 
 int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous)
 {
-    return rendezvous->fd;
+    return tddp_cancel_fd(rendezvous->bell);
 }
 
 tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
@@ -148,7 +133,7 @@ tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
                                              char text[TDDP_LAUNCH_NEWS_BYTES])
 {
     pthread_mutex_lock(&rendezvous->lock);
-    calm(rendezvous);
+    tddp_cancel_reset(rendezvous->bell);
     letter *taken = rendezvous->first;
     if (taken) {
         rendezvous->first = taken->next;
@@ -214,10 +199,10 @@ static bool await_over(tddp_launch_rendezvous *rendezvous)
 {
     int64_t deadline = tddp_deadline_after_ms(END_MS);
     while (!tddp_launch_rendezvous_over(rendezvous)) {
-        if (tddp_net_poll(rendezvous->fd, POLLIN, deadline, -1) != TDDP_OK) {
+        if (tddp_net_poll(tddp_cancel_fd(rendezvous->bell), POLLIN, deadline, -1) != TDDP_OK) {
             return false;
         }
-        calm(rendezvous);
+        tddp_cancel_reset(rendezvous->bell);
     }
     return true;
 }
