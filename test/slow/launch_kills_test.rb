@@ -96,9 +96,9 @@ class LaunchKillsTest < LaunchCase
   def one_kill(number, random)
     role = ROLES.sample(random: random)
     deed = DEEDS.keys.sample(random: random)
-    pause = [random.rand(0.02), random.rand(0.1), 0.1 + random.rand(0.1)].sample(random: random)
+    pause = [random.rand(0.02), random.rand(0.1), 0.05 + random.rand(0.1)].sample(random: random)
     what = "kill #{number} of seed #{SEED}: #{deed} for #{role} after #{(pause * 1000).round} ms"
-    run = start("--nproc-per-node=2", "--shutdown-timeout=0.3", *@worker)
+    run = start("--nproc-per-node=2", "--shutdown-timeout=0.1", *@worker)
     sleep pause
     pid = victim(run, role, random)
     struck = pid && hit(pid, DEEDS.fetch(deed))
