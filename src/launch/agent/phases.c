@@ -2,7 +2,6 @@
  * What each event does to the agent; the table of phases is in agent_state.h. Every phase after
  * RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
  */
-#include <errno.h>
 #include <sys/wait.h>
 
 #include "launch/agent/agent_state.h"
@@ -43,18 +42,11 @@ static void kill_workers(tddp_launch_agent *agent)
     enter(agent, TDDP_LAUNCH_KILLING, KILL_MS);
 }
 
-/* Orphans become our children: with no child there is no descendant. */
-static bool anyone_left(void)
-{
-    siginfo_t info;
-    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
-}
-
 void tddp_launch_agent_sweep(tddp_launch_agent *agent)
 {
     agent->sweeps = 0;
     enter(agent, TDDP_LAUNCH_SWEEPING, SWEEP_TERM_MS);
-    if (anyone_left()) {
+    if (tddp_launch_has_children()) {
         (void)tddp_launch_signal_descendants(NULL, 0, SIGTERM);
         (void)tddp_launch_signal_descendants(NULL, 0, SIGCONT);
     }
@@ -273,7 +265,7 @@ static void all_succeeded(tddp_launch_agent *agent)
 
 static void advance_sweep(tddp_launch_agent *agent)
 {
-    bool left = anyone_left();
+    bool left = tddp_launch_has_children();
     if (left && agent->sweeps <= MOST_SWEEPS) {
         return;
     }

@@ -3,7 +3,6 @@
  * killed. It has no thread, no descriptor of its own and no memory that grows, so that it goes on
  * whatever befalls the agent. Main thread.
  */
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,12 +67,6 @@ static bool reap(pid_t agent, int *agent_status)
     return over;
 }
 
-static bool has_children(void)
-{
-    siginfo_t info;
-    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
-}
-
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
 static bool sweep(const tddp_launch_strangers *strangers)
 {
@@ -81,7 +74,8 @@ static bool sweep(const tddp_launch_strangers *strangers)
     int ignored;
     for (int i = 0; i < MOST_SWEEPS; i++) {
         (void)reap(0, &ignored);
-        if (!has_children() || tddp_launch_signal_descendants(strangers, 0, SIGKILL) == 0) {
+        if (!tddp_launch_has_children() ||
+            tddp_launch_signal_descendants(strangers, 0, SIGKILL) == 0) {
             return true;
         }
         (void)poll(NULL, 0, pause_ms);

@@ -1,8 +1,7 @@
 /*
  * torchrun's two processes.
  *
- *     shell -- front ("torchrun")        its pid is torchrun's; passes on signals and the exit
- * status
+ *     shell -- front ("torchrun")    torchrun's pid; passes on signals and the exit status
  *                `-- agent ("torchrun-agent")   all the work; a process group of its own
  *                      `-- workers, each in a session of its own, and what they start
  *

@@ -223,16 +223,15 @@ void tddp_launch_monitor_wake(tddp_launch_monitor *monitor)
 void tddp_launch_monitor_show(tddp_launch_monitor *monitor, tddp_launch_view *view)
 {
     view->seconds = (tddp_now_ns() - monitor->created) / TDDP_NS_PER_S;
+    monitor->next = tddp_deadline_after_ms(monitor->terminal >= 0 ? EVERY_MS : PLAIN_EVERY_MS);
     if (tddp_launch_usage_look(&monitor->usage, view->workers, view->count,
                                USED_EVERY_MS * TDDP_NS_PER_MS) != TDDP_OK) {
         return;
     }
     if (monitor->terminal >= 0) {
-        monitor->next = tddp_deadline_after_ms(EVERY_MS);
         show_block(monitor, view);
     } else {
         char text[4096];
-        monitor->next = tddp_deadline_after_ms(PLAIN_EVERY_MS);
         tddp_launch_view_line(view, text, sizeof text);
         tddp_launch_console_say(monitor->console, "%s", text);
     }

@@ -5,16 +5,7 @@
 #define TDDP_LAUNCH_MONITOR_USAGE_H
 
 #include "launch/output/monitor.h"
-
-/* A process that was seen. */
-typedef struct tddp_launch_seen {
-    pid_t pid;
-    pid_t parent;
-    unsigned long long started; /* with the number it is one process only */
-    unsigned long long ticks;   /* of CPU time */
-    uint64_t memory;
-    int worker; /* whose it is; -1: nobody's */
-} tddp_launch_seen;
+#include "launch/workers/processes.h"
 
 /* What a worker used, as told last. */
 typedef struct tddp_launch_used {
@@ -25,17 +16,16 @@ typedef struct tddp_launch_used {
 
 /* What was seen last; all zero: nothing. */
 typedef struct tddp_launch_usage {
-    tddp_launch_seen *list;
-    size_t count;
-    int64_t at;             /* when */
-    int64_t found;          /* when descendants were last looked for */
-    tddp_launch_used *told; /* of each worker */
+    tddp_launch_process_list seen; /* the workers' own: `owner` is the worker's index */
+    int64_t at;                    /* when */
+    int64_t found;                 /* when descendants were last looked for */
+    tddp_launch_used *told;        /* of each worker */
     int workers;
 } tddp_launch_usage;
 
 /* Fills in the workers' CPU and memory: those told last if that was less than `least_ns` ago and
  * the workers are the same. Descendants are looked for every few seconds only. Errors:
- * TDDP_OUT_OF_MEMORY. */
+ * TDDP_SYSTEM, TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_usage_look(tddp_launch_usage *usage,
                                                   tddp_launch_view_worker *workers, int count,
                                                   int64_t least_ns);

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include <tddp/status.h>
@@ -35,6 +36,10 @@ void tddp_launch_name_process(const char *name);
 /* In a forked child: closes descriptors from 3 on at the exec. Async-signal-safe. */
 void tddp_launch_close_on_exec_from(int first);
 
+/* Whether this process has a child, ended ones that were not waited for among them. With orphans
+ * adopted, nobody descends from a process without children. */
+bool tddp_launch_has_children(void);
+
 TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
 void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
 
@@ -42,5 +47,38 @@ void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
  * theirs, and but `spared` (0: nobody), whose own are sent it; the number found. */
 size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
                                       int number);
+
+/* --- what the kernel tells of them ----------------------------------------------------------- */
+
+typedef struct tddp_launch_process {
+    pid_t pid;
+    pid_t parent;
+    bool ended;                 /* and not waited for yet */
+    unsigned long long started; /* with the number it is one process only */
+    unsigned long long ticks;   /* of CPU time */
+    uint64_t memory;            /* bytes */
+    int owner;                  /* the caller's to use; -1: nobody */
+} tddp_launch_process;
+
+/* All zero is an empty one. Free `list` with free(). */
+typedef struct tddp_launch_process_list {
+    tddp_launch_process *list; /* by pid */
+    size_t count;
+    size_t capacity;
+} tddp_launch_process_list;
+
+/* Looks at one process; false if there is no such. */
+bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out);
+
+/* Adds one behind the others, whose pids are lower. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_process_add(tddp_launch_process_list *all,
+                                                   const tddp_launch_process *one);
+
+/* Adds every process of this machine that can be seen to an empty list. Errors: TDDP_SYSTEM,
+ * TDDP_OUT_OF_MEMORY; the list has to be freed all the same. */
+TDDP_NODISCARD tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all);
+
+/* The process with that number, or NULL. */
+tddp_launch_process *tddp_launch_process_find(const tddp_launch_process_list *all, pid_t pid);
 
 #endif

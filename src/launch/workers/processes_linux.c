@@ -4,6 +4,7 @@
  * that forked.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -22,18 +24,8 @@
 
 enum { FALLBACK_DESCRIPTORS = 4096 };
 
-typedef struct process {
-    pid_t pid;
-    pid_t parent;
-    bool stranger;
-    bool ours;
-} process;
-
-typedef struct process_list {
-    process *list;
-    size_t count;
-    size_t capacity;
-} process_list;
+/* What a process is to this one. */
+enum { OURS = 1, STRANGER = 2 };
 
 tddp_status tddp_launch_adopt_orphans(void)
 {
@@ -69,11 +61,23 @@ void tddp_launch_close_on_exec_from(int first)
     }
 }
 
-/* The parent in /proc/PID/stat, behind the name in brackets, which may hold anything. */
-static bool read_parent(pid_t pid, pid_t *out)
+bool tddp_launch_has_children(void)
+{
+    siginfo_t info;
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+}
+
+/* --- what the kernel tells of them ----------------------------------------------------------- */
+
+bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out)
 {
     char path[64];
-    char text[512];
+    char text[1024];
+    char state;
+    unsigned long long user;
+    unsigned long long system;
+    long long pages;
+    tddp_launch_process made = {.pid = pid, .owner = -1};
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -82,77 +86,95 @@ static bool read_parent(pid_t pid, pid_t *out)
     ssize_t got = read(fd, text, sizeof text - 1);
     tddp_close(fd);
     text[got > 0 ? got : 0] = '\0';
+    /* The name in brackets may hold anything. */
     const char *bracket = strrchr(text, ')');
-    int parent;
-    if (!bracket || sscanf(bracket + 1, " %*c %d", &parent) != 1) {
+    if (!bracket || sscanf(bracket + 1,
+                           " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d "
+                           "%*d %*d %llu %*u %lld",
+                           &state, &made.parent, &user, &system, &made.started, &pages) != 6) {
         return false;
     }
-    *out = parent;
+    made.ended = state == 'Z' || state == 'X';
+    made.ticks = user + system;
+    made.memory = pages > 0 ? (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+    *out = made;
     return true;
 }
 
-static tddp_status add_process(process_list *all, pid_t pid, pid_t parent)
+tddp_status tddp_launch_process_add(tddp_launch_process_list *all, const tddp_launch_process *one)
 {
     if (all->count == all->capacity) {
         size_t capacity = all->capacity ? all->capacity * 2 : 256;
-        process *list = tddp_resize(all->list, capacity * sizeof *list);
+        tddp_launch_process *list = tddp_resize(all->list, capacity * sizeof *list);
         if (!list) {
             return TDDP_OUT_OF_MEMORY;
         }
         all->list = list;
         all->capacity = capacity;
     }
-    all->list[all->count++] = (process){.pid = pid, .parent = parent};
+    all->list[all->count++] = *one;
     return TDDP_OK;
 }
 
-static tddp_status list_processes(process_list *all)
+static int by_pid(const void *a, const void *b)
 {
-    DIR *directory = opendir("/proc");
-    if (!directory) {
+    const tddp_launch_process *x = a;
+    const tddp_launch_process *y = b;
+    return (x->pid > y->pid) - (x->pid < y->pid);
+}
+
+tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all)
+{
+    DIR *folder = opendir("/proc");
+    if (!folder) {
         return tddp_fail_errno("/proc");
     }
     tddp_status status = TDDP_OK;
     struct dirent *entry;
-    while (status == TDDP_OK && (entry = readdir(directory))) {
+    while (status == TDDP_OK && (entry = readdir(folder))) {
         int64_t pid;
-        pid_t parent;
-        if (tddp_parse_int(entry->d_name, 1, INT32_MAX, &pid) && read_parent((pid_t)pid, &parent)) {
-            status = add_process(all, (pid_t)pid, parent);
+        tddp_launch_process one;
+        if (tddp_parse_int(entry->d_name, 1, INT32_MAX, &pid) &&
+            tddp_launch_process_look((pid_t)pid, &one)) {
+            status = tddp_launch_process_add(all, &one);
         }
     }
-    closedir(directory);
+    closedir(folder);
+    if (all->count > 0) {
+        qsort(all->list, all->count, sizeof *all->list, by_pid);
+    }
     return status;
 }
 
-/* Whether `pid` is this process or known as a descendant of it. */
-static bool is_ours(const process_list *all, pid_t pid)
+tddp_launch_process *tddp_launch_process_find(const tddp_launch_process_list *all, pid_t pid)
 {
-    if (pid == getpid()) {
-        return true;
-    }
-    for (size_t i = 0; i < all->count; i++) {
-        if (all->list[i].pid == pid) {
-            return all->list[i].ours;
-        }
-    }
-    return false;
+    tddp_launch_process key = {.pid = pid};
+    return all->count == 0 ? NULL : bsearch(&key, all->list, all->count, sizeof key, by_pid);
 }
 
+/* --- descendants ----------------------------------------------------------------------------- */
+
 /* Marks descendants generation by generation until nothing is added. */
-static void mark_ours(process_list *all, const tddp_launch_strangers *strangers)
+static void mark_ours(tddp_launch_process_list *all, const tddp_launch_strangers *strangers)
 {
-    for (size_t i = 0; strangers && i < all->count; i++) {
-        for (size_t k = 0; k < strangers->count; k++) {
-            all->list[i].stranger |= all->list[i].pid == strangers->list[k];
+    pid_t self = getpid();
+    for (size_t i = 0; strangers && i < strangers->count; i++) {
+        tddp_launch_process *stranger = tddp_launch_process_find(all, strangers->list[i]);
+        if (stranger) {
+            stranger->owner = STRANGER;
         }
     }
     for (bool added = true; added;) {
         added = false;
         for (size_t i = 0; i < all->count; i++) {
-            process *one = &all->list[i];
-            if (!one->ours && !one->stranger && is_ours(all, one->parent)) {
-                one->ours = added = true;
+            tddp_launch_process *one = &all->list[i];
+            if (one->owner >= 0) {
+                continue;
+            }
+            const tddp_launch_process *parent = tddp_launch_process_find(all, one->parent);
+            if (one->parent == self || (parent && parent->owner == OURS)) {
+                one->owner = OURS;
+                added = true;
             }
         }
     }
@@ -161,14 +183,15 @@ static void mark_ours(process_list *all, const tddp_launch_strangers *strangers)
 size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
                                       int number)
 {
-    process_list all = {0};
+    tddp_launch_process_list all = {0};
     size_t found = 0;
-    if (list_processes(&all) == TDDP_OK) {
+    if (tddp_launch_process_list_all(&all) == TDDP_OK) {
         mark_ours(&all, strangers);
         for (size_t i = 0; i < all.count; i++) {
-            if (all.list[i].ours && all.list[i].pid != spared) {
+            const tddp_launch_process *one = &all.list[i];
+            if (one->owner == OURS && one->pid != spared) {
                 found++;
-                (void)kill(all.list[i].pid, number);
+                (void)kill(one->pid, number);
             }
         }
     }

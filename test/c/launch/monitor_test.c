@@ -153,7 +153,7 @@ TEST(workers_are_seen_with_their_descendants)
         {.pid = 0, .alive = false, .state = "", .last_line = ""},
     };
     CHECK_OK(tddp_launch_usage_look(&usage, workers, 3, 0));
-    CHECK_INT(usage.count, 3);
+    CHECK_INT(usage.seen.count, 3);
     CHECK(workers[0].cpu < 0 && workers[1].cpu < 0);
     CHECK(workers[0].memory > workers[1].memory && workers[1].memory > 0);
     (void)nanosleep(&(struct timespec){0, 500000000}, NULL);
