@@ -108,6 +108,19 @@ class EndpointsTest < NodesCase
     assert_match(/tried 192\.0\.2\.1:#{port}/, result.err)
   end
 
+  def test_the_first_rank_comes_late
+    port = free_port
+    second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))
+    eventually("the other node to host") do
+      TCPSocket.new("127.0.0.1", port).close
+      true
+    rescue SystemCallError
+      false
+    end
+    first = at("127.0.0.1:#{port}", "--node-rank=0", *shell("echo $RANK"))
+    assert_equal %W[0\n 1\n], [first, second].map(&:finish).map(&:out)
+  end
+
   def test_another_jobs_name
     port = free_port
     first = at("127.0.0.1:#{port}", *shell("echo no"))

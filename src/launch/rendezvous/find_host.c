@@ -2,6 +2,8 @@
  * Whether this node hosts a store for the others: at an endpoint that is an address of its own, or
  * where it is told to. Runs on the rendezvous thread, once, before anything else.
  */
+#include <stdlib.h>
+
 #include "launch/rendezvous/member.h"
 #include "net/net.h"
 
@@ -57,17 +59,35 @@ static tddp_status host_free_one(tddp_launch_node *node)
     return TDDP_OK;
 }
 
-/* Whether somebody leads already, or will in a moment. */
-static bool is_led(tddp_launch_node *node)
+/* Looks for a leader that is there or will be in a moment. */
+static tddp_status find_for_a_moment(tddp_launch_node *node, tddp_launch_leader *out)
 {
-    tddp_launch_leader leader;
     tddp_launch_word end = {0};
-    tddp_status status = tddp_launch_find_leader(node, DEFER_MS, &leader, &end);
+    tddp_status status = tddp_launch_find_leader(node, DEFER_MS, out, &end);
+    tddp_launch_word_free(&end);
+    return status;
+}
+
+/* Hosts the only endpoint, unless another node of the job does already. */
+static tddp_status host_only_one(tddp_launch_node *node)
+{
+    tddp_status status = start_host(node, 0);
+    if (status != TDDP_ADDRESS_IN_USE || node->options->backend == TDDP_LAUNCH_STATIC) {
+        return status;
+    }
+    char *reason = tddp_copy_string(tddp_error_message());
+    if (!reason) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_launch_leader leader;
+    status = find_for_a_moment(node, &leader);
     if (status == TDDP_OK) {
         tddp_launch_leader_forget(&leader);
+    } else if (status != TDDP_CANCELED) {
+        status = tddp_fail(TDDP_ADDRESS_IN_USE, "%s", reason);
     }
-    tddp_launch_word_free(&end);
-    return status != TDDP_TIMEOUT;
+    free(reason);
+    return status == TDDP_CANCELED ? TDDP_OK : status; /* the search that follows ends for it */
 }
 
 /* Of nodes with ranks the first one hosts the only endpoint: always in the static rendezvous, where
@@ -84,9 +104,14 @@ static tddp_status host_by_rank(tddp_launch_node *node)
         return TDDP_OK;
     }
     if (first) {
-        return start_host(node, 0);
+        return host_only_one(node);
     }
-    return is_led(node) ? TDDP_OK : host_free_one(node);
+    tddp_launch_leader leader;
+    tddp_status status = find_for_a_moment(node, &leader);
+    if (status == TDDP_OK) {
+        tddp_launch_leader_forget(&leader);
+    }
+    return status == TDDP_TIMEOUT ? host_free_one(node) : TDDP_OK;
 }
 
 tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node)
@@ -97,7 +122,7 @@ tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node)
         return TDDP_OK;
     }
     if (options->conf.is_host > 0 && only) {
-        return start_host(node, 0);
+        return host_only_one(node);
     }
     if (options->conf.is_host < 0 && only && options->node_rank >= 0) {
         return host_by_rank(node);
