@@ -44,12 +44,12 @@ static void log_line(tddp_log_level level, const char *room, const char *text, v
 }
 
 /* A closed descriptor below 3 would be given to the next pipe, and a worker's dup2 would cross it.
- */
+ * Those that are filled here are the workers' too. */
 static bool fill_standard_descriptors(void)
 {
     int fd;
     do {
-        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+        fd = open("/dev/null", O_RDWR);
     } while (fd >= 0 && fd <= STDERR_FILENO);
     tddp_close(fd);
     return fd >= 0;

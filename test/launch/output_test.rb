@@ -169,4 +169,29 @@ class OutputTest < LaunchCase
     assert_code 0, result
     assert_equal "fine\n", result.err
   end
+
+  # A file that a worker opens must not become its standard input.
+  def test_a_worker_has_a_standard_input_in_any_case
+    result = run_torchrun("exec #{BINARY} #{shell("readlink /proc/$$/fd/0").join(" ")} <&-", command: %w[sh -c])
+    assert_code 0, result
+    assert_equal "/dev/null\n", result.out
+  end
+
+  # Whoever was handed a worker's output by another way than by birth is not torchrun's to end.
+  def test_a_stranger_with_a_workers_output_does_not_keep_torchrun
+    path = "#{@folder}/handed"
+    server = UNIXServer.new(path)
+    run = start(*ruby("require 'socket'; UNIXSocket.open('#{path}') { |to| to.send_io($stdout); to.read(1) }"), out: File.open(File::NULL, "w"))
+    worker = server.accept
+    output = worker.recv_io
+    writers = Array.new(2) { Process.spawn("yes", out: output, err: File::NULL) }
+    output.close
+    worker.close
+    assert_code 0, run.finish(limit: 10)
+    assert_equal [13, 13], writers.map { |pid| Timeout.timeout(5) { Process.wait2(pid).last.termsig } }
+    writers.clear
+  ensure
+    writers&.each { |pid| Process.kill(:KILL, pid) && Process.wait(pid) }
+    server&.close
+  end
 end

@@ -93,7 +93,7 @@ static tddp_status open_server(tddp_launch_agent *agent)
         char holder[TDDP_LAUNCH_HOLDER_BYTES];
         bool known = tddp_launch_port_holder(opts.port, holder, sizeof holder);
         return tddp_fail(status, "%s%s%s; choose another --master-port, or none for a free one",
-                         tddp_error_message(), known ? "; it is in use by " : "", holder);
+                         tddp_error_message(), known ? "; it is held by " : "", holder);
     }
     if (status == TDDP_OK) {
         world->master_port = tddp_store_server_port(agent->server);
@@ -191,9 +191,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
     agent->phase = TDDP_LAUNCH_FLUSHING;
     if (agent->rendezvous && agent->sequel != TDDP_LAUNCH_SEQUEL_END && agent->signal == 0) {
         /* Whatever it was, the others need not find out by silence. */
-        char text[64];
-        (void)snprintf(text, sizeof text, "node %d has ended", agent->world.node_rank);
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
+        tddp_launch_agent_tell_leave(agent, "has ended");
     }
 }
 

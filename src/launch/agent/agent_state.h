@@ -105,8 +105,7 @@ void tddp_launch_agent_say_sequel(tddp_launch_agent *agent);
 /* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
 
-/* --- verdict.c: what is said of it -------------------------------------------------------------
- */
+/* --- verdict.c: what is said of it ------------------------------------------------------------ */
 
 /* At the end of a round: reports why it ended, to people at once and to files later. */
 void tddp_launch_agent_say_cause(tddp_launch_agent *agent);
@@ -139,6 +138,9 @@ void tddp_launch_agent_look(tddp_launch_agent *agent);
 /* --- news.c ---------------------------------------------------------------------------------- */
 
 void tddp_launch_agent_on_news(tddp_launch_agent *agent);
+
+/* Tells the other nodes that this one leaves: "node 1" with what it did behind it. */
+void tddp_launch_agent_tell_leave(const tddp_launch_agent *agent, const char *what);
 
 /* --- loop.c ---------------------------------------------------------------------------------- */
 

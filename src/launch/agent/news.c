@@ -1,7 +1,7 @@
 /*
- * What news of the other nodes does to the agent. A round that is over here may be so for a reason
- * of this node's own, told before: then the news is what all make of it, and its
- * text need not be said again. Main thread.
+ * What news of the other nodes does to the agent, and what they are told of its leaving. A round
+ * that is over here may be so for a reason of this node's own, told before: then the news is what
+ * all make of it, and its text need not be said again. Main thread.
  */
 #include "launch/agent/agent_state.h"
 
@@ -107,4 +107,15 @@ void tddp_launch_agent_on_news(tddp_launch_agent *agent)
         }
         take_news(agent, news, &world, text);
     } while (news != TDDP_LAUNCH_NEWS_NONE);
+}
+
+void tddp_launch_agent_tell_leave(const tddp_launch_agent *agent, const char *what)
+{
+    char text[128];
+    char node[24] = "a node"; /* before a first round it has no rank */
+    if (agent->world.node_rank >= 0) {
+        (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
+    }
+    (void)snprintf(text, sizeof text, "%s %s", node, what);
+    tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
 }

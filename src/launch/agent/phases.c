@@ -151,17 +151,12 @@ static void begin_to_end(tddp_launch_agent *agent, int number)
     }
 }
 
-static void tell_leave(tddp_launch_agent *agent, int number)
+static void tell_signal(const tddp_launch_agent *agent, int number)
 {
     char name[32];
-    char text[64];
-    char node[24] = "a node";
-    if (agent->world.node_rank >= 0) {
-        (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
-    }
-    (void)snprintf(text, sizeof text, "%s was told to end by %s", node,
-                   tddp_launch_signal_name(number, name));
-    tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
+    char why[64];
+    (void)snprintf(why, sizeof why, "was told to end by %s", tddp_launch_signal_name(number, name));
+    tddp_launch_agent_tell_leave(agent, why);
 }
 
 static void on_ending_signal(tddp_launch_agent *agent, int number)
@@ -169,7 +164,7 @@ static void on_ending_signal(tddp_launch_agent *agent, int number)
     bool second = agent->signal != 0;
     agent->signal = second ? agent->signal : number;
     if (agent->rendezvous && !second) {
-        tell_leave(agent, number);
+        tell_signal(agent, number);
     }
     switch (agent->phase) {
     case TDDP_LAUNCH_JOINING:

@@ -1,8 +1,8 @@
 /*
  * Writes to standard output and standard error without blocking, since whoever blocks there would
  * not see signals. The descriptors are shared with other programs (the shell's terminal), so they
- * are not switched to non-blocking: a pipe or terminal is opened anew through /proc, which gives a
- * description of our own. Main thread only.
+ * are not switched to non-blocking: a pipe or terminal is opened anew by its name in /dev/fd, which
+ * gives a description of our own. Main thread only.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,8 +19,9 @@
 static const size_t full_bytes = (size_t)1 << 20;
 
 enum {
-    CAREFUL_BYTES = 512,    /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
-    KEPT_CAPACITY = 1 << 18 /* memory kept for what comes next */
+    SAID_BYTES = 8192 + 256, /* other nodes' news, with what is said of them; the rest is cut */
+    CAREFUL_BYTES = 512,     /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
+    KEPT_CAPACITY = 1 << 18  /* memory kept for what comes next */
 };
 
 static void open_sink(tddp_launch_sink *sink, int fd)
@@ -153,7 +154,7 @@ int tddp_launch_console_terminal(const tddp_launch_console *console)
 
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
 {
-    char text[4096 + 64];
+    char text[SAID_BYTES];
     va_list arguments;
     tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
     int head = snprintf(text, sizeof text, "%storchrun: ", sink->at_line ? "" : "\n");

@@ -80,7 +80,8 @@ bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int str
  * (it does not block, if that can be had); -1 if it is none. Borrowed. */
 int tddp_launch_console_terminal(const tddp_launch_console *console);
 
-/* Queues torchrun's own line, "torchrun: TEXT", for standard error. Lost if memory is short. */
+/* Queues torchrun's own line, "torchrun: TEXT", for standard error: cut beyond 8 KiB, lost if
+ * memory is short. */
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
     TDDP_PRINTF(2, 3);
 

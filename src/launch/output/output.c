@@ -233,7 +233,6 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
         return TDDP_OUT_OF_MEMORY;
     }
     output->count = world->local_size;
-    memset(output->members, 0, (size_t)output->count * sizeof *output->members);
     for (int i = 0; i < output->count; i++) {
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
             output->members[i].routes[stream] = (tddp_launch_route){
@@ -304,7 +303,8 @@ static void look_at_file(tddp_launch_route *route, tddp_launch_tail *tail)
         found.st_size <= route->seen) {
         return;
     }
-    int fd = open(route->file.path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    /* The worker may have put something else there, such as a pipe that nobody writes to. */
+    int fd = open(route->file.path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     off_t from =
         found.st_size - route->seen > TAIL_BYTES ? found.st_size - TAIL_BYTES : route->seen;
     ssize_t got = fd >= 0 ? pread(fd, data, sizeof data, from) : -1;

@@ -14,7 +14,10 @@
 #include "launch/workers/processes.h"
 #include "launch/workers/worker.h"
 
-enum { READ_BYTES = 64 * 1024 };
+enum {
+    READ_BYTES = 64 * 1024,
+    MOST_READS = 256 /* of what a pipe holds, which is 64 KiB, or by a worker's wish some MiB */
+};
 
 typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_BINDING, STEP_EXEC } step;
 
@@ -200,12 +203,13 @@ tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_out
 {
     tddp_status status = TDDP_OK;
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        while (worker->fds[stream] >= 0 && status == TDDP_OK) {
+        for (int i = 0; worker->fds[stream] >= 0 && status == TDDP_OK; i++) {
             /* Normally the stream has an end, since nobody is left to write; but its descriptor may
-             * have been handed to a process that is not ours. */
+             * have been handed to a process that is not ours, which may write for ever. */
             struct pollfd readable = {.fd = worker->fds[stream], .events = POLLIN};
-            status = poll(&readable, 1, 0) == 1 ? tddp_launch_worker_pump(worker, stream, output)
-                                                : end_stream(worker, stream, output);
+            bool more = i < MOST_READS && poll(&readable, 1, 0) == 1;
+            status = more ? tddp_launch_worker_pump(worker, stream, output)
+                          : end_stream(worker, stream, output);
         }
     }
     return status;
