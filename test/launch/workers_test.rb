@@ -103,6 +103,14 @@ class WorkersTest < LaunchCase
     end
   end
 
+  def test_many_workers_have_pipes_and_logs_under_a_low_limit_which_stays_theirs
+    logs = File.join(@folder, "logs")
+    result = run_torchrun("--nproc-per-node=24", "--tee=3", "--log-dir=#{logs}", *shell("ulimit -n; ulimit -Hn"), rlimit_nofile: [64, 400])
+    assert_code 0, result
+    assert_empty result.err
+    assert_equal ["400\n"] * 24 + ["64\n"] * 24, result.out.lines.map { |line| line[/\d+\n/] }.sort
+  end
+
   def test_the_first_worker_reads_standard_input
     File.write("#{@folder}/input", "one\ntwo\n")
     result = run_torchrun("--nproc-per-node=2", *shell('read line; echo "$RANK:$line"'), stdin: "#{@folder}/input")

@@ -9,7 +9,7 @@
 #include "launch/agent/agent_state.h"
 #include "launch/workers/port_holder.h"
 
-enum { POLLED_BESIDE_WORKERS = 8 };
+enum { POLLED_BESIDE_WORKERS = 8, FILES_A_WORKER = 2 * TDDP_LAUNCH_STREAMS, OTHER_FILES = 64 };
 
 static const char loopback[] = "127.0.0.1";
 
@@ -26,6 +26,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .argv = tddp_launch_program_argv(agent->program, local_rank),
         .envp = tddp_launch_environment(&agent->world, &agent->job, local_rank, worker->error_file),
         .signals = agent->signals,
+        .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
         .binding = &agent->job.binding,
@@ -217,6 +218,22 @@ static tddp_status make_run_id(tddp_launch_agent *agent)
     return TDDP_OK;
 }
 
+/* A pipe and a log file for each stream of many workers are more than the usual limit. Where the
+ * hard limit is too low as well, what cannot be opened is told. */
+static tddp_status allow_files(tddp_launch_agent *agent)
+{
+    rlim_t wanted = (rlim_t)agent->count * FILES_A_WORKER + OTHER_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &agent->files) != 0) {
+        return tddp_fail_errno("getrlimit");
+    }
+    struct rlimit raised = agent->files;
+    if (raised.rlim_cur != RLIM_INFINITY && raised.rlim_cur < wanted) {
+        raised.rlim_cur = wanted < raised.rlim_max ? wanted : raised.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &raised);
+    }
+    return TDDP_OK;
+}
+
 static tddp_status prepare(tddp_launch_agent *agent)
 {
     size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
@@ -232,7 +249,10 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (agent->null_fd < 0) {
         return tddp_fail_errno("/dev/null");
     }
-    tddp_status status = tddp_launch_job_prepare(agent->options, agent->count, &agent->job);
+    tddp_status status = allow_files(agent);
+    if (status == TDDP_OK) {
+        status = tddp_launch_job_prepare(agent->options, agent->count, &agent->job);
+    }
     if (status != TDDP_OK) {
         return status;
     }

@@ -76,6 +76,7 @@ typedef struct tddp_launch_agent {
     tddp_launch_rendezvous *rendezvous; /* several nodes */
     tddp_launch_output *output;
     int null_fd;
+    struct rlimit files; /* how many torchrun was started with */
     tddp_launch_worker *workers;
     int count; /* of workers, on this node */
     int alive;

@@ -97,6 +97,7 @@ static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *
         give_up(made, STEP_DESCRIPTORS);
     }
     tddp_launch_close_on_exec_from(STDERR_FILENO + 1);
+    (void)setrlimit(RLIMIT_NOFILE, start->files); /* cannot fail: it is not raised */
     tddp_launch_signals_restore(start->signals);
     if (!tddp_launch_binding_apply(start->binding, local_rank)) {
         give_up(made, STEP_BINDING);

@@ -5,6 +5,7 @@
 #ifndef TDDP_LAUNCH_WORKER_H
 #define TDDP_LAUNCH_WORKER_H
 
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <time.h>
 
@@ -32,6 +33,7 @@ typedef struct tddp_launch_start {
     char **argv;
     char **envp;
     const tddp_launch_signals *signals;
+    const struct rlimit *files; /* how many it may open */
     int stdin_fd;
     const tddp_launch_binding *binding;  /* the CPUs it may use */
     int output_fds[TDDP_LAUNCH_STREAMS]; /* -1: a pipe */
