@@ -1,6 +1,6 @@
 /*
- * What Linux tells of its CPUs and is told of a worker's: this process's affinity mask, the files
- * below /sys/devices/system, sched_setaffinity. Files that are missing (a container may hide them)
+ * What Linux tells of its CPUs and is told of a worker's: the files below /sys/devices/system, and
+ * sched_setaffinity. Files that are missing (a container may hide them)
  * make the machine look simpler, never the job fail. Main thread, and a worker's child.
  */
 #include <limits.h>
@@ -12,6 +12,7 @@
 #include "base/base.h"
 #include "launch/workers/binding.h"
 #include "launch/workers/devices.h"
+#include "launch/workers/resources.h"
 
 enum {
     PATH_BYTES = 4096,
@@ -231,33 +232,6 @@ void tddp_launch_topology_free(tddp_launch_topology *topology)
 
 /* --- this machine ---------------------------------------------------------------------------- */
 
-/* The CPUs of this process's mask; freed by the caller. NULL with a status text. */
-static int *allowed_cpus(int *count)
-{
-    /* The kernel refuses a set smaller than its own, so larger ones are tried. */
-    for (size_t bits = 1024; bits <= MOST_CPUS; bits *= 4) {
-        cpu_set_t *set = CPU_ALLOC(bits);
-        size_t bytes = CPU_ALLOC_SIZE(bits);
-        int *list = tddp_alloc_array(bits, sizeof *list);
-        int found = 0;
-        if (set && list && sched_getaffinity(0, bytes, set) == 0) {
-            for (size_t cpu = 0; cpu < bits; cpu++) {
-                if (CPU_ISSET_S(cpu, bytes, set)) {
-                    list[found++] = (int)cpu;
-                }
-            }
-        }
-        CPU_FREE(set);
-        if (found > 0) {
-            *count = found;
-            return list;
-        }
-        free(list);
-    }
-    (void)tddp_fail_errno("sched_getaffinity");
-    return NULL;
-}
-
 static tddp_status spread(const tddp_launch_options *options, int local_size,
                           const tddp_launch_topology *topology, tddp_launch_binding *out)
 {
@@ -287,7 +261,7 @@ tddp_status tddp_launch_binding_plan(const tddp_launch_options *options, int loc
     }
     tddp_launch_topology topology;
     int count;
-    int *allowed = allowed_cpus(&count);
+    int *allowed = tddp_launch_allowed_cpus(&count);
     if (!allowed) {
         return TDDP_SYSTEM;
     }

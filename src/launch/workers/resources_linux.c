@@ -13,22 +13,30 @@
 
 enum { PATH_BYTES = 4096, MOST_CORES = 65536 };
 
-static int affinity_cores(void)
+int *tddp_launch_allowed_cpus(int *count)
 {
     /* The kernel refuses a set smaller than its own, so larger ones are tried. */
     for (size_t bits = 1024; bits <= MOST_CORES; bits *= 4) {
         cpu_set_t *set = CPU_ALLOC(bits);
-        if (!set) {
-            break;
-        }
         size_t bytes = CPU_ALLOC_SIZE(bits);
-        int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (count > 0) {
-            return count;
+        int *list = tddp_alloc_array(bits, sizeof *list);
+        int found = 0;
+        if (set && list && sched_getaffinity(0, bytes, set) == 0) {
+            for (size_t cpu = 0; cpu < bits; cpu++) {
+                if (CPU_ISSET_S(cpu, bytes, set)) {
+                    list[found++] = (int)cpu;
+                }
+            }
         }
+        CPU_FREE(set);
+        if (found > 0) {
+            *count = found;
+            return list;
+        }
+        free(list);
     }
-    return 1;
+    (void)tddp_fail_errno("sched_getaffinity");
+    return NULL;
 }
 
 /* The first line of a file without its newline; false if it cannot be read. */
@@ -143,7 +151,8 @@ int tddp_launch_cpu_limit(const char *root)
 
 int tddp_launch_cores(void)
 {
-    int cores = affinity_cores();
+    int cores = 1;
+    free(tddp_launch_allowed_cpus(&cores)); /* where the system does not tell, one it is */
     int limit = tddp_launch_cpu_limit("");
     return limit < cores ? limit : cores;
 }
