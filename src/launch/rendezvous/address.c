@@ -12,7 +12,7 @@
 #include "net/net.h"
 
 /* ANY_PORT: a route is looked for, nothing is sent there. */
-enum { LOOKUP_MS = 10 * 1000, REACH_MS = 5 * 1000, ANY_PORT = 1 };
+enum { LOOKUP_MS = 10 * 1000, ANY_PORT = 1 };
 
 bool tddp_launch_address_is_loopback(const char *address)
 {
@@ -67,10 +67,10 @@ void tddp_launch_address_choose(const char *own, const char *const *others, size
 }
 
 tddp_status tddp_launch_address_check(const char *address, int port, const char *master_host,
-                                      const char *own, tddp_cancel *cancel)
+                                      const char *own, int64_t limit_ms, tddp_cancel *cancel)
 {
     int fd;
-    tddp_status status = tddp_net_connect_host(address, port, tddp_deadline_after_ms(REACH_MS),
+    tddp_status status = tddp_net_connect_host(address, port, tddp_deadline_after_ms(limit_ms),
                                                tddp_cancel_fd(cancel), &fd);
     if (status == TDDP_OK) {
         tddp_close(fd);

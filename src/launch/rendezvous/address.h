@@ -32,10 +32,10 @@ TDDP_NODISCARD tddp_status tddp_launch_address_towards(const char *host, tddp_ca
 void tddp_launch_address_choose(const char *own, const char *const *others, size_t count,
                                 tddp_cancel *cancel, char out[TDDP_LAUNCH_ADDRESS_BYTES]);
 
-/* Connects once, within five seconds. `own` is this node's address, `master_host` what rank 0's
- * host is called; a failure's text says what to do about a wrong interface. */
+/* Connects once, within `limit_ms`. `own` is this node's address, `master_host` what rank 0's host
+ * is called; a failure's text says what to do about a wrong interface. */
 TDDP_NODISCARD tddp_status tddp_launch_address_check(const char *address, int port,
                                                      const char *master_host, const char *own,
-                                                     tddp_cancel *cancel);
+                                                     int64_t limit_ms, tddp_cancel *cancel);
 
 #endif

@@ -161,9 +161,12 @@ static tddp_status read_word(tddp_launch_node *node, const char *key)
         tddp_launch_node_give_up(node, tddp_error_message());
         return TDDP_OK;
     }
-    node->next_word++;
+    int number = node->next_word++;
     status = tddp_launch_node_take_word(node, &word);
     tddp_launch_word_free(&word);
+    if (status != TDDP_OK) {
+        node->next_word = number; /* its answer did not arrive: if the leader is back, once more */
+    }
     return status;
 }
 

@@ -144,14 +144,15 @@ char *tddp_launch_node_describe_loss(const tddp_launch_node *node);
 
 /* --- member_words.c -------------------------------------------------------------------------- */
 
+/* Does what a word says. After a failure, which is one of the way to the leader, the same word may
+ * be given once more. */
 TDDP_NODISCARD tddp_status tddp_launch_node_take_word(tddp_launch_node *node,
                                                       const tddp_launch_word *word);
 
 /* The last word: no other follows. */
 void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word);
 
-/* --- find_host.c and find.c
- * ---------------------------------------------------------------------------------- */
+/* --- find_host.c ------------------------------------------------------------------------------ */
 
 /* Hosts a store if one of the endpoints is here and this node is to. */
 TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
@@ -168,13 +169,13 @@ TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64
                                                    tddp_launch_leader *out, tddp_launch_word *end);
 void tddp_launch_leader_forget(tddp_launch_leader *leader);
 
-/* --- member_place.c -----------------------------------------------------------------------------
- */
+/* --- member_place.c --------------------------------------------------------------------------- */
 
 /* This node's place in a round, but for the workers' store; false if it is not in it. */
 bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_word *round);
 
-/* On rank 0's node: opens the store for the workers of the round and tells where it is. */
+/* On rank 0's node: opens the store for the workers of the round, unless it is open, and tells
+ * where it is. */
 TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
                                                         const tddp_launch_word *round);
 

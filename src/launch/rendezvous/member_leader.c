@@ -28,9 +28,14 @@ static void describe(tddp_launch_node *node)
 {
     tddp_launch_comer *self = &node->self;
     const char *leader = node->endpoints[node->leader.endpoint].host;
+    tddp_status status;
     self->hosting = tddp_launch_node_hosts_leader(node);
-    if (!node->options->local_addr &&
-        tddp_launch_address_towards(leader, node->cancel, self->addr) != TDDP_OK) {
+    do {
+        status = node->options->local_addr
+                     ? TDDP_OK
+                     : tddp_launch_address_towards(leader, node->cancel, self->addr);
+    } while (status == TDDP_CANCELED && tddp_launch_node_obey(node));
+    if (status != TDDP_OK) {
         (void)snprintf(self->addr, sizeof self->addr, "127.0.0.1");
     }
 }

@@ -91,6 +91,8 @@ tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_laun
     }
     if (shares_store(node)) {
         event.port = tddp_launch_host_port(node->host);
+    } else if (node->workers) {
+        event.port = tddp_store_server_port(node->workers);
     } else {
         tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
         opts.host = event.addr;

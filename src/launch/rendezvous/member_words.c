@@ -9,10 +9,14 @@
 
 enum { REACH_MS = 5 * 1000 }; /* for the workers' store */
 
+/* A word whose answer was lost on the way is taken again: then the workers' store is there. */
 static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_word *word)
 {
-    tddp_store_server_stop(node->workers);
-    node->workers = NULL;
+    bool again = node->stage == TDDP_LAUNCH_ENTERING && word->round == node->round;
+    if (!again) {
+        tddp_store_server_stop(node->workers);
+        node->workers = NULL;
+    }
     if (!tddp_launch_place_take(node, word)) {
         return TDDP_OK;
     }
@@ -32,8 +36,9 @@ static tddp_status reach_master(tddp_launch_node *node)
     int64_t deadline = tddp_deadline_after_ms(REACH_MS);
     tddp_status reached;
     do {
-        reached = tddp_launch_address_check(world->master_addr, world->master_port,
-                                            node->master_host, node->self.addr, node->cancel);
+        reached =
+            tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
+                                      node->self.addr, TDDP_LAUNCH_BEAT_MS, node->cancel);
         if (reached == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
             node->over = true;
             return TDDP_OK;
