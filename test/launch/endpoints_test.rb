@@ -108,6 +108,21 @@ class EndpointsTest < NodesCase
     assert_match(/tried 192\.0\.2\.1:#{port}/, result.err)
   end
 
+  # Nothing of the store is left, so the others begin anew there rather than wait for what is gone.
+  def test_the_only_endpoint_is_back_at_once
+    endpoint = "127.0.0.1:#{free_port}"
+    flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
+    first = at(endpoint, *flags, nodes: "1:2")
+    first.await(/0 of 1/)
+    second = at(endpoint, *flags, nodes: "1:2")
+    second.await(/of 2/)
+    lose(first)
+    third = at(endpoint, *flags, nodes: "1:2")
+    [second, third].each { |run| run.await(/of 2 restart 0.*of 2 restart 0|\A0 of 2/m) }
+    finish_all([second, third])
+    assert_match(/is lost/, second.err)
+  end
+
   def test_the_first_rank_comes_late
     port = free_port
     second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))

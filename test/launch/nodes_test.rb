@@ -136,9 +136,34 @@ class NodesTest < NodesCase
     runs = pair(*shell("exit 0"), flags: [["--max-restarts=1"], []])
     result = runs[1].finish(limit: 5)
     assert_code 1, result
-    assert_match(/started with --nnodes=2 --max-restarts=1, this node with --nnodes=2 --max-restarts=0/, result.err)
+    assert_match(/started with --nnodes=2 --max-restarts=1 .*, this node with --nnodes=2 --max-restarts=0 /, result.err)
     runs[0].signal(:TERM)
     runs[0].finish(limit: 5)
+  end
+
+  # How long a silent node lives, and a leader's lease, is one number for all.
+  def test_nodes_that_disagree_on_silence
+    runs = pair(*shell("exit 0"), flags: [[], ["--rdzv-conf=heartbeat_timeout=7"]])
+    result = runs[1].finish(limit: 5)
+    assert_code 1, result
+    assert_match(/started with .*heartbeat_timeout=5, this node with .*heartbeat_timeout=7; expected the same/, result.err)
+    runs[0].signal(:TERM)
+    runs[0].finish(limit: 5)
+  end
+
+  # No other node can come for it, so nobody need wait for one.
+  def test_a_static_node_leaves_before_the_start
+    port = free_port
+    runs = [0, 1].map do |rank|
+      start("--nnodes=3", "--node-rank=#{rank}", "--master-addr=127.0.0.1", "--master-port=#{port}", *shell("echo no"))
+    end
+    sleep 0.5
+    runs[1].signal(:INT)
+    assert_code 130, runs[1].finish(limit: 5)
+    result = runs[0].finish(limit: 5)
+    assert_code 1, result
+    assert_match(/was told to end by SIGINT/, result.err)
+    assert_empty result.out
   end
 
   def test_an_endpoint_in_use

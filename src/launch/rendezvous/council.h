@@ -11,14 +11,17 @@
  *     rounds) waits until the nodes of the last round have come, or until it is quiet (settle_ns).
  *   - A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
  *   - A node that is silent for patience_ns is lost. Elastic (min < max): lost nodes, leaving ones
- * and new ones change the round, which costs nothing. Else a node less costs a restart, the others
- *     wait for another in its place; with no restart left the job ends.
+ *     and new ones that are ready change the round, which costs nothing. Else a node less costs a
+ *     restart, the others wait for another in its place; with no restart left the job ends.
+ *   - Before the first round another may come for a node that goes; but a fixed job without
+ * restarts ends when a node leaves.
  *   - Waiting for nodes ends the job after join_timeout_ns.
  *   - Once some nodes are done with a round, new ones wait, and a done one that goes is not missed.
  *   - A newcomer in whose way a node stands (the same --node-rank, or no place free) waits until
- * that node has shown that it lives, then is refused or becomes a spare; or until that one is lost.
+ *     that node has shown that it lives, then is refused or becomes a spare; or until that one is
+ *     lost.
  *   - Ranks: --node-rank, else the last rank, else that of a node of the same host that went, else
- * the lowest one free, in the order of coming; the hosting node first.
+ *     the lowest one free, in the order of coming; the hosting node first.
  */
 #ifndef TDDP_LAUNCH_COUNCIL_H
 #define TDDP_LAUNCH_COUNCIL_H
@@ -32,6 +35,7 @@ typedef struct tddp_launch_council_opts {
     int max_nodes;
     int max_restarts;
     bool elastic;        /* false also for min < max: such a job is of max nodes */
+    bool fixed;          /* its nodes are known beforehand: no other comes for one that leaves */
     bool hands_over;     /* another endpoint may go on when the hosting node leaves */
     const char *run_id;  /* borrowed, as is `where` */
     const char *where;   /* "10.0.0.1:29400": what messages call the meeting place */

@@ -95,7 +95,7 @@ static void miss(tddp_launch_council *council, tddp_launch_parting how, bool was
 {
     tddp_launch_how last =
         how == TDDP_LAUNCH_LEFT ? TDDP_LAUNCH_HOW_STOPPED : TDDP_LAUNCH_HOW_FAILED;
-    bool started = council->round >= 0;
+    bool no_other_comes = how == TDDP_LAUNCH_LEFT && (council->opts.fixed || council->round >= 0);
     if (council->stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
         if (was_done) {
             tddp_launch_council_look_for_done(council);
@@ -104,9 +104,8 @@ static void miss(tddp_launch_council *council, tddp_launch_parting how, bool was
         } else {
             tddp_launch_council_charge(council, last, text);
         }
-    } else if (council->stage == TDDP_LAUNCH_STAGE_GATHERING && started &&
-               how == TDDP_LAUNCH_LEFT && !council->opts.elastic &&
-               !tddp_launch_council_has_restart(council)) {
+    } else if (council->stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
+               !council->opts.elastic && !tddp_launch_council_has_restart(council)) {
         tddp_launch_council_end_job(council, last, text);
     }
 }
@@ -221,7 +220,10 @@ static bool place(tddp_launch_council *council, tddp_launch_seat *node)
         return false;
     }
     if (!full && !finishing) {
-        admit(council, node);
+        /* While workers of another round still end there, the others may go on. */
+        if (node->ready || council->stage != TDDP_LAUNCH_STAGE_RUNNING) {
+            admit(council, node);
+        }
     } else if (full && !council->opts.elastic && !tddp_launch_council_has_restart(council)) {
         if (node->standing == TDDP_LAUNCH_HELD && !all_live_since(council, node)) {
             return true;

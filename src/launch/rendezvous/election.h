@@ -5,10 +5,11 @@
  *
  * A vote is the key `lease` in an endpoint's store:
  *
- *   ""                    nobody has looked after it yet: no vote
- *   "young"               free, but the store began less than a lease ago. It may have voted before
- * it was started again, which it cannot know "free"                free "ENDPOINT TERM COUNT"
- * given; COUNT grows with every renewal
+ *   - "": nobody has looked after it yet, no vote
+ *   - "young": free, but the store began less than a lease ago. It may have voted before it was
+ *     started again, which it cannot know
+ *   - "free"
+ *   - "ENDPOINT TERM COUNT": given; COUNT grows with every renewal
  *
  * To lead, a candidate takes leases, its own first: those of a majority that were "free", or those
  * of all endpoints if some were "young" (at the job's start, say). Else it gives them back and
@@ -17,7 +18,8 @@
  * election alone takes away a lease: one that its own clock has not seen renewed for a whole lease.
  * So a majority can only go to another once the leader has counted itself deposed.
  *
- * The lease's length (--rdzv-conf heartbeat_timeout) has to be the same at all endpoints.
+ * The lease's length (--rdzv-conf heartbeat_timeout) has to be the same at all endpoints. Nodes
+ * compare it with the leader's (host.h), and those of another mind go, with the store they host.
  *
  * TERM is one more than any that the candidate has seen, in `lease` or `term`; a lease that goes
  * leaves its TERM in `term`. So an endpoint never leads twice with the same TERM while its store

@@ -114,20 +114,14 @@ static tddp_status look_for_end(const tddp_launch_node *node, tddp_store *store,
 
 static tddp_status check_job(const tddp_launch_node *node, int index, const char *theirs)
 {
-    const tddp_launch_options *options = node->options;
     char text[ENDPOINT_BYTES];
-    char most[16] = "";
-    char mine[64];
-    if (options->max_nodes > options->min_nodes) {
-        (void)snprintf(most, sizeof most, ":%d", options->max_nodes);
-    }
-    (void)snprintf(mine, sizeof mine, "--nnodes=%d%s --max-restarts=%d", options->min_nodes, most,
-                   options->max_restarts);
+    char mine[TDDP_LAUNCH_JOB_BYTES];
+    tddp_launch_job_text(node->options, mine);
     if (strcmp(theirs, mine) == 0) {
         return TDDP_OK;
     }
     return tddp_fail(TDDP_MISMATCH,
-                     "the job at %s was started with %.64s, this node with %s; expected the same "
+                     "the job at %s was started with %.128s, this node with %s; expected the same "
                      "on all nodes",
                      endpoint_text(node, index, text), theirs, mine);
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -14,7 +15,7 @@
 #include "launch/workers/port_holder.h"
 #include "net/net.h"
 
-enum { ANSWER_MS = 300, SHARES = 16 };
+enum { ANSWER_MS = 300, SHARES = 16, HIGHEST_TERM = 1000000000 };
 
 bool tddp_launch_host_leads(tddp_launch_host *host, int *term)
 {
@@ -102,6 +103,18 @@ static void write_where(tddp_launch_host *host)
                    strchr(endpoint->host, ':') ? "[%s]:%d" : "%s:%d", endpoint->host, host->port);
 }
 
+void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES])
+{
+    char most[16] = "";
+    if (options->max_nodes > options->min_nodes) {
+        (void)snprintf(most, sizeof most, ":%d", options->max_nodes);
+    }
+    (void)snprintf(text, TDDP_LAUNCH_JOB_BYTES,
+                   "--nnodes=%d%s --max-restarts=%d --rdzv-conf=heartbeat_timeout=%d",
+                   options->min_nodes, most, options->max_restarts,
+                   options->conf.heartbeat_timeout);
+}
+
 static tddp_status start_server(tddp_launch_host *host)
 {
     const tddp_launch_endpoint *endpoint = &host->opts.endpoints[host->opts.endpoint_index];
@@ -161,6 +174,17 @@ static tddp_status check_opts(const tddp_launch_host_opts *opts)
     return TDDP_OK;
 }
 
+/* An only endpoint's TERM, for which nobody votes: one that is started again has another store, and
+ * nodes that were at the first are to notice. */
+static int any_term(void)
+{
+    uint32_t random;
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random) {
+        random = (uint32_t)tddp_now_ns() ^ (uint32_t)getpid();
+    }
+    return (int)(random % HIGHEST_TERM) + 1;
+}
+
 tddp_status tddp_launch_host_start(const tddp_launch_host_opts *opts, tddp_launch_host **out)
 {
     tddp_status status = check_opts(opts);
@@ -178,7 +202,7 @@ tddp_status tddp_launch_host_start(const tddp_launch_host_opts *opts, tddp_launc
     }
     if (opts->endpoint_count == 1) {
         host->leads = true;
-        host->term = 1;
+        host->term = any_term();
         host->until_ns = INT64_MAX;
     }
     status = tddp_cancel_create(&host->council_cancel);

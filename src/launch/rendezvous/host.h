@@ -11,6 +11,11 @@
 
 typedef struct tddp_launch_host tddp_launch_host;
 
+/* What has to be the same at all nodes, as `open` says it: "--nnodes=2:4 --max-restarts=3
+ * --rdzv-conf=heartbeat_timeout=5". Leases and silence are measured by the last of them. */
+enum { TDDP_LAUNCH_JOB_BYTES = 128 };
+void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES]);
+
 typedef struct tddp_launch_host_opts {
     const tddp_launch_options *options; /* borrowed until the stop */
     const char *run_id;                 /* borrowed until the stop */

@@ -60,14 +60,16 @@ static tddp_status create_council(reign *r)
     const tddp_launch_options *options = r->host->opts.options;
     int64_t heartbeat_ms = (int64_t)options->conf.heartbeat_timeout * 1000;
     int64_t less_ms = heartbeat_ms / 10 < 500 ? heartbeat_ms / 10 : 500;
-    bool one_host = options->backend == TDDP_LAUNCH_STATIC;
+    bool fixed = options->backend == TDDP_LAUNCH_STATIC;
+    bool many = options->min_nodes < options->max_nodes;
+    int endpoints = r->host->opts.endpoint_count;
     tddp_launch_council_opts opts = {
         .min_nodes = options->min_nodes,
         .max_nodes = options->max_nodes,
         .max_restarts = options->max_restarts,
-        .elastic =
-            !one_host &&
-            options->min_nodes<options->max_nodes, .hands_over = r->host->opts.endpoint_count> 2,
+        .elastic = many && !fixed,
+        .fixed = fixed,
+        .hands_over = endpoints > 2,
         .run_id = r->host->opts.run_id,
         .where = r->host->where,
         .patience_ns = (heartbeat_ms - less_ms) * TDDP_NS_PER_MS,
@@ -90,9 +92,11 @@ static tddp_status set(const reign *r, const char *key, tddp_slice value)
 static tddp_status set_only_lease(const reign *r, tddp_store *plain)
 {
     tddp_wait wait = {ANSWER_MS, NULL};
+    char lease[TDDP_LAUNCH_LEASE_BYTES];
+    (void)snprintf(lease, sizeof lease, "0 %d 0", r->term);
     return r->host->opts.endpoint_count > 1
                ? TDDP_OK
-               : tddp_store_set(plain, slice("lease"), slice("0 1 0"), &wait);
+               : tddp_store_set(plain, slice("lease"), slice(lease), &wait);
 }
 
 static tddp_status connect_store(reign *r)
@@ -119,15 +123,8 @@ static tddp_status connect_store(reign *r)
 /* Lets the nodes in. */
 static tddp_status open_doors(reign *r)
 {
-    const tddp_launch_options *options = r->host->opts.options;
-    char text[96];
-    if (options->min_nodes == options->max_nodes) {
-        (void)snprintf(text, sizeof text, "--nnodes=%d --max-restarts=%d", options->max_nodes,
-                       options->max_restarts);
-    } else {
-        (void)snprintf(text, sizeof text, "--nnodes=%d:%d --max-restarts=%d", options->min_nodes,
-                       options->max_nodes, options->max_restarts);
-    }
+    char text[TDDP_LAUNCH_JOB_BYTES];
+    tddp_launch_job_text(r->host->opts.options, text);
     tddp_status status = set(r, "open", slice(text));
     r->open = status == TDDP_OK;
     return status;

@@ -9,40 +9,52 @@
  *
  * Keys, all below torchrun/RUN_ID/.
  *
- *   In the store of every endpoint (election.h):
- *     lease         whom this endpoint votes for: "ENDPOINT TERM COUNT"; COUNT grows while the
- * leader lives. "" (or absent), "young" and "free": nobody. term          the last term granted
- * here whose lease was taken back or ran out ended         the word `end` of a job that is over. A
- * node that was in the job takes it for that word; to a newcomer this endpoint is not there yet
+ * In the store of every endpoint (election.h):
  *
- *   In the leader's store, below TERM/ as well (e.g. 3/open):
- *     open          "--nnodes=2:4 --max-restarts=3": the council listens, and for such a job. It
- * goes away when the leader is deposed or hands over: look for the next one comers        ADD 1
- * gives a node its SLOT: 1, 2, ... events        a queue (tddp_store_queue_push): every node puts
- * events in, the council takes them out words         how many words there are; set after the word
- * itself word/K        the Kth word (K = 1, 2, ...); never changed
+ * lease:
+ *     whom this endpoint votes for: "ENDPOINT TERM COUNT"; COUNT grows while the leader lives.
+ *     "" (or absent), "young" and "free": nobody
+ * term:
+ *     the last term granted here whose lease was taken back or ran out
+ * ended:
+ *     the word `end` of a job that is over. A node that was in the job takes it for that word; to
+ *     a newcomer this endpoint is not there yet
  *
- * Leases with one endpoint: there is no vote, `lease` is "0 1 0" for ever and TERM is 1.
+ * In the leader's store, below TERM/ as well (e.g. 3/open):
+ *
+ * open:
+ *     the council listens, and for a job of this kind (tddp_launch_job_text() in host.h). It goes
+ *     away when the leader is deposed or hands over: look for the next one
+ * comers:
+ *     ADD 1 gives a node its SLOT: 1, 2, ...
+ * events:
+ *     a queue (tddp_store_queue_push): every node puts events in, the council takes them out
+ * words:
+ *     how many words there are; set after the word itself
+ * word/K:
+ *     the Kth word (K = 1, 2, ...); never changed
+ *
+ * With one endpoint there is no vote: `lease` is "0 TERM 0" for ever, and TERM any number, so that
+ * one that was started again is not taken for the one before.
  *
  * A node's way:
  *
- *   1. find the leader: at the endpoints in order, `lease` names ENDPOINT and TERM; it leads if its
- *      store has TERM/open. Compare that text with one's own: the nodes must be of one mind
+ *   1. Find the leader: at the endpoints in order, `lease` names ENDPOINT and TERM; it leads if its
+ *      store has TERM/open. Compare that text with one's own: the nodes must be of one mind.
  *   2. ADD comers: SLOT. Read `words` (absent: 0): those words are the past; await word/(words + 1)
- *      and on, in order, from now on. Then push `join`. From the join on push `beat` every half
- * second
- *   3. with no worker left of earlier rounds push `ready SLOT ROUND`, where ROUND is one more than
- * that of the last round this process was in (0 if none)
+ *      and on, in order, from now on. Then push `join`, and from then on `beat` every half second.
+ *   3. With no worker left of earlier rounds push `ready SLOT ROUND`, where ROUND is one more than
+ *      that of the last round this process was in (0 if none).
  *   4. `round N` with one's own slot: the node is in. Its rank 0 opens the workers' store and
- * pushes `master`; `master N` comes back to all, workers start. `round N` without one's slot: wait
- * on; if `spare` came before, the node is one
- *   5. the workers succeed: `done`. One fails: `failed`. The agent was told to end: `leave`
- *   6. `over N`: end the workers, then 3. with ROUND = N + 1. `over` of a round one is not in:
- * nothing
+ *      pushes `master`; `master N` comes back to all, workers start. `round N` without one's slot:
+ *      wait on; if `spare` came before, the node is one.
+ *   5. The workers succeed: `done`. One fails: `failed`. The agent was told to end: `leave`.
+ *   6. `over N`: end the workers, then 3. with ROUND = N + 1. `over` of a round one is not in says
+ *      nothing.
  *   7. `end`: push `bye`, which tells the leader that it may take its store away, and finish.
  *      `refuse SLOT` with one's own slot: the job does not take this node; finish, no `bye`.
  *      `anew SLOT`: the council has given this slot up (the node was silent for too long): end the
- *      workers, then 2. with a new SLOT
+ *      workers, then 2. with a new SLOT.
  *
  * What is lost on the way: every event may be pushed again when it is not known whether it arrived;
  * the second is without effect. A word is in the store until the leader is gone. A node whose
@@ -55,23 +67,29 @@
  * An event is a line and, for `join`, lines of key=value; for `failed` and `leave` the rest is a
  * text:
  *
- *   join SLOT                 id (of this process, random), host, pid, local_size, role, node_rank
- * (that was asked for, or -1), last_rank (-1), round (its last, or -1), restart, nodes (of its last
- * round, or 0), hosting (1: the council is in the same process), addr (on which others reach this
- * host, numeric) ready SLOT ROUND beat SLOT master SLOT ROUND ADDR PORT failed SLOT ROUND done SLOT
- * ROUND leave SLOT bye SLOT
+ *   - join SLOT, with id (of this process, random), host, pid, local_size, role, node_rank (that
+ *     was asked for, or -1), last_rank (-1), round (its last, or -1), restart, nodes (of its last
+ *     round, or 0), hosting (1: the council is in the same process), addr (on which others reach
+ *     this host, numeric)
+ *   - ready SLOT ROUND
+ *   - beat SLOT
+ *   - master SLOT ROUND ADDR PORT
+ *   - failed SLOT ROUND
+ *   - done SLOT ROUND
+ *   - leave SLOT
+ *   - bye SLOT
  *
  * A word is a line and a text, or lines of members in the order of their ranks:
  *
- *   round N restart R         RANK SLOT LOCAL_SIZE ROLE HOST ADDR
- *   master N ADDR PORT
- *   over N failed             a worker or node failed: RESTART_COUNT grows
- *   over N changed            nodes came or went
- *   end done|failed|stopped   the last word but `refuse`
- *   refuse SLOT
- *   spare SLOT                there is no place now; one that comes free is this node's
- *   anew SLOT
- *   tell                      for all: what is waited for
+ *   - round N restart R: lines of RANK SLOT LOCAL_SIZE ROLE HOST ADDR
+ *   - master N ADDR PORT
+ *   - over N failed: a worker or node failed, RESTART_COUNT grows
+ *   - over N changed: nodes came or went
+ *   - end done|failed|stopped: the last word but `refuse`
+ *   - refuse SLOT
+ *   - spare SLOT: there is no place now; one that comes free is this node's
+ *   - anew SLOT
+ *   - tell: for all, what is waited for
  *
  * Names (role, host, id) have blanks, control characters and % as %XX; an empty one is "%".
  */
@@ -84,8 +102,7 @@
 #include "base/base.h"
 
 enum {
-    TDDP_LAUNCH_TEXT_BYTES =
-        8192, /* of an event's or word's text, with its NUL; longer ones are cut */
+    TDDP_LAUNCH_TEXT_BYTES = 8192, /* of a text, with its NUL; longer ones are cut */
     TDDP_LAUNCH_ROLE_BYTES = 128,
     TDDP_LAUNCH_NAME_BYTES = 256, /* a host's name */
     TDDP_LAUNCH_ADDR_BYTES = 96,  /* a numeric address */

@@ -15,6 +15,52 @@ TEST(a_newcomer_makes_an_elastic_job_larger)
     close_council();
 }
 
+TEST(a_newcomer_disturbs_nobody_before_it_is_ready)
+{
+    start(1, 3, 0, 2);
+    (void)describe(3, "c"); /* a node that was held up: its workers have to end */
+    event.comer.round = 0;
+    take();
+    pass(20, "123");
+    CHECK_TEXT(hear(), "");
+    ready(3, 1);
+    CHECK_TEXT(hear(), "over 0 changed a node (c pid 103) has come");
+    ready(1, 1);
+    CHECK_TEXT(hear(), "");
+    ready(2, 1);
+    CHECK_TEXT(hear(), "round 1 restart 0: 1 2 3");
+    CHECK_TEXT(hear(), "");
+    close_council();
+}
+
+TEST(a_node_that_leaves_before_the_start)
+{
+    open_council_of(3, 3, 0, false, true);
+    come(1, "a");
+    come(2, "b");
+    leave(2, "told");
+    CHECK_TEXT(hear(), "end stopped told");
+    close_council();
+    open_council_of(2, 2, 1, false, true); /* a restart is left: another may come */
+    come(1, "a");
+    (void)describe(2, "b");
+    take();
+    leave(2, "told");
+    CHECK_TEXT(hear(), "");
+    come(3, "b");
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
+    close_council();
+    open_council(2, 2, 0, false);
+    come(1, "a");
+    (void)describe(2, "b");
+    take();
+    leave(2, "told");
+    CHECK_TEXT(hear(), "");
+    come(3, "b");
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
+    close_council();
+}
+
 TEST(a_node_too_many_is_refused_once_the_others_show_life)
 {
     start(2, 2, 0, 2);

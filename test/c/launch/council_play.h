@@ -18,7 +18,7 @@ static int64_t now;
 static tddp_launch_event event;
 
 /* A council for min to max nodes. */
-static inline void open_council(int min, int max, int restarts, bool hands_over)
+static inline void open_council_of(int min, int max, int restarts, bool hands_over, bool fixed)
 {
     static tddp_launch_council_opts opts;
     opts = (tddp_launch_council_opts){
@@ -26,6 +26,7 @@ static inline void open_council(int min, int max, int restarts, bool hands_over)
         .max_nodes = max,
         .max_restarts = restarts,
         .elastic = min < max,
+        .fixed = fixed,
         .hands_over = hands_over,
         .run_id = "job",
         .where = "here:29400",
@@ -38,6 +39,11 @@ static inline void open_council(int min, int max, int restarts, bool hands_over)
     };
     now = 1000 * SECOND;
     CHECK_OK(tddp_launch_council_create(&opts, now, &council));
+}
+
+static inline void open_council(int min, int max, int restarts, bool hands_over)
+{
+    open_council_of(min, max, restarts, hands_over, false);
 }
 
 static inline void close_council(void)

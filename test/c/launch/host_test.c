@@ -251,7 +251,8 @@ TEST(a_job_of_two_nodes)
     CHECK(!tddp_launch_host_over(hosts[0]));
     come(&a, "a", true, -1, -1, 0);
     come(&b, "b", false, -1, -1, 0);
-    CHECK_TEXT(peek(b.store, "open"), "--nnodes=2 --max-restarts=0");
+    CHECK_TEXT(peek(b.store, "open"),
+               "--nnodes=2 --max-restarts=0 --rdzv-conf=heartbeat_timeout=1");
     for (int i = 0; i < 2; i++) {
         CHECK_TEXT(hear(i ? &b : &a), "round 0 restart 0\n0 1 2 % a %\n1 2 2 % b %");
     }
@@ -265,7 +266,9 @@ TEST(a_job_of_two_nodes)
     tddp_store *root = open_store(0, "torchrun/job");
     CHECK(root != NULL);
     CHECK_TEXT(peek(root, "ended"), "end done\n");
-    CHECK_TEXT(peek(root, "lease"), "0 1 0");
+    int term;
+    CHECK_INT(sscanf(peek(root, "lease"), "0 %d 0", &term), 1);
+    CHECK(term > 0);
     tddp_store_release(root);
     CHECK(!tddp_launch_host_over(hosts[0]));
     say(&a, TDDP_LAUNCH_EVENT_BYE, 0, "");
@@ -301,7 +304,8 @@ TEST(a_silent_node_is_lost_and_garbage_is_passed_over)
     start_host(0);
     come(&a, "a", true, -1, -1, 0);
     come(&b, "b", false, -1, -1, 0);
-    CHECK_TEXT(peek(a.store, "open"), "--nnodes=1:2 --max-restarts=0");
+    CHECK_TEXT(peek(a.store, "open"),
+               "--nnodes=1:2 --max-restarts=0 --rdzv-conf=heartbeat_timeout=1");
     CHECK_CONTAINS(hear(&a), "round 0 restart 0\n0 1");
     CHECK_OK(tddp_store_queue_push(a.store, slice("events"), slice("what is this?"), &wait));
     CHECK_OK(tddp_store_queue_push(a.store, slice("events"), slice(""), &wait));
@@ -331,6 +335,19 @@ TEST(a_port_in_use)
     CHECK_STATUS(tddp_launch_host_start(&opts, &second), TDDP_INVALID_ARGUMENT);
     stop_host(0, true);
     tddp_launch_host_stop(NULL, true);
+}
+
+TEST(an_only_endpoint_that_is_started_again_has_another_term)
+{
+    int endpoint;
+    int terms[2];
+    set_up(1, 1, 2, 0);
+    for (int i = 0; i < 2; i++) {
+        start_host(0);
+        tddp_store_release(find_leader(&endpoint, &terms[i]));
+        stop_host(0, false);
+    }
+    CHECK(terms[0] != terms[1]);
 }
 
 /* --- three endpoints ------------------------------------------------------------------------- */
@@ -368,7 +385,7 @@ TEST(a_leader_is_lost)
     come(&b, "b", false, -1, -1, 0);
     come(&c, "c", false, -1, -1, 0);
     CHECK_CONTAINS(hear(&b), "round 0 restart 0\n0 1");
-    stop_host(first, false); /* keeps its leases, as if it were killed */
+    stop_host(first, false);      /* keeps its leases, as if it were killed */
     CHECK_TEXT(hear(&b), "gone"); /* at once */
     part(&b);
     part(&c);
