@@ -57,6 +57,17 @@ class CommandLineTest < LaunchCase
     result = run_torchrun("--no-ruby", "./plain")
     assert_code 1, result
     assert_match(/not a program; a script needs a first line/, result.err)
+    File.write("#{@folder}/plain", "#!/no/such/interpreter\n")
+    result = run_torchrun("--no-ruby", "./plain")
+    assert_code 1, result
+    assert_match(%r{cannot run ./plain: what runs it is not there: the interpreter that a script's first line names}, result.err)
+  end
+
+  # Scripts pass variables on that may be empty.
+  def test_values_that_may_be_empty
+    result = run_torchrun("--rdzv-endpoint=", "--local-ranks-filter=", "--rdzv-conf=", *shell("echo $RANK"))
+    assert_equal "0\n", result.out
+    assert_empty result.err
   end
 
   def test_a_port_in_use_is_named_at_once
@@ -150,7 +161,9 @@ class CommandLineTest < LaunchCase
     result = run_torchrun("-m", "no_such/library")
     assert_code 1, result
     assert_includes result.err, "torchrun: -m no_such/library: no gem has such a program, and the load path, ./lib and " \
-      "the current folder have no no_such/library.rb"
+      "the current folder have no no_such/library.rb\n"
+    File.write("#{@folder}/snake.py", "")
+    assert_match(/no snake\.rb; for snake\.py: torchrun snake\.py$/, run_torchrun("-m", "snake").err)
   end
 
   def test_a_module_of_pythons

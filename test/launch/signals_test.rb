@@ -36,6 +36,15 @@ class SignalsTest < LaunchCase
     assert_equal 2, result.out.scan("got INT").size
   end
 
+  def test_a_signal_before_there_are_workers
+    run = start("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{free_port}", *shell("echo no"))
+    sleep 0.3
+    run.signal(:INT)
+    result = run.finish(limit: 5)
+    assert_code 130, result
+    assert_equal "torchrun: SIGINT: leaving the job; once more: at once\n", result.err
+  end
+
   def test_a_second_signal_kills_at_once
     run = start("--nproc-per-node=2", *shell("trap '' INT TERM; echo ready; while :; do sleep 1; done"))
     ready(run)

@@ -141,8 +141,9 @@ static void begin_to_end(tddp_launch_agent *agent, int number)
     if (orphaned) {
         tddp_launch_console_say(&agent->console, "killed: ending the workers");
     } else {
-        tddp_launch_console_say(&agent->console, "%s: ending the workers; once more: at once",
-                                tddp_launch_signal_name(number, name));
+        tddp_launch_console_say(&agent->console, "%s: %s; once more: at once",
+                                tddp_launch_signal_name(number, name),
+                                agent->alive > 0 ? "ending the workers" : "leaving the job");
     }
     tddp_launch_agent_stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL, number);
     int64_t latest = tddp_deadline_after_ms(ORPHANED_MS);

@@ -99,7 +99,7 @@ static tddp_status store_ranks(const char *source, const char *value, tddp_launc
     char part[TDDP_LAUNCH_PART_BYTES];
     int64_t rank;
     const char *at = value;
-    do {
+    while (*at != '\0') { /* none at all: as if not given, which is PyTorch's default */
         if (!tddp_launch_list_next(&at, part) ||
             !tddp_parse_int(part, 0, TDDP_LAUNCH_MAX_LOCAL - 1, &rank)) {
             return tddp_launch_value_refuse(source, value,
@@ -116,7 +116,7 @@ static tddp_status store_ranks(const char *source, const char *value, tddp_launc
             made.listed[place] = made.listed[place - 1];
         }
         made.listed[place] = (int16_t)rank;
-    } while (*at != '\0');
+    }
     *out = made;
     return TDDP_OK;
 }

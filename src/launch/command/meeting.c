@@ -42,7 +42,7 @@ tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
     char part[TDDP_LAUNCH_PART_BYTES];
     int count = 0;
     const char *at = value;
-    do {
+    while (*at != '\0') { /* none at all: as if not given, which is PyTorch's default */
         bool more = count < TDDP_LAUNCH_MAX_ENDPOINTS;
         if (!more || !tddp_launch_list_next(&at, part) ||
             !tddp_launch_endpoint_read(part, &found[count])) {
@@ -59,7 +59,7 @@ tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
             }
         }
         count++;
-    } while (*at != '\0');
+    }
     memcpy(out->endpoints, found, (size_t)count * sizeof *found);
     out->endpoint_count = count;
     return TDDP_OK;

@@ -125,6 +125,13 @@ static tddp_status await_exec(const pipes *made, pid_t pid, const char *path)
                          "#!/bin/sh",
                          path);
     }
+    if (told.at == STEP_EXEC && told.error == ENOENT && access(path, F_OK) == 0) {
+        return tddp_fail(
+            TDDP_SYSTEM,
+            "cannot run %s: what runs it is not there: the interpreter that a script's "
+            "first line names, or a program's loader; see file %s",
+            path, path);
+    }
     return tddp_fail(TDDP_SYSTEM, "cannot run %s%s: %s", path,
                      told.at == STEP_BINDING ? " on its CPUs (--numa-binding)" : "",
                      strerror(told.error));

@@ -136,6 +136,10 @@ TEST(endpoints)
     refused("--rdzv-endpoint=h:70000 a", "--rdzv-endpoint=h:70000: expected HOST or HOST:PORT");
     refused("--rdzv-endpoint=h: a", "expected HOST");
     refused("--rdzv-endpoint=:80 a", "expected HOST");
+    refused("--rdzv-endpoint=, a", "expected HOST");
+    CHECK_OK(parse("--rdzv-endpoint= a"));
+    CHECK_INT(got.endpoint_count, 0);
+    refused("--nnodes=2 --node-rank=0 --rdzv-endpoint= a", "needs the place where the nodes meet");
     refused("--rdzv-endpoint=[::1 a", "expected HOST");
     refused("--rdzv-endpoint=[::1]x a", "expected HOST");
 }
@@ -223,7 +227,9 @@ TEST(local_ranks)
     CHECK_STATUS(tddp_launch_options_check_local(&got, 3), TDDP_INVALID_ARGUMENT);
     refused("--local-ranks-filter=0,x a", "expected local ranks with commas");
     refused("--local-ranks-filter=1,1 a", "local rank 1 is there twice");
-    refused("--local-ranks-filter= a", "expected local ranks");
+    refused("--local-ranks-filter=, a", "expected local ranks");
+    CHECK_OK(parse("--local-ranks-filter= a"));
+    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 9));
 }
 
 static bool matches(const char *line)
