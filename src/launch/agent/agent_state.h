@@ -125,7 +125,10 @@ void tddp_launch_agent_sweep(tddp_launch_agent *agent);
 /* Stops at once, for a fault of our own: takes its text from tddp_error_message(). */
 void tddp_launch_agent_fail(tddp_launch_agent *agent);
 
+/* A worker, or who descends from one, has ended (SIGCHLD), or the job is to end. */
 void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number);
+
+/* The phase's time is up. */
 void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 
 /* After other events: whether the phase is over. */
@@ -138,6 +141,7 @@ void tddp_launch_agent_look(tddp_launch_agent *agent);
 
 /* --- news.c ---------------------------------------------------------------------------------- */
 
+/* Takes all news that the rendezvous has. */
 void tddp_launch_agent_on_news(tddp_launch_agent *agent);
 
 /* Tells the other nodes that this one leaves: "node 1" with what it did behind it. */

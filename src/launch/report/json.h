@@ -18,8 +18,8 @@ typedef struct tddp_launch_json {
 void tddp_launch_json_open(tddp_launch_json *json, const char *key, char bracket);
 void tddp_launch_json_close(tddp_launch_json *json, char bracket);
 
-void tddp_launch_json_text(tddp_launch_json *json, const char *key,
-                           const char *value); /* or null */
+/* A text; NULL becomes null. */
+void tddp_launch_json_text(tddp_launch_json *json, const char *key, const char *value);
 void tddp_launch_json_number(tddp_launch_json *json, const char *key, int64_t value);
 void tddp_launch_json_bool(tddp_launch_json *json, const char *key, bool value);
 

@@ -28,6 +28,7 @@ typedef struct tddp_launch_devices {
  * error. GPUs are in the order of their PCI addresses. */
 TDDP_NODISCARD tddp_status tddp_launch_devices_find(const char *root, const char *visible,
                                                     tddp_launch_devices *out);
+
 /* What to call the GPU of one worker alone: "3". Without any GPU as PyTorch does it: the worker's
  * entry of `visible`, or its local rank. False if there is no such GPU. */
 bool tddp_launch_devices_name(const tddp_launch_devices *devices, const char *visible,

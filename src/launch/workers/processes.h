@@ -40,6 +40,8 @@ void tddp_launch_close_on_exec_from(int first);
  * adopted, nobody descends from a process without children. */
 bool tddp_launch_has_children(void);
 
+/* The children there are now; none where the kernel does not list them. Errors: TDDP_OUT_OF_MEMORY.
+ */
 TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
 void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
 

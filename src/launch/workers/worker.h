@@ -61,6 +61,7 @@ void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);
 /* Whether it ended with a status other than 0. */
 bool tddp_launch_worker_failed(const tddp_launch_worker *worker);
 
+/* Closes its pipes and forgets it; a process that lives goes on. */
 void tddp_launch_worker_free(tddp_launch_worker *worker);
 
 #endif
