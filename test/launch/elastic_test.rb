@@ -217,6 +217,26 @@ class ElasticTest < NodesCase
     assert_code 0, first.finish
   end
 
+  # What it does with its old place concerns nobody; as a newcomer it changes the round once.
+  def test_a_node_that_was_stopped_comes_back
+    port = free_port
+    runs = gather(3, *wait_for_go, port: port, nodes: "1:3")
+    last = runs.find { |run| run.out.start_with?("2 of 3") }
+    others = runs - [last]
+    last.signal(:STOP)
+    Process.kill(:STOP, last.agent)
+    others.each { |run| run.await(/of 2 restart 0/) }
+    Process.kill(:CONT, last.agent)
+    last.signal(:CONT)
+    runs.each { |run| run.await(/of 3 .*of 3 restart 0/m) }
+    FileUtils.touch(go)
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal %w[2 2], last.out.scan(/^(\d) of 3/).flatten
+    others.each { |run| assert_equal %w[3 2 3], run.out.scan(/of (\d)/).flatten }
+    assert_match(/is lost: no sign of life/, last.err)
+  end
+
   def test_the_host_leaves_and_one_endpoint_is_too_few
     port = free_port
     first, second = gather(2, *wait_for_go, port: port)

@@ -101,12 +101,19 @@ void tddp_launch_agent_on_news(tddp_launch_agent *agent)
     char text[TDDP_LAUNCH_NEWS_BYTES];
     tddp_launch_world world;
     tddp_launch_news news = TDDP_LAUNCH_NEWS_NONE;
+    bool over = agent->rendezvous && tddp_launch_rendezvous_over(agent->rendezvous);
     do {
         if (agent->rendezvous) {
             news = tddp_launch_rendezvous_next(agent->rendezvous, &world, text);
         }
         take_news(agent, news, &world, text);
     } while (news != TDDP_LAUNCH_NEWS_NONE);
+    if (over && agent->phase <= TDDP_LAUNCH_LINGERING) {
+        /* Its last news could not be passed on: nothing else would ever come. */
+        (void)tddp_fail(TDDP_OUT_OF_MEMORY, "what has become of the other nodes is not known: out "
+                                            "of memory");
+        tddp_launch_agent_fail(agent);
+    }
 }
 
 void tddp_launch_agent_tell_leave(const tddp_launch_agent *agent, const char *what)

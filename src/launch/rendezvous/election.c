@@ -12,12 +12,13 @@
 #include "launch/rendezvous/election.h"
 
 enum {
-    STAGGER_MS = 200,    /* between the candidates of a vacancy, so that mostly one stands */
-    MOST_PAUSE_MS = 400, /* after a lost vote */
-    LOOK_MS = 100,       /* at one's own vote */
-    RENEWALS = 5,        /* in a lease */
-    LOOKS = 20,          /* in a short one */
-    TRIES = 3            /* to raise a number that others raise too */
+    STAGGER_MS = 200,       /* between the candidates of a vacancy, so that mostly one stands */
+    MOST_PAUSE_MS = 400,    /* after a lost vote */
+    LOOK_MS = 100,          /* at one's own vote */
+    RENEWALS = 5,           /* in a lease */
+    LOOKS = 20,             /* in a short one */
+    TRIES = 3,              /* to raise a number that others raise too */
+    HIGHEST_TERM = 99999999 /* that is believed: no job has as many leaders */
 };
 
 void tddp_launch_election_init(tddp_launch_election *election,
@@ -52,7 +53,8 @@ bool tddp_launch_election_leads(const tddp_launch_election *election)
 static bool is_given(const char *lease, int *endpoint, int *term)
 {
     int64_t count;
-    return sscanf(lease, "%d %d %" SCNd64, endpoint, term, &count) == 3;
+    /* The widths keep what is no lease from being more than a number holds. */
+    return sscanf(lease, "%2d %9d %18" SCNd64, endpoint, term, &count) == 3 && *term >= 0;
 }
 
 static bool is_vacant(const char *lease)
@@ -110,14 +112,15 @@ static bool raise_term(const tddp_launch_election *election, int voter, int term
     return false;
 }
 
-/* Makes a lease vacant that is known to be `lease`; the voter's own election says of which kind. */
+/* Makes a lease vacant that is known to be `lease`; the voter's own election says of which kind.
+ * What is no lease at all would be nobody's to renew, and stay for ever. */
 static void take_away(tddp_launch_election *election, int voter, const char *lease)
 {
     char copy[TDDP_LAUNCH_LEASE_BYTES];
     int endpoint;
     int term;
     (void)snprintf(copy, sizeof copy, "%s", lease);
-    if (is_given(copy, &endpoint, &term) && raise_term(election, voter, term)) {
+    if (is_given(copy, &endpoint, &term) ? raise_term(election, voter, term) : !is_vacant(copy)) {
         (void)swap(election, voter, copy, "");
     }
 }
@@ -222,10 +225,10 @@ static void look_at(tddp_launch_election *election, int voter)
     }
     (void)snprintf(vote->lease, sizeof vote->lease, "%s", values[0]);
     vote->ended = values[2][0] != '\0';
-    if (tddp_parse_int(values[1], 0, INT32_MAX - 1, &term) && term > election->term) {
+    if (tddp_parse_int(values[1], 0, HIGHEST_TERM, &term) && term > election->term) {
         election->term = (int)term;
     }
-    if (is_given(values[0], &endpoint, &given) && given > election->term) {
+    if (is_given(values[0], &endpoint, &given) && given <= HIGHEST_TERM && given > election->term) {
         election->term = given;
     }
 }

@@ -271,6 +271,21 @@ TEST(a_leader_that_stops_for_a_while)
     CHECK_INT(elections, 2);
 }
 
+TEST(what_is_no_lease_is_taken_away)
+{
+    static const char *const texts[] = {"what?", "-1 -1 -1", "1 99999999999999999999 1",
+                                        "0 0 99999999999999999999999"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        begin(1);
+        (void)snprintf(nodes[0].values[0], sizeof nodes[0].values[0], "%s", texts[i]);
+        (void)snprintf(nodes[0].values[1], sizeof nodes[0].values[1], "99999999999");
+        CHECK(until_led(-1) < 12000);
+        pass(20000 * MS);
+        CHECK_INT(leader(), 0);
+        CHECK_INT(elections, 1);
+    }
+}
+
 TEST(a_hand_over_is_quick)
 {
     begin(3);
