@@ -123,6 +123,19 @@ class EndpointsTest < NodesCase
     assert_match(/is lost/, second.err)
   end
 
+  # Another job has the port at first.
+  def test_an_endpoint_that_becomes_free
+    endpoint = "127.0.0.1:#{free_port}"
+    others = 2.times.map { at(endpoint, *wait_for_go, id: "another") }
+    others.each { |run| run.await(/of 2/) }
+    runs = 2.times.map { at(endpoint, *shell("echo $RANK"), id: "my-job") }
+    sleep 0.5
+    finish_all(others)
+    results = runs.map(&:finish)
+    results.each { |result| assert_code 0, result }
+    assert_equal ["0\n", "1\n"], results.map(&:out).sort
+  end
+
   def test_the_first_rank_comes_late
     port = free_port
     second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))

@@ -14,6 +14,7 @@ enum {
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
     TELL_EVERY_MS = 10 * 1000,
+    HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     WHY_BYTES = 320,
     ENDPOINT_BYTES = TDDP_LAUNCH_HOST_BYTES + 16,
     TERM_BYTES = 16
@@ -200,8 +201,8 @@ static tddp_status look_at(const tddp_launch_node *node, int index, look *seen)
         (void)snprintf(why, WHY_BYTES, "the job \"%.80s\" has ended there", node->run_id);
     } else if (!lease.data) {
         (void)snprintf(why, WHY_BYTES, "the store there knows no job \"%.80s\"", node->run_id);
-    } else if (sscanf(lease.data, "%d %d", &endpoint, &term) == 2 && endpoint >= 0 &&
-               endpoint < node->endpoint_count) {
+    } else if (sscanf(lease.data, "%2d %9d", &endpoint, &term) == 2 && endpoint >= 0 &&
+               endpoint < node->endpoint_count && term >= 0) {
         status = follow_lease(node, index, endpoint, term, &store, seen);
     }
     tddp_blob_free(&lease);
@@ -270,6 +271,7 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
     char tried[TDDP_LAUNCH_MAX_ENDPOINTS * (WHY_BYTES + ENDPOINT_BYTES)];
     int64_t deadline = tddp_deadline_after_ms(limit_ms);
     int64_t tell_at = tddp_deadline_after_ms(TELL_EVERY_MS);
+    int64_t host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
     int64_t pause = FIRST_PAUSE_MS;
     for (;;) {
         look seen = {.leader = {.endpoint = -1}, .end = end};
@@ -283,6 +285,13 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
         list_tried(node, &seen, tried, sizeof tried);
         if (tddp_now_ns() >= deadline) {
             return fail_search(node, tried);
+        }
+        if (tddp_now_ns() >= host_at) {
+            status = tddp_launch_host_late(node);
+            if (status != TDDP_OK) {
+                return status;
+            }
+            host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
         }
         if (tddp_now_ns() >= tell_at) {
             char *line =

@@ -1,6 +1,7 @@
 /*
  * Whether this node hosts a store for the others: at an endpoint that is an address of its own, or
- * where it is told to. Runs on the rendezvous thread, once, before anything else.
+ * where it is told to. Runs on the rendezvous thread, before anything else, and again while nobody
+ * leads: what held the port then may be gone.
  */
 #include <stdlib.h>
 
@@ -134,4 +135,11 @@ tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node)
                            "host with a free port; give one that is, or let is_host away");
     }
     return status;
+}
+
+tddp_status tddp_launch_host_late(tddp_launch_node *node)
+{
+    const tddp_launch_options *options = node->options;
+    bool may = options->backend == TDDP_LAUNCH_C10D && options->conf.is_host != 0;
+    return may && !node->host && !node->was_in ? host_free_one(node) : TDDP_OK;
 }

@@ -157,6 +157,9 @@ void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *w
 /* Hosts a store if one of the endpoints is here and this node is to. */
 TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
 
+/* The same for a node that has not found its job yet, c10d only: whether a port is free by now. */
+TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
+
 /* --- find.c ---------------------------------------------------------------------------------- */
 
 /*
