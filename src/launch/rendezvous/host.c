@@ -15,7 +15,7 @@
 #include "launch/workers/port_holder.h"
 #include "net/net.h"
 
-enum { ANSWER_MS = 300, SHARES = 16, HIGHEST_TERM = 1000000000 };
+enum { ANSWER_MS = 300, SHARES = 16, HIGHEST_TERM = 99999999 };
 
 bool tddp_launch_host_leads(tddp_launch_host *host, int *term)
 {
