@@ -150,4 +150,11 @@ class WorkersTest < LaunchCase
     assert_equal "none\n", result.out
     assert_match(/no error file/, result.err)
   end
+
+  def test_torchruns_own_error_file_is_no_workers
+    result = run_torchrun(*shell('echo "${TORCHELASTIC_ERROR_FILE:-none}"'),
+      env: {"TMPDIR" => "/dev/null", "TORCHELASTIC_ERROR_FILE" => "#{@folder}/own.json"})
+    assert_code 0, result
+    assert_equal "none\n", result.out
+  end
 end

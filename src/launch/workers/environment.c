@@ -20,6 +20,8 @@ extern char **environ;
 /* Variables set here; more than there are below. */
 enum { MOST_ADDED = 32 };
 
+static const char error_variable[] = "TORCHELASTIC_ERROR_FILE=";
+
 typedef struct block {
     char **list;
     size_t count;
@@ -128,6 +130,9 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
         return NULL;
     }
     for (size_t i = 0; i < inherited && !made.failed; i++) {
+        if (strncmp(environ[i], error_variable, sizeof error_variable - 1) == 0) {
+            continue; /* torchrun's own, for whoever started it */
+        }
         char *copy = tddp_copy_string(environ[i]);
         if (copy) {
             made.list[made.count++] = copy;
@@ -149,7 +154,7 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
     }
     put_threads(&made, job, local_rank);
     if (error_file) {
-        put_text(&made, "TORCHELASTIC_ERROR_FILE", error_file);
+        put(&made, tddp_format("%s%s", error_variable, error_file));
     }
     if (made.failed) {
         tddp_launch_list_free(made.list);
