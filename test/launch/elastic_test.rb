@@ -244,6 +244,6 @@ class ElasticTest < NodesCase
     assert_code 130, first.finish(limit: 5)
     result = second.finish(limit: 5)
     assert_code 1, result
-    assert_match(/node 0 was told to end by SIGINT/, result.err)
+    assert_match(/node 0 was told to end by SIGINT, and with it the only endpoint; a job with three endpoints/, result.err)
   end
 end

@@ -9,6 +9,8 @@
 
 #include "launch/rendezvous/council_state.h"
 
+enum { SAID_BYTES = 512 };
+
 /* --- nodes come and go ----------------------------------------------------------------------- */
 
 static bool is_gone(const tddp_launch_council *council, int slot)
@@ -110,6 +112,18 @@ static void miss(tddp_launch_council *council, tddp_launch_parting how, bool was
     }
 }
 
+/* Others would go on without it, but for the store that it takes along: that is said. */
+static void end_with_host(tddp_launch_council *council, const char *text)
+{
+    char said[SAID_BYTES];
+    (void)snprintf(said, sizeof said, "%.256s%s", text,
+                   council->opts.elastic
+                       ? ", and with it the only endpoint; a job with three endpoints "
+                         "(--rdzv-endpoint=a,b,c) survives that"
+                       : "");
+    tddp_launch_council_end_job(council, TDDP_LAUNCH_HOW_STOPPED, said);
+}
+
 /* Takes a node away and does what follows from that. */
 void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_seat *node,
                               tddp_launch_parting how, const char *text)
@@ -131,7 +145,7 @@ void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_seat *no
     remove_node(council, node);
     if (how == TDDP_LAUNCH_LEFT && hosting && !council->opts.hands_over &&
         council->stage != TDDP_LAUNCH_STAGE_ENDED) {
-        tddp_launch_council_end_job(council, TDDP_LAUNCH_HOW_STOPPED, text);
+        end_with_host(council, text);
     } else if (member) {
         miss(council, how, was_in, was_done, text);
     }

@@ -350,7 +350,9 @@ TEST(the_hosting_node_leaves)
         CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
         leave(1, "node 0 was told to end by SIGINT");
         CHECK_TEXT(hear(), hands_over ? "over 0 changed node 0 was told to end by SIGINT"
-                                      : "end stopped node 0 was told to end by SIGINT");
+                                      : "end stopped node 0 was told to end by SIGINT, and with it "
+                                        "the only endpoint; a job with three endpoints "
+                                        "(--rdzv-endpoint=a,b,c) survives that");
         close_council();
     }
 }
