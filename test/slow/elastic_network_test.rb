@@ -57,6 +57,31 @@ class ElasticNetworkTest < ElasticCase
     assert_match(/10\.77\.0\.2/, results[1].err)
   end
 
+  # Nothing says that nobody is there, as behind a firewall; the node that tries shows life meanwhile.
+  def test_a_silent_address_is_named
+    hosts(2)
+    assert system("ip", "-n", @hosts.name(1), "neighbor", "add", "10.77.0.99", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+    endpoint = "--rdzv-endpoint=#{@hosts.ipv4(0)}:29400"
+    runs = pair([endpoint, "--local-addr=10.77.0.99", *shell(SAY)], [endpoint, *shell(SAY)])
+    result = runs.map { |run| run.finish(limit: 20) }.last
+    assert_code 1, result
+    assert_match(/no way from \S+ to the workers' store .*timed out connecting to 10\.77\.0\.99/, result.err)
+    refute_match(/is lost/, result.err)
+  end
+
+  # Debian's installer gives a host's own name this address of the loopback interface.
+  def test_a_host_knows_itself_as_loopback
+    hosts(2)
+    flags = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=network", "--rdzv-endpoint=first:29400", "-e", CONNECT]
+    runs = ["127.0.1.1", @hosts.ipv4(0)].each_with_index.map do |own, host|
+      names = File.join(@folder, "hosts#{host}")
+      File.write(names, "127.0.0.1 localhost\n#{own} first\n")
+      # Each command on a host has mounts of its own.
+      start(*flags, command: [*@hosts.command(host), "sh", "-c", 'mount --bind "$1" /etc/hosts && shift && exec "$@"', "sh", names, BINARY])
+    end
+    assert_all_reach(@hosts.ipv4(0), runs)
+  end
+
   def test_an_address_that_the_host_does_not_have
     hosts(2)
     endpoint = "--rdzv-endpoint=#{@hosts.ipv4(0)}:29400"
