@@ -123,6 +123,22 @@ class EndpointsTest < NodesCase
     assert_match(/is lost/, second.err)
   end
 
+  def test_a_host_that_is_silent
+    endpoint = "127.0.0.1:#{free_port}"
+    first = node(0, "--rdzv-conf=#{CONF}", *wait_for_go, port: endpoint[/\d+$/])
+    second = node(1, "--rdzv-conf=#{CONF}", *wait_for_go, port: endpoint[/\d+$/])
+    second.await(/1 of 2/)
+    sleep 0.6 # for a sign of life
+    stopped = first.agent
+    Process.kill(:STOP, stopped)
+    result = second.finish
+    assert_code 1, result
+    assert_match(/hosts the rendezvous at #{endpoint} is lost: no answer for [23] s; a job with three/, result.err)
+  ensure
+    Process.kill(:CONT, stopped) if stopped
+    lose(first) if first
+  end
+
   # Another job has the port at first.
   def test_an_endpoint_that_becomes_free
     endpoint = "127.0.0.1:#{free_port}"

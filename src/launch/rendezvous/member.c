@@ -121,6 +121,7 @@ tddp_status tddp_launch_node_beat(tddp_launch_node *node)
         status = tddp_store_check(node->leader.store, &open, 1, &wait, &leads);
     }
     node->beat_at = tddp_deadline_after_ms(TDDP_LAUNCH_BEAT_MS);
+    node->heard_ns = status == TDDP_OK ? tddp_now_ns() : node->heard_ns;
     return status == TDDP_OK && !leads ? tddp_fail(TDDP_NETWORK, "it leads no more") : status;
 }
 

@@ -79,6 +79,7 @@ typedef struct tddp_launch_node {
     tddp_launch_orders orders;
     int64_t hurt_until; /* when a failure that others may know more of is told; INT64_MAX: none */
     int64_t beat_at;
+    int64_t heard_ns; /* when the leader answered a beat last */
     tddp_launch_world world;
     char master_host[TDDP_LAUNCH_NAME_BYTES];
     tddp_store_server *workers; /* rank 0's node: the workers' store */

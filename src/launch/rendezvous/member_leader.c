@@ -84,6 +84,7 @@ tddp_status tddp_launch_node_enlist(tddp_launch_node *node)
     if (status == TDDP_OK) {
         node->slot = (int)slot;
         node->was_in = true;
+        node->heard_ns = tddp_now_ns();
     }
     return status;
 }
@@ -124,9 +125,15 @@ char *tddp_launch_node_describe_loss(const tddp_launch_node *node)
 {
     const tddp_launch_endpoint *endpoint = &node->endpoints[node->leader.endpoint];
     bool bare = strchr(endpoint->host, ':') != NULL;
+    int64_t silence_ns = tddp_now_ns() - node->heard_ns;
+    bool silent =
+        silence_ns >= (int64_t)node->options->conf.heartbeat_timeout * TDDP_NS_PER_MS * 1000;
+    char reason[32];
+    (void)snprintf(reason, sizeof reason, "no answer for %lld s",
+                   (long long)(silence_ns / TDDP_NS_PER_MS / 1000));
     return tddp_format("the torchrun that hosts the rendezvous at %s%s%s:%d is lost: %s%s",
                        bare ? "[" : "", endpoint->host, bare ? "]" : "", endpoint->port,
-                       tddp_error_message(),
+                       node->heard_ns && silent ? reason : tddp_error_message(),
                        node->endpoint_count > 1
                            ? ""
                            : "; a job with three endpoints (--rdzv-endpoint=a,b,c) survives that");
