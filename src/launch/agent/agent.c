@@ -9,7 +9,7 @@
 #include "launch/agent/agent_state.h"
 #include "launch/workers/port_holder.h"
 
-enum { POLLED_BESIDE_WORKERS = 8, FILES_A_WORKER = 2 * TDDP_LAUNCH_STREAMS, OTHER_FILES = 64 };
+enum { POLLED_BESIDE_WORKERS = 8 };
 
 static const char loopback[] = "127.0.0.1";
 
@@ -218,19 +218,15 @@ static tddp_status make_run_id(tddp_launch_agent *agent)
     return TDDP_OK;
 }
 
-/* A pipe and a log file for each stream of many workers are more than the usual limit. Where the
- * hard limit is too low as well, what cannot be opened is told. */
+/* A pipe and a log file for each stream of many workers, and the ranks of all nodes at the store,
+ * are more than the usual limit: as many as are allowed. Workers get the old limit back. */
 static tddp_status allow_files(tddp_launch_agent *agent)
 {
-    rlim_t wanted = (rlim_t)agent->count * FILES_A_WORKER + OTHER_FILES;
     if (getrlimit(RLIMIT_NOFILE, &agent->files) != 0) {
         return tddp_fail_errno("getrlimit");
     }
-    struct rlimit raised = agent->files;
-    if (raised.rlim_cur != RLIM_INFINITY && raised.rlim_cur < wanted) {
-        raised.rlim_cur = wanted < raised.rlim_max ? wanted : raised.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &raised);
-    }
+    struct rlimit raised = {agent->files.rlim_max, agent->files.rlim_max};
+    (void)setrlimit(RLIMIT_NOFILE, &raised);
     return TDDP_OK;
 }
 
