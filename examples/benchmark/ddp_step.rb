@@ -5,7 +5,6 @@
 
 require_relative "../common/bundle"
 require "json"
-require "torch"
 require "torch/distributed"
 require "torch/nn/parallel/distributed_data_parallel"
 require_relative "models"

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require "torch"
+require "torch/distributed"
 require_relative "../mnist/model"
 
 # The models of the benchmarks. The same stand in ddp_step.py for PyTorch.

@@ -1,6 +1,5 @@
 # frozen_string_literal: true
 
-require "torch"
 require "torch/distributed"
 
 # The processes of an example: those that a launcher started, torchrun, srun or mpirun, or new ones on this machine.

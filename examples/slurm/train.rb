@@ -12,7 +12,6 @@ require_relative "../common/bundle"
 require_relative "../common/command_line"
 require "fileutils"
 require "socket"
-require "torch"
 require "torch/distributed"
 
 # Srun and mpirun read through pipes, which Ruby would fill before anyone saw a line.

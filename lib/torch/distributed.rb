@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "torch_ddp/rice_keys"
 require "torch"
 require "torch_ddp/ext"
 require_relative "distributed/errors"

@@ -51,7 +51,14 @@ class MishapsTest < Minitest::Test
     end
   end
 
+  # Those that a process has started; where it is torchrun, whose agent starts them, its agent's.
   def workers(parent)
+    found = children(parent)
+    agents = found.select { |pid| File.read("/proc/#{pid}/comm").start_with?("torchrun") }
+    agents.empty? ? found : agents.flat_map { |agent| children(agent) }
+  end
+
+  def children(parent)
     Dir["/proc/[0-9]*/stat"].filter_map do |file|
       fields = File.read(file).rpartition(")").last.split
       Integer(file[/\d+/]) if fields[1] == parent.to_s

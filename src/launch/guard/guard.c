@@ -166,6 +166,7 @@ int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
             stop_and_continue(agent, strangers);
         } else {
             (void)kill(agent, number);
+            (void)kill(agent, SIGCONT); /* one that was stopped takes no other signal */
         }
     }
 }
