@@ -46,9 +46,9 @@ class LaunchKillsTest < LaunchCase
     children(run.pid).find { |pid| comm(pid) == "torchrun-agent" } || run.pid
   end
 
-  # Each leads a session; what one of them is about to become does not yet.
+  # Each leads a session; what one of them has forked does not as long as it has this name: so the session is looked at first.
   def workers(run)
-    children(agent(run)).select { |pid| comm(pid).start_with?("worker-") && session(pid) == pid }
+    children(agent(run)).select { |pid| session(pid) == pid && comm(pid).start_with?("worker-") }
   end
 
   def session(pid)

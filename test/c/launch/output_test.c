@@ -174,7 +174,7 @@ static const tddp_launch_world two_workers = {
 static tddp_status start_output(desk *made, const tddp_launch_options *options,
                                 tddp_launch_output **out)
 {
-    tddp_launch_output *output;
+    tddp_launch_output *output = NULL;
     tddp_status status = tddp_launch_output_create(options, "job", &made->console, &output);
     if (status == TDDP_OK) {
         status = tddp_launch_output_begin(output, &two_workers);
@@ -197,7 +197,7 @@ static void remove_folder(const char *folder)
 TEST(without_flags_all_comes_through_pipes)
 {
     desk made;
-    tddp_launch_output *output;
+    tddp_launch_output *output = NULL;
     tddp_launch_options options = {.role = "default"};
     open_desk(&made);
     CHECK_OK(start_output(&made, &options, &output));
@@ -221,7 +221,7 @@ TEST(without_flags_all_comes_through_pipes)
 TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
 {
     desk made;
-    tddp_launch_output *output;
+    tddp_launch_output *output = NULL;
     char folder[] = "/tmp/output-test-XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
     tddp_launch_options options = {
