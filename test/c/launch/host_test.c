@@ -265,6 +265,10 @@ TEST(a_job_of_two_nodes)
     CHECK_TEXT(hear(&a), "end done\n");
     tddp_store *root = open_store(0, "torchrun/job");
     CHECK(root != NULL);
+    /* It is written after the word. */
+    for (int i = 0; i < 100 && strlen(peek(root, "ended")) == 0; i++) {
+        (void)!usleep(10 * 1000);
+    }
     CHECK_TEXT(peek(root, "ended"), "end done\n");
     int term;
     CHECK_INT(sscanf(peek(root, "lease"), "0 %d 0", &term), 1);
