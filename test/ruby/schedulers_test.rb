@@ -130,10 +130,36 @@ class SchedulersTest < Minitest::Test
   def test_hydra
     found = task(HYDRA)
     assert_equal [1, 2, 1, 2, "127.0.0.1"], [found.rank, found.world_size, found.local_rank, found.local_world_size, found.master_addr]
-    assert_includes 10_300..29_279, found.master_port
     far = task(HYDRA.merge("MPI_LOCALNRANKS" => "1", "MPI_LOCALRANKID" => "0"))
     assert_match(/MASTER_ADDR is not set.*mpiexec -genv MASTER_ADDR HOST/, wrong({}) { far.master_addr })
     assert_equal 29_500, far.master_port
+  end
+
+  # A proxy starts each process, or a shell that starts it, in a session of its own.
+  def test_the_port_of_processes_with_the_same_proxy
+    expected = task(HYDRA).send(:port_of, Process.pid)
+    assert_includes 10_300..29_279, expected
+    assert_equal expected, told_by_child(-> { Process.setsid }) { task(HYDRA).master_port }
+    behind_a_shell = told_by_child(-> { Process.setsid }) { told_by_child { task(HYDRA).master_port } }
+    assert_equal expected, behind_a_shell
+  end
+
+  # What the call gives in a forked process.
+  def told_by_child(before = nil)
+    reader, writer = IO.pipe
+    pid = fork do
+      reader.close
+      before&.call
+      writer.write(Marshal.dump(yield))
+    ensure
+      writer.close
+      exit!
+    end
+    writer.close
+    Marshal.load(reader.read)
+  ensure
+    Process.wait(pid) if pid
+    reader&.close
   end
 
   # mpirun starts its helpers on other nodes by srun, whose variables the processes then have as well.
