@@ -40,6 +40,7 @@
 
 #include <tddp/backend.h>
 #include <tddp/buffer.h>
+#include <tddp/call.h>
 #include <tddp/comm_hook.h>
 #include <tddp/file.h>
 #include <tddp/group.h>

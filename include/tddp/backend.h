@@ -112,6 +112,16 @@ typedef struct tddp_op {
     /** Of what else must be equal on every rank (shapes, names), 0 if nothing is to be compared. */
     uint32_t fingerprint;
     int64_t timeout_ms; /**< > 0; the slot returns TDDP_TIMEOUT when it is over */
+    /** For backends with TDDP_BACKEND_RESUMES: once it is triggered the slot may return
+     * TDDP_CANCELED with the operation unfinished, and is then called again with the same one.
+     * NULL: nobody will. */
+    tddp_cancel *cancel;
+    /** 1: the slot runs on the thread that waits for the result, which has nothing else to do: it
+     * may spin. 0: on a thread beside those that compute. */
+    int awaited;
+    /** The operation that this one carries out a part of; its facts are what ranks compare, and
+     * what they are told of, in place of this one's. NULL: none. */
+    const struct tddp_op *part_of;
 } tddp_op;
 
 typedef struct tddp_backend_opts {
@@ -126,7 +136,21 @@ typedef struct tddp_backend_opts {
     /** Numeric address at which the other ranks reach this host: loopback with same_host, else the
      * one on the way to the store's server; NULL if nothing tells. Valid during create(). */
     const char *address;
+    /** The host of each rank, numbered from 0 as they first come in the order of ranks; NULL: not
+     * known. Valid during create(). */
+    const int *hosts;
+    /** What the ranks are called in messages; NULL: as they are numbered. Valid during create(). */
+    const int *names;
 } tddp_backend_opts;
+
+/* What a backend bears. */
+enum {
+    /** Operations may be run by any thread, one at a time, and stopped half way; see
+     * tddp_op.cancel. */
+    TDDP_BACKEND_RESUMES = 1,
+    /** Between ranks of one host shared memory may take its place. */
+    TDDP_BACKEND_SHARES_HOSTS = 2,
+};
 
 /** Carries out one operation and returns when its result is in place. TDDP_TIMEOUT and
  * TDDP_PEER_LOST name the ranks that are waited for, by what tddp_fail() is given. */
@@ -158,6 +182,16 @@ typedef struct tddp_backend_v1 {
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
     tddp_status (*finish)(void *context, void *request, int *source);
+
+    uint32_t traits; /**< TDDP_BACKEND_RESUMES and so on */
+
+    /**
+     * Memory that operations reduce where it lies; both NULL: there is none. Called on any thread;
+     * `*handle` is given back once, on any thread, maybe after destroy() or in a forked child. The
+     * memory is zero, and begins at a multiple of 64 bytes.
+     */
+    tddp_status (*allocate)(void *context, size_t bytes, void **handle, void **data);
+    void (*deallocate)(void *handle);
 
     /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
     uint32_t op_count;

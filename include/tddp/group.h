@@ -117,6 +117,31 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer(const tddp_group *group, int
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer_ended(const tddp_group *group, int rank,
                                                           int *out);
 
+/* --- memory that is reduced where it lies ------------------------------------------------------
+ */
+
+/** Memory for buffers that a group's operations work on in place, without copies between. */
+typedef struct tddp_group_memory tddp_group_memory;
+
+/**
+ * Takes `bytes` (more than 0) of memory for operations of this group: zero, at a multiple of 64
+ * bytes. Shared with the other ranks of this host where the group has shared memory, else plain
+ * memory; either way any operation takes it. Each rank for itself: others need not call. It may
+ * outlive the group: tddp_group_memory_release(). A forked child sees the parent's memory itself,
+ * no copy. Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY, TDDP_FORKED.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes,
+                                                             tddp_group_memory **out);
+TDDP_API void *tddp_group_memory_data(const tddp_group_memory *memory);
+/** Whether it is shared. */
+TDDP_API int tddp_group_memory_shared(const tddp_group_memory *memory);
+/** Any thread; no operation may be using it. NULL is fine. */
+TDDP_API void tddp_group_memory_release(tddp_group_memory *memory);
+
+/** What carries this rank's operations: "shm", "gloo", "shm+gloo" (shared memory within hosts, Gloo
+ * between them), or another backend's name. Static. */
+TDDP_API const char *tddp_group_carrier(const tddp_group *group);
+
 /** The default time of its operations, in milliseconds; a new one (more than 0) counts for those
  * that are queued later. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);

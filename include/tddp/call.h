@@ -1,0 +1,53 @@
+/**
+ * @file call.h
+ * @brief What ranks compare of an operation, so that those who call different ones are told so.
+ *
+ * For backends: each rank sends every other one its call, and both sides compare. Pure functions,
+ * any thread.
+ */
+#ifndef TDDP_CALL_H
+#define TDDP_CALL_H
+
+#include <tddp/backend.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** An operation as one rank puts it towards another. Plain data of fixed size, to be sent as it is
+ * between ranks of one byte order. Those of an operation with `part_of` are that one's. */
+typedef struct tddp_call {
+    uint64_t sequence;
+    uint64_t gives;   /**< elements for the other rank */
+    uint64_t expects; /**< elements from it */
+    double premul;    /**< of PREMUL_SUM; may differ */
+    uint32_t kind;    /**< tddp_op_kind */
+    uint32_t dtype;
+    uint32_t reduce;
+    int32_t root;
+    uint32_t fingerprint; /**< 0 agrees with all */
+    uint32_t reserved;
+} tddp_call;
+
+/** The call of `op` on `rank` towards `peer`. */
+TDDP_API tddp_call tddp_call_of(const tddp_op *op, int rank, int peer);
+
+/** Whether this rank's call towards a peer and the peer's towards it are the same operation. */
+TDDP_API int tddp_calls_agree(const tddp_call *mine, const tddp_call *theirs);
+
+/** One operation's calls between two ranks; of the operation before, zero if there was none. */
+typedef struct tddp_calls {
+    tddp_call mine;
+    tddp_call theirs;
+} tddp_calls;
+
+/** Sets the text for calls that do not agree, with both sides: ranks are called by the names given
+ * here. Returns TDDP_MISMATCH. */
+TDDP_API tddp_status tddp_calls_disagree(int rank_name, int peer_name, const tddp_calls *now,
+                                         const tddp_calls *before);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
