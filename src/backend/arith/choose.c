@@ -1,0 +1,56 @@
+/*
+ * Which set of loops runs: the widest that processor and system bear, unless TDDP_ARITH names
+ * another one of them. Chosen once, by the first call on any thread, and never changed after.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tddp/log.h>
+
+#include "backend/arith/set.h"
+
+/* The best first. */
+static const tddp_arith_set *const sets[] = {
+    &tddp_arith_baseline,
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const tddp_arith_set *chosen;
+
+const tddp_arith_set *tddp_arith_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        if ((!name || strcmp(name, sets[i]->name) == 0) && sets[i]->works()) {
+            return sets[i];
+        }
+    }
+    return NULL;
+}
+
+static void choose(void)
+{
+    const char *asked = getenv("TDDP_ARITH");
+    if (asked && *asked) {
+        chosen = tddp_arith_find(asked);
+    }
+    if (!chosen) {
+        chosen = tddp_arith_find(NULL);
+        if (asked && *asked) {
+            tddp_log(TDDP_LOG_WARN, "arith",
+                     "TDDP_ARITH=%s is unknown or more than this processor has: %s is used", asked,
+                     chosen->name);
+        }
+    }
+}
+
+const tddp_arith_set *tddp_arith_chosen(void)
+{
+    pthread_once(&once, choose);
+    return chosen;
+}
+
+const char *tddp_arith_name(void)
+{
+    return tddp_arith_chosen()->name;
+}

@@ -1,0 +1,146 @@
+/*
+ * The loops of one instruction set: included once by each set_*.c, which is compiled with the flags
+ * of its set (see CMakeLists.txt). Plain loops that the compiler vectorises; pure functions, any
+ * thread.
+ *
+ * Integers are combined as unsigned numbers, so that an overflow wraps instead of being undefined.
+ * What is written may be the very memory of what is read: each element is read before it is written
+ * and none depends on another, which is what INDEPENDENT tells the compiler.
+ */
+#include <complex.h>
+
+#include "backend/arith/set.h"
+#include "backend/half.h"
+
+#ifdef __clang__
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+typedef float complex complex64;
+typedef double complex complex128;
+
+#define DEFINE_LOOP(name, type, expression)                                         \
+    static void name(void *into, const void *left, const void *right, size_t count) \
+    {                                                                               \
+        type *result = into;                                                        \
+        const type *a = left;                                                       \
+        const type *b = right;                                                      \
+        INDEPENDENT                                                                 \
+        for (size_t i = 0; i < count; i++) {                                        \
+            result[i] = (type)(expression);                                         \
+        }                                                                           \
+    }
+
+#define MIN_OF(x, y) ((y) < (x) ? (y) : (x))
+#define MAX_OF(x, y) ((y) > (x) ? (y) : (x))
+/* NaN is handed on, wherever it comes from: `x != x` holds for it alone. */
+#define MIN_FLOAT(x, y) ((y) < (x) || (y) != (y) ? (y) : (x))
+#define MAX_FLOAT(x, y) ((y) > (x) || (y) != (y) ? (y) : (x))
+
+/* `wide` is an unsigned type at least as wide as int, in which nothing overflows undefined. */
+#define DEFINE_INTEGER(name, type, wide)                       \
+    DEFINE_LOOP(name##_sum, type, (wide)a[i] + (wide)b[i])     \
+    DEFINE_LOOP(name##_product, type, (wide)a[i] * (wide)b[i]) \
+    DEFINE_LOOP(name##_min, type, MIN_OF(a[i], b[i]))          \
+    DEFINE_LOOP(name##_max, type, MAX_OF(a[i], b[i]))          \
+    DEFINE_LOOP(name##_band, type, a[i] & b[i])                \
+    DEFINE_LOOP(name##_bor, type, a[i] | b[i])                 \
+    DEFINE_LOOP(name##_bxor, type, a[i] ^ b[i])
+
+DEFINE_INTEGER(uint8, uint8_t, unsigned)
+DEFINE_INTEGER(int8, int8_t, unsigned)
+DEFINE_INTEGER(int16, int16_t, unsigned)
+DEFINE_INTEGER(int32, int32_t, uint32_t)
+DEFINE_INTEGER(int64, int64_t, uint64_t)
+
+DEFINE_LOOP(bool_and, uint8_t, (a[i] != 0) & (b[i] != 0))
+DEFINE_LOOP(bool_or, uint8_t, (a[i] != 0) | (b[i] != 0))
+DEFINE_LOOP(bool_xor, uint8_t, (a[i] != 0) ^ (b[i] != 0))
+
+#define DEFINE_FLOAT(name, type)                         \
+    DEFINE_LOOP(name##_sum, type, a[i] + b[i])           \
+    DEFINE_LOOP(name##_product, type, a[i] * b[i])       \
+    DEFINE_LOOP(name##_min, type, MIN_FLOAT(a[i], b[i])) \
+    DEFINE_LOOP(name##_max, type, MAX_FLOAT(a[i], b[i]))
+
+DEFINE_FLOAT(float32, float)
+DEFINE_FLOAT(float64, double)
+
+/* A sum of complex numbers is one of twice as many real ones. */
+#define DEFINE_COMPLEX(name, type, real)                                                  \
+    static void name##_sum(void *into, const void *left, const void *right, size_t count) \
+    {                                                                                     \
+        real##_sum(into, left, right, count * 2);                                         \
+    }                                                                                     \
+    DEFINE_LOOP(name##_product, type, a[i] * b[i])
+
+DEFINE_COMPLEX(complex64, complex64, float32)
+DEFINE_COMPLEX(complex128, complex128, float64)
+
+#define DEFINE_SCALE(name, type)                                                \
+    static void name(void *into, const void *from, size_t count, double factor) \
+    {                                                                           \
+        type *result = into;                                                    \
+        const type *a = from;                                                   \
+        const type by = (type)factor;                                           \
+        INDEPENDENT                                                             \
+        for (size_t i = 0; i < count; i++) {                                    \
+            result[i] = a[i] * by;                                              \
+        }                                                                       \
+    }
+
+DEFINE_SCALE(scale_float32, float)
+DEFINE_SCALE(scale_float64, double)
+
+#define DEFINE_HALF(half)                                                                        \
+    static void widen_##half(float *restrict into, const uint16_t *restrict from, size_t count)  \
+    {                                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                     \
+            into[i] = tddp_backend_from_##half(from[i]);                                         \
+        }                                                                                        \
+    }                                                                                            \
+    static void narrow_##half(uint16_t *restrict into, const float *restrict from, size_t count) \
+    {                                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                     \
+            into[i] = tddp_backend_to_##half(from[i]);                                           \
+        }                                                                                        \
+    }
+
+DEFINE_HALF(float16)
+DEFINE_HALF(bfloat16)
+
+#define INTEGER_ROW(name)                                                       \
+    {                                                                           \
+        [TDDP_REDUCE_SUM] = name##_sum, [TDDP_REDUCE_PRODUCT] = name##_product, \
+        [TDDP_REDUCE_MIN] = name##_min, [TDDP_REDUCE_MAX] = name##_max,         \
+        [TDDP_REDUCE_BAND] = name##_band, [TDDP_REDUCE_BOR] = name##_bor,       \
+        [TDDP_REDUCE_BXOR] = name##_bxor,                                       \
+    }
+#define FLOAT_ROW(name)                                                                \
+    {                                                                                  \
+        [TDDP_REDUCE_SUM] = name##_sum, [TDDP_REDUCE_AVG] = name##_sum,                \
+        [TDDP_REDUCE_PREMUL_SUM] = name##_sum, [TDDP_REDUCE_PRODUCT] = name##_product, \
+        [TDDP_REDUCE_MIN] = name##_min, [TDDP_REDUCE_MAX] = name##_max,                \
+    }
+#define COMPLEX_ROW(name)                                                              \
+    {                                                                                  \
+        [TDDP_REDUCE_SUM] = name##_sum, [TDDP_REDUCE_AVG] = name##_sum,                \
+        [TDDP_REDUCE_PREMUL_SUM] = name##_sum, [TDDP_REDUCE_PRODUCT] = name##_product, \
+    }
+#define BOOL_ROW                                                                                  \
+    {                                                                                             \
+        [TDDP_REDUCE_SUM] = bool_or, [TDDP_REDUCE_PRODUCT] = bool_and,                            \
+        [TDDP_REDUCE_MIN] = bool_and, [TDDP_REDUCE_MAX] = bool_or, [TDDP_REDUCE_BAND] = bool_and, \
+        [TDDP_REDUCE_BOR] = bool_or, [TDDP_REDUCE_BXOR] = bool_xor,                               \
+    }
+
+#define COMBINE_TABLE                                                                   \
+    {                                                                                   \
+        [TDDP_UINT8] = INTEGER_ROW(uint8), [TDDP_INT8] = INTEGER_ROW(int8),             \
+        [TDDP_INT16] = INTEGER_ROW(int16), [TDDP_INT32] = INTEGER_ROW(int32),           \
+        [TDDP_INT64] = INTEGER_ROW(int64), [TDDP_FLOAT32] = FLOAT_ROW(float32),         \
+        [TDDP_FLOAT64] = FLOAT_ROW(float64), [TDDP_COMPLEX64] = COMPLEX_ROW(complex64), \
+        [TDDP_COMPLEX128] = COMPLEX_ROW(complex128), [TDDP_BOOL] = BOOL_ROW,            \
+    }
