@@ -193,6 +193,10 @@ typedef struct tddp_backend_v1 {
     tddp_status (*allocate)(void *context, size_t bytes, void **handle, void **data);
     void (*deallocate)(void *handle);
 
+    /** Tells the other ranks, once, why this one takes part in nothing any more, where it was not
+     * this backend that failed; NULL: they find out when it is gone. Any thread. */
+    void (*farewell)(void *context, tddp_status status, const char *text);
+
     /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
     uint32_t op_count;
     tddp_backend_run run[TDDP_OP_COUNT];

@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 /** An operation as one rank puts it towards another. Plain data of fixed size, to be sent as it is
- * between ranks of one byte order. Those of an operation with `part_of` are that one's. */
+ * between ranks of one byte order. Those of an operation with `part_of` are that one's; its own
+ * fingerprint says then how large the parts of all ranks are, where this rank knows. */
 typedef struct tddp_call {
     uint64_t sequence;
     uint64_t gives;   /**< elements for the other rank */
@@ -26,7 +27,7 @@ typedef struct tddp_call {
     uint32_t reduce;
     int32_t root;
     uint32_t fingerprint; /**< 0 agrees with all */
-    uint32_t reserved;
+    uint32_t layout;      /**< of the sizes of all parts, in place of gives and expects; or 0 */
 } tddp_call;
 
 /** The call of `op` on `rank` towards `peer`. */

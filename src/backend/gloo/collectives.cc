@@ -21,8 +21,8 @@ void check_own(const Mesh &mesh, const tddp_op &op, const tddp_buffer &given,
                const tddp_buffer &wanted)
 {
     if (bytes_of(given) != bytes_of(wanted)) {
-        throw Failure(TDDP_MISMATCH, std::string(tddp_op_name(op.kind)) + ": rank " +
-                                         std::to_string(mesh.rank) + " gives itself " +
+        throw Failure(TDDP_MISMATCH, std::string(tddp_op_name(op.kind)) + ": " +
+                                         mesh.called(mesh.rank) + " gives itself " +
                                          std::to_string(given.count) + " elements and expects " +
                                          std::to_string(wanted.count));
     }

@@ -213,7 +213,6 @@ bool Mesh::awaited_is_dead()
 void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
                         tddp_cancel *cancel)
 {
-    const std::string name = "rank " + std::to_string(peer);
     tddp_wait left = until(deadline, cancel);
     tddp_blob blob = {};
     Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
@@ -221,7 +220,7 @@ void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
     /* A blob is followed by a NUL. */
     if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
         throw Failure(TDDP_PEER_LOST,
-                      name + " could not connect: " + (blob.data + sizeof FAILED_MARK - 1));
+                      called(peer) + " could not connect: " + (blob.data + sizeof FAILED_MARK - 1));
     }
     std::string why;
     await_peer(peer, extract(blob, peer));
@@ -232,23 +231,24 @@ void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
     }
     await_peer(-1, {});
     if (cancel && tddp_cancel_triggered(cancel)) {
-        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + name);
+        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + called(peer));
     }
     if (Clock::now() >= deadline) {
-        throw Failure(TDDP_TIMEOUT, "no connection to " + name +
+        throw Failure(TDDP_TIMEOUT, "no connection to " + called(peer) +
                                         " in the time given: is it alive, and can its address be "
                                         "reached from here? " +
                                         why);
     }
     if (awaited_is_dead()) {
-        throw Failure(TDDP_PEER_LOST, "lost " + name + ", which ended while connections were made" +
+        throw Failure(TDDP_PEER_LOST, "lost " + called(peer) +
+                                          ", which ended while connections were made" +
                                           reason_of(store, peer));
     }
     if (!why.empty()) {
         std::string reason = reason_of(store, peer);
         throw Failure(
             TDDP_PEER_LOST,
-            "cannot connect to " + name + " (" + why + ")" +
+            "cannot connect to " + called(peer) + " (" + why + ")" +
                 (reason.empty() ? ": has it ended, or does a firewall stand between?" : reason));
     }
 }

@@ -18,11 +18,6 @@ namespace
 constexpr std::chrono::milliseconds BRIEFLY{1};
 constexpr int LOOKS = 100;
 
-std::string name(int rank)
-{
-    return "rank " + std::to_string(rank);
-}
-
 /* How sure it is that this peer is the cause, the surest first: it ended without a word; it says
  * that something failed; it says that it has lost another. */
 int order_of(const Peer &peer)
@@ -30,10 +25,10 @@ int order_of(const Peer &peer)
     return peer.status == TDDP_OK ? 0 : peer.status == TDDP_PEER_LOST ? 2 : 1;
 }
 
-std::string ranks(const std::vector<std::string> &names)
+std::string ranks(const std::vector<std::string> &numbers)
 {
     std::string text;
-    for (const std::string &each : names) {
+    for (const std::string &each : numbers) {
         text += (text.empty() ? "rank " : ", rank ") + each;
     }
     return text;
@@ -97,11 +92,11 @@ std::string Mesh::who_is_gone() const
     std::string text;
     if (!gone.empty()) {
         const Peer &cause = peer_at(gone[0]);
-        text = "lost " + name(gone[0]) +
+        text = "lost " + called(gone[0]) +
                (cause.status == TDDP_OK ? " (" + cause.why + ")" : ", which gave up: " + cause.why);
     }
     for (size_t i = 1; i < gone.size(); i++) {
-        text += (i == 1 ? "; gone as well: " : ", ") + name(gone[i]);
+        text += (i == 1 ? "; gone as well: " : ", ") + called(gone[i]);
     }
     return text;
 }
@@ -116,21 +111,22 @@ std::string Mesh::explain(tddp_status status, const Waiter &waiter) const
             const Peer &one = peers_[static_cast<size_t>(peer)];
             bool late = !tddp_op_is_p2p(op.kind) && one.sequence < op.sequence;
             if (one.state == Peer::LEFT && (any || late || peer == waiter.peer)) {
-                text += (text.empty() ? "" : "; ") + name(peer) + " has left the group";
+                text += (text.empty() ? "" : "; ") + called(peer) + " has left the group";
             }
         }
         return text;
     }
-    std::string text = "not done after " + std::to_string(op.timeout_ms) + " ms; ";
+    const int64_t timeout_ms = op.part_of ? op.part_of->timeout_ms : op.timeout_ms;
+    std::string text = "not done after " + std::to_string(timeout_ms) + " ms; ";
     if (!tddp_op_is_p2p(op.kind)) {
-        return text + name(waiter.peer) + " has not done its part";
+        return text + called(waiter.peer) + " has not done its part";
     }
     const char *verb = op.kind == TDDP_OP_SEND ? "receive" : "send";
     if (waiter.task->matched) {
-        return text + name(waiter.peer) + " has begun to " + verb +
+        return text + called(waiter.peer) + " has begun to " + verb +
                " this message, but is not through";
     }
-    return text + (any ? "no rank" : name(waiter.peer)) + (any ? " has" : " has not") +
+    return text + (any ? "no rank" : called(waiter.peer)) + (any ? " has" : " has not") +
            (op.kind == TDDP_OP_SEND ? " received" : " sent") + (any ? " one" : " it") +
            " with tag " + std::to_string(op.tag);
 }
@@ -185,16 +181,16 @@ void Mesh::fail(const Task &task, tddp_status status, const std::string &text)
     }
     for (int peer = 0; peer < size; peer++) {
         Link &one = link(peer);
-        if (peer == rank || one.before.mine.sequence == task.op->sequence) {
+        if (peer == rank || one.agreed == task.op->sequence) {
             continue;
         }
         bool whole = status == TDDP_TIMEOUT || is_gone(peer);
         if (whole ? has_come(task, peer) : look_for_header(task, peer)) {
-            Told now;
-            now.mine = header_for(*task.op, rank, peer);
+            tddp_calls now;
+            now.mine = tddp_call_of(task.op, rank, peer);
             memcpy(&now.theirs, one.inbox_data[one.turn], sizeof now.theirs);
-            if (!agree(now.mine, now.theirs)) {
-                throw Failure(TDDP_MISMATCH, disagreement(rank, peer, now, one.before));
+            if (!tddp_calls_agree(&now.mine, &now.theirs)) {
+                Failure::check(tddp_calls_disagree(name(rank), name(peer), &now, &one.before));
             }
         }
     }
@@ -215,7 +211,7 @@ bool Mesh::is_gone(int peer)
 bool Mesh::has_come(const Task &task, int peer)
 {
     Link &one = link(peer);
-    if (one.before.mine.sequence == task.op->sequence || one.examined == task.op->sequence) {
+    if (one.agreed == task.op->sequence || one.examined == task.op->sequence) {
         return true;
     }
     Buffer &inbox = *one.inbox[one.turn];
@@ -251,16 +247,16 @@ std::string Mesh::attendance(const Task &task)
         if (peer == rank) {
             continue;
         }
-        std::string name = std::to_string(peer);
-        const Header &last = link(peer).before.theirs;
+        std::string number = std::to_string(name(peer));
+        const tddp_call &last = link(peer).before.theirs;
         if (has_come(task, peer)) {
-            here.push_back(name);
+            here.push_back(number);
         } else if (last.sequence > 0) {
-            missing.push_back(name + " (last in " +
+            missing.push_back(number + " (last in " +
                               tddp_op_name(static_cast<tddp_op_kind>(last.kind)) + ", operation " +
                               std::to_string(last.sequence) + ")");
         } else {
-            missing.push_back(name);
+            missing.push_back(number);
         }
     }
     std::string text = here.empty() ? "" : "; come to it: " + ranks(here);

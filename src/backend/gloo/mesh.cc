@@ -22,6 +22,15 @@ constexpr int LOOKS = 3;
 /* For what the kernel still has to deliver when a group ends. */
 constexpr std::chrono::milliseconds LAST_BYTES{2000};
 
+std::vector<int> names_in(const tddp_backend_opts &opts)
+{
+    /* A core that is older than names does not give any. */
+    if (opts.size < sizeof opts || !opts.names) {
+        return {};
+    }
+    return {opts.names, opts.names + opts.world_size};
+}
+
 } // namespace
 
 Clock::time_point deadline_after(int64_t ms)
@@ -38,7 +47,8 @@ std::string plain(const std::exception &cause)
 }
 
 Mesh::Mesh(const tddp_backend_opts &opts)
-    : rank(opts.rank), size(opts.world_size), peers_(static_cast<size_t>(opts.world_size))
+    : rank(opts.rank), size(opts.world_size), names_(names_in(opts)),
+      peers_(static_cast<size_t>(opts.world_size))
 {
 }
 
@@ -60,6 +70,19 @@ Mesh::~Mesh()
 void Mesh::post_inbox(int peer, unsigned which)
 {
     recv(*link(peer).inbox[which], peer, HEADER_SLOT, 0, HEADER_BYTES + EAGER_BYTES);
+}
+
+void Mesh::compare(const tddp_op &op, int peer, const char *header)
+{
+    Link &one = link(peer);
+    tddp_calls now;
+    now.mine = tddp_call_of(&op, rank, peer);
+    memcpy(&now.theirs, header, sizeof now.theirs);
+    if (!tddp_calls_agree(&now.mine, &now.theirs)) {
+        Failure::check(tddp_calls_disagree(name(rank), name(peer), &now, &one.before));
+    }
+    one.before = now;
+    one.agreed = op.sequence;
 }
 
 void Mesh::abort()
@@ -232,9 +255,9 @@ bool Mesh::settle(const Waiter &waiter, int *source)
         return false;
     }
     if (status == TDDP_GROUP_FAILED) {
-        throw Failure(status, waiter.peer == TDDP_ANY_SOURCE ? "aborted while waiting for any rank"
-                                                             : "aborted while waiting for rank " +
-                                                                   std::to_string(waiter.peer));
+        throw Failure(status, waiter.peer == TDDP_ANY_SOURCE
+                                  ? "aborted while waiting for any rank"
+                                  : "aborted while waiting for " + called(waiter.peer));
     }
     if (look_again(waiter, source)) {
         return true;

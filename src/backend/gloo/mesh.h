@@ -81,8 +81,9 @@ struct Link {
     char *outbox_data;
     std::unique_ptr<Buffer> inbox[2];
     std::unique_ptr<Buffer> outbox;
-    unsigned turn = 0; /* the inbox in which the current operation's header arrives */
-    Told before = {};  /* the headers of the operation before */
+    unsigned turn = 0;      /* the inbox in which the current operation's header arrives */
+    tddp_calls before = {}; /* of the last operation in which they agreed */
+    uint64_t agreed = 0;    /* its number */
     std::unique_ptr<Farewell> farewell_data;
     std::unique_ptr<Buffer> farewell;
     std::unique_ptr<Buffer> sentinel;
@@ -177,6 +178,20 @@ class Mesh
     /* Posts the receive of the next header but one; see Link. */
     void post_inbox(int peer, unsigned which);
 
+    /* Fails if a peer's call, as it came from it, and this rank's do not agree. */
+    void compare(const tddp_op &op, int peer, const char *header);
+
+    /* What a rank is called in messages. */
+    int name(int peer) const
+    {
+        return names_.empty() ? peer : names_[static_cast<size_t>(peer)];
+    }
+    /* "rank 3" */
+    std::string called(int peer) const
+    {
+        return "rank " + std::to_string(name(peer));
+    }
+
     /* Memory for messages between two ranks. */
     Parcels parcels;
 
@@ -234,6 +249,7 @@ class Mesh
     void look_at_peer(int peer);
     tddp_status verdict(const Waiter &waiter, Clock::time_point now) const;
 
+    const std::vector<int> names_; /* empty: as they are numbered */
     std::shared_ptr<gloo::transport::Device> device_;
     std::shared_ptr<gloo::transport::Context> context_;
     std::vector<Link> links_;

@@ -98,6 +98,12 @@ void destroy(void *context)
     (void)guarded([&] { delete static_cast<Mesh *>(context); });
 }
 
+void farewell(void *context, tddp_status status, const char *text)
+{
+    NoBrokenPipe guard;
+    (void)guarded([&] { static_cast<Mesh *>(context)->say_farewell(status, text); });
+}
+
 tddp_status post(void *context, const tddp_op *op, void **request)
 {
     NoBrokenPipe guard;
@@ -126,6 +132,7 @@ const tddp_backend_v1 backend = {
     TDDP_BACKEND_SHARES_HOSTS,
     nullptr,
     nullptr,
+    farewell,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

@@ -139,9 +139,9 @@ int finish_recv(Mesh &mesh, Request &request)
     if (message.count != op.output.count ||
         message.dtype != static_cast<uint32_t>(op.output.dtype)) {
         throw Failure(TDDP_MISMATCH,
-                      "rank " + std::to_string(source) + " sends " +
-                          describe(message.count, static_cast<tddp_dtype>(message.dtype)) +
-                          ", rank " + std::to_string(mesh.rank) + " receives " +
+                      mesh.called(source) + " sends " +
+                          describe(message.count, static_cast<tddp_dtype>(message.dtype)) + ", " +
+                          mesh.called(mesh.rank) + " receives " +
                           describe(op.output.count, op.output.dtype) + " with tag " +
                           std::to_string(op.tag) + ": both must be the same");
     }

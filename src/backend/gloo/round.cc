@@ -16,16 +16,16 @@
 namespace tddp_gloo
 {
 
-static_assert(sizeof(Header) <= HEADER_BYTES, "a header has its place");
+static_assert(sizeof(tddp_call) <= HEADER_BYTES, "a header has its place");
 
 Round::Round(Mesh &mesh, const tddp_op &op) : mesh_(mesh), op_(op) {}
 
 void Round::greet(int peer, const void *data, size_t bytes)
 {
     Link &link = mesh_.link(peer);
-    Header header = header_for(op_, mesh_.rank, peer);
+    const tddp_call call = tddp_call_of(&op_, mesh_.rank, peer);
     mesh_.post_inbox(peer, link.turn ^ 1u);
-    memcpy(link.outbox_data, &header, sizeof header);
+    memcpy(link.outbox_data, &call, sizeof call);
     if (bytes > 0) {
         memcpy(link.outbox_data + HEADER_BYTES, data, bytes);
     }
@@ -39,13 +39,7 @@ char *Round::answer(int peer)
     mesh_.wait_recv(*link.inbox[link.turn], peer);
     char *data = link.inbox_data[link.turn];
     link.turn ^= 1u;
-    Told now;
-    now.mine = header_for(op_, mesh_.rank, peer);
-    memcpy(&now.theirs, data, sizeof now.theirs);
-    if (!agree(now.mine, now.theirs)) {
-        throw Failure(TDDP_MISMATCH, disagreement(mesh_.rank, peer, now, link.before));
-    }
-    link.before = now;
+    mesh_.compare(op_, peer, data);
     return data + HEADER_BYTES;
 }
 
@@ -63,15 +57,13 @@ Buffer &Round::region(const void *data, size_t bytes)
 
 void Round::send(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
 {
-    Header header = header_for(op_, mesh_.rank, peer);
-    mesh_.send(region, peer, slot_of(header, header.gives) | phase, offset, bytes);
+    mesh_.send(region, peer, slot_of_given(op_, mesh_.rank, peer) | phase, offset, bytes);
     sent_.push_back({&region, peer});
 }
 
 void Round::recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
 {
-    Header header = header_for(op_, mesh_.rank, peer);
-    mesh_.recv(region, peer, slot_of(header, header.expects) | phase, offset, bytes);
+    mesh_.recv(region, peer, slot_of_expected(op_, mesh_.rank, peer) | phase, offset, bytes);
 }
 
 void Round::wait_sent(Buffer &region, int peer)

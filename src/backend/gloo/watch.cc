@@ -204,7 +204,8 @@ void Mesh::close_pairs()
                 try {
                     context_->getPair(peer)->close();
                 } catch (const std::exception &cause) {
-                    tddp_log(TDDP_LOG_DEBUG, "gloo", "closing rank %d: %s", peer, cause.what());
+                    tddp_log(TDDP_LOG_DEBUG, "gloo", "closing rank %d: %s", name(peer),
+                             cause.what());
                 }
             }
         }

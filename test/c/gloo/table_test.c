@@ -15,8 +15,15 @@ static member join(int rank, int world_size, int port)
 {
     member self = {NULL, open_store(rank, world_size, port), NULL};
     CHECK_OK(tddp_backend_find("gloo", &self.backend));
-    tddp_backend_opts opts = {sizeof opts, rank, world_size, self.store, 10000,
-                              -1,          1,    "direct",   "127.0.0.1"};
+    tddp_backend_opts opts = {.size = sizeof opts,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .store = self.store,
+                              .timeout_ms = 10000,
+                              .device_index = -1,
+                              .same_host = 1,
+                              .group = "direct",
+                              .address = "127.0.0.1"};
     CHECK_OK(self.backend->create(&opts, NULL, &self.context));
     return self;
 }
