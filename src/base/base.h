@@ -7,9 +7,11 @@
 #define TDDP_BASE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <tddp/buffer.h>
 #include <tddp/log.h>
@@ -34,6 +36,24 @@ int tddp_deadline_poll_ms(int64_t deadline_ns);
 int64_t tddp_wait_deadline(const tddp_wait *wait, int64_t default_ms);
 
 /* --- cancel.c -------------------------------------------------------------------------------- */
+
+/*
+ * A token. One on the stack, for a call that ends at a time of its own too, is made of another's:
+ * {.fd = tddp_cancel_fd(also), .also = also, .deadline = deadline}; `also` may be NULL, and then it
+ * cannot be polled, only asked.
+ */
+struct tddp_cancel {
+    int fd;
+    _Atomic uint32_t begun;   /* triggers */
+    _Atomic uint32_t written; /* those that are in the descriptor */
+    _Atomic uint32_t settled; /* those before the last reset */
+    const tddp_cancel *also;  /* triggered with this one; no deeper */
+    int64_t deadline;         /* triggered from then on; 0: by nothing but the others */
+};
+
+/* From when on a token is triggered without anybody's doing, for who sleeps meanwhile; INT64_MAX:
+ * never. NULL is fine. */
+int64_t tddp_cancel_deadline(const tddp_cancel *cancel);
 
 /* Becomes readable when triggered; -1 if `cancel` is NULL. Borrowed. */
 int tddp_cancel_fd(const tddp_cancel *cancel);
@@ -109,6 +129,9 @@ bool tddp_equal_bytes(const void *a, const void *b, size_t size);
 
 /* Sets the text "what: strerror(errno)" and returns TDDP_SYSTEM. */
 tddp_status tddp_fail_errno(const char *what);
+
+/* getpid(2) without a system call: what is checked before each use of what a fork leaves behind. */
+pid_t tddp_process_id(void);
 
 /* close(2) that keeps errno; -1 is fine. */
 void tddp_close(int fd);

@@ -2,18 +2,18 @@
  * Cancel tokens: an eventfd that stays readable once triggered, so that every poll(2) that includes
  * it returns, and later ones at once. Any thread, also a signal handler, may trigger; reading it
  * never consumes the event.
+ *
+ * Beside it triggers are counted, so that asking costs no system call: as they begin, and once they
+ * are written. Invariant: a token is triggered while more have begun than were settled, and only
+ * what was written before the descriptor was read is settled; a trigger that comes beside a reset
+ * is either settled by it or left whole.
  */
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/base.h"
-
-struct tddp_cancel {
-    int fd;
-};
 
 tddp_status tddp_cancel_create(tddp_cancel **out)
 {
@@ -34,27 +34,44 @@ void tddp_cancel_trigger(tddp_cancel *cancel)
 {
     int saved = errno;
     uint64_t one = 1;
+    atomic_fetch_add(&cancel->begun, 1);
     /* Fails only if it was triggered 2^64 - 2 times: then it is readable anyway. */
     ssize_t ignored = write(cancel->fd, &one, sizeof one);
     (void)ignored;
+    atomic_fetch_add(&cancel->written, 1);
     errno = saved;
 }
 
 void tddp_cancel_reset(tddp_cancel *cancel)
 {
+    uint32_t begun = atomic_load(&cancel->begun);
+    if (begun == atomic_load(&cancel->settled)) {
+        return;
+    }
+    bool whole = atomic_load(&cancel->written) == begun;
     uint64_t count;
     ssize_t ignored = read(cancel->fd, &count, sizeof count);
     (void)ignored;
+    if (whole) {
+        atomic_store(&cancel->settled, begun);
+    }
+}
+
+static bool triggered(const tddp_cancel *cancel)
+{
+    return atomic_load_explicit(&cancel->begun, memory_order_acquire) !=
+               atomic_load_explicit(&cancel->settled, memory_order_relaxed) ||
+           (cancel->deadline > 0 && tddp_now_ns() >= cancel->deadline);
 }
 
 int tddp_cancel_triggered(const tddp_cancel *cancel)
 {
-    struct pollfd entry = {.fd = cancel->fd, .events = POLLIN};
-    int ready;
-    do {
-        ready = poll(&entry, 1, 0);
-    } while (ready < 0 && errno == EINTR);
-    return ready > 0;
+    return triggered(cancel) || (cancel->also && triggered(cancel->also));
+}
+
+int64_t tddp_cancel_deadline(const tddp_cancel *cancel)
+{
+    return cancel && cancel->deadline > 0 ? cancel->deadline : INT64_MAX;
 }
 
 void tddp_cancel_free(tddp_cancel *cancel)

@@ -1,5 +1,6 @@
 /*
- * Small helpers round system calls and numbers in text.
+ * Small helpers round system calls and numbers in text; the process's number, which a forked child
+ * learns anew before fork(2) returns there.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -7,6 +8,32 @@
 #include <unistd.h>
 
 #include "base/base.h"
+
+/* 0: not asked yet, or nobody would tell a child. */
+static _Atomic pid_t process_id;
+static pthread_once_t process_asked = PTHREAD_ONCE_INIT;
+
+static void ask_process_id(void)
+{
+    atomic_store(&process_id, getpid());
+}
+
+static void keep_process_id(void)
+{
+    if (pthread_atfork(NULL, NULL, ask_process_id) == 0) {
+        ask_process_id();
+    }
+}
+
+pid_t tddp_process_id(void)
+{
+    pid_t known = atomic_load_explicit(&process_id, memory_order_relaxed);
+    if (known == 0) {
+        (void)pthread_once(&process_asked, keep_process_id);
+        known = atomic_load_explicit(&process_id, memory_order_relaxed);
+    }
+    return known ? known : getpid();
+}
 
 tddp_status tddp_fail_errno(const char *what)
 {

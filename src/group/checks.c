@@ -32,7 +32,7 @@ tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
                          tddp_op_name(kind), group->name, (int)group->pid, (int)getpid());
     }
     if (!known(group->backend, kind)) {
-        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->backend->name,
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->asked->name,
                          tddp_op_name(kind));
     }
     return TDDP_OK;
@@ -59,7 +59,7 @@ tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, 
     if ((unsigned)buffer->device_type > 31 ||
         !(group->backend->device_types & (1u << buffer->device_type))) {
         return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)", op,
-                         group->backend->name, tddp_device_type_name(buffer->device_type),
+                         group->asked->name, tddp_device_type_name(buffer->device_type),
                          (int)buffer->device_type);
     }
     return TDDP_OK;

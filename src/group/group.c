@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "backend/open.h"
 #include "group/group.h"
 #include "group/watch/watch.h"
 
@@ -114,6 +115,10 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
                                    const tddp_wait *wait, int64_t deadline, int same_host,
                                    const char *address)
 {
+    int *hosts = tddp_peers_hosts(group->peers);
+    if (!hosts) {
+        return TDDP_OUT_OF_MEMORY;
+    }
     tddp_backend_opts wanted = {
         .size = sizeof wanted,
         .rank = opts->rank,
@@ -124,12 +129,15 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .same_host = same_host,
         .group = group->name,
         .address = address,
+        .hosts = hosts,
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
-    tddp_status status = group->backend->create(&wanted, &left, &group->context);
+    tddp_status status =
+        tddp_backend_open(group->asked, &wanted, &left, &group->backend, &group->context);
+    free(hosts);
     if (status) {
         return tddp_fail(status, "backend %s of group \"%s\", rank %d of %d: %s",
-                         group->backend->name, group->name, group->rank, group->world_size,
+                         group->asked->name, group->name, group->rank, group->world_size,
                          tddp_error_message());
     }
     return TDDP_OK;
@@ -155,7 +163,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     int same_host = 0;
     char *address = NULL;
-    tddp_status status = tddp_backend_find(opts->backend, &group->backend);
+    tddp_status status = tddp_backend_find(opts->backend, &group->asked);
     if (status == TDDP_OK) {
         status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
     }
@@ -276,6 +284,11 @@ const char *tddp_group_name(const tddp_group *group)
 }
 
 const char *tddp_group_backend(const tddp_group *group)
+{
+    return group->asked->name;
+}
+
+const char *tddp_group_carrier(const tddp_group *group)
 {
     return group->backend->name;
 }

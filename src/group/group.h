@@ -15,6 +15,7 @@
  *   span.c         operations on the trace's lane "communication"
  *   work.c         handles on operations; they know nothing of the group and outlive it
  *   peers.c        who the ranks are: host, pid
+ *   memory.c       memory for buffers
  *   monitored_barrier.c
  *                  a barrier through the store that names who is missing
  *   recorder/      the flight recorder: the last operations, as JSON, in files
@@ -96,8 +97,9 @@ struct tddp_group {
     int world_size;
     int root_rank; /* this process's rank in the group that others were made from */
     char *name;
-    const tddp_backend_v1 *backend;
-    void *context;                  /* the backend's; used by the progress thread */
+    const tddp_backend_v1 *asked;   /* the backend by name; for messages */
+    const tddp_backend_v1 *backend; /* what serves in its place; maybe itself */
+    void *context;                  /* the serving backend's; used by one thread at a time */
     tddp_store *names;              /* prefix NAME: who has joined and left */
     tddp_store *store;              /* prefix NAME/INCARNATION: this group's own keys */
     bool met;                       /* all ranks have joined this incarnation */
@@ -180,6 +182,9 @@ TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 
 /* Counts one more send or receive under way, or says why there may be none. */
 TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group);
+
+/* One less under way. The group may be gone afterwards, if its end was waiting for this. */
+void tddp_group_let_go(tddp_group *group);
 
 /* The calling thread is one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);

@@ -92,16 +92,6 @@ static tddp_work *take_posted(tddp_group_p2p *p2p)
     return work;
 }
 
-/* The group may be gone afterwards, if its end was waiting for this. */
-static void leave(tddp_group *group)
-{
-    pthread_mutex_lock(&group->mutex);
-    if (--group->in_flight == 0) {
-        pthread_cond_broadcast(&group->idle);
-    }
-    pthread_mutex_unlock(&group->mutex);
-}
-
 /* This thread may be had for another message, or ends. With the lock held. */
 static bool offer(tddp_group_p2p *p2p)
 {
@@ -149,7 +139,7 @@ static void *finisher_body(void *data)
         }
         self->ended = !stays;
         pthread_mutex_unlock(&p2p->mutex);
-        leave(group);
+        tddp_group_let_go(group);
         if (!stays) {
             return NULL;
         }
@@ -236,7 +226,7 @@ static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
     if (status == TDDP_OK && out) {
         status = reserve(group);
         if (status) {
-            leave(group);
+            tddp_group_let_go(group);
         }
     }
     if (status) {
@@ -249,7 +239,7 @@ static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
         status = status ? status : finish(group, work);
         tddp_group_conclude(group, work, status);
         tddp_work_release(work);
-        leave(group);
+        tddp_group_let_go(group);
     }
     return tddp_group_hand_out(work, out);
 }

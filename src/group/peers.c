@@ -140,6 +140,20 @@ bool tddp_peers_same_host(const tddp_peers *peers)
     return true;
 }
 
+int *tddp_peers_hosts(const tddp_peers *peers)
+{
+    int *hosts = tddp_alloc_array((size_t)peers->count, sizeof *hosts);
+    int known = 0;
+    for (int rank = 0; hosts && rank < peers->count; rank++) {
+        int first = 0;
+        while (strcmp(peers->entries[first].host_id, peers->entries[rank].host_id) != 0) {
+            first++;
+        }
+        hosts[rank] = first < rank ? hosts[first] : known++;
+    }
+    return hosts;
+}
+
 const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PEER_NAME_BYTES])
 {
     if (!peers || rank < 0 || rank >= peers->count) {

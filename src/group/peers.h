@@ -46,6 +46,9 @@ void tddp_peers_release(tddp_peers *peers);
 
 bool tddp_peers_same_host(const tddp_peers *peers);
 
+/* The host of each rank, numbered from 0 as they first come; to be freed. NULL: no memory. */
+int *tddp_peers_hosts(const tddp_peers *peers);
+
 /* "rank 2 (host b12, pid 4711)", or "rank 2" if that is all that is known; returns `text`. */
 const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PEER_NAME_BYTES]);
 

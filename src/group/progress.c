@@ -156,6 +156,15 @@ tddp_status tddp_group_admit(tddp_group *group)
     return status;
 }
 
+void tddp_group_let_go(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    if (--group->in_flight == 0) {
+        pthread_cond_broadcast(&group->idle);
+    }
+    pthread_mutex_unlock(&group->mutex);
+}
+
 static bool busy(const tddp_group *group)
 {
     return group->head || group->running || group->in_flight > 0;

@@ -87,7 +87,7 @@ tddp_status tddp_recorder_create(tddp_group *group)
     }
     atomic_init(&recorder->references, 1);
     pthread_mutex_init(&recorder->mutex, NULL);
-    recorder->backend = group->backend->name;
+    recorder->backend = group->asked->name;
     recorder->rank = group->rank;
     recorder->world_size = group->world_size;
     recorder->root_rank = group->root_rank;

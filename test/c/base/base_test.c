@@ -1,9 +1,11 @@
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -93,6 +95,67 @@ TEST(a_cancel_token_stays_triggered_until_reset)
     tddp_cancel_free(cancel);
     tddp_cancel_free(NULL);
     CHECK_INT(tddp_cancel_fd(NULL), -1);
+}
+
+static void *trigger_often(void *cancel)
+{
+    for (int i = 0; i < 20000; i++) {
+        tddp_cancel_trigger(cancel);
+    }
+    return NULL;
+}
+
+/* Whatever a trigger beside a reset becomes, asking and polling agree once both are over, and one
+ * more reset settles it. */
+TEST(a_cancel_token_bears_triggers_beside_resets)
+{
+    tddp_cancel *cancel;
+    pthread_t thread;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    CHECK_INT(pthread_create(&thread, NULL, trigger_often, cancel), 0);
+    for (int i = 0; i < 20000; i++) {
+        tddp_cancel_reset(cancel);
+    }
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    struct pollfd entry = {.fd = tddp_cancel_fd(cancel), .events = POLLIN};
+    CHECK(poll(&entry, 1, 0) <= tddp_cancel_triggered(cancel));
+    tddp_cancel_reset(cancel);
+    CHECK_INT(poll(&entry, 1, 0), 0);
+    CHECK_INT(tddp_cancel_triggered(cancel), 0);
+    tddp_cancel_trigger(cancel);
+    CHECK_INT(poll(&entry, 1, 0), 1);
+    CHECK_INT(tddp_cancel_triggered(cancel), 1);
+    tddp_cancel_free(cancel);
+}
+
+TEST(a_cancel_token_made_of_another_ends_at_its_own_time_too)
+{
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_cancel later = {
+        .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_deadline_after_ms(60000)};
+    tddp_cancel now = {.fd = -1, .deadline = tddp_now_ns()};
+    CHECK_INT(tddp_cancel_triggered(&later), 0);
+    CHECK_INT(tddp_cancel_deadline(&later), later.deadline);
+    CHECK_INT(tddp_cancel_deadline(cancel), INT64_MAX);
+    CHECK_INT(tddp_cancel_deadline(NULL), INT64_MAX);
+    CHECK_INT(tddp_cancel_triggered(&now), 1);
+    tddp_cancel_trigger(cancel);
+    CHECK_INT(tddp_cancel_triggered(&later), 1);
+    tddp_cancel_free(cancel);
+}
+
+TEST(a_child_knows_its_own_number)
+{
+    CHECK_INT(tddp_process_id(), getpid());
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(tddp_process_id() == getpid() ? 0 : 1);
+    }
+    int status;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_INT(tddp_process_id(), getpid());
 }
 
 TEST(bytes_grow_and_are_consumed)

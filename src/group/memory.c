@@ -1,0 +1,111 @@
+/*
+ * Memory that a group gives out for buffers: the backend's, which its operations work on where it
+ * lies, else plain memory. Any thread; also in a forked child, which has the parent's shared memory
+ * itself and a copy of plain memory, and gives back either.
+ *
+ * Invariant: the backend's context is there while it is asked, since the group's end waits for what
+ * is in flight; what was given out knows all it needs and outlives the group.
+ */
+#include <stdlib.h>
+
+#include "group/group.h"
+
+enum { ALIGNMENT = 64 };
+
+struct tddp_group_memory {
+    void (*deallocate)(void *handle); /* NULL: plain memory */
+    void *handle;                     /* the backend's; of plain memory its start */
+    void *data;
+};
+
+/* Holds the group's backend, if it is still there: tddp_group_let_go(). */
+static bool hold_backend(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    bool there = group->state == TDDP_GROUP_OPEN;
+    group->in_flight += there;
+    pthread_mutex_unlock(&group->mutex);
+    return there;
+}
+
+static tddp_status allocate_shared(tddp_group *group, size_t bytes, tddp_group_memory *memory)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    if (!backend->allocate || !backend->deallocate || !hold_backend(group)) {
+        return TDDP_UNAVAILABLE;
+    }
+    tddp_status status = backend->allocate(group->context, bytes, &memory->handle, &memory->data);
+    tddp_group_let_go(group);
+    if (status == TDDP_OK) {
+        memory->deallocate = backend->deallocate;
+    } else if (status == TDDP_UNAVAILABLE) {
+        tddp_log(TDDP_LOG_DEBUG, "group", "%zu bytes of plain memory for group \"%s\": %s", bytes,
+                 group->name, tddp_error_message());
+    }
+    return status;
+}
+
+static tddp_status allocate_plain(size_t bytes, tddp_group_memory *memory)
+{
+    if (bytes > SIZE_MAX - ALIGNMENT) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "%zu bytes: more than memory can hold", bytes);
+    }
+    memory->handle = tddp_alloc(bytes + ALIGNMENT);
+    if (!memory->handle) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    size_t over = (uintptr_t)memory->handle % ALIGNMENT;
+    memory->data = (char *)memory->handle + (over ? ALIGNMENT - over : 0);
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes, tddp_group_memory **out)
+{
+    if (!group || !out) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", group ? "out" : "group");
+    }
+    if (bytes == 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "memory of 0 bytes: expected at least 1");
+    }
+    if (group->pid != tddp_process_id()) {
+        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
+                         group->name, (int)group->pid, (int)tddp_process_id());
+    }
+    tddp_group_memory *memory = tddp_alloc(sizeof *memory);
+    if (!memory) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = allocate_shared(group, bytes, memory);
+    if (status == TDDP_UNAVAILABLE) {
+        status = allocate_plain(bytes, memory);
+    }
+    if (status) {
+        free(memory);
+        return status;
+    }
+    *out = memory;
+    return TDDP_OK;
+}
+
+void *tddp_group_memory_data(const tddp_group_memory *memory)
+{
+    return memory->data;
+}
+
+int tddp_group_memory_shared(const tddp_group_memory *memory)
+{
+    return memory->deallocate != NULL;
+}
+
+void tddp_group_memory_release(tddp_group_memory *memory)
+{
+    if (!memory) {
+        return;
+    }
+    if (memory->deallocate) {
+        memory->deallocate(memory->handle);
+    } else {
+        free(memory->handle);
+    }
+    free(memory);
+}
