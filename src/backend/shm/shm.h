@@ -36,7 +36,8 @@
 
 enum {
     TDDP_SHM_PAYLOAD_BYTES = 16 * 1024,  /* that may travel with a call */
-    TDDP_SHM_STAGING_BYTES = 1024 * 1024 /* of each half */
+    TDDP_SHM_STAGING_BYTES = 1024 * 1024, /* of each half */
+    TDDP_SHM_MOST_RANKS = 1024            /* on a host; with more, joining says no */
 };
 
 /* The rank has it somewhere where the others cannot see it. */
@@ -66,12 +67,14 @@ int tddp_shm_ranks_per_core(const tddp_shm *shm);
 
 /*
  * Connects this rank with those of its host: `opts` are the whole group's, and all its ranks take
- * part in deciding, also those that are alone on their host. Ends alike on all ranks: either all
- * get one, or all TDDP_UNAVAILABLE, with the rank that could not and why (TDDP_SHM=0, no memfd, no
- * memory...). Other errors: TDDP_TIMEOUT, TDDP_CANCELED, TDDP_PEER_LOST, those of the store.
+ * part in deciding, also those that are alone on their host, and those that will not: `refusal`
+ * is then why, in the words that the others get to read; NULL: this rank will. Ends alike on all
+ * ranks: either all get one, or all TDDP_UNAVAILABLE, with the rank that could not or would not and
+ * why (a refusal, no memfd, no memory...), in the same text. Other errors: TDDP_TIMEOUT,
+ * TDDP_CANCELED, TDDP_PEER_LOST, those of the store.
  */
-TDDP_NODISCARD tddp_status tddp_shm_join(const tddp_backend_opts *opts, const tddp_wait *wait,
-                                         tddp_shm **out);
+TDDP_NODISCARD tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal,
+                                         const tddp_wait *wait, tddp_shm **out);
 
 /* Tells the others that this rank has left, if farewell() has not told them otherwise. */
 void tddp_shm_destroy(tddp_shm *shm);
@@ -151,7 +154,12 @@ void *tddp_shm_at(const tddp_shm *shm, int rank, uint64_t where);
 
 /* --- algorithms ------------------------------------------------------------------------------ */
 
-/* Each carries out one operation, from enter() on; the table's slots. */
+/*
+ * Each carries out one operation, from enter() on; the table's slots. Parts may lie anywhere and
+ * differ in size, also those of reduce_scatter; input and output of a rank may be the same memory
+ * where its own part is: input_parts[own] and output of reduce_scatter, input and output_parts[own]
+ * of all_gather. src/backend/hosts makes use of that.
+ */
 tddp_status tddp_shm_all_reduce(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_reduce(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_reduce_scatter(tddp_shm *shm, const tddp_op *op);
