@@ -1,0 +1,74 @@
+# frozen_string_literal: true
+
+require_relative "targets"
+
+module Collectives
+  # The results as plain text.
+  class Table
+    # @param results [Results]
+    def initialize(results)
+      @results = results
+      @series = results.series
+    end
+
+    # @return [String]
+    def text
+      parts = @results.cells.group_by { |ranks, cell| [ranks, cell.operation, cell.dtype] }.map { |key, cells| section(key, cells.map(&:last)) }
+      [*parts, *notes].join("\n\n")
+    end
+
+    # Headers and rows of one operation, for whoever draws it in another way.
+    def rows(ranks, cells)
+      series = @series.select { |one| cells.any? { |cell| @results.time(ranks, cell, one.name) } }
+      first = series.first
+      headers = ["bytes", *series.map(&:title), "bus GB/s"]
+      body = cells.map do |cell|
+        times = series.map { |one| cell_text(ranks, cell, one, first) }
+        bus = @results.bandwidth(ranks, cell, first.name)&.last
+        [Sizes.text(cell.bytes), *times, bus ? format("%.2f", bus) : "-"]
+      end
+      [headers, body]
+    end
+
+    def heading(ranks, operation, dtype)
+      "#{operation}#{" of #{dtype}" unless operation == "barrier"}, #{ranks} ranks"
+    end
+
+    private
+
+    def section((ranks, operation, dtype), cells)
+      headers, body = rows(ranks, cells)
+      widths = headers.each_index.map { |i| [headers[i].size, *body.map { |row| row[i].size }].max }
+      lines = [headers, *body].map { |row| row.each_with_index.map { |text, i| text.rjust(widths[i]) }.join("  ") }
+      "#{heading(ranks, operation, dtype)}: microseconds (times #{headers[1]}'s); bus bandwidth of #{headers[1]}\n#{lines.join("\n")}"
+    end
+
+    def cell_text(ranks, cell, series, first)
+      time = @results.time(ranks, cell, series.name) or return "-"
+      text = number(time)
+      return text if series == first
+
+      ratio = @results.ratio(ranks, cell, series.name, first.name)&.first
+      ratio ? "#{text} (#{(ratio < 9.95) ? format("%.2f", ratio) : format("%.0f", ratio)})" : text
+    end
+
+    def number(time)
+      (time < 9.995) ? format("%.2f", time) : (time < 99.95) ? format("%.1f", time) : format("%.0f", time)
+    end
+
+    def notes
+      wrong = @results.wrong
+      parts = []
+      parts << "left out:\n#{@results.skipped.map { |what, why| "  #{what}: #{why}" }.join("\n")}" unless @results.skipped.empty?
+      lines = Targets.new(@results).lines
+      parts << "targets:\n#{lines.map { |line| "  #{line}" }.join("\n")}" unless lines.empty?
+      parts << if !@results.options[:check]
+        "results were not checked"
+      elsif wrong.empty?
+        "results: all #{@results.checked} measurements had the right values"
+      else
+        "WRONG RESULTS:\n#{wrong.map { |line| "  #{line}" }.join("\n")}"
+      end
+    end
+  end
+end
