@@ -6,8 +6,9 @@
  *     `---------- bucket 0 --------------'
  *
  * A bucket is reduced in one piece, padding included; padding is zero on every rank and stays so.
- * Any thread; a layout does not change after it is made, only the contents do. The block lives as
- * long as anyone holds it: the reducer, a tensor on it, a work under way.
+ * The block is the group's memory, so that ranks of one host reduce it where it lies. Any thread; a
+ * layout does not change after it is made, only the contents do. The block lives as long as anyone
+ * holds it, and may outlive the group: the reducer, a tensor on it, a work under way.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 
 struct tddp_reducer_memory {
     atomic_long references;
-    void *block; /* as allocated; gradients start at the first boundary in it */
+    tddp_group_memory *block;
 };
 
 static size_t padded(size_t bytes)
@@ -24,20 +25,22 @@ static size_t padded(size_t bytes)
     return (bytes + TDDP_REDUCER_ALIGNMENT - 1) & ~(size_t)(TDDP_REDUCER_ALIGNMENT - 1);
 }
 
-static tddp_reducer_memory *memory_make(size_t bytes, char **start)
+static tddp_status memory_make(tddp_group *group, size_t bytes, tddp_reducer_memory **out)
 {
     tddp_reducer_memory *memory = tddp_alloc(sizeof *memory);
     if (!memory) {
-        return NULL;
+        return TDDP_OUT_OF_MEMORY;
     }
-    memory->block = tddp_alloc(bytes + TDDP_REDUCER_ALIGNMENT);
-    if (!memory->block) {
+    /* Sparse gradients alone take none. */
+    size_t least = bytes > 0 ? bytes : TDDP_REDUCER_ALIGNMENT;
+    tddp_status status = tddp_group_memory_create(group, least, &memory->block);
+    if (status != TDDP_OK) {
         free(memory);
-        return NULL;
+        return status;
     }
     atomic_init(&memory->references, 1);
-    *start = (char *)padded((size_t)memory->block);
-    return memory;
+    *out = memory;
+    return TDDP_OK;
 }
 
 void tddp_reducer_memory_share(tddp_reducer_memory *memory)
@@ -48,7 +51,7 @@ void tddp_reducer_memory_share(tddp_reducer_memory *memory)
 void tddp_reducer_memory_release(tddp_reducer_memory *memory)
 {
     if (memory && atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) == 1) {
-        free(memory->block);
+        tddp_group_memory_release(memory->block);
         free(memory);
     }
 }
@@ -125,27 +128,35 @@ static void point(char *start, size_t count, const size_t *offsets, tddp_reducer
     }
 }
 
-tddp_status tddp_reducer_layout_make(const tddp_reducer_param *params, const int64_t *order,
-                                     size_t count, size_t *bucket_of, size_t bucket_count,
-                                     tddp_reducer_layout *out)
+static tddp_status fill(tddp_group *group, const tddp_reducer_param *params, const int64_t *order,
+                        size_t count, size_t *offsets, tddp_reducer_layout *layout)
+{
+    if (!offsets || !layout->gradients || !layout->buckets || !layout->gradient_list) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    size_t bytes = place(params, order, count, layout, offsets);
+    tddp_status status = memory_make(group, bytes, &layout->memory);
+    if (status == TDDP_OK) {
+        point(tddp_group_memory_data(layout->memory->block), count, offsets, layout);
+        list(params, order, count, layout, offsets);
+    }
+    return status;
+}
+
+tddp_status tddp_reducer_layout_make(tddp_group *group, const tddp_reducer_param *params,
+                                     const int64_t *order, size_t count, size_t *bucket_of,
+                                     size_t bucket_count, tddp_reducer_layout *out)
 {
     tddp_reducer_layout layout = {.bucket_of = bucket_of, .bucket_count = bucket_count};
     size_t *offsets = tddp_alloc_array(count, sizeof *offsets);
     layout.gradients = tddp_alloc_array(count, sizeof *layout.gradients);
     layout.buckets = tddp_alloc_array(bucket_count, sizeof *layout.buckets);
     layout.gradient_list = tddp_alloc_array(count, sizeof *layout.gradient_list);
-    if (offsets && layout.gradients && layout.buckets && layout.gradient_list) {
-        char *start = NULL;
-        layout.memory = memory_make(place(params, order, count, &layout, offsets), &start);
-        if (layout.memory) {
-            point(start, count, offsets, &layout);
-            list(params, order, count, &layout, offsets);
-        }
-    }
+    tddp_status status = fill(group, params, order, count, offsets, &layout);
     free(offsets);
-    if (!layout.memory) {
+    if (status != TDDP_OK) {
         tddp_reducer_layout_free(&layout);
-        return TDDP_OUT_OF_MEMORY;
+        return status;
     }
     *out = layout;
     return TDDP_OK;

@@ -92,8 +92,8 @@ static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
         free(bucket_of);
         return status;
     }
-    return tddp_reducer_layout_make(reducer->params, reducer->rebuild_order, reducer->count,
-                                    bucket_of, buckets, out);
+    return tddp_reducer_layout_make(reducer->group, reducer->params, reducer->rebuild_order,
+                                    reducer->count, bucket_of, buckets, out);
 }
 
 static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)

@@ -105,8 +105,8 @@ static tddp_status first_layout(tddp_reducer *reducer)
             bucket_of[i] = buckets - 1 - bucket_of[i];
         }
     }
-    return tddp_reducer_layout_make(reducer->params, NULL, reducer->count, bucket_of, buckets,
-                                    &reducer->layout);
+    return tddp_reducer_layout_make(reducer->group, reducer->params, NULL, reducer->count,
+                                    bucket_of, buckets, &reducer->layout);
 }
 
 static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,

@@ -69,9 +69,10 @@ typedef struct tddp_reducer_layout {
     tddp_reducer_memory *memory;
 } tddp_reducer_layout;
 
-/* Gives the plan memory, zeroed. Within a bucket gradients lie in `order`. Takes over `bucket_of`
- * in any case. */
-TDDP_NODISCARD tddp_status tddp_reducer_layout_make(const tddp_reducer_param *params,
+/* Gives the plan memory of the group's, zeroed. Within a bucket gradients lie in `order`. Takes
+ * over `bucket_of` in any case. */
+TDDP_NODISCARD tddp_status tddp_reducer_layout_make(tddp_group *group,
+                                                    const tddp_reducer_param *params,
                                                     const int64_t *order, size_t count,
                                                     size_t *bucket_of, size_t bucket_count,
                                                     tddp_reducer_layout *out);

@@ -1,7 +1,8 @@
 /*
  * Buckets sent as float16 or bfloat16, by themselves or with another hook working on them. One
- * reducer's threads, one at a time. The halves of a bucket live in its scratch from stage 0 until
- * they are cast back; the bucket's own memory is read before and written after.
+ * reducer's threads, one at a time. The halves of a bucket live in its scratch, in memory of the
+ * group's, from stage 0 until they are cast back; the bucket's own memory is read before and
+ * written after.
  */
 #include <stdlib.h>
 
@@ -17,23 +18,39 @@ typedef struct compress {
 /* Of one bucket. */
 typedef struct scratch {
     bool over; /* what works on the halves is done once its operation is */
-    uint16_t halves[];
+    tddp_group_memory *halves;
 } scratch;
+
+static void free_scratch(void *state)
+{
+    scratch *memory = state;
+    tddp_group_memory_release(memory->halves);
+    free(memory);
+}
 
 static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucket *bucket,
                                 void **out)
 {
     (void)state;
-    (void)group;
-    *out = tddp_alloc(sizeof(scratch) + bucket->buffer.count * sizeof(uint16_t));
-    return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    scratch *memory = tddp_alloc(sizeof *memory);
+    if (!memory) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_group_memory_create(
+        group, tddp_hooks_room(bucket->buffer.count, sizeof(uint16_t)), &memory->halves);
+    if (status != TDDP_OK) {
+        free(memory);
+        return status;
+    }
+    *out = memory;
+    return TDDP_OK;
 }
 
 /* The bucket with its halves in place of its own numbers. */
-static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, scratch *memory)
+static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, const scratch *memory)
 {
     tddp_bucket narrow = *bucket;
-    narrow.buffer.data = memory->halves;
+    narrow.buffer.data = tddp_group_memory_data(memory->halves);
     narrow.buffer.dtype = self->dtype;
     return narrow;
 }
@@ -78,7 +95,8 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     if (stage > 0) {
         status = tddp_hooks_entered(&self->table, bucket, &memory);
     } else {
-        status = tddp_hooks_enter(&self->table, group, bucket, make_scratch, free, NULL, &memory);
+        status = tddp_hooks_enter(&self->table, group, bucket, make_scratch, free_scratch, NULL,
+                                  &memory);
     }
     if (status != TDDP_OK) {
         return status;
@@ -95,7 +113,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
 static void free_compress(void *state)
 {
     compress *self = state;
-    tddp_hooks_clear(&self->table, free);
+    tddp_hooks_clear(&self->table, free_scratch);
     tddp_comm_hook_release(self->inner);
     free(self);
 }

@@ -23,6 +23,11 @@ tddp_status tddp_hooks_average(tddp_group *group, tddp_buffer buffer, tddp_work 
     return tddp_all_reduce(group, buffer, TDDP_REDUCE_AVG, 1.0, work);
 }
 
+size_t tddp_hooks_room(size_t count, size_t bytes_each)
+{
+    return count > 0 ? count * bytes_each : 1;
+}
+
 tddp_status tddp_hooks_check(const char *hook, const tddp_bucket *bucket)
 {
     tddp_dtype dtype = bucket->buffer.dtype;

@@ -46,12 +46,13 @@ typedef struct tddp_power_plan {
     void *errors; /* NULL: M is the bucket */
     void *p;
     void *q;
-    tddp_buffer first;  /* what the operations carry */
+    tddp_buffer first;  /* what the operations carry, in the group's memory */
     tddp_buffer second; /* of the bucket's dtype */
-    void *memory[5];    /* all of it, to free */
+    tddp_group_memory *sent[2];
+    void *memory[3]; /* what is not sent, to free */
 } tddp_power_plan;
 
-TDDP_NODISCARD tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts,
+TDDP_NODISCARD tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, tddp_group *group,
                                                 const tddp_bucket *bucket, tddp_power_plan **out);
 void tddp_power_plan_free(void *plan);
 

@@ -104,31 +104,42 @@ static void stay_in_bucket(tddp_power_plan *plan)
     }
 }
 
-static tddp_status give_memory(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
-                               tddp_power_plan *plan)
+/* What an operation carries. */
+static tddp_status give_sent(tddp_group *group, size_t count, tddp_dtype dtype,
+                             tddp_group_memory **memory, tddp_buffer *out)
+{
+    size_t bytes = tddp_hooks_room(count, tddp_dtype_size(dtype));
+    tddp_status status = tddp_group_memory_create(group, bytes, memory);
+    if (status == TDDP_OK) {
+        *out = (tddp_buffer){tddp_group_memory_data(*memory), count, dtype, TDDP_CPU, 0, NULL};
+    }
+    return status;
+}
+
+static tddp_status give_memory(const tddp_power_sgd_opts *opts, tddp_group *group,
+                               const tddp_bucket *bucket, tddp_power_plan *plan)
 {
     tddp_dtype dtype = bucket->buffer.dtype;
-    size_t sent = tddp_dtype_size(dtype);
     size_t size = plan->algebra->size;
     bool alike = dtype == plan->algebra->dtype;
     bool apart = opts->error_feedback || opts->batched || !alike;
-    void *first = tddp_alloc_array(plan->p_count + plan->plain_count, sent);
-    void *second = tddp_alloc_array(plan->q_count, sent);
-    plan->errors = apart ? tddp_alloc_array(plan->m_count, size) : NULL;
-    plan->p = alike ? first : tddp_alloc_array(plan->p_count, size);
-    plan->q = alike ? second : tddp_alloc_array(plan->q_count, size);
-    plan->memory[0] = first;
-    plan->memory[1] = second;
-    plan->memory[2] = plan->errors;
-    plan->memory[3] = alike ? NULL : plan->p;
-    plan->memory[4] = alike ? NULL : plan->q;
-    plan->first = (tddp_buffer){first, plan->p_count + plan->plain_count, dtype, TDDP_CPU, 0, NULL};
-    plan->second = (tddp_buffer){second, plan->q_count, dtype, TDDP_CPU, 0, NULL};
+    tddp_status status =
+        give_sent(group, plan->p_count + plan->plain_count, dtype, &plan->sent[0], &plan->first);
+    if (status == TDDP_OK) {
+        status = give_sent(group, plan->q_count, dtype, &plan->sent[1], &plan->second);
+    }
+    if (status != TDDP_OK) {
+        return status;
+    }
+    plan->memory[0] = plan->errors = apart ? tddp_alloc_array(plan->m_count, size) : NULL;
+    plan->memory[1] = alike ? NULL : tddp_alloc_array(plan->p_count, size);
+    plan->memory[2] = alike ? NULL : tddp_alloc_array(plan->q_count, size);
+    plan->p = alike ? plan->first.data : plan->memory[1];
+    plan->q = alike ? plan->second.data : plan->memory[2];
     if (!apart) {
         stay_in_bucket(plan);
     }
-    return first && second && plan->p && plan->q && (plan->errors || !apart) ? TDDP_OK
-                                                                             : TDDP_OUT_OF_MEMORY;
+    return plan->p && plan->q && (plan->errors || !apart) ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
 void tddp_power_plan_free(void *data)
@@ -137,13 +148,15 @@ void tddp_power_plan_free(void *data)
     for (size_t i = 0; i < sizeof plan->memory / sizeof *plan->memory; i++) {
         free(plan->memory[i]);
     }
+    tddp_group_memory_release(plan->sent[0]);
+    tddp_group_memory_release(plan->sent[1]);
     free(plan->matrices);
     free(plan->pieces);
     free(plan);
 }
 
-tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
-                                 tddp_power_plan **out)
+tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, tddp_group *group,
+                                 const tddp_bucket *bucket, tddp_power_plan **out)
 {
     tddp_power_plan *plan = tddp_alloc(sizeof *plan);
     if (!plan) {
@@ -159,7 +172,7 @@ tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, const tddp_buc
         } else {
             plan_each(opts, bucket, plan);
         }
-        status = plan->matrix_count > 0 ? give_memory(opts, bucket, plan) : TDDP_OK;
+        status = plan->matrix_count > 0 ? give_memory(opts, group, bucket, plan) : TDDP_OK;
     }
     if (status != TDDP_OK) {
         tddp_power_plan_free(plan);

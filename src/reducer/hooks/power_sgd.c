@@ -22,8 +22,7 @@ static tddp_status make_plan(void *state, tddp_group *group, const tddp_bucket *
 {
     const power_sgd *self = state;
     tddp_power_plan *plan;
-    (void)group;
-    tddp_status status = tddp_power_plan_make(&self->opts, bucket, &plan);
+    tddp_status status = tddp_power_plan_make(&self->opts, group, bucket, &plan);
     if (status == TDDP_OK) {
         *out = plan;
     }

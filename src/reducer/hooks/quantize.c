@@ -28,7 +28,8 @@ typedef struct gathered {
     size_t channel;  /* elements; the last one may have fewer */
     size_t channels; /* at least 1 */
     size_t part;     /* bytes */
-    char *parts;     /* one for each rank */
+    tddp_group_memory *memory;
+    char *parts; /* in it, one for each rank */
 } gathered;
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -51,7 +52,7 @@ static uint8_t *bytes_of(const gathered *memory, int rank)
 static void free_gathered(void *state)
 {
     gathered *memory = state;
-    free(memory->parts);
+    tddp_group_memory_release(memory->memory);
     free(memory);
 }
 
@@ -68,11 +69,14 @@ static tddp_status make_gathered(void *state, tddp_group *group, const tddp_buck
     memory->channels = count > 0 ? (count - 1) / memory->channel + 1 : 1;
     size_t bytes = memory->channels * (sizeof(float) + 1) + count;
     memory->part = (bytes + PART_ALIGNMENT - 1) / PART_ALIGNMENT * PART_ALIGNMENT;
-    memory->parts = tddp_alloc_array((size_t)tddp_group_world_size(group), memory->part);
-    if (!memory->parts) {
+    tddp_status status = tddp_group_memory_create(
+        group, tddp_hooks_room((size_t)tddp_group_world_size(group), memory->part),
+        &memory->memory);
+    if (status != TDDP_OK) {
         free_gathered(memory);
-        return TDDP_OUT_OF_MEMORY;
+        return status;
     }
+    memory->parts = tddp_group_memory_data(memory->memory);
     *out = memory;
     return TDDP_OK;
 }
