@@ -1,6 +1,7 @@
 /*
  * float16 and bfloat16 to float32 and back, rounding to nearest even, without branches that depend
- * on the data where that can be, so that loops over them are vectorised.
+ * on the data where that can be, so that loops over them are vectorised. The bits are those that
+ * F16C's instructions give, for NaN (it becomes a quiet one and keeps its upper bits) as well.
  */
 #ifndef TDDP_BACKEND_HALF_H
 #define TDDP_BACKEND_HALF_H
@@ -50,7 +51,9 @@ static inline float tddp_backend_from_float16(uint16_t half)
     float scaled = tddp_backend_bits_to_float(magnitude) * 0x1p112f;
     uint32_t bits = tddp_backend_float_to_bits(scaled);
     uint32_t is_special = ~tddp_backend_below(magnitude, 0x0f800000u);
+    uint32_t is_nan = tddp_backend_below(0x0f800000u, magnitude);
     bits |= (magnitude | 0x7f800000u) & is_special;
+    bits |= 0x00400000u & is_nan;
     return tddp_backend_bits_to_float(bits | sign);
 }
 
@@ -69,7 +72,7 @@ static inline uint16_t tddp_backend_to_float16(float value)
     uint32_t is_nan = tddp_backend_below(0x7f800000u, magnitude);
     uint32_t result = (subnormal & is_small) | (normal & ~is_small);
     result = (result & is_finite) | (0x7c00u & ~is_finite);
-    result |= 0x0200u & is_nan;
+    result |= (0x0200u | ((magnitude >> 13) & 0x03ffu)) & is_nan;
     return (uint16_t)(result | sign);
 }
 

@@ -7,7 +7,10 @@
 
 #include "backend/arith/set.h"
 
-enum { BLOCK_BYTES = 4096 };
+enum {
+    BLOCK_BYTES = 4096,
+    MOST_STREAMS = 8, /* of sources, that the processor follows well at the same time */
+};
 
 /* How the elements of a job are computed. */
 typedef struct computing {
@@ -133,10 +136,55 @@ static void run_block(const computing *how, size_t start, size_t count, workspac
     }
 }
 
+/* Whether vectors of all results can be written past the cache in one loop. */
+static bool streams_together(const tddp_arith_set *set, const tddp_arith_job *job)
+{
+    return job->result_count == 1 ||
+           (job->result_count == 2 &&
+            ((uintptr_t)job->results[0] - (uintptr_t)job->results[1]) % set->vector_bytes == 0);
+}
+
+/* One source that is only to be copied; of float16, without a detour that changes bits of NaN. */
+static bool copy_at_once(const tddp_arith_set *set, const tddp_arith_job *job)
+{
+    if (job->source_count > 1 || job->factors || job->factor != 1) {
+        return false;
+    }
+    for (int i = 0; i < job->result_count; i++) {
+        tddp_arith_copy_by(set, job->results[i], job->sources[0],
+                           job->count * tddp_dtype_size(job->dtype), job->streaming);
+    }
+    return true;
+}
+
+static bool is_sum(tddp_reduce_op op)
+{
+    return op == TDDP_REDUCE_SUM || op == TDDP_REDUCE_AVG || op == TDDP_REDUCE_PREMUL_SUM;
+}
+
+/* Most sums need no blocks. */
+static bool sum_at_once(const tddp_arith_set *set, const tddp_arith_job *job)
+{
+    const tddp_arith_sum sum = is_sum(job->op) ? set->sum[job->dtype] : NULL;
+    if (!sum || job->factors || job->source_count < 2 || job->source_count > MOST_STREAMS ||
+        (job->streaming && !streams_together(set, job))) {
+        return false;
+    }
+    const bool complex = job->dtype == TDDP_COMPLEX64 || job->dtype == TDDP_COMPLEX128;
+    sum(job, job->count * (complex ? 2 : 1), job->streaming);
+    if (job->streaming) {
+        set->fence();
+    }
+    return true;
+}
+
 void tddp_arith_reduce_by(const tddp_arith_set *set, const tddp_arith_job *job)
 {
+    if (job->count == 0 || copy_at_once(set, job) || sum_at_once(set, job)) {
+        return;
+    }
     const computing how = prepare(set, job);
-    if (job->count == 0 || !how.combine) {
+    if (!how.combine) {
         return;
     }
     workspace scratch;

@@ -12,6 +12,10 @@
 
 /* The best first. */
 static const tddp_arith_set *const sets[] = {
+#ifdef __x86_64__
+    &tddp_arith_avx512,
+    &tddp_arith_avx2,
+#endif
     &tddp_arith_baseline,
 };
 

@@ -1,25 +1,13 @@
 /*
- * The loops of one instruction set: included once by each set_*.c, which is compiled with the flags
- * of its set (see CMakeLists.txt). Plain loops that the compiler vectorises; pure functions, any
- * thread.
+ * The loops of one instruction set: included once by each set_*.c, after vectors.h. They are
+ * compiled with the flags of the set (see CMakeLists.txt). Sums are in sum.h, all others are plain
+ * loops that the compiler vectorises. Pure functions, any thread.
  *
  * Integers are combined as unsigned numbers, so that an overflow wraps instead of being undefined.
  * What is written may be the very memory of what is read: each element is read before it is written
  * and none depends on another, which is what INDEPENDENT tells the compiler.
  */
-#include <complex.h>
-
 #include "backend/arith/set.h"
-#include "backend/half.h"
-
-#ifdef __clang__
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-typedef float complex complex64;
-typedef double complex complex128;
 
 #define DEFINE_LOOP(name, type, expression)                                         \
     static void name(void *into, const void *left, const void *right, size_t count) \
@@ -69,15 +57,14 @@ DEFINE_FLOAT(float32, float)
 DEFINE_FLOAT(float64, double)
 
 /* A sum of complex numbers is one of twice as many real ones. */
-#define DEFINE_COMPLEX(name, type, real)                                                  \
+#define DEFINE_COMPLEX(name, real)                                                        \
     static void name##_sum(void *into, const void *left, const void *right, size_t count) \
     {                                                                                     \
         real##_sum(into, left, right, count * 2);                                         \
-    }                                                                                     \
-    DEFINE_LOOP(name##_product, type, a[i] * b[i])
+    }
 
-DEFINE_COMPLEX(complex64, complex64, float32)
-DEFINE_COMPLEX(complex128, complex128, float64)
+DEFINE_COMPLEX(complex64, float32)
+DEFINE_COMPLEX(complex128, float64)
 
 #define DEFINE_SCALE(name, type)                                                \
     static void name(void *into, const void *from, size_t count, double factor) \
@@ -94,22 +81,82 @@ DEFINE_COMPLEX(complex128, complex128, float64)
 DEFINE_SCALE(scale_float32, float)
 DEFINE_SCALE(scale_float64, double)
 
-#define DEFINE_HALF(half)                                                                        \
-    static void widen_##half(float *restrict into, const uint16_t *restrict from, size_t count)  \
-    {                                                                                            \
-        for (size_t i = 0; i < count; i++) {                                                     \
-            into[i] = tddp_backend_from_##half(from[i]);                                         \
-        }                                                                                        \
-    }                                                                                            \
-    static void narrow_##half(uint16_t *restrict into, const float *restrict from, size_t count) \
-    {                                                                                            \
-        for (size_t i = 0; i < count; i++) {                                                     \
-            into[i] = tddp_backend_to_##half(from[i]);                                           \
-        }                                                                                        \
-    }
+#define KIT(part) float32_##part
+#include "backend/arith/sum.h"
+#undef KIT
+#define KIT(part) float64_##part
+#include "backend/arith/sum.h"
+#undef KIT
+#define KIT(part) bfloat16_##part
+#include "backend/arith/sum.h"
+#undef KIT
 
-DEFINE_HALF(float16)
-DEFINE_HALF(bfloat16)
+static void widen_bfloat16(float *restrict into, const uint16_t *restrict from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        into[i] = tddp_backend_from_bfloat16(from[i]);
+    }
+}
+
+static void narrow_bfloat16(uint16_t *restrict into, const float *restrict from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        into[i] = tddp_backend_to_bfloat16(from[i]);
+    }
+}
+
+/* A set whose processor converts float16 says how a vector of it is loaded and stored. */
+#ifdef HAS_FLOAT16
+#define KIT(part) float16_##part
+#include "backend/arith/sum.h"
+#undef KIT
+#endif
+
+static void widen_float16(float *restrict into, const uint16_t *restrict from, size_t count)
+{
+    size_t i = 0;
+#ifdef HAS_FLOAT16
+    for (; i + FLOATS <= count; i += FLOATS) {
+        float32_store(into + i, float16_load(from + i));
+    }
+#endif
+    for (; i < count; i++) {
+        into[i] = tddp_backend_from_float16(from[i]);
+    }
+}
+
+static void narrow_float16(uint16_t *restrict into, const float *restrict from, size_t count)
+{
+    size_t i = 0;
+#ifdef HAS_FLOAT16
+    for (; i + FLOATS <= count; i += FLOATS) {
+        float16_store(into + i, float32_load(from + i));
+    }
+#endif
+    for (; i < count; i++) {
+        into[i] = tddp_backend_to_float16(from[i]);
+    }
+}
+
+/* Whole vectors go past the cache, the bytes before the first and after the last through it. */
+static void stream(void *into, const void *from, size_t bytes)
+{
+    unsigned char *to = into;
+    const unsigned char *at = from;
+    const size_t before = -(uintptr_t)to % VECTOR_BYTES;
+    const size_t head = before < bytes ? before : bytes;
+    memcpy(to, at, head);
+    size_t i = head;
+    for (; i + 4 * VECTOR_BYTES <= bytes; i += 4 * VECTOR_BYTES) {
+        words four[4];
+        memcpy(four, at + i, sizeof four);
+        UNROLLED
+        for (int v = 0; v < 4; v++) {
+            stream_vector(to + i + v * VECTOR_BYTES, four[v]);
+        }
+    }
+    memcpy(to + i, at + i, bytes - i);
+}
 
 #define INTEGER_ROW(name)                                                       \
     {                                                                           \
@@ -124,10 +171,11 @@ DEFINE_HALF(bfloat16)
         [TDDP_REDUCE_PREMUL_SUM] = name##_sum, [TDDP_REDUCE_PRODUCT] = name##_product, \
         [TDDP_REDUCE_MIN] = name##_min, [TDDP_REDUCE_MAX] = name##_max,                \
     }
-#define COMPLEX_ROW(name)                                                              \
-    {                                                                                  \
-        [TDDP_REDUCE_SUM] = name##_sum, [TDDP_REDUCE_AVG] = name##_sum,                \
-        [TDDP_REDUCE_PREMUL_SUM] = name##_sum, [TDDP_REDUCE_PRODUCT] = name##_product, \
+#define COMPLEX_ROW(name)                                               \
+    {                                                                   \
+        [TDDP_REDUCE_SUM] = name##_sum, [TDDP_REDUCE_AVG] = name##_sum, \
+        [TDDP_REDUCE_PREMUL_SUM] = name##_sum,                          \
+        [TDDP_REDUCE_PRODUCT] = tddp_arith_##name##_product,            \
     }
 #define BOOL_ROW                                                                                  \
     {                                                                                             \
@@ -143,4 +191,32 @@ DEFINE_HALF(bfloat16)
         [TDDP_INT64] = INTEGER_ROW(int64), [TDDP_FLOAT32] = FLOAT_ROW(float32),         \
         [TDDP_FLOAT64] = FLOAT_ROW(float64), [TDDP_COMPLEX64] = COMPLEX_ROW(complex64), \
         [TDDP_COMPLEX128] = COMPLEX_ROW(complex128), [TDDP_BOOL] = BOOL_ROW,            \
+    }
+
+#ifdef HAS_FLOAT16
+#define SUM_FLOAT16 float16_sum_job
+#else
+#define SUM_FLOAT16 NULL
+#endif
+
+#define DEFINE_SET(set, set_name)                     \
+    const tddp_arith_set set = {                      \
+        .name = (set_name),                           \
+        .works = works,                               \
+        .vector_bytes = VECTOR_BYTES,                 \
+        .combine = COMBINE_TABLE,                     \
+        .sum = {[TDDP_FLOAT16] = SUM_FLOAT16,         \
+                [TDDP_BFLOAT16] = bfloat16_sum_job,   \
+                [TDDP_FLOAT32] = float32_sum_job,     \
+                [TDDP_FLOAT64] = float64_sum_job,     \
+                [TDDP_COMPLEX64] = float32_sum_job,   \
+                [TDDP_COMPLEX128] = float64_sum_job}, \
+        .scale_float32 = scale_float32,               \
+        .scale_float64 = scale_float64,               \
+        .widen_float16 = widen_float16,               \
+        .widen_bfloat16 = widen_bfloat16,             \
+        .narrow_float16 = narrow_float16,             \
+        .narrow_bfloat16 = narrow_bfloat16,           \
+        .stream = stream,                             \
+        .fence = fence,                               \
     }

@@ -20,11 +20,17 @@ typedef void (*tddp_arith_combine)(void *into, const void *a, const void *b, siz
 /* into[i] = from[i] · factor; `into` may be `from`. Of complex numbers each part is an element. */
 typedef void (*tddp_arith_scale)(void *into, const void *from, size_t count, double factor);
 
+/* The whole job, if it is a sum without factors on the sources, of `count` real numbers each. If
+ * `streaming`: at most two results, as far from a multiple of vector_bytes as each other. */
+typedef void (*tddp_arith_sum)(const tddp_arith_job *job, size_t count, bool streaming);
+
 typedef struct tddp_arith_set {
     const char *name;
     bool (*works)(void); /* whether processor and system bear it */
+    size_t vector_bytes;
     /* Nothing for float16 and bfloat16, which are computed in float32. */
     tddp_arith_combine combine[TDDP_ARITH_DTYPES][TDDP_ARITH_OPS];
+    tddp_arith_sum sum[TDDP_ARITH_DTYPES]; /* NULL: made of combine */
     tddp_arith_scale scale_float32;
     tddp_arith_scale scale_float64;
     void (*widen_float16)(float *into, const uint16_t *from, size_t count);
@@ -41,6 +47,10 @@ extern const tddp_arith_set tddp_arith_baseline;
 extern const tddp_arith_set tddp_arith_avx2;
 extern const tddp_arith_set tddp_arith_avx512;
 #endif
+
+/* complex.c, for all sets. */
+void tddp_arith_complex64_product(void *into, const void *a, const void *b, size_t count);
+void tddp_arith_complex128_product(void *into, const void *a, const void *b, size_t count);
 
 /* The set that runs. */
 const tddp_arith_set *tddp_arith_chosen(void);

@@ -1,39 +1,75 @@
 /*
  * The loops for what every processor of the architecture has: SSE2 of x86-64, NEON of AArch64.
- * Leaves their text to loops.h.
+ * Pure functions, any thread. Leaves the loops themselves to loops.h.
  */
-#include <string.h>
-
-#include "backend/arith/loops.h"
+#define VECTOR_BYTES 16
+#include "backend/arith/vectors.h"
 
 static bool works(void)
 {
     return true;
 }
 
-static void stream(void *into, const void *from, size_t bytes)
+#if defined(__x86_64__)
+
+#include <emmintrin.h>
+
+#define NAME "baseline"
+
+INLINE void stream_vector(void *into, words vector)
 {
-    memcpy(into, from, bytes);
+    _mm_stream_si128(into, (__m128i)vector);
+}
+
+static void fence(void)
+{
+    _mm_sfence();
+}
+
+#elif defined(__aarch64__)
+
+#include <arm_neon.h>
+
+#define NAME "neon"
+
+/* Stores past the cache come in pairs only, and need no fence. */
+INLINE void stream_vector(void *into, words vector)
+{
+    memcpy(into, &vector, sizeof vector);
 }
 
 static void fence(void) {}
 
-#ifdef __aarch64__
-#define NAME "neon"
+#define HAS_FLOAT16
+
+INLINE floats float16_load(const uint16_t *from)
+{
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+}
+
+INLINE void float16_store(uint16_t *into, floats vector)
+{
+    vst1_u16(into, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)vector)));
+}
+
+INLINE void float16_stream(uint16_t *into, floats vector)
+{
+    float16_store(into, vector);
+}
+
 #else
+
 #define NAME "baseline"
+
+INLINE void stream_vector(void *into, words vector)
+{
+    memcpy(into, &vector, sizeof vector);
+}
+
+static void fence(void) {}
+
 #endif
 
-const tddp_arith_set tddp_arith_baseline = {
-    .name = NAME,
-    .works = works,
-    .combine = COMBINE_TABLE,
-    .scale_float32 = scale_float32,
-    .scale_float64 = scale_float64,
-    .widen_float16 = widen_float16,
-    .widen_bfloat16 = widen_bfloat16,
-    .narrow_float16 = narrow_float16,
-    .narrow_bfloat16 = narrow_bfloat16,
-    .stream = stream,
-    .fence = fence,
-};
+#include "backend/arith/loops.h"
+
+DEFINE_SET(tddp_arith_baseline, NAME);

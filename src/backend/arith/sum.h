@@ -1,0 +1,134 @@
+/*
+ * Sums of one floating-point dtype, what collectives do most: all sources are added in registers
+ * and all results written, without a detour through blocks. Included by loops.h once for each
+ * dtype, of which KIT(name) gives the parts:
+ *
+ *   type    an element                   real    what it is computed in: float or double
+ *   get     from an element to a real    put     and back, rounded
+ *   vector  many reals in registers      lanes   how many
+ *   load, store, stream (past the cache, to addresses that are multiples of its size), add, times
+ *
+ * An element is read from all sources before it is written to any result, which may be the very
+ * memory of a source.
+ */
+
+INLINE void KIT(sum_element)(const void *const *sources, int source_count, void *const *results,
+                             int result_count, size_t i, bool scaled, KIT(real) factor)
+{
+    KIT(real) sum = KIT(get)(((const KIT(type) *)sources[0])[i]);
+    for (int k = 1; k < source_count; k++) {
+        sum += KIT(get)(((const KIT(type) *)sources[k])[i]);
+    }
+    if (scaled) {
+        sum *= factor;
+    }
+    for (int k = 0; k < result_count; k++) {
+        ((KIT(type) *)results[k])[i] = KIT(put)(sum);
+    }
+    KEEP_SCALAR;
+}
+
+INLINE void KIT(sum_vectors)(const void *const *sources, int source_count, void *const *results,
+                             int result_count, size_t i, const int vectors, bool scaled,
+                             KIT(real) factor, bool streaming)
+{
+    KIT(vector) sum[SUM_VECTORS];
+    UNROLLED
+    for (int v = 0; v < vectors; v++) {
+        sum[v] = KIT(load)((const KIT(type) *)sources[0] + i + v * KIT(lanes));
+    }
+    for (int k = 1; k < source_count; k++) {
+        UNROLLED
+        for (int v = 0; v < vectors; v++) {
+            sum[v] =
+                KIT(add)(sum[v], KIT(load)((const KIT(type) *)sources[k] + i + v * KIT(lanes)));
+        }
+    }
+    UNROLLED
+    for (int v = 0; scaled && v < vectors; v++) {
+        sum[v] = KIT(times)(sum[v], factor);
+    }
+    for (int k = 0; k < result_count; k++) {
+        UNROLLED
+        for (int v = 0; v < vectors; v++) {
+            KIT(type) *into = (KIT(type) *)results[k] + i + v * KIT(lanes);
+            if (streaming) {
+                KIT(stream)(into, sum[v]);
+            } else {
+                KIT(store)(into, sum[v]);
+            }
+        }
+    }
+}
+
+INLINE void KIT(sum_all)(const void *const *sources, int source_count, void *const *results,
+                         int result_count, size_t count, double exact_factor, bool streaming)
+{
+    const KIT(real) factor = (KIT(real))exact_factor;
+    const bool scaled = exact_factor != 1;
+    const size_t lanes = KIT(lanes);
+    size_t i = 0;
+    for (; streaming && i < count && (uintptr_t)((KIT(type) *)results[0] + i) % VECTOR_BYTES; i++) {
+        KIT(sum_element)(sources, source_count, results, result_count, i, scaled, factor);
+    }
+    for (; i + SUM_VECTORS * lanes <= count; i += SUM_VECTORS * lanes) {
+        KIT(sum_vectors)
+        (sources, source_count, results, result_count, i, SUM_VECTORS, scaled, factor, streaming);
+    }
+    for (; i + lanes <= count; i += lanes) {
+        KIT(sum_vectors)
+        (sources, source_count, results, result_count, i, 1, scaled, factor, streaming);
+    }
+    for (; i < count; i++) {
+        KIT(sum_element)(sources, source_count, results, result_count, i, scaled, factor);
+    }
+}
+
+/* Loops of their own for few sources, and for one and two results. */
+INLINE void KIT(sum_into)(const tddp_arith_job *job, void *const *results, int result_count,
+                          size_t count, bool streaming)
+{
+    const void *from[4];
+    for (int k = 0; k < 4; k++) {
+        from[k] = job->sources[k < job->source_count ? k : 0];
+    }
+    switch (job->source_count) {
+    case 2:
+        KIT(sum_all)(from, 2, results, result_count, count, job->factor, streaming);
+        break;
+    case 3:
+        KIT(sum_all)(from, 3, results, result_count, count, job->factor, streaming);
+        break;
+    case 4:
+        KIT(sum_all)(from, 4, results, result_count, count, job->factor, streaming);
+        break;
+    default:
+        KIT(sum_all)
+        (job->sources, job->source_count, results, result_count, count, job->factor, streaming);
+    }
+}
+
+static void KIT(sum_job)(const tddp_arith_job *job, size_t count, bool streaming)
+{
+    void *into[2] = {job->results[0], job->results[job->result_count > 1]};
+    switch (job->result_count) {
+    case 1:
+        if (streaming) {
+            KIT(sum_into)(job, into, 1, count, true);
+        } else {
+            KIT(sum_into)(job, into, 1, count, false);
+        }
+        break;
+    case 2:
+        if (streaming) {
+            KIT(sum_into)(job, into, 2, count, true);
+        } else {
+            KIT(sum_into)(job, into, 2, count, false);
+        }
+        break;
+    default:
+        KIT(sum_all)
+        (job->sources, job->source_count, job->results, job->result_count, count, job->factor,
+         false);
+    }
+}
