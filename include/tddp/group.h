@@ -2,11 +2,12 @@
  * @file group.h
  * @brief Process groups: ranks that carry out the same operations in the same order.
  *
- * Operations are queued and carried out by the group's progress thread, in order; sends and
- * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
- * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
- * NULL). Arguments are checked before anything is sent. Memory given to an operation is in use
- * until its work is done; arrays of buffers are copied.
+ * Operations are queued and carried out in order, by the group's progress thread or, where the
+ * backend bears it, by a thread that waits for one of them; sends and receives begin at once,
+ * beside the queue and each other. Each call returns a tddp_work through `work` (caller:
+ * tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with NULL).
+ * Arguments are checked before anything is sent. Memory given to an operation is in use until its
+ * work is done; arrays of buffers are copied.
  *
  * Calls may come from several threads. The order in which operations queue must be the same on
  * every rank. Messages between two ranks with one tag match in the order of the calls, with one
@@ -158,6 +159,13 @@ TDDP_API tddp_store *tddp_group_store(tddp_group *group);
  * TDDP_MISMATCH. NULL or empty: nothing. At most 255 bytes count.
  */
 TDDP_API void tddp_describe_next(const char *text);
+
+/**
+ * Says that this thread will wait for the next operation that it queues on any group before it does
+ * anything else: no other thread is woken for it then if the waiting one can carry it out. A hint:
+ * an operation whose work is released, or gets a callback, goes on all the same.
+ */
+TDDP_API void tddp_await_next(void);
 
 /** Combines `buffer` over all ranks, in place. `premul` is this rank's factor for
  * TDDP_REDUCE_PREMUL_SUM, also below; it may differ between ranks. */

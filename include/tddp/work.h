@@ -26,7 +26,16 @@ typedef struct tddp_work tddp_work;
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait);
 
-/** Whether it is done, well or not; never blocks. */
+/**
+ * Spends up to `microseconds` on carrying the operation out here and now, where this thread may do
+ * that, and says whether it is done. Else the thread is to wait for it, or to release it, soon:
+ * what has begun here may wait for that. For callers who hold a lock that they want to keep for
+ * moments only.
+ */
+TDDP_API int tddp_work_try(tddp_work *work, int64_t microseconds);
+
+/** Whether it is done, well or not; never blocks. Asking alone brings nothing about of an operation
+ * after tddp_await_next(). */
 TDDP_API int tddp_work_completed(const tddp_work *work);
 
 /** Its outcome with its text on this thread; TDDP_OK while it runs. */
@@ -40,9 +49,10 @@ TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
 TDDP_API int tddp_work_source(const tddp_work *work);
 
 /**
- * Has `callback(data)` called once when the work is done, on a thread of the group's, or here and
- * now if it is done already. It must not block, call Ruby, or shut the group down. One callback a
- * work. Errors: TDDP_INVALID_ARGUMENT if there is one already.
+ * Has `callback(data)` called once when the work is done, on a thread of the group's, or on one
+ * that waits for a work of that group, or here and now if it is done already. It must not block,
+ * call Ruby, or shut the group down. One callback a work. Errors: TDDP_INVALID_ARGUMENT if there is
+ * one already.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
                                                       void *data);

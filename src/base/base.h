@@ -29,6 +29,9 @@ int64_t tddp_now_ns(void);
 /* The moment `timeout_ms` from now; far in the future if that would overflow. */
 int64_t tddp_deadline_after_ms(int64_t timeout_ms);
 
+/* The same from a given moment. */
+int64_t tddp_deadline_from(int64_t now_ns, int64_t timeout_ms);
+
 /* Milliseconds left, rounded up, 0 if it has passed; at most INT_MAX, for poll(2). */
 int tddp_deadline_poll_ms(int64_t deadline_ns);
 

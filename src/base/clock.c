@@ -14,16 +14,20 @@ int64_t tddp_now_ns(void)
     return (int64_t)now.tv_sec * TDDP_NS_PER_S + now.tv_nsec;
 }
 
-int64_t tddp_deadline_after_ms(int64_t timeout_ms)
+int64_t tddp_deadline_from(int64_t now_ns, int64_t timeout_ms)
 {
     if (timeout_ms < 0) {
         timeout_ms = 0;
     }
-    int64_t now = tddp_now_ns();
-    if (timeout_ms > (INT64_MAX - now) / TDDP_NS_PER_MS) {
+    if (timeout_ms > (INT64_MAX - now_ns) / TDDP_NS_PER_MS) {
         return INT64_MAX;
     }
-    return now + timeout_ms * TDDP_NS_PER_MS;
+    return now_ns + timeout_ms * TDDP_NS_PER_MS;
+}
+
+int64_t tddp_deadline_after_ms(int64_t timeout_ms)
+{
+    return tddp_deadline_from(tddp_now_ns(), timeout_ms);
 }
 
 int tddp_deadline_poll_ms(int64_t deadline_ns)

@@ -5,7 +5,6 @@
  * The good case costs no formatting: names of parts are written out only for a text.
  */
 #include <stdio.h>
-#include <unistd.h>
 
 #include "group/checks.h"
 
@@ -25,11 +24,11 @@ tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", tddp_op_name(kind));
     }
-    if (group->pid != getpid()) {
+    if (group->pid != tddp_process_id()) {
         return tddp_fail(TDDP_FORKED,
                          "%s: group \"%s\" was made by process %d, this is its child %d: make a "
                          "group of its own here",
-                         tddp_op_name(kind), group->name, (int)group->pid, (int)getpid());
+                         tddp_op_name(kind), group->name, (int)group->pid, (int)tddp_process_id());
     }
     if (!known(group->backend, kind)) {
         return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->asked->name,

@@ -1,5 +1,5 @@
 /*
- * Several buffers combined in one operation. Small ones go together: the progress thread copies
+ * Several buffers combined in one operation. Small ones go together: whoever carries it out copies
  * them into staging memory of the work, has that combined, and copies it back; where they adjoin in
  * memory, nothing is copied. Large ones go by themselves, one after the other.
  *
@@ -20,6 +20,16 @@ enum {
     TEXT_BYTES = 256,
 };
 
+typedef struct tddp_group_bundle {
+    const tddp_buffer *buffers; /* each in place; the work's parts */
+    size_t count;
+    char *staging; /* where small buffers go together; NULL: none need to */
+    tddp_op op;    /* of the step */
+    size_t at;     /* buffers that are done */
+    size_t taken;  /* by the step that has begun; 0: none has */
+    bool copies;   /* they are in the staging memory */
+} bundle;
+
 static size_t bytes_of(const tddp_buffer *buffer)
 {
     return buffer->count * tddp_dtype_size(buffer->dtype);
@@ -38,69 +48,94 @@ static size_t together(const tddp_buffer *buffers, size_t count)
     return taken;
 }
 
-static tddp_status run_step(tddp_group *group, tddp_op *op, const tddp_buffer *buffers,
-                            size_t count, char *staging)
+/* The buffers of the step, in one piece of memory. */
+static void begin_step(bundle *self, int64_t deadline)
 {
-    tddp_group_whole(buffers, count, &op->input);
-    bool copies = !op->input.data && op->input.count > 0;
-    char *at = staging;
-    for (size_t i = 0; copies && i < count; i++) {
+    int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
+    const tddp_buffer *buffers = self->buffers + self->at;
+    tddp_op *op = &self->op;
+    self->taken = together(buffers, self->count - self->at);
+    op->timeout_ms = left > 0 ? left : 1;
+    tddp_group_whole(buffers, self->taken, &op->input);
+    self->copies = !op->input.data && op->input.count > 0;
+    char *at = self->staging;
+    for (size_t i = 0; self->copies && i < self->taken; i++) {
         if (buffers[i].count > 0) {
             memcpy(at, buffers[i].data, bytes_of(&buffers[i]));
             at += bytes_of(&buffers[i]);
         }
     }
-    if (copies) {
-        op->input.data = staging;
+    if (self->copies) {
+        op->input.data = self->staging;
     }
     op->output = op->input;
-    tddp_status status = group->backend->run[op->kind](group->context, op);
-    at = staging;
-    for (size_t i = 0; copies && status == TDDP_OK && i < count; i++) {
+}
+
+static void end_step(bundle *self)
+{
+    const tddp_buffer *buffers = self->buffers + self->at;
+    const char *at = self->staging;
+    for (size_t i = 0; self->copies && i < self->taken; i++) {
         if (buffers[i].count > 0) {
             memcpy(buffers[i].data, at, bytes_of(&buffers[i]));
             at += bytes_of(&buffers[i]);
         }
     }
+    self->at += self->taken;
+    self->taken = 0;
+    self->op.sequence++;
+}
+
+tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
+{
+    bundle *self = work->bundle;
+    tddp_backend_run run = group->backend->run[work->op.kind];
+    if (!self) {
+        return run(group->context, &work->op);
+    }
+    if (self->at == 0 && self->taken == 0) {
+        self->op = work->op;
+    }
+    self->op.cancel = work->op.cancel;
+    self->op.awaited = work->op.awaited;
+    tddp_status status = TDDP_OK;
+    while (self->at < self->count && status == TDDP_OK) {
+        if (self->taken == 0) {
+            begin_step(self, atomic_load(&work->expiry));
+        }
+        status = run(group->context, &self->op);
+        if (status == TDDP_OK) {
+            end_step(self);
+        }
+    }
     return status;
 }
 
-tddp_status tddp_group_run(tddp_group *group, const tddp_work *work)
+void tddp_group_bundle_free(bundle *self)
 {
-    if (work->bundled == 0) {
-        return group->backend->run[work->op.kind](group->context, &work->op);
+    if (self) {
+        free(self->staging);
+        free(self);
     }
-    tddp_op op = work->op;
-    int64_t deadline = atomic_load(&work->expiry);
-    tddp_status status = TDDP_OK;
-    for (size_t i = 0; i < work->bundled && status == TDDP_OK;) {
-        size_t count = together(work->parts + i, work->bundled - i);
-        int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
-        op.timeout_ms = left > 0 ? left : 1;
-        status = run_step(group, &op, work->parts + i, count, work->staging);
-        op.sequence++;
-        i += count;
-    }
-    return status;
 }
 
 /* Counts the steps and makes what they need. */
-static tddp_status plan(tddp_work *work)
+static tddp_status plan(tddp_work *work, bundle *self)
 {
     size_t most = 0;
     work->steps = 0;
-    for (size_t i = 0; i < work->bundled; work->steps++) {
-        size_t count = together(work->parts + i, work->bundled - i);
+    for (size_t i = 0; i < self->count; work->steps++) {
+        size_t count = together(self->buffers + i, self->count - i);
         tddp_buffer whole;
-        tddp_group_whole(work->parts + i, count, &whole);
+        tddp_group_whole(self->buffers + i, count, &whole);
         if (!whole.data && bytes_of(&whole) > most) {
             most = bytes_of(&whole);
         }
         i += count;
     }
     if (most > 0) {
-        work->staging = tddp_alloc(most);
-        if (!work->staging) {
+        self->staging = tddp_alloc(most);
+        if (!self->staging) {
             return TDDP_OUT_OF_MEMORY;
         }
     }
@@ -109,12 +144,12 @@ static tddp_status plan(tddp_work *work)
 
 /* The ranks compare the sizes too, not only their sum: a text of them stands before the caller's.
  */
-static tddp_status describe_sizes(tddp_work *work)
+static tddp_status describe_sizes(tddp_work *work, size_t count)
 {
     char text[TEXT_BYTES];
-    int length = snprintf(text, sizeof text, "%zu buffers of", work->bundled);
+    int length = snprintf(text, sizeof text, "%zu buffers of", count);
     uint32_t hash = work->op.fingerprint;
-    for (size_t i = 0; i < work->bundled; i++) {
+    for (size_t i = 0; i < count; i++) {
         char number[24];
         int digits = snprintf(number, sizeof number, " %zu", work->parts[i].count);
         hash = (hash ^ tddp_group_fingerprint(number)) * 16777619u;
@@ -141,9 +176,14 @@ static tddp_status prepare(tddp_work *work, const tddp_buffer *buffers, size_t c
         return TDDP_OUT_OF_MEMORY;
     }
     memcpy(work->parts, buffers, count * sizeof *work->parts);
-    work->bundled = count;
-    tddp_status status = plan(work);
-    return status ? status : describe_sizes(work);
+    work->bundle = tddp_alloc(sizeof *work->bundle);
+    if (!work->bundle) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    work->bundle->buffers = work->parts;
+    work->bundle->count = count;
+    tddp_status status = plan(work, work->bundle);
+    return status ? status : describe_sizes(work, count);
 }
 
 tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,

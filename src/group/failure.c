@@ -131,19 +131,25 @@ static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status 
     return *first ? lead(group, work, status) : status;
 }
 
-void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
+tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status)
 {
     bool first = false;
     if (status) {
         status = settle(group, work, status, &first);
     }
-    tddp_recorder_finished(group, work, status, tddp_error_message());
+    tddp_recorder_finished(group, work, status, status ? tddp_error_message() : NULL);
     tddp_group_span_ended(group, work, status);
     if (first) {
         /* Before anybody learns of it and ends the process. */
         tddp_recorder_dump_failure(group);
     }
-    tddp_group_work_finish(work, status, tddp_error_message());
+    return status;
+}
+
+void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    status = tddp_group_judge(group, work, status);
+    tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
 }
 
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)

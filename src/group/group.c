@@ -8,7 +8,6 @@
  */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "backend/open.h"
 #include "group/group.h"
@@ -82,7 +81,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
         return status;
     }
     atomic_init(&group->references, 1);
-    group->pid = getpid();
+    group->pid = tddp_process_id();
     group->rank = opts->rank;
     group->world_size = opts->world_size;
     group->root_rank = opts->parent ? opts->parent->root_rank : opts->rank;
@@ -100,7 +99,7 @@ static void free_group(tddp_group *group)
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
     tddp_store_release(group->names);
-    if (group->pid == getpid()) {
+    if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
@@ -213,7 +212,7 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
 
 void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
 {
-    if (!group || group->pid != getpid()) {
+    if (!group || group->pid != tddp_process_id()) {
         return;
     }
     if (tddp_group_on_progress_thread(group)) {
@@ -295,7 +294,7 @@ const char *tddp_group_carrier(const tddp_group *group)
 
 int tddp_group_closed(const tddp_group *group)
 {
-    if (group->pid != getpid()) {
+    if (group->pid != tddp_process_id()) {
         return 1;
     }
     tddp_group *mutable_group = (tddp_group *)group;
@@ -351,7 +350,7 @@ tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms)
 
 tddp_store *tddp_group_store(tddp_group *group)
 {
-    if (group->pid != getpid()) {
+    if (group->pid != tddp_process_id()) {
         return NULL;
     }
     pthread_mutex_lock(&group->mutex);

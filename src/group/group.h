@@ -4,6 +4,7 @@
  *   group.c        making and ending a group, what it is
  *   join.c         how the ranks find each other through the store
  *   progress.c     the queue and the progress thread
+ *   turn.c         which thread carries out what is queued
  *   failure.c      operations that fail, and the group after the first of them
  *   collectives.c  the operations on one piece of memory: argument checks, then the queue
  *   lists.c        those with a buffer for each rank
@@ -35,18 +36,20 @@
 
 struct tddp_work {
     atomic_int references;
-    pid_t pid;              /* who made it */
-    atomic_bool done;       /* set last, with the lock held */
-    _Atomic int64_t expiry; /* when the running operation's time is over; 0 before it runs */
+    pid_t pid;               /* who made it */
+    atomic_bool done;        /* set last, with the lock held */
+    atomic_bool unannounced; /* queued without waking the progress thread */
+    atomic_int waiters;      /* threads that wait for it */
+    tddp_group *group;       /* whose queue waiters may help with, while it is not done; or NULL */
+    _Atomic int64_t expiry;  /* when the running operation's time is over; 0 before it runs */
     tddp_op op;
-    tddp_buffer *parts;    /* what the operation's parts point to; NULL: it has none */
-    size_t bundled;        /* coalesced: `parts` are that many buffers, each in place; else 0 */
-    void *staging;         /* coalesced: where small buffers go together; NULL: none need to */
-    uint64_t steps;        /* sequence numbers it takes: 1, if not coalesced */
-    void *request;         /* point to point: the backend's, once posted */
-    char *description;     /* what the caller said of it; NULL: nothing */
-    int source;            /* of a recv that went well */
-    pthread_mutex_t mutex; /* guards what follows */
+    tddp_buffer *parts;               /* what the operation's parts point to; NULL: it has none */
+    struct tddp_group_bundle *bundle; /* coalesced: how far it is; NULL: it is not */
+    uint64_t steps;                   /* sequence numbers it takes: 1, if not coalesced */
+    void *request;                    /* point to point: the backend's, once posted */
+    char *description;                /* what the caller said of it; NULL: nothing */
+    int source;                       /* of a recv that went well */
+    pthread_mutex_t mutex;            /* guards what follows */
     pthread_cond_t cond;
     int event_fd;      /* readable once done; -1 while no waiter with a cancel token needs it */
     int event_waiters; /* who do */
@@ -55,10 +58,13 @@ struct tddp_work {
     bool has_callback;
     void (*callback)(void *data);
     void *callback_data;
-    struct tddp_work *next; /* in the group's queue; guarded by the group's lock */
-    uint64_t record;        /* recorder.c's, as the next; its entry, 0: none */
-    bool begun;             /* the backend was asked for it */
-    int64_t queued_ns;      /* for traces; 0: nobody traced then */
+    struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
+    struct tddp_record *record; /* recorder.c's, as the next; its entry, NULL: none */
+    uint64_t record_id;
+    bool begun;         /* the backend was asked for it */
+    tddp_status failed; /* it has, and is to be concluded by a thread of the group's */
+    char *failed_text;
+    int64_t queued_ns; /* for traces; 0: nobody traced then */
     int64_t started_ns;
 };
 
@@ -79,6 +85,10 @@ typedef struct tddp_group_p2p {
 
 /* A work with two references: its caller's and the queue's. */
 TDDP_NODISCARD tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out);
+
+/* One on its maker's stack, which nobody else gets to see; and frees what it has. */
+void tddp_group_work_init(tddp_work *work, const tddp_op *op);
+void tddp_group_work_clear(tddp_work *work);
 
 /* Tells the outcome, wakes the waiters, calls the callback. Once a work. */
 void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text);
@@ -117,7 +127,8 @@ struct tddp_group {
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
-    bool running;
+    bool running;     /* a thread has the turn */
+    bool called;      /* the progress thread is to carry out what is queued, which is not empty */
     size_t in_flight; /* sends and receives under way */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
@@ -141,8 +152,12 @@ void tddp_group_leave(tddp_group *group);
 
 /* parts.c: makes a work with the group's timeout, the caller's description, and parts of its own
  * where its operation has some. */
-TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op,
+TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op,
                                               tddp_work **out);
+
+/* The same on the stack: tddp_group_work_clear(), also after a failure. */
+TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
+                                                   tddp_work *work);
 
 /* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
 void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
@@ -150,11 +165,14 @@ void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole
 /* describe.c: takes what this thread said of its next operation, for the one that begins now;
  * gives it to a work. The fingerprint of a text is never 0. */
 void tddp_group_take_description(void);
+bool tddp_group_is_awaited(void); /* that it will be waited for at once */
 TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work);
 uint32_t tddp_group_fingerprint(const char *text);
 
-/* coalesce.c: carries out an operation on the progress thread. */
-TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, const tddp_work *work);
+/* coalesce.c: carries out an operation, or goes on with it after TDDP_CANCELED. By whose turn it
+ * is. */
+TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, tddp_work *work);
+void tddp_group_bundle_free(struct tddp_group_bundle *bundle);
 
 /* span.c: a work's way as a trace has it: queued, begun, ended before anybody learns of it. Without
  * a trace each costs a load. */
@@ -171,8 +189,33 @@ void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
+/* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
+TDDP_NODISCARD tddp_status tddp_group_refusal(tddp_group *group);
+
+/* turn.c: whether threads that wait carry out operations. */
+bool tddp_group_resumes(const tddp_group *group);
+
+/* Carries out the first operation of the queue, which is not empty, on the progress thread. With
+ * the lock held, which is let go meanwhile. */
+void tddp_group_turn(tddp_group *group);
+
+/* Has the progress thread carry out what is queued, if anything is. With the lock held. */
+void tddp_group_call(tddp_group *group);
+
+/* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
+ * far as nobody else does so and the token (may be NULL) is not triggered. `comes_back`: the thread
+ * will go on with it next, nobody need be woken for the rest. */
+void tddp_group_help(tddp_work *work, tddp_cancel *cancel, bool comes_back);
+
+/* Nobody waits for this work at once: the progress thread is told of it, if it was not. */
+void tddp_group_announce(tddp_work *work);
+
+/* Numbers and carries out an operation that nobody else knows of; false if it is not its turn. */
+bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status);
+
 /* Queues an operation: numbers it, and waits for it if `work` is NULL. */
-TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op,
+                                             tddp_work **work);
 
 /* The same with a work that is prepared; consumed, also on failure. */
 TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out);
@@ -189,11 +232,14 @@ void tddp_group_let_go(tddp_group *group);
 /* The calling thread is one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);
 
-/* Tells a work what came of its operation: says which it was, and if the ranks may be out of step
- * after it, keeps it as the group's first failure and lets the peers know. Without the lock. */
+/* Says what came of an operation: which it was, and if the ranks may be out of step after it, keeps
+ * it as the group's first failure and lets the peers know. Without the lock. */
+tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status);
+
+/* Tells a work what came of its operation: as above. */
 void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Whether the caller is one of this group's threads: a callback of one of its works. */
+/* Whether the caller is one of this group's threads, or acts as one: a callback of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);
 
 /* Waits until nothing is queued or under way, and tells whether that is so, or else the deadline

@@ -190,8 +190,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     tddp_group_p2p *p2p = &group->p2p;
     pthread_mutex_lock(&p2p->order);
     work->op.sequence = ++p2p->sequence;
-    tddp_recorder_queued(group, work);
-    tddp_recorder_started(group, work);
+    tddp_recorder_begun(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));

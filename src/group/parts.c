@@ -90,20 +90,24 @@ static tddp_status add_parts(const tddp_group *group, tddp_work *work)
     return TDDP_OK;
 }
 
-tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op, tddp_work **out)
+/* What a fresh work's operation has beside the caller's arguments. */
+static tddp_status complete(const tddp_group *group, tddp_work *work)
 {
-    if (op->timeout_ms <= 0) {
-        op->timeout_ms = atomic_load(&group->timeout_ms);
+    if (work->op.timeout_ms <= 0) {
+        work->op.timeout_ms = atomic_load_explicit(&group->timeout_ms, memory_order_relaxed);
     }
+    tddp_status status = tddp_group_describe_work(work);
+    return status ? status : add_parts(group, work);
+}
+
+tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op, tddp_work **out)
+{
     tddp_work *work;
     tddp_status status = tddp_group_work_create(op, &work);
     if (status) {
         return status;
     }
-    status = tddp_group_describe_work(work);
-    if (status == TDDP_OK) {
-        status = add_parts(group, work);
-    }
+    status = complete(group, work);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -111,4 +115,10 @@ tddp_status tddp_group_prepare(const tddp_group *group, tddp_op *op, tddp_work *
     }
     *out = work;
     return TDDP_OK;
+}
+
+tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op, tddp_work *work)
+{
+    tddp_group_work_init(work, op);
+    return complete(group, work);
 }

@@ -1,13 +1,13 @@
 /*
  * A group's queue and its progress thread, which carries out one operation after the other. Any
- * thread queues; what becomes of operations that fail is failure.c's.
+ * thread queues; who has the turn to carry out is turn.c's, what becomes of operations that fail
+ * failure.c's.
  *
  * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
  * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
  * a callback runs.
  */
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "group/recorder/recorder.h"
 
@@ -18,35 +18,13 @@ static tddp_status closed(const tddp_group *group)
     return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
 }
 
-static void carry_out(tddp_group *group, tddp_work *work)
-{
-    const tddp_op *op = &work->op;
-    atomic_store(&work->expiry, tddp_deadline_after_ms(op->timeout_ms));
-    tddp_recorder_started(group, work);
-    tddp_group_span_started(work);
-    tddp_group_conclude(group, work, tddp_group_run(group, work));
-}
-
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-static tddp_status refusal(tddp_group *group)
+tddp_status tddp_group_refusal(tddp_group *group)
 {
     if (group->failure) {
         return tddp_group_failed(group);
     }
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
-}
-
-/* The group whose thread this is; NULL on all other threads. */
-static _Thread_local const tddp_group *progressing;
-
-bool tddp_group_on_progress_thread(const tddp_group *group)
-{
-    return progressing == group;
-}
-
-void tddp_group_enter_thread(const tddp_group *group)
-{
-    progressing = group;
 }
 
 static void *progress(void *data)
@@ -55,32 +33,13 @@ static void *progress(void *data)
     tddp_group_enter_thread(group);
     pthread_mutex_lock(&group->mutex);
     for (;;) {
-        while (!group->head && group->state < TDDP_GROUP_ENDING) {
+        while (group->running || (!group->called && group->state < TDDP_GROUP_ENDING)) {
             pthread_cond_wait(&group->wake, &group->mutex);
         }
-        tddp_work *work = group->head;
-        if (!work) {
+        if (!group->head) {
             break;
         }
-        group->head = work->next;
-        if (!group->head) {
-            group->tail = NULL;
-        }
-        group->running = true;
-        tddp_status status = refusal(group);
-        pthread_mutex_unlock(&group->mutex);
-        if (status) {
-            tddp_recorder_finished(group, work, status, tddp_error_message());
-            tddp_group_work_finish(work, status, tddp_error_message());
-        } else {
-            carry_out(group, work);
-        }
-        tddp_work_release(work);
-        pthread_mutex_lock(&group->mutex);
-        group->running = false;
-        if (!group->head) {
-            pthread_cond_broadcast(&group->idle);
-        }
+        tddp_group_turn(group);
     }
     pthread_mutex_unlock(&group->mutex);
     return NULL;
@@ -91,10 +50,14 @@ tddp_status tddp_group_progress_start(tddp_group *group)
     return tddp_thread_start(&group->thread, "tddp-progress", progress, group);
 }
 
-static tddp_status enqueue(tddp_group *group, tddp_work *work)
+/* `is_awaited`: the caller waits for it next, and carries it out if nobody else does. */
+static tddp_status enqueue(tddp_group *group, tddp_work *work, bool is_awaited)
 {
+    bool resumes = tddp_group_resumes(group);
+    work->group = resumes ? group : NULL;
+    atomic_init(&work->unannounced, resumes && is_awaited);
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = refusal(group);
+    tddp_status status = tddp_group_refusal(group);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
@@ -109,7 +72,9 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
             group->head = work;
         }
         group->tail = work;
-        pthread_cond_signal(&group->wake);
+        if (!resumes || !is_awaited) {
+            tddp_group_call(group);
+        }
     }
     pthread_mutex_unlock(&group->mutex);
     return status;
@@ -128,7 +93,7 @@ tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 
 tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out)
 {
-    tddp_status status = enqueue(group, work);
+    tddp_status status = enqueue(group, work, !out || tddp_group_is_awaited());
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -137,17 +102,31 @@ tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out
     return tddp_group_hand_out(work, out);
 }
 
-tddp_status tddp_group_submit(tddp_group *group, tddp_op *op, tddp_work **out)
+/* For a caller that waits without a word: false if it is another thread's turn. */
+static bool submit_at_once(tddp_group *group, const tddp_op *op, tddp_status *status)
+{
+    tddp_work work;
+    *status = tddp_group_prepare_here(group, op, &work);
+    bool ran = *status != TDDP_OK || tddp_group_run_at_once(group, &work, status);
+    tddp_group_work_clear(&work);
+    return ran;
+}
+
+tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, tddp_work **out)
 {
     tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, &work);
+    tddp_status status;
+    if (!out && tddp_group_resumes(group) && submit_at_once(group, op, &status)) {
+        return status;
+    }
+    status = tddp_group_prepare(group, op, &work);
     return status ? status : tddp_group_queue(group, work, out);
 }
 
 tddp_status tddp_group_admit(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = refusal(group);
+    tddp_status status = tddp_group_refusal(group);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
@@ -173,6 +152,8 @@ static bool busy(const tddp_group *group)
 bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
 {
     while (busy(group) && tddp_now_ns() < deadline && !(cancel && tddp_cancel_triggered(cancel))) {
+        /* Somebody may have queued what he means to wait for, and not do so. */
+        tddp_group_call(group);
         /* Nothing wakes this when the token is triggered: it looks now and then. */
         int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
@@ -185,9 +166,9 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "group is NULL");
     }
-    if (group->pid != getpid()) {
+    if (group->pid != tddp_process_id()) {
         return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
-                         group->name, (int)group->pid, (int)getpid());
+                         group->name, (int)group->pid, (int)tddp_process_id());
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     tddp_cancel *cancel = tddp_wait_cancel(wait);

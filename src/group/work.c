@@ -3,7 +3,8 @@
  *
  * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
  * eventfd, made by the first who needs it, together with the token. The last one to leave closes
- * it: programs keep thousands of handles. Nothing here knows the group.
+ * it: programs keep thousands of handles. Of the group it knows only that a thread that waits may
+ * help it (turn.c).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,6 +19,20 @@
  * stop believing in it. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
 
+void tddp_group_work_init(tddp_work *work, const tddp_op *op)
+{
+    *work = (tddp_work){.op = *op, .steps = 1, .source = TDDP_ANY_SOURCE, .event_fd = -1};
+}
+
+void tddp_group_work_clear(tddp_work *work)
+{
+    free(work->parts);
+    tddp_group_bundle_free(work->bundle);
+    free(work->description);
+    free(work->failed_text);
+    free(work->text);
+}
+
 tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
 {
     tddp_work *work = tddp_alloc(sizeof *work);
@@ -31,7 +46,7 @@ tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
     }
     pthread_mutex_init(&work->mutex, NULL);
     atomic_init(&work->references, 2);
-    work->pid = getpid();
+    work->pid = tddp_process_id();
     work->op = *op;
     work->source = TDDP_ANY_SOURCE;
     work->steps = 1;
@@ -73,7 +88,8 @@ static tddp_status made_before_fork(const tddp_work *work)
     return tddp_fail(TDDP_FORKED,
                      "%s %" PRIu64 " was started by process %d, this is its child %d: wait for it "
                      "there",
-                     tddp_op_name(work->op.kind), work->op.sequence, (int)work->pid, (int)getpid());
+                     tddp_op_name(work->op.kind), work->op.sequence, (int)work->pid,
+                     (int)tddp_process_id());
 }
 
 /* When this wait has to look again, and what it means if the work is not done then. */
@@ -178,6 +194,21 @@ static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_ca
     return status;
 }
 
+/* Does what stands in the queue before this, and it, as far as it is nobody else's turn. */
+static void help(tddp_work *work, const waiting *self, tddp_cancel *cancel)
+{
+    if (!work->group) {
+        return;
+    }
+    if (self->deadline <= self->start) {
+        tddp_group_announce(work);
+        return;
+    }
+    tddp_cancel bounded = {
+        .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
+    tddp_group_help(work, self->own ? &bounded : cancel, false);
+}
+
 tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
 {
     if (!work) {
@@ -186,17 +217,39 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
     if (atomic_load(&work->done)) {
         return outcome(work);
     }
-    if (work->pid != getpid()) {
+    if (work->pid != tddp_process_id()) {
         return made_before_fork(work);
     }
     waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
     self.own = wait && wait->timeout_ms >= 0;
     if (self.own) {
-        self.deadline = tddp_deadline_after_ms(wait->timeout_ms);
+        self.deadline = tddp_deadline_from(self.start, wait->timeout_ms);
     }
     tddp_cancel *cancel = tddp_wait_cancel(wait);
+    help(work, &self, cancel);
+    if (atomic_load(&work->done)) {
+        return outcome(work);
+    }
+    atomic_fetch_add(&work->waiters, 1);
     tddp_status status = cancel ? wait_cancelable(work, &self, cancel) : wait_plainly(work, &self);
+    atomic_fetch_sub(&work->waiters, 1);
     return status ? status : outcome(work);
+}
+
+int tddp_work_try(tddp_work *work, int64_t microseconds)
+{
+    if (!work) {
+        return 0;
+    }
+    if (!atomic_load(&work->done) && work->group && microseconds > 0 &&
+        work->pid == tddp_process_id()) {
+        int64_t most = INT64_MAX / 1000;
+        tddp_cancel until = {.fd = -1,
+                             .deadline = tddp_deadline_from(tddp_now_ns(), 0) +
+                                         (microseconds < most ? microseconds : most) * 1000};
+        tddp_group_help(work, &until, true);
+    }
+    return atomic_load(&work->done);
 }
 
 int tddp_work_completed(const tddp_work *work)
@@ -232,7 +285,7 @@ tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), voi
     if (!work || !callback) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", work ? "callback" : "work");
     }
-    if (work->pid != getpid()) {
+    if (work->pid != tddp_process_id()) {
         return made_before_fork(work);
     }
     pthread_mutex_lock(&work->mutex);
@@ -250,23 +303,25 @@ tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), voi
     }
     if (now) {
         callback(data);
+    } else {
+        tddp_group_announce(work);
     }
     return TDDP_OK;
 }
 
 void tddp_work_release(tddp_work *work)
 {
+    if (work && !atomic_load(&work->done)) {
+        tddp_group_announce(work);
+    }
     if (!work || atomic_fetch_sub(&work->references, 1) != 1) {
         return;
     }
     tddp_close(work->event_fd);
-    if (work->pid == getpid()) {
+    if (work->pid == tddp_process_id()) {
         pthread_cond_destroy(&work->cond);
         pthread_mutex_destroy(&work->mutex);
     }
-    free(work->parts);
-    free(work->staging);
-    free(work->description);
-    free(work->text);
+    tddp_group_work_clear(work);
     free(work);
 }

@@ -173,27 +173,20 @@ static void copy_text(char *to, size_t bytes, const char *text)
 }
 
 /* The work's entry; NULL if it has none, or no longer. With the lock held. */
-static tddp_record *entry_of(tddp_recorder *recorder, const tddp_work *work)
+static tddp_record *entry_of(const tddp_work *work)
 {
-    if (work->record == 0 || recorder->capacity == 0) {
-        return NULL;
-    }
-    tddp_record *entry = &recorder->ring[(work->record - 1) % recorder->capacity];
-    return entry->id == work->record ? entry : NULL;
+    return work->record && work->record->id == work->record_id ? work->record : NULL;
 }
 
-void tddp_recorder_queued(tddp_group *group, tddp_work *work)
+/* Makes the work's entry. With the lock held. */
+static void record(tddp_recorder *recorder, tddp_work *work, int64_t now)
 {
-    tddp_recorder *recorder = group->recorder;
     const tddp_op *op = &work->op;
-    if (!recorder || recorder->capacity == 0) {
-        return;
-    }
-    int64_t now = tddp_now_ns();
-    pid_t thread = this_thread();
-    pthread_mutex_lock(&recorder->mutex);
     uint64_t id = ++recorder->count;
-    tddp_record *entry = &recorder->ring[(id - 1) % recorder->capacity];
+    tddp_record *entry = &recorder->ring[recorder->next];
+    if (++recorder->next == recorder->capacity) {
+        recorder->next = 0;
+    }
     entry->id = id;
     entry->sequence = op->sequence;
     entry->input_count = op->input.count;
@@ -211,9 +204,21 @@ void tddp_recorder_queued(tddp_group *group, tddp_work *work)
     entry->peer = op->peer;
     entry->tag = op->tag;
     entry->fingerprint = op->fingerprint;
-    entry->thread = thread;
+    entry->thread = this_thread();
     copy_text(entry->text, sizeof entry->text, work->description);
-    work->record = id;
+    work->record = entry;
+    work->record_id = id;
+}
+
+void tddp_recorder_queued(tddp_group *group, tddp_work *work)
+{
+    tddp_recorder *recorder = group->recorder;
+    if (!recorder || recorder->capacity == 0) {
+        return;
+    }
+    int64_t now = tddp_now_ns();
+    pthread_mutex_lock(&recorder->mutex);
+    record(recorder, work, now);
     pthread_mutex_unlock(&recorder->mutex);
 }
 
@@ -227,26 +232,43 @@ static void set_moment(tddp_recorder_moment *moment, const tddp_work *work, int6
     copy_text(moment->text, sizeof moment->text, work->description);
 }
 
-void tddp_recorder_started(tddp_group *group, tddp_work *work)
+/* With the lock held. */
+static void enter_operation(tddp_recorder *recorder, tddp_work *work, int64_t now)
 {
-    tddp_recorder *recorder = group->recorder;
-    if (!recorder) {
-        return;
-    }
-    int64_t now = tddp_now_ns();
-    pthread_mutex_lock(&recorder->mutex);
     if (tddp_op_is_p2p(work->op.kind)) {
         recorder->position.messages++;
     } else {
         set_moment(&recorder->position.current, work, now);
     }
     work->begun = true;
-    tddp_record *entry = entry_of(recorder, work);
+    tddp_record *entry = entry_of(work);
     if (entry) {
         entry->started_ns = now;
         entry->state = TDDP_RECORD_STARTED;
     }
-    pthread_mutex_unlock(&recorder->mutex);
+}
+
+void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now)
+{
+    tddp_recorder *recorder = group->recorder;
+    if (recorder) {
+        pthread_mutex_lock(&recorder->mutex);
+        enter_operation(recorder, work, now);
+        pthread_mutex_unlock(&recorder->mutex);
+    }
+}
+
+void tddp_recorder_begun(tddp_group *group, tddp_work *work, int64_t now)
+{
+    tddp_recorder *recorder = group->recorder;
+    if (recorder) {
+        pthread_mutex_lock(&recorder->mutex);
+        if (recorder->capacity > 0) {
+            record(recorder, work, now);
+        }
+        enter_operation(recorder, work, now);
+        pthread_mutex_unlock(&recorder->mutex);
+    }
 }
 
 /* Only what had begun moves the position. With the lock held. */
@@ -273,7 +295,7 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
     int64_t now = tddp_now_ns();
     pthread_mutex_lock(&recorder->mutex);
     leave_operation(&recorder->position, work, now);
-    tddp_record *entry = entry_of(recorder, work);
+    tddp_record *entry = entry_of(work);
     if (entry) {
         entry->ended_ns = now;
         entry->state = status ? TDDP_RECORD_FAILED : TDDP_RECORD_COMPLETED;

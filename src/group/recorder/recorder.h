@@ -71,8 +71,11 @@ typedef struct tddp_recorder_position {
 /* The work has its number and is about to be seen by other threads. */
 void tddp_recorder_queued(tddp_group *group, tddp_work *work);
 
-/* The backend is asked for it now. */
-void tddp_recorder_started(tddp_group *group, tddp_work *work);
+/* The backend is asked for it at this moment. */
+void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now);
+
+/* Both at once. */
+void tddp_recorder_begun(tddp_group *group, tddp_work *work, int64_t now);
 
 /* Its outcome is known; before anybody else learns of it. tddp_group_conclude() does it. */
 void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
@@ -115,6 +118,7 @@ struct tddp_recorder {
     char failure_text[TDDP_RECORD_FAILURE_BYTES];
     uint64_t count; /* of records so far; the last has this id */
     size_t capacity;
+    size_t next;       /* where the next record goes */
     tddp_record *ring; /* record `id` lies at (id - 1) % capacity */
 };
 

@@ -1,0 +1,258 @@
+/*
+ * Whose turn it is to carry out a group's operations: the progress thread's or, with a backend that
+ * bears it (TDDP_BACKEND_RESUMES), that of a thread that waits for one of them. It saves two
+ * changes of threads, which take longer than small operations do. Entered by the progress thread
+ * and by those who wait.
+ *
+ * Invariants: one thread at a time has the turn (`running`), and the queue is carried out in order
+ * whoever has it. While the turn is taken, or a work in the queue is not done, the group does not
+ * go: its end waits for both. A work is queued without a word to the progress thread only for
+ * somebody who waits for it next, and who else leaves something in the queue wakes the thread.
+ * Operations that fail are concluded on threads of the group's, or on that of a caller who has no
+ * other way to go: it takes its time.
+ *
+ * Locks are taken in the order work, group.
+ */
+#include <stdlib.h>
+
+#include "group/recorder/recorder.h"
+
+/* So many works are looked at for somebody who waits. */
+enum { LOOKS_AHEAD = 32 };
+
+bool tddp_group_resumes(const tddp_group *group)
+{
+    return group->backend->traits & TDDP_BACKEND_RESUMES;
+}
+
+/* The group whose thread this is, or as whose it acts; NULL on all other threads. */
+static _Thread_local const tddp_group *acting;
+
+bool tddp_group_on_progress_thread(const tddp_group *group)
+{
+    return acting == group;
+}
+
+void tddp_group_enter_thread(const tddp_group *group)
+{
+    acting = group;
+}
+
+/* Whether anybody waits for this work or one behind it: the thread that waits leaves its core to
+ * the one that works. With the lock held. */
+static int awaited(const tddp_work *work)
+{
+    for (int i = 0; work && i < LOOKS_AHEAD; i++, work = work->next) {
+        if (atomic_load_explicit(&work->waiters, memory_order_relaxed) > 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void begin(tddp_group *group, tddp_work *work)
+{
+    if (!work->begun) {
+        int64_t now = tddp_now_ns();
+        atomic_store(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms));
+        tddp_recorder_started(group, work, now);
+        tddp_group_span_started(work);
+        work->begun = true;
+    }
+}
+
+/* What the backend said of it on a thread that cannot conclude it. */
+static void keep_failure(tddp_work *work, tddp_status status)
+{
+    work->failed = status;
+    work->failed_text = tddp_copy_string(tddp_error_message());
+}
+
+static tddp_status failure_kept(const tddp_work *work)
+{
+    return tddp_fail(work->failed, "%s",
+                     work->failed_text ? work->failed_text : tddp_status_text(work->failed));
+}
+
+/* On a thread of the group's. */
+static void carry_out(tddp_group *group, tddp_work *work)
+{
+    begin(group, work);
+    tddp_status status = work->failed ? failure_kept(work) : tddp_group_run(group, work);
+    tddp_group_conclude(group, work, status);
+}
+
+/* On one that waits: false if it is not over, since the token ended it or the outcome is still to
+ * be told. */
+static bool carry_out_here(tddp_group *group, tddp_work *work, tddp_cancel *cancel)
+{
+    begin(group, work);
+    work->op.cancel = cancel;
+    tddp_status status = tddp_group_run(group, work);
+    work->op.cancel = NULL;
+    if (status) {
+        if (status != TDDP_CANCELED || !cancel || !tddp_cancel_triggered(cancel)) {
+            keep_failure(work, status);
+        }
+        return false;
+    }
+    const tddp_group *before = acting;
+    acting = group;
+    tddp_group_conclude(group, work, TDDP_OK);
+    acting = before;
+    return true;
+}
+
+static tddp_work *take_first(tddp_group *group)
+{
+    tddp_work *work = group->head;
+    group->head = work->next;
+    if (!group->head) {
+        group->tail = NULL;
+        group->called = false;
+    }
+    group->running = true;
+    return work;
+}
+
+static void put_first(tddp_group *group, tddp_work *work)
+{
+    work->next = group->head;
+    group->head = work;
+    if (!group->tail) {
+        group->tail = work;
+    }
+}
+
+static void end_turn(tddp_group *group)
+{
+    group->running = false;
+    if (!group->head) {
+        pthread_cond_broadcast(&group->idle);
+    }
+}
+
+void tddp_group_call(tddp_group *group)
+{
+    if (group->head || group->state >= TDDP_GROUP_ENDING) {
+        group->called = group->head != NULL;
+        pthread_cond_signal(&group->wake);
+    }
+}
+
+void tddp_group_turn(tddp_group *group)
+{
+    tddp_work *work = take_first(group);
+    tddp_status status = tddp_group_refusal(group);
+    work->op.awaited = awaited(work);
+    pthread_mutex_unlock(&group->mutex);
+    if (status) {
+        tddp_recorder_finished(group, work, status, tddp_error_message());
+        tddp_group_work_finish(work, status, tddp_error_message());
+    } else {
+        carry_out(group, work);
+    }
+    tddp_work_release(work);
+    pthread_mutex_lock(&group->mutex);
+    end_turn(group);
+}
+
+/* A turn on a thread that waits; false if the work is the first in the queue again. */
+static bool turn_here(tddp_group *group, tddp_cancel *cancel)
+{
+    tddp_work *work = take_first(group);
+    work->op.awaited = 1;
+    pthread_mutex_unlock(&group->mutex);
+    bool over = carry_out_here(group, work, cancel);
+    if (over) {
+        tddp_work_release(work);
+    }
+    pthread_mutex_lock(&group->mutex);
+    if (!over) {
+        put_first(group, work);
+    }
+    end_turn(group);
+    return over;
+}
+
+/* The group of a work that is not done, with its lock held; NULL: it is done, or has none. */
+static tddp_group *lock_group(tddp_work *work)
+{
+    pthread_mutex_lock(&work->mutex);
+    tddp_group *group = atomic_load(&work->done) ? NULL : work->group;
+    if (group) {
+        pthread_mutex_lock(&group->mutex);
+    }
+    pthread_mutex_unlock(&work->mutex);
+    return group;
+}
+
+/* Nothing stands against carrying out the first of the queue on a thread that waits. */
+static bool is_free(const tddp_group *group)
+{
+    return !group->running && group->head && !group->head->failed && !group->failure &&
+           group->state < TDDP_GROUP_ENDING;
+}
+
+void tddp_group_help(tddp_work *work, tddp_cancel *cancel, bool comes_back)
+{
+    tddp_group *group = lock_group(work);
+    if (!group) {
+        return;
+    }
+    bool over = true;
+    while (over && !atomic_load(&work->done) && is_free(group)) {
+        over = turn_here(group, cancel);
+    }
+    if (comes_back && !over && is_free(group) && !group->called) {
+        atomic_store(&work->unannounced, true);
+    } else {
+        tddp_group_call(group);
+    }
+    pthread_mutex_unlock(&group->mutex);
+}
+
+void tddp_group_announce(tddp_work *work)
+{
+    if (!atomic_load(&work->unannounced) || work->pid != tddp_process_id()) {
+        return;
+    }
+    tddp_group *group = lock_group(work);
+    if (group) {
+        tddp_group_call(group);
+        pthread_mutex_unlock(&group->mutex);
+    }
+}
+
+/* Takes the turn for a new operation, if nothing is before it. */
+static bool take_turn(tddp_group *group, tddp_work *work)
+{
+    int64_t now = tddp_now_ns();
+    pthread_mutex_lock(&group->mutex);
+    bool free =
+        !group->running && !group->head && !group->failure && group->state == TDDP_GROUP_OPEN;
+    if (free) {
+        group->running = true;
+        work->op.sequence = ++group->sequence;
+        tddp_recorder_begun(group, work, now);
+        work->begun = true;
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return free;
+}
+
+bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status)
+{
+    work->op.awaited = 1;
+    if (!take_turn(group, work)) {
+        return false;
+    }
+    tddp_group_span_queued(work);
+    tddp_group_span_started(work);
+    *status = tddp_group_judge(group, work, tddp_group_run(group, work));
+    pthread_mutex_lock(&group->mutex);
+    end_turn(group);
+    tddp_group_call(group);
+    pthread_mutex_unlock(&group->mutex);
+    return true;
+}

@@ -1,0 +1,517 @@
+/* Which thread carries out what is queued, with a backend that bears any: the one that waits, the
+ * progress thread for the rest; in order, one at a time, and told once. */
+#include <sys/wait.h>
+
+#include "group/recorder/recorder.h"
+#include "resumer.h"
+
+static float numbers[64];
+
+static tddp_buffer floats(size_t at, size_t count)
+{
+    return buffer_of(&numbers[at], count, TDDP_FLOAT32);
+}
+
+static tddp_work *begin(tddp_group *group, int is_awaited)
+{
+    tddp_work *work;
+    if (is_awaited) {
+        tddp_await_next();
+    }
+    CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, &work));
+    return work;
+}
+
+static void *trigger_soon(void *cancel)
+{
+    usleep(30000);
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+static void *let_go_soon(void *nothing)
+{
+    (void)nothing;
+    usleep(30000);
+    atomic_store(&resumer.held, 0);
+    return NULL;
+}
+
+static pthread_t aside(void *(*body)(void *), void *data)
+{
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, body, data), 0);
+    return thread;
+}
+
+TEST(a_caller_that_waits_carries_it_out)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    float gathered[2];
+    for (int i = 0; i < 5; i++) {
+        CHECK_OK(tddp_all_reduce(group, floats(0, 3), TDDP_REDUCE_SUM, 0, NULL));
+        CHECK_INT(ran_here(i), 1);
+        CHECK_INT(resumer.runs[i].sequence, i + 1);
+        CHECK_INT(resumer.runs[i].awaited, 1);
+        CHECK_INT(resumer.runs[i].cancelable, 0);
+    }
+    CHECK_DOUBLE(numbers[2], 5, 0);
+    tddp_describe_next("with parts");
+    CHECK_OK(tddp_all_gather(group, floats(0, 2), buffer_of(gathered, 2, TDDP_FLOAT32), NULL));
+    CHECK_INT(ran_here(5), 1);
+    CHECK_INT(tddp_group_on_progress_thread(group), 0);
+    drop(group, store);
+}
+
+TEST(a_work_that_is_waited_for_at_once_is_nobody_elses)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    for (int i = 0; i < 20; i++) {
+        tddp_work *work = begin(group, 1);
+        CHECK_OK(tddp_work_wait(work, NULL));
+        CHECK_INT(ran_here(i), 1);
+        CHECK_INT(tddp_work_completed(work), 1);
+        tddp_work_release(work);
+    }
+    drop(group, store);
+}
+
+TEST(the_hint_counts_for_one_call)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_await_next();
+    CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), (tddp_reduce_op)77, 0, NULL),
+                 TDDP_INVALID_ARGUMENT);
+    tddp_work *work = begin(group, 0);
+    await_runs(1);
+    CHECK_INT(ran_here(0), 0);
+    CHECK_INT(resumer.runs[0].awaited, 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    drop(group, store);
+}
+
+TEST(who_waits_does_what_is_before_it_in_order)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_work *works[4];
+    for (int i = 0; i < 4; i++) {
+        works[i] = begin(group, 1);
+    }
+    CHECK_INT(atomic_load(&resumer.count), 0);
+    CHECK_OK(tddp_work_wait(works[2], NULL));
+    CHECK_OK(tddp_barrier(group, NULL));
+    for (int i = 0; i < 4; i++) {
+        CHECK_INT(tddp_work_completed(works[i]), 1);
+        CHECK_INT(resumer.runs[i].sequence, i + 1);
+        CHECK_INT(i < 3 ? ran_here(i) : 1, 1);
+        tddp_work_release(works[i]);
+    }
+    drop(group, store);
+}
+
+TEST(behind_a_running_one_the_progress_thread_goes_on_and_knows_who_waits)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.held, 1);
+    tddp_work *first = begin(group, 0);
+    await_runs(1);
+    pthread_t thread = aside(let_go_soon, NULL);
+    CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL));
+    CHECK_INT(tddp_work_completed(first), 1);
+    CHECK_INT(resumer.runs[0].awaited, 0);
+    CHECK_INT(ran_here(1), 0);
+    CHECK_INT(resumer.runs[1].awaited, 1);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    tddp_work_release(first);
+    drop(group, store);
+}
+
+static void count_up(void *count)
+{
+    atomic_fetch_add((atomic_int *)count, 1);
+}
+
+TEST(what_nobody_waits_for_goes_on)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_int called = 0;
+    tddp_work_release(begin(group, 1));
+    await_runs(1);
+    tddp_work *work = begin(group, 1);
+    CHECK_OK(tddp_work_on_done(work, count_up, &called));
+    await_runs(2);
+    for (int i = 0; i < 1000 && !atomic_load(&called); i++) {
+        usleep(1000);
+    }
+    CHECK_INT(atomic_load(&called), 1);
+    tddp_work_release(work);
+    work = begin(group, 1);
+    CHECK_OK(tddp_group_drain(group, NULL));
+    CHECK_INT(tddp_work_completed(work), 1);
+    tddp_work_release(work);
+    work = begin(group, 1);
+    tddp_wait poll = {0, NULL};
+    tddp_status status = tddp_work_wait(work, &poll);
+    CHECK(status == TDDP_OK || status == TDDP_TIMEOUT);
+    await_runs(4);
+    tddp_work_release(work);
+    work = begin(group, 1);
+    tddp_group_shutdown(group, 1000);
+    CHECK_OK(tddp_work_status(work));
+    CHECK_INT(tddp_work_completed(work), 1);
+    tddp_work_release(work);
+    for (int i = 0; i < 5; i++) {
+        CHECK_INT(ran_here(i), 0);
+    }
+    drop(group, store);
+}
+
+/* The group's record has so many entries, the last in this state. */
+static void check_recorded(tddp_group *group, size_t entries, tddp_record_state state)
+{
+    tddp_record *records;
+    size_t count;
+    CHECK_OK(tddp_recorder_copy(group->recorder, &records, &count));
+    CHECK_INT(count, entries);
+    CHECK_INT(records[count - 1].state, state);
+    free(records);
+}
+
+TEST(a_wait_that_is_interrupted_leaves_the_rest_to_the_progress_thread)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    atomic_store(&resumer.held, 1);
+    tddp_work *work = begin(group, 1);
+    tddp_wait wait = {-1, cancel};
+    pthread_t thread = aside(trigger_soon, cancel);
+    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_CANCELED);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 was interrupted; it goes on");
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_INT(tddp_work_completed(work), 0);
+    CHECK_INT(ran_here(0), 1);
+    CHECK_INT(resumer.runs[0].cancelable, 1);
+    await_runs(2);
+    CHECK_INT(ran_here(1), 0);
+    CHECK_INT(resumer.runs[1].cancelable, 0);
+    CHECK(resumer.runs[1].op == resumer.runs[0].op);
+    CHECK_INT(resumer.runs[1].sequence, 1);
+    check_recorded(group, 1, TDDP_RECORD_STARTED);
+    atomic_store(&resumer.held, 0);
+    tddp_cancel_reset(cancel);
+    CHECK_OK(tddp_work_wait(work, &wait));
+    CHECK_DOUBLE(numbers[0], 1, 0);
+    check_recorded(group, 1, TDDP_RECORD_COMPLETED);
+    tddp_work_release(work);
+    tddp_cancel_free(cancel);
+    drop(group, store);
+}
+
+TEST(a_wait_of_some_time_ends_then)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.held, 1);
+    tddp_work *work = begin(group, 1);
+    tddp_wait wait = {40, NULL};
+    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), "is not done after waiting 4");
+    CHECK_INT(ran_here(0), 1);
+    await_runs(2);
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    CHECK_INT(atomic_load(&resumer.count), 2);
+    tddp_work_release(work);
+    drop(group, store);
+}
+
+TEST(a_try_takes_its_time_and_no_more)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_work *work = begin(group, 1);
+    CHECK_INT(tddp_work_try(work, 0), 0);
+    CHECK_INT(atomic_load(&resumer.count), 0);
+    CHECK_INT(tddp_work_try(work, 100000), 1);
+    CHECK_INT(tddp_work_try(work, 1), 1);
+    CHECK_OK(tddp_work_status(work));
+    tddp_work_release(work);
+    CHECK_INT(tddp_work_try(NULL, 1), 0);
+    atomic_store(&resumer.held, 1);
+    work = begin(group, 1);
+    CHECK_INT(tddp_work_try(work, 2000), 0);
+    CHECK_INT(tddp_work_try(work, INT64_MIN), 0);
+    usleep(20000);
+    CHECK_INT(atomic_load(&resumer.count), 2); /* nobody was woken */
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    CHECK_INT(ran_here(2), 1);
+    tddp_work_release(work);
+    atomic_store(&resumer.held, 1);
+    work = begin(group, 1);
+    CHECK_INT(tddp_work_try(work, 2000), 0);
+    tddp_work_release(work);
+    await_runs(5);
+    CHECK_INT(ran_here(4), 0);
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_group_drain(group, NULL));
+    drop(group, store);
+}
+
+TEST(failures_are_told_as_ever)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.fails, TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 of group \"default_pg\" on rank 0 of 1");
+    tddp_work *work = begin(group, 1);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 2 of group");
+    CHECK_INT(ran_here(1), 1);
+    tddp_work_release(work);
+    atomic_store(&resumer.fails, TDDP_PEER_LOST);
+    work = begin(group, 1);
+    tddp_work *behind = begin(group, 1);
+    (void)tddp_work_try(work, 1000000);
+    CHECK_STATUS(tddp_work_wait(behind, NULL), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 3 of group \"default_pg\" on rank 0 of 1: ");
+    CHECK_INT(atomic_load(&resumer.count), 3);
+    CHECK_INT(atomic_load(&resumer.aborted), 1);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    tddp_work_release(work);
+    tddp_work_release(behind);
+    drop(group, store);
+}
+
+TEST(a_group_fails_on_its_callers_thread)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.fails, TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "barrier 1 of group \"default_pg\" on rank 0 of 1: ");
+    CHECK_INT(ran_here(0), 1);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    CHECK_INT(atomic_load(&resumer.count), 1);
+    drop(group, store);
+}
+
+static void *shut_down_soon(void *group)
+{
+    await_runs(1);
+    tddp_group_shutdown(group, 20);
+    return NULL;
+}
+
+TEST(the_groups_end_ends_what_a_caller_carries_out)
+{
+    tddp_store *store;
+    for (int how = 0; how < 3; how++) {
+        tddp_group *group = resumer_group(&store);
+        atomic_store(&resumer.count, 0);
+        atomic_store(&resumer.aborted, 0);
+        atomic_store(&resumer.held, 1);
+        pthread_t thread = aside(shut_down_soon, group);
+        tddp_status status;
+        if (how == 0) {
+            status = tddp_barrier(group, NULL);
+        } else {
+            tddp_work *work = begin(group, 1);
+            tddp_wait wait = {how == 1 ? -1 : 10000, NULL};
+            status = tddp_work_wait(work, &wait);
+            tddp_work_release(work);
+        }
+        CHECK_STATUS(status, TDDP_GROUP_CLOSED);
+        CHECK_INT(ran_here(0), 1);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        drop(group, store);
+    }
+}
+
+static void *fail_soon(void *group)
+{
+    await_runs(1);
+    tddp_group_fail(group, TDDP_PEER_LOST, "rank 7 has gone");
+    return NULL;
+}
+
+TEST(a_failure_elsewhere_ends_what_a_caller_carries_out)
+{
+    tddp_store *store;
+    for (int how = 0; how < 2; how++) {
+        tddp_group *group = resumer_group(&store);
+        atomic_store(&resumer.count, 0);
+        atomic_store(&resumer.aborted, 0);
+        atomic_store(&resumer.held, 1);
+        pthread_t thread = aside(fail_soon, group);
+        tddp_status status;
+        if (how == 0) {
+            status = tddp_barrier(group, NULL);
+        } else {
+            tddp_work *work = begin(group, 1);
+            status = tddp_work_wait(work, NULL);
+            tddp_work_release(work);
+        }
+        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK_CONTAINS(tddp_error_message(), "rank 7 has gone");
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+        drop(group, store);
+    }
+}
+
+typedef struct callback_facts {
+    tddp_group *group;
+    pthread_t thread;
+    int inside;
+} callback_facts;
+
+static void look_round(void *data)
+{
+    callback_facts *facts = data;
+    facts->thread = pthread_self();
+    facts->inside = tddp_group_on_progress_thread(facts->group);
+    tddp_group_shutdown(facts->group, 0); /* refused, with a line in the log */
+}
+
+TEST(callbacks_may_come_on_a_thread_that_waits)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    callback_facts facts = {.group = group};
+    atomic_store(&resumer.held, 1);
+    tddp_work *first = begin(group, 0);
+    await_runs(1);
+    tddp_work *second = begin(group, 1);
+    tddp_work *third = begin(group, 1);
+    CHECK_OK(tddp_work_on_done(third, look_round, &facts));
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_work_wait(third, NULL));
+    CHECK_OK(tddp_group_drain(group, NULL));
+    CHECK_INT(facts.inside, 1);
+    CHECK_INT(tddp_group_closed(group), 0);
+    CHECK_INT(tddp_group_on_progress_thread(group), 0);
+    tddp_work_release(first);
+    tddp_work_release(second);
+    tddp_work_release(third);
+    drop(group, store);
+}
+
+TEST(a_child_leaves_the_parents_queue_alone)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_work *work = begin(group, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_FORKED);
+        CHECK_INT(tddp_work_try(work, 1000), 0);
+        CHECK_STATUS(tddp_barrier(group, NULL), TDDP_FORKED);
+        tddp_work_release(work);
+        tddp_group_release(group);
+        _exit(atomic_load(&resumer.count));
+    }
+    int status;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_INT(atomic_load(&resumer.count), 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    drop(group, store);
+}
+
+TEST(several_buffers_go_on_where_they_were)
+{
+    enum { LARGE = (1 << 20) / sizeof(float) };
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    float *large = calloc(2 * LARGE, sizeof *large);
+    tddp_buffer buffers[4] = {floats(0, 3), floats(10, 3),
+                              buffer_of(large, 2 * LARGE, TDDP_FLOAT32), floats(20, 5)};
+    tddp_work *work;
+    tddp_wait wait = {20, NULL};
+    atomic_store(&resumer.held, 1);
+    tddp_await_next();
+    CHECK_OK(tddp_all_reduce_coalesced(group, buffers, 4, TDDP_REDUCE_SUM, 0, &work));
+    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    CHECK_INT(atomic_load(&resumer.count), 4); /* three steps, the first twice */
+    CHECK(resumer.runs[0].op == resumer.runs[1].op);
+    for (int i = 1; i < 4; i++) {
+        CHECK_INT(resumer.runs[i].sequence, i);
+    }
+    CHECK_DOUBLE(numbers[2] + numbers[12] + numbers[24] + large[2 * LARGE - 1], 4, 0);
+    CHECK_DOUBLE(numbers[3] + numbers[13], 0, 0);
+    CHECK_INT(atomic_load(&resumer.reduced), 3 + 3 + 2 * LARGE + 5);
+    tddp_work_release(work);
+    CHECK_OK(tddp_barrier(group, NULL));
+    CHECK_INT(resumer.runs[4].sequence, 4);
+    free(large);
+    drop(group, store);
+}
+
+static void *use_it_all(void *data)
+{
+    tddp_group *group = data;
+    float own[2] = {0, 0};
+    tddp_buffer buffer = buffer_of(own, 2, TDDP_FLOAT32);
+    tddp_work *works[3];
+    tddp_wait brief = {1, NULL};
+    for (int i = 0; i < 60; i++) {
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+        for (int k = 0; k < 3; k++) {
+            if (k != i % 3) {
+                tddp_await_next();
+            }
+            CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[k]));
+        }
+        if (i % 4 == 0) {
+            (void)tddp_work_try(works[2], 1);
+        }
+        if (i % 2) {
+            tddp_status status = tddp_work_wait(works[1], &brief);
+            CHECK(status == TDDP_OK || status == TDDP_TIMEOUT);
+        }
+        CHECK_OK(tddp_work_wait(works[i % 3], NULL));
+        CHECK_OK(tddp_work_wait(works[2], NULL));
+        for (int k = 0; k < 3; k++) {
+            tddp_work_release(works[k]);
+        }
+    }
+    CHECK_DOUBLE(own[1], 240, 0);
+    return NULL;
+}
+
+TEST(threads_that_all_queue_and_wait_take_turns)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) {
+        threads[i] = aside(use_it_all, group);
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_INT(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_OK(tddp_group_drain(group, NULL));
+    uint64_t before = 0;
+    for (int i = 0; i < atomic_load(&resumer.count); i++) {
+        CHECK(resumer.runs[i].sequence >= before && resumer.runs[i].sequence <= before + 1);
+        before = resumer.runs[i].sequence;
+    }
+    CHECK_INT(before, 4 * 240);
+    drop(group, store);
+}
