@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
+require_relative "../torch_ddp/libtorch"
 require_relative "console"
+require_relative "gems"
 require_relative "native"
 require_relative "system_packages"
 
@@ -24,6 +26,33 @@ module Setup
         status, = Console.tee(File.join(folder, "bench", name), *arguments, log: "bench", env: {}, limit: LIMIT_S)
         raise Failure, "step failed: #{name}\n  likely cure: what it says above" unless status&.success?
       end
+    end
+
+    # Builds the partners of the collectives benchmark, as many as can be here: without libtorch there is none from Ruby.
+    #
+    # @return [String] the build folder
+    def build_collectives
+      SystemPackages.available?(SystemPackages::PYTORCH, why: "PyTorch beside ours")
+      SystemPackages.available?(SystemPackages::MPI, why: "OpenMPI beside ours")
+      folder = File.join(ROOT, "build", collectives_build)
+      # Once more, for what was installed since.
+      Console.step("bench: configuring", "cmake", "-S", ROOT, "-B", folder, log: "bench", cure: Native::CURE)
+      Console.step("bench: building", "cmake", "--build", folder, "-j", Etc.nprocessors.to_s, "--target", "bench_collectives", log: "bench",
+        cure: Native::CURE)
+      folder
+    end
+
+    # @return [String] the name of the build folder that holds libtddp
+    def collectives_build
+      libtorch = Libtorch.find
+      SystemPackages.ensure!(SystemPackages.needed)
+      Gems.new(libtorch).ensure!
+      Native.compile(libtorch)
+      "native"
+    rescue Failure, Libtorch::NotFound => e
+      Console.say(e.message, "going on without libtorch and Ruby")
+      Native.cmake("plain")
+      "plain"
     end
 
     # Builds what the launcher is measured against.

@@ -12,11 +12,21 @@ module Collectives
     MOST = 4000
     LEAST = 5
     SLOW_US = 20_000 # of which three are enough
-    # Of the time of a measurement what its timed calls may take: the rest are loops, checks and warming up.
-    SHARE = 0.4
+    # A timed call, the meeting before it, and its like in a loop, in calls.
+    CALLS = 2.2
 
-    # A measurement.
-    Cell = Struct.new(:operation, :dtype, :bytes)
+    # A measurement; `loop`: of calls back to back.
+    Cell = Struct.new(:operation, :dtype, :bytes, :loop) do
+      def back_to_back
+        self.class.new(operation, dtype, bytes, true)
+      end
+    end
+    # What one of a series takes in microseconds, beside its timed calls and for each of them.
+    Cost = Struct.new(:fixed, :call) do
+      def calls_within(share)
+        ((share - fixed) / (call * CALLS)).to_i.clamp((call > SLOW_US) ? 3 : LEAST, MOST)
+      end
+    end
 
     # @param options [Hash] of collectives.rb
     # @param say [#call] takes lines of progress
@@ -52,15 +62,14 @@ module Collectives
     def measure(ranks, seconds)
       start(ranks)
       deadline = now + seconds
-      estimates = probe(ranks, deadline)
-      pairs = estimates.size
+      costs = probe(ranks, deadline)
       rounds = @options[:rounds]
-      @options[:rounds].times do |round|
+      rounds.times do |round|
         left = deadline - now
         break if left <= 0
 
-        share = left / (rounds - round) / [pairs, 1].max * 1e6 * SHARE
-        complete = turn_for_all(ranks, round, estimates, share, deadline)
+        share = left / (rounds - round) / [costs.size, 1].max * 1e6
+        complete = turn_for_all(ranks, round, costs, share, deadline)
         @say.call("#{ranks} ranks: round #{round + 1} of #{rounds}#{" cut short: the time is over" unless complete}")
       end
     ensure
@@ -87,24 +96,25 @@ module Collectives
 
     # A few calls of everything, which also find out who does what.
     def probe(ranks, deadline)
-      estimates = {}
+      costs = {}
       each_turn(0) do |cell, partner, series|
         next if now > deadline
 
+        started = now
         answer = ask(ranks, cell, partner, series, PROBES) or next
-        estimates[[cell, series]] = [answer["median"], 0.1].max
+        call = [answer["mean"], 0.1].max
+        costs[[cell, series]] = Cost.new([(now - started) * 1e6 - PROBES * call * CALLS, 0].max, call)
       end
-      estimates
+      costs
     end
 
-    def turn_for_all(ranks, round, estimates, share, deadline)
+    def turn_for_all(ranks, round, costs, share, deadline)
       each_turn(round) do |cell, partner, series|
         return false if now > deadline
 
-        estimate = estimates[[cell, series]] or next
-        least = (estimate > SLOW_US) ? 3 : LEAST
-        answer = ask(ranks, cell, partner, series, (share / estimate).to_i.clamp(least, MOST)) or next
-        estimates[[cell, series]] = [answer["median"], 0.1].max
+        cost = costs[[cell, series]] or next
+        answer = ask(ranks, cell, partner, series, cost.calls_within(share)) or next
+        cost.call = [answer["mean"], 0.1].max
         @results.add(ranks, cell, series, answer)
       end
       true

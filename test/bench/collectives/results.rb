@@ -27,6 +27,9 @@ module Collectives
 
     def add(ranks, cell, series, answer)
       @answers[[ranks, cell, series.name]] << answer
+      return unless answer["loop"]
+
+      @answers[[ranks, cell.back_to_back, series.name]] << answer.slice("bytes").merge("median" => answer["loop"], "wrong" => 0)
     end
 
     def version(name, text)
@@ -52,7 +55,7 @@ module Collectives
       @answers.fetch([ranks, cell, name], [])
     end
 
-    # Microseconds of one call: of small symmetric operations from calls back to back, else of calls after a meeting.
+    # Microseconds of one call.
     #
     # @return [Float, nil] the median over rounds
     def time(ranks, cell, name)
@@ -105,12 +108,12 @@ module Collectives
 
     def row(ranks, cell, name, answers)
       algorithm, bus = bandwidth(ranks, cell, name)
-      {ranks: ranks, operation: cell.operation, dtype: cell.dtype, bytes: cell.bytes, series: name, microseconds: time(ranks, cell, name),
+      {ranks: ranks, operation: cell.operation, dtype: cell.dtype, bytes: cell.bytes, back_to_back: cell.loop || false, series: name, microseconds: time(ranks, cell, name),
        algorithm_gb_s: algorithm, bus_gb_s: bus, rounds: answers}
     end
 
     def times(ranks, cell, name)
-      answers(ranks, cell, name).map { |answer| answer["loop"] || answer["median"] }
+      answers(ranks, cell, name).map { |answer| answer["median"] }
     end
 
     def median(values)

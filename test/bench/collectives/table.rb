@@ -13,7 +13,7 @@ module Collectives
 
     # @return [String]
     def text
-      parts = @results.cells.group_by { |ranks, cell| [ranks, cell.operation, cell.dtype] }.map { |key, cells| section(key, cells.map(&:last)) }
+      parts = @results.cells.group_by { |ranks, cell| [ranks, cell.operation, cell.dtype, cell.loop] }.map { |key, cells| section(key, cells.map(&:last)) }
       [*parts, *notes].join("\n\n")
     end
 
@@ -30,17 +30,17 @@ module Collectives
       [headers, body]
     end
 
-    def heading(ranks, operation, dtype)
-      "#{operation}#{" of #{dtype}" unless operation == "barrier"}, #{ranks} ranks"
+    def heading(ranks, operation, dtype, loop)
+      "#{operation}#{" of #{dtype}" unless operation == "barrier"}, #{ranks} ranks#{", back to back" if loop}"
     end
 
     private
 
-    def section((ranks, operation, dtype), cells)
-      headers, body = rows(ranks, cells)
+    def section(key, cells)
+      headers, body = rows(key.first, cells)
       widths = headers.each_index.map { |i| [headers[i].size, *body.map { |row| row[i].size }].max }
       lines = [headers, *body].map { |row| row.each_with_index.map { |text, i| text.rjust(widths[i]) }.join("  ") }
-      "#{heading(ranks, operation, dtype)}: microseconds (times #{headers[1]}'s); bus bandwidth of #{headers[1]}\n#{lines.join("\n")}"
+      "#{heading(*key)}: microseconds (times #{headers[1]}'s); bus bandwidth of #{headers[1]}\n#{lines.join("\n")}"
     end
 
     def cell_text(ranks, cell, series, first)
@@ -49,11 +49,13 @@ module Collectives
       return text if series == first
 
       ratio = @results.ratio(ranks, cell, series.name, first.name)&.first
-      ratio ? "#{text} (#{(ratio < 9.95) ? format("%.2f", ratio) : format("%.0f", ratio)})" : text
+      ratio ? "#{text} (#{number(ratio)})" : text
     end
 
-    def number(time)
-      (time < 9.995) ? format("%.2f", time) : (time < 99.95) ? format("%.1f", time) : format("%.0f", time)
+    # Three digits.
+    def number(value)
+      decimals = [2 - Math.log10([value, 1].max).floor, 0].max
+      format("%.#{decimals}f", value)
     end
 
     def notes

@@ -32,7 +32,7 @@ module Collectives
     private
 
     def cells(ranks)
-      @results.cells.filter_map { |count, cell| cell if count == ranks && cell.dtype == "float32" }
+      @results.cells.filter_map { |count, cell| cell if count == ranks && cell.dtype == "float32" && !cell.loop }
     end
 
     def all_reduce(bytes)
@@ -42,24 +42,31 @@ module Collectives
     def sizes
       ALL_REDUCE.flat_map do |bytes, (registered, any, mpi, pytorch)|
         cell = all_reduce(bytes) or next []
-        [at_most(cell, "ours", "floor", registered), at_most(cell, "ours-any", "floor", any)] +
-          OURS.flat_map { |name| [at_least(cell, name, "openmpi", mpi), at_least(cell, name, "pytorch", pytorch)] }
+        both = [cell, cell.back_to_back] # the latter of small sizes only
+        both.flat_map do |one|
+          [at_most(one, "ours", "floor", registered), at_most(one, "ours-any", "floor", any)] +
+            OURS.flat_map { |name| [at_least(one, name, "openmpi", mpi), at_least(one, name, "pytorch", pytorch)] }
+        end
       end
     end
 
     def latency_from_ruby
       cell = all_reduce(8) or return []
-      %w[ruby ruby-any].filter_map do |name|
-        time = @results.time(2, cell, name) or next
-        {what: "all_reduce of 8 B, #{name}", measured: format("%.1f us", time), target: "at most #{RUBY_US} us", met: time <= RUBY_US}
+      [cell, cell.back_to_back].product(%w[ruby ruby-any]).filter_map do |one, name|
+        time = @results.time(2, one, name) or next
+        {what: what(one, name), measured: format("%.1f us", time), target: "at most #{RUBY_US} us", met: time <= RUBY_US}
       end
+    end
+
+    def what(cell, name)
+      "all_reduce of #{Sizes.text(cell.bytes)}#{" back to back" if cell.loop}, #{name}"
     end
 
     def at_most(cell, name, other, target)
       middle, least, most = @results.ratio(2, cell, name, other)
       return unless middle
 
-      {what: "all_reduce of #{Sizes.text(cell.bytes)}, #{name}", measured: format("%.2f times %s's time (%.2f to %.2f)", middle, other, least, most),
+      {what: what(cell, name), measured: format("%.2f times %s's time (%.2f to %.2f)", middle, other, least, most),
        target: "at most #{target}", met: middle <= target}
     end
 
@@ -67,7 +74,7 @@ module Collectives
       middle, least, most = @results.ratio(2, cell, other, name)
       return unless middle
 
-      {what: "all_reduce of #{Sizes.text(cell.bytes)}, #{name}", measured: format("%.2f times faster than %s (%.2f to %.2f)", middle, other, least, most),
+      {what: what(cell, name), measured: format("%.2f times faster than %s (%.2f to %.2f)", middle, other, least, most),
        target: "at least #{target}", met: middle >= target}
     end
 
@@ -121,10 +128,9 @@ module Collectives
 
     # `least`, then the powers of `factor` up to `most`.
     def powers(least, most, factor)
-      sizes = [least]
-      power = 1
-      sizes << power if power > least && power <= most while (power *= factor) <= most
-      sizes
+      powers = [1]
+      powers << powers.last * factor while powers.last <= most
+      [least, *powers.select { |power| power > least && power <= most }]
     end
   end
 end
