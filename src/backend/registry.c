@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "backend/fake/fake.h"
+#include "backend/shm/shm.h"
 #include "base/base.h"
 
 enum { MAX_NAME = 32 };
@@ -43,6 +44,9 @@ static const tddp_backend_v1 *known(const char *name)
 {
     if (strcmp(name, "fake") == 0) {
         return tddp_fake_backend();
+    }
+    if (strcmp(name, "shm") == 0) {
+        return tddp_shm_backend();
     }
     for (entry *each = entries; each; each = each->next) {
         if (strcmp(each->backend->name, name) == 0) {

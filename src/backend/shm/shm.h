@@ -119,6 +119,11 @@ bool tddp_shm_all_outputs(const tddp_shm *shm);
 /* A rank's half of its staging for this operation; the own one may be written before meet(). */
 void *tddp_shm_staging(const tddp_shm *shm, int rank);
 
+/* Before enter(): whether the operation was entered already, and goes on; if not, the own half that
+ * it will have, for what is to stand there when the others see this rank enter. */
+bool tddp_shm_entered(const tddp_shm *shm, const tddp_op *op);
+void *tddp_shm_staging_ahead(const tddp_shm *shm);
+
 /* Steps of this operation count from 1 to 2^24 - 1 and grow. */
 void tddp_shm_publish(tddp_shm *shm, uint32_t step);
 /* Waits until the rank has published this step or a later one. Errors as meet()'s. */

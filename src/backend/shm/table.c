@@ -1,0 +1,115 @@
+/*
+ * The face of this room: the backend table, and what is told to the peers when an operation fails.
+ * Slots run on the group's threads; abort on any.
+ */
+#include "backend/shm/control.h"
+
+/* After a failure that leaves ranks out of step the peers need not wait for this one. */
+static tddp_status told(tddp_shm *shm, tddp_status status)
+{
+    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
+        status != TDDP_CANCELED) {
+        tddp_shm_farewell(shm, status, tddp_error_message());
+    }
+    return status;
+}
+
+#define RUN(name)                                                   \
+    static tddp_status run_##name(void *context, const tddp_op *op) \
+    {                                                               \
+        return told(context, tddp_shm_##name(context, op));         \
+    }
+
+RUN(all_reduce)
+RUN(broadcast)
+RUN(barrier)
+RUN(all_gather)
+RUN(reduce_scatter)
+RUN(reduce)
+RUN(gather)
+RUN(scatter)
+RUN(all_to_all)
+
+static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
+{
+    tddp_shm *shm;
+    for (int rank = 1; opts->hosts && rank < opts->world_size; rank++) {
+        if (opts->hosts[rank] != opts->hosts[0]) {
+            return tddp_fail(TDDP_UNAVAILABLE,
+                             "rank %d is on another host than rank 0: expected all ranks of a "
+                             "group over shared memory on one; use \"gloo\", which takes shared "
+                             "memory within hosts",
+                             rank);
+        }
+    }
+    if (!opts->hosts && !opts->same_host && opts->world_size > 1) {
+        return tddp_fail(TDDP_UNAVAILABLE,
+                         "ranks on several hosts: expected all ranks of a group over shared memory "
+                         "on one; use \"gloo\", which takes shared memory within hosts");
+    }
+    tddp_status status = tddp_shm_join(opts, NULL, wait, &shm);
+    if (status == TDDP_OK) {
+        *context = shm;
+    }
+    return status;
+}
+
+static void abort_all(void *context)
+{
+    tddp_shm_abort(context);
+}
+
+static void destroy(void *context)
+{
+    tddp_shm_destroy(context);
+}
+
+static tddp_status post(void *context, const tddp_op *op, void **request)
+{
+    return told(context, tddp_shm_post_create(context, op, request));
+}
+
+static tddp_status finish(void *context, void *request, int *source)
+{
+    return told(context, tddp_shm_post_finish(context, request, source));
+}
+
+static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
+{
+    return tddp_shm_allocate(context, bytes, handle, data);
+}
+
+static void farewell(void *context, tddp_status status, const char *text)
+{
+    tddp_shm_farewell(context, status, text);
+}
+
+const tddp_backend_v1 *tddp_shm_backend(void)
+{
+    static const tddp_backend_v1 backend = {
+        .abi = TDDP_BACKEND_ABI,
+        .size = sizeof(tddp_backend_v1),
+        .name = "shm",
+        .device_types = 1u << TDDP_CPU,
+        .create = create,
+        .abort = abort_all,
+        .destroy = destroy,
+        .post = post,
+        .finish = finish,
+        .traits = TDDP_BACKEND_RESUMES,
+        .allocate = allocate,
+        .deallocate = tddp_shm_deallocate,
+        .farewell = farewell,
+        .op_count = TDDP_OP_COUNT,
+        .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
+                [TDDP_OP_BROADCAST] = run_broadcast,
+                [TDDP_OP_BARRIER] = run_barrier,
+                [TDDP_OP_ALL_GATHER] = run_all_gather,
+                [TDDP_OP_REDUCE_SCATTER] = run_reduce_scatter,
+                [TDDP_OP_REDUCE] = run_reduce,
+                [TDDP_OP_GATHER] = run_gather,
+                [TDDP_OP_SCATTER] = run_scatter,
+                [TDDP_OP_ALL_TO_ALL] = run_all_to_all},
+    };
+    return &backend;
+}

@@ -1,0 +1,278 @@
+/*
+ * Ranks of one host for tests of shared memory, as threads of this process or as processes of their
+ * own, each with a context of the room or with a group:
+ *
+ *     static void body(shm_rank *it) { CHECK_OK(tddp_shm_meet(it->shm)); }
+ *
+ *     run_shm(SHM_THREADS, 3, body, NULL);      // it->shm: tddp_shm_join()
+ *     run_shm_groups(SHM_PROCESSES, 3, body, NULL); // it->group: tddp_group_create("shm")
+ *
+ * Threads share the owner's mapping, so that the thread sanitizer sees what they do to each other;
+ * processes have each other's segments mapped as in earnest. A process that fails, or one that is
+ * killed unless the body says so (it->may_die), fails the test.
+ */
+#ifndef TDDP_TEST_SHM_RANKS_H
+#define TDDP_TEST_SHM_RANKS_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <tddp.h>
+
+#include "backend/shm/shm.h"
+#include "check.h"
+
+enum { SHM_MAX_RANKS = 16, SHM_TIMEOUT_MS = 20000 };
+
+typedef enum shm_way { SHM_THREADS, SHM_PROCESSES } shm_way;
+
+typedef struct shm_rank shm_rank;
+typedef void (*shm_body)(shm_rank *it);
+
+typedef struct shm_job {
+    shm_way way;
+    int size;
+    shm_body body;
+    void *data; /* with processes: a copy for each, unless it is from shm_common() */
+    bool grouped;
+    bool bare; /* only a store: the body joins itself */
+    bool may_die;
+    int64_t timeout_ms;
+    tddp_store *store;
+    int port;
+} shm_job;
+
+struct shm_rank {
+    int rank;
+    int size;
+    shm_way way;
+    tddp_store *store;
+    tddp_shm *shm;     /* or */
+    tddp_group *group; /* the one that was asked for */
+    void *data;
+    uint64_t sequence; /* for shm_op() */
+    const shm_job *job;
+};
+
+/* Memory that all processes of a test see; zero. */
+static inline void *shm_common(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static inline double shm_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static inline tddp_buffer shm_buffer(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
+}
+
+static inline tddp_backend_opts shm_opts(int rank, int size, tddp_store *store)
+{
+    return (tddp_backend_opts){
+        .size = sizeof(tddp_backend_opts),
+        .rank = rank,
+        .world_size = size,
+        .store = store,
+        .timeout_ms = SHM_TIMEOUT_MS,
+        .device_index = -1,
+        .same_host = 1,
+        .group = "test",
+        .address = "127.0.0.1",
+    };
+}
+
+/* The next operation, with what all of them need. */
+static inline tddp_op shm_op(shm_rank *it, tddp_op_kind kind)
+{
+    tddp_op op = {.kind = kind,
+                  .sequence = ++it->sequence,
+                  .peer = TDDP_ANY_SOURCE,
+                  .premul = 1,
+                  .timeout_ms = it->job->timeout_ms,
+                  .awaited = 1};
+    op.input = op.output = shm_buffer(NULL, 0, TDDP_FLOAT32);
+    return op;
+}
+
+static inline void shm_open_rank(shm_rank *it)
+{
+    const shm_job *job = it->job;
+    if (job->grouped) {
+        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+        opts.backend = "shm";
+        opts.store = it->store;
+        opts.rank = it->rank;
+        opts.world_size = it->size;
+        opts.timeout_ms = job->timeout_ms;
+        CHECK_OK(tddp_group_create(&opts, NULL, &it->group));
+    } else if (!job->bare) {
+        tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+        CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
+    }
+}
+
+static inline void shm_run_rank(const shm_job *job, int rank, tddp_store *store)
+{
+    shm_rank it = {rank, job->size, job->way, store, NULL, NULL, job->data, 0, job};
+    shm_open_rank(&it);
+    job->body(&it);
+    tddp_group_release(it.group);
+    tddp_shm_destroy(it.shm);
+}
+
+typedef struct shm_thread {
+    const shm_job *job;
+    int rank;
+} shm_thread;
+
+static inline void *shm_run_thread(void *argument)
+{
+    shm_thread *self = argument;
+    shm_run_rank(self->job, self->rank, self->job->store);
+    return NULL;
+}
+
+static inline void shm_run_threads(shm_job *job)
+{
+    pthread_t threads[SHM_MAX_RANKS];
+    shm_thread selves[SHM_MAX_RANKS];
+    CHECK_OK(tddp_hash_store_create(SHM_TIMEOUT_MS, &job->store));
+    for (int rank = 0; rank < job->size; rank++) {
+        selves[rank] = (shm_thread){job, rank};
+        CHECK_INT(pthread_create(&threads[rank], NULL, shm_run_thread, &selves[rank]), 0);
+    }
+    for (int rank = 0; rank < job->size; rank++) {
+        CHECK_INT(pthread_join(threads[rank], NULL), 0);
+    }
+    tddp_store_release(job->store);
+}
+
+static inline tddp_store *shm_connect(int port)
+{
+    tddp_tcp_store_opts at = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_store *store;
+    at.host = "127.0.0.1";
+    at.port = port;
+    at.wait_for_workers = 0;
+    at.timeout_ms = SHM_TIMEOUT_MS;
+    CHECK_OK(tddp_tcp_store_open(&at, NULL, &store));
+    return store;
+}
+
+/* The store's server is a process beside the ranks, so that any of them may die. */
+static inline pid_t shm_host_store(int *port)
+{
+    int ready[2];
+    CHECK_INT(pipe(ready), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        tddp_store_server_opts opts = {.size = sizeof opts, .host = "127.0.0.1", .listen_fd = -1};
+        tddp_store_server *server;
+        CHECK_OK(tddp_store_server_start(&opts, &server));
+        int bound = tddp_store_server_port(server);
+        CHECK_INT(write(ready[1], &bound, sizeof bound), sizeof bound);
+        pause(); /* until it is killed */
+        _exit(0);
+    }
+    close(ready[1]);
+    CHECK_INT(read(ready[0], port, sizeof *port), sizeof *port);
+    close(ready[0]);
+    return pid;
+}
+
+static inline void shm_end_store(pid_t pid)
+{
+    int status;
+    CHECK_INT(kill(pid, SIGKILL), 0);
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+}
+
+static inline pid_t shm_start_process(const shm_job *job, int rank)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        tddp_store *store = shm_connect(job->port);
+        shm_run_rank(job, rank, store);
+        tddp_store_release(store);
+        exit(0);
+    }
+    return pid;
+}
+
+static inline void shm_run_processes(shm_job *job)
+{
+    pid_t pids[SHM_MAX_RANKS];
+    pid_t host = shm_host_store(&job->port);
+    for (int rank = 0; rank < job->size; rank++) {
+        pids[rank] = shm_start_process(job, rank);
+    }
+    int failed = 0;
+    for (int rank = 0; rank < job->size; rank++) {
+        int status;
+        CHECK_INT(waitpid(pids[rank], &status, 0), pids[rank]);
+        bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        failed += status != 0 && !(killed && job->may_die);
+    }
+    shm_end_store(host);
+    if (failed > 0) {
+        check_failed(__FILE__, __LINE__, "%d of %d processes failed, as said above", failed,
+                     job->size);
+    }
+}
+
+static inline void shm_run(shm_job job)
+{
+    job.timeout_ms = job.timeout_ms ? job.timeout_ms : SHM_TIMEOUT_MS;
+    if (job.way == SHM_THREADS) {
+        shm_run_threads(&job);
+    } else {
+        shm_run_processes(&job);
+    }
+}
+
+static inline void run_shm(shm_way way, int size, shm_body body, void *data)
+{
+    shm_run((shm_job){.way = way, .size = size, .body = body, .data = data});
+}
+
+static inline void run_shm_groups(shm_way way, int size, shm_body body, void *data)
+{
+    shm_run((shm_job){.way = way, .size = size, .body = body, .data = data, .grouped = true});
+}
+
+/* Each of TEST(name_1_threads) ... TEST(name_4_processes) with a context. */
+#define SHM_TEST_WITH(name, body, size, way, suffix) \
+    TEST(name##_##size##_##suffix)                   \
+    {                                                \
+        run_shm(way, size, body, NULL);              \
+    }
+#define SHM_TEST(name, body)                               \
+    SHM_TEST_WITH(name, body, 1, SHM_THREADS, threads)     \
+    SHM_TEST_WITH(name, body, 2, SHM_THREADS, threads)     \
+    SHM_TEST_WITH(name, body, 3, SHM_THREADS, threads)     \
+    SHM_TEST_WITH(name, body, 4, SHM_THREADS, threads)     \
+    SHM_TEST_WITH(name, body, 1, SHM_PROCESSES, processes) \
+    SHM_TEST_WITH(name, body, 2, SHM_PROCESSES, processes) \
+    SHM_TEST_WITH(name, body, 3, SHM_PROCESSES, processes) \
+    SHM_TEST_WITH(name, body, 4, SHM_PROCESSES, processes)
+
+#endif
