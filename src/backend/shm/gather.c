@@ -1,0 +1,22 @@
+/*
+ * Gather: each rank gives the root a piece. Pieces may differ in size. On the thread that runs the
+ * operation. The ways are in exchange.c.
+ */
+#include "backend/shm/exchange.h"
+
+static tddp_buffer given(const tddp_op *op, int rank, int peer)
+{
+    (void)rank;
+    return peer == op->root ? op->input : tddp_shm_nothing(op);
+}
+
+static tddp_buffer wanted(const tddp_op *op, int rank, int peer)
+{
+    return rank == op->root ? op->output_parts[peer] : tddp_shm_nothing(op);
+}
+
+tddp_status tddp_shm_gather(tddp_shm *shm, const tddp_op *op)
+{
+    static const tddp_shm_pattern pattern = {given, wanted, .whole = true};
+    return tddp_shm_exchange(shm, op, &pattern);
+}

@@ -1,0 +1,22 @@
+/*
+ * Scatter: the root gives each rank a piece of its own. Pieces may differ in size. On the thread
+ * that runs the operation. The ways are in exchange.c.
+ */
+#include "backend/shm/exchange.h"
+
+static tddp_buffer given(const tddp_op *op, int rank, int peer)
+{
+    return rank == op->root ? op->input_parts[peer] : tddp_shm_nothing(op);
+}
+
+static tddp_buffer wanted(const tddp_op *op, int rank, int peer)
+{
+    (void)rank;
+    return peer == op->root ? op->output : tddp_shm_nothing(op);
+}
+
+tddp_status tddp_shm_scatter(tddp_shm *shm, const tddp_op *op)
+{
+    static const tddp_shm_pattern pattern = {given, wanted, .whole = false};
+    return tddp_shm_exchange(shm, op, &pattern);
+}

@@ -1,0 +1,150 @@
+/* The collectives over shared memory that only move data: every kind and dtype, one to eight ranks,
+ * every root, pieces that lie apart or together, of one size or many, from nothing to many chunks,
+ * in registered memory and in other. */
+#include "moving.h"
+
+static mover mover_of(shm_rank *rank, moving_memory memory)
+{
+    return (mover){.group = rank->group, .rank = rank->rank, .size = rank->size, .memory = memory};
+}
+
+/* Round what goes with the call, what a chunk is and what is worth registering. */
+static void sizes(shm_rank *rank)
+{
+    static const size_t bytes[] = {0,     1,     7,     63,    1001,   8192,
+                                   16383, 16384, 16385, 65536, 100003, 300007};
+    for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
+        mover it = mover_of(rank, (moving_memory)memory);
+        for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+            moving_all(&it, bytes[i], TDDP_UINT8);
+        }
+    }
+}
+
+static void dtypes(shm_rank *rank)
+{
+    for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
+        mover it = mover_of(rank, MOVING_MIXED);
+        size_t element = tddp_dtype_size((tddp_dtype)dtype);
+        moving_all(&it, 3, (tddp_dtype)dtype);
+        moving_all(&it, 16384 / element + 1, (tddp_dtype)dtype);
+    }
+}
+
+/* More than an area of staging holds: its places are used many times over. */
+static void many_chunks(shm_rank *rank)
+{
+    for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
+        mover it = mover_of(rank, (moving_memory)memory);
+        moving_all(&it, 1500007, TDDP_UINT8);
+    }
+}
+
+#define SIZES(body, size)                                \
+    MULTI_TEST(body##_of_##size##_threads, 1, 60)        \
+    {                                                    \
+        run_shm_groups(SHM_THREADS, size, body, NULL);   \
+    }                                                    \
+    MULTI_TEST(body##_of_##size##_processes, 1, 60)      \
+    {                                                    \
+        run_shm_groups(SHM_PROCESSES, size, body, NULL); \
+    }
+
+SIZES(sizes, 1)
+SIZES(sizes, 2)
+SIZES(sizes, 3)
+SIZES(sizes, 4)
+SIZES(dtypes, 1)
+SIZES(dtypes, 2)
+SIZES(dtypes, 3)
+SIZES(dtypes, 4)
+SIZES(many_chunks, 2)
+SIZES(many_chunks, 3)
+SIZES(many_chunks, 4)
+
+static void eight(shm_rank *rank)
+{
+    for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
+        mover it = mover_of(rank, (moving_memory)memory);
+        moving_all(&it, 9, TDDP_FLOAT32);
+        moving_all(&it, 25001, TDDP_FLOAT32);
+    }
+}
+
+MULTI_TEST(eight_ranks, 1, 60)
+{
+    run_shm_groups(SHM_PROCESSES, 8, eight, NULL);
+}
+
+/* Large enough to be written past the cache. */
+static void large(shm_rank *rank)
+{
+    for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
+        mover it = mover_of(rank, (moving_memory)memory);
+        it.count = 40000003;
+        it.dtype = TDDP_UINT8;
+        moving_call(&it, 0, 1);
+        moving_call(&it, 1, 0);
+        moving_call(&it, 6, 0);
+    }
+}
+
+MULTI_TEST(a_hundred_megabytes, 1, 60)
+{
+    run_shm_groups(SHM_PROCESSES, 2, large, NULL);
+}
+
+/* Ranks that are late, each in turn, while the others go on as far as they can. */
+static void late(shm_rank *rank)
+{
+    mover it = mover_of(rank, MOVING_MIXED);
+    it.dtype = TDDP_FLOAT32;
+    for (int i = 0; i < 36; i++) {
+        if (i % rank->size == rank->rank) {
+            nanosleep(&(struct timespec){0, 3000000}, NULL);
+        }
+        it.count = i % 2 ? 100 : 50000;
+        moving_call(&it, i % MOVING_KINDS, i % rank->size);
+    }
+}
+
+SIZES(late, 3)
+
+/* Every way that can be asked for. */
+static void forced(shm_rank *rank)
+{
+    static const size_t bytes[] = {0, 5, 16384, 16385, 400009};
+    for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
+        mover it = mover_of(rank, (moving_memory)memory);
+        for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+            moving_all(&it, bytes[i], TDDP_UINT8);
+        }
+    }
+}
+
+static void run_forced(const char *algorithms)
+{
+    CHECK_INT(setenv("TDDP_SHM_ALGORITHM", algorithms, 1), 0);
+    run_shm_groups(SHM_PROCESSES, 2, forced, NULL);
+    run_shm_groups(SHM_PROCESSES, 3, forced, NULL);
+}
+
+TEST(forced_inline)
+{
+    run_forced("broadcast=inline,all_gather=inline,gather=inline,scatter=inline,all_to_all=inline");
+}
+
+TEST(forced_staged)
+{
+    run_forced("broadcast=staged,all_gather=staged,gather=staged,scatter=staged,all_to_all=staged");
+}
+
+TEST(forced_direct)
+{
+    run_forced("broadcast=direct,all_gather=direct,gather=direct,scatter=direct,all_to_all=direct");
+}
+
+TEST(forced_sliced)
+{
+    run_forced("broadcast=sliced");
+}
