@@ -77,8 +77,14 @@ static const char *obstacle(const bench_call *call)
                : "all_reduce of float32, float16 and bfloat16 only";
 }
 
+static char segment[128];
+
 static void run(const bench_call *call)
 {
+    if (segment[0]) { /* all ranks have met since they began, and have each other's */
+        shm_unlink(segment);
+        segment[0] = '\0';
+    }
     c10::ScalarType type = call->dtype == BENCH_FLOAT32    ? c10::ScalarType::Float
                            : call->dtype == BENCH_BFLOAT16 ? c10::ScalarType::BFloat16
                                                            : c10::ScalarType::Half;
@@ -99,6 +105,8 @@ int main()
     char name[64];
     snprintf(name, sizeof name, "%s", unique);
     shm_initialize(ranks, rank, address, name);
+    snprintf(segment, sizeof segment, "%s_%d_%s_%s_%d", SHM_BUFFER_NAME, static_cast<int>(getuid()),
+             address, name, rank);
     alarm(0);
     bench_partner partner = {};
     partner.version = "csrc/cpu/comm/shm.cpp";

@@ -32,9 +32,9 @@ module Collectives
       prepare
       partner.commands(ranks).each { |rank, command| spawn_rank(rank, command) }
       @version = answer(START_LIMIT).fetch("version")
-    rescue
-      close
-      raise
+    ensure
+      # Also when a signal ends it halfway.
+      close unless @version
     end
 
     # @return [Hash] the answer's, or {"skip" => reason}

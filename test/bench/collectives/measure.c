@@ -354,6 +354,7 @@ int bench_serve(const bench_partner *partner)
         bench_fail("BENCH_FOLDER is not set: the driver starts this program");
     }
     unsigned limit = (unsigned)bench_environment("BENCH_LIMIT");
+    alarm(limit); /* opening waits for ever if the driver is gone */
     meeting_open(folder, partner->rank, partner->ranks);
     if (partner->rank == 0) {
         snprintf(path, sizeof path, "%s/answers", folder);
@@ -369,6 +370,7 @@ int bench_serve(const bench_partner *partner)
     if (!requests) {
         bench_fail("%s cannot be opened", path);
     }
+    alarm(0);
     while (fgets(line, sizeof line, requests)) {
         request r = read_request(line, partner->ranks);
         alarm(limit);

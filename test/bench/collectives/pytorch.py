@@ -188,6 +188,7 @@ def measure(line):
     return {"bytes": size, "iterations": int(iterations), "checked": check == "check", "wrong": wrong, **answer}
 
 
+signal.alarm(limit)  # opening waits for ever if the driver is gone
 torch.set_num_threads(1)
 meeting = Meeting()
 dist.init_process_group("gloo", init_method="file://" + os.path.join(folder, "store"), rank=rank, world_size=ranks)
@@ -195,6 +196,7 @@ answers = open(os.path.join(folder, "answers"), "w") if rank == 0 else None
 if answers:
     print(json.dumps({"version": "PyTorch " + torch.__version__}), file=answers, flush=True)
 with open(os.path.join(folder, "requests.%d" % rank)) as requests:
+    signal.alarm(0)
     for line in iter(requests.readline, ""):
         signal.alarm(limit)
         answer = measure(line)

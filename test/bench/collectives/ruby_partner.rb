@@ -204,12 +204,14 @@ def measure(line, meeting)
   {bytes: (operation == "barrier") ? 0 : call.bytes, iterations: Integer(iterations), checked: check, wrong: wrong, **answer}
 end
 
+ALARM.call(LIMIT) # opening waits for ever if the driver is gone
 meeting = Meeting.new
 Torch::Distributed.init_process_group("gloo", init_method: "file://#{File.join(FOLDER, "store")}", rank: RANK, world_size: RANKS, timeout: 60)
 answers = File.open(File.join(FOLDER, "answers"), "w") if RANK.zero?
 answers&.sync = true
 answers&.puts JSON.generate("version" => "torch-rb #{Torch::VERSION}, libtorch #{Torch::Distributed::LIBTORCH_VERSION}, Ruby #{RUBY_VERSION}")
 File.open(File.join(FOLDER, "requests.#{RANK}")) do |requests|
+  ALARM.call(0)
   requests.each_line do |line|
     ALARM.call(LIMIT)
     answer = measure(line, meeting)
