@@ -18,8 +18,8 @@ typedef struct tddp_arith_job {
     size_t count; /* elements of each source and result */
     const void *const *sources;
     int source_count; /* at least 1 */
-    /* Each gets the result. One may be the very memory of a source; otherwise they do not overlap.
-     */
+    /* Each gets the result. They may be the very memory of sources, each of another one; otherwise
+     * they do not overlap. */
     void *const *results;
     int result_count;
     /* One for each source, by which it is multiplied first; NULL: none. Floating and complex. */

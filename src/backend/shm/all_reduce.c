@@ -19,7 +19,7 @@ enum { PIECES = 4, CHUNK_LEAST = 64 * 1024 };
 
 static size_t size_of_chunk(size_t bytes)
 {
-    size_t chunk = bytes / PIECES / TDDP_SHM_LINE * TDDP_SHM_LINE;
+    size_t chunk = bytes / PIECES / TDDP_SHM_SLICE_LINE * TDDP_SHM_SLICE_LINE;
     return chunk < CHUNK_LEAST           ? CHUNK_LEAST
            : chunk > TDDP_SHM_CHUNK_MOST ? TDDP_SHM_CHUNK_MOST
                                          : chunk;
@@ -43,7 +43,7 @@ static void copy_chunk(const tddp_shm_reduction *self, size_t chunk)
     size_t bytes;
     const char *own = own_at(self, chunk, &bytes);
     if (self->root != self->rank) {
-        tddp_arith_copy(tddp_shm_chunk_place(self, self->rank, chunk), own, bytes, false);
+        tddp_arith_copy(tddp_shm_own_place(self, chunk), own, bytes, false);
     }
 }
 

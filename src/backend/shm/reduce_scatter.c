@@ -22,7 +22,7 @@ static size_t bytes_of(const tddp_buffer *buffer)
 /* Bytes of each rank's place in a chunk. */
 static size_t piece_of(const tddp_shm_reduction *self)
 {
-    return self->chunk / (size_t)self->size / TDDP_SHM_LINE * TDDP_SHM_LINE;
+    return self->chunk / (size_t)self->size / TDDP_SHM_SLICE_LINE * TDDP_SHM_SLICE_LINE;
 }
 
 /* What chunk number `chunk` has of a part. */
@@ -36,7 +36,7 @@ static size_t piece_at(const tddp_shm_reduction *self, int part, size_t chunk, s
 
 static void copy_pieces(const tddp_shm_reduction *self, size_t chunk)
 {
-    char *place = tddp_shm_chunk_place(self, self->rank, chunk);
+    char *place = tddp_shm_own_place(self, chunk);
     for (int rank = 0; rank < self->size; rank++) {
         size_t from;
         size_t bytes = piece_at(self, rank, chunk, &from);

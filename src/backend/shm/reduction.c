@@ -47,9 +47,9 @@ void tddp_shm_combine(const tddp_shm_reduction *self, const void *const *sources
 
 size_t tddp_shm_slice(const tddp_shm_reduction *self, size_t bytes, int rank, size_t *length)
 {
-    size_t lines = (bytes + TDDP_SHM_LINE - 1) / TDDP_SHM_LINE;
+    size_t lines = (bytes + TDDP_SHM_SLICE_LINE - 1) / TDDP_SHM_SLICE_LINE;
     size_t size = (size_t)self->size;
-    size_t each = (lines + size - 1) / size * TDDP_SHM_LINE;
+    size_t each = (lines + size - 1) / size * TDDP_SHM_SLICE_LINE;
     size_t from = each * (size_t)rank;
     from = from < bytes ? from : bytes;
     *length = bytes - from < each ? bytes - from : each;
@@ -59,6 +59,11 @@ size_t tddp_shm_slice(const tddp_shm_reduction *self, size_t bytes, int rank, si
 char *tddp_shm_chunk_place(const tddp_shm_reduction *self, int rank, size_t chunk)
 {
     return (char *)tddp_shm_staging(self->shm, rank) + chunk % TDDP_SHM_DEPTH * TDDP_SHM_CHUNK_MOST;
+}
+
+char *tddp_shm_own_place(const tddp_shm_reduction *self, size_t chunk)
+{
+    return self->staging + chunk % TDDP_SHM_DEPTH * TDDP_SHM_CHUNK_MOST;
 }
 
 bool tddp_shm_copied_late(const tddp_shm_reduction *self, int rank)
@@ -82,13 +87,18 @@ tddp_status tddp_shm_begin(tddp_shm_reduction *self, const void *payload, const 
         return tddp_shm_meet(self->shm);
     }
     self->waits_for_direct = tddp_shm_choose(self->shm, kind, self->bytes, true) == TDDP_SHM_DIRECT;
-    if (course->stage == TDDP_SHM_BEGINS) {
+    bool entered = tddp_shm_entered(self->shm, self->op);
+    if (!entered) {
         bool late = self->waits_for_direct &&
                     tddp_shm_locate(self->shm, own->data, self->bytes) != TDDP_SHM_NOWHERE;
+        self->staging = tddp_shm_staging_ahead(self->shm);
         if (!late) {
             self->copy(self, 0);
         }
-        tddp_shm_enter(self->shm, self->op, NULL, 0);
+    }
+    tddp_shm_enter(self->shm, self->op, NULL, 0);
+    self->staging = tddp_shm_staging(self->shm, self->rank);
+    if (course->stage == TDDP_SHM_BEGINS) {
         course->stage = TDDP_SHM_ENTERED;
     }
     if (course->stage == TDDP_SHM_ENTERED) {

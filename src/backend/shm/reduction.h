@@ -8,7 +8,7 @@
 #include "backend/shm/choose.h"
 
 enum {
-    TDDP_SHM_LINE = 64,
+    TDDP_SHM_SLICE_LINE = 64,
     /* Chunks in staging at a time; why so many: reduction.c. */
     TDDP_SHM_DEPTH = 4,
     TDDP_SHM_CHUNK_MOST = TDDP_SHM_STAGING_BYTES / TDDP_SHM_DEPTH,
@@ -33,7 +33,8 @@ struct tddp_shm_reduction {
     int size;
     int root; /* who alone gets the result; -1: all do */
     size_t bytes;
-    size_t chunk; /* bytes of a chunk in staging */
+    char *staging; /* the own half */
+    size_t chunk;  /* bytes of a chunk in staging */
     size_t chunks;
     /* Of one chunk: to the own staging; from all staging and the own memory to the result. */
     void (*copy)(const tddp_shm_reduction *self, size_t chunk);
@@ -50,8 +51,9 @@ void tddp_shm_combine(const tddp_shm_reduction *self, const void *const *sources
 /* The slice of `bytes` that is a rank's to work on: from a line on. */
 size_t tddp_shm_slice(const tddp_shm_reduction *self, size_t bytes, int rank, size_t *length);
 
-/* A rank's place for a chunk. */
+/* A rank's place for a chunk; the own one, which is there before all others are seen. */
 char *tddp_shm_chunk_place(const tddp_shm_reduction *self, int rank, size_t chunk);
+char *tddp_shm_own_place(const tddp_shm_reduction *self, size_t chunk);
 
 /* Whether a rank copied its first chunk only after all had entered. */
 bool tddp_shm_copied_late(const tddp_shm_reduction *self, int rank);

@@ -31,7 +31,7 @@ void tddp_shm_copy_slices(const tddp_shm_reduction *self, size_t chunk)
     size_t bytes = chunk_bytes(self, chunk);
     size_t length;
     size_t from = tddp_shm_slice(self, bytes, self->rank, &length);
-    char *place = tddp_shm_chunk_place(self, self->rank, chunk);
+    char *place = tddp_shm_own_place(self, chunk);
     const char *own = own_at(self, chunk);
     size_t behind = from + length;
     tddp_arith_copy(place, own, from, false);
@@ -47,7 +47,7 @@ static void combine_slice(const tddp_shm_reduction *self, size_t chunk)
         sources[rank] = tddp_shm_chunk_place(self, rank, chunk) + from;
     }
     char *own = own_at(self, chunk) + from;
-    char *place = tddp_shm_chunk_place(self, self->rank, chunk) + from;
+    char *place = tddp_shm_own_place(self, chunk) + from;
     sources[self->rank] = own;
     /* A rank that gets no result keeps its memory as it is. */
     void *results[2] = {self->root < 0 || self->root == self->rank ? own : place, place};
