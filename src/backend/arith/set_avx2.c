@@ -7,17 +7,27 @@
 #define VECTOR_BYTES 32
 #include "backend/arith/vectors.h"
 
+#include <cpuid.h>
 #include <immintrin.h>
 
-/* This asks whether the system keeps the registers, too. */
+/* The first asks whether the system keeps the registers, too; clang does not know of "f16c". */
 static bool works(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    unsigned a;
+    unsigned b;
+    unsigned c;
+    unsigned d;
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 INLINE void stream_vector(void *into, words vector)
 {
     _mm256_stream_si256(into, (__m256i)vector);
+}
+
+INLINE bool any_nan(floats a, floats b)
+{
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
 }
 
 static void fence(void)

@@ -22,6 +22,11 @@ INLINE void stream_vector(void *into, words vector)
     _mm512_stream_si512(into, (__m512i)vector);
 }
 
+INLINE bool any_nan(floats a, floats b)
+{
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+}
+
 static void fence(void)
 {
     _mm_sfence();

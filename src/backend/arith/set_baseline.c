@@ -21,6 +21,11 @@ INLINE void stream_vector(void *into, words vector)
     _mm_stream_si128(into, (__m128i)vector);
 }
 
+INLINE bool any_nan(floats a, floats b)
+{
+    return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
+}
+
 static void fence(void)
 {
     _mm_sfence();

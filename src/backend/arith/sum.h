@@ -44,9 +44,11 @@ INLINE void KIT(sum_vectors)(const void *const *sources, int source_count, void 
                 KIT(add)(sum[v], KIT(load)((const KIT(type) *)sources[k] + i + v * KIT(lanes)));
         }
     }
-    UNROLLED
-    for (int v = 0; scaled && v < vectors; v++) {
-        sum[v] = KIT(times)(sum[v], factor);
+    if (scaled) {
+        UNROLLED
+        for (int v = 0; v < vectors; v++) {
+            sum[v] = KIT(times)(sum[v], factor);
+        }
     }
     for (int k = 0; k < result_count; k++) {
         UNROLLED
@@ -92,7 +94,8 @@ INLINE void KIT(sum_into)(const tddp_arith_job *job, void *const *results, int r
     for (int k = 0; k < 4; k++) {
         from[k] = job->sources[k < job->source_count ? k : 0];
     }
-    switch (job->source_count) {
+    /* Past the cache, it is the memory that takes the time. */
+    switch (streaming && job->source_count > 2 ? 0 : job->source_count) {
     case 2:
         KIT(sum_all)(from, 2, results, result_count, count, job->factor, streaming);
         break;

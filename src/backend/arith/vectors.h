@@ -1,7 +1,7 @@
 /*
  * What loops.h and sum.h know of vectors, in GCC's and clang's vector types, of VECTOR_BYTES bytes:
- * each set_*.c defines that before. It defines stream_vector() after, and what there is of float16,
- * for which a processor has instructions or not.
+ * each set_*.c defines that before. It defines stream_vector() and any_nan() after, and what there
+ * is of float16, for which a processor has instructions or not.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,7 +22,8 @@
 /* Few elements are left to such a loop: vectors of them would be but more code. */
 #define KEEP_SCALAR __asm__ volatile("")
 
-enum { SUM_VECTORS = 4 };
+/* That are added at a time; stores past the cache go best by two lines of it. */
+enum { SUM_VECTORS = VECTOR_BYTES == 64 ? 2 : 4 };
 
 typedef float floats __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef double doubles __attribute__((vector_size(VECTOR_BYTES), may_alias));
@@ -30,6 +31,9 @@ typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 /* To a multiple of VECTOR_BYTES, past the cache. */
 INLINE void stream_vector(void *into, words vector);
+
+/* Whether there is a NaN in either. */
+INLINE bool any_nan(floats a, floats b);
 
 enum { FLOATS = VECTOR_BYTES / sizeof(float), DOUBLES = VECTOR_BYTES / sizeof(double) };
 
@@ -100,17 +104,25 @@ INLINE pairs bfloat16_load(const uint16_t *from)
     return (pairs){(floats)(both << 16), (floats)(both & 0xffff0000u)};
 }
 
-/* In the upper halves of words, what tddp_backend_to_bfloat16() makes; the lower are to be cut. */
+/* In the upper halves of words, what tddp_backend_to_bfloat16() makes of what is no NaN; the lower
+ * halves are to be cut. */
 INLINE words rounded(floats real)
 {
     const words bits = (words)real;
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+INLINE words rounded_or_nan(floats real)
+{
     const words nan = (words)(real != real);
-    const words up = 0x7fffu + ((bits >> 16) & 1u);
-    return ((bits + up) & ~nan) | ((bits | 0x00400000u) & nan);
+    return (rounded(real) & ~nan) | (((words)real | 0x00400000u) & nan);
 }
 
 INLINE words bfloat16_words(pairs vector)
 {
+    if (__builtin_expect(any_nan(vector.even, vector.odd), 0)) {
+        return (rounded_or_nan(vector.even) >> 16) | (rounded_or_nan(vector.odd) & 0xffff0000u);
+    }
     return (rounded(vector.even) >> 16) | (rounded(vector.odd) & 0xffff0000u);
 }
 

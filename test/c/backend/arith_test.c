@@ -157,8 +157,8 @@ static void check_rest(const place *where, size_t bytes, bool is_result)
                  where->offset + bytes + GUARD - after) == 0);
 }
 
-/* The job by every set. A result that is the memory of a source has its index in `shared`. */
-static void run(tddp_arith_job job, int shared_result, int shared_source)
+/* The job by every set. A result that is the memory of a source has its number in `shared`. */
+static void run(tddp_arith_job job, const int shared[])
 {
     const size_t bytes = job.count * tddp_dtype_size(job.dtype);
     const void *from[MOST_SOURCES];
@@ -168,7 +168,7 @@ static void run(tddp_arith_job job, int shared_result, int shared_source)
         from[k] = sources[k].memory + sources[k].offset;
     }
     for (int k = 0; k < job.result_count; k++) {
-        places[k] = k == shared_result ? &sources[shared_source] : &results[k];
+        places[k] = shared[k] >= 0 ? &sources[shared[k]] : &results[k];
         into[k] = places[k]->memory + places[k]->offset;
     }
     job.sources = from;
@@ -214,7 +214,15 @@ static void try_job(tddp_reduce_op op, tddp_dtype dtype, size_t count, int sourc
         lay(&results[k], count * size, misplaced == 2 ? (size_t)below(16) * size % 64 : 0);
         memcpy(results[k].before, results[k].memory, results[k].offset + count * size + GUARD);
     }
-    const bool shares = below(2);
+    /* No result, one or all of them, each another source. */
+    const int sharing = below(3);
+    const int first = below(result_count);
+    const int shift = below(source_count);
+    int shared[MOST_RESULTS];
+    for (int k = 0; k < result_count; k++) {
+        const bool is_shared = sharing == 2 ? k < source_count : sharing == 1 && k == first;
+        shared[k] = is_shared ? (k + shift) % source_count : -1;
+    }
     const bool has_factors = op == TDDP_REDUCE_PREMUL_SUM || below(8) == 0;
     run(
         (tddp_arith_job){
@@ -229,7 +237,7 @@ static void try_job(tddp_reduce_op op, tddp_dtype dtype, size_t count, int sourc
                                             : 0.7,
             .streaming = below(3) == 0,
         },
-        shares ? below(result_count) : -1, shares ? below(source_count) : 0);
+        shared);
 }
 
 /* --- the tests ---------------------------------------------------------------------------------*/
