@@ -113,8 +113,10 @@ void tddp_shm_destroy(tddp_shm *shm)
     if (shm->posts) {
         tddp_shm_posts_destroy(shm->posts);
     }
-    say(shm, TDDP_SHM_LEFT, TDDP_OK, "");
-    for (int rank = 0; rank < shm->size; rank++) {
+    if (shm->peers) {
+        say(shm, TDDP_SHM_LEFT, TDDP_OK, "");
+    }
+    for (int rank = 0; shm->peers && rank < shm->size; rank++) {
         tddp_shm_segment_release(shm->peers[rank].segment);
     }
     free(shm->peers);

@@ -404,7 +404,7 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
     }
     if (status) {
         tell_failure(&self, status);
-        tddp_shm_destroy(self.shm && self.shm->peers ? self.shm : NULL);
+        tddp_shm_destroy(self.shm);
     } else {
         *out = self.shm;
     }

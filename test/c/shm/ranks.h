@@ -109,6 +109,14 @@ static inline tddp_op shm_op(shm_rank *it, tddp_op_kind kind)
     return op;
 }
 
+/* All come to this. */
+static inline void meet_once(shm_rank *it)
+{
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_OK(tddp_shm_meet(it->shm));
+}
+
 static inline void shm_open_rank(shm_rank *it)
 {
     const shm_job *job = it->job;

@@ -1,0 +1,270 @@
+/* Memory that ranks share: what it holds, who sees it, how long it lasts, and what is given back.
+ */
+#include <sys/stat.h>
+
+#include "backend/shm/control.h"
+#include "ranks.h"
+
+enum { MIB = 1024 * 1024 };
+
+static bool is_zero(const unsigned char *data, size_t bytes)
+{
+    size_t i = 0;
+    while (i < bytes && data[i] == 0) {
+        i++;
+    }
+    return i == bytes;
+}
+
+/* Every rank sees every other's, at the same offset whatever the address. */
+static void seen_by_all(shm_rank *it)
+{
+    void *handle;
+    void *data;
+    CHECK_OK(tddp_shm_allocate(it->shm, 3 * sizeof(int32_t), &handle, &data));
+    CHECK_INT((uintptr_t)data % 4096, 0);
+    CHECK(is_zero(data, 3 * sizeof(int32_t)));
+    int32_t *mine = data;
+    mine[2] = 100 + it->rank;
+    tddp_op op = shm_op(it, TDDP_OP_ALL_REDUCE);
+    op.input = op.output = shm_buffer(data, 3, TDDP_INT32);
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK(tddp_shm_all_inputs(it->shm));
+    CHECK(tddp_shm_all_outputs(it->shm));
+    for (int rank = 0; rank < it->size; rank++) {
+        const int32_t *theirs = tddp_shm_input(it->shm, rank);
+        CHECK_INT(theirs[2], 100 + rank);
+        CHECK(tddp_shm_output(it->shm, rank) == (const void *)theirs);
+    }
+    tddp_shm_publish(it->shm, 1);
+    CHECK_OK(tddp_shm_await_all(it->shm, 1));
+    tddp_shm_deallocate(handle);
+}
+
+SHM_TEST(memory_is_seen_by_all, seen_by_all)
+
+/* One rank's buffer lies elsewhere: all know that, and have the others' all the same. */
+static void partly(shm_rank *it)
+{
+    int32_t elsewhere[4] = {0};
+    void *handle;
+    void *data;
+    CHECK_OK(tddp_shm_allocate(it->shm, sizeof elsewhere, &handle, &data));
+    tddp_op op = shm_op(it, TDDP_OP_ALL_REDUCE);
+    op.input = shm_buffer(data, 4, TDDP_INT32);
+    op.output = it->rank == 1 ? shm_buffer(elsewhere, 4, TDDP_INT32) : op.input;
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK(tddp_shm_all_inputs(it->shm));
+    CHECK_INT(tddp_shm_all_outputs(it->shm), it->size == 1);
+    for (int rank = 0; rank < it->size; rank++) {
+        CHECK_INT(tddp_shm_output(it->shm, rank) == NULL, rank == 1);
+    }
+    tddp_shm_publish(it->shm, 1);
+    CHECK_OK(tddp_shm_await_all(it->shm, 1));
+    tddp_shm_deallocate(handle);
+}
+
+SHM_TEST(memory_of_some_ranks_only, partly)
+
+static void edges(shm_rank *it)
+{
+    void *handle;
+    char *data;
+    void *place;
+    CHECK_OK(tddp_shm_allocate(it->shm, 8192, &handle, &place));
+    data = place;
+    uint64_t at = tddp_shm_locate(it->shm, data, 8192);
+    CHECK(at != TDDP_SHM_NOWHERE);
+    CHECK(tddp_shm_at(it->shm, it->rank, at) == place);
+    CHECK_INT(tddp_shm_locate(it->shm, data + 5, 10), at + 5);
+    CHECK(tddp_shm_locate(it->shm, &handle, 8) == TDDP_SHM_NOWHERE);
+    CHECK(tddp_shm_locate(it->shm, data, SIZE_MAX / 2) == TDDP_SHM_NOWHERE);
+    CHECK(tddp_shm_locate(it->shm, NULL, 8) == TDDP_SHM_NOWHERE);
+    CHECK(tddp_shm_at(it->shm, it->rank, TDDP_SHM_NOWHERE) == NULL);
+    tddp_shm_deallocate(handle);
+    tddp_shm_deallocate(NULL);
+    CHECK_STATUS(tddp_shm_allocate(it->shm, 0, &handle, &place), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_shm_allocate(it->shm, SIZE_MAX, &handle, &place), TDDP_UNAVAILABLE);
+}
+
+SHM_TEST(memory_is_located, edges)
+
+static void outlives(shm_rank *it)
+{
+    void *handle;
+    void *place;
+    CHECK_OK(tddp_shm_allocate(it->shm, 3 * MIB, &handle, &place));
+    unsigned char *data = place;
+    data[3 * MIB - 1] = 7;
+    tddp_shm_destroy(it->shm);
+    it->shm = NULL;
+    data[0] = 9;
+    CHECK_INT(data[3 * MIB - 1], 7);
+    CHECK_INT(data[0], 9);
+    tddp_shm_deallocate(handle);
+}
+
+SHM_TEST(memory_outlives_its_context, outlives)
+
+static size_t backed(const shm_rank *it)
+{
+    struct stat file;
+    CHECK_INT(fstat(tddp_shm_self(it->shm)->segment->fd, &file), 0);
+    return (size_t)file.st_blocks * 512;
+}
+
+/* What is freed takes no memory any more, and is zero when it is had again. */
+static void given_back(shm_rank *it)
+{
+    size_t before = backed(it);
+    for (int i = 0; i < 3; i++) {
+        void *handle;
+        void *place;
+        CHECK_OK(tddp_shm_allocate(it->shm, 5 * MIB + 1, &handle, &place));
+        CHECK(is_zero(place, 5 * MIB + 1));
+        memset(place, 0xa5, 5 * MIB + 1);
+        CHECK(backed(it) >= before + 5 * MIB);
+        tddp_shm_deallocate(handle);
+        CHECK_INT(backed(it), before);
+    }
+}
+
+TEST(memory_is_given_back)
+{
+    run_shm(SHM_PROCESSES, 2, given_back, NULL);
+}
+
+typedef struct piece {
+    void *handle;
+    unsigned char *data;
+    size_t bytes;
+    unsigned char mark;
+} piece;
+
+static void check_piece(const piece *it)
+{
+    CHECK_INT(it->data[0], it->mark);
+    CHECK_INT(it->data[it->bytes / 2], it->mark);
+    CHECK_INT(it->data[it->bytes - 1], it->mark);
+}
+
+/* Pieces of all sizes come and go; none overlaps another, and at the end the arena is whole. */
+static void come_and_go(shm_rank *it)
+{
+    enum { PIECES = 40, ROUNDS = 2000 };
+    piece pieces[PIECES] = {{0}};
+    unsigned seed = 17u + (unsigned)it->rank;
+    for (int i = 0; i < ROUNDS; i++) {
+        piece *each = &pieces[(unsigned)rand_r(&seed) % PIECES];
+        if (each->handle) {
+            check_piece(each);
+            tddp_shm_deallocate(each->handle);
+            each->handle = NULL;
+            continue;
+        }
+        each->bytes = 1 + (unsigned)rand_r(&seed) % (i % 50 == 0 ? 3 * MIB : 40000);
+        each->mark = (unsigned char)(1 + i % 255);
+        void *place;
+        CHECK_OK(tddp_shm_allocate(it->shm, each->bytes, &each->handle, &place));
+        each->data = place;
+        CHECK_INT(each->data[0] | each->data[each->bytes - 1], 0);
+        memset(place, each->mark, each->bytes);
+    }
+    for (int i = 0; i < PIECES; i++) {
+        if (pieces[i].handle) {
+            check_piece(&pieces[i]);
+            tddp_shm_deallocate(pieces[i].handle);
+        }
+    }
+    CHECK_INT(tddp_shm_self(it->shm)->segment->span_count, 1);
+    CHECK_INT(tddp_shm_self(it->shm)->segment->taken, 0);
+}
+
+TEST(memory_comes_and_goes)
+{
+    run_shm(SHM_THREADS, 2, come_and_go, NULL);
+}
+
+static void full(shm_rank *it)
+{
+    void *handles[3];
+    void *place;
+    CHECK_OK(tddp_shm_allocate(it->shm, 2 * MIB, &handles[0], &place));
+    CHECK_OK(tddp_shm_allocate(it->shm, 2 * MIB, &handles[1], &place));
+    CHECK_STATUS(tddp_shm_allocate(it->shm, 1, &handles[2], &place), TDDP_UNAVAILABLE);
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_SHM_ARENA");
+    tddp_shm_deallocate(handles[0]);
+    CHECK_OK(tddp_shm_allocate(it->shm, 1, &handles[2], &place));
+    tddp_shm_deallocate(handles[2]);
+    tddp_shm_deallocate(handles[1]);
+}
+
+TEST(an_arena_may_be_full)
+{
+    setenv("TDDP_SHM_ARENA", "4194304", 1);
+    run_shm(SHM_THREADS, 2, full, NULL);
+    run_shm(SHM_PROCESSES, 2, full, NULL);
+}
+
+static void none(shm_rank *it)
+{
+    void *handle;
+    void *place;
+    CHECK_STATUS(tddp_shm_allocate(it->shm, 1, &handle, &place), TDDP_UNAVAILABLE);
+    meet_once(it);
+}
+
+TEST(there_may_be_no_arena)
+{
+    setenv("TDDP_SHM_ARENA", "0", 1);
+    run_shm(SHM_PROCESSES, 3, none, NULL);
+}
+
+/* The least of what the ranks have is what all have. */
+static void unequal(shm_rank *it)
+{
+    setenv("TDDP_SHM_ARENA", it->rank == 1 ? "2097152" : "8388608", 1);
+    tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+    CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
+    CHECK_INT(it->shm->layout.bytes - it->shm->layout.arena, 2 * MIB);
+    meet_once(it);
+}
+
+TEST(arenas_are_equal)
+{
+    shm_run((shm_job){.way = SHM_PROCESSES, .size = 3, .body = unequal, .bare = true});
+}
+
+/* A child uses the parent's memory, and lets go of it without a trace. */
+static void forked(shm_rank *it)
+{
+    void *handle;
+    void *place;
+    CHECK_OK(tddp_shm_allocate(it->shm, 4096, &handle, &place));
+    unsigned char *data = place;
+    data[0] = 1;
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        data[1] = data[0] + 1;
+        tddp_shm_deallocate(handle);
+        tddp_shm_destroy(it->shm);
+        _exit(0);
+    }
+    int status;
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+    CHECK_INT(data[0], 1);
+    CHECK_INT(data[1], 2);
+    meet_once(it); /* nobody believes that this rank has left */
+    tddp_shm_deallocate(handle);
+    meet_once(it);
+}
+
+TEST(a_forked_child_shares_memory)
+{
+    run_shm(SHM_PROCESSES, 2, forked, NULL);
+}
