@@ -148,3 +148,61 @@ TEST(forced_sliced)
 {
     run_forced("broadcast=sliced");
 }
+
+/* --- calls that differ ----------------------------------------------------------------------- */
+
+/* All give and expect 10 elements, but the last rank's first part, or its own piece, is of 11. */
+static tddp_status call_differently(shm_rank *it, tddp_op_kind kind)
+{
+    static float memory[2 * SHM_MAX_RANKS][16];
+    tddp_buffer inputs[SHM_MAX_RANKS];
+    tddp_buffer outputs[SHM_MAX_RANKS];
+    bool odd = it->rank == it->size - 1;
+    size_t size = (size_t)it->size;
+    for (int r = 0; r < it->size; r++) {
+        bool other = odd && r == 0;
+        inputs[r] = shm_buffer(memory[r], 10, TDDP_FLOAT32);
+        outputs[r] = shm_buffer(memory[SHM_MAX_RANKS + r], 10, TDDP_FLOAT32);
+        inputs[r].count += other && kind == TDDP_OP_ALL_TO_ALL;
+        outputs[r].count += other && kind == TDDP_OP_ALL_GATHER;
+    }
+    inputs[it->rank].count += odd && kind == TDDP_OP_GATHER;
+    outputs[it->rank].count += odd && kind == TDDP_OP_SCATTER;
+    bool root = it->rank == 0;
+    switch (kind) {
+    case TDDP_OP_BROADCAST:
+        inputs[0].count += odd;
+        return tddp_broadcast(it->group, inputs[0], 0, NULL);
+    case TDDP_OP_ALL_GATHER:
+        return tddp_all_gather_list(it->group, inputs[it->rank], outputs, size, NULL);
+    case TDDP_OP_GATHER:
+        return tddp_gather(it->group, inputs[it->rank], root ? outputs : NULL, root ? size : 0, 0,
+                           NULL);
+    case TDDP_OP_SCATTER:
+        return tddp_scatter(it->group, outputs[it->rank], root ? inputs : NULL, root ? size : 0, 0,
+                            NULL);
+    default:
+        return tddp_all_to_all(it->group, inputs, outputs, size, NULL);
+    }
+}
+
+static void differs(shm_rank *it)
+{
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    double start = shm_now();
+    CHECK_STATUS(call_differently(it, *(tddp_op_kind *)it->data), TDDP_MISMATCH);
+    CHECK(shm_now() - start < 2);
+    CHECK_CONTAINS(tddp_error_message(), "10");
+    CHECK_CONTAINS(tddp_error_message(), "11");
+    CHECK_CONTAINS(tddp_error_message(), it->size == 2 ? "rank 1" : "rank 2");
+}
+
+TEST(parts_of_different_size)
+{
+    static tddp_op_kind kinds[] = {TDDP_OP_BROADCAST, TDDP_OP_ALL_GATHER, TDDP_OP_GATHER,
+                                   TDDP_OP_SCATTER, TDDP_OP_ALL_TO_ALL};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        run_shm_groups(SHM_PROCESSES, 2, differs, &kinds[i]);
+        run_shm_groups(SHM_PROCESSES, 3, differs, &kinds[i]);
+    }
+}
