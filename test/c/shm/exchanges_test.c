@@ -190,7 +190,12 @@ static void differs(shm_rank *it)
 {
     CHECK_OK(tddp_barrier(it->group, NULL));
     double start = shm_now();
-    CHECK_STATUS(call_differently(it, *(tddp_op_kind *)it->data), TDDP_MISMATCH);
+    tddp_status status = call_differently(it, *(tddp_op_kind *)it->data);
+    if (status == TDDP_OK && it->rank > 0 && it->rank < it->size - 1) {
+        /* It agrees with all, and has what it wants: the others tell it of theirs. */
+        status = tddp_barrier(it->group, NULL);
+    }
+    CHECK_STATUS(status, TDDP_MISMATCH);
     CHECK(shm_now() - start < 2);
     CHECK_CONTAINS(tddp_error_message(), "10");
     CHECK_CONTAINS(tddp_error_message(), "11");
