@@ -28,37 +28,24 @@ INLINE void KIT(sum_element)(const void *const *sources, int source_count, void 
     KEEP_SCALAR;
 }
 
-INLINE void KIT(sum_vectors)(const void *const *sources, int source_count, void *const *results,
-                             int result_count, size_t i, const int vectors, bool scaled,
-                             KIT(real) factor, bool streaming)
+INLINE KIT(vector) KIT(sum_vector)(const void *const *sources, int source_count, size_t i,
+                                   bool scaled, KIT(real) factor)
 {
-    KIT(vector) sum[SUM_VECTORS];
-    UNROLLED
-    for (int v = 0; v < vectors; v++) {
-        sum[v] = KIT(load)((const KIT(type) *)sources[0] + i + v * KIT(lanes));
-    }
+    KIT(vector) sum = KIT(load)((const KIT(type) *)sources[0] + i);
     for (int k = 1; k < source_count; k++) {
-        UNROLLED
-        for (int v = 0; v < vectors; v++) {
-            sum[v] =
-                KIT(add)(sum[v], KIT(load)((const KIT(type) *)sources[k] + i + v * KIT(lanes)));
-        }
+        sum = KIT(add)(sum, KIT(load)((const KIT(type) *)sources[k] + i));
     }
-    if (scaled) {
-        UNROLLED
-        for (int v = 0; v < vectors; v++) {
-            sum[v] = KIT(times)(sum[v], factor);
-        }
-    }
+    return scaled ? KIT(times)(sum, factor) : sum;
+}
+
+INLINE void KIT(write_vector)(void *const *results, int result_count, size_t i, KIT(vector) sum,
+                              bool streaming)
+{
     for (int k = 0; k < result_count; k++) {
-        UNROLLED
-        for (int v = 0; v < vectors; v++) {
-            KIT(type) *into = (KIT(type) *)results[k] + i + v * KIT(lanes);
-            if (streaming) {
-                KIT(stream)(into, sum[v]);
-            } else {
-                KIT(store)(into, sum[v]);
-            }
+        if (streaming) {
+            KIT(stream)((KIT(type) *)results[k] + i, sum);
+        } else {
+            KIT(store)((KIT(type) *)results[k] + i, sum);
         }
     }
 }
@@ -73,13 +60,17 @@ INLINE void KIT(sum_all)(const void *const *sources, int source_count, void *con
     for (; streaming && i < count && (uintptr_t)((KIT(type) *)results[0] + i) % VECTOR_BYTES; i++) {
         KIT(sum_element)(sources, source_count, results, result_count, i, scaled, factor);
     }
-    for (; i + SUM_VECTORS * lanes <= count; i += SUM_VECTORS * lanes) {
-        KIT(sum_vectors)
-        (sources, source_count, results, result_count, i, SUM_VECTORS, scaled, factor, streaming);
+    /* Stores past the cache go best by two lines of it. */
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        const KIT(vector) one = KIT(sum_vector)(sources, source_count, i, scaled, factor);
+        const KIT(vector) two = KIT(sum_vector)(sources, source_count, i + lanes, scaled, factor);
+        KIT(write_vector)(results, result_count, i, one, streaming);
+        KIT(write_vector)(results, result_count, i + lanes, two, streaming);
     }
-    for (; i + lanes <= count; i += lanes) {
-        KIT(sum_vectors)
-        (sources, source_count, results, result_count, i, 1, scaled, factor, streaming);
+    if (i + lanes <= count) {
+        const KIT(vector) last = KIT(sum_vector)(sources, source_count, i, scaled, factor);
+        KIT(write_vector)(results, result_count, i, last, streaming);
+        i += lanes;
     }
     for (; i < count; i++) {
         KIT(sum_element)(sources, source_count, results, result_count, i, scaled, factor);

@@ -22,9 +22,6 @@
 /* Few elements are left to such a loop: vectors of them would be but more code. */
 #define KEEP_SCALAR __asm__ volatile("")
 
-/* That are added at a time; stores past the cache go best by two lines of it. */
-enum { SUM_VECTORS = VECTOR_BYTES == 64 ? 2 : 4 };
-
 typedef float floats __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef double doubles __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES), may_alias));
