@@ -265,6 +265,15 @@ static tddp_status ask_why(const join *self, int lost, tddp_status status)
     return tddp_fail(status, "%s", before);
 }
 
+/* Nobody need wait for this rank's segment any more; the word stands before that shows. */
+static tddp_status give_up(join *self, const char *text)
+{
+    tddp_status status = say_in_time(self, 1, text);
+    tddp_close(self->listen_fd);
+    self->listen_fd = -1;
+    return status;
+}
+
 static tddp_status get_segments(join *self)
 {
     int lost = -1;
@@ -277,7 +286,7 @@ static tddp_status get_segments(join *self)
     if (status == TDDP_PEER_LOST && lost >= 0) {
         status = ask_why(self, lost, status);
         if (status == TDDP_UNAVAILABLE) {
-            return say_in_time(self, 1, "after");
+            return give_up(self, "after");
         }
         return status;
     }
@@ -293,7 +302,7 @@ static tddp_status get_segments(join *self)
     }
     char text[WORD_BYTES];
     (void)snprintf(text, sizeof text, "no %.900s", tddp_error_message());
-    return say_in_time(self, 1, text);
+    return give_up(self, text);
 }
 
 /* --- after ----------------------------------------------------------------------------------- */
