@@ -85,7 +85,7 @@ module Collectives
           next
         end
         begin
-          @jobs[partner] = Job.new(partner, ranks)
+          @jobs[partner] = Job.new(partner, ranks, bind: @options[:bind])
           @results.version(partner.name, @jobs[partner].version)
           @say.call("#{ranks} ranks: #{partner.name}: #{@jobs[partner].version}")
         rescue Job::Failed => e

@@ -17,7 +17,7 @@ end
 
 options = {build: File.join(Collectives::ROOT, "build/native"), operations: %w[all_reduce broadcast all_gather reduce_scatter all_to_all barrier],
            dtypes: %w[float32], min: 8, max: 64 << 20, factor: 4, sizes: nil, ranks: [2, 4], rounds: 5, seconds: 270.0, check: true,
-           fresh: false, partners: nil, json: nil, chart: nil}
+           fresh: false, bind: false, figure: "median", backend: nil, partners: nil, json: nil, chart: nil}
 sizes = ->(text) { Collectives::Sizes.parse(text) or refuse("#{text}: expected bytes as 4096, 64K or 16M") }
 lists = {operations: Collectives::Partner::OPERATIONS, dtypes: Collectives::Partner::DTYPES}
 OptionParser.new do |opts|
@@ -31,7 +31,14 @@ OptionParser.new do |opts|
   opts.on("--rounds N", Integer, "turns of each partner at each measurement (5)") { |rounds| options[:rounds] = rounds }
   opts.on("--seconds S", Float, "bound of all measurements together; the last round may be cut short (270)") { |bound| options[:seconds] = bound }
   opts.on("--partners LIST", Array, "of ours, gloo, floor, openmpi, pytorch, ruby, deepspeed (all)") { |list| options[:partners] = list }
+  opts.on("--backend NAME", %w[gloo shm], "of ours: gloo, with shared memory beneath it, or shm alone (gloo where it is built)") do |name|
+    options[:backend] = name
+  end
+  opts.on("--bind", "each rank's thread stays on one core, where the machine has other work; threads beside it do not") { options[:bind] = true }
   opts.on("--fresh", "each rank writes its input anew before each call, as those who reduce do; else it rests in the caches") { options[:fresh] = true }
+  opts.on("--figure NAME", %w[median p10 p90 p99 min mean], "that of a turn which counts (median); p10 where the machine has other work") do |figure|
+    options[:figure] = figure
+  end
   opts.on("--[no-]check", "whether results are compared with what they must be (yes)") { |check| options[:check] = check }
   opts.on("--build FOLDER", "CMake's build folder, with the target bench_collectives built (build/native)") { |folder| options[:build] = File.expand_path(folder) }
   opts.on("--json FILE", "all figures of all rounds") { |file| options[:json] = file }
@@ -43,7 +50,7 @@ rescue OptionParser::ParseError => e
   refuse(e.message)
 end
 
-all = Collectives::Partners.all(options[:build])
+all = Collectives::Partners.all(options[:build], options[:backend])
 lists[:partners] = all.map(&:name)
 options[:partners] ||= lists[:partners]
 lists.each do |name, known|

@@ -23,7 +23,9 @@ module Collectives
 
     # @param partner [Partner]
     # @param ranks [Integer]
-    def initialize(partner, ranks)
+    # @param bind [Boolean] whether each rank's thread is bound to a core
+    def initialize(partner, ranks, bind: false)
+      @bind = bind
       @partner = partner
       @ranks = ranks
       @pids = []
@@ -66,7 +68,7 @@ module Collectives
 
     def spawn_rank(rank, command)
       environment = {"RANK" => rank.to_s, "WORLD_SIZE" => @ranks.to_s, "BENCH_FOLDER" => @folder, "BENCH_LIMIT" => LIMIT.to_s,
-                     "BENCH_NAME" => @name, "TMPDIR" => @folder, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1",
+                     "BENCH_BIND" => @bind ? "1" : "0", "BENCH_NAME" => @name, "TMPDIR" => @folder, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1",
                      "GLOO_SOCKET_IFNAME" => "lo"}
       log = File.join(@folder, "log")
       # A group of their own: the terminal's Ctrl-C is this process's to handle.

@@ -7,6 +7,7 @@
  */
 #include "measure.h"
 
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -344,6 +345,26 @@ static void measure(const bench_partner *p, request *r, FILE *answers)
     }
 }
 
+/* This thread to a core of its own, by rank; others of the process stay free. */
+static void bind_to_core(int rank)
+{
+    cpu_set_t allowed;
+    cpu_set_t one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) {
+        bench_fail("sched_getaffinity failed");
+    }
+    int left = rank % CPU_COUNT(&allowed);
+    size_t core = 0;
+    while (!CPU_ISSET(core, &allowed) || left-- > 0) {
+        core++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    if (sched_setaffinity(0, sizeof one, &one)) {
+        bench_fail("sched_setaffinity failed");
+    }
+}
+
 int bench_serve(const bench_partner *partner)
 {
     const char *folder = getenv("BENCH_FOLDER");
@@ -354,6 +375,9 @@ int bench_serve(const bench_partner *partner)
         bench_fail("BENCH_FOLDER is not set: the driver starts this program");
     }
     unsigned limit = (unsigned)bench_environment("BENCH_LIMIT");
+    if (bench_environment("BENCH_BIND")) {
+        bind_to_core(partner->rank);
+    }
     alarm(limit); /* opening waits for ever if the driver is gone */
     meeting_open(folder, partner->rank, partner->ranks);
     if (partner->rank == 0) {

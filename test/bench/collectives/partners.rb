@@ -54,15 +54,17 @@ module Collectives
     module_function
 
     # @param build [String] a build folder of CMake with the programs in bench/
+    # @param backend [String, nil] ours: "gloo", above which shared memory lies, or "shm" alone; nil: what is built
     # @return [Array<Partner>]
-    def all(build)
+    def all(build, backend = nil)
       @build = build
+      @backend = backend || (gloo? ? "gloo" : "shm")
       [ours, gloo, floor, openmpi, pytorch, ruby, deepspeed]
     end
 
     def ours
       series = [Series.new("ours", "ours, registered", "registered"), Series.new("ours-any", "ours, any", "any")]
-      native("ours", series, {"TDDP_SHM" => "1"}, gloo? ? "gloo" : "shm")
+      native("ours", series, {"TDDP_SHM" => "1"}, @backend)
     end
 
     def gloo
@@ -98,7 +100,7 @@ module Collectives
     def ruby
       series = [Series.new("ruby", "Ruby, registered", "registered"), Series.new("ruby-any", "Ruby, any", "any")]
       obstacle = ->(_ranks) { "the extension is not built: rake compile" unless File.exist?(File.join(ROOT, "lib/torch_ddp/ext.so")) }
-      environment = {"TDDP_SHM" => "1", "BUNDLE_GEMFILE" => File.join(ROOT, "Gemfile")}
+      environment = {"TDDP_SHM" => "1", "BENCH_BACKEND" => @backend, "BUNDLE_GEMFILE" => File.join(ROOT, "Gemfile")}
       Partner.new("ruby", series, environment: environment, obstacle: obstacle) do |ranks|
         each_rank(ranks, [RbConfig.ruby, "-rbundler/setup", "-I#{File.join(ROOT, "lib")}", File.join(__dir__, "ruby_partner.rb")])
       end

@@ -192,6 +192,9 @@ signal.alarm(limit)  # opening waits for ever if the driver is gone
 torch.set_num_threads(1)
 meeting = Meeting()
 dist.init_process_group("gloo", init_method="file://" + os.path.join(folder, "store"), rank=rank, world_size=ranks)
+if int(os.environ["BENCH_BIND"]):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread; others of the process stay free
 answers = open(os.path.join(folder, "answers"), "w") if rank == 0 else None
 if answers:
     print(json.dumps({"version": "PyTorch " + torch.__version__}), file=answers, flush=True)

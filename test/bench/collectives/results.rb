@@ -94,7 +94,7 @@ module Collectives
 
     # For --json.
     def to_h
-      options = @options.slice(:ranks, :operations, :dtypes, :sizes, :rounds, :seconds, :fresh, :check)
+      options = @options.slice(:ranks, :operations, :dtypes, :sizes, :rounds, :seconds, :fresh, :check, :figure, :bind)
       {machine: machine, options: options, versions: @versions, skipped: @skipped, wrong: wrong,
        results: @answers.map { |(ranks, cell, name), answers| row(ranks, cell, name, answers) }}
     end
@@ -113,7 +113,7 @@ module Collectives
     end
 
     def times(ranks, cell, name)
-      answers(ranks, cell, name).map { |answer| answer["median"] }
+      answers(ranks, cell, name).map { |answer| answer[@options[:figure]] || answer["median"] }
     end
 
     def median(values)

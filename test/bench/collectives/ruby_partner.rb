@@ -156,6 +156,18 @@ LOOP = 32
 LOOP_BYTES = 16384
 LEAST_LOOPS = 5
 
+# This thread to a core of its own, by rank; others of the process stay free.
+def bind_to_core
+  allowed = File.read("/proc/thread-self/status")[/^Cpus_allowed_list:\s*(.*)/, 1].split(",").flat_map do |part|
+    first, last = part.split("-").map { |text| Integer(text) }
+    (first..(last || first)).to_a
+  end
+  types = [Fiddle::TYPE_INT, Fiddle::TYPE_SIZE_T, Fiddle::TYPE_VOIDP]
+  mask = [1 << allowed[RANK % allowed.size]].pack("Q")
+  failed = Fiddle::Function.new(Fiddle::Handle::DEFAULT["sched_setaffinity"], types, Fiddle::TYPE_INT).call(0, mask.bytesize, mask)
+  abort "sched_setaffinity failed" unless failed.zero?
+end
+
 def microseconds
   Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) / 1000.0
 end
@@ -206,7 +218,9 @@ end
 
 ALARM.call(LIMIT) # opening waits for ever if the driver is gone
 meeting = Meeting.new
-Torch::Distributed.init_process_group("gloo", init_method: "file://#{File.join(FOLDER, "store")}", rank: RANK, world_size: RANKS, timeout: 60)
+Torch::Distributed.init_process_group(ENV.fetch("BENCH_BACKEND"), init_method: "file://#{File.join(FOLDER, "store")}", rank: RANK, world_size: RANKS,
+  timeout: 60)
+bind_to_core unless ENV.fetch("BENCH_BIND") == "0"
 answers = File.open(File.join(FOLDER, "answers"), "w") if RANK.zero?
 answers&.sync = true
 answers&.puts JSON.generate("version" => "torch-rb #{Torch::VERSION}, libtorch #{Torch::Distributed::LIBTORCH_VERSION}, Ruby #{RUBY_VERSION}")
