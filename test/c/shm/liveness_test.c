@@ -1,0 +1,479 @@
+/* How waits end badly: peers that die, leave, fail, stall or disagree; abort, tokens and time. */
+#include <sys/syscall.h>
+
+#include "ranks.h"
+
+enum { LARGE = 1 << 20 };
+
+static void die(void)
+{
+    syscall(SYS_exit_group, 0);
+}
+
+static tddp_op begin(shm_rank *it)
+{
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    return op;
+}
+
+/* --- dying ----------------------------------------------------------------------------------- */
+
+static void dead_before(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        die();
+    }
+    double start = shm_now();
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 1);
+    CHECK_TEXT(tddp_error_message(), "lost rank 1 (its process has ended)");
+    (void)op;
+}
+
+TEST(a_dead_rank_is_named)
+{
+    for (int size = 2; size <= 4; size++) {
+        run_shm(SHM_PROCESSES, size, dead_before, NULL);
+    }
+}
+
+/* The others sleep while it dies; one waits for another that waits for it. */
+static void dead_meanwhile(shm_rank *it)
+{
+    meet_once(it);
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    op.awaited = it->rank == 2;
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_OK(tddp_shm_meet(it->shm));
+    if (it->rank == 1) {
+        usleep(200000);
+        die();
+    }
+    double start = shm_now();
+    CHECK_STATUS(tddp_shm_await(it->shm, it->rank == 0 ? 2 : 0, 1), TDDP_PEER_LOST);
+    CHECK(shm_now() - start > 0.15 && shm_now() - start < 1);
+    CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (its process has ended)");
+}
+
+TEST(a_rank_that_dies_while_others_sleep)
+{
+    run_shm(SHM_PROCESSES, 3, dead_meanwhile, NULL);
+}
+
+static void hidden(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            usleep(1500000);
+            _exit(0);
+        }
+        usleep(100000);
+        die();
+    }
+    double start = shm_now();
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 1);
+    (void)op;
+}
+
+TEST(a_forked_child_does_not_hide_a_death)
+{
+    run_shm(SHM_PROCESSES, 2, hidden, NULL);
+}
+
+/* What it did before it died counts. */
+static void dead_after(shm_rank *it)
+{
+    meet_once(it);
+    int32_t mine = it->rank;
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    if (it->rank == 0) {
+        usleep(300000);
+    }
+    tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
+    memcpy(tddp_shm_staging(it->shm, it->rank), &mine, sizeof mine);
+    tddp_shm_publish(it->shm, 3);
+    if (it->rank == 1) {
+        die();
+    }
+    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_await(it->shm, 1, 3));
+    CHECK_INT(*(const int32_t *)tddp_shm_payload(it->shm, 1), 1);
+    CHECK_INT(*(const int32_t *)tddp_shm_staging(it->shm, 1), 1);
+    CHECK_STATUS(tddp_shm_await(it->shm, 1, 4), TDDP_PEER_LOST);
+}
+
+TEST(what_a_dead_rank_did_counts)
+{
+    run_shm(SHM_PROCESSES, 2, dead_after, NULL);
+}
+
+/* A rank that is stopped lives. */
+static void stopped(shm_rank *it)
+{
+    meet_once(it);
+    pid_t *pids = it->data;
+    if (it->rank == 1) {
+        pids[1] = getpid();
+        meet_once(it);
+        raise(SIGSTOP);
+        meet_once(it);
+        return;
+    }
+    meet_once(it);
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    op.timeout_ms = 700;
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_TIMEOUT);
+    CHECK_INT(kill(pids[1], SIGCONT), 0);
+    op.timeout_ms = 5000;
+}
+
+TEST(a_stopped_rank_is_not_dead)
+{
+    run_shm(SHM_PROCESSES, 2, stopped, shm_common(4096));
+}
+
+/* --- leaving and failing --------------------------------------------------------------------- */
+
+static void leaves(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        usleep(50000);
+        return;
+    }
+    double start = shm_now();
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 0.5);
+    CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
+    (void)op;
+}
+
+TEST(a_rank_that_leaves)
+{
+    run_shm(SHM_THREADS, 3, leaves, NULL);
+    run_shm(SHM_PROCESSES, 3, leaves, NULL);
+}
+
+/* Who leaves after its part is no loss to those who are still at theirs. */
+static void leaves_after(shm_rank *it)
+{
+    tddp_op op = begin(it);
+    CHECK_OK(tddp_shm_meet(it->shm));
+    if (it->rank == 1) {
+        return;
+    }
+    usleep(100000);
+    if (it->rank == 2) {
+        usleep(500000);
+        tddp_shm_publish(it->shm, 1);
+    }
+    CHECK_OK(tddp_shm_await(it->shm, 2, 1));
+    CHECK_OK(tddp_shm_look(it->shm, it->rank == 0 ? 2 : 0));
+    CHECK_OK(tddp_shm_look(it->shm, -1));
+    CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
+    (void)op;
+    usleep(it->rank == 2 ? 200000 : 0);
+    if (it->rank == 0) {
+        CHECK_STATUS(tddp_shm_await(it->shm, 2, 2), TDDP_PEER_LOST);
+        CHECK_STATUS(tddp_shm_look(it->shm, -1), TDDP_PEER_LOST);
+        CHECK_TEXT(tddp_error_message(), "rank 1 has left the group; rank 2 has left the group");
+    }
+}
+
+TEST(a_rank_that_leaves_after_its_part)
+{
+    run_shm(SHM_THREADS, 3, leaves_after, NULL);
+    run_shm(SHM_PROCESSES, 3, leaves_after, NULL);
+}
+
+static void fails(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        usleep(50000);
+        tddp_shm_farewell(it->shm, TDDP_TIMEOUT, "tired of waiting");
+        tddp_shm_farewell(it->shm, TDDP_INTERNAL, "not heard");
+        usleep(600000);
+        return;
+    }
+    double start = shm_now();
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 0.5);
+    CHECK_TEXT(tddp_error_message(), "lost rank 1, which gave up: tired of waiting");
+    (void)op;
+}
+
+TEST(a_rank_that_fails)
+{
+    run_shm(SHM_THREADS, 3, fails, NULL);
+    run_shm(SHM_PROCESSES, 3, fails, NULL);
+}
+
+/* The one that ended without a word is the cause; who tells of it is gone as well. */
+static void chain(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 2) {
+        die();
+    }
+    if (it->rank == 1) {
+        usleep(100000);
+        tddp_shm_farewell(it->shm, TDDP_PEER_LOST, "lost rank 2");
+        usleep(600000);
+        return;
+    }
+    usleep(200000);
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended); gone as well: rank 1");
+    (void)op;
+}
+
+TEST(the_cause_is_named_first)
+{
+    run_shm(SHM_PROCESSES, 3, chain, NULL);
+}
+
+/* --- abort, tokens, time --------------------------------------------------------------------- */
+
+static void *abort_soon(void *shm)
+{
+    usleep(150000);
+    tddp_shm_abort(shm);
+    return NULL;
+}
+
+static void aborts(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        usleep(500000);
+        tddp_op op = begin(it);
+        CHECK_OK(tddp_shm_meet(it->shm)); /* it had come */
+        CHECK_STATUS(tddp_shm_await(it->shm, 0, 1), TDDP_PEER_LOST);
+        CHECK_TEXT(tddp_error_message(), "lost rank 0, which gave up: it has ended the group");
+        (void)op;
+        return;
+    }
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, abort_soon, it->shm), 0);
+    double start = shm_now();
+    tddp_op op = begin(it);
+    CHECK_STATUS(tddp_shm_await(it->shm, 1, 1), TDDP_GROUP_FAILED);
+    CHECK(shm_now() - start < 0.5);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_GROUP_FAILED);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    (void)op;
+    usleep(600000);
+}
+
+TEST(abort_ends_waits)
+{
+    run_shm(SHM_THREADS, 2, aborts, NULL);
+    run_shm(SHM_PROCESSES, 2, aborts, NULL);
+}
+
+static void *trigger_soon(void *cancel)
+{
+    usleep(100000);
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+/* An operation that is interrupted goes on where it was, on another thread maybe: what it has said
+ * stands, what it has still to do is done once. */
+static void interrupted(shm_rank *it)
+{
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    meet_once(it);
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    op.cancel = it->rank == 0 ? cancel : NULL;
+    int64_t mine = 40 + it->rank;
+    if (it->rank == 1) {
+        usleep(300000);
+    }
+    tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
+    tddp_status status = TDDP_OK;
+    if (it->rank == 0) {
+        pthread_t thread;
+        CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
+        tddp_shm_course_of(it->shm)->at = 17;
+        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_CANCELED);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        tddp_cancel_reset(cancel);
+        mine = 0;
+        tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
+        CHECK_INT(tddp_shm_course_of(it->shm)->at, 17);
+    }
+    status = tddp_shm_meet(it->shm);
+    CHECK_OK(status);
+    CHECK_INT(*(const int64_t *)tddp_shm_payload(it->shm, 0), 40);
+    tddp_shm_publish(it->shm, 5);
+    tddp_shm_publish(it->shm, 3); /* said already */
+    for (int rank = 0; rank < it->size; rank++) {
+        CHECK_OK(tddp_shm_await(it->shm, rank, 5));
+    }
+    meet_once(it);
+    CHECK_INT(tddp_shm_course_of(it->shm)->at, 0);
+    tddp_cancel_free(cancel);
+}
+
+TEST(an_interrupted_operation_goes_on)
+{
+    run_shm(SHM_THREADS, 3, interrupted, NULL);
+    run_shm(SHM_PROCESSES, 3, interrupted, NULL);
+}
+
+static void late(shm_rank *it)
+{
+    meet_once(it);
+    if (it->rank == 1) {
+        usleep(700000);
+        return;
+    }
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    op.timeout_ms = it->rank == 0 ? 300 : 20000;
+    double start = shm_now();
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    if (it->rank == 0) {
+        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_TIMEOUT);
+        CHECK(shm_now() - start > 0.25 && shm_now() - start < 0.6);
+        CHECK_TEXT(tddp_error_message(),
+                   "not done after 300 ms; rank 1 has not done its part; come to it: rank 2, rank "
+                   "3; not come: rank 1 (last in barrier, operation 1): slow, stuck, or in another "
+                   "operation?");
+        tddp_shm_farewell(it->shm, TDDP_TIMEOUT, tddp_error_message());
+        usleep(500000);
+    } else {
+        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+        CHECK_CONTAINS(tddp_error_message(), "lost rank 0, which gave up: not done after 300 ms");
+    }
+}
+
+TEST(a_late_rank_is_named)
+{
+    run_shm(SHM_THREADS, 4, late, NULL);
+    run_shm(SHM_PROCESSES, 4, late, NULL);
+}
+
+/* --- disagreement ---------------------------------------------------------------------------- */
+
+static void disagrees(shm_rank *it)
+{
+    static float data[12];
+    meet_once(it);
+    tddp_op op = shm_op(it, TDDP_OP_ALL_REDUCE);
+    op.input = op.output = shm_buffer(data, it->rank == 1 ? 10 : 12, TDDP_FLOAT32);
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "12 elements of float32");
+    CHECK_CONTAINS(tddp_error_message(), "10 elements of float32");
+}
+
+TEST(ranks_that_disagree)
+{
+    run_shm(SHM_THREADS, 3, disagrees, NULL);
+    run_shm(SHM_PROCESSES, 3, disagrees, NULL);
+}
+
+/* A description that only some have agrees with all; two that differ do not. */
+static void described(shm_rank *it)
+{
+    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
+    op.fingerprint = it->rank == 1 ? 77 : 0;
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_OK(tddp_shm_meet(it->shm));
+    op = shm_op(it, TDDP_OP_BARRIER);
+    op.fingerprint = it->rank == 1 ? 77 : 78;
+    tddp_shm_enter(it->shm, &op, NULL, 0);
+    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "shapes or names differ");
+}
+
+TEST(descriptions_are_compared)
+{
+    run_shm(SHM_THREADS, 2, described, NULL);
+}
+
+/* Parts of different sizes are compared one by one; equal ones by their digest. */
+static void parted(shm_rank *it)
+{
+    static float data[64];
+    for (int round = 0; round < 3; round++) {
+        tddp_buffer parts[SHM_MAX_RANKS];
+        size_t own = 0;
+        for (int rank = 0; rank < it->size; rank++) {
+            size_t count = round == 0 ? 3 : (size_t)rank;
+            count += round == 2 && it->rank == 0 && rank == 1;
+            parts[rank] = shm_buffer(data, count, TDDP_FLOAT32);
+            own = rank == it->rank ? count : own;
+        }
+        tddp_op op = shm_op(it, TDDP_OP_ALL_GATHER);
+        op.input = shm_buffer(data, own, TDDP_FLOAT32);
+        op.output_parts = parts;
+        tddp_shm_enter(it->shm, &op, NULL, 0);
+        if (round < 2) {
+            CHECK_OK(tddp_shm_meet(it->shm));
+        } else {
+            /* Rank 2 has no part in it, but hears of it. */
+            CHECK_STATUS(tddp_shm_meet(it->shm), it->rank < 2 ? TDDP_MISMATCH : TDDP_OK);
+        }
+    }
+    if (it->rank < 2) {
+        CHECK_CONTAINS(tddp_error_message(),
+                       "rank 1 sends 1 elements of float32, rank 0 expects 2");
+    }
+}
+
+TEST(parts_are_compared)
+{
+    run_shm(SHM_THREADS, 3, parted, NULL);
+    run_shm(SHM_PROCESSES, 3, parted, NULL);
+}
+
+/* --- as the group tells it ------------------------------------------------------------------- */
+
+static void group_loses(shm_rank *it)
+{
+    float *x = calloc(LARGE, sizeof *x);
+    CHECK(x != NULL);
+    tddp_buffer buffer = shm_buffer(x, LARGE, TDDP_FLOAT32);
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    double start = shm_now();
+    if (it->rank == 1) {
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(tddp_all_reduce(it->group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+        }
+        die();
+    }
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK) {
+        start = shm_now();
+        status = tddp_all_reduce(it->group, buffer, TDDP_REDUCE_SUM, 0, NULL);
+    }
+    CHECK_STATUS(status, TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 1);
+    CHECK_CONTAINS(tddp_error_message(), "lost rank");
+    CHECK_STATUS(tddp_barrier(it->group, NULL), TDDP_GROUP_FAILED);
+    free(x);
+}
+
+TEST(a_group_that_loses_a_rank)
+{
+    run_shm_groups(SHM_PROCESSES, 2, group_loses, NULL);
+    run_shm_groups(SHM_PROCESSES, 3, group_loses, NULL);
+}
