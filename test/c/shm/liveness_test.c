@@ -10,11 +10,11 @@ static void die(void)
     syscall(SYS_exit_group, 0);
 }
 
-static tddp_op begin(shm_rank *it)
+/* The operation must live as long as it runs. */
+static void begin(shm_rank *it, tddp_op *op)
 {
-    tddp_op op = shm_op(it, TDDP_OP_BARRIER);
-    tddp_shm_enter(it->shm, &op, NULL, 0);
-    return op;
+    *op = shm_op(it, TDDP_OP_BARRIER);
+    tddp_shm_enter(it->shm, op, NULL, 0);
 }
 
 /* --- dying ----------------------------------------------------------------------------------- */
@@ -26,11 +26,11 @@ static void dead_before(shm_rank *it)
         die();
     }
     double start = shm_now();
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
     CHECK(shm_now() - start < 1);
     CHECK_TEXT(tddp_error_message(), "lost rank 1 (its process has ended)");
-    (void)op;
 }
 
 TEST(a_dead_rank_is_named)
@@ -77,10 +77,10 @@ static void hidden(shm_rank *it)
         die();
     }
     double start = shm_now();
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
     CHECK(shm_now() - start < 1);
-    (void)op;
 }
 
 TEST(a_forked_child_does_not_hide_a_death)
@@ -151,11 +151,11 @@ static void leaves(shm_rank *it)
         return;
     }
     double start = shm_now();
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
     CHECK(shm_now() - start < 0.5);
     CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
-    (void)op;
 }
 
 TEST(a_rank_that_leaves)
@@ -167,7 +167,8 @@ TEST(a_rank_that_leaves)
 /* Who leaves after its part is no loss to those who are still at theirs. */
 static void leaves_after(shm_rank *it)
 {
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_OK(tddp_shm_meet(it->shm));
     if (it->rank == 1) {
         return;
@@ -182,7 +183,6 @@ static void leaves_after(shm_rank *it)
     CHECK_OK(tddp_shm_look(it->shm, -1));
     CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
-    (void)op;
     usleep(it->rank == 2 ? 200000 : 0);
     if (it->rank == 0) {
         CHECK_STATUS(tddp_shm_await(it->shm, 2, 2), TDDP_PEER_LOST);
@@ -208,11 +208,11 @@ static void fails(shm_rank *it)
         return;
     }
     double start = shm_now();
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
     CHECK(shm_now() - start < 0.5);
     CHECK_TEXT(tddp_error_message(), "lost rank 1, which gave up: tired of waiting");
-    (void)op;
 }
 
 TEST(a_rank_that_fails)
@@ -235,10 +235,10 @@ static void chain(shm_rank *it)
         return;
     }
     usleep(200000);
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended); gone as well: rank 1");
-    (void)op;
 }
 
 TEST(the_cause_is_named_first)
@@ -260,23 +260,23 @@ static void aborts(shm_rank *it)
     meet_once(it);
     if (it->rank == 1) {
         usleep(500000);
-        tddp_op op = begin(it);
+        tddp_op op;
+        begin(it, &op);
         CHECK_OK(tddp_shm_meet(it->shm)); /* it had come */
         CHECK_STATUS(tddp_shm_await(it->shm, 0, 1), TDDP_PEER_LOST);
         CHECK_TEXT(tddp_error_message(), "lost rank 0, which gave up: it has ended the group");
-        (void)op;
         return;
     }
     pthread_t thread;
     CHECK_INT(pthread_create(&thread, NULL, abort_soon, it->shm), 0);
     double start = shm_now();
-    tddp_op op = begin(it);
+    tddp_op op;
+    begin(it, &op);
     CHECK_STATUS(tddp_shm_await(it->shm, 1, 1), TDDP_GROUP_FAILED);
     CHECK(shm_now() - start < 0.5);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_GROUP_FAILED);
     CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_GROUP_FAILED);
     CHECK_INT(pthread_join(thread, NULL), 0);
-    (void)op;
     usleep(600000);
 }
 
