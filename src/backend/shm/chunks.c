@@ -2,7 +2,7 @@
  * Pieces that go through staging, chunk after chunk. On the thread that runs the operation.
  *
  * Each piece has an area of its giver's staging, which holds the last few chunks of it and stays in
- * the cache. The first one is staged while others are still to enter.
+ * the cache. The first one is there when the giver enters.
  *
  * Steps: who has published t has staged its chunks up to t and taken those up to t - 2; a chunk's
  * place is used again when its taker has said so. So the next chunk is staged before the one at
@@ -60,8 +60,8 @@ static size_t length_of(const cut *of, size_t step)
 static char *place_in_staging(const tddp_shm_moves *self, int giver, int taker, const cut *of,
                               size_t step)
 {
-    return (char *)tddp_shm_staging(self->shm, giver) +
-           (size_t)tddp_shm_piece_index(self, giver, taker) * self->area +
+    char *half = giver == self->rank ? self->half : tddp_shm_staging(self->shm, giver);
+    return half + (size_t)tddp_shm_piece_index(self, giver, taker) * self->area +
            (step - 1) % of->depth * of->chunk;
 }
 
@@ -90,10 +90,9 @@ bool tddp_shm_stages_own(const tddp_shm_moves *self)
            tddp_shm_gives_staged(self, &piece);
 }
 
-/* Copies the chunks of one step into staging; they have room there. Whether there were any. */
-static bool stage(const tddp_shm_moves *self, size_t step)
+/* Copies the chunks of one step into staging; they have room there. */
+static void stage(const tddp_shm_moves *self, size_t step)
 {
-    bool any = false;
     for (int i = 1; i < self->size; i++) {
         int peer = tddp_shm_peer_after(self, i);
         tddp_buffer piece;
@@ -110,19 +109,15 @@ static bool stage(const tddp_shm_moves *self, size_t step)
             tddp_buffer own = tddp_shm_wanted_from(self, self->rank);
             tddp_arith_copy((char *)own.data + start, from, bytes, self->streaming);
         }
-        any = true;
         if (self->pattern->whole) {
-            break;
+            return;
         }
     }
-    return any;
 }
 
 void tddp_shm_stage_first(const tddp_shm_moves *self)
 {
-    if (stage(self, 1)) {
-        tddp_shm_publish(self->shm, 1);
-    }
+    stage(self, 1);
 }
 
 /* Waits until there is room for the chunks of a step. */
@@ -151,7 +146,7 @@ static tddp_status take(const tddp_shm_moves *self, size_t step)
         if (step > steps_of(&of)) {
             continue;
         }
-        tddp_status status = tddp_shm_await(self->shm, peer, (uint32_t)step);
+        tddp_status status = step > 1 ? tddp_shm_await(self->shm, peer, (uint32_t)step) : TDDP_OK;
         if (status) {
             return status;
         }
@@ -180,7 +175,7 @@ static tddp_status stage_next(const tddp_shm_moves *self, size_t step)
 {
     tddp_status status = await_room(self, step);
     if (status == TDDP_OK) {
-        (void)stage(self, step);
+        stage(self, step);
         tddp_shm_publish(self->shm, (uint32_t)step);
     }
     return status;

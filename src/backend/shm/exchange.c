@@ -200,6 +200,8 @@ static tddp_status lay_out(tddp_shm_moves *self)
                          tddp_op_name(self->op->kind), self->size, MOST_TABLE + 1);
     }
     self->area = TDDP_SHM_STAGING_BYTES / (pieces ? pieces : 1) / LINE * LINE;
+    self->half = tddp_shm_entered(shm, self->op) ? tddp_shm_staging(shm, self->rank)
+                                                 : tddp_shm_staging_ahead(shm);
     size_t moved = tddp_shm_bytes_of(&self->op->input) + tddp_shm_bytes_of(&self->op->output);
     self->streaming = moved > tddp_shm_cache_bytes(shm);
     return TDDP_OK;
@@ -216,7 +218,6 @@ static tddp_status begin(const tddp_shm_moves *self)
                          tddp_op_name(self->op->kind), tddp_shm_name(self->shm, self->rank),
                          own.count, place.count);
     }
-    tddp_shm_stage_first(self);
     copy_own(self, &own, &place);
     self->course->stage = MEETING;
     return TDDP_OK;
@@ -253,6 +254,9 @@ tddp_status tddp_shm_exchange(tddp_shm *shm, const tddp_op *op, const tddp_shm_p
         return status;
     }
     tddp_shm_course *course = self.course;
+    if (!tddp_shm_entered(shm, op)) {
+        tddp_shm_stage_first(&self);
+    }
     enter(&self);
     if (course->stage == BEGINNING) {
         status = begin(&self);

@@ -41,7 +41,8 @@ typedef struct tddp_shm_moves {
     int size;
     bool alone;     /* a giver has one piece, for one or all */
     bool streaming; /* too much is written for the cache */
-    size_t area;    /* bytes of staging for each piece */
+    char *half;     /* the own one of staging */
+    size_t area;    /* of it, for each piece, in bytes */
 } tddp_shm_moves;
 
 static inline size_t tddp_shm_bytes_of(const tddp_buffer *buffer)
@@ -79,7 +80,7 @@ bool tddp_shm_gets_staged(const tddp_shm_moves *self, int giver, const tddp_buff
 
 /* --- chunks.c -------------------------------------------------------------------------------- */
 
-/* Copies the first chunks into staging, when the rank has entered. */
+/* Copies the first chunks into staging, before the rank enters. */
 void tddp_shm_stage_first(const tddp_shm_moves *self);
 /* In how many steps this rank has a part. */
 size_t tddp_shm_count_steps(const tddp_shm_moves *self);

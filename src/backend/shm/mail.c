@@ -31,7 +31,7 @@ typedef struct head {
 
 /* Before a parcel's payload. */
 typedef struct parcel {
-    uint32_t next;
+    _Atomic uint32_t next;
     char unused[LINE - 4];
 } parcel;
 
@@ -92,7 +92,8 @@ static void *block_at(const tddp_shm *shm, int owner, tddp_shm_block_kind kind, 
            (block - 1) * sizes[kind].bytes;
 }
 
-static uint32_t *link_of(const tddp_shm *shm, int owner, tddp_shm_block_kind kind, uint32_t block)
+static _Atomic uint32_t *link_of(const tddp_shm *shm, int owner, tddp_shm_block_kind kind,
+                                 uint32_t block)
 {
     void *it = block_at(shm, owner, kind, block);
     return kind == TDDP_SHM_OFFERS     ? &((tddp_shm_offer *)it)->next
@@ -109,7 +110,8 @@ uint32_t tddp_shm_block_take(tddp_shm *shm, tddp_shm_stock *stock, tddp_shm_bloc
     }
     uint32_t block = stock->free[kind];
     if (block) {
-        stock->free[kind] = *link_of(shm, rank, kind, block);
+        stock->free[kind] =
+            atomic_load_explicit(link_of(shm, rank, kind, block), memory_order_relaxed);
         return block;
     }
     return stock->used[kind] < sizes[kind].count ? ++stock->used[kind] : 0;
@@ -118,7 +120,8 @@ uint32_t tddp_shm_block_take(tddp_shm *shm, tddp_shm_stock *stock, tddp_shm_bloc
 void tddp_shm_block_free(tddp_shm *shm, tddp_shm_stock *stock, tddp_shm_block_kind kind,
                          uint32_t block)
 {
-    *link_of(shm, tddp_shm_rank(shm), kind, block) = stock->free[kind];
+    atomic_store_explicit(link_of(shm, tddp_shm_rank(shm), kind, block), stock->free[kind],
+                          memory_order_relaxed);
     stock->free[kind] = block;
 }
 
@@ -168,10 +171,10 @@ void *tddp_shm_parcel_data(const tddp_shm *shm, int owner, uint32_t number)
 void tddp_shm_parcel_return(tddp_shm *shm, int owner, uint32_t number)
 {
     _Atomic uint32_t *chain = &head_of(shm, owner)->returned[kind_of(number)];
-    uint32_t *link = link_of(shm, owner, kind_of(number), block_of(number));
+    _Atomic uint32_t *link = link_of(shm, owner, kind_of(number), block_of(number));
     uint32_t first = atomic_load_explicit(chain, memory_order_relaxed);
     do {
-        *link = first;
+        atomic_store_explicit(link, first, memory_order_relaxed);
     } while (!atomic_compare_exchange_weak_explicit(chain, &first, block_of(number),
                                                     memory_order_release, memory_order_relaxed));
 }

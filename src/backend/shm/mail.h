@@ -48,7 +48,7 @@ enum {
 /* A large message that is to be had. */
 typedef struct tddp_shm_offer {
     _Atomic uint32_t state;
-    uint32_t next;
+    _Atomic uint32_t next;
     uint64_t where;   /* it lies in the sender's segment; NOWHERE: it must be asked for */
     uint64_t count;   /* that a receiver expected who refused, */
     uint32_t dtype;   /* of this dtype */
@@ -59,7 +59,7 @@ typedef struct tddp_shm_offer {
 /* Through which a message flows. */
 typedef struct tddp_shm_channel {
     _Atomic uint64_t filled; /* chunks */
-    uint32_t next;
+    _Atomic uint32_t next;
     char unused[52];
     _Atomic uint64_t emptied;
     char unused_too[56];
