@@ -180,7 +180,7 @@ static void say_settings(text *to, const tddp_call *call)
     if (is_whole(kind)) {
         say(to, ", %" PRIu64 " elements of %s", call->gives, dtype_of(call));
     } else if (kind != TDDP_OP_BARRIER && call->layout != 0) {
-        say(to, ", %s", dtype_of(call));
+        say(to, ", elements of %s", dtype_of(call));
     } else if (kind != TDDP_OP_BARRIER) {
         say(to, ", gives %" PRIu64 " and expects %" PRIu64 " elements of %s", call->gives,
             call->expects, dtype_of(call));

@@ -155,7 +155,7 @@ TEST(parts_of_a_part_are_compared_by_their_layout)
     theirs.fingerprint = 6;
     CHECK_TEXT(words(&mine, &theirs, NULL),
                "rank 0 and rank 1 differ on the sizes of the parts in all_gather (operation 9, "
-               "int8): a part must be as large as its receiver expects");
+               "elements of int8): a part must be as large as its receiver expects");
 }
 
 TEST(a_part_of_the_same_kind_counts_what_it_moves)

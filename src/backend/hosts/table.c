@@ -1,0 +1,175 @@
+/*
+ * The table of a group on several hosts: its operations, what becomes of failures, sends and
+ * receives. Operations run on the group's progress thread, or on one that waits; sends and receives
+ * begin and end on any thread, all of them in the wide channel, since a receive from any rank can
+ * listen to one channel only.
+ *
+ * Invariant: after a failure the others of this rank's host, and in its channels, are told why, in
+ * the words of the stage that failed, before anything is closed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backend/hosts/hosts.h"
+
+enum { TEXT_BYTES = 2048 };
+
+/* Whether others may be out of step after it. */
+static bool breaks(tddp_status status)
+{
+    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
+           status != TDDP_CANCELED;
+}
+
+static void tell(const tddp_hosts *self, const tddp_hosts_channel *channel, tddp_status status,
+                 const char *text)
+{
+    if (channel->context && self->between->farewell) {
+        self->between->farewell(channel->context, status, text);
+    }
+}
+
+/* Hands a stage's status on. */
+static tddp_status conclude(tddp_hosts *self, tddp_status status)
+{
+    if (!breaks(status) || atomic_exchange(&self->ended, true)) {
+        return status;
+    }
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    tddp_shm_farewell(self->shm, status, text);
+    tell(self, &self->across, status, text);
+    tell(self, &self->wide, status, text);
+    return tddp_fail(status, "%s", text);
+}
+
+/* --- collectives ----------------------------------------------------------------------------- */
+
+/* Parts whose sizes all ranks know, in 32 bits (FNV-1a) that are never 0. */
+static uint32_t layout_of(const tddp_hosts *self, const tddp_op *op)
+{
+    const tddp_buffer *parts = NULL;
+    if (op->kind == TDDP_OP_ALL_GATHER) {
+        parts = op->output_parts;
+    } else if (op->kind == TDDP_OP_REDUCE_SCATTER) {
+        parts = op->input_parts;
+    }
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (int rank = 0; parts && rank < self->world_size; rank++) {
+        hash = (hash ^ parts[rank].count) * UINT64_C(1099511628211);
+        hash ^= hash >> 29;
+    }
+    return parts ? (uint32_t)(hash >> 32) | 1u : 0;
+}
+
+static tddp_status run(void *context, const tddp_op *op, tddp_status (*body)(tddp_hosts_run *))
+{
+    tddp_hosts *self = context;
+    tddp_hosts_run it = {.self = self,
+                         .op = op,
+                         .deadline = tddp_deadline_after_ms(op->timeout_ms),
+                         .layout = layout_of(self, op)};
+    it.given = tddp_alloc_array(2 * (size_t)self->world_size, sizeof *it.given);
+    if (!it.given) {
+        return conclude(self, TDDP_OUT_OF_MEMORY);
+    }
+    it.wanted = it.given + self->world_size;
+    tddp_status status = conclude(self, body(&it));
+    free(it.given);
+    return status;
+}
+
+#define SLOT(name)                                            \
+    static tddp_status name(void *context, const tddp_op *op) \
+    {                                                         \
+        return run(context, op, tddp_hosts_##name);           \
+    }
+SLOT(all_reduce)
+SLOT(broadcast)
+SLOT(barrier)
+SLOT(all_gather)
+SLOT(reduce_scatter)
+SLOT(reduce)
+SLOT(gather)
+SLOT(scatter)
+SLOT(all_to_all)
+#undef SLOT
+
+/* --- sends and receives ---------------------------------------------------------------------- */
+
+static tddp_status post(void *context, const tddp_op *op, void **request)
+{
+    tddp_hosts *self = context;
+    return conclude(self, self->between->post(self->wide.context, op, request));
+}
+
+static tddp_status finish(void *context, void *request, int *source)
+{
+    tddp_hosts *self = context;
+    return conclude(self, self->between->finish(self->wide.context, request, source));
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
+{
+    (void)wait;
+    (void)context;
+    return tddp_fail(TDDP_UNSUPPORTED,
+                     "group \"%s\": ask for a backend by its own name; shared memory takes its "
+                     "place within hosts by itself",
+                     opts->group ? opts->group : "");
+}
+
+static void stop(void *context)
+{
+    tddp_hosts_abort(context);
+}
+
+static void destroy(void *context)
+{
+    tddp_hosts_destroy(context);
+}
+
+static void farewell(void *context, tddp_status status, const char *text)
+{
+    (void)conclude(context, tddp_fail(status, "%s", text));
+}
+
+static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
+{
+    tddp_hosts *self = context;
+    return tddp_shm_allocate(self->shm, bytes, handle, data);
+}
+
+const tddp_backend_v1 *tddp_hosts_backend(void)
+{
+    static const tddp_backend_v1 backend = {
+        .abi = TDDP_BACKEND_ABI,
+        .size = sizeof(tddp_backend_v1),
+        .name = "hosts",
+        .device_types = 1u << TDDP_CPU,
+        .create = create,
+        .abort = stop,
+        .destroy = destroy,
+        .post = post,
+        .finish = finish,
+        .allocate = allocate,
+        .deallocate = tddp_shm_deallocate,
+        .farewell = farewell,
+        .op_count = TDDP_OP_COUNT,
+        .run =
+            {
+                [TDDP_OP_ALL_REDUCE] = all_reduce,
+                [TDDP_OP_BROADCAST] = broadcast,
+                [TDDP_OP_BARRIER] = barrier,
+                [TDDP_OP_ALL_GATHER] = all_gather,
+                [TDDP_OP_REDUCE_SCATTER] = reduce_scatter,
+                [TDDP_OP_REDUCE] = reduce,
+                [TDDP_OP_GATHER] = gather,
+                [TDDP_OP_SCATTER] = scatter,
+                [TDDP_OP_ALL_TO_ALL] = all_to_all,
+            },
+    };
+    return &backend;
+}

@@ -1,0 +1,510 @@
+/*
+ * All collectives on made-up hosts, over Gloo and over `fake`: hosts with different numbers of
+ * ranks, in turns, memory of the group's and any, parts of any size, the same bits everywhere.
+ */
+#include "member.h"
+
+static const int HALVES[] = {0, 0, 1, 1};
+static const int TURNS[] = {0, 1, 0, 1};
+static const int UNEVEN[] = {0, 0, 0, 1};
+static const int MIDDLE[] = {0, 1, 1, 2};
+static const int MIXED[] = {0, 1, 2, 1, 0, 1, 0};
+
+static void *memory_of(member *self, bool registered, size_t bytes, void **handle)
+{
+    bytes = bytes ? bytes : 1;
+    *handle = NULL;
+    void *data = registered ? shared(self, bytes, handle) : calloc(1, bytes);
+    CHECK(data != NULL);
+    return data;
+}
+
+static void release(member *self, void *data, void *handle)
+{
+    if (handle) {
+        self->table->deallocate(handle);
+    } else {
+        free(data);
+    }
+}
+
+static void fill(void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        put(data, dtype, i, number(rank, start + i));
+    }
+}
+
+static void check_sums(const void *data, tddp_dtype dtype, tddp_reduce_op op, int size,
+                       size_t start, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        double value = expected(op, dtype, size, start + i, 0.5);
+        /* Means of float16 are rounded inside hosts and between them. */
+        double slack = op == TDDP_REDUCE_AVG ? 2 : 1;
+        CHECK_DOUBLE(get(data, dtype, i), value, slack * tolerance(dtype, op, value));
+    }
+}
+
+static void check_numbers(const void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
+{
+    char element[16];
+    size_t bytes = tddp_dtype_size(dtype);
+    for (size_t i = 0; i < count; i++) {
+        put(element, dtype, 0, number(rank, start + i));
+        CHECK(memcmp((const char *)data + i * bytes, element, bytes) == 0);
+    }
+}
+
+/* --- reductions ------------------------------------------------------------------------------ */
+
+static void all_reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t count,
+                       bool registered)
+{
+    void *handle;
+    void *data = memory_of(self, registered, count * 16, &handle);
+    fill(data, dtype, self->rank, 0, count);
+    tddp_buffer buffer = buffer_of(data, count, dtype);
+    tddp_op op = {.kind = TDDP_OP_ALL_REDUCE,
+                  .input = buffer,
+                  .output = buffer,
+                  .reduce = reduce,
+                  .premul = 0.5};
+    CHECK_OK(run(self, &op));
+    check_sums(data, dtype, reduce, self->size, 0, count);
+    release(self, data, handle);
+}
+
+static void reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t count, int root)
+{
+    void *handle;
+    void *data = memory_of(self, false, count * 16, &handle);
+    fill(data, dtype, self->rank, 0, count);
+    tddp_buffer buffer = buffer_of(data, count, dtype);
+    tddp_op op = {.kind = TDDP_OP_REDUCE,
+                  .input = buffer,
+                  .output = buffer,
+                  .reduce = reduce,
+                  .premul = 0.5,
+                  .root = root};
+    CHECK_OK(run(self, &op));
+    if (self->rank == root) {
+        check_sums(data, dtype, reduce, self->size, 0, count);
+    } else {
+        check_numbers(data, dtype, self->rank, 0, count);
+    }
+    release(self, data, handle);
+}
+
+/* Parts for rank r of count + r * more elements; `apart`: they do not lie end to end. */
+static void reduce_scatter(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t count,
+                           size_t more, bool apart, bool registered)
+{
+    const size_t element = tddp_dtype_size(dtype);
+    size_t total = 0;
+    size_t starts[MOST_RANKS];
+    tddp_buffer parts[MOST_RANKS];
+    for (int rank = 0; rank < self->size; rank++) {
+        starts[rank] = total;
+        total += count + (size_t)rank * more + (apart ? 1 : 0);
+    }
+    void *handle;
+    void *out_handle;
+    char *data = memory_of(self, registered, total * element, &handle);
+    fill(data, dtype, self->rank, 0, total);
+    for (int rank = 0; rank < self->size; rank++) {
+        parts[rank] = buffer_of(data + starts[rank] * element, count + (size_t)rank * more, dtype);
+    }
+    tddp_buffer own = parts[self->rank];
+    own.data = memory_of(self, false, own.count * element, &out_handle);
+    void *output = own.data;
+    tddp_op op = {.kind = TDDP_OP_REDUCE_SCATTER,
+                  .input = buffer_of(apart ? NULL : data, total, dtype),
+                  .output = own,
+                  .input_parts = parts,
+                  .reduce = reduce,
+                  .premul = 0.5};
+    CHECK_OK(run(self, &op));
+    check_sums(output, dtype, reduce, self->size, starts[self->rank], own.count);
+    check_numbers(data, dtype, self->rank, 0, total);
+    release(self, data, handle);
+    release(self, output, out_handle);
+}
+
+/* --- moves ----------------------------------------------------------------------------------- */
+
+static void broadcast(member *self, tddp_dtype dtype, size_t count, int root, bool registered)
+{
+    void *handle;
+    void *data = memory_of(self, registered, count * 16, &handle);
+    fill(data, dtype, self->rank, 0, count);
+    tddp_buffer buffer = buffer_of(data, count, dtype);
+    tddp_op op = {.kind = TDDP_OP_BROADCAST, .input = buffer, .output = buffer, .root = root};
+    CHECK_OK(run(self, &op));
+    check_numbers(data, dtype, root, 0, count);
+    release(self, data, handle);
+}
+
+static size_t part_of_rank(int rank, size_t count, size_t more)
+{
+    return count + (size_t)rank * more;
+}
+
+static void all_gather(member *self, tddp_dtype dtype, size_t count, size_t more, bool registered)
+{
+    tddp_buffer parts[MOST_RANKS];
+    size_t bytes = 0;
+    size_t element = tddp_dtype_size(dtype);
+    for (int rank = 0; rank < self->size; rank++) {
+        parts[rank] = buffer_of("", part_of_rank(rank, count, more), dtype);
+        bytes += parts[rank].count * element;
+    }
+    void *handle;
+    void *own_handle;
+    char *data = memory_of(self, registered, bytes, &handle);
+    char *at = data;
+    for (int rank = 0; rank < self->size; rank++) {
+        parts[rank].data = parts[rank].count > 0 ? at : NULL;
+        at += parts[rank].count * element;
+    }
+    size_t own = parts[self->rank].count;
+    void *input = memory_of(self, registered, own * element, &own_handle);
+    fill(input, dtype, self->rank, 0, own);
+    tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
+                  .input = buffer_of(input, own, dtype),
+                  .output = buffer_of(data, bytes / element, dtype),
+                  .output_parts = parts};
+    CHECK_OK(run(self, &op));
+    for (int rank = 0; rank < self->size; rank++) {
+        check_numbers(parts[rank].data, dtype, rank, 0, parts[rank].count);
+    }
+    release(self, data, handle);
+    release(self, input, own_handle);
+}
+
+/* What `from` has for `to` begins at a place of its own. */
+static size_t first_place(int from, int to)
+{
+    return (size_t)(from * 16 + to);
+}
+
+/* gather and scatter at the root, all_to_all everywhere: separate memory for each part. */
+static void make_parts(const member *self, tddp_buffer *parts, tddp_dtype dtype,
+                       size_t (*size_of)(int rank, size_t count, size_t more), size_t count,
+                       size_t more)
+{
+    for (int rank = 0; rank < self->size; rank++) {
+        size_t elements = size_of(rank, count, more);
+        parts[rank] = buffer_of(calloc(elements + 1, 16), elements, dtype);
+    }
+}
+
+static void free_parts(const member *self, tddp_buffer *parts)
+{
+    for (int rank = 0; rank < self->size; rank++) {
+        free(parts[rank].data);
+    }
+}
+
+static void gather(member *self, tddp_dtype dtype, size_t count, size_t more, int root)
+{
+    tddp_buffer parts[MOST_RANKS];
+    make_parts(self, parts, dtype, part_of_rank, count, more);
+    size_t own = part_of_rank(self->rank, count, more);
+    void *input = calloc(own + 1, 16);
+    fill(input, dtype, self->rank, 0, own);
+    tddp_op op = {.kind = TDDP_OP_GATHER, .input = buffer_of(input, own, dtype), .root = root};
+    op.output = buffer_of(NULL, 0, dtype);
+    if (self->rank == root) {
+        op.output_parts = parts;
+    }
+    CHECK_OK(run(self, &op));
+    for (int rank = 0; self->rank == root && rank < self->size; rank++) {
+        check_numbers(parts[rank].data, dtype, rank, 0, parts[rank].count);
+    }
+    free_parts(self, parts);
+    free(input);
+}
+
+static void scatter(member *self, tddp_dtype dtype, size_t count, size_t more, int root)
+{
+    tddp_buffer parts[MOST_RANKS];
+    make_parts(self, parts, dtype, part_of_rank, count, more);
+    for (int rank = 0; rank < self->size; rank++) {
+        fill(parts[rank].data, dtype, root, first_place(root, rank), parts[rank].count);
+    }
+    size_t own = part_of_rank(self->rank, count, more);
+    void *output = calloc(own + 1, 16);
+    tddp_op op = {.kind = TDDP_OP_SCATTER, .output = buffer_of(output, own, dtype), .root = root};
+    op.input = buffer_of(NULL, 0, dtype);
+    if (self->rank == root) {
+        op.input_parts = parts;
+    }
+    CHECK_OK(run(self, &op));
+    check_numbers(output, dtype, root, first_place(root, self->rank), own);
+    free_parts(self, parts);
+    free(output);
+}
+
+static void all_to_all(member *self, tddp_dtype dtype, size_t count, size_t more)
+{
+    tddp_buffer given[MOST_RANKS];
+    tddp_buffer wanted[MOST_RANKS];
+    make_parts(self, given, dtype, part_of_rank, count, more);
+    for (int rank = 0; rank < self->size; rank++) {
+        size_t own = part_of_rank(self->rank, count, more);
+        fill(given[rank].data, dtype, self->rank, first_place(self->rank, rank), given[rank].count);
+        wanted[rank] = buffer_of(calloc(own + 1, 16), own, dtype);
+    }
+    tddp_op op = {.kind = TDDP_OP_ALL_TO_ALL,
+                  .input = buffer_of(NULL, 0, dtype),
+                  .output = buffer_of(NULL, 0, dtype),
+                  .input_parts = given,
+                  .output_parts = wanted};
+    CHECK_OK(run(self, &op));
+    for (int rank = 0; rank < self->size; rank++) {
+        check_numbers(wanted[rank].data, dtype, rank, first_place(rank, self->rank),
+                      wanted[rank].count);
+    }
+    free_parts(self, given);
+    free_parts(self, wanted);
+}
+
+/* --- all of it ------------------------------------------------------------------------------- */
+
+static void barrier(member *self)
+{
+    tddp_op op = {.kind = TDDP_OP_BARRIER};
+    CHECK_OK(run(self, &op));
+}
+
+/* Every dtype with every operation that it knows. */
+static void reduce_all_dtypes(member *self, size_t count)
+{
+    for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
+        for (int op = 0; op <= TDDP_REDUCE_PREMUL_SUM; op++) {
+            /* Products of more numbers do not fit into a byte. */
+            bool fits = op != TDDP_REDUCE_PRODUCT || self->size <= 4;
+            if (fits && tddp_reduce_check((tddp_reduce_op)op, (tddp_dtype)dtype) == TDDP_OK) {
+                all_reduce(self, (tddp_dtype)dtype, (tddp_reduce_op)op, count, op % 2 == 0);
+                reduce(self, (tddp_dtype)dtype, (tddp_reduce_op)op, count, dtype % self->size);
+                reduce_scatter(self, (tddp_dtype)dtype, (tddp_reduce_op)op, count, 0, op % 3 == 0,
+                               op % 2 == 0);
+            }
+        }
+    }
+}
+
+static void reduce_sizes(member *self, const size_t *counts, size_t count_of_counts)
+{
+    for (size_t i = 0; i < count_of_counts; i++) {
+        for (int way = 0; way < 4; way++) {
+            bool registered = way & 1;
+            all_reduce(self, TDDP_FLOAT32, TDDP_REDUCE_AVG, counts[i], registered);
+            reduce_scatter(self, TDDP_FLOAT64, TDDP_REDUCE_SUM, counts[i] / 3, (size_t)way, way & 2,
+                           registered);
+        }
+        reduce(self, TDDP_INT16, TDDP_REDUCE_MAX, counts[i], (int)(i % (size_t)self->size));
+    }
+}
+
+static void move_sizes(member *self, const size_t *counts, size_t count_of_counts)
+{
+    for (size_t i = 0; i < count_of_counts; i++) {
+        int root = (int)(i % (size_t)self->size);
+        for (int way = 0; way < 4; way++) {
+            size_t more = way & 2 ? 3 : 0;
+            broadcast(self, TDDP_INT16, counts[i], (root + way) % self->size, way & 1);
+            all_gather(self, TDDP_FLOAT32, counts[i], more, way & 1);
+            gather(self, TDDP_INT8, counts[i], more, (root + way) % self->size);
+            scatter(self, TDDP_FLOAT64, counts[i], more, (root + way) % self->size);
+            all_to_all(self, TDDP_INT64, counts[i] / 4, more);
+        }
+        barrier(self);
+    }
+}
+
+static void exercise(const char *backend, const int *hosts, int rank, int size, int port)
+{
+    static const size_t counts[] = {0, 1, 5, 130, 4099, 70001};
+    bool is_fake = strcmp(backend, "fake") == 0;
+    size_t count_of_counts = is_fake ? 5 : 6;
+    member self = join(backend, hosts, rank, size, port);
+    reduce_all_dtypes(&self, 37);
+    reduce_sizes(&self, counts, count_of_counts);
+    move_sizes(&self, counts, count_of_counts);
+    part(&self, size - 1);
+}
+
+MULTI_TEST(all_over_gloo_on_halves, 4, 60)
+{
+    exercise("gloo", HALVES, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_gloo_in_turns, 4, 60)
+{
+    exercise("gloo", TURNS, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_gloo_unevenly, 4, 60)
+{
+    exercise("gloo", UNEVEN, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_gloo_in_the_middle, 4, 60)
+{
+    exercise("gloo", MIDDLE, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_gloo_mixed, 7, 100)
+{
+    exercise("gloo", MIXED, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_fake, 4, 60)
+{
+    exercise("fake", HALVES, rank, world_size, port);
+}
+
+MULTI_TEST(all_over_fake_unevenly, 4, 60)
+{
+    exercise("fake", UNEVEN, rank, world_size, port);
+}
+
+/* Pieces: reduce and reduce_scatter work in scratch memory of 4 MiB for each carrier and host. */
+MULTI_TEST(messages_of_several_pieces, 4, 60)
+{
+    member self = join("gloo", world_size % 2 ? UNEVEN : HALVES, rank, world_size, port);
+    const size_t count = 2500001;
+    reduce(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count, 3);
+    reduce_scatter(&self, TDDP_FLOAT32, TDDP_REDUCE_AVG, count / 2, 5, false, true);
+    reduce_scatter(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count / 2, 0, true, false);
+    all_reduce(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count, true);
+    all_gather(&self, TDDP_INT16, count, 1, true);
+    part(&self, world_size - 1);
+}
+
+/* --- bits ------------------------------------------------------------------------------------ */
+
+/* Sums whose last bits depend on the order: all ranks have the same, and twice. */
+static uint64_t bits_of_sum(member *self, size_t count, tddp_reduce_op reduce)
+{
+    float *data = malloc(count * sizeof *data);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < count; i++) {
+        data[i] = 1.0f / (float)(i * 7 + (size_t)self->rank * 13 + 3);
+    }
+    tddp_buffer buffer = buffer_of(data, count, TDDP_FLOAT32);
+    tddp_op op = {.kind = TDDP_OP_ALL_REDUCE, .input = buffer, .output = buffer, .reduce = reduce};
+    CHECK_OK(run(self, &op));
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < count * sizeof *data; i++) {
+        hash = (hash ^ ((unsigned char *)data)[i]) * 1099511628211u;
+    }
+    free(data);
+    return hash;
+}
+
+static void check_bits(const int *hosts, int rank, int size, int port)
+{
+    member self = join("gloo", hosts, rank, size, port);
+    for (size_t count = 3; count < 400000; count *= 7) {
+        uint64_t first = bits_of_sum(&self, count, TDDP_REDUCE_AVG);
+        CHECK(bits_of_sum(&self, count, TDDP_REDUCE_AVG) == first);
+        uint64_t all[MOST_RANKS] = {0};
+        tddp_buffer parts[MOST_RANKS];
+        for (int each = 0; each < size; each++) {
+            parts[each] = buffer_of(&all[each], 1, TDDP_INT64);
+        }
+        tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
+                      .input = buffer_of(&first, 1, TDDP_INT64),
+                      .output = buffer_of(all, (size_t)size, TDDP_INT64),
+                      .output_parts = parts};
+        CHECK_OK(run(&self, &op));
+        for (int each = 0; each < size; each++) {
+            CHECK(all[each] == first);
+        }
+    }
+    part(&self, size - 1);
+}
+
+MULTI_TEST(the_same_bits_on_halves, 4, 30)
+{
+    check_bits(HALVES, rank, world_size, port);
+}
+
+MULTI_TEST(the_same_bits_unevenly, 4, 30)
+{
+    check_bits(UNEVEN, rank, world_size, port);
+}
+
+MULTI_TEST(the_same_bits_on_three_hosts, 7, 30)
+{
+    check_bits(MIXED, rank, world_size, port);
+}
+
+/* Each rank has 30000, and four times that is more than float16 knows. */
+MULTI_TEST(means_of_float16_do_not_overflow, 4, 20)
+{
+    member self = join("gloo", UNEVEN, rank, world_size, port);
+    uint16_t data[5];
+    for (size_t i = 0; i < 5; i++) {
+        data[i] = 0x7753; /* 30000 */
+    }
+    tddp_buffer buffer = buffer_of(data, 5, TDDP_FLOAT16);
+    tddp_op op = {
+        .kind = TDDP_OP_ALL_REDUCE, .input = buffer, .output = buffer, .reduce = TDDP_REDUCE_AVG};
+    CHECK_OK(run(&self, &op));
+    for (size_t i = 0; i < 5; i++) {
+        CHECK_DOUBLE(get(data, TDDP_FLOAT16, i), 30000, 16);
+    }
+    part(&self, world_size - 1);
+}
+
+/* --- messages between two ranks -------------------------------------------------------------- */
+
+static void *post(member *self, tddp_op *op)
+{
+    void *request;
+    op->timeout_ms = self->timeout_ms;
+    CHECK_OK(self->table->post(self->context, op, &request));
+    return request;
+}
+
+/* Everybody sends to everybody, of one's own host and others. */
+MULTI_TEST(messages_go_to_all_hosts, 4, 20)
+{
+    member self = join("gloo", TURNS, rank, world_size, port);
+    int32_t out[4];
+    int32_t in[4];
+    tddp_op sends[4];
+    tddp_op receives[4];
+    void *requests[8] = {0};
+    for (int peer = 0; peer < world_size; peer++) {
+        if (peer == rank) {
+            continue;
+        }
+        out[peer] = rank * 10 + peer;
+        sends[peer] = (tddp_op){.kind = TDDP_OP_SEND,
+                                .input = buffer_of(&out[peer], 1, TDDP_INT32),
+                                .peer = peer,
+                                .tag = 3};
+        receives[peer] = (tddp_op){.kind = TDDP_OP_RECV,
+                                   .output = buffer_of(&in[peer], 1, TDDP_INT32),
+                                   .peer = peer,
+                                   .tag = 3};
+        requests[peer] = post(&self, &sends[peer]);
+        requests[4 + peer] = post(&self, &receives[peer]);
+    }
+    for (int peer = 0; peer < world_size; peer++) {
+        int source;
+        if (peer != rank) {
+            CHECK_OK(self.table->finish(self.context, requests[peer], &source));
+            CHECK_OK(self.table->finish(self.context, requests[4 + peer], &source));
+            CHECK_INT(source, peer);
+            CHECK_INT(in[peer], peer * 10 + rank);
+        }
+    }
+    barrier(&self);
+    part(&self, world_size - 1);
+}

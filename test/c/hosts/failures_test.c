@@ -1,0 +1,286 @@
+/* What ranks on made-up hosts are told when others disagree, die, or are late; and who decides that
+ * there is no shared memory. */
+#include "member.h"
+
+static const int HALVES[] = {0, 0, 1, 1};
+static const int TURNS[] = {0, 1, 0, 1};
+
+static tddp_op sum_of(float *data, size_t count)
+{
+    tddp_buffer buffer = buffer_of(data, count, TDDP_FLOAT32);
+    return (tddp_op){.kind = TDDP_OP_ALL_REDUCE, .input = buffer, .output = buffer};
+}
+
+static void pause_ms(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+/* Whatever this rank is told, it is that the two sides disagree, in the words of the call. */
+static void check_told(tddp_status status, const char *one, const char *other)
+{
+    CHECK(status == TDDP_MISMATCH || status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
+    if (status == TDDP_MISMATCH) {
+        CHECK_CONTAINS(tddp_error_message(), one);
+        CHECK_CONTAINS(tddp_error_message(), other);
+    }
+}
+
+/* The ranks of one host have another size than those of the other one. */
+MULTI_TEST(hosts_that_disagree_on_a_size, 4, 20)
+{
+    static float data[300000];
+    member self = join("gloo", HALVES, rank, world_size, port);
+    tddp_op before = sum_of(data, 7);
+    CHECK_OK(run(&self, &before));
+    tddp_op op = sum_of(data, rank >= 2 ? 300000 : 5);
+    tddp_status status = run(&self, &op);
+    check_told(status, "rank 0 runs all_reduce (operation 2, 5 elements of float32, sum)",
+               "rank 2 runs all_reduce (operation 2, 300000 elements of float32, sum)");
+    if (rank % 2 == 0) {
+        CHECK_STATUS(status, TDDP_MISMATCH);
+    }
+    part(&self, world_size - 1);
+}
+
+/* Rank 3 calls something else: its neighbour finds out, and the other host is told of it. */
+MULTI_TEST(a_rank_that_calls_something_else, 4, 20)
+{
+    member self = join("gloo", HALVES, rank, world_size, port);
+    static float data[1000];
+    tddp_op op = sum_of(data, 1000);
+    if (rank == 3) {
+        op = (tddp_op){.kind = TDDP_OP_BARRIER};
+    }
+    double start = now();
+    tddp_status status = run(&self, &op);
+    CHECK(now() - start < 5);
+    check_told(status, "all_reduce (operation 1, 1000 elements of float32, sum)",
+               "barrier (operation 1)");
+    if (rank >= 2) {
+        CHECK_STATUS(status, TDDP_MISMATCH);
+    } else {
+        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK_CONTAINS(tddp_error_message(), "barrier (operation 1)");
+    }
+    part(&self, world_size - 1);
+}
+
+/* One host reduces, the other gathers: operations of different channels. */
+MULTI_TEST(hosts_that_call_different_things, 4, 20)
+{
+    member self = join("gloo", TURNS, rank, world_size, port);
+    static float data[100];
+    static float pieces[400];
+    tddp_buffer parts[4];
+    tddp_op op = sum_of(data, 100);
+    if (rank % 2 == 1) {
+        for (int each = 0; each < 4; each++) {
+            parts[each] = buffer_of(pieces + 100 * each, 100, TDDP_FLOAT32);
+        }
+        op = (tddp_op){.kind = TDDP_OP_GATHER,
+                       .input = buffer_of(data, 100, TDDP_FLOAT32),
+                       .output = buffer_of(NULL, 0, TDDP_FLOAT32),
+                       .output_parts = rank == 1 ? parts : NULL,
+                       .root = 1};
+    }
+    tddp_status status = run(&self, &op);
+    check_told(status, "all_reduce (operation 1, 100 elements of float32, sum)",
+               "gather (operation 1");
+    if (rank < 2) {
+        CHECK_STATUS(status, TDDP_MISMATCH);
+    }
+    part(&self, world_size - 1);
+}
+
+/* Rank 0 expects other parts of the ranks of the other host than they give. */
+MULTI_TEST(parts_of_another_host_that_differ, 4, 20)
+{
+    member self = join("gloo", HALVES, rank, world_size, port);
+    static int32_t own[8];
+    static int32_t pieces[64];
+    tddp_buffer parts[4];
+    for (int each = 0; each < 4; each++) {
+        /* In sum they agree. */
+        size_t count = rank >= 2 || each < 2 ? 4 : each == 2 ? 3 : 5;
+        parts[each] = buffer_of(pieces + 8 * each, count, TDDP_INT32);
+    }
+    tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
+                  .input = buffer_of(own, 4, TDDP_INT32),
+                  .output = buffer_of(NULL, 16, TDDP_INT32),
+                  .output_parts = parts};
+    tddp_status status = run(&self, &op);
+    check_told(status,
+               "differ on the sizes of the parts in all_gather (operation 1, elements of int32)", "");
+    if (rank % 2 == 0) {
+        CHECK_STATUS(status, TDDP_MISMATCH);
+    }
+    part(&self, world_size - 1);
+}
+
+/* --- ends ------------------------------------------------------------------------------------ */
+
+/* `dying` is no rank that others wait for directly but those of its host. */
+static void lose(int dying, const int *hosts, int rank, int size, int port)
+{
+    member self = join("gloo", hosts, rank, size, port);
+    static float data[4000];
+    tddp_op op = sum_of(data, 4000);
+    CHECK_OK(run(&self, &op));
+    if (rank == dying) {
+        pause_ms(200);
+        die();
+    }
+    double start = now();
+    tddp_op next = sum_of(data, 4000);
+    tddp_status status = run(&self, &next);
+    CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
+    CHECK_CONTAINS(tddp_error_message(), "rank ");
+    CHECK(now() - start < 3);
+    if (hosts[rank] == hosts[dying]) {
+        char name[16];
+        snprintf(name, sizeof name, "rank %d", dying);
+        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK_CONTAINS(tddp_error_message(), name);
+    }
+    part(&self, size - 2);
+}
+
+MULTI_TEST(a_carrier_of_another_host_dies, 4, 20)
+{
+    lose(2, HALVES, rank, world_size, port);
+}
+
+MULTI_TEST(a_rank_of_another_host_that_carries_nothing_dies, 5, 20)
+{
+    static const int hosts[] = {0, 0, 1, 1, 1};
+    lose(4, hosts, rank, world_size, port);
+}
+
+MULTI_TEST(one_of_this_host_dies, 4, 20)
+{
+    lose(3, TURNS, rank, world_size, port);
+}
+
+MULTI_TEST(a_late_rank_is_named, 4, 20)
+{
+    member self = join("gloo", HALVES, rank, world_size, port);
+    self.timeout_ms = 700;
+    tddp_op op = {.kind = TDDP_OP_BARRIER};
+    if (rank == 3) {
+        pause_ms(3000);
+    } else {
+        double start = now();
+        tddp_status status = run(&self, &op);
+        CHECK(status == TDDP_TIMEOUT || status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
+        CHECK(now() - start < 2);
+        if (rank == 2) {
+            CHECK_CONTAINS(tddp_error_message(), "rank 3");
+        }
+    }
+    part(&self, world_size - 1);
+}
+
+MULTI_TEST(an_abort_ends_it, 4, 20)
+{
+    member self = join("gloo", HALVES, rank, world_size, port);
+    self.table->abort(self.context);
+    tddp_op op = {.kind = TDDP_OP_BARRIER};
+    /* Its own end, or that of another. */
+    tddp_status status = run(&self, &op);
+    CHECK(status == TDDP_GROUP_FAILED || status == TDDP_PEER_LOST);
+    part(&self, world_size - 1);
+}
+
+/* --- whether there is shared memory ---------------------------------------------------------- */
+
+static const char *logged(void)
+{
+    static char text[1024];
+    return text;
+}
+
+static void take_line(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)level;
+    (void)data;
+    if (strcmp(room, "backend") == 0) {
+        snprintf((char *)(uintptr_t)logged(), 1024, "%s", text);
+    }
+}
+
+static void check_without(const int *hosts, const char *wish, int rank, int size, int port,
+                          const char *why)
+{
+    member self;
+    tddp_log_set_sink(take_line, NULL);
+    CHECK(setenv("TDDP_SHM", wish, 1) == 0);
+    CHECK_OK(try_join(&self, "gloo", hosts, rank, size, port));
+    CHECK_TEXT(self.table->name, "gloo");
+    if (why && rank == 0) {
+        CHECK_CONTAINS(logged(), "group \"made-up\" goes without shared memory");
+        CHECK_CONTAINS(logged(), why);
+    } else {
+        CHECK_TEXT(logged(), "");
+    }
+    float data[3] = {1, 2, 3};
+    tddp_op op = sum_of(data, 3);
+    CHECK_OK(run(&self, &op));
+    CHECK_DOUBLE(data[2], 3 * size, 0);
+    part(&self, size - 1);
+}
+
+MULTI_TEST(one_that_has_it_turned_off_turns_it_off_for_all, 4, 20)
+{
+    check_without(HALVES, rank == 3 ? "0" : "1", rank, world_size, port, "rank 3");
+}
+
+MULTI_TEST(one_that_has_it_turned_off_on_one_host, 2, 20)
+{
+    static const int one[] = {0, 0};
+    check_without(one, rank == 1 ? "0" : "1", rank, world_size, port, "rank 1");
+}
+
+MULTI_TEST(all_have_it_turned_off, 2, 20)
+{
+    static const int one[] = {0, 0};
+    check_without(one, "0", rank, world_size, port, NULL);
+}
+
+MULTI_TEST(ranks_alone_on_their_hosts_have_none, 2, 20)
+{
+    static const int apart[] = {0, 1};
+    check_without(apart, "1", rank, world_size, port, NULL);
+}
+
+MULTI_TEST(an_unfit_wish_is_told_to_all, 3, 20)
+{
+    static const int hosts[] = {0, 0, 1};
+    member self;
+    CHECK(setenv("TDDP_SHM", rank == 1 ? "yes" : "1", 1) == 0);
+    CHECK_STATUS(try_join(&self, "gloo", hosts, rank, world_size, port), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_SHM=\"yes\": expected 1 or 0");
+    CHECK_CONTAINS(tddp_error_message(), "rank 1");
+    part(&self, world_size - 1);
+}
+
+MULTI_TEST(one_host_has_shared_memory_alone, 3, 20)
+{
+    static const int hosts[] = {0, 0, 0};
+    member self;
+    CHECK(setenv("TDDP_SHM", "1", 1) == 0);
+    CHECK_OK(try_join(&self, "gloo", hosts, rank, world_size, port));
+    CHECK_TEXT(self.table->name, "shm");
+    float data[3] = {1, 2, 3};
+    tddp_op op = sum_of(data, 3);
+    CHECK_OK(run(&self, &op));
+    CHECK_DOUBLE(data[2], 9, 0);
+    part(&self, world_size - 1);
+}

@@ -1,0 +1,116 @@
+/* A rank of a group on made-up hosts, at the level of backend tables. */
+#ifndef TDDP_TEST_MEMBER_H
+#define TDDP_TEST_MEMBER_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend/open.h"
+#include "gloo/numbers.h"
+#include "hosted_store.h"
+
+enum { TIMEOUT_MS = 15000, MOST_RANKS = 8 };
+
+typedef struct member {
+    int rank;
+    int size;
+    tddp_store *store;
+    const tddp_backend_v1 *table;
+    void *context;
+    uint64_t sequence;
+    int64_t timeout_ms;
+} member;
+
+/* Like a backend that shares hosts, whatever it says of itself. */
+static inline const tddp_backend_v1 *sharing(const char *name)
+{
+    static tddp_backend_v1 copy;
+    const tddp_backend_v1 *found;
+    CHECK_OK(tddp_backend_find(name, &found));
+    copy = *found;
+    copy.traits |= TDDP_BACKEND_SHARES_HOSTS;
+    return &copy;
+}
+
+static inline tddp_status try_join(member *self, const char *backend, const int *hosts, int rank,
+                                   int world_size, int port)
+{
+    *self = (member){.rank = rank, .size = world_size, .timeout_ms = TIMEOUT_MS};
+    self->store = open_store(rank, world_size, port);
+    tddp_backend_opts opts = {.size = sizeof opts,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .store = self->store,
+                              .timeout_ms = TIMEOUT_MS,
+                              .device_index = -1,
+                              .group = "made-up",
+                              .address = "127.0.0.1",
+                              .hosts = hosts};
+    return tddp_backend_open(sharing(backend), &opts, NULL, &self->table, &self->context);
+}
+
+/* With shared memory. */
+static inline member join(const char *backend, const int *hosts, int rank, int world_size, int port)
+{
+    member self;
+    CHECK(setenv("TDDP_SHM", "1", 1) == 0);
+    CHECK_OK(try_join(&self, backend, hosts, rank, world_size, port));
+    CHECK_TEXT(self.table->name, "hosts");
+    return self;
+}
+
+static inline tddp_status run(member *self, tddp_op *op)
+{
+    op->sequence = ++self->sequence;
+    op->timeout_ms = self->timeout_ms;
+    tddp_status status = self->table->run[op->kind](self->context, op);
+    if (status) {
+        char text[4096];
+        snprintf(text, sizeof text, "%s", tddp_error_message());
+        self->table->abort(self->context);
+        (void)tddp_fail(status, "%s", text);
+    }
+    return status;
+}
+
+/* Rank 0 hosts the store: it leaves when `others` have said that they need it no longer. */
+static inline void part(member *self, int others)
+{
+    static const tddp_slice key = {"parted", 6};
+    int64_t gone = 0;
+    if (self->context) {
+        self->table->destroy(self->context);
+    }
+    if (self->rank != 0) {
+        CHECK_OK(tddp_store_add(self->store, key, 1, NULL, &gone));
+    }
+    for (int i = 0; self->rank == 0 && gone < others && i < 1000; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        CHECK_OK(tddp_store_add(self->store, key, 0, NULL, &gone));
+    }
+    tddp_store_release(self->store);
+}
+
+static inline void die(void)
+{
+    syscall(SYS_exit_group, 0);
+}
+
+static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CPU, 0, NULL};
+}
+
+/* Memory of the group's, for zero copy; to be given back. */
+static inline void *shared(member *self, size_t bytes, void **handle)
+{
+    void *data;
+    CHECK_OK(self->table->allocate(self->context, bytes, handle, &data));
+    return data;
+}
+
+#endif
