@@ -16,8 +16,11 @@ static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, 
 {
     tddp_work *work;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_rb_describe(tensor);
-    tddp_rb_check(tddp_all_reduce(tddp_rb_group(self), buffer, op_of(op), NUM2DBL(premul), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_reduce_op kind = op_of(op);
+    double factor = NUM2DBL(premul);
+    tddp_rb_describe(tensor, async);
+    tddp_rb_check(tddp_all_reduce(group, buffer, kind, factor, &work));
     return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 
@@ -28,9 +31,11 @@ static VALUE group_all_reduce_coalesced(VALUE self, VALUE tensors, VALUE op, VAL
     size_t count;
     VALUE memory;
     tddp_buffer *buffers = tddp_rb_buffers(tensors, "tensors", &memory, &count);
-    tddp_rb_describe(tensors);
-    tddp_rb_check(tddp_all_reduce_coalesced(tddp_rb_group(self), buffers, count, op_of(op),
-                                            NUM2DBL(premul), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_reduce_op kind = op_of(op);
+    double factor = NUM2DBL(premul);
+    tddp_rb_describe(tensors, async);
+    tddp_rb_check(tddp_all_reduce_coalesced(group, buffers, count, kind, factor, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, tensors, Qnil, RTEST(async));
 }
@@ -39,9 +44,12 @@ static VALUE group_reduce(VALUE self, VALUE tensor, VALUE root, VALUE op, VALUE 
 {
     tddp_work *work;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_rb_describe(tensor);
-    tddp_rb_check(
-        tddp_reduce(tddp_rb_group(self), buffer, op_of(op), NUM2DBL(premul), NUM2INT(root), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_reduce_op kind = op_of(op);
+    double factor = NUM2DBL(premul);
+    int rank = NUM2INT(root);
+    tddp_rb_describe(tensor, async);
+    tddp_rb_check(tddp_reduce(group, buffer, kind, factor, rank, &work));
     return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 
@@ -49,8 +57,10 @@ static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
 {
     tddp_work *work;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_rb_describe(tensor);
-    tddp_rb_check(tddp_broadcast(tddp_rb_group(self), buffer, NUM2INT(root), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int rank = NUM2INT(root);
+    tddp_rb_describe(tensor, async);
+    tddp_rb_check(tddp_broadcast(group, buffer, rank, &work));
     return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 
@@ -59,8 +69,10 @@ static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
 static VALUE group_barrier(VALUE self, VALUE timeout, VALUE async)
 {
     tddp_work *work;
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_barrier_within(tddp_rb_group(self), tddp_rb_milliseconds(timeout), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int64_t timeout_ms = tddp_rb_milliseconds(timeout);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_barrier_within(group, timeout_ms, &work));
     return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
 }
 
@@ -94,8 +106,9 @@ static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async
     tddp_work *work;
     tddp_buffer to = tddp_rb_buffer(output, "output");
     tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_rb_describe(input);
-    tddp_rb_check(tddp_all_gather(tddp_rb_group(self), from, to, &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_describe(input, async);
+    tddp_rb_check(tddp_all_gather(group, from, to, &work));
     return tddp_rb_take_work(work, output, input, RTEST(async));
 }
 
@@ -106,8 +119,9 @@ static VALUE group_all_gather_list(VALUE self, VALUE outputs, VALUE input, VALUE
     VALUE memory;
     tddp_buffer *to = tddp_rb_buffers(outputs, "tensor_list", &memory, &count);
     tddp_buffer from = tddp_rb_buffer(input, "tensor");
-    tddp_rb_describe(outputs);
-    tddp_rb_check(tddp_all_gather_list(tddp_rb_group(self), from, to, count, &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_describe(outputs, async);
+    tddp_rb_check(tddp_all_gather_list(group, from, to, count, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, outputs, input, RTEST(async));
 }
@@ -119,8 +133,10 @@ static VALUE group_gather(VALUE self, VALUE outputs, VALUE input, VALUE root, VA
     VALUE memory;
     tddp_buffer *to = tddp_rb_buffers(outputs, "gather_list", &memory, &count);
     tddp_buffer from = tddp_rb_buffer(input, "tensor");
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_gather(tddp_rb_group(self), from, to, count, NUM2INT(root), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int rank = NUM2INT(root);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_gather(group, from, to, count, rank, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, outputs, input, RTEST(async));
 }
@@ -133,9 +149,10 @@ static VALUE group_gather_pieces(VALUE self, VALUE output, VALUE counts, VALUE i
     VALUE memory;
     tddp_buffer *to = tddp_rb_pieces(output, "output", counts, &memory);
     tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_gather(tddp_rb_group(self), from, to, (size_t)RARRAY_LEN(counts),
-                              NUM2INT(root), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int rank = NUM2INT(root);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_gather(group, from, to, (size_t)RARRAY_LEN(counts), rank, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, output, input, RTEST(async));
 }
@@ -147,8 +164,10 @@ static VALUE group_scatter(VALUE self, VALUE output, VALUE inputs, VALUE root, V
     VALUE memory;
     tddp_buffer *from = tddp_rb_buffers(inputs, "scatter_list", &memory, &count);
     tddp_buffer to = tddp_rb_buffer(output, "tensor");
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_scatter(tddp_rb_group(self), to, from, count, NUM2INT(root), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int rank = NUM2INT(root);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_scatter(group, to, from, count, rank, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, output, inputs, RTEST(async));
 }
@@ -159,9 +178,11 @@ static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE o
     tddp_work *work;
     tddp_buffer to = tddp_rb_buffer(output, "output");
     tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_rb_describe(output);
-    tddp_rb_check(
-        tddp_reduce_scatter(tddp_rb_group(self), from, to, op_of(op), NUM2DBL(premul), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_reduce_op kind = op_of(op);
+    double factor = NUM2DBL(premul);
+    tddp_rb_describe(output, async);
+    tddp_rb_check(tddp_reduce_scatter(group, from, to, kind, factor, &work));
     return tddp_rb_take_work(work, output, input, RTEST(async));
 }
 
@@ -173,9 +194,11 @@ static VALUE group_reduce_scatter_list(VALUE self, VALUE output, VALUE inputs, V
     VALUE memory;
     tddp_buffer to = tddp_rb_buffer(output, "output");
     tddp_buffer *from = tddp_rb_buffers(inputs, "input_list", &memory, &count);
-    tddp_rb_describe(inputs);
-    tddp_rb_check(tddp_reduce_scatter_list(tddp_rb_group(self), from, count, to, op_of(op),
-                                           NUM2DBL(premul), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_reduce_op kind = op_of(op);
+    double factor = NUM2DBL(premul);
+    tddp_rb_describe(inputs, async);
+    tddp_rb_check(tddp_reduce_scatter_list(group, from, count, to, kind, factor, &work));
     ALLOCV_END(memory);
     return tddp_rb_take_work(work, output, inputs, RTEST(async));
 }
@@ -189,8 +212,9 @@ static VALUE group_all_to_all(VALUE self, VALUE outputs, VALUE inputs, VALUE asy
     tddp_buffer *from = tddp_rb_buffers(inputs, "input_tensor_list", &from_memory, &from_count);
     if (to_count != from_count)
         rb_raise(rb_eArgError, "%zu outputs, but %zu inputs", to_count, from_count);
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_all_to_all(tddp_rb_group(self), from, to, to_count, &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_all_to_all(group, from, to, to_count, &work));
     ALLOCV_END(to_memory);
     ALLOCV_END(from_memory);
     return tddp_rb_take_work(work, outputs, inputs, RTEST(async));
@@ -206,9 +230,9 @@ static VALUE group_all_to_all_pieces(VALUE self, VALUE output, VALUE to_counts, 
     if (RARRAY_LEN(to_counts) != RARRAY_LEN(from_counts))
         rb_raise(rb_eArgError, "%ld pieces of output, but %ld of input", RARRAY_LEN(to_counts),
                  RARRAY_LEN(from_counts));
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(
-        tddp_all_to_all(tddp_rb_group(self), from, to, (size_t)RARRAY_LEN(to_counts), &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_all_to_all(group, from, to, (size_t)RARRAY_LEN(to_counts), &work));
     ALLOCV_END(to_memory);
     ALLOCV_END(from_memory);
     return tddp_rb_take_work(work, output, input, RTEST(async));
@@ -220,8 +244,11 @@ static VALUE group_send(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE a
 {
     tddp_work *work;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_send(tddp_rb_group(self), buffer, NUM2INT(peer), NUM2UINT(tag), &work));
+    tddp_group *group = tddp_rb_group(self);
+    int to = NUM2INT(peer);
+    uint32_t number = NUM2UINT(tag);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_send(group, buffer, to, number, &work));
     return tddp_rb_take_work(work, Qnil, tensor, RTEST(async));
 }
 
@@ -231,8 +258,10 @@ static VALUE group_recv(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE a
     tddp_work *work;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
     int from = NIL_P(peer) ? TDDP_ANY_SOURCE : NUM2INT(peer);
-    tddp_rb_describe(Qnil);
-    tddp_rb_check(tddp_recv(tddp_rb_group(self), buffer, from, NUM2UINT(tag), &work));
+    tddp_group *group = tddp_rb_group(self);
+    uint32_t number = NUM2UINT(tag);
+    tddp_rb_describe(Qnil, async);
+    tddp_rb_check(tddp_recv(group, buffer, from, number, &work));
     return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
 }
 

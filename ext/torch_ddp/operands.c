@@ -133,13 +133,15 @@ static VALUE description(VALUE operand)
                       digest(text), text);
 }
 
-void tddp_rb_describe(VALUE operand)
+void tddp_rb_describe(VALUE operand, VALUE async)
 {
-    if (!detail)
-        return;
-    VALUE text = NIL_P(operand) ? Qnil : description(operand);
-    tddp_describe_next(NIL_P(text) ? NULL : StringValueCStr(text));
-    RB_GC_GUARD(text);
+    if (detail) {
+        VALUE text = NIL_P(operand) ? Qnil : description(operand);
+        tddp_describe_next(NIL_P(text) ? NULL : StringValueCStr(text));
+        RB_GC_GUARD(text);
+    }
+    if (!RTEST(async))
+        tddp_await_next();
 }
 
 static VALUE set_detail(VALUE self, VALUE wanted)

@@ -143,8 +143,9 @@ tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holde
 tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder);
 
 /* Has the ranks compare dtype and shape of these tensors (one, an Array; nil: nothing) with the
- * operation that this thread queues next, if operations are described at all. */
-void tddp_rb_describe(VALUE operand);
+ * operation that this thread queues next, if operations are described at all; and says whether it
+ * is waited for at once. The last thing before the operation that may raise. */
+void tddp_rb_describe(VALUE operand, VALUE async);
 bool tddp_rb_detail(void);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */

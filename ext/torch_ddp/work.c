@@ -9,6 +9,9 @@
 
 #include <stdlib.h>
 
+/* So long a wait keeps the GVL before it lets go of it. */
+enum { KEPT_US = 20 };
+
 /* References to an operation's tensors, ended together on whatever thread is last. */
 typedef struct operands {
     size_t count;
@@ -201,11 +204,12 @@ static VALUE source_of(const tddp_work *work)
     return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
 }
 
-/* Waits here; an interruption leaves the operation running. */
+/* Waits here; an interruption leaves the operation running. A small operation whose peers are there
+ * takes less than letting go of the GVL does. */
 static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
-    if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
+    if (!tddp_work_try(work, KEPT_US) || tddp_work_status(work) != TDDP_OK)
         outcome = tddp_rb_blocking(body_wait, work, -1, false);
     VALUE source = source_of(work);
     if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))

@@ -28,9 +28,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_work_wait(tddp_work *work, const tddp_w
 
 /**
  * Spends up to `microseconds` on carrying the operation out here and now, where this thread may do
- * that, and says whether it is done. Else the thread is to wait for it, or to release it, soon:
- * what has begun here may wait for that. For callers who hold a lock that they want to keep for
- * moments only.
+ * that and the operation is the next one and its memory no larger than suits the time, and says
+ * whether it is done. Else the thread is to wait for it, or to release it, soon: what has begun
+ * here may wait for that. For callers who hold a lock that they want to keep for moments only.
  */
 TDDP_API int tddp_work_try(tddp_work *work, int64_t microseconds);
 

@@ -203,9 +203,11 @@ void tddp_group_turn(tddp_group *group);
 void tddp_group_call(tddp_group *group);
 
 /* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
- * far as nobody else does so and the token (may be NULL) is not triggered. `comes_back`: the thread
- * will go on with it next, nobody need be woken for the rest. */
-void tddp_group_help(tddp_work *work, tddp_cancel *cancel, bool comes_back);
+ * far as nobody else does so and the token (may be NULL) is not triggered. */
+void tddp_group_help(tddp_work *work, tddp_cancel *cancel);
+
+/* Carries it out if it is the first. The thread goes on with it next, so nobody is woken for it. */
+void tddp_group_try(tddp_work *work, tddp_cancel *cancel);
 
 /* Nobody waits for this work at once: the progress thread is told of it, if it was not. */
 void tddp_group_announce(tddp_work *work);

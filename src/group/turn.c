@@ -194,20 +194,30 @@ static bool is_free(const tddp_group *group)
            group->state < TDDP_GROUP_ENDING;
 }
 
-void tddp_group_help(tddp_work *work, tddp_cancel *cancel, bool comes_back)
+void tddp_group_help(tddp_work *work, tddp_cancel *cancel)
+{
+    tddp_group *group = lock_group(work);
+    if (group) {
+        bool over = true;
+        while (over && !atomic_load(&work->done) && is_free(group)) {
+            over = turn_here(group, cancel);
+        }
+        tddp_group_call(group);
+        pthread_mutex_unlock(&group->mutex);
+    }
+}
+
+void tddp_group_try(tddp_work *work, tddp_cancel *cancel)
 {
     tddp_group *group = lock_group(work);
     if (!group) {
         return;
     }
-    bool over = true;
-    while (over && !atomic_load(&work->done) && is_free(group)) {
-        over = turn_here(group, cancel);
-    }
-    if (comes_back && !over && is_free(group) && !group->called) {
-        atomic_store(&work->unannounced, true);
-    } else {
+    bool over = group->head == work && is_free(group) && turn_here(group, cancel);
+    if (over || !is_free(group) || group->called) {
         tddp_group_call(group);
+    } else {
+        atomic_store(&work->unannounced, true);
     }
     pthread_mutex_unlock(&group->mutex);
 }

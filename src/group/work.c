@@ -15,6 +15,9 @@
 
 #include "group/group.h"
 
+/* Of a try: the longest, and what it takes to move memory, at about 4 GB a second. */
+enum { MOST_US = 1000 * 1000, BYTES_EACH_US = 4096 };
+
 /* A backend ends its operation when the time is over; it is given this much more before waiters
  * stop believing in it. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
@@ -206,7 +209,7 @@ static void help(tddp_work *work, const waiting *self, tddp_cancel *cancel)
     }
     tddp_cancel bounded = {
         .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
-    tddp_group_help(work, self->own ? &bounded : cancel, false);
+    tddp_group_help(work, self->own ? &bounded : cancel);
 }
 
 tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
@@ -236,18 +239,24 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
     return status ? status : outcome(work);
 }
 
+/* Whether moving the memory alone can be done within the time. */
+static bool suits(const tddp_op *op, int64_t microseconds)
+{
+    size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
+    size_t bytes = count * tddp_dtype_size(op->input.dtype);
+    return microseconds > 0 && microseconds <= MOST_US &&
+           bytes / BYTES_EACH_US <= (size_t)microseconds;
+}
+
 int tddp_work_try(tddp_work *work, int64_t microseconds)
 {
     if (!work) {
         return 0;
     }
-    if (!atomic_load(&work->done) && work->group && microseconds > 0 &&
+    if (!atomic_load(&work->done) && work->group && suits(&work->op, microseconds) &&
         work->pid == tddp_process_id()) {
-        int64_t most = INT64_MAX / 1000;
-        tddp_cancel until = {.fd = -1,
-                             .deadline = tddp_deadline_from(tddp_now_ns(), 0) +
-                                         (microseconds < most ? microseconds : most) * 1000};
-        tddp_group_help(work, &until, true);
+        tddp_cancel until = {.fd = -1, .deadline = tddp_now_ns() + microseconds * 1000};
+        tddp_group_try(work, &until);
     }
     return atomic_load(&work->done);
 }
