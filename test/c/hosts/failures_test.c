@@ -118,7 +118,8 @@ MULTI_TEST(parts_of_another_host_that_differ, 4, 20)
                   .output_parts = parts};
     tddp_status status = run(&self, &op);
     check_told(status,
-               "differ on the sizes of the parts in all_gather (operation 1, elements of int32)", "");
+               "differ on the sizes of the parts in all_gather (operation 1, elements of int32)",
+               "");
     if (rank % 2 == 0) {
         CHECK_STATUS(status, TDDP_MISMATCH);
     }
