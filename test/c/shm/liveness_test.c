@@ -1,7 +1,7 @@
 /* How waits end badly: peers that die, leave, fail, stall or disagree; abort, tokens and time. */
 #include <sys/syscall.h>
 
-#include "ranks.h"
+#include "kills.h"
 
 enum { LARGE = 1 << 20 };
 
@@ -476,4 +476,9 @@ TEST(a_group_that_loses_a_rank)
 {
     run_shm_groups(SHM_PROCESSES, 2, group_loses, NULL);
     run_shm_groups(SHM_PROCESSES, 3, group_loses, NULL);
+}
+
+MULTI_TEST(killed_at_random_moments, 1, 100)
+{
+    run_kills(60, 1);
 }

@@ -1,0 +1,216 @@
+/*
+ * A job whose ranks carry out operations over shared memory until one of them is killed, at a
+ * random moment: every survivor has an error soon, or a right result before, and nothing is left
+ * behind.
+ */
+#ifndef TDDP_TEST_SHM_KILLS_H
+#define TDDP_TEST_SHM_KILLS_H
+
+#include <dirent.h>
+
+#include "ranks.h"
+
+enum {
+    KILLS_MANY = 150000,
+    KILLS_CREATE_MS = 1500,
+    KILLS_SPAN_US = 40000, /* of the moments at which a rank is killed */
+    KILLS_NOTICE_MS = 1000
+};
+
+/* What the processes tell each other and the test. */
+typedef struct kills_board {
+    _Atomic int64_t killed_at; /* nanoseconds; 0: not yet */
+    _Atomic uint32_t ready;
+    _Atomic uint32_t operations; /* carried out by all ranks of all rounds */
+    _Atomic uint32_t joins_cut;
+    _Atomic int64_t longest_ns; /* from a kill to an error */
+} kills_board;
+
+static inline int64_t kills_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static inline int kills_count_fds(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder != NULL);
+    while (readdir(folder)) {
+        count++;
+    }
+    closedir(folder);
+    return count;
+}
+
+/* Two kinds of operations on three kinds of memory, the same on all ranks. */
+static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *own, float *shared)
+{
+    static const size_t counts[5] = {1, 60, 3000, 50000, KILLS_MANY};
+    size_t count = counts[number % 5];
+    float *data = number % 3 == 0 ? shared : own;
+    bool reduces = number % 4 != 3;
+    int root = (int)number % it->size;
+    for (size_t i = 0; i < count; i++) {
+        data[i] = (float)((unsigned)it->rank * 7 + number % 100 + (unsigned)(i % 13));
+    }
+    tddp_buffer buffer = shm_buffer(data, count, TDDP_FLOAT32);
+    tddp_work *work = NULL;
+    tddp_work **later = number % 2 ? &work : NULL;
+    tddp_status status = reduces ? tddp_all_reduce(it->group, buffer, TDDP_REDUCE_SUM, 0, later)
+                                 : tddp_broadcast(it->group, buffer, root, later);
+    if (status == TDDP_OK && work) {
+        status = tddp_work_wait(work, NULL);
+    }
+    tddp_work_release(work);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        unsigned all = (unsigned)it->size;
+        unsigned plain = number % 100 + (unsigned)(i % 13);
+        unsigned right =
+            reduces ? all * (all - 1) / 2 * 7 + all * plain : (unsigned)root * 7 + plain;
+        if (data[i] != (float)right) {
+            check_failed(__FILE__, __LINE__, "operation %u: element %zu is %g, expected %u", number,
+                         i, (double)data[i], right);
+        }
+    }
+    return status;
+}
+
+static inline void kills_note_error(kills_board *board, tddp_status status)
+{
+    CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
+    int64_t since = kills_now() - atomic_load(&board->killed_at);
+    int64_t longest = atomic_load(&board->longest_ns);
+    CHECK(atomic_load(&board->killed_at) != 0);
+    while (since > longest && !atomic_compare_exchange_weak(&board->longest_ns, &longest, since)) {
+    }
+    if (since > KILLS_NOTICE_MS * INT64_C(1000000)) {
+        check_failed(__FILE__, __LINE__, "an end was noticed after %.3f s: %s", (double)since / 1e9,
+                     tddp_error_message());
+    }
+}
+
+static inline void kills_rank(shm_rank *it)
+{
+    kills_board *board = it->data;
+    int before = kills_count_fds();
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = "shm";
+    opts.store = it->store;
+    opts.rank = it->rank;
+    opts.world_size = it->size;
+    opts.timeout_ms = SHM_TIMEOUT_MS;
+    tddp_wait wait = {KILLS_CREATE_MS, NULL};
+    atomic_fetch_add(&board->ready, 1);
+    tddp_status status = tddp_group_create(&opts, &wait, &it->group);
+    if (status) {
+        CHECK(atomic_load(&board->killed_at) != 0);
+        atomic_fetch_add(&board->joins_cut, 1);
+    } else {
+        tddp_group_memory *memory;
+        float *own = calloc(KILLS_MANY, sizeof *own);
+        CHECK(own != NULL);
+        CHECK_OK(tddp_group_memory_create(it->group, KILLS_MANY * sizeof *own, &memory));
+        for (unsigned i = 0; status == TDDP_OK; i++) {
+            status = kills_operate(it, i, own, tddp_group_memory_data(memory));
+            atomic_fetch_add(&board->operations, status == TDDP_OK);
+        }
+        kills_note_error(board, status);
+        tddp_group_release(it->group);
+        it->group = NULL;
+        tddp_group_memory_release(memory);
+        free(own);
+    }
+    CHECK_INT(kills_count_fds(), before);
+}
+
+static inline void kills_one_round(shm_job *job, unsigned *seed)
+{
+    pid_t pids[SHM_MAX_RANKS];
+    kills_board *board = job->data;
+    atomic_store(&board->killed_at, 0);
+    atomic_store(&board->ready, 0);
+    for (int rank = 0; rank < job->size; rank++) {
+        pids[rank] = shm_start_process(job, rank);
+    }
+    int64_t patience = kills_now() + INT64_C(10000000000);
+    while (atomic_load(&board->ready) < (uint32_t)job->size && kills_now() < patience) {
+        usleep(100);
+    }
+    usleep((unsigned)rand_r(seed) % KILLS_SPAN_US);
+    int victim = rand_r(seed) % job->size;
+    atomic_store(&board->killed_at, kills_now());
+    CHECK_INT(kill(pids[victim], SIGKILL), 0);
+    for (int rank = 0; rank < job->size; rank++) {
+        int status;
+        CHECK_INT(waitpid(pids[rank], &status, 0), pids[rank]);
+        if (rank != victim && status != 0) {
+            check_failed(__FILE__, __LINE__, "rank %d of %d ended with %d (rank %d was killed)",
+                         rank, job->size, status, victim);
+        }
+    }
+}
+
+/* Names of sockets that are there now, one after the other; `among` NULL: any. */
+static inline bool kills_sockets(char *names, size_t bytes, const char *among)
+{
+    char line[512];
+    bool any = false;
+    FILE *file = fopen("/proc/net/unix", "re");
+    CHECK(file != NULL);
+    names[0] = 0;
+    while (fgets(line, sizeof line, file)) {
+        char *name = strstr(line, "@tddp-shm-");
+        if (name && (!among || strstr(among, name)) && strlen(names) + strlen(name) < bytes) {
+            strcat(names, name);
+            any = true;
+        }
+    }
+    fclose(file);
+    return any;
+}
+
+/* Other tests may run beside this one, and have some for a moment. */
+static inline void kills_check_remains(void)
+{
+    char first[16384];
+    char now[16384];
+    bool any = kills_sockets(first, sizeof first, NULL);
+    for (int i = 0; any && i < 500; i++) {
+        usleep(10000);
+        any = kills_sockets(now, sizeof now, first);
+    }
+    CHECK(!any);
+    DIR *folder = opendir("/dev/shm");
+    const struct dirent *each;
+    while (folder && (each = readdir(folder))) {
+        CHECK(!strstr(each->d_name, "tddp"));
+    }
+    if (folder) {
+        closedir(folder);
+    }
+}
+
+static inline void run_kills(int rounds, unsigned seed)
+{
+    shm_job job = {.way = SHM_PROCESSES, .body = kills_rank, .bare = true, .may_die = true};
+    kills_board *board = shm_common(sizeof *board);
+    job.data = board;
+    job.timeout_ms = SHM_TIMEOUT_MS;
+    for (int round = 0; round < rounds; round++) {
+        /* A server keeps nothing of an earlier round. */
+        pid_t host = shm_host_store(&job.port);
+        job.size = 2 + round % 3;
+        kills_one_round(&job, &seed);
+        shm_end_store(host);
+    }
+    kills_check_remains();
+    printf("%d kills: %u cut into joins, %u operations went well, noticed within %.1f ms\n", rounds,
+           atomic_load(&board->joins_cut), atomic_load(&board->operations),
+           (double)atomic_load(&board->longest_ns) / 1e6);
+    CHECK(atomic_load(&board->operations) > 0);
+}
+
+#endif
