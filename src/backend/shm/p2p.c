@@ -26,13 +26,20 @@ static bool is_settled(tddp_shm *shm, tddp_shm_post *self)
     return atomic_load_explicit(&self->settled, memory_order_acquire);
 }
 
-static tddp_status fail_late(const tddp_shm *shm, const tddp_shm_post *self)
+/* Who it waits for: of a receive from any that is known when it is settled, by another thread. */
+static int peer_of(tddp_shm *shm, tddp_shm_post *self)
+{
+    return is_settled(shm, self) ? self->peer : self->op->peer;
+}
+
+static tddp_status fail_late(tddp_shm *shm, tddp_shm_post *self)
 {
     const tddp_op *op = self->op;
+    const int peer = peer_of(shm, self);
     bool sends = op->kind == TDDP_OP_SEND;
     char who[32] = "no rank has";
-    if (self->peer != TDDP_ANY_SOURCE) {
-        snprintf(who, sizeof who, "rank %d has", tddp_shm_name(shm, self->peer));
+    if (peer != TDDP_ANY_SOURCE) {
+        snprintf(who, sizeof who, "rank %d has", tddp_shm_name(shm, peer));
     }
     if (self->begun) {
         return tddp_fail(TDDP_TIMEOUT,
@@ -41,9 +48,8 @@ static tddp_status fail_late(const tddp_shm *shm, const tddp_shm_post *self)
                          op->timeout_ms, who, sends ? "receive" : "send");
     }
     return tddp_fail(TDDP_TIMEOUT, "not done after %" PRId64 " ms; %s%s %s %s with tag %" PRIu32,
-                     op->timeout_ms, who, self->peer == TDDP_ANY_SOURCE ? "" : " not",
-                     sends ? "received" : "sent", self->peer == TDDP_ANY_SOURCE ? "one" : "it",
-                     op->tag);
+                     op->timeout_ms, who, peer == TDDP_ANY_SOURCE ? "" : " not",
+                     sends ? "received" : "sent", peer == TDDP_ANY_SOURCE ? "one" : "it", op->tag);
 }
 
 /* What stands against waiting longer, if it is time to look. */
@@ -56,7 +62,7 @@ static tddp_status look(tddp_shm *shm, tddp_shm_post *self, int64_t now)
         return TDDP_OK;
     }
     self->looked = now;
-    return tddp_shm_look(shm, self->peer);
+    return tddp_shm_look(shm, peer_of(shm, self));
 }
 
 tddp_status tddp_shm_post_await(tddp_shm *shm, tddp_shm_post *self,

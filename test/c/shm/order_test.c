@@ -34,7 +34,7 @@ static void in_any_order(shm_rank *rank)
 {
     mover it = {.group = rank->group, .rank = rank->rank, .size = rank->size};
     uint32_t seed = *(uint32_t *)rank->data;
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 150; i++) {
         it.dtype = TDDP_INT32;
         it.memory = (moving_memory)draw(&seed, MOVING_MEMORIES);
         it.count = draw_count(&seed);
