@@ -415,6 +415,9 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
         tell_failure(&self, status);
         tddp_shm_destroy(self.shm);
     } else {
+        tddp_log(TDDP_LOG_DEBUG, "shm",
+                 "%d ranks on this host, %d to a core; %zu MiB for memory of each", self.size,
+                 self.shm->ranks_per_core, (self.shm->layout.bytes - self.shm->layout.arena) >> 20);
         *out = self.shm;
     }
     tddp_close(self.listen_fd);

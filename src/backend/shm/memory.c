@@ -114,6 +114,7 @@ static void give(tddp_shm_segment *segment, tddp_shm_span span)
 static bool back(const tddp_shm_segment *segment, size_t at, size_t bytes)
 {
     (void)madvise(segment->base + at, bytes, MADV_HUGEPAGE);
+    (void)madvise(segment->base + at, bytes, MADV_DODUMP);
     for (size_t done = 0; done < bytes;) {
         size_t piece = bytes - done < PIECE ? bytes - done : PIECE;
         int failed = madvise(segment->base + at + done, piece, MADV_POPULATE_WRITE);
@@ -131,6 +132,7 @@ static bool back(const tddp_shm_segment *segment, size_t at, size_t bytes)
 static void clear(const tddp_shm_segment *segment, size_t at, size_t bytes)
 {
     int failed;
+    (void)madvise(segment->base + at, bytes, MADV_DONTDUMP);
     do {
         failed = fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
                            (off_t)bytes);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -72,9 +73,23 @@ static tddp_status back(int fd, size_t bytes)
     return failed ? tddp_fail_errno("memory for a shared segment") : TDDP_OK;
 }
 
+/* How large a file of this process may be: one that is larger is answered with a signal. */
+static size_t largest_file(void)
+{
+    struct rlimit limit;
+    bool limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return limited ? (size_t)limit.rlim_cur : SIZE_MAX;
+}
+
 static tddp_status prepare(int fd, size_t bytes, size_t base_bytes)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    if (bytes > largest_file()) {
+        return tddp_fail(TDDP_SYSTEM,
+                         "files are limited to %zu bytes: expected %zu for a shared segment; raise "
+                         "ulimit -f",
+                         largest_file(), bytes);
+    }
     if (ftruncate(fd, (off_t)bytes)) {
         return tddp_fail_errno("sizing a shared segment");
     }
@@ -99,6 +114,8 @@ static tddp_status wrap(int fd, size_t bytes, bool own, tddp_shm_segment **out)
         free(made);
         return TDDP_SYSTEM;
     }
+    /* Of little use in a core dump, and slow to look through. */
+    (void)madvise(base, bytes, MADV_DONTDUMP);
     atomic_init(&made->references, 1);
     made->fd = fd;
     made->own = own;
@@ -198,7 +215,10 @@ tddp_status tddp_shm_arena_room(int size, size_t *out)
         bytes = (int64_t)(info.totalram / 2 * info.mem_unit);
     }
     size_t room = rounded((size_t)bytes, HUGE);
+    size_t base = tddp_shm_lay_out(size, 0).bytes;
+    size_t most = largest_file() > base ? (largest_file() - base) / HUGE * HUGE : 0;
     room = room < MOST_ARENA ? room : MOST_ARENA;
+    room = room < most ? room : most;
     while (room > 0 && !fits((size_t)size * room)) {
         room = room / 2 / HUGE * HUGE;
     }

@@ -1,5 +1,6 @@
 /* Memory that ranks share: what it holds, who sees it, how long it lasts, and what is given back.
  */
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "backend/shm/control.h"
@@ -267,4 +268,35 @@ static void forked(shm_rank *it)
 TEST(a_forked_child_shares_memory)
 {
     run_shm(SHM_PROCESSES, 2, forked, NULL);
+}
+
+/* Where files may not be large there is less of it, and with too little none can share. */
+static void limited(shm_rank *it)
+{
+    const rlim_t *bytes = it->data;
+    struct rlimit limit = {*bytes, RLIM_INFINITY};
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+    tddp_status status = tddp_shm_join(&opts, NULL, NULL, &it->shm);
+    if (*bytes < MIB) {
+        CHECK_STATUS(status, TDDP_UNAVAILABLE);
+        CHECK_CONTAINS(tddp_error_message(),
+                       "rank 0 cannot share memory: files are limited to 1000 bytes");
+    } else {
+        void *handle;
+        void *place;
+        CHECK_OK(status);
+        CHECK_OK(tddp_shm_allocate(it->shm, 1000, &handle, &place));
+        meet_once(it);
+        tddp_shm_deallocate(handle);
+    }
+}
+
+TEST(files_may_be_limited)
+{
+    rlim_t bytes = 100 * MIB;
+    shm_job job = {.way = SHM_PROCESSES, .size = 2, .body = limited, .data = &bytes, .bare = true};
+    shm_run(job);
+    bytes = 1000;
+    shm_run(job);
 }
