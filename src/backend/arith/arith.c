@@ -221,3 +221,15 @@ void tddp_arith_copy(void *into, const void *from, size_t bytes, bool streaming)
 {
     tddp_arith_copy_by(tddp_arith_chosen(), into, from, bytes, streaming);
 }
+
+void tddp_arith_widen(tddp_dtype half, float *into, const uint16_t *from, size_t count)
+{
+    const tddp_arith_set *set = tddp_arith_chosen();
+    (half == TDDP_FLOAT16 ? set->widen_float16 : set->widen_bfloat16)(into, from, count);
+}
+
+void tddp_arith_narrow(tddp_dtype half, uint16_t *into, const float *from, size_t count)
+{
+    const tddp_arith_set *set = tddp_arith_chosen();
+    (half == TDDP_FLOAT16 ? set->narrow_float16 : set->narrow_bfloat16)(into, from, count);
+}

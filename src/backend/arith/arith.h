@@ -38,6 +38,10 @@ void tddp_arith_reduce(const tddp_arith_job *job);
 /* memcpy, past the cache if `streaming`. Nothing happens for 0 bytes. */
 void tddp_arith_copy(void *into, const void *from, size_t bytes, bool streaming);
 
+/* float16 or bfloat16 to float32 and back, rounded to nearest even; they do not overlap. */
+void tddp_arith_widen(tddp_dtype half, float *into, const uint16_t *from, size_t count);
+void tddp_arith_narrow(tddp_dtype half, uint16_t *into, const float *from, size_t count);
+
 /* What was chosen: "avx512", "avx2", "baseline", "neon". Static. TDDP_ARITH=name overrides it where
  * the processor has it. */
 const char *tddp_arith_name(void);

@@ -41,6 +41,25 @@ TEST(every_half_becomes_the_same_float)
     }
 }
 
+TEST(halves_go_there_and_back)
+{
+    for (int i = 0; i < HALVES; i++) {
+        halves[i] = (uint16_t)i;
+    }
+    tddp_arith_widen(TDDP_FLOAT16, floats, halves, HALVES);
+    CHECK_DOUBLE(floats[0x3c00], 1, 0);
+    tddp_arith_narrow(TDDP_FLOAT16, narrow, floats, HALVES);
+    for (int i = 0; i < HALVES; i++) {
+        CHECK_INT(narrow[i], (i & 0x7fff) > 0x7c00 ? i | 0x0200 : i);
+    }
+    tddp_arith_widen(TDDP_BFLOAT16, floats, halves, HALVES);
+    CHECK_DOUBLE(floats[0x3f80], 1, 0);
+    tddp_arith_narrow(TDDP_BFLOAT16, narrow, floats, HALVES);
+    for (int i = 0; i < HALVES; i++) {
+        CHECK_INT(narrow[i], (i & 0x7fff) > 0x7f80 ? i | 0x0040 : i);
+    }
+}
+
 /* Floats all over the range, and around every place where rounding turns. */
 static void check_narrowing(const tddp_arith_set *set, uint32_t low_bits)
 {
