@@ -205,4 +205,5 @@ void tddp_rb_init_group(void)
     rb_define_method(group_class, "timeout=", group_set_timeout, 1);
     tddp_rb_init_operands();
     tddp_rb_init_collectives(group_class);
+    tddp_rb_init_shared(group_class);
 }

@@ -186,6 +186,7 @@ void tddp_rb_init_store_kinds(VALUE store);
 void tddp_rb_init_group(void);
 void tddp_rb_init_collectives(VALUE group);
 void tddp_rb_init_operands(void);
+void tddp_rb_init_shared(VALUE group);
 void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);

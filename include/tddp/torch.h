@@ -40,6 +40,16 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_assign(tddp_tensor *into, const 
  *  autograd sees nothing of it. Errors: TDDP_INVALID_ARGUMENT (another number of elements). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_copy(tddp_tensor *into, const tddp_tensor *from);
 
+/**
+ * A tensor of these sizes in memory of the group's, which its operations work on where it lies:
+ * tddp_group_memory_create(). Its elements are zero. It keeps the memory alive, also beyond the
+ * group's end. `into` is an existing handle that is assigned. Errors: TDDP_INVALID_ARGUMENT (no
+ * group; a negative size, no dtype, more bytes than there can be), TDDP_OUT_OF_MEMORY, TDDP_FORKED.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_empty_shared(tddp_group *group, const int64_t *dims,
+                                                             size_t ndim, tddp_dtype dtype,
+                                                             tddp_tensor *into);
+
 /* --- distributed data parallel --------------------------------------------------------------- */
 
 typedef struct tddp_ddp tddp_ddp;

@@ -25,6 +25,7 @@ require_relative "distributed/collectives"
 require_relative "distributed/pieces"
 require_relative "distributed/point_to_point"
 require_relative "distributed/coalescing"
+require_relative "distributed/shared_tensors"
 require_relative "distributed/objects"
 require_relative "distributed/random_state"
 require_relative "distributed/optim/state_dict"
@@ -62,6 +63,7 @@ module Torch
     extend Pieces
     extend PointToPoint
     extend Coalescing
+    extend SharedTensors
     extend Objects
     extend RandomState
     extend Launching

@@ -47,6 +47,16 @@ tddp_dtype dtype_of(const at::Tensor &tensor)
 at::ScalarType scalar_type_of(tddp_dtype dtype)
 {
     switch (dtype) {
+    case TDDP_UINT8:
+        return at::kByte;
+    case TDDP_INT8:
+        return at::kChar;
+    case TDDP_INT16:
+        return at::kShort;
+    case TDDP_INT32:
+        return at::kInt;
+    case TDDP_INT64:
+        return at::kLong;
     case TDDP_FLOAT16:
         return at::kHalf;
     case TDDP_BFLOAT16:
@@ -55,11 +65,15 @@ at::ScalarType scalar_type_of(tddp_dtype dtype)
         return at::kFloat;
     case TDDP_FLOAT64:
         return at::kDouble;
-    default:
-        break;
+    case TDDP_COMPLEX64:
+        return at::kComplexFloat;
+    case TDDP_COMPLEX128:
+        return at::kComplexDouble;
+    case TDDP_BOOL:
+        return at::kBool;
     }
-    throw Failure(tddp_fail(TDDP_INTERNAL, "a bucket of dtype %s: expected a real one of gradients",
-                            tddp_dtype_name(dtype)));
+    throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "dtype number %d: expected one of buffer.h",
+                            static_cast<int>(dtype)));
 }
 
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)

@@ -1,0 +1,46 @@
+/*
+ * Tensors in the memory of a process group, over <tddp/torch.h>. Entered by Ruby threads that hold
+ * the GVL. The tensor keeps its memory by itself. Leaves what a caller may write for a size or a
+ * dtype to lib/torch.
+ */
+#include "torch_ddp.h"
+
+/* TDDP_DTYPE_MAP's number of a dtype's name, as torch-rb has it; raises for one it has not. */
+static tddp_dtype dtype_of(VALUE symbol)
+{
+    VALUE name = rb_sym2str(symbol);
+#define TDDP_RB_COMPARE(number, code, bytes, text) \
+    if (strcmp(StringValueCStr(name), text) == 0)  \
+        return TDDP_##number;
+    TDDP_DTYPE_MAP(TDDP_RB_COMPARE)
+#undef TDDP_RB_COMPARE
+    rb_raise(rb_eArgError,
+             "dtype: %" PRIsVALUE " is none that collectives know: expected one like float32, "
+             "bfloat16 or int64",
+             rb_inspect(symbol));
+}
+
+/* _empty_shared(sizes, dtype): an Array of Integers and a Symbol. */
+static VALUE empty_shared(VALUE self, VALUE sizes, VALUE dtype)
+{
+    Check_Type(sizes, T_ARRAY);
+    Check_Type(dtype, T_SYMBOL);
+    long ndim = RARRAY_LEN(sizes);
+    tddp_dtype kind = dtype_of(dtype);
+    tddp_group *group = tddp_rb_group(self);
+    VALUE object = tddp_rb_fresh_tensor();
+    volatile VALUE holder;
+    int64_t *dims = tddp_rb_scratch(&holder, ndim, sizeof(*dims));
+    for (long i = 0; i < ndim; i++)
+        dims[i] = NUM2LL(rb_ary_entry(sizes, i));
+    tddp_status status =
+        tddp_tensor_empty_shared(group, dims, (size_t)ndim, kind, tddp_rb_tensor(object));
+    ALLOCV_END(holder);
+    tddp_rb_check(status);
+    return object;
+}
+
+void tddp_rb_init_shared(VALUE group)
+{
+    rb_define_method(group, "_empty_shared", empty_shared, 2);
+}
