@@ -403,6 +403,7 @@ static void quarrel_once(int rank, int world, tddp_store *store, void *data)
 
 TEST(all_ranks_learn_of_a_mismatch)
 {
+    needs_fake();
     quarrels all[] = {
         {other_roots, "root 1"},
         {other_operations, "runs barrier"},

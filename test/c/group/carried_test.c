@@ -1,0 +1,165 @@
+/* Waiting for operations that shared memory carries: at once, for a while, until interrupted, by a
+ * thread that waits or none; the results are right and every rank's the same whoever did it. */
+
+#include "processes.h"
+
+enum { ROUNDS = 400, ELEMENTS = 3000 };
+
+static float numbers[4][ELEMENTS];
+
+static tddp_buffer fill(float *data, size_t count, int rank, int salt)
+{
+    for (size_t i = 0; i < count; i++) {
+        data[i] = (float)((rank + 1) * (int)(i % 7 + 1) + salt);
+    }
+    return buffer_of(data, count, TDDP_FLOAT32);
+}
+
+static void check_sum(const float *data, size_t count, int ranks, int salt)
+{
+    for (size_t i = 0; i < count; i++) {
+        CHECK_DOUBLE(data[i], ranks * (ranks + 1) / 2 * (int)(i % 7 + 1) + ranks * salt, 0);
+    }
+}
+
+/* In one of the ways there are, each rank in its own: what it ends with is the operation's. */
+static void wait_somehow(tddp_work *work, tddp_cancel *cancel, int how)
+{
+    tddp_wait brief = {1, NULL};
+    tddp_wait cancelable = {-1, cancel};
+    switch (how % 5) {
+    case 0:
+        (void)tddp_work_try(work, 20);
+        break;
+    case 1:
+        (void)!tddp_work_wait(work, &brief);
+        break;
+    case 2:
+        tddp_cancel_trigger(cancel);
+        (void)!tddp_work_wait(work, &cancelable);
+        tddp_cancel_reset(cancel);
+        break;
+    case 3:
+        CHECK_OK(tddp_work_wait(work, &cancelable));
+        break;
+    default:
+        break;
+    }
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+}
+
+static void go_round(tddp_group *group, tddp_cancel *cancel, int rank, int ranks, int at)
+{
+    size_t counts[4] = {2, (size_t)at % 40 + 1, ELEMENTS, 500};
+    tddp_work *works[3];
+    for (int k = 0; k < 3; k++) {
+        if ((at + rank + k) % 3) {
+            tddp_await_next();
+        }
+        tddp_buffer buffer = fill(numbers[k], counts[k], rank, at + k);
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[k]));
+    }
+    if (at % 11 == rank) {
+        usleep(300);
+    }
+    if (at % 2) {
+        tddp_buffer buffer = fill(numbers[3], counts[3], rank, at);
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+        check_sum(numbers[3], counts[3], ranks, at);
+    }
+    for (int k = 2; k >= 0; k--) {
+        wait_somehow(works[k], cancel, at / 3 + rank + k);
+        check_sum(numbers[k], counts[k], ranks, at + k);
+    }
+}
+
+static void use(int rank, int world_size, int port)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("shm", "carried", store, rank, world_size, 60000, NULL);
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    CHECK_TEXT(tddp_group_carrier(group), "shm");
+    for (int at = 0; at < ROUNDS; at++) {
+        go_round(group, cancel, rank, world_size, at);
+    }
+    tddp_cancel_free(cancel);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(two_ranks_wait_in_every_way, 2, 60)
+{
+    use(rank, world_size, port);
+}
+
+MULTI_TEST(four_ranks_wait_in_every_way, 4, 100)
+{
+    use(rank, world_size, port);
+}
+
+MULTI_TEST(an_interrupted_wait_ends_soon_and_its_operation_goes_on, 2, 60)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("shm", "late", store, rank, world_size, 60000, NULL);
+    tddp_buffer buffer = fill(numbers[0], 4, rank, 0);
+    tddp_work *work;
+    tddp_wait wait = {100, NULL};
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 1) {
+        meet(store, "waited", world_size);
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+        meet(store, "done", world_size);
+    } else {
+        tddp_await_next();
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &work));
+        CHECK_INT(tddp_work_try(work, 50), 0);
+        double start = now();
+        CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
+        CHECK(now() - start > 0.09 && now() - start < 5);
+        CHECK_INT(tddp_work_completed(work), 0);
+        meet(store, "waited", world_size);
+        /* Nobody waits for it here: the progress thread does this rank's part. */
+        meet(store, "done", world_size);
+        CHECK_OK(tddp_work_wait(work, NULL));
+        tddp_work_release(work);
+    }
+    check_sum(numbers[0], 4, 2, 0);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(memory_of_the_group_is_reduced_where_it_lies, 2, 60)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("shm", "memory", store, rank, world_size, 60000, NULL);
+    tddp_group_memory *memory;
+    CHECK_OK(tddp_group_memory_create(group, sizeof numbers[0], &memory));
+    CHECK_INT(tddp_group_memory_shared(memory), 1);
+    float *data = tddp_group_memory_data(memory);
+    for (int i = 0; i < 10; i++) {
+        tddp_buffer buffer = fill(data, ELEMENTS, rank, i);
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+        check_sum(data, ELEMENTS, world_size, i);
+    }
+    leave(group, store, rank, world_size);
+    data[0] = 1;
+    tddp_group_memory_release(memory);
+}
+
+MULTI_TEST(a_lost_rank_is_told_to_who_carries_it_out, 2, 60)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("shm", "lost", store, rank, world_size, 60000, NULL);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 1) {
+        usleep(100000);
+        die();
+    }
+    double start = now();
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
+    CHECK(now() - start < 5);
+    CHECK_CONTAINS(tddp_error_message(), "barrier 2 of group \"lost\" on rank 0 of 2");
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
