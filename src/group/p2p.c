@@ -301,7 +301,8 @@ static tddp_status send_or_recv(tddp_group *group, tddp_op_kind kind, tddp_buffe
                       .input = sends ? buffer : nothing,
                       .output = sends ? nothing : buffer,
                       .peer = peer,
-                      .tag = tag};
+                      .tag = tag,
+                      .awaited = work == NULL};
     return submit(group, &wanted, work);
 }
 
