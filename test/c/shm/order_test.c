@@ -170,7 +170,8 @@ MULTI_TEST(messages_in_any_order, 1, 120)
 
 /* --- interruptions --------------------------------------------------------------------------- */
 
-enum { PIECE = 300007 };
+/* More chunks than staging holds, and fewer. */
+enum { PIECE = 600011, SHORT_PIECE = 70001 };
 
 typedef struct interrupted {
     shm_rank *rank;
@@ -210,15 +211,15 @@ static void run_interrupted(interrupted *it, tddp_op_kind kind, int turn)
     tddp_buffer wanted[4];
     bool gathers = kind == TDDP_OP_ALL_GATHER;
     bool spreads = kind == TDDP_OP_BROADCAST;
+    size_t piece = turn < 3 ? PIECE : SHORT_PIECE;
     for (int peer = 0; peer < size; peer++) {
-        given[peer] = shm_buffer(it->in + (size_t)peer * PIECE, PIECE, TDDP_UINT8);
-        wanted[peer] = shm_buffer(it->out + (size_t)peer * PIECE, PIECE, TDDP_UINT8);
+        given[peer] = shm_buffer(it->in + (size_t)peer * piece, piece, TDDP_UINT8);
+        wanted[peer] = shm_buffer(it->out + (size_t)peer * piece, piece, TDDP_UINT8);
         moving_fill(given[peer], rank + turn, gathers ? 0 : peer);
     }
     op.root = turn % size;
-    op.input = spreads || gathers ? given[0]
-                                  : shm_buffer(it->in, (size_t)PIECE * (size_t)size, TDDP_UINT8);
-    op.output = spreads ? op.input : shm_buffer(it->out, (size_t)PIECE * (size_t)size, TDDP_UINT8);
+    op.input = spreads || gathers ? given[0] : shm_buffer(it->in, piece * (size_t)size, TDDP_UINT8);
+    op.output = spreads ? op.input : shm_buffer(it->out, piece * (size_t)size, TDDP_UINT8);
     op.input_parts = kind == TDDP_OP_ALL_TO_ALL ? given : NULL;
     op.output_parts = spreads ? NULL : wanted;
     carry_out(it, &op);
@@ -250,7 +251,7 @@ static void interruptions(shm_rank *rank)
         }
         it.in = data[0];
         it.out = data[1];
-        for (int turn = 0; turn < 60; turn++) {
+        for (int turn = 0; turn < 36; turn++) {
             run_interrupted(&it, kinds[turn % 3], turn);
         }
         for (int i = 0; i < 2; i++) {
