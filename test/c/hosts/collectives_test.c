@@ -195,7 +195,7 @@ static void make_parts(const member *self, tddp_buffer *parts, tddp_dtype dtype,
 {
     for (int rank = 0; rank < self->size; rank++) {
         size_t elements = size_of(rank, count, more);
-        parts[rank] = buffer_of(calloc(elements + 1, 16), elements, dtype);
+        parts[rank] = buffer_of(elements ? calloc(elements, 16) : NULL, elements, dtype);
     }
 }
 
@@ -254,7 +254,7 @@ static void all_to_all(member *self, tddp_dtype dtype, size_t count, size_t more
     for (int rank = 0; rank < self->size; rank++) {
         size_t own = part_of_rank(self->rank, count, more);
         fill(given[rank].data, dtype, self->rank, first_place(self->rank, rank), given[rank].count);
-        wanted[rank] = buffer_of(calloc(own + 1, 16), own, dtype);
+        wanted[rank] = buffer_of(own ? calloc(own, 16) : NULL, own, dtype);
     }
     tddp_op op = {.kind = TDDP_OP_ALL_TO_ALL,
                   .input = buffer_of(NULL, 0, dtype),
