@@ -13,14 +13,16 @@
 enum {
     KILLS_MANY = 150000,
     KILLS_CREATE_MS = 1500,
-    KILLS_SPAN_US = 40000, /* of the moments at which a rank is killed */
-    KILLS_NOTICE_MS = 1000
+    KILLS_SPAN_US = 80000, /* of the moments at which a rank is killed */
+    KILLS_NOTICE_MS = 1000,
+    KILLS_TELL_MS = 2000 /* in a group, where ranks also tell each other of it */
 };
 
 /* What the processes tell each other and the test. */
 typedef struct kills_board {
     _Atomic int64_t killed_at; /* nanoseconds; 0: not yet */
     _Atomic uint32_t ready;
+    bool grouped;
     _Atomic uint32_t operations; /* carried out by all ranks of all rounds */
     _Atomic uint32_t joins_cut;
     _Atomic int64_t longest_ns; /* from a kill to an error */
@@ -45,7 +47,34 @@ static inline int kills_count_fds(void)
     return count;
 }
 
-/* Two kinds of operations on three kinds of memory, the same on all ranks. */
+static inline tddp_status kills_run_in_group(shm_rank *it, unsigned number, bool reduces,
+                                             tddp_buffer buffer, int root)
+{
+    tddp_work *work = NULL;
+    tddp_work **later = number % 2 ? &work : NULL;
+    tddp_status status = reduces ? tddp_all_reduce(it->group, buffer, TDDP_REDUCE_SUM, 0, later)
+                                 : tddp_broadcast(it->group, buffer, root, later);
+    if (status == TDDP_OK && work) {
+        status = tddp_work_wait(work, NULL);
+    }
+    tddp_work_release(work);
+    return status;
+}
+
+static inline tddp_status kills_run(shm_rank *it, unsigned number, bool reduces, tddp_buffer buffer,
+                                    int root)
+{
+    if (it->group) {
+        return kills_run_in_group(it, number, reduces, buffer, root);
+    }
+    tddp_op op = shm_op(it, reduces ? TDDP_OP_ALL_REDUCE : TDDP_OP_BROADCAST);
+    op.input = op.output = buffer;
+    op.root = root;
+    op.awaited = number % 2;
+    return tddp_shm_backend()->run[op.kind](it->shm, &op);
+}
+
+/* Two kinds of operations on two kinds of memory, the same on all ranks. */
 static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *own, float *shared)
 {
     static const size_t counts[5] = {1, 60, 3000, 50000, KILLS_MANY};
@@ -57,14 +86,7 @@ static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *ow
         data[i] = (float)((unsigned)it->rank * 7 + number % 100 + (unsigned)(i % 13));
     }
     tddp_buffer buffer = shm_buffer(data, count, TDDP_FLOAT32);
-    tddp_work *work = NULL;
-    tddp_work **later = number % 2 ? &work : NULL;
-    tddp_status status = reduces ? tddp_all_reduce(it->group, buffer, TDDP_REDUCE_SUM, 0, later)
-                                 : tddp_broadcast(it->group, buffer, root, later);
-    if (status == TDDP_OK && work) {
-        status = tddp_work_wait(work, NULL);
-    }
-    tddp_work_release(work);
+    tddp_status status = kills_run(it, number, reduces, buffer, root);
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         unsigned all = (unsigned)it->size;
         unsigned plain = number % 100 + (unsigned)(i % 13);
@@ -82,46 +104,71 @@ static inline void kills_note_error(kills_board *board, tddp_status status)
 {
     CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
     int64_t since = kills_now() - atomic_load(&board->killed_at);
+    int64_t limit = board->grouped ? KILLS_TELL_MS : KILLS_NOTICE_MS;
     int64_t longest = atomic_load(&board->longest_ns);
     CHECK(atomic_load(&board->killed_at) != 0);
     while (since > longest && !atomic_compare_exchange_weak(&board->longest_ns, &longest, since)) {
     }
-    if (since > KILLS_NOTICE_MS * INT64_C(1000000)) {
+    if (since > limit * INT64_C(1000000)) {
         check_failed(__FILE__, __LINE__, "an end was noticed after %.3f s: %s", (double)since / 1e9,
                      tddp_error_message());
     }
+}
+
+static inline tddp_status kills_open(shm_rank *it, bool grouped)
+{
+    tddp_wait wait = {KILLS_CREATE_MS, NULL};
+    if (grouped) {
+        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+        opts.backend = "shm";
+        opts.store = it->store;
+        opts.rank = it->rank;
+        opts.world_size = it->size;
+        opts.timeout_ms = SHM_TIMEOUT_MS;
+        return tddp_group_create(&opts, &wait, &it->group);
+    }
+    tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+    return tddp_shm_join(&opts, NULL, &wait, &it->shm);
+}
+
+static inline void kills_work(shm_rank *it, kills_board *board)
+{
+    void *handle = NULL;
+    tddp_group_memory *memory = NULL;
+    void *shared = NULL;
+    float *own = calloc(KILLS_MANY, sizeof *own);
+    CHECK(own != NULL);
+    if (it->group) {
+        CHECK_OK(tddp_group_memory_create(it->group, KILLS_MANY * sizeof *own, &memory));
+        shared = tddp_group_memory_data(memory);
+    } else {
+        CHECK_OK(tddp_shm_allocate(it->shm, KILLS_MANY * sizeof *own, &handle, &shared));
+    }
+    tddp_status status = TDDP_OK;
+    for (unsigned i = 0; status == TDDP_OK; i++) {
+        status = kills_operate(it, i, own, shared);
+        atomic_fetch_add(&board->operations, status == TDDP_OK);
+    }
+    kills_note_error(board, status);
+    tddp_group_release(it->group);
+    tddp_shm_destroy(it->shm);
+    it->group = NULL;
+    it->shm = NULL;
+    tddp_group_memory_release(memory);
+    tddp_shm_deallocate(handle);
+    free(own);
 }
 
 static inline void kills_rank(shm_rank *it)
 {
     kills_board *board = it->data;
     int before = kills_count_fds();
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "shm";
-    opts.store = it->store;
-    opts.rank = it->rank;
-    opts.world_size = it->size;
-    opts.timeout_ms = SHM_TIMEOUT_MS;
-    tddp_wait wait = {KILLS_CREATE_MS, NULL};
     atomic_fetch_add(&board->ready, 1);
-    tddp_status status = tddp_group_create(&opts, &wait, &it->group);
-    if (status) {
+    if (kills_open(it, board->grouped)) {
         CHECK(atomic_load(&board->killed_at) != 0);
         atomic_fetch_add(&board->joins_cut, 1);
     } else {
-        tddp_group_memory *memory;
-        float *own = calloc(KILLS_MANY, sizeof *own);
-        CHECK(own != NULL);
-        CHECK_OK(tddp_group_memory_create(it->group, KILLS_MANY * sizeof *own, &memory));
-        for (unsigned i = 0; status == TDDP_OK; i++) {
-            status = kills_operate(it, i, own, tddp_group_memory_data(memory));
-            atomic_fetch_add(&board->operations, status == TDDP_OK);
-        }
-        kills_note_error(board, status);
-        tddp_group_release(it->group);
-        it->group = NULL;
-        tddp_group_memory_release(memory);
-        free(own);
+        kills_work(it, board);
     }
     CHECK_INT(kills_count_fds(), before);
 }
@@ -203,6 +250,7 @@ static inline void run_kills(int rounds, unsigned seed)
         /* A server keeps nothing of an earlier round. */
         pid_t host = shm_host_store(&job.port);
         job.size = 2 + round % 3;
+        board->grouped = round % 2;
         kills_one_round(&job, &seed);
         shm_end_store(host);
     }
