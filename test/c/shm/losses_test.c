@@ -1,0 +1,208 @@
+/* How messages over shared memory end that are not expected, do not come, or whose other end dies
+ * or leaves: within a second, and with its name. */
+#include "messages.h"
+
+typedef struct difference {
+    size_t sent;
+    size_t received;
+    tddp_dtype dtype; /* that is received; float32 is sent */
+    const char *theirs;
+    const char *mine;
+} difference;
+
+static void differ(shm_rank *it)
+{
+    const difference *how = it->data;
+    void *memory = room_for(2000000);
+    if (it->rank == 0) {
+        CHECK_STATUS(
+            tddp_recv(it->group, shm_buffer(memory, how->received, how->dtype), 1, 3, NULL),
+            TDDP_MISMATCH);
+    } else {
+        double start = shm_now();
+        tddp_status status =
+            tddp_send(it->group, shm_buffer(memory, how->sent, TDDP_FLOAT32), 0, 3, NULL);
+        if (status == TDDP_OK) {
+            /* A small message is gone before anyone looks at it. */
+            status = tddp_barrier(it->group, NULL);
+        }
+        CHECK_STATUS(status, TDDP_MISMATCH);
+        CHECK(shm_now() - start < 2);
+    }
+    CHECK_CONTAINS(tddp_error_message(), how->theirs);
+    CHECK_CONTAINS(tddp_error_message(), how->mine);
+    free(memory);
+}
+
+TEST(messages_that_are_not_expected)
+{
+    static difference hows[] = {
+        {12, 10, TDDP_FLOAT32, "rank 1 sends 12 elements of float32",
+         "rank 0 receives 10 elements of float32 with tag 3"},
+        {12, 12, TDDP_INT32, "rank 1 sends 12 elements of float32",
+         "rank 0 receives 12 elements of int32 with tag 3"},
+        {500, 5, TDDP_FLOAT32, "rank 1 sends 500 elements of float32",
+         "rank 0 receives 5 elements of float32 with tag 3"},
+        {500000, 2, TDDP_FLOAT32, "rank 1 sends 500000 elements of float32",
+         "rank 0 receives 2 elements of float32"},
+        {0, 500000, TDDP_FLOAT32, "rank 1 sends 0 elements of float32",
+         "rank 0 receives 500000 elements of float32"},
+    };
+    for (size_t i = 0; i < sizeof hows / sizeof *hows; i++) {
+        run_shm_groups(SHM_PROCESSES, 2, differ, &hows[i]);
+    }
+}
+
+/* Rank 0 alone is in a hurry. */
+static void nobody_comes(shm_rank *it)
+{
+    tddp_group *group = it->group;
+    uint8_t byte = 0;
+    void *much = room_for(MOST);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (it->rank == 0) {
+        double start = shm_now();
+        switch (*(int *)it->data) {
+        case 0:
+            CHECK_STATUS(tddp_recv(group, bytes_of(&byte, 1), 1, 77, NULL), TDDP_TIMEOUT);
+            CHECK_CONTAINS(tddp_error_message(),
+                           "not done after 300 ms; rank 1 has not sent it with tag 77");
+            break;
+        case 1:
+            CHECK_STATUS(tddp_send(group, bytes_of(much, MOST), 1, 5, NULL), TDDP_TIMEOUT);
+            CHECK_CONTAINS(tddp_error_message(),
+                           "not done after 300 ms; rank 1 has not received it with tag 5");
+            break;
+        default:
+            CHECK_STATUS(tddp_recv(group, bytes_of(&byte, 1), TDDP_ANY_SOURCE, 5, NULL),
+                         TDDP_TIMEOUT);
+            CHECK_CONTAINS(tddp_error_message(), "no rank has sent one with tag 5");
+            break;
+        }
+        CHECK(shm_now() - start > 0.25 && shm_now() - start < 1.5);
+    } else {
+        usleep(800000);
+    }
+    free(much);
+}
+
+TEST(nobody_comes_in_time)
+{
+    for (int i = 0; i < 3; i++) {
+        shm_run((shm_job){.way = SHM_PROCESSES,
+                          .size = 3,
+                          .body = nobody_comes,
+                          .data = &i,
+                          .grouped = true,
+                          .timeout_ms = 300});
+    }
+}
+
+/* Rank 1 dies while rank 0 is at something with it. */
+static void dies(shm_rank *it)
+{
+    uint8_t byte = 0;
+    void *much = room_for(MOST);
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    if (it->rank == 1) {
+        usleep(150000);
+        kill(getpid(), SIGKILL);
+    } else if (it->rank == 0) {
+        double start = shm_now();
+        int what = *(int *)it->data;
+        tddp_status status =
+            what == 0   ? tddp_recv(it->group, bytes_of(&byte, 1), 1, 0, NULL)
+            : what == 1 ? tddp_recv(it->group, bytes_of(&byte, 1), 2, 0, NULL)
+            : what == 2 ? tddp_recv(it->group, bytes_of(&byte, 1), TDDP_ANY_SOURCE, 0, NULL)
+                        : tddp_send(it->group, bytes_of(much, MOST), 1, 0, NULL);
+        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK(shm_now() - start < 1.2);
+        CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (");
+    } else {
+        usleep(1500000);
+    }
+    free(much);
+}
+
+TEST(a_rank_dies)
+{
+    for (int i = 0; i < 4; i++) {
+        shm_run((shm_job){.way = SHM_PROCESSES,
+                          .size = 3,
+                          .body = dies,
+                          .data = &i,
+                          .grouped = true,
+                          .may_die = true});
+    }
+}
+
+/* A rank that died before is told of also by a send that needs nobody. */
+static void is_dead(shm_rank *it)
+{
+    uint8_t byte = 0;
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    if (it->rank == 1) {
+        kill(getpid(), SIGKILL);
+    }
+    usleep(150000);
+    CHECK_STATUS(tddp_send(it->group, bytes_of(&byte, 1), 1, 0, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (");
+}
+
+TEST(a_rank_is_dead)
+{
+    shm_run((shm_job){
+        .way = SHM_PROCESSES, .size = 2, .body = is_dead, .grouped = true, .may_die = true});
+}
+
+/* Who is done and goes has sent what it has sent: the others take it, and go on without. */
+static void leaves(shm_rank *it)
+{
+    uint8_t x[50000];
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    if (it->rank > 0) {
+        usleep((unsigned)it->rank * 100000);
+        fill(x, sizeof x, it->rank, 0);
+        CHECK_OK(tddp_send(it->group, bytes_of(x, sizeof x), 0, 0, NULL));
+        return;
+    }
+    for (int i = 1; i < it->size; i++) {
+        CHECK_INT(end_from(begin_recv(it, bytes_of(x, sizeof x), TDDP_ANY_SOURCE, 0)), i);
+        check_bytes(x, sizeof x, i, 0);
+    }
+    usleep(200000);
+    double start = shm_now();
+    CHECK_STATUS(tddp_recv(it->group, bytes_of(x, 1), TDDP_ANY_SOURCE, 0, NULL), TDDP_PEER_LOST);
+    CHECK(shm_now() - start < 1);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "rank 1 has left the group; rank 2 has left the group; rank 3 has left");
+}
+
+TEST(ranks_leave_one_by_one)
+{
+    run_shm_groups(SHM_PROCESSES, 4, leaves, NULL);
+}
+
+/* A receive that nobody answers does not hold up the collectives, nor the group's end. */
+static void taken_back(shm_rank *it)
+{
+    uint8_t *memory = room_for(MOST);
+    tddp_work *works[4];
+    works[0] = begin_recv(it, bytes_of(memory, 100), 1 - it->rank, 1);
+    works[1] = begin_recv(it, bytes_of(memory + 1000, 200000), 1 - it->rank, 2);
+    works[2] = begin_recv(it, bytes_of(memory + 300000, 100), TDDP_ANY_SOURCE, 3);
+    works[3] = begin_send(it, bytes_of(memory + 400000, 200000), 1 - it->rank, 4);
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    double start = shm_now();
+    tddp_group_shutdown(it->group, 0);
+    CHECK(shm_now() - start < 1);
+    for (int i = 0; i < 4; i++) {
+        /* The first one to go is lost for the other. */
+        tddp_status status = end(works[i]);
+        CHECK(status == TDDP_GROUP_CLOSED || status == TDDP_PEER_LOST ||
+              status == TDDP_GROUP_FAILED);
+    }
+    free(memory);
+}
+
+WAYS(the_end_takes_back_what_is_posted, taken_back, 2)
