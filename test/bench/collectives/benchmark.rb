@@ -8,23 +8,14 @@ module Collectives
   # One run: all partners are started, then each round gives every one of them a turn at every measurement. Whoever
   # does not have the turn sleeps.
   class Benchmark
-    PROBES = 2
     MOST = 4000
-    LEAST = 5
-    SLOW_US = 20_000 # of which three are enough
-    # A timed call, the meeting before it, and its like in a loop, in calls.
-    CALLS = 2.2
+    # Of the time of a turn what its timed calls may take: the rest are checks and warming up.
+    SHARE = 0.7
 
     # A measurement; `loop`: of calls back to back.
     Cell = Struct.new(:operation, :dtype, :bytes, :loop) do
       def back_to_back
         self.class.new(operation, dtype, bytes, true)
-      end
-    end
-    # What one of a series takes in microseconds, beside its timed calls and for each of them.
-    Cost = Struct.new(:fixed, :call) do
-      def calls_within(share)
-        ((share - fixed) / (call * CALLS)).to_i.clamp((call > SLOW_US) ? 3 : LEAST, MOST)
       end
     end
 
@@ -61,16 +52,12 @@ module Collectives
 
     def measure(ranks, seconds)
       start(ranks)
-      deadline = now + seconds
-      costs = probe(ranks, deadline)
+      @deadline = now + seconds
       rounds = @options[:rounds]
       rounds.times do |round|
-        left = deadline - now
-        break if left <= 0
-
-        share = left / (rounds - round) / [costs.size, 1].max * 1e6
-        complete = turn_for_all(ranks, round, costs, share, deadline)
+        complete = turn_for_all(ranks, round, rounds - round)
         @say.call("#{ranks} ranks: round #{round + 1} of #{rounds}#{" cut short: the time is over" unless complete}")
+        break unless complete
       end
     ensure
       close
@@ -94,47 +81,33 @@ module Collectives
       end
     end
 
-    # A few calls of everything, which also find out who does what.
-    def probe(ranks, deadline)
-      costs = {}
-      each_turn(0) do |cell, partner, series|
-        next if now > deadline
+    # @return [Boolean] whether there was time for it
+    def turn_for_all(ranks, round, rounds_left)
+      turns = turns(round)
+      turns.each_with_index do |(cell, partner, series), i|
+        left = @deadline - now
+        return false if left <= 0
+        next unless @jobs.key?(partner)
 
-        started = now
-        answer = ask(ranks, cell, partner, series, PROBES) or next
-        call = [answer["mean"], 0.1].max
-        costs[[cell, series]] = Cost.new([(now - started) * 1e6 - PROBES * call * CALLS, 0].max, call)
-      end
-      costs
-    end
-
-    def turn_for_all(ranks, round, costs, share, deadline)
-      each_turn(round) do |cell, partner, series|
-        return false if now > deadline
-
-        cost = costs[[cell, series]] or next
-        answer = ask(ranks, cell, partner, series, cost.calls_within(share)) or next
-        cost.call = [answer["mean"], 0.1].max
-        @results.add(ranks, cell, series, answer)
+        share = left / (rounds_left * turns.size - i) * SHARE * 1e6
+        answer = ask(ranks, cell, partner, series, share)
+        @results.add(ranks, cell, series, answer) if answer
       end
       true
     end
 
     # Whoever begins finds the machine as the measurement before left it: each round another one does.
-    def each_turn(round)
-      @cells.each do |cell|
-        @jobs.keys.rotate(round).each do |partner|
-          next unless partner.offers?(cell.operation)
-
-          partner.series.each { |series| yield cell, partner, series if @jobs.key?(partner) }
-        end
+    def turns(round)
+      @cells.flat_map do |cell|
+        @jobs.keys.rotate(round).select { |partner| partner.offers?(cell.operation) }
+          .flat_map { |partner| partner.series.map { |series| [cell, partner, series] } }
       end
     end
 
     # @return [Hash, nil] nil if the partner does not do that, or failed
-    def ask(ranks, cell, partner, series, iterations)
-      answer = @jobs[partner].measure(cell.operation, cell.dtype, cell.bytes, iterations, series.memory, fresh: @options[:fresh],
-        check: @options[:check])
+    def ask(ranks, cell, partner, series, microseconds)
+      answer = @jobs[partner].measure(cell.operation, cell.dtype, cell.bytes, MOST, microseconds, series.memory,
+        fresh: @options[:fresh], check: @options[:check])
       return answer unless answer["skip"]
 
       @results.skip("#{series.name}, #{cell.operation} of #{cell.dtype}", answer["skip"]) && nil

@@ -39,9 +39,11 @@ module Collectives
       close unless @version
     end
 
+    # @param iterations [Integer] timed calls at most
+    # @param microseconds [Float] about how long they may take
     # @return [Hash] the answer's, or {"skip" => reason}
-    def measure(operation, dtype, bytes, iterations, memory, fresh:, check:)
-      line = [operation, dtype, bytes, iterations, memory, fresh ? "fresh" : "settled", check ? "check" : "trust"].join(" ")
+    def measure(operation, dtype, bytes, iterations, microseconds, memory, fresh:, check:)
+      line = [operation, dtype, bytes, iterations, microseconds.round, memory, fresh ? "fresh" : "settled", check ? "check" : "trust"].join(" ")
       @requests.each { |request| request.puts(line) }
       answer(LIMIT + PATIENCE)
     end
@@ -87,8 +89,9 @@ module Collectives
 
     def last_words
       lines = File.exist?(File.join(@folder, "log")) ? File.read(File.join(@folder, "log")).scrub.lines.map(&:strip).reject(&:empty?) : []
-      # Several ranks often say the same; mpirun draws lines around what it says.
-      lines.grep(/\p{Alnum}/).last(3).uniq.join(" / ").then { |text| text.empty? ? "it said nothing" : text[0, 400] }
+      # Several ranks often say the same; mpirun draws lines around what it says; below an error's line comes where it was.
+      errors = lines.grep(/error|failed/i).first(2)
+      (errors.empty? ? lines.grep(/\p{Alnum}/).last(3) : errors).uniq.join(" / ").then { |text| text.empty? ? "it said nothing" : text[0, 400] }
     end
 
     def leave

@@ -18,19 +18,21 @@
 #include "meeting.h"
 #include "values.h"
 
-enum { LOOP = 32, LOOP_BYTES = 16384, LEAST_LOOPS = 5, RATHER_SMALL = 4096 };
+enum { LOOP = 32, LOOP_BYTES = 16384, LEAST = 3, RATHER_SMALL = 4096 };
 
 typedef struct request {
     bench_call call;
     char operation[24];
     char dtype[16];
     size_t bytes;
-    size_t iterations;
+    size_t iterations; /* at most, and at most about so long */
+    double microseconds;
     bool fresh; /* each rank writes its input anew before each call */
     bool check;
 } request;
 
 typedef struct times {
+    size_t calls;
     double median, p10, p90, p99, least, mean, loop;
 } times;
 
@@ -126,12 +128,13 @@ static request read_request(const char *line, int ranks)
     char memory[16];
     char input[16];
     char check[16];
-    if (sscanf(line, "%23s %15s %zu %zu %15s %15s %15s", r.operation, r.dtype, &r.bytes,
-               &r.iterations, memory, input, check) != 7 ||
+    if (sscanf(line, "%23s %15s %zu %zu %lf %15s %15s %15s", r.operation, r.dtype, &r.bytes,
+               &r.iterations, &r.microseconds, memory, input, check) != 8 ||
         !find_operation(r.operation, &r.call.operation) ||
-        !find_dtype(r.dtype, &r.call.dtype, &r.call.element) || r.iterations < 1 ||
+        !find_dtype(r.dtype, &r.call.dtype, &r.call.element) || r.iterations < LEAST ||
         r.iterations > MEETING_MOST) {
-        bench_fail("%s: expected OPERATION DTYPE BYTES ITERATIONS MEMORY INPUT CHECK", line);
+        bench_fail("%s: expected OPERATION DTYPE BYTES ITERATIONS MICROSECONDS MEMORY INPUT CHECK",
+                   line);
     }
     r.call.registered = strcmp(memory, "registered") == 0;
     r.fresh = strcmp(input, "fresh") == 0;
@@ -252,48 +255,65 @@ static double time_loops(const bench_partner *p, const request *r)
     if (!symmetric(r->call.operation) || r->call.count * r->call.element > LOOP_BYTES || r->fresh) {
         return -1;
     }
-    size_t loops = r->iterations / LOOP;
-    loops = loops < LEAST_LOOPS ? LEAST_LOOPS : loops;
     double *mine = meeting_times(p->rank);
-    for (size_t i = 0; i < loops; i++) {
+    double until = now_us() + r->microseconds / 2;
+    size_t loops = 0;
+    bool last = false;
+    meeting_begin();
+    while (!last && loops < r->iterations) {
         meeting_come();
         double start = now_us();
         for (int k = 0; k < LOOP; k++) {
             p->run(&r->call);
         }
-        mine[i] = (now_us() - start) / LOOP;
+        double end = now_us();
+        mine[loops] = (end - start) / LOOP;
+        last = meeting_ends(loops, loops + 2 >= LEAST && end > until);
+        loops++;
     }
     double *worst = meeting_worst(loops);
     qsort(worst, loops, sizeof *worst, ascending);
     return part_of(worst, loops, 0.5);
 }
 
-static times time_calls(const bench_partner *p, const request *r)
+/* Each call's time; returns how many there were. */
+static size_t run_calls(const bench_partner *p, const request *r, double *mine)
 {
-    double *mine = meeting_times(p->rank);
     bool round_trip = r->call.operation == BENCH_PING_PONG;
-    for (size_t i = 0; i < r->iterations; i++) {
+    double until = now_us() + r->microseconds / 2;
+    size_t calls = 0;
+    bool last = false;
+    meeting_begin();
+    while (!last && calls < r->iterations) {
         if (r->fresh) {
             memset(r->call.input, 0, r->call.count * r->call.element);
         }
         meeting_come();
         double start = now_us();
         p->run(&r->call);
-        double took = now_us() - start;
+        double end = now_us();
         /* Half of rank 0's round trip is the way of one message. */
-        mine[i] = !round_trip ? took : p->rank == 0 ? took / 2 : 0;
+        mine[calls] = !round_trip ? end - start : p->rank == 0 ? (end - start) / 2 : 0;
+        last = meeting_ends(calls, calls + 2 >= LEAST && end > until);
+        calls++;
     }
-    double *worst = meeting_worst(r->iterations);
-    times t = {0};
-    for (size_t i = 0; i < r->iterations; i++) {
-        t.mean += worst[i] / (double)r->iterations;
+    return calls;
+}
+
+static times time_calls(const bench_partner *p, const request *r)
+{
+    size_t calls = run_calls(p, r, meeting_times(p->rank));
+    double *worst = meeting_worst(calls);
+    times t = {.calls = calls};
+    for (size_t i = 0; i < calls; i++) {
+        t.mean += worst[i] / (double)calls;
     }
-    qsort(worst, r->iterations, sizeof *worst, ascending);
+    qsort(worst, calls, sizeof *worst, ascending);
     t.least = worst[0];
-    t.p10 = part_of(worst, r->iterations, 0.1);
-    t.median = part_of(worst, r->iterations, 0.5);
-    t.p90 = part_of(worst, r->iterations, 0.9);
-    t.p99 = part_of(worst, r->iterations, 0.99);
+    t.p10 = part_of(worst, calls, 0.1);
+    t.median = part_of(worst, calls, 0.5);
+    t.p90 = part_of(worst, calls, 0.9);
+    t.p99 = part_of(worst, calls, 0.99);
     t.loop = time_loops(p, r);
     return t;
 }
@@ -303,7 +323,7 @@ static void answer(FILE *answers, const request *r, const times *t, int wrong)
     fprintf(answers,
             "{\"bytes\":%zu,\"iterations\":%zu,\"checked\":%s,\"wrong\":%d,\"median\":%.4f,"
             "\"p10\":%.4f,\"p90\":%.4f,\"p99\":%.4f,\"min\":%.4f,\"mean\":%.4f",
-            r->call.operation == BENCH_BARRIER ? 0 : r->call.count * r->call.element, r->iterations,
+            r->call.operation == BENCH_BARRIER ? 0 : r->call.count * r->call.element, t->calls,
             r->check ? "true" : "false", wrong, t->median, t->p10, t->p90, t->p99, t->least,
             t->mean);
     if (t->loop >= 0) {

@@ -69,6 +69,36 @@ void meeting_come(void)
     }
 }
 
+/* Never 0. One byte, so that nobody sees half of it. */
+static unsigned char sign_of(size_t i)
+{
+    return (unsigned char)(i % 255 + 1);
+}
+
+static _Atomic unsigned char *end(void)
+{
+    return (_Atomic unsigned char *)(map + 2);
+}
+
+void meeting_begin(void)
+{
+    meeting_come();
+    if (own == 0) {
+        atomic_store_explicit(end(), 0, memory_order_relaxed);
+    }
+    meeting_come();
+}
+
+bool meeting_ends(size_t i, bool over)
+{
+    unsigned char last = atomic_load_explicit(end(), memory_order_relaxed);
+    if (own == 0 && over && last == 0) {
+        /* All see it when they have met for the next call, at the latest, and look after that. */
+        atomic_store_explicit(end(), sign_of(i + 1), memory_order_relaxed);
+    }
+    return last == sign_of(i);
+}
+
 int meeting_count(int say)
 {
     int sum = 0;

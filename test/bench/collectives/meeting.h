@@ -3,6 +3,7 @@
 #ifndef TDDP_BENCH_MEETING_H
 #define TDDP_BENCH_MEETING_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum {
@@ -17,6 +18,11 @@ void meeting_open(const char *folder, int rank, int ranks);
 
 /* Returns when all ranks have come. */
 void meeting_come(void);
+
+/* Whether timed call `i` is the last one: rank 0 says so to all one call ahead, when `over` there. All
+ * ranks ask after each call, and begin a series of calls with meeting_begin(). */
+void meeting_begin(void);
+bool meeting_ends(size_t i, bool over);
 
 /* How many ranks say so. All have come to it. */
 int meeting_count(int say);

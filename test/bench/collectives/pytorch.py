@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 LINE, HEAD, MOST = 64, 64 * 64, 4096  # meeting.h
-LOOP, LOOP_BYTES, LEAST_LOOPS = 32, 16384, 5
+LOOP, LOOP_BYTES, LEAST = 32, 16384, 3
 PERIOD = 13
 IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 SYMMETRIC = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -45,6 +45,18 @@ class Meeting:
                 spins += 1
                 if spins > 200:
                     os.sched_yield()
+
+    def begin(self):
+        self.come()
+        if rank == 0:
+            self.map[2] = 0
+        self.come()
+
+    def ends(self, i, over):
+        last = self.map[2]
+        if rank == 0 and over and last == 0:
+            self.map[2] = (i + 1) % 255 + 1
+        return last == i % 255 + 1
 
     def count(self, say):
         self.map[rank * LINE + 1] = say
@@ -146,34 +158,47 @@ def middle(values, part):
     return sorted(values)[int((len(values) - 1) * part + 0.5)]
 
 
-def timed(call, iterations, fresh):
-    clock = time.perf_counter_ns
+def series(most, limit_us, one):
+    """Times of calls, until rank 0's time is over."""
     mine = []
-    for _ in range(iterations):
+    until = time.perf_counter_ns() + limit_us * 1000
+    meeting.begin()
+    last = False
+    while not last and len(mine) < most:
+        mine.append(one())
+        last = meeting.ends(len(mine) - 1, len(mine) + 1 >= LEAST and time.perf_counter_ns() > until)
+    return meeting.worst(mine)
+
+
+def timed(call, iterations, limit_us, fresh):
+    clock = time.perf_counter_ns
+
+    def one():
         if fresh:
             call.input.zero_()
         meeting.come()
         started = clock()
         call.run()
         took = (clock() - started) / 1000
-        mine.append(took if call.operation != "ping_pong" else took / 2 if rank == 0 else 0)
-    worst = meeting.worst(mine)
-    answer = {"median": middle(worst, 0.5), "p10": middle(worst, 0.1), "p90": middle(worst, 0.9), "p99": middle(worst, 0.99),
-              "min": min(worst), "mean": math.fsum(worst) / len(worst)}
+        return took if call.operation != "ping_pong" else took / 2 if rank == 0 else 0
+
+    def loop():
+        meeting.come()
+        started = clock()
+        for _ in range(LOOP):
+            call.run()
+        return (clock() - started) / 1000 / LOOP
+
+    worst = series(iterations, limit_us / 2, one)
+    answer = {"iterations": len(worst), "median": middle(worst, 0.5), "p10": middle(worst, 0.1), "p90": middle(worst, 0.9),
+              "p99": middle(worst, 0.99), "min": min(worst), "mean": math.fsum(worst) / len(worst)}
     if call.operation in SYMMETRIC and call.bytes <= LOOP_BYTES and not fresh:
-        loops = []
-        for _ in range(max(iterations // LOOP, LEAST_LOOPS)):
-            meeting.come()
-            started = clock()
-            for _ in range(LOOP):
-                call.run()
-            loops.append((clock() - started) / 1000 / LOOP)
-        answer["loop"] = middle(meeting.worst(loops), 0.5)
+        answer["loop"] = middle(series(iterations, limit_us / 2, loop), 0.5)
     return answer
 
 
 def measure(line):
-    operation, dtype, size, iterations, _, input_state, check = line.split()
+    operation, dtype, size, iterations, limit_us, _, input_state, check = line.split()
     dtype = getattr(torch, dtype)
     call = Call(operation, dtype, max(int(size) // torch.empty(0, dtype=dtype).element_size(), 1))
     try:
@@ -182,10 +207,10 @@ def measure(line):
         # What this version does not do; it says so on all ranks before anything is sent.
         return {"skip": str(error).splitlines()[0][:120]}
     call.run()
-    answer = timed(call, int(iterations), input_state == "fresh")
+    answer = timed(call, int(iterations), float(limit_us), input_state == "fresh")
     wrong += meeting.count(0 if check != "check" else 0 if call.holds() else 1)
     size = 0 if operation == "barrier" else call.bytes
-    return {"bytes": size, "iterations": int(iterations), "checked": check == "check", "wrong": wrong, **answer}
+    return {"bytes": size, "checked": check == "check", "wrong": wrong, **answer}
 
 
 signal.alarm(limit)  # opening waits for ever if the driver is gone

@@ -39,6 +39,20 @@ class Meeting
     end
   end
 
+  # Begins a series of calls.
+  def begin
+    come
+    @map[2] = 0 if RANK.zero?
+    come
+  end
+
+  # @return [Boolean] whether call `i` was the last one: rank 0 says so one call ahead
+  def ends?(i, over)
+    last = @map[2] & 255
+    @map[2] = (i + 1) % 255 + 1 if RANK.zero? && over && last.zero?
+    last == i % 255 + 1
+  end
+
   # How many ranks say so.
   def count(say)
     @map[RANK * LINE + 1] = say ? 1 : 0
@@ -154,7 +168,7 @@ end
 SYMMETRIC = %w[all_reduce all_gather reduce_scatter all_to_all barrier].freeze
 LOOP = 32
 LOOP_BYTES = 16384
-LEAST_LOOPS = 5
+LEAST = 3
 
 # This thread to a core of its own, by rank; others of the process stay free.
 def bind_to_core
@@ -176,8 +190,21 @@ def middle(values, part)
   values.sort[((values.size - 1) * part).round]
 end
 
-def timed(call, meeting, iterations, fresh)
-  mine = Array.new(iterations) do
+# Times of calls, until rank 0's time is over.
+def series(meeting, most, limit)
+  mine = []
+  finish = microseconds + limit
+  meeting.begin
+  last = false
+  until last || mine.size == most
+    mine << yield
+    last = meeting.ends?(mine.size - 1, mine.size + 1 >= LEAST && microseconds > finish)
+  end
+  meeting.worst(mine)
+end
+
+def timed(call, meeting, most, limit, fresh)
+  worst = series(meeting, most, limit / 2) do
     call.input.zero! if fresh
     meeting.come
     started = microseconds
@@ -187,22 +214,21 @@ def timed(call, meeting, iterations, fresh)
 
     RANK.zero? ? took / 2 : 0.0
   end
-  worst = meeting.worst(mine)
-  answer = {median: middle(worst, 0.5), p10: middle(worst, 0.1), p90: middle(worst, 0.9), p99: middle(worst, 0.99), min: worst.min,
-            mean: worst.sum / worst.size}
+  answer = {iterations: worst.size, median: middle(worst, 0.5), p10: middle(worst, 0.1), p90: middle(worst, 0.9), p99: middle(worst, 0.99),
+            min: worst.min, mean: worst.sum / worst.size}
   return answer if fresh || call.bytes > LOOP_BYTES || !SYMMETRIC.include?(call.operation)
 
-  loops = Array.new([iterations / LOOP, LEAST_LOOPS].max) do
+  loops = series(meeting, most, limit / 2) do
     meeting.come
     started = microseconds
     LOOP.times { call.run }
     (microseconds - started) / LOOP
   end
-  answer.merge(loop: middle(meeting.worst(loops), 0.5))
+  answer.merge(loop: middle(loops, 0.5))
 end
 
 def measure(line, meeting)
-  operation, dtype, bytes, iterations, memory, input, check = line.split
+  operation, dtype, bytes, iterations, limit, memory, input, check = line.split
   registered = memory == "registered"
   return {skip: "there is no Torch::Distributed.empty_shared"} if registered && !Torch::Distributed.respond_to?(:empty_shared)
 
@@ -211,9 +237,9 @@ def measure(line, meeting)
   wrong = meeting.count(check && !call.holds?(meeting))
   call.run
   GC.start
-  answer = timed(call, meeting, Integer(iterations), input == "fresh")
+  answer = timed(call, meeting, Integer(iterations), Float(limit), input == "fresh")
   wrong += meeting.count(check && !call.holds?(meeting))
-  {bytes: (operation == "barrier") ? 0 : call.bytes, iterations: Integer(iterations), checked: check, wrong: wrong, **answer}
+  {bytes: (operation == "barrier") ? 0 : call.bytes, checked: check, wrong: wrong, **answer}
 end
 
 ALARM.call(LIMIT) # opening waits for ever if the driver is gone
