@@ -19,8 +19,8 @@ void meeting_open(const char *folder, int rank, int ranks);
 /* Returns when all ranks have come. */
 void meeting_come(void);
 
-/* Whether timed call `i` is the last one: rank 0 says so to all one call ahead, when `over` there. All
- * ranks ask after each call, and begin a series of calls with meeting_begin(). */
+/* Whether timed call `i` is the last one: rank 0 says so to all one call ahead, when `over` there.
+ * All ranks ask after each call, and begin a series of calls with meeting_begin(). */
 void meeting_begin(void);
 bool meeting_ends(size_t i, bool over);
 
