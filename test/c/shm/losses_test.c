@@ -206,3 +206,64 @@ static void taken_back(shm_rank *it)
 }
 
 WAYS(the_end_takes_back_what_is_posted, taken_back, 2)
+
+/* --- collectives ----------------------------------------------------------------------------- */
+
+static void *die_later(void *data)
+{
+    usleep(*(unsigned *)data);
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+/* Until somebody dies, each call ends with what was sent; then all end soon, with its name. */
+static void collectives_until_one_dies(shm_rank *it)
+{
+    enum { BYTES = 700001 };
+    unsigned after = *(unsigned *)it->data;
+    uint8_t *memory = room_for((size_t)BYTES * 2 * SHM_MAX_RANKS);
+    tddp_buffer inputs[SHM_MAX_RANKS];
+    tddp_buffer outputs[SHM_MAX_RANKS];
+    tddp_status status = tddp_barrier(it->group, NULL);
+    double start = shm_now();
+    pthread_t killer;
+    if (it->rank == 1) {
+        /* At any moment, whatever this rank is at. */
+        CHECK_INT(pthread_create(&killer, NULL, die_later, &after), 0);
+    }
+    for (int turn = 0; status == TDDP_OK; turn++) {
+        size_t bytes = turn % 3 == 0 ? 100 : turn % 3 == 1 ? 50000 : BYTES;
+        for (int r = 0; r < it->size; r++) {
+            inputs[r] = bytes_of(memory + (size_t)r * BYTES, bytes);
+            outputs[r] = bytes_of(memory + (size_t)(SHM_MAX_RANKS + r) * BYTES, bytes);
+            fill(inputs[r].data, bytes, it->rank, turn + r);
+        }
+        status = tddp_all_to_all(it->group, inputs, outputs, (size_t)it->size, NULL);
+        for (int r = 0; r < it->size && status == TDDP_OK; r++) {
+            check_bytes(outputs[r].data, bytes, r, turn + it->rank);
+        }
+        if (status == TDDP_OK) {
+            status = tddp_broadcast(it->group, inputs[0], turn % it->size, NULL);
+        }
+        if (status == TDDP_OK) {
+            check_bytes(inputs[0].data, bytes, turn % it->size, turn);
+        }
+    }
+    CHECK_STATUS(status, TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "rank 1");
+    CHECK(shm_now() - start < after / 1e6 + 2);
+    free(memory);
+}
+
+MULTI_TEST(a_rank_dies_between_or_in_collectives, 1, 60)
+{
+    for (unsigned i = 0; i < 12; i++) {
+        unsigned after = 1000 + i * 3300;
+        shm_run((shm_job){.way = SHM_PROCESSES,
+                          .size = 3,
+                          .body = collectives_until_one_dies,
+                          .data = &after,
+                          .grouped = true,
+                          .may_die = true});
+    }
+}
