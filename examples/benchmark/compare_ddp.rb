@@ -67,7 +67,7 @@ ensure
 end
 
 puts comparison.heading
-puts "", comparison.step_table, "", comparison.ratio_table if options[:times]
+puts "", comparison.step_table, "", comparison.ratio_table, "", comparison.goal_table if options[:times]
 puts "", comparison.memory_table if options[:memory]
 if options.key?(:json) && given.key?(:json)
   text = JSON.pretty_generate(comparison.figures)

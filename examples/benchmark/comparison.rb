@@ -11,14 +11,18 @@ class Comparison
   MEMORY_TURNS = 3
   # What is timed: a program with its plain or its fused optimizer.
   Entry = Struct.new(:program, :fused)
-  # How it is run: one process as it is, or so many ranks with DistributedDataParallel.
+  # How it is run: so many processes at the same time that know nothing of each other, or so many ranks with
+  # DistributedDataParallel.
   Setting = Struct.new(:ranks, :ddp) do
     def to_s
-      return "1 process" unless ddp
-
-      "#{ranks} #{(ranks == 1) ? "rank" : "ranks"}"
+      one, many = ddp ? %w[rank ranks] : %w[process processes]
+      "#{ranks} #{(ranks == 1) ? one : many}"
     end
   end
+  # What a step on several ranks may lose, in percent of a process alone and of as many processes that work at the same
+  # time, and how many times PyTorch's images there are to be.
+  MOST_LOST = 10
+  LEAST_TIMES = 1.5
   # The programs' forms of DDP whose memory is compared with one process of the same program.
   VIEWS = {true => "gradients in buckets", false => "gradients apart"}.freeze
 
@@ -28,7 +32,8 @@ class Comparison
     @programs = programs
     @options = options
     @say = say
-    @settings = [Setting.new(1, false), *options[:ranks].map { |ranks| Setting.new(ranks, true) }]
+    @settings = [false, true].product([1, *options[:ranks]].uniq).map { |ddp, ranks| Setting.new(ranks, ddp) }
+      .select { |setting| !setting.ddp || options[:ranks].include?(setting.ranks) }
     @entries = programs.keys.product([false, true]).map { |pair| Entry.new(*pair) }
     @turns = Hash.new { |hash, key| hash[key] = [] }
     @forms = {}
@@ -88,6 +93,22 @@ class Comparison
         *more.flat_map { |setting| [ms(times[setting]), per_second(batch, setting.ranks, times[setting]), lost(times[alone], times[setting])] }]
     end
     TextTable.format(headers, rows)
+  end
+
+  # @return [String] what the first program's ranks lose, and their images beside the second's
+  def goal_table
+    title, other = @programs.keys
+    rows = @options[:models].product(@options[:batch_sizes], [false, true], @options[:ranks] - [1]).map do |model, batch, fused, ranks|
+      together, beside, alone = [Setting.new(ranks, true), Setting.new(ranks, false), Setting.new(1, false)].map do |setting|
+        median(model, batch, setting, Entry.new(title, fused))
+      end
+      times = 1 / ratio(model, batch, Setting.new(ranks, true), fused)
+      [model, batch, fused ? "fused" : "plain", ranks, lost(alone, together), lost(beside, together), format("%.2f", times),
+        (together <= beside * (1 + MOST_LOST / 100.0) && times >= LEAST_TIMES) ? "yes" : "no"]
+    end
+    headers = ["Model", "Batch", "Optimizer", "Ranks", "lost to 1 process %", "to as many processes %", "images/s, times #{other}'s", "reached"]
+    "#{TextTable.format(headers, rows)}\n" \
+      "reached: at most #{MOST_LOST} % longer than in as many single processes at the same time, at least #{LEAST_TIMES} times #{other}'s images/s"
   end
 
   # @return [String] the time of a step of the first program in parts of the second's; below 1 it is the faster
