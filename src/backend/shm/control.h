@@ -157,12 +157,33 @@ bool tddp_shm_segment_is_orphan(const tddp_shm_segment *segment);
  * with TDDP_SHM_ARENA or if there is no more. */
 TDDP_NODISCARD tddp_status tddp_shm_arena_room(int size, size_t *out);
 
-/* --- handover.c: descriptors between processes ----------------------------------------------- */
+/* --- sockets.c: between processes of a host --------------------------------------------------- */
+
+enum { TDDP_SHM_ADDRESS_BYTES = 64 };
 
 /* A listening socket; `address` gets its name. */
-enum { TDDP_SHM_ADDRESS_BYTES = 64 };
 TDDP_NODISCARD tddp_status tddp_shm_listen(int backlog, int *fd,
                                            char address[TDDP_SHM_ADDRESS_BYTES]);
+
+/* Who is at the other end: the same user, or TDDP_UNAVAILABLE. `*inside`: this process itself. */
+TDDP_NODISCARD tddp_status tddp_shm_check_user(int fd, int rank_name, bool *inside);
+
+/* Asks a rank for its segment. Without a text: TDDP_PEER_LOST, nobody is there; TDDP_TIMEOUT, too
+ * many ask at a time. */
+TDDP_NODISCARD tddp_status tddp_shm_dial(const char address[TDDP_SHM_ADDRESS_BYTES], int number,
+                                         int rank_name, int *out, bool *inside);
+
+typedef enum tddp_shm_heard { TDDP_SHM_NOT_YET, TDDP_SHM_HEARD, TDDP_SHM_GONE } tddp_shm_heard;
+
+/* Which rank asks; its number in the whole group. */
+tddp_shm_heard tddp_shm_hear(int fd, int *number);
+/* Answers with the own segment; false if the other is gone. */
+bool tddp_shm_give(const tddp_shm *shm, int to, bool inside);
+/* The answer of a rank; once heard, `*status` says whether it is of use. */
+tddp_shm_heard tddp_shm_take(const tddp_shm *shm, int rank, int from, tddp_status *status,
+                             tddp_shm_segment **out);
+
+/* --- handover.c: all of them ------------------------------------------------------------------ */
 
 typedef struct tddp_shm_handover {
     tddp_shm *shm; /* the own segment is in place; those of the others are put there */

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -191,6 +192,7 @@ static inline pid_t shm_host_store(int *port)
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         tddp_store_server_opts opts = {.size = sizeof opts, .host = "127.0.0.1", .listen_fd = -1};
         tddp_store_server *server;
         CHECK_OK(tddp_store_server_start(&opts, &server));
