@@ -200,6 +200,36 @@ TDDP_NODISCARD tddp_status tddp_shm_hand_over(const tddp_shm_handover *work, int
 /* Puts a segment in a peer's place. */
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment);
 
+/* --- words.c: in the store, while ranks join -------------------------------------------------- */
+
+enum { TDDP_SHM_WORD_BYTES = 1024 };
+
+typedef struct tddp_shm_word {
+    char text[TDDP_SHM_WORD_BYTES];
+} tddp_shm_word;
+
+typedef struct tddp_shm_words {
+    const tddp_backend_opts *opts;
+    int64_t deadline;
+    tddp_cancel *cancel;
+    bool said[2]; /* the words of this rank that stand in the store */
+} tddp_shm_words;
+
+/* What a rank of the whole group is called. */
+int tddp_shm_words_name(const tddp_shm_words *self, int number);
+/* `round` 0: before segments are handed over; 1: after. */
+TDDP_NODISCARD tddp_status tddp_shm_words_say(tddp_shm_words *self, int round, const char *text,
+                                              const tddp_wait *wait);
+TDDP_NODISCARD tddp_status tddp_shm_words_say_in_time(tddp_shm_words *self, int round,
+                                                      const char *text);
+/* Waits for another's word, at most so long. */
+TDDP_NODISCARD tddp_status tddp_shm_words_read(const tddp_shm_words *self, int number, int round,
+                                               int64_t most_ms, tddp_shm_word *out);
+bool tddp_shm_word_begins(const tddp_shm_word *word, const char *with);
+/* What another's word means for this rank: TDDP_OK if it is "yes" or "after". */
+TDDP_NODISCARD tddp_status tddp_shm_words_judge(const tddp_shm_words *self, int number,
+                                                const tddp_shm_word *word);
+
 /* --- cores.c --------------------------------------------------------------------------------- */
 
 /* Fills in what this rank knows of its processor, before its segment is handed over. */

@@ -19,17 +19,12 @@
 
 #include "backend/shm/control.h"
 
-enum { KEY_BYTES = 48, WORD_BYTES = 1024, REASON_MS = 1000, TELL_MS = 1000, SLICE_MS = 200 };
-
-typedef struct told {
-    char text[WORD_BYTES];
-} told;
+enum { WORD_BYTES = TDDP_SHM_WORD_BYTES, REASON_MS = 1000, TELL_MS = 1000, SLICE_MS = 200 };
 
 typedef struct join {
+    tddp_shm_words words;
     const tddp_backend_opts *opts;
     const char *refusal;
-    int64_t deadline;
-    tddp_cancel *cancel;
     int *locals; /* the ranks of this host, in order */
     int size;
     int rank; /* among them */
@@ -38,86 +33,8 @@ typedef struct join {
     char address[TDDP_SHM_ADDRESS_BYTES];
     char (*addresses)[TDDP_SHM_ADDRESS_BYTES];
     char overrides[TDDP_SHM_CHOICES_TEXT];
-    bool said[2]; /* the words of this rank that stand in the store */
     tddp_shm *shm;
 } join;
-
-static int name_of(const join *self, int number)
-{
-    return self->opts->names ? self->opts->names[number] : number;
-}
-
-/* --- the store ------------------------------------------------------------------------------- */
-
-static tddp_slice key_of(char text[KEY_BYTES], int number, int round)
-{
-    int length = snprintf(text, KEY_BYTES, "shm/%d%s", number, round ? "/mapped" : "");
-    return (tddp_slice){text, (size_t)length};
-}
-
-static tddp_status say(join *self, int round, const char *text, const tddp_wait *wait)
-{
-    char key[KEY_BYTES];
-    tddp_status status = tddp_store_set(self->opts->store, key_of(key, self->opts->rank, round),
-                                        (tddp_slice){text, strlen(text)}, wait);
-    self->said[round] = self->said[round] || status == TDDP_OK;
-    return status;
-}
-
-static tddp_wait time_left(const join *self, int64_t most_ms)
-{
-    int64_t left = tddp_deadline_poll_ms(self->deadline);
-    return (tddp_wait){left < most_ms ? left : most_ms, self->cancel};
-}
-
-static tddp_status say_in_time(join *self, int round, const char *text)
-{
-    tddp_wait wait = time_left(self, INT64_MAX);
-    return say(self, round, text, &wait);
-}
-
-static tddp_status read_word(const join *self, int number, int round, int64_t most_ms, told *out)
-{
-    char key[KEY_BYTES];
-    tddp_blob blob = {0};
-    tddp_wait wait = time_left(self, most_ms);
-    tddp_status status =
-        tddp_store_get(self->opts->store, key_of(key, number, round), &wait, &blob);
-    if (status == TDDP_OK) {
-        (void)snprintf(out->text, sizeof out->text, "%.*s", (int)blob.size, blob.data);
-        tddp_blob_free(&blob);
-    }
-    return status;
-}
-
-static bool begins(const told *word, const char *with)
-{
-    return strncmp(word->text, with, strlen(with)) == 0;
-}
-
-static tddp_status fail_no(const join *self, int number, const told *word)
-{
-    return tddp_fail(TDDP_UNAVAILABLE, "rank %d cannot share memory: %s", name_of(self, number),
-                     word->text + strlen("no "));
-}
-
-/* What another's word means if it is not "yes". */
-static tddp_status judge(const join *self, int number, const told *word)
-{
-    if (begins(word, "no ")) {
-        return fail_no(self, number, word);
-    }
-    if (begins(word, "lost ")) {
-        return tddp_fail(TDDP_PEER_LOST, "rank %d gave up while shared memory was set up: %s",
-                         name_of(self, number), word->text + strlen("lost "));
-    }
-    return begins(word, "yes") || begins(word, "after")
-               ? TDDP_OK
-               : tddp_fail(TDDP_PROTOCOL,
-                           "rank %d left \"%.100s\" in the store: expected one version of libtddp "
-                           "on all ranks",
-                           name_of(self, number), word->text);
-}
 
 /* --- before ---------------------------------------------------------------------------------- */
 
@@ -172,7 +89,7 @@ static tddp_status tell_first(join *self)
         (void)snprintf(text, sizeof text, "yes %s %zu %s", self->size > 1 ? self->address : "-",
                        self->arena, self->overrides[0] ? self->overrides : "-");
     }
-    return say_in_time(self, 0, text);
+    return tddp_shm_words_say_in_time(&self->words, 0, text);
 }
 
 static int local_of(const join *self, int number)
@@ -185,7 +102,7 @@ static int local_of(const join *self, int number)
     return -1;
 }
 
-static tddp_status take_first(join *self, int number, const told *word)
+static tddp_status take_first(join *self, int number, const tddp_shm_word *word)
 {
     char address[TDDP_SHM_ADDRESS_BYTES];
     char overrides[TDDP_SHM_CHOICES_TEXT];
@@ -195,7 +112,7 @@ static tddp_status take_first(join *self, int number, const told *word)
         return tddp_fail(TDDP_PROTOCOL,
                          "rank %d left \"%.100s\" in the store: expected one version of libtddp on "
                          "all ranks",
-                         name_of(self, number), word->text);
+                         tddp_shm_words_name(&self->words, number), word->text);
     }
     if (number == 0) {
         (void)snprintf(self->overrides, sizeof self->overrides, "%s", overrides);
@@ -203,7 +120,8 @@ static tddp_status take_first(join *self, int number, const told *word)
         return tddp_fail(TDDP_UNAVAILABLE,
                          "TDDP_SHM_ALGORITHM is \"%s\" on rank %d, \"%s\" on rank %d: expected the "
                          "same on all ranks",
-                         self->overrides, name_of(self, 0), overrides, name_of(self, number));
+                         self->overrides, tddp_shm_words_name(&self->words, 0), overrides,
+                         tddp_shm_words_name(&self->words, number));
     }
     if (local >= 0) {
         memcpy(self->addresses[local], address, sizeof address);
@@ -217,12 +135,12 @@ static tddp_status take_first(join *self, int number, const told *word)
 static tddp_status hear_first(join *self)
 {
     const int count = self->opts->world_size;
-    told *words = tddp_alloc_array((size_t)count, sizeof *words);
+    tddp_shm_word *words = tddp_alloc_array((size_t)count, sizeof *words);
     tddp_status status = words ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     for (int number = 0; number < count && status == TDDP_OK; number++) {
-        status = read_word(self, number, 0, INT64_MAX, &words[number]);
+        status = tddp_shm_words_read(&self->words, number, 0, INT64_MAX, &words[number]);
         if (status == TDDP_OK) {
-            status = judge(self, number, &words[number]);
+            status = tddp_shm_words_judge(&self->words, number, &words[number]);
         }
     }
     for (int number = 0; number < count && status == TDDP_OK; number++) {
@@ -251,14 +169,14 @@ static tddp_status make_segment(join *self)
 static tddp_status ask_why(const join *self, int lost, tddp_status status)
 {
     char before[WORD_BYTES];
-    told word;
+    tddp_shm_word word;
     (void)snprintf(before, sizeof before, "%s", tddp_error_message());
-    if (read_word(self, self->locals[lost], 1, REASON_MS, &word) == TDDP_OK) {
-        tddp_status judged = judge(self, self->locals[lost], &word);
+    if (tddp_shm_words_read(&self->words, self->locals[lost], 1, REASON_MS, &word) == TDDP_OK) {
+        tddp_status judged = tddp_shm_words_judge(&self->words, self->locals[lost], &word);
         if (judged) {
             return judged;
         }
-        if (begins(&word, "after")) {
+        if (tddp_shm_word_begins(&word, "after")) {
             return TDDP_UNAVAILABLE;
         }
     }
@@ -268,7 +186,7 @@ static tddp_status ask_why(const join *self, int lost, tddp_status status)
 /* Nobody need wait for this rank's segment any more; the word stands before that shows. */
 static tddp_status give_up(join *self, const char *text)
 {
-    tddp_status status = say_in_time(self, 1, text);
+    tddp_status status = tddp_shm_words_say_in_time(&self->words, 1, text);
     tddp_close(self->listen_fd);
     self->listen_fd = -1;
     return status;
@@ -277,8 +195,8 @@ static tddp_status give_up(join *self, const char *text)
 static tddp_status get_segments(join *self)
 {
     int lost = -1;
-    tddp_shm_handover work = {self->shm, self->listen_fd, self->addresses, self->deadline,
-                              tddp_cancel_fd(self->cancel)};
+    tddp_shm_handover work = {self->shm, self->listen_fd, self->addresses, self->words.deadline,
+                              tddp_cancel_fd(self->words.cancel)};
     tddp_status status = make_segment(self);
     if (status == TDDP_OK && self->size > 1) {
         status = tddp_shm_hand_over(&work, &lost);
@@ -295,7 +213,7 @@ static tddp_status get_segments(join *self)
         status = tddp_shm_posts_create(self->shm, &self->shm->posts);
     }
     if (status == TDDP_OK) {
-        return say_in_time(self, 1, "yes");
+        return tddp_shm_words_say_in_time(&self->words, 1, "yes");
     }
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED || status == TDDP_PEER_LOST) {
         return status;
@@ -315,17 +233,17 @@ static tddp_status look(const join *self, int number)
     if (peer && local != self->rank && peer->segment && !peer->inside &&
         tddp_shm_segment_is_orphan(peer->segment)) {
         return tddp_fail(TDDP_PEER_LOST, "lost rank %d, which ended while shared memory was set up",
-                         name_of(self, number));
+                         tddp_shm_words_name(&self->words, number));
     }
     return TDDP_OK;
 }
 
-static tddp_status hear_second_of(const join *self, int number, told *word)
+static tddp_status hear_second_of(const join *self, int number, tddp_shm_word *word)
 {
     for (;;) {
-        tddp_status status = read_word(self, number, 1, SLICE_MS, word);
-        if (status != TDDP_TIMEOUT || tddp_deadline_poll_ms(self->deadline) == 0) {
-            return status ? status : judge(self, number, word);
+        tddp_status status = tddp_shm_words_read(&self->words, number, 1, SLICE_MS, word);
+        if (status != TDDP_TIMEOUT || tddp_deadline_poll_ms(self->words.deadline) == 0) {
+            return status ? status : tddp_shm_words_judge(&self->words, number, word);
         }
         status = look(self, number);
         if (status) {
@@ -339,9 +257,9 @@ static tddp_status hear_second(const join *self)
     tddp_status status = TDDP_OK;
     bool follows = false;
     for (int number = 0; number < self->opts->world_size && status == TDDP_OK; number++) {
-        told word;
+        tddp_shm_word word;
         status = hear_second_of(self, number, &word);
-        follows = follows || (status == TDDP_OK && begins(&word, "after"));
+        follows = follows || (status == TDDP_OK && tddp_shm_word_begins(&word, "after"));
     }
     if (status == TDDP_OK && follows) {
         status = tddp_fail(TDDP_INTERNAL, "a rank does without shared memory, and nobody says why");
@@ -370,7 +288,7 @@ static void tell_failure(join *self, tddp_status status)
     (void)snprintf(kept, sizeof kept, "%s", tddp_error_message());
     (void)snprintf(text, sizeof text, "lost %.900s", kept);
     for (int round = 0; round < 2 && status != TDDP_UNAVAILABLE; round++) {
-        if (!self->said[round] && say(self, round, text, &brief)) {
+        if (!self->words.said[round] && tddp_shm_words_say(&self->words, round, text, &brief)) {
             tddp_log(TDDP_LOG_DEBUG, "shm", "%s", tddp_error_message());
         }
     }
@@ -393,7 +311,7 @@ static tddp_status make_context(join *self)
     shm->peers = tddp_alloc_array((size_t)self->size, sizeof *shm->peers);
     for (int i = 0; shm->peers && i < self->size; i++) {
         shm->peers[i].number = self->locals[i];
-        shm->peers[i].name = name_of(self, self->locals[i]);
+        shm->peers[i].name = tddp_shm_words_name(&self->words, self->locals[i]);
     }
     return shm->peers ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
@@ -402,8 +320,9 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
                           tddp_shm **out)
 {
     join self = {.opts = opts, .refusal = refusal, .listen_fd = -1};
-    self.deadline = tddp_wait_deadline(wait, opts->timeout_ms);
-    self.cancel = tddp_wait_cancel(wait);
+    self.words = (tddp_shm_words){.opts = opts,
+                                  .deadline = tddp_wait_deadline(wait, opts->timeout_ms),
+                                  .cancel = tddp_wait_cancel(wait)};
     tddp_status status = find_locals(&self);
     if (status == TDDP_OK) {
         status = make_context(&self);
