@@ -83,13 +83,13 @@ static void compare_with_first(shm_rank *it)
     CHECK(any);
     CHECK_OK(tddp_shm_allocate(it->shm, COUNT * 8 + 64, &handle, &registered));
     for (int run = 0; run < 2; run++) {
-        all_results(it, any + 4 * (size_t)(it->rank + 1), &now);
+        all_results(it, any + 8 * (size_t)(it->rank + 1), &now);
         if (it->rank == 0 && first->hash[0][0][0] == 0) {
             *first = now;
         }
         check_equal_everywhere(it, 0);
         CHECK(memcmp(first, &now, sizeof now) == 0);
-        all_results(it, (char *)registered + 4 * (size_t)it->rank, &now);
+        all_results(it, (char *)registered + 8 * (size_t)it->rank, &now);
         CHECK(memcmp(first, &now, sizeof now) == 0);
     }
     free(any);

@@ -202,11 +202,9 @@ static void all_sizes(shm_rank *it)
                                    256 * 1024, 512 * 1024, 1024 * 1024, 1300 * 1024};
     places at = open_places(it);
     for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
-        for (int where = 0; where < PLACINGS; where++) {
-            size_t count = edges[i] / sizeof(float);
-            check_all(&at, (placing)where, TDDP_REDUCE_SUM, TDDP_FLOAT32, count - 1);
-            check_all(&at, (placing)where, TDDP_REDUCE_SUM, TDDP_FLOAT32, count);
-            check_all(&at, (placing)where, TDDP_REDUCE_SUM, TDDP_FLOAT32, count + 1);
+        for (size_t k = 0; k < PLACINGS; k++) {
+            placing where = (placing)((i + k) % PLACINGS);
+            check_all(&at, where, TDDP_REDUCE_SUM, TDDP_FLOAT32, edges[i] / sizeof(float) + k - 1);
         }
         check_all(&at, ANYWHERE, TDDP_REDUCE_MAX, TDDP_UINT8, edges[i] + 1);
         check_all(&at, REGISTERED, TDDP_REDUCE_BXOR, TDDP_UINT8, edges[i] - 1);
@@ -221,12 +219,17 @@ SHM_TEST(sizes_around_thresholds, all_sizes)
 static void some_sizes(shm_rank *it)
 {
     static const size_t counts[] = {0, 1, 33, 1000, 4096, 20001, 150001, 300003};
+    static const struct {
+        tddp_reduce_op reduce;
+        tddp_dtype dtype;
+    } kinds[] = {{TDDP_REDUCE_SUM, TDDP_FLOAT32},
+                 {TDDP_REDUCE_AVG, TDDP_BFLOAT16},
+                 {TDDP_REDUCE_MIN, TDDP_INT16}};
     places at = open_places(it);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (int where = 0; where < PLACINGS; where++) {
-            check_all(&at, (placing)where, TDDP_REDUCE_SUM, TDDP_FLOAT32, counts[i]);
-            check_all(&at, (placing)where, TDDP_REDUCE_AVG, TDDP_BFLOAT16, counts[i]);
-            check_all(&at, (placing)where, TDDP_REDUCE_MIN, TDDP_INT16, counts[i]);
+            size_t kind = (i + (size_t)where) % 3;
+            check_all(&at, (placing)where, kinds[kind].reduce, kinds[kind].dtype, counts[i]);
         }
     }
     close_places(&at);
@@ -237,8 +240,8 @@ static void run_forced(const char *algorithms, shm_body body)
     CHECK_INT(setenv("TDDP_SHM_ALGORITHM", algorithms, 1), 0);
     for (int size = 1; size <= 4; size++) {
         run_shm(SHM_PROCESSES, size, body, NULL);
-        run_shm(SHM_THREADS, size, body, NULL);
     }
+    run_shm(SHM_THREADS, 3, body, NULL);
 }
 
 #define FORCED(way) "all_reduce=" way ",reduce=" way ",reduce_scatter="
@@ -343,7 +346,7 @@ static void count_lines(tddp_log_level level, const char *room, const char *text
 {
     (void)room;
     if (level == TDDP_LOG_DEBUG && strstr(text, "all_reduce of")) {
-        *(int *)data += strstr(text, "4096 bytes by 2 ranks: inline") != NULL;
+        *(int *)data += strstr(text, " 256 bytes by 2 ranks: inline") != NULL;
         *(int *)data += strstr(text, "1048576 bytes by 2 ranks: staged") ? 100 : 0;
     }
 }
@@ -355,7 +358,7 @@ static void tells(shm_rank *it)
     tddp_log_set_sink(count_lines, &lines);
     places at = open_places(it);
     for (int i = 0; i < 3; i++) {
-        check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 1024);
+        check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 64);
         check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 256 * 1024);
     }
     tddp_log_set_sink(NULL, NULL);
