@@ -22,7 +22,8 @@ static const char UNFIT[] = "TDDP_SHM=\"";
 
 typedef struct wish {
     bool wanted;
-    char *unfit; /* what is wrong with it; NULL: nothing */
+    const char *refusal; /* what is told to others where it is not; NULL: it is */
+    char *unfit;         /* what is wrong with it; NULL: nothing */
 } wish;
 
 static tddp_status read_wish(wish *out)
@@ -30,10 +31,12 @@ static tddp_status read_wish(wish *out)
     const char *text = getenv("TDDP_SHM");
     *out = (wish){.wanted = SHARED_BY_DEFAULT};
     if (!text || !*text) {
+        out->refusal = SHARED_BY_DEFAULT ? NULL : "TDDP_SHM=1 is not set";
         return TDDP_OK;
     }
     if (strcmp(text, "0") == 0 || strcmp(text, "1") == 0) {
         out->wanted = *text == '1';
+        out->refusal = out->wanted ? NULL : "TDDP_SHM=0";
         return TDDP_OK;
     }
     out->unfit = tddp_format("%s%.64s\": expected 1 or 0, for shared memory between the ranks of a "
@@ -65,40 +68,46 @@ static bool is_one_host(const tddp_backend_opts *opts)
     return true;
 }
 
-/* Shared memory for all, or TDDP_UNAVAILABLE for all. */
-static tddp_status join(const tddp_backend_opts *opts, const tddp_wait *wait, tddp_shm **out)
+/* NULL for all where a rank cannot have it, or does not want it. */
+static tddp_status join(const tddp_backend_opts *opts, const wish *mine, const tddp_wait *wait,
+                        tddp_shm **out)
 {
+    const char *refusal = mine->unfit ? mine->unfit : mine->refusal;
+    tddp_status status = tddp_shm_join(opts, refusal, wait, out);
+    if (status != TDDP_UNAVAILABLE) {
+        return status;
+    }
+    const char *why = tddp_error_message();
+    if (strstr(why, UNFIT)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", why);
+    }
+    /* Who does not want it need not be told. */
+    if (opts->rank == 0) {
+        tddp_log(mine->wanted ? TDDP_LOG_WARN : TDDP_LOG_DEBUG, "backend",
+                 "group \"%s\" goes without shared memory: %s", opts->group, why);
+    }
+    *out = NULL;
+    return TDDP_OK;
+}
+
+static tddp_status find_shared(const tddp_backend_v1 *asked, const tddp_backend_opts *opts,
+                               const tddp_wait *wait, tddp_shm **out)
+{
+    *out = NULL;
+    if (!(asked->traits & TDDP_BACKEND_SHARES_HOSTS)) {
+        return TDDP_OK;
+    }
     wish mine;
     tddp_status status = read_wish(&mine);
     if (status) {
         return status;
     }
-    const char *refusal = mine.unfit ? mine.unfit : mine.wanted ? NULL : "TDDP_SHM is not 1";
-    status = tddp_shm_join(opts, refusal, wait, out);
+    if (hosts_are_shared(opts) && (is_one_host(opts) || tddp_hosts_can_use(asked))) {
+        status = join(opts, &mine, wait, out);
+    } else if (mine.unfit) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s", mine.unfit);
+    }
     free(mine.unfit);
-    if (status == TDDP_UNAVAILABLE) {
-        const char *why = tddp_error_message();
-        if (strstr(why, UNFIT)) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", why);
-        }
-        /* Who does not want it need not be told. */
-        if (opts->rank == 0) {
-            tddp_log(mine.wanted ? TDDP_LOG_WARN : TDDP_LOG_DEBUG, "backend",
-                     "group \"%s\" goes without shared memory: %s", opts->group, why);
-        }
-    }
-    return status;
-}
-
-static tddp_status open_over_hosts(const tddp_backend_v1 *asked, tddp_shm *shm,
-                                   const tddp_backend_opts *opts, const tddp_wait *wait,
-                                   void **context)
-{
-    tddp_hosts *hosts = NULL;
-    tddp_status status = tddp_hosts_create(asked, shm, opts, wait, &hosts);
-    if (status == TDDP_OK) {
-        *context = hosts;
-    }
     return status;
 }
 
@@ -106,29 +115,27 @@ tddp_status tddp_backend_open(const tddp_backend_v1 *asked, const tddp_backend_o
                               const tddp_wait *wait, const tddp_backend_v1 **serving,
                               void **context)
 {
+    int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
+    tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
+    tddp_shm *shm;
+    tddp_status status = find_shared(asked, opts, &left, &shm);
+    if (status) {
+        return status;
+    }
+    left.timeout_ms = tddp_deadline_poll_ms(deadline);
     const tddp_backend_v1 *carrier = asked;
-    tddp_status status = TDDP_UNAVAILABLE;
-    bool shares = (asked->traits & TDDP_BACKEND_SHARES_HOSTS) && hosts_are_shared(opts);
-    if (shares && (is_one_host(opts) || tddp_hosts_can_use(asked))) {
-        tddp_shm *shm = NULL;
-        int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
-        tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
-        status = join(opts, &left, &shm);
-        if (status && status != TDDP_UNAVAILABLE) {
-            return status;
-        }
-        left.timeout_ms = tddp_deadline_poll_ms(deadline);
-        if (status == TDDP_OK && is_one_host(opts)) {
-            carrier = tddp_shm_backend();
-            *context = shm;
-        } else if (status == TDDP_OK) {
-            carrier = tddp_hosts_backend();
-            status = open_over_hosts(asked, shm, opts, &left, context);
-        } else {
-            status = asked->create(opts, &left, context);
-        }
+    if (!shm) {
+        status = asked->create(opts, &left, context);
+    } else if (is_one_host(opts)) {
+        carrier = tddp_shm_backend();
+        *context = shm;
     } else {
-        status = asked->create(opts, wait, context);
+        tddp_hosts *hosts = NULL;
+        carrier = tddp_hosts_backend();
+        status = tddp_hosts_create(asked, shm, opts, &left, &hosts);
+        if (status == TDDP_OK) {
+            *context = hosts;
+        }
     }
     if (status == TDDP_OK) {
         *serving = carrier;

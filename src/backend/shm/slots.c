@@ -292,8 +292,10 @@ tddp_status tddp_shm_explain(tddp_shm *shm, tddp_status status, int rank)
         tddp_shm_who_is_gone(shm, rank, shm->turn, text, sizeof text);
         return tddp_fail(status, "%s", text);
     }
+    /* What is left for a part of an operation is not what its caller gave. */
+    const tddp_op *whole = shm->op->part_of ? shm->op->part_of : shm->op;
     add(text, sizeof text, "not done after %lld ms; rank %d has not done its part",
-        (long long)shm->op->timeout_ms, tddp_shm_name(shm, rank));
+        (long long)whole->timeout_ms, tddp_shm_name(shm, rank));
     tell_attendance(shm, text, sizeof text);
     return tddp_fail(status, "%s", text);
 }
