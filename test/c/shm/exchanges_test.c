@@ -200,6 +200,8 @@ static void differs(shm_rank *it)
     CHECK_CONTAINS(tddp_error_message(), "10");
     CHECK_CONTAINS(tddp_error_message(), "11");
     CHECK_CONTAINS(tddp_error_message(), it->size == 2 ? "rank 1" : "rank 2");
+    /* Who has ended meanwhile is told of as that. */
+    usleep(300000);
 }
 
 TEST(parts_of_different_size)

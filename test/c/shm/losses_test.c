@@ -31,6 +31,8 @@ static void differ(shm_rank *it)
     }
     CHECK_CONTAINS(tddp_error_message(), how->theirs);
     CHECK_CONTAINS(tddp_error_message(), how->mine);
+    /* Who has ended meanwhile is told of as that. */
+    usleep(300000);
     free(memory);
 }
 
