@@ -14,11 +14,15 @@
 
 #include "backend/arith/arith.h"
 
-/* Above this chunks have their full size; below, so many that copying and combining overlap. */
 enum { PIECES = 4, CHUNK_LEAST = 64 * 1024 };
 
-static size_t size_of_chunk(size_t bytes)
+/* A few, so that copying and combining overlap; but one, if the vector fits, where ranks share
+ * cores: there each wait costs more than its work. */
+static size_t size_of_chunk(const tddp_shm *shm, size_t bytes)
 {
+    if (tddp_shm_ranks_per_core(shm) > 1 && bytes <= TDDP_SHM_STAGING_BYTES) {
+        return TDDP_SHM_STAGING_BYTES;
+    }
     size_t chunk = bytes / PIECES / TDDP_SHM_SLICE_LINE * TDDP_SHM_SLICE_LINE;
     return chunk < CHUNK_LEAST           ? CHUNK_LEAST
            : chunk > TDDP_SHM_CHUNK_MOST ? TDDP_SHM_CHUNK_MOST
@@ -122,7 +126,7 @@ tddp_status tddp_shm_reduce_to(tddp_shm *shm, const tddp_op *op, int root)
     if (self.size == 1) {
         return reduce_alone(&self);
     }
-    self.chunk = size_of_chunk(self.bytes);
+    self.chunk = size_of_chunk(shm, self.bytes);
     self.chunks = (self.bytes + self.chunk - 1) / self.chunk;
     tddp_shm_algorithm algorithm = tddp_shm_choose(shm, op->kind, self.bytes, false);
     self.copy = algorithm == TDDP_SHM_SLICED ? tddp_shm_copy_slices : copy_chunk;
