@@ -154,7 +154,7 @@ static void leaves(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
-    CHECK(shm_now() - start < 0.5);
+    CHECK(shm_now() - start < 1);
     CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
 }
 
@@ -211,7 +211,7 @@ static void fails(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
-    CHECK(shm_now() - start < 0.5);
+    CHECK(shm_now() - start < 1);
     CHECK_TEXT(tddp_error_message(), "lost rank 1, which gave up: tired of waiting");
 }
 
@@ -273,7 +273,7 @@ static void aborts(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     CHECK_STATUS(tddp_shm_await(it->shm, 1, 1), TDDP_GROUP_FAILED);
-    CHECK(shm_now() - start < 0.5);
+    CHECK(shm_now() - start < 1);
     CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_GROUP_FAILED);
     CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_GROUP_FAILED);
     CHECK_INT(pthread_join(thread, NULL), 0);
@@ -351,7 +351,7 @@ static void late(shm_rank *it)
     tddp_shm_enter(it->shm, &op, NULL, 0);
     if (it->rank == 0) {
         CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_TIMEOUT);
-        CHECK(shm_now() - start > 0.25 && shm_now() - start < 0.6);
+        CHECK(shm_now() - start > 0.25 && shm_now() - start < 1.5);
         CHECK_TEXT(tddp_error_message(),
                    "not done after 300 ms; rank 1 has not done its part; come to it: rank 2, rank "
                    "3; not come: rank 1 (last in barrier, operation 1): slow, stuck, or in another "
