@@ -127,4 +127,28 @@ static inline void await_runs(int count)
     CHECK_INT(atomic_load(&resumer.count), count);
 }
 
+static float numbers[64];
+
+static inline tddp_buffer floats(size_t at, size_t count)
+{
+    return buffer_of(&numbers[at], count, TDDP_FLOAT32);
+}
+
+static inline tddp_work *begin(tddp_group *group, int is_awaited)
+{
+    tddp_work *work;
+    if (is_awaited) {
+        tddp_await_next();
+    }
+    CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, &work));
+    return work;
+}
+
+static inline pthread_t aside(void *(*body)(void *), void *data)
+{
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, body, data), 0);
+    return thread;
+}
+
 #endif

@@ -1,0 +1,133 @@
+/* What becomes of operations that a thread carries out which waits for them, when they fail, when
+ * the group ends or fails meanwhile, and in a forked child. */
+#include <sys/wait.h>
+
+#include "resumer.h"
+
+TEST(failures_are_told_as_ever)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.fails, TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 of group \"default_pg\" on rank 0 of 1");
+    tddp_work *work = begin(group, 1);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 2 of group");
+    CHECK_INT(ran_here(1), 1);
+    tddp_work_release(work);
+    atomic_store(&resumer.fails, TDDP_PEER_LOST);
+    work = begin(group, 1);
+    tddp_work *behind = begin(group, 1);
+    (void)tddp_work_try(work, 1000000);
+    CHECK_STATUS(tddp_work_wait(behind, NULL), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 3 of group \"default_pg\" on rank 0 of 1: ");
+    CHECK_INT(atomic_load(&resumer.count), 3);
+    CHECK_INT(atomic_load(&resumer.aborted), 1);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    tddp_work_release(work);
+    tddp_work_release(behind);
+    drop(group, store);
+}
+
+TEST(a_group_fails_on_its_callers_thread)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.fails, TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "barrier 1 of group \"default_pg\" on rank 0 of 1: ");
+    CHECK_INT(ran_here(0), 1);
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    CHECK_INT(atomic_load(&resumer.count), 1);
+    drop(group, store);
+}
+
+static void *shut_down_soon(void *group)
+{
+    await_runs(1);
+    tddp_group_shutdown(group, 20);
+    return NULL;
+}
+
+TEST(the_groups_end_ends_what_a_caller_carries_out)
+{
+    tddp_store *store;
+    for (int how = 0; how < 3; how++) {
+        tddp_group *group = resumer_group(&store);
+        atomic_store(&resumer.count, 0);
+        atomic_store(&resumer.aborted, 0);
+        atomic_store(&resumer.held, 1);
+        pthread_t thread = aside(shut_down_soon, group);
+        tddp_status status;
+        if (how == 0) {
+            status = tddp_barrier(group, NULL);
+        } else {
+            tddp_work *work = begin(group, 1);
+            tddp_wait wait = {how == 1 ? -1 : 10000, NULL};
+            status = tddp_work_wait(work, &wait);
+            tddp_work_release(work);
+        }
+        CHECK_STATUS(status, TDDP_GROUP_CLOSED);
+        CHECK_INT(ran_here(0), 1);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        drop(group, store);
+    }
+}
+
+static void *fail_soon(void *group)
+{
+    await_runs(1);
+    tddp_group_fail(group, TDDP_PEER_LOST, "rank 7 has gone");
+    return NULL;
+}
+
+TEST(a_failure_elsewhere_ends_what_a_caller_carries_out)
+{
+    tddp_store *store;
+    for (int how = 0; how < 2; how++) {
+        tddp_group *group = resumer_group(&store);
+        atomic_store(&resumer.count, 0);
+        atomic_store(&resumer.aborted, 0);
+        atomic_store(&resumer.held, 1);
+        pthread_t thread = aside(fail_soon, group);
+        tddp_status status;
+        if (how == 0) {
+            status = tddp_barrier(group, NULL);
+        } else {
+            tddp_work *work = begin(group, 1);
+            status = tddp_work_wait(work, NULL);
+            tddp_work_release(work);
+        }
+        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK_CONTAINS(tddp_error_message(), "rank 7 has gone");
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+        drop(group, store);
+    }
+}
+
+TEST(a_child_leaves_the_parents_queue_alone)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_work *work = begin(group, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_FORKED);
+        CHECK_INT(tddp_work_try(work, 1000), 0);
+        CHECK_STATUS(tddp_barrier(group, NULL), TDDP_FORKED);
+        tddp_work_release(work);
+        tddp_group_release(group);
+        _exit(atomic_load(&resumer.count));
+    }
+    int status;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_INT(atomic_load(&resumer.count), 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    drop(group, store);
+}
