@@ -157,6 +157,7 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     reducer->world_size = tddp_group_world_size(group);
     reducer->divisor = reducer->next_divisor = reducer->world_size;
     reducer->count = count;
+    reducer->waits_till_end = tddp_reducer_no_core_is_free(group);
     status = fill(reducer, params, &settled);
     if (status == TDDP_OK) {
         status = tddp_reducer_verify(group, reducer->params, count, &settled, wait);

@@ -191,7 +191,8 @@ struct tddp_reducer {
     bool find_unused; /* and no static graph, which finds out by itself */
     bool static_graph;
     bool skip_unused;
-    bool describe; /* buckets are described as they are handed over */
+    bool describe;       /* buckets are described as they are handed over */
+    bool waits_till_end; /* averages are carried out by who waits for the round */
     tddp_comm_hook *hook;
     int divisor; /* of the sums, in this round */
     int next_divisor;
@@ -254,6 +255,9 @@ TDDP_NODISCARD tddp_status tddp_reducer_finish_within(tddp_reducer *reducer,
                                                       const tddp_reducer_patience *patience);
 
 /* --- stages.c -------------------------------------------------------------------------------- */
+
+/* Whether the ranks share memory alone and have less than two cores each. */
+bool tddp_reducer_no_core_is_free(const tddp_group *group);
 
 /* Whether buckets are handed over by tddp_reducer_hand_over() alone. */
 bool tddp_reducer_on_caller(const tddp_reducer *reducer);

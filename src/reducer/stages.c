@@ -8,7 +8,13 @@
  *
  * Every rank makes these calls in this order, so that the operations of the hook match. Where a
  * wait that ended early stopped is kept, and the next finish goes on from there.
+ *
+ * The last average, which finish() comes to wait for at once, is left to the thread that waits; and
+ * so are those before it where no core is free for the group's own thread (`waits_till_end`): it
+ * would only take the time of the one that computes.
  */
+#include <sched.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "reducer/reducer.h"
@@ -94,12 +100,23 @@ static tddp_status check_group(const tddp_reducer *reducer)
     return TDDP_OK;
 }
 
+bool tddp_reducer_no_core_is_free(const tddp_group *group)
+{
+    cpu_set_t allowed;
+    return strcmp(tddp_group_carrier(group), "shm") == 0 &&
+           sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+           CPU_COUNT(&allowed) < 2 * tddp_group_world_size(group);
+}
+
 static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 {
     if (reducer->world_size == 1) { /* it is in place already */
         return check_group(reducer);
     }
     bool plain = reducer->divisor == reducer->world_size;
+    if (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.bucket_count) {
+        tddp_await_next();
+    }
     return tddp_all_reduce(reducer->group, bucket->buffer,
                            plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
                            plain ? 1.0 : 1.0 / reducer->divisor, &bucket->work);
@@ -227,9 +244,25 @@ static bool under_way(const tddp_reducer *reducer, size_t launched)
     return any;
 }
 
+/* Whoever waits for the last one carries out those before it too, as far as nobody has begun. */
+static void begin_at_the_end(tddp_reducer *reducer, size_t launched,
+                             const tddp_reducer_patience *patience)
+{
+    tddp_work *last = reducer->usage.work;
+    for (size_t b = launched; b > 0 && !last; b--) {
+        last = reducer->layout.buckets[b - 1].work;
+    }
+    if (last && !reducer->hook) {
+        bool done;
+        tddp_status told_in_its_turn = tddp_reducer_await(last, patience, &done);
+        (void)told_in_its_turn;
+    }
+}
+
 tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all,
                                 const tddp_reducer_patience *patience, bool *done)
 {
+    begin_at_the_end(reducer, launched, patience);
     do {
         for (; reducer->settling < launched; reducer->settling++) {
             tddp_work **work = &reducer->layout.buckets[reducer->settling].work;

@@ -56,6 +56,7 @@ static tddp_status send_map(tddp_reducer *reducer)
         return TDDP_OK;
     }
     tddp_buffer buffer = {usage->map, reducer->count, TDDP_INT32, TDDP_CPU, 0, NULL};
+    tddp_await_next(); /* by finish(), or by who exchanges it first */
     tddp_status status =
         tddp_all_reduce(reducer->group, buffer, TDDP_REDUCE_SUM, 1.0, &usage->work);
     return status == TDDP_OK ? TDDP_OK : tddp_reducer_break(reducer, status);
