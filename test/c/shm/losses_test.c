@@ -92,7 +92,7 @@ static void nobody_comes(shm_rank *it)
     free(much);
 }
 
-TEST(nobody_comes_in_time)
+MULTI_TEST(nobody_comes_in_time, 1, 60)
 {
     for (int i = 0; i < 3; i++) {
         shm_run((shm_job){.way = SHM_PROCESSES,
@@ -130,7 +130,7 @@ static void dies(shm_rank *it)
     free(much);
 }
 
-TEST(a_rank_dies)
+MULTI_TEST(a_rank_dies, 1, 60)
 {
     for (int i = 0; i < 4; i++) {
         shm_run((shm_job){.way = SHM_PROCESSES,
