@@ -40,12 +40,8 @@ module Collectives
 
     # Ends all processes. Twice is harmless.
     def close
-      # A second Ctrl-C must not leave half of them behind.
-      before = trap("INT", "IGNORE")
       @jobs.each_value(&:close)
       @jobs.clear
-    ensure
-      trap("INT", before || "DEFAULT")
     end
 
     private

@@ -63,8 +63,16 @@ options[:ranks].each { |ranks| refuse("--ranks: expected numbers from 2 to 64, w
 options[:sizes] ||= Collectives::Sizes.powers(options[:min], options[:max], options[:factor])
 options[:partners] = all.select { |partner| options[:partners].include?(partner.name) }
 
-# Signals end it in order: all that was started is ended and removed.
-%w[TERM HUP].each { |name| trap(name) { raise Interrupt } }
+# A signal ends it in order: all that was started is ended and removed, whatever comes meanwhile.
+stopping = false
+%w[INT TERM HUP].each do |name|
+  trap(name) do
+    unless stopping
+      stopping = true
+      raise Interrupt
+    end
+  end
+end
 benchmark = Collectives::Benchmark.new(options, ->(line) { warn line })
 begin
   results = benchmark.run
