@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "json"
 require "minitest/autorun"
 require "open3"
 require "rbconfig"
@@ -41,12 +42,13 @@ class DividedWorldsTest < Minitest::Test
   def test_memory_is_shared_within_hosts_alone
     code = <<~RUBY
       include Worlds
-      p(world(4) { |rank| [File.readlink("/proc/self/ns/net"), File.foreach("/proc/self/maps").grep(/memfd:tddp/).size.positive?] })
-      exit!
+      puts JSON.generate(world(4) { [File.readlink("/proc/self/ns/net"), File.foreach("/proc/self/maps").grep(/memfd:tddp/).any?] })
+      $stdout.flush
+      exit!(0)
     RUBY
-    out, status = run_divided("-e", code)
+    out, status = run_divided("-rjson", "-e", code)
     assert_predicate status, :success?, out
-    ranks = eval(out.lines.last) # rubocop:disable Security/Eval
+    ranks = JSON.parse(out.lines.last)
     assert_equal [0, 0, 1, 1], ranks.map { |space, _| ranks.map(&:first).uniq.index(space) }
     assert ranks.all?(&:last), out
   end
