@@ -58,7 +58,7 @@ def make_optimizer(model, order):
 
 def private_bytes():
     with open("/proc/self/smaps_rollup") as rollup:
-        found = re.findall(r"^(?:Private_Clean|Private_Dirty|Pss_Shmem):\s+(\d+)", rollup.read(), re.M)
+        found = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup.read(), re.M)
     return 1024 * sum(int(kilobytes) for kilobytes in found)
 
 

@@ -97,9 +97,9 @@ class Contest
     optimizer.step
   end
 
-  # Memory that only this process has, and its part of what it shares with the other rank.
+  # Memory of its own, and its part of what it shares with the other rank: shared pages that only it has touched count once.
   def private_bytes
-    kilobytes = File.read("/proc/self/smaps_rollup").scan(/^(?:Private_Clean|Private_Dirty|Pss_Shmem):\s+(\d+)/).flatten
+    kilobytes = File.read("/proc/self/smaps_rollup").scan(/^Pss_(?:Anon|Shmem):\s+(\d+)/).flatten
     1024 * kilobytes.sum(&:to_i)
   end
 end
