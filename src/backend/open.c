@@ -15,7 +15,7 @@
 #include "base/base.h"
 
 /* What holds where TDDP_SHM is not set. */
-static const bool SHARED_BY_DEFAULT = false;
+static const bool SHARED_BY_DEFAULT = true;
 
 /* What a rank says that has an unfit TDDP_SHM; by its beginning all others know. */
 static const char UNFIT[] = "TDDP_SHM=\"";
@@ -45,17 +45,14 @@ static tddp_status read_wish(wish *out)
     return out->unfit ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-/* Whether several ranks of the group run on one host. */
+/* Whether several ranks of the group run on one host: hosts are numbered as they come. */
 static bool hosts_are_shared(const tddp_backend_opts *opts)
 {
-    for (int rank = 1; opts->hosts && rank < opts->world_size; rank++) {
-        for (int before = 0; before < rank; before++) {
-            if (opts->hosts[before] == opts->hosts[rank]) {
-                return true;
-            }
-        }
+    int hosts = 0;
+    for (int rank = 0; opts->hosts && rank < opts->world_size; rank++) {
+        hosts = opts->hosts[rank] >= hosts ? opts->hosts[rank] + 1 : hosts;
     }
-    return false;
+    return hosts > 0 && hosts < opts->world_size;
 }
 
 static bool is_one_host(const tddp_backend_opts *opts)

@@ -26,6 +26,7 @@ enum {
     YIELDS = 32
 };
 #define SPIN_NS (100 * INT64_C(1000))
+#define ALONE_NS (10 * INT64_C(1000))
 
 static inline void pause_briefly(void)
 {
@@ -136,16 +137,23 @@ static bool spin_rounds(const _Atomic uint64_t *word, unsigned shift, uint64_t g
     return false;
 }
 
-/* Where there is a core for each rank, and nothing else to do. */
+/* Where there is a core for each rank, and nothing else to do. The system may have put two ranks on
+ * one core all the same: after some time the other one gets its turn. */
 static bool spin_on(const tddp_shm *shm, const _Atomic uint64_t *word, unsigned shift,
                     uint64_t goal)
 {
-    int64_t until = tddp_now_ns() + SPIN_NS;
-    do {
-        if (spin_rounds(word, shift, goal, ROUNDS_A_LOOK)) {
+    const int64_t start = tddp_now_ns();
+    for (int64_t now = start; now < start + SPIN_NS; now = tddp_now_ns()) {
+        if (now > start + ALONE_NS) {
+            (void)sched_yield();
+        }
+        if (reached(word, shift, goal) || spin_rounds(word, shift, goal, ROUNDS_A_LOOK)) {
             return true;
         }
-    } while (check_here(shm) == TDDP_OK && tddp_now_ns() < until);
+        if (check_here(shm)) {
+            return false;
+        }
+    }
     return false;
 }
 
