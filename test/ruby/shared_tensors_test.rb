@@ -120,12 +120,11 @@ class SharedTensorsTest < Minitest::Test
   def test_it_works_on_when_its_group_is_destroyed
     said = Distributed.fork_world(2) do |rank|
       Distributed.init_process_group("gloo", timeout: 30)
-      tensor = Distributed.empty_shared(50_000).fill!(rank + 1)
-      Distributed.all_reduce(tensor)
-      Distributed.destroy_process_group
-      tensor.mul!(2)
-      part = tensor.narrow(0, 17, 5)
-      tensor = nil
+      part = Distributed.empty_shared(50_000).fill!(rank + 1).then do |tensor|
+        Distributed.all_reduce(tensor)
+        Distributed.destroy_process_group
+        tensor.mul!(2).narrow(0, 17, 5)
+      end
       3.times { GC.start }
       part.to_a
     end

@@ -35,7 +35,7 @@
 #include "base/base.h"
 
 enum {
-    TDDP_SHM_PAYLOAD_BYTES = 16 * 1024,  /* that may travel with a call */
+    TDDP_SHM_PAYLOAD_BYTES = 16 * 1024,   /* that may travel with a call */
     TDDP_SHM_STAGING_BYTES = 1024 * 1024, /* of each half */
     TDDP_SHM_MOST_RANKS = 1024            /* on a host; with more, joining says no */
 };
