@@ -13,7 +13,7 @@
 #include "group/recorder/recorder.h"
 #include "group/watch/watch.h"
 
-enum { SETTLE_MS = 3000, LAST_MS = 200, TEXT_BYTES = 4096 };
+enum { SETTLE_MS = 3000, LAST_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
 
 /* Whether the other ranks may be out of step after this. */
 static bool breaks_group(tddp_status status)
@@ -131,11 +131,24 @@ static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status 
     return *first ? lead(group, work, status) : status;
 }
 
+/* Ranks that disagree learn what the others said of their calls from the store, which may be this
+ * process's and end with it: they get the time to read. */
+static void linger(tddp_status status)
+{
+    if (status == TDDP_MISMATCH) {
+        char text[TEXT_BYTES];
+        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+        (void)tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
+        (void)tddp_fail(status, "%s", text);
+    }
+}
+
 tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status)
 {
     bool first = false;
     if (status) {
         status = settle(group, work, status, &first);
+        linger(status);
     }
     tddp_recorder_finished(group, work, status, status ? tddp_error_message() : NULL);
     tddp_group_span_ended(group, work, status);

@@ -143,7 +143,8 @@ void tddp_group_call(tddp_group *group)
 void tddp_group_turn(tddp_group *group)
 {
     tddp_work *work = take_first(group);
-    tddp_status status = tddp_group_refusal(group);
+    /* What has failed here is told so, also if another rank was faster to tell. */
+    tddp_status status = work->failed ? TDDP_OK : tddp_group_refusal(group);
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {

@@ -52,7 +52,7 @@ class CheckTest < LaunchCase
   end
 
   def test_what_fails_is_told
-    result = check("--nproc-per-node=2", env: {"TDDP_BACKEND_PATH" => @folder, "GLOO_SOCKET_IFNAME" => "no-such-interface"})
+    result = check("--nproc-per-node=2", env: {"TDDP_SHM" => "0", "TDDP_BACKEND_PATH" => @folder, "GLOO_SOCKET_IFNAME" => "no-such-interface"})
     assert_code 1, result
     assert_match(/torchrun-check: rank [01]: .*no-such-interface/, result.err)
   end

@@ -78,7 +78,7 @@ class BenchmarkExampleTest < Minitest::Test
       rows = table(out, "Model")
       # Each program with both its optimizers; ratios below 0 there are none.
       assert_equal %w[mlp chain66].product(%w[torch-ddp torch-ddp PyTorch PyTorch]), rows.map { |row| row.values_at(0, 2) }
-      rows.each { |row| assert_equal 12, row.size, "not measured: #{row}" }
+      rows.each { |row| assert_equal 15, row.size, "not measured: #{row}" }
       assert_equal %w[mlp chain66], table(out, "torch-ddp / PyTorch").map(&:first)
       check_comparison(JSON.parse(File.read("#{dir}/c.json")))
     end
