@@ -138,7 +138,8 @@ static void linger(tddp_status status)
     if (status == TDDP_MISMATCH) {
         char text[TEXT_BYTES];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        (void)tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
+        tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
+        (void)slept; /* nobody can wake it */
         (void)tddp_fail(status, "%s", text);
     }
 }
