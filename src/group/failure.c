@@ -153,7 +153,7 @@ tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status sta
     }
     tddp_recorder_finished(group, work, status, status ? tddp_error_message() : NULL);
     tddp_group_span_ended(group, work, status);
-    if (first) {
+    if (first || (breaks_group(status) && !tddp_op_is_p2p(work->op.kind))) {
         /* Before anybody learns of it and ends the process. */
         tddp_recorder_dump_failure(group);
     }
