@@ -77,6 +77,9 @@ void *tddp_resize(void *memory, size_t bytes);
 char *tddp_copy_string(const char *text);
 char *tddp_format(const char *format, ...) TDDP_PRINTF(1, 2);
 
+/* Adds to a text in so many bytes, its end included; what has no room is cut. */
+void tddp_add_text(char *text, size_t bytes, const char *format, ...) TDDP_PRINTF(3, 4);
+
 /* Makes the nth allocation from now fail (1: the next one), in this process; 0: none. For tests. */
 TDDP_API void tddp_fail_allocation(long nth);
 

@@ -75,6 +75,15 @@ char *tddp_format(const char *format, ...)
     return text;
 }
 
+void tddp_add_text(char *text, size_t bytes, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text + used, bytes - used, format, arguments);
+    va_end(arguments);
+}
+
 tddp_status tddp_bytes_reserve(tddp_bytes *bytes, size_t more)
 {
     if (bytes->capacity - bytes->size >= more) {

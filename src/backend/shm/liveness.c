@@ -6,10 +6,6 @@
  * change. One that is not waited for itself gets a little time before its end counts: what it did
  * before may be all that is missing.
  */
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "backend/shm/control.h"
 
 #define GRACE_NS (300 * TDDP_NS_PER_MS)
@@ -81,16 +77,6 @@ tddp_status tddp_shm_verdict(const tddp_shm *shm, int rank, uint64_t turn, int64
 
 /* --- words ----------------------------------------------------------------------------------- */
 
-TDDP_PRINTF(3, 4)
-static void add(char *text, size_t bytes, const char *format, ...)
-{
-    va_list args;
-    size_t used = strlen(text);
-    va_start(args, format);
-    (void)vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
-}
-
 /* How sure it is that this peer is the cause, the surest first: it ended without a word; it says
  * that something failed; it says that it has lost another. */
 static int order_of(const tddp_shm_peer *peer)
@@ -123,15 +109,16 @@ void tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *te
     const tddp_shm_peer *cause = likely_cause(shm);
     text[0] = 0;
     if (cause && atomic_load(&cause->ended)) {
-        add(text, bytes, "lost rank %d (its process has ended)", cause->name);
+        tddp_add_text(text, bytes, "lost rank %d (its process has ended)", cause->name);
     } else if (cause) {
-        add(text, bytes, "lost rank %d, which gave up: %s", cause->name, cause->control->text);
+        tddp_add_text(text, bytes, "lost rank %d, which gave up: %s", cause->name,
+                      cause->control->text);
     }
     const char *before = "; gone as well: ";
     for (int each = 0; each < shm->size; each++) {
         const tddp_shm_peer *peer = &shm->peers[each];
         if (each != shm->rank && peer != cause && atomic_load(&peer->gone_since) != 0) {
-            add(text, bytes, "%srank %d", before, peer->name);
+            tddp_add_text(text, bytes, "%srank %d", before, peer->name);
             before = ", ";
         }
     }
@@ -139,7 +126,8 @@ void tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *te
         const tddp_shm_peer *peer = &shm->peers[each];
         if (each != shm->rank && has_left(peer) &&
             (rank < 0 || each == rank || is_missed(peer, turn))) {
-            add(text, bytes, "%srank %d has left the group", text[0] ? "; " : "", peer->name);
+            tddp_add_text(text, bytes, "%srank %d has left the group", text[0] ? "; " : "",
+                          peer->name);
         }
     }
 }

@@ -10,8 +10,6 @@
  * Calls with one digest agree. Those with different ones may agree too (parts that differ in size,
  * a description that only one of them has): then the calls themselves are compared.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/shm/control.h"
@@ -243,16 +241,6 @@ static bool has_come(const tddp_shm *shm, int peer)
            shm->turn;
 }
 
-TDDP_PRINTF(3, 4)
-static void add(char *text, size_t bytes, const char *format, ...)
-{
-    va_list args;
-    size_t used = strlen(text);
-    va_start(args, format);
-    (void)vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
-}
-
 /* "; come to it: rank 1, rank 3; not come: rank 2 (last in barrier, operation 4)" */
 static void tell_attendance(const tddp_shm *shm, char *text, size_t bytes)
 {
@@ -262,16 +250,17 @@ static void tell_attendance(const tddp_shm *shm, char *text, size_t bytes)
             if (peer == shm->rank || has_come(shm, peer) == (missing == 1)) {
                 continue;
             }
-            add(text, bytes, "%srank %d", before, tddp_shm_name(shm, peer));
+            tddp_add_text(text, bytes, "%srank %d", before, tddp_shm_name(shm, peer));
             before = ", ";
             if (missing && shm->turn > 1) {
                 const tddp_call *last = said_by(shm, peer, shm->rank, shm->turn - 1);
-                add(text, bytes, " (last in %s, operation %llu)",
-                    tddp_op_name((tddp_op_kind)last->kind), (unsigned long long)last->sequence);
+                tddp_add_text(text, bytes, " (last in %s, operation %llu)",
+                              tddp_op_name((tddp_op_kind)last->kind),
+                              (unsigned long long)last->sequence);
             }
         }
     }
-    add(text, bytes, ": slow, stuck, or in another operation?");
+    tddp_add_text(text, bytes, ": slow, stuck, or in another operation?");
 }
 
 tddp_status tddp_shm_explain(tddp_shm *shm, tddp_status status, int rank)
@@ -294,8 +283,8 @@ tddp_status tddp_shm_explain(tddp_shm *shm, tddp_status status, int rank)
     }
     /* What is left for a part of an operation is not what its caller gave. */
     const tddp_op *whole = shm->op->part_of ? shm->op->part_of : shm->op;
-    add(text, sizeof text, "not done after %lld ms; rank %d has not done its part",
-        (long long)whole->timeout_ms, tddp_shm_name(shm, rank));
+    tddp_add_text(text, sizeof text, "not done after %lld ms; rank %d has not done its part",
+                  (long long)whole->timeout_ms, tddp_shm_name(shm, rank));
     tell_attendance(shm, text, sizeof text);
     return tddp_fail(status, "%s", text);
 }
