@@ -10,13 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <tddp.h>
 
 #include "backend/shm/shm.h"
 #include "floor.h"
+#include "timing.h"
 
 enum { SMALL = 4096, AT_ONCE = 64 };
 enum { WARM_UP = 5, LEAST = 20, MOST = 1000, BYTES_EACH = 128 << 20, MOST_RANKS = 16 };
@@ -56,20 +56,6 @@ static void check(tddp_status status)
         fprintf(stderr, "%s: %s\n", tddp_status_name(status), tddp_error_message());
         exit(1);
     }
-}
-
-static double now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void align(bench *self)
