@@ -170,12 +170,16 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
     }
     make_links();
     set_up_sockets(seconds);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        linked_ = true;
+    }
+    greet(opts.store, deadline, cancel);
     beacon_.close();
     std::lock_guard<std::mutex> lock(mutex_);
     connecting_ = false;
     cancel_ = nullptr;
     probe_.reset();
-    linked_ = true;
     busy_--;
 }
 
@@ -283,6 +287,52 @@ void Mesh::make_links()
         post_inbox(peer, 0);
     }
     farewell_ = buffer(&farewell_data_, sizeof farewell_data_);
+}
+
+/*
+ * Nobody goes on before all are connected to all. A rank that ended at once would else be taken for
+ * one that cannot be reached, and its last words would find nobody who has asked for them yet.
+ */
+void Mesh::greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
+{
+    char word[2] = {};
+    std::unique_ptr<Buffer> ours = buffer(&word[0], 1);
+    std::unique_ptr<Buffer> theirs = buffer(&word[1], 1);
+    std::set<int> missing;
+    Task task = current_;
+    task.deadline = deadline;
+    try {
+        for (int peer = 0; peer < size; peer++) {
+            if (peer != rank) {
+                missing.insert(peer);
+                recv(task, *theirs, peer, GREETING_SLOT, 0, 1);
+                send(task, *ours, peer, GREETING_SLOT, 0, 1);
+            }
+        }
+        for (int i = 1; i < size; i++) {
+            missing.erase(wait_recv(task, *theirs, TDDP_ANY_SOURCE));
+            wait_send(task, *ours, TDDP_ANY_SOURCE);
+        }
+    } catch (const Failure &cause) {
+        tddp_status status = cause.status();
+        std::string text = cause.what();
+        if (cancel && tddp_cancel_triggered(cancel)) {
+            status = TDDP_CANCELED;
+            text = "interrupted while all ranks connect";
+        } else if (Clock::now() >= deadline) {
+            status = TDDP_TIMEOUT;
+            text = "these have not connected to all others in the time given:";
+            for (int peer : missing) {
+                text += (peer == *missing.begin() ? " " : ", ") + called(peer);
+            }
+        } else {
+            for (int peer : missing) {
+                text += is_gone(peer) ? reason_of(store, peer) : "";
+            }
+        }
+        say_farewell(status, text);
+        throw Failure(status, text);
+    }
 }
 
 /*

@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 constexpr int LOOKS = 3;
 /* For what the kernel still has to deliver when a group ends. */
 constexpr std::chrono::milliseconds LAST_BYTES{2000};
+/* The same when it is aborted, and others may wait for that. */
+constexpr std::chrono::milliseconds LAST_WORDS{100};
 
 std::vector<int> names_in(const tddp_backend_opts &opts)
 {
@@ -88,6 +90,9 @@ void Mesh::compare(const tddp_op &op, int peer, const char *header)
 void Mesh::abort()
 {
     say_farewell(TDDP_GROUP_FAILED, "its group was destroyed while operations were under way");
+    if (!aborted_) {
+        wait_until_sent(sockets_, LAST_WORDS);
+    }
     {
         std::lock_guard<std::mutex> lock(mutex_);
         aborted_ = true;

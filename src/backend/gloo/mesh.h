@@ -59,6 +59,7 @@ constexpr size_t HEADER_BYTES = 64;
 constexpr uint64_t HEADER_SLOT = ~UINT64_C(0);      /* headers of collectives */
 constexpr uint64_t SENTINEL_SLOT = HEADER_SLOT - 1; /* nothing is ever sent there */
 constexpr uint64_t FAREWELL_SLOT = HEADER_SLOT - 2; /* a rank's last words */
+constexpr uint64_t GREETING_SLOT = HEADER_SLOT - 3; /* a rank's first: it is connected to all */
 constexpr uint32_t LARGEST_NUMBER = 0x7fffffff;
 
 /* What a rank tells the others before it closes its connections, so that they know why. */
@@ -218,6 +219,7 @@ class Mesh
     void connect_pair(tddp_store *store, int peer, Clock::time_point deadline, tddp_cancel *cancel);
     void make_links();
     void set_up_sockets(int seconds);
+    void greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
 
     /* mesh.cc */
     int wait(const Task &task, Buffer &buffer, int peer, bool receives);

@@ -1,16 +1,18 @@
 /*
  * The pipeline "sliced" of all_reduce and reduce: of each chunk every rank combines a slice, and
- * the others take it from there. For many ranks that is less work than if all combined everything.
- * On the thread that runs the operation; may be left at any wait and entered again.
+ * writes the result to where the others' sources lay, in their staging. On the thread that runs the
+ * operation; may be left at any wait and entered again.
  *
- *     copy(0) enter | copy(1) meet combine(0) publish(2) | copy(2) await(2) combine(1) take(0)
- *     publish(3) | ...
+ *     copy(0) enter meet | copy(1) combine(0) publish(2) | copy(2) await(2) combine(1) publish(3)
+ *     take(0) | copy(3) await(3) combine(2) publish(4) take(1) | ... | await take
  *
- * Who has published s has copied chunks up to s - 1, combined its slice of those up to s - 2 and
- * taken the results up to s - 3. Before copy(k) this rank has waited for k - 1 of all: they have
- * done with chunk k - 4, whose place chunk k takes.
+ * Who has published s has copied chunks up to s - 1 and combined its slice of those up to s - 2.
+ * Before copy(k + 1) this rank has waited for k of all others: they have done with k - 2 and what
+ * came before, in its place too. It has taken k - 3, whose place chunk k + 1 takes.
  *
- * The own slice is not copied to staging, as no other rank needs it; the result is put there.
+ * What takes the time is that cache lines go from core to core: here each goes there and back,
+ * which is half of what it takes if each rank reads all of the others' vectors. The own slice is
+ * not copied to staging, as no other rank needs it.
  */
 #include "backend/arith/arith.h"
 #include "backend/shm/reduction.h"
@@ -38,38 +40,45 @@ void tddp_shm_copy_slices(const tddp_shm_reduction *self, size_t chunk)
     tddp_arith_copy(place + behind, own + behind, bytes - behind, false);
 }
 
+static bool gets_result(const tddp_shm_reduction *self, int rank)
+{
+    return self->root < 0 || self->root == rank;
+}
+
 static void combine_slice(const tddp_shm_reduction *self, size_t chunk)
 {
     size_t length;
     size_t from = tddp_shm_slice(self, chunk_bytes(self, chunk), self->rank, &length);
     const void *sources[TDDP_SHM_MOST_RANKS];
+    void *results[TDDP_SHM_MOST_RANKS];
+    int result_count = 0;
     for (int rank = 0; rank < self->size; rank++) {
-        sources[rank] = tddp_shm_chunk_place(self, rank, chunk) + from;
+        char *place =
+            rank == self->rank ? own_at(self, chunk) : tddp_shm_chunk_place(self, rank, chunk);
+        sources[rank] = place + from;
+        if (gets_result(self, rank)) {
+            results[result_count++] = place + from;
+        }
     }
-    char *own = own_at(self, chunk) + from;
-    char *place = tddp_shm_own_place(self, chunk) + from;
-    sources[self->rank] = own;
-    /* A rank that gets no result keeps its memory as it is. */
-    void *results[2] = {self->root < 0 || self->root == self->rank ? own : place, place};
-    tddp_shm_combine(self, sources, results, self->root < 0 ? 2 : 1, length, false);
+    tddp_shm_combine(self, sources, results, result_count, length, false);
 }
 
 static void take_slices(const tddp_shm_reduction *self, size_t chunk)
 {
-    for (int i = 1; i < self->size; i++) {
-        /* Each begins with another one. */
-        int rank = (self->rank + i) % self->size;
-        size_t length;
-        size_t from = tddp_shm_slice(self, chunk_bytes(self, chunk), rank, &length);
-        tddp_arith_copy(own_at(self, chunk) + from, tddp_shm_chunk_place(self, rank, chunk) + from,
-                        length, false);
-    }
+    size_t bytes = chunk_bytes(self, chunk);
+    size_t length;
+    size_t from = tddp_shm_slice(self, bytes, self->rank, &length);
+    const char *place = tddp_shm_own_place(self, chunk);
+    char *own = own_at(self, chunk);
+    size_t behind = from + length;
+    tddp_arith_copy(own, place, from, false);
+    tddp_arith_copy(own + behind, place + behind, bytes - behind, false);
 }
 
 static tddp_status await_slices(const tddp_shm_reduction *self, size_t at)
 {
-    if (at > 1) {
-        return tddp_shm_await_all(self->shm, (uint32_t)at);
+    if (at > 0) {
+        return tddp_shm_await_all(self->shm, (uint32_t)(at + 1));
     }
     tddp_status status = TDDP_OK;
     for (int rank = 0; rank < self->size && status == TDDP_OK; rank++) {
@@ -83,15 +92,12 @@ static tddp_status await_slices(const tddp_shm_reduction *self, size_t at)
 tddp_status tddp_shm_pass_slices(const tddp_shm_reduction *self)
 {
     tddp_shm_course *course = self->course;
-    bool takes = self->root < 0 || self->root == self->rank;
-    if (course->at == 0) {
-        course->at = 1;
-    }
-    while (course->at <= self->chunks + 1) {
+    const bool takes = gets_result(self, self->rank);
+    while (course->at < self->chunks + takes) {
         size_t at = course->at;
         if (course->stage == TDDP_SHM_COPIES) {
-            if (at < self->chunks) {
-                tddp_shm_copy_slices(self, at);
+            if (at + 1 < self->chunks) {
+                tddp_shm_copy_slices(self, at + 1);
             }
             course->stage = TDDP_SHM_AWAITS;
         }
@@ -99,13 +105,13 @@ tddp_status tddp_shm_pass_slices(const tddp_shm_reduction *self)
         if (status) {
             return status;
         }
-        if (at <= self->chunks) {
-            combine_slice(self, at - 1);
+        if (at < self->chunks) {
+            combine_slice(self, at);
+            tddp_shm_publish(self->shm, (uint32_t)(at + 2));
         }
-        if (at > 1 && takes) {
-            take_slices(self, at - 2);
+        if (at > 0 && takes) {
+            take_slices(self, at - 1);
         }
-        tddp_shm_publish(self->shm, (uint32_t)(at + 1));
         course->at = at + 1;
         course->stage = TDDP_SHM_COPIES;
     }

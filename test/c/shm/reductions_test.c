@@ -347,7 +347,7 @@ static void count_lines(tddp_log_level level, const char *room, const char *text
     (void)room;
     if (level == TDDP_LOG_DEBUG && strstr(text, "all_reduce of")) {
         *(int *)data += strstr(text, " 256 bytes by 2 ranks: inline") != NULL;
-        *(int *)data += strstr(text, "1048576 bytes by 2 ranks: staged") ? 100 : 0;
+        *(int *)data += strstr(text, "1048576 bytes by 2 ranks: sliced") ? 100 : 0;
     }
 }
 
