@@ -37,6 +37,15 @@ tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
     return TDDP_OK;
 }
 
+/* Whether check_buffer() has nothing to say of it. */
+static bool is_sound(const tddp_group *group, const tddp_buffer *buffer)
+{
+    size_t size = tddp_dtype_size(buffer->dtype);
+    return size > 0 && (buffer->data || buffer->count == 0) &&
+           buffer->count <= (size_t)PTRDIFF_MAX / size && (unsigned)buffer->device_type <= 31 &&
+           (group->backend->device_types & (1u << buffer->device_type));
+}
+
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,
                                     const tddp_buffer *buffer)
 {
@@ -109,6 +118,9 @@ static tddp_status check_one(const tddp_group *group, tddp_op_kind kind, const c
 {
     char own[NAME_BYTES];
     char first[NAME_BYTES];
+    if (is_sound(group, &list[index]) && alike(&list[index], list)) {
+        return TDDP_OK;
+    }
     tddp_status status =
         tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
     if (status == TDDP_OK) {
@@ -131,9 +143,7 @@ tddp_status tddp_group_check_list(const tddp_group *group, tddp_op_kind kind, co
     size_t most = (size_t)PTRDIFF_MAX / tddp_dtype_size(list[0].dtype);
     size_t total = list[0].count;
     for (size_t i = 1; i < count; i++) {
-        /* Alike and not NULL, it differs from the first one in nothing that needs a check. */
-        bool fits = alike(&list[i], list) && (list[i].data || list[i].count == 0);
-        status = fits ? TDDP_OK : check_one(group, kind, name, list, i);
+        status = check_one(group, kind, name, list, i);
         if (status) {
             return status;
         }
@@ -179,16 +189,15 @@ tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
                                    const char *parts_name, const tddp_buffer *parts, int own)
 {
     char name[NAME_BYTES];
-    tddp_status status = tddp_group_check_alike(
-        kind, piece_name, piece, name_of(name, parts_name, (size_t)own), &parts[own]);
-    if (status) {
-        return status;
+    if (!alike(piece, &parts[own])) {
+        return tddp_group_check_alike(kind, piece_name, piece,
+                                      name_of(name, parts_name, (size_t)own), &parts[own]);
     }
     if (piece->count != parts[own].count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s: %s has %zu elements, %s has %zu: expected the same on rank %d",
-                         tddp_op_name(kind), piece_name, piece->count, name, parts[own].count,
-                         group->rank);
+                         "%s: %s has %zu elements, %s[%d] has %zu: expected the same on rank %d",
+                         tddp_op_name(kind), piece_name, piece->count, parts_name, own,
+                         parts[own].count, group->rank);
     }
     for (size_t i = 0; i < (size_t)group->world_size; i++) {
         bool same = i == (size_t)own && piece->data == parts[i].data;

@@ -2,6 +2,8 @@
 // node that opened backward, has the end of backward wait for the averages, and then gradients that
 // do not live in the buckets are copied out. On the thread that runs forward and backward. When
 // gradients are reported is arrival.cc's.
+#include <cstring>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -10,6 +12,7 @@
 #include <tddp/trace.h>
 
 #include "torch/core.h"
+#include "torch/plain_memory.h"
 
 namespace tddp_torch
 {
@@ -149,6 +152,17 @@ bool Core::lies_in(const at::Tensor &grad, const at::Tensor &view) const
            grad.is_contiguous();
 }
 
+// Most gradients lie as their slice does: then there is no need for all that a copy of tensors
+// looks at, which takes as long as a small one itself.
+static void copy_into(const at::Tensor &view, const at::Tensor &grad)
+{
+    if (lies_as(grad, view)) {
+        std::memcpy(view.data_ptr(), grad.data_ptr(), view.nbytes());
+    } else {
+        view.copy_(grad);
+    }
+}
+
 // The gradient may be elsewhere: in the first backward, after zero_grad with set_to_none, or when
 // the user put another tensor there. It moves into the slice and stays there, unless gradients are
 // to be apart.
@@ -167,7 +181,7 @@ void Core::take_in(size_t index)
     if (!grad.defined()) {
         view.zero_(); // a function gave no gradient here; other ranks may have one
     } else {
-        view.copy_(grad);
+        copy_into(view, grad);
     }
     if (!apart_) {
         grad = view;

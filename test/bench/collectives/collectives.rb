@@ -17,7 +17,7 @@ end
 
 options = {build: File.join(Collectives::ROOT, "build/native"), operations: %w[all_reduce broadcast all_gather reduce_scatter all_to_all barrier],
            dtypes: %w[float32], min: 8, max: 64 << 20, factor: 4, sizes: nil, ranks: [2, 4], rounds: 5, seconds: 270.0, check: true,
-           fresh: false, bind: false, figure: "median", backend: nil, partners: nil, json: nil, chart: nil}
+           fresh: true, bind: false, figure: "median", backend: nil, partners: nil, json: nil, chart: nil}
 sizes = ->(text) { Collectives::Sizes.parse(text) or refuse("#{text}: expected bytes as 4096, 64K or 16M") }
 lists = {operations: Collectives::Partner::OPERATIONS, dtypes: Collectives::Partner::DTYPES}
 OptionParser.new do |opts|
@@ -35,7 +35,7 @@ OptionParser.new do |opts|
     options[:backend] = name
   end
   opts.on("--bind", "each rank's thread stays on one core, where the machine has other work; threads beside it do not") { options[:bind] = true }
-  opts.on("--fresh", "each rank writes its input anew before each call, as those who reduce do; else it rests in the caches") { options[:fresh] = true }
+  opts.on("--settled", "nobody writes the input anew before each call: it rests where the call before left it") { options[:fresh] = false }
   opts.on("--figure NAME", %w[median p10 p90 p99 min mean], "that of a turn which counts (median); p10 where the machine has other work") do |figure|
     options[:figure] = figure
   end

@@ -252,7 +252,7 @@ static bool symmetric(bench_operation operation)
 /* Median over blocks of LOOP calls back to back, or -1. */
 static double time_loops(const bench_partner *p, const request *r)
 {
-    if (!symmetric(r->call.operation) || r->call.count * r->call.element > LOOP_BYTES || r->fresh) {
+    if (!symmetric(r->call.operation) || r->call.count * r->call.element > LOOP_BYTES) {
         return -1;
     }
     double *mine = meeting_times(p->rank);

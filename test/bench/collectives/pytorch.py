@@ -192,7 +192,7 @@ def timed(call, iterations, limit_us, fresh):
     worst = series(iterations, limit_us / 2, one)
     answer = {"iterations": len(worst), "median": middle(worst, 0.5), "p10": middle(worst, 0.1), "p90": middle(worst, 0.9),
               "p99": middle(worst, 0.99), "min": min(worst), "mean": math.fsum(worst) / len(worst)}
-    if call.operation in SYMMETRIC and call.bytes <= LOOP_BYTES and not fresh:
+    if call.operation in SYMMETRIC and call.bytes <= LOOP_BYTES:
         answer["loop"] = middle(series(iterations, limit_us / 2, loop), 0.5)
     return answer
 

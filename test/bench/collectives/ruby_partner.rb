@@ -216,7 +216,7 @@ def timed(call, meeting, most, limit, fresh)
   end
   answer = {iterations: worst.size, median: middle(worst, 0.5), p10: middle(worst, 0.1), p90: middle(worst, 0.9), p99: middle(worst, 0.99),
             min: worst.min, mean: worst.sum / worst.size}
-  return answer if fresh || call.bytes > LOOP_BYTES || !SYMMETRIC.include?(call.operation)
+  return answer if call.bytes > LOOP_BYTES || !SYMMETRIC.include?(call.operation)
 
   loops = series(meeting, most, limit / 2) do
     meeting.come
