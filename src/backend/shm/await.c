@@ -111,7 +111,7 @@ tddp_status tddp_shm_look(tddp_shm *shm, int rank)
     tddp_shm_look_around(shm, true);
     tddp_status status = tddp_shm_verdict(shm, rank, 0, tddp_now_ns());
     if (status) {
-        tddp_shm_who_is_gone(shm, rank, 0, text, sizeof text);
+        status = tddp_shm_who_is_gone(shm, rank, 0, text, sizeof text);
         return tddp_fail(status, "%s", text);
     }
     return TDDP_OK;

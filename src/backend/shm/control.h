@@ -246,8 +246,11 @@ void tddp_shm_look_around(tddp_shm *shm, bool locks);
  * operation of all. Without a text. */
 tddp_status tddp_shm_verdict(const tddp_shm *shm, int rank, uint64_t turn, int64_t now);
 
-/* "lost rank 2 (why); gone as well: rank 1; rank 3 has left the group", as the verdict has it. */
-void tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *text, size_t bytes);
+/* "lost rank 2 (why); gone as well: rank 1; rank 3 has left the group", after the verdict
+ * TDDP_PEER_LOST. Returns that, or TDDP_MISMATCH where the rank gave up since calls differ: all are
+ * to be told the same. */
+TDDP_NODISCARD tddp_status tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn,
+                                                char *text, size_t bytes);
 
 /* --- await.c --------------------------------------------------------------------------------- */
 

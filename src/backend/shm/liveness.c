@@ -104,7 +104,8 @@ static const tddp_shm_peer *likely_cause(const tddp_shm *shm)
     return cause;
 }
 
-void tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *text, size_t bytes)
+tddp_status tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *text,
+                                 size_t bytes)
 {
     const tddp_shm_peer *cause = likely_cause(shm);
     text[0] = 0;
@@ -130,4 +131,6 @@ void tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn, char *te
                           peer->name);
         }
     }
+    bool differs = cause && !atomic_load(&cause->ended) && cause->control->status == TDDP_MISMATCH;
+    return differs ? TDDP_MISMATCH : TDDP_PEER_LOST;
 }

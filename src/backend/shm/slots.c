@@ -278,7 +278,7 @@ tddp_status tddp_shm_explain(tddp_shm *shm, tddp_status status, int rank)
         }
     }
     if (status == TDDP_PEER_LOST) {
-        tddp_shm_who_is_gone(shm, rank, shm->turn, text, sizeof text);
+        status = tddp_shm_who_is_gone(shm, rank, shm->turn, text, sizeof text);
         return tddp_fail(status, "%s", text);
     }
     /* What is left for a part of an operation is not what its caller gave. */

@@ -10,12 +10,6 @@ typedef struct difference {
     const char *mine;
 } difference;
 
-/* The group tells what it heard first: of the difference, or of a rank that gave up for it. */
-static void check_told(tddp_status status, bool by_others)
-{
-    CHECK(status == TDDP_MISMATCH || (by_others && status == TDDP_PEER_LOST));
-}
-
 static void differ(shm_rank *it)
 {
     const difference *how = it->data;
@@ -25,12 +19,12 @@ static void differ(shm_rank *it)
     /* A small message is gone before anyone looks at it. */
     bool small = how->sent * sizeof(float) <= EAGER;
     if (it->rank == 0) {
-        check_told(tddp_recv(it->group, received, 1, 3, NULL), small);
+        CHECK_STATUS(tddp_recv(it->group, received, 1, 3, NULL), TDDP_MISMATCH);
     } else {
         double start = shm_now();
         tddp_status status = tddp_send(it->group, sent, 0, 3, NULL);
         CHECK_INT(status == TDDP_OK, small);
-        check_told(small ? tddp_barrier(it->group, NULL) : status, small);
+        CHECK_STATUS(small ? tddp_barrier(it->group, NULL) : status, TDDP_MISMATCH);
         CHECK(shm_now() - start < 2);
     }
     CHECK_CONTAINS(tddp_error_message(), how->theirs);
