@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "etc"
 require "fileutils"
 require_relative "console"
 require_relative "native"
@@ -11,6 +12,7 @@ module Setup
   class Fuzz
     SECONDS = 30
     FLAGS = %w[-std=c11 -D_GNU_SOURCE -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all].freeze
+    SANITIZERS = "address,undefined"
     FOLDER = File.join(ROOT, "build/fuzz")
 
     def self.harnesses
@@ -39,36 +41,26 @@ module Setup
     def build(harness, name)
       program = File.join(FOLDER, name)
       FileUtils.mkdir_p(FOLDER)
-      Console.step("fuzz #{name}: building", self.class.compiler, *FLAGS, "-fsanitize=fuzzer,address,undefined",
-        "-I#{ROOT}/include", "-I#{ROOT}/src", "-o", program, File.join(ROOT, harness), library, "-lpthread", "-ldl", "-lm",
+      Console.step("fuzz #{name}: building", self.class.compiler, *FLAGS, "-fsanitize=fuzzer,#{SANITIZERS}",
+        "-I#{ROOT}/include", "-I#{ROOT}/src", "-o", program, File.join(ROOT, harness), *rooms, "-lpthread", "-ldl", "-lm",
         log: "fuzz-#{name}", cure: "the compiler's message in the log")
       program
     end
 
-    # The rooms, compiled for fuzzing: all but torchrun's own main.
-    def library
-      @library ||= begin
-        objects = sources.map { |source| compile(source) }
-        archive = File.join(FOLDER, "librooms.a")
-        FileUtils.rm_f(archive)
-        Console.step("fuzz: packing the rooms", "ar", "rcs", archive, *objects, log: "fuzz-rooms", cure: "see the log")
-        archive
+    # The rooms, compiled for fuzzing as CMake compiles them otherwise: all but torchrun's own main.
+    #
+    # @return [Array<String>] what to link
+    def rooms
+      @rooms ||= begin
+        folder = File.join(FOLDER, "rooms")
+        cure = "the compiler's message in the log"
+        Console.step("fuzz: configuring the rooms", "cmake", "-S", ROOT, "-B", folder, "-DCMAKE_C_COMPILER=#{self.class.compiler}",
+          "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=#{FLAGS.join(" ")}", "-DTDDP_SANITIZE=fuzzer-no-link,#{SANITIZERS}", "-DTDDP_GLOO=OFF",
+          "-DTDDP_TORCH=OFF", log: "fuzz-rooms", cure: cure)
+        Console.step("fuzz: building the rooms", "cmake", "--build", folder, "-j", Etc.nprocessors.to_s, "--target", "tddp_rooms", "tddp_launch",
+          log: "fuzz-rooms", cure: cure)
+        [*Dir.glob("src/launch/CMakeFiles/tddp_launch.dir/**/*.o", base: folder), "test/c/libtddp_rooms.a"].map { |path| File.join(folder, path) }
       end
-    end
-
-    def sources
-      Dir.glob("src/{base,net,store,backend,group,reducer,launch}/**/*.c", base: ROOT).sort - ["src/launch/main.c"]
-    end
-
-    def compile(source)
-      object = File.join(FOLDER, "#{source.tr("/", "-")}.o")
-      FileUtils.mkdir_p(FOLDER)
-      command = [self.class.compiler, *FLAGS, "-fsanitize=fuzzer-no-link,address,undefined", "-I#{ROOT}/include", "-I#{ROOT}/src",
-        "-c", "-o", object, File.join(ROOT, source)]
-      log = Console.log_path("fuzz-rooms")
-      return object if system(*command, out: [log, "a"], err: [log, "a"])
-
-      raise Failure, "step failed: fuzz: compiling #{source}\n  log: #{log.delete_prefix("#{ROOT}/")}\n  likely cure: the compiler's message there"
     end
   end
 end
