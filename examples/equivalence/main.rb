@@ -60,11 +60,7 @@ puts "left out: #{name.call(left_out.first(SHOWN))}#{" ..." if left_out.size > S
 puts
 
 outcomes = {"one process" => equivalence.one_process}
-if (obstacle = equivalence.data_parallel_obstacle)
-  puts "DataParallel: #{obstacle}"
-else
-  outcomes["DataParallel"] = equivalence.data_parallel
-end
+outcomes["DataParallel"] = equivalence.data_parallel
 outcomes["DDP, #{replicas} processes"] = distributed
 
 rates = if options[:opt] == "sgd"

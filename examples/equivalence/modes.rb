@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "torch/nn/parallel/data_parallel"
 require_relative "../common/ranks"
 
 # The same training in three forms. Each yields the losses step by step and the parameters at the end.
@@ -56,18 +57,12 @@ class Equivalence
     train(net, net, scale: 1) { |iteration| whole(iteration) }
   end
 
-  # @return [String, nil] why DataParallel cannot be run here
-  def data_parallel_obstacle
-    return "no devices here (it takes #{@replicas} GPUs, and there are #{Ranks.gpus})" if Ranks.gpus < @replicas
-
-    "this version has none" unless Torch::NN.const_defined?(:DataParallel)
-  end
-
-  # @return [Outcome] of one process that divides each batch among its GPUs
+  # @return [Outcome] of one process that divides each batch among its GPUs; without GPUs among as many parts on the CPU
   def data_parallel
-    device = Torch.device("cuda:#{@options[:gpus].first}")
-    net = build.to(device)
-    train(net, Torch::NN::DataParallel.new(net, device_ids: @options[:gpus]), scale: 1, device: device) { |iteration| whole(iteration) }
+    devices = (Ranks.gpus < @replicas) ? ["cpu"] * @replicas : @options[:gpus].map { |number| "cuda:#{number}" }
+    net = build.to(devices.first)
+    model = Torch::NN::DataParallel.new(net, device_ids: devices)
+    train(net, model, scale: 1, device: Torch.device(devices.first)) { |iteration| whole(iteration) }
   end
 
   # One of K processes; the others make the same call.

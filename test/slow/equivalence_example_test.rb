@@ -13,7 +13,7 @@ class EquivalenceExampleTest < Minitest::Test
     rows = table(out, "step |")
     assert_equal (1..steps).map(&:to_s), rows.map(&:first)
     rows.each do |_, *losses|
-      assert_operator losses.size, :>=, 2, out
+      assert_equal 3, losses.size, out
       losses.each { |loss| assert_in_delta Float(losses.first), Float(loss), 1e-9, out }
     end
     assert_operator Float(rows.last[1]), :>, 0, out
@@ -24,7 +24,7 @@ class EquivalenceExampleTest < Minitest::Test
     assert_equal [["1", "x1 x3 x5", "x2 x4 x6"], ["2", "x7 x9", "x8 x1"]], table(out, "iteration |")
     assert_equal_losses(out, 6)
     assert_match(/sgd, learning rate 0.01, DDP 0.02/, out)
-    assert_match(/DataParallel: no devices here|^step \| +one process \| +DataParallel/, out)
+    assert_match(/^step \| +one process \| +DataParallel/, out)
   end
 
   def test_adam_and_the_sharding_that_drops_the_rest

@@ -19,6 +19,11 @@ module Torch
           found
         end
 
+        # @return [Boolean] whether it is a Data object, which came with Ruby 3.2
+        def record?(value)
+          RECORD ? value.is_a?(RECORD) : false
+        end
+
         # Rebuilds `value` with other tensors. What holds none that changed stays the object that it is, and nothing is
         # changed in place. An object that holds itself is left as it is.
         #
@@ -36,7 +41,7 @@ module Torch
         def container?(value)
           case value
           when Array, Hash, Struct then true
-          else RECORD ? value.is_a?(RECORD) : false
+          else record?(value)
           end
         end
 
@@ -62,7 +67,7 @@ module Torch
         end
 
         def with(value, changed)
-          return value.with(**changed) if RECORD && value.is_a?(RECORD)
+          return value.with(**changed) if record?(value)
 
           copy = value.dup
           keys = value.keys if value.is_a?(Hash)
