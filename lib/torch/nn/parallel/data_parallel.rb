@@ -27,7 +27,7 @@ module Torch
         attr_reader :module
         alias_method :wrapped_module, :module
 
-        # @return [Array<String>] as `tensor.device` calls them; empty: the module is called as it is
+        # @return [Array<String>] "cpu", "cuda:1"; empty: the module is called as it is
         attr_reader :devices
 
         # @return [String, nil] where outputs go
@@ -103,9 +103,9 @@ module Torch
           @module.named_modules.each do |prefix, mod|
             [mod.named_parameters(recurse: false), mod.named_buffers].each do |tensors|
               tensors.each do |name, tensor|
-                next if tensor.nil? || tensor.device == home
+                next if tensor.nil? || Parallel.device(tensor.device) == home
 
-                raise Torch::Error, "#{[prefix, name].reject(&:empty?).join(".")} is on #{tensor.device}: expected the module's parameters and buffers " \
+                raise Torch::Error, "#{[prefix, name].reject(&:empty?).join(".")} is on #{Parallel.device(tensor.device)}: expected the module's parameters and buffers " \
                   "on #{home}, the first of its devices; call to(#{home.inspect}) on the module first"
               end
             end
@@ -173,7 +173,7 @@ module Torch
         end
 
         # @api private
-        # @return [Array<String>] as `tensor.device` calls them
+        # @return [Array<String>] "cpu", "cuda:1"
         def devices(list)
           list ||= (0...Torch::CUDA.device_count).to_a
           raise ArgumentError, "device_ids: expected an Array of devices, got #{list.inspect}" unless list.is_a?(Array)
@@ -217,9 +217,11 @@ module Torch
         end
 
         def name(device)
-          return (device.type == "cuda") ? gpu(0) : device.type if device.index.negative?
+          # Of none torch-rb says -1 or nil, by its version.
+          index = device.index if device.index&.between?(0, Float::INFINITY)
+          return gpu(index || 0) if device.type == "cuda"
 
-          (device.type == "cuda") ? gpu(device.index) : "#{device.type}:#{device.index}"
+          index ? "#{device.type}:#{index}" : device.type
         end
 
         def gpu(number)

@@ -72,12 +72,16 @@ module Torch
 
         # Of a tensor on this very device autograd still sees one of its own: gradients are added up either way.
         def tensor(parameter)
-          @copies[parameter] ||= (parameter.device == @device) ? parameter.view_as(parameter) : parameter.to(@device)
+          @copies[parameter] ||= here?(parameter) ? parameter.view_as(parameter) : parameter.to(@device)
+        end
+
+        def here?(tensor)
+          Parallel.device(tensor.device) == @device
         end
 
         # Statistics of other parts are not the module's.
         def buffer(tensor)
-          @copies[tensor] ||= (tensor.device == @device) ? tensor.detach.clone : tensor.detach.to(@device)
+          @copies[tensor] ||= here?(tensor) ? tensor.detach.clone : tensor.detach.to(@device)
         end
       end
     end
