@@ -37,15 +37,6 @@ tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
     return TDDP_OK;
 }
 
-/* Whether check_buffer() has nothing to say of it. */
-static bool is_sound(const tddp_group *group, const tddp_buffer *buffer)
-{
-    size_t size = tddp_dtype_size(buffer->dtype);
-    return size > 0 && (buffer->data || buffer->count == 0) &&
-           buffer->count <= (size_t)PTRDIFF_MAX / size && (unsigned)buffer->device_type <= 31 &&
-           (group->backend->device_types & (1u << buffer->device_type));
-}
-
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,
                                     const tddp_buffer *buffer)
 {
@@ -118,11 +109,12 @@ static tddp_status check_one(const tddp_group *group, tddp_op_kind kind, const c
 {
     char own[NAME_BYTES];
     char first[NAME_BYTES];
-    if (is_sound(group, &list[index]) && alike(&list[index], list)) {
+    tddp_status status = tddp_group_check_buffer(group, kind, name, &list[index]);
+    if (status == TDDP_OK && alike(&list[index], list)) {
         return TDDP_OK;
     }
-    tddp_status status =
-        tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
+    /* Once more, for a text with its own name. */
+    status = tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
     if (status == TDDP_OK) {
         status = tddp_group_check_alike(kind, own, &list[index], name_of(first, name, 0), list);
     }

@@ -210,6 +210,10 @@ class DevicesDataParallelTest < Minitest::Test
     assert_includes assert_raises(ArgumentError) { NN::Parallel.parallel_apply([Net.new], []) }.message, "got 0 for 1"
   end
 
+  def test_the_functions_leave_the_module_its_own
+    assert_equal "Torch::NN::Parallel", NN::Parallel.name
+  end
+
   def test_the_functions
     net = fill(Net.new)
     expected = net.call(rows(5)).to_a

@@ -19,11 +19,6 @@ module Torch
           found
         end
 
-        # @return [Boolean] whether it is a Data object, which came with Ruby 3.2
-        def record?(value)
-          RECORD ? value.is_a?(RECORD) : false
-        end
-
         # Rebuilds `value` with other tensors. What holds none that changed stays the object that it is, and nothing is
         # changed in place. An object that holds itself is left as it is.
         #
@@ -36,14 +31,35 @@ module Torch
           container?(value) ? rebuild(value, {}.compare_by_identity, &block) : value
         end
 
-        private
-
+        # @return [Boolean] whether {.map} looks into it
         def container?(value)
           case value
           when Array, Hash, Struct then true
           else record?(value)
           end
         end
+
+        # @return [Hash] what a container holds, by its place: a number, or a member's name
+        def parts_of(value)
+          case value
+          when Array then value.each_with_index.to_h { |part, index| [index, part] }
+          when Hash then value.to_a.each_with_index.to_h { |(_, part), index| [index, part] }
+          else value.to_h
+          end
+        end
+
+        # @param changed [Hash] other parts, by their places
+        # @return [Object] the same container but for these
+        def with(value, changed)
+          return value.with(**changed) if record?(value)
+
+          copy = value.dup
+          keys = value.keys if value.is_a?(Hash)
+          changed.each { |key, part| copy[keys ? keys[key] : key] = part }
+          value.frozen? ? copy.freeze : copy
+        end
+
+        private
 
         # `seen` has the objects that are being rebuilt, and those that are: one object stays one.
         def rebuild(value, seen, &block)
@@ -58,21 +74,8 @@ module Torch
           seen[value] = changed.empty? ? value : with(value, changed)
         end
 
-        def parts_of(value)
-          case value
-          when Array then value.each_with_index.to_h { |part, index| [index, part] }
-          when Hash then value.to_a.each_with_index.to_h { |(_, part), index| [index, part] }
-          else value.to_h
-          end
-        end
-
-        def with(value, changed)
-          return value.with(**changed) if record?(value)
-
-          copy = value.dup
-          keys = value.keys if value.is_a?(Hash)
-          changed.each { |key, part| copy[keys ? keys[key] : key] = part }
-          value.frozen? ? copy.freeze : copy
+        def record?(value)
+          RECORD ? value.is_a?(RECORD) : false
         end
       end
     end

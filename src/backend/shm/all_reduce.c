@@ -29,11 +29,6 @@ static size_t size_of_chunk(const tddp_shm *shm, size_t bytes)
                                          : chunk;
 }
 
-static bool gets_result(const tddp_shm_reduction *self)
-{
-    return self->root < 0 || self->root == self->rank;
-}
-
 static char *own_at(const tddp_shm_reduction *self, size_t chunk, size_t *bytes)
 {
     size_t from = chunk * self->chunk;
@@ -54,7 +49,7 @@ static void copy_chunk(const tddp_shm_reduction *self, size_t chunk)
 static void combine_chunk(const tddp_shm_reduction *self, size_t chunk)
 {
     const void *sources[TDDP_SHM_MOST_RANKS];
-    if (!gets_result(self)) {
+    if (!tddp_shm_gets_result(self, self->rank)) {
         return;
     }
     size_t bytes;
@@ -69,7 +64,7 @@ static void combine_chunk(const tddp_shm_reduction *self, size_t chunk)
 static void combine_inline(const tddp_shm_reduction *self)
 {
     const void *sources[TDDP_SHM_MOST_RANKS];
-    if (!gets_result(self)) {
+    if (!tddp_shm_gets_result(self, self->rank)) {
         return;
     }
     for (int rank = 0; rank < self->size; rank++) {

@@ -119,23 +119,27 @@ tddp_status tddp_shm_begin(tddp_shm_reduction *self, const void *payload, const 
     return TDDP_OK;
 }
 
-/* Waits until chunk `at` of all from whom this rank takes something lies in staging, and the root
- * alone has room for more. */
-static tddp_status await_chunk(const tddp_shm_reduction *self, size_t at)
+tddp_status tddp_shm_await_chunk(const tddp_shm_reduction *self, size_t at)
 {
-    bool takes = self->root < 0 || self->root == self->rank;
     if (at > 0) {
-        uint32_t step = (uint32_t)(at + 1);
-        return takes ? tddp_shm_await_all(self->shm, step)
-                     : tddp_shm_await(self->shm, self->root, step);
+        return tddp_shm_await_all(self->shm, (uint32_t)(at + 1));
     }
     tddp_status status = TDDP_OK;
-    for (int rank = 0; takes && rank < self->size && status == TDDP_OK; rank++) {
+    for (int rank = 0; rank < self->size && status == TDDP_OK; rank++) {
         if (rank != self->rank && tddp_shm_copied_late(self, rank)) {
             status = tddp_shm_await(self->shm, rank, 1);
         }
     }
     return status;
+}
+
+/* Who takes nothing waits until the root alone has room for more. */
+static tddp_status await_chunk(const tddp_shm_reduction *self, size_t at)
+{
+    if (tddp_shm_gets_result(self, self->rank)) {
+        return tddp_shm_await_chunk(self, at);
+    }
+    return at > 0 ? tddp_shm_await(self->shm, self->root, (uint32_t)(at + 1)) : TDDP_OK;
 }
 
 tddp_status tddp_shm_pass_chunks(const tddp_shm_reduction *self)

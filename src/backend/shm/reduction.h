@@ -44,6 +44,11 @@ struct tddp_shm_reduction {
     bool waits_for_direct;
 };
 
+static inline bool tddp_shm_gets_result(const tddp_shm_reduction *self, int rank)
+{
+    return self->root < 0 || self->root == rank;
+}
+
 /* Combines `bytes` of each rank's source, by rank. */
 void tddp_shm_combine(const tddp_shm_reduction *self, const void *const *sources,
                       void *const *results, int result_count, size_t bytes, bool streaming);
@@ -66,6 +71,9 @@ TDDP_NODISCARD tddp_status tddp_shm_begin(tddp_shm_reduction *self, const void *
                                           const tddp_buffer *own,
                                           bool (*registered)(const tddp_shm *shm),
                                           tddp_shm_algorithm *algorithm);
+
+/* Waits until chunk `at` of all ranks lies in staging. */
+TDDP_NODISCARD tddp_status tddp_shm_await_chunk(const tddp_shm_reduction *self, size_t at);
 
 /* "staged", from TDDP_SHM_COPIES on. */
 TDDP_NODISCARD tddp_status tddp_shm_pass_chunks(const tddp_shm_reduction *self);

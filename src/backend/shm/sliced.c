@@ -28,21 +28,25 @@ static char *own_at(const tddp_shm_reduction *self, size_t chunk)
     return (char *)self->op->output.data + chunk * self->chunk;
 }
 
-void tddp_shm_copy_slices(const tddp_shm_reduction *self, size_t chunk)
+/* What is not the own slice. */
+static void copy_others(const tddp_shm_reduction *self, size_t chunk, char *into, const char *from)
 {
     size_t bytes = chunk_bytes(self, chunk);
     size_t length;
-    size_t from = tddp_shm_slice(self, bytes, self->rank, &length);
-    char *place = tddp_shm_own_place(self, chunk);
-    const char *own = own_at(self, chunk);
-    size_t behind = from + length;
-    tddp_arith_copy(place, own, from, false);
-    tddp_arith_copy(place + behind, own + behind, bytes - behind, false);
+    size_t before = tddp_shm_slice(self, bytes, self->rank, &length);
+    size_t behind = before + length;
+    tddp_arith_copy(into, from, before, false);
+    tddp_arith_copy(into + behind, from + behind, bytes - behind, false);
 }
 
-static bool gets_result(const tddp_shm_reduction *self, int rank)
+void tddp_shm_copy_slices(const tddp_shm_reduction *self, size_t chunk)
 {
-    return self->root < 0 || self->root == rank;
+    copy_others(self, chunk, tddp_shm_own_place(self, chunk), own_at(self, chunk));
+}
+
+static void take_slices(const tddp_shm_reduction *self, size_t chunk)
+{
+    copy_others(self, chunk, own_at(self, chunk), tddp_shm_own_place(self, chunk));
 }
 
 static void combine_slice(const tddp_shm_reduction *self, size_t chunk)
@@ -56,43 +60,17 @@ static void combine_slice(const tddp_shm_reduction *self, size_t chunk)
         char *place =
             rank == self->rank ? own_at(self, chunk) : tddp_shm_chunk_place(self, rank, chunk);
         sources[rank] = place + from;
-        if (gets_result(self, rank)) {
+        if (tddp_shm_gets_result(self, rank)) {
             results[result_count++] = place + from;
         }
     }
     tddp_shm_combine(self, sources, results, result_count, length, false);
 }
 
-static void take_slices(const tddp_shm_reduction *self, size_t chunk)
-{
-    size_t bytes = chunk_bytes(self, chunk);
-    size_t length;
-    size_t from = tddp_shm_slice(self, bytes, self->rank, &length);
-    const char *place = tddp_shm_own_place(self, chunk);
-    char *own = own_at(self, chunk);
-    size_t behind = from + length;
-    tddp_arith_copy(own, place, from, false);
-    tddp_arith_copy(own + behind, place + behind, bytes - behind, false);
-}
-
-static tddp_status await_slices(const tddp_shm_reduction *self, size_t at)
-{
-    if (at > 0) {
-        return tddp_shm_await_all(self->shm, (uint32_t)(at + 1));
-    }
-    tddp_status status = TDDP_OK;
-    for (int rank = 0; rank < self->size && status == TDDP_OK; rank++) {
-        if (rank != self->rank && tddp_shm_copied_late(self, rank)) {
-            status = tddp_shm_await(self->shm, rank, 1);
-        }
-    }
-    return status;
-}
-
 tddp_status tddp_shm_pass_slices(const tddp_shm_reduction *self)
 {
     tddp_shm_course *course = self->course;
-    const bool takes = gets_result(self, self->rank);
+    const bool takes = tddp_shm_gets_result(self, self->rank);
     while (course->at < self->chunks + takes) {
         size_t at = course->at;
         if (course->stage == TDDP_SHM_COPIES) {
@@ -101,7 +79,7 @@ tddp_status tddp_shm_pass_slices(const tddp_shm_reduction *self)
             }
             course->stage = TDDP_SHM_AWAITS;
         }
-        tddp_status status = await_slices(self, at);
+        tddp_status status = tddp_shm_await_chunk(self, at);
         if (status) {
             return status;
         }

@@ -186,7 +186,7 @@ module Torch
         def device(value)
           case value
           when Integer then gpu(value)
-          when String, Symbol, Torch::Device then name(value.is_a?(Torch::Device) ? value : Torch.device(value.to_s))
+          when String, Symbol, Torch::Device then name_of(value.is_a?(Torch::Device) ? value : Torch.device(value.to_s))
           else raise ArgumentError, "device: expected a GPU's number, a String or a Torch::Device, got #{value.inspect}"
           end
         end
@@ -216,7 +216,7 @@ module Torch
           [nil, e]
         end
 
-        def name(device)
+        def name_of(device)
           # Of none torch-rb says -1 or nil, by its version.
           index = device.index if device.index&.between?(0, Float::INFINITY)
           return gpu(index || 0) if device.type == "cuda"

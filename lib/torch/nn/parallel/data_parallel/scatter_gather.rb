@@ -88,27 +88,19 @@ module Torch
           end
 
           def join(outputs, device, dim, weights, scalars)
-            first = outputs.first
             check_alike(outputs)
-            case first
-            when Torch::Tensor then join_tensors(outputs.map { |tensor| tensor.to(device) }, dim, weights, scalars)
-            when Array then outputs.transpose.map { |parts| join(parts, device, dim, weights, scalars) }
-            when Hash then first.to_h { |key, _| [key, join(outputs.map { |output| output.fetch(key) }, device, dim, weights, scalars)] }
-            else join_others(outputs, device, dim, weights, scalars)
-            end
+            first = outputs.first
+            return join_tensors(outputs.map { |tensor| tensor.to(device) }, dim, weights, scalars) if first.is_a?(Torch::Tensor)
+            return the_same(outputs) unless Distributed::Nested.container?(first)
+
+            parts = outputs.map { |output| Distributed::Nested.parts_of(output) }
+            Distributed::Nested.with(first, parts.first.to_h { |key, _| [key, join(parts.map { |each| each.fetch(key) }, device, dim, weights, scalars)] })
           end
 
-          def join_others(outputs, device, dim, weights, scalars)
-            first = outputs.first
-            unless first.is_a?(Struct) || Distributed::Nested.record?(first)
-              return first if outputs.uniq.size == 1
+          def the_same(outputs)
+            return outputs.first if outputs.uniq.size == 1
 
-              raise ArgumentError, "replicas returned #{outputs.map(&:inspect).join(" and ")}: expected tensors, or what is the same on all"
-            end
-            parts = first.to_h.keys.to_h { |key| [key, join(outputs.map { |output| output.to_h.fetch(key) }, device, dim, weights, scalars)] }
-            return first.with(**parts) unless first.is_a?(Struct)
-
-            first.dup.tap { |copy| parts.each { |key, value| copy[key] = value } }
+            raise ArgumentError, "replicas returned #{outputs.map(&:inspect).join(" and ")}: expected tensors, or what is the same on all"
           end
 
           def check_alike(outputs)
@@ -136,9 +128,10 @@ module Torch
 
           def join_tensors(tensors, dim, weights, scalars)
             return Torch.cat(tensors, dim) unless tensors.first.dim.zero?
-            return Torch.stack(tensors) if scalars == :stack
 
             stacked = Torch.stack(tensors)
+            return stacked if scalars == :stack
+
             counts = !stacked.floating_point? && !stacked.complex?
             return stacked.sum if scalars == :sum || counts
 
