@@ -42,6 +42,7 @@
 #include <tddp/buffer.h>
 #include <tddp/call.h>
 #include <tddp/comm_hook.h>
+#include <tddp/cuda.h>
 #include <tddp/file.h>
 #include <tddp/group.h>
 #include <tddp/heap.h>

@@ -15,7 +15,7 @@ module Setup
     PREFIX = File.join(ROOT, "lib/torch_ddp/native")
     EXTENSION = File.join(ROOT, "lib/torch_ddp/ext.so")
     LIBRARY_SOURCES = %w[CMakeLists.txt include/**/*.h src/**/*.{c,cc,h,cmake,map,txt}].freeze
-    TEST_SOURCES = %w[test/{c,bench}/**/*.{c,cc,h} test/{c,bench}/**/CMakeLists.txt].freeze
+    TEST_SOURCES = %w[test/{c,bench,gpu}/**/*.{c,cc,h} test/{c,bench,gpu}/**/CMakeLists.txt].freeze
     EXTENSION_SOURCES = %w[ext/torch_ddp/*.{rb,c,cc,h} include/**/*.h].freeze
     CURE = "the compiler's message in the log; `rake clean` starts afresh"
 

@@ -10,8 +10,8 @@ module Setup
   #   ruby ext/setup/summary.rb RESULTS
   module Summary
     # One leg's outcome. A leg that ended badly without a failed test counts as one failure. The report is what
-    # the runner said of its failures; nil where nothing failed.
-    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, :report, keyword_init: true)
+    # the runner said of its failures; nil where nothing failed. The reason is why the leg as a whole was skipped.
+    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, :report, :reason, keyword_init: true)
 
     # What a report keeps, in lines.
     REPORT = 60
@@ -54,10 +54,11 @@ module Setup
     #
     # @param clean [Boolean] whether the runner itself ended with success
     # @param report [String, nil] for a leg that failed
-    def record(leg, counts, seconds, clean: true, report: nil)
+    # @param reason [String, nil] for a leg that was skipped
+    def record(leg, counts, seconds, clean: true, report: nil, reason: nil)
       counts = counts.merge(failed: 1) if !clean && counts[:failed].zero?
       report = nil if counts[:failed].zero?
-      result = Result.new(leg: leg, seconds: seconds.round(1), report: report, **counts)
+      result = Result.new(leg: leg, seconds: seconds.round(1), report: report, reason: reason, **counts)
       append(result) if ENV["TDDP_RESULTS"]
       result
     end
@@ -83,7 +84,8 @@ module Setup
     # @return [String] one line a leg
     def table(results)
       results.map { |result|
-        format("  %-24s passed %4d   failed %3d   skipped %3d   %7.1f s", *result.to_h.values_at(:leg, :passed, :failed, :skipped, :seconds))
+        line = format("  %-24s passed %4d   failed %3d   skipped %3d   %7.1f s", *result.to_h.values_at(:leg, :passed, :failed, :skipped, :seconds))
+        result.reason ? "#{line}   (#{result.reason})" : line
       }.join("\n")
     end
 

@@ -24,11 +24,11 @@ module Setup
     end
 
     # @param patterns [Array<String>] files of minitest, all run in one process
-    def minitest(leg, *patterns, limit: 900)
+    def minitest(leg, *patterns, env: {}, limit: 900)
       files = Dir.glob(patterns, base: ROOT).sort
       return skip(leg, "there is no #{patterns.join(", ")}") if files.empty?
 
-      run(leg, :minitest, *Gems.exec(RbConfig.ruby, "-Ilib", "-Itest", "test/run.rb", *files), env: THREADS, limit: limit)
+      run(leg, :minitest, *Gems.exec(RbConfig.ruby, "-Ilib", "-Itest", "test/run.rb", *files), env: THREADS.merge(env), limit: limit)
     end
 
     # A check that is no test runner's: one pass or one failure.
@@ -43,7 +43,7 @@ module Setup
 
     def skip(leg, reason)
       Console.say "#{leg}: skipped, #{reason}"
-      @results << Summary.record(leg, {passed: 0, failed: 0, skipped: 1}, 0)
+      @results << Summary.record(leg, {passed: 0, failed: 0, skipped: 1}, 0, reason: reason)
     end
 
     # Takes over what another run of these legs recorded in a file.
@@ -51,11 +51,16 @@ module Setup
       inner = Summary.read(path)
       inner.each do |result|
         counts = result.to_h.slice(:passed, :failed, :skipped)
-        @results << Summary.record("#{prefix}/#{result.leg}", counts, result.seconds, report: result.report)
+        @results << Summary.record("#{prefix}/#{result.leg}", counts, result.seconds, report: result.report, reason: result.reason)
       end
       return if clean || inner.any? { |result| result.failed.positive? }
 
       finish(prefix, {passed: 0, failed: 1, skipped: 0}, started, clean: false)
+    end
+
+    # @return [Boolean] whether a leg so far has failed
+    def failed?
+      @results.any? { |result| result.failed.positive? }
     end
 
     # Ends the rake task with what its legs found.

@@ -44,12 +44,14 @@ static tddp_status body_create(void *data, const tddp_wait *wait)
     return tddp_group_create(call->opts, wait, &call->group);
 }
 
-/* _create(backend, name, store, rank, world_size, timeout, device_index, parent = nil) */
+/* _create(backend, name, store, rank, world_size, timeout, device_index, device_bound, parent =
+ * nil, split = false) */
 static VALUE group_create(int argc, VALUE *argv, VALUE class)
 {
-    VALUE backend, name, store, rank, world_size, timeout, device_index, parent;
-    rb_scan_args(argc, argv, "71", &backend, &name, &store, &rank, &world_size, &timeout,
-                 &device_index, &parent);
+    VALUE backend, name, store, rank, world_size, timeout, device_index, device_bound, parent,
+        split;
+    rb_scan_args(argc, argv, "82", &backend, &name, &store, &rank, &world_size, &timeout,
+                 &device_index, &device_bound, &parent, &split);
     backend = rb_str_new_frozen(StringValue(backend));
     name = rb_str_new_frozen(StringValue(name));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -60,6 +62,8 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     opts.world_size = NUM2INT(world_size);
     opts.timeout_ms = tddp_rb_milliseconds(timeout);
     opts.device_index = NIL_P(device_index) ? -1 : NUM2INT(device_index);
+    opts.device_bound = RTEST(device_bound);
+    opts.split = RTEST(split);
     VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
     /* Another thread may destroy it meanwhile. */
     opts.parent = NIL_P(parent) ? NULL : tddp_group_retain(tddp_rb_group(parent));
@@ -75,6 +79,22 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     RB_GC_GUARD(name);
     RB_GC_GUARD(store);
     return self;
+}
+
+static tddp_status body_decline(void *group, const tddp_wait *wait)
+{
+    return tddp_group_decline(group, wait);
+}
+
+/* Others of this group make one from it. */
+static VALUE group_decline(VALUE self, VALUE timeout)
+{
+    tddp_group *group = tddp_group_retain(tddp_rb_group(self));
+    tddp_rb_outcome outcome =
+        tddp_rb_blocking(body_decline, group, tddp_rb_milliseconds(timeout), true);
+    tddp_group_release(group);
+    tddp_rb_settle(outcome);
+    return Qnil;
 }
 
 static tddp_status body_drain(void *group, const tddp_wait *wait)
@@ -192,6 +212,7 @@ void tddp_rb_init_group(void)
     rb_global_variable(&group_class);
     rb_undef_alloc_func(group_class);
     rb_define_singleton_method(group_class, "_create", group_create, -1);
+    rb_define_method(group_class, "_decline", group_decline, 1);
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 1);
     rb_define_method(group_class, "_store", group_store, 0);

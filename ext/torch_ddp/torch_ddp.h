@@ -191,6 +191,7 @@ void tddp_rb_init_work(void);
 void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);
 void tddp_rb_init_norm(void);
+void tddp_rb_init_parallel(void);
 void tddp_rb_init_ddp_facts(VALUE sync);
 void tddp_rb_init_inside(void);
 void tddp_rb_init_comm_hook(void);

@@ -8,6 +8,7 @@
 #include "torch_ddp.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* So long a wait keeps the GVL before it lets go of it. */
 enum { KEPT_US = 20 };
@@ -172,9 +173,39 @@ static VALUE work_allocate(VALUE class)
     return self;
 }
 
-static tddp_status body_wait(void *work, const tddp_wait *wait)
+/* A wait, and the stream that waits in place of the host if a device carries the operation out. */
+typedef struct wait_call {
+    tddp_work *work;
+    bool orders;
+    void *stream;
+} wait_call;
+
+static tddp_status body_wait(void *data, const tddp_wait *wait)
 {
-    return tddp_work_wait(work, wait->timeout_ms < 0 && wait->cancel == NULL ? NULL : wait);
+    const wait_call *call = data;
+    const tddp_wait *wanted = wait->timeout_ms < 0 && wait->cancel == NULL ? NULL : wait;
+    return call->orders ? tddp_work_order(call->work, call->stream, wanted)
+                        : tddp_work_wait(call->work, wanted);
+}
+
+static bool host_waits(void)
+{
+    const char *text = getenv("TORCH_NCCL_BLOCKING_WAIT");
+    return text != NULL && strcmp(text, "1") == 0;
+}
+
+/* As in PyTorch: an operation of a device's is put before what this thread's stream does next, and
+ * only a time that the caller sets has the host wait. */
+static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms)
+{
+    wait_call call = {.work = work};
+    int32_t index;
+    tddp_device_type device = tddp_work_device(work, &index);
+    if (device != TDDP_CPU && timeout_ms < 0 && !host_waits()) {
+        tddp_rb_check(tddp_torch_stream(device, index, &call.stream));
+        call.orders = true;
+    }
+    return tddp_rb_blocking(body_wait, &call, timeout_ms, false);
 }
 
 /* The object of a work that may be running. Without memory for references to the tensors only
@@ -198,6 +229,20 @@ static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
     return self;
 }
 
+/* Nobody has a handle on it any more. A device's memory needs no object of Ruby's; host memory may
+ * lie in a String. */
+static void leave_under_way(tddp_work *work, VALUE output, VALUE input)
+{
+    int32_t index;
+    operands *held = NULL;
+    if (tddp_work_device(work, &index) != TDDP_CPU)
+        held = operands_retain(output, input);
+    if (held == NULL)
+        work_object(work, output, input);
+    else
+        part_with(work, held);
+}
+
 static VALUE source_of(const tddp_work *work)
 {
     int source = tddp_work_source(work);
@@ -210,12 +255,12 @@ static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
     if (!tddp_work_try(work, KEPT_US) || tddp_work_status(work) != TDDP_OK)
-        outcome = tddp_rb_blocking(body_wait, work, -1, false);
+        outcome = wait_for(work, -1);
     VALUE source = source_of(work);
     if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))
         tddp_work_release(work);
     else
-        work_object(work, output, input);
+        leave_under_way(work, output, input);
     tddp_rb_settle(outcome);
     return source;
 }
@@ -243,7 +288,7 @@ static VALUE work_wait(VALUE self, VALUE timeout)
 {
     work_handle *handle = handle_of(self);
     int64_t timeout_ms = tddp_rb_milliseconds(timeout);
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_wait, handle->work, timeout_ms, false);
+    tddp_rb_outcome outcome = wait_for(handle->work, timeout_ms);
     let_go_when_done(handle);
     tddp_rb_settle(outcome);
     RB_GC_GUARD(self);

@@ -8,12 +8,15 @@
  *
  *     const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);
  *
- * which returns NULL if it does not know that ABI. It links libtddp for the store and tddp_fail().
+ * which returns NULL if it does not know that ABI, or if something that it needs is not here: it
+ * says what with tddp_fail(), and is asked again the next time. It links libtddp for the store and
+ * tddp_fail().
  *
  * Threads: create() and destroy() run on the thread that makes or destroys the group; the
  * operations of one group run one at a time, in the same order on every rank, on the group's
  * progress thread; sends and receives are posted from any thread and finished on threads of the
- * group's; abort() may come from any thread meanwhile. No slot may throw or call Ruby.
+ * group's, and so are all operations on the memory of a device with TDDP_BACKEND_QUEUES; abort()
+ * may come from any thread meanwhile. No slot may throw or call Ruby.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
@@ -119,6 +122,12 @@ typedef struct tddp_op {
     /** 1: the slot runs on the thread that waits for the result, which has nothing else to do: it
      * may spin. 0: on a thread beside those that compute. */
     int awaited;
+    /** all_reduce of several buffers as one operation: their number; `output_parts` has them, each
+     * in place. 0: it is of one. */
+    size_t bundled;
+    /** Where finish() leaves how long the operation took on its device, in nanoseconds; NULL:
+     * nobody asks. */
+    int64_t *device_ns;
     /** The operation that this one carries out a part of; its facts are what ranks compare, and
      * what they are told of, in place of this one's. NULL: none. */
     const struct tddp_op *part_of;
@@ -130,7 +139,12 @@ typedef struct tddp_backend_opts {
     int world_size;
     tddp_store *store; /**< this group's own prefix; retain it to keep it after create() */
     int64_t timeout_ms;
-    int device_index;  /**< GPU for this rank, or -1 */
+    int device_index; /**< GPU for this rank, where no memory tells; -1: the first */
+    int device_bound; /**< 1: the group is for that GPU alone, and its ranks may connect at once */
+    /** This backend's context of the group whose ranks this one's are some of, where all of its
+     * ranks take part in the making: by create(), or by decline() where they are not in it. No
+     * operation of it is under way. NULL: none is, or they do not. Valid during create(). */
+    void *parent;
     int same_host;     /**< 1 if every rank of the group runs on this host */
     const char *group; /**< the group's name, for messages; valid during create() */
     /** Numeric address at which the other ranks reach this host: loopback with same_host, else the
@@ -150,6 +164,9 @@ enum {
     TDDP_BACKEND_RESUMES = 1,
     /** Between ranks of one host shared memory may take its place. */
     TDDP_BACKEND_SHARES_HOSTS = 2,
+    /** Operations on the memory of a device (all but those of the CPU) are put on a queue of the
+     * device's, where several may be on their way; see launch(). Barriers are run. */
+    TDDP_BACKEND_QUEUES = 4,
 };
 
 /** Carries out one operation and returns when its result is in place. TDDP_TIMEOUT and
@@ -160,7 +177,8 @@ typedef struct tddp_backend_v1 {
     uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
     uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */
     const char *name;
-    uint32_t device_types; /**< bit (1 << tddp_device_type) for each kind of memory it takes */
+    uint32_t device_types; /**< bit (1 << tddp_device_type) for each kind of memory it takes; the
+                                group copies what is of the other kind, by the CUDA runtime */
 
     /** Connects this rank to its peers; blocks at most opts->timeout_ms or until cancelled. */
     tddp_status (*create)(const tddp_backend_opts *opts, const tddp_wait *wait, void **context);
@@ -197,6 +215,25 @@ typedef struct tddp_backend_v1 {
      * this backend that failed; NULL: they find out when it is gone. Any thread. */
     void (*farewell)(void *context, tddp_status status, const char *text);
 
+    /**
+     * With TDDP_BACKEND_QUEUES, else NULL. An operation on the memory of a device, of all ranks or
+     * between two, is posted, launched, awaited and finished. post() notes what the memory's stream
+     * has to do before, and never blocks. launch() puts the operation on its queue: those of all
+     * ranks one at a time, in the order of their numbers, on the progress thread; it may block
+     * until the deadline. order() has what is put on `stream` from then on wait for the operation;
+     * any thread, between launch() and finish(). await() returns once the device is done with it,
+     * or with what went wrong. finish() waits for nothing then; it is called once for each request,
+     * also after a launch() that failed or never was.
+     */
+    tddp_status (*launch)(void *context, void *request);
+    tddp_status (*order)(void *context, void *request, void *stream);
+    tddp_status (*await)(void *context, void *request);
+
+    /** This rank is in none of the group that others of this context's make from it, as
+     * tddp_backend_opts.parent says; NULL: they do not need it. Blocks at most as long as `wait`
+     * says. */
+    tddp_status (*decline)(void *context, const tddp_wait *wait);
+
     /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
     uint32_t op_count;
     tddp_backend_run run[TDDP_OP_COUNT];
@@ -212,8 +249,12 @@ typedef const tddp_backend_v1 *(*tddp_backend_query_fn)(uint32_t core_abi);
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 *backend);
 
 /**
- * Finds a backend by name, loading its module if needed.
- * Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and how to get it.
+ * Finds a backend by name, loading its module if needed. A name such as "cpu:gloo,cuda:nccl" asks
+ * for one for each kind of device: operations go to the one of their memory, barriers to the CPU's.
+ * Where only one is named, or the one for cuda takes no CUDA memory, that of the other kind is
+ * copied.
+ * Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and how to get it;
+ * TDDP_INVALID_ARGUMENT: no such name can be.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
                                                       const tddp_backend_v1 **out);

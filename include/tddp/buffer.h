@@ -14,20 +14,23 @@
 extern "C" {
 #endif
 
-/* X(name, code, bytes per element, text) */
-#define TDDP_DTYPE_MAP(X)               \
-    X(UINT8, 0, 1, "uint8")             \
-    X(INT8, 1, 1, "int8")               \
-    X(INT16, 2, 2, "int16")             \
-    X(INT32, 3, 4, "int32")             \
-    X(INT64, 4, 8, "int64")             \
-    X(FLOAT16, 5, 2, "float16")         \
-    X(BFLOAT16, 6, 2, "bfloat16")       \
-    X(FLOAT32, 7, 4, "float32")         \
-    X(FLOAT64, 8, 8, "float64")         \
-    X(COMPLEX64, 9, 8, "complex64")     \
-    X(COMPLEX128, 10, 16, "complex128") \
-    X(BOOL, 11, 1, "bool")
+/* X(name, code, bytes per element, text). The CPU moves the last two, but has no arithmetic for
+ * them. */
+#define TDDP_DTYPE_MAP(X)                    \
+    X(UINT8, 0, 1, "uint8")                  \
+    X(INT8, 1, 1, "int8")                    \
+    X(INT16, 2, 2, "int16")                  \
+    X(INT32, 3, 4, "int32")                  \
+    X(INT64, 4, 8, "int64")                  \
+    X(FLOAT16, 5, 2, "float16")              \
+    X(BFLOAT16, 6, 2, "bfloat16")            \
+    X(FLOAT32, 7, 4, "float32")              \
+    X(FLOAT64, 8, 8, "float64")              \
+    X(COMPLEX64, 9, 8, "complex64")          \
+    X(COMPLEX128, 10, 16, "complex128")      \
+    X(BOOL, 11, 1, "bool")                   \
+    X(FLOAT8_E4M3FN, 12, 1, "float8_e4m3fn") \
+    X(FLOAT8_E5M2, 13, 1, "float8_e5m2")
 
 typedef enum tddp_dtype {
 #define TDDP_DTYPE_ENUM(name, code, bytes, text) TDDP_##name = code,

@@ -65,6 +65,11 @@ typedef struct tddp_comm_hook_ops {
     /** What else makes two hooks of that name differ, as text: the ranks compare it with the name
      *  in the first round. Copied; NULL: nothing. */
     const char *settings;
+
+    /** Bit (1 << tddp_device_type) for each kind of memory that its buckets may lie in; 0: the
+     *  CPU's alone. On a device a stage's work is done to those who come on the buffer's stream,
+     *  the current one, and not to the host; `on_caller` is not for devices. */
+    uint32_t device_types;
 } tddp_comm_hook_ops;
 
 typedef struct tddp_comm_hook tddp_comm_hook;
@@ -79,6 +84,8 @@ TDDP_API const char *tddp_comm_hook_name(const tddp_comm_hook *hook);
 /** "" if there are none. Borrowed from the hook. */
 TDDP_API const char *tddp_comm_hook_settings(const tddp_comm_hook *hook);
 TDDP_API int tddp_comm_hook_on_caller(const tddp_comm_hook *hook);
+/** Whether it takes buckets in that memory. */
+TDDP_API int tddp_comm_hook_takes(const tddp_comm_hook *hook, tddp_device_type type);
 
 /** Calls the hook's `run`: for reducers, and for hooks around another. A work that is under way
  *  keeps the hook: whoever lets go of both early uses tddp_work_on_done(). */

@@ -44,22 +44,29 @@ typedef struct tddp_group tddp_group;
 
 typedef struct tddp_group_opts {
     size_t size;         /**< sizeof(tddp_group_opts) */
-    const char *backend; /**< "gloo", "nccl", "fake" or a registered name */
+    const char *backend; /**< "gloo", "nccl", "fake", a registered name, or one for each kind of
+                              device: "cpu:gloo,cuda:nccl" */
     const char *name;    /**< the same on every rank, its keys in the store; NULL: "default_pg" */
     tddp_store *store;   /**< the group keeps a reference */
     int rank;
     int world_size;
     int64_t timeout_ms; /**< of creation and, by default, of each operation; <= 0: 30 min */
-    int device_index;   /**< GPU of this rank, or -1 */
+    int device_index;   /**< GPU of this rank, where no memory tells; -1: the first */
+    int device_bound;   /**< 1: the group is for that GPU alone, whose ranks connect at once */
     /** The group whose ranks this one's are some of, or NULL. The same choice on every rank. They
      * share a watch (a thread and a connection to the store, by which failures become known); the
      * parent may end before the others do. */
     tddp_group *parent;
+    /** With a parent of the same backend: all of the parent's ranks take part, those who are not in
+     * the group by tddp_group_decline(), in the order in which they make groups. It lets a backend
+     * make what it needs from what the parent has. */
+    int split;
 } tddp_group_opts;
 
-#define TDDP_GROUP_OPTS_INIT                                                                     \
-    {                                                                                            \
-        sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1, NULL \
+#define TDDP_GROUP_OPTS_INIT                                                                   \
+    {                                                                                          \
+        sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1, 0, \
+            NULL, 0                                                                            \
     }
 
 /**
@@ -72,6 +79,13 @@ typedef struct tddp_group_opts {
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_create(const tddp_group_opts *opts,
                                                       const tddp_wait *wait, tddp_group **out);
+
+/**
+ * Takes part in the making of a group from this one, with tddp_group_opts.split, in which this rank
+ * is not. Waits until nothing of this group is queued. NULL waits as long as the group's
+ * timeout. Errors: those of tddp_group_create().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait);
 
 /**
  * Waits until nothing is under way or queued, well or not. NULL waits as long as the group's
@@ -140,7 +154,8 @@ TDDP_API int tddp_group_memory_shared(const tddp_group_memory *memory);
 TDDP_API void tddp_group_memory_release(tddp_group_memory *memory);
 
 /** What carries this rank's operations: "shm", "gloo", "shm+gloo" (shared memory within hosts, Gloo
- * between them), or another backend's name. Static. */
+ * between them), one for each kind of device ("cpu:shm,cuda:nccl"), or another backend's name.
+ * Static. */
 TDDP_API const char *tddp_group_carrier(const tddp_group *group);
 
 /** The default time of its operations, in milliseconds; a new one (more than 0) counts for those

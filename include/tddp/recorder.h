@@ -40,7 +40,9 @@
  *       profiling_name "gloo:all_reduce", "gloo:send 0->1", "gloo:recv 0<-1" ("<-any")
  *       time_created_ns, time_discovered_started_ns, time_discovered_completed_ns
  *                      queued, begun, ended; null: not yet
- *       duration_ms    from beginning to end; null: not both are known
+ *       duration_ms    from beginning to end; null: not both are known. Of an operation that a
+ *                      device carried out: what it took there, if TORCH_NCCL_ENABLE_TIMING is 1 or
+ *                      a trace is written
  *       input_sizes, input_dtypes, output_sizes, output_dtypes
  *                      [[elements]] and ["float32"]; empty for a barrier
  *       state          "scheduled", "started", "completed" or + "failed"

@@ -19,6 +19,11 @@
  *   - a graph that is the same in every round (static_graph): the first round counts how often each
  *     parameter is reported and hands over in finish, later ones expect those counts;
  *   - a communication hook, which does with each bucket what it likes, in stages.
+ *
+ * Buckets on a device are not waited for by the host. A bucket is handed over on the current stream
+ * of the thread that hands it over, which first waits for all streams that were current where its
+ * gradients were reported; finish has the current stream of its thread wait for the averages. What
+ * fails after that is told by the next prepare.
  */
 #ifndef TDDP_REDUCER_H
 #define TDDP_REDUCER_H
@@ -48,6 +53,27 @@ typedef struct tddp_reducer_param {
                  * and without memory; whoever reports it sees to its average */
 } tddp_reducer_param;
 
+/**
+ * The memory of buckets whose parameters are on TDDP_CUDA, which the owner of the tensors gives:
+ * buckets on the CPU lie in the group's. `device` is a device's number. Work is put on the calling
+ * thread's current stream of that device and need not be done when a call returns. Calls come from
+ * any thread, may be made with the reducer's lock held, and never call the reducer back. The table
+ * is copied; `user`, and what the calls need, live as long as any of the memory.
+ */
+typedef struct tddp_reducer_memory_ops {
+    size_t size; /**< sizeof(tddp_reducer_memory_ops) */
+    void *user;
+    /** So many bytes, more than 0, that are zero: `*data` is the address, at a multiple of 64, and
+     *  `*handle` what release() gets. */
+    tddp_status (*allocate)(void *user, int32_t device, size_t bytes, void **handle, void **data);
+    /** Once nothing uses the memory that the reducer knows of: operations on it are done. */
+    void (*release)(void *user, void *handle);
+    tddp_status (*copy)(void *user, int32_t device, void *into, const void *from, size_t bytes);
+    tddp_status (*zero)(void *user, int32_t device, void *data, size_t bytes);
+    /** The current stream of the calling thread: a cudaStream_t, NULL is the default one. */
+    void *(*stream)(void *user, int32_t device);
+} tddp_reducer_memory_ops;
+
 typedef struct tddp_reducer_opts {
     size_t size; /**< sizeof(tddp_reducer_opts) */
     /** Bytes of the first, second ... bucket, copied; the last repeats. NULL, 0: PyTorch's. */
@@ -57,11 +83,13 @@ typedef struct tddp_reducer_opts {
     int static_graph; /**< every round is like the first one; find_unused is then not needed */
     int skip_unused;  /**< buckets that no rank uses are not reduced; with one of the two above */
     int describe;     /**< ranks compare the names and shapes in each bucket as well */
+    /** For parameters on devices; NULL if all are on the CPU. */
+    const tddp_reducer_memory_ops *device;
 } tddp_reducer_opts;
 
-#define TDDP_REDUCER_OPTS_INIT                         \
-    {                                                  \
-        sizeof(tddp_reducer_opts), NULL, 0, 0, 0, 0, 0 \
+#define TDDP_REDUCER_OPTS_INIT                               \
+    {                                                        \
+        sizeof(tddp_reducer_opts), NULL, 0, 0, 0, 0, 0, NULL \
     }
 
 /**
@@ -78,14 +106,15 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_plan(const tddp_reducer_param *
                                                       size_t *bucket_count);
 
 /**
- * Compares the parameters over all ranks (number, shapes, dtypes, sparse ones, and the options; a
- * difference is TDDP_MISMATCH on every rank and its text names the parameter and both ranks), then
+ * Compares the parameters over all ranks (number, shapes, dtypes, sparse ones, how they are spread
+ * over devices, and the options; a difference is TDDP_MISMATCH on every rank and its text names the
+ * parameter and both ranks), then
  * makes the first buckets: as PyTorch, one per dtype and device, for nothing is known of the order
  * yet; with find_unused and no static_graph by `limits`, and then for good. Memory starts zeroed.
  * Keeps a reference to the group. Caller: tddp_reducer_free().
  * Errors: TDDP_INVALID_ARGUMENT (no parameters; one whose dtype has no gradient; options that
- * contradict each other), TDDP_UNSUPPORTED (a parameter that is not on the CPU), and those of
- * tddp_all_gather().
+ * contradict each other; a memory table that lacks a call), TDDP_UNSUPPORTED (a parameter on a
+ * device, and no table), those of tddp_all_gather(), and those of the table.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group,
                                                         const tddp_reducer_param *params,
@@ -111,7 +140,8 @@ TDDP_API void tddp_reducer_memory_release(tddp_reducer_memory *memory);
  * What is done with buckets in place of averaging them. Once, before the first round. Retained. All
  * ranks have the same one: the first operation of the first round compares the names. A hook that
  * fails breaks the reducer as a failed operation does.
- * Errors: TDDP_INVALID_ARGUMENT (NULL; there is one; too late; a divisor is set).
+ * Errors: TDDP_INVALID_ARGUMENT (NULL; there is one; too late; a divisor is set), TDDP_UNSUPPORTED
+ * (parameters on a device that the hook does not take).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_hook(tddp_reducer *reducer,
                                                           tddp_comm_hook *hook);
@@ -124,7 +154,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_hook(tddp_reducer *reducer,
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_divisor(tddp_reducer *reducer, int ranks);
 
 /**
- * Starts a round: every parameter is unready again. Called from forward.
+ * Starts a round: every parameter is unready again. Called from forward, on whose current streams
+ * the gradients' memory is in order.
  * Errors: TDDP_INVALID_ARGUMENT if some parameters of the round before became ready but others
  * never did: the text names those (at most ten) and says what to do. After a round that failed,
  * this and all later calls return its status: the ranks are out of step.
@@ -137,9 +168,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_prepare(tddp_reducer *reducer);
  * starts nothing; by then their slices hold what this rank adds to the average, zeros as a rule.
  * With skip_unused every rank calls this in every round, also with none, and it waits until all
  * have; if `wait` ended before (TDDP_TIMEOUT, TDDP_CANCELED), call it again. A static_graph finds
- * out by itself: this does nothing then.
- * Errors: TDDP_INVALID_ARGUMENT (without find_unused; outside a round or after its first
- * mark_ready; out of range), and those of tddp_all_reduce().
+ * out by itself: this then only notes, for buckets on devices, that their slices were written on
+ * the calling thread's stream. Errors: TDDP_INVALID_ARGUMENT (without find_unused; outside a round
+ * or after its first mark_ready; out of range), and those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_unused(tddp_reducer *reducer,
                                                             const size_t *unused, size_t count,
@@ -171,7 +202,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_hand_over(tddp_reducer *reducer
 /**
  * Ends the round: counts as ready what set_unused left, with static_graph in its first round all;
  * hands over what is complete and was not; waits until every bucket handed over is averaged, or
- * has gone through all stages of the hook. If parameters are missing, prepare complains of them.
+ * has gone through all stages of the hook; for buckets on devices the thread's current streams do
+ * the waiting. If parameters are missing, prepare complains of them.
  * Returns the first failure. If `wait` ended before the operations did (TDDP_TIMEOUT,
  * TDDP_CANCELED), call it again, or let tddp_reducer_prepare() do so.
  */

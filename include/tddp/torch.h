@@ -20,6 +20,12 @@ typedef struct tddp_tensor tddp_tensor;
 /** libtorch's version this library was built with, "1.13.1". Static. */
 TDDP_API const char *tddp_torch_version(void);
 
+/** The stream on which the calling thread puts work for a device, as a cudaStream_t: for
+ * tddp_work_order(). NULL is CUDA's default stream; it is NULL for the CPU, and in a build against
+ * a libtorch without CUDA. Errors: those of libtorch (no such device). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_torch_stream(tddp_device_type type, int32_t index,
+                                                      void **out);
+
 /**
  * The memory of a dense, contiguous tensor, for a collective.
  * Errors: TDDP_INVALID_ARGUMENT (undefined; not contiguous: the text tells the cure),
@@ -94,7 +100,10 @@ typedef struct tddp_ddp_opts {
  * Ties parameters to a process group: compares them over the ranks, broadcasts parameters and
  * buffers from rank 0 (init_sync), makes the buckets and hooks each parameter's gradient.
  * `params` are leaves that require grad, in the order of the model; `buffers` are broadcast only.
- * Keeps references to all. Caller: tddp_ddp_free(). Errors: those of tddp_reducer_create() and
+ * Keeps references to all. Parameters may be on the CPU, on CUDA's devices, on several: buckets lie
+ * with their parameters, and those on devices in memory of libtorch's unless opts->reducer.device
+ * tells otherwise. At the end of backward the streams of the thread that called it wait for them,
+ * and not the host. Caller: tddp_ddp_free(). Errors: those of tddp_reducer_create() and
  * tddp_broadcast(); TDDP_INVALID_ARGUMENT (no parameters; not a leaf; does not require grad: the
  * text names it; delayed_by out of range).
  */
@@ -144,7 +153,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_outputs(tddp_ddp *ddp, tddp_tensor 
                                                      size_t count);
 
 /** What is done with buckets in place of averaging them: tddp_reducer_set_hook(). Sparse gradients
- *  are averaged in any case. */
+ *  are averaged in any case. Hooks with `on_caller` are for parameters on the CPU alone, as
+ * backward ends on threads of its own where some are on a device. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_hook(tddp_ddp *ddp, tddp_comm_hook *hook);
 
 /** Whether the hook has `on_caller`: the end of backward and tddp_ddp_shadow() then run the host's

@@ -27,6 +27,20 @@ typedef struct tddp_work tddp_work;
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait);
 
 /**
+ * Has what is put on `stream`, a cudaStream_t of the device that the operation's memory is on, from
+ * now on wait for the operation, and returns as soon as that is arranged: the operation has begun
+ * then, its memory is still in use, and what becomes of it tddp_work_wait() tells. An operation
+ * that the CPU carries out is waited for as by tddp_work_wait(). Any thread. Errors: as
+ * tddp_work_wait(), of an operation that has failed already or could not begin.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_work_order(tddp_work *work, void *stream,
+                                                    const tddp_wait *wait);
+
+/** Where its memory is: TDDP_CPU, or TDDP_CUDA for an operation that a device carries out, with the
+ * device's number in `*index` (0 for the CPU). */
+TDDP_API tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index);
+
+/**
  * Spends up to `microseconds` on carrying the operation out here and now, where this thread may do
  * that and the operation is the next one and its memory no larger than suits the time, and says
  * whether it is done. Else the thread is to wait for it, or to release it, soon: what has begun

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/devices/devices.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
 #include "base/base.h"
@@ -112,6 +113,10 @@ tddp_status tddp_backend_open(const tddp_backend_v1 *asked, const tddp_backend_o
                               const tddp_wait *wait, const tddp_backend_v1 **serving,
                               void **context)
 {
+    tddp_devices *several = tddp_devices_of(asked);
+    if (several) {
+        return tddp_devices_open(several, opts, wait, serving, context);
+    }
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     tddp_shm *shm;

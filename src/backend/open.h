@@ -1,6 +1,7 @@
 /*
  * Making a backend's context for a group, with shared memory in its place, or beneath it, where
- * ranks share a host and the backend bears that (TDDP_BACKEND_SHARES_HOSTS).
+ * ranks share a host and the backend bears that (TDDP_BACKEND_SHARES_HOSTS); so for each part of a
+ * backend of several (devices/devices.h).
  */
 #ifndef TDDP_BACKEND_OPEN_H
 #define TDDP_BACKEND_OPEN_H

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/devices/devices.h"
 #include "backend/fake/fake.h"
 #include "backend/shm/shm.h"
 #include "base/base.h"
@@ -145,10 +146,12 @@ static tddp_status query(void *module, const char *path, const char *name,
     if (!ask) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s: no tddp_backend_query in this module", path);
     }
+    /* What a module says of what it lacks takes the place of this. */
+    tddp_status status =
+        tddp_fail(TDDP_UNAVAILABLE, "%s: does not speak backend ABI %u", path, TDDP_BACKEND_ABI);
     const tddp_backend_v1 *backend = ask(TDDP_BACKEND_ABI);
     if (!backend) {
-        return tddp_fail(TDDP_UNAVAILABLE, "%s: does not speak backend ABI %u", path,
-                         TDDP_BACKEND_ABI);
+        return tddp_fail(status, "backend %s: %s", name, tddp_error_message());
     }
     if (check_table(backend, path)) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s", tddp_error_message());
@@ -236,10 +239,41 @@ static tddp_status load(const char *name, const tddp_backend_v1 **out)
     return status;
 }
 
+/* A backend of several: found anew, or made, which finds others with the lock let go. */
+static tddp_status find_several(const char *name, const tddp_backend_v1 **out)
+{
+    pthread_mutex_lock(&lock);
+    const tddp_backend_v1 *backend = known(name);
+    pthread_mutex_unlock(&lock);
+    if (backend) {
+        *out = backend;
+        return TDDP_OK;
+    }
+    tddp_devices *made;
+    tddp_status status = tddp_devices_create(name, &made);
+    if (status) {
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    backend = known(name); /* somebody else may have been faster */
+    status = backend ? TDDP_OK : add(&made->table);
+    pthread_mutex_unlock(&lock);
+    if (backend || status) {
+        tddp_devices_discard(made);
+    }
+    if (status == TDDP_OK) {
+        *out = backend ? backend : &made->table;
+    }
+    return status;
+}
+
 tddp_status tddp_backend_find(const char *name, const tddp_backend_v1 **out)
 {
     if (!name || !out) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", name ? "out" : "backend name");
+    }
+    if (tddp_devices_is_text(name)) {
+        return find_several(name, out);
     }
     if (!name_is_fit(name)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,

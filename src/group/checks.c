@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "group/checks.h"
+#include "group/staging.h"
 
 enum { NAME_BYTES = 48 };
 
@@ -44,7 +45,7 @@ tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, 
     size_t size = tddp_dtype_size(buffer->dtype);
     if (size == 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s has dtype %d: expected 0 to %d", op, name,
-                         (int)buffer->dtype, (int)TDDP_BOOL);
+                         (int)buffer->dtype, (int)TDDP_FLOAT8_E5M2);
     }
     if (!buffer->data && buffer->count > 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s is NULL, but has %zu elements", op, name,
@@ -57,11 +58,26 @@ tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, 
     }
     if ((unsigned)buffer->device_type > 31 ||
         !(group->backend->device_types & (1u << buffer->device_type))) {
-        return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)", op,
-                         group->asked->name, tddp_device_type_name(buffer->device_type),
-                         (int)buffer->device_type);
+        return tddp_group_check_staging((tddp_group *)group, op, buffer);
     }
     return TDDP_OK;
+}
+
+tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op op,
+                                       const tddp_buffer *buffer)
+{
+    bool narrow = buffer->dtype == TDDP_FLOAT8_E4M3FN || buffer->dtype == TDDP_FLOAT8_E5M2;
+    if (!narrow) {
+        return tddp_reduce_check(op, buffer->dtype);
+    }
+    /* A device may have arithmetic for them: its backend knows. */
+    if (tddp_group_carried_type(group, buffer->device_type) != TDDP_CPU) {
+        return TDDP_OK;
+    }
+    return tddp_fail(TDDP_UNSUPPORTED,
+                     "cannot reduce %s by %s on the CPU: expected memory of a GPU and nccl, or "
+                     "another dtype",
+                     tddp_dtype_name(buffer->dtype), tddp_reduce_op_name(op));
 }
 
 static bool alike(const tddp_buffer *a, const tddp_buffer *b)

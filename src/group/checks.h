@@ -15,6 +15,10 @@ TDDP_NODISCARD tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kin
 TDDP_NODISCARD tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind,
                                                    const char *name, const tddp_buffer *buffer);
 
+/* Whether what carries the group can reduce such memory in this way. */
+TDDP_NODISCARD tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op op,
+                                                      const tddp_buffer *buffer);
+
 /* Two buffers of one operation: the same dtype, the same device. */
 TDDP_NODISCARD tddp_status tddp_group_check_alike(tddp_op_kind kind, const char *name,
                                                   const tddp_buffer *buffer, const char *other_name,

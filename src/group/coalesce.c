@@ -1,7 +1,8 @@
 /*
- * Several buffers combined in one operation. Small ones go together: whoever carries it out copies
- * them into staging memory of the work, has that combined, and copies it back; where they adjoin in
- * memory, nothing is copied. Large ones go by themselves, one after the other.
+ * Carrying out operations, and several buffers combined in one of them. A device takes them all at
+ * once; else small ones go together: whoever carries it out copies them into staging memory of the
+ * work, has that combined, and copies it back; where they adjoin in memory, nothing is copied.
+ * Large ones go by themselves, one after the other.
  *
  * Invariant: what goes together follows from the sizes alone, which are equal on all ranks; where
  * the buffers lie may differ. Each step has a sequence number of its own. If one fails the work has
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include "group/checks.h"
+#include "group/staging.h"
 
 enum {
     /* A copy of that much takes a small part of the time that the combining takes; above it the
@@ -23,6 +25,7 @@ enum {
 typedef struct tddp_group_bundle {
     const tddp_buffer *buffers; /* each in place; the work's parts */
     size_t count;
+    bool on_host;  /* the backend finds them in host memory */
     char *staging; /* where small buffers go together; NULL: none need to */
     tddp_op op;    /* of the step */
     size_t at;     /* buffers that are done */
@@ -35,13 +38,14 @@ static size_t bytes_of(const tddp_buffer *buffer)
     return buffer->count * tddp_dtype_size(buffer->dtype);
 }
 
-/* How many of these the next step takes. We cannot copy a device's memory. */
-static size_t together(const tddp_buffer *buffers, size_t count)
+/* How many of the buffers the next step takes. We cannot copy a device's memory. */
+static size_t together(const bundle *self, size_t at)
 {
-    bool copies = buffers->device_type == TDDP_CPU;
+    const tddp_buffer *buffers = self->buffers + at;
+    size_t count = self->count - at;
     size_t bytes = bytes_of(buffers);
     size_t taken = 1;
-    while (taken < count && copies && bytes + bytes_of(&buffers[taken]) <= TOGETHER_BYTES) {
+    while (taken < count && self->on_host && bytes + bytes_of(&buffers[taken]) <= TOGETHER_BYTES) {
         bytes += bytes_of(&buffers[taken]);
         taken++;
     }
@@ -54,7 +58,7 @@ static void begin_step(bundle *self, int64_t deadline)
     int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
     const tddp_buffer *buffers = self->buffers + self->at;
     tddp_op *op = &self->op;
-    self->taken = together(buffers, self->count - self->at);
+    self->taken = together(self, self->at);
     op->timeout_ms = left > 0 ? left : 1;
     tddp_group_whole(buffers, self->taken, &op->input);
     self->copies = !op->input.data && op->input.count > 0;
@@ -86,18 +90,19 @@ static void end_step(bundle *self)
     self->op.sequence++;
 }
 
-tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
+/* An operation on memory that the backend takes. */
+static tddp_status carry(tddp_group *group, tddp_work *work, const tddp_op *op)
 {
     bundle *self = work->bundle;
-    tddp_backend_run run = group->backend->run[work->op.kind];
+    tddp_backend_run run = group->backend->run[op->kind];
     if (!self) {
-        return run(group->context, &work->op);
+        return run(group->context, op);
     }
     if (self->at == 0 && self->taken == 0) {
-        self->op = work->op;
+        self->op = *op;
     }
-    self->op.cancel = work->op.cancel;
-    self->op.awaited = work->op.awaited;
+    self->op.cancel = op->cancel;
+    self->op.awaited = op->awaited;
     tddp_status status = TDDP_OK;
     while (self->at < self->count && status == TDDP_OK) {
         if (self->taken == 0) {
@@ -109,6 +114,24 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
         }
     }
     return status;
+}
+
+tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
+{
+    if (tddp_group_takes(group, &work->op)) {
+        return carry(group, work, &work->op);
+    }
+    return tddp_group_run_staged(group, work, carry);
+}
+
+size_t tddp_group_bundle_count(const bundle *self)
+{
+    return self ? self->count : 0;
+}
+
+void tddp_group_bundle_use(bundle *self, const tddp_buffer *buffers)
+{
+    self->buffers = buffers;
 }
 
 void tddp_group_bundle_free(bundle *self)
@@ -125,7 +148,7 @@ static tddp_status plan(tddp_work *work, bundle *self)
     size_t most = 0;
     work->steps = 0;
     for (size_t i = 0; i < self->count; work->steps++) {
-        size_t count = together(self->buffers + i, self->count - i);
+        size_t count = together(self, i);
         tddp_buffer whole;
         tddp_group_whole(self->buffers + i, count, &whole);
         if (!whole.data && bytes_of(&whole) > most) {
@@ -169,19 +192,28 @@ static tddp_status describe_sizes(tddp_work *work, size_t count)
     return TDDP_OK;
 }
 
-static tddp_status prepare(tddp_work *work, const tddp_buffer *buffers, size_t count)
+static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_buffer *buffers,
+                           size_t count)
 {
     work->parts = tddp_alloc_array(count, sizeof *work->parts);
     if (!work->parts) {
         return TDDP_OUT_OF_MEMORY;
     }
     memcpy(work->parts, buffers, count * sizeof *work->parts);
+    if (tddp_group_queues(group, &work->op) ||
+        tddp_group_stages_for_queue(group, buffers->device_type)) {
+        /* The device takes them all at once. */
+        work->op.output_parts = work->parts;
+        work->op.bundled = count;
+        return describe_sizes(work, count);
+    }
     work->bundle = tddp_alloc(sizeof *work->bundle);
     if (!work->bundle) {
         return TDDP_OUT_OF_MEMORY;
     }
     work->bundle->buffers = work->parts;
     work->bundle->count = count;
+    work->bundle->on_host = tddp_group_carried_type(group, buffers->device_type) == TDDP_CPU;
     tddp_status status = plan(work, work->bundle);
     return status ? status : describe_sizes(work, count);
 }
@@ -198,7 +230,7 @@ tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buff
         status = tddp_group_check_apart(kind, "buffers", buffers, count);
     }
     if (status == TDDP_OK) {
-        status = tddp_reduce_check(op, buffers[0].dtype);
+        status = tddp_group_check_reduction(group, op, buffers);
     }
     if (status) {
         return status;
@@ -214,7 +246,7 @@ tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buff
     if (status) {
         return status;
     }
-    status = prepare(work, buffers, count);
+    status = prepare(group, work, buffers, count);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);

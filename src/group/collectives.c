@@ -50,7 +50,7 @@ tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_o
         status = tddp_group_check_buffer(group, TDDP_OP_ALL_REDUCE, "buffer", &buffer);
     }
     if (status == TDDP_OK) {
-        status = tddp_reduce_check(op, buffer.dtype);
+        status = tddp_group_check_reduction(group, op, &buffer);
     }
     if (status) {
         return status;
@@ -71,7 +71,7 @@ tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op
         status = tddp_group_check_buffer(group, TDDP_OP_REDUCE, "buffer", &buffer);
     }
     if (status == TDDP_OK) {
-        status = tddp_reduce_check(op, buffer.dtype);
+        status = tddp_group_check_reduction(group, op, &buffer);
     }
     if (status == TDDP_OK) {
         status = tddp_group_check_root(group, TDDP_OP_REDUCE, root);
@@ -141,7 +141,7 @@ tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffe
         status = check_pair(group, TDDP_OP_REDUCE_SCATTER, &input, &output);
     }
     if (status == TDDP_OK) {
-        status = tddp_reduce_check(op, input.dtype);
+        status = tddp_group_check_reduction(group, op, &input);
     }
     if (status) {
         return status;

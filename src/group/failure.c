@@ -87,6 +87,12 @@ static tddp_status follow(tddp_group *group, const tddp_work *work)
     return describe(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
 }
 
+void tddp_group_abort(tddp_group *group)
+{
+    atomic_store(&group->aborted, true);
+    group->backend->abort(group->context);
+}
+
 /* The first failure of the group: it is ours to tell and to explain. */
 static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status status)
 {
@@ -94,7 +100,7 @@ static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status st
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     const tddp_op *op = &work->op;
     tddp_watch_tell(group, op, work->description, status, text);
-    group->backend->abort(group->context);
+    tddp_group_abort(group);
     status = tddp_watch_explain(group, op, work->description, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     (void)describe(group, op, status, text);
@@ -185,6 +191,6 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
     if (first) {
         tddp_recorder_blame(group->recorder, status, text);
         tddp_recorder_dump_failure(group);
-        group->backend->abort(group->context);
+        tddp_group_abort(group);
     }
 }

@@ -9,8 +9,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include <tddp/cuda.h>
+
 #include "backend/open.h"
-#include "group/group.h"
+#include "group/staging.h"
 #include "group/watch/watch.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
@@ -84,6 +86,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
     group->pid = tddp_process_id();
     group->rank = opts->rank;
     group->world_size = opts->world_size;
+    atomic_init(&group->staging_device, -1);
     group->root_rank = opts->parent ? opts->parent->root_rank : opts->rank;
     atomic_init(&group->timeout_ms,
                 opts->timeout_ms > 0 ? opts->timeout_ms : TDDP_GROUP_DEFAULT_TIMEOUT_MS);
@@ -95,6 +98,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
 static void free_group(tddp_group *group)
 {
     tddp_recorder_end(group->recorder);
+    tddp_group_blocks_release(group->blocks);
     tddp_watch_release(group->watch);
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
@@ -108,6 +112,60 @@ static void free_group(tddp_group *group)
     free(group->failure_text);
     free(group->name);
     free(group);
+}
+
+/* A hint names a place among the ranks of a host, of whose GPUs this process may see fewer: one of
+ * its own, for instance. */
+static int device_of(const tddp_group_opts *opts)
+{
+    const tddp_cuda *cuda;
+    int count = 0;
+    if (opts->device_index < 0 || opts->device_bound || tddp_cuda_get(&cuda) ||
+        cuda->cudaGetDeviceCount(&count) || count == 0) {
+        return opts->device_index;
+    }
+    return opts->device_index % count;
+}
+
+/* Whether a group made from this one takes part of what its backend has. */
+static bool is_split(const tddp_group *parent)
+{
+    return parent && parent->backend->decline;
+}
+
+/* The parent's ranks do this in the same place among its operations. */
+static tddp_status come_to_split(tddp_group *parent, const tddp_wait *wait)
+{
+    int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    pthread_mutex_lock(&parent->mutex);
+    bool done = tddp_group_await_queue(parent, deadline, cancel);
+    pthread_mutex_unlock(&parent->mutex);
+    if (done) {
+        return TDDP_OK;
+    }
+    bool interrupted = cancel && tddp_cancel_triggered(cancel);
+    return tddp_fail(interrupted ? TDDP_CANCELED : TDDP_TIMEOUT,
+                     "operations of group \"%s\", from which others make one, are still queued",
+                     parent->name);
+}
+
+tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
+{
+    if (!parent) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "group is NULL");
+    }
+    if (parent->pid != tddp_process_id()) {
+        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
+                         parent->name, (int)parent->pid, (int)tddp_process_id());
+    }
+    if (!is_split(parent)) {
+        return TDDP_OK;
+    }
+    int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
+    tddp_status status = come_to_split(parent, wait);
+    tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
+    return status ? status : parent->backend->decline(parent->context, &left);
 }
 
 static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
@@ -124,13 +182,23 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .world_size = opts->world_size,
         .store = group->store,
         .timeout_ms = tddp_deadline_poll_ms(deadline),
-        .device_index = opts->device_index,
+        .device_index = device_of(opts),
+        .device_bound = opts->device_bound && opts->device_index >= 0,
         .same_host = same_host,
         .group = group->name,
         .address = address,
         .hosts = hosts,
     };
+    atomic_store(&group->staging_device, wanted.device_index);
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
+    if (opts->split && is_split(opts->parent) && opts->parent->asked == group->asked) {
+        tddp_status come = come_to_split(opts->parent, &left);
+        if (come) {
+            free(hosts);
+            return come;
+        }
+        wanted.parent = opts->parent->context;
+    }
     tddp_status status =
         tddp_backend_open(group->asked, &wanted, &left, &group->backend, &group->context);
     free(hosts);
@@ -149,8 +217,12 @@ static tddp_status start_threads(tddp_group *group, tddp_group *parent)
         status = tddp_watch_enter(group, parent);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_progress_start(group);
+        status = tddp_group_device_start(group);
+        if (status == TDDP_OK) {
+            status = tddp_group_progress_start(group);
+        }
         if (status) {
+            tddp_group_device_stop(group);
             tddp_watch_leave(group);
         }
     }
@@ -237,6 +309,8 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     tddp_watch_leave(group);
     group->backend->destroy(group->context);
     group->context = NULL;
+    tddp_group_blocks_release(group->blocks);
+    group->blocks = NULL;
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;

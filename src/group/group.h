@@ -9,7 +9,10 @@
  *   collectives.c  the operations on one piece of memory: argument checks, then the queue
  *   lists.c        those with a buffer for each rank
  *   coalesce.c     several buffers in one operation
+ *   staging.c      operations on memory that the backend does not take; with copies.c,
+ *                  places.c and blocks.c
  *   p2p.c          sends and receives, beside the queue, and the threads that finish them
+ *   device.c       operations that a device carries out, and the thread that awaits them
  *   checks.c       what is wrong with arguments
  *   describe.c     what callers say of their next operation
  *   parts.c        the pieces of an operation, one for each rank
@@ -43,14 +46,18 @@ struct tddp_work {
     tddp_group *group;       /* whose queue waiters may help with, while it is not done; or NULL */
     _Atomic int64_t expiry;  /* when the running operation's time is over; 0 before it runs */
     tddp_op op;
-    tddp_buffer *parts;               /* what the operation's parts point to; NULL: it has none */
-    struct tddp_group_bundle *bundle; /* coalesced: how far it is; NULL: it is not */
-    uint64_t steps;                   /* sequence numbers it takes: 1, if not coalesced */
-    void *request;                    /* point to point: the backend's, once posted */
-    char *description;                /* what the caller said of it; NULL: nothing */
-    int source;                       /* of a recv that went well */
-    pthread_mutex_t mutex;            /* guards what follows */
+    tddp_buffer *parts;                 /* what the operation's parts point to; NULL: it has none */
+    struct tddp_group_bundle *bundle;   /* coalesced: how far it is; NULL: it is not */
+    struct tddp_group_staged *staged;   /* on copies: how far it is; NULL: it is not, or not yet */
+    uint64_t steps;                     /* sequence numbers it takes: 1, if not coalesced */
+    void *request;                      /* the backend's, once posted; NULL: not, or not any more */
+    const struct tddp_group *on_device; /* whose device carries it out; NULL: the CPU does */
+    int64_t device_ns;                  /* how long that took; 0: nobody measured */
+    char *description;                  /* what the caller said of it; NULL: nothing */
+    int source;                         /* of a recv that went well */
+    pthread_mutex_t mutex;              /* guards what follows */
     pthread_cond_t cond;
+    bool launched;     /* it is on the device's queue */
     int event_fd;      /* readable once done; -1 while no waiter with a cancel token needs it */
     int event_waiters; /* who do */
     tddp_status status;
@@ -83,6 +90,17 @@ typedef struct tddp_group_p2p {
     bool ending;
 } tddp_group_p2p;
 
+/* device.c: the works that are on a device's queue, and the thread that awaits them in order. */
+typedef struct tddp_group_device {
+    pthread_t thread;
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t wake;   /* something was launched, or `ending` is set */
+    tddp_work *head;
+    tddp_work *tail;
+    bool ending;
+    bool started;
+} tddp_group_device;
+
 /* A work with two references: its caller's and the queue's. */
 TDDP_NODISCARD tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out);
 
@@ -110,6 +128,8 @@ struct tddp_group {
     const tddp_backend_v1 *asked;   /* the backend by name; for messages */
     const tddp_backend_v1 *backend; /* what serves in its place; maybe itself */
     void *context;                  /* the serving backend's; used by one thread at a time */
+    atomic_bool aborted;            /* the backend was */
+    atomic_int staging_device;      /* copies of host memory go there; -1: not settled yet */
     tddp_store *names;              /* prefix NAME: who has joined and left */
     tddp_store *store;              /* prefix NAME/INCARNATION: this group's own keys */
     bool met;                       /* all ranks have joined this incarnation */
@@ -133,11 +153,13 @@ struct tddp_group {
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
-    bool settling;         /* its cause is being looked for; `idle` tells the end */
-    bool failed_elsewhere; /* the operation was another rank's */
-    bool told;             /* and an operation of this rank has ended with it */
+    bool settling;                    /* its cause is being looked for; `idle` tells the end */
+    bool failed_elsewhere;            /* the operation was another rank's */
+    bool told;                        /* and an operation of this rank has ended with it */
+    struct tddp_group_blocks *blocks; /* memory for copies; NULL: none was needed */
 
     tddp_group_p2p p2p;
+    tddp_group_device device;
 };
 
 /* join.c: takes this rank's place, waits for the others, says what the backend wants to know. On
@@ -174,6 +196,10 @@ uint32_t tddp_group_fingerprint(const char *text);
 TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, tddp_work *work);
 void tddp_group_bundle_free(struct tddp_group_bundle *bundle);
 
+/* How many buffers it has; NULL has none. Has it work on copies of them, which live as long. */
+size_t tddp_group_bundle_count(const struct tddp_group_bundle *bundle);
+void tddp_group_bundle_use(struct tddp_group_bundle *bundle, const tddp_buffer *buffers);
+
 /* span.c: a work's way as a trace has it: queued, begun, ended before anybody learns of it. Without
  * a trace each costs a load. */
 void tddp_group_span_queued(tddp_work *work);
@@ -185,6 +211,30 @@ void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_
 TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
+
+/* device.c. Whether the backend's device carries it out, by its queue. */
+bool tddp_group_queues(const tddp_group *group, const tddp_op *op);
+
+/* Before it is queued, on its caller's thread. */
+TDDP_NODISCARD tddp_status tddp_group_device_post(tddp_group *group, tddp_work *work);
+
+/* It was posted, but is not to be launched. */
+void tddp_group_device_drop(tddp_group *group, tddp_work *work);
+
+/* Puts a posted work on the device's queue, and lets those know who wait for that. */
+TDDP_NODISCARD tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work);
+
+/* The rest of a work that was launched, on this thread: waits for the device. */
+TDDP_NODISCARD tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work,
+                                                    int *source);
+
+/* Launches the work whose turn it is and leaves the rest to the group's thread, which ends it and
+ * releases it. On the progress thread. */
+void tddp_group_device_carry_out(tddp_group *group, tddp_work *work);
+
+/* The thread ends after everything under way is over. */
+TDDP_NODISCARD tddp_status tddp_group_device_start(tddp_group *group);
+void tddp_group_device_stop(tddp_group *group);
 
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
@@ -248,6 +298,9 @@ bool tddp_group_on_progress_thread(const tddp_group *group);
  * over or the token (may be NULL) triggered. With the lock held. */
 bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel);
 
+/* The same for what is queued alone: what a device or another thread has may be under way. */
+bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_cancel *cancel);
+
 /* Takes no more operations, lets those there are finish until the deadline, aborts the rest, ends
  * the thread. */
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
@@ -255,6 +308,9 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
 /* Sets the text for a group that failed, once the cause is known. With the lock held, which is let
  * go meanwhile. */
 tddp_status tddp_group_failed(tddp_group *group);
+
+/* Has what the backend does, or is waited for before and after it, end soon. Not with the lock. */
+void tddp_group_abort(tddp_group *group);
 
 /* The group has failed on another rank. Not with the lock. */
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text);

@@ -122,7 +122,7 @@ tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *input
         status = check_lists(group, kind, "output", &output, "inputs", inputs, count);
     }
     if (status == TDDP_OK) {
-        status = tddp_reduce_check(op, output.dtype);
+        status = tddp_group_check_reduction(group, op, &output);
     }
     if (status) {
         return status;

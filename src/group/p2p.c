@@ -16,6 +16,7 @@
 
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
+#include "group/staging.h"
 
 enum {
     KEPT_THREADS = 8, /* that many wait for the next message; more end after theirs */
@@ -100,10 +101,28 @@ static bool offer(tddp_group_p2p *p2p)
     return stays;
 }
 
+/* Whether a device carries out what was posted. */
+static bool is_launched(const tddp_group *group, const tddp_work *work)
+{
+    return work->on_device ||
+           (work->staged && tddp_group_stages_for_queue(group, work->op.input.device_type));
+}
+
 static tddp_status finish(tddp_group *group, tddp_work *work)
 {
     int source = TDDP_ANY_SOURCE;
-    tddp_status status = group->backend->finish(group->context, work->request, &source);
+    tddp_status status = TDDP_OK;
+    if (is_launched(group, work)) {
+        status = tddp_group_device_launch(group, work);
+        if (status == TDDP_OK) {
+            status = tddp_group_device_finish(group, work, &source);
+        }
+    } else {
+        status = group->backend->finish(group->context, work->request, &source);
+    }
+    if (work->staged) {
+        status = tddp_group_stage_out(group, work, status);
+    }
     if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
         work->source = source;
     }
@@ -184,17 +203,33 @@ static tddp_status reserve(tddp_group *group)
     return found ? TDDP_OK : add_finisher(group);
 }
 
-/* Posts a work; where it goes well and `hands_over`, to one of the group's threads. */
+/* What is posted: the operation, or that on copies of its memory. */
+static tddp_status pass_on(tddp_group *group, tddp_work *work)
+{
+    if (tddp_group_queues(group, &work->op)) {
+        return tddp_group_device_post(group, work);
+    }
+    const tddp_op *op = work->staged ? tddp_group_staged_op(work) : &work->op;
+    return group->backend->post(group->context, op, &work->request);
+}
+
+/* Posts a work; where it goes well and `hands_over`, to one of the group's threads. Copies are made
+ * before it has a number: others need not wait for them. */
 static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
 {
     tddp_group_p2p *p2p = &group->p2p;
+    atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
+    tddp_status status =
+        tddp_group_takes(group, &work->op) ? TDDP_OK : tddp_group_stage_in(group, work);
     pthread_mutex_lock(&p2p->order);
     work->op.sequence = ++p2p->sequence;
     tddp_recorder_begun(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
-    atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
-    tddp_status status = group->backend->post(group->context, &work->op, &work->request);
+    status = status ? status : pass_on(group, work);
+    if (status && work->staged) {
+        status = tddp_group_stage_out(group, work, status);
+    }
     if (hands_over) {
         pthread_mutex_lock(&p2p->mutex);
         if (status) {

@@ -91,9 +91,24 @@ tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
     return status;
 }
 
+/* Notes what a device has to do before, if one carries it out. */
+static tddp_status enter(tddp_group *group, tddp_work *work, bool is_awaited)
+{
+    bool queues = tddp_group_queues(group, &work->op);
+    tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
+    if (status) {
+        return status;
+    }
+    status = enqueue(group, work, is_awaited);
+    if (status && queues) {
+        tddp_group_device_drop(group, work);
+    }
+    return status;
+}
+
 tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out)
 {
-    tddp_status status = enqueue(group, work, !out || tddp_group_is_awaited());
+    tddp_status status = enter(group, work, !out || tddp_group_is_awaited());
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -116,7 +131,8 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, tddp_work **
 {
     tddp_work *work;
     tddp_status status;
-    if (!out && tddp_group_resumes(group) && submit_at_once(group, op, &status)) {
+    if (!out && tddp_group_resumes(group) && !tddp_group_queues(group, op) &&
+        submit_at_once(group, op, &status)) {
         return status;
     }
     status = tddp_group_prepare(group, op, &work);
@@ -144,21 +160,38 @@ void tddp_group_let_go(tddp_group *group)
     pthread_mutex_unlock(&group->mutex);
 }
 
-static bool busy(const tddp_group *group)
+static bool queue_busy(const tddp_group *group)
 {
-    return group->head || group->running || group->in_flight > 0;
+    return group->head || group->running;
 }
 
-bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+static bool busy(const tddp_group *group)
 {
-    while (busy(group) && tddp_now_ns() < deadline && !(cancel && tddp_cancel_triggered(cancel))) {
+    return queue_busy(group) || group->in_flight > 0;
+}
+
+static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *group),
+                        int64_t deadline, const tddp_cancel *cancel)
+{
+    while (is_busy(group) && tddp_now_ns() < deadline &&
+           !(cancel && tddp_cancel_triggered(cancel))) {
         /* Somebody may have queued what he means to wait for, and not do so. */
         tddp_group_call(group);
         /* Nothing wakes this when the token is triggered: it looks now and then. */
         int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
     }
-    return !busy(group);
+    return !is_busy(group);
+}
+
+bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+{
+    return await_while(group, busy, deadline, cancel);
+}
+
+bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+{
+    return await_while(group, queue_busy, deadline, cancel);
 }
 
 tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
@@ -193,8 +226,9 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
     if (aborts) {
-        group->backend->abort(group->context);
+        tddp_group_abort(group);
     }
     pthread_join(group->thread, NULL);
     tddp_group_p2p_stop(group);
+    tddp_group_device_stop(group);
 }

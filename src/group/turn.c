@@ -74,12 +74,17 @@ static tddp_status failure_kept(const tddp_work *work)
                      work->failed_text ? work->failed_text : tddp_status_text(work->failed));
 }
 
-/* On a thread of the group's. */
+/* On a thread of the group's, whose reference to the work ends. */
 static void carry_out(tddp_group *group, tddp_work *work)
 {
     begin(group, work);
+    if (work->on_device) {
+        tddp_group_device_carry_out(group, work);
+        return;
+    }
     tddp_status status = work->failed ? failure_kept(work) : tddp_group_run(group, work);
     tddp_group_conclude(group, work, status);
+    tddp_work_release(work);
 }
 
 /* On one that waits: false if it is not over, since the token ended it or the outcome is still to
@@ -148,12 +153,15 @@ void tddp_group_turn(tddp_group *group)
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {
+        if (work->on_device) {
+            tddp_group_device_drop(group, work);
+        }
         tddp_recorder_finished(group, work, status, tddp_error_message());
         tddp_group_work_finish(work, status, tddp_error_message());
+        tddp_work_release(work);
     } else {
         carry_out(group, work);
     }
-    tddp_work_release(work);
     pthread_mutex_lock(&group->mutex);
     end_turn(group);
 }
@@ -191,8 +199,8 @@ static tddp_group *lock_group(tddp_work *work)
 /* Nothing stands against carrying out the first of the queue on a thread that waits. */
 static bool is_free(const tddp_group *group)
 {
-    return !group->running && group->head && !group->head->failed && !group->failure &&
-           group->state < TDDP_GROUP_ENDING;
+    return !group->running && group->head && !group->head->failed && !group->head->on_device &&
+           !group->failure && group->state < TDDP_GROUP_ENDING;
 }
 
 void tddp_group_help(tddp_work *work, tddp_cancel *cancel)

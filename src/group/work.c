@@ -13,7 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "group/group.h"
+#include "group/staging.h"
 
 /* Of a try: the longest, and what it takes to move memory, at about 4 GB a second. */
 enum { MOST_US = 1000 * 1000, BYTES_EACH_US = 4096 };
@@ -21,6 +21,8 @@ enum { MOST_US = 1000 * 1000, BYTES_EACH_US = 4096 };
 /* A backend ends its operation when the time is over; it is given this much more before waiters
  * stop believing in it. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
+
+#define LAUNCH_LOOK_NS (20 * TDDP_NS_PER_MS)
 
 void tddp_group_work_init(tddp_work *work, const tddp_op *op)
 {
@@ -31,6 +33,7 @@ void tddp_group_work_clear(tddp_work *work)
 {
     free(work->parts);
     tddp_group_bundle_free(work->bundle);
+    tddp_group_staged_free(work->staged);
     free(work->description);
     free(work->failed_text);
     free(work->text);
@@ -237,6 +240,69 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
     tddp_status status = cancel ? wait_cancelable(work, &self, cancel) : wait_plainly(work, &self);
     atomic_fetch_sub(&work->waiters, 1);
     return status ? status : outcome(work);
+}
+
+/* --- devices --------------------------------------------------------------------------------- */
+
+/* Looks for the token now and then: between queue and device there is little to wait for. With the
+ * lock held, until it is launched or done. */
+static tddp_status await_launch(tddp_work *work, const waiting *self, tddp_cancel *cancel)
+{
+    while (!work->launched && !atomic_load(&work->done)) {
+        int64_t look = tddp_now_ns() + LAUNCH_LOOK_NS;
+        look = look < self->deadline ? look : self->deadline;
+        (void)tddp_cond_wait_until(&work->cond, &work->mutex, look);
+        if (work->launched || atomic_load(&work->done)) {
+            break;
+        }
+        if (cancel && tddp_cancel_triggered(cancel)) {
+            return tddp_fail(TDDP_CANCELED,
+                             "the wait for %s %" PRIu64
+                             " was interrupted; it goes on and its buffers are still in use",
+                             tddp_op_name(work->op.kind), work->op.sequence);
+        }
+        tddp_status status = check_time(work, self);
+        if (status) {
+            return status;
+        }
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait)
+{
+    if (!work || !work->on_device || atomic_load(&work->done)) {
+        return tddp_work_wait(work, wait);
+    }
+    if (work->pid != tddp_process_id()) {
+        return made_before_fork(work);
+    }
+    waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
+    self.own = wait && wait->timeout_ms >= 0;
+    if (self.own) {
+        self.deadline = tddp_deadline_from(self.start, wait->timeout_ms);
+    }
+    atomic_fetch_add(&work->waiters, 1);
+    pthread_mutex_lock(&work->mutex);
+    tddp_status status = await_launch(work, &self, tddp_wait_cancel(wait));
+    /* While it has its request it is not done, and its group there. */
+    bool orders = status == TDDP_OK && work->request;
+    if (orders) {
+        const tddp_group *group = work->on_device;
+        status = group->backend->order(group->context, work->request, stream);
+    }
+    pthread_mutex_unlock(&work->mutex);
+    atomic_fetch_sub(&work->waiters, 1);
+    /* Between the device's end and the work's there is only telling what came of it. */
+    return status || orders ? status : tddp_work_wait(work, wait);
+}
+
+tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index)
+{
+    const tddp_op *op = &work->op;
+    const tddp_buffer *buffer = op->input.device_type == TDDP_CPU ? &op->output : &op->input;
+    *index = work->on_device ? buffer->device_index : 0;
+    return work->on_device ? buffer->device_type : TDDP_CPU;
 }
 
 /* Whether moving the memory alone can be done within the time. */

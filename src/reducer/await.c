@@ -17,12 +17,18 @@ tddp_reducer_patience tddp_reducer_patience_of(const tddp_wait *wait)
     return patience;
 }
 
-tddp_status tddp_reducer_await(tddp_work *work, const tddp_reducer_patience *patience, bool *done)
+tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience)
 {
     tddp_wait wait = {-1, patience->cancel};
     if (patience->bounded) {
         wait.timeout_ms = tddp_deadline_poll_ms(patience->deadline_ns);
     }
+    return wait;
+}
+
+tddp_status tddp_reducer_await(tddp_work *work, const tddp_reducer_patience *patience, bool *done)
+{
+    const tddp_wait wait = tddp_reducer_rest_of(patience);
     tddp_status status = tddp_work_wait(work, &wait);
     *done = status == TDDP_OK || tddp_work_completed(work);
     /* It may have ended between the two looks: then its own outcome counts. */

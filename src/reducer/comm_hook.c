@@ -71,6 +71,12 @@ int tddp_comm_hook_on_caller(const tddp_comm_hook *hook)
     return hook->ops.on_caller;
 }
 
+int tddp_comm_hook_takes(const tddp_comm_hook *hook, tddp_device_type type)
+{
+    const uint32_t types = hook->ops.device_types;
+    return type == TDDP_CPU && types == 0 ? 1 : (types >> (unsigned)type & 1u) != 0;
+}
+
 tddp_status tddp_comm_hook_run(tddp_comm_hook *hook, tddp_group *group, const tddp_bucket *bucket,
                                int stage, tddp_work **work, int *again)
 {

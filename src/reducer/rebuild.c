@@ -6,7 +6,6 @@
  * interrupted or ran out of memory is taken up again by the next one and no rank falls behind.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "reducer/reducer.h"
 
@@ -92,24 +91,34 @@ static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
         free(bucket_of);
         return status;
     }
-    return tddp_reducer_layout_make(reducer->group, reducer->params, reducer->rebuild_order,
-                                    reducer->count, bucket_of, buckets, out);
+    status =
+        tddp_reducer_layout_make(reducer->group, &reducer->device, reducer->params,
+                                 reducer->rebuild_order, reducer->count, bucket_of, buckets, out);
+    for (size_t i = 0; status == TDDP_OK && i < reducer->count; i++) {
+        if (out->gradients[i]) {
+            status = tddp_reducer_memory_copy(out->memory, &reducer->params[i], out->gradients[i],
+                                              reducer->layout.gradients[i]);
+        }
+    }
+    if (status != TDDP_OK) {
+        tddp_reducer_layout_free(out);
+    }
+    return status;
 }
 
 static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
 {
-    for (size_t i = 0; i < reducer->count; i++) {
-        if (fresh->gradients[i]) {
-            memcpy(fresh->gradients[i], reducer->layout.gradients[i],
-                   tddp_reducer_param_bytes(&reducer->params[i]));
-        }
-    }
     pthread_mutex_lock(&reducer->lock);
     tddp_reducer_layout old = reducer->layout;
     reducer->layout = *fresh;
     reducer->launched = 0; /* counted buckets of the old layout */
     reducer->layouts++;
     reducer->rebuilt = true;
+    for (size_t b = 0; b < old.bucket_count; b++) {
+        if (old.buckets[b].ordered) {
+            tddp_reducer_leave_work(reducer, old.memory, old.buckets[b].ordered);
+        }
+    }
     pthread_mutex_unlock(&reducer->lock);
     tddp_reducer_layout_free(&old);
     free(reducer->rebuild_order);
@@ -119,6 +128,7 @@ static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
 tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, int *rebuilt)
 {
     pthread_mutex_lock(&reducer->lock);
+    tddp_reducer_look_back(reducer);
     bool broken = reducer->failure != TDDP_OK;
     bool due = reducer->finished > 0 && reducer->phase == TDDP_REDUCER_IDLE && !reducer->rebuilt &&
                !reducer->find_unused;

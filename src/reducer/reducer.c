@@ -33,12 +33,6 @@ static tddp_status check_param(const tddp_reducer_param *param, size_t index)
                          "parameters have gradients; make it a buffer",
                          name, index, tddp_dtype_name(param->dtype));
     }
-    if (param->device_type != TDDP_CPU) {
-        return tddp_fail(TDDP_UNSUPPORTED,
-                         "parameter \"%s\" (number %zu) is on %s: buckets are made in the memory "
-                         "of the CPU; move the model there",
-                         name, index, tddp_device_type_name(param->device_type));
-    }
     if (param->ndim > 0 && !param->dims) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter \"%s\" (number %zu) has no dims", name,
                          index);
@@ -105,8 +99,8 @@ static tddp_status first_layout(tddp_reducer *reducer)
             bucket_of[i] = buckets - 1 - bucket_of[i];
         }
     }
-    return tddp_reducer_layout_make(reducer->group, reducer->params, NULL, reducer->count,
-                                    bucket_of, buckets, &reducer->layout);
+    return tddp_reducer_layout_make(reducer->group, &reducer->device, reducer->params, NULL,
+                                    reducer->count, bucket_of, buckets, &reducer->layout);
 }
 
 static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
@@ -116,6 +110,12 @@ static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
     reducer->static_graph = opts->static_graph;
     reducer->skip_unused = opts->skip_unused;
     reducer->describe = opts->describe;
+    if (opts->device) {
+        reducer->device = *opts->device;
+    }
+    for (size_t i = 0; i < reducer->count; i++) {
+        reducer->on_devices = reducer->on_devices || params[i].device_type != TDDP_CPU;
+    }
     reducer->limit_count = opts->limit_count;
     reducer->limits = tddp_alloc_array(opts->limit_count, sizeof *reducer->limits);
     reducer->params = tddp_alloc_array(reducer->count, sizeof *reducer->params);
@@ -142,6 +142,9 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
     tddp_status status = check(group, params, count);
     if (status == TDDP_OK) {
         status = tddp_reducer_settle_options(opts, &settled);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_reducer_check_device(settled.device, params, count);
     }
     if (status != TDDP_OK) {
         return status;
@@ -187,15 +190,16 @@ static void end_lease(void *data)
     free(held);
 }
 
-static void leave_to(tddp_work *work, tddp_reducer *reducer)
+void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_reducer_memory *memory,
+                             tddp_work *work)
 {
-    tddp_reducer_memory_share(reducer->layout.memory);
+    tddp_reducer_memory_share(memory);
     if (reducer->hook) {
         tddp_comm_hook_retain(reducer->hook);
     }
     lease *held = tddp_alloc(sizeof *held);
     if (held) {
-        *held = (lease){reducer->layout.memory, reducer->hook};
+        *held = (lease){memory, reducer->hook};
         tddp_reducer_abandon(work, end_lease, held);
     } else { /* lost, which is better than freed too early */
         tddp_work_release(work);
@@ -205,9 +209,12 @@ static void leave_to(tddp_work *work, tddp_reducer *reducer)
 static void let_go_of_works(tddp_reducer *reducer)
 {
     for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        tddp_work *work = reducer->layout.buckets[b].work;
-        if (work) {
-            leave_to(work, reducer);
+        const tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+        if (bucket->work) {
+            tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->work);
+        }
+        if (bucket->ordered) {
+            tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->ordered);
         }
     }
     if (reducer->usage.work) {

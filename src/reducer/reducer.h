@@ -2,7 +2,9 @@
  * What the reducer's files share. Public part of this room: <tddp/reducer.h>.
  *
  *     plan.c         parameters -> buckets, pure
- *     layout.c       a plan given memory: offsets, buckets, the counted arena
+ *     layout.c       a plan given memory: offsets, buckets
+ *     memory.c       the counted pieces of memory, on the CPU and on devices
+ *     device.c       streams of devices: what waits for what, where the host does not wait
  *     options.c      what was asked for
  *     verify.c       are the parameters and options the same on every rank?
  *     reducer.c      making and freeing
@@ -46,7 +48,7 @@ TDDP_NODISCARD tddp_status tddp_reducer_plan_in_order(const tddp_reducer_param *
 
 /* --- layout.c -------------------------------------------------------------------------------- */
 
-enum { TDDP_REDUCER_ALIGNMENT = 64 };
+enum { TDDP_REDUCER_ALIGNMENT = 64, TDDP_REDUCER_STREAMS = 4 };
 
 typedef struct tddp_reducer_bucket {
     tddp_buffer buffer;              /* all of it, padding included, as real numbers */
@@ -58,6 +60,11 @@ typedef struct tddp_reducer_bucket {
     int stage;                       /* of the hook, that comes next */
     bool again;                      /* the hook wants that stage */
     bool skipped;                    /* no rank uses any of it: not reduced in this round */
+    /* On a device: the streams on which its gradients were written in this round; once it is handed
+     * over the one that waited for all of them. */
+    void *streams[TDDP_REDUCER_STREAMS];
+    size_t stream_count;
+    tddp_work *ordered; /* on a device: streams wait for it, the host has not; or NULL */
 } tddp_reducer_bucket;
 
 typedef struct tddp_reducer_layout {
@@ -69,16 +76,32 @@ typedef struct tddp_reducer_layout {
     tddp_reducer_memory *memory;
 } tddp_reducer_layout;
 
-/* Gives the plan memory of the group's, zeroed. Within a bucket gradients lie in `order`. Takes
- * over `bucket_of` in any case. */
+/* Gives the plan memory, zeroed: the group's, and on devices that of the table. Within a bucket
+ * gradients lie in `order`. Takes over `bucket_of` in any case. */
 TDDP_NODISCARD tddp_status tddp_reducer_layout_make(tddp_group *group,
+                                                    const tddp_reducer_memory_ops *device,
                                                     const tddp_reducer_param *params,
                                                     const int64_t *order, size_t count,
                                                     size_t *bucket_of, size_t bucket_count,
                                                     tddp_reducer_layout *out);
 void tddp_reducer_layout_free(tddp_reducer_layout *layout);
 
+/* --- memory.c -------------------------------------------------------------------------------- */
+
+/* Memory for buckets whose buffers have a device, a dtype, and bytes in place of a count: they get
+ * their addresses and counts. */
+TDDP_NODISCARD tddp_status tddp_reducer_memory_make(tddp_group *group,
+                                                    const tddp_reducer_memory_ops *ops,
+                                                    tddp_reducer_bucket *buckets, size_t count,
+                                                    tddp_reducer_memory **out);
 void tddp_reducer_memory_share(tddp_reducer_memory *memory);
+
+/* On a device both put work on the thread's current stream. */
+TDDP_NODISCARD tddp_status tddp_reducer_memory_zero(const tddp_reducer_memory *memory,
+                                                    const tddp_buffer *buffer);
+TDDP_NODISCARD tddp_status tddp_reducer_memory_copy(const tddp_reducer_memory *memory,
+                                                    const tddp_reducer_param *param, void *into,
+                                                    const void *from);
 
 /* --- options.c ------------------------------------------------------------------------------- */
 
@@ -122,6 +145,8 @@ typedef struct tddp_reducer_patience {
 } tddp_reducer_patience;
 
 tddp_reducer_patience tddp_reducer_patience_of(const tddp_wait *wait);
+/* What is left of it, for one wait. */
+tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience);
 
 /* Waits for `work`. `*done` says whether it is over: if not, the status speaks of the wait alone,
  * and the work and its buffers are still in use. */
@@ -191,8 +216,10 @@ struct tddp_reducer {
     bool find_unused; /* and no static graph, which finds out by itself */
     bool static_graph;
     bool skip_unused;
-    bool describe;       /* buckets are described as they are handed over */
-    bool waits_till_end; /* averages are carried out by who waits for the round */
+    bool describe;                  /* buckets are described as they are handed over */
+    bool waits_till_end;            /* averages are carried out by who waits for the round */
+    tddp_reducer_memory_ops device; /* all zero: none was given */
+    bool on_devices;                /* some parameter is */
     tddp_comm_hook *hook;
     int divisor; /* of the sums, in this round */
     int next_divisor;
@@ -225,6 +252,43 @@ struct tddp_reducer {
     int64_t *rebuild_order; /* rank 0's order while its broadcast is under way, else NULL */
     tddp_work *rebuild_work;
 };
+
+/* Leaves a work that may be under way to itself, with what it may still use. */
+void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_reducer_memory *memory,
+                             tddp_work *work);
+
+/* --- device.c -------------------------------------------------------------------------------- */
+
+/* Checks the table and which parameters need it. */
+TDDP_NODISCARD tddp_status tddp_reducer_check_device(const tddp_reducer_memory_ops *ops,
+                                                     const tddp_reducer_param *params,
+                                                     size_t count);
+
+/* Whether the hook takes the memory of all parameters. */
+TDDP_NODISCARD tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer,
+                                                   const tddp_comm_hook *hook);
+
+/* Under the lock, these three; of buckets on the CPU nothing is to be done. A round begins: what
+ * lies in the bucket is in order on the calling thread's stream. */
+void tddp_reducer_open_streams(const tddp_reducer *reducer, tddp_reducer_bucket *bucket);
+/* The parameter's gradient was written on the calling thread's stream. A failure breaks the
+ * reducer. */
+void tddp_reducer_wrote(tddp_reducer *reducer, size_t index);
+/* Before the bucket is handed over: the calling thread's stream, which becomes the buffer's, waits
+ * for all the others. */
+TDDP_NODISCARD tddp_status tddp_reducer_gather_streams(tddp_reducer *reducer,
+                                                       tddp_reducer_bucket *bucket);
+
+/* Of a bucket on a device, in place of waiting for its work: the calling thread's stream does.
+ * `*done` is false if the wait ended before that was arranged. */
+TDDP_NODISCARD tddp_status tddp_reducer_order_bucket(tddp_reducer *reducer,
+                                                     tddp_reducer_bucket *bucket,
+                                                     const tddp_reducer_patience *patience,
+                                                     bool *done);
+
+/* Under the lock: what became of works that only streams waited for, as far as it is known. A
+ * failure breaks the reducer. */
+void tddp_reducer_look_back(tddp_reducer *reducer);
 
 /* --- describe.c ------------------------------------------------------------------------------ */
 

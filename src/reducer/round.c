@@ -30,6 +30,7 @@ tddp_status tddp_reducer_break(tddp_reducer *reducer, tddp_status status)
 
 static tddp_status open_round(tddp_reducer *reducer)
 {
+    tddp_reducer_look_back(reducer);
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_broken(reducer);
     }
@@ -48,6 +49,7 @@ static tddp_status open_round(tddp_reducer *reducer)
         bucket->stage = 0;
         bucket->again = false;
         bucket->skipped = false;
+        tddp_reducer_open_streams(reducer, bucket);
     }
     reducer->divisor = reducer->next_divisor;
     tddp_reducer_usage_open(reducer);
@@ -125,6 +127,7 @@ static tddp_status accept(tddp_reducer *reducer, size_t index)
         return status;
     }
     bool ready = true;
+    tddp_reducer_wrote(reducer, index);
     if (reducer->now.first_ready_ns == 0) {
         reducer->now.first_ready_ns = tddp_now_ns();
     }

@@ -3,8 +3,6 @@
  * over gradients, in the same order, so that their rounds come to an end. What it sees is no order
  * of readiness and no graph, so nothing is learnt from it. On the thread that would run forward.
  */
-#include <string.h>
-
 #include "reducer/reducer.h"
 
 static tddp_status begin(tddp_reducer *reducer)
@@ -23,11 +21,16 @@ static tddp_status begin(tddp_reducer *reducer)
     }
     reducer->shadowing = true;
     reducer->usage.taken = true;
-    for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        tddp_buffer *buffer = &reducer->layout.buckets[b].buffer;
-        memset(buffer->data, 0, buffer->count * tddp_dtype_size(buffer->dtype));
+    tddp_status status = TDDP_OK;
+    for (size_t b = 0; b < reducer->layout.bucket_count && status == TDDP_OK; b++) {
+        status =
+            tddp_reducer_memory_zero(reducer->layout.memory, &reducer->layout.buckets[b].buffer);
+    }
+    if (status != TDDP_OK) { /* the others' round needs this rank's part */
+        return tddp_reducer_break(reducer, status);
     }
     for (size_t i = 0; i < reducer->count; i++) {
+        tddp_reducer_wrote(reducer, i);
         tddp_reducer_count_ready(reducer, i, TDDP_REDUCER_UNUSED);
     }
     return TDDP_OK;

@@ -53,6 +53,9 @@ tddp_status tddp_reducer_set_hook(tddp_reducer *reducer, tddp_comm_hook *hook)
         status = check_early(reducer);
     }
     if (status == TDDP_OK) {
+        status = tddp_reducer_check_hook(reducer, hook);
+    }
+    if (status == TDDP_OK) {
         reducer->hook = tddp_comm_hook_retain(hook);
     }
     pthread_mutex_unlock(&reducer->lock);
@@ -114,7 +117,8 @@ static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
         return check_group(reducer);
     }
     bool plain = reducer->divisor == reducer->world_size;
-    if (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.bucket_count) {
+    bool last = reducer->launched + 1 == reducer->layout.bucket_count;
+    if (!reducer->on_devices && (reducer->waits_till_end || last)) {
         tddp_await_next();
     }
     return tddp_all_reduce(reducer->group, bucket->buffer,
@@ -163,6 +167,10 @@ static tddp_status launch(tddp_reducer *reducer)
     if (bucket->skipped) {
         return TDDP_OK;
     }
+    tddp_status status = tddp_reducer_gather_streams(reducer, bucket);
+    if (status != TDDP_OK) {
+        return status;
+    }
     describe_next(reducer);
     if (reducer->now.first_launch_ns == 0) {
         reducer->now.first_launch_ns = tddp_now_ns();
@@ -174,7 +182,7 @@ static tddp_status launch(tddp_reducer *reducer)
     if (on_caller) {
         pthread_mutex_unlock(&reducer->lock);
     }
-    tddp_status status = run_hook(reducer, reducer->launched);
+    status = run_hook(reducer, reducer->launched);
     tddp_describe_next(NULL); /* a hook need not start anything */
     if (on_caller) {
         pthread_mutex_lock(&reducer->lock);
@@ -185,6 +193,9 @@ static tddp_status launch(tddp_reducer *reducer)
 tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer)
 {
     const tddp_reducer_layout *layout = &reducer->layout;
+    if (reducer->failure != TDDP_OK) {
+        return tddp_reducer_broken(reducer);
+    }
     while (reducer->launched < layout->bucket_count &&
            layout->buckets[reducer->launched].pending == 0) {
         tddp_status status = launch(reducer);
@@ -252,7 +263,7 @@ static void begin_at_the_end(tddp_reducer *reducer, size_t launched,
     for (size_t b = launched; b > 0 && !last; b--) {
         last = reducer->layout.buckets[b - 1].work;
     }
-    if (last && !reducer->hook) {
+    if (last && !reducer->hook && !reducer->on_devices) {
         bool done;
         tddp_status told_in_its_turn = tddp_reducer_await(last, patience, &done);
         (void)told_in_its_turn;
@@ -265,8 +276,11 @@ tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all
     begin_at_the_end(reducer, launched, patience);
     do {
         for (; reducer->settling < launched; reducer->settling++) {
-            tddp_work **work = &reducer->layout.buckets[reducer->settling].work;
-            tddp_status status = tddp_reducer_await_slot(reducer, work, patience, done);
+            tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->settling];
+            tddp_status status =
+                bucket->buffer.device_type == TDDP_CPU
+                    ? tddp_reducer_await_slot(reducer, &bucket->work, patience, done)
+                    : tddp_reducer_order_bucket(reducer, bucket, patience, done);
             if (!*done) {
                 return status;
             }

@@ -125,6 +125,7 @@ void tddp_reducer_take_unused(tddp_reducer *reducer)
     usage->taken = true;
     for (size_t k = 0; k < usage->unused_count; k++) {
         if (!reducer->ready[usage->unused[k]]) {
+            tddp_reducer_wrote(reducer, usage->unused[k]);
             tddp_reducer_count_ready(reducer, usage->unused[k], TDDP_REDUCER_UNUSED);
         }
     }
@@ -155,6 +156,9 @@ static tddp_status list(tddp_reducer *reducer, const size_t *unused, size_t coun
             return tddp_reducer_fail_index(reducer, unused[k]);
         }
     }
+    for (size_t k = 0; k < count; k++) {
+        tddp_reducer_wrote(reducer, unused[k]);
+    }
     if (count) {
         memcpy(usage->unused, unused, count * sizeof *unused);
     }
@@ -162,10 +166,22 @@ static tddp_status list(tddp_reducer *reducer, const size_t *unused, size_t coun
     return TDDP_OK;
 }
 
+static void note_streams(tddp_reducer *reducer, const size_t *written, size_t count)
+{
+    pthread_mutex_lock(&reducer->lock);
+    for (size_t k = 0; k < count && reducer->phase == TDDP_REDUCER_OPEN; k++) {
+        if (written[k] < reducer->count) {
+            tddp_reducer_wrote(reducer, written[k]);
+        }
+    }
+    pthread_mutex_unlock(&reducer->lock);
+}
+
 tddp_status tddp_reducer_set_unused(tddp_reducer *reducer, const size_t *unused, size_t count,
                                     const tddp_wait *wait)
 {
     if (reducer->static_graph) {
+        note_streams(reducer, unused, count);
         return TDDP_OK;
     }
     if (!reducer->find_unused) {

@@ -3,8 +3,8 @@
  * differ, everything, so that the text can name the parameter. All ranks see the same numbers and
  * come to the same text. Runs on the thread that makes the reducer; keeps nothing.
  *
- * A description on the wire, in 64-bit numbers: for each parameter its kind (dtype, sparse or not),
- * dimensions, each of them, bytes of the name, then the name itself, padded to 8 bytes.
+ * A description on the wire, in 64-bit numbers: for each parameter its kind (dtype, sparse or not,
+ * device), dimensions, each of them, bytes of the name, then the name itself, padded to 8 bytes.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,19 +21,50 @@ typedef struct digest {
     tddp_reducer_asked asked;
 } digest;
 
-enum { SPARSE = 1 << 16, SHAPE_TEXT = 160, NAME_TEXT = 200 };
+enum {
+    SPARSE = 1 << 16,
+    DEVICE_SHIFT = 20,
+    COMPANION_SHIFT = 24,
+    SHAPE_TEXT = 220,
+    NAME_TEXT = 200,
+};
 
-/* The dtype, and whether the gradient is sparse. */
-static int64_t kind_of(const tddp_reducer_param *param)
+/* The first parameter on the same device. Ranks need not use the same device, but must agree on
+ * what is together on one, for buckets follow from it. */
+static size_t companion(const tddp_reducer_param *params, size_t index)
 {
-    return (int64_t)param->dtype | (param->sparse ? SPARSE : 0);
+    size_t first = 0;
+    while (params[first].device_type != params[index].device_type ||
+           params[first].device_index != params[index].device_index) {
+        first++;
+    }
+    return first;
+}
+
+/* The dtype, whether the gradient is sparse, and where it is. */
+static int64_t kind_of(const tddp_reducer_param *params, size_t index)
+{
+    const tddp_reducer_param *param = &params[index];
+    return (int64_t)param->dtype | (param->sparse ? SPARSE : 0) |
+           (int64_t)param->device_type << DEVICE_SHIFT |
+           (int64_t)companion(params, index) << COMPANION_SHIFT;
+}
+
+static tddp_dtype dtype_in(int64_t kind)
+{
+    return (tddp_dtype)(kind & (SPARSE - 1));
+}
+
+static tddp_device_type device_in(int64_t kind)
+{
+    return (tddp_device_type)(kind >> DEVICE_SHIFT & 15);
 }
 
 static int64_t hash_of(const tddp_reducer_param *params, size_t count)
 {
     uint64_t hash = TDDP_REDUCER_HASH_START;
     for (size_t i = 0; i < count; i++) {
-        hash = tddp_reducer_mix(hash, kind_of(&params[i]));
+        hash = tddp_reducer_mix(hash, kind_of(params, i));
         hash = tddp_reducer_mix(hash, (int64_t)params[i].ndim);
         for (size_t d = 0; d < params[i].ndim; d++) {
             hash = tddp_reducer_mix(hash, params[i].dims[d]);
@@ -47,11 +78,12 @@ static tddp_status append_number(tddp_bytes *bytes, int64_t number)
     return tddp_bytes_append(bytes, &number, sizeof number);
 }
 
-static tddp_status describe(const tddp_reducer_param *param, tddp_bytes *bytes)
+static tddp_status describe(const tddp_reducer_param *params, size_t index, tddp_bytes *bytes)
 {
     static const char zeros[8];
+    const tddp_reducer_param *param = &params[index];
     size_t name_bytes = strlen(param->name);
-    tddp_status status = append_number(bytes, kind_of(param));
+    tddp_status status = append_number(bytes, kind_of(params, index));
     if (status == TDDP_OK) {
         status = append_number(bytes, (int64_t)param->ndim);
     }
@@ -96,17 +128,23 @@ static bool same(const seen *a, const seen *b)
            memcmp(a->dims, b->dims, (size_t)a->ndim * sizeof *a->dims) == 0;
 }
 
-/* "float32 [128, 784]", "sparse float32 [1000, 64]" */
-static void shape_text(const seen *param, char *text)
+/* "float32 [128, 784]", "sparse float32 [1000, 64]"; if they are not alike in that,
+ * "float32 [128, 784] on cuda, with parameter number 0" */
+static void shape_text(const seen *param, const seen *other, char *text)
 {
     size_t used =
         (size_t)snprintf(text, SHAPE_TEXT, "%s%s [", param->kind & SPARSE ? "sparse " : "",
-                         tddp_dtype_name((tddp_dtype)(param->kind & ~(int64_t)SPARSE)));
-    for (int64_t d = 0; d < param->ndim && used + 32 < SHAPE_TEXT; d++) {
+                         tddp_dtype_name(dtype_in(param->kind)));
+    for (int64_t d = 0; d < param->ndim && used + 90 < SHAPE_TEXT; d++) {
         used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%" PRId64, d ? ", " : "",
                                  param->dims[d]);
     }
-    (void)snprintf(text + used, SHAPE_TEXT - used, "]");
+    used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "]");
+    if (param->kind >> DEVICE_SHIFT != other->kind >> DEVICE_SHIFT) {
+        (void)snprintf(text + used, SHAPE_TEXT - used, " on %s, with parameter number %" PRId64,
+                       tddp_device_type_name(device_in(param->kind)),
+                       param->kind >> COMPANION_SHIFT);
+    }
 }
 
 static tddp_status fail_param(size_t index, const seen *mine, int rank, const seen *other)
@@ -114,8 +152,8 @@ static tddp_status fail_param(size_t index, const seen *mine, int rank, const se
     char shape[SHAPE_TEXT];
     char other_shape[SHAPE_TEXT];
     char other_name[NAME_TEXT + 32] = "";
-    shape_text(mine, shape);
-    shape_text(other, other_shape);
+    shape_text(mine, other, shape);
+    shape_text(other, mine, other_shape);
     if (mine->name_bytes != other->name_bytes ||
         memcmp(mine->name, other->name, (size_t)mine->name_bytes) != 0) {
         (void)snprintf(other_name, sizeof other_name, " (\"%.*s\" there)", other->name_bytes,
@@ -226,7 +264,7 @@ tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *par
     tddp_bytes detail = {0};
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = describe(&params[i], &detail);
+        status = describe(params, i, &detail);
     }
     digest *digests = status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *digests) : NULL;
     if (!digests) {

@@ -2,7 +2,8 @@
 #
 # Sets TDDP_LIBTORCH_INCLUDE_DIRS, TDDP_LIBTORCH_LIBRARIES, TDDP_LIBTORCH_VERSION and
 # TDDP_LIBTORCH_CXX_STANDARD. libtorch's own CMake package is not used: it asks for every optional
-# library that libtorch was built with.
+# library that libtorch was built with. TDDP_LIBTORCH_CUDA tells whether the shim has its CUDA part:
+# then the libraries are those for CUDA too, and CUDA's headers are among the directories.
 find_path(TDDP_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h
   HINTS ${TDDP_LIBTORCH} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_path(TDDP_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h)
@@ -45,4 +46,40 @@ if(TDDP_LIBTORCH_VERSION VERSION_LESS 2.13)
 else()
   set(TDDP_LIBTORCH_CXX_STANDARD 20)
 endif()
-message(STATUS "libtorch ${TDDP_LIBTORCH_VERSION} (${TDDP_LIB_torch})")
+
+# A libtorch for CUDA has these two beside it. CUDA's headers are an installed toolkit's, or those of the wheels beside
+# libtorch's, where each of CUDA's libraries has a folder; not every wheel with the first header has what it includes.
+get_filename_component(libtorch_dir ${TDDP_LIB_torch} DIRECTORY)
+set(TDDP_LIBTORCH_CUDA OFF)
+set(cuda_lacks)
+if(NOT TDDP_CUDA STREQUAL "OFF")
+  foreach(library torch_cuda c10_cuda)
+    find_library(TDDP_LIB_${library} ${library} PATHS ${libtorch_dir} NO_DEFAULT_PATH)
+    if(NOT TDDP_LIB_${library})
+      list(APPEND cuda_lacks "lib${library}")
+    endif()
+  endforeach()
+  file(GLOB beside_wheel ${TDDP_TORCH_INCLUDE_DIR}/../../nvidia/*/include)
+  set(TDDP_CUDA_INCLUDE_DIR "" CACHE PATH "The folder of CUDA's headers")
+  foreach(folder ${TDDP_TORCH_INCLUDE_DIR} ${beside_wheel} $ENV{CUDA_HOME}/include /usr/local/cuda/include /usr/include)
+    if(NOT TDDP_CUDA_INCLUDE_DIR AND EXISTS ${folder}/cuda_runtime_api.h AND EXISTS ${folder}/crt/host_defines.h)
+      set(TDDP_CUDA_INCLUDE_DIR ${folder})
+    endif()
+  endforeach()
+  if(NOT TDDP_CUDA_INCLUDE_DIR)
+    list(APPEND cuda_lacks "cuda_runtime_api.h")
+  endif()
+  list(JOIN cuda_lacks ", " cuda_lacks)
+  if(NOT cuda_lacks)
+    set(TDDP_LIBTORCH_CUDA ON)
+    list(APPEND TDDP_LIBTORCH_INCLUDE_DIRS ${TDDP_CUDA_INCLUDE_DIR} ${beside_wheel})
+    list(APPEND TDDP_LIBTORCH_LIBRARIES ${TDDP_LIB_torch_cuda} ${TDDP_LIB_c10_cuda})
+  elseif(TDDP_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TDDP_CUDA is ON, but this was not found: ${cuda_lacks}. Name a libtorch for CUDA with "
+      "TDDP_LIBTORCH and the folder of CUDA's headers with TDDP_CUDA_INCLUDE_DIR")
+  elseif(TDDP_LIB_torch_cuda)
+    message(WARNING "libtorch is one for CUDA, but the shim is built without its CUDA part, for want of ${cuda_lacks}: "
+      "name the folder of CUDA's headers with TDDP_CUDA_INCLUDE_DIR")
+  endif()
+endif()
+message(STATUS "libtorch ${TDDP_LIBTORCH_VERSION} (${TDDP_LIB_torch}), the shim's CUDA part: ${TDDP_LIBTORCH_CUDA}")

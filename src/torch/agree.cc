@@ -3,6 +3,8 @@
 // more lives until the operation is done.
 #include "torch/agree.h"
 
+#include "torch/device.h"
+
 namespace tddp_torch
 {
 
@@ -16,10 +18,22 @@ void delete_held(void *held)
     delete static_cast<Held *>(held);
 }
 
-tddp_status wait_for_work(void *work, tddp_cancel *cancel)
+// An operation, and what waits for it: on a device the stream of who called.
+struct Awaited {
+    tddp_work *work;
+    bool on_device;
+    void *stream;
+
+    tddp_status wait(const tddp_wait *wait) const
+    {
+        return on_device ? tddp_work_order(work, stream, wait) : tddp_work_wait(work, wait);
+    }
+};
+
+tddp_status wait_for_work(void *awaited, tddp_cancel *cancel)
 {
     const tddp_wait wait = {-1, cancel};
-    return tddp_work_wait(static_cast<tddp_work *>(work), &wait);
+    return static_cast<const Awaited *>(awaited)->wait(&wait);
 }
 
 tddp_buffer buffer_of(const at::Tensor &tensor)
@@ -34,15 +48,18 @@ tddp_buffer buffer_of(const at::Tensor &tensor)
 void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
               const tddp_wait *wait)
 {
+    Awaited awaited{work, false, nullptr};
     std::unique_ptr<Held> held;
     try {
+        awaited.on_device = !lies_on_cpu(tensors.at(0));
+        awaited.stream = current_stream(tensors.at(0));
         held = std::make_unique<Held>(std::move(tensors));
     } catch (...) {
         (void)!tddp_work_wait(work, nullptr);
         tddp_work_release(work);
         throw;
     }
-    tddp_status status = through ? through(wait_for_work, work) : tddp_work_wait(work, wait);
+    tddp_status status = through ? through(wait_for_work, &awaited) : awaited.wait(wait);
     const bool done = tddp_work_completed(work);
     if (done) {
         status = tddp_work_status(work);
@@ -50,7 +67,8 @@ void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_throug
     // Made before what follows can change the text.
     std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
     if (!done) {
-        // Memory that is lost is better than memory that is written after it was freed.
+        // It is under way on a device, or the wait ended first. Memory that is lost is better than
+        // memory that is written after it was freed.
         (void)!tddp_work_on_done(work, delete_held, held.get());
         (void)held.release();
     }

@@ -8,7 +8,8 @@ namespace tddp_torch
 {
 
 // Takes over a work on the memory of these tensors and waits for it, by `through` if that is given,
-// else with `wait`. Throws Failure. If the wait ends first the operation keeps the memory.
+// else with `wait`; for tensors on a device the calling thread's stream waits. Throws Failure.
+// While the operation is not done it keeps the memory.
 void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
               const tddp_wait *wait);
 

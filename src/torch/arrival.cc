@@ -180,6 +180,9 @@ void Core::lend_unused()
     for (const size_t index : unused_) {
         lend(index);
     }
+    if (static_graph_) { // on this thread's streams; another may be the first to report
+        check(tddp_reducer_set_unused(reducer_, unused_.data(), unused_.size(), nullptr));
+    }
 }
 
 // From here on the reducer knows what this round leaves out, and takes the others.

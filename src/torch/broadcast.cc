@@ -8,7 +8,6 @@
 #include <string>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "torch/agree.h"
@@ -60,7 +59,7 @@ std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::
     std::vector<at::Tensor> pieces;
     char *at = static_cast<char *>(flat.data_ptr());
     for (size_t i = first; i < last; i++) {
-        pieces.push_back(at::from_blob(at, tensors[i].sizes(), tensors[i].options()));
+        pieces.push_back(tensor_over(at, tensors[i].sizes(), tensors[i].options()));
         at += padded_bytes(tensors[i]);
     }
     return pieces;
@@ -187,7 +186,7 @@ void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors
         size_t bytes = 0;
         do {
             bytes += padded_bytes(tensors[last++]);
-        } while (last < tensors.size() && tensors[last].device() == tensors[first].device() &&
+        } while (last < tensors.size() && same_device(tensors[last], tensors[first]) &&
                  bytes + padded_bytes(tensors[last]) <= limit);
         if (bytes > 0) {
             broadcast_chunk(group, tensors, first, last, bytes, root, patience);

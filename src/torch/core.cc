@@ -1,17 +1,21 @@
 // Slices of the buckets as tensors, and a round from prepare to its end: the last gradient, or the
 // node that opened backward, has the end of backward wait for the averages, and then gradients that
-// do not live in the buckets are copied out. On the thread that runs forward and backward. When
-// gradients are reported is arrival.cc's.
+// do not live in the buckets are copied out. On the thread that runs forward and backward; with
+// gradients on a device backward ends on whichever of autograd's threads came last. When gradients
+// are reported is arrival.cc's.
+#include <algorithm>
 #include <cstring>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <tddp/trace.h>
 
 #include "torch/core.h"
+#include "torch/device.h"
+#include "torch/device_memory.h"
 #include "torch/plain_memory.h"
 
 namespace tddp_torch
@@ -83,8 +87,14 @@ void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wai
         one.ndim = param.tensor.sizes().size();
         one.sparse = param.sparse;
         described.push_back(one);
+        const c10::Device device = param.tensor.device();
+        if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
+            devices_.push_back(device);
+        }
     }
-    check(tddp_reducer_create(group, described.data(), described.size(), &opts, wait, &reducer_));
+    tddp_reducer_opts asked = opts;
+    asked.device = asked.device ? asked.device : device_memory();
+    check(tddp_reducer_create(group, described.data(), described.size(), &asked, wait, &reducer_));
     group_ = tddp_group_retain(group);
     divisor_ = tddp_group_world_size(group);
     settled_ = find_unused_; // its first layout is for good
@@ -131,9 +141,9 @@ void Core::point_views()
             continue;
         }
         const at::Tensor &param = params_[i].tensor;
-        at::Tensor view = at::from_blob(
-            tddp_reducer_gradient(reducer_, i), param.sizes(), [memory](void *) {},
-            at::TensorOptions().dtype(param.scalar_type()).device(param.device()));
+        at::Tensor view = tensor_over(
+            tddp_reducer_gradient(reducer_, i), param.sizes(),
+            at::TensorOptions().dtype(param.scalar_type()).device(param.device()), memory);
         at::Tensor &grad = param.mutable_grad();
         if (grad.defined() && views_[i].defined() && lies_in(grad, views_[i])) {
             grad = view;
@@ -256,9 +266,9 @@ at::Tensor Core::bucket_tensor(const tddp_bucket &bucket) const
     const std::shared_ptr<tddp_reducer_memory> memory(tddp_reducer_memory_retain(reducer_),
                                                       tddp_reducer_memory_release);
     const at::ScalarType dtype = scalar_type_of(bucket.buffer.dtype);
-    return at::from_blob(
-        bucket.buffer.data, {static_cast<int64_t>(bucket.buffer.count)}, [memory](void *) {},
-        at::TensorOptions().dtype(dtype));
+    const c10::Device device = views_.at(bucket.gradients[0].param).device();
+    return tensor_over(bucket.buffer.data, {static_cast<int64_t>(bucket.buffer.count)},
+                       at::TensorOptions().dtype(dtype).device(device), memory);
 }
 
 at::Tensor Core::gradient_tensor(const tddp_bucket &bucket, size_t i) const
@@ -366,9 +376,30 @@ void Core::end()
     }
 }
 
+// Waits in the host's way, where this is one of its threads and another may run the body: then on
+// the streams of this one. At the end of backward autograd has made the streams of the thread that
+// called it those of the one that ends it, which may be one of a device's: the host leaves that
+// alone, and the body runs where it is.
 tddp_status Core::wait_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
 {
-    return through_ ? through_(body, data) : body(data, nullptr);
+    if (!through_) {
+        return body(data, nullptr);
+    }
+    struct Moved {
+        tddp_status (*body)(void *data, tddp_cancel *cancel);
+        void *data;
+        std::vector<c10::Stream> streams;
+    } moved{body, data, current_streams(devices_)};
+    const auto on_same_streams = [](void *of, tddp_cancel *cancel) {
+        const auto &self = *static_cast<const Moved *>(of);
+        tddp_status status = TDDP_OK;
+        const tddp_status fault = guard([&] {
+            const c10::MultiStreamGuard streams(self.streams);
+            status = self.body(self.data, cancel);
+        });
+        return fault == TDDP_OK ? status : fault;
+    };
+    return through_(on_same_streams, &moved);
 }
 
 // Ends the round where the hook is the host's. This thread has the host's lock, which the hook

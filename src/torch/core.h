@@ -151,7 +151,8 @@ class Core : public std::enable_shared_from_this<Core>
     std::vector<at::Tensor> kept_;  // gradients in slices that take part, but may have to come back
     std::unordered_map<const torch::autograd::Node *, size_t> accumulators_;
     std::vector<size_t> sparse_; // parameters, in order
-    const bool find_unused_;     // a look at the graph in each round
+    std::vector<c10::Device> devices_;
+    const bool find_unused_; // a look at the graph in each round
     const bool static_graph_;
     const bool skip_unused_;
     const bool apart_;

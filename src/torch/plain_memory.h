@@ -2,7 +2,7 @@
 #ifndef TDDP_TORCH_PLAIN_MEMORY_H
 #define TDDP_TORCH_PLAIN_MEMORY_H
 
-#include <ATen/core/Tensor.h>
+#include "torch/shim.h"
 
 namespace tddp_torch
 {
@@ -10,7 +10,7 @@ namespace tddp_torch
 // Each element once, without gaps, in this machine's memory, in whatever order.
 inline bool lies_plainly(const at::Tensor &tensor)
 {
-    return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+    return tensor.defined() && tensor.layout() == at::kStrided && lies_on_cpu(tensor) &&
            tensor.has_storage() && !tensor.is_quantized() && !tensor.is_conj() &&
            !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.is_inference() &&
            tensor.is_non_overlapping_and_dense();

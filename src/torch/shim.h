@@ -55,10 +55,16 @@ inline const at::Tensor &tensor_of(const tddp_tensor *tensor)
     return *reinterpret_cast<const at::Tensor *>(tensor);
 }
 
-// The collectives' name of a tensor's dtype, and where it lies; throws TDDP_UNSUPPORTED.
+// The collectives' name of a tensor's dtype; throws TDDP_UNSUPPORTED. Where it lies: device.h.
 tddp_dtype dtype_of(const at::Tensor &tensor);
 at::ScalarType scalar_type_of(tddp_dtype dtype);
-void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
+// Of any tensor, also one that lies where collectives know nothing.
+bool lies_on_cpu(const at::Tensor &tensor);
+bool same_device(const at::Tensor &one, const at::Tensor &other);
+// A tensor over memory on the options' device; `kept` lives as long as it. libtorch is not asked
+// where the memory is, which it cannot tell of a piece without bytes at the end of another.
+at::Tensor tensor_over(void *data, at::IntArrayRef sizes, const at::TensorOptions &options,
+                       std::shared_ptr<void> kept = nullptr);
 
 // Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
 // most `limit` bytes (more if one tensor is larger). Dtypes and shapes that differ are

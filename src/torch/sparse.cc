@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -43,7 +42,7 @@ struct Packed {
     int64_t dimensions; // that are sparse
     int64_t room;       // entries
     std::vector<int64_t> value_shape;
-    at::TensorOptions options;
+    at::TensorOptions options; // of the values
 
     int64_t index_bytes() const
     {
@@ -61,14 +60,13 @@ struct Packed {
     }
     at::Tensor indices(char *at, int64_t count) const
     {
-        return at::from_blob(at, {dimensions, room}, at::TensorOptions().dtype(at::kLong))
-            .narrow(1, 0, count);
+        return tensor_over(at, {dimensions, room}, options.dtype(at::kLong)).narrow(1, 0, count);
     }
     at::Tensor values(char *at, int64_t count) const
     {
         std::vector<int64_t> shape{room};
         shape.insert(shape.end(), value_shape.begin(), value_shape.end());
-        return at::from_blob(at + index_bytes(), shape, options).narrow(0, 0, count);
+        return tensor_over(at + index_bytes(), shape, options).narrow(0, 0, count);
     }
 };
 
@@ -86,7 +84,7 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
     const at::Tensor &param = params_[index].tensor;
     const at::Tensor grad = param.grad().defined() ? param.grad().coalesce() : at::Tensor();
     const int64_t ranks = entries.size(0);
-    Packed packed{0, 0, {}, at::TensorOptions().dtype(param.scalar_type())};
+    Packed packed{0, 0, {}, at::TensorOptions().dtype(param.scalar_type()).device(param.device())};
     std::vector<int64_t> counts;
     for (int64_t rank = 0; rank < ranks; rank++) {
         const int64_t count = entries[rank][0].item<int64_t>();
@@ -106,7 +104,7 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
     }
     packed.value_shape.assign(param.sizes().begin() + packed.dimensions, param.sizes().end());
     const at::Tensor flat =
-        at::zeros({std::max<int64_t>(packed.bytes(), 1)}, at::TensorOptions().dtype(at::kByte));
+        at::zeros({std::max<int64_t>(packed.bytes(), 1)}, packed.options.dtype(at::kByte));
     if (grad.defined()) {
         packed.indices(bytes_of(flat), grad._nnz()).copy_(grad._indices());
         packed.values(bytes_of(flat), grad._nnz()).copy_(grad._values());

@@ -3,9 +3,15 @@
 #include <sstream>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/version.h>
 
+#include "torch/device.h"
 #include "torch/shim.h"
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+#define TDDP_LIBTORCH_HAS_FLOAT8
+#endif
 
 namespace tddp_torch
 {
@@ -37,6 +43,12 @@ tddp_dtype dtype_of(const at::Tensor &tensor)
         return TDDP_COMPLEX128;
     case at::kBool:
         return TDDP_BOOL;
+#ifdef TDDP_LIBTORCH_HAS_FLOAT8
+    case at::kFloat8_e4m3fn:
+        return TDDP_FLOAT8_E4M3FN;
+    case at::kFloat8_e5m2:
+        return TDDP_FLOAT8_E5M2;
+#endif
     default:
         break;
     }
@@ -71,25 +83,49 @@ at::ScalarType scalar_type_of(tddp_dtype dtype)
         return at::kComplexDouble;
     case TDDP_BOOL:
         return at::kBool;
+#ifdef TDDP_LIBTORCH_HAS_FLOAT8
+    case TDDP_FLOAT8_E4M3FN:
+        return at::kFloat8_e4m3fn;
+    case TDDP_FLOAT8_E5M2:
+        return at::kFloat8_e5m2;
+#else
+    case TDDP_FLOAT8_E4M3FN:
+    case TDDP_FLOAT8_E5M2:
+        throw Failure(tddp_fail(TDDP_UNSUPPORTED, "libtorch %s has no %s: expected 2.1 or newer",
+                                TORCH_VERSION, tddp_dtype_name(dtype)));
+#endif
     }
     throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "dtype number %d: expected one of buffer.h",
                             static_cast<int>(dtype)));
 }
 
-void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
+bool lies_on_cpu(const at::Tensor &tensor)
 {
-    const c10::Device device = tensor.device();
-    if (device.is_cpu()) {
-        *type = TDDP_CPU;
-        *index = 0;
-    } else if (device.is_cuda()) {
-        *type = TDDP_CUDA;
-        *index = device.index();
-    } else {
-        throw Failure(tddp_fail(TDDP_UNSUPPORTED,
-                                "tensor on device %s: collectives know cpu and cuda",
-                                device.str().c_str()));
+    tddp_device_type type = TDDP_CUDA;
+    int32_t index = 0;
+    if (tensor.device().is_cpu()) {
+        device_of(tensor, &type, &index);
     }
+    return type == TDDP_CPU;
+}
+
+at::Tensor tensor_over(void *data, at::IntArrayRef sizes, const at::TensorOptions &options,
+                       std::shared_ptr<void> kept)
+{
+    return at::for_blob(data, sizes)
+        .deleter([kept](void *) {})
+        .options(options)
+        .target_device(options.device())
+        .make_tensor();
+}
+
+bool same_device(const at::Tensor &one, const at::Tensor &other)
+{
+    tddp_device_type types[2] = {TDDP_CPU, TDDP_CPU};
+    int32_t indices[2] = {0, 0};
+    device_of(one, &types[0], &indices[0]);
+    device_of(other, &types[1], &indices[1]);
+    return types[0] == types[1] && indices[0] == indices[1];
 }
 
 static void check_plain(const at::Tensor &tensor)
@@ -125,6 +161,7 @@ static tddp_buffer buffer_of(const at::Tensor &tensor)
     device_of(tensor, &buffer.device_type, &buffer.device_index);
     buffer.count = static_cast<size_t>(tensor.numel());
     buffer.data = buffer.count ? tensor.data_ptr() : nullptr;
+    buffer.stream = current_stream(buffer.device_type, buffer.device_index);
     return buffer;
 }
 

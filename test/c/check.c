@@ -19,6 +19,7 @@
 #include "check.h"
 
 enum { EXIT_FAILED = 1, EXIT_SKIPPED = 77, MAX_PROCESSES = 16 };
+enum { FIRST_PORT = 12000, PORTS = 20000 };
 
 static check_case *cases;
 
@@ -92,17 +93,36 @@ void check_status(const char *file, int line, const char *text, tddp_status got,
     }
 }
 
+static int listens(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)port),
+                                  .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int bound = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return bound;
+}
+
+/* Beneath those that the system gives to connections: one of these would take the port between here
+ * and the test that listens on it. */
 int check_free_port(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t length = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, length) ||
-        getsockname(fd, (struct sockaddr *)&address, &length)) {
-        check_failed(__FILE__, __LINE__, "no free port: %s", strerror(errno));
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int start =
+        (int)(((unsigned long)now.tv_nsec / 1000 + (unsigned long)getpid() * 131u) % PORTS);
+    for (int i = 0; i < PORTS; i++) {
+        int port = FIRST_PORT + (start + i) % PORTS;
+        if (listens(port)) {
+            return port;
+        }
     }
-    close(fd);
-    return ntohs(address.sin_port);
+    check_failed(__FILE__, __LINE__, "no free port from %d to %d: %s", FIRST_PORT,
+                 FIRST_PORT + PORTS - 1, strerror(errno));
+    return 0;
 }
 
 static int exit_code_of(int status)

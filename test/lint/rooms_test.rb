@@ -25,7 +25,7 @@ class RoomsTest < Minitest::Test
   # The same between the folders of a room that has several with a life of their own.
   MAY_INCLUDE_WITHIN = {
     "backend/arith" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/hosts" => %w[backend/arith backend/shm],
-    "backend/gloo" => %w[]
+    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda]
   }.freeze
 
   # Public headers, each with those it may include: the same law, seen from outside.
@@ -35,8 +35,8 @@ class RoomsTest < Minitest::Test
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
-    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
-    "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h]
+    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
+    "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 
   LONGEST_FILE = 500
@@ -147,8 +147,14 @@ class RoomsTest < Minitest::Test
     assert_empty needed(library).grep_v(/\A(libc|libm|ld-linux.*)\.so/)
   end
 
-  def test_the_gloo_module_exports_its_query_only
-    assert_equal ["tddp_backend_query"], exported(native("lib/tddp_backend_gloo.so"))
+  def test_modules_export_their_query_only
+    %w[gloo nccl].each do |name|
+      assert_equal ["tddp_backend_query"], exported(native("lib/tddp_backend_#{name}.so"))
+    end
+  end
+
+  def test_nothing_links_nccl_or_cuda
+    %w[lib/libtddp.so lib/tddp_backend_nccl.so].each { |path| assert_empty needed(native(path)).grep(/nccl|cuda/) }
   end
 
   def test_the_shim_exports_tddp_only

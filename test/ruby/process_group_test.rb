@@ -266,7 +266,7 @@ class ProcessGroupTest < Minitest::Test
     500.times do
       store = Distributed::HashStore.new
       thread = Thread.new do
-        Distributed::ProcessGroup._create("gloo", "interrupted", store, 0, 1, 10, nil)
+        Distributed::ProcessGroup._create("gloo", "interrupted", store, 0, 1, 10, nil, false)
       rescue Stop
         nil
       end

@@ -89,6 +89,21 @@ class LibtorchTest < Minitest::Test
     end
   end
 
+  def test_the_shim_s_cuda_part_follows_libtorch_and_the_headers
+    with_libtorch("2.6.0") do |prefix|
+      assert_equal "OFF", ask_cmake(prefix)[/CUDA part: (\w+)/, 1]
+      assert_match(/TDDP_CUDA is ON, but this was not found: libtorch_cuda, libc10_cuda/, ask_cmake(prefix, "ON"))
+      FileUtils.touch(%w[torch_cuda c10_cuda].map { |name| "#{prefix}/lib/lib#{name}.so" })
+      unless File.exist?("/usr/local/cuda/include/cuda_runtime_api.h") || File.exist?("/usr/include/cuda_runtime_api.h")
+        assert_match(/CUDA part, for\s+want of cuda_runtime_api\.h/, ask_cmake(prefix))
+      end
+      FileUtils.mkdir_p("#{prefix}/include/crt")
+      FileUtils.touch(%w[cuda_runtime_api.h crt/host_defines.h].map { |name| "#{prefix}/include/#{name}" })
+      assert_equal "ON", ask_cmake(prefix)[/CUDA part: (\w+)/, 1]
+      assert_equal "OFF", ask_cmake(prefix, "OFF")[/CUDA part: (\w+)/, 1]
+    end
+  end
+
   private
 
   # A folder with what the search looks at. The version stands in one of the two headers.
@@ -104,12 +119,13 @@ class LibtorchTest < Minitest::Test
     end
   end
 
-  def ask_cmake(prefix)
+  def ask_cmake(prefix, cuda = "AUTO")
     script = File.join(prefix, "ask.cmake")
     File.write(script, <<~CMAKE)
       set(CMAKE_FIND_LIBRARY_PREFIXES lib)
       set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
       set(TDDP_LIBTORCH #{prefix})
+      set(TDDP_CUDA #{cuda})
       include(#{File.join(Setup::ROOT, "src/torch/FindLibtorch.cmake")})
       message(STATUS "found ${TDDP_LIBTORCH_VERSION} C++${TDDP_LIBTORCH_CXX_STANDARD}")
     CMAKE

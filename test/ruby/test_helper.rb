@@ -24,11 +24,14 @@ module Worlds
   # Seconds after which a world of a test is stuck.
   LIMIT = 60
 
-  # Runs the block on each rank of a fresh world, within a group of gloo.
+  # What groups of tests are of: gloo, unless the whole run is of another.
+  BACKEND = ENV.fetch("TDDP_TEST_BACKEND", "gloo")
+
+  # Runs the block on each rank of a fresh world, within a group.
   def world(size, start_method: :fork, timeout: 30)
     Timeout.timeout(LIMIT) do
       Distributed.fork_world(size, start_method: start_method) do |rank, port|
-        Distributed.init_process_group("gloo", timeout: timeout)
+        Distributed.init_process_group(BACKEND, timeout: timeout)
         begin
           yield rank, port
         ensure
@@ -48,7 +51,7 @@ module Worlds
     others = [0, 1, 2] - [victim]
     said = Distributed.fork_world(2) do |half, port|
       join = lambda do |rank|
-        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: timeout)
+        Distributed.init_process_group(BACKEND, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: timeout)
         Distributed.barrier
       end
       if half.zero?
@@ -72,7 +75,7 @@ module Worlds
 
   # A world of one within this process.
   def alone
-    Distributed.init_process_group("gloo", store: Distributed::HashStore.new, rank: 0, world_size: 1)
+    Distributed.init_process_group(BACKEND, store: Distributed::HashStore.new, rank: 0, world_size: 1)
     yield
   ensure
     Distributed.destroy_process_group

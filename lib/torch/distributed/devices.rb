@@ -52,6 +52,13 @@ module Torch
         end
       end
 
+      # For tensors of both kinds, where there are GPUs and none is named.
+      def default_backend(device_id)
+        return get_default_backend_for_device(device_id) unless device_id.nil? && cuda?
+
+        DEFAULT_DEVICE_BACKENDS.map { |device, name| "#{device}:#{name}" }.join(",")
+      end
+
       # The GPU that a rank uses with nccl.
       def device_index(device_id, rank, world_size)
         case device_id

@@ -33,7 +33,8 @@ module Torch
       # however it returns. The first failure ends the others.
       #
       # `:fork` copies this process; libtorch then uses one thread, and cannot run backward in the copies once
-      # it has run here. `:spawn` starts the program anew (under Minitest the one test): up to this call each new
+      # it has run here; nor can they use GPUs once this process has asked CUDA for anything, as
+      # `Torch::CUDA.available?` does. `:spawn` starts the program anew (under Minitest the one test): up to this call each new
       # process does what this one did, the results of earlier calls are handed to it, and here it runs the
       # block and ends.
       #

@@ -64,7 +64,8 @@ module Torch
       # those that are not, LOCAL_RANK and LOCAL_WORLD_SIZE among them, are set for the script then; processes that it
       # starts have them too.
       #
-      # @param backend [String, Symbol, nil] "gloo" or "nccl"; nil: nccl where there are GPUs, else gloo
+      # @param backend [String, Symbol, nil] "gloo", "nccl", or one for each kind of device: "cpu:gloo,cuda:nccl"; nil: that
+      #   where there are GPUs, else gloo; with `device_id` what serves that device
       # @param init_method [String] where the processes meet: `env://`, `tcp://host:port` or `file:///path`; rank and world size may follow as
       #   `?rank=0&world_size=2`
       # @param store [Store, nil] where they meet, instead of `init_method`
@@ -72,7 +73,8 @@ module Torch
       # @param world_size [Integer, nil] how many processes there are
       # @param timeout [Numeric] seconds: of joining, and of each operation later
       # @param wait_for_workers [Boolean] whether the store's server waits for everybody first
-      # @param device_id [Integer, Torch::Device, nil] the GPU of this process, for nccl; nil: LOCAL_RANK
+      # @param device_id [Integer, Torch::Device, nil] the GPU of this process, for nccl: its ranks connect at once, and
+      #   tensors on other GPUs are refused; nil: as the tensors are, and that of LOCAL_RANK for barriers
       # @return [ProcessGroup]
       # @raise [ArgumentError] naming the argument or variable that is wrong
       # @raise [Error] if the processes cannot meet
@@ -83,7 +85,7 @@ module Torch
         end
 
         check_timeout(timeout)
-        backend = (backend || get_default_backend_for_device(device_id)).to_s
+        backend = (backend || default_backend(device_id)).to_s
         ProcessGroup._find_backend(backend)
         group, place = enter(backend, timeout, device_id) do
           Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
@@ -217,8 +219,9 @@ module Torch
       end
 
       def join(backend, place, timeout, device_id)
-        index = device_index(device_id, place.rank, place.world_size) if backend == "nccl"
-        group = ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout, index)
+        index = device_index(device_id, place.rank, place.world_size) if backend.include?("nccl")
+        group = ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout,
+          index, !device_id.nil?)
       ensure
         place.store.close if place.owned && group.nil?
       end

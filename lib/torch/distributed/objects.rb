@@ -28,10 +28,10 @@ module Torch
         object_list, object = object, rest.first unless rest.empty?
         codec = Serializer.of(serializer)
         check_filled("object_list", object_list, group.size)
-        mine = bytes_tensor(codec.dump(object), group)
-        sizes = Torch.empty([group.size], dtype: :int64, device: object_device(group))
-        group._all_gather(sizes, size_tensor([mine.numel], group), false)
-        parts = sizes.to_a.map { |size| Torch.empty([size], dtype: :uint8, device: object_device(group)) }
+        mine = bytes_tensor(codec.dump(object))
+        sizes = Torch.empty([group.size], dtype: :int64)
+        group._all_gather(sizes, size_tensor([mine.numel]), false)
+        parts = sizes.to_a.map { |size| Torch.empty([size], dtype: :uint8) }
         group._all_gather_list(parts, mine, false)
         filled(object_list, parts.map { |part| codec.load(_bytes(part.cpu)) })
       end
@@ -50,8 +50,8 @@ module Torch
         root = rank_in_group(group, "dst", dst, group_dst, default: 0)
         codec = Serializer.of(serializer)
         check_filled("object_gather_list", object_gather_list, group.size)
-        mine = bytes_tensor(codec.dump(object), group)
-        size = size_tensor([mine.numel], group)
+        mine = bytes_tensor(codec.dump(object))
+        size = size_tensor([mine.numel])
         unless group.rank == root
           group._gather(nil, size, root, false)
           group._gather(nil, mine, root, false)
@@ -66,7 +66,7 @@ module Torch
       #
       # @param object_list [Array] as many objects on every rank
       # @param src [Integer, nil] the global rank of the process that has them; 0 if nothing is given
-      # @param device [String, Torch::Device, nil] where they travel; nil: the group's
+      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory
       # @param group_src [Integer, nil] instead of `src`: its rank within the group
       # @return [Array] the list
       # @see #all_gather_object for the other arguments
@@ -78,9 +78,9 @@ module Torch
         check_objects("object_list", object_list)
         own = group.rank == root
         dumps = object_list.map { |object| codec.dump(object) } if own
-        sizes = size_tensor(own ? dumps.map(&:bytesize) : [0] * object_list.size, group, device)
+        sizes = size_tensor(own ? dumps.map(&:bytesize) : [0] * object_list.size, device)
         group._broadcast(sizes, root, false)
-        bytes = own ? bytes_tensor(dumps.join, group, device) : room_for(sizes, group, device)
+        bytes = own ? bytes_tensor(dumps.join, device) : room_for(sizes, device)
         group._broadcast(bytes, root, false)
         own ? object_list : object_list.replace(loaded(codec, bytes, sizes))
       end
@@ -101,10 +101,10 @@ module Torch
         codec = Serializer.of(serializer)
         check_objects("scatter_object_output_list", scatter_object_output_list) unless scatter_object_output_list.nil?
         dumps = scattered_dumps(codec, scatter_object_input_list, group) if group.rank == root
-        size = size_tensor([0], group)
-        group._scatter(size, dumps&.map { |dump| size_tensor([dump.bytesize], group) }, root, false)
-        bytes = room_for(size, group)
-        group._scatter(bytes, dumps&.map { |dump| bytes_tensor(dump, group) }, root, false)
+        size = size_tensor([0])
+        group._scatter(size, dumps&.map { |dump| size_tensor([dump.bytesize]) }, root, false)
+        bytes = room_for(size)
+        group._scatter(bytes, dumps&.map { |dump| bytes_tensor(dump) }, root, false)
         object = codec.load(_bytes(bytes.cpu))
         scatter_object_output_list[0] = object if scatter_object_output_list
         object
@@ -114,7 +114,7 @@ module Torch
       #
       # @param object_list [Array]
       # @param dst [Integer, nil] the receiver's global rank
-      # @param device [String, Torch::Device, nil] where they travel; nil: the group's
+      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory
       # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
       # @return [nil]
       # @see #all_gather_object for the other arguments
@@ -125,8 +125,8 @@ module Torch
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
         dumps = object_list.map { |object| codec.dump(object) }
-        group._send(size_tensor(dumps.map(&:bytesize), group, device), peer, 0, false)
-        group._send(bytes_tensor(dumps.join, group, device), peer, 0, false)
+        group._send(size_tensor(dumps.map(&:bytesize), device), peer, 0, false)
+        group._send(bytes_tensor(dumps.join, device), peer, 0, false)
         nil
       end
 
@@ -143,9 +143,9 @@ module Torch
         peer = rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
-        sizes = size_tensor([0] * object_list.size, group, device)
+        sizes = size_tensor([0] * object_list.size, device)
         peer = group._recv(sizes, peer, 0, false)
-        bytes = room_for(sizes, group, device)
+        bytes = room_for(sizes, device)
         group._recv(bytes, peer, 0, false)
         object_list.replace(loaded(codec, bytes, sizes))
         group.ranks[peer]
@@ -160,32 +160,27 @@ module Torch
         raise GroupError, "#{operation}: expected to be called outside of coalescing_manager, since it needs its results at once"
       end
 
-      # Where objects travel: this process's GPU with nccl.
-      def object_device(group, device = nil)
-        device || ((group.backend == "nccl") ? "cuda" : "cpu")
-      end
-
-      def bytes_tensor(bytes, group, device = nil)
+      def bytes_tensor(bytes, device = nil)
         tensor = _set_bytes(Torch.empty([bytes.bytesize], dtype: :uint8), bytes)
-        on_device(tensor, object_device(group, device))
+        on_device(tensor, device)
       end
 
-      def size_tensor(sizes, group, device = nil)
-        on_device(Torch.tensor(sizes, dtype: :int64), object_device(group, device))
+      def size_tensor(sizes, device = nil)
+        on_device(Torch.tensor(sizes, dtype: :int64), device)
       end
 
-      def room_for(sizes, group, device = nil)
-        Torch.empty([sizes.to_a.sum], dtype: :uint8, device: object_device(group, device))
+      def room_for(sizes, device = nil)
+        Torch.empty([sizes.to_a.sum], dtype: :uint8, device: device || "cpu")
       end
 
       def on_device(tensor, device)
-        (device.to_s == "cpu") ? tensor : tensor.to(device)
+        device.nil? ? tensor : tensor.to(device)
       end
 
       def gather_parts(group, root, size, mine)
-        sizes = Array.new(group.size) { size_tensor([0], group) }
+        sizes = Array.new(group.size) { size_tensor([0]) }
         group._gather(sizes, size, root, false)
-        parts = sizes.map { |each| room_for(each, group) }
+        parts = sizes.map { |each| room_for(each) }
         group._gather(parts, mine, root, false)
         parts
       end

@@ -106,7 +106,7 @@ module Torch
             agreement.reach("#{operation}(#{terms.map(&:inspect).join(", ")}, backend: #{backend.inspect})", timeout)
             lists.each_with_index.map do |list, index|
               form_group(parent, store, (lists.size == 1) ? label : "#{label}.#{index}", list, backend, timeout,
-                group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc)
+                group_desc.respond_to?(:call) ? group_desc.call(list) : group_desc, members.nil? && backend == parent.backend)
             end
           end
         end
@@ -134,14 +134,19 @@ module Torch
         "group_of_#{ranks}.#{parent._next_child(members)}"
       end
 
-      def form_group(parent, store, name, ranks, backend, timeout, description)
+      # `split`: all of the parent take part, so that what it has may be divided.
+      def form_group(parent, store, name, ranks, backend, timeout, description, split)
         rank = parent.ranks[parent.rank]
         place = ranks.index(rank)
-        return GroupMember::NON_GROUP_MEMBER unless place
+        unless place
+          parent._decline(timeout) if split
+          return GroupMember::NON_GROUP_MEMBER
+        end
 
         default = default_here
-        index = device_index(default.device_id, rank, default.group.size) if backend == "nccl"
-        group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index, parent)
+        index = device_index(default.device_id, rank, default.group.size) if backend.include?("nccl")
+        group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index, !default.device_id.nil?, parent,
+          split)
         group._describe(ranks, description)
         keep(group)
       rescue Error => e

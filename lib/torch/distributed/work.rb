@@ -19,6 +19,10 @@ module Torch
       # Waits until the operation is done. Only then may its tensors be read or changed. Other threads run
       # meanwhile; an interrupt ends the wait, not the operation.
       #
+      # Of an operation on a GPU's memory without a `timeout`, as in PyTorch: what this thread has the GPU do from now on
+      # comes after the operation, and the program goes on at once. What stops the operation later is raised by the
+      # group's next one. TORCH_NCCL_BLOCKING_WAIT=1 has the program wait.
+      #
       # @param timeout [Numeric, nil] seconds of this wait; nil: as long as the operation's group allows
       # @return [true]
       # @raise [Error] what stopped the operation; {TimeoutError} also when only this wait is over

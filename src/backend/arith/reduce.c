@@ -31,9 +31,9 @@ tddp_status tddp_reduce_check(tddp_reduce_op op, tddp_dtype dtype)
         return tddp_fail(TDDP_INVALID_ARGUMENT, "reduce operation %d: expected 0 to %d", (int)op,
                          TDDP_ARITH_OPS - 1);
     }
-    if ((unsigned)dtype >= TDDP_ARITH_DTYPES) {
+    if (tddp_dtype_size(dtype) == 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "dtype %d: expected 0 to %d", (int)dtype,
-                         TDDP_ARITH_DTYPES - 1);
+                         (int)TDDP_FLOAT8_E5M2);
     }
     if (defined(op, dtype)) {
         return TDDP_OK;

@@ -130,9 +130,13 @@ const tddp_backend_v1 backend = {
     post,
     finish,
     TDDP_BACKEND_SHARES_HOSTS,
-    nullptr,
+    nullptr, // it has no memory of its own
     nullptr,
     farewell,
+    nullptr, // and no device
+    nullptr,
+    nullptr,
+    nullptr, // groups are made without others
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

@@ -194,6 +194,7 @@ static void record(tddp_recorder *recorder, tddp_work *work, int64_t now)
     entry->queued_ns = now;
     entry->started_ns = 0;
     entry->ended_ns = 0;
+    entry->device_ns = 0;
     entry->timeout_ms = op->timeout_ms;
     entry->kind = op->kind;
     entry->dtype = op->kind == TDDP_OP_RECV ? op->output.dtype : op->input.dtype;
@@ -280,7 +281,9 @@ static void leave_operation(tddp_recorder_position *position, const tddp_work *w
     if (tddp_op_is_p2p(work->op.kind)) {
         position->messages--;
     } else {
-        position->current.any = false;
+        /* On a device several may be on their way: the one that began last is where the rank is. */
+        position->current.any =
+            position->current.any && position->current.sequence != work->op.sequence;
         set_moment(&position->last, work, now);
     }
 }
@@ -298,6 +301,7 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
     tddp_record *entry = entry_of(work);
     if (entry) {
         entry->ended_ns = now;
+        entry->device_ns = work->device_ns;
         entry->state = status ? TDDP_RECORD_FAILED : TDDP_RECORD_COMPLETED;
         entry->status = status;
     }

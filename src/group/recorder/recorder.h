@@ -33,6 +33,7 @@ typedef struct tddp_record {
     int64_t queued_ns;
     int64_t started_ns;
     int64_t ended_ns;
+    int64_t device_ns; /* how long a device took for it; 0: not known */
     int64_t timeout_ms;
     tddp_op_kind kind;
     tddp_dtype dtype;

@@ -120,8 +120,9 @@ static void put_times(writer *self, const tddp_record *record)
     put_moment(self, "time_created_ns", record->queued_ns);
     put_moment(self, "time_discovered_started_ns", record->started_ns);
     put_moment(self, "time_discovered_completed_ns", record->ended_ns);
+    int64_t took = record->device_ns ? record->device_ns : record->ended_ns - record->started_ns;
     if (record->started_ns && record->ended_ns) {
-        put(self, "\"duration_ms\": %.6f, ", (double)(record->ended_ns - record->started_ns) / 1e6);
+        put(self, "\"duration_ms\": %.6f, ", (double)took / 1e6);
     } else {
         put(self, "\"duration_ms\": null, ");
     }

@@ -145,7 +145,8 @@ tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_com
     self->name = inner ? (is16 ? "fp16_compress_wrapper" : "bf16_compress_wrapper")
                        : (is16 ? "fp16_compress" : "bf16_compress");
     tddp_comm_hook_ops ops = {sizeof ops, self->name,    inner && tddp_comm_hook_on_caller(inner),
-                              run,        free_compress, settings};
+                              run,        free_compress, settings,
+                              0};
     tddp_status status = tddp_hooks_make(&ops, self, out);
     free(settings);
     return status;

@@ -20,6 +20,9 @@
 
 /* --- plain.c --------------------------------------------------------------------------------- */
 
+/* Of hooks that do not look at what is in a bucket. */
+enum { TDDP_HOOKS_ANY_MEMORY = 1u << TDDP_CPU | 1u << TDDP_CUDA };
+
 /* Makes a hook; frees `state` with ops->free if that fails. */
 TDDP_NODISCARD tddp_status tddp_hooks_make(const tddp_comm_hook_ops *ops, void *state,
                                            tddp_comm_hook **out);

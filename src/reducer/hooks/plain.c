@@ -60,7 +60,8 @@ static tddp_status run_allreduce(void *state, tddp_group *group, const tddp_buck
 
 tddp_status tddp_hook_allreduce(tddp_comm_hook **out)
 {
-    static const tddp_comm_hook_ops ops = {sizeof ops, "allreduce", 0, run_allreduce, NULL, NULL};
+    static const tddp_comm_hook_ops ops = {sizeof ops, "allreduce",          0, run_allreduce, NULL,
+                                           NULL,       TDDP_HOOKS_ANY_MEMORY};
     return tddp_hooks_make(&ops, NULL, out);
 }
 
@@ -80,7 +81,8 @@ static tddp_status run_noop(void *state, tddp_group *group, const tddp_bucket *b
 
 tddp_status tddp_hook_noop(tddp_comm_hook **out)
 {
-    static const tddp_comm_hook_ops ops = {sizeof ops, "noop", 0, run_noop, NULL, NULL};
+    static const tddp_comm_hook_ops ops = {sizeof ops,           "noop", 0, run_noop, NULL, NULL,
+                                           TDDP_HOOKS_ANY_MEMORY};
     return tddp_hooks_make(&ops, NULL, out);
 }
 
@@ -130,7 +132,7 @@ tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup, int64_t start_iterati
     char settings[64];
     (void)snprintf(settings, sizeof settings, "start %" PRId64 ", then %s", start_iteration,
                    self->subgroup ? "in subgroups" : "nobody");
-    tddp_comm_hook_ops ops = {sizeof ops,     "post_local_sgd", 0,
-                              run_post_local, free_post_local,  settings};
+    tddp_comm_hook_ops ops = {sizeof ops, "post_local_sgd",     0, run_post_local, free_post_local,
+                              settings,   TDDP_HOOKS_ANY_MEMORY};
     return tddp_hooks_make(&ops, self, out);
 }

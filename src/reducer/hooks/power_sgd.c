@@ -138,6 +138,6 @@ tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts, tddp_comm_hook 
     self->name = opts->batched ? "batched_power_sgd" : "power_sgd";
     char settings[SETTINGS_BYTES];
     write_settings(opts, settings);
-    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_power_sgd, settings};
+    tddp_comm_hook_ops ops = {sizeof ops, self->name, 0, run, free_power_sgd, settings, 0};
     return tddp_hooks_make(&ops, self, out);
 }

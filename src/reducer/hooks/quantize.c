@@ -230,7 +230,7 @@ tddp_status tddp_hook_quantize(int per_channel, size_t bucket_size, tddp_comm_ho
     self->name = per_channel ? "quantize_per_channel" : "quantize_per_tensor";
     char settings[64];
     (void)snprintf(settings, sizeof settings, "channels of %zu elements", bucket_size);
-    tddp_comm_hook_ops ops = {sizeof ops, self->name,    0,
-                              run,        free_quantize, per_channel ? settings : NULL};
+    tddp_comm_hook_ops ops = {
+        sizeof ops, self->name, 0, run, free_quantize, per_channel ? settings : NULL, 0};
     return tddp_hooks_make(&ops, self, out);
 }

@@ -218,7 +218,8 @@ TEST(what_is_not_defined_is_refused)
     CHECK_STATUS(tddp_reduce_check(TDDP_REDUCE_MAX, TDDP_COMPLEX64), TDDP_UNSUPPORTED);
     CHECK_STATUS(tddp_reduce_check((tddp_reduce_op)9, TDDP_FLOAT32), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_reduce_check((tddp_reduce_op)-1, TDDP_FLOAT32), TDDP_INVALID_ARGUMENT);
-    CHECK_STATUS(tddp_reduce_check(TDDP_REDUCE_SUM, (tddp_dtype)12), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_reduce_check(TDDP_REDUCE_SUM, TDDP_FLOAT8_E4M3FN), TDDP_UNSUPPORTED);
+    CHECK_STATUS(tddp_reduce_check(TDDP_REDUCE_SUM, (tddp_dtype)14), TDDP_INVALID_ARGUMENT);
     CHECK_OK(tddp_reduce_check(TDDP_REDUCE_AVG, TDDP_COMPLEX128));
     CHECK_OK(tddp_reduce_check(TDDP_REDUCE_BXOR, TDDP_BOOL));
     CHECK_TEXT(tddp_reduce_op_name(TDDP_REDUCE_PREMUL_SUM), "premul_sum");

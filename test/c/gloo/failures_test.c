@@ -247,8 +247,15 @@ MULTI_TEST(a_rank_that_cannot_connect_tells_the_others, 2, 20)
 static tddp_status create_alone(tddp_store *store, int rank, void **context)
 {
     const tddp_backend_v1 *gloo;
-    tddp_backend_opts opts = {sizeof opts, rank,    2,           store, 20000, -1,
-                              1,           "alone", "127.0.0.1", NULL,  NULL};
+    tddp_backend_opts opts = {.size = sizeof opts,
+                              .rank = rank,
+                              .world_size = 2,
+                              .store = store,
+                              .timeout_ms = 20000,
+                              .device_index = -1,
+                              .same_host = 1,
+                              .group = "alone",
+                              .address = "127.0.0.1"};
     CHECK_OK(tddp_backend_find("gloo", &gloo));
     return gloo->create(&opts, NULL, context);
 }
@@ -302,8 +309,15 @@ MULTI_TEST(a_rank_that_gives_up_while_connecting_says_why, 2, 30)
         tddp_cancel *cancel;
         CHECK_OK(tddp_cancel_create(&cancel));
         const tddp_backend_v1 *gloo;
-        tddp_backend_opts opts = {sizeof opts, 1,       2,           store, 20000, -1,
-                                  1,           "alone", "127.0.0.1", NULL,  NULL};
+        tddp_backend_opts opts = {.size = sizeof opts,
+                                  .rank = 1,
+                                  .world_size = 2,
+                                  .store = store,
+                                  .timeout_ms = 20000,
+                                  .device_index = -1,
+                                  .same_host = 1,
+                                  .group = "alone",
+                                  .address = "127.0.0.1"};
         CHECK_OK(tddp_backend_find("gloo", &gloo));
         tddp_wait wait = {200, cancel};
         CHECK_STATUS(gloo->create(&opts, &wait, &context), TDDP_TIMEOUT);

@@ -21,6 +21,8 @@ static inline void put(void *data, tddp_dtype dtype, size_t i, double value)
     uint32_t bits;
     switch (dtype) {
     case TDDP_UINT8:
+    case TDDP_FLOAT8_E4M3FN:
+    case TDDP_FLOAT8_E5M2:
     case TDDP_INT8:
         ((int8_t *)data)[i] = (int8_t)value;
         break;
@@ -71,6 +73,8 @@ static inline double get(const void *data, tddp_dtype dtype, size_t i)
     float single;
     switch (dtype) {
     case TDDP_UINT8:
+    case TDDP_FLOAT8_E4M3FN:
+    case TDDP_FLOAT8_E5M2:
     case TDDP_BOOL:
         return ((const uint8_t *)data)[i];
     case TDDP_INT8:

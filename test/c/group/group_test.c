@@ -125,7 +125,7 @@ TEST(arguments_of_operations_are_checked)
     CHECK_CONTAINS(tddp_error_message(), "all_reduce: group is NULL");
     CHECK_STATUS(tddp_all_reduce(group, buffer_of(x, 4, (tddp_dtype)40), TDDP_REDUCE_SUM, 0, &work),
                  TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "dtype 40: expected 0 to 11");
+    CHECK_CONTAINS(tddp_error_message(), "dtype 40: expected 0 to 13");
     CHECK_STATUS(tddp_broadcast(group, buffer_of(NULL, 4, TDDP_FLOAT32), 0, &work),
                  TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "is NULL, but has 4 elements");
@@ -138,6 +138,8 @@ TEST(arguments_of_operations_are_checked)
     CHECK_STATUS(tddp_all_reduce(group, good, (tddp_reduce_op)99, 0, &work), TDDP_INVALID_ARGUMENT);
     tddp_buffer gpu = good;
     gpu.device_type = TDDP_CUDA;
+    /* Where there is CUDA, its memory is copied. */
+    CHECK_INT(setenv("TDDP_CUDART_LIBRARY", "/nonexistent/libcudart.so", 1), 0);
     CHECK_STATUS(tddp_all_reduce(group, gpu, TDDP_REDUCE_SUM, 0, &work), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "takes no cuda memory");
     CHECK_STATUS(tddp_all_gather(group, buffer_of(x, 1, TDDP_FLOAT32),

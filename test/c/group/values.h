@@ -19,6 +19,8 @@ static inline void put(tddp_dtype dtype, void *data, size_t i, double value)
 {
     switch (dtype) {
     case TDDP_UINT8:
+    case TDDP_FLOAT8_E4M3FN: /* bits that nobody computes with */
+    case TDDP_FLOAT8_E5M2:
         ((uint8_t *)data)[i] = (uint8_t)(int64_t)value;
         break;
     case TDDP_INT8:
@@ -62,6 +64,8 @@ static inline double get(tddp_dtype dtype, const void *data, size_t i)
     switch (dtype) {
     case TDDP_UINT8:
     case TDDP_BOOL:
+    case TDDP_FLOAT8_E4M3FN:
+    case TDDP_FLOAT8_E5M2:
         return ((const uint8_t *)data)[i];
     case TDDP_INT8:
         return ((const int8_t *)data)[i];

@@ -177,7 +177,7 @@ TEST(stages_inside_are_counted_and_threads_are_kept)
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
     int calls = 0;
-    tddp_comm_hook_ops ops = {sizeof ops, "picky", 1, run_picky, NULL, NULL};
+    tddp_comm_hook_ops ops = {sizeof ops, "picky", 1, run_picky, NULL, NULL, 0};
     tddp_comm_hook *inner;
     tddp_comm_hook *hook;
     test_bucket bucket;

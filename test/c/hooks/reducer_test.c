@@ -171,7 +171,7 @@ MULTI_TEST(long_settings_differ_beyond_what_is_shown, 2, 60)
     memset(settings, 'x', sizeof settings - 1);
     settings[sizeof settings - 1] = '\0';
     settings[350] = rank ? 'y' : 'z';
-    tddp_comm_hook_ops ops = {sizeof ops, "own", 0, do_average, NULL, settings};
+    tddp_comm_hook_ops ops = {sizeof ops, "own", 0, do_average, NULL, settings, 0};
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_comm_hook_make(&ops, NULL, &hook));
     check_told(try_round(group, hook), "own (xxx", "xxx... ");

@@ -196,7 +196,7 @@ TEST(a_bucket_shows_its_gradients)
     tddp_reducer_param params[3] = {vector_param(0, &dims[0], TDDP_FLOAT32),
                                     vector_param(1, &dims[1], TDDP_COMPLEX128),
                                     vector_param(2, &dims[2], TDDP_COMPLEX128)};
-    const tddp_comm_hook_ops ops = {sizeof ops, "look", 0, look, NULL, NULL};
+    const tddp_comm_hook_ops ops = {sizeof ops, "look", 0, look, NULL, NULL, 0};
     tddp_comm_hook *hook = NULL;
     tddp_reducer *reducer = NULL;
     size_t looked = 0;

@@ -65,7 +65,7 @@ static inline void tell_free(void *state)
 static inline tddp_comm_hook *make_hook(teller *self, const char *name, int on_caller)
 {
     const tddp_comm_hook_ops ops = {
-        sizeof ops, name, on_caller, tell, self->freed ? tell_free : NULL, NULL};
+        sizeof ops, name, on_caller, tell, self->freed ? tell_free : NULL, NULL, 0};
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_comm_hook_make(&ops, self, &hook));
     return hook;

@@ -27,6 +27,8 @@ static inline void put_number(tddp_dtype dtype, void *data, size_t i, double val
         ((type *)data)[i] = (type)value; \
         break;
         PUT(UINT8, uint8_t)
+        PUT(FLOAT8_E4M3FN, uint8_t) /* bits that nobody computes with */
+        PUT(FLOAT8_E5M2, uint8_t)
         PUT(INT8, int8_t)
         PUT(INT16, int16_t)
         PUT(INT32, int32_t)
@@ -60,6 +62,8 @@ static inline double get_number(tddp_dtype dtype, const void *data, size_t i, in
     case TDDP_##name:   \
         return (double)((const type *)data)[i];
         GET(UINT8, uint8_t)
+        GET(FLOAT8_E4M3FN, uint8_t)
+        GET(FLOAT8_E5M2, uint8_t)
         GET(INT8, int8_t)
         GET(INT16, int16_t)
         GET(INT32, int32_t)

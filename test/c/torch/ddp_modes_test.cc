@@ -234,13 +234,22 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     HostHook state;
-    const tddp_comm_hook_ops ops = {sizeof ops, "host", 1, HostHook::run, HostHook::free, nullptr};
+    const tddp_comm_hook_ops ops = {sizeof ops,     "host",  1, HostHook::run,
+                                    HostHook::free, nullptr, 0};
     tddp_comm_hook *hook = nullptr;
     CHECK_OK(tddp_comm_hook_make(&ops, &state, &hook));
     tddp_ddp_opts opts = small_buckets();
     opts.host_here = [] { return here.load(); };
     tddp_ddp *ddp = wrap(group, model, &opts);
     CHECK(!tddp_ddp_hook_here(ddp));
+    if (stands_in()) {
+        CHECK_STATUS(tddp_ddp_set_hook(ddp, hook), TDDP_UNSUPPORTED);
+        CHECK_CONTAINS(tddp_error_message(), "runs on the thread that called backward");
+        tddp_comm_hook_release(hook);
+        tddp_ddp_free(ddp);
+        leave(group);
+        return;
+    }
     CHECK_OK(tddp_ddp_set_hook(ddp, hook));
     CHECK(tddp_ddp_hook_here(ddp));
     tddp_comm_hook_release(hook);

@@ -1,9 +1,11 @@
 // What the tests of distributed data parallel share: a group over a file store and the fake
-// backend, a model of odd sizes, and ways to compare.
+// backend, a model of odd sizes, and ways to compare. With TDDP_TEST_BACKEND=nccl they run over
+// stand-ins for CUDA and NCCL, where host memory counts as a device's.
 #ifndef TDDP_TEST_TORCH_MODEL_H
 #define TDDP_TEST_TORCH_MODEL_H
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,12 @@
 namespace model_test
 {
 
+inline bool stands_in()
+{
+    const char *backend = std::getenv("TDDP_TEST_BACKEND");
+    return backend && std::string(backend) == "nccl";
+}
+
 inline tddp_group *join(int rank, int world_size, int port)
 {
     at::set_num_threads(1);
@@ -32,7 +40,8 @@ inline tddp_group *join(int rank, int world_size, int port)
                   port);
     CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "fake";
+    opts.backend = stands_in() ? "nccl" : "fake";
+    opts.device_index = stands_in() ? 0 : opts.device_index;
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;

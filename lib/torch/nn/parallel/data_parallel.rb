@@ -67,10 +67,8 @@ module Torch
         def forward(*inputs, **kwargs)
           return remember(@module.call(*inputs, **kwargs)) if @devices.empty?
 
-          check_places
           parts = ScatterGather.scatter(inputs, kwargs, @devices, @dim)
-          replicas = Replicas.of(@module, @devices.first(parts.size))
-          outputs = Parallel.apply_parts(replicas, parts, @devices)
+          outputs = Parallel.apply_parts(replicas(parts.size), parts, @devices)
           remember(ScatterGather.gather(outputs, @output_device, @dim, weights: parts.map { |part| part.samples || 1 }, scalars: @scalars))
         end
 
@@ -96,6 +94,15 @@ module Torch
         def remember(output)
           @loss = Torch::Distributed::Nested.tensors(output).reverse.find { |tensor| tensor.requires_grad && tensor.numel == 1 && tensor.dim.zero? }
           output
+        end
+
+        # Whether all is where it should be is found out on the way, and its name only if it is not.
+        def replicas(count)
+          check_places if count == 1
+          Replicas.of(@module, @devices.first(count), home: @devices.first)
+        rescue Distributed::InvalidArgumentError
+          check_places
+          raise
         end
 
         def check_places

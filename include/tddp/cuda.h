@@ -1,0 +1,108 @@
+/**
+ * @file cuda.h
+ * @brief The CUDA runtime's C API, found when first asked for: libtddp links none of it.
+ *
+ * The declarations are the project's own, as CUDA's documentation has these calls from 11.0 on, so
+ * that everything compiles without CUDA. They keep CUDA's names, so that its documentation is
+ * theirs. Where CUDA's headers are, src/backend/nccl/check_api.c compares.
+ */
+#ifndef TDDP_CUDA_H
+#define TDDP_CUDA_H
+
+#include <stddef.h>
+
+#include <tddp/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cudaError_t */
+enum { TDDP_CUDA_SUCCESS = 0, TDDP_CUDA_NOT_READY = 600 };
+
+/* cudaStreamNonBlocking; cudaEventDisableTiming; cudaMemcpyDefault; cudaHostAllocPortable */
+enum {
+    TDDP_CUDA_NON_BLOCKING = 1,
+    TDDP_CUDA_NO_TIMING = 2,
+    TDDP_CUDA_COPY_ANY = 4,
+    TDDP_CUDA_PORTABLE = 1,
+};
+
+/* cudaStreamCaptureStatus; cudaStreamCaptureMode */
+enum { TDDP_CUDA_NO_CAPTURE = 0, TDDP_CUDA_CAPTURE_RELAXED = 2 };
+
+typedef int tddp_cuda_error;
+typedef struct CUstream_st *tddp_cuda_stream;
+typedef struct CUevent_st *tddp_cuda_event;
+
+/* X(result, name, arguments) */
+#define TDDP_CUDA_CALLS(X)                                                                  \
+    X(tddp_cuda_error, cudaRuntimeGetVersion, (int *version))                               \
+    X(tddp_cuda_error, cudaGetDeviceCount, (int *count))                                    \
+    X(tddp_cuda_error, cudaGetDevice, (int *device))                                        \
+    X(tddp_cuda_error, cudaSetDevice, (int device))                                         \
+    X(const char *, cudaGetErrorString, (tddp_cuda_error error))                            \
+    X(tddp_cuda_error, cudaGetLastError, (void))                                            \
+    X(tddp_cuda_error, cudaDeviceGetStreamPriorityRange, (int *least, int *greatest))       \
+    X(tddp_cuda_error, cudaStreamCreateWithPriority,                                        \
+      (tddp_cuda_stream * stream, unsigned flags, int priority))                            \
+    X(tddp_cuda_error, cudaStreamDestroy, (tddp_cuda_stream stream))                        \
+    X(tddp_cuda_error, cudaStreamWaitEvent,                                                 \
+      (tddp_cuda_stream stream, tddp_cuda_event event, unsigned flags))                     \
+    X(tddp_cuda_error, cudaStreamIsCapturing, (tddp_cuda_stream stream, int *status))       \
+    X(tddp_cuda_error, cudaThreadExchangeStreamCaptureMode, (int *mode))                    \
+    X(tddp_cuda_error, cudaEventCreateWithFlags, (tddp_cuda_event * event, unsigned flags)) \
+    X(tddp_cuda_error, cudaEventDestroy, (tddp_cuda_event event))                           \
+    X(tddp_cuda_error, cudaEventRecord, (tddp_cuda_event event, tddp_cuda_stream stream))   \
+    X(tddp_cuda_error, cudaEventQuery, (tddp_cuda_event event))                             \
+    X(tddp_cuda_error, cudaEventElapsedTime,                                                \
+      (float *ms, tddp_cuda_event start, tddp_cuda_event end))                              \
+    X(tddp_cuda_error, cudaMalloc, (void **data, size_t bytes))                             \
+    X(tddp_cuda_error, cudaFree, (void *data))                                              \
+    X(tddp_cuda_error, cudaHostAlloc, (void **data, size_t bytes, unsigned flags))          \
+    X(tddp_cuda_error, cudaFreeHost, (void *data))                                          \
+    X(tddp_cuda_error, cudaMemcpyAsync,                                                     \
+      (void *into, const void *from, size_t bytes, int kind, tddp_cuda_stream stream))
+
+/** The calls, by CUDA's names. */
+typedef struct tddp_cuda {
+#define TDDP_CUDA_FIELD(result, name, arguments) result(*name) arguments;
+    TDDP_CUDA_CALLS(TDDP_CUDA_FIELD)
+#undef TDDP_CUDA_FIELD
+    int version; /**< of the runtime: 12040 is 12.4 */
+} tddp_cuda;
+
+/**
+ * The runtime: the one that the process has loaded already, else by name, else beside libtorch,
+ * where its wheels bring it along; TDDP_CUDART_LIBRARY names a file to take and no other. Any
+ * thread. What was found stays for the life of the process; what was not is looked for again by the
+ * next call. That there is a GPU is not said by it: cudaGetDeviceCount() is.
+ * Errors: TDDP_UNAVAILABLE, with what was tried and what to install.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_get(const tddp_cuda **out);
+
+/** A CUDA call's result as a status, TDDP_SYSTEM with CUDA's words; `what` names the call. Takes
+ * the error back, so that the thread's next call does not fail with it. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_cuda_error error,
+                                                    const char *what);
+
+/** What the calling thread had before tddp_cuda_enter(). */
+typedef struct tddp_cuda_place {
+    int device;
+    int capture_mode;
+} tddp_cuda_place;
+
+/**
+ * Makes `device` the calling thread's, up to tddp_cuda_leave() on the same thread. Meanwhile its
+ * calls do not break the capture of a graph that another thread is at, as some would (looking at
+ * events, making memory). Errors: TDDP_SYSTEM with CUDA's words; nothing is to be left then.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device,
+                                                    tddp_cuda_place *place);
+TDDP_API void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,106 @@
+/* The CUDA runtime as a table of its calls. Any thread; one lock guards it. */
+#include <tddp/cuda.h>
+
+#include <pthread.h>
+
+#include "backend/cuda/library.h"
+#include "base/base.h"
+
+static const char *const names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0",
+                                    NULL};
+static const char *const folders[] = {"../../nvidia/cu13/lib/libcudart.so.13",
+                                      "../../nvidia/cuda_runtime/lib/libcudart.so.12", NULL};
+
+static const tddp_library_quest quest = {
+    .title = "the CUDA runtime",
+    .variable = "TDDP_CUDART_LIBRARY",
+    .prefix = "libcudart",
+    .names = names,
+    .folders = folders,
+    .cure = "install libcudart, use a libtorch for CUDA, which brings it along, or name the file "
+            "with TDDP_CUDART_LIBRARY",
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static tddp_cuda found;
+static bool is_found;
+
+static tddp_status find(tddp_cuda *out)
+{
+    tddp_library library;
+    tddp_status status = tddp_library_find(&quest, &library);
+    if (status) {
+        return status;
+    }
+#define FIND(result, name, arguments)                                             \
+    if (!tddp_library_symbol(&library, #name, &out->name)) {                      \
+        return tddp_library_lacks(&library, #name, "the CUDA runtime from 11.0"); \
+    }
+    TDDP_CUDA_CALLS(FIND)
+#undef FIND
+    tddp_cuda_error error = out->cudaRuntimeGetVersion(&out->version);
+    if (error) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s does not tell its version: %s", library.path,
+                         out->cudaGetErrorString(error));
+    }
+    tddp_log(TDDP_LOG_DEBUG, "cuda", "CUDA runtime %d.%d: %s", out->version / 1000,
+             out->version % 1000 / 10, library.path);
+    return TDDP_OK;
+}
+
+tddp_status tddp_cuda_get(const tddp_cuda **out)
+{
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&lock);
+    if (!is_found) {
+        tddp_cuda fresh = {0};
+        status = find(&fresh);
+        if (status == TDDP_OK) {
+            found = fresh;
+            is_found = true;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (status == TDDP_OK) {
+        *out = &found;
+    }
+    return status;
+}
+
+tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_cuda_error error, const char *what)
+{
+    if (error == TDDP_CUDA_SUCCESS) {
+        return TDDP_OK;
+    }
+    (void)cuda->cudaGetLastError();
+    return tddp_fail(TDDP_SYSTEM, "%s: %s (CUDA error %d)", what, cuda->cudaGetErrorString(error),
+                     error);
+}
+
+tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device, tddp_cuda_place *place)
+{
+    tddp_cuda_place before = {.device = device, .capture_mode = TDDP_CUDA_CAPTURE_RELAXED};
+    tddp_status status =
+        tddp_cuda_check(cuda, cuda->cudaGetDevice(&before.device), "cudaGetDevice");
+    if (status == TDDP_OK) {
+        status = tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");
+    }
+    if (status == TDDP_OK) {
+        /* Gives back the mode that it takes the place of. */
+        status =
+            tddp_cuda_check(cuda, cuda->cudaThreadExchangeStreamCaptureMode(&before.capture_mode),
+                            "cudaThreadExchangeStreamCaptureMode");
+    }
+    if (status == TDDP_OK) {
+        *place = before;
+    }
+    return status;
+}
+
+void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place)
+{
+    int mode = place->capture_mode;
+    (void)cuda->cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cuda->cudaSetDevice(place->device);
+    (void)cuda->cudaGetLastError();
+}

@@ -1,0 +1,143 @@
+/*
+ * Each rank leaves its calls towards all others under one key and reads theirs. On the progress
+ * thread, one operation after the other.
+ *
+ * Invariant: who has read what all say of an operation knows that all have read what was said of
+ * the one before: that key goes then.
+ */
+#include "backend/nccl/compare.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/nccl/channel.h"
+
+enum { KEY_BYTES = 64, LOOK_NS = 1000 * 1000 };
+
+/* A bundle has a fingerprint of its sizes always; whether it is compared the variable says. */
+bool tddp_nccl_compares(const tddp_op *op)
+{
+    const char *level = getenv("TORCH_DISTRIBUTED_DEBUG");
+    return op->fingerprint != 0 && (op->bundled == 0 || (level && strcmp(level, "DETAIL") == 0));
+}
+
+static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
+{
+    int length = snprintf(text, KEY_BYTES, "calls/%" PRIu64 "/%d", sequence, rank);
+    return (tddp_slice){text, (size_t)length};
+}
+
+static tddp_wait left_until(int64_t deadline_ns)
+{
+    int64_t left = (deadline_ns - tddp_nccl_now()) / 1000000;
+    return (tddp_wait){left > 0 ? left : 0, NULL};
+}
+
+/* By looks: a wait in the store would keep other threads from using it. */
+static tddp_status await_words(const tddp_nccl_comparer *self, tddp_slice key, int peer,
+                               int64_t deadline_ns)
+{
+    for (;;) {
+        int is_there = 0;
+        const tddp_wait left = left_until(deadline_ns);
+        if (left.timeout_ms == 0) {
+            return tddp_fail(TDDP_TIMEOUT,
+                             "rank %d has not said what it calls: is it alive, and is "
+                             "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
+                             peer);
+        }
+        tddp_status status = tddp_store_check(self->store, &key, 1, &left, &is_there);
+        if (status || is_there) {
+            return status;
+        }
+        if (atomic_load(self->ends)) {
+            return tddp_fail(TDDP_GROUP_FAILED, "aborted");
+        }
+        (void)nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+    }
+}
+
+static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int peer,
+                                int64_t deadline_ns)
+{
+    char text[KEY_BYTES];
+    const tddp_slice key = key_of(text, op->sequence, peer);
+    tddp_blob blob = {0};
+    tddp_status status = await_words(self, key, peer, deadline_ns);
+    if (status == TDDP_OK) {
+        const tddp_wait left = left_until(deadline_ns);
+        status = tddp_store_get(self->store, key, &left, &blob);
+    }
+    if (status) {
+        return status;
+    }
+    const tddp_calls before = self->calls[peer];
+    tddp_calls *now = &self->calls[peer];
+    if (blob.size != (size_t)self->size * sizeof(tddp_call)) {
+        status = tddp_fail(TDDP_PROTOCOL, "rank %d said %zu bytes of what it calls: expected %zu",
+                           peer, blob.size, (size_t)self->size * sizeof(tddp_call));
+    } else {
+        now->mine = tddp_call_of(op, self->rank, peer);
+        memcpy(&now->theirs, (const char *)blob.data + (size_t)self->rank * sizeof(tddp_call),
+               sizeof now->theirs);
+        if (!tddp_calls_agree(&now->mine, &now->theirs)) {
+            status = tddp_calls_disagree(self->rank, peer, now, &before);
+        }
+    }
+    tddp_blob_free(&blob);
+    return status;
+}
+
+static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+{
+    char text[KEY_BYTES];
+    const tddp_wait left = left_until(deadline_ns);
+    tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
+    if (!mine) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    for (int peer = 0; peer < self->size; peer++) {
+        mine[peer] = tddp_call_of(op, self->rank, peer);
+    }
+    const tddp_slice words = {(const char *)mine, (size_t)self->size * sizeof *mine};
+    tddp_status status =
+        tddp_store_set(self->store, key_of(text, op->sequence, self->rank), words, &left);
+    free(mine);
+    return status;
+}
+
+/* What all have read. That it stays is no harm. */
+static void forget(tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+{
+    char text[KEY_BYTES];
+    const tddp_wait left = left_until(deadline_ns);
+    int deleted = 0;
+    if (self->last != 0) {
+        (void)!tddp_store_delete_key(self->store, key_of(text, self->last, self->rank), &left,
+                                     &deleted);
+    }
+    self->last = op->sequence;
+}
+
+tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+{
+    if (!self->calls) {
+        self->calls = calloc((size_t)self->size, sizeof *self->calls);
+        if (!self->calls) {
+            return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+        }
+    }
+    tddp_status status = say(self, op, deadline_ns);
+    for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
+        if (peer != self->rank) {
+            status = compare_with(self, op, peer, deadline_ns);
+        }
+    }
+    if (status == TDDP_OK) {
+        forget(self, op, deadline_ns);
+    }
+    return status;
+}

@@ -1,0 +1,124 @@
+/*
+ * Where the memory of an operation lies in the one block that its copies are in. Addresses alone:
+ * nothing is copied here. On the thread that carries the operation out.
+ *
+ * Invariant: what lay in the same memory, or end to end, does so in the block. All else follows one
+ * another as the operation names it, so that most lists are one piece of memory there.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "group/staging.h"
+
+enum { LINE = 64 };
+
+tddp_status tddp_group_places_init(tddp_group_places *self, size_t most)
+{
+    *self = (tddp_group_places){.pieces = tddp_alloc_array(most, sizeof *self->pieces)};
+    return self->pieces ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+}
+
+void tddp_group_places_add(tddp_group_places *self, const tddp_buffer *buffer, bool in, bool out)
+{
+    char *data = buffer->data;
+    size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
+    if (bytes == 0) {
+        return;
+    }
+    tddp_group_piece *last = self->count > 0 ? &self->pieces[self->count - 1] : NULL;
+    if (last && last->in == in && last->out == out && last->stream == buffer->stream &&
+        last->data + last->bytes == data) {
+        last->bytes += bytes;
+        return;
+    }
+    self->pieces[self->count++] = (tddp_group_piece){
+        .data = data, .bytes = bytes, .stream = buffer->stream, .in = in, .out = out};
+}
+
+static int by_address(const void *a, const void *b)
+{
+    uintptr_t one = (uintptr_t)(*(tddp_group_piece *const *)a)->data;
+    uintptr_t other = (uintptr_t)(*(tddp_group_piece *const *)b)->data;
+    return (one > other) - (one < other);
+}
+
+/* Joins pieces that touch. */
+static void join(tddp_group_places *self, tddp_group_piece **order)
+{
+    tddp_group_extent *last = NULL;
+    for (size_t i = 0; i < self->count; i++) {
+        char *end = order[i]->data + order[i]->bytes;
+        if (!last || (uintptr_t)order[i]->data > (uintptr_t)last->end) {
+            last = &self->extents[self->extent_count++];
+            *last = (tddp_group_extent){.start = order[i]->data, .end = end};
+        } else if ((uintptr_t)end > (uintptr_t)last->end) {
+            last->end = end;
+        }
+        order[i]->extent = (size_t)(last - self->extents);
+    }
+}
+
+static size_t rounded_up(size_t value, size_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+/* What is given and what is got begin at a line of the cache each. */
+static void place(tddp_group_places *self, size_t each)
+{
+    for (size_t i = 0; i < self->count; i++) {
+        tddp_group_piece *piece = &self->pieces[i];
+        tddp_group_extent *extent = &self->extents[piece->extent];
+        if (!extent->placed) {
+            bool turns = i > 0 && piece->in != self->pieces[i - 1].in;
+            extent->at = rounded_up(self->bytes, turns ? LINE : each);
+            extent->placed = true;
+            self->bytes = extent->at + (size_t)(extent->end - extent->start);
+        }
+        piece->at = extent->at + (size_t)(piece->data - extent->start);
+    }
+}
+
+tddp_status tddp_group_places_settle(tddp_group_places *self, size_t each)
+{
+    if (self->count == 0) {
+        return TDDP_OK;
+    }
+    tddp_group_piece **order = tddp_alloc_array(self->count, sizeof *order);
+    self->extents = order ? tddp_alloc_array(self->count, sizeof *self->extents) : NULL;
+    if (!self->extents) {
+        free(order);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (size_t i = 0; i < self->count; i++) {
+        order[i] = &self->pieces[i];
+    }
+    qsort(order, self->count, sizeof *order, by_address);
+    join(self, order);
+    place(self, each);
+    free(order);
+    return TDDP_OK;
+}
+
+size_t tddp_group_places_find(const tddp_group_places *self, const void *data)
+{
+    size_t low = 0;
+    size_t high = self->extent_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if ((uintptr_t)self->extents[middle].start <= (uintptr_t)data) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    const tddp_group_extent *extent = &self->extents[low];
+    return extent->at + (size_t)((const char *)data - extent->start);
+}
+
+void tddp_group_places_free(tddp_group_places *self)
+{
+    free(self->pieces);
+    free(self->extents);
+    *self = (tddp_group_places){0};
+}

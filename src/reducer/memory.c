@@ -1,0 +1,154 @@
+/*
+ * The memory that gradients lie in: a piece for each device that has any, counted as one. On the
+ * CPU it is the group's, so that ranks of one host reduce it where it lies; on a device it comes
+ * from the table that the reducer's owner gave. Any thread. The pieces live as long as anyone holds
+ * them, and may outlive reducer and group: a tensor on them, a work under way.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reducer/reducer.h"
+
+typedef struct piece {
+    tddp_device_type type;
+    int32_t index;
+    size_t bytes;
+    char *data;
+    tddp_group_memory *block; /* on the CPU */
+    void *handle;             /* on a device: the table's */
+} piece;
+
+struct tddp_reducer_memory {
+    atomic_long references;
+    tddp_reducer_memory_ops ops; /* all zero: no device */
+    size_t count;
+    piece pieces[];
+};
+
+/* --- which pieces ---------------------------------------------------------------------------- */
+
+static piece *find(tddp_reducer_memory *memory, tddp_device_type type, int32_t index)
+{
+    for (size_t k = 0; k < memory->count; k++) {
+        piece *at = &memory->pieces[k];
+        if (at->type == type && at->index == index) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
+/* `buffer.count` of each bucket is its bytes, for now. */
+static void add_up(tddp_reducer_memory *memory, const tddp_reducer_bucket *buckets, size_t count)
+{
+    for (size_t b = 0; b < count; b++) {
+        const tddp_buffer *buffer = &buckets[b].buffer;
+        piece *at = find(memory, buffer->device_type, buffer->device_index);
+        if (!at) {
+            at = &memory->pieces[memory->count++];
+            *at = (piece){.type = buffer->device_type, .index = buffer->device_index};
+        }
+        at->bytes += buffer->count;
+    }
+}
+
+static tddp_status fill(tddp_group *group, const tddp_reducer_memory_ops *ops, piece *at)
+{
+    /* Gradients without elements alone take none. */
+    size_t least = at->bytes > 0 ? at->bytes : TDDP_REDUCER_ALIGNMENT;
+    void *data = NULL;
+    if (at->type != TDDP_CPU) {
+        tddp_status status = ops->allocate(ops->user, at->index, least, &at->handle, &data);
+        at->data = data;
+        return status;
+    }
+    tddp_status status = tddp_group_memory_create(group, least, &at->block);
+    at->data = status == TDDP_OK ? tddp_group_memory_data(at->block) : NULL;
+    return status;
+}
+
+static void place(tddp_reducer_memory *memory, tddp_reducer_bucket *buckets, size_t count)
+{
+    for (size_t b = 0; b < count; b++) {
+        tddp_buffer *buffer = &buckets[b].buffer;
+        piece *at = find(memory, buffer->device_type, buffer->device_index);
+        buffer->data = at->data;
+        at->data += buffer->count;
+        buffer->count /= tddp_dtype_size(buffer->dtype);
+    }
+}
+
+tddp_status tddp_reducer_memory_make(tddp_group *group, const tddp_reducer_memory_ops *ops,
+                                     tddp_reducer_bucket *buckets, size_t count,
+                                     tddp_reducer_memory **out)
+{
+    tddp_reducer_memory *memory = tddp_alloc(sizeof *memory + count * sizeof *memory->pieces);
+    if (!memory) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    atomic_init(&memory->references, 1);
+    memory->ops = *ops;
+    add_up(memory, buckets, count);
+    tddp_status status = TDDP_OK;
+    for (size_t k = 0; k < memory->count && status == TDDP_OK; k++) {
+        status = fill(group, ops, &memory->pieces[k]);
+    }
+    if (status != TDDP_OK) {
+        tddp_reducer_memory_release(memory);
+        return status;
+    }
+    place(memory, buckets, count);
+    *out = memory;
+    return TDDP_OK;
+}
+
+/* --- references ------------------------------------------------------------------------------ */
+
+void tddp_reducer_memory_share(tddp_reducer_memory *memory)
+{
+    atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+}
+
+void tddp_reducer_memory_release(tddp_reducer_memory *memory)
+{
+    if (!memory || atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (size_t k = 0; k < memory->count; k++) {
+        tddp_group_memory_release(memory->pieces[k].block);
+        if (memory->pieces[k].handle) {
+            memory->ops.release(memory->ops.user, memory->pieces[k].handle);
+        }
+    }
+    free(memory);
+}
+
+/* --- what is done with it -------------------------------------------------------------------- */
+
+tddp_status tddp_reducer_memory_zero(const tddp_reducer_memory *memory, const tddp_buffer *buffer)
+{
+    const size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
+    if (bytes == 0) {
+        return TDDP_OK;
+    }
+    if (buffer->device_type != TDDP_CPU) {
+        return memory->ops.zero(memory->ops.user, buffer->device_index, buffer->data, bytes);
+    }
+    memset(buffer->data, 0, bytes);
+    return TDDP_OK;
+}
+
+tddp_status tddp_reducer_memory_copy(const tddp_reducer_memory *memory,
+                                     const tddp_reducer_param *param, void *into, const void *from)
+{
+    const size_t bytes = tddp_reducer_param_bytes(param);
+    if (bytes == 0) {
+        return TDDP_OK;
+    }
+    if (param->device_type != TDDP_CPU) {
+        return memory->ops.copy(memory->ops.user, param->device_index, into, from, bytes);
+    }
+    memcpy(into, from, bytes);
+    return TDDP_OK;
+}

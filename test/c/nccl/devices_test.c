@@ -1,0 +1,196 @@
+/* A backend for each kind of device in one group, with stand-ins for NCCL and CUDA. */
+#include "nccl/staged_operations.h"
+
+static void needs(const char *backend)
+{
+    const tddp_backend_v1 *found;
+    if (tddp_backend_find(backend, &found)) {
+        check_skip(tddp_error_message());
+    }
+}
+
+/* One group with both kinds of memory, by turns. */
+static void check_both(const char *backend, const char *carrier, int rank, int ranks, int port)
+{
+    tddp_store *store = open_store(rank, ranks, port);
+    bench device = open_bench(backend, store, rank, ranks, TDDP_CUDA);
+    bench host = device;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    CHECK_TEXT(tddp_group_backend(device.group), backend);
+    CHECK_TEXT(tddp_group_carrier(device.group), carrier);
+    for (size_t each = 1; each < 3000; each = 7 * each + 4) {
+        check_operations(&host, each);
+        check_operations(&device, each);
+    }
+    for (int i = 0; i < 20; i++) {
+        check_one_buffer(&host, 33);
+        check_one_buffer(&device, 35);
+        check_messages(i % 2 ? &host : &device, 20);
+    }
+    standin_set_delay_ms(3);
+    check_operations(&device, 101);
+    check_operations(&host, 101);
+    standin_set_delay_ms(0);
+    close_bench(&device);
+    close_store(store, rank, ranks);
+}
+
+#define BOTH(ranks)                                                                     \
+    MULTI_TEST(cpu_by_shm_and_cuda_by_nccl_##ranks, ranks, 60)                          \
+    {                                                                                   \
+        check_both("cpu:shm,cuda:nccl", "cpu:shm,cuda:nccl", rank, world_size, port);   \
+    }                                                                                   \
+    MULTI_TEST(cpu_by_gloo_and_cuda_by_nccl_##ranks, ranks, 60)                         \
+    {                                                                                   \
+        needs("gloo");                                                                  \
+        CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);                                       \
+        check_both("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", rank, world_size, port); \
+    }
+
+BOTH(1)
+BOTH(2)
+BOTH(3)
+BOTH(4)
+
+MULTI_TEST(the_part_for_the_cpu_has_shared_memory, 3, 60)
+{
+    needs("gloo");
+    CHECK_INT(unsetenv("TDDP_SHM"), 0);
+    check_both("cpu:gloo,cuda:nccl", "cpu:shm,cuda:nccl", rank, world_size, port);
+}
+
+/* All memory goes to the one part that there is: what it does not take is copied. */
+static void check_alone(const char *backend, const char *carrier, int rank, int ranks, int port)
+{
+    tddp_store *store = open_store(rank, ranks, port);
+    bench device = open_bench(backend, store, rank, ranks, TDDP_CUDA);
+    bench host = device;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    CHECK_TEXT(tddp_group_backend(device.group), backend);
+    CHECK_TEXT(tddp_group_carrier(device.group), carrier);
+    check_operations(&host, 101);
+    check_operations(&device, 103);
+    close_bench(&device);
+    close_store(store, rank, ranks);
+}
+
+#define ALONE(name, backend, carrier)                          \
+    MULTI_TEST(name, 2, 30)                                    \
+    {                                                          \
+        check_alone(backend, carrier, rank, world_size, port); \
+    }
+
+ALONE(cpu_alone, "cpu:shm", "shm")
+ALONE(cuda_alone, "cuda:nccl", "nccl")
+ALONE(cuda_alone_by_a_host_backend, "cuda:shm", "shm")
+ALONE(both_by_host_backends, "cuda:fake,cpu:shm", "shm")
+ALONE(both_by_one, "cpu:shm,cuda:shm", "shm")
+
+/* Memory that operations reduce where it lies is the CPU part's. */
+MULTI_TEST(memory_of_the_group, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("cpu:shm,cuda:nccl", store, rank, world_size, TDDP_CUDA);
+    tddp_group_memory *memory;
+    CHECK_OK(tddp_group_memory_create(self.group, 4000, &memory));
+    int32_t *data = tddp_group_memory_data(memory);
+    bench host = self;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    CHECK_OK(tddp_all_reduce(self.group, filled(&host, data, 1000, 3), TDDP_REDUCE_SUM, 0, NULL));
+    check_sums(&host, data, 1000, 3, 0);
+    tddp_group_memory_release(memory);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+/* What fails in one part ends the group, for the other part too, with the cause everywhere. */
+MULTI_TEST(a_part_that_fails, 3, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("cpu:shm,cuda:nccl", store, rank, world_size, TDDP_CUDA);
+    bench host = self;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    check_one_buffer(&self, 5);
+    if (rank == 1) {
+        standin_fail_next("cudaStreamWaitEvent", 2);
+    }
+    tddp_buffer buffer = filled(&self, given_room, 100, 1);
+    CHECK(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, NULL) != TDDP_OK);
+    CHECK_CONTAINS(tddp_error_message(), "cudaStreamWaitEvent: made to fail");
+    buffer = filled(&host, got_room, 100, 1);
+    CHECK_STATUS(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_GROUP_FAILED);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+TEST(groups_whose_parts_cannot_be_opened)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    CHECK_OK(tddp_hash_store_create(1000, &opts.store));
+    opts.backend = "cpu:shm,cuda:nccl";
+    opts.device_index = 0;
+    opts.device_bound = 1;
+    standin_fail_next("ncclGetUniqueId", TDDP_NCCL_SYSTEM_ERROR);
+    CHECK(tddp_group_create(&opts, NULL, &group) != TDDP_OK);
+    CHECK_CONTAINS(tddp_error_message(), "backend cpu:shm,cuda:nccl of group \"default_pg\"");
+    CHECK_CONTAINS(tddp_error_message(), "nccl for cuda: ");
+    CHECK_CONTAINS(tddp_error_message(), "ncclGetUniqueId: unhandled system error");
+    CHECK_INT(standin_alive(), 0);
+    tddp_store_release(opts.store);
+}
+
+TEST(names_are_found_again)
+{
+    const tddp_backend_v1 *one;
+    const tddp_backend_v1 *other;
+    CHECK_OK(tddp_backend_find("cpu:shm,cuda:nccl", &one));
+    CHECK_OK(tddp_backend_find("cpu:shm,cuda:nccl", &other));
+    CHECK(one == other);
+    CHECK_TEXT(one->name, "cpu:shm,cuda:nccl");
+    CHECK_INT(one->device_types, 1u << TDDP_CPU | 1u << TDDP_CUDA);
+    CHECK_OK(tddp_backend_find("cuda:nccl,cpu:shm", &other));
+    CHECK_TEXT(other->name, "cuda:nccl,cpu:shm");
+    CHECK_OK(tddp_backend_find("cuda:shm,cpu:fake", &other));
+    CHECK_INT(other->device_types, 1u << TDDP_CPU);
+}
+
+TEST(names_that_say_nothing)
+{
+    static const struct {
+        const char *name;
+        tddp_status status;
+        const char *text;
+    } rows[] = {
+        {"cpu:fake,cpu:shm", TDDP_INVALID_ARGUMENT, "fake and shm are both named for cpu"},
+        {"tpu:fake", TDDP_INVALID_ARGUMENT, "device \"tpu\": expected one for cpu, for cuda"},
+        {"CPU:fake", TDDP_INVALID_ARGUMENT, "device \"CPU\""},
+        {"cuda:", TDDP_INVALID_ARGUMENT, "none is named for cuda"},
+        {":fake", TDDP_INVALID_ARGUMENT, "device \"\""},
+        {"cpu:fake,", TDDP_INVALID_ARGUMENT, "\"\" does not say for which device"},
+        {"cpu:fake,shm", TDDP_INVALID_ARGUMENT, "\"shm\" does not say for which device"},
+        {"fake,shm", TDDP_INVALID_ARGUMENT, "\"fake\" does not say for which device"},
+        {",", TDDP_INVALID_ARGUMENT, "does not say for which device"},
+        {"cpu:nowhere", TDDP_UNAVAILABLE, "no backend \"nowhere\" in this installation"},
+        {"cpu:fake,cuda:nowhere", TDDP_UNAVAILABLE, "no backend \"nowhere\""},
+        {"cpu:../x", TDDP_INVALID_ARGUMENT, "backend \"../x\": expected 1 to 32 letters"},
+        {"cpu:a:b", TDDP_INVALID_ARGUMENT, "backend \"a:b\": device \"a\""},
+        {"cpu:nccl", TDDP_INVALID_ARGUMENT, "backend \"cpu:nccl\": nccl takes no cpu memory"},
+        {"cuda:nccl,cpu:nccl", TDDP_INVALID_ARGUMENT, "nccl takes no cpu memory"},
+    };
+    char name[1000];
+    const tddp_backend_v1 *found;
+    memset(name, 'x', sizeof name);
+    memcpy(name, "cpu:", 4);
+    name[sizeof name - 1] = '\0';
+    CHECK_STATUS(tddp_backend_find(name, &found), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "(999 characters)");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        CHECK_STATUS(tddp_backend_find(rows[i].name, &found), rows[i].status);
+        CHECK_CONTAINS(tddp_error_message(), rows[i].text);
+    }
+}

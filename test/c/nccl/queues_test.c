@@ -1,0 +1,255 @@
+/* Operations on a device's queue: streams that wait, several on their way, what ends early. With
+ * stand-ins for NCCL and CUDA. */
+#include <stdio.h>
+
+#include <tddp/cuda.h>
+#include <tddp/recorder.h>
+#include <tddp/work.h>
+
+#include "nccl/world.h"
+#include "standin/standin.h"
+
+enum { COUNT = 1000, MANY = 8, DELAY_MS = 30 };
+
+static const tddp_cuda *cuda(void)
+{
+    const tddp_cuda *found;
+    CHECK_OK(tddp_cuda_get(&found));
+    return found;
+}
+
+static tddp_cuda_stream make_stream(void)
+{
+    tddp_cuda_stream stream;
+    CHECK_INT(cuda()->cudaStreamCreateWithPriority(&stream, TDDP_CUDA_NON_BLOCKING, 0), 0);
+    return stream;
+}
+
+static void fill(float *data, float value)
+{
+    for (int i = 0; i < COUNT; i++) {
+        data[i] = value;
+    }
+}
+
+static tddp_buffer on_stream(float *data, tddp_cuda_stream stream)
+{
+    tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    buffer.stream = stream;
+    return buffer;
+}
+
+/* What the caller's stream writes late is what is reduced, and what it reads behind the order is
+ * the result, without the host waiting in between. */
+MULTI_TEST(streams_wait_for_each_other, 2, 30)
+{
+    static float source[COUNT], data[COUNT], result[COUNT];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    tddp_cuda_stream stream = make_stream();
+    fill(source, (float)(rank + 1));
+    standin_set_delay_ms(DELAY_MS);
+    CHECK_INT(cuda()->cudaMemcpyAsync(data, source, sizeof data, TDDP_CUDA_COPY_ANY, stream), 0);
+    CHECK_OK(tddp_all_reduce(group, on_stream(data, stream), TDDP_REDUCE_SUM, 0, &work));
+    int32_t index = -1;
+    CHECK_INT(tddp_work_device(work, &index), TDDP_CUDA);
+    CHECK_INT(index, 0);
+    CHECK_OK(tddp_work_order(work, stream, NULL));
+    CHECK_INT(cuda()->cudaMemcpyAsync(result, data, sizeof data, TDDP_CUDA_COPY_ANY, stream), 0);
+    CHECK_INT(tddp_work_completed(work), 0); /* four things that are delayed */
+    tddp_cuda_event end;
+    CHECK_INT(cuda()->cudaEventCreateWithFlags(&end, TDDP_CUDA_NO_TIMING), 0);
+    CHECK_INT(cuda()->cudaEventRecord(end, stream), 0);
+    while (cuda()->cudaEventQuery(end) == TDDP_CUDA_NOT_READY) {
+    }
+    CHECK_DOUBLE((double)result[COUNT - 1], 3, 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    /* Now there is nothing to wait for. */
+    CHECK_OK(tddp_work_order(work, stream, NULL));
+    tddp_work_release(work);
+    CHECK_INT(cuda()->cudaEventDestroy(end), 0);
+    CHECK_INT(cuda()->cudaStreamDestroy(stream), 0);
+    leave(group, store, rank, world_size);
+}
+
+/* Each one is launched while those before it are on their way; all kinds, one buffer. */
+MULTI_TEST(several_are_on_their_way, 3, 60)
+{
+    static float data[MANY][COUNT];
+    tddp_work *works[MANY];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    tddp_cuda_stream stream = make_stream();
+    standin_set_delay_ms(DELAY_MS);
+    for (int i = 0; i < MANY; i++) {
+        fill(data[i], (float)(rank + i));
+        CHECK_OK(tddp_all_reduce(group, on_stream(data[i], stream), TDDP_REDUCE_SUM, 0, &works[i]));
+    }
+    /* The last is launched before the first is done: its order comes back at once. */
+    CHECK_OK(tddp_work_order(works[MANY - 1], stream, NULL));
+    CHECK_INT(tddp_work_completed(works[MANY - 1]), 0);
+    for (int i = MANY - 1; i >= 0; i--) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        CHECK_DOUBLE((double)data[i][COUNT - 1], 3.0 + 3 * i, 0);
+        tddp_work_release(works[i]);
+    }
+    CHECK_INT(cuda()->cudaStreamDestroy(stream), 0);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(buffers_go_in_one_launch, 2, 30)
+{
+    static float data[3][COUNT];
+    tddp_buffer buffers[3];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    for (int i = 0; i < 3; i++) {
+        fill(data[i], (float)(rank * 10 + i));
+        /* From the last to the first, so that they are not one piece of memory. */
+        buffers[2 - i] = on_device(data[i], (size_t)(COUNT - i), TDDP_FLOAT32);
+    }
+    CHECK_OK(tddp_all_reduce_coalesced(group, buffers, 3, TDDP_REDUCE_AVG, 0, NULL));
+    for (int i = 0; i < 3; i++) {
+        CHECK_DOUBLE((double)data[i][COUNT - i - 1], 5.0 + i, 0);
+    }
+    CHECK_DOUBLE((double)data[2][COUNT - 1], rank * 10 + 2, 0);
+    /* One number was taken on every rank. */
+    tddp_work *work;
+    CHECK_OK(tddp_barrier(group, &work));
+    CHECK_OK(tddp_work_wait(work, NULL));
+    CHECK_INT((int)tddp_work_sequence(work), 2);
+    tddp_work_release(work);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_wait_that_is_shorter, 2, 30)
+{
+    static float data[COUNT];
+    tddp_work *work;
+    const tddp_wait briefly = {20, NULL};
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    standin_set_delay_ms(150);
+    CHECK_OK(
+        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+    CHECK_STATUS(tddp_work_wait(work, &briefly), TDDP_TIMEOUT);
+    CHECK_INT(tddp_work_completed(work), 0);
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    leave(group, store, rank, world_size);
+}
+
+/* The group's end lets what is under way finish; a handle outlives it. */
+MULTI_TEST(the_end_waits_for_the_device, 2, 30)
+{
+    static float data[COUNT];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    fill(data, 1);
+    standin_set_delay_ms(DELAY_MS);
+    CHECK_OK(
+        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+    tddp_group_shutdown(group, 5000);
+    CHECK_OK(tddp_work_status(work));
+    CHECK_INT(tddp_work_completed(work), 1);
+    CHECK_DOUBLE((double)data[0], 2, 0);
+    CHECK_OK(tddp_work_order(work, NULL, NULL));
+    tddp_work_release(work);
+    leave(group, store, rank, world_size);
+}
+
+MULTI_TEST(a_graph_that_is_captured, 2, 30)
+{
+    static float data[COUNT];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    standin_set_capture(1);
+    CHECK_STATUS(
+        tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work),
+        TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "being captured in a CUDA graph");
+    CHECK_STATUS(tddp_send(group, on_device(data, 3, TDDP_FLOAT32), 1 - rank, 0, NULL),
+                 TDDP_UNSUPPORTED);
+    standin_set_capture(0);
+    CHECK_OK(tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
+    leave(group, store, rank, world_size);
+}
+
+/* What cannot be launched, or fails on its way, fails the group; those behind it are refused. */
+MULTI_TEST(a_failure_ends_all_that_are_under_way, 2, 60)
+{
+    static float data[MANY][COUNT];
+    tddp_work *works[MANY];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, 2000);
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 0) { /* the other one does not take part */
+        for (int i = 0; i < MANY; i++) {
+            tddp_buffer buffer = on_device(data[i], COUNT, TDDP_FLOAT32);
+            CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[i]));
+        }
+        for (int i = 0; i < MANY; i++) {
+            tddp_status status = tddp_work_wait(works[i], NULL);
+            CHECK(status == TDDP_TIMEOUT || status == TDDP_GROUP_FAILED);
+            CHECK_CONTAINS(tddp_error_message(), "all_reduce");
+            CHECK_STATUS(tddp_work_order(works[i], NULL, NULL), status);
+            tddp_work_release(works[i]);
+        }
+        tddp_work *work;
+        CHECK(tddp_all_reduce(group, on_device(data[0], 1, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0,
+                              &work) != TDDP_OK);
+    }
+    leave(group, store, rank, world_size);
+}
+
+/* A duration is the device's own. */
+MULTI_TEST(the_recorder_has_device_times, 2, 30)
+{
+    static float data[COUNT];
+    char path[64];
+    char text[8192];
+    CHECK_INT(setenv("TORCH_NCCL_ENABLE_TIMING", "1", 1), 0);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    standin_set_delay_ms(DELAY_MS);
+    CHECK_OK(
+        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
+    (void)snprintf(path, sizeof path, "nccl_times_%d_%d", port, rank);
+    CHECK_OK(tddp_group_dump(group, path));
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    size_t size = fread(text, 1, sizeof text - 1, file);
+    text[size] = '\0';
+    CHECK_INT(fclose(file), 0);
+    CHECK_INT(remove(path), 0);
+    const char *duration = strstr(text, "\"duration_ms\": ");
+    CHECK(duration != NULL);
+    CHECK_DOUBLE(strtod(duration + strlen("\"duration_ms\": "), NULL), 12.5, 0);
+    CHECK_CONTAINS(text, "\"profiling_name\": \"nccl:all_reduce\"");
+    leave(group, store, rank, world_size);
+}
+
+/* Ranks that describe their operations compare them before NCCL gets them. */
+MULTI_TEST(calls_that_differ, 3, 30)
+{
+    static float data[COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    for (int i = 0; i < 3; i++) {
+        fill(data, (float)rank);
+        tddp_describe_next("float32 [1000]");
+        CHECK_OK(
+            tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
+        CHECK_DOUBLE((double)data[COUNT - 1], 3, 0);
+    }
+    size_t count = rank == 2 ? COUNT - 1 : COUNT;
+    tddp_describe_next(rank == 2 ? "float32 [999]" : "float32 [1000]");
+    CHECK_STATUS(
+        tddp_all_reduce(group, on_device(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
+        TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), "999");
+    leave(group, store, rank, world_size);
+}

@@ -1,0 +1,230 @@
+/* Copies that fail, that do not end, that nobody waits for: with stand-ins for NCCL and CUDA. */
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nccl/staged_operations.h"
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void hang(void *data)
+{
+    usleep(*(const useconds_t *)data);
+}
+
+static tddp_status sum(const bench *self, size_t count, tddp_work **work)
+{
+    return tddp_all_reduce(self->group, filled(self, given_room, count, 1), TDDP_REDUCE_SUM, 0,
+                           work);
+}
+
+static void check_failing(const char *backend, tddp_device_type type, const char *name, int calls)
+{
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench(backend, store, 0, 1, type);
+    if (calls > 0) {
+        CHECK_OK(sum(&self, 100, NULL)); /* what fails is not the first of its kind */
+    }
+    standin_set_delay_ms(5);
+    standin_fail_next(name, 2);
+    CHECK_STATUS(sum(&self, 100000, NULL), TDDP_SYSTEM);
+    CHECK_CONTAINS(tddp_error_message(), name);
+    CHECK_CONTAINS(tddp_error_message(), "made to fail (CUDA error 2)");
+    CHECK_STATUS(sum(&self, 100, NULL), TDDP_GROUP_FAILED);
+    standin_set_delay_ms(0);
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+TEST(calls_that_fail)
+{
+    static const char *const names[] = {"cudaHostAlloc", "cudaMemcpyAsync", "cudaEventRecord",
+                                        "cudaEventQuery", "cudaSetDevice"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        check_failing("fake", TDDP_CUDA, names[i], 0);
+        check_failing("fake", TDDP_CUDA, names[i], 1);
+        check_failing("shm", TDDP_CUDA, names[i], 1);
+    }
+    check_failing("fake", TDDP_CUDA, "cudaEventCreateWithFlags", 0);
+    check_failing("nccl", TDDP_CPU, "cudaMemcpyAsync", 1);
+    check_failing("nccl", TDDP_CPU, "cudaMalloc", 1);
+    check_failing("nccl", TDDP_CPU, "cudaStreamCreateWithPriority", 1);
+}
+
+/* The second of two copies in, whose first is under way; and the copy out. */
+TEST(copies_that_fail_beside_others)
+{
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench("fake", store, 0, 1, TDDP_CUDA);
+    bench other = self;
+    CHECK_INT(self.cuda->cudaStreamCreateWithPriority(&other.stream, 1, 0), 0);
+    tddp_buffer both[2] = {filled(&self, given_room, 100, 4), filled(&other, got_room, 100, 5)};
+    standin_set_delay_ms(100);
+    standin_fail_next("cudaStreamWaitEvent", 2);
+    CHECK_STATUS(tddp_all_reduce_coalesced(self.group, both, 2, TDDP_REDUCE_SUM, 0, NULL),
+                 TDDP_SYSTEM);
+    CHECK_CONTAINS(tddp_error_message(), "cudaStreamWaitEvent: made to fail");
+    standin_set_delay_ms(0);
+    tddp_group_release(self.group);
+    CHECK_INT(self.cuda->cudaStreamDestroy(other.stream), 0);
+    CHECK_INT(self.cuda->cudaStreamDestroy(self.stream), 0);
+    CHECK_INT(standin_alive(), 0);
+    tddp_store_release(store);
+}
+
+static void check_messages_that_fail(int rank, int world_size, int port, bool sends)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    CHECK_OK(tddp_barrier(self.group, NULL));
+    if ((rank == 0) == sends) {
+        standin_fail_next("cudaMemcpyAsync", 2);
+    }
+    tddp_work *work;
+    tddp_buffer buffer = filled(&self, given_room, 100, 1);
+    tddp_status status = rank == 0 ? tddp_send(self.group, buffer, 1, 0, &work)
+                                   : tddp_recv(self.group, buffer, 0, 0, &work);
+    bool fails = (rank == 0) == sends;
+    bool is_queued = status == TDDP_OK; /* not if the other rank's failure is known by then */
+    CHECK(is_queued || !fails);
+    status = is_queued ? tddp_work_wait(work, NULL) : status;
+    if (fails) {
+        CHECK_STATUS(status, TDDP_SYSTEM);
+        CHECK_CONTAINS(tddp_error_message(), "cudaMemcpyAsync: made to fail");
+    } else if (rank == 1) {
+        CHECK(status != TDDP_OK);
+    }
+    if (is_queued) {
+        tddp_work_release(work);
+    }
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+MULTI_TEST(sends_that_fail, 2, 30)
+{
+    check_messages_that_fail(rank, world_size, port, true);
+}
+
+MULTI_TEST(receives_that_fail, 2, 30)
+{
+    check_messages_that_fail(rank, world_size, port, false);
+}
+
+TEST(streams_that_take_too_long)
+{
+    useconds_t us = 900000;
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench("shm", store, 0, 1, TDDP_CUDA);
+    CHECK_OK(tddp_group_set_timeout(self.group, 200));
+    standin_put(self.stream, hang, &us);
+    double start = now();
+    CHECK_STATUS(sum(&self, 1000, NULL), TDDP_TIMEOUT);
+    CHECK(now() - start < 0.8);
+    CHECK_CONTAINS(tddp_error_message(), "the copy to the host from cuda:0 has not ended within "
+                                         "200 ms: what its stream was given before lasts longer");
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+/* The group ends; whoever waits for a copy learns of it soon. */
+static void check_ending(const char *backend)
+{
+    useconds_t us = 700000;
+    tddp_work *work;
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench(backend, store, 0, 1, TDDP_CUDA);
+    standin_put(self.stream, hang, &us);
+    CHECK_OK(sum(&self, 1000, &work));
+    usleep(50000);
+    double start = now();
+    tddp_group_shutdown(self.group, 0);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
+    CHECK(now() - start < 2);
+    tddp_work_release(work);
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+TEST(groups_that_end_while_copies_run)
+{
+    check_ending("fake");
+    check_ending("shm");
+}
+
+static double sent;
+
+static void *send_blocking(void *data)
+{
+    const bench *self = data;
+    tddp_buffer buffer = filled(self, given_room, 1000, 1);
+    CHECK(tddp_send(self->group, buffer, 1 - self->rank, 0, NULL) != TDDP_OK);
+    sent = now();
+    return NULL;
+}
+
+MULTI_TEST(groups_that_end_while_messages_are_copied, 2, 30)
+{
+    useconds_t us = 900000;
+    pthread_t thread;
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    CHECK_OK(tddp_barrier(self.group, NULL));
+    standin_put(self.stream, hang, &us);
+    CHECK_INT(pthread_create(&thread, NULL, send_blocking, &self), 0);
+    usleep(100000);
+    double start = now();
+    tddp_group_shutdown(self.group, 0);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK(sent - start < 0.5);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+/* A work that is left half way, whose handle outlives its group. */
+TEST(works_that_outlive_their_group)
+{
+    useconds_t us = 300000;
+    const tddp_wait moment = {20, NULL};
+    tddp_work *work;
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench("shm", store, 0, 1, TDDP_CUDA);
+    standin_put(self.stream, hang, &us);
+    CHECK_OK(sum(&self, 1000, &work));
+    CHECK_STATUS(tddp_work_wait(work, &moment), TDDP_TIMEOUT);
+    tddp_group_shutdown(self.group, 0);
+    tddp_group_release(self.group);
+    CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
+    tddp_work_release(work);
+    CHECK_INT(self.cuda->cudaStreamDestroy(self.stream), 0);
+    CHECK_INT(standin_alive(), 0);
+    tddp_store_release(store);
+}
+
+/* One rank cannot copy: the others are told why, and do not wait for their time to be over. */
+MULTI_TEST(a_rank_that_cannot_copy, 3, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    CHECK_OK(sum(&self, 100, NULL));
+    if (rank == 1) {
+        standin_fail_next("cudaHostAlloc", 2);
+    }
+    double start = now();
+    tddp_status status = sum(&self, 100000, NULL);
+    CHECK(status != TDDP_OK);
+    CHECK_CONTAINS(tddp_error_message(), "cudaHostAlloc: made to fail (CUDA error 2)");
+    CHECK(now() - start < 6);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}

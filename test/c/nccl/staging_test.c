@@ -1,0 +1,204 @@
+/* Operations on memory that what carries a group does not take, with stand-ins for NCCL and CUDA.
+ */
+#include "nccl/staged_operations.h"
+
+static const size_t sizes[] = {0, 1, 3, 1000, MOST_EACH};
+
+static void check_backend(const char *backend, tddp_device_type type, int rank, int ranks, int port)
+{
+    tddp_store *store = open_store(rank, ranks, port);
+    bench self = open_bench(backend, store, rank, ranks, type);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        check_operations(&self, sizes[i]);
+    }
+    standin_set_delay_ms(3);
+    check_operations(&self, 1001);
+    standin_set_delay_ms(0);
+    close_bench(&self);
+    close_store(store, rank, ranks);
+}
+
+static void needs(const char *backend)
+{
+    const tddp_backend_v1 *found;
+    if (tddp_backend_find(backend, &found)) {
+        check_skip(tddp_error_message());
+    }
+}
+
+#define BY_RANKS(name, ranks, backend, type)                  \
+    MULTI_TEST(name##_##ranks, ranks, 60)                     \
+    {                                                         \
+        needs(backend);                                       \
+        check_backend(backend, type, rank, world_size, port); \
+    }
+
+BY_RANKS(cuda_over_shm, 1, "shm", TDDP_CUDA)
+BY_RANKS(cuda_over_shm, 2, "shm", TDDP_CUDA)
+BY_RANKS(cuda_over_shm, 3, "shm", TDDP_CUDA)
+BY_RANKS(cuda_over_shm, 4, "shm", TDDP_CUDA)
+BY_RANKS(cuda_over_fake, 2, "fake", TDDP_CUDA)
+BY_RANKS(cpu_over_nccl, 1, "nccl", TDDP_CPU)
+BY_RANKS(cpu_over_nccl, 2, "nccl", TDDP_CPU)
+BY_RANKS(cpu_over_nccl, 3, "nccl", TDDP_CPU)
+BY_RANKS(cpu_over_nccl, 4, "nccl", TDDP_CPU)
+
+#define OVER_GLOO(ranks)                                          \
+    MULTI_TEST(cuda_over_gloo_##ranks, ranks, 60)                 \
+    {                                                             \
+        needs("gloo");                                            \
+        CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);                 \
+        check_backend("gloo", TDDP_CUDA, rank, world_size, port); \
+    }
+
+OVER_GLOO(1)
+OVER_GLOO(2)
+OVER_GLOO(3)
+OVER_GLOO(4)
+
+/* Memory of this host on one rank, of a device on the other. */
+MULTI_TEST(ranks_with_different_memory, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, rank == 0 ? TDDP_CPU : TDDP_CUDA);
+    check_operations(&self, 1001);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+/* What is given and what is got have streams of their own. */
+MULTI_TEST(two_streams, 2, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    bench other = self;
+    CHECK_INT(self.cuda->cudaStreamCreateWithPriority(&other.stream, 1, 0), 0);
+    standin_set_delay_ms(20);
+    for (int i = 0; i < 3; i++) {
+        tddp_buffer whole = spoilt(&other, got_room, 2000);
+        tddp_buffer own = filled(&self, given_room, 1000, i);
+        CHECK_OK(tddp_all_gather(self.group, own, whole, NULL));
+        check_values(got_room, 1000, 0, i);
+        check_values(got_room + 1000, 1000, 1, i);
+        (void)spoilt(&other, got_room, 100); /* the second stream is the later one */
+        (void)spoilt(&other, got_room, 100);
+        tddp_buffer both[2] = {filled(&self, given_room, 100, 4), filled(&other, got_room, 100, 5)};
+        CHECK_OK(tddp_all_reduce_coalesced(self.group, both, 2, TDDP_REDUCE_SUM, 0, NULL));
+        check_sums(&self, given_room, 100, 4, 0);
+        check_sums(&self, got_room, 100, 5, 0);
+    }
+    standin_set_delay_ms(0);
+    CHECK_INT(self.cuda->cudaStreamDestroy(other.stream), 0);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+/* Many works under way, waited for in any order, some of them a little at a time. */
+MULTI_TEST(works_in_flight, 3, 30)
+{
+    enum { WORKS = 8, EACH = 501 };
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    standin_set_delay_ms(10);
+    for (int round = 0; round < 3; round++) {
+        tddp_work *works[WORKS];
+        for (int i = 0; i < WORKS; i++) {
+            tddp_buffer buffer = filled(&self, given_room + i * EACH, EACH, i);
+            CHECK_OK(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, &works[i]));
+        }
+        const tddp_wait moment = {1, NULL};
+        while (round == 1 && tddp_work_wait(works[0], &moment)) {
+            CHECK_CONTAINS(tddp_error_message(), "not done after waiting");
+        }
+        while (round == 2 && !tddp_work_try(works[0], 500)) {
+        }
+        for (int i = WORKS - 1; i >= 0; i--) {
+            CHECK_OK(tddp_work_wait(works[i], NULL));
+            tddp_work_release(works[i]);
+            check_sums(&self, given_room + i * EACH, EACH, i, 0);
+        }
+    }
+    standin_set_delay_ms(0);
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+/* Memory for copies is kept for the next operation, and grows with the operations. */
+MULTI_TEST(copies_find_their_memory_again, 1, 30)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("fake", store, rank, world_size, TDDP_CUDA);
+    check_one_buffer(&self, 1000);
+    const int before = standin_alive();
+    for (size_t count = 1; count <= MOST_EACH; count = 3 * count + 1) {
+        check_one_buffer(&self, count);
+        CHECK_INT(standin_alive(), before);
+    }
+    close_bench(&self);
+    close_store(store, rank, world_size);
+}
+
+TEST(buffers_on_different_devices_are_refused)
+{
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_on("shm", store, 0, 1);
+    tddp_buffer host = {given_room, 8, TDDP_INT32, TDDP_CPU, 0, NULL};
+    tddp_buffer device = {got_room, 8, TDDP_INT32, TDDP_CUDA, 1, NULL};
+    CHECK_STATUS(tddp_all_gather(group, host, device, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(tddp_error_message(),
+               "all_gather: input is on cpu:0, output on cuda:1: expected the same");
+    device.device_type = (tddp_device_type)7;
+    CHECK_STATUS(tddp_all_gather(group, device, device, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "all_gather: backend shm takes no");
+    CHECK_OK(tddp_all_reduce(group, host, TDDP_REDUCE_SUM, 0, NULL));
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+TEST(without_cuda_its_memory_is_refused)
+{
+    tddp_store *store;
+    CHECK_INT(setenv("TDDP_CUDART_LIBRARY", "/nonexistent/libcudart.so", 1), 0);
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_on("shm", store, 0, 1);
+    CHECK_STATUS(
+        tddp_all_reduce(group, on_device(given_room, 8, TDDP_INT32), TDDP_REDUCE_SUM, 0, NULL),
+        TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce: backend shm takes no cuda memory");
+    CHECK_CONTAINS(tddp_error_message(), "the CUDA runtime was not found");
+    CHECK_CONTAINS(tddp_error_message(), "/nonexistent/libcudart.so");
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+/* Whoever calls stays on his device. */
+TEST(callers_keep_their_device)
+{
+    tddp_store *store;
+    int device = -1;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    bench self = open_bench("shm", store, 0, 1, TDDP_CUDA);
+    CHECK_INT(self.cuda->cudaSetDevice(1), 0);
+    check_operations(&self, 100);
+    CHECK_INT(self.cuda->cudaGetDevice(&device), 0);
+    CHECK_INT(device, 1);
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+TEST(graphs_cannot_capture_copies)
+{
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_on("shm", store, 0, 1);
+    tddp_buffer buffer = on_device(given_room, 8, TDDP_INT32);
+    standin_set_capture(1);
+    CHECK_STATUS(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce: a CUDA graph is being captured");
+    standin_set_capture(0);
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    tddp_group_release(group);
+    tddp_store_release(store);
+    CHECK_INT(standin_alive(), 0);
+}

@@ -1,0 +1,67 @@
+/* A group of the nccl backend: over stand-ins (standin/standin.h), or on a GPU. */
+#ifndef TDDP_TEST_NCCL_WORLD_H
+#define TDDP_TEST_NCCL_WORLD_H
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tddp/group.h>
+
+#include "check.h"
+#include "hosted_store.h"
+
+enum { TIMEOUT_MS = 15000 };
+
+static inline tddp_group *open_group(tddp_store *store, int rank, int world_size, int device,
+                                     int64_t timeout_ms)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    opts.backend = "nccl";
+    opts.store = store;
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = timeout_ms;
+    opts.device_index = device;
+    opts.device_bound = device >= 0;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    return group;
+}
+
+static inline tddp_buffer on_device(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CUDA, 0, NULL};
+}
+
+/* Streams, events and pieces of memory that there are; 0 with a GPU, which does not tell. */
+static inline int alive(void)
+{
+    const char *path = getenv("TDDP_CUDART_LIBRARY");
+    void *library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    int (*ask)(void) = NULL;
+    if (library) {
+        *(void **)&ask = dlsym(library, "standin_alive");
+        (void)dlclose(library);
+    }
+    return ask ? ask() : 0;
+}
+
+/* Rank 0 hosts the store: it leaves last. */
+static inline void leave(tddp_group *group, tddp_store *store, int rank, int world_size)
+{
+    static const tddp_slice key = {"left", 4};
+    int64_t left = 0;
+    tddp_group_shutdown(group, 1000);
+    tddp_group_release(group);
+    CHECK_INT(alive(), 0);
+    if (rank != 0) {
+        CHECK_OK(tddp_store_add(store, key, 1, NULL, &left));
+    }
+    while (rank == 0 && left < world_size - 1) {
+        CHECK_OK(tddp_store_add(store, key, 0, NULL, &left));
+    }
+    tddp_store_release(store);
+}
+
+#endif

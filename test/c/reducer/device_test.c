@@ -1,0 +1,283 @@
+/* Buckets on devices, with stand-ins for NCCL and CUDA: values in every kind of round, while every
+ * piece of work on a stream comes late. Nothing here waits for a stream but to look at the end. */
+#include "on_device.h"
+
+enum { STEPS = 4, NONE = PARAMS };
+
+static const tddp_reducer_opts plain = TDDP_REDUCER_OPTS_INIT;
+
+static double mean_rank(int world_size)
+{
+    return (world_size - 1) / 2.0;
+}
+
+static void prepare(device_test *test, int step, bool rebuilds)
+{
+    int rebuilt = -1;
+    CHECK_OK(tddp_reducer_rebuild(test->reducer, NULL, &rebuilt));
+    CHECK_INT(rebuilt, rebuilds && step == 1);
+    CHECK_OK(tddp_reducer_prepare(test->reducer));
+}
+
+static void check_means(device_test *test, int world_size, int step)
+{
+    for (size_t i = 0; i < PARAMS; i++) {
+        check_gradient(test->reducer, test->params, i, mean_rank(world_size), step, 1);
+    }
+}
+
+/* --- averages --------------------------------------------------------------------------------- */
+
+static void average(int rank, int world_size, int port, bool mixed)
+{
+    device_test test;
+    begin_with(&test, rank, world_size, port, mixed, plain, TIMEOUT_MS);
+    CHECK_INT(tddp_reducer_bucket_count(test.reducer), mixed ? 4 : 3);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        prepare(&test, step, true);
+        if (step == 1) { /* what was there moved with it, though nobody waited */
+            check_means(&test, world_size, 0);
+        }
+        backward(test.reducer, test.params, test.streams, rank, step, NONE, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        check_means(&test, world_size, step);
+    }
+    CHECK(tddp_reducer_bucket_count(test.reducer) > 4);
+    CHECK_INT(atomic_load(&moves), mixed ? 9 : PARAMS); /* the rebuild's; the host's are its own */
+    end(&test, rank, world_size);
+}
+
+MULTI_TEST(one_rank, 1, 60)
+{
+    average(rank, world_size, port, false);
+}
+
+MULTI_TEST(two_ranks, 2, 60)
+{
+    average(rank, world_size, port, false);
+}
+
+MULTI_TEST(three_ranks_with_host_memory_too, 3, 60)
+{
+    average(rank, world_size, port, true);
+}
+
+MULTI_TEST(four_ranks, 4, 60)
+{
+    average(rank, world_size, port, false);
+}
+
+/* --- rounds that are not plain ---------------------------------------------------------------- */
+
+/* Rank 0 leaves a parameter out, and in the last round all ranks do. */
+static void leave_out(int rank, int world_size, int port, bool skips)
+{
+    enum { LEFT = 5 };
+    const size_t unused[] = {LEFT};
+    device_test test;
+    tddp_reducer_opts opts = plain;
+    opts.find_unused = 1;
+    opts.skip_unused = skips;
+    begin_with(&test, rank, world_size, port, true, opts, TIMEOUT_MS);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < 3; step++) {
+        const bool leaves = rank == 0 || step == 2;
+        prepare(&test, step, false);
+        if (leaves) { /* late, on the stream of who tells */
+            write_gradient(test.reducer, test.params, LEFT, -1, step);
+        }
+        CHECK_OK(tddp_reducer_set_unused(test.reducer, unused, leaves, NULL));
+        backward(test.reducer, test.params, test.streams, rank, step, leaves ? LEFT : NONE, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        CHECK_INT(tddp_reducer_used(test.reducer, LEFT), step < 2 && world_size > 1);
+        for (size_t i = 0; i < PARAMS; i++) {
+            const double others = world_size - 1.0;
+            if (i != LEFT) {
+                check_gradient(test.reducer, test.params, i, mean_rank(world_size), step, 1);
+            } else if (step < 2 && world_size > 1) { /* the mean of ranks 1 and up, among all */
+                check_gradient(test.reducer, test.params, i, world_size / 2.0, step,
+                               others / world_size);
+            } else {
+                check_gradient(test.reducer, test.params, i, 0, step, 0);
+            }
+        }
+    }
+    end(&test, rank, world_size);
+}
+
+MULTI_TEST(parameters_left_out, 3, 60)
+{
+    leave_out(rank, world_size, port, false);
+}
+
+MULTI_TEST(buckets_left_out, 2, 60)
+{
+    leave_out(rank, world_size, port, true);
+}
+
+/* The first round hands over at its end, on the stream of who finishes. */
+MULTI_TEST(static_graph, 3, 60)
+{
+    device_test test;
+    tddp_reducer_opts opts = plain;
+    opts.static_graph = 1;
+    begin_with(&test, rank, world_size, port, false, opts, TIMEOUT_MS);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        prepare(&test, step, true);
+        backward(test.reducer, test.params, test.streams, rank, step, NONE, 2);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        check_means(&test, world_size, step);
+    }
+    end(&test, rank, world_size);
+}
+
+/* What the first round left out is written in later ones by whoever comes first: here on a stream
+ * that reports nothing. */
+MULTI_TEST(static_graph_that_leaves_out, 2, 60)
+{
+    enum { LEFT = 4 };
+    const size_t unused[] = {LEFT};
+    device_test test;
+    tddp_reducer_opts opts = plain;
+    opts.static_graph = 1;
+    begin_with(&test, rank, world_size, port, false, opts, TIMEOUT_MS);
+    tddp_cuda_stream own = here, other = make_stream();
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        prepare(&test, step, true);
+        begin_after_here(other);
+        here = other;
+        for (int n = 0; n < 30; n++) { /* long after the others have written */
+            write_gradient(test.reducer, test.params, LEFT, n < 29 ? 7 : rank, step);
+        }
+        CHECK_OK(tddp_reducer_set_unused(test.reducer, unused, 1, NULL));
+        here = own;
+        backward(test.reducer, test.params, test.streams, rank, step, LEFT, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        CHECK_INT(tddp_reducer_used(test.reducer, LEFT), 0);
+        check_means(&test, world_size, step);
+    }
+    CHECK_INT(cuda()->cudaStreamDestroy(other), 0);
+    end(&test, rank, world_size);
+}
+
+/* A rank without data adds zeros, whatever lay there. */
+MULTI_TEST(a_rank_that_shadows, 3, 60)
+{
+    device_test test;
+    begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        const bool shadows = rank == 2 && step > 1;
+        prepare(&test, step, true);
+        if (shadows) {
+            CHECK_OK(tddp_reducer_shadow(test.reducer, NULL));
+        } else {
+            backward(test.reducer, test.params, test.streams, rank, step, NONE, 1);
+            CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        }
+        for (size_t i = 0; i < PARAMS; i++) {
+            check_gradient(test.reducer, test.params, i, step > 1 ? 0.5 : 1, step,
+                           step > 1 ? 2.0 / 3 : 1);
+        }
+    }
+    end(&test, rank, world_size);
+}
+
+/* --- hooks ------------------------------------------------------------------------------------ */
+
+typedef struct doubling {
+    tddp_buffer buffer;
+} doubling;
+
+static void double_now(void *data)
+{
+    doubling *it = data;
+    for (size_t k = 0; k < it->buffer.count; k++) {
+        if (it->buffer.dtype == TDDP_FLOAT64) {
+            ((double *)it->buffer.data)[k] *= 2;
+        } else {
+            ((float *)it->buffer.data)[k] *= 2;
+        }
+    }
+    free(it);
+}
+
+/* The average, then twice of it, by the device: between the two nobody waits. */
+static tddp_status double_average(void *state, tddp_group *group, const tddp_bucket *bucket,
+                                  int stage, tddp_work **work, int *again)
+{
+    (void)state;
+    CHECK(bucket->buffer.stream == here);
+    if (stage == 0) {
+        *again = 1;
+        return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, work);
+    }
+    doubling *it = malloc(sizeof *it);
+    CHECK(it != NULL);
+    it->buffer = bucket->buffer;
+    standin_put(here, double_now, it);
+    return TDDP_OK;
+}
+
+MULTI_TEST(a_hook_with_stages, 2, 60)
+{
+    const tddp_comm_hook_ops ops = {sizeof ops, "double",       0, double_average, NULL,
+                                    NULL,       1u << TDDP_CUDA};
+    device_test test;
+    tddp_comm_hook *hook = NULL;
+    begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
+    CHECK_OK(tddp_comm_hook_make(&ops, NULL, &hook));
+    CHECK_OK(tddp_reducer_set_hook(test.reducer, hook));
+    tddp_comm_hook_release(hook);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        prepare(&test, step, true);
+        backward(test.reducer, test.params, test.streams, rank, step, NONE, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        for (size_t i = 0; i < PARAMS; i++) {
+            check_gradient(test.reducer, test.params, i, 0.5, step, 2);
+        }
+    }
+    end(&test, rank, world_size);
+}
+
+MULTI_TEST(hooks_that_need_no_host, 2, 60)
+{
+    for (int which = 0; which < 2; which++) {
+        device_test test;
+        tddp_comm_hook *hook = NULL;
+        begin_with(&test, rank, world_size, port + which, true, plain, TIMEOUT_MS);
+        CHECK_OK(which == 0 ? tddp_hook_allreduce(&hook) : tddp_hook_noop(&hook));
+        CHECK_OK(tddp_reducer_set_hook(test.reducer, hook));
+        tddp_comm_hook_release(hook);
+        standin_set_delay_ms(1);
+        prepare(&test, 0, true);
+        backward(test.reducer, test.params, test.streams, rank, 0, NONE, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        for (size_t i = 0; i < PARAMS; i++) {
+            check_gradient(test.reducer, test.params, i, which == 0 ? 0.5 : rank, 0, 1);
+        }
+        end(&test, rank, world_size);
+    }
+}
+
+MULTI_TEST(hooks_that_compute_on_the_host, 1, 60)
+{
+    const tddp_comm_hook_ops own = {sizeof own, "own", 1, double_average, NULL, NULL, 0};
+    device_test test;
+    tddp_comm_hook *hook = NULL;
+    begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
+    CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, NULL, &hook));
+    CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "\"fp16_compress\" computes in the CPU's memory, but "
+                                         "parameter \"a\" is on cuda: use no hook, allreduce");
+    tddp_comm_hook_release(hook);
+    CHECK_OK(tddp_comm_hook_make(&own, NULL, &hook));
+    CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "runs on the thread that called backward");
+    tddp_comm_hook_release(hook);
+    end(&test, rank, world_size);
+}

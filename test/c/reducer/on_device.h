@@ -1,0 +1,337 @@
+/* Devices for the reducer's tests: the stand-in of the CUDA runtime, where streams are threads and
+ * devices are host memory. What these tests show is order and lifetimes, nothing of GPUs. */
+#ifndef TDDP_TEST_REDUCER_ON_DEVICE_H
+#define TDDP_TEST_REDUCER_ON_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include <tddp/cuda.h>
+
+#include "nccl/world.h"
+#include "reducer/reducer.h"
+#include "standin/standin.h"
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+/* This thread's current one. */
+static _Thread_local tddp_cuda_stream here;
+
+static inline const tddp_cuda *cuda(void)
+{
+    const tddp_cuda *found = NULL;
+    CHECK_OK(tddp_cuda_get(&found));
+    return found;
+}
+
+static inline tddp_cuda_stream make_stream(void)
+{
+    tddp_cuda_stream stream = NULL;
+    CHECK_INT(cuda()->cudaStreamCreateWithPriority(&stream, TDDP_CUDA_NON_BLOCKING, 0), 0);
+    return stream;
+}
+
+/* What is put on `stream` from now on comes after what is on this thread's: as backward, which
+ * begins with what forward ends with. */
+static inline void begin_after_here(tddp_cuda_stream stream)
+{
+    tddp_cuda_event event = NULL;
+    CHECK_INT(cuda()->cudaEventCreateWithFlags(&event, TDDP_CUDA_NO_TIMING), 0);
+    CHECK_INT(cuda()->cudaEventRecord(event, here), 0);
+    CHECK_INT(cuda()->cudaStreamWaitEvent(stream, event, 0), 0);
+    CHECK_INT(cuda()->cudaEventDestroy(event), 0);
+}
+
+static inline void tell(void *data)
+{
+    atomic_store((atomic_bool *)data, true);
+}
+
+/* Waits until this thread's stream has done all that was put there. */
+static inline void await_stream(void)
+{
+    atomic_bool done = false;
+    standin_put(here, tell, &done);
+    while (!atomic_load(&done)) {
+        nanosleep(&(struct timespec){0, 200000}, NULL);
+    }
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static atomic_int pieces; /* that are not freed */
+static atomic_int moves;  /* copies and zeroings that were asked for */
+
+/* As libtorch's allocator: what is released is free in the order of the stream that it was made
+ * on. */
+typedef struct device_piece {
+    void *data;
+    tddp_cuda_stream stream;
+} device_piece;
+
+typedef struct zeroing {
+    void *data;
+    size_t bytes;
+} zeroing;
+
+static inline void zero_now(void *data)
+{
+    zeroing *it = data;
+    memset(it->data, 0, it->bytes);
+    free(it);
+}
+
+static inline tddp_status put_zeros(void *data, size_t bytes)
+{
+    zeroing *it = malloc(sizeof *it);
+    CHECK(it != NULL);
+    *it = (zeroing){data, bytes};
+    standin_put(here, zero_now, it);
+    return TDDP_OK;
+}
+
+static inline tddp_status device_allocate(void *user, int32_t device, size_t bytes, void **handle,
+                                          void **data)
+{
+    CHECK(user == &pieces);
+    CHECK(device == 0 || device == 1);
+    device_piece *made = malloc(sizeof *made);
+    CHECK(made != NULL);
+    made->stream = here;
+    CHECK_INT(posix_memalign(&made->data, 64, bytes), 0);
+    memset(made->data, 0xee, bytes);
+    atomic_fetch_add(&pieces, 1);
+    *handle = made;
+    *data = made->data;
+    return put_zeros(made->data, bytes);
+}
+
+static inline void free_piece(void *data)
+{
+    device_piece *it = data;
+    free(it->data);
+    free(it);
+    atomic_fetch_sub(&pieces, 1);
+}
+
+static inline void device_release(void *user, void *handle)
+{
+    CHECK(user == &pieces);
+    standin_put(((device_piece *)handle)->stream, free_piece, handle);
+}
+
+static inline tddp_status device_copy(void *user, int32_t device, void *into, const void *from,
+                                      size_t bytes)
+{
+    CHECK(user == &pieces && device >= 0);
+    atomic_fetch_add(&moves, 1);
+    return tddp_cuda_check(cuda(),
+                           cuda()->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, here),
+                           "cudaMemcpyAsync");
+}
+
+static inline tddp_status device_zero(void *user, int32_t device, void *data, size_t bytes)
+{
+    CHECK(user == &pieces && device >= 0);
+    atomic_fetch_add(&moves, 1);
+    return put_zeros(data, bytes);
+}
+
+static inline void *device_stream(void *user, int32_t device)
+{
+    CHECK(user == &pieces && device >= 0);
+    return here;
+}
+
+static const tddp_reducer_memory_ops device_ops = {sizeof device_ops, &pieces,     device_allocate,
+                                                   device_release,    device_copy, device_zero,
+                                                   device_stream};
+
+static inline void await_no_pieces(void)
+{
+    for (int n = 0; n < 20000 && atomic_load(&pieces) > 0; n++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    CHECK_INT(atomic_load(&pieces), 0);
+}
+
+/* --- a model ---------------------------------------------------------------------------------- */
+
+enum { PARAMS = 11, THREADS = 3 };
+
+static const int64_t model_sizes[] = {1, 7, 33, 129, 1021};
+static const char *const model_names[PARAMS] = {"a", "b", "c", "d", "e", "f",
+                                                "g", "h", "i", "j", "k"};
+
+/* Two dtypes, two devices, and some on the host if `mixed`. */
+static inline void describe_model(tddp_reducer_param *params, bool mixed)
+{
+    for (size_t i = 0; i < PARAMS; i++) {
+        const int64_t *size = &model_sizes[i % 5];
+        params[i] = (tddp_reducer_param){model_names[i],
+                                         (size_t)*size,
+                                         i % 4 == 1 ? TDDP_FLOAT64 : TDDP_FLOAT32,
+                                         TDDP_CUDA,
+                                         i % 4 == 2,
+                                         size,
+                                         1,
+                                         0};
+        if (mixed && i % 4 == 3) {
+            params[i].device_type = TDDP_CPU;
+            params[i].device_index = 0;
+        }
+    }
+}
+
+static inline double gradient_of(int rank, int step, size_t param, size_t k)
+{
+    return rank + 2 * step + (double)((param + k) % 5);
+}
+
+typedef struct writing {
+    const tddp_reducer_param *param;
+    size_t index;
+    void *data;
+    int rank; /* -1: zeros */
+    int step;
+} writing;
+
+static inline void write_now(void *data)
+{
+    writing *it = data;
+    for (size_t k = 0; k < it->param->count; k++) {
+        double value = it->rank < 0 ? 0 : gradient_of(it->rank, it->step, it->index, k);
+        if (it->param->dtype == TDDP_FLOAT64) {
+            ((double *)it->data)[k] = value;
+        } else {
+            ((float *)it->data)[k] = (float)value;
+        }
+    }
+    free(it);
+}
+
+/* On this thread's stream, or at once on the host. `params` live as long as the streams. */
+static inline void write_gradient(tddp_reducer *reducer, const tddp_reducer_param *params, size_t i,
+                                  int rank, int step)
+{
+    writing *it = malloc(sizeof *it);
+    CHECK(it != NULL);
+    *it = (writing){&params[i], i, tddp_reducer_gradient(reducer, i), rank, step};
+    standin_put(params[i].device_type == TDDP_CPU ? NULL : here, write_now, it);
+}
+
+/* What lies in the gradient once this thread's stream comes to it. */
+static inline void read_gradient(tddp_reducer *reducer, const tddp_reducer_param *param, size_t i,
+                                 double *out)
+{
+    double bytes[1021];
+    const size_t size = param->count * tddp_dtype_size(param->dtype);
+    if (param->device_type == TDDP_CPU) {
+        memcpy(bytes, tddp_reducer_gradient(reducer, i), size);
+    } else {
+        CHECK_INT(cuda()->cudaMemcpyAsync(bytes, tddp_reducer_gradient(reducer, i), size,
+                                          TDDP_CUDA_COPY_ANY, here),
+                  0);
+        await_stream();
+    }
+    for (size_t k = 0; k < param->count; k++) {
+        out[k] = param->dtype == TDDP_FLOAT64 ? bytes[k] : (double)((float *)bytes)[k];
+    }
+}
+
+/* Each element is `scale` times that of a rank `rank`, which may lie between two. */
+static inline void check_gradient(tddp_reducer *reducer, const tddp_reducer_param *params, size_t i,
+                                  double rank, int step, double scale)
+{
+    double values[1021];
+    read_gradient(reducer, &params[i], i, values);
+    for (size_t k = 0; k < params[i].count; k++) {
+        CHECK_DOUBLE(values[k], scale * (rank + gradient_of(0, step, i, k)), 1e-4);
+    }
+}
+
+/* --- threads of autograd's -------------------------------------------------------------------- */
+
+typedef struct reporter {
+    tddp_reducer *reducer;
+    const tddp_reducer_param *params;
+    tddp_cuda_stream stream;
+    size_t first; /* it reports every third parameter from this on */
+    size_t left_out;
+    int rank;
+    int step;
+    int times; /* each so often */
+} reporter;
+
+static inline void *report(void *data)
+{
+    const reporter *mine = data;
+    here = mine->stream;
+    for (size_t i = mine->first; i < PARAMS; i += THREADS) {
+        for (int n = 0; n < mine->times && i != mine->left_out; n++) {
+            int all = 0;
+            write_gradient(mine->reducer, mine->params, i, mine->rank, mine->step);
+            CHECK_OK(tddp_reducer_mark_ready(mine->reducer, i, &all));
+        }
+    }
+    return NULL;
+}
+
+/* A backward: every thread has a stream of its own. */
+static inline void backward(tddp_reducer *reducer, const tddp_reducer_param *params,
+                            const tddp_cuda_stream *streams, int rank, int step, size_t left_out,
+                            int times)
+{
+    pthread_t threads[THREADS];
+    reporter reporters[THREADS];
+    for (size_t t = 0; t < THREADS; t++) {
+        begin_after_here(streams[t]);
+        reporters[t] = (reporter){reducer, params, streams[t], t, left_out, rank, step, times};
+        CHECK_OK(tddp_thread_start(&threads[t], "test", report, &reporters[t]));
+    }
+    for (size_t t = 0; t < THREADS; t++) {
+        pthread_join(threads[t], NULL);
+    }
+}
+
+/* --- a test's beginning and end --------------------------------------------------------------- */
+
+typedef struct device_test {
+    tddp_store *store;
+    tddp_group *group;
+    tddp_cuda_stream streams[THREADS];
+    tddp_reducer_param params[PARAMS];
+    tddp_reducer *reducer;
+} device_test;
+
+static inline void begin_with(device_test *test, int rank, int world_size, int port, bool mixed,
+                              tddp_reducer_opts opts, int64_t timeout_ms)
+{
+    static const size_t limits[] = {64, 2000};
+    test->store = open_store(rank, world_size, port);
+    test->group = open_group(test->store, rank, world_size, -1, timeout_ms);
+    here = make_stream();
+    for (size_t t = 0; t < THREADS; t++) {
+        test->streams[t] = make_stream();
+    }
+    describe_model(test->params, mixed);
+    opts.device = &device_ops;
+    opts.limits = limits;
+    opts.limit_count = 2;
+    CHECK_OK(tddp_reducer_create(test->group, test->params, PARAMS, &opts, NULL, &test->reducer));
+}
+
+static inline void end(device_test *test, int rank, int world_size)
+{
+    standin_set_delay_ms(0);
+    tddp_reducer_free(test->reducer);
+    await_no_pieces();
+    await_stream();
+    for (size_t t = 0; t < THREADS; t++) {
+        CHECK_INT(cuda()->cudaStreamDestroy(test->streams[t]), 0);
+    }
+    CHECK_INT(cuda()->cudaStreamDestroy(here), 0);
+    leave(test->group, test->store, rank, world_size);
+}
+
+#endif

@@ -1,0 +1,453 @@
+/*
+ * The CUDA runtime's stand-in. A stream is a thread with a queue; an event is a count of what its
+ * stream has done. The default stream is whoever calls: what is put on it is done at once, so that
+ * a program's own work on host memory is what a GPU's default stream would do, in order. One lock
+ * guards everything, one condition tells of every change.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "standin/standin.h"
+
+enum { DEVICES = 8, NAME_BYTES = 64, ERROR_INVALID_VALUE = 1, ERROR_INVALID_DEVICE = 101 };
+
+typedef struct task {
+    void (*call)(void *data);
+    void *data;
+    struct task *next;
+} task;
+
+struct CUstream_st {
+    pthread_t thread;
+    task *head;
+    task *tail;
+    uint64_t put;
+    uint64_t done;
+    bool ends;
+    int references; /* of its owner, and of events */
+};
+
+struct CUevent_st {
+    tddp_cuda_stream stream; /* NULL: not recorded, or on the default stream: done */
+    uint64_t ticket;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int alive;
+static int capture;
+static _Atomic int delay_ms;
+static char failing[NAME_BYTES];
+static int failing_with;
+static _Thread_local int device;
+static _Thread_local tddp_cuda_error last_error;
+
+#define EXPORT STANDIN_API
+
+/* Declared for themselves: real ones come with CUDA's headers. */
+#define DECLARE(result, name, arguments) STANDIN_API result name arguments;
+TDDP_CUDA_CALLS(DECLARE)
+#undef DECLARE
+
+/* --- control --------------------------------------------------------------------------------- */
+
+void standin_set_delay_ms(int ms)
+{
+    atomic_store(&delay_ms, ms);
+}
+
+void standin_fail_next(const char *name, int error)
+{
+    pthread_mutex_lock(&lock);
+    failing[0] = '\0';
+    if (name) {
+        strncpy(failing, name, sizeof failing - 1);
+    }
+    failing_with = error;
+    pthread_mutex_unlock(&lock);
+}
+
+int standin_failure_of(const char *name)
+{
+    int error = 0;
+    pthread_mutex_lock(&lock);
+    if (strcmp(failing, name) == 0) {
+        error = failing_with;
+        failing[0] = '\0';
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+int standin_alive(void)
+{
+    pthread_mutex_lock(&lock);
+    int count = alive;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+void standin_set_capture(int status)
+{
+    pthread_mutex_lock(&lock);
+    capture = status;
+    pthread_mutex_unlock(&lock);
+}
+
+static tddp_cuda_error fail(const char *name)
+{
+    last_error = standin_failure_of(name);
+    return last_error;
+}
+
+#define FAIL_IF_TOLD()                          \
+    do {                                        \
+        tddp_cuda_error error = fail(__func__); \
+        if (error) {                            \
+            return error;                       \
+        }                                       \
+    } while (0)
+
+/* --- streams --------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void drop(struct CUstream_st *stream)
+{
+    if (--stream->references == 0) {
+        free(stream);
+    }
+}
+
+static void *body(void *data)
+{
+    struct CUstream_st *self = data;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!self->head && !self->ends) {
+            pthread_cond_wait(&changed, &lock);
+        }
+        task *first = self->head;
+        if (!first) {
+            break;
+        }
+        self->head = first->next;
+        self->tail = self->head ? self->tail : NULL;
+        pthread_mutex_unlock(&lock);
+        int ms = atomic_load(&delay_ms);
+        if (ms > 0) {
+            nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+        }
+        first->call(first->data);
+        free(first);
+        pthread_mutex_lock(&lock);
+        self->done++;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static struct CUstream_st *make_stream(void)
+{
+    struct CUstream_st *made = calloc(1, sizeof *made);
+    if (!made) {
+        abort();
+    }
+    made->references = 1;
+    if (pthread_create(&made->thread, NULL, body, made)) {
+        abort();
+    }
+    return made;
+}
+
+void standin_put(tddp_cuda_stream stream, void (*call)(void *data), void *data)
+{
+    if (!stream) {
+        call(data);
+        return;
+    }
+    task *made = calloc(1, sizeof *made);
+    if (!made) {
+        abort();
+    }
+    *made = (task){call, data, NULL};
+    pthread_mutex_lock(&lock);
+    if (stream->tail) {
+        stream->tail->next = made;
+    } else {
+        stream->head = made;
+    }
+    stream->tail = made;
+    stream->put++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT tddp_cuda_error cudaStreamCreateWithPriority(tddp_cuda_stream *stream, unsigned flags,
+                                                    int priority)
+{
+    (void)flags;
+    (void)priority;
+    FAIL_IF_TOLD();
+    pthread_mutex_lock(&lock);
+    alive++;
+    *stream = make_stream();
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+/* The thread does what is left and goes. */
+EXPORT tddp_cuda_error cudaStreamDestroy(tddp_cuda_stream stream)
+{
+    pthread_mutex_lock(&lock);
+    stream->ends = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(stream->thread, NULL);
+    pthread_mutex_lock(&lock);
+    alive--;
+    drop(stream);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+/* --- events ---------------------------------------------------------------------------------- */
+
+EXPORT tddp_cuda_error cudaEventCreateWithFlags(tddp_cuda_event *event, unsigned flags)
+{
+    (void)flags;
+    FAIL_IF_TOLD();
+    *event = calloc(1, sizeof **event);
+    if (!*event) {
+        abort();
+    }
+    pthread_mutex_lock(&lock);
+    alive++;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaEventDestroy(tddp_cuda_event event)
+{
+    pthread_mutex_lock(&lock);
+    alive--;
+    if (event->stream) {
+        drop(event->stream);
+    }
+    pthread_mutex_unlock(&lock);
+    free(event);
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaEventRecord(tddp_cuda_event event, tddp_cuda_stream stream)
+{
+    FAIL_IF_TOLD();
+    pthread_mutex_lock(&lock);
+    if (event->stream) {
+        drop(event->stream);
+    }
+    event->stream = stream;
+    if (stream) {
+        stream->references++;
+        event->ticket = stream->put;
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaEventQuery(tddp_cuda_event event)
+{
+    FAIL_IF_TOLD();
+    pthread_mutex_lock(&lock);
+    bool done = !event->stream || event->stream->done >= event->ticket;
+    pthread_mutex_unlock(&lock);
+    last_error = done ? 0 : TDDP_CUDA_NOT_READY;
+    return last_error;
+}
+
+EXPORT tddp_cuda_error cudaEventElapsedTime(float *ms, tddp_cuda_event start, tddp_cuda_event end)
+{
+    (void)start;
+    (void)end;
+    *ms = 12.5F; /* as good as any: nobody else measures */
+    return 0;
+}
+
+typedef struct awaited {
+    struct CUstream_st *stream;
+    uint64_t ticket;
+} awaited;
+
+static void await(void *data)
+{
+    awaited *it = data;
+    pthread_mutex_lock(&lock);
+    while (it->stream->done < it->ticket) {
+        pthread_cond_wait(&changed, &lock);
+    }
+    drop(it->stream);
+    pthread_mutex_unlock(&lock);
+    free(it);
+}
+
+EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_event event,
+                                           unsigned flags)
+{
+    (void)flags;
+    FAIL_IF_TOLD();
+    awaited *it = calloc(1, sizeof *it);
+    if (!it) {
+        abort();
+    }
+    pthread_mutex_lock(&lock);
+    bool recorded = event->stream != NULL;
+    if (recorded) {
+        *it = (awaited){event->stream, event->ticket};
+        it->stream->references++;
+    }
+    pthread_mutex_unlock(&lock);
+    if (recorded) {
+        standin_put(stream, await, it);
+    } else {
+        free(it);
+    }
+    return 0;
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+EXPORT tddp_cuda_error cudaMalloc(void **data, size_t bytes)
+{
+    FAIL_IF_TOLD();
+    *data = calloc(1, bytes ? bytes : 1);
+    if (!*data) {
+        abort();
+    }
+    pthread_mutex_lock(&lock);
+    alive++;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaFree(void *data)
+{
+    if (data) {
+        pthread_mutex_lock(&lock);
+        alive--;
+        pthread_mutex_unlock(&lock);
+        free(data);
+    }
+    return 0;
+}
+
+/* Pinned. */
+EXPORT tddp_cuda_error cudaHostAlloc(void **data, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    FAIL_IF_TOLD();
+    return cudaMalloc(data, bytes);
+}
+
+EXPORT tddp_cuda_error cudaFreeHost(void *data)
+{
+    return cudaFree(data);
+}
+
+typedef struct copy {
+    void *into;
+    const void *from;
+    size_t bytes;
+} copy;
+
+static void copy_now(void *data)
+{
+    copy *it = data;
+    memcpy(it->into, it->from, it->bytes);
+    free(it);
+}
+
+EXPORT tddp_cuda_error cudaMemcpyAsync(void *into, const void *from, size_t bytes, int kind,
+                                       tddp_cuda_stream stream)
+{
+    (void)kind;
+    FAIL_IF_TOLD();
+    copy *it = calloc(1, sizeof *it);
+    if (!it) {
+        abort();
+    }
+    *it = (copy){into, from, bytes};
+    standin_put(stream, copy_now, it);
+    return 0;
+}
+
+/* --- the rest -------------------------------------------------------------------------------- */
+
+EXPORT tddp_cuda_error cudaRuntimeGetVersion(int *version)
+{
+    FAIL_IF_TOLD();
+    *version = 12040;
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaGetDeviceCount(int *count)
+{
+    FAIL_IF_TOLD();
+    const char *text = getenv("STANDIN_DEVICES");
+    *count = text ? atoi(text) : DEVICES;
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaGetDevice(int *out)
+{
+    *out = device;
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaSetDevice(int number)
+{
+    FAIL_IF_TOLD();
+    if (number < 0 || number >= DEVICES) {
+        last_error = ERROR_INVALID_DEVICE;
+        return last_error;
+    }
+    device = number;
+    return 0;
+}
+
+EXPORT const char *cudaGetErrorString(tddp_cuda_error error)
+{
+    return error == 0 ? "no error" : error == TDDP_CUDA_NOT_READY ? "not ready" : "made to fail";
+}
+
+EXPORT tddp_cuda_error cudaGetLastError(void)
+{
+    tddp_cuda_error error = last_error;
+    last_error = 0;
+    return error;
+}
+
+EXPORT tddp_cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaStreamIsCapturing(tddp_cuda_stream stream, int *status)
+{
+    (void)stream;
+    pthread_mutex_lock(&lock);
+    *status = capture;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+EXPORT tddp_cuda_error cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    return *mode < 0 ? ERROR_INVALID_VALUE : 0;
+}

@@ -1,0 +1,82 @@
+/* What the files of NCCL's stand-in share: the file in which ranks meet, and calls on their way. */
+#ifndef TDDP_TEST_STANDIN_NCCL_H
+#define TDDP_TEST_STANDIN_NCCL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <tddp/backend.h>
+
+#include "standin/standin.h"
+
+enum { RANKS = 8, PIECE = 64 * 1024, MOST_IN_GROUP = 64, FACTORS = 16, FIRST_FACTOR = 64 };
+
+typedef struct box {
+    _Atomic size_t bytes; /* 0: empty */
+    char data[PIECE];
+} box;
+
+/* The file. */
+typedef struct meeting {
+    _Atomic int joined;
+    _Atomic int aborted;
+    _Atomic int pids[RANKS];
+    _Atomic int arrived;
+    _Atomic int generation;
+    _Atomic int split_by[RANKS];  /* how many times */
+    _Atomic int colors[2][RANKS]; /* of a split, by turns */
+    box boxes[RANKS][RANKS];      /* from, to */
+    char pieces[RANKS][PIECE];
+} meeting;
+
+struct ncclComm {
+    meeting *shared;
+    char path[128];
+    int rank;
+    int size;
+    int device;
+    bool seen; /* all have come */
+    _Atomic bool aborted;
+    _Atomic int under_way; /* on streams */
+    double factors[FACTORS];
+    bool taken[FACTORS];
+};
+
+typedef enum call_kind {
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    SEND,
+    RECV
+} call_kind;
+
+typedef struct call {
+    call_kind kind;
+    const char *input;
+    char *output;
+    size_t count;
+    int dtype;
+    int op;
+    int peer; /* or root */
+    struct ncclComm *comm;
+    tddp_cuda_stream stream;
+    double factor; /* kept by the call, as the operation may be given back before it runs */
+} call;
+
+typedef struct batch {
+    int count;
+    call calls[MOST_IN_GROUP];
+} batch;
+
+/* NCCL's type as ours. */
+tddp_dtype standin_nccl_dtype(int type);
+
+/* Looks again a little later. */
+void standin_nccl_nap(void);
+
+/* Carries out a batch, which is freed; on a stream's thread. */
+void standin_nccl_carry_out(void *all);
+
+#endif

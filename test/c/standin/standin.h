@@ -1,0 +1,29 @@
+/*
+ * Stand-ins for the CUDA runtime and NCCL, for the logic of the nccl backend alone: streams are
+ * threads, devices are this host's memory, ranks meet in a file. What they show of speed or of GPUs
+ * is nothing.
+ */
+#ifndef TDDP_TEST_STANDIN_H
+#define TDDP_TEST_STANDIN_H
+
+#include "backend/nccl/nccl_api.h"
+
+#define STANDIN_API __attribute__((visibility("default")))
+
+/* Has the stream's thread call it, after what was put there before; `data` is the callee's. */
+STANDIN_API void standin_put(tddp_cuda_stream stream, void (*call)(void *data), void *data);
+
+/* What is put on any stream from now on takes so much longer. */
+STANDIN_API void standin_set_delay_ms(int ms);
+
+/* The next call of this name gives `error`, once; NULL: none does. */
+STANDIN_API void standin_fail_next(const char *name, int error);
+STANDIN_API int standin_failure_of(const char *name);
+
+/* Streams, events and pieces of device memory that there are: what a test must not leave. */
+STANDIN_API int standin_alive(void);
+
+/* cudaStreamCaptureStatus of all streams from now on. */
+STANDIN_API void standin_set_capture(int status);
+
+#endif

@@ -1,0 +1,224 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+require "json"
+
+# What operations on a GPU's memory promise. On a machine with GPUs they run there; with the stand-ins for CUDA and NCCL
+# (`rake test:stand_ins`) the CPU's tensors count as a GPU's, which shows the logic alone. Ranks share one GPU: NCCL lets
+# them if each says that it is a host of its own.
+class GPUDevicesTest < Minitest::Test
+  STAND_INS = ENV["TDDP_STAND_IN_CUDA"] == "1"
+  DEVICE = STAND_INS ? "cpu" : "cuda:0"
+  # A process that has asked CUDA for anything cannot hand it to its forks.
+  START_METHOD = STAND_INS ? :fork : :spawn
+  ReduceOp = Distributed::ReduceOp
+
+  def setup
+    skip "no GPU is here; `rake test:stand_ins` shows the logic without one" unless STAND_INS || Torch::CUDA.available?
+    skip "NCCL is not here: #{Distributed.nccl_available?}" unless Distributed.nccl_available?
+  end
+
+  def ranks(size, backend = "nccl", timeout: 30, **options)
+    Timeout.timeout(60) do
+      Distributed.fork_world(size, start_method: START_METHOD) do |rank, port|
+        ENV["NCCL_HOSTID"] = "rank#{rank}"
+        ENV["NCCL_SOCKET_IFNAME"] = "lo"
+        Distributed.init_process_group(backend, timeout: timeout, **options)
+        yield rank, port
+      ensure
+        Distributed.destroy_process_group
+      end
+    end
+  end
+
+  def filled(value, count = 5)
+    Torch.full([count], value).to(DEVICE)
+  end
+
+  def test_the_result_is_there_for_what_comes_after_the_wait
+    sums = ranks(2) do |rank|
+      tensor = filled(rank + 1.0)
+      work = Distributed.all_reduce(tensor, async_op: true)
+      work.wait
+      doubled = tensor * 2
+      [doubled.cpu.to_a, work.exception, work.operation]
+    end
+    assert_equal [[[6.0] * 5, nil, :all_reduce]] * 2, sums
+  end
+
+  def test_many_are_under_way_at_once
+    totals = ranks(2) do |rank|
+      tensors = Array.new(20) { |i| filled(rank + i.to_f, 1000 + i) }
+      works = tensors.map { |tensor| Distributed.all_reduce(tensor, async_op: true) }
+      works.each(&:wait)
+      tensors.map { |tensor| tensor.cpu.to_a.uniq }
+    end
+    assert_equal [Array.new(20) { |i| [2.0 * i + 1] }] * 2, totals
+  end
+
+  # Nobody keeps the tensor or the work; the collector comes in between.
+  def test_memory_lives_until_the_device_is_done
+    sums = ranks(2) do |rank|
+      50.times do
+        Distributed.all_reduce(filled(rank.to_f, 10_000), async_op: true)
+        GC.start if rank.zero?
+      end
+      tensor = filled(1.0)
+      Distributed.all_reduce(tensor)
+      tensor.cpu.to_a.first
+    end
+    assert_equal [2.0, 2.0], sums
+  end
+
+  def test_a_wait_with_a_time_has_the_host_wait
+    done = ranks(2) do |rank|
+      tensor = filled(rank.to_f)
+      work = Distributed.all_reduce(tensor, async_op: true)
+      work.wait(20)
+      work.completed?
+    end
+    assert_equal [true, true], done
+  end
+
+  def test_a_host_that_waits_by_choice
+    done = with_env("TORCH_NCCL_BLOCKING_WAIT" => "1") do
+      ranks(2) do |rank|
+        work = Distributed.all_reduce(filled(rank.to_f), async_op: true)
+        work.wait
+        work.completed?
+      end
+    end
+    assert_equal [true, true], done
+  end
+
+  def test_messages
+    got = ranks(2) do |rank|
+      out = filled(rank + 10.0)
+      into = filled(0.0)
+      works = [Distributed.isend(out, dst: 1 - rank), Distributed.irecv(into, src: 1 - rank)]
+      works.each(&:wait)
+      into.cpu.to_a.uniq
+    end
+    assert_equal [[11.0], [10.0]], got
+  end
+
+  def test_a_group_for_host_and_device
+    got = ranks(2, "cpu:gloo,cuda:nccl") do |rank|
+      host = Torch.tensor([rank + 1])
+      tensor = filled(rank.to_f)
+      Distributed.all_reduce(host)
+      Distributed.all_reduce(tensor, op: ReduceOp::AVG)
+      Distributed.barrier
+      [Distributed.get_backend, host.to_a, tensor.cpu.to_a.uniq]
+    end
+    assert_equal [["cpu:gloo,cuda:nccl", [3], [0.5]]] * 2, got
+  end
+
+  def test_gloo_takes_a_device_s_memory
+    got = ranks(3, "gloo") do |rank|
+      tensor = filled(rank.to_f, 7)
+      Distributed.all_reduce(tensor)
+      parts = Array.new(3) { filled(0.0, 2) }
+      Distributed.all_gather(parts, filled(rank.to_f, 2))
+      [tensor.cpu.to_a.uniq, parts.map { |part| part.cpu.to_a.uniq }]
+    end
+    assert_equal [[[3.0], [[0.0], [1.0], [2.0]]]] * 3, got
+  end
+
+  def test_objects_and_barriers
+    got = ranks(2) do |rank|
+      all = Array.new(2)
+      Distributed.all_gather_object(all, {rank: rank, words: %w[a b] * rank})
+      list = [rank.zero? ? "first" : nil]
+      Distributed.broadcast_object_list(list, src: 0)
+      Distributed.monitored_barrier
+      [all, list]
+    end
+    assert_equal [[[{rank: 0, words: []}, {rank: 1, words: %w[a b]}], ["first"]]] * 2, got
+  end
+
+  def test_a_group_of_some
+    got = ranks(3) do |rank|
+      pair = Distributed.new_group([0, 2])
+      tensor = filled(rank.to_f)
+      Distributed.all_reduce(tensor, group: pair) unless rank == 1
+      Distributed.barrier
+      tensor.cpu.to_a.uniq
+    end
+    assert_equal [[2.0], [1.0], [2.0]], got
+  end
+
+  def test_memory_on_another_device_than_the_group_s
+    skip "there is one GPU" unless STAND_INS || Torch::CUDA.device_count > 1
+    said = with_env("STANDIN_DEVICES" => "2") do
+      ranks(1, device_id: 1) { failure { Distributed.all_reduce(filled(1.0)) } }
+    end
+    assert_match(/memory on cuda:0: expected cuda:1, the device that this group was made for/, said[0][1])
+  end
+
+  def test_what_nccl_does_not_have
+    said = ranks(2) do
+      failure { Distributed.all_reduce(Torch.tensor([1, 2]).to(DEVICE), op: ReduceOp::BAND) }
+    end
+    said.each { |_, message| assert_match(/nccl has no band of int64.*use gloo/, message) }
+  end
+
+  def test_a_rank_that_dies_is_told_of
+    said = Distributed.fork_world(1, start_method: START_METHOD) do |_, port|
+      victim = fork do
+        join(1, port)
+        sleep
+      end
+      join(0, port)
+      Process.kill(:KILL, victim)
+      Process.wait(victim)
+      error = nil
+      elapsed = seconds { error = failure { Distributed.all_reduce(filled(1.0, 1 << 20), async_op: true).wait(20) } }
+      [error, elapsed]
+    ensure
+      Distributed.destroy_process_group
+    end
+    error, elapsed = said[0]
+    assert_match(/rank 1/, error[1])
+    assert_operator elapsed, :<, 15
+  end
+
+  # Groups made from one that is for one GPU: what NCCL has of it is divided.
+  def test_groups_made_from_one_that_is_bound
+    got = ranks(2, device_id: 0) do |rank|
+      own, = Distributed.new_subgroups(1)
+      all = Distributed.new_group
+      sums = [own, all].map { |group| filled(rank + 1.0).tap { |tensor| Distributed.all_reduce(tensor, group: group) } }
+      sums.map { |tensor| tensor.cpu.to_a.uniq }
+    end
+    assert_equal [[[1.0], [3.0]], [[2.0], [3.0]]], got
+  end
+
+  # By a trace: buckets leave before the last gradient is there.
+  def test_buckets_travel_while_backward_goes_on
+    Dir.mktmpdir do |folder|
+      with_env("TDDP_TRACE" => folder) do
+        ranks(2) do
+          net = Torch::NN::Sequential.new(*Array.new(6) { Torch::NN::Linear.new(256, 256) }).to(DEVICE)
+          model = Torch::NN::Parallel::DistributedDataParallel.new(net, bucket_cap_mb: 0.3)
+          5.times { model.call(Torch.ones(256, 256).to(DEVICE)).sum.backward }
+        end
+      end
+      2.times do |rank|
+        spans = JSON.parse(File.read(File.join(folder, "trace_rank_#{rank}.json"))).select { |event| event["ph"] == "X" }
+        reductions, backwards, waits = %w[all_reduce backward wait].map { |name| spans.select { |span| span["name"] == name }.map { |span| span["ts"] } }
+        early = backwards.zip(waits).drop(1).sum { |first, last| reductions.count { |start| start.between?(first, last) } }
+        assert_operator early, :>=, 1, "rank #{rank}: reductions #{reductions}, backwards #{backwards}, waits #{waits}"
+      end
+    end
+  end
+
+  def join(rank, port)
+    ENV["NCCL_HOSTID"] = "rank#{rank}"
+    ENV["NCCL_SOCKET_IFNAME"] = "lo"
+    Distributed.init_process_group("nccl", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 30)
+    tensor = filled(rank.to_f)
+    Distributed.all_reduce(tensor)
+    raise "wrong sum" unless tensor.cpu.to_a.uniq == [1.0]
+  end
+end

@@ -1,0 +1,143 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "digest"
+require "fileutils"
+require "tmpdir"
+require_relative "../../ext/setup/cuda"
+require_relative "../../ext/setup/debian13"
+require_relative "../../ext/setup/tests"
+
+# The roots that legs of their own are run in: nothing here makes one.
+class RootTest < Minitest::Test
+  # A leg's root that is made and entered without mmdebstrap, chroot or sources.
+  class PlainRoot < Setup::Root
+    attr_accessor :obstacle, :makes
+
+    def make
+      self.makes = makes.to_i + 1
+      FileUtils.mkdir_p(folder)
+      nil
+    end
+
+    def using
+      yield
+    end
+
+    def enter(*command)
+      ["env", *command]
+    end
+
+    def environment(more = {})
+      {"PATH" => "#{folder}/bin:#{ENV["PATH"]}", **more}
+    end
+  end
+
+  def setup
+    @before = ENV.to_h.slice("XDG_CACHE_HOME", "TDDP_RESULTS")
+    @dir = Dir.mktmpdir
+    ENV["XDG_CACHE_HOME"] = @dir
+    ENV["TDDP_RESULTS"] = File.join(@dir, "results")
+    @root = PlainRoot.new("plain", %w[a b])
+  end
+
+  # Which tells the checkout's files.
+  def needs_git
+    skip "git is not here" unless Setup::SystemPackages.program?("git")
+  end
+
+  def teardown
+    %w[XDG_CACHE_HOME TDDP_RESULTS].each { |name| ENV[name] = @before[name] }
+    FileUtils.rm_rf(@dir)
+  end
+
+  def test_a_root_is_named_by_its_packages
+    assert_equal "#{@dir}/torch-ddp/plain/#{Digest::SHA256.hexdigest("a b")[0, 12]}", @root.folder
+    assert_equal @root.folder, Setup::Root.new("plain", %w[a b], options: ["--more"]).folder
+    refute_equal @root.folder, Setup::Root.new("plain", %w[a c]).folder
+    assert_equal File.join(@dir, "torch-ddp/debian13", Digest::SHA256.hexdigest(Setup::Debian13::PACKAGES.join(" "))[0, 12]),
+      Setup::Debian13.new.root
+  end
+
+  def test_a_command_is_entered_with_nothing_of_this_shell_but_the_network_s
+    root = Setup::Root.new("plain", %w[a b])
+    assert_equal ["sh", root.folder, "true", "now"], root.enter("true", "now").last(4)
+    assert_equal root.folder, root.enter.last
+    with_environment("https_proxy" => "here", "LD_PRELOAD" => "there", "CI" => "true") do
+      environment = root.environment("MORE" => "1")
+      assert_equal ["here", nil, "true", "1", "/root"], environment.values_at("https_proxy", "LD_PRELOAD", "CI", "MORE", "HOME")
+    end
+  end
+
+  # Only what changed is copied, so that what is built inside is not built again.
+  def test_sources_follow_the_checkout
+    needs_git
+    root = Setup::Root.new("plain", %w[a b])
+    FileUtils.mkdir_p(root.folder)
+    copied = File.join(root.folder, Setup::Root::SOURCE, "Rakefile")
+    stray = File.join(root.folder, Setup::Root::SOURCE, ".bundle/copied-files")
+    built = File.join(root.folder, Setup::Root::SOURCE, "build/product")
+    root.using { assert FileUtils.identical?(File.join(Setup::ROOT, "Rakefile"), copied) }
+    before = File.stat(copied).mtime
+    [built, File.join(File.dirname(copied), "gone.c")].each { |path| FileUtils.mkdir_p(File.dirname(path)) && FileUtils.touch(path) }
+    File.write(stray, "gone.c\n", mode: "a")
+    root.using do
+      assert_equal before, File.stat(copied).mtime
+      assert_path_exists built
+      refute_path_exists File.join(File.dirname(copied), "gone.c")
+    end
+  end
+
+  def test_the_leg_is_done_again_only_when_a_file_that_matters_changed
+    needs_git
+    assert_equal 1, run_leg.passed
+    assert_match(/it passed on \d{4}-\d\d-\d\d .* TDDP_CUDA_LEG=1/, run_leg.reason)
+    assert_nil run_leg(env: {"TDDP_CUDA_LEG" => "1"}).reason
+    assert_equal "TDDP_CUDA_LEG=0 leaves it out", run_leg(env: {"TDDP_CUDA_LEG" => "0"}).reason
+    assert_nil run_leg(files: %w[CMakeLists.txt include/**/*.h src/torch/*.cc]).reason
+    assert_equal 3, @root.makes
+  end
+
+  def test_a_leg_that_failed_is_done_again
+    needs_git
+    2.times { assert_equal 1, run_leg(tests: "1/1 Test #1: nccl/operations ...***Failed 0.1 sec").failed }
+    assert_equal 2, @root.makes
+  end
+
+  def test_a_leg_that_cannot_be_says_why
+    needs_git
+    @root.obstacle = "making a root folder needs root"
+    result = run_leg
+    assert_equal [0, 0, 1, "making a root folder needs root"], result.to_h.values_at(:passed, :failed, :skipped, :reason)
+    assert_includes Setup::Summary.table([result]), "(making a root folder needs root)"
+    assert_nil @root.makes
+  end
+
+  def test_what_the_leg_depends_on_is_there
+    missing = Setup::CUDA::FILES.select { |pattern| Dir.glob(pattern, base: Setup::ROOT).empty? }
+    assert_empty missing
+    assert_includes Setup::CUDA.new.send(:targets), "test_real_no_gpu"
+  end
+
+  private
+
+  # With a cmake and a ctest that say what is given; the last of the leg's results.
+  def run_leg(env: {}, files: %w[CMakeLists.txt], tests: "1/1 Test #1: nccl/operations ...   Passed 0.1 sec")
+    bin = File.join(@root.folder, "bin")
+    FileUtils.mkdir_p(bin)
+    {"cmake" => "true", "ctest" => "echo '#{tests}'"}.each do |name, line|
+      File.write(File.join(bin, name), "#!/bin/sh\n#{line}\n")
+      File.chmod(0o755, File.join(bin, name))
+    end
+    capture_io { Setup::CUDA.new(root: @root, files: files).run(Setup::Tests.new, env: env) }
+    Setup::Summary.read(ENV["TDDP_RESULTS"]).last
+  end
+
+  def with_environment(values)
+    before = values.to_h { |name, _| [name, ENV[name]] }
+    values.each { |name, value| ENV[name] = value }
+    yield
+  ensure
+    before.each { |name, value| ENV[name] = value }
+  end
+end
