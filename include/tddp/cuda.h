@@ -88,7 +88,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_
 
 /** What the calling thread had before tddp_cuda_enter(). */
 typedef struct tddp_cuda_place {
-    int device;
+    int device; /**< -1: it stays where it is */
     int capture_mode;
 } tddp_cuda_place;
 
@@ -96,10 +96,23 @@ typedef struct tddp_cuda_place {
  * Makes `device` the calling thread's, up to tddp_cuda_leave() on the same thread. Meanwhile its
  * calls do not break the capture of a graph that another thread is at, as some would (looking at
  * events, making memory). Errors: TDDP_SYSTEM with CUDA's words; nothing is to be left then.
+ *
+ * A thread that came from no device that it needs stays where it was sent last, once it has said so
+ * by tddp_cuda_settle_thread(): to go back to device 0, where every thread begins, would make a
+ * context there, with some hundred MiB for each process.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device,
                                                     tddp_cuda_place *place);
 TDDP_API void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place);
+TDDP_API void tddp_cuda_settle_thread(void);
+
+/**
+ * What `stream` is given from now on comes after what `earlier` has been given so far. `event` is
+ * used for it, and stands behind the latter. On the device of all three. Errors: TDDP_SYSTEM.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_follow(const tddp_cuda *cuda, tddp_cuda_event event,
+                                                     tddp_cuda_stream stream,
+                                                     tddp_cuda_stream earlier);
 
 #ifdef __cplusplus
 }

@@ -194,14 +194,15 @@ void tddp_group_blocks_give(tddp_group_blocks *self, tddp_group_block *block, bo
 /* Whether the copies are over, or soon are. */
 static bool ends(const tddp_cuda *cuda, const tddp_group_block *block, int64_t deadline)
 {
-    while (block->copying && cuda->cudaEventQuery(block->event) == TDDP_CUDA_NOT_READY) {
+    while (block->copying && !block->lost &&
+           cuda->cudaEventQuery(block->event) == TDDP_CUDA_NOT_READY) {
         if (tddp_now_ns() >= deadline) {
             return false;
         }
         tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LOOK_MS), -1);
         (void)slept; /* nobody can wake it */
     }
-    return true;
+    return !block->lost;
 }
 
 void tddp_group_blocks_release(tddp_group_blocks *self)
@@ -222,7 +223,8 @@ void tddp_group_blocks_release(tddp_group_blocks *self)
             destroy(self->cuda, block);
         } else {
             tddp_log(TDDP_LOG_WARN, "group",
-                     "a copy of cuda:%d has not ended, so the %zu bytes that it uses are not freed",
+                     "a copy of cuda:%d is not known to have ended, so the %zu bytes that it uses "
+                     "are not freed",
                      block->device, block->bytes);
             free(block);
         }

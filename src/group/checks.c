@@ -19,17 +19,26 @@ static bool known(const tddp_backend_v1 *backend, tddp_op_kind kind)
     return (uint32_t)kind < backend->op_count && backend->run[kind];
 }
 
-tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
+tddp_status tddp_group_check_own(const tddp_group *group, const char *what)
 {
-    tddp_group_take_description();
     if (!group) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", tddp_op_name(kind));
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", what);
     }
     if (group->pid != tddp_process_id()) {
         return tddp_fail(TDDP_FORKED,
                          "%s: group \"%s\" was made by process %d, this is its child %d: make a "
                          "group of its own here",
-                         tddp_op_name(kind), group->name, (int)group->pid, (int)tddp_process_id());
+                         what, group->name, (int)group->pid, (int)tddp_process_id());
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
+{
+    tddp_group_take_description();
+    tddp_status status = tddp_group_check_own(group, tddp_op_name(kind));
+    if (status) {
+        return status;
     }
     if (!known(group->backend, kind)) {
         return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->asked->name,

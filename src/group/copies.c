@@ -4,11 +4,13 @@
  * there before; an event tells that they are over, and is looked at until the operation's time is
  * over, its group is aborted, or whoever waits is called away. Entered as staging.c is.
  *
- * Invariant: a block says that it is copied from or to until the event has told otherwise. The
- * thread of a caller is on the same device afterwards as before.
+ * Invariant: a block says that it is copied from or to until the event has told otherwise; where
+ * the event cannot tell, the block is lost.
  */
 #include <inttypes.h>
 #include <sched.h>
+#include <stdio.h>
+#include <time.h>
 
 #include "group/staging.h"
 
@@ -19,52 +21,6 @@ enum {
 };
 
 typedef struct tddp_group_staged staged;
-
-/* --- a thread on a device -------------------------------------------------------------------- */
-
-/* A graph that is captured elsewhere does not forbid what is done here meanwhile. Threads of the
- * group's stay on the device: to go back would make a context on another one. */
-tddp_status tddp_group_visit_begin(tddp_group_visit *self, const tddp_group *group,
-                                   const tddp_cuda *cuda, int device)
-{
-    int before = device;
-    *self = (tddp_group_visit){.cuda = cuda, .before = -1, .mode = TDDP_CUDA_CAPTURE_RELAXED};
-    (void)cuda->cudaThreadExchangeStreamCaptureMode(&self->mode);
-    if (!tddp_group_on_progress_thread(group)) {
-        tddp_cuda_error error = cuda->cudaGetDevice(&before);
-        self->before = error == TDDP_CUDA_SUCCESS && before != device ? before : -1;
-    }
-    return tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");
-}
-
-void tddp_group_visit_end(tddp_group_visit *self)
-{
-    (void)self->cuda->cudaThreadExchangeStreamCaptureMode(&self->mode);
-    if (self->before >= 0 && self->cuda->cudaSetDevice(self->before)) {
-        (void)self->cuda->cudaGetLastError();
-    }
-}
-
-/* --- copies ---------------------------------------------------------------------------------- */
-
-static tddp_status mark(staged *self, tddp_cuda_stream stream)
-{
-    self->block->copying = true;
-    return tddp_cuda_check(self->cuda, self->cuda->cudaEventRecord(self->block->event, stream),
-                           "cudaEventRecord");
-}
-
-/* What `stream` has been given so far comes before what `first` is given from now on. */
-static tddp_status follow(staged *self, tddp_cuda_stream stream, tddp_cuda_stream first)
-{
-    tddp_status status = mark(self, stream);
-    if (status == TDDP_OK) {
-        status = tddp_cuda_check(self->cuda,
-                                 self->cuda->cudaStreamWaitEvent(first, self->block->event, 0),
-                                 "cudaStreamWaitEvent");
-    }
-    return status;
-}
 
 static tddp_status copy_piece(staged *self, const tddp_group_piece *piece, bool inwards,
                               tddp_cuda_stream stream)
@@ -78,38 +34,60 @@ static tddp_status copy_piece(staged *self, const tddp_group_piece *piece, bool 
         "cudaMemcpyAsync");
 }
 
-/* The event stands behind them all. */
-tddp_status tddp_group_copies_begin(staged *self, bool inwards)
+static tddp_cuda_stream stream_of(const staged *self, const tddp_group_piece *piece)
 {
+    return self->block->stream ? self->block->stream : piece->stream;
+}
+
+/* Puts the event behind the copies of all pieces before `end`. */
+static tddp_status mark(staged *self, bool inwards, size_t end)
+{
+    const tddp_cuda *cuda = self->cuda;
     tddp_cuda_stream first = NULL;
-    size_t begun = 0;
+    size_t marked = 0;
     tddp_status status = TDDP_OK;
-    for (size_t i = 0; i < self->places.count && status == TDDP_OK; i++) {
+    for (size_t i = 0; i < end && status == TDDP_OK; i++) {
         const tddp_group_piece *piece = &self->places.pieces[i];
         if (!(inwards ? piece->in : piece->out)) {
             continue;
         }
-        tddp_cuda_stream stream = self->block->stream ? self->block->stream : piece->stream;
-        first = begun++ == 0 ? stream : first;
-        status = copy_piece(self, piece, inwards, stream);
-        if (status == TDDP_OK && stream != first) {
-            status = follow(self, stream, first);
+        tddp_cuda_stream stream = stream_of(self, piece);
+        first = marked++ == 0 ? stream : first;
+        if (stream != first) {
+            status = tddp_cuda_follow(cuda, self->block->event, first, stream);
         }
     }
-    if (begun == 0) {
-        return TDDP_OK;
-    }
-    if (status == TDDP_OK) {
-        status = mark(self, first);
-    }
-    if (status) {
-        /* For those that have begun: so that somebody knows when they are over. */
-        self->block->copying = true;
-        if (self->cuda->cudaEventRecord(self->block->event, first)) {
-            (void)self->cuda->cudaGetLastError();
-        }
+    if (status == TDDP_OK && marked > 0) {
+        status = tddp_cuda_check(cuda, cuda->cudaEventRecord(self->block->event, first),
+                                 "cudaEventRecord");
     }
     return status;
+}
+
+/* Copies may be under way all the same: what tells their end may be had by a second try. */
+static tddp_status fail_begun(staged *self, bool inwards, size_t end, tddp_status status)
+{
+    char text[1024];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    self->block->lost = mark(self, inwards, end) != TDDP_OK;
+    return tddp_fail(status, "%s", text);
+}
+
+tddp_status tddp_group_copies_begin(staged *self, bool inwards)
+{
+    size_t end = 0;
+    tddp_status status = TDDP_OK;
+    for (; end < self->places.count && status == TDDP_OK; end++) {
+        const tddp_group_piece *piece = &self->places.pieces[end];
+        if (inwards ? piece->in : piece->out) {
+            self->block->copying = true;
+            status = copy_piece(self, piece, inwards, stream_of(self, piece));
+        }
+    }
+    if (status == TDDP_OK) {
+        status = mark(self, inwards, end);
+    }
+    return status ? fail_begun(self, inwards, end, status) : TDDP_OK;
 }
 
 static tddp_status late(const staged *self, const tddp_work *work)

@@ -12,6 +12,7 @@
 #include <tddp/cuda.h>
 
 #include "backend/open.h"
+#include "group/checks.h"
 #include "group/staging.h"
 #include "group/watch/watch.h"
 
@@ -152,18 +153,12 @@ static tddp_status come_to_split(tddp_group *parent, const tddp_wait *wait)
 
 tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
 {
-    if (!parent) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "group is NULL");
-    }
-    if (parent->pid != tddp_process_id()) {
-        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
-                         parent->name, (int)parent->pid, (int)tddp_process_id());
-    }
-    if (!is_split(parent)) {
-        return TDDP_OK;
+    tddp_status status = tddp_group_check_own(parent, "split");
+    if (status || !is_split(parent)) {
+        return status;
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
-    tddp_status status = come_to_split(parent, wait);
+    status = come_to_split(parent, wait);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     return status ? status : parent->backend->decline(parent->context, &left);
 }

@@ -8,7 +8,7 @@
  */
 #include <stdlib.h>
 
-#include "group/group.h"
+#include "group/checks.h"
 
 enum { ALIGNMENT = 64 };
 
@@ -61,21 +61,19 @@ static tddp_status allocate_plain(size_t bytes, tddp_group_memory *memory)
 
 tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes, tddp_group_memory **out)
 {
-    if (!group || !out) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", group ? "out" : "group");
+    tddp_status status = tddp_group_check_own(group, "group memory");
+    if (status) {
+        return status;
     }
-    if (bytes == 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "memory of 0 bytes: expected at least 1");
-    }
-    if (group->pid != tddp_process_id()) {
-        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
-                         group->name, (int)group->pid, (int)tddp_process_id());
+    if (!out || bytes == 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         out ? "memory of 0 bytes: expected at least 1" : "out is NULL");
     }
     tddp_group_memory *memory = tddp_alloc(sizeof *memory);
     if (!memory) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = allocate_shared(group, bytes, memory);
+    status = allocate_shared(group, bytes, memory);
     if (status == TDDP_UNAVAILABLE) {
         status = allocate_plain(bytes, memory);
     }

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "group/group.h"
+#include "group/checks.h"
 
 enum {
     SLICE_MS = 100,
@@ -325,16 +325,8 @@ static tddp_status agree(const barrier *self, tddp_status own)
 
 static tddp_status admit(tddp_group *group)
 {
-    if (!group) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "monitored_barrier: group is NULL");
-    }
-    if (group->pid != getpid()) {
-        return tddp_fail(TDDP_FORKED,
-                         "monitored_barrier: group \"%s\" was made by process %d, this is its "
-                         "child %d: make a group of its own here",
-                         group->name, (int)group->pid, (int)getpid());
-    }
-    return check_group(group);
+    tddp_status status = tddp_group_check_own(group, "monitored_barrier");
+    return status ? status : check_group(group);
 }
 
 static tddp_status run(barrier *self)

@@ -9,6 +9,7 @@
  */
 #include <stdlib.h>
 
+#include "group/checks.h"
 #include "group/recorder/recorder.h"
 
 enum { DRAIN_LOOK_MS = 20 };
@@ -196,12 +197,9 @@ bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_canc
 
 tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
 {
-    if (!group) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "group is NULL");
-    }
-    if (group->pid != tddp_process_id()) {
-        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, not by its child %d",
-                         group->name, (int)group->pid, (int)tddp_process_id());
+    tddp_status status = tddp_group_check_own(group, "drain");
+    if (status) {
+        return status;
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     tddp_cancel *cancel = tddp_wait_cancel(wait);

@@ -275,16 +275,19 @@ tddp_status tddp_group_stage_in(tddp_group *group, tddp_work *work)
     if (status || self->stage >= TDDP_STAGE_READY) {
         return status;
     }
-    tddp_group_visit here;
-    status = tddp_group_visit_begin(&here, group, self->cuda, self->device);
-    if (status == TDDP_OK && self->stage == TDDP_STAGE_FRESH) {
+    tddp_cuda_place before;
+    status = tddp_cuda_enter(self->cuda, self->device, &before);
+    if (status) {
+        return status;
+    }
+    if (self->stage == TDDP_STAGE_FRESH) {
         self->stage = TDDP_STAGE_COPYING_IN;
         status = begin(group, work, work->op.bundled + tddp_group_bundle_count(work->bundle));
     }
     if (status == TDDP_OK) {
         status = tddp_group_copies_await(group, work);
     }
-    tddp_group_visit_end(&here);
+    tddp_cuda_leave(self->cuda, &before);
     if (status == TDDP_OK) {
         self->stage = TDDP_STAGE_READY;
     }
@@ -302,16 +305,19 @@ static bool is_over(const staged *self, tddp_status status)
 static tddp_status copy_out(tddp_group *group, tddp_work *work)
 {
     staged *self = work->staged;
-    tddp_group_visit here;
-    tddp_status status = tddp_group_visit_begin(&here, group, self->cuda, self->device);
-    if (status == TDDP_OK && self->stage == TDDP_STAGE_READY) {
+    tddp_cuda_place before;
+    tddp_status status = tddp_cuda_enter(self->cuda, self->device, &before);
+    if (status) {
+        return status;
+    }
+    if (self->stage == TDDP_STAGE_READY) {
         self->stage = TDDP_STAGE_COPYING_OUT;
         status = tddp_group_copies_begin(self, false);
     }
     if (status == TDDP_OK) {
         status = tddp_group_copies_await(group, work);
     }
-    tddp_group_visit_end(&here);
+    tddp_cuda_leave(self->cuda, &before);
     return status;
 }
 

@@ -62,6 +62,7 @@ typedef struct tddp_group_block {
     tddp_cuda_event event;   /* of the last copies */
     tddp_cuda_stream stream; /* of a block on the device: for its copies; else NULL */
     bool copying;            /* copies have begun, and are not known to have ended */
+    bool lost;               /* it will never be known */
     struct tddp_group_block *next;
 } tddp_group_block;
 
@@ -101,18 +102,6 @@ struct tddp_group_staged {
     tddp_op op;         /* what is carried out */
     tddp_buffer *parts; /* what its parts point to */
 };
-
-/* A thread's stay on a device. */
-typedef struct tddp_group_visit {
-    const tddp_cuda *cuda;
-    int before; /* where it was; -1: it stays */
-    int mode;
-} tddp_group_visit;
-
-/* Each is to be ended, also one that failed. */
-TDDP_NODISCARD tddp_status tddp_group_visit_begin(tddp_group_visit *self, const tddp_group *group,
-                                                  const tddp_cuda *cuda, int device);
-void tddp_group_visit_end(tddp_group_visit *self);
 
 /* Begins the copies of one direction; waits for those that have begun. On the device. */
 TDDP_NODISCARD tddp_status tddp_group_copies_begin(struct tddp_group_staged *self, bool inwards);

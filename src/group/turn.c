@@ -15,6 +15,8 @@
  */
 #include <stdlib.h>
 
+#include <tddp/cuda.h>
+
 #include "group/recorder/recorder.h"
 
 /* So many works are looked at for somebody who waits. */
@@ -36,6 +38,7 @@ bool tddp_group_on_progress_thread(const tddp_group *group)
 void tddp_group_enter_thread(const tddp_group *group)
 {
     acting = group;
+    tddp_cuda_settle_thread();
 }
 
 /* Whether anybody waits for this work or one behind it: the thread that waits leaves its core to

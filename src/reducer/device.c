@@ -77,46 +77,16 @@ static void *current(const tddp_reducer *reducer, int32_t device)
     return reducer->device.stream(reducer->device.user, device);
 }
 
-/* An event of the calling thread's device, between the two streams of it. */
-static tddp_status pass_event(const tddp_cuda *cuda, tddp_cuda_stream stream,
-                              tddp_cuda_stream earlier)
+/* What is put on `stream` from now on waits for what lies on `earlier` now. On the device. */
+static tddp_status follow(const tddp_cuda *cuda, tddp_cuda_stream stream, tddp_cuda_stream earlier)
 {
     tddp_cuda_event event = NULL;
-    tddp_status status = tddp_cuda_check(
-        cuda, cuda->cudaEventCreateWithFlags(&event, TDDP_CUDA_NO_TIMING), "cudaEventCreate");
-    if (status != TDDP_OK) {
-        return status;
-    }
-    status = tddp_cuda_check(cuda, cuda->cudaEventRecord(event, earlier), "cudaEventRecord");
+    tddp_status status =
+        tddp_cuda_check(cuda, cuda->cudaEventCreateWithFlags(&event, TDDP_CUDA_NO_TIMING),
+                        "cudaEventCreateWithFlags");
     if (status == TDDP_OK) {
-        status = tddp_cuda_check(cuda, cuda->cudaStreamWaitEvent(stream, event, 0),
-                                 "cudaStreamWaitEvent");
-    }
-    (void)cuda->cudaEventDestroy(event); /* CUDA keeps what a stream still waits for */
-    return status;
-}
-
-/* What is put on `stream` from now on waits for what lies on `earlier` now. */
-static tddp_status follow(int32_t device, void *stream, void *earlier)
-{
-    const tddp_cuda *cuda = NULL;
-    int before = 0;
-    if (stream == earlier) {
-        return TDDP_OK;
-    }
-    tddp_status status = tddp_cuda_get(&cuda);
-    if (status == TDDP_OK) {
-        status = tddp_cuda_check(cuda, cuda->cudaGetDevice(&before), "cudaGetDevice");
-    }
-    if (status == TDDP_OK && before != device) {
-        status = tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");
-    }
-    if (status != TDDP_OK) {
-        return status;
-    }
-    status = pass_event(cuda, stream, earlier);
-    if (before != device) {
-        (void)cuda->cudaSetDevice(before);
+        status = tddp_cuda_follow(cuda, event, stream, earlier);
+        (void)cuda->cudaEventDestroy(event); /* CUDA keeps what a stream still waits for */
     }
     return status;
 }
@@ -124,12 +94,24 @@ static tddp_status follow(int32_t device, void *stream, void *earlier)
 /* Makes `stream` the only one that the bucket has, which waits for those it had. */
 static tddp_status draw_together(tddp_reducer_bucket *bucket, void *stream)
 {
-    tddp_status status = TDDP_OK;
-    for (size_t k = 0; k < bucket->stream_count && status == TDDP_OK; k++) {
-        status = follow(bucket->buffer.device_index, stream, bucket->streams[k]);
+    const size_t count = bucket->stream_count;
+    const tddp_cuda *cuda;
+    tddp_cuda_place before;
+    if (count == 1 && bucket->streams[0] == stream) {
+        return TDDP_OK;
+    }
+    bucket->stream_count = 1;
+    tddp_status status = tddp_cuda_get(&cuda);
+    status = status ? status : tddp_cuda_enter(cuda, bucket->buffer.device_index, &before);
+    if (status == TDDP_OK) {
+        for (size_t k = 0; k < count && status == TDDP_OK; k++) {
+            if (bucket->streams[k] != stream) {
+                status = follow(cuda, stream, bucket->streams[k]);
+            }
+        }
+        tddp_cuda_leave(cuda, &before);
     }
     bucket->streams[0] = stream;
-    bucket->stream_count = 1;
     return status;
 }
 

@@ -165,11 +165,13 @@ class CollectivesTest < Minitest::Test
   end
 
   def test_a_monitored_barrier_names_those_who_do_not_come
-    said = world(4) do |rank|
+    said = world(4) do |rank, port|
+      store = Distributed::TCPStore.new("127.0.0.1", port)
       first = seconds { Distributed.monitored_barrier(timeout: 20) }
-      next sleep(0.8) if rank.odd?
+      next store.wait(%w[told0 told2]) if rank.odd?
 
       all = failure { Distributed.monitored_barrier(timeout: 0.4, wait_all_ranks: true) }
+      store.set("told#{rank}", "")
       [first < 10, all]
     end
     [0, 2].each do |rank|

@@ -77,30 +77,58 @@ tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_cuda_error error, const 
                      error);
 }
 
+/* --- a thread on a device -------------------------------------------------------------------- */
+
+static _Thread_local bool is_settled;
+
+void tddp_cuda_settle_thread(void)
+{
+    is_settled = true;
+}
+
 tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device, tddp_cuda_place *place)
 {
     tddp_cuda_place before = {.device = device, .capture_mode = TDDP_CUDA_CAPTURE_RELAXED};
     tddp_status status =
         tddp_cuda_check(cuda, cuda->cudaGetDevice(&before.device), "cudaGetDevice");
     if (status == TDDP_OK) {
-        status = tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");
-    }
-    if (status == TDDP_OK) {
         /* Gives back the mode that it takes the place of. */
         status =
             tddp_cuda_check(cuda, cuda->cudaThreadExchangeStreamCaptureMode(&before.capture_mode),
                             "cudaThreadExchangeStreamCaptureMode");
     }
-    if (status == TDDP_OK) {
-        *place = before;
+    if (status) {
+        return status;
     }
-    return status;
+    if (is_settled || before.device == device) {
+        before.device = -1;
+    }
+    status = tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");
+    if (status) {
+        before.device = -1;
+        tddp_cuda_leave(cuda, &before);
+        return status;
+    }
+    *place = before;
+    return TDDP_OK;
 }
 
 void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place)
 {
     int mode = place->capture_mode;
     (void)cuda->cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cuda->cudaSetDevice(place->device);
+    if (place->device >= 0) {
+        (void)cuda->cudaSetDevice(place->device);
+    }
     (void)cuda->cudaGetLastError();
+}
+
+tddp_status tddp_cuda_follow(const tddp_cuda *cuda, tddp_cuda_event event, tddp_cuda_stream stream,
+                             tddp_cuda_stream earlier)
+{
+    tddp_status status =
+        tddp_cuda_check(cuda, cuda->cudaEventRecord(event, earlier), "cudaEventRecord");
+    return status ? status
+                  : tddp_cuda_check(cuda, cuda->cudaStreamWaitEvent(stream, event, 0),
+                                    "cudaStreamWaitEvent");
 }

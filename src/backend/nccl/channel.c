@@ -7,6 +7,7 @@
  */
 #include "backend/nccl/channel.h"
 
+#include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ enum {
     LOOKS_A_CHECK = 8,        /* of the event, for one of the communicator */
     CLOSING_MS = 10 * 1000,
     ID_BRIEFLY_MS = 1000,
-    ID_LOOK_MS = 5,
+    LEAST_PAUSE_NS = 1000 * 1000, /* between looks for a key */
+    MOST_PAUSE_NS = 8 * 1000 * 1000,
     SCRATCH_BYTES = 64,
 };
 
@@ -42,6 +44,12 @@ int64_t tddp_nccl_deadline(int64_t timeout_ms)
 {
     const int64_t now = tddp_nccl_now();
     return timeout_ms < (INT64_MAX - now) / NS_PER_MS ? now + timeout_ms * NS_PER_MS : INT64_MAX;
+}
+
+tddp_wait tddp_nccl_left(tddp_nccl_until until)
+{
+    const int64_t left = (until.deadline_ns - tddp_nccl_now()) / NS_PER_MS;
+    return (tddp_wait){left > 0 ? left : 0, until.cancel};
 }
 
 /* --- looking --------------------------------------------------------------------------------- */
@@ -156,46 +164,41 @@ tddp_status tddp_nccl_await(tddp_nccl_channel *channel, tddp_cuda_event event, i
     }
 }
 
-/* --- making ---------------------------------------------------------------------------------- */
-
-static tddp_wait wait_until(const tddp_nccl_plan *plan)
+/* Rather than to wait for it in the store, which would keep other threads of this process from
+ * using that, one of which may have to say what the other rank waits for: as where two ranks send
+ * each other their first messages at once. */
+tddp_status tddp_nccl_await_key(tddp_store *store, tddp_slice key, tddp_nccl_until until,
+                                const char *lack)
 {
-    int64_t left = (plan->deadline_ns - tddp_nccl_now()) / NS_PER_MS;
-    return (tddp_wait){left > 0 ? left : 0, plan->cancel};
-}
-
-/* Looks for the key now and then, rather than to wait for it in the store: that would keep other
- * threads of this process from using it, one of which may have to say what the other rank waits
- * for, as where two ranks send each other their first messages at once. */
-static tddp_status await_id(const tddp_nccl_plan *plan, tddp_slice key)
-{
-    int64_t start = tddp_nccl_now();
-    for (;;) {
+    const int64_t start = tddp_nccl_now();
+    for (int64_t pause = LEAST_PAUSE_NS;; pause = 2 * pause < MOST_PAUSE_NS ? 2 * pause : pause) {
         int is_there = 0;
-        const tddp_wait left = wait_until(plan);
+        const int64_t now = tddp_nccl_now();
+        const tddp_wait left = tddp_nccl_left(until);
         if (left.timeout_ms == 0) {
-            return tddp_fail(TDDP_TIMEOUT,
-                             "timed out after %lld ms waiting for the key \"%s\": a rank has not "
-                             "begun to connect",
-                             (long long)((tddp_nccl_now() - start) / NS_PER_MS), plan->key);
+            return tddp_fail(
+                TDDP_TIMEOUT, "timed out after %" PRId64 " ms waiting for the key \"%.*s\": %s",
+                (now - start) / NS_PER_MS, (int)key.size, (const char *)key.data, lack);
         }
-        tddp_status status = tddp_store_check(plan->store, &key, 1, &left, &is_there);
+        tddp_status status = tddp_store_check(store, &key, 1, &left, &is_there);
         if (status || is_there) {
             return status;
         }
-        if (plan->ends && atomic_load(plan->ends)) {
-            return tddp_fail(TDDP_GROUP_FAILED, "aborted");
+        if (atomic_load(until.ends)) {
+            return aborted("waiting for another rank");
         }
-        (void)nanosleep(&(struct timespec){0, ID_LOOK_MS * NS_PER_MS}, NULL);
+        (void)nanosleep(&(struct timespec){0, pause}, NULL);
     }
 }
+
+/* --- making ---------------------------------------------------------------------------------- */
 
 /* Rank 0 makes the id, the others get it, or why there is none. */
 static tddp_status share_id(tddp_nccl_channel *channel, const tddp_nccl_plan *plan,
                             tddp_nccl_id *id)
 {
     const tddp_slice key = {plan->key, strlen(plan->key)};
-    const tddp_wait left = wait_until(plan);
+    const tddp_wait left = tddp_nccl_left(plan->until);
     if (plan->rank == 0) {
         tddp_nccl_result result = channel->libraries->nccl.ncclGetUniqueId(id);
         if (result) {
@@ -214,7 +217,8 @@ static tddp_status share_id(tddp_nccl_channel *channel, const tddp_nccl_plan *pl
                               &left);
     }
     tddp_blob blob = {0};
-    tddp_status status = await_id(plan, key);
+    tddp_status status =
+        tddp_nccl_await_key(plan->store, key, plan->until, "a rank has not begun to connect");
     if (status == TDDP_OK) {
         status = tddp_store_get(plan->store, key, &left, &blob);
     }
@@ -288,14 +292,15 @@ static tddp_status await_ready(const tddp_nccl_channel *channel, tddp_nccl_resul
                                const tddp_nccl_plan *plan, const char *what)
 {
     const tddp_nccl *nccl = &channel->libraries->nccl;
+    const tddp_nccl_until until = plan->until;
     for (int looks = 0; result == TDDP_NCCL_IN_PROGRESS;) {
-        if (plan->cancel && tddp_cancel_triggered(plan->cancel)) {
+        if (until.cancel && tddp_cancel_triggered(until.cancel)) {
             return tddp_fail(TDDP_CANCELED, "interrupted while ranks connect");
         }
-        if ((plan->ends && atomic_load(plan->ends)) || atomic_load(&channel->aborted)) {
+        if (atomic_load(until.ends) || atomic_load(&channel->aborted)) {
             return aborted("connecting");
         }
-        if (tddp_nccl_now() >= plan->deadline_ns) {
+        if (tddp_nccl_now() >= until.deadline_ns) {
             return tddp_fail(TDDP_TIMEOUT,
                              "not all ranks have come to %s in the time given: are "
                              "they alive, and can their addresses be reached?",

@@ -28,6 +28,13 @@ typedef struct tddp_nccl_channel {
     tddp_nccl_comm comm;   /* NULL once aborted */
 } tddp_nccl_channel;
 
+/* What ends a wait. */
+typedef struct tddp_nccl_until {
+    int64_t deadline_ns;      /* CLOCK_MONOTONIC */
+    tddp_cancel *cancel;      /* NULL: none */
+    const _Atomic bool *ends; /* gives up when it is set */
+} tddp_nccl_until;
+
 /* What it takes to make one; all ranks name the same key. */
 typedef struct tddp_nccl_plan {
     int device;
@@ -35,10 +42,8 @@ typedef struct tddp_nccl_plan {
     int size;
     tddp_store *store;
     const char *key;
-    int64_t deadline_ns; /* CLOCK_MONOTONIC */
-    tddp_cancel *cancel;
-    const _Atomic bool *ends; /* gives up when it is set; NULL: nothing does */
-    tddp_nccl_channel *from;  /* split off from it, by all its ranks at once; NULL: anew */
+    tddp_nccl_until until;
+    tddp_nccl_channel *from; /* split off from it, by all its ranks at once; NULL: anew */
 } tddp_nccl_plan;
 
 /*
@@ -69,8 +74,14 @@ TDDP_NODISCARD tddp_status tddp_nccl_settle(tddp_nccl_channel *channel, tddp_ncc
 TDDP_NODISCARD tddp_status tddp_nccl_await(tddp_nccl_channel *channel, tddp_cuda_event event,
                                            int64_t deadline_ns);
 
-/* Nanoseconds of CLOCK_MONOTONIC; and such a moment `timeout_ms` from now. */
+/* Waits until there is such a key: by looking, now and then. `lack` says what it means that there
+ * is none when the time is over. */
+TDDP_NODISCARD tddp_status tddp_nccl_await_key(tddp_store *store, tddp_slice key,
+                                               tddp_nccl_until until, const char *lack);
+
+/* Nanoseconds of CLOCK_MONOTONIC; such a moment `timeout_ms` from now; what is left until one. */
 int64_t tddp_nccl_now(void);
 int64_t tddp_nccl_deadline(int64_t timeout_ms);
+tddp_wait tddp_nccl_left(tddp_nccl_until until);
 
 #endif

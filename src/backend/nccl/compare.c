@@ -11,11 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "backend/nccl/channel.h"
-
-enum { KEY_BYTES = 64, LOOK_NS = 1000 * 1000 };
+enum { KEY_BYTES = 64 };
 
 /* A bundle has a fingerprint of its sizes always; whether it is compared the variable says. */
 bool tddp_nccl_compares(const tddp_op *op)
@@ -30,45 +27,20 @@ static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
     return (tddp_slice){text, (size_t)length};
 }
 
-static tddp_wait left_until(int64_t deadline_ns)
-{
-    int64_t left = (deadline_ns - tddp_nccl_now()) / 1000000;
-    return (tddp_wait){left > 0 ? left : 0, NULL};
-}
-
-/* By looks: a wait in the store would keep other threads from using it. */
-static tddp_status await_words(const tddp_nccl_comparer *self, tddp_slice key, int peer,
-                               int64_t deadline_ns)
-{
-    for (;;) {
-        int is_there = 0;
-        const tddp_wait left = left_until(deadline_ns);
-        if (left.timeout_ms == 0) {
-            return tddp_fail(TDDP_TIMEOUT,
-                             "rank %d has not said what it calls: is it alive, and is "
-                             "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
-                             peer);
-        }
-        tddp_status status = tddp_store_check(self->store, &key, 1, &left, &is_there);
-        if (status || is_there) {
-            return status;
-        }
-        if (atomic_load(self->ends)) {
-            return tddp_fail(TDDP_GROUP_FAILED, "aborted");
-        }
-        (void)nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
-    }
-}
-
 static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int peer,
-                                int64_t deadline_ns)
+                                tddp_nccl_until until)
 {
     char text[KEY_BYTES];
     const tddp_slice key = key_of(text, op->sequence, peer);
     tddp_blob blob = {0};
-    tddp_status status = await_words(self, key, peer, deadline_ns);
+    char lack[128];
+    (void)snprintf(lack, sizeof lack,
+                   "rank %d has not said what it calls: is it alive, and is "
+                   "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
+                   peer);
+    tddp_status status = tddp_nccl_await_key(self->store, key, until, lack);
     if (status == TDDP_OK) {
-        const tddp_wait left = left_until(deadline_ns);
+        const tddp_wait left = tddp_nccl_left(until);
         status = tddp_store_get(self->store, key, &left, &blob);
     }
     if (status) {
@@ -91,10 +63,10 @@ static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int
     return status;
 }
 
-static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
 {
     char text[KEY_BYTES];
-    const tddp_wait left = left_until(deadline_ns);
+    const tddp_wait left = tddp_nccl_left(until);
     tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
     if (!mine) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
@@ -110,10 +82,10 @@ static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, int64_
 }
 
 /* What all have read. That it stays is no harm. */
-static void forget(tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+static void forget(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
 {
     char text[KEY_BYTES];
-    const tddp_wait left = left_until(deadline_ns);
+    const tddp_wait left = tddp_nccl_left(until);
     int deleted = 0;
     if (self->last != 0) {
         (void)!tddp_store_delete_key(self->store, key_of(text, self->last, self->rank), &left,
@@ -122,7 +94,7 @@ static void forget(tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline
     self->last = op->sequence;
 }
 
-tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, int64_t deadline_ns)
+tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
 {
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
@@ -130,14 +102,14 @@ tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, int64
             return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
         }
     }
-    tddp_status status = say(self, op, deadline_ns);
+    tddp_status status = say(self, op, until);
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
         if (peer != self->rank) {
-            status = compare_with(self, op, peer, deadline_ns);
+            status = compare_with(self, op, peer, until);
         }
     }
     if (status == TDDP_OK) {
-        forget(self, op, deadline_ns);
+        forget(self, op, until);
     }
     return status;
 }

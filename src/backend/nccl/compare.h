@@ -5,18 +5,18 @@
 #ifndef TDDP_NCCL_COMPARE_H
 #define TDDP_NCCL_COMPARE_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <tddp/call.h>
 
+#include "backend/nccl/channel.h"
+
 typedef struct tddp_nccl_comparer {
     int rank;
     int size;
-    tddp_store *store;        /* its owner's */
-    const _Atomic bool *ends; /* gives up when it is set */
-    tddp_calls *calls;        /* with each rank, of the last two operations */
-    uint64_t last;            /* the operation whose words are still in the store; 0: none */
+    tddp_store *store; /* its owner's */
+    tddp_calls *calls; /* with each rank, of the last two operations */
+    uint64_t last;     /* the operation whose words are still in the store; 0: none */
 } tddp_nccl_comparer;
 
 /* Whether this operation is compared, which its callers decide alike on all ranks. */
@@ -25,6 +25,6 @@ bool tddp_nccl_compares(const tddp_op *op);
 /* All ranks, in the order of the operations. Errors: TDDP_MISMATCH with both sides, TDDP_TIMEOUT,
  * those of the store. */
 TDDP_NODISCARD tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op,
-                                             int64_t deadline_ns);
+                                             tddp_nccl_until until);
 
 #endif

@@ -59,9 +59,7 @@ static tddp_nccl_plan plan_of(context *self, int device, const char *key, int64_
                             .size = self->size,
                             .store = self->store,
                             .key = key,
-                            .deadline_ns = deadline_ns,
-                            .cancel = cancel,
-                            .ends = &self->aborted};
+                            .until = {deadline_ns, cancel, &self->aborted}};
 }
 
 static tddp_status open_channel(context *self, int device, int64_t deadline_ns, tddp_cancel *cancel,
@@ -123,7 +121,8 @@ static tddp_status launch_on(context *self, tddp_nccl_request *request)
     tddp_nccl_channel *channel;
     tddp_status status = TDDP_OK;
     if (tddp_nccl_compares(request->op)) {
-        status = tddp_nccl_compare(&self->comparer, request->op, request->deadline_ns);
+        const tddp_nccl_until until = {request->deadline_ns, NULL, &self->aborted};
+        status = tddp_nccl_compare(&self->comparer, request->op, until);
     }
     if (status == TDDP_OK) {
         status = channel_on(self, request->device, request->deadline_ns, &channel);
@@ -325,8 +324,8 @@ static tddp_status make(const tddp_backend_opts *opts, const tddp_nccl_libraries
     self->bound = opts->device_bound;
     self->timeout_ms = opts->timeout_ms;
     self->store = tddp_store_retain(opts->store);
-    self->comparer = (tddp_nccl_comparer){
-        .rank = self->rank, .size = self->size, .store = self->store, .ends = &self->aborted};
+    self->comparer =
+        (tddp_nccl_comparer){.rank = self->rank, .size = self->size, .store = self->store};
     pthread_mutex_init(&self->mutex, NULL);
     for (int side = 0; side < 2; side++) {
         self->lanes[side] = calloc((size_t)self->size, sizeof(lane));

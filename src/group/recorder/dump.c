@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "group/checks.h"
 #include "group/recorder/recorder.h"
 
 static tddp_status fail_file(const char *what, const char *path)
@@ -69,14 +70,11 @@ static tddp_status dump(tddp_recorder *const *all, size_t count, const char *pat
 
 tddp_status tddp_group_dump(tddp_group *group, const char *path)
 {
-    if (!group || !path || !path[0]) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", group ? "path is empty" : "group is NULL");
+    tddp_status status = tddp_group_check_own(group, "dump");
+    if (status == TDDP_OK && (!path || !path[0])) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "dump: path is empty");
     }
-    if (group->pid != getpid()) {
-        return tddp_fail(TDDP_FORKED, "group \"%s\" was made by process %d, this is its child %d",
-                         group->name, (int)group->pid, (int)getpid());
-    }
-    return dump(&group->recorder, 1, path);
+    return status ? status : dump(&group->recorder, 1, path);
 }
 
 /* --- where they go --------------------------------------------------------------------------- */

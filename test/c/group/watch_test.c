@@ -122,8 +122,8 @@ MULTI_TEST(the_first_to_fail_is_named_by_its_victims, 3, 20)
     } else {
         snprintf(text, sizeof text,
                  "%s failed first, in barrier 2: asked to fail by TDDP_FAKE (TDDP_NETWORK)", who);
-        expect(tddp_barrier(group, NULL), TDDP_PEER_LOST,
-               "barrier 2 of group \"default_pg\" on rank ", text);
+        /* A rank may come to it after it has heard of the failure. */
+        expect(tddp_barrier(group, NULL), TDDP_PEER_LOST, "group \"default_pg\"", text);
     }
     CHECK(now() - start < 1);
     leave(group, store, rank, world_size);

@@ -32,6 +32,12 @@ struct CUstream_st {
     int references; /* of its owner, and of events */
 };
 
+/* Before each event and each piece of memory. */
+typedef struct piece {
+    _Alignas(64) struct piece *before;
+    struct piece *after;
+} piece;
+
 struct CUevent_st {
     tddp_cuda_stream stream; /* NULL: not recorded, or on the default stream: done */
     uint64_t ticket;
@@ -40,10 +46,12 @@ struct CUevent_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int alive;
+static piece *pieces; /* none is lost to who looks for leaks: a device keeps what is not freed */
 static int capture;
 static _Atomic int delay_ms;
 static char failing[NAME_BYTES];
 static int failing_with;
+static int failing_times;
 static _Thread_local int device;
 static _Thread_local tddp_cuda_error last_error;
 
@@ -61,7 +69,7 @@ void standin_set_delay_ms(int ms)
     atomic_store(&delay_ms, ms);
 }
 
-void standin_fail_next(const char *name, int error)
+void standin_fail_times(const char *name, int error, int times)
 {
     pthread_mutex_lock(&lock);
     failing[0] = '\0';
@@ -69,7 +77,13 @@ void standin_fail_next(const char *name, int error)
         strncpy(failing, name, sizeof failing - 1);
     }
     failing_with = error;
+    failing_times = times;
     pthread_mutex_unlock(&lock);
+}
+
+void standin_fail_next(const char *name, int error)
+{
+    standin_fail_times(name, error, 1);
 }
 
 int standin_failure_of(const char *name)
@@ -78,7 +92,10 @@ int standin_failure_of(const char *name)
     pthread_mutex_lock(&lock);
     if (strcmp(failing, name) == 0) {
         error = failing_with;
-        failing[0] = '\0';
+        failing_times--;
+        if (failing_times == 0) {
+            failing[0] = '\0';
+        }
     }
     pthread_mutex_unlock(&lock);
     return error;
@@ -216,31 +233,61 @@ EXPORT tddp_cuda_error cudaStreamDestroy(tddp_cuda_stream stream)
     return 0;
 }
 
+/* --- pieces ---------------------------------------------------------------------------------- */
+
+static void *make_piece(size_t bytes)
+{
+    piece *made = aligned_alloc(_Alignof(piece), sizeof *made + (bytes + 63) / 64 * 64);
+    if (!made) {
+        abort();
+    }
+    memset(made, 0, sizeof *made + bytes);
+    pthread_mutex_lock(&lock);
+    alive++;
+    made->after = pieces;
+    if (pieces) {
+        pieces->before = made;
+    }
+    pieces = made;
+    pthread_mutex_unlock(&lock);
+    return made + 1;
+}
+
+static void free_piece(void *data)
+{
+    piece *it = (piece *)data - 1;
+    pthread_mutex_lock(&lock);
+    alive--;
+    if (it->before) {
+        it->before->after = it->after;
+    } else {
+        pieces = it->after;
+    }
+    if (it->after) {
+        it->after->before = it->before;
+    }
+    pthread_mutex_unlock(&lock);
+    free(it);
+}
+
 /* --- events ---------------------------------------------------------------------------------- */
 
 EXPORT tddp_cuda_error cudaEventCreateWithFlags(tddp_cuda_event *event, unsigned flags)
 {
     (void)flags;
     FAIL_IF_TOLD();
-    *event = calloc(1, sizeof **event);
-    if (!*event) {
-        abort();
-    }
-    pthread_mutex_lock(&lock);
-    alive++;
-    pthread_mutex_unlock(&lock);
+    *event = make_piece(sizeof **event);
     return 0;
 }
 
 EXPORT tddp_cuda_error cudaEventDestroy(tddp_cuda_event event)
 {
     pthread_mutex_lock(&lock);
-    alive--;
     if (event->stream) {
         drop(event->stream);
     }
     pthread_mutex_unlock(&lock);
-    free(event);
+    free_piece(event);
     return 0;
 }
 
@@ -324,23 +371,14 @@ EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_ev
 EXPORT tddp_cuda_error cudaMalloc(void **data, size_t bytes)
 {
     FAIL_IF_TOLD();
-    *data = calloc(1, bytes ? bytes : 1);
-    if (!*data) {
-        abort();
-    }
-    pthread_mutex_lock(&lock);
-    alive++;
-    pthread_mutex_unlock(&lock);
+    *data = make_piece(bytes);
     return 0;
 }
 
 EXPORT tddp_cuda_error cudaFree(void *data)
 {
     if (data) {
-        pthread_mutex_lock(&lock);
-        alive--;
-        pthread_mutex_unlock(&lock);
-        free(data);
+        free_piece(data);
     }
     return 0;
 }

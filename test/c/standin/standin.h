@@ -16,7 +16,8 @@ STANDIN_API void standin_put(tddp_cuda_stream stream, void (*call)(void *data), 
 /* What is put on any stream from now on takes so much longer. */
 STANDIN_API void standin_set_delay_ms(int ms);
 
-/* The next call of this name gives `error`, once; NULL: none does. */
+/* The next calls of this name give `error`, so many times; NULL: none does. The next one alone. */
+STANDIN_API void standin_fail_times(const char *name, int error, int times);
 STANDIN_API void standin_fail_next(const char *name, int error);
 STANDIN_API int standin_failure_of(const char *name);
 
