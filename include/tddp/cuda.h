@@ -2,7 +2,7 @@
  * @file cuda.h
  * @brief The CUDA runtime's C API, found when first asked for: libtddp links none of it.
  *
- * The declarations are the project's own, as CUDA's documentation has these calls from 11.0 on, so
+ * The declarations are the project's own, as CUDA's documentation has these calls from 11.2 on, so
  * that everything compiles without CUDA. They keep CUDA's names, so that its documentation is
  * theirs. Where CUDA's headers are, src/backend/nccl/check_api.c compares.
  */
@@ -36,32 +36,34 @@ typedef struct CUstream_st *tddp_cuda_stream;
 typedef struct CUevent_st *tddp_cuda_event;
 
 /* X(result, name, arguments) */
-#define TDDP_CUDA_CALLS(X)                                                                  \
-    X(tddp_cuda_error, cudaRuntimeGetVersion, (int *version))                               \
-    X(tddp_cuda_error, cudaGetDeviceCount, (int *count))                                    \
-    X(tddp_cuda_error, cudaGetDevice, (int *device))                                        \
-    X(tddp_cuda_error, cudaSetDevice, (int device))                                         \
-    X(const char *, cudaGetErrorString, (tddp_cuda_error error))                            \
-    X(tddp_cuda_error, cudaGetLastError, (void))                                            \
-    X(tddp_cuda_error, cudaDeviceGetStreamPriorityRange, (int *least, int *greatest))       \
-    X(tddp_cuda_error, cudaStreamCreateWithPriority,                                        \
-      (tddp_cuda_stream * stream, unsigned flags, int priority))                            \
-    X(tddp_cuda_error, cudaStreamDestroy, (tddp_cuda_stream stream))                        \
-    X(tddp_cuda_error, cudaStreamWaitEvent,                                                 \
-      (tddp_cuda_stream stream, tddp_cuda_event event, unsigned flags))                     \
-    X(tddp_cuda_error, cudaStreamIsCapturing, (tddp_cuda_stream stream, int *status))       \
-    X(tddp_cuda_error, cudaThreadExchangeStreamCaptureMode, (int *mode))                    \
-    X(tddp_cuda_error, cudaEventCreateWithFlags, (tddp_cuda_event * event, unsigned flags)) \
-    X(tddp_cuda_error, cudaEventDestroy, (tddp_cuda_event event))                           \
-    X(tddp_cuda_error, cudaEventRecord, (tddp_cuda_event event, tddp_cuda_stream stream))   \
-    X(tddp_cuda_error, cudaEventQuery, (tddp_cuda_event event))                             \
-    X(tddp_cuda_error, cudaEventElapsedTime,                                                \
-      (float *ms, tddp_cuda_event start, tddp_cuda_event end))                              \
-    X(tddp_cuda_error, cudaMalloc, (void **data, size_t bytes))                             \
-    X(tddp_cuda_error, cudaFree, (void *data))                                              \
-    X(tddp_cuda_error, cudaHostAlloc, (void **data, size_t bytes, unsigned flags))          \
-    X(tddp_cuda_error, cudaFreeHost, (void *data))                                          \
-    X(tddp_cuda_error, cudaMemcpyAsync,                                                     \
+#define TDDP_CUDA_CALLS(X)                                                                    \
+    X(tddp_cuda_error, cudaRuntimeGetVersion, (int *version))                                 \
+    X(tddp_cuda_error, cudaGetDeviceCount, (int *count))                                      \
+    X(tddp_cuda_error, cudaGetDevice, (int *device))                                          \
+    X(tddp_cuda_error, cudaSetDevice, (int device))                                           \
+    X(const char *, cudaGetErrorString, (tddp_cuda_error error))                              \
+    X(tddp_cuda_error, cudaGetLastError, (void))                                              \
+    X(tddp_cuda_error, cudaDeviceGetStreamPriorityRange, (int *least, int *greatest))         \
+    X(tddp_cuda_error, cudaStreamCreateWithPriority,                                          \
+      (tddp_cuda_stream * stream, unsigned flags, int priority))                              \
+    X(tddp_cuda_error, cudaStreamDestroy, (tddp_cuda_stream stream))                          \
+    X(tddp_cuda_error, cudaStreamWaitEvent,                                                   \
+      (tddp_cuda_stream stream, tddp_cuda_event event, unsigned flags))                       \
+    X(tddp_cuda_error, cudaStreamIsCapturing, (tddp_cuda_stream stream, int *status))         \
+    X(tddp_cuda_error, cudaThreadExchangeStreamCaptureMode, (int *mode))                      \
+    X(tddp_cuda_error, cudaEventCreateWithFlags, (tddp_cuda_event * event, unsigned flags))   \
+    X(tddp_cuda_error, cudaEventDestroy, (tddp_cuda_event event))                             \
+    X(tddp_cuda_error, cudaEventRecord, (tddp_cuda_event event, tddp_cuda_stream stream))     \
+    X(tddp_cuda_error, cudaEventQuery, (tddp_cuda_event event))                               \
+    X(tddp_cuda_error, cudaEventElapsedTime,                                                  \
+      (float *ms, tddp_cuda_event start, tddp_cuda_event end))                                \
+    X(tddp_cuda_error, cudaMalloc, (void **data, size_t bytes))                               \
+    X(tddp_cuda_error, cudaFree, (void *data))                                                \
+    X(tddp_cuda_error, cudaMallocAsync, (void **data, size_t bytes, tddp_cuda_stream stream)) \
+    X(tddp_cuda_error, cudaFreeAsync, (void *data, tddp_cuda_stream stream))                  \
+    X(tddp_cuda_error, cudaHostAlloc, (void **data, size_t bytes, unsigned flags))            \
+    X(tddp_cuda_error, cudaFreeHost, (void *data))                                            \
+    X(tddp_cuda_error, cudaMemcpyAsync,                                                       \
       (void *into, const void *from, size_t bytes, int kind, tddp_cuda_stream stream))
 
 /** The calls, by CUDA's names. */

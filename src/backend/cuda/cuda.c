@@ -34,7 +34,7 @@ static tddp_status find(tddp_cuda *out)
     }
 #define FIND(result, name, arguments)                                             \
     if (!tddp_library_symbol(&library, #name, &out->name)) {                      \
-        return tddp_library_lacks(&library, #name, "the CUDA runtime from 11.0"); \
+        return tddp_library_lacks(&library, #name, "the CUDA runtime from 11.2"); \
     }
     TDDP_CUDA_CALLS(FIND)
 #undef FIND

@@ -1,6 +1,9 @@
 /*
  * Each operation in NCCL's calls. What NCCL has no call for is a group of sends and receives, or of
  * broadcasts and reductions, which it carries out as one.
+ *
+ * Invariant: which calls are made follows from what is equal on all ranks, as the parts' sizes are.
+ * Where the parts lie is not: one rank may have them end to end and the next may not.
  */
 #include "backend/nccl/operations.h"
 
@@ -52,15 +55,72 @@ static tddp_nccl_result receive_bytes(const launch *self, const tddp_buffer *int
                                 self->channel->comm, self->channel->stream);
 }
 
-static tddp_status copy_own(const launch *self, const tddp_buffer *from, const tddp_buffer *into)
+static tddp_status copy(const launch *self, const void *from, void *into, size_t bytes)
 {
-    if (from->data == into->data || from->count == 0) {
+    if (from == into || bytes == 0) {
         return TDDP_OK;
     }
-    return tddp_cuda_check(self->cuda,
-                           self->cuda->cudaMemcpyAsync(into->data, from->data, bytes_of(from),
-                                                       TDDP_CUDA_COPY_ANY, self->channel->stream),
-                           "cudaMemcpyAsync");
+    return tddp_cuda_check(
+        self->cuda,
+        self->cuda->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, self->channel->stream),
+        "cudaMemcpyAsync");
+}
+
+static tddp_status copy_own(const launch *self, const tddp_buffer *from, const tddp_buffer *into)
+{
+    return copy(self, from->data, into->data, bytes_of(from));
+}
+
+/* --- equal parts ----------------------------------------------------------------------------- */
+
+static bool all_equal(const launch *self, const tddp_buffer *parts)
+{
+    for (int rank = 1; rank < self->channel->size; rank++) {
+        if (parts[rank].count != parts->count) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Memory in which equal parts lie end to end: theirs if they do (`whole`), else the channel's
+ * stream's own until it has got there. */
+static tddp_status take_room(const launch *self, const tddp_buffer *whole, void **room)
+{
+    *room = whole->data;
+    if (*room) {
+        return TDDP_OK;
+    }
+    return tddp_cuda_check(
+        self->cuda, self->cuda->cudaMallocAsync(room, bytes_of(whole), self->channel->stream),
+        "cudaMallocAsync, for parts that do not lie end to end");
+}
+
+static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char *room, bool in)
+{
+    const size_t each = bytes_of(parts);
+    tddp_status status = TDDP_OK;
+    for (int rank = 0; rank < self->channel->size && status == TDDP_OK; rank++) {
+        char *place = room + (size_t)rank * each;
+        status = in ? copy(self, parts[rank].data, place, each)
+                    : copy(self, place, parts[rank].data, each);
+    }
+    return status;
+}
+
+/* With the status so far. */
+static tddp_status leave_room(const launch *self, const tddp_buffer *whole, void *room,
+                              tddp_status status)
+{
+    if (room == whole->data) {
+        return status;
+    }
+    tddp_cuda_error error = self->cuda->cudaFreeAsync(room, self->channel->stream);
+    if (status) {
+        (void)self->cuda->cudaGetLastError();
+        return status;
+    }
+    return tddp_cuda_check(self->cuda, error, "cudaFreeAsync");
 }
 
 /* --- reductions ------------------------------------------------------------------------------ */
@@ -107,10 +167,36 @@ static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int r
     return end_group(self, result, "ncclAllReduce");
 }
 
-/* reduce_scatter whose parts differ in size, or do not lie end to end. */
-static tddp_status reduce_parts(const launch *self, tddp_nccl_type type, int redop)
+static tddp_status scatter_equal(const launch *self, tddp_nccl_type type, int redop)
 {
     const tddp_op *op = self->op;
+    void *room;
+    tddp_status status = take_room(self, &op->input, &room);
+    if (status) {
+        return status;
+    }
+    if (room != op->input.data) {
+        status = copy_parts(self, op->input_parts, room, true);
+    }
+    if (status == TDDP_OK) {
+        status = check(self,
+                       self->nccl->ncclReduceScatter(room, op->output.data,
+                                                     op->output.count * type.each, type.type, redop,
+                                                     self->channel->comm, self->channel->stream),
+                       "ncclReduceScatter");
+    }
+    return leave_room(self, &op->input, room, status);
+}
+
+static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int redop)
+{
+    const tddp_op *op = self->op;
+    if (op->input.count == 0) {
+        return TDDP_OK;
+    }
+    if (all_equal(self, op->input_parts)) {
+        return scatter_equal(self, type, redop);
+    }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (int rank = 0; rank < self->channel->size; rank++) {
         const tddp_buffer *part = &op->input_parts[rank];
@@ -138,12 +224,11 @@ static tddp_status reduce(const launch *self)
     const size_t count = op->output.count * type.each;
     switch (op->kind) {
     case TDDP_OP_ALL_REDUCE:
-        status = op->output.data || count == 0
-                     ? check(self,
-                             nccl->ncclAllReduce(op->input.data, op->output.data, count, type.type,
-                                                 redop, comm, stream),
-                             "ncclAllReduce")
-                     : reduce_bundled(self, type, redop);
+        status = op->bundled > 0 ? reduce_bundled(self, type, redop)
+                                 : check(self,
+                                         nccl->ncclAllReduce(op->input.data, op->output.data, count,
+                                                             type.type, redop, comm, stream),
+                                         "ncclAllReduce");
         break;
     case TDDP_OP_REDUCE:
         status = check(self,
@@ -152,12 +237,7 @@ static tddp_status reduce(const launch *self)
                        "ncclReduce");
         break;
     default:
-        status = op->input.data
-                     ? check(self,
-                             nccl->ncclReduceScatter(op->input.data, op->output.data, count,
-                                                     type.type, redop, comm, stream),
-                             "ncclReduceScatter")
-                     : reduce_parts(self, type, redop);
+        status = reduce_scatter(self, type, redop);
     }
     release_reduction(self, redop, made);
     return status;
@@ -175,29 +255,36 @@ static tddp_status broadcast(const launch *self)
                  "ncclBroadcast");
 }
 
-static bool all_equal(const tddp_buffer *parts, int size, size_t count)
+static tddp_status all_gather_equal(const launch *self)
 {
-    for (int rank = 0; rank < size; rank++) {
-        if (parts[rank].count != count) {
-            return false;
-        }
+    const tddp_op *op = self->op;
+    void *room;
+    tddp_status status = take_room(self, &op->output, &room);
+    if (status) {
+        return status;
     }
-    return true;
+    status =
+        check(self,
+              self->nccl->ncclAllGather(op->input.data, room, bytes_of(&op->input), TDDP_NCCL_UINT8,
+                                        self->channel->comm, self->channel->stream),
+              "ncclAllGather");
+    if (status == TDDP_OK && room != op->output.data) {
+        status = copy_parts(self, op->output_parts, room, false);
+    }
+    return leave_room(self, &op->output, room, status);
 }
 
 static tddp_status all_gather(const launch *self)
 {
     const tddp_op *op = self->op;
-    const int size = self->channel->size;
-    if (op->output.data && all_equal(op->output_parts, size, op->input.count)) {
-        return check(self,
-                     self->nccl->ncclAllGather(op->input.data, op->output.data,
-                                               bytes_of(&op->input), TDDP_NCCL_UINT8,
-                                               self->channel->comm, self->channel->stream),
-                     "ncclAllGather");
+    if (op->output.count == 0) {
+        return TDDP_OK;
+    }
+    if (all_equal(self, op->output_parts)) {
+        return all_gather_equal(self);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < size; rank++) {
+    for (int rank = 0; rank < self->channel->size; rank++) {
         const tddp_buffer *part = &op->output_parts[rank];
         const void *from = rank == self->channel->rank ? op->input.data : part->data;
         result = first_of(

@@ -189,6 +189,70 @@ static inline void check_uneven(tddp_group *group, int rank, int ranks)
     }
 }
 
+/* Parts of memory on the device, each `more` elements longer than the one before: end to end on
+ * ranks with an even number, with room between on others, so that ranks differ in that alone. */
+static inline void lay(tddp_buffer room, tddp_buffer *parts, int ranks, size_t each, size_t more,
+                       bool apart)
+{
+    size_t at = 0;
+    for (int part = 0; part < ranks; part++) {
+        parts[part] = room;
+        parts[part].data = (float *)room.data + at;
+        parts[part].count = each + more * (size_t)part;
+        at += parts[part].count + (apart ? 5 : 0);
+    }
+}
+
+static inline size_t begin_of(const tddp_buffer *room, const tddp_buffer *part)
+{
+    return (size_t)((const float *)part->data - (const float *)room->data);
+}
+
+/* Lists of parts, whose place in memory is a rank's own affair. */
+static inline void check_layouts(tddp_group *group, int rank, int ranks, size_t each, size_t more)
+{
+    enum { ROOM = 4000 };
+    static float data[ROOM];
+    static float room[ROOM];
+    tddp_buffer parts[4];
+    const bool apart = rank % 2 == 1;
+    const size_t count = each + more * (size_t)rank;
+    const size_t world = (size_t)ranks;
+    fill(data, count, rank);
+    tddp_buffer one = put(data, count, TDDP_FLOAT32);
+    tddp_buffer whole = put(room, ROOM, TDDP_FLOAT32);
+    lay(whole, parts, ranks, each, more, apart);
+    CHECK_OK(tddp_all_gather_list(group, one, parts, world, NULL));
+    take(data, one);
+    take(room, whole);
+    for (int part = 0; part < ranks; part++) {
+        for (size_t i = 0; i < parts[part].count; i++) {
+            CHECK_DOUBLE((double)room[begin_of(&whole, &parts[part]) + i], value(part, i), 0);
+        }
+    }
+    fill(room, ROOM, rank);
+    whole = put(room, ROOM, TDDP_FLOAT32);
+    one = put(data, count, TDDP_FLOAT32);
+    lay(whole, parts, ranks, each, more, apart);
+    for (int part = 0; part < ranks; part++) {
+        fill(data, parts[part].count, rank);
+        copy(parts[part].data, data, parts[part].count * sizeof *data);
+    }
+    CHECK_OK(tddp_reduce_scatter_list(group, parts, world, one, TDDP_REDUCE_SUM, 0, NULL));
+    take(data, one);
+    for (size_t i = 0; i < count; i++) {
+        CHECK_DOUBLE((double)data[i], reduced(TDDP_REDUCE_SUM, ranks, i), 0);
+    }
+    CHECK_OK(tddp_all_reduce_coalesced(group, parts, world, TDDP_REDUCE_SUM, 0, NULL));
+    take(room, whole);
+    for (int part = 0; part < ranks; part++) {
+        for (size_t i = 0; i < parts[part].count; i++) {
+            CHECK_DOUBLE((double)room[begin_of(&whole, &parts[part]) + i],
+                         reduced(TDDP_REDUCE_SUM, ranks, i), 0);
+        }
+    }
+}
+
 /* Each rank sends to the next and gets from the one before, many at a time, some of them empty. */
 static inline void check_messages(tddp_group *group, int rank, int ranks)
 {

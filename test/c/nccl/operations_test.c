@@ -9,6 +9,10 @@ static void check_all(int rank, int ranks, int port, int device)
     check_reductions(group, rank, ranks);
     check_moves(group, rank, ranks);
     check_uneven(group, rank, ranks);
+    check_layouts(group, rank, ranks, 0, 0);
+    check_layouts(group, rank, ranks, 333, 0);
+    check_layouts(group, rank, ranks, 0, 3);
+    check_layouts(group, rank, ranks, 333, 1);
     check_dtypes(group, rank, ranks);
     check_bytes(group, rank, ranks);
     CHECK_OK(tddp_barrier(group, NULL));

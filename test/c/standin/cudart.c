@@ -383,6 +383,20 @@ EXPORT tddp_cuda_error cudaFree(void *data)
     return 0;
 }
 
+EXPORT tddp_cuda_error cudaMallocAsync(void **data, size_t bytes, tddp_cuda_stream stream)
+{
+    (void)stream;
+    FAIL_IF_TOLD();
+    return cudaMalloc(data, bytes);
+}
+
+EXPORT tddp_cuda_error cudaFreeAsync(void *data, tddp_cuda_stream stream)
+{
+    FAIL_IF_TOLD();
+    standin_put(stream, free_piece, data);
+    return 0;
+}
+
 /* Pinned. */
 EXPORT tddp_cuda_error cudaHostAlloc(void **data, size_t bytes, unsigned flags)
 {

@@ -16,6 +16,15 @@ typedef struct box {
     char data[PIECE];
 } box;
 
+/* What all ranks have to say alike of a collective. */
+typedef struct title {
+    int kind;
+    int dtype;
+    int op;
+    int root;
+    size_t count;
+} title;
+
 /* The file. */
 typedef struct meeting {
     _Atomic int joined;
@@ -26,6 +35,7 @@ typedef struct meeting {
     _Atomic int split_by[RANKS];  /* how many times */
     _Atomic int colors[2][RANKS]; /* of a split, by turns */
     box boxes[RANKS][RANKS];      /* from, to */
+    title titles[2][RANKS];       /* of collectives, by turns */
     char pieces[RANKS][PIECE];
 } meeting;
 
@@ -38,6 +48,7 @@ struct ncclComm {
     bool seen; /* all have come */
     _Atomic bool aborted;
     _Atomic int under_way; /* on streams */
+    unsigned collectives;  /* so far */
     double factors[FACTORS];
     bool taken[FACTORS];
 };

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -145,8 +146,42 @@ static bool in_pieces(const call *it, const char *input, size_t total,
     return true;
 }
 
+/* Ranks that call different things wait for ever, or until they are aborted. */
+static bool agree(const call *it)
+{
+    struct ncclComm *comm = it->comm;
+    const bool rooted = it->kind == BROADCAST || it->kind == REDUCE;
+    title *titles = comm->shared->titles[comm->collectives++ % 2];
+    titles[comm->rank] = (title){.kind = (int)it->kind,
+                                 .dtype = it->dtype,
+                                 .op = it->op < FIRST_FACTOR ? it->op : FIRST_FACTOR,
+                                 .root = rooted ? it->peer : 0,
+                                 .count = it->count};
+    if (!meet(comm)) {
+        return false;
+    }
+    for (int rank = 0; rank < comm->size; rank++) {
+        const title *own = &titles[comm->rank];
+        const title *other = &titles[rank];
+        if (own->kind == other->kind && own->dtype == other->dtype && own->op == other->op &&
+            own->root == other->root && own->count == other->count) {
+            continue;
+        }
+        fprintf(stderr, "stand-in for NCCL: rank %d calls %d of %zu, rank %d calls %d of %zu\n",
+                comm->rank, own->kind, own->count, rank, other->kind, other->count);
+        while (!atomic_load(&comm->aborted)) {
+            standin_nccl_nap();
+        }
+        return false;
+    }
+    return true;
+}
+
 static void collective(const call *it)
 {
+    if (!agree(it)) {
+        return;
+    }
     size_t each = it->count * tddp_dtype_size(standin_nccl_dtype(it->dtype));
     switch (it->kind) {
     case ALL_REDUCE:
