@@ -31,6 +31,19 @@ module StubbornWorkers
   def state(pid)
     File.read("/proc/#{pid}/stat")[/\) (\S)/, 1]
   end
+
+  # "" of one that is gone, whose parent is 0.
+  def command_name(pid)
+    File.read("/proc/#{pid}/comm").chomp
+  rescue SystemCallError
+    ""
+  end
+
+  def parent(pid)
+    File.read("/proc/#{pid}/stat")[/\) \S (\d+)/, 1].to_i
+  rescue SystemCallError
+    0
+  end
 end
 
 # However torchrun or one of its two processes dies, nobody of the job is left, and nobody else is touched.
@@ -233,6 +246,12 @@ class TerminalTest < LaunchCase
     Process.wait(pid) if pid
   end
 
+  # Not what their children have forked and will be `sleep` soon.
+  def workers_and_children
+    named = marked.select { |pid| command_name(pid).start_with?("worker") }
+    named.reject { |pid| named.include?(parent(parent(pid))) }
+  end
+
   def job(code)
     "#{BINARY} --nproc-per-node=2 #{shell(code).join(" ")}; echo code $?\n"
   end
@@ -265,10 +284,10 @@ class TerminalTest < LaunchCase
 
   def test_ctrl_z_stops_the_workers_and_fg_continues_them
     terminal do |keys, waiting, text|
-      keys << job("echo ready; (trap '' TSTP; while [ ! -e #{@folder}/go ]; do sleep 0.05; done; echo child $RANK) & wait; echo done $RANK")
+      keys << job("(trap '' TSTP; while [ ! -e #{@folder}/go ]; do sleep 0.05; done; echo child $RANK) & echo ready; wait; echo done $RANK")
       waiting.call(/(?:ready.*){2}/m)
-      front = marked.find { |pid| File.read("/proc/#{pid}/comm") == "torchrun\n" }
-      workers = marked.select { |pid| File.read("/proc/#{pid}/comm").start_with?("worker") }
+      front = marked.find { |pid| command_name(pid) == "torchrun" }
+      workers = workers_and_children
       assert_equal 4, workers.size
       keys << "\x1a"
       eventually("all to stop") { [front, *workers].all? { |pid| state(pid) == "T" } }
