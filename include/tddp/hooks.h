@@ -3,10 +3,10 @@
  * @brief The communication hooks that come with the library, for tddp_reducer_set_hook().
  *
  * Each call makes one; caller: tddp_comm_hook_release(). They run on any thread, take float16,
- * bfloat16, float32 and float64 buckets in the CPU's memory (tddp_hook_allreduce(),
- * tddp_hook_noop() and tddp_hook_post_local_sgd() whatever the group takes), and after a bucket's
- * first round allocate nothing for it. Whatever a rank computes by itself from what all ranks have
- * is computed alike on all, to the last bit, on machines of one kind.
+ * bfloat16, float32 and float64 buckets in the CPU's memory (tddp_hook_compress() on devices too;
+ * tddp_hook_allreduce(), tddp_hook_noop() and tddp_hook_post_local_sgd() whatever the group takes),
+ * and after a bucket's first round allocate nothing for it. Whatever a rank computes by itself from
+ * what all ranks have is computed alike on all, to the last bit, on machines of one kind.
  *
  * Hooks with memory of their own (compress, quantize, power_sgd) keep it for each bucket, by its
  * index, until `layout` changes: such a hook serves one reducer. Works use that memory, so whoever

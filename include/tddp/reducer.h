@@ -53,27 +53,6 @@ typedef struct tddp_reducer_param {
                  * and without memory; whoever reports it sees to its average */
 } tddp_reducer_param;
 
-/**
- * The memory of buckets whose parameters are on TDDP_CUDA, which the owner of the tensors gives:
- * buckets on the CPU lie in the group's. `device` is a device's number. Work is put on the calling
- * thread's current stream of that device and need not be done when a call returns. Calls come from
- * any thread, may be made with the reducer's lock held, and never call the reducer back. The table
- * is copied; `user`, and what the calls need, live as long as any of the memory.
- */
-typedef struct tddp_reducer_memory_ops {
-    size_t size; /**< sizeof(tddp_reducer_memory_ops) */
-    void *user;
-    /** So many bytes, more than 0, that are zero: `*data` is the address, at a multiple of 64, and
-     *  `*handle` what release() gets. */
-    tddp_status (*allocate)(void *user, int32_t device, size_t bytes, void **handle, void **data);
-    /** Once nothing uses the memory that the reducer knows of: operations on it are done. */
-    void (*release)(void *user, void *handle);
-    tddp_status (*copy)(void *user, int32_t device, void *into, const void *from, size_t bytes);
-    tddp_status (*zero)(void *user, int32_t device, void *data, size_t bytes);
-    /** The current stream of the calling thread: a cudaStream_t, NULL is the default one. */
-    void *(*stream)(void *user, int32_t device);
-} tddp_reducer_memory_ops;
-
 typedef struct tddp_reducer_opts {
     size_t size; /**< sizeof(tddp_reducer_opts) */
     /** Bytes of the first, second ... bucket, copied; the last repeats. NULL, 0: PyTorch's. */

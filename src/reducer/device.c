@@ -18,7 +18,7 @@
 static tddp_status check_ops(const tddp_reducer_memory_ops *ops)
 {
     if (ops->size != sizeof *ops || !ops->allocate || !ops->release || !ops->copy || !ops->zero ||
-        !ops->stream) {
+        !ops->cast || !ops->stream) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "opts.device lacks a call, or its size is %zu: expected %zu and all calls",
                          ops->size, sizeof *ops);
@@ -55,12 +55,12 @@ tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer, const tddp_comm
                               ? "runs on the thread that called backward, and gradients there are "
                                 "ready on others"
                               : "computes in the CPU's memory";
-        return tddp_fail(TDDP_UNSUPPORTED,
-                         "the communication hook \"%s\" %s, but parameter \"%s\" is on %s: use no "
-                         "hook, allreduce, noop or post_local_sgd for it, or move the model to the "
-                         "CPU",
-                         tddp_comm_hook_name(hook), why, param->name,
-                         tddp_device_type_name(param->device_type));
+        return tddp_fail(
+            TDDP_UNSUPPORTED,
+            "the communication hook \"%s\" %s, but parameter \"%s\" is on %s: use no "
+            "hook, allreduce, noop, fp16_compress, bf16_compress or post_local_sgd for "
+            "it, or move the model to the CPU",
+            tddp_comm_hook_name(hook), why, param->name, tddp_device_type_name(param->device_type));
     }
     return TDDP_OK;
 }

@@ -139,7 +139,8 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b)
                               reducer->layouts,
                               bucket->buffer,
                               bucket->params,
-                              bucket->gradients};
+                              bucket->gradients,
+                              bucket->buffer.device_type == TDDP_CPU ? NULL : &reducer->device};
     int again = 0;
     status = tddp_comm_hook_run(reducer->hook, reducer->group, &seen, bucket->stage, &bucket->work,
                                 &again);

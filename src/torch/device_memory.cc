@@ -4,6 +4,8 @@
 #include "torch/device_memory.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <tddp/log.h>
 
@@ -63,6 +65,26 @@ tddp_status zero(void *, int32_t device, void *data, size_t bytes)
     });
 }
 
+tddp_status cast(void *, int32_t device, void *into, tddp_dtype into_dtype, const void *from,
+                 tddp_dtype from_dtype, size_t count, double divisor)
+{
+    return guard([&] {
+        const at::NoGradGuard no_grad;
+        const std::vector<int64_t> sizes{static_cast<int64_t>(count)};
+        const at::Tensor source = tensor_over(const_cast<void *>(from), sizes,
+                                              bytes_on(device).dtype(scalar_type_of(from_dtype)));
+        at::Tensor target =
+            tensor_over(into, sizes, bytes_on(device).dtype(scalar_type_of(into_dtype)));
+        if (divisor == 1) {
+            target.copy_(source);
+            return;
+        }
+        // The quotient has the dtype of what is divided, and is to be rounded once.
+        const at::Tensor wide = source.element_size() < 4 ? source.to(at::kFloat) : source;
+        at::div_out(target, wide, at::scalar_tensor(divisor, at::kDouble));
+    });
+}
+
 void *stream(void *, int32_t device)
 {
     return current_stream(TDDP_CUDA, device);
@@ -73,7 +95,7 @@ void *stream(void *, int32_t device)
 const tddp_reducer_memory_ops *device_memory()
 {
     static const tddp_reducer_memory_ops ops = {sizeof ops, nullptr, allocate, release,
-                                                copy,       zero,    stream};
+                                                copy,       zero,    cast,     stream};
     return &ops;
 }
 

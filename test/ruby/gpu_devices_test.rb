@@ -213,6 +213,25 @@ class GPUDevicesTest < Minitest::Test
     end
   end
 
+  # Whole numbers that both dtypes have, and their halves: with all parameters 1 the layers give 7 x + 1.
+  def test_hooks_that_send_halves
+    expected = [[49.0, 98.0], [63.0, 14.0], [65.0, 2.0]].flatten.map { |value| [:float32, [value]] }
+    %i[fp16_compress bf16_compress].each do |name|
+      gradients = ranks(2) do |rank|
+        net = Torch::NN::Sequential.new(*Array.new(3) { Torch::NN::Linear.new(7, 7) })
+        net.parameters.each { |parameter| Torch.no_grad { parameter.fill!(1) } }
+        model = Torch::NN::Parallel::DistributedDataParallel.new(net.to(DEVICE), bucket_cap_mb: 0.0002)
+        model.register_comm_hook(name)
+        3.times do
+          net.zero_grad
+          model.call(Torch.full([2, 7], rank.to_f).to(DEVICE)).sum.backward
+        end
+        net.parameters.map { |parameter| [parameter.grad.dtype, parameter.grad.cpu.flatten.to_a.uniq] }
+      end
+      assert_equal [expected] * 2, gradients, name
+    end
+  end
+
   def join(rank, port)
     ENV["NCCL_HOSTID"] = "rank#{rank}"
     ENV["NCCL_SOCKET_IFNAME"] = "lo"

@@ -1,8 +1,8 @@
 /*
  * Buckets sent as float16 or bfloat16, by themselves or with another hook working on them. One
  * reducer's threads, one at a time. The halves of a bucket live in its scratch, in memory of the
- * group's, from stage 0 until they are cast back; the bucket's own memory is read before and
- * written after.
+ * group's or of the bucket's device, from stage 0 until they are cast back; the bucket's own memory
+ * is read before and written after. On a device all of it is put on the stream that is current.
  */
 #include <stdlib.h>
 
@@ -18,13 +18,19 @@ typedef struct compress {
 /* Of one bucket. */
 typedef struct scratch {
     bool over; /* what works on the halves is done once its operation is */
-    tddp_group_memory *halves;
+    void *data;
+    tddp_group_memory *halves;      /* NULL: they are on a device */
+    tddp_reducer_memory_ops device; /* of `handle` */
+    void *handle;
 } scratch;
 
 static void free_scratch(void *state)
 {
     scratch *memory = state;
     tddp_group_memory_release(memory->halves);
+    if (memory->handle) {
+        memory->device.release(memory->device.user, memory->handle);
+    }
     free(memory);
 }
 
@@ -36,8 +42,17 @@ static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucke
     if (!memory) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_group_memory_create(
-        group, tddp_hooks_room(bucket->buffer.count, sizeof(uint16_t)), &memory->halves);
+    const tddp_reducer_memory_ops *device = bucket->device;
+    const size_t bytes = tddp_hooks_room(bucket->buffer.count, sizeof(uint16_t));
+    tddp_status status;
+    if (device) {
+        memory->device = *device;
+        status = device->allocate(device->user, bucket->buffer.device_index, bytes, &memory->handle,
+                                  &memory->data);
+    } else {
+        status = tddp_group_memory_create(group, bytes, &memory->halves);
+        memory->data = status == TDDP_OK ? tddp_group_memory_data(memory->halves) : NULL;
+    }
     if (status != TDDP_OK) {
         free(memory);
         return status;
@@ -50,9 +65,22 @@ static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucke
 static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, const scratch *memory)
 {
     tddp_bucket narrow = *bucket;
-    narrow.buffer.data = tddp_group_memory_data(memory->halves);
+    narrow.buffer.data = memory->data;
     narrow.buffer.dtype = self->dtype;
     return narrow;
+}
+
+static tddp_status cast(const tddp_bucket *bucket, tddp_buffer from, tddp_buffer into,
+                        double divisor)
+{
+    const tddp_reducer_memory_ops *device = bucket->device;
+    if (!device) {
+        tddp_hooks_cast(from, into, divisor);
+        return TDDP_OK;
+    }
+    return from.count == 0 ? TDDP_OK
+                           : device->cast(device->user, into.device_index, into.data, into.dtype,
+                                          from.data, from.dtype, from.count, divisor);
 }
 
 /* The next step on the halves; once no operation is left they are cast back. */
@@ -74,9 +102,8 @@ static tddp_status step(const compress *self, tddp_group *group, const tddp_buck
             return TDDP_OK;
         }
     }
-    tddp_hooks_cast(narrow.buffer, bucket->buffer, 1.0);
     *again = 0;
-    return TDDP_OK;
+    return cast(bucket, narrow.buffer, bucket->buffer, 1.0);
 }
 
 static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
@@ -84,7 +111,8 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
 {
     compress *self = state;
     void *memory = NULL;
-    tddp_status status = tddp_hooks_check(self->name, bucket);
+    tddp_status status = bucket->device ? tddp_hooks_check(self->name, bucket)
+                                        : tddp_hooks_check_host(self->name, bucket);
     if (status != TDDP_OK) {
         return status;
     }
@@ -105,7 +133,10 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     if (stage == 0) {
         int ranks = self->inner ? 1 : tddp_group_world_size(group);
         halves->over = false;
-        tddp_hooks_cast(bucket->buffer, narrowed(self, bucket, halves).buffer, ranks);
+        status = cast(bucket, bucket->buffer, narrowed(self, bucket, halves).buffer, ranks);
+        if (status != TDDP_OK) {
+            return status;
+        }
     }
     return step(self, group, bucket, halves, stage, work, again);
 }
@@ -116,6 +147,16 @@ static void free_compress(void *state)
     tddp_hooks_clear(&self->table, free_scratch);
     tddp_comm_hook_release(self->inner);
     free(self);
+}
+
+/* Where the halves may lie: wherever the hook in it takes them. */
+static uint32_t device_types_of(const tddp_comm_hook *inner)
+{
+    uint32_t types = 1u << TDDP_CPU;
+    if (!inner || tddp_comm_hook_takes(inner, TDDP_CUDA)) {
+        types |= 1u << TDDP_CUDA;
+    }
+    return types;
 }
 
 /* Of the hook and of the one in it; NULL: no memory. The caller frees it. */
@@ -144,9 +185,13 @@ tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_com
     self->inner = inner ? tddp_comm_hook_retain(inner) : NULL;
     self->name = inner ? (is16 ? "fp16_compress_wrapper" : "bf16_compress_wrapper")
                        : (is16 ? "fp16_compress" : "bf16_compress");
-    tddp_comm_hook_ops ops = {sizeof ops, self->name,    inner && tddp_comm_hook_on_caller(inner),
-                              run,        free_compress, settings,
-                              0};
+    tddp_comm_hook_ops ops = {sizeof ops,
+                              self->name,
+                              inner && tddp_comm_hook_on_caller(inner),
+                              run,
+                              free_compress,
+                              settings,
+                              device_types_of(inner)};
     tddp_status status = tddp_hooks_make(&ops, self, out);
     free(settings);
     return status;

@@ -34,8 +34,9 @@ TDDP_NODISCARD tddp_status tddp_hooks_average(tddp_group *group, tddp_buffer buf
 /* Bytes of the group's memory for so many elements: at least one. */
 size_t tddp_hooks_room(size_t count, size_t bytes_each);
 
-/* Whether `hook` can compute on this bucket: floating-point numbers in the CPU's memory. */
+/* Whether `hook` can compute on this bucket: floating-point numbers; in the CPU's memory. */
 TDDP_NODISCARD tddp_status tddp_hooks_check(const char *hook, const tddp_bucket *bucket);
+TDDP_NODISCARD tddp_status tddp_hooks_check_host(const char *hook, const tddp_bucket *bucket);
 
 /* --- table.c --------------------------------------------------------------------------------- */
 

@@ -28,15 +28,20 @@ size_t tddp_hooks_room(size_t count, size_t bytes_each)
     return count > 0 ? count * bytes_each : 1;
 }
 
-tddp_status tddp_hooks_check(const char *hook, const tddp_bucket *bucket)
+tddp_status tddp_hooks_check_host(const char *hook, const tddp_bucket *bucket)
 {
-    tddp_dtype dtype = bucket->buffer.dtype;
     if (bucket->buffer.device_type != TDDP_CPU) {
         return tddp_fail(TDDP_UNSUPPORTED,
                          "the hook %s computes in the CPU's memory, bucket %zu is on %s: use "
                          "allreduce there",
                          hook, bucket->index, tddp_device_type_name(bucket->buffer.device_type));
     }
+    return tddp_hooks_check(hook, bucket);
+}
+
+tddp_status tddp_hooks_check(const char *hook, const tddp_bucket *bucket)
+{
+    tddp_dtype dtype = bucket->buffer.dtype;
     if (dtype != TDDP_FLOAT16 && dtype != TDDP_BFLOAT16 && dtype != TDDP_FLOAT32 &&
         dtype != TDDP_FLOAT64) {
         return tddp_fail(TDDP_UNSUPPORTED,

@@ -33,7 +33,7 @@ static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *
                          tddp_work **work, int *again)
 {
     void *entered = NULL;
-    tddp_status status = tddp_hooks_check(self->name, bucket);
+    tddp_status status = tddp_hooks_check_host(self->name, bucket);
     if (status != TDDP_OK) {
         return status;
     }

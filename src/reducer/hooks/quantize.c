@@ -190,7 +190,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
         }
         return status;
     }
-    tddp_status status = tddp_hooks_check(self->name, bucket);
+    tddp_status status = tddp_hooks_check_host(self->name, bucket);
     if (status == TDDP_OK) {
         status = tddp_hooks_enter(&self->table, group, bucket, make_gathered, free_gathered, self,
                                   &entered);

@@ -264,16 +264,65 @@ MULTI_TEST(hooks_that_need_no_host, 2, 60)
     }
 }
 
+/* Every gradient is a small whole number, and so many ranks divide it exactly. */
+static void compress(int rank, int world_size, int port, tddp_dtype dtype, bool around)
+{
+    device_test test;
+    tddp_comm_hook *inner = NULL;
+    tddp_comm_hook *hook = NULL;
+    begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
+    if (around) {
+        CHECK_OK(tddp_hook_allreduce(&inner));
+    }
+    CHECK_OK(tddp_hook_compress(dtype, inner, &hook));
+    CHECK_OK(tddp_reducer_set_hook(test.reducer, hook));
+    tddp_comm_hook_release(hook);
+    tddp_comm_hook_release(inner);
+    standin_set_delay_ms(1);
+    for (int step = 0; step < STEPS; step++) {
+        prepare(&test, step, true);
+        backward(test.reducer, test.params, test.streams, rank, step, NONE, 1);
+        CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
+        check_means(&test, world_size, step);
+    }
+    end(&test, rank, world_size);
+}
+
+MULTI_TEST(halves_of_one_rank, 1, 60)
+{
+    compress(rank, world_size, port, TDDP_FLOAT16, false);
+}
+
+MULTI_TEST(halves_of_two_ranks, 2, 60)
+{
+    compress(rank, world_size, port, TDDP_FLOAT16, false);
+}
+
+MULTI_TEST(halves_of_four_ranks, 4, 60)
+{
+    compress(rank, world_size, port, TDDP_BFLOAT16, false);
+}
+
+MULTI_TEST(halves_around_another_hook, 2, 60)
+{
+    compress(rank, world_size, port, TDDP_BFLOAT16, true);
+}
+
 MULTI_TEST(hooks_that_compute_on_the_host, 1, 60)
 {
     const tddp_comm_hook_ops own = {sizeof own, "own", 1, double_average, NULL, NULL, 0};
     device_test test;
     tddp_comm_hook *hook = NULL;
     begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
-    CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, NULL, &hook));
+    tddp_comm_hook *inner = NULL;
+    CHECK_OK(tddp_hook_quantize(0, TDDP_QUANTIZE_BUCKET_SIZE, &inner));
+    CHECK_STATUS(tddp_reducer_set_hook(test.reducer, inner), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "computes in the CPU's memory, but parameter \"a\" is on "
+                                         "cuda: use no hook, allreduce, noop, fp16_compress");
+    CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, inner, &hook));
+    tddp_comm_hook_release(inner);
     CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
-    CHECK_CONTAINS(tddp_error_message(), "\"fp16_compress\" computes in the CPU's memory, but "
-                                         "parameter \"a\" is on cuda: use no hook, allreduce");
+    CHECK_CONTAINS(tddp_error_message(), "\"fp16_compress_wrapper\" computes in the CPU's memory");
     tddp_comm_hook_release(hook);
     CHECK_OK(tddp_comm_hook_make(&own, NULL, &hook));
     CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);

@@ -9,6 +9,7 @@
 #include <tddp/cuda.h>
 
 #include "nccl/world.h"
+#include "reducer/hooks/hooks.h"
 #include "reducer/reducer.h"
 #include "standin/standin.h"
 
@@ -137,15 +138,42 @@ static inline tddp_status device_zero(void *user, int32_t device, void *data, si
     return put_zeros(data, bytes);
 }
 
+typedef struct casting {
+    tddp_buffer from;
+    tddp_buffer into;
+    double divisor;
+} casting;
+
+static inline void cast_now(void *data)
+{
+    casting *it = data;
+    tddp_hooks_cast(it->from, it->into, it->divisor);
+    free(it);
+}
+
+static inline tddp_status device_cast(void *user, int32_t device, void *into, tddp_dtype into_dtype,
+                                      const void *from, tddp_dtype from_dtype, size_t count,
+                                      double divisor)
+{
+    CHECK(user == &pieces && device >= 0);
+    casting *it = malloc(sizeof *it);
+    CHECK(it != NULL);
+    *it = (casting){.from = {(void *)(uintptr_t)from, count, from_dtype, TDDP_CPU, 0, NULL},
+                    .into = {into, count, into_dtype, TDDP_CPU, 0, NULL},
+                    .divisor = divisor};
+    standin_put(here, cast_now, it);
+    return TDDP_OK;
+}
+
 static inline void *device_stream(void *user, int32_t device)
 {
     CHECK(user == &pieces && device >= 0);
     return here;
 }
 
-static const tddp_reducer_memory_ops device_ops = {sizeof device_ops, &pieces,     device_allocate,
-                                                   device_release,    device_copy, device_zero,
-                                                   device_stream};
+static const tddp_reducer_memory_ops device_ops = {sizeof device_ops, &pieces,      device_allocate,
+                                                   device_release,    device_copy,  device_zero,
+                                                   device_cast,       device_stream};
 
 static inline void await_no_pieces(void)
 {

@@ -14,7 +14,8 @@ module Torch
       #   model.register_comm_hook(PowerSGDState.new(matrix_approximation_rank: 2), DDPCommHooks.power_sgd_hook)
       #   model.register_comm_hook(state, DDPCommHooks.bf16_compress_wrapper(DDPCommHooks.power_sgd_hook))
       #
-      # The same by name, `model.register_comm_hook(:fp16_compress)`, is for all that {NAMES} has.
+      # The same by name, `model.register_comm_hook(:fp16_compress)`, is for all that {NAMES} has. Models on GPUs take those
+      # that average, that send float16 or bfloat16, that do nothing, and post-local SGD; the others compute on the CPU.
       module DDPCommHooks
         # What `register_comm_hook` takes by name.
         NAMES = %i[allreduce fp16_compress bf16_compress quantize_per_tensor quantize_per_channel power_sgd power_sgd_rank2
