@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <string>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <tddp/torch_nn.h>
 #include <tddp/torch_optim.h>
 #include <torch/csrc/autograd/variable.h>
@@ -46,17 +49,26 @@ double put_together(NormKind kind, double sum, double part)
     return part > sum || std::isnan(part) ? part : sum;
 }
 
-// Of a tensor that no loop of ours can read: on another device, with gaps, sparse.
-double part_by_operations(const at::Tensor &tensor, NormKind kind, double order)
+// Of tensors that no loop of ours can read: on another device, with gaps, sparse. The host waits
+// once for each device.
+double sum_by_operations(const Tensors &tensors, NormKind kind, double order)
 {
-    const at::Tensor values = tensor.layout() == at::kSparse ? tensor.coalesce().values() : tensor;
-    if (values.numel() == 0) {
-        return 0;
+    std::map<std::string, Tensors> norms;
+    for (const at::Tensor &tensor : tensors) {
+        const at::Tensor values =
+            tensor.layout() == at::kSparse ? tensor.coalesce().values() : tensor;
+        if (values.numel() > 0) {
+            const at::Tensor real = values.is_complex() ? values.abs() : values;
+            norms[tensor.device().str()].push_back(
+                at::linalg_vector_norm(real, order, c10::nullopt, false, at::kDouble));
+        }
     }
-    const at::Tensor real = values.is_complex() ? values.abs() : values;
-    const at::Tensor norm = at::linalg_vector_norm(real, order, c10::nullopt, false, at::kDouble);
-    const double value = norm.item().toDouble();
-    return kind == NormKind::largest ? value : std::pow(value, order);
+    double sum = 0;
+    for (const auto &[device, each] : norms) {
+        const double norm = at::linalg_vector_norm(at::stack(each), order).item().toDouble();
+        sum = put_together(kind, sum, kind == NormKind::largest ? norm : std::pow(norm, order));
+    }
+    return sum;
 }
 
 struct Piece {
@@ -76,15 +88,15 @@ void add_pieces(const at::Tensor &tensor, NormLoop loop, std::vector<Piece> &pie
 
 double norm_here(const Tensors &tensors, NormKind kind, double order)
 {
-    double sum = 0;
     std::vector<Piece> pieces;
+    Tensors others;
     for (const at::Tensor &tensor : tensors) {
         const NormLoop loop =
             lies_plainly(tensor) ? norm_loop(tensor.scalar_type(), kind) : nullptr;
         if (loop) {
             add_pieces(tensor, loop, pieces);
         } else {
-            sum = put_together(kind, sum, part_by_operations(tensor, kind, order));
+            others.push_back(tensor);
         }
     }
     std::vector<double> parts(pieces.size());
@@ -94,6 +106,7 @@ double norm_here(const Tensors &tensors, NormKind kind, double order)
             parts[i] = pieces[i].loop(pieces[i].data, pieces[i].count, order);
         }
     });
+    double sum = sum_by_operations(others, kind, order);
     for (double part : parts) {
         sum = put_together(kind, sum, part);
     }
