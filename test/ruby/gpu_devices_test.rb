@@ -218,7 +218,7 @@ class GPUDevicesTest < Minitest::Test
     expected = [[49.0, 98.0], [63.0, 14.0], [65.0, 2.0]].flatten.map { |value| [:float32, [value]] }
     %i[fp16_compress bf16_compress].each do |name|
       gradients = ranks(2) do |rank|
-        net = Torch::NN::Sequential.new(*Array.new(3) { Torch::NN::Linear.new(7, 7) })
+        net = Torch::NN::Sequential.new(*[1, 2, 3].map { Torch::NN::Linear.new(7, 7) })
         net.parameters.each { |parameter| Torch.no_grad { parameter.fill!(1) } }
         model = Torch::NN::Parallel::DistributedDataParallel.new(net.to(DEVICE), bucket_cap_mb: 0.0002)
         model.register_comm_hook(name)

@@ -2,7 +2,7 @@
  * The CUDA runtime's stand-in. A stream is a thread with a queue; an event is a count of what its
  * stream has done. The default stream is whoever calls: what is put on it is done at once, so that
  * a program's own work on host memory is what a GPU's default stream would do, in order. One lock
- * guards everything, one condition tells of every change.
+ * guards everything, one condition tells of every change. Memory is in cudart_memory.c.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "standin/standin.h"
+#include "standin/cudart.h"
 
 enum { DEVICES = 8, NAME_BYTES = 64, ERROR_INVALID_VALUE = 1, ERROR_INVALID_DEVICE = 101 };
 
@@ -32,12 +32,6 @@ struct CUstream_st {
     int references; /* of its owner, and of events */
 };
 
-/* Before each event and each piece of memory. */
-typedef struct piece {
-    _Alignas(64) struct piece *before;
-    struct piece *after;
-} piece;
-
 struct CUevent_st {
     tddp_cuda_stream stream; /* NULL: not recorded, or on the default stream: done */
     uint64_t ticket;
@@ -45,8 +39,7 @@ struct CUevent_st {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int alive;
-static piece *pieces; /* none is lost to who looks for leaks: a device keeps what is not freed */
+static int alive; /* streams */
 static int capture;
 static _Atomic int delay_ms;
 static char failing[NAME_BYTES];
@@ -54,13 +47,6 @@ static int failing_with;
 static int failing_times;
 static _Thread_local int device;
 static _Thread_local tddp_cuda_error last_error;
-
-#define EXPORT STANDIN_API
-
-/* Declared for themselves: real ones come with CUDA's headers. */
-#define DECLARE(result, name, arguments) STANDIN_API result name arguments;
-TDDP_CUDA_CALLS(DECLARE)
-#undef DECLARE
 
 /* --- control --------------------------------------------------------------------------------- */
 
@@ -106,7 +92,7 @@ int standin_alive(void)
     pthread_mutex_lock(&lock);
     int count = alive;
     pthread_mutex_unlock(&lock);
-    return count;
+    return count + standin_pieces();
 }
 
 void standin_set_capture(int status)
@@ -116,19 +102,11 @@ void standin_set_capture(int status)
     pthread_mutex_unlock(&lock);
 }
 
-static tddp_cuda_error fail(const char *name)
+tddp_cuda_error standin_fail(const char *name)
 {
     last_error = standin_failure_of(name);
     return last_error;
 }
-
-#define FAIL_IF_TOLD()                          \
-    do {                                        \
-        tddp_cuda_error error = fail(__func__); \
-        if (error) {                            \
-            return error;                       \
-        }                                       \
-    } while (0)
 
 /* --- streams --------------------------------------------------------------------------------- */
 
@@ -233,50 +211,13 @@ EXPORT tddp_cuda_error cudaStreamDestroy(tddp_cuda_stream stream)
     return 0;
 }
 
-/* --- pieces ---------------------------------------------------------------------------------- */
-
-static void *make_piece(size_t bytes)
-{
-    piece *made = aligned_alloc(_Alignof(piece), sizeof *made + (bytes + 63) / 64 * 64);
-    if (!made) {
-        abort();
-    }
-    memset(made, 0, sizeof *made + bytes);
-    pthread_mutex_lock(&lock);
-    alive++;
-    made->after = pieces;
-    if (pieces) {
-        pieces->before = made;
-    }
-    pieces = made;
-    pthread_mutex_unlock(&lock);
-    return made + 1;
-}
-
-static void free_piece(void *data)
-{
-    piece *it = (piece *)data - 1;
-    pthread_mutex_lock(&lock);
-    alive--;
-    if (it->before) {
-        it->before->after = it->after;
-    } else {
-        pieces = it->after;
-    }
-    if (it->after) {
-        it->after->before = it->before;
-    }
-    pthread_mutex_unlock(&lock);
-    free(it);
-}
-
 /* --- events ---------------------------------------------------------------------------------- */
 
 EXPORT tddp_cuda_error cudaEventCreateWithFlags(tddp_cuda_event *event, unsigned flags)
 {
     (void)flags;
     FAIL_IF_TOLD();
-    *event = make_piece(sizeof **event);
+    *event = standin_make_piece(sizeof **event);
     return 0;
 }
 
@@ -287,7 +228,7 @@ EXPORT tddp_cuda_error cudaEventDestroy(tddp_cuda_event event)
         drop(event->stream);
     }
     pthread_mutex_unlock(&lock);
-    free_piece(event);
+    standin_free_piece(event);
     return 0;
 }
 
@@ -363,77 +304,6 @@ EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_ev
     } else {
         free(it);
     }
-    return 0;
-}
-
-/* --- memory ---------------------------------------------------------------------------------- */
-
-EXPORT tddp_cuda_error cudaMalloc(void **data, size_t bytes)
-{
-    FAIL_IF_TOLD();
-    *data = make_piece(bytes);
-    return 0;
-}
-
-EXPORT tddp_cuda_error cudaFree(void *data)
-{
-    if (data) {
-        free_piece(data);
-    }
-    return 0;
-}
-
-EXPORT tddp_cuda_error cudaMallocAsync(void **data, size_t bytes, tddp_cuda_stream stream)
-{
-    (void)stream;
-    FAIL_IF_TOLD();
-    return cudaMalloc(data, bytes);
-}
-
-EXPORT tddp_cuda_error cudaFreeAsync(void *data, tddp_cuda_stream stream)
-{
-    FAIL_IF_TOLD();
-    standin_put(stream, free_piece, data);
-    return 0;
-}
-
-/* Pinned. */
-EXPORT tddp_cuda_error cudaHostAlloc(void **data, size_t bytes, unsigned flags)
-{
-    (void)flags;
-    FAIL_IF_TOLD();
-    return cudaMalloc(data, bytes);
-}
-
-EXPORT tddp_cuda_error cudaFreeHost(void *data)
-{
-    return cudaFree(data);
-}
-
-typedef struct copy {
-    void *into;
-    const void *from;
-    size_t bytes;
-} copy;
-
-static void copy_now(void *data)
-{
-    copy *it = data;
-    memcpy(it->into, it->from, it->bytes);
-    free(it);
-}
-
-EXPORT tddp_cuda_error cudaMemcpyAsync(void *into, const void *from, size_t bytes, int kind,
-                                       tddp_cuda_stream stream)
-{
-    (void)kind;
-    FAIL_IF_TOLD();
-    copy *it = calloc(1, sizeof *it);
-    if (!it) {
-        abort();
-    }
-    *it = (copy){into, from, bytes};
-    standin_put(stream, copy_now, it);
     return 0;
 }
 
