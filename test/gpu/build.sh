@@ -11,12 +11,12 @@ build_with_cmake() {
     cmake -S . -B "$folder" "${settings[@]}" && cmake --build "$folder" -j "$(nproc)" --target gpu
 }
 
-# What the lists of CMakeLists.txt say, for the parts in C alone.
+# The parts in C alone, of the rooms that CMakeLists.txt lists.
 build_with_cc() {
     local folder="$1" objects="$1/objects" cc="${CC:-cc}" source sources=()
     local flags="-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -pthread -Iinclude -Isrc -Itest/c"
-    local rooms=(base net store store/tcp store/server store/file backend backend/arith backend/cuda backend/shm
-        backend/hosts backend/fake group group/watch group/recorder reducer reducer/hooks)
+    local rooms room
+    read -r -a rooms <<<"$(sed -n 's/^tddp_room([a-z]* \(.*\))$/\1/p' CMakeLists.txt | tr '\n' ' ')"
     mkdir -p "$objects" "$folder/lib" "$folder/test"
     for room in "${rooms[@]}"; do
         sources+=("src/$room"/*.c)
