@@ -89,10 +89,15 @@ module Worlds
     [e.class.name, e.message]
   end
 
+  # The same clock in all processes of a test.
+  def now
+    Process.clock_gettime(Process::CLOCK_MONOTONIC)
+  end
+
   def seconds
-    started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    started = now
     yield
-    Process.clock_gettime(Process::CLOCK_MONOTONIC) - started
+    now - started
   end
 
   # Runs a program of its own.
