@@ -166,7 +166,7 @@ class CollectivesTest < Minitest::Test
 
   def test_a_monitored_barrier_names_those_who_do_not_come
     said = world(4) do |rank, port|
-      store = Distributed::TCPStore.new("127.0.0.1", port)
+      store = Distributed::TCPStore.new(ENV.fetch("MASTER_ADDR"), port)
       first = seconds { Distributed.monitored_barrier(timeout: 20) }
       all = failure { Distributed.monitored_barrier(timeout: 0.4, wait_all_ranks: true) } if rank.even?
       begin
