@@ -6,8 +6,26 @@
 #include <stdio.h>
 
 #include "launch/rendezvous/member.h"
+#include "net/net.h"
 
-enum { REACH_MS = 5 * 1000 }; /* for the workers' store */
+enum {
+    REACH_MS = 5 * 1000, /* for the workers' store, if it does not answer */
+    HEAL_MS = 3 * 1000, /* and if there is no way to it: a network that is just back has none yet */
+    PAUSE_MS = 200,
+};
+
+/* Whether another try may go better; after a pause, which the token ends. */
+static bool goes_on(const tddp_launch_node *node, tddp_status reached, int64_t began)
+{
+    if (reached == TDDP_NETWORK && tddp_now_ns() < tddp_deadline_from(began, HEAL_MS)) {
+        tddp_status slept =
+            tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS), tddp_cancel_fd(node->cancel));
+        (void)slept; /* the next try tells of the token */
+        return true;
+    }
+    return reached == TDDP_CANCELED ||
+           (reached == TDDP_TIMEOUT && tddp_now_ns() < tddp_deadline_from(began, REACH_MS));
+}
 
 /* A word whose answer was lost on the way is taken again: then the workers' store is there. */
 static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_word *word)
@@ -33,7 +51,7 @@ static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_word *w
 static tddp_status reach_master(tddp_launch_node *node)
 {
     const tddp_launch_world *world = &node->world;
-    int64_t deadline = tddp_deadline_after_ms(REACH_MS);
+    const int64_t began = tddp_now_ns();
     tddp_status reached;
     do {
         reached =
@@ -43,13 +61,13 @@ static tddp_status reach_master(tddp_launch_node *node)
             node->over = true;
             return TDDP_OK;
         }
-        if (reached == TDDP_TIMEOUT || reached == TDDP_CANCELED) {
+        if (reached != TDDP_OK) {
             tddp_status status = tddp_launch_node_beat(node);
             if (status != TDDP_OK) {
                 return status;
             }
         }
-    } while (reached == TDDP_CANCELED || (reached == TDDP_TIMEOUT && tddp_now_ns() < deadline));
+    } while (goes_on(node, reached, began));
     if (reached != TDDP_OK) {
         return tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
                                           tddp_error_message());
