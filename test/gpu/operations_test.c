@@ -1,36 +1,21 @@
 /* Every operation on a device's memory: one rank, and two on one GPU. */
 #include "gpu.h"
 
-static void check_all(int rank, int ranks, int port, int device)
-{
-    live_apart(rank);
-    tddp_store *store = open_store(rank, ranks, port);
-    tddp_group *group = open_group(store, rank, ranks, device, TIMEOUT_MS);
-    check_reductions(group, rank, ranks);
-    check_moves(group, rank, ranks);
-    check_uneven(group, rank, ranks);
-    check_layouts(group, rank, ranks, 0, 0);
-    check_layouts(group, rank, ranks, 333, 0);
-    check_layouts(group, rank, ranks, 0, 3);
-    check_layouts(group, rank, ranks, 333, 1);
-    check_dtypes(group, rank, ranks);
-    check_bytes(group, rank, ranks);
-    CHECK_OK(tddp_barrier(group, NULL));
-    leave(group, store, rank, ranks);
-}
-
 MULTI_TEST(one_rank, 1, 60)
 {
+    live_apart(rank);
     check_all(rank, world_size, port, 0);
 }
 
 MULTI_TEST(two_ranks, 2, 90)
 {
+    live_apart(rank);
     check_all(rank, world_size, port, 0);
 }
 
 MULTI_TEST(two_ranks_that_connect_late, 2, 90)
 {
+    live_apart(rank);
     check_all(rank, world_size, port, -1);
 }
 
@@ -79,13 +64,5 @@ MULTI_TEST(data_that_another_stream_writes, 2, 60)
 
 TEST(a_device_that_is_not_there)
 {
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    tddp_group *group;
-    CHECK_OK(tddp_hash_store_create(1000, &opts.store));
-    opts.backend = "nccl";
-    opts.device_index = 63;
-    opts.device_bound = 1;
-    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "device 63: expected a GPU's number, 0 to ");
-    tddp_store_release(opts.store);
+    check_no_device(63, "device 63: expected a GPU's number, 0 to ");
 }

@@ -66,11 +66,6 @@ static tddp_status copy(const launch *self, const void *from, void *into, size_t
         "cudaMemcpyAsync");
 }
 
-static tddp_status copy_own(const launch *self, const tddp_buffer *from, const tddp_buffer *into)
-{
-    return copy(self, from->data, into->data, bytes_of(from));
-}
-
 /* --- equal parts ----------------------------------------------------------------------------- */
 
 static bool all_equal(const launch *self, const tddp_buffer *parts)
@@ -324,8 +319,10 @@ static const tddp_buffer *taken(const launch *self, int peer)
 static tddp_status exchange(const launch *self)
 {
     const int own = self->channel->rank;
-    if (given(self, own) && taken(self, own)) {
-        tddp_status status = copy_own(self, given(self, own), taken(self, own));
+    const tddp_buffer *from = given(self, own);
+    const tddp_buffer *into = taken(self, own);
+    if (from && into) {
+        tddp_status status = copy(self, from->data, into->data, bytes_of(from));
         if (status) {
             return status;
         }

@@ -42,13 +42,5 @@ TEST(another_library)
 
 TEST(a_device_that_is_not_there)
 {
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    tddp_group *group;
-    CHECK_OK(tddp_hash_store_create(1000, &opts.store));
-    opts.backend = "nccl";
-    opts.device_index = 8;
-    opts.device_bound = 1;
-    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "device 8: expected a GPU's number, 0 to 7");
-    tddp_store_release(opts.store);
+    check_no_device(8, "device 8: expected a GPU's number, 0 to 7");
 }

@@ -286,4 +286,22 @@ static inline void check_messages(tddp_group *group, int rank, int ranks)
     }
 }
 
+/* What all ranks do together, in a group of its own. */
+static inline void check_all(int rank, int ranks, int port, int device)
+{
+    tddp_store *store = open_store(rank, ranks, port);
+    tddp_group *group = open_group(store, rank, ranks, device, TIMEOUT_MS);
+    check_reductions(group, rank, ranks);
+    check_moves(group, rank, ranks);
+    check_uneven(group, rank, ranks);
+    check_layouts(group, rank, ranks, 0, 0);
+    check_layouts(group, rank, ranks, 333, 0);
+    check_layouts(group, rank, ranks, 0, 3);
+    check_layouts(group, rank, ranks, 333, 1);
+    check_dtypes(group, rank, ranks);
+    check_bytes(group, rank, ranks);
+    CHECK_OK(tddp_barrier(group, NULL));
+    leave(group, store, rank, ranks);
+}
+
 #endif

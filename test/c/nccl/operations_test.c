@@ -2,23 +2,6 @@
 #include "nccl/operations.h"
 #include "standin/standin.h"
 
-static void check_all(int rank, int ranks, int port, int device)
-{
-    tddp_store *store = open_store(rank, ranks, port);
-    tddp_group *group = open_group(store, rank, ranks, device, TIMEOUT_MS);
-    check_reductions(group, rank, ranks);
-    check_moves(group, rank, ranks);
-    check_uneven(group, rank, ranks);
-    check_layouts(group, rank, ranks, 0, 0);
-    check_layouts(group, rank, ranks, 333, 0);
-    check_layouts(group, rank, ranks, 0, 3);
-    check_layouts(group, rank, ranks, 333, 1);
-    check_dtypes(group, rank, ranks);
-    check_bytes(group, rank, ranks);
-    CHECK_OK(tddp_barrier(group, NULL));
-    leave(group, store, rank, ranks);
-}
-
 MULTI_TEST(one_rank, 1, 60)
 {
     check_all(rank, world_size, port, 0);

@@ -29,6 +29,20 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
     return group;
 }
 
+/* A group bound to a GPU that there is none of. */
+static inline void check_no_device(int device, const char *expected)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    CHECK_OK(tddp_hash_store_create(1000, &opts.store));
+    opts.backend = "nccl";
+    opts.device_index = device;
+    opts.device_bound = 1;
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), expected);
+    tddp_store_release(opts.store);
+}
+
 static inline tddp_buffer on_device(void *data, size_t count, tddp_dtype dtype)
 {
     return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CUDA, 0, NULL};
