@@ -40,7 +40,7 @@ class Comparison
     @memory = {}
     @contestants = {}
     programs.each do |title, command|
-      options[:ranks].each { |ranks| @contestants[[title, ranks]] = Contestant.new(title, command, ranks, limit: options[:limit]) }
+      options[:ranks].each { |ranks| @contestants[[title, ranks]] = Contestant.new(title, command, ranks, limit: options[:limit], kept: true) }
     end
     @versions = programs.keys.to_h { |title| [title, @contestants[[title, options[:ranks].first]].version] }
   end
@@ -80,7 +80,8 @@ class Comparison
   def heading
     ["torch-ddp on #{@versions["torch-ddp"]} (Ruby #{RUBY_VERSION}) and #{@versions["PyTorch"]}, #{@options[:optimizer]}, one thread a rank, " \
       "#{Etc.nprocessors} cores",
-      "median of #{@options[:rounds]} turns; the batch is a rank's; lost: how much longer a step takes than in one process of the same program"]
+      "median of #{@options[:rounds]} turns; the batch is a rank's; lost: how much longer a step takes than in one process of the same program",
+      "all of them, single processes and PyTorch too, keep the memory that they free, by one setting of malloc (#{Contestant::KEPT.values.first})"]
   end
 
   # @return [String]

@@ -11,6 +11,9 @@ class Contestant
 
   # Ranks share a machine with as many cores as there are ranks, so each has one thread.
   THREADS = {"OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1", "MKL_NUM_THREADS" => "1"}.freeze
+  # What is freed is kept for the next step: the settings that libtddp gives its own process (src/base/heap.c), for the
+  # programs that do not set them.
+  KEPT = {"GLIBC_TUNABLES" => "glibc.malloc.mmap_threshold=2147483647:glibc.malloc.trim_threshold=18446744073709551615"}.freeze
   # What is freed goes back to the system, so that memory can be counted.
   COUNTED = {"MALLOC_MMAP_THRESHOLD_" => "65536", "MALLOC_TRIM_THRESHOLD_" => "65536", "TDDP_KEEP_MEMORY" => "0"}.freeze
 
@@ -22,12 +25,15 @@ class Contestant
   # @param command [Array<String>] one rank of it
   # @param limit [Numeric] seconds that an answer may take
   # @param counted [Boolean] whether its memory is to be counted
-  def initialize(title, command, processes, limit:, counted: false)
+  # @param kept [Boolean] whether malloc keeps what it frees, which torch-ddp has it do by itself
+  def initialize(title, command, processes, limit:, counted: false, kept: false)
     @title = title
     @processes = processes
     @limit = limit
     port = TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }
-    shared = THREADS.merge(counted ? COUNTED : {}, "MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port.to_s,
+    malloc = kept ? KEPT : {}
+    malloc = COUNTED if counted
+    shared = THREADS.merge(malloc, "MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port.to_s,
       "WORLD_SIZE" => processes.to_s, "LOCAL_WORLD_SIZE" => processes.to_s, "GLOO_SOCKET_IFNAME" => "lo")
     @ranks = Array.new(processes) do |rank|
       start(command, shared.merge("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s))

@@ -1,7 +1,8 @@
 # frozen_string_literal: true
 
 # One rank of compare_ddp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
-# answers with a line of JSON. Unless the order says `ddp` it is torch-rb alone.
+# answers with a line of JSON. Unless the order says `ddp` it is torch-rb alone, which keeps memory from step to step as
+# a rank does.
 
 require_relative "../common/bundle"
 require "json"
@@ -91,7 +92,9 @@ class Contest
     end
   end
 
+  # DistributedDataParallel keeps memory by itself.
   def step(model, optimizer)
+    Torch::Distributed.keep_memory unless model.is_a?(Torch::NN::Parallel::DistributedDataParallel)
     optimizer.zero_grad
     Torch::NN::F.nll_loss(model.call(@inputs), @targets).backward
     optimizer.step

@@ -95,6 +95,7 @@ class TrainingRun
   end
 
   def step
+    Torch::Distributed.keep_memory if @processes == 1
     images, labels = batch
     @optimizer.zero_grad
     loss = Torch::NN::F.nll_loss(@model.call(images), labels)

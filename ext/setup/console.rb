@@ -9,6 +9,9 @@ module Setup
   # A step that could not be done. Its text names the step, the log and the likely cure.
   class Failure < StandardError; end
 
+  # One that was not over within its limit.
+  class TooLong < Failure; end
+
   # What set-up says while it works: one line a step with the time it took, output of commands in build/log.
   module Console
     HEARTBEAT = 30
@@ -20,8 +23,25 @@ module Setup
     end
 
     def say(*lines)
-      puts(*lines)
-      $stdout.flush
+      write(lines.map { |line| line.to_s.end_with?("\n") ? line : "#{line}\n" }.join)
+    end
+
+    # Keeps what this thread prints rather than showing it.
+    #
+    # @return [String] what was printed while the block ran
+    def captured
+      kept = Thread.current.thread_variable_get(:setup_text)
+      text = +""
+      Thread.current.thread_variable_set(:setup_text, text)
+      yield
+      text
+    ensure
+      Thread.current.thread_variable_set(:setup_text, kept)
+    end
+
+    def write(text, to: Thread.current.thread_variable_get(:setup_text) || $stdout)
+      to << text
+      to.flush if to.respond_to?(:flush)
     end
 
     # "4.2 s" or "3 min 07 s"
@@ -50,12 +70,12 @@ module Setup
         status = wait(spawn(env, *command, in: File::NULL, out: file, err: file, chdir: chdir, pgroup: true), limit) do
           say "  still at it after #{duration(now - started)}"
         end
-        raise Failure, failure(title, path, cure, status) unless status&.success?
+        raise status ? Failure : TooLong, failure(title, path, cure, status) unless status&.success?
       end
       say "  done in #{duration(now - started)}"
     end
 
-    # Runs one command whose output the user sees, and keeps a copy in a log.
+    # Runs one command whose output is shown, and keeps a copy in a log.
     #
     # @return [Array(Process::Status, String)] status is nil when it ran past `limit` seconds
     def tee(*command, log:, env: {}, chdir: ROOT, limit: 1200)
@@ -63,14 +83,14 @@ module Setup
       pid = spawn(env, *command, in: File::NULL, out: writer, err: writer, chdir: chdir, pgroup: true)
       writer.close
       output = +""
+      shown = Thread.current.thread_variable_get(:setup_text) || $stdout
       copier = Thread.new do
         File.open(log_path(log), "w") do |file|
           reader.each_line do |line|
             line.scrub!
             output << line
             file.write(line)
-            $stdout.write(line)
-            $stdout.flush
+            write(line, to: shown)
           end
         end
       end
@@ -127,6 +147,6 @@ module Setup
         "  log: #{path.delete_prefix("#{ROOT}/")}\n  likely cure: #{cure}"
     end
 
-    private_class_method :failure, :stop
+    private_class_method :failure, :stop, :write
   end
 end

@@ -1,9 +1,9 @@
 # frozen_string_literal: true
 
-require "digest"
 require "etc"
 require "fileutils"
 require_relative "root"
+require_relative "unchanged"
 
 module Setup
   # What is compiled against CUDA, in a Debian 13 root that has it but no GPU: the NCCL module, held against the
@@ -33,6 +33,9 @@ module Setup
     ROOMS = %w[backend nccl real].freeze
     BUILD = "#{Root::SOURCE}/build/cuda"
 
+    # Seconds; what has not ended then counts as not run.
+    LIMIT = 1500
+
     # @param root [Root] for tests, another one
     # @param files [Array<String>] patterns, likewise
     def initialize(root: Root.new("cuda", PACKAGES, options: OPTIONS, surplus: SURPLUS), files: FILES)
@@ -43,44 +46,20 @@ module Setup
     # One leg's work: skipped where it cannot be, or need not be done.
     #
     # @param tests [Tests]
-    def run(tests, env: ENV)
-      digest = fingerprint
-      if (reason = unchanged(digest, env) || @root.obstacle || @root.make)
+    def run(tests)
+      unchanged = Unchanged.new("cuda", @files, @root.folder)
+      if (reason = unchanged.reason || @root.obstacle || @root.make)
         return tests.skip("cuda", reason)
       end
 
-      @root.using do
-        tests.check("cuda/build") { build }
-        next if tests.failed?
-
-        tests.ctest("cuda", BUILD, env: @root.environment("TDDP_TEST_REAL" => "1"), wrapper: @root.enter,
-          only: ["-R", "^(#{ROOMS.join("|")})/"])
-      end
-      File.write(passed, "#{digest} #{Time.now.utc.strftime("%F %R UTC")}\n") unless tests.failed?
-    end
-
-    # @return [String] of names and contents of the files that matter
-    def fingerprint
-      sum = Digest::SHA256.new << @root.folder
-      found = Root.source_files.select { |path| @files.any? { |pattern| File.fnmatch?(pattern, path, File::FNM_PATHNAME | File::FNM_EXTGLOB) } }
-      found.sort.each { |path| sum << "#{path} #{Digest::SHA256.file(File.join(ROOT, path)).hexdigest}\n" }
-      sum.hexdigest
-    end
-
-    # @return [String, nil] why this need not be done
-    def unchanged(digest, env = ENV)
-      return "TDDP_CUDA_LEG=0 leaves it out" if env["TDDP_CUDA_LEG"] == "0"
-      return unless env["TDDP_CUDA_LEG"].to_s.empty? && File.file?(passed)
-
-      before, date = File.read(passed).strip.split(" ", 2)
-      "it passed on #{date}, and no file that it depends on has changed since; TDDP_CUDA_LEG=1 runs it" if before == digest
+      passed = @root.using { tests.check("cuda/build", optional: true) { build } && test(tests) }
+      unchanged.passed! if passed
     end
 
     private
 
-    # Kept beside the root: it says nothing once that is another one.
-    def passed
-      "#{@root.folder}.passed"
+    def test(tests)
+      tests.ctest("cuda", BUILD, env: @root.environment("TDDP_TEST_REAL" => "1"), wrapper: @root.enter, only: ["-R", "^(#{ROOMS.join("|")})/"])
     end
 
     def build
@@ -90,7 +69,7 @@ module Setup
     end
 
     def inside(title, *command, cure:)
-      Console.step("compile against CUDA: #{title}", *@root.enter(*command), env: @root.environment, log: "cuda-build", cure: cure)
+      Console.step("compile against CUDA: #{title}", *@root.enter(*command), env: @root.environment, log: "cuda-build", limit: LIMIT, cure: cure)
     end
 
     def targets

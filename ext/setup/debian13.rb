@@ -16,6 +16,9 @@ module Setup
       SystemPackages::PYTORCH).sort.freeze
     RESULTS = "#{Root::SOURCE}/build/results.jsonl"
 
+    # Seconds; what has not ended then counts as not run.
+    LIMIT = 2400
+
     def_delegators :@root, :obstacle, :make
 
     def initialize
@@ -27,17 +30,33 @@ module Setup
       @root.folder
     end
 
-    # Brings the present sources and runs the tests inside.
+    # One leg's work: brings the present sources and runs the quick tests inside.
     #
-    # @return [Array(Boolean, String)] whether all was well, and the file of the results
-    def test
-      @root.using do
-        results = File.join(root, RESULTS)
-        FileUtils.rm_f(results)
-        status, = Console.tee(*@root.enter("sh", "-c", "cd #{Root::SOURCE} && mkdir -p build && exec rake test"), log: "debian13",
-          env: @root.environment("TDDP_RESULTS" => RESULTS), limit: 2400)
-        [status&.success? || false, results]
+    # @param tests [Tests]
+    # @param c [Unchanged] whether the C tests need not be run
+    def run(tests, c)
+      if (reason = obstacle || make)
+        return tests.skip("debian13", reason)
       end
+
+      started = Console.now
+      results = File.join(root, RESULTS)
+      legs = Legs::QUICK
+      if (reason = c.reason)
+        tests.skip("debian13/c", reason)
+        legs -= [:c]
+      end
+      status = @root.using { run_inside(legs, results) }
+      passed = tests.adopt("debian13", results, started, status: status, limit: LIMIT)
+      c.passed! if passed && legs.include?(:c)
+    end
+
+    private
+
+    def run_inside(legs, results)
+      FileUtils.rm_f(results)
+      Console.tee(*@root.enter("sh", "-c", "cd #{Root::SOURCE} && mkdir -p build && exec rake test"), log: "debian13",
+        env: @root.environment("TDDP_RESULTS" => RESULTS, "TDDP_LEGS" => legs.join(","), "TDDP_TEST_SLOTS" => "4"), limit: LIMIT).first
     end
   end
 end

@@ -56,9 +56,9 @@ module Setup
         cure = "the compiler's message in the log"
         Console.step("fuzz: configuring the rooms", "cmake", "-S", ROOT, "-B", folder, "-DCMAKE_C_COMPILER=#{self.class.compiler}",
           "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=#{FLAGS.join(" ")}", "-DTDDP_SANITIZE=fuzzer-no-link,#{SANITIZERS}", "-DTDDP_GLOO=OFF",
-          "-DTDDP_TORCH=OFF", log: "fuzz-rooms", cure: cure)
+          "-DTDDP_TORCH=OFF", *Native.launcher, log: "fuzz-rooms", cure: cure)
         Console.step("fuzz: building the rooms", "cmake", "--build", folder, "-j", Etc.nprocessors.to_s, "--target", "tddp_rooms", "tddp_launch",
-          log: "fuzz-rooms", cure: cure)
+          log: "fuzz-rooms", env: Native.ccache, cure: cure)
         [*Dir.glob("src/launch/CMakeFiles/tddp_launch.dir/**/*.o", base: folder), "test/c/libtddp_rooms.a"].map { |path| File.join(folder, path) }
       end
     end

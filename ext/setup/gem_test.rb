@@ -4,6 +4,7 @@ require "fileutils"
 require "tmpdir"
 require_relative "console"
 require_relative "gems"
+require_relative "native"
 
 module Setup
   # Proves that the gem file alone installs and runs: built, installed into an empty GEM_HOME and used from there.
@@ -79,7 +80,14 @@ module Setup
     # Nothing of this checkout or its bundle may be reached.
     def environment
       Gems.clean_environment.merge("GEM_HOME" => @home, "GEM_PATH" => @home, "RUBYLIB" => nil, "LIBTORCH" => nil,
-        "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1")
+        "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1", **compiler_cache)
+    end
+
+    # CMake takes it from these; what was compiled before is found wherever the gem's folder is.
+    def compiler_cache
+      return {} unless Native.ccache?
+
+      {"CMAKE_C_COMPILER_LAUNCHER" => "ccache", "CMAKE_CXX_COMPILER_LAUNCHER" => "ccache", **Native.ccache, "CCACHE_BASEDIR" => @folder}
     end
   end
 end

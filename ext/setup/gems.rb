@@ -46,6 +46,11 @@ module Setup
       ensure_group!(LINT, "standard", "without standard only `rake lint` is incomplete")
     end
 
+    # @return [Boolean] whether standardrb is there
+    def lint?
+      bundle_check(LINT)
+    end
+
     # @return [Boolean] whether torchvision is there now
     def ensure_vision!
       ensure_group!(VISION, "torchvision", "without torchvision only examples/resnet cannot be run")

@@ -3,6 +3,7 @@
 require "digest"
 require "etc"
 require "fileutils"
+require_relative "cache"
 require_relative "console"
 require_relative "gems"
 
@@ -39,7 +40,7 @@ module Setup
         Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, *settings, log: "cmake-#{name}",
           cure: "`rake setup` installs what CMake did not find")
         Console.step("compile #{name}: building on #{Etc.nprocessors} cores", "cmake", "--build", folder, "-j",
-          Etc.nprocessors.to_s, log: "cmake-#{name}", cure: CURE)
+          Etc.nprocessors.to_s, log: "cmake-#{name}", env: ccache, cure: CURE)
         if install
           Console.step("compile #{name}: installing to #{install.delete_prefix("#{ROOT}/")}", "cmake", "--install", folder,
             log: "cmake-#{name}", cure: CURE)
@@ -54,7 +55,8 @@ module Setup
         FileUtils.mkdir_p(folder)
         Console.step("compile extension: configuring", *Gems.exec(RbConfig.ruby, File.join(ROOT, "ext/torch_ddp/extconf.rb"),
           "--with-tddp-dir=#{PREFIX}", "--with-torch-dir=#{libtorch.prefix}"), chdir: folder, log: "extension", cure: CURE)
-        Console.step("compile extension: building", "make", "-j#{Etc.nprocessors}", chdir: folder, log: "extension", cure: CURE)
+        compilers = ccache? ? RbConfig::CONFIG.slice("CC", "CXX").map { |name, program| "#{name}=ccache #{program}" } : []
+        Console.step("compile extension: building", "make", "-j#{Etc.nprocessors}", *compilers, env: ccache, chdir: folder, log: "extension", cure: CURE)
         # A process that runs the old one keeps it.
         FileUtils.cp(File.join(folder, "ext.so"), "#{EXTENSION}.new")
         File.rename("#{EXTENSION}.new", EXTENSION)
@@ -85,14 +87,25 @@ module Setup
       sum.hexdigest
     end
 
+    # One cache for all checkouts: paths within a checkout count relative to it, so a clean clone finds what another compiled.
+    def ccache
+      {"CCACHE_DIR" => Cache.path("ccache"), "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G"}
+    end
+
     def settings_for(libtorch, install, options)
       values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => ENV["CI"] ? "ON" : "OFF"}
       values["TDDP_LIBTORCH"] = libtorch.prefix if libtorch
       values["CMAKE_INSTALL_PREFIX"] = install if install
-      if SystemPackages.program?("ccache")
-        values["CMAKE_C_COMPILER_LAUNCHER"] = values["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
-      end
-      values.merge(options).map { |name, value| "-D#{name}=#{value}" }
+      [*values.merge(options).map { |name, value| "-D#{name}=#{value}" }, *launcher]
+    end
+
+    # @return [Array<String>] options of cmake
+    def launcher
+      ccache? ? %w[-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache] : []
+    end
+
+    def ccache?
+      SystemPackages.program?("ccache")
     end
 
     # CMake refuses a build folder that came along when the checkout was moved or copied.

@@ -5,6 +5,7 @@ require "fileutils"
 require "open3"
 require_relative "cache"
 require_relative "console"
+require_relative "source_files"
 require_relative "system_packages"
 
 module Setup
@@ -12,6 +13,8 @@ module Setup
   # its packages. What it needs of the running system is mounted in a mount namespace that ends with each command.
   class Root
     SUITE = "trixie"
+    # Seconds that making it may take.
+    LIMIT = 1200
     SOURCE = "/root/torch-ddp"
     # Directories are mounted, then the shell becomes the command in the root.
     ENTER = <<~SHELL
@@ -81,14 +84,6 @@ module Setup
         "PATH" => "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **more)
     end
 
-    # Tracked and new files of this checkout, not what git ignores.
-    def self.source_files
-      out, status = Open3.capture2("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-      raise Failure, "step failed: Debian 13: git does not list the sources of #{ROOT}\n  likely cure: run it in a git checkout" unless status.success?
-
-      out.split("\0").select { |path| File.file?(File.join(ROOT, path)) }
-    end
-
     private
 
     def log
@@ -101,7 +96,7 @@ module Setup
       FileUtils.mkdir_p(unfinished)
       # mmdebstrap takes the mirror from its own default.
       Console.step("Debian 13 root for #{@name}: mmdebstrap, about two minutes, kept in #{@folder}", "mmdebstrap", "--variant=apt",
-        *@options, "--include=#{@packages.join(",")}", SUITE, unfinished, log: log, cure: "check the network and the Debian mirror")
+        *@options, "--include=#{@packages.join(",")}", SUITE, unfinished, log: log, limit: LIMIT, cure: "check the network and the Debian mirror")
       FileUtils.rm_f(Dir.glob(@surplus, base: unfinished).map { |path| File.join(unfinished, path) })
       File.rename(unfinished, @folder)
     end
@@ -121,7 +116,7 @@ module Setup
     # here go there too; what is built there stays.
     def copy_sources
       target = File.join(@folder, SOURCE)
-      wanted = Root.source_files
+      wanted = SourceFiles.all
       wanted.each do |path|
         from = File.join(ROOT, path)
         to = File.join(target, path)

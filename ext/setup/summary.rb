@@ -10,8 +10,9 @@ module Setup
   #   ruby ext/setup/summary.rb RESULTS
   module Summary
     # One leg's outcome. A leg that ended badly without a failed test counts as one failure. The report is what
-    # the runner said of its failures; nil where nothing failed. The reason is why the leg as a whole was skipped.
-    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, :report, :reason, keyword_init: true)
+    # the runner said of its failures; nil where nothing failed. The reason is why the leg as a whole was skipped;
+    # skips has the reasons of its tests, each with the number of tests.
+    Result = Struct.new(:leg, :passed, :failed, :skipped, :seconds, :report, :reason, :skips, keyword_init: true)
 
     # What a report keeps, in lines.
     REPORT = 60
@@ -50,15 +51,24 @@ module Setup
       lines[first, REPORT].join
     end
 
+    # @param output [String] what a runner of either kind printed
+    # @return [Hash{String => Integer}] why tests were skipped, and how many for each reason; ctest names the tests alone
+    def skips(output)
+      of_minitest = output.scan(/^skipped: \S+#\S+: (.+)$/).flatten
+      of_ctest = output.scan(%r{^\s*\d+/\d+ Test\s+#\d+: (\S+) .*\*{3}(?:Skipped|Not Run \(Disabled)}).flatten
+      (of_minitest + of_ctest).tally
+    end
+
     # Writes one leg's counts where CI adds them up.
     #
     # @param clean [Boolean] whether the runner itself ended with success
     # @param report [String, nil] for a leg that failed
     # @param reason [String, nil] for a leg that was skipped
-    def record(leg, counts, seconds, clean: true, report: nil, reason: nil)
+    # @param skips [Hash{String => Integer}, nil] for a leg of which tests were skipped
+    def record(leg, counts, seconds, clean: true, report: nil, reason: nil, skips: nil)
       counts = counts.merge(failed: 1) if !clean && counts[:failed].zero?
       report = nil if counts[:failed].zero?
-      result = Result.new(leg: leg, seconds: seconds.round(1), report: report, reason: reason, **counts)
+      result = Result.new(leg: leg, seconds: seconds.round(1), report: report, reason: reason, skips: skips || {}, **counts)
       append(result) if ENV["TDDP_RESULTS"]
       result
     end
@@ -94,6 +104,15 @@ module Setup
       results.reject { |result| result.failed.zero? }.map { |result| "!! #{result.leg}\n#{result.report}\n" }.join
     end
 
+    # @return [String] what was not tested, leg by leg; empty where everything was
+    def skipped(results)
+      lines = results.flat_map do |result|
+        tests = (result.skips || {}).map { |reason, count| "#{result.leg}: #{count} of its tests: #{reason}" }
+        result.reason ? ["#{result.leg}: all of it: #{result.reason}", *tests] : tests
+      end
+      lines.empty? ? "" : "skipped:\n#{lines.map { |line| "  #{line}\n" }.join}"
+    end
+
     def closing_line(sums)
       "#{sums[:passed]} passed, #{sums[:failed]} failed, #{sums[:skipped]} skipped"
     end
@@ -114,6 +133,6 @@ if $0 == __FILE__
   path = ARGV.fetch(0)
   results = Setup::Summary.read(path)
   sums = Setup::Summary.total(results)
-  puts Setup::Summary.reports(results), Setup::Summary.table(results), "", Setup::Summary.closing_line(sums)
+  puts Setup::Summary.reports(results), Setup::Summary.table(results), "", Setup::Summary.skipped(results), Setup::Summary.closing_line(sums)
   exit(sums[:failed].zero? && sums[:passed].positive?)
 end

@@ -7,13 +7,14 @@ require_relative "console"
 module Setup
   # Debian packages: which are missing, and installing them where that is allowed.
   module SystemPackages
-    BUILD = %w[cmake g++ make libgloo-dev libopenblas0-pthread pkg-config ruby-dev].freeze
+    BUILD = %w[ccache cmake g++ make libgloo-dev libopenblas0-pthread pkg-config ruby-dev].freeze
     LIBTORCH = %w[libtorch-dev].freeze
     PYTORCH = %w[python3-torch].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
     LINT = %w[clang-format].freeze
     FUZZ = %w[clang-14 libclang-rt-14-dev].freeze
     DEBIAN13 = %w[mmdebstrap].freeze
+    COVERAGE = %w[gcovr].freeze
     NPM = %w[npm].freeze
     SCHEDULERS = %w[slurm-wlm munge openmpi-bin mpich python3-jsonschema].freeze
 

@@ -3,6 +3,11 @@
  * buckets of gradients in place of averaging them. Hooks in Ruby are called by the thread that runs
  * backward, when a bucket's gradients are there; what they return is waited for at the end of
  * backward, the GVL released by whatever waits. Entered by Ruby threads that hold the GVL.
+ *
+ * Each call of a hook is a fiber, which is left while its result is waited for, and also where it
+ * waits itself when an interrupt comes: an exception there would leave the ranks out of step, since
+ * nobody knows which operations the hook has begun. The interrupt ends backward, and the next
+ * forward goes on with the hook.
  */
 #include "torch_ddp.h"
 
@@ -17,7 +22,7 @@
 typedef struct ruby_hook {
     atomic_int holders; /* the C hook, and the object */
     VALUE callable;     /* Qundef: the object is gone */
-    VALUE pending;      /* {address of a bucket => [GradBucket, what the callable returned]} */
+    VALUE pending;      /* {address of a bucket => the fiber of the callable's call} */
 } ruby_hook;
 
 typedef struct hook_object {
@@ -71,7 +76,11 @@ typedef struct hook_call {
     VALUE pending;
     const tddp_bucket *bucket;
     int *again;
+    bool interrupted;
 } hook_call;
+
+/* The fiber of the hook that this thread is running; 0: none. */
+static _Thread_local VALUE running;
 
 static VALUE key_of(const tddp_bucket *bucket)
 {
@@ -104,27 +113,15 @@ static void refuse(VALUE result)
              rb_inspect(result), rb_obj_classname(result));
 }
 
-static VALUE first_stage(VALUE data)
+/* A whole call of a hook. What it is resumed with is its bucket, or nothing of interest. */
+static VALUE hook_body(RB_BLOCK_CALL_FUNC_ARGLIST(bucket, callable))
 {
-    const hook_call *call = (const hook_call *)data;
-    VALUE bucket = tddp_rb_grad_bucket(call->bucket);
-    VALUE result = rb_funcall(call->callable, rb_intern("call"), 1, bucket);
+    VALUE result = rb_funcall(callable, rb_intern("call"), 1, bucket);
     if (take(bucket, result))
         return Qnil;
     if (!can(result, "wait"))
         refuse(result);
-    VALUE pending = rb_ary_new_from_args(2, bucket, result);
-    rb_hash_aset(call->pending, key_of(call->bucket), pending);
-    *call->again = 1;
-    return Qnil;
-}
-
-static VALUE second_stage(VALUE data)
-{
-    const hook_call *call = (const hook_call *)data;
-    VALUE pending = rb_hash_delete(call->pending, key_of(call->bucket));
-    VALUE bucket = rb_ary_entry(pending, 0);
-    VALUE result = rb_ary_entry(pending, 1);
+    rb_fiber_yield(0, NULL); /* until the round is waited for */
     rb_funcall(result, rb_intern("wait"), 0);
     if (can(result, "value")) {
         VALUE value = rb_funcall(result, rb_intern("value"), 0);
@@ -134,18 +131,68 @@ static VALUE second_stage(VALUE data)
     return Qnil;
 }
 
+bool tddp_rb_in_hook(void)
+{
+    return running != 0 && rb_fiber_current() == running;
+}
+
+void tddp_rb_leave_hook(void)
+{
+    const VALUE interrupted = Qtrue;
+    rb_fiber_yield(1, &interrupted);
+}
+
+static VALUE resume(VALUE pair)
+{
+    VALUE bucket = rb_ary_entry(pair, 1);
+    return rb_fiber_resume(rb_ary_entry(pair, 0), 1, &bucket);
+}
+
+/* Begins the hook's call for a bucket, or goes on with it where it was left. */
+static VALUE run_stage(VALUE data)
+{
+    hook_call *call = (hook_call *)data;
+    VALUE key = key_of(call->bucket);
+    VALUE fiber = rb_hash_lookup(call->pending, key);
+    VALUE bucket = Qnil;
+    if (NIL_P(fiber)) {
+        fiber = rb_fiber_new(hook_body, call->callable);
+        bucket = tddp_rb_grad_bucket(call->bucket);
+        rb_hash_aset(call->pending, key, fiber);
+    }
+    const VALUE before = running;
+    int state = 0;
+    running = fiber;
+    VALUE yielded = rb_protect(resume, rb_assoc_new(fiber, bucket), &state);
+    running = before;
+    if (RTEST(rb_fiber_alive_p(fiber)))
+        *call->again = 1;
+    else
+        rb_hash_delete(call->pending, key);
+    if (state != 0)
+        rb_jump_tag(state);
+    call->interrupted = yielded == Qtrue;
+    return Qnil;
+}
+
 static tddp_status run_ruby(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
                             tddp_work **work, int *again)
 {
     (void)group;
-    (void)work; /* None: what is waited for is Ruby's. */
+    (void)stage; /* It is where the hook's fiber is. */
+    (void)work;  /* None: what is waited for is Ruby's. */
     const ruby_hook *ruby = state;
     if (ruby->callable == Qundef)
         return tddp_fail(TDDP_INVALID_ARGUMENT, "the model of this communication hook is gone: "
                                                 "keep it until backward is through");
     /* On the stack, where the collector sees them. */
-    hook_call call = {ruby->callable, ruby->pending, bucket, again};
-    return tddp_rb_inside(stage == 0 ? first_stage : second_stage, &call, "a communication hook");
+    hook_call call = {ruby->callable, ruby->pending, bucket, again, false};
+    tddp_status status = tddp_rb_inside(run_stage, &call, "a communication hook");
+    if (status != TDDP_OK || !call.interrupted)
+        return status;
+    *again = 0;
+    return tddp_fail(TDDP_CANCELED, "a communication hook was interrupted while it waited; it goes "
+                                    "on with the next forward");
 }
 
 static void free_ruby(void *state)

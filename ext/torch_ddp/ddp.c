@@ -6,32 +6,69 @@
  */
 #include "torch_ddp.h"
 
-static void ddp_free(void *ddp)
+/* Guarded by the GVL. A call that gives it up counts itself among the users: another Ruby thread
+ * may release the core meanwhile, and the last user then frees it. */
+typedef struct core {
+    tddp_ddp *ddp;
+    unsigned users;
+    bool released;
+} core;
+
+static void core_free(void *data)
 {
-    tddp_ddp_free(ddp);
+    core *mine = data;
+    tddp_ddp_free(mine->ddp);
+    xfree(mine);
 }
 
 static const rb_data_type_t ddp_type = {
     .wrap_struct_name = "Torch::Distributed::GradientSync",
-    .function = {.dfree = ddp_free},
+    .function = {.dfree = core_free},
     .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
 };
 
-static tddp_ddp *ddp_of(VALUE self)
+static core *core_of(VALUE self)
 {
-    tddp_ddp *ddp = rb_check_typeddata(self, &ddp_type);
-    if (ddp == NULL)
+    core *mine = rb_check_typeddata(self, &ddp_type);
+    if (mine->ddp == NULL || mine->released)
         rb_raise(rb_eRuntimeError, "the core of a DistributedDataParallel was released: its owner "
                                    "has another one");
-    return ddp;
+    return mine;
+}
+
+static tddp_ddp *ddp_of(VALUE self)
+{
+    return core_of(self)->ddp;
+}
+
+static core *core_acquire(VALUE self)
+{
+    core *mine = core_of(self);
+    mine->users++;
+    return mine;
+}
+
+static void free_if_unused(core *mine)
+{
+    if (mine->users > 0 || !mine->released)
+        return;
+    tddp_ddp *ddp = mine->ddp;
+    mine->ddp = NULL;
+    tddp_ddp_free(ddp);
+}
+
+static void core_leave(core *mine)
+{
+    mine->users--;
+    free_if_unused(mine);
 }
 
 /* Lets go of the parameters now rather than when the collector comes: another core takes over. */
 static VALUE ddp_release(VALUE self)
 {
-    tddp_ddp *ddp = ddp_of(self);
-    RTYPEDDATA_DATA(self) = NULL;
-    tddp_ddp_free(ddp);
+    core *mine = core_of(self);
+    mine->released = true;
+    free_if_unused(mine);
     return Qnil;
 }
 
@@ -138,11 +175,12 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     call.opts.watched = call.watched;
     call.buffers = tddp_rb_tensors(buffers, &memory[2], &call.buffer_count);
     take_options(&call, options, &memory[3]);
-    VALUE self = TypedData_Wrap_Struct(class, &ddp_type, NULL);
+    core *mine = NULL;
+    VALUE self = TypedData_Make_Struct(class, core, &ddp_type, mine);
     tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, -1, true);
     tddp_group_release(call.group);
-    RTYPEDDATA_DATA(self) = call.ddp;
+    mine->ddp = call.ddp;
     RB_GC_GUARD(texts);
     RB_GC_GUARD(group);
     RB_GC_GUARD(params);
@@ -171,23 +209,61 @@ static tddp_status body_sync_buffers(void *data, const tddp_wait *wait)
     return tddp_ddp_sync_buffers(call->ddp, call->argument, wait);
 }
 
+static tddp_rb_outcome plain_outcome(tddp_status status)
+{
+    return (tddp_rb_outcome){status == TDDP_OK ? Qnil : tddp_rb_error(status), 0};
+}
+
+/* A hook in Ruby runs on this thread, which gives up the GVL where it waits for other ranks. */
+static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
+{
+    sync_call call = {ddp, sync};
+    if (!tddp_ddp_prepare_waits(ddp))
+        return plain_outcome(tddp_ddp_prepare(ddp, sync, NULL));
+    tddp_status status = tddp_ddp_hook_here(ddp) ? tddp_ddp_finish_due(ddp, sync, NULL) : TDDP_OK;
+    return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true)
+                             : plain_outcome(status);
+}
+
 static VALUE ddp_prepare(VALUE self, VALUE sync)
 {
-    sync_call call = {ddp_of(self), RTEST(sync)};
-    if (tddp_ddp_prepare_waits(call.ddp))
-        tddp_rb_settle(tddp_rb_blocking(body_prepare, &call, -1, true));
-    else
-        tddp_rb_check(tddp_ddp_prepare(call.ddp, call.argument, NULL));
+    core *mine = core_acquire(self);
+    tddp_rb_outcome outcome = prepare(mine->ddp, RTEST(sync));
+    core_leave(mine);
+    tddp_rb_settle(outcome);
     RB_GC_GUARD(self);
     return Qnil;
 }
 
+/* It can be called again after an interrupt, so it runs on this thread. */
 static VALUE ddp_sync_buffers(VALUE self, VALUE root)
 {
-    sync_call call = {ddp_of(self), NUM2INT(root)};
-    tddp_rb_settle(tddp_rb_blocking(body_sync_buffers, &call, -1, true));
+    int from = NUM2INT(root);
+    core *mine = core_acquire(self);
+    sync_call call = {mine->ddp, from};
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_sync_buffers, &call, -1, false);
+    core_leave(mine);
+    tddp_rb_settle(outcome);
     RB_GC_GUARD(self);
     return Qnil;
+}
+
+static VALUE ddp_suspend(VALUE self)
+{
+    tddp_ddp_suspend(ddp_of(self));
+    return Qnil;
+}
+
+/* arm(completed): whether forward came to its end. */
+static VALUE ddp_arm(VALUE self, VALUE completed)
+{
+    tddp_ddp_arm(ddp_of(self), RTEST(completed));
+    return Qnil;
+}
+
+static VALUE ddp_round_open(VALUE self)
+{
+    return tddp_ddp_round_open(ddp_of(self)) ? Qtrue : Qfalse;
 }
 
 /* --- outputs, hooks, uneven inputs ------------------------------------------------------------ */
@@ -205,12 +281,11 @@ static VALUE ddp_wants_outputs(VALUE self)
 /* The same tensors, those that require a gradient as new objects through which backward begins. */
 static VALUE ddp_outputs(VALUE self, VALUE outputs)
 {
-    tddp_ddp *ddp = ddp_of(self);
     volatile VALUE memory = 0;
     size_t count = 0;
     VALUE fresh = tddp_rb_fresh_tensors(outputs);
     tddp_tensor **tensors = tddp_rb_tensors(fresh, &memory, &count);
-    tddp_status status = tddp_ddp_outputs(ddp, tensors, count);
+    tddp_status status = tddp_ddp_outputs(ddp_of(self), tensors, count);
     for (size_t i = 0; status == TDDP_OK && i < count; i++) {
         VALUE before = rb_ary_entry(outputs, (long)i);
         if (tddp_rb_same_tensor(tensors[i], tddp_rb_tensor(before)))
@@ -242,14 +317,16 @@ static tddp_status body_shadow(void *data, const tddp_wait *wait)
     return tddp_ddp_shadow(call->ddp, wait);
 }
 
-/* A hook in Ruby runs on this thread, which lets go of the GVL where it waits for the others. */
+/* As prepare(). */
 static VALUE ddp_shadow(VALUE self)
 {
-    sync_call call = {ddp_of(self), 0};
-    if (tddp_ddp_hook_here(call.ddp))
-        tddp_rb_check(tddp_ddp_shadow(call.ddp, NULL));
-    else
-        tddp_rb_settle(tddp_rb_blocking(body_shadow, &call, -1, true));
+    core *mine = core_acquire(self);
+    sync_call call = {mine->ddp, 0};
+    tddp_rb_outcome outcome = tddp_ddp_hook_here(call.ddp)
+                                  ? plain_outcome(tddp_ddp_shadow(call.ddp, NULL))
+                                  : tddp_rb_blocking(body_shadow, &call, -1, true);
+    core_leave(mine);
+    tddp_rb_settle(outcome);
     RB_GC_GUARD(self);
     return Qnil;
 }
@@ -268,6 +345,9 @@ void tddp_rb_init_ddp(void)
     rb_define_method(class, "stale?", ddp_stale, 0);
     rb_define_method(class, "prepare", ddp_prepare, 1);
     rb_define_method(class, "sync_buffers", ddp_sync_buffers, 1);
+    rb_define_method(class, "suspend", ddp_suspend, 0);
+    rb_define_method(class, "arm", ddp_arm, 1);
+    rb_define_method(class, "round_open?", ddp_round_open, 0);
     rb_define_method(class, "wants_outputs?", ddp_wants_outputs, 0);
     rb_define_method(class, "outputs", ddp_outputs, 1);
     rb_define_method(class, "comm_hook=", ddp_set_comm_hook, 1);

@@ -8,7 +8,7 @@
 
 static void group_free(void *group)
 {
-    tddp_group_release(group);
+    tddp_group_release_async(group);
 }
 
 static const rb_data_type_t group_type = {
@@ -73,7 +73,7 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     if (outcome.state == 0)
         RTYPEDDATA_DATA(self) = call.group;
     else /* It was made just when an interrupt came: nobody will know of it. */
-        tddp_group_release(call.group);
+        tddp_group_release_async(call.group);
     tddp_rb_settle(outcome);
     RB_GC_GUARD(backend);
     RB_GC_GUARD(name);
@@ -104,17 +104,20 @@ static tddp_status body_drain(void *group, const tddp_wait *wait)
 
 static tddp_status body_shutdown(void *group, const tddp_wait *wait)
 {
-    (void)wait;
-    tddp_group_shutdown(group, 0);
+    if (tddp_group_shutdown_host(group, 0, wait) != TDDP_OK)
+        tddp_log(TDDP_LOG_INFO, "group", "\"%s\" has ended here, and its store does now: %s",
+                 tddp_group_name(group), tddp_error_message());
     return TDDP_OK;
 }
 
-/* Ends the group and lets go of it, so that its store, and a server behind it, can end as well. An
- * interrupt ends the time that operations get to finish, and goes on when the group has ended. */
-static VALUE group_shutdown(VALUE self, VALUE drain)
+/* _shutdown(drain, host_wait): ends the group and lets go of it, so that its store, and a server
+ * behind it, can end as well. An interrupt ends the time that operations get to finish, or for
+ * which a store's host stays, and goes on when the group has ended. */
+static VALUE group_shutdown(VALUE self, VALUE drain, VALUE host_wait)
 {
     tddp_group *group = RTYPEDDATA_DATA(self);
     int64_t drain_ms = tddp_rb_milliseconds(drain);
+    int64_t host_ms = tddp_rb_milliseconds(host_wait);
     if (group == NULL)
         return Qnil;
     tddp_group_retain(group); /* Another thread may come here meanwhile. */
@@ -122,7 +125,7 @@ static VALUE group_shutdown(VALUE self, VALUE drain)
     if (outcome.state != 0)
         tddp_group_shutdown(group, 0); /* No Ruby may run before the jump goes on. */
     else /* What was not done in time is aborted, which is no error here. */
-        outcome = tddp_rb_blocking(body_shutdown, group, -1, false);
+        outcome = tddp_rb_blocking(body_shutdown, group, host_ms, host_ms > 0);
     tddp_group_release(group);
     if (RTYPEDDATA_DATA(self) != NULL) {
         RTYPEDDATA_DATA(self) = NULL;
@@ -214,7 +217,7 @@ void tddp_rb_init_group(void)
     rb_define_singleton_method(group_class, "_create", group_create, -1);
     rb_define_method(group_class, "_decline", group_decline, 1);
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
-    rb_define_method(group_class, "_shutdown", group_shutdown, 1);
+    rb_define_method(group_class, "_shutdown", group_shutdown, 2);
     rb_define_method(group_class, "_store", group_store, 0);
     rb_define_method(group_class, "_ended_peer", group_ended_peer, 1);
     rb_define_method(group_class, "rank", group_rank, 0);

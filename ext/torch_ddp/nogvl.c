@@ -33,15 +33,22 @@ int ruby_native_thread_p(void);
  * thread that watches looks for interrupts that nobody told it of. */
 enum { PATIENCE_MS = 100, LOOK_MS = 250 };
 
+/* In place of a jump's number: what would be raised is pending still. */
+enum { INTERRUPTED = -1 };
+
 /* --- what a thread needs to be woken ---------------------------------------------------------- */
 
-/* Made once a thread: an operation of a few microseconds must not pay for descriptors. */
+/* Kept with its thread for the next call: an operation of a few microseconds must not pay for
+ * descriptors. A signal handler that runs in the midst of a call makes calls of its own, and those
+ * have tokens of their own. */
 typedef struct token {
     tddp_cancel *cancel;
-    int wake;    /* an eventfd */
-    pid_t maker; /* after a fork the descriptors are shared with the parent */
+    int wake;           /* an eventfd */
+    pid_t maker;        /* after a fork the descriptors are shared with the parent */
+    struct token *next; /* another that no call has */
 } token;
 
+/* The first of a thread's tokens that no call has. */
 static pthread_key_t token_key;
 
 static void token_clear(token *mine)
@@ -53,29 +60,41 @@ static void token_clear(token *mine)
     mine->wake = -1;
 }
 
-static void token_free(void *data)
+static void tokens_free(void *data)
 {
-    token_clear(data);
-    free(data);
+    for (token *one = data, *next; one != NULL; one = next) {
+        next = one->next;
+        token_clear(one);
+        free(one);
+    }
+}
+
+/* The call is over. */
+static void token_give(token *mine)
+{
+    mine->next = pthread_getspecific(token_key);
+    if (pthread_setspecific(token_key, mine) != 0) {
+        mine->next = NULL;
+        tokens_free(mine);
+    }
 }
 
 static token *token_of_thread(void)
 {
     token *mine = pthread_getspecific(token_key);
-    if (mine != NULL)
+    if (mine != NULL) {
+        if (pthread_setspecific(token_key, mine->next) != 0)
+            return NULL;
+        mine->next = NULL;
         return mine;
-    mine = calloc(1, sizeof(*mine));
-    if (mine == NULL)
-        return NULL;
-    mine->wake = -1;
-    if (pthread_setspecific(token_key, mine) != 0) {
-        free(mine);
-        return NULL;
     }
+    mine = calloc(1, sizeof(*mine));
+    if (mine != NULL)
+        mine->wake = -1;
     return mine;
 }
 
-/* The calling thread's token, fresh; NULL with a text if it cannot be made. */
+/* A fresh token for a call: token_give(). NULL with a text if it cannot be made. */
 static token *token_take(void)
 {
     token *mine = token_of_thread();
@@ -94,7 +113,7 @@ static token *token_take(void)
         tddp_fail(TDDP_SYSTEM, "eventfd: %s", strerror(errno));
     else if (tddp_cancel_create(&mine->cancel) == TDDP_OK)
         return mine;
-    token_clear(mine);
+    tokens_free(mine);
     return NULL;
 }
 
@@ -105,11 +124,13 @@ typedef struct blocking_call {
     void *data;
     tddp_wait wait;
     tddp_status status;
+    bool begun;
 } blocking_call;
 
 static void *run(void *data)
 {
     blocking_call *call = data;
+    call->begun = true;
     call->status = call->body(call->data, &call->wait);
     return NULL;
 }
@@ -230,68 +251,6 @@ static bool no_jump(void *state)
     return *(int *)state == 0;
 }
 
-/* Waits here, and calls again after a handler that raised nothing. True if that was all. */
-static bool run_here(blocking_call *call, int64_t timeout_ms, int64_t started, int *state)
-{
-    do {
-        int64_t left = time_left(timeout_ms, started);
-        bool partly = !rb_thread_alone() && (left < 0 || left > PATIENCE_MS);
-        call->wait.timeout_ms = partly ? PATIENCE_MS : left;
-        call->status = TDDP_CANCELED;
-        tddp_cancel_reset(call->wait.cancel);
-        int64_t begun = partly ? now_ms() : 0;
-        without_gvl(run, call, cancel, call->wait.cancel);
-        if (partly && call->status == TDDP_TIMEOUT && now_ms() - begun >= PATIENCE_MS)
-            return false;
-    } while (call->status == TDDP_CANCELED && no_jump(state));
-    return true;
-}
-
-tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once)
-{
-    tddp_rb_outcome outcome = {Qnil, 0};
-    int64_t started = now_ms();
-    token *mine = token_take();
-    if (mine == NULL) {
-        outcome.error = tddp_rb_error(TDDP_SYSTEM);
-        return outcome;
-    }
-    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, mine->cancel}};
-    if (once || !run_here(&call, timeout_ms, started, &outcome.state)) {
-        call.wait.timeout_ms = time_left(timeout_ms, started);
-        call.status = run_watched(&call, mine, no_jump, &outcome.state);
-    }
-    if (outcome.state == 0 && call.status != TDDP_OK)
-        outcome.error = tddp_rb_error(call.status);
-    return outcome;
-}
-
-tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data)
-{
-    return tddp_rb_blocking(body, data, -1, !rb_thread_alone());
-}
-
-void tddp_rb_settle(tddp_rb_outcome outcome)
-{
-    if (outcome.state != 0)
-        rb_jump_tag(outcome.state);
-    if (!NIL_P(outcome.error))
-        rb_exc_raise(outcome.error);
-}
-
-/* --- waiting inside libtorch's backward ------------------------------------------------------- */
-
-typedef struct through_call {
-    tddp_status (*body)(void *data, tddp_cancel *cancel);
-    void *data;
-} through_call;
-
-static tddp_status body_through(void *data, const tddp_wait *wait)
-{
-    const through_call *call = data;
-    return call->body(call->data, wait->cancel);
-}
-
 static VALUE has_pending_interrupt(VALUE thread)
 {
     return rb_funcall(thread, rb_intern("pending_interrupt?"), 0);
@@ -344,6 +303,109 @@ static bool no_jump_after_backward(void *nothing)
     return false;
 }
 
+/* The same for a communication hook, which is left and not unwound. */
+static bool no_jump_in_hook(void *state)
+{
+    bool goes_on = no_jump_after_backward(NULL);
+    if (!goes_on)
+        *(int *)state = INTERRUPTED;
+    return goes_on;
+}
+
+/* Waits here, and calls again after a handler that raised nothing. True if that was all. */
+static bool run_here(blocking_call *call, int64_t timeout_ms, int64_t started,
+                     bool (*no_jump)(void *state), int *state)
+{
+    do {
+        int64_t left = time_left(timeout_ms, started);
+        bool partly = !rb_thread_alone() && (left < 0 || left > PATIENCE_MS);
+        call->wait.timeout_ms = partly ? PATIENCE_MS : left;
+        call->status = TDDP_CANCELED;
+        tddp_cancel_reset(call->wait.cancel);
+        int64_t begun = partly ? now_ms() : 0;
+        without_gvl(run, call, cancel, call->wait.cancel);
+        if (partly && call->status == TDDP_TIMEOUT && now_ms() - begun >= PATIENCE_MS)
+            return false;
+    } while (call->status == TDDP_CANCELED && no_jump(state));
+    return true;
+}
+
+static tddp_rb_outcome block(tddp_rb_body body, void *data, int64_t timeout_ms, bool once,
+                             int64_t started, bool (*no_jump)(void *state))
+{
+    tddp_rb_outcome outcome = {Qnil, 0};
+    token *mine = token_take();
+    if (mine == NULL) {
+        outcome.error = tddp_rb_error(TDDP_SYSTEM);
+        return outcome;
+    }
+    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, mine->cancel}};
+    if (once || !run_here(&call, timeout_ms, started, no_jump, &outcome.state)) {
+        call.wait.timeout_ms = time_left(timeout_ms, started);
+        call.status = run_watched(&call, mine, no_jump, &outcome.state);
+    }
+    token_give(mine);
+    if (outcome.state == 0 && call.status != TDDP_OK)
+        outcome.error = tddp_rb_error(call.status);
+    return outcome;
+}
+
+tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once)
+{
+    int64_t started = now_ms();
+    if (once || !tddp_rb_in_hook())
+        return block(body, data, timeout_ms, once, started, no_jump);
+    for (;;) {
+        tddp_rb_outcome outcome = block(body, data, timeout_ms, once, started, no_jump_in_hook);
+        if (outcome.state != INTERRUPTED)
+            return outcome;
+        tddp_rb_leave_hook();
+    }
+}
+
+tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data)
+{
+    return tddp_rb_blocking(body, data, -1, !rb_thread_alone());
+}
+
+void tddp_rb_settle(tddp_rb_outcome outcome)
+{
+    if (outcome.state != 0)
+        rb_jump_tag(outcome.state);
+    if (!NIL_P(outcome.error))
+        rb_exc_raise(outcome.error);
+}
+
+/* --- waiting inside libtorch's backward ------------------------------------------------------- */
+
+typedef struct through_call {
+    tddp_status (*body)(void *data, tddp_cancel *cancel);
+    void *data;
+} through_call;
+
+static tddp_status body_through(void *data, const tddp_wait *wait)
+{
+    const through_call *call = data;
+    return call->body(call->data, wait->cancel);
+}
+
+/* The other ranks wait for what the body begins: it runs also if an interrupt was pending before,
+ * and then waits for nothing. */
+static void run_through(blocking_call *call, token *mine)
+{
+    do {
+        tddp_cancel_reset(mine->cancel);
+        call->status = TDDP_CANCELED;
+        without_gvl(run, call, cancel, mine->cancel);
+    } while (call->status == TDDP_CANCELED && no_jump_after_backward(NULL));
+    if (!call->begun) {
+        tddp_cancel_trigger(mine->cancel);
+        run(call);
+    }
+    if (call->status == TDDP_CANCELED)
+        (void)tddp_fail(TDDP_CANCELED, "backward was interrupted while gradients were reduced");
+}
+
 tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
 {
     if (!ruby_native_thread_p() || !ruby_thread_has_gvl_p())
@@ -356,20 +418,16 @@ tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel)
                           .data = &through,
                           .wait = {-1, mine->cancel},
                           .status = TDDP_CANCELED};
-    if (!rb_thread_alone())
-        return run_watched(&call, mine, no_jump_after_backward, NULL);
-    do {
-        tddp_cancel_reset(mine->cancel);
-        call.status = TDDP_CANCELED;
-        without_gvl(run, &call, cancel, mine->cancel);
-    } while (call.status == TDDP_CANCELED && no_jump_after_backward(NULL));
-    if (call.status == TDDP_CANCELED)
-        return tddp_fail(TDDP_CANCELED, "backward was interrupted while gradients were reduced");
+    if (rb_thread_alone())
+        run_through(&call, mine);
+    else
+        call.status = run_watched(&call, mine, no_jump_after_backward, NULL);
+    token_give(mine);
     return call.status;
 }
 
 void tddp_rb_init_nogvl(void)
 {
-    if (pthread_key_create(&token_key, token_free) != 0)
+    if (pthread_key_create(&token_key, tokens_free) != 0)
         rb_raise(rb_eRuntimeError, "no thread-specific data left in this process");
 }

@@ -87,6 +87,10 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
     return pieces;
 }
 
+/* How long an operation that is waited for at once waits for other ranks before the GVL is let go
+ * of. A small operation whose peers are there takes less than letting go of the GVL does. */
+enum { INLINE_US = 20 };
+
 /* --- descriptions ---------------------------------------------------------------------------- */
 
 /* As many bytes of a description as ranks compare. */
@@ -141,7 +145,7 @@ void tddp_rb_describe(VALUE operand, VALUE async)
         RB_GC_GUARD(text);
     }
     if (!RTEST(async))
-        tddp_await_next();
+        tddp_inline_next(INLINE_US, NULL);
 }
 
 static VALUE set_detail(VALUE self, VALUE wanted)

@@ -124,6 +124,11 @@ void tddp_rb_root_release(tddp_rb_root *root);
 /* The hook behind a CommHook, borrowed; TypeError for anything else. */
 tddp_comm_hook *tddp_rb_comm_hook(VALUE object);
 
+/* Whether a hook is running that can be left where it waits; and leaves it there, until the next
+ * forward goes on with it. */
+bool tddp_rb_in_hook(void);
+void tddp_rb_leave_hook(void);
+
 /* A GradBucket of the bucket whose hook is being called, and to make a tensor's elements its. */
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
@@ -143,8 +148,9 @@ tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holde
 tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder);
 
 /* Has the ranks compare dtype and shape of these tensors (one, an Array; nil: nothing) with the
- * operation that this thread queues next, if operations are described at all; and says whether it
- * is waited for at once. The last thing before the operation that may raise. */
+ * operation that this thread queues next, if operations are described at all; and has it executed
+ * inline for a moment if it is waited for at once. The last thing before the operation that may
+ * raise. */
 void tddp_rb_describe(VALUE operand, VALUE async);
 bool tddp_rb_detail(void);
 

@@ -10,9 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* So long a wait keeps the GVL before it lets go of it. */
-enum { KEPT_US = 20 };
-
 /* References to an operation's tensors, ended together on whatever thread is last. */
 typedef struct operands {
     size_t count;
@@ -249,12 +246,11 @@ static VALUE source_of(const tddp_work *work)
     return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
 }
 
-/* Waits here; an interruption leaves the operation running. A small operation whose peers are there
- * takes less than letting go of the GVL does. */
+/* Waits here, unless it was executed inline; an interruption leaves the operation running. */
 static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
-    if (!tddp_work_try(work, KEPT_US) || tddp_work_status(work) != TDDP_OK)
+    if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
         outcome = wait_for(work, -1);
     VALUE source = source_of(work);
     if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))
@@ -265,9 +261,27 @@ static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
     return source;
 }
 
+static VALUE work_wait(VALUE self, VALUE timeout);
+
+/* The same in a communication hook, which may be left here for good: as an object of its own the
+ * work keeps its memory. */
+static VALUE wait_in_hook(tddp_work *work, VALUE output, VALUE input)
+{
+    VALUE self = work_object(work, output, input);
+    work_wait(self, Qnil);
+    RB_GC_GUARD(self);
+    return source_of(work);
+}
+
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async)
 {
-    VALUE result = async ? work_object(work, output, input) : wait_now(work, output, input);
+    VALUE result = Qnil;
+    if (async)
+        result = work_object(work, output, input);
+    else if (tddp_rb_in_hook() && !tddp_work_completed(work))
+        result = wait_in_hook(work, output, input);
+    else
+        result = wait_now(work, output, input);
     RB_GC_GUARD(output);
     RB_GC_GUARD(input);
     return result;

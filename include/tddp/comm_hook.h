@@ -82,7 +82,9 @@ typedef struct tddp_comm_hook_ops {
      * the hook's own (whose release is the hook's; it lives until the work is done), or leaves it
      * NULL; sets `*again` to 1 to be called with the next stage, else the bucket is done when the
      * work is. Stages of several buckets alternate: stage n + 1 of a bucket comes after stage n of
-     * all, in the order of the buckets. Never waits at stage 0.
+     * all, in the order of the buckets. Only a hook with `on_caller` waits at stage 0. It may also
+     * return TDDP_CANCELED where the host interrupts it: the next tddp_reducer_finish() calls it
+     * with that stage again, and no later bucket is handed over before.
      */
     tddp_status (*run)(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
                        tddp_work **work, int *again);

@@ -3,11 +3,11 @@
  * @brief Process groups: ranks that carry out the same operations in the same order.
  *
  * Operations are queued and carried out in order, by the group's progress thread or, where the
- * backend bears it, by a thread that waits for one of them; sends and receives begin at once,
- * beside the queue and each other. Each call returns a tddp_work through `work` (caller:
- * tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with NULL).
- * Arguments are checked before anything is sent. Memory given to an operation is in use until its
- * work is done; arrays of buffers are copied.
+ * backend bears it, by a thread that waits for one of them (also tddp_inline_next()); sends and
+ * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
+ * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
+ * NULL). Arguments are checked before anything is sent. Memory given to an operation is in use
+ * until its work is done; arrays of buffers are copied.
  *
  * Calls may come from several threads. The order in which operations queue must be the same on
  * every rank. Messages between two ranks with one tag match in the order of the calls, with one
@@ -100,12 +100,26 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const td
  */
 TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
 
+/**
+ * tddp_group_shutdown(), after which the process that hosts the group's TCP store stays for the
+ * others' sake: until all ranks have shut the group down, no other process is connected to the
+ * store, or `wait` is over. Elsewhere, and for groups with a parent, nothing is waited for. Once:
+ * a second call does not wait. Errors: those of tddp_store_await_clients(), TDDP_FORKED.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_shutdown_host(tddp_group *group, int64_t drain_ms,
+                                                             const tddp_wait *wait);
+
 /** One more reference: tddp_group_release(). */
 TDDP_API tddp_group *tddp_group_retain(tddp_group *group);
 
 /** One reference less; the last one shuts the group down without draining and frees it. NULL is
  * fine. */
 TDDP_API void tddp_group_release(tddp_group *group);
+
+/** The same, but never waits: what the last reference brings about happens on a thread of the
+ * library's, for which the process's exit waits. For garbage collectors, destructors, and callbacks
+ * of works. */
+TDDP_API void tddp_group_release_async(tddp_group *group);
 
 /** What it is; any thread, also once it has failed or was shut down. */
 TDDP_API int tddp_group_rank(const tddp_group *group);
@@ -176,11 +190,15 @@ TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 TDDP_API void tddp_describe_next(const char *text);
 
 /**
- * Says that this thread will wait for the next operation that it queues on any group before it does
- * anything else: no other thread is woken for it then if the waiting one can carry it out. A hint:
- * an operation whose work is released, or gets a callback, goes on all the same.
+ * Executes the next operation that this thread submits to any group on this thread, within the call
+ * that submits it, if the backend allows that and no other operation is ahead of it. The call
+ * returns when the operation is done, when it has waited `microseconds` for other ranks (negative:
+ * no limit), or when `cancel` (NULL, or borrowed until then) is triggered; an operation that is not
+ * done then stays queued and the progress thread goes on with it. Under a limit (of at most a
+ * second) an operation that moves more than 4 MiB is only queued: limits are for callers that hold
+ * a lock.
  */
-TDDP_API void tddp_await_next(void);
+TDDP_API void tddp_inline_next(int64_t microseconds, tddp_cancel *cancel);
 
 /** Combines `buffer` over all ranks, in place. `premul` is this rank's factor for
  * TDDP_REDUCE_PREMUL_SUM, also below; it may differ between ranks. */

@@ -161,7 +161,9 @@ TDDP_API void tddp_reducer_note_used(tddp_reducer *reducer, size_t index);
 
 /**
  * Parameter `index`'s gradient lies complete in its slice. Hands over the buckets that this
- * completes; if the hook may only run on the caller's thread, tddp_reducer_hand_over() does. With
+ * completes, but for those that tddp_reducer_finish() executes itself (the round's last one, and
+ * all where the group's thread has no core of its own); if the hook may only run on the caller's
+ * thread, tddp_reducer_hand_over() does. With
  * static_graph a parameter is ready at its last expected call; in the first round none is.
  * `*all_ready` is set to 1 if it was the last of the round, else 0.
  * Errors: TDDP_INVALID_ARGUMENT (out of range; ready twice in a round, or more often than in the
@@ -184,7 +186,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_hand_over(tddp_reducer *reducer
  * has gone through all stages of the hook; for buckets on devices the thread's current streams do
  * the waiting. If parameters are missing, prepare complains of them.
  * Returns the first failure. If `wait` ended before the operations did (TDDP_TIMEOUT,
- * TDDP_CANCELED), call it again, or let tddp_reducer_prepare() do so.
+ * TDDP_CANCELED; it may have ended before this call), all complete buckets are handed over all the
+ * same and the other ranks get this one's part: call it again, or let tddp_reducer_prepare() do
+ * so.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
                                                         const tddp_wait *wait);
@@ -221,6 +225,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_rebuild(tddp_reducer *reducer,
 /** After finish: whether any rank used parameter `index` in this round. 1 if nobody looked: without
  *  find_unused and static_graph. */
 TDDP_API int tddp_reducer_used(const tddp_reducer *reducer, size_t index);
+
+/** What put the ranks out of step for good, so that every call fails; TDDP_OK if nothing did. On
+ * the thread that runs forward. */
+TDDP_API tddp_status tddp_reducer_failure(const tddp_reducer *reducer);
 
 /** The buckets as they are: their number, and bytes of the gradients in bucket `i` (0 if out of
  *  range). */

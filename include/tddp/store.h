@@ -77,14 +77,27 @@ typedef struct tddp_slice {
  *                                                    received, and twice that in unsent answers
  *   max_total_bytes    TDDP_STORE_MAX_TOTAL_BYTES    1 GiB of keys and values, with 88 bytes for
  *                                                    each key on top
+ *   max_buffered_bytes TDDP_STORE_MAX_BUFFERED_BYTES 1 GiB, or 4 of the largest requests: for all
+ *                                                    clients together, half of it for what they
+ *                                                    have sent and half for unsent answers
  *   max_clients        TDDP_STORE_MAX_CLIENTS        65536
+ *   max_pending        TDDP_STORE_MAX_PENDING        1024 of these, or a quarter of the descriptors
+ *                                                    that the process may have: connections that
+ *                                                    have not yet sent a first message (with a
+ *                                                    secret: proved it)
  *   patience_ms        TDDP_STORE_PATIENCE_MS        60 s
  *   secret             TDDP_STORE_SECRET             none
  *
- * Patience: a connection has so long for its first message, and for the rest of a later one once no
- * more of it comes. After its first message a client may be idle for ever. Clients of PyTorch 1.13
- * open a second connection that never says anything: a silent one is kept while another client at
- * the same address speaks that dialect.
+ * Patience: a connection has so long for its first message. Later, while the rest of a message or
+ * the reading of an answer is due from a client, it must move 1 KiB for each second of every such
+ * period; single bytes do not prolong it. A client that owes nothing may be idle for ever. Clients
+ * of PyTorch 1.13 open a second connection that never says anything: a silent one is kept while
+ * another client at the same address speaks that dialect.
+ *
+ * Buffers: when requests that have partly arrived (and the keys that clients wait for) take more
+ * than their half, the client that holds most of it is dropped. While unsent answers take more than
+ * theirs, further requests wait until clients have read. Pending connections: where there is no
+ * place or descriptor for a new one, the oldest of them is dropped.
  *
  * Secret: 1 to 4096 bytes. With one, only clients that know it are served: each side proves that it
  * does, by HMAC-SHA256 over two random numbers, and the secret itself is never sent; what follows
@@ -108,11 +121,13 @@ typedef struct tddp_store_server_opts {
     size_t max_clients;
     int64_t patience_ms;
     const char *secret; /**< "": none, whatever the environment says */
+    size_t max_buffered_bytes;
+    size_t max_pending;
 } tddp_store_server_opts;
 
-#define TDDP_STORE_SERVER_OPTS_INIT                                            \
-    {                                                                          \
-        sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0, 0, 0, 0, 0, 0, NULL \
+#define TDDP_STORE_SERVER_OPTS_INIT                                                  \
+    {                                                                                \
+        sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 \
     }
 
 /**
@@ -191,6 +206,16 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_prefix_store_create(const char *prefix,
  *  more reference). It keeps a hosted server alive. Caller: tddp_store_release(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait,
                                                      tddp_store **out);
+
+/**
+ * For the process that hosts a TCP store's server, before it ends: returns once all `keys` exist,
+ * by which the clients say goodbye, or no other process is connected to the server. For a store
+ * that this process does not host (and one in a file or in memory): at once. The store can be used
+ * meanwhile. TDDP_TIMEOUT: the text tells how many connections are left.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_await_clients(tddp_store *store,
+                                                             const tddp_slice *keys, size_t count,
+                                                             const tddp_wait *wait);
 
 /** One more reference: tddp_store_release(). */
 TDDP_API tddp_store *tddp_store_retain(tddp_store *store);

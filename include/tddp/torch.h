@@ -120,17 +120,43 @@ TDDP_API void tddp_ddp_free(tddp_ddp *ddp);
 TDDP_API int tddp_ddp_stale(const tddp_ddp *ddp);
 
 /**
- * Before each forward whose gradients shall be averaged: rebuilds the buckets when it is time and
- * arms the hooks. With `sync` 0 (no_sync) gradients are only accumulated locally until a forward
- * with `sync` 1; so they are by a backward that no forward prepared, or once all of its gradients
- * were averaged (which is logged once a model as a warning). Errors: those of
+ * Before forward: suspends the hooks until tddp_ddp_arm(). Gradients of a backward inside forward
+ * are only accumulated locally. tddp_ddp_prepare() does this too; this call is for a forward that
+ * is not prepared, as one without grad.
+ */
+TDDP_API void tddp_ddp_suspend(tddp_ddp *ddp);
+
+/**
+ * Before each forward whose gradients shall be averaged: suspends the hooks, rebuilds the buckets
+ * when it is time and opens a round. With `sync` 0 (no_sync) it opens none: gradients are only
+ * accumulated locally, unless the round of an earlier forward is still open. Errors: those of
  * tddp_reducer_prepare() and tddp_reducer_rebuild().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
+                                                     const tddp_wait *wait);
+
+/**
+ * After each forward, also one that failed (`completed` 0: its round is not opened). While a round
+ * is open backward averages gradients, whichever forward they belong to, and its last gradient
+ * closes the round. Later gradients are accumulated locally, which is logged once a model as a
+ * warning unless a forward with `sync` 0 came before them.
  *
  * Backward then ends in an error that names the parameter if its gradient requires a gradient
  * (create_graph), became ready twice, or is sparse or dense against its flag.
  */
-TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_prepare(tddp_ddp *ddp, int sync,
-                                                     const tddp_wait *wait);
+TDDP_API void tddp_ddp_arm(tddp_ddp *ddp, int completed);
+
+/** Whether a forward with `sync` 1 completed and its gradients are not all averaged yet. */
+TDDP_API int tddp_ddp_round_open(const tddp_ddp *ddp);
+
+/**
+ * Finishes a round whose backward was interrupted while it waited; else does nothing. Where
+ * tddp_ddp_hook_here() this runs the host's code, so call it on a thread of the host's before
+ * tddp_ddp_prepare(), which otherwise does the same. `sync` as there: with 0 a round that has
+ * failed is forgotten. Errors: those of tddp_reducer_finish().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_finish_due(tddp_ddp *ddp, int sync,
+                                                        const tddp_wait *wait);
 
 /**
  * Whether the next tddp_ddp_prepare() may wait for other ranks: until the buckets are rebuilt, and
@@ -177,8 +203,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_bucket_tensor(const tddp_bucket *bu
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_gradient_tensor(const tddp_bucket *bucket, size_t i,
                                                              tddp_tensor *into);
 
-/** Broadcasts the buffers from rank `root` of the group, coalesced. Autograd sees nothing of it: no
- *  history, no new version. Errors: those of tddp_broadcast(). */
+/**
+ * Broadcasts the buffers from rank `root` of the group, coalesced. Autograd sees nothing of it: no
+ * history, no new version. If `wait` ended before the operations did (TDDP_TIMEOUT, TDDP_CANCELED),
+ * the next call with the same root continues. Errors: those of tddp_broadcast().
+ */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root,
                                                           const tddp_wait *wait);
 

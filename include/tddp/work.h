@@ -40,16 +40,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_work_order(tddp_work *work, void *strea
  * device's number in `*index` (0 for the CPU). */
 TDDP_API tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index);
 
-/**
- * Spends up to `microseconds` on carrying the operation out here and now, where this thread may do
- * that and the operation is the next one and its memory no larger than suits the time, and says
- * whether it is done. Else the thread is to wait for it, or to release it, soon: what has begun
- * here may wait for that. For callers who hold a lock that they want to keep for moments only.
- */
-TDDP_API int tddp_work_try(tddp_work *work, int64_t microseconds);
-
-/** Whether it is done, well or not; never blocks. Asking alone brings nothing about of an operation
- * after tddp_await_next(). */
+/** Whether it is done, well or not; never blocks. */
 TDDP_API int tddp_work_completed(const tddp_work *work);
 
 /** Its outcome with its text on this thread; TDDP_OK while it runs. */

@@ -67,6 +67,7 @@ module Torch
     extend Objects
     extend RandomState
     extend Launching
+    extend KeptMemory
     extend FlightRecorder
     extend Trace
 

@@ -1,7 +1,7 @@
 /*
  * What every room stands on: time and deadlines, memory, growing buffers, threads, small system
- * helpers, SHA-256. Public parts of this room: <tddp/status.h>, <tddp/wait.h>, <tddp/log.h>,
- * <tddp/buffer.h>.
+ * helpers, SHA-256, SipHash. Public parts of this room: <tddp/status.h>, <tddp/wait.h>,
+ * <tddp/log.h>, <tddp/buffer.h>.
  */
 #ifndef TDDP_BASE_H
 #define TDDP_BASE_H
@@ -97,6 +97,22 @@ TDDP_NODISCARD tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data
 void tddp_bytes_consume(tddp_bytes *bytes, size_t size);
 void tddp_bytes_free(tddp_bytes *bytes);
 
+/* --- cgroup.c -------------------------------------------------------------------------------- */
+
+/* The limit of a control group that leaves this process the least memory. */
+typedef struct tddp_memory_limit {
+    uint64_t bytes; /* UINT64_MAX: there is none */
+    uint64_t
+        left; /* before the kernel ends a process: pages of files and free swap count as free */
+    char file[512]; /* where the limit stands; "" if there is none */
+} tddp_memory_limit;
+
+void tddp_cgroup_memory(tddp_memory_limit *out);
+
+/* Looks below `root`, which is kept, instead of at the system's own files; "": at these. For tests.
+ */
+void tddp_cgroup_root(const char *root);
+
 /* --- json.c ---------------------------------------------------------------------------------- */
 
 /* Appends a text in quotes, as JSON has it; bytes that are no UTF-8 become U+FFFD. */
@@ -130,6 +146,14 @@ void tddp_hmac_sha256(const void *key, size_t key_size, const void *data, size_t
 
 /* Compares in a time that does not tell where the first difference is. */
 bool tddp_equal_bytes(const void *a, const void *b, size_t size);
+
+/* --- siphash.c ------------------------------------------------------------------------------- */
+
+/* SipHash-2-4 with a key of 16 bytes. */
+uint64_t tddp_siphash(const uint64_t key[2], const void *data, size_t size);
+
+/* The same with a key that is random in each process, for hash tables. */
+uint64_t tddp_hash(const void *data, size_t size);
 
 /* --- system.c -------------------------------------------------------------------------------- */
 

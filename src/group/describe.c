@@ -1,5 +1,5 @@
 /*
- * What a caller says of its next operation, shapes or names, and that it will wait for it at once:
+ * What a caller says of its next operation, shapes or names, and how long it executes that itself:
  * kept with the thread that said it until its next operation begins. Each thread sees its own.
  */
 #include <string.h>
@@ -10,7 +10,7 @@ enum { DESCRIPTION_BYTES = 256 };
 
 typedef struct saying {
     bool any;
-    bool awaited;
+    tddp_group_moment moment;
     char text[DESCRIPTION_BYTES];
 } saying;
 
@@ -27,31 +27,34 @@ void tddp_describe_next(const char *text)
         memcpy(own.said.text, text, length);
     }
     own.said.text[length] = '\0';
-    own.said.any = own.said.awaited || length > 0;
+    own.said.any = own.said.moment.microseconds != 0 || length > 0;
 }
 
-void tddp_await_next(void)
+void tddp_inline_next(int64_t microseconds, tddp_cancel *cancel)
 {
-    own.said.any = own.said.awaited = true;
+    own.said.moment = (tddp_group_moment){microseconds, cancel};
+    own.said.any = microseconds != 0 || own.said.text[0];
 }
 
 void tddp_group_take_description(void)
 {
     if (own.said.any) {
         own.taken.any = true;
-        own.taken.awaited = own.said.awaited;
+        own.taken.moment = own.said.moment;
         memcpy(own.taken.text, own.said.text, strlen(own.said.text) + 1);
-        own.said.any = own.said.awaited = false;
+        own.said.any = false;
+        own.said.moment = (tddp_group_moment){0};
         own.said.text[0] = '\0';
     } else if (own.taken.any) {
-        own.taken.any = own.taken.awaited = false;
+        own.taken.any = false;
+        own.taken.moment = (tddp_group_moment){0};
         own.taken.text[0] = '\0';
     }
 }
 
-bool tddp_group_is_awaited(void)
+tddp_group_moment tddp_group_taken_moment(void)
 {
-    return own.taken.awaited;
+    return own.taken.moment;
 }
 
 /* FNV-1a, which every rank computes alike. 0 means that there is nothing to compare. */

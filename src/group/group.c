@@ -4,7 +4,8 @@
  *
  * Order at the end: no more operations, those under way finish or are aborted, the progress thread
  * ends, the backend's connections go, the store learns of it. Whoever comes second waits for the
- * first. A forked child never takes the lock, which a thread of the parent may have held.
+ * first. Last, who hosts the store waits for the others to come as far. A forked child never takes
+ * the lock, which a thread of the parent may have held.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -88,6 +89,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
     group->rank = opts->rank;
     group->world_size = opts->world_size;
     atomic_init(&group->staging_device, -1);
+    group->is_root = !opts->parent;
     group->root_rank = opts->parent ? opts->parent->root_rank : opts->rank;
     atomic_init(&group->timeout_ms,
                 opts->timeout_ms > 0 ? opts->timeout_ms : TDDP_GROUP_DEFAULT_TIMEOUT_MS);
@@ -277,15 +279,17 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
     return TDDP_OK;
 }
 
-void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
+/* `host_wait`: how long the store's host stays for the others; NULL: not at all. */
+static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wait *host_wait)
 {
     if (!group || group->pid != tddp_process_id()) {
-        return;
+        return group ? tddp_fail(TDDP_FORKED, "group \"%s\" was made before a fork", group->name)
+                     : TDDP_OK;
     }
     if (tddp_group_on_progress_thread(group)) {
         tddp_log(TDDP_LOG_ERROR, "group",
                  "\"%s\" cannot be shut down from a callback of its own work", group->name);
-        return;
+        return TDDP_OK;
     }
     int64_t deadline = tddp_deadline_after_ms(drain_ms);
     pthread_mutex_lock(&group->mutex);
@@ -298,8 +302,9 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     }
     pthread_mutex_unlock(&group->mutex);
     if (!first) {
-        return;
+        return TDDP_OK;
     }
+    int64_t incarnation = group->incarnation;
     tddp_group_progress_stop(group, deadline);
     tddp_watch_leave(group);
     group->backend->destroy(group->context);
@@ -317,7 +322,23 @@ void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
     pthread_mutex_unlock(&group->mutex);
     /* Whoever still has the group, as a model may, keeps no server of the store alive. */
     tddp_store_release(store);
+    tddp_status status = TDDP_OK;
+    if (host_wait && group->is_root) {
+        status = tddp_group_await_leaving(names, group->world_size, incarnation, host_wait);
+    }
     tddp_store_release(names);
+    return status;
+}
+
+void tddp_group_shutdown(tddp_group *group, int64_t drain_ms)
+{
+    (void)!shut_down(group, drain_ms, NULL);
+}
+
+tddp_status tddp_group_shutdown_host(tddp_group *group, int64_t drain_ms, const tddp_wait *wait)
+{
+    static const tddp_wait by_default = {-1, NULL};
+    return shut_down(group, drain_ms, wait ? wait : &by_default);
 }
 
 tddp_group *tddp_group_retain(tddp_group *group)
@@ -328,11 +349,27 @@ tddp_group *tddp_group_retain(tddp_group *group)
     return group;
 }
 
+void tddp_group_end(tddp_group *group)
+{
+    tddp_group_shutdown(group, 0);
+    free_group(group);
+}
+
 void tddp_group_release(tddp_group *group)
 {
     if (group && atomic_fetch_sub(&group->references, 1) == 1) {
-        tddp_group_shutdown(group, 0);
-        free_group(group);
+        tddp_group_end(group);
+    }
+}
+
+void tddp_group_release_async(tddp_group *group)
+{
+    if (!group || atomic_fetch_sub(&group->references, 1) != 1) {
+        return;
+    }
+    bool over = group->pid != tddp_process_id() || group->state == TDDP_GROUP_ENDED;
+    if (over || !tddp_group_reap(group)) {
+        tddp_group_end(group);
     }
 }
 

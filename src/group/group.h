@@ -5,6 +5,7 @@
  *   join.c         how the ranks find each other through the store
  *   progress.c     the queue and the progress thread
  *   turn.c         which thread carries out what is queued
+ *   reaper.c       groups that end where nobody may wait for that
  *   failure.c      operations that fail, and the group after the first of them
  *   collectives.c  the operations on one piece of memory: argument checks, then the queue
  *   lists.c        those with a buffer for each rank
@@ -39,12 +40,11 @@
 
 struct tddp_work {
     atomic_int references;
-    pid_t pid;               /* who made it */
-    atomic_bool done;        /* set last, with the lock held */
-    atomic_bool unannounced; /* queued without waking the progress thread */
-    atomic_int waiters;      /* threads that wait for it */
-    tddp_group *group;       /* whose queue waiters may help with, while it is not done; or NULL */
-    _Atomic int64_t expiry;  /* when the running operation's time is over; 0 before it runs */
+    pid_t pid;              /* who made it */
+    atomic_bool done;       /* set last, with the lock held */
+    atomic_int waiters;     /* threads that wait for it */
+    tddp_group *group;      /* whose queue waiters may help with, while it is not done; or NULL */
+    _Atomic int64_t expiry; /* when the running operation's time is over; 0 before it runs */
     tddp_op op;
     tddp_buffer *parts;                 /* what the operation's parts point to; NULL: it has none */
     struct tddp_group_bundle *bundle;   /* coalesced: how far it is; NULL: it is not */
@@ -111,6 +111,9 @@ void tddp_group_work_clear(tddp_work *work);
 /* Tells the outcome, wakes the waiters, calls the callback. Once a work. */
 void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text);
 
+/* Between lines that say who is missing when ranks join; a constant but for tests. */
+extern int64_t tddp_group_tell_every_ms;
+
 typedef enum tddp_group_state {
     TDDP_GROUP_OPEN,
     TDDP_GROUP_DRAINING, /* takes no more operations, carries out those it has */
@@ -123,6 +126,7 @@ struct tddp_group {
     pid_t pid; /* who made it: a forked child only forgets */
     int rank;
     int world_size;
+    bool is_root;  /* it was made from no other group */
     int root_rank; /* this process's rank in the group that others were made from */
     char *name;
     const tddp_backend_v1 *asked;   /* the backend by name; for messages */
@@ -148,7 +152,6 @@ struct tddp_group {
     tddp_work *head;
     tddp_work *tail;
     bool running;     /* a thread has the turn */
-    bool called;      /* the progress thread is to carry out what is queued, which is not empty */
     size_t in_flight; /* sends and receives under way */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
@@ -160,7 +163,14 @@ struct tddp_group {
 
     tddp_group_p2p p2p;
     tddp_group_device device;
+    struct tddp_group *next_reaped; /* reaper.c's */
 };
+
+/* group.c: shuts down and frees a group without references. */
+void tddp_group_end(tddp_group *group);
+
+/* reaper.c: has a thread do so; false if there is none to be had. */
+bool tddp_group_reap(tddp_group *group);
 
 /* join.c: takes this rank's place, waits for the others, says what the backend wants to know. On
  * success `*address` is to be freed; may be NULL. tddp_group_leave() gives the place up. */
@@ -171,6 +181,11 @@ TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
 /* Once all have met, the name may be used again after all have left; before, it is as if this rank
  * had never joined. */
 void tddp_group_leave(tddp_group *group);
+
+/* Where this process hosts the store of `names`: waits until all ranks have left the group that was
+ * the given incarnation of the name. Errors: those of tddp_store_await_clients(). */
+TDDP_NODISCARD tddp_status tddp_group_await_leaving(tddp_store *names, int world_size,
+                                                    int64_t incarnation, const tddp_wait *wait);
 
 /* parts.c: makes a work with the group's timeout, the caller's description, and parts of its own
  * where its operation has some. */
@@ -184,10 +199,16 @@ TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, cons
 /* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
 void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
 
+/* How long the thread that submits an operation executes it before the progress thread does. */
+typedef struct tddp_group_moment {
+    int64_t microseconds; /* 0: not at all; negative: no limit */
+    tddp_cancel *cancel;  /* ends it earlier; may be NULL */
+} tddp_group_moment;
+
 /* describe.c: takes what this thread said of its next operation, for the one that begins now;
  * gives it to a work. The fingerprint of a text is never 0. */
 void tddp_group_take_description(void);
-bool tddp_group_is_awaited(void); /* that it will be waited for at once */
+tddp_group_moment tddp_group_taken_moment(void);
 TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work);
 uint32_t tddp_group_fingerprint(const char *text);
 
@@ -249,18 +270,17 @@ bool tddp_group_resumes(const tddp_group *group);
  * the lock held, which is let go meanwhile. */
 void tddp_group_turn(tddp_group *group);
 
-/* Has the progress thread carry out what is queued, if anything is. With the lock held. */
+/* Wakes the progress thread if it has something to do now. With the lock held. */
 void tddp_group_call(tddp_group *group);
+
+/* Executes a work that was just queued on the calling thread, if it is the first, as long as
+ * `moment` allows. With the lock held, which is released meanwhile. */
+void tddp_group_run_inline(tddp_group *group, const tddp_work *work,
+                           const tddp_group_moment *moment);
 
 /* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
  * far as nobody else does so and the token (may be NULL) is not triggered. */
 void tddp_group_help(tddp_work *work, tddp_cancel *cancel);
-
-/* Carries it out if it is the first. The thread goes on with it next, so nobody is woken for it. */
-void tddp_group_try(tddp_work *work, tddp_cancel *cancel);
-
-/* Nobody waits for this work at once: the progress thread is told of it, if it was not. */
-void tddp_group_announce(tddp_work *work);
 
 /* Numbers and carries out an operation that nobody else knows of; false if it is not its turn. */
 bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status);

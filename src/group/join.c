@@ -14,14 +14,9 @@
 
 #include "group/group.h"
 
-enum {
-    KEY_BYTES = 64,
-    LEAVE_MS = 1000,
-    SLICE_MS = 1000,
-    TELL_MS = 10000,
-    NAMES_SHOWN = 8,
-    PLACE_BYTES = 200
-};
+enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, NAMES_SHOWN = 8, PLACE_BYTES = 200 };
+
+int64_t tddp_group_tell_every_ms = 10000;
 
 static const char loopback[] = "127.0.0.1";
 
@@ -113,6 +108,24 @@ void tddp_group_leave(tddp_group *group)
                  group->rank, group->name, tddp_error_message());
     }
     group->incarnation = 0;
+}
+
+tddp_status tddp_group_await_leaving(tddp_store *names, int world_size, int64_t incarnation,
+                                     const tddp_wait *wait)
+{
+    size_t count = (size_t)world_size;
+    tddp_slice *keys = tddp_alloc_array(count, sizeof *keys);
+    char(*texts)[KEY_BYTES] = tddp_alloc_array(count, sizeof *texts);
+    tddp_status status = keys && texts ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK) {
+        for (int rank = 0; rank < world_size; rank++) {
+            keys[rank] = left_key(texts[rank], incarnation, rank);
+        }
+        status = tddp_store_await_clients(names, keys, count, wait);
+    }
+    free(texts);
+    free(keys);
+    return status;
 }
 
 /* --- waiting for the others ------------------------------------------------------------------ */
@@ -221,7 +234,7 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
                                 int64_t deadline)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell = start + TELL_MS * TDDP_NS_PER_MS;
+    int64_t tell = start + tddp_group_tell_every_ms * TDDP_NS_PER_MS;
     for (;;) {
         int64_t slice = tddp_deadline_after_ms(SLICE_MS);
         tddp_wait part = time_left(slice < deadline ? slice : deadline, wait);
@@ -235,7 +248,7 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
         if (tddp_now_ns() >= tell) {
             tddp_wait brief = time_left(deadline, wait);
             tell_missing(group, &brief, start);
-            tell += TELL_MS * TDDP_NS_PER_MS;
+            tell += tddp_group_tell_every_ms * TDDP_NS_PER_MS;
         }
     }
 }

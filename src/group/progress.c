@@ -34,7 +34,7 @@ static void *progress(void *data)
     tddp_group_enter_thread(group);
     pthread_mutex_lock(&group->mutex);
     for (;;) {
-        while (group->running || (!group->called && group->state < TDDP_GROUP_ENDING)) {
+        while (group->running || (!group->head && group->state < TDDP_GROUP_ENDING)) {
             pthread_cond_wait(&group->wake, &group->mutex);
         }
         if (!group->head) {
@@ -51,12 +51,10 @@ tddp_status tddp_group_progress_start(tddp_group *group)
     return tddp_thread_start(&group->thread, "tddp-progress", progress, group);
 }
 
-/* `is_awaited`: the caller waits for it next, and carries it out if nobody else does. */
-static tddp_status enqueue(tddp_group *group, tddp_work *work, bool is_awaited)
+/* Executes it for a moment first, if that may be. */
+static tddp_status enqueue(tddp_group *group, tddp_work *work, const tddp_group_moment *moment)
 {
-    bool resumes = tddp_group_resumes(group);
-    work->group = resumes ? group : NULL;
-    atomic_init(&work->unannounced, resumes && is_awaited);
+    work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_refusal(group);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
@@ -73,9 +71,8 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, bool is_awaited)
             group->head = work;
         }
         group->tail = work;
-        if (!resumes || !is_awaited) {
-            tddp_group_call(group);
-        }
+        tddp_group_run_inline(group, work, moment);
+        tddp_group_call(group);
     }
     pthread_mutex_unlock(&group->mutex);
     return status;
@@ -93,14 +90,14 @@ tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 }
 
 /* Notes what a device has to do before, if one carries it out. */
-static tddp_status enter(tddp_group *group, tddp_work *work, bool is_awaited)
+static tddp_status enter(tddp_group *group, tddp_work *work, const tddp_group_moment *moment)
 {
     bool queues = tddp_group_queues(group, &work->op);
     tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
     if (status) {
         return status;
     }
-    status = enqueue(group, work, is_awaited);
+    status = enqueue(group, work, moment);
     if (status && queues) {
         tddp_group_device_drop(group, work);
     }
@@ -109,7 +106,9 @@ static tddp_status enter(tddp_group *group, tddp_work *work, bool is_awaited)
 
 tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out)
 {
-    tddp_status status = enter(group, work, !out || tddp_group_is_awaited());
+    const tddp_group_moment until_done = {-1, NULL};
+    const tddp_group_moment taken = tddp_group_taken_moment();
+    tddp_status status = enter(group, work, out ? &taken : &until_done);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -176,8 +175,6 @@ static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *gro
 {
     while (is_busy(group) && tddp_now_ns() < deadline &&
            !(cancel && tddp_cancel_triggered(cancel))) {
-        /* Somebody may have queued what he means to wait for, and not do so. */
-        tddp_group_call(group);
         /* Nothing wakes this when the token is triggered: it looks now and then. */
         int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);

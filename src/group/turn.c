@@ -1,13 +1,14 @@
 /*
  * Whose turn it is to carry out a group's operations: the progress thread's or, with a backend that
- * bears it (TDDP_BACKEND_RESUMES), that of a thread that waits for one of them. It saves two
- * changes of threads, which take longer than small operations do. Entered by the progress thread
- * and by those who wait.
+ * bears it (TDDP_BACKEND_RESUMES), that of a thread that submits or waits for one of them. It saves
+ * two changes of threads, which take longer than small operations do. Entered by the progress
+ * thread and by those others.
  *
  * Invariants: one thread at a time has the turn (`running`), and the queue is carried out in order
  * whoever has it. While the turn is taken, or a work in the queue is not done, the group does not
- * go: its end waits for both. A work is queued without a word to the progress thread only for
- * somebody who waits for it next, and who else leaves something in the queue wakes the thread.
+ * go: its end waits for both. Whatever is in the queue the progress thread executes unless another
+ * thread is faster: a thread that queues something or ends its turn wakes it, so that leaving a
+ * wait early never leaves an operation to nobody.
  * Operations that fail are concluded on threads of the group's, or on that of a caller who has no
  * other way to go: it takes its time.
  *
@@ -21,6 +22,10 @@
 
 /* So many works are looked at for somebody who waits. */
 enum { LOOKS_AHEAD = 32 };
+
+/* Of an operation that is executed inline for a limited time: the longest wait, the most memory,
+ * and how much of it a microsecond moves. */
+enum { MOST_US = 1000 * 1000, MOST_BYTES = 4 << 20, BYTES_EACH_US = 4096 };
 
 bool tddp_group_resumes(const tddp_group *group)
 {
@@ -117,7 +122,6 @@ static tddp_work *take_first(tddp_group *group)
     group->head = work->next;
     if (!group->head) {
         group->tail = NULL;
-        group->called = false;
     }
     group->running = true;
     return work;
@@ -142,8 +146,7 @@ static void end_turn(tddp_group *group)
 
 void tddp_group_call(tddp_group *group)
 {
-    if (group->head || group->state >= TDDP_GROUP_ENDING) {
-        group->called = group->head != NULL;
+    if (!group->running && (group->head || group->state >= TDDP_GROUP_ENDING)) {
         pthread_cond_signal(&group->wake);
     }
 }
@@ -206,43 +209,48 @@ static bool is_free(const tddp_group *group)
            !group->failure && group->state < TDDP_GROUP_ENDING;
 }
 
+static bool ended(const tddp_cancel *cancel)
+{
+    return cancel && tddp_cancel_triggered(cancel);
+}
+
 void tddp_group_help(tddp_work *work, tddp_cancel *cancel)
 {
     tddp_group *group = lock_group(work);
     if (group) {
-        bool over = true;
-        while (over && !atomic_load(&work->done) && is_free(group)) {
-            over = turn_here(group, cancel);
+        while (!atomic_load(&work->done) && is_free(group) && !ended(cancel) &&
+               turn_here(group, cancel)) {
         }
         tddp_group_call(group);
         pthread_mutex_unlock(&group->mutex);
     }
 }
 
-void tddp_group_try(tddp_work *work, tddp_cancel *cancel)
+static size_t bytes_of(const tddp_op *op)
 {
-    tddp_group *group = lock_group(work);
-    if (!group) {
-        return;
-    }
-    bool over = group->head == work && is_free(group) && turn_here(group, cancel);
-    if (over || !is_free(group) || group->called) {
-        tddp_group_call(group);
-    } else {
-        atomic_store(&work->unannounced, true);
-    }
-    pthread_mutex_unlock(&group->mutex);
+    size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
+    return count * tddp_dtype_size(op->input.dtype);
 }
 
-void tddp_group_announce(tddp_work *work)
+void tddp_group_run_inline(tddp_group *group, const tddp_work *work,
+                           const tddp_group_moment *moment)
 {
-    if (!atomic_load(&work->unannounced) || work->pid != tddp_process_id()) {
+    if (moment->microseconds == 0 || !tddp_group_resumes(group) || group->head != work ||
+        !is_free(group) || ended(moment->cancel)) {
         return;
     }
-    tddp_group *group = lock_group(work);
-    if (group) {
-        tddp_group_call(group);
-        pthread_mutex_unlock(&group->mutex);
+    if (moment->microseconds < 0) {
+        (void)turn_here(group, moment->cancel);
+        return;
+    }
+    size_t bytes = bytes_of(&work->op);
+    if (bytes <= MOST_BYTES) {
+        int64_t us = moment->microseconds < MOST_US ? moment->microseconds : MOST_US;
+        us += (int64_t)(bytes / BYTES_EACH_US);
+        tddp_cancel until = {.fd = tddp_cancel_fd(moment->cancel),
+                             .also = moment->cancel,
+                             .deadline = tddp_now_ns() + us * 1000};
+        (void)turn_here(group, &until);
     }
 }
 

@@ -15,9 +15,6 @@
 
 #include "group/staging.h"
 
-/* Of a try: the longest, and what it takes to move memory, at about 4 GB a second. */
-enum { MOST_US = 1000 * 1000, BYTES_EACH_US = 4096 };
-
 /* A backend ends its operation when the time is over; it is given this much more before waiters
  * stop believing in it. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
@@ -203,16 +200,11 @@ static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_ca
 /* Does what stands in the queue before this, and it, as far as it is nobody else's turn. */
 static void help(tddp_work *work, const waiting *self, tddp_cancel *cancel)
 {
-    if (!work->group) {
-        return;
+    if (work->group && self->deadline > self->start) {
+        tddp_cancel bounded = {
+            .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
+        tddp_group_help(work, self->own ? &bounded : cancel);
     }
-    if (self->deadline <= self->start) {
-        tddp_group_announce(work);
-        return;
-    }
-    tddp_cancel bounded = {
-        .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
-    tddp_group_help(work, self->own ? &bounded : cancel);
 }
 
 tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
@@ -305,28 +297,6 @@ tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index)
     return work->on_device ? buffer->device_type : TDDP_CPU;
 }
 
-/* Whether moving the memory alone can be done within the time. */
-static bool suits(const tddp_op *op, int64_t microseconds)
-{
-    size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
-    size_t bytes = count * tddp_dtype_size(op->input.dtype);
-    return microseconds > 0 && microseconds <= MOST_US &&
-           bytes / BYTES_EACH_US <= (size_t)microseconds;
-}
-
-int tddp_work_try(tddp_work *work, int64_t microseconds)
-{
-    if (!work) {
-        return 0;
-    }
-    if (!atomic_load(&work->done) && work->group && suits(&work->op, microseconds) &&
-        work->pid == tddp_process_id()) {
-        tddp_cancel until = {.fd = -1, .deadline = tddp_now_ns() + microseconds * 1000};
-        tddp_group_try(work, &until);
-    }
-    return atomic_load(&work->done);
-}
-
 int tddp_work_completed(const tddp_work *work)
 {
     return work && atomic_load(&work->done);
@@ -378,17 +348,12 @@ tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), voi
     }
     if (now) {
         callback(data);
-    } else {
-        tddp_group_announce(work);
     }
     return TDDP_OK;
 }
 
 void tddp_work_release(tddp_work *work)
 {
-    if (work && !atomic_load(&work->done)) {
-        tddp_group_announce(work);
-    }
     if (!work || atomic_fetch_sub(&work->references, 1) != 1) {
         return;
     }

@@ -72,7 +72,7 @@ TDDP_NODISCARD tddp_status tddp_net_poll(int fd, short events, int64_t deadline_
 TDDP_NODISCARD tddp_status tddp_net_sleep(int64_t deadline_ns, int cancel_fd);
 
 /* Tries each address once, sharing the time out among them. TDDP_NETWORK's text is "cannot connect
- * to ADDRESS: reason", of the last one. */
+ * to ADDRESS: reason", of the last one, and errno is that reason. */
 TDDP_NODISCARD tddp_status tddp_net_connect_any(const tddp_net_address *to, size_t count,
                                                 int64_t deadline_ns, int cancel_fd, int *out);
 

@@ -115,6 +115,7 @@ static tddp_status connect_once(const tddp_net_address *to, int64_t deadline_ns,
     }
     if (status) {
         tddp_close(fd);
+        errno = error;
         return status;
     }
     *out = fd;

@@ -49,6 +49,11 @@ int tddp_reducer_rebuilt(const tddp_reducer *reducer)
     return reducer->rebuilt;
 }
 
+tddp_status tddp_reducer_failure(const tddp_reducer *reducer)
+{
+    return reducer->failure;
+}
+
 uint64_t tddp_reducer_rounds(const tddp_reducer *reducer)
 {
     return reducer->finished;

@@ -26,6 +26,16 @@ tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience)
     return wait;
 }
 
+void tddp_reducer_inline_next(const tddp_reducer_patience *patience)
+{
+    if (patience->bounded) {
+        int64_t left = (patience->deadline_ns - tddp_now_ns()) / 1000;
+        tddp_inline_next(left > 0 ? left : 0, patience->cancel);
+    } else {
+        tddp_inline_next(-1, patience->cancel);
+    }
+}
+
 tddp_status tddp_reducer_await(tddp_work *work, const tddp_reducer_patience *patience, bool *done)
 {
     const tddp_wait wait = tddp_reducer_rest_of(patience);

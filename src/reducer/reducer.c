@@ -254,7 +254,7 @@ void tddp_reducer_free(tddp_reducer *reducer)
     free(reducer->rebuild_order);
     tddp_reducer_layout_free(&reducer->layout);
     tddp_comm_hook_release(reducer->hook);
-    tddp_group_release(reducer->group);
+    tddp_group_release_async(reducer->group);
     pthread_mutex_destroy(&reducer->lock);
     free(reducer);
 }

@@ -59,6 +59,7 @@ typedef struct tddp_reducer_bucket {
     tddp_work *work;                 /* under way, or NULL */
     int stage;                       /* of the hook, that comes next */
     bool again;                      /* the hook wants that stage */
+    bool interrupted;                /* the hook was, in that stage */
     bool skipped;                    /* no rank uses any of it: not reduced in this round */
     /* On a device: the streams on which its gradients were written in this round; once it is handed
      * over the one that waited for all of them. */
@@ -148,6 +149,9 @@ tddp_reducer_patience tddp_reducer_patience_of(const tddp_wait *wait);
 /* What is left of it, for one wait. */
 tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience);
 
+/* The next operation that this thread submits is executed on it, as long as the patience lasts. */
+void tddp_reducer_inline_next(const tddp_reducer_patience *patience);
+
 /* Waits for `work`. `*done` says whether it is over: if not, the status speaks of the wait alone,
  * and the work and its buffers are still in use. */
 TDDP_NODISCARD tddp_status tddp_reducer_await(tddp_work *work,
@@ -201,9 +205,10 @@ enum { TDDP_REDUCER_UNREADY, TDDP_REDUCER_READY, TDDP_REDUCER_UNUSED };
  * `lock` guards what a round changes: phase, ready, order, launched, what buckets are at, usage,
  * calls, now, and the failure. It is held while a bucket is handed to the group, so that buckets
  * queue in their order whatever thread completes them; the group's own lock is taken inside it,
- * never the other way round. Only a hook that must run on the caller's thread, which alone hands
- * over then, runs without it. finish(), prepare(), set_unused(), shadow(), rebuild() and free()
- * come from one thread at a time, and only they read and clear works.
+ * never the other way round. Without it only a hook runs that must be on the caller's thread, and
+ * what finish() executes itself; `launching` is set then. finish(), prepare(), set_unused(),
+ * shadow(), rebuild() and free() come from one thread at a time, and only they read and clear
+ * works.
  */
 struct tddp_reducer {
     pthread_mutex_t lock;
@@ -217,7 +222,7 @@ struct tddp_reducer {
     bool static_graph;
     bool skip_unused;
     bool describe;                  /* buckets are described as they are handed over */
-    bool waits_till_end;            /* averages are carried out by who waits for the round */
+    bool waits_till_end;            /* finish() hands over all averages and executes them */
     tddp_reducer_memory_ops device; /* all zero: none was given */
     bool on_devices;                /* some parameter is */
     tddp_comm_hook *hook;
@@ -234,6 +239,7 @@ struct tddp_reducer {
     int64_t *order;       /* parameters in the order in which they became ready */
     size_t ready_count;
     size_t launched; /* buckets handed over in this round: always the first so many */
+    bool launching;  /* a thread hands one over without the lock: nobody else does so */
     size_t settling; /* the bucket that finish() waits for next */
     bool shadowing;  /* this rank has no data in this round */
     tddp_reducer_usage usage;
@@ -327,9 +333,11 @@ bool tddp_reducer_no_core_is_free(const tddp_group *group);
 bool tddp_reducer_on_caller(const tddp_reducer *reducer);
 
 /* Hands over the buckets that are complete and were not; all of them: the round is LAUNCHED, and
- * the usage map follows. Under the lock, which is given up while a hook on the caller's thread
- * runs. A failure breaks the reducer. */
-TDDP_NODISCARD tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer);
+ * the usage map follows. `finishing` is finish()'s time, which executes what it hands over on its
+ * thread; NULL leaves to it what it can execute so. Under the lock, which is given up while a hook
+ * on the caller's thread runs and while finish() executes. A failure breaks the reducer. */
+TDDP_NODISCARD tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer,
+                                                        const tddp_reducer_patience *finishing);
 
 /* Waits for the first `launched` buckets, stage by stage if `all` were handed over, and for the
  * usage map; also after a failure, which is kept, for their memory must be quiet after it. `*done`
@@ -347,7 +355,8 @@ void tddp_reducer_take_unused(tddp_reducer *reducer);
 /* Whether buckets must wait for a map that is not there yet. */
 bool tddp_reducer_usage_lacking(const tddp_reducer *reducer);
 /* Under the lock, with all buckets handed over: the map, if it is due now. */
-TDDP_NODISCARD tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer);
+TDDP_NODISCARD tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer,
+                                                     const tddp_reducer_patience *finishing);
 /* skip_unused: has all ranks' maps added up before the round's buckets. */
 TDDP_NODISCARD tddp_status tddp_reducer_usage_exchange(tddp_reducer *reducer,
                                                        const tddp_reducer_patience *patience);

@@ -48,6 +48,7 @@ static tddp_status open_round(tddp_reducer *reducer)
         bucket->pending = bucket->params;
         bucket->stage = 0;
         bucket->again = false;
+        bucket->interrupted = false;
         bucket->skipped = false;
         tddp_reducer_open_streams(reducer, bucket);
     }
@@ -152,7 +153,7 @@ static tddp_status accept(tddp_reducer *reducer, size_t index)
     if (reducer->ready_count == reducer->count) {
         reducer->now.last_ready_ns = tddp_now_ns();
     }
-    return tddp_reducer_on_caller(reducer) ? TDDP_OK : tddp_reducer_launch_complete(reducer);
+    return tddp_reducer_on_caller(reducer) ? TDDP_OK : tddp_reducer_launch_complete(reducer, NULL);
 }
 
 tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *all_ready)
@@ -197,7 +198,7 @@ tddp_status tddp_reducer_await_slot(tddp_reducer *reducer, tddp_work **slot,
 
 /* Backward is over: what it did not report counts as ready if the round allows that, and what is
  * complete is handed over. */
-static tddp_status close_round(tddp_reducer *reducer)
+static tddp_status close_round(tddp_reducer *reducer, const tddp_reducer_patience *patience)
 {
     if (reducer->phase != TDDP_REDUCER_OPEN || reducer->failure != TDDP_OK) {
         return TDDP_OK; /* a failure is told once all is quiet */
@@ -211,7 +212,7 @@ static tddp_status close_round(tddp_reducer *reducer)
     } else {
         tddp_reducer_take_unused(reducer);
     }
-    return reducer->ready_count > 0 ? tddp_reducer_launch_complete(reducer) : TDDP_OK;
+    return reducer->ready_count > 0 ? tddp_reducer_launch_complete(reducer, patience) : TDDP_OK;
 }
 
 static void keep_order(tddp_reducer *reducer)
@@ -260,7 +261,7 @@ tddp_status tddp_reducer_finish_within(tddp_reducer *reducer, const tddp_reducer
         return status;
     }
     pthread_mutex_lock(&reducer->lock);
-    status = close_round(reducer);
+    status = close_round(reducer, patience);
     bool refused = status != TDDP_OK && reducer->failure == TDDP_OK;
     size_t launched = reducer->launched;
     bool all = reducer->phase == TDDP_REDUCER_LAUNCHED;

@@ -9,9 +9,10 @@
  * Every rank makes these calls in this order, so that the operations of the hook match. Where a
  * wait that ended early stopped is kept, and the next finish goes on from there.
  *
- * The last average, which finish() comes to wait for at once, is left to the thread that waits; and
- * so are those before it where no core is free for the group's own thread (`waits_till_end`): it
- * would only take the time of the one that computes.
+ * The last average is submitted by finish(), which follows at once and executes it on its own
+ * thread; and so are those before it where no core is free for the group's own thread
+ * (`waits_till_end`), which would only take the time of the one that computes. The reducer's lock
+ * is released meanwhile. A finish() that ends early has submitted all that is complete.
  */
 #include <sched.h>
 #include <string.h>
@@ -117,13 +118,15 @@ static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
         return check_group(reducer);
     }
     bool plain = reducer->divisor == reducer->world_size;
-    bool last = reducer->launched + 1 == reducer->layout.bucket_count;
-    if (!reducer->on_devices && (reducer->waits_till_end || last)) {
-        tddp_await_next();
-    }
     return tddp_all_reduce(reducer->group, bucket->buffer,
                            plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
                            plain ? 1.0 : 1.0 / reducer->divisor, &bucket->work);
+}
+
+/* The host interrupted its own code in the midst of a stage. */
+static bool interrupted(const tddp_reducer *reducer, tddp_status status)
+{
+    return status == TDDP_CANCELED && tddp_reducer_on_caller(reducer);
 }
 
 static tddp_status run_hook(tddp_reducer *reducer, size_t b)
@@ -144,8 +147,11 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b)
     int again = 0;
     status = tddp_comm_hook_run(reducer->hook, reducer->group, &seen, bucket->stage, &bucket->work,
                                 &again);
-    bucket->stage++;
-    bucket->again = status == TDDP_OK && again;
+    bucket->interrupted = interrupted(reducer, status);
+    if (!bucket->interrupted) {
+        bucket->stage++;
+        bucket->again = status == TDDP_OK && again;
+    }
     return status;
 }
 
@@ -162,7 +168,40 @@ static void describe_next(tddp_reducer *reducer)
     }
 }
 
-static tddp_status launch(tddp_reducer *reducer)
+/* An average that finish() submits. */
+static bool left_to_finish(const tddp_reducer *reducer)
+{
+    return !reducer->hook && !reducer->on_devices &&
+           (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.bucket_count);
+}
+
+/* With the lock, which is released while this thread runs the hook or executes the average. */
+static tddp_status submit(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
+                          const tddp_reducer_patience *finishing)
+{
+    bool unlocks = reducer->hook ? tddp_reducer_on_caller(reducer) : finishing != NULL;
+    reducer->launching = unlocks;
+    if (unlocks) {
+        pthread_mutex_unlock(&reducer->lock);
+    }
+    tddp_status status;
+    if (reducer->hook) {
+        status = run_hook(reducer, reducer->launched);
+        tddp_describe_next(NULL); /* a hook need not start anything */
+    } else {
+        if (finishing) {
+            tddp_reducer_inline_next(finishing);
+        }
+        status = average(reducer, bucket);
+    }
+    if (unlocks) {
+        pthread_mutex_lock(&reducer->lock);
+    }
+    reducer->launching = false;
+    return status;
+}
+
+static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_patience *finishing)
 {
     tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->launched];
     if (bucket->skipped) {
@@ -172,34 +211,34 @@ static tddp_status launch(tddp_reducer *reducer)
     if (status != TDDP_OK) {
         return status;
     }
-    describe_next(reducer);
+    if (!bucket->interrupted) {
+        describe_next(reducer);
+    }
     if (reducer->now.first_launch_ns == 0) {
         reducer->now.first_launch_ns = tddp_now_ns();
     }
-    if (!reducer->hook) {
-        return average(reducer, bucket);
-    }
-    bool on_caller = tddp_reducer_on_caller(reducer);
-    if (on_caller) {
-        pthread_mutex_unlock(&reducer->lock);
-    }
-    status = run_hook(reducer, reducer->launched);
-    tddp_describe_next(NULL); /* a hook need not start anything */
-    if (on_caller) {
-        pthread_mutex_lock(&reducer->lock);
-    }
-    return status;
+    return submit(reducer, bucket, finishing);
 }
 
-tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer)
+tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer,
+                                         const tddp_reducer_patience *finishing)
 {
     const tddp_reducer_layout *layout = &reducer->layout;
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_broken(reducer);
     }
+    if (reducer->launching) { /* another thread does, and sees what is complete now */
+        return TDDP_OK;
+    }
     while (reducer->launched < layout->bucket_count &&
            layout->buckets[reducer->launched].pending == 0) {
-        tddp_status status = launch(reducer);
+        if (!finishing && left_to_finish(reducer)) {
+            return TDDP_OK;
+        }
+        tddp_status status = launch(reducer, finishing);
+        if (interrupted(reducer, status)) { /* finish() goes on from here */
+            return status;
+        }
         reducer->launched++;
         if (status != TDDP_OK) {
             return tddp_reducer_break(reducer, status);
@@ -210,7 +249,7 @@ tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer)
     }
     reducer->phase = TDDP_REDUCER_LAUNCHED;
     reducer->settling = 0;
-    return tddp_reducer_usage_follow(reducer);
+    return tddp_reducer_usage_follow(reducer, finishing);
 }
 
 tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
@@ -220,10 +259,13 @@ tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
     if (reducer->failure != TDDP_OK) {
         status = tddp_reducer_broken(reducer);
     } else if (reducer->phase == TDDP_REDUCER_OPEN) {
-        status = tddp_reducer_launch_complete(reducer);
+        status = tddp_reducer_launch_complete(reducer, NULL);
     }
     int all = reducer->phase == TDDP_REDUCER_LAUNCHED;
     pthread_mutex_unlock(&reducer->lock);
+    if (interrupted(reducer, status)) { /* backward goes on: the other ranks need all of it */
+        status = TDDP_OK;
+    }
     if (status == TDDP_OK) {
         *all_handed_over = all;
     }
@@ -232,18 +274,20 @@ tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-static void next_stage(tddp_reducer *reducer, size_t b)
+/* False if it was interrupted: the stage is to be run again. */
+static bool next_stage(tddp_reducer *reducer, size_t b)
 {
     tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
     if (!bucket->again || reducer->failure != TDDP_OK) {
-        return;
+        return true;
     }
     tddp_status status = run_hook(reducer, b);
-    if (status != TDDP_OK) {
+    if (status != TDDP_OK && !bucket->interrupted) {
         pthread_mutex_lock(&reducer->lock);
         (void)tddp_reducer_break(reducer, status);
         pthread_mutex_unlock(&reducer->lock);
     }
+    return !bucket->interrupted;
 }
 
 static bool under_way(const tddp_reducer *reducer, size_t launched)
@@ -256,25 +300,9 @@ static bool under_way(const tddp_reducer *reducer, size_t launched)
     return any;
 }
 
-/* Whoever waits for the last one carries out those before it too, as far as nobody has begun. */
-static void begin_at_the_end(tddp_reducer *reducer, size_t launched,
-                             const tddp_reducer_patience *patience)
-{
-    tddp_work *last = reducer->usage.work;
-    for (size_t b = launched; b > 0 && !last; b--) {
-        last = reducer->layout.buckets[b - 1].work;
-    }
-    if (last && !reducer->hook && !reducer->on_devices) {
-        bool done;
-        tddp_status told_in_its_turn = tddp_reducer_await(last, patience, &done);
-        (void)told_in_its_turn;
-    }
-}
-
 tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all,
                                 const tddp_reducer_patience *patience, bool *done)
 {
-    begin_at_the_end(reducer, launched, patience);
     do {
         for (; reducer->settling < launched; reducer->settling++) {
             tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->settling];
@@ -285,8 +313,9 @@ tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all
             if (!*done) {
                 return status;
             }
-            if (all) {
-                next_stage(reducer, reducer->settling);
+            if (all && !next_stage(reducer, reducer->settling)) {
+                *done = false;
+                return TDDP_CANCELED;
             }
         }
         reducer->settling = 0;

@@ -42,7 +42,8 @@ bool tddp_reducer_usage_lacking(const tddp_reducer *reducer)
     return map_first(reducer) && !map_stands(reducer);
 }
 
-static tddp_status send_map(tddp_reducer *reducer)
+/* With the lock; where this thread waits for the map next it executes the sum, without the lock. */
+static tddp_status send_map(tddp_reducer *reducer, const tddp_reducer_patience *waiting)
 {
     tddp_reducer_usage *usage = &reducer->usage;
     for (size_t i = 0; i < reducer->count; i++) {
@@ -56,16 +57,23 @@ static tddp_status send_map(tddp_reducer *reducer)
         return TDDP_OK;
     }
     tddp_buffer buffer = {usage->map, reducer->count, TDDP_INT32, TDDP_CPU, 0, NULL};
-    tddp_await_next(); /* by finish(), or by who exchanges it first */
-    tddp_status status =
-        tddp_all_reduce(reducer->group, buffer, TDDP_REDUCE_SUM, 1.0, &usage->work);
+    tddp_work *work = NULL;
+    if (waiting) {
+        pthread_mutex_unlock(&reducer->lock);
+        tddp_reducer_inline_next(waiting);
+    }
+    tddp_status status = tddp_all_reduce(reducer->group, buffer, TDDP_REDUCE_SUM, 1.0, &work);
+    if (waiting) {
+        pthread_mutex_lock(&reducer->lock);
+    }
+    usage->work = work;
     return status == TDDP_OK ? TDDP_OK : tddp_reducer_break(reducer, status);
 }
 
-tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer)
+tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer, const tddp_reducer_patience *finishing)
 {
     bool due = (reducer->find_unused || reducer->static_graph) && !reducer->usage.sent;
-    return due ? send_map(reducer) : TDDP_OK;
+    return due ? send_map(reducer, finishing) : TDDP_OK;
 }
 
 /* Under the lock, with a map that stands. */
@@ -87,7 +95,7 @@ tddp_status tddp_reducer_usage_exchange(tddp_reducer *reducer,
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&reducer->lock);
     if (!reducer->usage.sent) {
-        status = send_map(reducer);
+        status = send_map(reducer, patience);
     }
     pthread_mutex_unlock(&reducer->lock);
     if (status == TDDP_OK) {

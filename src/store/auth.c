@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "net/net.h"
@@ -16,6 +17,35 @@
 
 static const char secret_variable[] = "TDDP_STORE_SECRET";
 static const char file_variable[] = "TDDP_STORE_SECRET_FILE";
+
+/* Each once a process, and not by workers of torchrun, which has told them itself. */
+static bool is_news(atomic_flag *told)
+{
+    return !getenv("TORCHELASTIC_USE_AGENT_STORE") && !atomic_flag_test_and_set(told);
+}
+
+static void warn_of_short(const char *secret)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (strlen(secret) < TDDP_AUTH_LEAST_BYTES && is_news(&told)) {
+        tddp_log(TDDP_LOG_WARN, "store",
+                 "%s has %zu bytes: whoever sees one connection can try that out; take a random "
+                 "one of %d or more, as of `openssl rand -hex 16`",
+                 secret_variable, strlen(secret), TDDP_AUTH_LEAST_BYTES);
+    }
+}
+
+static void warn_of_readers(const char *path, int fd)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    struct stat file;
+    if (fstat(fd, &file) == 0 && (file.st_mode & (S_IRGRP | S_IROTH)) && is_news(&told)) {
+        tddp_log(TDDP_LOG_WARN, "store",
+                 "%s: %.500s has mode %04o, so others than its owner can read the secret: "
+                 "chmod 600",
+                 file_variable, path, (unsigned)file.st_mode & 07777u);
+    }
+}
 
 tddp_status tddp_auth_secret_copy(const char *text, char **out)
 {
@@ -26,6 +56,9 @@ tddp_status tddp_auth_secret_copy(const char *text, char **out)
     char *copy = *text ? tddp_copy_string(text) : NULL;
     if (*text && !copy) {
         return TDDP_OUT_OF_MEMORY;
+    }
+    if (copy) {
+        warn_of_short(copy);
     }
     *out = copy;
     return TDDP_OK;
@@ -46,6 +79,7 @@ static ssize_t read_start(const char *path, char *text, size_t size)
     if (fd < 0) {
         return -1;
     }
+    warn_of_readers(path, fd);
     size_t done = 0;
     ssize_t got = 1;
     while (got != 0 && done < size) {

@@ -21,7 +21,12 @@
 #include "base/base.h"
 #include "store/wire.h"
 
-enum { TDDP_AUTH_GRANTED = 0, TDDP_AUTH_REFUSED = 1, TDDP_AUTH_MOST_BYTES = 4096 };
+enum {
+    TDDP_AUTH_GRANTED = 0,
+    TDDP_AUTH_REFUSED = 1,
+    TDDP_AUTH_LEAST_BYTES = 16, /* of a shorter secret a line warns */
+    TDDP_AUTH_MOST_BYTES = 4096,
+};
 
 /* A server with a secret answers a stranger's PING with it, in place of the nonce: a process id, as
  * which it would be too large. */

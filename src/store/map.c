@@ -9,16 +9,10 @@
 
 enum { FIRST_BUCKETS = 16 };
 
-/* FNV-1a with a final mix, since the low bits choose the bucket. */
+/* Keyed, since others choose the keys. */
 static uint64_t hash_of(tddp_slice key)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < key.size; i++) {
-        hash = (hash ^ (unsigned char)key.data[i]) * UINT64_C(0x100000001b3);
-    }
-    hash ^= hash >> 32;
-    hash *= UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ (hash >> 29);
+    return tddp_hash(key.data, key.size);
 }
 
 static tddp_store_entry **bucket_of(const tddp_store_map *map, uint64_t hash)

@@ -146,6 +146,15 @@ static tddp_status prefix_barrier(tddp_store *store, tddp_slice key, int world_s
     BENEATH(&key, 1, under->ops->barrier(under, full[0], world_size, call));
 }
 
+static tddp_status prefix_await_clients(tddp_store *store, const tddp_slice *keys, size_t count,
+                                        const tddp_store_call *call)
+{
+    if (!store->under->ops->await_clients) {
+        return TDDP_OK;
+    }
+    BENEATH(keys, count, under->ops->await_clients(under, full, count, call));
+}
+
 /* Takes the prefix off a key; false if it is not beneath it. */
 static bool strip(const prefix_store *prefix, tddp_blob *key)
 {
@@ -202,6 +211,7 @@ static const tddp_store_ops prefix_ops = {
     .queue_len = prefix_queue_len,
     .list_keys = prefix_list_keys,
     .barrier = prefix_barrier,
+    .await_clients = prefix_await_clients,
     .clone = prefix_clone,
     .destroy = prefix_destroy,
 };

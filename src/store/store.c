@@ -308,6 +308,14 @@ tddp_status tddp_store_barrier(tddp_store *store, tddp_slice key, int world_size
     return store->ops->barrier(store, key, world_size, &call);
 }
 
+tddp_status tddp_store_await_clients(tddp_store *store, const tddp_slice *keys, size_t count,
+                                     const tddp_wait *wait)
+{
+    BEGIN(&store, keys, count);
+    return store->ops->await_clients ? store->ops->await_clients(store, keys, count, &call)
+                                     : TDDP_OK;
+}
+
 tddp_status tddp_store_clone(tddp_store *store, const tddp_wait *wait, tddp_store **out)
 {
     BEGIN(out, NULL, 0);

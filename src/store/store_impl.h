@@ -56,6 +56,9 @@ typedef struct tddp_store_ops {
     tddp_status (*list_keys)(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
     tddp_status (*barrier)(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
     bool (*extended)(const tddp_store *);
+    /* NULL: there is no server that this process could host. */
+    tddp_status (*await_clients)(tddp_store *, const tddp_slice *keys, size_t count,
+                                 const tddp_store_call *);
     tddp_status (*clone)(tddp_store *, const tddp_store_call *, tddp_store **out);
     void (*destroy)(tddp_store *);
 } tddp_store_ops;

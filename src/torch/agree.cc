@@ -18,24 +18,6 @@ void delete_held(void *held)
     delete static_cast<Held *>(held);
 }
 
-// An operation, and what waits for it: on a device the stream of who called.
-struct Awaited {
-    tddp_work *work;
-    bool on_device;
-    void *stream;
-
-    tddp_status wait(const tddp_wait *wait) const
-    {
-        return on_device ? tddp_work_order(work, stream, wait) : tddp_work_wait(work, wait);
-    }
-};
-
-tddp_status wait_for_work(void *awaited, tddp_cancel *cancel)
-{
-    const tddp_wait wait = {-1, cancel};
-    return static_cast<const Awaited *>(awaited)->wait(&wait);
-}
-
 tddp_buffer buffer_of(const at::Tensor &tensor)
 {
     tddp_buffer buffer{};
@@ -45,37 +27,53 @@ tddp_buffer buffer_of(const at::Tensor &tensor)
 
 } // namespace
 
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
-              const tddp_wait *wait)
+Operation::Operation(tddp_work *work, std::vector<at::Tensor> tensors)
+    : work_(work), tensors_(std::move(tensors))
 {
-    Awaited awaited{work, false, nullptr};
-    std::unique_ptr<Held> held;
     try {
-        awaited.on_device = !lies_on_cpu(tensors.at(0));
-        awaited.stream = current_stream(tensors.at(0));
-        held = std::make_unique<Held>(std::move(tensors));
+        on_device_ = !lies_on_cpu(tensors_.at(0));
+        stream_ = current_stream(tensors_.at(0));
     } catch (...) {
         (void)!tddp_work_wait(work, nullptr);
         tddp_work_release(work);
         throw;
     }
-    tddp_status status = through ? through(wait_for_work, &awaited) : awaited.wait(wait);
-    const bool done = tddp_work_completed(work);
-    if (done) {
-        status = tddp_work_status(work);
+}
+
+Operation::~Operation()
+{
+    if (!tddp_work_completed(work_)) {
+        // Memory that is lost is better than memory that is written after it was freed.
+        auto *held = new (std::nothrow) Held;
+        if (held) {
+            held->swap(tensors_);
+            (void)!tddp_work_on_done(work_, delete_held, held);
+        } else {
+            (void)!tddp_work_wait(work_, nullptr);
+        }
     }
-    // Made before what follows can change the text.
-    std::unique_ptr<Failure> failure(status == TDDP_OK ? nullptr : new Failure(status));
-    if (!done) {
-        // It is under way on a device, or the wait ended first. Memory that is lost is better than
-        // memory that is written after it was freed.
-        (void)!tddp_work_on_done(work, delete_held, held.get());
-        (void)held.release();
-    }
-    tddp_work_release(work);
-    if (failure) {
-        throw Failure(*failure);
-    }
+    tddp_work_release(work_);
+}
+
+void Operation::wait(tddp_wait_through through, const tddp_wait *wait) const
+{
+    const auto body = [](void *data, tddp_cancel *cancel) {
+        const auto &self = *static_cast<const Operation *>(data);
+        const tddp_wait here = {-1, cancel};
+        return self.on_device_ ? tddp_work_order(self.work_, self.stream_, &here)
+                               : tddp_work_wait(self.work_, &here);
+    };
+    tddp_status status = through      ? through(body, const_cast<Operation *>(this))
+                         : on_device_ ? tddp_work_order(work_, stream_, wait)
+                                      : tddp_work_wait(work_, wait);
+    // It may have ended between the two looks: then its own outcome counts.
+    check(tddp_work_completed(work_) ? tddp_work_status(work_) : status);
+}
+
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
+              const tddp_wait *wait)
+{
+    Operation(work, std::move(tensors)).wait(through, wait);
 }
 
 void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,

@@ -71,7 +71,7 @@ bool Core::expects(size_t index, bool given)
 
 bool Core::late() const
 {
-    return !armed() && phase_.load() == AVERAGED;
+    return !open_.load() && !suspended_.load() && phase_.load() == AVERAGED;
 }
 
 void Core::complain_of_late(size_t index)

@@ -1,8 +1,8 @@
 // Many tensors from one rank to all, in few operations: they are copied into one flat piece of
-// bytes, so that dtypes, strides and sizes do not matter, sent, and copied out. Runs on the thread
-// that calls it and waits. As padding hides what differs in shape, the ranks compare that beside
-// the bytes. Copies go to tensors that share memory but neither history nor version with the
-// originals: a graph that saved one of them is not disturbed.
+// bytes, so that dtypes, strides and sizes do not matter, sent, and copied out. A wait that ended
+// early is taken up again where it was, on any thread. As padding hides what differs in shape, the
+// ranks compare that beside the bytes. Copies go to tensors that share memory but neither history
+// nor version with the originals: a graph that saved one of them is not disturbed.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -10,7 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
-#include "torch/agree.h"
+#include "torch/broadcast.h"
 
 namespace tddp_torch
 {
@@ -138,61 +138,88 @@ class Description
     bool cut_ = false;
 };
 
-void broadcast_flat(tddp_group *group, const at::Tensor &flat, int root,
-                    const Description &description, const Patience &patience)
+} // namespace
+
+Broadcast::Broadcast(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
+                     size_t limit)
+    : group_(tddp_group_retain(group)), tensors_(tensors), root_(root), limit_(limit)
 {
+}
+
+Broadcast::~Broadcast()
+{
+    operation_.reset();
+    tddp_group_release_async(group_);
+}
+
+// How many bytes of the tensors from `first_` on go together; `last_` is behind the last of them.
+size_t Broadcast::choose_chunk()
+{
+    size_t bytes = 0;
+    last_ = first_;
+    do {
+        bytes += padded_bytes(tensors_[last_++]);
+    } while (last_ < tensors_.size() && same_device(tensors_[last_], tensors_[first_]) &&
+             bytes + padded_bytes(tensors_[last_]) <= limit_);
+    return bytes;
+}
+
+void Broadcast::start_chunk(size_t bytes)
+{
+    const at::Tensor flat =
+        at::zeros({static_cast<int64_t>(bytes)}, tensors_[first_].options().dtype(at::kByte));
+    pieces_ = pieces_of(flat, tensors_, first_, last_);
+    for (size_t i = first_; tddp_group_rank(group_) == root_ && i < last_; i++) {
+        pieces_[i - first_].copy_(tensors_[i]);
+    }
+    Description description(last_ - first_);
+    for (size_t i = first_; i < last_; i++) {
+        description.add(tensors_[i]);
+    }
     tddp_buffer buffer{};
     check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &buffer));
     tddp_work *work = nullptr;
     description.give_to_next();
-    check(tddp_broadcast(group, buffer, root, &work));
-    const tddp_wait wait = patience.rest();
-    complete(work, {flat}, nullptr, &wait);
+    check(tddp_broadcast(group_, buffer, root_, &work));
+    operation_ = std::make_unique<Operation>(work, std::vector<at::Tensor>{flat});
 }
 
-void broadcast_chunk(tddp_group *group, const std::vector<at::Tensor> &tensors, size_t first,
-                     size_t last, size_t bytes, int root, const Patience &patience)
+void Broadcast::end_chunk()
 {
-    const bool sender = tddp_group_rank(group) == root;
-    const at::Tensor flat =
-        at::zeros({static_cast<int64_t>(bytes)}, tensors[first].options().dtype(at::kByte));
-    const std::vector<at::Tensor> pieces = pieces_of(flat, tensors, first, last);
-    for (size_t i = first; sender && i < last; i++) {
-        pieces[i - first].copy_(tensors[i]);
+    for (size_t i = first_; tddp_group_rank(group_) != root_ && i < last_; i++) {
+        tensors_[i].variable_data().copy_(pieces_[i - first_]);
     }
-    Description description(last - first);
-    for (size_t i = first; i < last; i++) {
-        description.add(tensors[i]);
-    }
-    broadcast_flat(group, flat, root, description, patience);
-    for (size_t i = first; !sender && i < last; i++) {
-        tensors[i].variable_data().copy_(pieces[i - first]);
-    }
+    pieces_.clear();
+    operation_.reset();
+    first_ = last_;
 }
 
-} // namespace
-
-void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
-                       size_t limit, const tddp_wait *wait)
+void Broadcast::run(const tddp_wait *wait)
 {
-    if (tddp_group_world_size(group) == 1) {
+    if (tddp_group_world_size(group_) == 1) {
         return;
     }
     const at::NoGradGuard no_grad;
     const Patience patience(wait);
-    size_t first = 0;
-    while (first < tensors.size()) {
-        size_t last = first;
-        size_t bytes = 0;
-        do {
-            bytes += padded_bytes(tensors[last++]);
-        } while (last < tensors.size() && same_device(tensors[last], tensors[first]) &&
-                 bytes + padded_bytes(tensors[last]) <= limit);
-        if (bytes > 0) {
-            broadcast_chunk(group, tensors, first, last, bytes, root, patience);
+    while (first_ < tensors_.size()) {
+        if (!operation_) {
+            const size_t bytes = choose_chunk();
+            if (bytes == 0) {
+                first_ = last_;
+                continue;
+            }
+            start_chunk(bytes);
         }
-        first = last;
+        const tddp_wait rest = patience.rest();
+        operation_->wait(nullptr, &rest);
+        end_chunk();
     }
+}
+
+void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
+                       size_t limit, const tddp_wait *wait)
+{
+    Broadcast(group, tensors, root, limit).run(wait);
 }
 
 } // namespace tddp_torch

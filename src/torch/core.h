@@ -1,7 +1,8 @@
 // Parameters tied to a reducer: what the hooks behind their gradients, the node that opens backward
 // and its end share. Each part is a file:
 //
-//     core.cc     slices of the buckets, a round from prepare to its end
+//     core.cc     slices of the buckets
+//     round.cc    a round from prepare to its end
 //     arrival.cc  gradients as they come: which are reported, and when
 //     hooks.cc    the hooks behind gradient accumulators
 //     graph.cc    the node that opens backward, and what a loss depends on
@@ -55,15 +56,8 @@ class Core : public std::enable_shared_from_this<Core>
 
     // --- core.cc, on the thread that runs forward and backward
     void open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wait *wait);
-    void prepare(bool sync, const tddp_wait *wait);
-    bool prepare_waits() const;
     void set_hook(tddp_comm_hook *hook);
     void set_divisor(int ranks);
-    void shadow(const tddp_wait *wait);
-    void disarm();
-    bool armed() const;
-    // A forward's backward is to come, synchronised or not.
-    bool prepared() const;
     const std::vector<Param> &params() const
     {
         return params_;
@@ -78,6 +72,23 @@ class Core : public std::enable_shared_from_this<Core>
     }
     at::Tensor bucket_tensor(const tddp_bucket &bucket) const;
     at::Tensor gradient_tensor(const tddp_bucket &bucket, size_t i) const;
+
+    // --- round.cc, on the same thread
+    void finish_due(bool sync, const tddp_wait *wait);
+    void prepare(bool sync, const tddp_wait *wait);
+    bool prepare_waits() const;
+    void shadow(const tddp_wait *wait);
+    // Forward begins: hooks ignore the gradients of a backward inside it.
+    void suspend();
+    // Forward is over: hooks are armed if its round is open, or an earlier one still is. A forward
+    // that did not complete opens none.
+    void arm(bool completed);
+    void disarm();
+    bool armed() const;
+    // A synchronised forward has completed and its averages are not made yet.
+    bool round_open() const;
+    // A forward's backward is to come, synchronised or not.
+    bool prepared() const;
 
     // --- arrival.cc, what hooks call in this order
     // Whether the gradient belongs to a round; `given` is false if a function gave none.
@@ -120,9 +131,12 @@ class Core : public std::enable_shared_from_this<Core>
     void lend(size_t index);
     void settle(size_t index);
     void settle_all(const tddp_wait *wait);
+
+    // round.cc
     void forget_round();
     void queue_end(bool again);
     void end();
+    tddp_status settle_here();
     bool finish_round();
     tddp_status finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
     void trace() const;
@@ -168,7 +182,9 @@ class Core : public std::enable_shared_from_this<Core>
     // Why an exchange of sparse gradients was left in its midst: ranks are out of step for good.
     std::string broken_;
 
-    std::atomic<bool> armed_{false};
+    std::atomic<bool> open_{false};      // a synchronised forward's gradients are awaited
+    std::atomic<bool> suspended_{false}; // forward runs
+    bool opening_ = false;               // it was prepared with synchronisation
     enum Phase : char { IDLE, PREPARED, AVERAGED };
     std::atomic<Phase> phase_{IDLE};
     std::atomic<bool> told_late_{false};

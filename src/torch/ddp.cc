@@ -4,6 +4,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "torch/broadcast.h"
 #include "torch/core.h"
 
 namespace tddp_torch
@@ -29,6 +30,7 @@ struct tddp_ddp {
     std::vector<tddp_torch::Hooked> hooks;
     std::vector<tddp_torch::Watched> watched;
     std::vector<at::Tensor> buffers;
+    std::unique_ptr<tddp_torch::Broadcast> sync; // of the buffers, under way
     tddp_group *group = nullptr;
 
     ~tddp_ddp()
@@ -40,7 +42,7 @@ struct tddp_ddp {
             hook.accumulator->del_post_hook(hook.key);
         }
         core.reset();
-        tddp_group_release(group);
+        tddp_group_release_async(group);
     }
 };
 
@@ -220,6 +222,26 @@ int tddp_ddp_prepare_waits(const tddp_ddp *ddp)
     return ddp->core->prepare_waits();
 }
 
+void tddp_ddp_suspend(tddp_ddp *ddp)
+{
+    ddp->core->suspend();
+}
+
+void tddp_ddp_arm(tddp_ddp *ddp, int completed)
+{
+    ddp->core->arm(completed != 0);
+}
+
+int tddp_ddp_round_open(const tddp_ddp *ddp)
+{
+    return ddp->core->round_open();
+}
+
+tddp_status tddp_ddp_finish_due(tddp_ddp *ddp, int sync, const tddp_wait *wait)
+{
+    return tddp_torch::guard([&] { ddp->core->finish_due(sync != 0, wait); });
+}
+
 int tddp_ddp_wants_outputs(const tddp_ddp *ddp)
 {
     return ddp->core->wants_outputs();
@@ -272,8 +294,20 @@ tddp_status tddp_ddp_gradient_tensor(const tddp_bucket *bucket, size_t i, tddp_t
 tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root, const tddp_wait *wait)
 {
     using namespace tddp_torch;
-    return guard(
-        [&] { broadcast_tensors(ddp->group, ddp->buffers, root, broadcast_chunk_bytes, wait); });
+    const tddp_status status = guard([&] {
+        if (!ddp->sync || ddp->sync->root() != root) {
+            ddp->sync =
+                std::make_unique<Broadcast>(ddp->group, ddp->buffers, root, broadcast_chunk_bytes);
+        }
+        ddp->sync->run(wait);
+    });
+    // The wait ended, and not the operation: the next call continues.
+    const bool goes_on =
+        status == TDDP_CANCELED || (status == TDDP_TIMEOUT && wait && wait->timeout_ms >= 0);
+    if (!goes_on) {
+        ddp->sync.reset();
+    }
+    return status;
 }
 
 const tddp_reducer *tddp_ddp_reducer(const tddp_ddp *ddp)

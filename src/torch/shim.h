@@ -66,12 +66,6 @@ bool same_device(const at::Tensor &one, const at::Tensor &other);
 at::Tensor tensor_over(void *data, at::IntArrayRef sizes, const at::TensorOptions &options,
                        std::shared_ptr<void> kept = nullptr);
 
-// Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
-// most `limit` bytes (more if one tensor is larger). Dtypes and shapes that differ are
-// TDDP_MISMATCH. Leaves no trace in autograd.
-void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
-                       size_t limit, const tddp_wait *wait);
-
 } // namespace tddp_torch
 
 #endif

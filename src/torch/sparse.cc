@@ -77,7 +77,9 @@ char *bytes_of(const at::Tensor &tensor)
 
 } // namespace
 
-// `entries` are each rank's number of entries, -1 without a gradient, and of sparse dimensions.
+// `entries` are each rank's number of entries, -1 without a gradient, and of sparse dimensions,
+// which mean nothing where there are no entries: zero_grad leaves a gradient all of whose
+// dimensions are sparse.
 at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
                                 const tddp_wait *wait) const
 {
@@ -89,7 +91,7 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
     for (int64_t rank = 0; rank < ranks; rank++) {
         const int64_t count = entries[rank][0].item<int64_t>();
         const int64_t dimensions = entries[rank][1].item<int64_t>();
-        if (count >= 0 && packed.dimensions > 0 && dimensions != packed.dimensions) {
+        if (count > 0 && packed.dimensions > 0 && dimensions != packed.dimensions) {
             throw Failure(tddp_fail(TDDP_MISMATCH,
                                     "the gradient of \"%s\" has %lld sparse dimensions on rank "
                                     "%lld, but %lld on a rank before: every rank's must have as "
@@ -98,14 +100,17 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
                                     static_cast<long long>(rank),
                                     static_cast<long long>(packed.dimensions)));
         }
-        packed.dimensions = std::max(packed.dimensions, dimensions);
+        packed.dimensions = count > 0 ? dimensions : packed.dimensions;
         packed.room = std::max(packed.room, count);
         counts.push_back(std::max<int64_t>(count, 0));
+    }
+    if (packed.room == 0) { // no rank has an entry
+        packed.dimensions = std::min<int64_t>(1, param.dim());
     }
     packed.value_shape.assign(param.sizes().begin() + packed.dimensions, param.sizes().end());
     const at::Tensor flat =
         at::zeros({std::max<int64_t>(packed.bytes(), 1)}, packed.options.dtype(at::kByte));
-    if (grad.defined()) {
+    if (grad.defined() && grad._nnz() > 0) {
         packed.indices(bytes_of(flat), grad._nnz()).copy_(grad._indices());
         packed.values(bytes_of(flat), grad._nnz()).copy_(grad._values());
     }

@@ -38,7 +38,7 @@ struct Tie : torch::CustomClassHolder {
     }
     ~Tie() override
     {
-        tddp_group_release(group);
+        tddp_group_release_async(group);
     }
     Tie(const Tie &) = delete;
     Tie &operator=(const Tie &) = delete;

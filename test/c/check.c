@@ -16,12 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
+#include "events.h"
+#include "runner.h"
 
 enum { EXIT_FAILED = 1, EXIT_SKIPPED = 77, MAX_PROCESSES = 16 };
-enum { FIRST_PORT = 12000, PORTS = 20000 };
 
 static check_case *cases;
+static const check_service *service;
 
 void check_register(check_case *test)
 {
@@ -93,36 +94,32 @@ void check_status(const char *file, int line, const char *text, tddp_status got,
     }
 }
 
-static int listens(int port)
+/* Bound and not listening: as both ask for SO_REUSEADDR, who is given the number can listen there,
+ * and the system gives it to nobody else. */
+static int hold_port(int *port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_port = htons((uint16_t)port),
-                                  .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int bound = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
-    if (fd >= 0) {
-        close(fd);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) ||
+        bind(fd, (struct sockaddr *)&address, sizeof address) ||
+        getsockname(fd, (struct sockaddr *)&address, &length)) {
+        check_failed(__FILE__, __LINE__, "no free port: %s", strerror(errno));
     }
-    return bound;
+    *port = ntohs(address.sin_port);
+    return fd;
 }
 
-/* Beneath those that the system gives to connections: one of these would take the port between here
- * and the test that listens on it. */
 int check_free_port(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const int start =
-        (int)(((unsigned long)now.tv_nsec / 1000 + (unsigned long)getpid() * 131u) % PORTS);
-    for (int i = 0; i < PORTS; i++) {
-        int port = FIRST_PORT + (start + i) % PORTS;
-        if (listens(port)) {
-            return port;
-        }
-    }
-    check_failed(__FILE__, __LINE__, "no free port from %d to %d: %s", FIRST_PORT,
-                 FIRST_PORT + PORTS - 1, strerror(errno));
-    return 0;
+    int port;
+    (void)hold_port(&port); /* until this process ends */
+    return port;
+}
+
+void check_serve(const check_service *wanted)
+{
+    service = wanted;
 }
 
 static int exit_code_of(int status)
@@ -134,42 +131,45 @@ static int exit_code_of(int status)
     return EXIT_FAILED;
 }
 
-/* The worst of the children's outcomes; the first failure ends the others. */
-static int run_ranks(const check_case *test)
+static void run_rank(const check_case *test, int rank, int held, int port)
 {
-    pid_t ranks[MAX_PROCESSES];
-    int port = check_free_port();
-    for (int rank = 0; rank < test->processes; rank++) {
-        fflush(NULL);
-        ranks[rank] = fork();
-        if (ranks[rank] == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            test->body(rank, test->processes, port);
-            fflush(NULL);
-            /* exit, not _exit: the leak checker looks at exit. */
-            exit(0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(held);
+    test->body(rank, test->processes, port);
+    fflush(NULL);
+    /* exit, not _exit: the leak checker looks at exit. */
+    exit(0);
+}
+
+static void kill_others(const pid_t *ranks, int count)
+{
+    for (int other = 0; other < count; other++) {
+        if (ranks[other] > 0) {
+            kill(ranks[other], SIGKILL);
         }
     }
+}
+
+/* The worst of their outcomes; the first failure ends the others. */
+static int await_ranks(pid_t *ranks, int count)
+{
     int worst = 0;
-    for (int left = test->processes; left > 0;) {
+    for (int left = count; left > 0;) {
         int status;
         pid_t pid = waitpid(-1, &status, 0);
         if (pid < 0) {
             break;
         }
-        for (int rank = 0; rank < test->processes; rank++) {
+        for (int rank = 0; rank < count; rank++) {
             if (ranks[rank] == pid) {
                 left--;
                 ranks[rank] = 0;
+                check_rank_ended(rank);
                 int code = exit_code_of(status);
                 if (code && !worst) {
                     worst = code;
                     fprintf(stderr, "rank %d ended with %d\n", rank, code);
-                    for (int other = 0; other < test->processes; other++) {
-                        if (ranks[other] > 0) {
-                            kill(ranks[other], SIGKILL);
-                        }
-                    }
+                    kill_others(ranks, count);
                 }
             }
         }
@@ -177,18 +177,33 @@ static int run_ranks(const check_case *test)
     return worst;
 }
 
-static double now_seconds(void)
+static int run_ranks(const check_case *test)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-/* Sanitizers and slow machines take their time. */
-static double time_factor(void)
-{
-    const char *text = getenv("CHECK_TIME_FACTOR");
-    return text ? atof(text) : 1;
+    pid_t ranks[MAX_PROCESSES];
+    int port;
+    int held = hold_port(&port);
+    /* Before the ranks start: they connect at once. */
+    if (service && listen(held, SOMAXCONN)) {
+        check_failed(__FILE__, __LINE__, "listen: %s", strerror(errno));
+    }
+    for (int rank = 0; rank < test->processes; rank++) {
+        fflush(NULL);
+        ranks[rank] = fork();
+        if (ranks[rank] < 0) {
+            check_failed(__FILE__, __LINE__, "fork: %s", strerror(errno));
+        }
+        if (ranks[rank] == 0) {
+            run_rank(test, rank, held, port);
+        }
+        check_rank_started(rank, ranks[rank]);
+    }
+    /* Not before: it has threads. */
+    void *started = service ? service->start(held) : NULL;
+    int worst = await_ranks(ranks, test->processes);
+    if (service) {
+        service->stop(started);
+    }
+    return worst;
 }
 
 static void show(FILE *output)
@@ -204,7 +219,9 @@ static void show(FILE *output)
 static int run_case(const check_case *test)
 {
     FILE *output = tmpfile();
-    double start = now_seconds();
+    double start = check_now();
+    double limit = test->seconds * check_timeout_multiplier();
+    check_events_begin(limit * 0.9);
     fflush(NULL);
     pid_t leader = output ? fork() : -1;
     if (leader < 0) {
@@ -221,7 +238,7 @@ static int run_case(const check_case *test)
     int status = 0;
     int timed_out = 0;
     while (waitpid(leader, &status, WNOHANG) == 0) {
-        if (now_seconds() - start > test->seconds * time_factor()) {
+        if (check_now() - start > limit) {
             timed_out = 1;
             kill(-leader, SIGKILL);
             kill(leader, SIGKILL);
@@ -235,7 +252,7 @@ static int run_case(const check_case *test)
            code == 0              ? "ok"
            : code == EXIT_SKIPPED ? "skip"
                                   : "FAIL",
-           test->name, now_seconds() - start, timed_out ? ": out of time" : "");
+           test->name, check_now() - start, timed_out ? ": out of time" : "");
     if (code) {
         show(output);
     }
@@ -255,6 +272,7 @@ int main(int argc, char **argv)
         }
         run++;
         if (argc > 2) {
+            check_events_begin(1e9);
             test->body(0, test->processes, check_free_port());
             continue;
         }

@@ -55,8 +55,22 @@ void check_contains(const char *file, int line, const char *text, const char *go
 void check_status(const char *file, int line, const char *text, tddp_status got,
                   tddp_status expected);
 
-/* A port nobody listens on now, on the loopback address. */
+/* A port of the loopback address on which nobody listens. It is held (bound, as
+ * SO_REUSEADDR lets others bind it too that ask for this very port) until this process ends. */
 int check_free_port(void);
+
+/* A service that the parent of a test's ranks runs on the test's port, so that no rank's end takes
+ * it away: started once the ranks are, stopped when all have ended. Without one nobody listens on
+ * the test's port, which is held for the test. */
+typedef struct check_service {
+    void *(*start)(int listener); /* takes the socket over */
+    void (*stop)(void *started);
+} check_service;
+void check_serve(const check_service *service);
+
+/* What time limits of tests are multiplied by: TDDP_TEST_TIMEOUT_MULTIPLIER, for slow or busy
+ * machines, times what the build asks for. */
+double check_timeout_multiplier(void);
 
 #ifdef __cplusplus
 }

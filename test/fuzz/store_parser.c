@@ -52,6 +52,7 @@ static void forget_output(tddp_store_server *server)
         server->unsent = client->next_unsent;
         client->unsent = false;
         tddp_bytes_free(&client->out);
+        tddp_server_count_buffers(server, client);
     }
     server->unsent_end = &server->unsent;
 }
@@ -107,6 +108,7 @@ static void set_up(tddp_store_server *server, char *secret)
     server->unsent_end = &server->unsent;
     server->secret = secret;
     server->patience_ms = 1000;
+    server->most_buffered = 1 << 20;
     server->epoll_fd = -1;
 }
 
@@ -114,6 +116,7 @@ static void clear(tddp_store_server *server)
 {
     demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
     demand(server->old_hosts.count == 0 && server->client_count == 0 && !server->late);
+    demand(server->pending_count == 0 && server->in_bytes == 0 && server->out_bytes == 0);
     tddp_server_clear(server);
     server->unsent = NULL;
 }
@@ -135,6 +138,8 @@ static void take_turns(const char *data, size_t size)
     for (int i = 0; i < 2; i++) {
         tddp_server_wait_cancel(&clients[i]);
         tddp_server_watch_cancel(&clients[i]);
+        clients[i].watching_bytes = 0;
+        tddp_server_count_buffers(&server, &clients[i]);
         demand(clients[i].missing == 0 && clients[i].watching == 0);
     }
     clear(&server);
@@ -166,6 +171,7 @@ static outcome feed(const char *data, size_t size, char *secret, bool in_pieces)
     (void)tddp_net_parse("127.0.0.1", 1, &client->address);
     server.clients = client;
     server.client_count = 1;
+    server.pending_count = 1;
     tddp_server_late(&server, client);
     uint32_t dice = (uint32_t)size;
     for (size_t done = 0; done < size && !client->dropped;) {

@@ -46,7 +46,7 @@ build_with_cc() {
             $cc $flags -shared -o "$folder/lib/libstandin_nccl.so" test/c/standin/nccl*.c "$folder/lib/libstandin_cudart.so" $link &&
             $cc $flags -o "$folder/test/gpu_all_reduce" test/gpu/all_reduce.c $link || return 1
         for source in test/gpu/*_test.c; do
-            $cc $flags -o "$folder/test/gpu_$(basename "$source" _test.c)" "$source" test/c/check.c $link || return 1
+            $cc $flags -o "$folder/test/gpu_$(basename "$source" _test.c)" "$source" test/c/*.c $link || return 1
         done
     }
 }

@@ -26,7 +26,7 @@ MULTI_TEST(messages, 2, 60)
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
     check_messages(group, rank, world_size);
     CHECK_OK(tddp_barrier(group, NULL));
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* What the stream of a buffer does is done before the operation reads it. */
@@ -59,7 +59,7 @@ MULTI_TEST(data_that_another_stream_writes, 2, 60)
     CHECK_CUDA(cudaFree, data);
     CHECK_CUDA(cudaFreeHost, pinned);
     CHECK_CUDA(cudaStreamDestroy, stream);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 TEST(a_device_that_is_not_there)

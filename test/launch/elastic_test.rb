@@ -16,7 +16,7 @@ class ElasticTest < NodesCase
   # Runs nodes until each of them has said its place, in the order given.
   def gather(count, *arguments, **options)
     runs = []
-    count.times { |i| runs << elastic(*arguments, **options).tap { sleep 0.1 if i == 0 } }
+    count.times { |i| runs << elastic(*arguments, **options).tap { await_host(options[:port]) if i == 0 } }
     runs.each { |run| run.await(/of #{count} restart 0/) }
     runs
   end
@@ -60,9 +60,9 @@ class ElasticTest < NodesCase
       port = free_port
       first, second = gather(2, *shell(UNTIL, 1), port: port)
       second.signal(signal)
-      result = second.finish(limit: 5)
+      result = second.finish
       assert_code 128 + Signal.list[signal.to_s], result
-      result = first.finish(limit: 5)
+      result = first.finish
       assert_code 0, result
       assert_equal "0 of 2 restart 0\n0 of 1 restart 0\n", result.out
       assert_match(/node 1 was told to end by SIG#{signal}/, result.err)
@@ -87,7 +87,7 @@ class ElasticTest < NodesCase
     first, second = gather(2, *wait_for_go, port: port, nodes: "2:3")
     second.signal(:INT)
     assert_code 130, second.finish
-    sleep 0.5
+    first.await(/was told to end by SIGINT/, stream: :err)
     third = elastic(*wait_for_go, port: port, nodes: "2:3")
     third.await(/1 of 2 restart 0/)
     FileUtils.touch(go)
@@ -101,7 +101,7 @@ class ElasticTest < NodesCase
     first, second = gather(2, "--rdzv-conf=#{CONF},join_timeout=1", *wait_for_go, port: port, nodes: "2:3")
     second.signal(:INT)
     second.finish
-    result = first.finish(limit: 6)
+    result = first.finish
     assert_code 1, result
     assert_match(/within 1 s/, result.err)
   end
@@ -109,10 +109,12 @@ class ElasticTest < NodesCase
   def test_a_failure_costs_a_restart_and_a_change_none
     port = free_port
     code = 'echo "$RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS"
-      [ $WORLD_SIZE = 2 ] || exec sleep 60
-      [ $RANK$TORCHELASTIC_RESTART_COUNT != 10 ] || { sleep 0.3; exit 3; }
-      [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 60'
-    workers = shell(code)
+      [ $WORLD_SIZE = 2 ] || exec sleep 600
+      [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
+      [ $RANK = 1 ] || { : > "$MARKS/0"; exec sleep 600; }
+      await 0
+      exit 3'
+    workers = marking(code)
     first = elastic("--max-restarts=1", *workers, port: port)
     first.await(/0 of 1/)
     second = elastic("--max-restarts=1", *workers, port: port)
@@ -126,8 +128,9 @@ class ElasticTest < NodesCase
 
   def test_a_failure_without_restarts_ends_an_elastic_job
     port = free_port
-    runs = gather(2, *shell("#{UNTIL.split(";").first}; [ $RANK = 1 ] && sleep 0.3 && exit 3; exec sleep 60"), port: port)
-    results = runs.map { |run| run.finish(limit: 6) }
+    code = [UNTIL.split(";").first, MARK, "[ $RANK = 1 ] || exec sleep 600", "await 0.0", "exit 3"].join("\n")
+    runs = gather(2, *marking(code), port: port)
+    results = runs.map(&:finish)
     results.each { |result| assert_code 1, result }
     assert_equal 1, results[1].err.scan("exit code 3").size
     assert_match(/FAILED elsewhere: rank 1 on node 1.*exit code 3/, results[0].err)
@@ -160,7 +163,7 @@ class ElasticTest < NodesCase
     port = free_port
     runs = [node(0, *wait_for_go, port: port), node(1, *wait_for_go, port: port)]
     runs.each { |run| run.await(/of 2/) }
-    result = node(nil, "--rdzv-conf=is_host=0", *wait_for_go, port: port).finish(limit: 6)
+    result = node(nil, "--rdzv-conf=is_host=0", *wait_for_go, port: port).finish
     assert_code 1, result
     assert_match(/has its 2 nodes already/, result.err)
     FileUtils.touch(go)
@@ -241,8 +244,8 @@ class ElasticTest < NodesCase
     port = free_port
     first, second = gather(2, *wait_for_go, port: port)
     first.signal(:INT)
-    assert_code 130, first.finish(limit: 5)
-    result = second.finish(limit: 5)
+    assert_code 130, first.finish
+    result = second.finish
     assert_code 1, result
     assert_match(/node 0 was told to end by SIGINT, and with it the only endpoint; a job with three endpoints/, result.err)
   end

@@ -15,7 +15,7 @@ class EndpointsTest < NodesCase
   end
 
   def ports
-    @ports ||= 3.times.map { TCPServer.new("127.0.0.1", 0) }.map { |server| server.addr[1].tap { server.close } }
+    @endpoint_ports ||= 3.times.map { free_port }
   end
 
   def at(endpoint, *flags, nodes: 2, id: "my-job", **options)
@@ -82,7 +82,7 @@ class EndpointsTest < NodesCase
   def test_a_local_address_that_the_others_cannot_reach
     port = free_port
     runs = 2.times.map { at("127.0.0.1:#{port}", "--local-addr=192.0.2.1", *shell("echo $RANK")) }
-    results = runs.map { |run| run.finish(limit: 12) }
+    results = runs.map(&:finish)
     results.each do |result|
       assert_code 1, result
       refute_match(/1/, result.out)
@@ -103,7 +103,7 @@ class EndpointsTest < NodesCase
     second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))
     first = at("127.0.0.1:#{port}", "--node-rank=0", "--rdzv-conf=is_host=0", *shell("echo $RANK"))
     assert_equal %W[0\n 1\n], [first, second].map(&:finish).map(&:out)
-    result = other.finish(limit: 12)
+    result = other.finish
     assert_code 1, result
     assert_match(/tried 192\.0\.2\.1:#{port}/, result.err)
   end
@@ -128,15 +128,46 @@ class EndpointsTest < NodesCase
     first = node(0, "--rdzv-conf=#{CONF}", *wait_for_go, port: endpoint[/\d+$/])
     second = node(1, "--rdzv-conf=#{CONF}", *wait_for_go, port: endpoint[/\d+$/])
     second.await(/1 of 2/)
-    sleep 0.6 # for a sign of life
     stopped = first.agent
     Process.kill(:STOP, stopped)
     result = second.finish
     assert_code 1, result
-    assert_match(/hosts the rendezvous at #{endpoint} is lost: no answer for [23] s; a job with three/, result.err)
+    assert_match(/hosts the rendezvous at #{endpoint} is lost: no answer for \d+ s; a job with three/, result.err)
   ensure
     Process.kill(:CONT, stopped) if stopped
     lose(first) if first
+  end
+
+  # A host and another node with workers, in a job of two.
+  def two_nodes(conf, *flags)
+    port = free_port
+    first, second = [0, 1].map { |rank| node(rank, "--rdzv-conf=#{conf}", *flags, *wait_for_go, port: port) }
+    [first, second].each { |run| run.await(/of 2 restart 0/) }
+    [first, second]
+  end
+
+  # Stops the process that hosts the rendezvous for the time of the block.
+  def standing_still(run)
+    agent = run.agent
+    Process.kill(:STOP, agent)
+    yield
+  ensure
+    Process.kill(:CONT, agent)
+  end
+
+  def test_a_host_that_stands_still_for_less_than_the_heartbeat_timeout
+    first, second = two_nodes("heartbeat_timeout=60")
+    standing_still(first) { second.await(/hosts the rendezvous at \S+ does not answer; after 60 s it counts as lost/, stream: :err) }
+    second.await(/answers again/, stream: :err)
+    finish_all([first, second])
+    assert_equal ["0 of 2 restart 0 at 127.0.0.1\n", "1 of 2 restart 0 at 127.0.0.1\n"], [first, second].map(&:out)
+  end
+
+  def test_a_host_that_stands_still_for_longer_costs_a_restart
+    first, second = two_nodes("heartbeat_timeout=2", "--max-restarts=1")
+    standing_still(first) { second.await(/is lost: no answer for .*starting all workers again \(restart 1 of 1\)/m, stream: :err) }
+    [first, second].each { |run| run.await(/of 2 restart 1/) }
+    finish_all([first, second])
   end
 
   # Another job has the port at first.
@@ -144,8 +175,8 @@ class EndpointsTest < NodesCase
     endpoint = "127.0.0.1:#{free_port}"
     others = 2.times.map { at(endpoint, *wait_for_go, id: "another") }
     others.each { |run| run.await(/of 2/) }
-    runs = 2.times.map { at(endpoint, *shell("echo $RANK"), id: "my-job") }
-    sleep 0.5
+    runs = 2.times.map { at(endpoint, REPORTS, *shell("echo $RANK"), id: "my-job") }
+    runs.each { |run| run.await(/looking for who leads the job "my-job".*knows no job "my-job"/, stream: :err) }
     finish_all(others)
     results = runs.map(&:finish)
     results.each { |result| assert_code 0, result }
@@ -155,12 +186,7 @@ class EndpointsTest < NodesCase
   def test_the_first_rank_comes_late
     port = free_port
     second = at("127.0.0.1:#{port}", "--node-rank=1", *shell("echo $RANK"))
-    eventually("the other node to host") do
-      TCPSocket.new("127.0.0.1", port).close
-      true
-    rescue SystemCallError
-      false
-    end
+    await_host(port)
     first = at("127.0.0.1:#{port}", "--node-rank=0", *shell("echo $RANK"))
     assert_equal %W[0\n 1\n], [first, second].map(&:finish).map(&:out)
   end
@@ -168,8 +194,8 @@ class EndpointsTest < NodesCase
   def test_another_jobs_name
     port = free_port
     first = at("127.0.0.1:#{port}", *shell("echo no"))
-    sleep 0.3
-    result = at("127.0.0.1:#{port}", "--rdzv-conf=join_timeout=1", *shell("echo no"), id: "their-job").finish(limit: 5)
+    await_host(port)
+    result = at("127.0.0.1:#{port}", "--rdzv-conf=join_timeout=1", *shell("echo no"), id: "their-job").finish
     assert_code 1, result
     assert_match(/127\.0\.0\.1:#{port} \(the store there knows no job "their-job"\)/, result.err)
     first.signal(:INT)
@@ -183,7 +209,7 @@ class EndpointsTest < NodesCase
       rescue IOError
         # The test is over.
       end
-      result = at("127.0.0.1:#{server.addr[1]}", *shell("echo no")).finish(limit: 8)
+      result = at("127.0.0.1:#{server.addr[1]}", *shell("echo no")).finish
       assert_code 1, result
       assert_match(/127\.0\.0\.1:#{server.addr[1]}/, result.err)
     end
@@ -198,7 +224,7 @@ class EndpointsTest < NodesCase
     File.write(path, "\x7fELF no")
     File.chmod(0o755, path)
     bad = at("127.0.0.1:#{port}", "--no-ruby", path)
-    results = [good, bad].map { |run| run.finish(limit: 8) }
+    results = [good, bad].map(&:finish)
     results.each { |result| assert_code 1, result }
     assert_match(/FAILED elsewhere/, results[0].err)
   end
@@ -253,9 +279,9 @@ class EndpointsTest < NodesCase
     runs = gather(3, *wait_for_go)
     gone = leader(runs)
     gone.signal(:INT)
-    assert_code 130, gone.finish(limit: 5)
+    assert_code 130, gone.finish
     left = runs - [gone]
-    left.each { |run| run.await(/of 2 restart 0/, limit: 5) }
+    left.each { |run| run.await(/of 2 restart 0/) }
     finish_all(left)
   end
 
@@ -275,7 +301,7 @@ class EndpointsTest < NodesCase
     lost = leader(runs)
     other = (runs - [lost]).first
     [lost, other].each { |run| lose(run) }
-    result = (runs - [lost, other]).first.finish(limit: 12)
+    result = (runs - [lost, other]).first.finish
     assert_code 1, result
     assert_match(/tried 127\.0\.0\.1:\d+ \(.*Connection refused.*\), 127/, result.err)
   end

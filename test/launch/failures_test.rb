@@ -83,8 +83,7 @@ class FailuresTest < LaunchCase
   def test_the_report_as_json
     result = run_torchrun("--nproc-per-node=2", "--max-restarts=1", "--report-file=#{@folder}/report.json", "--log-dir=#{@folder}/logs", "--tee=3",
       "--role=trainer", "--rdzv-id=j1", *shell(<<~SH))
-        [ $RANK = 1 ] || exec sleep 60
-        sleep 0.2
+        [ $RANK = 1 ] || exec sleep 600
         echo '{"message": {"message": "bad \\"x\\"", "extraInfo": {"py_callstack": "one\\ntwo", "timestamp": "1795276170"}}}' > $TORCHELASTIC_ERROR_FILE
         exit $((3 + TORCHELASTIC_RESTART_COUNT))
       SH
@@ -124,8 +123,7 @@ class FailuresTest < LaunchCase
   def test_other_nodes_show_the_cause_with_its_traceback
     port = free_port
     worker = shell(<<~SH)
-      [ $RANK = 1 ] || exec sleep 60
-      sleep 0.3
+      [ $RANK = 1 ] || exec sleep 600
       echo '{"message": {"message": "ValueError: deep", "extraInfo": {"py_callstack": "one\\ntwo", "timestamp": "1000"}}}' > $TORCHELASTIC_ERROR_FILE
       exit 6
     SH
@@ -146,7 +144,7 @@ class FailuresTest < LaunchCase
     up = "#{@folder}/up.json"
     env = {"TORCHELASTIC_ERROR_FILE" => up}
     json = JSON.generate(message: {message: "ValueError: x", extraInfo: {py_callstack: "trace", timestamp: "1000"}})
-    run_torchrun("--nproc-per-node=2", *shell("[ $RANK = 1 ] || exec sleep 60; echo '#{json}' > $TORCHELASTIC_ERROR_FILE; kill -9 $$"), env: env)
+    run_torchrun("--nproc-per-node=2", *shell("[ $RANK = 1 ] || exec sleep 600; echo '#{json}' > $TORCHELASTIC_ERROR_FILE; kill -9 $$"), env: env)
     assert_equal({"message" => {"message" => "ValueError: x", "extraInfo" => {"py_callstack" => "trace", "timestamp" => "1000"}, "errorCode" => -9}}, JSON.parse(File.read(up)))
     run_torchrun(*shell("exit 5"), env: env)
     told = JSON.parse(File.read(up))["message"]
@@ -169,7 +167,6 @@ class FailuresTest < LaunchCase
       result = run_torchrun(*shell("F=$TORCHELASTIC_ERROR_FILE; #{doing}; exit 1"))
       assert_code 1, result
       assert_match(/^  error_file: #{said}/, result.err, doing)
-      assert_operator result.seconds, :<, 3, doing
     end
   end
 
@@ -178,6 +175,42 @@ class FailuresTest < LaunchCase
     json = JSON.generate(message: "theirs", timestamp: 5)
     result = run_torchrun(*shell("echo '#{json}' > $TORCHELASTIC_ERROR_FILE; chown 12345:12345 $TORCHELASTIC_ERROR_FILE; chmod 0 $TORCHELASTIC_ERROR_FILE; exit 1"))
     assert_match(/^  message   : theirs$/, result.err)
+  end
+
+  # A memory cgroup of this test's own, of version 1 or 2, with the file that limits it.
+  def memory_group
+    name = "torchrun-test-#{SecureRandom.hex(8)}"
+    {"/sys/fs/cgroup/memory/#{name}" => "memory.limit_in_bytes", "/sys/fs/cgroup/#{name}" => "memory.max"}.each do |group, limit|
+      Dir.mkdir(group)
+      return yield(group) if File.exist?("#{group}/#{limit}") && File.write("#{group}/#{limit}", "100M")
+    rescue SystemCallError
+      next
+    ensure
+      eventually("the group to be empty") { !File.exist?("#{group}/cgroup.procs") || File.read("#{group}/cgroup.procs").empty? }
+      Dir.rmdir(group) if Dir.exist?(group)
+    end
+    skip "no memory cgroup may be made here"
+  end
+
+  def test_a_worker_that_the_out_of_memory_killer_ended
+    memory_group do |group|
+      result = run_torchrun("echo $$ > #{group}/cgroup.procs && exec \"$@\"", "sh", BINARY, "--nproc-per-node=2", "--report-file=#{@folder}/report.json",
+        *shell("[ $RANK = 1 ] || exec sleep 600; exec dd if=/dev/zero of=/dev/null bs=400M count=1"), command: %w[sh -c])
+      assert_code 1, result
+      assert_match(/FAILED: rank 1, killed by SIGKILL \(the kernel's out-of-memory killer\)$/, result.err)
+      assert_equal [1, true], report["attempts"][0]["failures"][0].values_at("rank", "out_of_memory")
+    end
+    result = run_torchrun("--report-file=#{@folder}/report.json", *shell("kill -9 $$"))
+    assert_match(/FAILED: rank 0, killed by SIGKILL$/, result.err)
+    assert_equal false, report["attempts"][0]["failures"][0]["out_of_memory"]
+  end
+
+  # Workers go to another folder before they fail.
+  def test_error_files_below_a_relative_temporary_folder
+    worker = shell('cd /; echo \'{"message": "boom", "timestamp": 1}\' > $TORCHELASTIC_ERROR_FILE; exit 3')
+    result = run_torchrun(*worker, env: {"TMPDIR" => "tmp"})
+    assert_code 1, result
+    assert_match(/^  message   : boom$/, result.err)
   end
 
   def test_core_dumps
@@ -208,12 +241,15 @@ class FailuresTest < LaunchCase
 
   def test_the_first_failure_ends_the_others
     result = run_torchrun("--nproc-per-node=4", *shell(<<~SH))
-      if [ $RANK = 2 ]; then sleep 0.3; exit 9; fi
+      if [ $RANK = 2 ]; then
+        until [ -e up0 -a -e up1 -a -e up3 ]; do sleep 0.05; done
+        exit 9
+      fi
       trap 'echo $RANK was told; exit 3' TERM
-      sleep 60 & wait
+      : > up$RANK
+      #{IDLE}
     SH
     assert_code 1, result
-    assert_operator result.seconds, :<, 3
     assert_equal ["0 was told\n", "1 was told\n", "3 was told\n"], result.out.lines.sort
     assert_match(/FAILED: rank 2, exit code 9\n-+\nRoot cause \(first failure\):\n  time      : \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n/, result.err)
     assert_match(/^  host      : #{Regexp.escape(Socket.gethostname)}\n  rank      : 2 \(local_rank: 2\)$/, result.err)
@@ -222,29 +258,38 @@ class FailuresTest < LaunchCase
   end
 
   def test_a_worker_that_is_done_early_ends_nobody
-    result = run_torchrun("--nproc-per-node=3", *shell("sleep 0.$RANK; echo $RANK"))
+    result = run_torchrun("--nproc-per-node=3", *shell("until [ $RANK = 0 -o -e out$((RANK - 1)) ]; do sleep 0.05; done; echo $RANK; : > out$RANK"))
     assert_code 0, result
     assert_equal "0\n1\n2\n", result.out
     assert_empty result.err
   end
 
   def test_workers_that_ignore_sigterm_are_killed
-    result = run_torchrun("--nproc-per-node=2", "--shutdown-timeout=0.5", *shell(<<~SH))
-      if [ $RANK = 1 ]; then sleep 0.3; exit 1; fi
+    result = run_torchrun("--nproc-per-node=2", "--shutdown-timeout=0.2", *shell(<<~SH))
+      if [ $RANK = 1 ]; then
+        until [ -e deaf ]; do sleep 0.05; done
+        exit 1
+      fi
       trap '' TERM
-      while :; do sleep 1; done
+      : > deaf
+      #{IDLE}
     SH
     assert_code 1, result
-    assert_operator result.seconds, :>, 0.7
-    assert_operator result.seconds, :<, 4
-    assert_match(/rank 0 \(pid \d+\) did not end within 0\.5 s \(--shutdown-timeout\): killed/, result.err)
+    assert_match(/rank 0 \(pid \d+\) did not end within 0\.2 s \(--shutdown-timeout\): killed/, result.err)
     assert_match(/FAILED: rank 1, exit code 1/, result.err)
   end
 
   def test_a_stopped_worker_is_ended_too
-    result = run_torchrun("--nproc-per-node=2", "--shutdown-timeout=20", *shell("if [ $RANK = 1 ]; then sleep 0.4; exit 1; fi; kill -STOP $$"))
+    result = run_torchrun("--nproc-per-node=2", "--shutdown-timeout=3600", *shell(<<~SH))
+      if [ $RANK = 1 ]; then
+        until grep -q '^State:.T' /proc/$(cat pid)/status; do sleep 0.05; done
+        exit 1
+      fi
+      echo $$ > pid
+      kill -STOP $$
+    SH
     assert_code 1, result
-    assert_operator result.seconds, :<, 5
+    assert_match(/FAILED: rank 1, exit code 1/, result.err)
   end
 
   def test_the_message_of_an_error_file_is_shown
@@ -273,29 +318,34 @@ class FailuresTest < LaunchCase
     assert_match(/^Failed too:\n(  .*\n)*  exitcode  : 4/, err)
   end
 
-  # Rank 0 says that it lost a peer and is out first; rank 1, whose fault it is, takes longer to end.
+  # Rank 0 says that it lost a peer and is out first; rank 1, whose fault it is, ends once torchrun has taken note of that.
   def test_who_lost_a_peer_is_not_to_blame
     result = run_torchrun("--nproc-per-node=3", *shell(<<~SH))
       case $RANK in
-      0) echo '{"message": {"message": "lost 1", "extraInfo": {"timestamp": "1", "consequence": "1"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1;;
-      1) sleep 0.3; exit 5;;
+      0) echo '{"message": {"message": "lost 1", "extraInfo": {"timestamp": "1", "consequence": "1"}}}' > $TORCHELASTIC_ERROR_FILE
+         echo $$ > pid
+         until [ -e watched ]; do sleep 0.05; done
+         exit 1;;
+      1) until [ -s pid ]; do sleep 0.05; done
+         zero=$(cat pid)
+         : > watched
+         while kill -0 $zero; do :; done
+         exit 5;;
       esac
-      sleep 60
+      exec sleep 600
     SH
     assert_code 1, result
     assert_match(/FAILED: rank 1, exit code 5/, result.err)
     assert_match(/^Failed too:\n(  .*\n)*  message   : lost 1/, result.err)
-    assert_operator result.seconds, :<, 0.9
   end
 
-  def test_a_peer_that_was_lost_elsewhere_is_not_waited_for_long
+  def test_a_peer_that_was_lost_elsewhere_is_not_waited_for
     result = run_torchrun("--nproc-per-node=2", *shell(<<~SH))
-      [ $RANK = 0 ] || exec sleep 60
+      [ $RANK = 0 ] || exec sleep 600
       echo '{"message": {"message": "lost 9", "extraInfo": {"consequence": "1"}}}' > $TORCHELASTIC_ERROR_FILE
       exit 1
     SH
     assert_match(/FAILED: rank 0, exit code 1/, result.err)
-    assert_operator result.seconds, :<, 3
   end
 
   def test_a_ruby_workers_exception_is_in_the_report
@@ -315,8 +365,7 @@ class FailuresTest < LaunchCase
   def test_restarts
     result = run_torchrun("--nproc-per-node=2", "--max-restarts=3", *shell(<<~SH))
       echo "$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS rank $RANK port $MASTER_PORT"
-      if [ $RANK = 0 ]; then sleep 20 & wait; fi
-      sleep 0.1
+      if [ $RANK = 0 ]; then #{IDLE}; fi
       [ $TORCHELASTIC_RESTART_COUNT = 2 ] && kill -TERM $PPID
       exit 1
     SH
@@ -335,13 +384,8 @@ class FailuresTest < LaunchCase
   def test_a_restart_may_succeed
     port = free_port
     result = run_torchrun("--nproc-per-node=2", "--max-restarts=5", "--master-port=#{port}",
-      *shell("echo $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1; sleep 0.1"))
+      *shell("echo $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1"))
     assert_code 0, result
     assert_equal ["#{port}\n"], result.out.lines.uniq
-  end
-
-  def test_torchrun_ends_at_once_when_workers_are_gone
-    result = run_torchrun("--nproc-per-node=4", *shell("exit 1"))
-    assert_operator result.seconds, :<, 1
   end
 end

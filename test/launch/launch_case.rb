@@ -7,10 +7,13 @@ require "securerandom"
 require "socket"
 require "timeout"
 require "tmpdir"
+require_relative "../held_ports"
 
 # Drives the built torchrun from outside. Every process that a test starts carries a mark in its environment and gets
 # a temporary folder of its own; at the test's end no process with the mark and no file in the folder may be left.
 class LaunchCase < Minitest::Test
+  include HeldPorts
+
   ROOT = File.expand_path("../..", __dir__)
   BINARY = [ENV["TDDP_TORCHRUN"], "#{ROOT}/lib/torch_ddp/native/bin/torchrun", "#{ROOT}/build/native/bin/torchrun"]
     .compact.find { |path| File.executable?(path) }
@@ -20,9 +23,15 @@ class LaunchCase < Minitest::Test
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT TDDP_RUBY TDDP_RUBY_PRELOAD].to_h { |name| [name, nil] }
     .merge(ENV.keys.grep(/\APET_/).to_h { |name| [name, nil] }).freeze
 
+  # Seconds after which what is waited for is taken to hang: no test's outcome depends on it.
+  LIMIT = 120 * Float(ENV.fetch("TDDP_TEST_TIMEOUT_MULTIPLIER", "1"))
+
+  # What a worker's shell does until a signal ends it, without a child that lasts.
+  IDLE = "while :; do sleep 0.1; done"
+
   # A torchrun that runs; `finish` waits for its end.
   class Run
-    Result = Struct.new(:status, :out, :err, :seconds, keyword_init: true) do
+    Result = Struct.new(:status, :out, :err, keyword_init: true) do
       # As a shell would say it.
       def code
         status.exitstatus || (128 + status.termsig)
@@ -32,7 +41,6 @@ class LaunchCase < Minitest::Test
     attr_reader :pid, :out, :err
 
     def initialize(command, env:, chdir:, stdin: File::NULL, out: nil, err: nil, **options)
-      @started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
       out_read, out_write = out ? [nil, out] : IO.pipe
       err_read, err_write = err ? [nil, err] : IO.pipe
       @pid = Process.spawn(env, *command, in: stdin, out: out_write, err: err_write, chdir: chdir, **options)
@@ -54,7 +62,7 @@ class LaunchCase < Minitest::Test
     end
 
     # Waits until standard output (or error) matches, and returns the match.
-    def await(pattern, stream: :out, limit: 10)
+    def await(pattern, stream: :out, limit: LIMIT)
       text = (stream == :out) ? @out : @err
       LaunchCase.eventually(limit, -> { "#{pattern.inspect} in:\n#{@out}\n#{@err}" }) do
         @lock.synchronize { text.dup.force_encoding("UTF-8").scrub }[pattern]
@@ -77,14 +85,20 @@ class LaunchCase < Minitest::Test
       Process.kill(:KILL, agent)
     end
 
-    def finish(limit: 15)
+    # Waits for the end; the block is called again and again until then.
+    def finish(limit: LIMIT)
       status = LaunchCase.eventually(limit, -> { "torchrun to end; so far:\n#{@out}\n#{@err}" }) do
+        yield if block_given?
         Process.wait2(@pid, Process::WNOHANG)&.last
       end
-      seconds = Process.clock_gettime(Process::CLOCK_MONOTONIC) - @started
-      @readers.each { |reader| reader.join(5) or raise "a descriptor of torchrun's output is still open" }
+      @readers.each { |reader| reader.join(LIMIT) or raise "a descriptor of torchrun's output is still open" }
       @pid = nil
-      Result.new(status: status, out: @out, err: @err, seconds: seconds)
+      Result.new(status: status, out: @out, err: @err)
+    end
+
+    # Sends a signal until torchrun has ended: of those that follow each other at once only the first counts.
+    def insist(name)
+      finish { signal(name) }
     end
 
     def abandon
@@ -108,7 +122,7 @@ class LaunchCase < Minitest::Test
     end
   end
 
-  def eventually(wanted, limit: 10, &block)
+  def eventually(wanted, limit: LIMIT, &block)
     self.class.eventually(limit, wanted, &block)
   end
 
@@ -157,7 +171,7 @@ class LaunchCase < Minitest::Test
   end
 
   # Runs torchrun to its end.
-  def run_torchrun(*arguments, limit: 15, **options)
+  def run_torchrun(*arguments, limit: LIMIT, **options)
     start(*arguments, **options).finish(limit: limit)
   end
 
@@ -177,7 +191,18 @@ class LaunchCase < Minitest::Test
   end
 
   def free_port
-    TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }
+    held_port
+  end
+
+  # "R" of a process that runs, "T" of a stopped one, "Z" of one that nobody has waited for; nil if there is none.
+  def state(pid)
+    File.read("/proc/#{pid}/stat")[/\) (\S)/, 1]
+  rescue SystemCallError
+    nil
+  end
+
+  def zombie?(pid)
+    state(pid) == "Z"
   end
 
   def assert_code(expected, result)

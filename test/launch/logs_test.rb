@@ -140,11 +140,14 @@ class LogsTest < LaunchCase
     assert_equal "step 1 rank 1\nloss 0.5\na,b\nx loss", found["attempt_0/1/stdout.log"]
   end
 
-  # What a terminal shows of a run.
+  # What a terminal shows of a run; the block is given all that has been shown, whenever there is more.
   def on_terminal(*arguments, env: {})
     text = +""
     PTY.spawn(environment({"TERM" => "xterm", "NO_COLOR" => nil}.merge(env)), BINARY, *arguments, chdir: @folder) do |reader, _, pid|
-      loop { text << reader.readpartial(4096) }
+      loop do
+        text << reader.readpartial(4096)
+        yield text if block_given?
+      end
     rescue Errno::EIO, EOFError
       Process.wait(pid)
     end
@@ -162,8 +165,10 @@ class LogsTest < LaunchCase
   end
 
   def test_a_progress_bar_shows_on_a_terminal
-    bar = 'for i in 1 2 3; do printf "\r%s of 3" $i; sleep 0.05; done; echo; echo over'
-    lines = on_terminal("--log-dir=#{logs}", "--tee=1", *shell(bar), env: {"NO_COLOR" => "1"})
+    bar = 'for i in 1 2 3; do printf "\r%s of 3" $i; until [ -e shown$i ]; do sleep 0.02; done; done; echo; echo over'
+    lines = on_terminal("--log-dir=#{logs}", "--tee=1", *shell(bar), env: {"NO_COLOR" => "1"}) do |text|
+      text.scan(/(\d) of 3/).flatten.each { |number| FileUtils.touch("#{@folder}/shown#{number}") }
+    end
     assert_equal ["[default0]:1 of 3\e[K[default0]:2 of 3\e[K[default0]:3 of 3", "[default0]:over"], lines.map { |line| line.sub(/(3 of 3).*/, '\1') }
     assert_equal "\r1 of 3\r2 of 3\r3 of 3\nover\n", files["attempt_0/0/stdout.log"]
   end
@@ -179,7 +184,7 @@ class LogsTest < LaunchCase
         [$stdout, $stderr].each { |io| io.syswrite(line[0, cut]); io.syswrite(line[cut..]) }
       end
     RUBY
-    result = run_torchrun("--nproc-per-node=16", "--tee=3", "--log-dir=#{logs}", *ruby(code), limit: 60)
+    result = run_torchrun("--nproc-per-node=16", "--tee=3", "--log-dir=#{logs}", *ruby(code))
     assert_code 0, result
     expected = 16.times.map { |rank| 1000.times.map { |i| "#{rank}:#{i}:" + rank.to_s[-1] * (i * 7 % 300) + "\n" } }
     found = files
@@ -211,7 +216,7 @@ class LogsTest < LaunchCase
 
   def test_a_worker_killed_within_a_line
     result = run_torchrun("--nproc-per-node=2", "--log-dir=#{logs}", "--tee=1",
-      *shell("printf 'half a line of %s' $RANK; sleep 0.2; test $RANK = 1 && kill -9 $$; sleep 30"))
+      *shell("printf 'half a line of %s' $RANK; : > said$RANK; until test -e said0; do sleep 0.05; done; test $RANK = 1 && kill -9 $$; #{IDLE}"))
     assert_code 1, result
     assert_equal "[default0]:half a line of 0\n[default1]:half a line of 1\n", result.out.lines.sort.join
     assert_equal ["half a line of 0", "half a line of 1"], files.values
@@ -219,7 +224,7 @@ class LogsTest < LaunchCase
 
   def test_what_a_workers_child_writes_after_its_end
     run = start("--nproc-per-node=2", "--log-dir=#{logs}", "--tee=1", "--redirects=2",
-      *shell("if test $RANK = 0; then (sleep 0.3; echo late; echo later >&2) & exit 0; fi; exec sleep 30"))
+      *shell("if test $RANK = 0; then (while kill -0 $$ 2> /dev/null; do sleep 0.02; done; echo later >&2; echo late) & exit 0; fi; #{IDLE}"))
     run.await(/late$/)
     run.signal(:TERM)
     run.finish
@@ -250,12 +255,12 @@ class LogsTest < LaunchCase
     writer.close
     reader.readpartial(100)
     reader.close
-    assert_code 141, run.finish(limit: 5)
+    assert_code 141, run.finish
     assert_equal ["line\n"], files.values.join.lines.uniq
   end
 
   def test_a_killed_torchrun_leaves_whole_redirected_logs
-    run = start("--log-dir=#{logs}", "--redirects=3", *shell("i=0; while test $i -lt 2000; do i=$((i+1)); echo line $i; done; exec sleep 60"))
+    run = start("--log-dir=#{logs}", "--redirects=3", *shell("i=0; while test $i -lt 2000; do i=$((i+1)); echo line $i; done; exec sleep 600"))
     eventually("all lines") { Dir["#{logs}/**/stdout.log"].any? { |path| File.read(path).include?("line 2000\n") } }
     run.abandon
     assert_equal (1..2000).map { |i| "line #{i}\n" }.join, files["attempt_0/0/stdout.log"]
@@ -293,26 +298,32 @@ class LogsTest < LaunchCase
 
   # Runs torchrun with a small file system as its log folder, of which only this run knows; what is there at the end is
   # copied to `logs`.
-  def on_small_disk(options, *arguments, before: "true")
+  def start_on_small_disk(options, *arguments, before: "true")
     allowed = system("unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt", out: File::NULL, err: File::NULL)
     skip "no file system may be mounted here" unless allowed
     Dir.mkdir("#{@folder}/disk")
     script = "mount -t tmpfs -o #{options} none disk && #{before} && \"$@\"; status=$?; cp -r disk logs; exit $status"
-    run_torchrun("-m", "sh", "-c", script, "sh", BINARY, "--log-dir=disk", *arguments, command: ["unshare"])
+    start("-m", "sh", "-c", script, "sh", BINARY, "--log-dir=disk", *arguments, command: ["unshare"])
+  end
+
+  def on_small_disk(...)
+    start_on_small_disk(...).finish
   end
 
   def test_a_full_disk_and_room_again
-    # Both write more than there is room for; once they are through, there is room for what comes.
+    # Both write more than there is room for; once torchrun has all of that, there is room for what comes.
     code = <<~SH
       i=0
       while test $i -lt 6000; do i=$((i+1)); echo "line $i of sixty-four bytes or so ............................."; done
-      : > through$RANK
-      until test -e through0 -a -e through1; do sleep 0.01; done
-      test $RANK = 0 && sleep 0.2 && rm disk/ballast
-      while test -e disk/ballast; do sleep 0.01; done
+      until test -e go; do sleep 0.05; done
+      test $RANK = 0 && rm disk/ballast
+      while test -e disk/ballast; do sleep 0.05; done
       while test $i -lt 7000; do i=$((i+1)); echo "line $i"; done
     SH
-    result = on_small_disk("size=512k", "--nproc-per-node=2", "--tee=1", "--redirects=2", *shell(code), before: "head -c 400000 /dev/zero > disk/ballast")
+    run = start_on_small_disk("size=512k", "--nproc-per-node=2", "--tee=1", "--redirects=2", *shell(code), before: "head -c 400000 /dev/zero > disk/ballast")
+    run.await(/(line 6000 .*){2}/m)
+    File.write("#{@folder}/go", "")
+    result = run.finish
     assert_code 0, result
     shown = 2.times.map { |rank| result.out.lines.grep(/\A\[default#{rank}\]:/).map { |line| line.sub(/.*?:/, "") } }
     assert_equal shown[0], shown[1]
@@ -327,6 +338,14 @@ class LogsTest < LaunchCase
       assert_equal numbers.sort, numbers
       assert_operator (lines - shown[0]).size, :<, 50
     end
+  end
+
+  # What it writes is not torchrun's to lose.
+  def test_a_redirected_worker_is_told_of_a_full_disk
+    result = on_small_disk("size=64k", "--redirects=1", *shell("i=0; while echo line $i; do i=$((i+1)); done 2> /dev/null; echo told >&2; exit 7"))
+    assert_code 1, result
+    assert_match(/\Atold\ntorchrun: .* FAILED: rank 0, exit code 7$/, result.err)
+    assert files["attempt_0/0/stdout.log"].start_with?("line 0\nline 1\n")
   end
 
   def test_where_no_file_can_be_made_the_console_has_it_all

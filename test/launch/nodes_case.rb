@@ -24,6 +24,28 @@ class NodesCase < LaunchCase
     runs.reverse
   end
 
+  # Waits until somebody hosts the rendezvous there.
+  def await_host(port)
+    eventually("somebody to listen at port #{port}") do
+      TCPSocket.new("127.0.0.1", port).close
+      true
+    rescue SystemCallError
+      false
+    end
+  end
+
+  # Lines about what is waited for come soon, so that tests see who has come.
+  REPORTS = "--rdzv-conf=report_interval=1"
+
+  # Of a worker's script: says that it runs, to those who await it.
+  MARK = ': > "$MARKS/$RANK.$TORCHELASTIC_RESTART_COUNT"'
+  AWAIT = 'await() { while [ ! -e "$MARKS/$1" ]; do sleep 0.02; done; }'
+
+  # Workers that have a folder for marks.
+  def marking(code)
+    shell("MARKS='#{@folder}'\n#{AWAIT}\n#{code}")
+  end
+
   # As if a node's machine had lost its power.
   def lose(run)
     @leaves_files = true

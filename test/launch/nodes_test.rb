@@ -46,7 +46,7 @@ class NodesTest < NodesCase
 
   def test_a_failure_on_one_node_ends_the_other
     [0, 1].each do |failing|
-      results = pair(*shell("if [ $GROUP_RANK = #{failing} ]; then sleep 0.3; exit 6; fi; sleep 60")).map { |run| run.finish(limit: 6) }
+      results = pair(*marking("#{MARK}.#{failing}\n[ $RANK = #{failing} ] || exec sleep 600\nawait #{1 - failing}.0.#{failing}\nexit 6")).map(&:finish)
       results.each { |result| assert_code 1, result }
       assert_match(/FAILED: rank #{failing}, exit code 6/, results[failing].err)
       assert_match(/FAILED elsewhere: rank #{failing} on node #{failing}: exit code 6/, results[1 - failing].err)
@@ -54,7 +54,14 @@ class NodesTest < NodesCase
   end
 
   def test_a_node_that_is_done_waits_for_the_others_end
-    results = pair(*shell("if [ $RANK = 1 ]; then sleep 0.5; exit 6; fi")).map { |run| run.finish(limit: 6) }
+    # The other one fails once the first is no process any more.
+    code = <<~SH
+      [ $RANK = 1 ] || { echo $$ > "$MARKS/pid.new"; mv "$MARKS/pid.new" "$MARKS/pid"; exit; }
+      await pid
+      while kill -0 "$(cat "$MARKS/pid")" 2> /dev/null; do sleep 0.02; done
+      exit 6
+    SH
+    results = pair(*marking(code)).map(&:finish)
     results.each { |result| assert_code 1, result }
   end
 
@@ -62,7 +69,7 @@ class NodesTest < NodesCase
     runs = pair(*shell("echo ready; exec sleep 60"))
     runs.each { |run| run.await(/ready/) }
     runs[1].signal(:INT)
-    results = runs.map { |run| run.finish(limit: 6) }
+    results = runs.map(&:finish)
     assert_code 130, results[1]
     assert_code 1, results[0]
     assert_match(/node 1 was told to end by SIGINT/, results[0].err)
@@ -74,7 +81,7 @@ class NodesTest < NodesCase
     runs.each { |run| run.await(/ready/) }
     runs[1].vanish
     runs[1].finish
-    result = runs[0].finish(limit: 8)
+    result = runs[0].finish
     assert_code 1, result
     assert_match(/node 1 is lost: no sign of life for 2 s/, result.err)
   end
@@ -85,20 +92,21 @@ class NodesTest < NodesCase
     runs.each { |run| run.await(/ready/) }
     runs[0].vanish
     runs[0].finish
-    result = runs[1].finish(limit: 6)
+    result = runs[1].finish
     assert_code 1, result
     assert_match(/the torchrun that hosts the rendezvous at 127\.0\.0\.1:\d+ is lost/, result.err)
   end
 
   def test_all_nodes_restart_together
-    results = pair(*shell('echo "$RANK $TORCHELASTIC_RESTART_COUNT"; if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then sleep 0.3; exit 1; fi; sleep 0.$TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 20'),
-      flags: [["--max-restarts=2"]] * 2).map { |run| run.finish(limit: 10) }
+    code = ['echo "$RANK $TORCHELASTIC_RESTART_COUNT"', MARK, "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0",
+      "[ $RANK = 1 ] || exec sleep 600", "await 0.0", "exit 1"].join("\n")
+    results = pair(*marking(code), flags: [["--max-restarts=2"]] * 2).map(&:finish)
     results.each { |result| assert_code 0, result }
     assert_equal ["0 0\n0 1\n", "1 0\n1 1\n"], results.map(&:out)
   end
 
   def test_a_missing_node
-    result = node(0, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: free_port).finish(limit: 6)
+    result = node(0, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: free_port).finish
     assert_code 1, result
     assert_empty result.out
     assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s \(node rank 1 is missing; here: node 0 \(\S+ pid \d+\)\)/, result.err)
@@ -106,61 +114,60 @@ class NodesTest < NodesCase
 
   def test_a_host_that_is_not_there
     port = free_port
-    result = node(1, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: port).finish(limit: 6)
+    result = node(1, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: port).finish
     assert_code 1, result
     assert_match(/127\.0\.0\.1:#{port}/, result.err)
   end
 
   def test_a_signal_while_waiting
-    run = node(0, *shell("echo no"), port: free_port)
-    sleep 0.3
+    run = node(0, REPORTS, *shell("echo no"), port: free_port)
+    run.await(/waiting at .* for 1 of 2 nodes/, stream: :err)
     run.signal(:INT)
-    result = run.finish(limit: 5)
+    result = run.finish
     assert_code 130, result
     assert_empty result.out
   end
 
   def test_two_nodes_of_the_same_rank
     port = free_port
-    first = node(0, *shell("sleep 0.2"), port: port, nodes: 3)
-    second = node(1, *shell("sleep 0.2"), port: port, nodes: 3)
-    sleep 0.5
-    third = node(1, *shell("sleep 0.2"), port: port, nodes: 3).finish(limit: 5)
+    first, second = [0, 1].map { |rank| node(rank, REPORTS, *shell("echo no"), port: port, nodes: 3) }
+    first.await(/node rank 2 has not come; here: .*pid #{second.pid}/, stream: :err)
+    third = node(1, *shell("echo no"), port: port, nodes: 3).finish
     assert_code 1, third
     assert_match(/--node-rank=1 is taken already by \S+ pid #{second.pid}/, third.err)
     [first, second].each { |run| run.signal(:INT) }
-    [first, second].each { |run| run.finish(limit: 6) }
+    [first, second].each(&:finish)
   end
 
   def test_nodes_that_disagree
     runs = pair(*shell("exit 0"), flags: [["--max-restarts=1"], []])
-    result = runs[1].finish(limit: 5)
+    result = runs[1].finish
     assert_code 1, result
     assert_match(/started with --nnodes=2 --max-restarts=1 .*, this node with --nnodes=2 --max-restarts=0 /, result.err)
     runs[0].signal(:TERM)
-    runs[0].finish(limit: 5)
+    runs[0].finish
   end
 
   # How long a silent node lives, and a leader's lease, is one number for all.
   def test_nodes_that_disagree_on_silence
     runs = pair(*shell("exit 0"), flags: [[], ["--rdzv-conf=heartbeat_timeout=7"]])
-    result = runs[1].finish(limit: 5)
+    result = runs[1].finish
     assert_code 1, result
     assert_match(/started with .*heartbeat_timeout=5, this node with .*heartbeat_timeout=7; expected the same/, result.err)
     runs[0].signal(:TERM)
-    runs[0].finish(limit: 5)
+    runs[0].finish
   end
 
   # No other node can come for it, so nobody need wait for one.
   def test_a_static_node_leaves_before_the_start
     port = free_port
     runs = [0, 1].map do |rank|
-      start("--nnodes=3", "--node-rank=#{rank}", "--master-addr=127.0.0.1", "--master-port=#{port}", *shell("echo no"))
+      start("--nnodes=3", "--node-rank=#{rank}", "--master-addr=127.0.0.1", "--master-port=#{port}", REPORTS, *shell("echo no"))
     end
-    sleep 0.5
+    runs[0].await(/node rank 2 has not come; here: .*pid #{runs[1].pid}/, stream: :err)
     runs[1].signal(:INT)
-    assert_code 130, runs[1].finish(limit: 5)
-    result = runs[0].finish(limit: 5)
+    assert_code 130, runs[1].finish
+    result = runs[0].finish
     assert_code 1, result
     assert_match(/was told to end by SIGINT/, result.err)
     assert_empty result.out
@@ -168,7 +175,7 @@ class NodesTest < NodesCase
 
   def test_an_endpoint_in_use
     TCPServer.open("127.0.0.1", 0) do |server|
-      result = node(0, *shell("echo no"), port: server.addr[1]).finish(limit: 5)
+      result = node(0, *shell("echo no"), port: server.addr[1]).finish
       assert_code 1, result
       assert_match(/127\.0\.0\.1:#{server.addr[1]}/, result.err)
       assert_match(/in use/, result.err)

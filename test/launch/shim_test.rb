@@ -22,7 +22,7 @@ class ShimTest < LaunchCase
     # The shim's process is the program now, whose child has the workers.
     assert_equal run.agent.to_s, run.out[/\d+/]
     run.signal(:INT)
-    assert_code 130, run.finish(limit: 5)
+    assert_code 130, run.finish
   end
 
   # A handler of Ruby's would note a signal that comes just before the exec, and nobody would ever read the note.
@@ -51,7 +51,7 @@ class ShimTest < LaunchCase
       command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY, "TDDP_RUBY" => nil})
     run.await(/#{Regexp.escape(RbConfig.ruby)}\nnil\nnil\nnil\n/)
     run.signal(:TERM)
-    run.finish(limit: 5)
+    run.finish
   end
 
   def test_an_exception_is_in_the_report
@@ -79,7 +79,7 @@ class ShimTest < LaunchCase
       run = start("--nproc-per-node=2", *ruby(code), command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY, "RUBYOPT" => rubyopt})
       run.await(/(ready\n){2}/)
       run.signal(:INT)
-      result = run.finish(limit: 5)
+      result = run.finish
       assert_code 130, result
       assert_equal ["torchrun: SIGINT: ending the workers; once more: at once\n"], result.err.lines.grep(/torchrun:/)
       assert_equal 2, result.err.scan("ensured\n").size

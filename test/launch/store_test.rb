@@ -50,14 +50,14 @@ class LaunchStoreTest < LaunchCase
   end
 
   def test_strangers_are_told_that_there_is_a_secret
-    result = run_torchrun(*ruby(ASK), env: {"TDDP_STORE_SECRET" => "open sesame"})
+    result = run_torchrun(*ruby(ASK), env: {"TDDP_STORE_SECRET" => "open sesame, please"})
     assert_equal "c25eedfe\n", result.out
     assert_match(/dropped client 127\.0\.0\.1:\d+: it did not prove that it knows the secret that is set here/, result.err)
   end
 
   def test_workers_inherit_the_secret
-    result = run_torchrun(*shell("echo $TDDP_STORE_SECRET"), env: {"TDDP_STORE_SECRET" => "open sesame"})
-    assert_equal "open sesame\n", result.out
+    result = run_torchrun(*shell("echo $TDDP_STORE_SECRET"), env: {"TDDP_STORE_SECRET" => "open sesame, please"})
+    assert_equal "open sesame, please\n", result.out
   end
 
   def nodes(*secrets)
@@ -70,13 +70,13 @@ class LaunchStoreTest < LaunchCase
   end
 
   def test_nodes_meet_with_the_secret
-    results = nodes("open sesame", "open sesame", &:finish)
+    results = nodes("open sesame, please", "open sesame, please", &:finish)
     assert_equal ["0\n", "1\n"], results.map(&:out)
     results.each { |result| assert_code 0, result }
   end
 
   def test_a_node_with_another_secret_is_told_so_at_once
-    results = nodes("open sesame", "open barley") do |run|
+    results = nodes("open sesame, please", "open barley, please") do |run|
       @runs.index(run).zero? ? run.await(/its secret is not the one that is set here/, stream: :err) : run.finish
     end
     assert_code 1, results[1]
@@ -98,7 +98,7 @@ class LaunchStoreTest < LaunchCase
       Torch::Distributed.destroy_process_group
     RUBY
     bundle = ENV.slice("BUNDLE_GEMFILE", "RUBYOPT", "RUBYLIB")
-    result = run_torchrun("--nproc-per-node=2", *ruby(code), env: bundle.merge("TDDP_STORE_SECRET" => "open sesame"), limit: 60)
+    result = run_torchrun("--nproc-per-node=2", *ruby(code), env: bundle.merge("TDDP_STORE_SECRET" => "open sesame, please"), limit: 60)
     assert_equal "3.0\n3.0\n", result.out, result.err
     assert_empty result.err
   end

@@ -45,6 +45,7 @@ module Partner
   #
   # @return [Array] standard output, standard error and the status, which is 124 for one that was ended
   def run_python(*arguments, env: {}, limit: 60, **options)
+    limit *= Float(ENV.fetch("TDDP_TEST_TIMEOUT_MULTIPLIER", "1"))
     Open3.capture3(env, "timeout", "--kill-after=5", limit.to_s, *@python, *arguments, **options)
   end
 end

@@ -36,7 +36,7 @@ class PythonTorchrunTest < LaunchCase
   # Runs Python's torchrun with workers in Ruby.
   def workers(*flags, failures: 0, env: {})
     start(*@python.drop(1), *Partner.torchrun(@folder), *flags, "--no_python", RbConfig.ruby, *ruby(WORKER, failures), command: [@python.first], env: env)
-      .finish(limit: 60)
+      .finish
   end
 
   # With the launcher's name for each before it.

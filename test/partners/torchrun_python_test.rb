@@ -1,10 +1,12 @@
 # frozen_string_literal: true
 
+require_relative "../held_ports"
 require_relative "../launch/launch_case"
 require_relative "partner"
 
 # PyTorch's own workers, of 1.13 or 2.x, under our torchrun: they meet in its store.
 class TorchrunPythonTest < LaunchCase
+  include HeldPorts
   include Partner
 
   SUM = <<~PYTHON
@@ -41,7 +43,7 @@ class TorchrunPythonTest < LaunchCase
   def workers(*flags, failures: 0)
     path = File.join(@folder, "worker.py")
     File.write(path, SUM)
-    run_torchrun(*flags, "--no-ruby", *@python, path, failures, env: {"GLOO_SOCKET_IFNAME" => "lo"}, limit: 60)
+    run_torchrun(*flags, "--no-ruby", *@python, path, failures, env: {"GLOO_SOCKET_IFNAME" => "lo"})
   end
 
   def test_two_workers_reduce
@@ -54,7 +56,7 @@ class TorchrunPythonTest < LaunchCase
   def test_no_python_is_no_ruby
     path = File.join(@folder, "worker.py")
     File.write(path, SUM)
-    result = run_torchrun("--nproc_per_node=2", "--no_python", *@python, path, 0, env: {"GLOO_SOCKET_IFNAME" => "lo"}, limit: 60)
+    result = run_torchrun("--nproc_per_node=2", "--no_python", *@python, path, 0, env: {"GLOO_SOCKET_IFNAME" => "lo"})
     assert_code 0, result
     assert_equal ["rank 0 of 2 in attempt 0", "rank 1 of 2 in attempt 0"], result.out.lines(chomp: true).sort
   end
@@ -82,15 +84,17 @@ class TorchrunPythonTest < LaunchCase
     File.write(path, SUM.sub("int(sys.argv[1])", "0").sub("dist.destroy_process_group()", "").concat("sys.stdout.flush()\n"))
     elastic = File.join(@folder, "elastic.py")
     File.write(elastic, ELASTIC)
-    flags = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{free_port}", "--rdzv-id=python",
+    port = held_port
+    flags = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:#{port}", "--rdzv-id=python",
       "--rdzv-conf=last_call_timeout=2", "--no-python"]
     first, second = 2.times.map do
-      start(*flags, *@python, elastic, path, env: {"GLOO_SOCKET_IFNAME" => "lo"}).tap { sleep 0.5 }
+      # The first hosts the endpoint, and stays.
+      start(*flags, *@python, elastic, path, env: {"GLOO_SOCKET_IFNAME" => "lo"}).tap { eventually("the endpoint") { listening?(port) } }
     end
-    [first, second].each { |run| run.await(/rank \d of 2 in attempt 0/, limit: 30) }
+    [first, second].each { |run| run.await(/rank \d of 2 in attempt 0/) }
     second.signal(:INT)
-    assert_code 130, second.finish(limit: 20)
-    result = first.finish(limit: 60)
+    assert_code 130, second.finish
+    result = first.finish
     assert_code 0, result
     assert_match(/^rank 0 of 1 in attempt 0$/, result.out)
   end

@@ -85,6 +85,18 @@ class ActivationCheckpointTest < Minitest::Test
     end
   end
 
+  # Scripts that come from PyTorch pass it.
+  def test_use_reentrant_is_not_the_functions
+    aside do
+      expected = gradients { @layer.call(@input).sum }
+      [true, false, nil].each do |value|
+        assert_equal expected, gradients { Checkpoint.checkpoint(@layer, @input, use_reentrant: value).sum }
+      end
+    end
+    assert_equal [3.0], Torch.no_grad { Checkpoint.checkpoint(->(x) { x }, Torch.tensor([3.0]), use_reentrant: false) }.to_a
+    assert_match(/use_reentrant: .*got 1/, assert_raises(ArgumentError) { Checkpoint.checkpoint(@layer, @input, use_reentrant: 1) }.message)
+  end
+
   def test_without_grad_it_is_a_call
     runs = 0
     output = Torch.no_grad { Checkpoint.checkpoint(@input) { |x| (runs += 1) && x * 2 } }

@@ -102,19 +102,19 @@ class DistributedDataLoaderTest < Minitest::Test
   def test_reading_ahead_is_bounded_and_in_order
     read = Thread::Queue.new
     slow = Examples.new(40) do |index|
-      sleep 0.01 if (index % 4).zero?
+      Thread.pass if (index % 4).zero?
       read << index
     end
     loader = Loader.new(slow, batch_size: 2, num_workers: 3, prefetch_factor: 2)
     most = 0
     texts = loader.each_with_index.flat_map do |(_, _, names), index|
-      sleep 0.02 if index < 5
+      # The first batches are taken once all that may be read ahead has been, and the threads wait.
+      await("six batches to be read ahead") { read.size >= 2 * (index + 7) && threads.all?(&:stop?) } if index < 5
       most = [most, read.size - 2 * (index + 1)].max
       names
     end
     assert_equal Array.new(40) { |i| "example #{i}" }, texts
-    assert_operator most, :<=, 2 * 6
-    assert_operator most, :>, 2
+    assert_equal 2 * 6, most
   end
 
   def test_an_exception_comes_to_the_training_thread
@@ -145,12 +145,7 @@ class DistributedDataLoaderTest < Minitest::Test
   def test_an_enumerator_that_is_left
     # On a stack of their own, on which the collector finds nothing of them later.
     Thread.new { 5.times { Loader.new(Examples.new(100), num_workers: 2).each.next } }.join
-    100.times do
-      GC.start
-      break if threads.empty?
-      sleep 0.02
-    end
-    assert_empty threads
+    await("the threads to end") { GC.start || threads.empty? }
   end
 
   def test_interrupt

@@ -240,7 +240,89 @@ class DataParallelHooksTest < Minitest::Test
       model.register_comm_hook { throw :out }
       catch(:out) { failure { model.call(Torch.ones(1, 7)).sum.backward } }
     end
-    assert_match(/a communication hook was left by a jump/, said.first.last)
+    assert_match(/a communication hook raised UncaughtThrowError: uncaught throw :out/, said.first.last)
+  end
+
+  # --- interrupts ---
+
+  # What a hook waits for: its result at the end of backward, or an operation of its own in its midst.
+  WAITING = {
+    a_work: ->(bucket) { Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) },
+    a_future: ->(bucket) { Distributed.all_reduce(bucket.buffer, async_op: true).get_future.then { |done| done.value.first / 2 } },
+    an_operation: ->(bucket) { Distributed.all_reduce(bucket.buffer.div!(2)) },
+    two_operations: lambda do |bucket|
+      half = bucket.buffer / 2
+      2.times { Distributed.all_reduce(half.div!(2)) }
+      half * 2
+    end,
+    a_work_in_its_midst: lambda do |bucket|
+      Distributed.all_reduce(half = bucket.buffer / 2, async_op: true).wait
+      half
+    end
+  }.freeze
+
+  class Two < Torch::NN::Module
+    def initialize
+      super
+      @first, @second = Array.new(2) { Torch::NN::Linear.new(3, 1, bias: false) }
+    end
+
+    def forward(x)
+      @first.call(x) + @second.call(x)
+    end
+  end
+
+  # Runs the block, which is ended by an exception of another thread, or of a signal's handler, that comes once `called`
+  # is set and this thread waits.
+  def interrupt(by_signal, called)
+    main = Thread.current
+    trap("USR1") { raise IOError, "enough" }
+    Thread.new do
+      await("a hook that waits") { called.set? && main.stop? }
+      by_signal ? Process.kill(:USR1, Process.pid) : main.raise(IOError, "enough")
+    end
+    begin
+      yield
+    rescue RuntimeError
+      nil # Backward has an error of its own; the other may come with it or after it.
+    end
+    sleep
+  rescue IOError
+    true
+  end
+
+  # The other rank comes to its backward after the interrupt. The next forward goes on with the hook where it was.
+  WAITING.each_with_index do |(name, hook), index|
+    define_method(:"test_a_hook_that_was_interrupted_goes_on_#{name}") do
+      interrupted = Event.new
+      results = world(2) do |rank|
+        net = Two.new
+        model = DDP.new(net, bucket_cap_mb: 0.000004)
+        called = nil
+        model.register_comm_hook do |_, bucket|
+          called&.set
+          hook.call(bucket)
+        end
+        average = lambda do
+          loss = model.call(Torch.full([1, 3], rank + 1.0)).sum
+          net.zero_grad
+          loss.backward
+          net.parameters.flat_map { |parameter| parameter.grad.to_a.flatten }
+        end
+        before = Array.new(2) { average.call }
+        if rank.zero?
+          called = Event.new
+          ended = interrupt(index.even?, called) { average.call }
+          interrupted.set
+        else
+          interrupted.wait
+          average.call
+        end
+        [before, ended, average.call, average.call]
+      end
+      halves = [1.5] * 6
+      assert_equal [[[halves] * 2, true, halves, halves], [[halves] * 2, nil, halves, halves]], results
+    end
   end
 
   def test_gradients_of_later_rounds_are_not_the_hooks_memory

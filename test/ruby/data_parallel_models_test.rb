@@ -196,17 +196,19 @@ class DataParallelModelsTest < Minitest::Test
 
   # The other rank comes only after this one has given up, and makes operations that this one does not make.
   def test_sparse_gradients_that_were_interrupted_are_the_end_of_the_model
+    gaveup = Event.new
     said = world(2) do |rank|
       model = DDP.new(Torch::NN::Embedding.new(5, 3, sparse: true))
       run = -> { model.call(Torch.tensor([1, 2])).sum.backward }
       3.times { run.call }
       if rank.zero?
-        here = Thread.current
-        Thread.new { sleep 0.2 and here.raise(IOError) }
-        assert_raises(RuntimeError) { run.call }
-        assert_raises(IOError) { sleep 5 }
+        loss = model.call(Torch.tensor([1, 2])).sum
+        when_waiting { |waiting| waiting.raise(IOError) }
+        error = assert_raises(RuntimeError, IOError) { loss.backward }
+        assert_raises(IOError) { sleep LIMIT } unless error.is_a?(IOError) # which comes later then
+        gaveup.set
       else
-        sleep 0.8
+        gaveup.wait
       end
       failure(&run)
     end
@@ -216,18 +218,18 @@ class DataParallelModelsTest < Minitest::Test
 
   # Where a hook in Ruby keeps the lock, other threads of its process still run while the others are waited for.
   def test_waiting_beside_a_hook_in_ruby_keeps_nobody_from_running
-    ticks = world(2) do |rank|
+    ticked = Event.new
+    world(2) do |rank|
       model = DDP.new(Words.new(true), find_unused_parameters: true)
       model.register_comm_hook { |_, bucket| bucket.buffer }
       run = -> { model.call(Torch.tensor([[1, 2]])).sum.backward }
       run.call
-      ticks = 0
-      sleep 0.5 if rank == 1
-      Thread.new { loop { sleep 0.01 and ticks += 1 } } if rank.zero?
-      run.call
-      ticks
+      loss = model.call(Torch.tensor([[1, 2]])).sum
+      # Rank 1 comes once a thread of rank 0 has run beside the one that waits.
+      rank.zero? ? Thread.new { 10.times { sleep 0.001 } and ticked.set } : ticked.wait
+      loss.backward
     end
-    assert_operator ticks.first, :>, 5
+    assert ticked.set?
   end
 
   def test_a_sparse_gradient_that_was_not_to_be_expected_is_named

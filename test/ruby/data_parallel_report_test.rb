@@ -52,6 +52,14 @@ class DataParallelReportTest < Minitest::Test
     assert_equal [true, false, false, "bf16_compress", 26_214_400], data.values_at(:find_unused_parameters, :gradient_as_bucket_view, :broadcast_buffers, :comm_hook, :bucket_cap_bytes)
   end
 
+  # Torch-rb's devices have no text of their own before 0.23.
+  def test_devices_are_named
+    data = world(1) do
+      [DDP.new(Odd.new), DDP.new(Odd.new, device_ids: ["cpu"]), DDP.new(Odd.new, output_device: Torch.device("cpu:0"))].map(&:get_ddp_logging_data)
+    end.first
+    assert_equal [[[], nil, false], [["cpu"], "cpu", false], [[], "cpu:0", false]], data.map { |each| each.values_at(:device_ids, :output_device, :is_multi_device_module) }
+  end
+
   def test_sample_rate
     alone do
       model = DDP.new(Odd.new)

@@ -3,6 +3,7 @@
 require "minitest/autorun"
 require "shellwords"
 require "torch/distributed"
+require_relative "../../examples/benchmark/contestant"
 require_relative "../../examples/benchmark/training_chart"
 require_relative "../../examples/benchmark/training_run"
 require_relative "../../examples/common/command_line"
@@ -79,6 +80,33 @@ class ExamplesPartsTest < Minitest::Test
     first, second = job.commands
     assert_equal ["--rdzv-endpoint=[fe80::1]:29503", "--rdzv-id=a b", "x.rb", "it's", "$HOME", ""], first.shellsplit.last(6)
     assert_equal first.sub("--node-rank=0", "--node-rank=1"), second
+  end
+
+  # Kilobytes that a fresh process still holds of 64 MiB that it had and freed.
+  def kept_by(**malloc)
+    program = <<~RUBY
+      require "fiddle"
+      require "json"
+      rss = -> { File.read("/proc/self/status")[/VmRSS:\\s+(\\d+)/, 1].to_i }
+      before = rss.call
+      data = Fiddle.malloc(64 << 20)
+      Fiddle::Pointer.new(data)[0, 64 << 20] = "x" * (64 << 20)
+      GC.start
+      Fiddle.free(data)
+      $stdout.sync = true
+      puts JSON.generate("version" => rss.call - before)
+      $stdin.read
+    RUBY
+    contestant = Contestant.new("malloc", [RbConfig.ruby, "-e", program], 1, limit: 60, **malloc)
+    contestant.version
+  ensure
+    contestant&.close
+  end
+
+  # Images per second stand beside those of programs with the same malloc.
+  def test_all_programs_of_a_comparison_keep_what_they_free
+    assert_operator kept_by(kept: true), :>=, 60 * 1024
+    assert_operator kept_by(counted: true), :<=, 30 * 1024
   end
 
   def result(processes, batch_size, losses, seconds: 2.0)

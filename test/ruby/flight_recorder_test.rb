@@ -1,7 +1,6 @@
 # frozen_string_literal: true
 
 require_relative "test_helper"
-require "open3"
 require "stringio"
 require "tmpdir"
 require "torch_ddp/flight_trace"
@@ -16,8 +15,8 @@ class FlightRecorderTest < Minitest::Test
 
   def test_on_request
     Dir.mktmpdir do |folder|
-      files = Distributed.fork_world(2) do |rank, port|
-        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+      files = Distributed.fork_world(2) do
+        Distributed.init_process_group("gloo")
         Distributed.all_reduce(Torch.ones(3))
         Distributed.broadcast(Torch.ones(2), src: 1)
         Distributed.barrier
@@ -33,15 +32,14 @@ class FlightRecorderTest < Minitest::Test
 
   # In a process of its own: a group that is destroyed is known until its object is collected.
   def test_without_a_group_or_a_place
-    script = 'require "torch/distributed"; p Torch::Distributed.dump_flight_recorder("/dev/null/"), Torch::Distributed.dump_flight_recorder'
-    out, status = Open3.capture2(RbConfig.ruby, "-I#{File.expand_path("../../lib", __dir__)}", "-e", script)
-    assert status.success?
+    out, err, status = ruby("p Torch::Distributed.dump_flight_recorder('/dev/null/'), Torch::Distributed.dump_flight_recorder")
+    assert status.success?, err
     assert_equal "0\n0\n", out
   end
 
   def test_a_place_that_cannot_be_written
-    message = Distributed.fork_world(1) do |rank, port|
-      Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 1)
+    message = Distributed.fork_world(1) do
+      Distributed.init_process_group("gloo")
       Distributed.dump_flight_recorder("/dev/null/folder/")
     rescue Distributed::SystemError => e
       e.message
@@ -64,25 +62,26 @@ class FlightRecorderTest < Minitest::Test
   end
 
   def test_on_a_signal_while_waiting
+    dumped = Event.new
     Dir.mktmpdir do |folder|
       with_env("TDDP_FR_DUMP" => "#{folder}/") do
-        called = Distributed.fork_world(2) do |rank, port|
+        called = Distributed.fork_world(2) do |rank|
           called = false
           trap("USR1") { called = true }
-          Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
-          if rank == 0
-            Thread.new do
-              sleep 0.3
+          Distributed.init_process_group("gloo")
+          if rank.zero?
+            when_waiting do
               Process.kill("USR1", Process.pid)
+              # What was there before is called after the recorder has written.
+              await("the handler") { called }
+              dumped.set
             end
           else
-            sleep 0.05 until Dir.exist?(folder) && Dir.children(folder).any?
-            sleep 0.05
+            dumped.wait
           end
           Distributed.all_reduce(Torch.ones(1))
           Process.kill("USR1", Process.pid) if rank == 1
-          sleep 0.1
-          called
+          await("the handler") { called }
         end
         assert_equal [true, true], called
         status, text = trace(folder)
@@ -96,9 +95,9 @@ class FlightRecorderTest < Minitest::Test
     Dir.mktmpdir do |folder|
       said = ["#{folder}/new/", "#{folder}/not/there/"].map do |place|
         with_env("TDDP_FR_DUMP" => place) do
-          Distributed.fork_world(2) do |rank, port|
+          Distributed.fork_world(2) do |rank|
             $stderr.reopen(File::NULL) # where the recorder says that it cannot write
-            Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+            Distributed.init_process_group("gloo")
             Distributed.all_reduce(Torch.ones(rank + 1))
           rescue Distributed::MismatchError => e
             e.message
@@ -113,8 +112,8 @@ class FlightRecorderTest < Minitest::Test
   def test_on_a_failure
     Dir.mktmpdir do |folder|
       with_env("TDDP_FR_DUMP" => "#{folder}/") do
-        errors = Distributed.fork_world(2) do |rank, port|
-          Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2)
+        errors = Distributed.fork_world(2) do |rank|
+          Distributed.init_process_group("gloo")
           Distributed.barrier
           Distributed.all_reduce(Torch.ones(rank + 1))
         rescue Distributed::Error => e

@@ -20,6 +20,7 @@ class GradBucketTest < Minitest::Test
     rounds.times do
       params.each { |param| param.grad = nil }
       core.prepare(true)
+      core.arm(true)
       backward(params, rank)
     end
     params.map { |param| param.grad.to_a.flatten.uniq }

@@ -243,8 +243,10 @@ class GroupsTest < Minitest::Test
   end
 
   def test_groups_that_follow_each_other
-    second = Distributed.free_port
-    said = world(2) do |rank, port|
+    second = held_port
+    ended = Event.new
+    said = Distributed.fork_world(2) do |rank, port|
+      Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 20)
       sums = Array.new(10) do |turn|
         group = Distributed.new_group([0, 1])
         sum(group, rank + turn)[0]
@@ -261,8 +263,7 @@ class GroupsTest < Minitest::Test
         Distributed.destroy_process_group
       end
       # The store's host goes last.
-      store.add("ends", 1)
-      sleep 0.01 until !rank.zero? || store.add("ends", 0) == 2
+      rank.zero? ? ended.wait : ended.set
       [sums, turns, rank.zero? && port_free?(port)]
     end
     sums = (0..9).map { |turn| 1 + 2 * turn }
@@ -292,11 +293,12 @@ class GroupsTest < Minitest::Test
     end
   end
 
-  # The process that hosts the store is not in the group, and ends at once.
+  # The process that hosts the store is not in the group, and has nothing else to do.
   def test_the_stores_host_stays_until_the_group_is_made
-    said = Distributed.fork_world(3) do |rank|
-      Distributed.init_process_group("gloo", timeout: 20)
-      sleep 0.1 * rank
+    host = Event.new
+    said = Distributed.fork_world(3) do |rank, port|
+      Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: 20)
+      rank.zero? ? when_waiting { host.set } : host.wait
       group = Distributed.new_group([1, 2])
       quiet { sum(group, rank) }
     ensure

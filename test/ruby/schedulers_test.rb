@@ -189,21 +189,30 @@ class SchedulersTest < Minitest::Test
     with_env(NOTHING.merge(env)) { wrong({}) { Distributed.init_process_group("gloo", timeout: 5, **options) } }
   end
 
+  # The variables of a job of one task, of a number from which a port is made that is free here.
+  def alone_in_a_job
+    @alone_in_a_job ||= begin
+      ALONE.merge("SLURM_JOB_ID" => rand(1 << 30).to_s).tap { |variables| held_port(task(variables).master_port) }
+    rescue Errno::EADDRINUSE
+      retry
+    end
+  end
+
   def test_init_sets_what_is_missing
-    with_env(NOTHING.merge(ALONE)) do
+    with_env(NOTHING.merge(alone_in_a_job)) do
       assert_equal 0, Distributed.get_node_local_rank
       assert_equal "1", Distributed.launch_variables["WORLD_SIZE"]
       refute ENV.key?("RANK")
       Distributed.init_process_group("gloo", timeout: 10)
       assert_equal [0, 1], [Distributed.get_rank, Distributed.get_world_size]
-      assert_equal ["0", "1", "0", "1", "127.0.0.1", task(ALONE).master_port.to_s], ENV.values_at(*NOTHING.keys)
+      assert_equal ["0", "1", "0", "1", "127.0.0.1", task(alone_in_a_job).master_port.to_s], ENV.values_at(*NOTHING.keys)
     ensure
       Distributed.destroy_process_group
     end
   end
 
   def test_init_keeps_what_is_set
-    port = TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }.to_s
+    port = held_port.to_s
     with_env(NOTHING.merge(SLURM, "RANK" => "0", "WORLD_SIZE" => "1", "MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port)) do
       Distributed.init_process_group("gloo", timeout: 10)
       assert_equal ["0", "1", nil, nil, "127.0.0.1", port], ENV.values_at(*NOTHING.keys)
@@ -214,7 +223,7 @@ class SchedulersTest < Minitest::Test
 
   # Scripts of sbatch often export some, and leave the rank to Slurm.
   def test_a_world_size_that_is_set_goes_with_slurms_rank
-    port = TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }.to_s
+    port = held_port.to_s
     with_env(NOTHING.merge(ALONE, "WORLD_SIZE" => "1", "MASTER_PORT" => port)) do
       Distributed.init_process_group("gloo", timeout: 10)
       assert_equal ["0", "1", "0", "1", "127.0.0.1", port], ENV.values_at(*NOTHING.keys)
@@ -238,8 +247,8 @@ class SchedulersTest < Minitest::Test
   end
 
   def test_a_port_that_was_made_and_is_taken
-    server = TCPServer.open("127.0.0.1", task(ALONE).master_port)
-    with_env(NOTHING.merge(ALONE)) do
+    server = TCPServer.open("127.0.0.1", task(alone_in_a_job).master_port)
+    with_env(NOTHING.merge(alone_in_a_job)) do
       error = assert_raises(Distributed::NetworkError) { Distributed.init_process_group("gloo", timeout: 5) }
       assert_equal :TDDP_ADDRESS_IN_USE, error.status
       assert_match(/in use.*made from the job's number: set MASTER_PORT/, error.message)

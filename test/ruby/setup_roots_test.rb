@@ -91,9 +91,8 @@ class RootTest < Minitest::Test
   def test_the_leg_is_done_again_only_when_a_file_that_matters_changed
     needs_git
     assert_equal 1, run_leg.passed
-    assert_match(/it passed on \d{4}-\d\d-\d\d .* TDDP_CUDA_LEG=1/, run_leg.reason)
-    assert_nil run_leg(env: {"TDDP_CUDA_LEG" => "1"}).reason
-    assert_equal "TDDP_CUDA_LEG=0 leaves it out", run_leg(env: {"TDDP_CUDA_LEG" => "0"}).reason
+    assert_match(/\Aunchanged: it passed on \d{4}-\d\d-\d\d .* TDDP_EVERYTHING=1/, run_leg.reason)
+    with_environment("TDDP_EVERYTHING" => "1") { assert_nil run_leg.reason }
     assert_nil run_leg(files: %w[CMakeLists.txt include/**/*.h src/torch/*.cc]).reason
     assert_equal 3, @root.makes
   end
@@ -122,14 +121,14 @@ class RootTest < Minitest::Test
   private
 
   # With a cmake and a ctest that say what is given; the last of the leg's results.
-  def run_leg(env: {}, files: %w[CMakeLists.txt], tests: "1/1 Test #1: nccl/operations ...   Passed 0.1 sec")
+  def run_leg(files: %w[CMakeLists.txt], tests: "1/1 Test #1: nccl/operations ...   Passed 0.1 sec")
     bin = File.join(@root.folder, "bin")
     FileUtils.mkdir_p(bin)
     {"cmake" => "true", "ctest" => "echo '#{tests}'"}.each do |name, line|
       File.write(File.join(bin, name), "#!/bin/sh\n#{line}\n")
       File.chmod(0o755, File.join(bin, name))
     end
-    capture_io { Setup::CUDA.new(root: @root, files: files).run(Setup::Tests.new, env: env) }
+    capture_io { Setup::CUDA.new(root: @root, files: files).run(Setup::Tests.new) }
     Setup::Summary.read(ENV["TDDP_RESULTS"]).last
   end
 

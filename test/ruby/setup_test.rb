@@ -264,6 +264,30 @@ class SummaryTest < Minitest::Test
     end
   end
 
+  def test_what_was_skipped_is_told_at_the_end
+    ctest = "  1/2 Test  #1: nccl/real ....***Skipped   0.01 sec\n  2/2 Test  #2: net/net ....   Passed    0.01 sec\n"
+    minitest = "skipped: A#test_b: no GPU\nskipped: A#test_c: no GPU\nskipped: B#test_d: no torch for python3\n3 runs, 0 assertions, 0 failures, 0 errors, 3 skips\n"
+    assert_equal({"nccl/real" => 1}, Setup::Summary.skips(ctest))
+    assert_equal({"no GPU" => 2, "no torch for python3" => 1}, Setup::Summary.skips(minitest))
+    with_results do |path|
+      Setup::Summary.record("c", {passed: 1, failed: 0, skipped: 1}, 1, skips: Setup::Summary.skips(ctest))
+      Setup::Summary.record("laws", {passed: 9, failed: 0, skipped: 0}, 1)
+      Setup::Summary.record("partners", {passed: 0, failed: 0, skipped: 3}, 3, skips: Setup::Summary.skips(minitest))
+      Setup::Summary.record("debian13", {passed: 0, failed: 0, skipped: 1}, 0, reason: "no network")
+      text = <<~TEXT
+        skipped:
+          c: 1 of its tests: nccl/real
+          partners: 2 of its tests: no GPU
+          partners: 1 of its tests: no torch for python3
+          debian13: all of it: no network
+      TEXT
+      assert_equal text, Setup::Summary.skipped(Setup::Summary.read(path))
+      out, = Open3.capture2e(RbConfig.ruby, File.expand_path("../../ext/setup/summary.rb", __dir__), path)
+      assert out.end_with?("#{text}10 passed, 0 failed, 5 skipped\n"), out
+    end
+    assert_equal "", Setup::Summary.skipped([])
+  end
+
   def test_a_runner_that_ended_badly_counts_as_a_failure
     with_results do
       counts = {passed: 5, failed: 0, skipped: 0}

@@ -70,6 +70,38 @@ class StepMemoryTest < Minitest::Test
     assert_operator in_use.call - before, :>=, 4 * tensor.numel
   end
 
+  # What a program without DistributedDataParallel calls in each step.
+  def test_a_process_alone_keeps_memory_as_a_rank_does
+    kept, peak = in_fresh_process do
+      layer = Torch::NN::Linear.new(256, 256)
+      input = Torch.randn(2048, 256)
+      highest = -> { File.read("/proc/self/status")[/VmHWM:\s+(\d+)/, 1].to_i / 1024 }
+      step = lambda do
+        kept = Torch::Distributed.keep_memory
+        Torch.tanh(Torch.tanh(layer.call(input))).sum.backward
+        kept
+      end
+      4.times { step.call }
+      before = highest.call
+      [Array.new(60) { step.call }.uniq, highest.call - before]
+    end
+    assert_equal [true], kept
+    assert_operator peak, :<=, 100
+  end
+
+  def test_a_process_that_is_not_to_keep_memory_says_so
+    assert_equal [false, false], in_fresh_process("TDDP_KEEP_MEMORY" => "0") { Array.new(2) { Torch::Distributed.keep_memory } }
+  end
+
+  # A process in which nobody has asked for it yet.
+  def in_fresh_process(environment = {})
+    world(1) do
+      ENV.update(environment)
+      Torch::Distributed::StepMemory.instance_variable_set(:@instance, nil)
+      yield
+    end.first
+  end
+
   # Activations of some 8 MB a step: without collecting in time hundreds of MB come together.
   def test_training_keeps_to_little_memory
     peaks = world(1) do

@@ -19,7 +19,7 @@ class StoreServerTest < Minitest::Test
   end
 
   def test_both_ends_find_the_secret
-    with_env("TDDP_STORE_SECRET" => "open sesame") do
+    with_env("TDDP_STORE_SECRET" => "open sesame, please") do
       host do |store|
         store.set("a", "1")
         connect(store) { |client| assert_equal "1", client.get("a") }
@@ -28,20 +28,20 @@ class StoreServerTest < Minitest::Test
   end
 
   def test_one_end_alone_is_told_so
-    with_env("TDDP_STORE_SECRET" => "open sesame") do
+    with_env("TDDP_STORE_SECRET" => "open sesame, please") do
       host do |store|
         with_env("TDDP_STORE_SECRET" => nil) do
           error = assert_raises(Distributed::StoreError) { connect(store) {} }
           assert_match(/serves only clients that know its secret: set TDDP_STORE_SECRET/, error.message)
         end
-        with_env("TDDP_STORE_SECRET" => "open barley") do
+        with_env("TDDP_STORE_SECRET" => "open barley, please") do
           error = assert_raises(Distributed::StoreError) { connect(store) {} }
           assert_match(/the server's secret is another than TDDP_STORE_SECRET here/, error.message)
         end
       end
     end
     host do |store|
-      with_env("TDDP_STORE_SECRET" => "open sesame") do
+      with_env("TDDP_STORE_SECRET" => "open sesame, please") do
         error = assert_raises(Distributed::StoreError) { connect(store) {} }
         assert_match(/TDDP_STORE_SECRET is set here, but not for the server/, error.message)
       end

@@ -6,6 +6,7 @@ require "rbconfig"
 require "timeout"
 require "tmpdir"
 require "torch/distributed"
+require_relative "../held_ports"
 
 if ENV[Torch::Distributed::SPAWN_ENV_KEY] == "1"
   # A spawned process runs one test up to its call; what Minitest says before that is said by the parent.
@@ -21,14 +22,68 @@ end
 module Worlds
   Distributed = Torch::Distributed
 
-  # Seconds after which a world of a test is stuck.
-  LIMIT = 60
+  # How many times longer than usual things may take: for machines that do much else, and for slow ones.
+  FACTOR = Float(ENV.fetch("TDDP_TEST_TIMEOUT_MULTIPLIER", "1"))
+
+  # Seconds after which a world of a test, or what a test waits for, is stuck.
+  LIMIT = 120 * FACTOR
 
   # What groups of tests are of: gloo, unless the whole run is of another.
   BACKEND = ENV.fetch("TDDP_TEST_BACKEND", "gloo")
 
+  # Something that happens once, and that processes wait for which are forked after this was made.
+  class Event
+    def initialize
+      @reader, @writer = IO.pipe
+    end
+
+    def set
+      @writer.write(".")
+    end
+
+    def set?
+      !@reader.wait_readable(0).nil?
+    end
+
+    def wait
+      raise "waited #{LIMIT} s for an event of the test" unless @reader.wait_readable(LIMIT)
+    end
+  end
+
+  # Waits until the block is true.
+  #
+  # @param what [String] what is waited for
+  # @return [Object] the block's value
+  def await(what, limit: LIMIT)
+    deadline = now + limit
+    until (found = yield)
+      flunk "waited #{limit} s for #{what}" if now > deadline
+      sleep 0.002
+    end
+    found
+  end
+
+  # Waits until a thread of this process waits: it sleeps, or is in a call that lets other threads run.
+  def await_waiting(thread)
+    await("a thread to wait") { thread.stop? }
+  end
+
+  # Runs the block in a thread once this one waits.
+  def when_waiting
+    waiting = Thread.current
+    Thread.new do
+      await_waiting(waiting)
+      yield waiting
+    end
+  end
+
+  # Asserts that something took less than half of the time that it would have taken otherwise, which is one with FACTOR in it.
+  def assert_sooner(elapsed, otherwise)
+    assert_operator elapsed, :<, otherwise / 2.0
+  end
+
   # Runs the block on each rank of a fresh world, within a group.
-  def world(size, start_method: :fork, timeout: 30)
+  def world(size, start_method: :fork, timeout: LIMIT / 2)
     Timeout.timeout(LIMIT) do
       Distributed.fork_world(size, start_method: start_method) do |rank, port|
         Distributed.init_process_group(BACKEND, timeout: timeout)
@@ -41,36 +96,37 @@ module Worlds
     end
   end
 
-  # A world of three in which `victim` is killed: at once, before the others come to the block, or after `pause` seconds,
-  # when they are in it. It is none of the processes that fork_world knows, which would end the others.
+  # A world of three in which `victim` is killed: before the others come to the block, or `within` it, when both wait
+  # there. It is none of the processes that fork_world knows, which would end the others. Rank 0 takes the store with it.
   #
   # @yieldparam rank [Integer] the caller's
   # @yieldparam others [Array<Integer>] who are left
-  # @return [Array<Array>] what the block raised on each of the others, after how many seconds, and the victim's pid
-  def without(victim, pause: 0, timeout: 30)
+  # @return [Array<Array>] what the block returned on each of the others, or raised, and the victim's pid
+  def without(victim, within: false, timeout: LIMIT / 2)
     others = [0, 1, 2] - [victim]
+    inside = others.to_h { |rank| [rank, Event.new] }
     said = Distributed.fork_world(2) do |half, port|
       join = lambda do |rank|
-        Distributed.init_process_group(BACKEND, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 3, timeout: timeout)
+        place = victim.zero? ? "tcp://127.0.0.1:#{port}" : "env://"
+        Distributed.init_process_group(BACKEND, init_method: place, rank: rank, world_size: 3, timeout: timeout)
         Distributed.barrier
       end
       if half.zero?
         dying = fork do
           join.call(victim)
-          sleep pause
+          inside.each_value(&:wait) if within
           Process.kill(:KILL, Process.pid)
         end
       end
       join.call(others[half])
-      Process.wait(dying) if dying && pause.zero?
-      error = nil
-      elapsed = seconds { error = failure { yield others[half], others } }
-      [error, elapsed, dying]
+      Process.wait(dying) if dying && !within
+      when_waiting { inside[others[half]].set } if within
+      [value_or_failure { yield others[half], others }, dying]
     ensure
-      Process.wait(dying) if dying && pause.positive?
+      Process.wait(dying) if dying && within
       Distributed.destroy_process_group
     end
-    said.map { |error, elapsed, _| [error, elapsed, said[0][2]] }
+    said.map { |value, _| [value, said[0][1]] }
   end
 
   # A world of one within this process.
@@ -89,6 +145,12 @@ module Worlds
     [e.class.name, e.message]
   end
 
+  # The block's value, or its exception as {#failure} has it.
+  def value_or_failure
+    value = nil
+    failure { value = yield } || value
+  end
+
   # The same clock in all processes of a test.
   def now
     Process.clock_gettime(Process::CLOCK_MONOTONIC)
@@ -103,8 +165,12 @@ module Worlds
   # Runs a program of its own.
   # @return [Array(String, String, Process::Status)] what it wrote to its two streams, and how it ended
   def ruby(code, *arguments, env: {})
+    capture_ruby("-rtorch/distributed", "-e", code, *arguments, env: env)
+  end
+
+  def capture_ruby(*arguments, env: {})
     paths = $LOAD_PATH.flat_map { |path| ["-I", path] }
-    Timeout.timeout(LIMIT) { Open3.capture3(env, RbConfig.ruby, *paths, "-rtorch/distributed", "-e", code, *arguments) }
+    Timeout.timeout(LIMIT) { Open3.capture3(env, RbConfig.ruby, *paths, *arguments) }
   end
 
   def with_env(values)
@@ -117,5 +183,6 @@ module Worlds
 end
 
 class Minitest::Test
+  include HeldPorts
   include Worlds
 end

@@ -52,12 +52,14 @@ class WorkTest < Minitest::Test
 
   # Each waits for something that is not done yet.
   def test_works_that_were_waited_for_hold_no_descriptors
+    gaveup = Event.new
     results = world(2) do |rank|
       Distributed.barrier
       before = Dir.children("/proc/self/fd").size
-      sleep 0.3 if rank == 1
+      gaveup.wait if rank == 1
       works = Array.new(100) { Distributed.all_reduce(Torch.ones(20_000), async_op: true) }
       failure { works.last.wait(0.01) }
+      gaveup.set
       works.each(&:wait)
       after = Dir.children("/proc/self/fd").size
       [after - before, works.all?(&:success?)]
@@ -80,30 +82,29 @@ class WorkTest < Minitest::Test
   end
 
   def test_a_barrier_has_a_time_of_its_own
-    said = world(2, timeout: 30) do |rank|
-      next sleep(1) && nil if rank == 1
+    failed = Event.new
+    said = world(2, timeout: LIMIT) do |rank|
+      next failed.wait if rank == 1
 
-      elapsed = seconds { @failed = failure { Distributed.barrier(timeout: 0.3) } }
-      [@failed, elapsed < 5, Distributed.default_process_group.timeout]
+      [failure { Distributed.barrier(timeout: 0.3) }, Distributed.default_process_group.timeout].tap { failed.set }
     end
-    (name, text), soon, timeout = said[0]
-    assert_equal ["Torch::Distributed::TimeoutError", true, 30.0], [name, soon, timeout]
+    (name, text), timeout = said[0]
+    assert_equal ["Torch::Distributed::TimeoutError", LIMIT], [name, timeout]
     assert_match(/barrier/, text)
   end
 
   def test_the_time_of_a_wait_and_of_an_operation
+    gaveup = Event.new
     said = world(2, timeout: 30) do |rank|
       if rank.zero?
         work = Distributed.all_reduce(tensor = Torch.ones(2), async_op: true)
         short = failure { work.wait(0.1) }
         running = [work.completed?, work.success?, work.exception]
-        Distributed.default_process_group
-        Distributed.default_process_group.timeout # the group's own time goes on
-        sleep 0.3
-        work.wait
+        gaveup.set
+        work.wait # the group's own time goes on
         [short, running, tensor.to_a]
       else
-        sleep 0.4
+        gaveup.wait
         Distributed.all_reduce(Torch.ones(2))
         nil
       end
@@ -116,7 +117,7 @@ class WorkTest < Minitest::Test
   end
 
   def test_an_operation_that_nobody_joins_times_out_and_fails_the_group
-    (timeout, first, second), = interrupted do |wait|
+    timeout, first, second = interrupted do |wait|
       Distributed.default_process_group.timeout = 0.5
       [Distributed.default_process_group.timeout, failure { wait.call }, failure { Distributed.barrier }]
     end
@@ -127,62 +128,57 @@ class WorkTest < Minitest::Test
     assert_match(/all_reduce/, second[1])
   end
 
-  # What happens to a rank that waits while the other does not come, and to the threads beside it.
-  def value_or_failure(&block)
-    value = nil
-    failure { value = block.call } || value
-  end
-
+  # What happens to a rank that waits while the other does not come before that wait is over.
   def interrupted
-    Dir.mktmpdir do |folder|
-      world(2) do |rank|
-        store = Distributed::FileStore.new(File.join(folder, "store"))
-        Distributed.barrier
-        next store.get("done") if rank == 1
+    ended = Event.new
+    world(2) do |rank|
+      Distributed.barrier
+      next ended.wait if rank == 1
 
-        ticks = 0
-        ticker = Thread.new { loop { ticks += 1 and sleep 0.01 } }
-        said = nil
-        elapsed = seconds { said = value_or_failure { yield -> { Distributed.all_reduce(Torch.ones(3)) } } }
-        ticker.kill
-        store.set("done", "")
-        [said, elapsed, ticks]
-      end.first
-    end
+      value_or_failure { yield -> { Distributed.all_reduce(Torch.ones(3)) } }.tap { ended.set }
+    end.first
   end
 
-  def test_timeout_ends_a_wait_and_other_threads_run_meanwhile
-    said, elapsed, ticks = interrupted { |wait| Timeout.timeout(0.3) { wait.call } }
+  def test_timeout_ends_a_wait
+    said = interrupted { |wait| Timeout.timeout(0.3) { wait.call } }
     assert_equal ["Timeout::Error", "execution expired"], said
-    assert_operator elapsed, :<, 5
-    assert_operator ticks, :>, 10
+  end
+
+  # The wait ends by a thread that has made a hundred turns beside it.
+  def test_other_threads_run_beside_a_wait
+    said = interrupted do |wait|
+      when_waiting do |waiting|
+        100.times { sleep 0.0001 }
+        waiting.raise(IOError, "a hundred turns")
+      end
+      wait.call
+    end
+    assert_equal ["IOError", "a hundred turns"], said
   end
 
   def test_thread_raise_ends_a_wait
-    said, elapsed, = interrupted do |wait|
+    said = interrupted do |wait|
       waiting = Thread.new(&wait)
       waiting.report_on_exception = false
-      sleep 0.1
+      await_waiting(waiting)
       waiting.raise(IOError, "enough")
       waiting.value
     end
     assert_equal ["IOError", "enough"], said
-    assert_operator elapsed, :<, 5
   end
 
   def test_thread_kill_ends_a_wait
-    said, elapsed, = interrupted do |wait|
+    said = interrupted do |wait|
       waiting = Thread.new(&wait)
-      sleep 0.1
+      await_waiting(waiting)
       waiting.kill.join.value
     end
     assert_nil said
-    assert_operator elapsed, :<, 5
   end
 
   def test_ctrl_c_ends_a_wait
-    said, elapsed, = interrupted do |wait|
-      Thread.new { sleep 0.2 and Process.kill(:INT, Process.pid) }
+    said = interrupted do |wait|
+      when_waiting { Process.kill(:INT, Process.pid) }
       begin
         wait.call
       rescue Interrupt => e
@@ -190,19 +186,26 @@ class WorkTest < Minitest::Test
       end
     end
     assert_equal ["RuntimeError", "interrupted by Interrupt"], said
-    assert_operator elapsed, :<, 5
   end
 
   def test_a_signal_handler_that_returns_lets_the_wait_go_on
+    handled = Event.new
     results = world(2) do |rank|
       Distributed.barrier
       signals = 0
       trap("USR1") { signals += 1 }
       tensor = Torch.ones(2)
       if rank.zero?
-        Thread.new { 3.times { sleep 0.1 and Process.kill(:USR1, Process.pid) } }
+        when_waiting do |waiting|
+          (1..3).each do |count|
+            await_waiting(waiting)
+            Process.kill(:USR1, Process.pid)
+            await("the handler") { signals == count }
+          end
+          handled.set
+        end
       else
-        sleep 0.6
+        handled.wait
       end
       Distributed.all_reduce(tensor)
       [signals, tensor.to_a]
@@ -212,6 +215,7 @@ class WorkTest < Minitest::Test
 
   # The operation goes on after an interrupt, and its memory must not be anybody else's then.
   def test_memory_outlives_an_interrupted_operation
+    forgotten = Event.new
     results = world(2) do |rank|
       Distributed.barrier
       if rank.zero?
@@ -221,8 +225,9 @@ class WorkTest < Minitest::Test
         5.times { Distributed.all_reduce(Torch.ones(100_000), async_op: true) }
         GC.start
         others = Array.new(20) { Torch.zeros(100_000) }
+        forgotten.set
       else
-        sleep 0.4
+        forgotten.wait
         6.times { Distributed.all_reduce(Torch.ones(100_000)) }
       end
       Distributed.barrier
@@ -240,11 +245,12 @@ class WorkTest < Minitest::Test
       Distributed.all_reduce(Torch::ByteTensor.new(storage), async_op: true)
       nil
     end
+    forgotten = Event.new
     results = world(2) do |rank|
       start.call if rank.zero?
       3.times { GC.start }
       others = Array.new(20) { "\x05".b * 100_000 }
-      sleep 0.5 if rank == 1
+      rank.zero? ? forgotten.set : forgotten.wait
       tensor = Torch.ones(bytes, dtype: :uint8)
       Distributed.all_reduce(tensor) if rank == 1
       Distributed.barrier

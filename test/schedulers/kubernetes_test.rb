@@ -127,7 +127,7 @@ class KubernetesTest < SchedulerCase
   end
 
   def all_joined(runs)
-    runs.map { |run| run.finish(limit: 45) }.flat_map { |result| joined(result) }.sort_by { |words| words[1].to_i }
+    runs.map { |run| run.finish }.flat_map { |result| joined(result) }.sort_by { |words| words[1].to_i }
   end
 
   # Half as many pods as the manifest has: this is one machine.

@@ -27,7 +27,7 @@ class SchedulerCase < LaunchCase
     [RbConfig.ruby, *ruby(code, *arguments)]
   end
 
-  def run_command(*command, limit: 30, **options)
+  def run_command(*command, limit: LIMIT, **options)
     start(*command.drop(1), command: [command.first], **options).finish(limit: limit)
   end
 

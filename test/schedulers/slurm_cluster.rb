@@ -5,12 +5,15 @@ require "fileutils"
 require "open3"
 require "socket"
 require "tmpdir"
+require_relative "../held_ports"
 
 # A Slurm of this machine alone, from Debian's packages, in a folder of its own: munged, slurmctld and a slurmd for each
 # of its two nodes, which are this machine under two names. All listen on ports of their own and end with it.
 class SlurmCluster
+  include HeldPorts
+
   PROGRAMS = %w[munged slurmctld slurmd srun sbatch scancel scontrol squeue sinfo].freeze
-  LIMIT = 20
+  LIMIT = 60
 
   class Failure < StandardError
   end
@@ -87,6 +90,7 @@ class SlurmCluster
   def stop
     cancel if @pids.key?("slurmctld")
     @pids.keys.reverse_each { |name| finish(@pids.delete(name)) }
+    release_ports
     FileUtils.rm_rf(@folder)
   end
 
@@ -135,18 +139,11 @@ class SlurmCluster
     Process.clock_gettime(Process::CLOCK_MONOTONIC)
   end
 
-  def free_ports(count)
-    servers = Array.new(count) { TCPServer.new("127.0.0.1", 0) }
-    servers.map { |server| server.addr[1] }
-  ensure
-    servers&.each(&:close)
-  end
-
   def write_configuration
     File.binwrite(path("munge.key"), Random.bytes(128))
     File.chmod(0o600, path("munge.key"))
     Dir.mkdir(path("state"))
-    control, *ports = free_ports(1 + @nodes.size)
+    control, *ports = Array.new(1 + @nodes.size) { held_port }
     @nodes.each { |node| Dir.mkdir(path("spool-#{node}")) }
     # More cores than there are: what runs here waits for the others, and hardly computes.
     nodes = @nodes.zip(ports).map { |node, port| "NodeName=#{node} NodeHostname=#{@name} NodeAddr=127.0.0.1 Port=#{port} CPUs=16 State=UNKNOWN" }

@@ -51,14 +51,14 @@ class SlurmTest < SchedulerCase
   # Waits for a job's end.
   #
   # @return [Array(String, String)] its state, and its output
-  def ended(job, limit: 30)
-    eventually(-> { "job #{job} to end; it is #{state(job)}:\n#{output}" }, limit: limit) do
+  def ended(job)
+    eventually(-> { "job #{job} to end; it is #{state(job)}:\n#{output}" }) do
       state(job) if %w[COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL].include?(state(job))
     end.then { |found| [found, output] }
   end
 
-  def await_output(pattern, limit: 20)
-    eventually(-> { "#{pattern.inspect} in:\n#{output}" }, limit: limit) { output[pattern] }
+  def await_output(pattern)
+    eventually(-> { "#{pattern.inspect} in:\n#{output}" }) { output[pattern] }
   end
 
   def test_tasks_of_one_node_meet
@@ -128,12 +128,11 @@ class SlurmTest < SchedulerCase
   end
 
   def test_a_failing_task_ends_the_step
-    code = 'exit 3 if ENV["SLURM_PROCID"] == "1"; sleep 60'
+    code = 'exit 3 if ENV["SLURM_PROCID"] == "1"; sleep'
     result = srun("-n2", "--kill-on-bad-exit=1", *script(code))
     # Srun itself ends with the highest code, which may be that of a task that it ended.
     refute_equal 0, result.code
     assert_match(/task 1: Exited with exit code 3/, result.err)
-    assert_operator result.seconds, :<, 30
   end
 
   def test_the_example_with_a_process_for_each_task
@@ -171,7 +170,7 @@ class SlurmTest < SchedulerCase
     await_output(/up 1/)
     assert_operator marked.size, :>=, 6
     @cluster.ask("scancel", job)
-    assert_equal "CANCELLED", ended(job, limit: 20).first
+    assert_equal "CANCELLED", ended(job).first
     eventually(-> { "nothing to be left: #{marked.map { |pid| command_line(pid) }}" }) { marked.empty? }
   end
 
@@ -184,7 +183,7 @@ class SlurmTest < SchedulerCase
     await_output(/queued again/)
     # Slurm itself would let it rest for two minutes. Its clock of jobs that were ended counts seconds: within the same one
     # it would not start again.
-    eventually("idle nodes", limit: 20) { @cluster.idle? && marked.empty? }
+    eventually("idle nodes") { @cluster.idle? && marked.empty? }
     sleep 2
     @cluster.ask("scontrol", "update", "JobId=#{job}", "StartTime=now")
     await_output(/starting at step [1-9]\d* with 1 processes/)

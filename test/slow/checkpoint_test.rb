@@ -29,7 +29,7 @@ class CheckpointSlowTest < Minitest::Test
   # Two ranks, one or both of which are killed within a save.
   # @return [Integer] the last checkpoint that was reported whole
   def killed_run(sharded, fixed)
-    port = Distributed.free_port
+    port = held_port
     read, write = IO.pipe
     log = File.join(@dir, "writers.log")
     pids = Array.new(2) do |rank|
@@ -44,7 +44,7 @@ class CheckpointSlowTest < Minitest::Test
       end
     end
     write.close
-    saved = Integer(Timeout.timeout(60) { read.gets } || flunk("no checkpoint was saved:\n#{File.read(log)}"))
+    saved = Integer(Timeout.timeout(LIMIT) { read.gets } || flunk("no checkpoint was saved:\n#{File.read(log)}"))
     sleep @random.rand(0.06)
     pids.shuffle(random: @random).each { |pid| Process.kill(:KILL, pid) }
     [saved, *read.read.split.map(&:to_i)].max
@@ -87,22 +87,20 @@ class CheckpointSlowTest < Minitest::Test
     Checkpoint.list(@dir).flat_map { |folder| Checkpoint::Manifest.read(folder)["files"].keys.map { |name| File.join(folder, name) } }.sort
   end
 
-  # Memory goes to the file and back as fast as the disk and the checksum allow, without a copy of all of it.
+  # Memory goes to the file and back without a copy of all of it.
   def test_a_large_tensor_takes_no_second_copy_of_it
     bytes = 256 << 20
     out, err, status = ruby(<<~RUBY, @dir)
       tensor = Torch.zeros(#{bytes / 4})
       peak = -> { File.read("/proc/self/status")[/VmHWM:\\s+(\\d+)/, 1].to_i * 1024 }
       before = peak.call
-      started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
       Torch::Distributed::Checkpoint.save(ARGV[0], extra: {"t" => tensor})
-      puts peak.call - before, Process.clock_gettime(Process::CLOCK_MONOTONIC) - started
+      puts peak.call - before
       Torch::Distributed::Checkpoint.verify(ARGV[0])
       puts peak.call - before
     RUBY
     assert status.success?, err
-    grown, seconds, verified = out.split.map(&:to_f)
+    grown, verified = out.split.map(&:to_f)
     assert_operator [grown, verified].max, :<, bytes / 8
-    assert_operator seconds, :<, 30
   end
 end

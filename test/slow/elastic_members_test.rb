@@ -26,8 +26,8 @@ class ElasticMembersTest < ElasticCase
     await_world(3, on: [0, 1, 2])
     since = wall
     runs[1].signal(:INT)
-    assert_code 130, runs[1].finish(limit: 6)
-    world = await_world(2, on: [0, 2], since: since, limit: 8)
+    assert_code 130, runs[1].finish
+    world = await_world(2, on: [0, 2], since: since)
     assert_equal [0], world.values.flatten.map(&:restarts).uniq
     since = wall
     runs[1] = node(1, QUICK, nnodes: "1:3")
@@ -40,7 +40,7 @@ class ElasticMembersTest < ElasticCase
     runs = Array.new(2) { |host| node(host, QUICK, nnodes: "2:3") }
     await_world(2, on: [0, 1])
     runs[1].signal(:TERM)
-    assert_code 143, runs[1].finish(limit: 6)
+    assert_code 143, runs[1].finish
     eventually("the workers of the rest to be stopped") { lives.all? { |life| life.last < wall - 0.7 } }
     sleep 1
     assert_operator lives.map(&:last).max, :<, wall - 1
@@ -57,8 +57,8 @@ class ElasticMembersTest < ElasticCase
     runs = Array.new(2) { |host| node(host, conf, nnodes: "2:3") }
     await_world(2, on: [0, 1])
     runs[1].signal(:INT)
-    runs[1].finish(limit: 6)
-    result = runs[0].finish(limit: 10)
+    runs[1].finish
+    result = runs[0].finish
     assert_code 1, result
     assert_match(/not all of the 2 nodes came/, result.err)
   end
@@ -73,7 +73,7 @@ class ElasticMembersTest < ElasticCase
     assert_empty lives.select { |life| life.host == "node-c" }
     since = wall
     runs[1].signal(:INT)
-    runs[1].finish(limit: 6)
+    runs[1].finish
     world = await_world(2, on: [0, 2], since: since)
     assert_equal [0], world[0].map(&:group_rank)
     finish_all(runs[0], spare)
@@ -88,7 +88,7 @@ class ElasticMembersTest < ElasticCase
     # Who is left stays in this order.
     since = wall
     runs[2].signal(:INT)
-    runs[2].finish(limit: 6)
+    runs[2].finish
     world = await_world(2, on: [0, 1], since: since)
     assert_equal({0 => 1, 1 => 0}, world.transform_values { |of| of[0].group_rank })
     since = wall
@@ -108,7 +108,7 @@ class ElasticMembersTest < ElasticCase
     assert_equal [1], world.values.flatten.map(&:restarts).uniq
     # The next one is one too many.
     fail_on(0)
-    runs.each { |run| assert_code 1, run.finish(limit: 8) }
+    runs.each { |run| assert_code 1, run.finish }
     assert_match(/exit code 9/, runs[0].err)
     assert_match(/exit code 9/, runs[1].err)
   end
@@ -120,15 +120,15 @@ class ElasticMembersTest < ElasticCase
     await_world(2, on: [0, 1])
     since = wall
     crash(1)
-    runs[1].finish(limit: 5)
+    runs[1].finish
     eventually("the loss to stop the rest") { lives.all? { |life| life.last < wall - 0.7 } }
     replacement = node(2, *flags, nnodes: "2")
     world = await_world(2, on: [0, 2], since: since)
     assert_equal [1], world.values.flatten.map(&:restarts).uniq
     # No restart is left for a second loss, and the text names who was lost.
     crash(2)
-    replacement.finish(limit: 5)
-    result = runs[0].finish(limit: 10)
+    replacement.finish
+    result = runs[0].finish
     assert_code 1, result
     assert_match(/node 1.*lost/, result.err)
     assert_match(/node-c|10\.77\.0\.3/, result.err)

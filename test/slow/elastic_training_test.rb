@@ -21,19 +21,19 @@ class ElasticTrainingTest < ElasticCase
     hosts(3)
     worker = training("--epochs", "8", "--pause", "0.1")
     runs = Array.new(2) { |host| node(host, CONF, "--max-restarts=2", nnodes: "1:3", worker: worker) }
-    runs[0].await(/^2 ranks, restart 0: starting afresh$/, limit: 30)
-    runs[0].await(/^epoch 1: .* 2 ranks$/, limit: 30)
+    runs[0].await(/^2 ranks, restart 0: starting afresh$/)
+    runs[0].await(/^epoch 1: .* 2 ranks$/)
     runs << node(2, CONF, "--max-restarts=2", nnodes: "1:3", worker: worker)
-    runs[0].await(/^3 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/, limit: 30)
+    runs[0].await(/^3 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/)
     sleep 1
     runs[1].signal(:INT)
-    assert_code 130, runs[1].finish(limit: 8)
-    runs[0].await(/^2 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 3 ranks$/, limit: 30)
+    assert_code 130, runs[1].finish
+    runs[0].await(/^2 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 3 ranks$/)
     sleep 1
     crash(2)
-    runs[2].finish(limit: 5)
-    runs[0].await(/^1 rank, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/, limit: 30)
-    result = runs[0].finish(limit: 60)
+    runs[2].finish
+    runs[0].await(/^1 rank, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/)
+    result = runs[0].finish
     assert_code 0, result
     # Every epoch was ended, in order, and had all its points however many ranks shared them.
     epochs = result.out.scan(/^epoch (\d+): loss [\d.]+, (\d+) points/).map { |pair| pair.map(&:to_i) }
@@ -46,21 +46,21 @@ class ElasticTrainingTest < ElasticCase
     hosts(2)
     worker = training("--epochs", "3", "--pause", "0.05")
     runs = Array.new(2) { |host| node(host, CONF, "--max-restarts=2", nnodes: "2", worker: worker) }
-    runs[0].await(/^epoch 1: /, limit: 30)
+    runs[0].await(/^epoch 1: /)
     victim = @hosts.processes(1).find { |pid| command_line(pid).include?("ruby") && command_line(pid).include?("train.rb") && !command_line(pid).include?("--nnodes") }
     assert victim
     Process.kill(:KILL, victim)
-    runs[0].await(/^2 ranks, restart 1: going on after \d+ points of epoch \d, saved by 2 ranks$/, limit: 30)
-    runs.each { |run| assert_code 0, run.finish(limit: 40) }
+    runs[0].await(/^2 ranks, restart 1: going on after \d+ points of epoch \d, saved by 2 ranks$/)
+    runs.each { |run| assert_code 0, run.finish }
     assert_match(/^accuracy [\d.]+ %$/, all_output(runs))
   end
 
   def test_on_one_machine
-    result = run_torchrun("--nproc-per-node=2", *training("--epochs", "20"), limit: 60)
+    result = run_torchrun("--nproc-per-node=2", *training("--epochs", "20"))
     assert_code 0, result
     assert_operator result.out[/^accuracy ([\d.]+) %$/, 1].to_f, :>, 95
     # With another number of ranks it goes on, here at the end.
-    result = run_torchrun("--nproc-per-node=3", *training("--epochs", "21"), limit: 60)
+    result = run_torchrun("--nproc-per-node=3", *training("--epochs", "21"))
     assert_match(/\A3 ranks, restart 0: going on after 0 points of epoch 21, saved by 2 ranks\nepoch 21: .* 3 ranks\n/, result.out)
   end
 

@@ -6,14 +6,13 @@ require "open3"
 require "rbconfig"
 require "tmpdir"
 
-# What torchrun takes for itself, by the benchmark that tells it: two workers that exit at once.
+# The memory that torchrun takes for itself, by the benchmark that also tells the time (`rake bench:launch`): two workers that exit at once.
 class LaunchCostTest < Minitest::Test
   ROOT = File.expand_path("../..", __dir__)
   BINARY = [ENV["TDDP_TORCHRUN"], "#{ROOT}/lib/torch_ddp/native/bin/torchrun", "#{ROOT}/build/native/bin/torchrun"]
     .compact.find { |path| File.executable?(path) }
   BENCH = "test/bench/launch"
 
-  # The fastest runs are compared: what else the machine does makes the others slower.
   def test_two_workers_that_exit_at_once
     skip "torchrun is not built: rake compile, or TDDP_TORCHRUN=/path" unless BINARY
     figures = Dir.mktmpdir do |dir|
@@ -25,7 +24,6 @@ class LaunchCostTest < Minitest::Test
       JSON.parse(out.lines.last)
     end
     ours = figures.fetch("torchrun")
-    assert_operator ours["fastest_ms"] - figures.fetch("fork and exec")["fastest_ms"], :<=, 30, figures
     assert_operator ours["pss_mib"], :<=, 5, figures
     assert_operator ours["peak_rss_sum_mib"], :<=, 5, figures
   end

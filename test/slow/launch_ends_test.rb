@@ -23,7 +23,7 @@ class LaunchEndsTest < LaunchCase
   HARMLESS = %w[CHLD CLD CONT URG WINCH STOP TSTP TTIN TTOU EXIT].freeze
 
   def test_every_signal
-    worker = shell('ulimit -c 0; kill -"$1" $$; sleep 5')
+    worker = shell('ulimit -c 0; kill -"$1" $$; exit 77')
     deadly = Signal.list.except(*HARMLESS, "IOT", "POLL")
     assert_operator deadly.size, :>=, 22
     [*deadly.map { |name, number| [number, "SIG#{name}"] }, [34, "SIGRTMIN+0"], [64, "SIGRTMIN+30"]].each do |number, name|
@@ -35,18 +35,19 @@ class LaunchEndsTest < LaunchCase
     end
   end
 
-  # Each signal that torchrun handles, then another of them: the first decides the exit status, the second ends at once.
+  # Each signal that torchrun handles, then another of them: the first decides the exit status, one that comes again ends at once.
   def test_two_signals_of_any_kind
-    worker = shell("trap '' INT TERM HUP QUIT; echo ready; while :; do sleep 0.2; done")
+    worker = shell("trap '' INT TERM HUP QUIT; echo ready; #{IDLE}")
     %w[INT TERM HUP QUIT].repeated_permutation(2) do |first, second|
-      run = start("--nproc-per-node=2", *worker)
+      run = start("--nproc-per-node=2", "--shutdown-timeout=3600", *worker)
       run.await(/(ready\n){2}/)
       run.signal(first)
       run.await(/SIG#{first}: ending the workers/, stream: :err)
-      # Within a tenth of a second the same one is taken for one that came twice.
-      sleep 0.15
-      run.signal(second)
-      result = run.finish(limit: 5)
+      unless second == first
+        run.signal(second)
+        run.await(/SIG#{second}: the workers are being ended already/, stream: :err)
+      end
+      result = run.insist(second)
       assert_code 128 + Signal.list[first], result
       assert_empty marked
     end
@@ -54,18 +55,18 @@ class LaunchEndsTest < LaunchCase
 
   # A second Ctrl-C within the same moment is one.
   def test_a_burst_of_signals
-    worker = shell("trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; sleep 30 & wait")
+    worker = shell("trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; #{IDLE}")
     run = start(*worker)
     run.await(/ready/)
     run.signal(:TERM)
-    result = run.finish(limit: 6)
+    result = run.finish
     assert_code 143, result
     assert_includes result.out, "saved"
     5.times do
       run = start(*worker)
       run.await(/ready/)
       10.times { run.signal(:TERM) }
-      assert_code 143, run.finish(limit: 6)
+      assert_code 143, run.finish
     end
   end
 
@@ -89,7 +90,7 @@ class LaunchEndsTest < LaunchCase
   RUBY
 
   def test_thousands_of_lines_from_sixteen_workers
-    result = run_torchrun("--nproc-per-node=16", *ruby(LINES), limit: 60)
+    result = run_torchrun("--nproc-per-node=16", *ruby(LINES))
     assert_code 0, result
     assert_all_lines(result.out, 16)
   end
@@ -105,7 +106,7 @@ class LaunchEndsTest < LaunchCase
     rescue Errno::ESRCH
       break
     end
-    result = run.finish(limit: 60)
+    result = run.finish
     assert_code 0, result
     assert_all_lines(result.out, 16)
   end
@@ -113,7 +114,7 @@ class LaunchEndsTest < LaunchCase
   # With files and prefixes as well.
   def test_thousands_of_lines_into_files_and_here
     logs = File.join(@folder, "logs")
-    result = run_torchrun("--nproc-per-node=16", "--tee=3", "--log-dir=#{logs}", *ruby(LINES), limit: 60)
+    result = run_torchrun("--nproc-per-node=16", "--tee=3", "--log-dir=#{logs}", *ruby(LINES))
     assert_code 0, result
     assert_all_lines(result.out.gsub(/^\[default\d+\]:/, ""), 16)
     files = Dir.glob(File.join(logs, "*/attempt_0/*/stdout.log"))
@@ -124,17 +125,17 @@ class LaunchEndsTest < LaunchCase
   # Ctrl-Z at a terminal: the whole job stands still, and fg lets it go on.
   def test_the_workers_stand_still_while_torchrun_does
     ticks = File.join(@folder, "ticks")
-    run = start(*shell("echo ready; for i in $(seq 60); do echo $i >> #{ticks}; sleep 0.05; done"))
+    run = start(*shell("echo ready; for i in $(seq 60); do echo $i >> #{ticks}; sleep 0.02; done"))
     run.await(/ready/)
     eventually("the first tick") { File.exist?(ticks) }
     run.signal(:TSTP)
-    eventually("torchrun to be stopped") { File.read("/proc/#{run.pid}/stat")[/\) (\S)/, 1] == "T" }
-    sleep 0.2
-    before = File.size(ticks)
-    sleep 0.5
-    assert_equal before, File.size(ticks)
+    eventually("torchrun to be stopped") { state(run.pid) == "T" }
+    workers = marked - [run.pid, run.agent]
+    refute_empty workers
+    assert_equal ["T"], workers.map { |pid| state(pid) }.uniq
+    assert_operator File.foreach(ticks).count, :<, 60
     run.signal(:CONT)
-    assert_code 0, run.finish(limit: 10)
+    assert_code 0, run.finish
     assert_equal 60, File.foreach(ticks).count
   end
 end

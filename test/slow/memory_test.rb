@@ -68,12 +68,14 @@ class MemoryTest < Minitest::Test
       Distributed.irecv(Torch::ByteTensor.new(Torch::ByteStorage.from_buffer("\x01" * bytes)), src: 1)
       nil
     end
+    forgotten = Event.new
     results = world(2) do |rank|
       start.call if rank.zero?
       3.times { GC.start }
       others = Array.new(40) { "\x05".b * bytes }
+      forgotten.set if rank.zero?
       if rank == 1
-        sleep 0.3
+        forgotten.wait
         got = Array.new(2) { Torch.zeros([bytes], dtype: :uint8) }
         Distributed.all_to_all(got, got.map { |tensor| tensor + 9 })
         Distributed.all_gather(got, Torch.full([bytes], 8, dtype: :uint8))
@@ -86,6 +88,7 @@ class MemoryTest < Minitest::Test
   end
 
   def test_lists_of_an_interrupted_operation_stay
+    forgotten = Event.new
     results = world(2) do |rank|
       Distributed.barrier
       if rank.zero?
@@ -95,8 +98,9 @@ class MemoryTest < Minitest::Test
         assert_raises(Timeout::Error) { Timeout.timeout(0.1) { Distributed.recv(Torch.ones(100_000), src: 1) } }
         GC.start
         others = Array.new(20) { Torch.zeros(100_000) }
+        forgotten.set
       else
-        sleep 0.5
+        forgotten.wait
         Distributed.all_gather(Array.new(2) { Torch.ones(100_000) }, Torch.ones(100_000) * 3)
         Distributed.send(Torch.ones(100_000), dst: 0)
       end

@@ -8,8 +8,13 @@ require "tmpdir"
 require_relative "../../examples/mnist/mnist_data"
 
 # What befalls a real training run: a killed or stopped worker, Ctrl-C, a checkpoint that cannot be written. Each
-# ends within seconds, says why, and leaves no process behind.
+# ends, says why, and leaves no process behind.
 class MishapsTest < Minitest::Test
+  FACTOR = Float(ENV.fetch("TDDP_TEST_TIMEOUT_MULTIPLIER", "1"))
+
+  # Seconds after which a training is stuck.
+  LIMIT = 60 * FACTOR
+
   ROOT = File.expand_path("../..", __dir__)
   DATA = File.join(ROOT, "examples/mnist/data")
 
@@ -21,18 +26,16 @@ class MishapsTest < Minitest::Test
   end
 
   # Starts a training, yields its torchrun's process id and its workers' once batches pass, and returns its
-  # output, status, and how long it took to end after the block.
+  # output and status.
   def mishap(*options, command: %w[bundle exec torchrun --standalone --nproc-per-node=2 --shutdown-timeout=5])
     log = Tempfile.new("mishap")
     pid = Process.spawn({@mark => "1"}, *command, "examples/mnist/distributed.rb", "--data-dir", DATA, "--log-interval", "1",
       *options, :chdir => ROOT, [:out, :err] => log.path, :pgroup => true)
-    wait_until(60) { File.read(log.path).match?(/3 of 469 batches/) }
+    wait_until { File.read(log.path).match?(/3 of 469 batches/) }
     yield pid, workers(pid)
-    before = now
-    _, status = Process.wait2(pid)
-    took = now - before
-    assert_operator took, :<, 15
-    wait_until(5) { marked.empty? }
+    status = nil
+    wait_until { status = Process.wait2(pid, Process::WNOHANG)&.last }
+    wait_until { marked.empty? }
     [File.read(log.path), status]
   ensure
     marked.each { |left| Process.kill("KILL", left) }
@@ -43,10 +46,10 @@ class MishapsTest < Minitest::Test
     Process.clock_gettime(Process::CLOCK_MONOTONIC)
   end
 
-  def wait_until(seconds)
-    limit = now + seconds
+  def wait_until
+    limit = now + LIMIT
     until yield
-      flunk "waited #{seconds} s in vain" if now > limit
+      flunk "waited #{LIMIT} s in vain" if now > limit
       sleep 0.05
     end
   end

@@ -2,13 +2,14 @@
 
 require "minitest/autorun"
 require "shellwords"
-require "socket"
 require_relative "../../examples/mnist/mnist_data"
 require_relative "example_programs"
+require_relative "../held_ports"
 
 # ResNet-18 on MNIST, on a few images.
 class ResNetExampleTest < Minitest::Test
   include ExamplePrograms
+  include HeldPorts
 
   PROGRAM = "resnet/train_ddp.rb"
   DATA = File.join(ROOT, "examples/mnist/data")
@@ -62,7 +63,7 @@ class ResNetExampleTest < Minitest::Test
 
   # Two "machines" of this one: what it prints is run by a shell as it stands.
   def test_what_it_prints_runs
-    out = run_ruby("resnet/multi_node.rb", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--port", free_port.to_s, "--job", "it's",
+    out = run_ruby("resnet/multi_node.rb", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--port", held_port.to_s, "--job", "it's",
       "--", example("equivalence/main.rb"), "--no_shuffle", "--epochs", "1")
     commands = out.lines.grep_v(/\A#/)
     outputs = commands.map { |command| Thread.new { Open3.capture2e(GEMFILE, "sh", "-c", command, chdir: ROOT) } }.map(&:value)
@@ -74,9 +75,5 @@ class ResNetExampleTest < Minitest::Test
     assert_refused(/--master-addr is missing/, "resnet/multi_node.rb")
     assert_refused(/invalid argument: --nproc-per-node many/, "resnet/multi_node.rb", "--nproc-per-node", "many")
     assert_refused(/--port 70000: expected 1 to 65535/, "resnet/multi_node.rb", "--master-addr", "a", "--port", "70000")
-  end
-
-  def free_port
-    TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }
   end
 end

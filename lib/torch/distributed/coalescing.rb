@@ -7,7 +7,8 @@ module Torch
       # Operations on `group` that the block calls on this thread become parts of one: they return nil at once, and
       # are done when this returns. All-reduces of the same kind and dtype that follow each other are carried out
       # together, which saves their latencies. Results, such as the sender of {PointToPoint#recv}, and operations that
-      # need them (those on objects) have no place in the block.
+      # need them (those on objects) have no place in the block. Which all-reduces go together depends on whether their
+      # tensors are contiguous and share memory: that must be the same on all ranks.
       #
       #   Torch::Distributed.coalescing_manager do
       #     gradients.each { |gradient| Torch::Distributed.all_reduce(gradient, op: :avg) }
@@ -100,7 +101,7 @@ module Torch
       # @return [nil]
       def reduce(tensor, number, factor)
         @distributed._check_operand("tensor", tensor)
-        kind = [number, factor, tensor.dtype, tensor.device.to_s]
+        kind = [number, factor, tensor.dtype, @distributed._device_name(tensor.device)]
         span = @distributed._span(tensor)
         settle if span.nil? || @copied
         launch unless @kind == kind && @spans.all? { |other| apart?(other, span) }

@@ -37,6 +37,17 @@ module Torch
         backend_available?("nccl")
       end
 
+      # Torch::Device has a `to_s` from torch-rb 0.23 on only; older tensors say their device as a String.
+      #
+      # @api private
+      # @param device [String, Torch::Device]
+      # @return [String] "cpu", "cuda", "cuda:1" ...
+      def _device_name(device)
+        return device unless device.is_a?(Torch::Device)
+
+        device.index? ? "#{device.type}:#{device.index}" : device.type
+      end
+
       private
 
       def cuda?

@@ -12,6 +12,7 @@ module Torch
     SPAWN_RANK_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RANK"
     SPAWN_WORLD_SIZE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_WORLD_SIZE"
     SPAWN_PORT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PORT"
+    SPAWN_STORE_PORT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_STORE_PORT"
     SPAWN_PIPE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PIPE"
     SPAWN_SCRIPT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_SCRIPT"
     SPAWN_TEST_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_TEST"
@@ -29,8 +30,9 @@ module Torch
       # Runs the block in `world_size` new processes and returns its values.
       #
       # Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its
-      # environment, so that `init_process_group` needs no arguments. All processes are gone when this returns,
-      # however it returns. The first failure ends the others.
+      # environment, so that `init_process_group` needs no arguments. MASTER_PORT is the port of a store that this
+      # process hosts while they run, as torchrun does: no rank needs to outlive another for its sake. All processes are
+      # gone when this returns, however it returns. The first failure ends the others.
       #
       # `:fork` copies this process; libtorch then uses one thread, and cannot run backward in the copies once
       # it has run here; nor can they use GPUs once this process has asked CUDA for anything, as
@@ -42,7 +44,7 @@ module Torch
       # @param host [String] the address of MASTER_ADDR
       # @param start_method [Symbol, String] :fork or :spawn
       # @yieldparam rank [Integer]
-      # @yieldparam port [Integer] a free port of `host`
+      # @yieldparam port [Integer] a free port of `host`, reserved until this returns: for a store of the block's own
       # @yieldreturn [Object] anything that Marshal can dump
       # @return [Array] the block's values, by rank
       # @raise [WorkerError] the first failure, with its rank, message and backtrace
@@ -62,7 +64,7 @@ module Torch
         return run.call unless Spawned.worker?
 
         if method == :spawn && Spawned.target?(call)
-          Spawned.take_part { |rank, port| run_here(rank, world_size, host, port, &block) }
+          Spawned.take_part { |rank, port, store_port| run_here(rank, world_size, host, port, store_port, &block) }
         end
         Spawned.earlier(call) do
           next run.call if method == :fork
@@ -83,20 +85,21 @@ module Torch
 
       private
 
-      # The block, in a process of its own.
-      def run_here(rank, world_size, host, port)
+      # The block, in a process of its own. Without `store_port` rank 0 hosts the store, at `port`.
+      def run_here(rank, world_size, host, port, store_port)
         _die_with_parent
-        ENV.update("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s, "WORLD_SIZE" => world_size.to_s,
-          "LOCAL_WORLD_SIZE" => world_size.to_s, "MASTER_ADDR" => host, "MASTER_PORT" => port.to_s)
         # A world of its own, even where the program itself was started by torchrun.
         ENV.delete_if { |name, _| name.start_with?("TORCHELASTIC_") }
+        ENV.update("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s, "WORLD_SIZE" => world_size.to_s,
+          "LOCAL_WORLD_SIZE" => world_size.to_s, "MASTER_ADDR" => host, "MASTER_PORT" => (store_port || port).to_s)
+        ENV["TORCHELASTIC_USE_AGENT_STORE"] = "True" if store_port
         yield rank, port
       end
 
       # OpenMP's threads do not survive a fork, and whoever waits for them waits for ever.
-      def run_forked(rank, world_size, host, port, &block)
+      def run_forked(rank, world_size, host, port, store_port, &block)
         _set_num_threads(1)
-        run_here(rank, world_size, host, port, &block)
+        run_here(rank, world_size, host, port, store_port, &block)
       end
     end
   end

@@ -5,7 +5,8 @@ module Torch
     # The life of the default process group, and what is known of any group.
     module Groups
       # Seconds that operations under way get to finish when groups are destroyed, when that happens because of
-      # an exception (the other ranks may not come any more), and at the process's exit.
+      # an exception (the other ranks may not come any more), and at the process's exit. As long again a process that
+      # hosts the store of the default group stays for the other ranks to leave it.
       DRAIN = 10
       FAILED_DRAIN = 0.5
       EXIT_DRAIN = 2
@@ -75,11 +76,13 @@ module Torch
       # @param wait_for_workers [Boolean] whether the store's server waits for everybody first
       # @param device_id [Integer, Torch::Device, nil] the GPU of this process, for nccl: its ranks connect at once, and
       #   tensors on other GPUs are refused; nil: as the tensors are, and that of LOCAL_RANK for barriers
-      # @return [ProcessGroup]
+      # @yield with a block: runs it, and then destroys all groups, however it ends
+      # @yieldparam group [ProcessGroup] the default group
+      # @return [ProcessGroup] with a block: its value
       # @raise [ArgumentError] naming the argument or variable that is wrong
       # @raise [Error] if the processes cannot meet
       def init_process_group(backend = nil, init_method: "env://", store: nil, rank: nil, world_size: nil,
-        timeout: DEFAULT_TIMEOUT, wait_for_workers: true, device_id: nil)
+        timeout: DEFAULT_TIMEOUT, wait_for_workers: true, device_id: nil, &block)
         if initialized?
           raise GroupError, "the default process group is already initialized: call destroy_process_group first"
         end
@@ -96,12 +99,14 @@ module Torch
         destroy_at_exit
         dump_on_signal
         open_trace(group.rank)
-        group
+        block ? run_within(group, &block) : group
       end
 
-      # Ends a group, or all of them: operations under way get a moment to finish. Nobody waits for the other ranks,
-      # and each may end its groups in an order of its own; all operations of a group should be done on every rank
-      # first. Harmless where there is no group, or none any more.
+      # Ends a group, or all of them: operations under way get a moment to finish. Each rank may end its groups in an
+      # order of its own; all operations of a group should be done on every rank first. Nobody waits for the other
+      # ranks, with one exception: a process that hosts the TCP store by which the default group was made stays until
+      # the others have destroyed theirs or are gone, ten seconds at most (half a second on the way out of an exception).
+      # Harmless where there is no group, or none any more.
       #
       # @param group [ProcessGroup, nil] nil or the default group: all groups, the default one last, after which
       #   another may be initialized
@@ -120,7 +125,7 @@ module Torch
         else
           group = group_or_default(group)
           forget(group)
-          group._shutdown(drain)
+          group._shutdown(drain, 0)
         end
         nil
       end
@@ -176,6 +181,13 @@ module Torch
       end
 
       private
+
+      # The block may have destroyed the group, and even have made another.
+      def run_within(group)
+        yield group
+      ensure
+        destroy_process_group if group.equal?(default_here&.group)
+      end
 
       # A group that was made before a fork belongs to the parent.
       def default_here
@@ -249,19 +261,21 @@ module Torch
       # All groups, those made last first. They share the time.
       def close(default, drain)
         deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + drain
-        close_each([default.group, *LOCK.synchronize { default.others.slice!(0..) }], deadline)
+        close_each([default.group, *LOCK.synchronize { default.others.slice!(0..) }], deadline, drain)
       ensure
         default.store&.close
       end
 
-      # What an exception passes by is closed all the same.
-      def close_each(groups, deadline)
+      # What an exception passes by is closed all the same. The default group comes last.
+      def close_each(groups, deadline, host_wait)
         return if groups.empty?
 
         begin
-          groups.pop._shutdown([deadline - Process.clock_gettime(Process::CLOCK_MONOTONIC), 0].max)
+          group = groups.pop
+          drain = [deadline - Process.clock_gettime(Process::CLOCK_MONOTONIC), 0].max
+          group._shutdown(drain, groups.empty? ? host_wait : 0)
         ensure
-          close_each(groups, deadline)
+          close_each(groups, deadline, host_wait)
         end
       end
 

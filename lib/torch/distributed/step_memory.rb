@@ -7,7 +7,8 @@ module Torch
     # in many steps, by then the process holds gigabytes, and each step touches fresh pages instead of warm ones.
     #
     # Looks at the heap from step to step, learns how much each leaves behind, and collects young objects whenever
-    # some {BUDGET} bytes have come together. {DistributedDataParallel} calls {step} before each forward.
+    # some {BUDGET} bytes have come together. {DistributedDataParallel} calls {#step} before each forward, and
+    # {Distributed.keep_memory} does so for programs without it.
     class StepMemory
       # Bytes that steps may leave behind before they are collected.
       BUDGET = 32 * 1024 * 1024
@@ -19,18 +20,25 @@ module Torch
       class << self
         # @return [StepMemory] the process's own; its C heap keeps what is freed from now on, unless TDDP_KEEP_MEMORY=0
         def instance
-          @instance ||= new.tap { Distributed.send(:_keep_heap) }
+          @instance ||= new(kept: Distributed.send(:_keep_heap))
         end
       end
 
       # @param in_use [#call] bytes of the heap in use, or nil
       # @param collect [#call]
-      def initialize(in_use: Distributed.method(:_heap_in_use).to_proc, collect: -> { GC.start(full_mark: false) })
+      # @param kept [Boolean] whether the C heap keeps what is freed
+      def initialize(in_use: Distributed.method(:_heap_in_use).to_proc, collect: -> { GC.start(full_mark: false) }, kept: false)
         @in_use = in_use
         @collect = collect
+        @kept = kept
         @left = 1
         @after = nil
         @period = 1
+      end
+
+      # @return [Boolean] whether the C heap keeps what is freed
+      def kept?
+        @kept
       end
 
       # A new training step begins.
@@ -56,6 +64,31 @@ module Torch
         @collect.call
         @after = @in_use.call
         @left = @after ? 1 : MOST_STEPS
+      end
+    end
+
+    # What a process does with the memory of past training steps.
+    module KeptMemory
+      # Has this process keep the memory that a training step frees for the next one, and frees the tensors of past
+      # steps in time. {Torch::NN::Parallel::DistributedDataParallel} does the same by itself: a program that trains
+      # alone, without it, calls this at the beginning of each step, and then trains as fast as one rank of a group.
+      #
+      #   batches.each do |images, labels|
+      #     Torch::Distributed.keep_memory
+      #     optimizer.zero_grad
+      #     loss(model.call(images), labels).backward
+      #     optimizer.step
+      #   end
+      #
+      # The first call sets glibc's malloc: blocks are not mapped one by one (M_MMAP_THRESHOLD), and free memory does
+      # not go back to the system (M_TRIM_THRESHOLD). With TDDP_KEEP_MEMORY=0, or where GLIBC_TUNABLES or MALLOC_*
+      # decide on that, malloc stays as it is.
+      #
+      # @return [Boolean] whether malloc keeps what is freed
+      def keep_memory
+        memory = StepMemory.instance
+        memory.step
+        memory.kept?
       end
     end
   end

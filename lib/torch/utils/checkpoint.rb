@@ -34,15 +34,20 @@ module Torch
         # backward will run over it, give such variables another value (`x = nil`), or use `Torch.no_grad`: else what they
         # hold stays in memory, also when the surrounding method has returned.
         #
-        # @overload checkpoint(function, *args, preserve_rng_state: true, **kwargs)
+        # @overload checkpoint(function, *args, preserve_rng_state: true, use_reentrant: nil, **kwargs)
         #   @param function [#call] a module, a lambda ...
-        # @overload checkpoint(*args, preserve_rng_state: true, **kwargs, &block)
+        # @overload checkpoint(*args, preserve_rng_state: true, use_reentrant: nil, **kwargs, &block)
         # @param args [Array<Object>] the function's arguments; tensors in them, also nested ones, get gradients
         # @param preserve_rng_state [Boolean] whether the second run draws the same random numbers as the first, as
         #   dropout must; what follows is not changed by it
+        # @param use_reentrant [Boolean, nil] for PyTorch's sake: there is one implementation here, without effect on results
         # @param kwargs [Hash<Symbol, Object>] the function's keyword arguments
         # @return [Object] the function's result; its floating point tensors, also nested ones, require grad
-        def checkpoint(*args, preserve_rng_state: true, **kwargs, &block)
+        def checkpoint(*args, preserve_rng_state: true, use_reentrant: nil, **kwargs, &block)
+          unless [nil, true, false].include?(use_reentrant)
+            raise ArgumentError, "use_reentrant: expected true, false or nil, got #{use_reentrant.inspect}"
+          end
+
           function = block || args.shift
           unless function.respond_to?(:call)
             raise ArgumentError, "checkpoint: expected a module, another object with a method `call`, or a block, " \

@@ -193,16 +193,17 @@ tddp_status tddp_nccl_await_key(tddp_store *store, tddp_slice key, tddp_nccl_unt
 
 /* --- making ---------------------------------------------------------------------------------- */
 
-/* Rank 0 makes the id, the others get it, or why there is none. */
-static tddp_status share_id(tddp_nccl_channel *channel, const tddp_nccl_plan *plan,
-                            tddp_nccl_id *id)
+/* The others get the id, or why there is none. */
+tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries, const tddp_nccl_plan *plan,
+                               tddp_nccl_id *id)
 {
+    const tddp_nccl_channel nothing_yet = {.libraries = libraries};
     const tddp_slice key = {plan->key, strlen(plan->key)};
     const tddp_wait left = tddp_nccl_left(plan->until);
     if (plan->rank == 0) {
-        tddp_nccl_result result = channel->libraries->nccl.ncclGetUniqueId(id);
+        tddp_nccl_result result = libraries->nccl.ncclGetUniqueId(id);
         if (result) {
-            tddp_status status = fail_nccl(channel, result, "ncclGetUniqueId");
+            tddp_status status = fail_nccl(&nothing_yet, result, "ncclGetUniqueId");
             char text[1024];
             int length = snprintf(text, sizeof text, "%s%s", FAILED, tddp_error_message());
             const tddp_slice words = {text, (size_t)length < sizeof text ? (size_t)length
@@ -339,8 +340,14 @@ static tddp_status connect_all(tddp_nccl_channel *channel, const tddp_nccl_plan 
     const tddp_nccl *nccl = &channel->libraries->nccl;
     tddp_nccl_config config = config_of();
     tddp_nccl_id id = {{0}};
-    tddp_status status =
-        plan->from ? split(plan->from, 0, plan, &channel->comm) : share_id(channel, plan, &id);
+    tddp_status status = TDDP_OK;
+    if (plan->from) {
+        status = split(plan->from, 0, plan, &channel->comm);
+    } else if (plan->id) {
+        id = *plan->id;
+    } else {
+        status = tddp_nccl_share_id(channel->libraries, plan, &id);
+    }
     if (status) {
         return status;
     }

@@ -43,6 +43,8 @@ typedef struct tddp_nccl_plan {
     tddp_store *store;
     const char *key;
     tddp_nccl_until until;
+    const tddp_nccl_id
+        *id; /* that all ranks have; NULL: rank 0 makes one, and says it by the key */
     tddp_nccl_channel *from; /* split off from it, by all its ranks at once; NULL: anew */
 } tddp_nccl_plan;
 
@@ -54,6 +56,11 @@ typedef struct tddp_nccl_plan {
 TDDP_NODISCARD tddp_status tddp_nccl_channel_open(const tddp_nccl_libraries *libraries,
                                                   const tddp_nccl_plan *plan,
                                                   tddp_nccl_channel **out);
+
+/* Only the first step of it, which needs the store: rank 0 makes the id, and all get it. Errors:
+ * the same. */
+TDDP_NODISCARD tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
+                                              const tddp_nccl_plan *plan, tddp_nccl_id *id);
 
 /* This rank is not in what the others split off from the channel. */
 TDDP_NODISCARD tddp_status tddp_nccl_channel_decline(tddp_nccl_channel *channel,

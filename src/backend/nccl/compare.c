@@ -12,13 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_BYTES = 64 };
+#include <tddp/log.h>
+
+enum { KEY_BYTES = 64, PROBE_MS = 300 };
+
+static bool is_asked_for(void)
+{
+    const char *level = getenv("TORCH_DISTRIBUTED_DEBUG");
+    return level && strcmp(level, "DETAIL") == 0;
+}
 
 /* A bundle has a fingerprint of its sizes always; whether it is compared the variable says. */
 bool tddp_nccl_compares(const tddp_op *op)
 {
-    const char *level = getenv("TORCH_DISTRIBUTED_DEBUG");
-    return op->fingerprint != 0 && (op->bundled == 0 || (level && strcmp(level, "DETAIL") == 0));
+    return op->fingerprint != 0 && (op->bundled == 0 || is_asked_for());
 }
 
 static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
@@ -94,7 +101,7 @@ static void forget(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until 
     self->last = op->sequence;
 }
 
-tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+static tddp_status compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
 {
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
@@ -112,4 +119,35 @@ tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_
         forget(self, op, until);
     }
     return status;
+}
+
+/* Whether the server itself has ended, for all ranks, and not this rank's connection alone. */
+static bool has_ended(tddp_store *store)
+{
+    static const tddp_wait briefly = {PROBE_MS, NULL};
+    tddp_store *fresh;
+    if (tddp_store_clone(store, &briefly, &fresh)) {
+        return true;
+    }
+    tddp_store_release(fresh);
+    return false;
+}
+
+tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+{
+    if (self->gone) {
+        return TDDP_OK;
+    }
+    tddp_status status = compare(self, op, until);
+    if (status != TDDP_NETWORK || is_asked_for()) {
+        return status;
+    }
+    char text[512];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    if (!has_ended(self->store)) {
+        return tddp_fail(status, "%s", text);
+    }
+    tddp_log(TDDP_LOG_INFO, "nccl", "operations are not compared any more: %s", text);
+    self->gone = true;
+    return TDDP_OK;
 }

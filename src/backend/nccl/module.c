@@ -39,6 +39,7 @@ typedef struct context {
     lane *lanes[2]; /* to each rank, and from each */
     pthread_mutex_t mutex;
     int made; /* communicators of all ranks so far: equal on all ranks, as operations are */
+    tddp_nccl_id first_id; /* of the first of them, unless the group is bound */
     tddp_nccl_channel *channels[MOST_DEVICES];
 } context;
 
@@ -66,9 +67,11 @@ static tddp_status open_channel(context *self, int device, int64_t deadline_ns, 
                                 tddp_nccl_channel *from, tddp_nccl_channel **out)
 {
     char key[64];
+    const bool first = self->made == 0 && !self->bound;
     (void)snprintf(key, sizeof key, "nccl/%d", self->made++);
     tddp_nccl_plan plan = plan_of(self, device, key, deadline_ns, cancel);
     plan.from = from;
+    plan.id = first ? &self->first_id : NULL;
     tddp_nccl_channel *made;
     tddp_status status = tddp_nccl_channel_open(self->libraries, &plan, &made);
     if (status) {
@@ -362,8 +365,9 @@ static tddp_status decline(void *data, const tddp_wait *wait)
     return tddp_nccl_channel_decline(from, &plan);
 }
 
-/* Bound to a device all ranks connect at once, else with their first operation there. What is made
- * from a bound group is bound as that is. */
+/* Bound to a device all ranks connect at once, else with their first operation there, for which all
+ * get what they need here: the store may have ended by then. What is made from a bound group is
+ * bound as that is. */
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     const tddp_nccl_libraries *libraries;
@@ -384,12 +388,15 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
         self->device = from->device;
         self->bound = true;
     }
+    bool timed = wait && wait->timeout_ms >= 0;
+    int64_t deadline = tddp_nccl_deadline(timed ? wait->timeout_ms : opts->timeout_ms);
+    tddp_cancel *cancel = wait ? wait->cancel : NULL;
     if (self->bound) {
-        bool timed = wait && wait->timeout_ms >= 0;
-        int64_t deadline = tddp_nccl_deadline(timed ? wait->timeout_ms : opts->timeout_ms);
         tddp_nccl_channel *channel;
-        status =
-            open_channel(self, self->device, deadline, wait ? wait->cancel : NULL, from, &channel);
+        status = open_channel(self, self->device, deadline, cancel, from, &channel);
+    } else {
+        const tddp_nccl_plan plan = plan_of(self, -1, "nccl/id", deadline, cancel);
+        status = tddp_nccl_share_id(libraries, &plan, &self->first_id);
     }
     if (status) {
         destroy(self);

@@ -20,6 +20,8 @@
 enum {
     TDDP_SHM_LINE = 64,
     TDDP_SHM_PAGE = 4096,
+    TDDP_SHM_HUGE = 2 * 1024 * 1024,
+    TDDP_SHM_PIECE = 16 * 1024 * 1024, /* that is populated at a time */
     TDDP_SHM_FAREWELL_BYTES = 2048,
     TDDP_SHM_STEP_BITS = 24,
     TDDP_SHM_FLAG_BITS = 2
@@ -153,9 +155,25 @@ void tddp_shm_segment_release(tddp_shm_segment *segment);
 /* Whether the process that made it has ended. One system call. */
 bool tddp_shm_segment_is_orphan(const tddp_shm_segment *segment);
 
-/* The address space that `size` segments may take each for their arenas: 0 for none, if so wanted
- * with TDDP_SHM_ARENA or if there is no more. */
+/* --- room.c: what the system lets a process have ---------------------------------------------- */
+
+/* How large a file of this process may be: one that is larger is answered with a signal. */
+size_t tddp_shm_largest_file(void);
+
+/*
+ * The address space that each of `size` segments may take for its arena: 0 for none, if so wanted
+ * with TDDP_SHM_ARENA or if there is no more. Under a limit (ulimit -v) all segments together take
+ * a part of what is left only. Errors: TDDP_UNAVAILABLE (too little for segments without arenas),
+ * TDDP_INVALID_ARGUMENT.
+ */
 TDDP_NODISCARD tddp_status tddp_shm_arena_room(int size, size_t *out);
+
+/*
+ * Whether the memory limits of this process's control groups have room for so many bytes more,
+ * while `ranks` ranks populate memory at the same time. Errors: TDDP_OUT_OF_MEMORY, with the limit
+ * in the text: who takes memory in spite of it is ended by the kernel.
+ */
+TDDP_NODISCARD tddp_status tddp_shm_check_memory(int ranks, size_t bytes);
 
 /* --- sockets.c: between processes of a host --------------------------------------------------- */
 

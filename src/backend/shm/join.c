@@ -157,7 +157,10 @@ static tddp_status make_segment(join *self)
     tddp_shm *shm = self->shm;
     tddp_shm_segment *segment;
     shm->layout = tddp_shm_lay_out(self->size, self->arena);
-    tddp_status status = tddp_shm_segment_create(shm->layout.bytes, shm->layout.mail, &segment);
+    tddp_status status = tddp_shm_check_memory(self->size, shm->layout.mail);
+    if (status == TDDP_OK) {
+        status = tddp_shm_segment_create(shm->layout.bytes, shm->layout.mail, &segment);
+    }
     if (status == TDDP_OK) {
         tddp_shm_attach(shm, shm->rank, segment);
         tddp_shm_tell_cores(tddp_shm_self(shm)->control);

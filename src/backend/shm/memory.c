@@ -18,8 +18,6 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { HUGE = 2 * 1024 * 1024, PIECE = 16 * 1024 * 1024 };
-
 typedef struct tddp_shm_span {
     size_t at; /* in the segment */
     size_t bytes;
@@ -70,7 +68,7 @@ static void erase(tddp_shm_segment *segment, size_t index)
 /* The first that is large enough; large ones lie as huge pages do. */
 static bool take(tddp_shm_segment *segment, size_t bytes, size_t *at)
 {
-    size_t alignment = bytes >= HUGE ? HUGE : TDDP_SHM_PAGE;
+    size_t alignment = bytes >= TDDP_SHM_HUGE ? TDDP_SHM_HUGE : TDDP_SHM_PAGE;
     for (size_t i = 0; i < segment->span_count; i++) {
         tddp_shm_span span = segment->spans[i];
         size_t start = (span.at + alignment - 1) / alignment * alignment;
@@ -110,23 +108,30 @@ static void give(tddp_shm_segment *segment, tddp_shm_span span)
 
 /* --- pages ----------------------------------------------------------------------------------- */
 
-/* Of which there may be none left: better told here than by a signal when they are touched. */
-static bool back(const tddp_shm_segment *segment, size_t at, size_t bytes)
+/* Of which there may be none left: better told here than by a signal when they are touched. Limits
+ * are looked at before each piece, since other ranks populate theirs at the same time. */
+static tddp_status back(const tddp_shm *shm, const tddp_shm_segment *segment, size_t at,
+                        size_t bytes)
 {
     (void)madvise(segment->base + at, bytes, MADV_HUGEPAGE);
     (void)madvise(segment->base + at, bytes, MADV_DODUMP);
     for (size_t done = 0; done < bytes;) {
-        size_t piece = bytes - done < PIECE ? bytes - done : PIECE;
+        size_t piece = bytes - done < TDDP_SHM_PIECE ? bytes - done : TDDP_SHM_PIECE;
+        tddp_status status = tddp_shm_check_memory(shm->size, bytes - done);
+        if (status) {
+            return status;
+        }
         int failed = madvise(segment->base + at + done, piece, MADV_POPULATE_WRITE);
         if (failed && errno == EINVAL) {
             failed = fallocate(segment->fd, 0, (off_t)(at + done), (off_t)piece);
         }
         if (failed && errno != EINTR && errno != EAGAIN) {
-            return false;
+            return tddp_fail(TDDP_OUT_OF_MEMORY, "no memory for %zu bytes that are shared: %s",
+                             bytes, strerror(errno));
         }
         done += failed ? 0 : piece;
     }
-    return true;
+    return TDDP_OK;
 }
 
 static void clear(const tddp_shm_segment *segment, size_t at, size_t bytes)
@@ -185,10 +190,11 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
     }
     size_t at = 0;
     tddp_status status = reserve(shm, segment, whole, &at);
-    if (status == TDDP_OK && !back(segment, at, whole)) {
-        status = tddp_fail(TDDP_OUT_OF_MEMORY, "no memory for %zu bytes that are shared: %s", bytes,
-                           strerror(errno));
-        give_back(segment, at, whole);
+    if (status == TDDP_OK) {
+        status = back(shm, segment, at, whole);
+        if (status) {
+            give_back(segment, at, whole);
+        }
     }
     if (status) {
         free(made);

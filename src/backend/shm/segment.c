@@ -14,9 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "backend/shm/control.h"
@@ -24,14 +22,6 @@
 /* Of Linux 6.3; older ones refuse what they do not know. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
-#endif
-
-enum { HUGE = 2 * 1024 * 1024 };
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MOST_ARENA ((size_t)1 << 30)
-#else
-#define MOST_ARENA ((size_t)1 << 42)
 #endif
 
 static size_t rounded(size_t bytes, size_t to)
@@ -47,7 +37,7 @@ tddp_shm_layout tddp_shm_lay_out(int size, size_t arena)
         rounded(sizeof(tddp_shm_slot) + (size_t)size * sizeof(tddp_call), TDDP_SHM_PAGE);
     layout.staging = layout.slots + 2 * layout.slot_bytes;
     layout.mail = layout.staging + 2 * TDDP_SHM_STAGING_BYTES;
-    layout.arena = rounded(layout.mail + tddp_shm_mail_bytes(size), HUGE);
+    layout.arena = rounded(layout.mail + tddp_shm_mail_bytes(size), TDDP_SHM_HUGE);
     layout.bytes = layout.arena + arena;
     return layout;
 }
@@ -73,22 +63,14 @@ static tddp_status back(int fd, size_t bytes)
     return failed ? tddp_fail_errno("memory for a shared segment") : TDDP_OK;
 }
 
-/* How large a file of this process may be: one that is larger is answered with a signal. */
-static size_t largest_file(void)
-{
-    struct rlimit limit;
-    bool limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-    return limited ? (size_t)limit.rlim_cur : SIZE_MAX;
-}
-
 static tddp_status prepare(int fd, size_t bytes, size_t base_bytes)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
-    if (bytes > largest_file()) {
+    if (bytes > tddp_shm_largest_file()) {
         return tddp_fail(TDDP_SYSTEM,
                          "files are limited to %zu bytes: expected %zu for a shared segment; raise "
                          "ulimit -f",
-                         largest_file(), bytes);
+                         tddp_shm_largest_file(), bytes);
     }
     if (ftruncate(fd, (off_t)bytes)) {
         return tddp_fail_errno("sizing a shared segment");
@@ -185,43 +167,4 @@ bool tddp_shm_segment_is_orphan(const tddp_shm_segment *segment)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
     return fcntl(segment->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
-}
-
-/* --- address space --------------------------------------------------------------------------- */
-
-/* Whether the address space has room for so much at once. */
-static bool fits(size_t bytes)
-{
-    void *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        return false;
-    }
-    (void)munmap(base, bytes);
-    return true;
-}
-
-tddp_status tddp_shm_arena_room(int size, size_t *out)
-{
-    struct sysinfo info;
-    const char *asked = getenv("TDDP_SHM_ARENA");
-    int64_t bytes = 0;
-    if (asked && !tddp_parse_int(asked, 0, INT64_C(1) << 42, &bytes)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "TDDP_SHM_ARENA=\"%s\": expected bytes of shared memory for each rank, 0 "
-                         "to 2^42",
-                         asked);
-    }
-    if (!asked && sysinfo(&info) == 0) {
-        bytes = (int64_t)(info.totalram / 2 * info.mem_unit);
-    }
-    size_t room = rounded((size_t)bytes, HUGE);
-    size_t base = tddp_shm_lay_out(size, 0).bytes;
-    size_t most = largest_file() > base ? (largest_file() - base) / HUGE * HUGE : 0;
-    room = room < MOST_ARENA ? room : MOST_ARENA;
-    room = room < most ? room : most;
-    while (room > 0 && !fits((size_t)size * room)) {
-        room = room / 2 / HUGE * HUGE;
-    }
-    *out = room;
-    return TDDP_OK;
 }

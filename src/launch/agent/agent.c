@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "launch/agent/agent_state.h"
 #include "launch/workers/port_holder.h"
@@ -21,6 +23,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     worker->local_rank = local_rank;
     worker->rank = agent->world.base_rank + local_rank;
     worker->error_file = tddp_launch_output_error_file(agent->output, local_rank);
+    int out_fd = tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT);
     tddp_launch_start start = {
         .path = agent->program->path,
         .argv = tddp_launch_program_argv(agent->program, local_rank),
@@ -30,8 +33,9 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
         .binding = &agent->job.binding,
-        .output_fds = {tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT),
-                       tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
+        .terminal_group =
+            agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
+        .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
     };
     tddp_status status =
         start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
@@ -45,6 +49,7 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
     agent->phase = TDDP_LAUNCH_RUNNING;
     agent->deadline = INT64_MAX;
     tddp_status status = tddp_launch_output_begin(agent->output, &agent->world);
+    tddp_launch_oom_forget(&agent->oom);
     for (int i = 0; i < agent->count; i++) {
         if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
@@ -124,11 +129,12 @@ static void start_alone(tddp_launch_agent *agent, int restart)
 
 static void start_first_round(tddp_launch_agent *agent)
 {
+    const tddp_launch_times times = tddp_launch_times_of(&agent->options->conf);
     agent->phase = TDDP_LAUNCH_JOINING;
     agent->deadline = INT64_MAX;
     if (agent->options->max_nodes == 1) {
         start_alone(agent, 0);
-    } else if (tddp_launch_rendezvous_start(agent->options, agent->job.run_id, agent->count,
+    } else if (tddp_launch_rendezvous_start(agent->options, &times, agent->job.run_id, agent->count,
                                             &agent->rendezvous) != TDDP_OK) {
         tddp_launch_agent_fail(agent);
     }
@@ -179,8 +185,12 @@ static bool may_go_on(tddp_launch_agent *agent)
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
 {
     for (int i = 0; i < agent->count; i++) {
+        tddp_launch_worker *worker = &agent->workers[i];
         /* Short memory costs output here, nothing else. */
-        (void)!tddp_launch_worker_drain(&agent->workers[i], agent->output);
+        (void)!tddp_launch_worker_drain(worker, agent->output);
+        if (worker->has_terminal && WIFSIGNALED(worker->wait_status)) {
+            tddp_launch_terminal_restore(&agent->terminal);
+        }
     }
     tddp_launch_agent_say_cause(agent);
     if (may_go_on(agent)) {
@@ -255,6 +265,8 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (agent->job.binding.note[0] != '\0') {
         tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
     }
+    tddp_launch_oom_open(&agent->oom, "");
+    tddp_launch_terminal_look(&agent->terminal, agent->signals->front);
     status = make_run_id(agent);
     if (status == TDDP_OK) {
         status = tddp_launch_adopt_orphans();
@@ -282,6 +294,7 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_record_free(&agent->record);
     tddp_launch_output_free(agent->output);
     tddp_launch_job_free(&agent->job);
+    tddp_launch_oom_close(&agent->oom);
     tddp_close(agent->null_fd);
     tddp_launch_monitor_free(agent->monitor);
     tddp_launch_console_close(&agent->console);
@@ -295,6 +308,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .program = program,
         .signals = signals,
         .null_fd = -1,
+        .oom = {.log = -1},
         .count = local_size,
         .world = {.node_rank = -1},
     };

@@ -5,13 +5,13 @@
  *
  *              all nodes there       first failure, signal, other node's news
  *     JOINING ----------------> RUNNING ------------------------> STOPPING
- *        |                         | all succeeded                   | time is up,
- *        |                         v                                 v second signal
- *        |                     LINGERING                          KILLING
- *        |                         | so have all nodes'              |
- *        | signal, error           v                 workers are gone|
- *        +--------------------> SWEEPING <---------------------------+
- *                                  | nobody of theirs is left
+ *        |                         | all succeeded                   ^  | time is up,
+ *        |                         v                                 |  v same signal again
+ *        |                     LINGERING ----------------------------+ KILLING
+ *        |                            so have all nodes'             |  |
+ *        | signal, error                                             |  |
+ *        +-----------------------------------------------------------+  |
+ *                                    no process of the job is left <----+
  *                                  +--> JOINING or RUNNING again, unless the job is over; with
  *                                  |    several nodes JOINING may still bring news of that
  *                                  v
@@ -28,7 +28,9 @@
 #include "launch/output/monitor.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
+#include "launch/workers/oom.h"
 #include "launch/workers/processes.h"
+#include "launch/workers/terminal.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "launch/report/record.h"
 #include "launch/workers/worker.h"
@@ -39,7 +41,6 @@ typedef enum tddp_launch_phase {
     TDDP_LAUNCH_LINGERING,
     TDDP_LAUNCH_STOPPING,
     TDDP_LAUNCH_KILLING,
-    TDDP_LAUNCH_SWEEPING,
     TDDP_LAUNCH_FLUSHING,
     TDDP_LAUNCH_OVER,
 } tddp_launch_phase;
@@ -75,6 +76,8 @@ typedef struct tddp_launch_agent {
     tddp_store_server *server;          /* one node: the workers' store */
     tddp_launch_rendezvous *rendezvous; /* several nodes */
     tddp_launch_output *output;
+    tddp_launch_terminal terminal;
+    tddp_launch_oom oom;
     int null_fd;
     struct rlimit files; /* how many torchrun was started with */
     tddp_launch_worker *workers;
@@ -82,12 +85,14 @@ typedef struct tddp_launch_agent {
     int alive;
     tddp_launch_phase phase;
     int64_t deadline; /* of the phase; INT64_MAX: none */
-    int sweeps;
+    int ended_by;     /* what the job's processes are being ended by, before SIGKILL */
+    int kills;        /* rounds of SIGKILL */
     tddp_launch_cause cause;
     tddp_launch_sequel sequel;
     bool reported; /* what ended the last round was a failure of ours, and its report is out */
     tddp_launch_record record; /* of what failed so far */
     int signal;                /* the first ending signal, or 0 */
+    bool front_gone;           /* torchrun's front was killed, and that has been acted on */
     char text[TDDP_LAUNCH_NEWS_BYTES];
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
@@ -119,14 +124,14 @@ int tddp_launch_agent_conclude(tddp_launch_agent *agent);
 /* Begins to end the workers with a signal, for a reason. */
 void tddp_launch_agent_stop(tddp_launch_agent *agent, tddp_launch_cause cause, int number);
 
-/* Clears away what workers have left behind; then the round is over. */
+/* Ends what workers that are done have left behind; then the round is over. */
 void tddp_launch_agent_sweep(tddp_launch_agent *agent);
 
 /* Stops at once, for a fault of our own: takes its text from tddp_error_message(). */
 void tddp_launch_agent_fail(tddp_launch_agent *agent);
 
 /* A worker, or who descends from one, has ended (SIGCHLD), or the job is to end. */
-void tddp_launch_agent_on_signal(tddp_launch_agent *agent, int number);
+void tddp_launch_agent_on_signal(tddp_launch_agent *agent, const tddp_launch_signal *signal);
 
 /* The phase's time is up. */
 void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);

@@ -29,11 +29,9 @@ static const char *state_of(const tddp_launch_agent *agent)
     case TDDP_LAUNCH_LINGERING:
         return "done here";
     case TDDP_LAUNCH_STOPPING:
-        return "ending workers";
+        return agent->alive > 0 ? "ending workers" : "ending what is left";
     case TDDP_LAUNCH_KILLING:
         return "killing workers";
-    case TDDP_LAUNCH_SWEEPING:
-        return "ending what is left";
     case TDDP_LAUNCH_FLUSHING:
     case TDDP_LAUNCH_OVER:
         break;

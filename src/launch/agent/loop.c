@@ -50,9 +50,9 @@ static tddp_status pump_ready(tddp_launch_agent *agent, size_t at, size_t count)
 
 static void take_signals(tddp_launch_agent *agent)
 {
-    int number;
-    while ((number = tddp_launch_signals_next(agent->signals)) != 0) {
-        tddp_launch_agent_on_signal(agent, number);
+    tddp_launch_signal signal;
+    while ((signal = tddp_launch_signals_next(agent->signals)).number != 0) {
+        tddp_launch_agent_on_signal(agent, &signal);
     }
 }
 

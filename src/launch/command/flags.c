@@ -145,9 +145,13 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .value = "KEY=VALUE,...",
      .help = "settings of the rendezvous, in seconds: join_timeout, to wait for the other nodes "
              "(600); last_call_timeout, to "
-             "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node "
-             "counts as lost (5); read_timeout, for an answer of the store (60); close_timeout, to "
-             "say goodbye (30). is_host: whether this node hosts the rendezvous (0 or 1)"},
+             "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node, "
+             "or the host, counts as lost (5); keep_alive_interval times keep_alive_max_attempt, "
+             "if given, in its place, with a sign of life every keep_alive_interval; read_timeout, "
+             "for an answer before the connection is made anew (60, and at most a quarter of "
+             "heartbeat_timeout); close_timeout, for all nodes to read that the job has ended (3); "
+             "report_interval, between two lines about what is waited for (10). "
+             "is_host: whether this node hosts the rendezvous (0 or 1)"},
     /* --- failures and signals --- */
     {.name = "max-restarts",
      .kind = TDDP_LAUNCH_KIND_NUMBER,
@@ -164,7 +168,7 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .max = 86400,
      .group = failures,
      .value = "SECONDS",
-     .help = "time from SIGTERM to SIGKILL when workers are ended; default 30"},
+     .help = "time from SIGTERM to SIGKILL for workers and what they have started; default 30"},
     {.name = "signals-to-handle",
      .kind = TDDP_LAUNCH_KIND_SIGNALS,
      .offset = FIELD(signals),

@@ -93,6 +93,7 @@ static tddp_status store_setting(const tddp_launch_flag *flag, const char *sourc
         {"timeout", offsetof(tddp_launch_conf, join_timeout)}, /* PyTorch's static rendezvous */
         {"last_call_timeout", offsetof(tddp_launch_conf, last_call_timeout)},
         {"close_timeout", offsetof(tddp_launch_conf, close_timeout)},
+        {"report_interval", offsetof(tddp_launch_conf, report_interval)},
         {"read_timeout", offsetof(tddp_launch_conf, read_timeout)},
         {"heartbeat_timeout", offsetof(tddp_launch_conf, heartbeat_timeout)},
         {"keep_alive_interval", offsetof(tddp_launch_conf, keep_alive_interval)},
@@ -130,7 +131,7 @@ static tddp_status store_setting(const tddp_launch_flag *flag, const char *sourc
     return tddp_fail(TDDP_INVALID_ARGUMENT,
                      "%s: unknown key %s; expected join_timeout, last_call_timeout, "
                      "heartbeat_timeout, read_timeout, close_timeout, keep_alive_interval, "
-                     "keep_alive_max_attempt, is_host, store_type or use_libuv",
+                     "keep_alive_max_attempt, report_interval, is_host, store_type or use_libuv",
                      source, key);
 }
 
@@ -155,6 +156,14 @@ tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *sou
         if (status != TDDP_OK) {
             return status;
         }
+    }
+    int64_t product = (int64_t)conf.keep_alive_interval * conf.keep_alive_max_attempt;
+    if (product > flag->max) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: keep_alive_interval=%d times keep_alive_max_attempt=%d is %lld s "
+                         "until a node counts as lost: expected at most %lld s",
+                         source, conf.keep_alive_interval, conf.keep_alive_max_attempt,
+                         (long long)product, (long long)flag->max);
     }
     *out = conf;
     return TDDP_OK;

@@ -65,9 +65,10 @@ typedef struct tddp_launch_conf {
     int join_timeout;
     int last_call_timeout;
     int close_timeout;
+    int report_interval; /* between two lines about what is waited for */
     int read_timeout;
     int heartbeat_timeout;
-    int keep_alive_interval;    /* -1: not given */
+    int keep_alive_interval; /* -1: not given; of what they mean launch/rendezvous/times.h tells */
     int keep_alive_max_attempt; /* a number; -1: not given */
 } tddp_launch_conf;
 

@@ -70,12 +70,12 @@ static bool reap(pid_t agent, int *agent_status)
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
 static bool sweep(const tddp_launch_strangers *strangers)
 {
+    const tddp_launch_exempt exempt = {.strangers = strangers};
     int pause_ms = 1;
     int ignored;
     for (int i = 0; i < MOST_SWEEPS; i++) {
         (void)reap(0, &ignored);
-        if (!tddp_launch_has_children() ||
-            tddp_launch_signal_descendants(strangers, 0, SIGKILL) == 0) {
+        if (!tddp_launch_has_children() || tddp_launch_signal_descendants(&exempt, SIGKILL) == 0) {
             return true;
         }
         (void)poll(NULL, 0, pause_ms);
@@ -120,10 +120,11 @@ static int conclude(pid_t agent, int status, const tddp_launch_strangers *strang
  * continued (or at once where nobody could continue it). */
 static void stop_and_continue(pid_t agent, const tddp_launch_strangers *strangers)
 {
+    const tddp_launch_exempt exempt = {.strangers = strangers, .process = agent};
     sigset_t stop;
     size_t known = 0;
     for (int i = 0; i < STOP_ROUNDS; i++) {
-        size_t found = tddp_launch_signal_descendants(strangers, agent, SIGSTOP);
+        size_t found = tddp_launch_signal_descendants(&exempt, SIGSTOP);
         if (found == known) {
             break;
         }
@@ -134,7 +135,7 @@ static void stop_and_continue(pid_t agent, const tddp_launch_strangers *stranger
     (void)raise(SIGTSTP);
     (void)sigprocmask(SIG_UNBLOCK, &stop, NULL);
     (void)sigprocmask(SIG_BLOCK, &stop, NULL);
-    (void)tddp_launch_signal_descendants(strangers, agent, SIGCONT);
+    (void)tddp_launch_signal_descendants(&exempt, SIGCONT);
 }
 
 static bool is_default(int number)
@@ -143,11 +144,11 @@ static bool is_default(int number)
     return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL;
 }
 
-int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
+int tddp_launch_guard_watch(pid_t agent, tddp_launch_signals *signals,
                             const tddp_launch_strangers *strangers, const char *private_folder)
 {
     sigset_t awaited = signals->ending;
-    int number;
+    siginfo_t info;
     int status = 0;
     sigaddset(&awaited, SIGCHLD);
     if (is_default(SIGTSTP)) {
@@ -155,18 +156,15 @@ int tddp_launch_guard_watch(pid_t agent, const tddp_launch_signals *signals,
         (void)sigprocmask(SIG_BLOCK, &awaited, NULL);
     }
     for (;;) {
-        if (sigwait(&awaited, &number) != 0) {
-            continue;
-        }
+        int number = sigwaitinfo(&awaited, &info);
         if (number == SIGCHLD) {
             if (reap(agent, &status)) {
                 return conclude(agent, status, strangers, private_folder);
             }
         } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, strangers);
-        } else {
-            (void)kill(agent, number);
-            (void)kill(agent, SIGCONT); /* one that was stopped takes no other signal */
+        } else if (number > 0 && !tddp_launch_signals_echo(signals, &info)) {
+            tddp_launch_signals_pass_on(agent, &info);
         }
     }
 }

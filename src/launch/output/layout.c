@@ -16,17 +16,27 @@
 
 enum { DESCRIPTORS = 8, MOST_TRIES = 100, MOST_STARTS = 1000000 };
 
-static const char *temporary_parent(void)
+/* Names something in TMPDIR or /tmp, told from the root: workers may go to another folder. free();
+ * NULL with a text. */
+static char *temporary_path(const char *name)
 {
-    const char *parent = getenv("TMPDIR");
-    return parent && *parent != '\0' ? parent : "/tmp";
+    const char *given = getenv("TMPDIR");
+    const char *parent = given && *given != '\0' ? given : "/tmp";
+    char *absolute = realpath(parent, NULL);
+    if (!absolute) {
+        (void)tddp_fail_errno(parent);
+        return NULL;
+    }
+    char *path = tddp_format("%s/%s", absolute, name);
+    free(absolute);
+    return path;
 }
 
 static tddp_status make_temporary(char **out)
 {
-    char *path = tddp_format("%s/torchrun_XXXXXX", temporary_parent());
+    char *path = temporary_path("torchrun_XXXXXX");
     if (!path) {
-        return TDDP_OUT_OF_MEMORY;
+        return TDDP_SYSTEM;
     }
     if (!mkdtemp(path)) {
         tddp_status status = tddp_fail_errno(path);
@@ -44,8 +54,9 @@ char *tddp_launch_layout_private_name(void)
         (void)tddp_fail_errno("getrandom");
         return NULL;
     }
-    return tddp_format("%s/torchrun_%016" PRIx64 "%016" PRIx64, temporary_parent(), random[0],
-                       random[1]);
+    char name[48];
+    (void)snprintf(name, sizeof name, "torchrun_%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    return temporary_path(name);
 }
 
 tddp_status tddp_launch_layout_make_private(const char *path, tddp_launch_layout *out)

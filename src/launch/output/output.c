@@ -217,6 +217,9 @@ static void choose_route(tddp_launch_output *output, int local_rank, int stream,
     }
     route->live = terminal;
     route->raw = shown_there == 1 && !route->prefix;
+    /* Whoever is alone may ask the terminal what it is. */
+    route->inherited = terminal && route->raw && output->count == 1 && !logged && !route->filters &&
+                       !options->monitor;
     route->own = !route->shown && !route->filters && (route->file.fd >= 0 || !options->monitor);
 }
 
@@ -270,6 +273,9 @@ static const tddp_launch_route *route_of(const tddp_launch_output *output, int l
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream)
 {
     const tddp_launch_route *route = route_of(output, local_rank, stream);
+    if (route->inherited) {
+        return stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
+    }
     if (!route->own) {
         return -1;
     }

@@ -15,6 +15,7 @@ typedef struct tddp_launch_route {
     bool shown;                         /* on the console */
     bool raw;                           /* there byte for byte: no other worker's lines are there */
     bool own;                           /* the worker itself writes to `file`, or nobody wants it */
+    bool inherited;                     /* the worker writes to torchrun's own descriptor */
     bool live;                          /* a terminal: lines that are written over show at once */
     bool drawn;                         /* such a line stands there, unfinished */
     const char *prefix;                 /* before each line on the console; NULL: none */

@@ -8,7 +8,7 @@
 
 #include "launch/rendezvous/council_state.h"
 
-enum { LATE_MS = 1000 };
+enum { LATE_MS = 1000, LATE_PART = 4 };
 
 tddp_status tddp_launch_council_create(const tddp_launch_council_opts *opts, int64_t now_ns,
                                        tddp_launch_council **out)
@@ -192,14 +192,15 @@ static void try_start(tddp_launch_council *council)
     }
 }
 
-/* Time in which nobody looked at the events is no silence of the nodes. */
+/* Time in which nobody looked at the events (this process was stopped, say) is no silence of the
+ * nodes; they may have to connect anew, so their time begins again. */
 static void forgive_lateness(tddp_launch_council *council)
 {
-    int64_t late = council->now_ns - council->tick_ns - LATE_MS * TDDP_NS_PER_MS;
-    for (int i = 0; late > 0 && i < council->count; i++) {
-        tddp_launch_seat *node = &council->nodes[i];
-        node->beat_ns =
-            node->beat_ns + late < council->now_ns ? node->beat_ns + late : council->now_ns;
+    int64_t part_ns = council->opts.patience_ns / LATE_PART;
+    int64_t late_ns = part_ns < LATE_MS * TDDP_NS_PER_MS ? part_ns : LATE_MS * TDDP_NS_PER_MS;
+    bool late = council->now_ns - council->tick_ns > late_ns;
+    for (int i = 0; late && i < council->count; i++) {
+        council->nodes[i].beat_ns = council->now_ns;
     }
     council->tick_ns = council->now_ns;
 }

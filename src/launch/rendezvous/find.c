@@ -3,6 +3,7 @@
  * holds a lease somewhere and says `open` in its own store; whether its lease has the votes is
  * election.c's. Runs on the rendezvous thread.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,9 @@
 
 enum {
     REACH_MS = 2 * 1000, /* for one endpoint */
+    LEAST_REACH_MS = 50,
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
-    TELL_EVERY_MS = 10 * 1000,
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     WHY_BYTES = 320,
     ENDPOINT_BYTES = TDDP_LAUNCH_HOST_BYTES + 16,
@@ -24,7 +25,9 @@ enum {
 typedef struct look {
     tddp_launch_leader leader;
     tddp_launch_word *end;
+    int64_t until_ns;                       /* no attempt lasts longer */
     bool silent[TDDP_LAUNCH_MAX_ENDPOINTS]; /* tried, and no way there */
+    bool gone[TDDP_LAUNCH_MAX_ENDPOINTS];   /* its host answers: nobody listens, or leads, there */
     char why[TDDP_LAUNCH_MAX_ENDPOINTS][WHY_BYTES];
 } look;
 
@@ -50,35 +53,63 @@ static tddp_status view(tddp_store *store, const char *prefix, tddp_store **out)
     return status;
 }
 
+/* How long an attempt at one endpoint may take. */
+static int64_t reach_ms(const tddp_launch_node *node, const look *seen)
+{
+    int64_t read_ms = (int64_t)node->options->conf.read_timeout * 1000;
+    int64_t most = read_ms < REACH_MS ? read_ms : REACH_MS;
+    if (seen->until_ns == INT64_MAX) {
+        return most;
+    }
+    int64_t left = (seen->until_ns - tddp_now_ns()) / TDDP_NS_PER_MS;
+    most = most < node->times.read_ms ? most : node->times.read_ms;
+    return left < LEAST_REACH_MS ? LEAST_REACH_MS : left < most ? left : most;
+}
+
+/* Whether somebody listens there, which a store's client goes on trying until its time is up. */
+static tddp_status knock(const tddp_launch_node *node, int index, const tddp_tcp_store_opts *opts,
+                         look *seen)
+{
+    int fd;
+    tddp_status status =
+        tddp_net_connect_host(opts->host, opts->port, tddp_deadline_after_ms(opts->timeout_ms),
+                              tddp_cancel_fd(node->cancel), &fd);
+    if (status == TDDP_OK) {
+        tddp_close(fd);
+    }
+    seen->gone[index] = status == TDDP_NETWORK && errno == ECONNREFUSED;
+    return status;
+}
+
 /* The store of an endpoint, below torchrun/RUN_ID. */
-static tddp_status open_store(const tddp_launch_node *node, int index, tddp_store **out)
+static tddp_status open_store(const tddp_launch_node *node, int index, look *seen, tddp_store **out)
 {
     bool own = node->host && index == node->hosted;
     tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
     opts.host = own ? tddp_launch_host_address(node->host) : node->endpoints[index].host;
     opts.port = own ? tddp_launch_host_port(node->host) : node->endpoints[index].port;
     opts.wait_for_workers = 0;
-    opts.timeout_ms = REACH_MS;
-    int fd;
-    /* A store's client goes on trying where nobody listens: that is found out first. */
-    tddp_status status = tddp_net_connect_host(
-        opts.host, opts.port, tddp_deadline_after_ms(REACH_MS), tddp_cancel_fd(node->cancel), &fd);
+    opts.timeout_ms = reach_ms(node, seen);
+    tddp_status status = knock(node, index, &opts, seen);
     if (status != TDDP_OK) {
         return status;
     }
-    tddp_close(fd);
-    tddp_wait wait = {REACH_MS, node->cancel};
+    tddp_wait wait = {opts.timeout_ms, node->cancel};
     tddp_store *plain;
     status = tddp_tcp_store_open(&opts, &wait, &plain);
-    if (status != TDDP_OK) {
-        return status;
+    if (status == TDDP_NETWORK) { /* or it has ended meanwhile */
+        char reason[WHY_BYTES];
+        (void)snprintf(reason, sizeof reason, "%s", tddp_error_message());
+        opts.timeout_ms = LEAST_REACH_MS;
+        (void)!knock(node, index, &opts, seen);
+        return tddp_fail(status, "%s", reason);
     }
-    char *prefix = tddp_format("torchrun/%s", node->run_id);
-    if (!prefix) {
+    char *prefix = status == TDDP_OK ? tddp_format("torchrun/%s", node->run_id) : NULL;
+    if (status == TDDP_OK && !prefix) {
         tddp_store_release(plain);
         return TDDP_OUT_OF_MEMORY;
     }
-    status = view(plain, prefix, out);
+    status = status == TDDP_OK ? view(plain, prefix, out) : status;
     free(prefix);
     return status;
 }
@@ -138,7 +169,7 @@ static tddp_status follow_lease(const tddp_launch_node *node, int at, int endpoi
         tddp_store_release(*store);
         *store = NULL;
         status = seen->silent[endpoint] ? tddp_fail(TDDP_NETWORK, "no way there")
-                                        : open_store(node, endpoint, store);
+                                        : open_store(node, endpoint, seen, store);
         if (status != TDDP_OK) {
             seen->silent[endpoint] = status != TDDP_CANCELED;
             (void)snprintf(seen->why[at], WHY_BYTES, "led by %s, which does not answer",
@@ -150,6 +181,7 @@ static tddp_status follow_lease(const tddp_launch_node *node, int at, int endpoi
     (void)snprintf(open, sizeof open, "%d/open", term);
     status = peek(node, *store, open, &job);
     if (status != TDDP_OK || !job.data) {
+        seen->gone[endpoint] = status == TDDP_OK;
         (void)snprintf(seen->why[at], WHY_BYTES, "led by %s, which is not ready",
                        endpoint_text(node, endpoint, text));
         return status;
@@ -164,6 +196,7 @@ static tddp_status follow_lease(const tddp_launch_node *node, int at, int endpoi
     if (status == TDDP_OK) {
         seen->leader.endpoint = endpoint;
         seen->leader.term = term;
+        seen->gone[endpoint] = false;
     }
     return status;
 }
@@ -179,7 +212,7 @@ static tddp_status look_at(const tddp_launch_node *node, int index, look *seen)
         (void)snprintf(why, WHY_BYTES, "no answer");
         return TDDP_NETWORK;
     }
-    tddp_status status = open_store(node, index, &store);
+    tddp_status status = open_store(node, index, seen, &store);
     seen->silent[index] = status != TDDP_OK && status != TDDP_CANCELED;
     if (status == TDDP_OK) {
         status = look_for_end(node, store, &ended, seen->end);
@@ -197,6 +230,7 @@ static tddp_status look_at(const tddp_launch_node *node, int index, look *seen)
     int endpoint;
     int term;
     (void)snprintf(why, WHY_BYTES, "no torchrun leads there");
+    seen->gone[index] = true; /* unless it is the one that leads */
     if (ended) {
         (void)snprintf(why, WHY_BYTES, "the job \"%.80s\" has ended there", node->run_id);
     } else if (!lease.data) {
@@ -265,16 +299,49 @@ static tddp_status fail_search(const tddp_launch_node *node, const char *tried)
                      node->run_id, node->options->conf.join_timeout, tried);
 }
 
-tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
+/* A line for the user, to be followed by another after a while. */
+static void report(const tddp_launch_node *node, const char *tried, int64_t *report_at)
+{
+    if (tddp_now_ns() < *report_at) {
+        return;
+    }
+    char *line = tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
+    if (line) {
+        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, line);
+    }
+    free(line);
+    *report_at = tddp_deadline_after_ms(node->times.report_ms);
+}
+
+/* What a pass in vain says of the leader that is lost: when to give up. */
+static void note_lost(const tddp_launch_node *node, const look *seen, tddp_launch_search *search,
+                      int64_t *deadline)
+{
+    if (search->lost < 0) {
+        return;
+    }
+    if (seen->gone[search->lost]) {
+        int64_t soon = tddp_deadline_after_ms(search->gone_ms);
+        *deadline = !search->gone && soon < *deadline ? soon : *deadline;
+        search->gone = true;
+    } else if (search->line && !search->reported) {
+        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, search->line);
+        search->reported = true;
+    }
+}
+
+tddp_status tddp_launch_find_leader(tddp_launch_node *node, tddp_launch_search *search,
                                     tddp_launch_leader *out, tddp_launch_word *end)
 {
     char tried[TDDP_LAUNCH_MAX_ENDPOINTS * (WHY_BYTES + ENDPOINT_BYTES)];
-    int64_t deadline = tddp_deadline_after_ms(limit_ms);
-    int64_t tell_at = tddp_deadline_after_ms(TELL_EVERY_MS);
+    int64_t deadline = tddp_deadline_after_ms(search->limit_ms);
+    int64_t report_at = tddp_deadline_after_ms(node->times.report_ms);
     int64_t host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
     int64_t pause = FIRST_PAUSE_MS;
     for (;;) {
-        look seen = {.leader = {.endpoint = -1}, .end = end};
+        look seen = {.leader = {.endpoint = -1},
+                     .end = end,
+                     .until_ns = search->exact ? deadline : INT64_MAX};
         tddp_status status = look_around(node, &seen);
         if (status != TDDP_TIMEOUT) {
             if (status == TDDP_OK) {
@@ -282,6 +349,7 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
             }
             return status;
         }
+        note_lost(node, &seen, search, &deadline);
         list_tried(node, &seen, tried, sizeof tried);
         if (tddp_now_ns() >= deadline) {
             return fail_search(node, tried);
@@ -293,15 +361,7 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
             }
             host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
         }
-        if (tddp_now_ns() >= tell_at) {
-            char *line =
-                tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
-            if (line) {
-                tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, line);
-            }
-            free(line);
-            tell_at = tddp_deadline_after_ms(TELL_EVERY_MS);
-        }
+        report(node, tried, &report_at);
         if (tddp_net_sleep(tddp_deadline_after_ms(pause), tddp_cancel_fd(node->cancel)) !=
                 TDDP_OK &&
             !tddp_launch_node_obey(node)) {

@@ -35,6 +35,7 @@ static tddp_status start_host(tddp_launch_node *node, int index)
 {
     tddp_launch_host_opts opts = {
         .options = node->options,
+        .times = node->times,
         .run_id = node->run_id,
         .endpoint_index = index,
         .endpoint_count = node->endpoint_count,
@@ -64,7 +65,8 @@ static tddp_status host_free_one(tddp_launch_node *node)
 static tddp_status find_for_a_moment(tddp_launch_node *node, tddp_launch_leader *out)
 {
     tddp_launch_word end = {0};
-    tddp_status status = tddp_launch_find_leader(node, DEFER_MS, out, &end);
+    tddp_launch_search search = {.limit_ms = DEFER_MS, .lost = -1};
+    tddp_status status = tddp_launch_find_leader(node, &search, out, &end);
     tddp_launch_word_free(&end);
     return status;
 }

@@ -17,10 +17,15 @@
 
 enum { ANSWER_MS = 300, SHARES = 16, HIGHEST_TERM = 99999999 };
 
+int64_t tddp_launch_host_now(const tddp_launch_host *host)
+{
+    return host->opts.now ? host->opts.now() : tddp_now_ns();
+}
+
 bool tddp_launch_host_leads(tddp_launch_host *host, int *term)
 {
     pthread_mutex_lock(&host->lock);
-    bool leads = host->leads && tddp_now_ns() < host->until_ns;
+    bool leads = host->leads && tddp_launch_host_now(host) < host->until_ns;
     *term = host->term;
     pthread_mutex_unlock(&host->lock);
     return leads;
@@ -28,10 +33,23 @@ bool tddp_launch_host_leads(tddp_launch_host *host, int *term)
 
 /* --- the election's thread ------------------------------------------------------------------- */
 
+/* What the election sees of its host. */
+typedef struct surroundings {
+    tddp_launch_voters voters;
+    const tddp_launch_host *host;
+} surroundings;
+
 static int64_t clock_now(void *context)
 {
-    (void)context;
-    return tddp_now_ns();
+    const surroundings *around = context;
+    return tddp_launch_host_now(around->host);
+}
+
+static tddp_status exchange(void *context, int voter, const char *key, const char *expected,
+                            const char *desired, char present[TDDP_LAUNCH_LEASE_BYTES])
+{
+    surroundings *around = context;
+    return tddp_launch_voters_exchange(&around->voters, voter, key, expected, desired, present);
 }
 
 /* Puts down what the last step has brought; returns what to tell of the end, or NULL. */
@@ -53,14 +71,15 @@ static void *elect(void *data)
 {
     tddp_launch_host *host = data;
     const tddp_launch_host_opts *opts = &host->opts;
-    int64_t lease_ms = (int64_t)opts->options->conf.heartbeat_timeout * 1000;
-    tddp_launch_voters voters;
+    int64_t lease_ms = opts->times.silence_ms;
+    surroundings around = {.host = host};
+    tddp_launch_voters *voters = &around.voters;
     tddp_launch_election election;
     bool stop = false;
     bool hand_over = false;
     bool told = false;
     const char *word = NULL;
-    tddp_launch_voters_init(&voters, opts->endpoints, opts->endpoint_count, opts->endpoint_index,
+    tddp_launch_voters_init(voters, opts->endpoints, opts->endpoint_count, opts->endpoint_index,
                             host->address, host->port, opts->run_id,
                             lease_ms / SHARES < ANSWER_MS ? lease_ms / SHARES : ANSWER_MS,
                             host->election_cancel);
@@ -68,8 +87,8 @@ static void *elect(void *data)
                                      .count = opts->endpoint_count,
                                      .lease_ns = lease_ms * TDDP_NS_PER_MS,
                                      .seed = (uint64_t)tddp_now_ns() ^ (uint64_t)getpid(),
-                                     .context = &voters,
-                                     .exchange = tddp_launch_voters_exchange,
+                                     .context = &around,
+                                     .exchange = exchange,
                                      .now = clock_now};
     tddp_launch_election_init(&election, &how);
     while (!stop) {
@@ -84,13 +103,13 @@ static void *elect(void *data)
                                   tddp_cancel_fd(host->election_cancel));
         }
     }
-    voters.cancel = NULL; /* it is triggered: what follows is to be done still */
+    voters->cancel = NULL; /* it is triggered: what follows is to be done still */
     if (word && !told) {
         (void)tddp_launch_election_end(&election, word);
     } else if (hand_over && !word) {
         tddp_launch_election_resign(&election);
     }
-    tddp_launch_voters_close(&voters);
+    tddp_launch_voters_close(voters);
     return NULL;
 }
 
@@ -112,7 +131,7 @@ void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAU
     (void)snprintf(text, TDDP_LAUNCH_JOB_BYTES,
                    "--nnodes=%d%s --max-restarts=%d --rdzv-conf=heartbeat_timeout=%d",
                    options->min_nodes, most, options->max_restarts,
-                   options->conf.heartbeat_timeout);
+                   tddp_launch_silence_s(&options->conf));
 }
 
 static tddp_status start_server(tddp_launch_host *host)
@@ -238,7 +257,7 @@ bool tddp_launch_host_over(const tddp_launch_host *host)
 {
     tddp_launch_host *mutable = (tddp_launch_host *)(uintptr_t)host; /* for its lock alone */
     pthread_mutex_lock(&mutable->lock);
-    bool over = host->over || !host->leads || tddp_now_ns() >= host->until_ns;
+    bool over = host->over || !host->leads || tddp_launch_host_now(host) >= host->until_ns;
     pthread_mutex_unlock(&mutable->lock);
     return over;
 }

@@ -8,6 +8,7 @@
 
 #include "launch/command/options.h"
 #include "launch/rendezvous/text.h"
+#include "launch/rendezvous/times.h"
 
 typedef struct tddp_launch_host tddp_launch_host;
 
@@ -18,10 +19,12 @@ void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAU
 
 typedef struct tddp_launch_host_opts {
     const tddp_launch_options *options; /* borrowed until the stop */
-    const char *run_id;                 /* borrowed until the stop */
-    int endpoint_index;                 /* which of `endpoints` this is, from 0 */
+    tddp_launch_times times;
+    const char *run_id; /* borrowed until the stop */
+    int endpoint_index; /* which of `endpoints` this is, from 0 */
     int endpoint_count;
     const tddp_launch_endpoint *endpoints; /* with their ports; borrowed until the stop */
+    int64_t (*now)(void);                  /* NULL: tddp_now_ns(); tests let time pass */
 } tddp_launch_host_opts;
 
 /*
@@ -37,7 +40,7 @@ const char *tddp_launch_host_address(const tddp_launch_host *host);
 int tddp_launch_host_port(const tddp_launch_host *host);
 
 /* Whether nobody needs this host any more: it does not lead, or the job has ended and all have read
- * that (or had three seconds to). Any thread. */
+ * that (or had close_ms to). Any thread. */
 bool tddp_launch_host_over(const tddp_launch_host *host);
 
 /*

@@ -18,9 +18,6 @@ enum {
     SLICE_MS = 100,   /* for an event, before time is looked at */
     ANSWER_MS = 2000, /* of the own store */
     AT_A_TIME = 1000, /* events, before words are written and time is looked at */
-    SETTLE_MS = 2000, /* after a change of leaders */
-    TELL_EVERY_MS = 10000,
-    GOODBYE_MS = 3000
 };
 
 /* One time of leading. */
@@ -58,8 +55,7 @@ static bool goes_on(const reign *r)
 static tddp_status create_council(reign *r)
 {
     const tddp_launch_options *options = r->host->opts.options;
-    int64_t heartbeat_ms = (int64_t)options->conf.heartbeat_timeout * 1000;
-    int64_t less_ms = heartbeat_ms / 10 < 500 ? heartbeat_ms / 10 : 500;
+    const tddp_launch_times *times = &r->host->opts.times;
     bool fixed = options->backend == TDDP_LAUNCH_STATIC;
     bool many = options->min_nodes < options->max_nodes;
     int endpoints = r->host->opts.endpoint_count;
@@ -72,14 +68,14 @@ static tddp_status create_council(reign *r)
         .hands_over = endpoints > 2,
         .run_id = r->host->opts.run_id,
         .where = r->host->where,
-        .patience_ns = (heartbeat_ms - less_ms) * TDDP_NS_PER_MS,
-        .join_timeout_ns = (int64_t)options->conf.join_timeout * TDDP_NS_PER_S,
-        .last_call_ns = (int64_t)options->conf.last_call_timeout * TDDP_NS_PER_S,
-        .settle_ns = SETTLE_MS * TDDP_NS_PER_MS,
-        .tell_every_ns = TELL_EVERY_MS * TDDP_NS_PER_MS,
-        .goodbye_ns = GOODBYE_MS * TDDP_NS_PER_MS,
+        .patience_ns = (times->silence_ms - times->margin_ms) * TDDP_NS_PER_MS,
+        .join_timeout_ns = times->join_ms * TDDP_NS_PER_MS,
+        .last_call_ns = times->last_call_ms * TDDP_NS_PER_MS,
+        .settle_ns = times->settle_ms * TDDP_NS_PER_MS,
+        .tell_every_ns = times->report_ms * TDDP_NS_PER_MS,
+        .goodbye_ns = times->close_ms * TDDP_NS_PER_MS,
     };
-    return tddp_launch_council_create(&opts, tddp_now_ns(), &r->council);
+    return tddp_launch_council_create(&opts, tddp_launch_host_now(r->host), &r->council);
 }
 
 static tddp_status set(const reign *r, const char *key, tddp_slice value)
@@ -226,7 +222,8 @@ static tddp_status take_event(reign *r, bool block, tddp_launch_event *event)
         tddp_log(TDDP_LOG_WARN, "launch", "%s", tddp_error_message());
         return TDDP_OK; /* `event` is as it was: a beat of slot 0, which is nobody */
     }
-    return status == TDDP_OK ? tddp_launch_council_take(r->council, event, tddp_now_ns(), &r->words)
+    return status == TDDP_OK ? tddp_launch_council_take(r->council, event,
+                                                        tddp_launch_host_now(r->host), &r->words)
                              : status;
 }
 
@@ -239,14 +236,14 @@ static tddp_status take_events(reign *r, tddp_launch_event *event)
         status = take_event(r, i == 0, event);
     }
     if (status == TDDP_NOT_FOUND) {
-        status = tddp_launch_council_tick(r->council, tddp_now_ns(), &r->words);
+        status = tddp_launch_council_tick(r->council, tddp_launch_host_now(r->host), &r->words);
     }
     return status;
 }
 
 static void note_over(const reign *r)
 {
-    if (r->ended && tddp_launch_council_over(r->council, tddp_now_ns())) {
+    if (r->ended && tddp_launch_council_over(r->council, tddp_launch_host_now(r->host))) {
         pthread_mutex_lock(&r->host->lock);
         r->host->over = true;
         pthread_mutex_unlock(&r->host->lock);

@@ -36,6 +36,9 @@ struct tddp_launch_host {
 /* The council's thread. */
 void *tddp_launch_host_council(void *data);
 
+/* The time by which leases, heartbeats and the job's own limits are measured. */
+int64_t tddp_launch_host_now(const tddp_launch_host *host);
+
 /* Whether this host leads now; of which term. */
 bool tddp_launch_host_leads(tddp_launch_host *host, int *term);
 

@@ -16,9 +16,9 @@
 #include "net/net.h"
 
 enum {
-    GRACE_MS = 500,       /* before or after the moment at which silence is loss */
+    GRACE_MS = 500,       /* after the moment at which silence is loss */
     LAST_WORD_MS = 500,   /* for the council to take note of a leave */
-    GOODBYE_MS = 3500,    /* for the others, who still read the store here */
+    GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the store */
     GOODBYE_STEP_MS = 10, /* between two looks whether they have */
     KEY_BYTES = 32
 };
@@ -30,8 +30,7 @@ tddp_slice tddp_launch_slice(const char *text)
 
 tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node)
 {
-    int64_t patience = (int64_t)node->options->conf.heartbeat_timeout * 1000 - GRACE_MS;
-    return (tddp_wait){patience > GRACE_MS ? patience : GRACE_MS, NULL};
+    return (tddp_wait){node->times.read_ms, NULL};
 }
 
 void tddp_launch_node_post(tddp_launch_node *node, tddp_launch_news news, const char *text)
@@ -58,8 +57,8 @@ bool tddp_launch_node_obey(tddp_launch_node *node)
         if (come.failed) {
             orders->failed = true;
             memcpy(orders->failure, come.failure, sizeof orders->failure);
-            int64_t patience = (int64_t)node->options->conf.heartbeat_timeout * 1000 + GRACE_MS;
-            node->hurt_until = come.hurt ? tddp_deadline_after_ms(patience) : tddp_now_ns();
+            int64_t limit_ms = node->times.silence_ms + GRACE_MS;
+            node->hurt_until = come.hurt ? tddp_deadline_after_ms(limit_ms) : tddp_now_ns();
         }
     }
     if (come.leave) {
@@ -120,7 +119,7 @@ tddp_status tddp_launch_node_beat(tddp_launch_node *node)
     if (status == TDDP_OK) {
         status = tddp_store_check(node->leader.store, &open, 1, &wait, &leads);
     }
-    node->beat_at = tddp_deadline_after_ms(TDDP_LAUNCH_BEAT_MS);
+    node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
     node->heard_ns = status == TDDP_OK ? tddp_now_ns() : node->heard_ns;
     return status == TDDP_OK && !leads ? tddp_fail(TDDP_NETWORK, "it leads no more") : status;
 }
@@ -244,7 +243,7 @@ static void say_leave(tddp_launch_node *node)
 
 static void stop_host(tddp_launch_node *node)
 {
-    int64_t deadline = tddp_deadline_after_ms(GOODBYE_MS);
+    int64_t deadline = tddp_deadline_after_ms(node->times.close_ms + GOODBYE_MS);
     while (node->host && node->ended && !tddp_launch_host_over(node->host) &&
            tddp_now_ns() < deadline && !node->orders.quit) {
         if (tddp_net_sleep(tddp_deadline_after_ms(GOODBYE_STEP_MS), tddp_cancel_fd(node->cancel)) !=
@@ -258,21 +257,21 @@ static void stop_host(tddp_launch_node *node)
 
 void tddp_launch_node_run(tddp_launch_node *node)
 {
-    char *lost = NULL;
+    char *reason = NULL;
     if (tddp_launch_node_find_address(node) != TDDP_OK ||
         tddp_launch_host_if_chosen(node) != TDDP_OK) {
         tddp_launch_node_give_up(node, tddp_error_message());
     }
-    while (!node->over && tddp_launch_node_seek(node, lost)) {
+    while (!node->over && tddp_launch_node_seek(node, reason)) {
         if (follow(node) != TDDP_OK) {
-            free(lost);
-            lost = tddp_launch_node_describe_loss(node);
-            if (!lost) {
+            free(reason);
+            reason = tddp_copy_string(tddp_error_message());
+            if (!reason) {
                 tddp_launch_node_give_up(node, "out of memory");
             }
         }
     }
-    free(lost);
+    free(reason);
     if (node->leader.store && node->slot > 0 && !node->ended &&
         (node->orders.leave || node->orders.quit)) {
         say_leave(node);
@@ -304,7 +303,8 @@ static tddp_status introduce(tddp_launch_node *node)
     return TDDP_OK;
 }
 
-tddp_status tddp_launch_node_create(const tddp_launch_options *options, const char *run_id,
+tddp_status tddp_launch_node_create(const tddp_launch_options *options,
+                                    const tddp_launch_times *times, const char *run_id,
                                     int local_size, tddp_launch_rendezvous *mailbox,
                                     tddp_cancel *cancel, tddp_launch_node **out)
 {
@@ -314,6 +314,7 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options, const ch
     }
     *made = (tddp_launch_node){
         .options = options,
+        .times = *times,
         .run_id = run_id,
         .local_size = local_size,
         .mailbox = mailbox,

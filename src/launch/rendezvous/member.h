@@ -15,6 +15,7 @@
 #include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "launch/rendezvous/text.h"
+#include "launch/rendezvous/times.h"
 
 /* What the agent wants of the thread. */
 typedef struct tddp_launch_orders {
@@ -39,9 +40,6 @@ void tddp_launch_rendezvous_post(tddp_launch_rendezvous *rendezvous, tddp_launch
 
 /* --- the node -------------------------------------------------------------------------------- */
 
-/* Between two signs of life. */
-enum { TDDP_LAUNCH_BEAT_MS = 500 };
-
 typedef enum tddp_launch_stage {
     TDDP_LAUNCH_AWAITING, /* no round: one is waited for */
     TDDP_LAUNCH_ENTERING, /* in a round, whose workers' store is not known yet */
@@ -57,6 +55,7 @@ typedef struct tddp_launch_leader {
 
 typedef struct tddp_launch_node {
     const tddp_launch_options *options;
+    tddp_launch_times times;
     const char *run_id;
     int local_size;
     tddp_launch_rendezvous *mailbox;
@@ -87,6 +86,7 @@ typedef struct tddp_launch_node {
 
 /* Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. Caller: tddp_launch_node_free(). */
 TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *options,
+                                                   const tddp_launch_times *times,
                                                    const char *run_id, int local_size,
                                                    tddp_launch_rendezvous *mailbox,
                                                    tddp_cancel *cancel, tddp_launch_node **out);
@@ -99,7 +99,7 @@ void tddp_launch_node_run(tddp_launch_node *node);
 
 tddp_slice tddp_launch_slice(const char *text);
 
-/* How long a store that is there may take to answer; orders do not end it. */
+/* How long a store may take to answer before its connection is made anew; orders do not end it. */
 tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node);
 
 /* Takes new orders in; false if the node is to go. */
@@ -129,19 +129,15 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, 
 /* Finds out under which address --local-addr is to be known. */
 TDDP_NODISCARD tddp_status tddp_launch_node_find_address(tddp_launch_node *node);
 
-/* Finds a leader: the first one (`lost` is NULL) or, since one is lost, it or the next one. False
- * if there is none for this node: the agent has been told. */
-bool tddp_launch_node_seek(tddp_launch_node *node, const char *lost);
+/* Finds a leader: the first one (`reason` is NULL) or, since the connection to one was lost for
+ * `reason`, it or the next one. False if there is none for this node: the agent has been told. */
+bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason);
 
 /* Takes a new slot at the leader. */
 TDDP_NODISCARD tddp_status tddp_launch_node_enlist(tddp_launch_node *node);
 
 /* Whether the leader is this very process. */
 bool tddp_launch_node_hosts_leader(const tddp_launch_node *node);
-
-/* What is said of a leader that is lost, for the reason in tddp_error_message(). free() it; NULL if
- * memory is short. */
-char *tddp_launch_node_describe_loss(const tddp_launch_node *node);
 
 /* --- member_words.c -------------------------------------------------------------------------- */
 
@@ -163,13 +159,25 @@ TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
 
 /* --- find.c ---------------------------------------------------------------------------------- */
 
+/* How long to look for a leader. */
+typedef struct tddp_launch_search {
+    int64_t limit_ms;
+    bool exact;       /* no attempt lasts longer than the limit */
+    int lost;         /* the endpoint of the leader whose connection was lost; -1: none */
+    int64_t gone_ms;  /* the limit once its host answers that nobody listens, or leads, there */
+    const char *line; /* reported as soon as it is known to be silent; or NULL */
+    bool gone;        /* out: its host has answered so */
+    bool reported;    /* out: the line */
+} tddp_launch_search;
+
 /*
- * Looks for the leader until it is found or the time is up (at least once at all endpoints); tells
- * every ten seconds what was tried. Errors: TDDP_CANCELED (the node is to go), TDDP_NOT_FOUND (the
- * job has ended: `*end` is its last word), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it leads
- * another kind of job), TDDP_OUT_OF_MEMORY. `*end` must be clear before.
+ * Looks for the leader until it is found or the time is up (at least once at all endpoints);
+ * reports now and then what was tried. Errors: TDDP_CANCELED (the node is to go), TDDP_NOT_FOUND
+ * (the job has ended: `*end` is its last word), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it
+ * leads another kind of job), TDDP_OUT_OF_MEMORY. `*end` must be clear before.
  */
-TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node, int64_t limit_ms,
+TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node,
+                                                   tddp_launch_search *search,
                                                    tddp_launch_leader *out, tddp_launch_word *end);
 void tddp_launch_leader_forget(tddp_launch_leader *leader);
 

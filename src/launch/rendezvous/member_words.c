@@ -56,7 +56,7 @@ static tddp_status reach_master(tddp_launch_node *node)
     do {
         reached =
             tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
-                                      node->self.addr, TDDP_LAUNCH_BEAT_MS, node->cancel);
+                                      node->self.addr, node->times.beat_ms, node->cancel);
         if (reached == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
             node->over = true;
             return TDDP_OK;

@@ -95,7 +95,8 @@ static void release(tddp_launch_rendezvous *rendezvous)
     free(rendezvous);
 }
 
-tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options, const char *run_id,
+tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
+                                         const tddp_launch_times *times, const char *run_id,
                                          int local_size, tddp_launch_rendezvous **out)
 {
     tddp_launch_rendezvous *made = tddp_alloc(sizeof *made);
@@ -109,8 +110,8 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options, con
         status = tddp_cancel_create(&made->cancel);
     }
     if (status == TDDP_OK) {
-        status =
-            tddp_launch_node_create(options, run_id, local_size, made, made->cancel, &made->node);
+        status = tddp_launch_node_create(options, times, run_id, local_size, made, made->cancel,
+                                         &made->node);
     }
     if (status == TDDP_OK) {
         status = tddp_thread_start(&made->thread, "tddp-nodes", body, made);

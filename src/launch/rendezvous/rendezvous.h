@@ -7,6 +7,7 @@
 
 #include "launch/workers/environment.h"
 #include "launch/command/options.h"
+#include "launch/rendezvous/times.h"
 
 typedef struct tddp_launch_rendezvous tddp_launch_rendezvous;
 
@@ -23,8 +24,9 @@ typedef enum tddp_launch_news {
 } tddp_launch_news;
 
 /* Starts joining; errors come as news. Caller: tddp_launch_rendezvous_end(). `options` and `run_id`
- * must live as long. */
+ * must live as long. `times`: tddp_launch_times_of() the options, but in tests. */
 TDDP_NODISCARD tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
+                                                        const tddp_launch_times *times,
                                                         const char *run_id, int local_size,
                                                         tddp_launch_rendezvous **out);
 

@@ -96,7 +96,9 @@ const char *tddp_launch_ending(const tddp_launch_worker *worker,
     if (WIFSIGNALED(status)) {
         (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "killed by %s%s",
                        tddp_launch_signal_name(WTERMSIG(status), name),
-                       WCOREDUMP(status) ? " (core dumped)" : "");
+                       worker->out_of_memory ? " (the kernel's out-of-memory killer)"
+                       : WCOREDUMP(status)   ? " (core dumped)"
+                                             : "");
     } else {
         (void)snprintf(text, TDDP_LAUNCH_ENDING_BYTES, "exit code %d", WEXITSTATUS(status));
     }

@@ -36,6 +36,7 @@ static void put_ending(tddp_launch_json *json, const tddp_launch_worker *worker)
     tddp_launch_json_number(json, "exitcode", tddp_launch_exit_code(worker));
     tddp_launch_json_text(json, "signal",
                           signaled ? tddp_launch_signal_name(WTERMSIG(status), name) : NULL);
+    tddp_launch_json_bool(json, "out_of_memory", worker->out_of_memory);
     tddp_launch_json_bool(json, "core_dumped", signaled && WCOREDUMP(status));
     tddp_launch_json_text(json, "core", core);
     free(core);

@@ -21,7 +21,8 @@ typedef struct tddp_launch_devices {
     tddp_launch_device *list; /* as CUDA numbers them */
     int count;
     bool one_a_process; /* instances of MIG: of all that are named a process sees the first */
-    bool driver;        /* whether the driver's devices were found at all */
+    bool driver;        /* whether devices that may be used were found at all */
+    int unreachable;    /* GPUs that the driver shows where none has a device file */
 } tddp_launch_devices;
 
 /* Looks below `root` ("" for this machine); `visible` is CUDA_VISIBLE_DEVICES or NULL. No GPU is no

@@ -1,9 +1,9 @@
 /*
- * Finds GPUs by the NVIDIA driver's files: /proc/driver/nvidia/gpus has a folder for each, named by
- * its PCI address; a container has in /dev those it may use. CUDA_VISIBLE_DEVICES is read as the
- * driver reads it: numbers as strtol takes them, or identifiers, of which a beginning that only one
- * GPU has is enough; what cannot be read or does not exist ends the list, and naming a GPU twice
- * leaves none. Only reads; any thread.
+ * Finds GPUs by the NVIDIA driver's files: /proc/driver/nvidia/gpus has a folder for each of the
+ * machine, named by its PCI address; /dev has those that may be used here, all or a container's.
+ * CUDA_VISIBLE_DEVICES is read as the driver reads it: numbers as strtol takes them, or
+ * identifiers, of which a beginning that only one GPU has is enough; what cannot be read or does
+ * not exist ends the list, and naming a GPU twice leaves none. Only reads; any thread.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -28,7 +29,8 @@ typedef struct gpu {
 typedef struct gpu_list {
     gpu *list;
     int count;
-    bool uncounted; /* a driver that does not show its GPUs in files */
+    bool uncounted;  /* a driver that does not show its GPUs in files */
+    int unreachable; /* GPUs of the machine where none has a device file */
 } gpu_list;
 
 /* --- what is there --------------------------------------------------------------------------- */
@@ -92,6 +94,14 @@ static bool has_minor(const gpu_list *all, int64_t minor)
     return false;
 }
 
+static bool is_device(const char *folder, const char *name)
+{
+    char path[PATH_BYTES + 256];
+    struct stat found;
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    return stat(path, &found) == 0 && S_ISCHR(found.st_mode);
+}
+
 /* The device files: "nvidia0", but not "nvidiactl". */
 static tddp_status find_in_dev(const char *root, gpu_list *all)
 {
@@ -103,7 +113,8 @@ static tddp_status find_in_dev(const char *root, gpu_list *all)
     while (status == TDDP_OK && folder && (entry = readdir(folder))) {
         int64_t minor;
         if (strncmp(entry->d_name, "nvidia", 6) == 0 &&
-            tddp_parse_int(entry->d_name + 6, 0, INT_MAX, &minor)) {
+            tddp_parse_int(entry->d_name + 6, 0, INT_MAX, &minor) &&
+            is_device(path, entry->d_name)) {
             gpu one = {.minor = (int)minor};
             status = add_gpu(all, &one) ? TDDP_OK : TDDP_OUT_OF_MEMORY;
         }
@@ -125,8 +136,8 @@ static int by_address(const void *a, const void *b)
     return order ? order : (first->minor > second->minor) - (first->minor < second->minor);
 }
 
-/* The driver's folder shows all GPUs of the machine, a container's /dev those it may use; device
- * files may not have been made yet, and not every container has the driver's folder. */
+/* Without a device file a GPU is of no use, and not every container has the driver's folder: so the
+ * device files count, and the folder adds what else is known of them. */
 static tddp_status find_gpus(const char *root, gpu_list *out)
 {
     gpu_list shown = {0};
@@ -140,15 +151,15 @@ static tddp_status find_gpus(const char *root, gpu_list *out)
         free(usable.list);
         return status;
     }
-    out->uncounted = usable.uncounted;
-    if (shown.count == 0) {
+    shown.uncounted = usable.uncounted;
+    if (shown.count == 0 || usable.count == 0) {
+        usable.unreachable = usable.count == 0 ? shown.count : 0;
         free(shown.list);
         *out = usable;
     } else {
         int kept = 0;
         for (int i = 0; i < shown.count; i++) {
-            if (usable.count == 0 || shown.list[i].minor < 0 ||
-                has_minor(&usable, shown.list[i].minor)) {
+            if (shown.list[i].minor < 0 || has_minor(&usable, shown.list[i].minor)) {
                 shown.list[kept++] = shown.list[i];
             }
         }
@@ -283,6 +294,7 @@ tddp_status tddp_launch_devices_find(const char *root, const char *visible,
         return status;
     }
     found.driver = all.count > 0 || all.uncounted;
+    found.unreachable = all.unreachable;
     if (!found.driver) {
         free(all.list);
         *out = found;

@@ -45,16 +45,25 @@ bool tddp_launch_has_children(void);
 TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
 void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
 
-/* Sends a signal to every descendant of this process but strangers (NULL: there are none) and
- * theirs, and but `spared` (0: nobody), whose own are sent it; the number found. */
-size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
-                                      int number);
+/* Whom a signal to all descendants leaves out; borrowed. All zero: nobody. */
+typedef struct tddp_launch_exempt {
+    const tddp_launch_strangers *strangers; /* these and all that descend from them; may be NULL */
+    pid_t process;                          /* this one alone; 0: none */
+    const pid_t *groups;                    /* the members of these process groups */
+    size_t group_count;
+    int unless_ignoring; /* all that do not ignore this other signal; 0: does not matter */
+} tddp_launch_exempt;
+
+/* Sends a signal to every other descendant of this process (NULL: to every one); returns how many
+ * were found, ended ones that were not waited for left out. */
+size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int number);
 
 /* --- what the kernel tells of them ----------------------------------------------------------- */
 
 typedef struct tddp_launch_process {
     pid_t pid;
     pid_t parent;
+    pid_t group;                /* its process group */
     bool ended;                 /* and not waited for yet */
     unsigned long long started; /* with the number it is one process only */
     unsigned long long ticks;   /* of CPU time */

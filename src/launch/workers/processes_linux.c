@@ -88,10 +88,11 @@ bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out)
     text[got > 0 ? got : 0] = '\0';
     /* The name in brackets may hold anything. */
     const char *bracket = strrchr(text, ')');
-    if (!bracket || sscanf(bracket + 1,
-                           " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d "
-                           "%*d %*d %llu %*u %lld",
-                           &state, &made.parent, &user, &system, &made.started, &pages) != 6) {
+    if (!bracket ||
+        sscanf(bracket + 1,
+               " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d "
+               "%*d %*d %llu %*u %lld",
+               &state, &made.parent, &made.group, &user, &system, &made.started, &pages) != 7) {
         return false;
     }
     made.ended = state == 'Z' || state == 'X';
@@ -180,16 +181,46 @@ static void mark_ours(tddp_launch_process_list *all, const tddp_launch_strangers
     }
 }
 
-size_t tddp_launch_signal_descendants(const tddp_launch_strangers *strangers, pid_t spared,
-                                      int number)
+/* Whether a process has a signal ignored, as shells have SIGINT for what they run in the
+ * background.
+ */
+static bool ignores(pid_t pid, int number)
 {
+    char path[64];
+    char line[256];
+    unsigned long long mask = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "SigIgn: %llx", &mask) != 1) {
+    }
+    if (file) {
+        fclose(file);
+    }
+    return mask >> (number - 1) & 1;
+}
+
+static bool is_exempt(const tddp_launch_exempt *exempt, const tddp_launch_process *one)
+{
+    for (size_t i = 0; i < exempt->group_count; i++) {
+        if (one->group == exempt->groups[i]) {
+            return true;
+        }
+    }
+    return one->pid == exempt->process ||
+           (exempt->unless_ignoring != 0 && !ignores(one->pid, exempt->unless_ignoring));
+}
+
+size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int number)
+{
+    static const tddp_launch_exempt nobody = {0};
     tddp_launch_process_list all = {0};
     size_t found = 0;
+    exempt = exempt ? exempt : &nobody;
     if (tddp_launch_process_list_all(&all) == TDDP_OK) {
-        mark_ours(&all, strangers);
+        mark_ours(&all, exempt->strangers);
         for (size_t i = 0; i < all.count; i++) {
             const tddp_launch_process *one = &all.list[i];
-            if (one->owner == OURS && one->pid != spared) {
+            if (one->owner == OURS && !one->ended && !is_exempt(exempt, one)) {
                 found++;
                 (void)kill(one->pid, number);
             }

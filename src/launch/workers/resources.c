@@ -11,6 +11,13 @@
 /* What there is instead of GPUs, for people. */
 static tddp_status no_gpu(const tddp_launch_devices *devices, const char *visible)
 {
+    if (devices->unreachable > 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--nproc-per-node=gpu: the NVIDIA driver shows %d GPU%s, but there is no "
+                         "/dev/nvidia0 or the like to use one; give the container its GPUs, or on "
+                         "a machine that was just started run nvidia-smi as root",
+                         devices->unreachable, devices->unreachable == 1 ? "" : "s");
+    }
     const char *found = devices->driver ? "" : "no NVIDIA driver's devices found";
     const char *both = visible && !devices->driver ? ", " : "";
     return tddp_fail(TDDP_INVALID_ARGUMENT,

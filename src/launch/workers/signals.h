@@ -14,18 +14,26 @@
 
 #include <tddp/status.h>
 
+enum { TDDP_LAUNCH_SIGNAL_COUNT = 65 }; /* Linux's highest number is 64 */
+
 typedef struct tddp_launch_signals {
     int fd;          /* readable when a signal waits; -1: not open */
     sigset_t ending; /* those that end the job */
     sigset_t before; /* the mask torchrun was started with: the workers' */
     bool pipe_ignored_before;
     pid_t front; /* the process that passes them on to this one */
-    struct {     /* the last that ended the job, so that one event is not counted twice */
-        int number;
-        bool by_front;
-        int64_t at;
-    } last;
+    struct {
+        int64_t at;   /* when it came to this process; 0: never */
+        bool seen[2]; /* by the agent: sent to it directly, and passed on by the front */
+    } known[TDDP_LAUNCH_SIGNAL_COUNT];
 } tddp_launch_signals;
+
+/* A signal as the agent takes it. */
+typedef struct tddp_launch_signal {
+    int number;         /* 0: none waits */
+    bool again;         /* it is not the first with this number that was sent this way */
+    bool from_terminal; /* the terminal sent it to its foreground processes, torchrun among them */
+} tddp_launch_signal;
 
 /*
  * Blocks SIGCHLD and the signals of `list` (--signals-to-handle). One that was ignored when
@@ -42,11 +50,22 @@ TDDP_NODISCARD tddp_status tddp_launch_signals_open(tddp_launch_signals *signals
 void tddp_launch_signals_close(tddp_launch_signals *signals);
 
 /*
- * The next waiting signal, or 0. Who signals all of torchrun's processes at once, as systemd,
- * `pkill` and `timeout` do, means one event, which comes twice: directly and from the front.
- * Repeats of such a kind are left out.
+ * The next waiting signal. systemd and `pkill` signal both of torchrun's processes, so that one
+ * event reaches the agent twice: directly, and from the front. Each way is therefore counted for
+ * itself, and each number: SIGTERM and SIGHUP one after the other are no repetition.
  */
-int tddp_launch_signals_next(tddp_launch_signals *signals);
+tddp_launch_signal tddp_launch_signals_next(tddp_launch_signals *signals);
+
+/*
+ * Whether a signal that was sent to this process repeats the last one of its number by itself:
+ * `timeout` signals its child and then its group, the child among it, and a shell on a terminal
+ * that is gone sends SIGHUP beside the kernel's. A key of the terminal always counts. Other
+ * repetitions within half a second do not. In each of the two processes.
+ */
+bool tddp_launch_signals_echo(tddp_launch_signals *signals, const siginfo_t *info);
+
+/* In the front: sends the agent what came, and continues it. */
+void tddp_launch_signals_pass_on(pid_t agent, const siginfo_t *info);
 
 /* Whether the front was killed, so that nobody sees this process's exit status. */
 bool tddp_launch_signals_front_gone(const tddp_launch_signals *signals);

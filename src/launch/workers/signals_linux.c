@@ -12,10 +12,7 @@
 #include "base/base.h"
 #include "launch/workers/signals.h"
 
-/* Within these the same signal is the same event: sent twice by one program, which takes
- * microseconds while a hand takes longer; or sent to both processes, of which the front may be slow
- * to pass it on. */
-enum { TWICE_MS = 100, BOTH_WAYS_MS = 1000 };
+enum { ECHO_MS = 500 };
 
 static bool is_ignored(int number)
 {
@@ -104,22 +101,34 @@ bool tddp_launch_signals_front_gone(const tddp_launch_signals *signals)
     return getppid() != signals->front;
 }
 
-/* Whether this is the last event once more; takes it down if it is not. */
-static bool is_repeat(tddp_launch_signals *signals, int number, bool by_front)
+static bool is_echo(tddp_launch_signals *signals, int number, bool from_terminal)
 {
+    bool key = from_terminal && number != SIGHUP; /* which is no key */
     int64_t now = tddp_now_ns();
-    bool known = signals->last.number == number && !tddp_launch_signals_front_gone(signals);
-    int64_t window = by_front == signals->last.by_front ? TWICE_MS : BOTH_WAYS_MS;
-    if (known && now - signals->last.at < window * TDDP_NS_PER_MS) {
+    int64_t last = signals->known[number].at;
+    if (!key && last != 0 && now - last < ECHO_MS * TDDP_NS_PER_MS) {
         return true;
     }
-    signals->last.number = number;
-    signals->last.by_front = by_front;
-    signals->last.at = now;
+    signals->known[number].at = now;
     return false;
 }
 
-int tddp_launch_signals_next(tddp_launch_signals *signals)
+bool tddp_launch_signals_echo(tddp_launch_signals *signals, const siginfo_t *info)
+{
+    return is_echo(signals, info->si_signo, info->si_code == SI_KERNEL);
+}
+
+void tddp_launch_signals_pass_on(pid_t agent, const siginfo_t *info)
+{
+    /* With the signal goes whether the terminal sent it. */
+    const union sigval origin = {.sival_int = info->si_code == SI_KERNEL};
+    if (sigqueue(agent, info->si_signo, origin) != 0) {
+        (void)kill(agent, info->si_signo); /* too many are queued already */
+    }
+    (void)kill(agent, SIGCONT); /* one that was stopped takes no other signal */
+}
+
+tddp_launch_signal tddp_launch_signals_next(tddp_launch_signals *signals)
 {
     struct signalfd_siginfo info;
     for (;;) {
@@ -128,12 +137,19 @@ int tddp_launch_signals_next(tddp_launch_signals *signals)
             continue;
         }
         if (got != sizeof info) {
-            return 0;
+            return (tddp_launch_signal){0};
         }
         int number = (int)info.ssi_signo;
-        if (number == SIGCHLD ||
-            !is_repeat(signals, number, (pid_t)info.ssi_pid == signals->front)) {
-            return number;
+        /* What the front passes on has been looked at there. */
+        bool by_front = (pid_t)info.ssi_pid == signals->front;
+        if (number == SIGCHLD) {
+            return (tddp_launch_signal){.number = number};
+        }
+        if (by_front || !is_echo(signals, number, info.ssi_code == SI_KERNEL)) {
+            bool *seen = &signals->known[number].seen[by_front];
+            tddp_launch_signal taken = {number, *seen, by_front && info.ssi_int == 1};
+            *seen = true;
+            return taken;
         }
     }
 }

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -13,9 +14,13 @@
 
 #include "launch/workers/processes.h"
 #include "launch/workers/worker.h"
+#include "net/net.h"
 
 enum {
     READ_BYTES = 64 * 1024,
+    START_MS = 30 * 1000, /* for the file systems that the program and its loader lie on */
+    KILLED_MS = 1000,     /* for a process that may be stuck in the kernel */
+    LOOK_MS = 5,
     MOST_READS = 256 /* of what a pipe holds, which is 64 KiB, or by a worker's wish some MiB */
 };
 
@@ -87,7 +92,8 @@ static _Noreturn void give_up(const pipes *made, step at)
 static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *start,
                                     int local_rank, pid_t parent)
 {
-    (void)setsid(); /* cannot fail: a fresh child leads no group */
+    /* Neither can fail: a fresh child leads no group, and the front's group is there with it. */
+    (void)(start->terminal_group > 0 ? setpgid(0, start->terminal_group) : setsid());
     if (!tddp_launch_die_with(parent)) {
         give_up(made, STEP_PARENT_GONE);
     }
@@ -106,11 +112,35 @@ static _Noreturn void become_worker(const pipes *made, const tddp_launch_start *
     give_up(made, STEP_EXEC);
 }
 
-/* Waits for the exec, or for what stood in its way. */
-static tddp_status await_exec(const pipes *made, pid_t pid, const char *path)
+/* Ends a child that does not get to its program. One that cannot be killed is reaped with the
+ * workers, if ever. */
+static void abandon(pid_t pid)
 {
+    int64_t deadline = tddp_deadline_after_ms(KILLED_MS);
+    (void)kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, WNOHANG) == 0 && tddp_now_ns() < deadline) {
+        (void)!tddp_net_sleep(tddp_deadline_after_ms(LOOK_MS), -1);
+    }
+}
+
+/* Waits for the exec, or for what stood in its way. */
+static tddp_status await_exec(const pipes *made, pid_t pid, const tddp_launch_start *start)
+{
+    const char *path = start->path;
+    const int64_t limit_ms = start->limit_ms > 0 ? start->limit_ms : START_MS;
     trouble told;
     ssize_t got;
+    tddp_status status =
+        tddp_net_poll(made->report[0], POLLIN, tddp_deadline_after_ms(limit_ms), -1);
+    if (status != TDDP_OK) {
+        abandon(pid);
+        return status != TDDP_TIMEOUT
+                   ? status
+                   : tddp_fail(status,
+                               "cannot run %s: it did not start within %g s; check that the file "
+                               "system that it is on answers",
+                               path, (double)limit_ms / 1000);
+    }
     do {
         got = read(made->report[0], &told, sizeof told);
     } while (got < 0 && errno == EINTR);
@@ -157,13 +187,14 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
     }
     tddp_close(made.report[1]);
     made.report[1] = -1;
-    status = await_exec(&made, pid, start->path);
+    status = await_exec(&made, pid, start);
     if (status != TDDP_OK) {
         close_pipes(&made);
         return status;
     }
     worker->pid = pid;
     worker->alive = true;
+    worker->has_terminal = start->terminal_group > 0;
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
         worker->fds[stream] = made.output[stream][0];
         made.output[stream][0] = -1;
@@ -175,7 +206,7 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
 void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number)
 {
     /* Once it is reaped, its group's number may become a stranger's. */
-    if (worker->alive) {
+    if (worker->alive && !worker->has_terminal) {
         (void)kill(-worker->pid, number);
         if (number != SIGKILL) {
             (void)kill(-worker->pid, SIGCONT); /* a stopped process takes no other signal */

@@ -1,6 +1,6 @@
 /*
  * One worker: a process in a session of its own, and the pipes its output comes through, unless it
- * was given a file for it.
+ * was given a file for it. A worker that has the terminal to itself stays in torchrun's session.
  */
 #ifndef TDDP_LAUNCH_WORKER_H
 #define TDDP_LAUNCH_WORKER_H
@@ -15,11 +15,13 @@
 #include "launch/workers/signals.h"
 
 typedef struct tddp_launch_worker {
-    pid_t pid; /* also its session and process group; 0: not started */
+    pid_t pid; /* also its session and process group but with the terminal; 0: not started */
     int rank;
     int local_rank;
     bool alive;
+    bool has_terminal;            /* it is in the process group of torchrun's front */
     bool ended_by_us;             /* it was told to end before it ended */
+    bool out_of_memory;           /* the kernel killed it for want of memory */
     int wait_status;              /* once it is not alive */
     struct timespec ended;        /* wall clock */
     char *error_file;             /* path; owned; may be NULL */
@@ -35,16 +37,19 @@ typedef struct tddp_launch_start {
     const tddp_launch_signals *signals;
     const struct rlimit *files; /* how many it may open */
     int stdin_fd;
+    pid_t terminal_group;                /* the process group that has the terminal, which it joins;
+                                            0: it gets a session of its own */
     const tddp_launch_binding *binding;  /* the CPUs it may use */
     int output_fds[TDDP_LAUNCH_STREAMS]; /* -1: a pipe */
+    int64_t limit_ms;                    /* until it runs; 0: 30 s */
 } tddp_launch_start;
 
 /* Forks and executes; returns once the program runs. Errors: TDDP_SYSTEM (the text names the step
- * and the program). Main thread only. */
+ * and the program), TDDP_TIMEOUT. Main thread only. */
 TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
                                                     const tddp_launch_start *start);
 
-/* Sends a signal to the process group of a worker that lives. */
+/* Sends a signal to the process group of a worker that lives and has one of its own. */
 void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number);
 
 /* Reads what has come on one stream and hands it to the output; closes it at its end. */

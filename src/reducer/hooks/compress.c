@@ -17,7 +17,8 @@ typedef struct compress {
 
 /* Of one bucket. */
 typedef struct scratch {
-    bool over; /* what works on the halves is done once its operation is */
+    bool over;        /* what works on the halves is done once its operation is */
+    bool interrupted; /* and is to be called again with its stage */
     void *data;
     tddp_group_memory *halves;      /* NULL: they are on a device */
     tddp_reducer_memory_ops device; /* of `handle` */
@@ -93,6 +94,7 @@ static tddp_status step(const compress *self, tddp_group *group, const tddp_buck
         tddp_status status =
             self->inner ? tddp_comm_hook_run(self->inner, group, &narrow, stage, work, &more)
                         : tddp_all_reduce(group, narrow.buffer, TDDP_REDUCE_SUM, 1.0, work);
+        memory->interrupted = status == TDDP_CANCELED;
         if (status != TDDP_OK) {
             return status;
         }
@@ -130,7 +132,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
         return status;
     }
     scratch *halves = memory;
-    if (stage == 0) {
+    if (stage == 0 && !halves->interrupted) {
         int ranks = self->inner ? 1 : tddp_group_world_size(group);
         halves->over = false;
         status = cast(bucket, bucket->buffer, narrowed(self, bucket, halves).buffer, ranks);

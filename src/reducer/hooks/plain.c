@@ -111,7 +111,7 @@ static tddp_status run_post_local(void *state, tddp_group *group, const tddp_buc
 static void free_post_local(void *state)
 {
     post_local *self = state;
-    tddp_group_release(self->subgroup);
+    tddp_group_release_async(self->subgroup);
     free(self);
 }
 

@@ -1,13 +1,23 @@
 /*
- * Who is let in, and how long a client may owe the rest of a message. Server thread only. The list
- * of late clients is ordered by its moments, since all have the same patience: looking at its head
- * is enough. Invariant: a client is in the list exactly while its late_ns is not 0.
+ * Who is let in, and how long a client may owe the rest of a message, or the reading of an answer.
+ * Server thread only. The list of late clients is ordered by its moments, since all have periods of
+ * the same length: looking at its head is enough. Invariant: a client is in the list exactly while
+ * its late_ns is not 0; pending_count is how many clients are there that are not admitted.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "store/server/server.h"
+
+/* What a client that owes something moves at least, and how often a line tells of evictions. */
+enum { LEAST_BYTES_A_SECOND = 1024, TELL_EVERY_S = 10 };
+
+static void let_in(tddp_store_server *server, tddp_server_client *client)
+{
+    client->admitted = true;
+    server->pending_count--;
+}
 
 /* --- the secret ------------------------------------------------------------------------------ */
 
@@ -63,8 +73,9 @@ static tddp_status begin(tddp_server_client *client, const char *theirs)
     return status ? status : grant(client, client->auth->server);
 }
 
-static tddp_status prove(const char *secret, tddp_server_client *client, const char *theirs)
+static tddp_status prove(tddp_store_server *server, tddp_server_client *client, const char *theirs)
 {
+    const char *secret = server->secret;
     unsigned char proof[TDDP_WIRE_AUTH_BYTES];
     if (!client->auth) {
         return tddp_fail(TDDP_PROTOCOL, "it proved a secret that it was not asked for");
@@ -76,7 +87,7 @@ static tddp_status prove(const char *secret, tddp_server_client *client, const c
     tddp_auth_proof(secret, true, client->auth, proof);
     free(client->auth);
     client->auth = NULL;
-    client->admitted = true;
+    let_in(server, client);
     return grant(client, proof);
 }
 
@@ -90,9 +101,8 @@ tddp_status tddp_server_authenticate(tddp_store_server *server, tddp_server_clie
         return refuse(client, "it knows a secret, and none is set here (TDDP_STORE_SECRET)");
     }
     tddp_server_client_unsent(server, client);
-    return request->kind == TDDP_WIRE_AUTH_BEGIN
-               ? begin(client, request->values[0].data)
-               : prove(server->secret, client, request->values[0].data);
+    return request->kind == TDDP_WIRE_AUTH_BEGIN ? begin(client, request->values[0].data)
+                                                 : prove(server, client, request->values[0].data);
 }
 
 /* --- the first message ----------------------------------------------------------------------- */
@@ -119,13 +129,15 @@ tddp_status tddp_server_admit(tddp_store_server *server, tddp_server_client *cli
         }
         host->data = (void *)((uintptr_t)host->data + 1);
     }
-    client->admitted = true;
+    let_in(server, client);
     return TDDP_OK;
 }
 
 void tddp_server_forget(tddp_store_server *server, tddp_server_client *client)
 {
     tddp_server_in_time(server, client);
+    tddp_server_count_buffers(server, client);
+    server->pending_count -= !client->admitted;
     free(client->auth);
     client->auth = NULL;
     if (client->admitted && client->dialect == &tddp_wire_1_13) {
@@ -160,6 +172,7 @@ void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client)
 void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
 {
     tddp_server_in_time(server, client);
+    client->moved = 0;
     client->late_ns = tddp_deadline_after_ms(server->patience_ms);
     client->next_late = NULL;
     client->previous_late = server->last_late;
@@ -169,6 +182,32 @@ void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
         server->late = client;
     }
     server->last_late = client;
+}
+
+/* Answers that were made but not yet offered to the connection are none that it owes reading. */
+static bool owes_reading(const tddp_server_client *client)
+{
+    return client->out.size > 0 && !client->unsent;
+}
+
+static bool owes_bytes(const tddp_server_client *client)
+{
+    return client->in.size > 0 && client->in.size < client->in_needed;
+}
+
+void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *client,
+                               bool completed)
+{
+    /* The first message has one period, whatever comes of it. */
+    if (!client->admitted || client->dropped) {
+        return;
+    }
+    bool reading = owes_reading(client);
+    if (!reading && !owes_bytes(client)) {
+        tddp_server_in_time(server, client);
+    } else if (!client->late_ns || (completed && !reading)) {
+        tddp_server_late(server, client);
+    }
 }
 
 static void drop_late(tddp_store_server *server, tddp_server_client *client)
@@ -182,13 +221,32 @@ static void drop_late(tddp_store_server *server, tddp_server_client *client)
                  "its first message is not whole after %g s "
                  "(TDDP_STORE_PATIENCE_MS)",
                  seconds);
+    } else if (owes_reading(client)) {
+        snprintf(why, sizeof why,
+                 "it read %llu bytes of its answers in %g s, %zu wait for it "
+                 "(TDDP_STORE_PATIENCE_MS)",
+                 (unsigned long long)client->moved, seconds, client->out.size - client->out_sent);
     } else {
         snprintf(why, sizeof why,
-                 "%zu bytes of a message of %zu or more came, then nothing for "
-                 "%g s (TDDP_STORE_PATIENCE_MS)",
-                 client->in.size, client->in_needed, seconds);
+                 "%zu bytes of a message of %zu or more came, only %llu more in %g s "
+                 "(TDDP_STORE_PATIENCE_MS)",
+                 client->in.size, client->in_needed, (unsigned long long)client->moved, seconds);
     }
     tddp_server_client_drop(server, client, why);
+}
+
+/* Each client of 1.13 has a second connection that is for events and says nothing. */
+static bool may_be_silent(const tddp_store_server *server, const tddp_server_client *client)
+{
+    return !client->heard && !server->secret &&
+           tddp_store_map_find(&server->old_hosts, host_of(&client->address));
+}
+
+static bool moves(const tddp_store_server *server, const tddp_server_client *client)
+{
+    uint64_t least = (uint64_t)server->patience_ms / 1000 * LEAST_BYTES_A_SECOND +
+                     (uint64_t)server->patience_ms % 1000 * LEAST_BYTES_A_SECOND / 1000;
+    return client->admitted && client->moved > 0 && client->moved >= least;
 }
 
 void tddp_server_late_drop(tddp_store_server *server)
@@ -196,12 +254,53 @@ void tddp_server_late_drop(tddp_store_server *server)
     int64_t now = server->late ? tddp_now_ns() : 0;
     while (server->late && server->late->late_ns <= now) {
         tddp_server_client *client = server->late;
-        /* Each client of 1.13 has a second connection that is for events and says nothing. */
-        if (!client->heard && !server->secret &&
-            tddp_store_map_find(&server->old_hosts, host_of(&client->address))) {
+        if (may_be_silent(server, client) || moves(server, client)) {
             tddp_server_late(server, client);
         } else {
             drop_late(server, client);
         }
     }
+}
+
+/* --- places ---------------------------------------------------------------------------------- */
+
+static tddp_server_client *oldest_pending(const tddp_store_server *server)
+{
+    tddp_server_client *client = server->late;
+    while (client && (client->admitted || may_be_silent(server, client))) {
+        client = client->next_late;
+    }
+    return client;
+}
+
+static void tell_evictions(tddp_store_server *server, const tddp_server_client *client)
+{
+    char text[TDDP_NET_TEXT_BYTES];
+    int64_t now = tddp_now_ns();
+    if (server->evict_told_ns == 0 || now - server->evict_told_ns > TELL_EVERY_S * TDDP_NS_PER_S) {
+        server->evict_told_ns = now;
+        tddp_log(TDDP_LOG_WARN, "store",
+                 "dropped client %s, which has not sent a whole message, in favour of a new one: "
+                 "%llu such are connected (TDDP_STORE_MAX_PENDING); of more only one in %d s is "
+                 "told",
+                 tddp_net_text(&client->address, text), (unsigned long long)server->pending_count,
+                 TELL_EVERY_S);
+    }
+}
+
+bool tddp_server_evict(tddp_store_server *server)
+{
+    tddp_server_client *client = oldest_pending(server);
+    uint64_t before = server->pending_count;
+    if (!client) {
+        return false;
+    }
+    /* Its message may have come by now. */
+    tddp_server_client_receive(server, client);
+    tddp_server_flush_unsent(server);
+    if (server->pending_count == before) {
+        tell_evictions(server, client);
+        tddp_server_client_drop(server, client, NULL);
+    }
+    return true;
 }

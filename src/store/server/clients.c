@@ -39,7 +39,8 @@ static atomic_int *take_slot(tddp_store_server *server, int fd)
 
 static void watch(tddp_store_server *server, tddp_server_client *client)
 {
-    bool paused = client->out.size - client->out_sent > OUT_PAUSE_BYTES;
+    bool held = client->in.size > 0 && client->in.size >= client->in_needed;
+    bool paused = held || client->out.size - client->out_sent > OUT_PAUSE_BYTES;
     uint32_t events = (paused ? 0 : EPOLLIN) | (client->out.size ? EPOLLOUT : 0);
     struct epoll_event event = {.events = events, .data = {.ptr = client}};
     if (events != client->events && !client->dropped) {
@@ -55,8 +56,18 @@ static void refuse(int fd, const tddp_net_address *from, const char *why)
     tddp_net_close(fd);
 }
 
+/* Makes room for a new connection, at the cost of those that do not speak. */
+static void make_room(tddp_store_server *server)
+{
+    while ((server->client_count >= server->most_clients ||
+            server->pending_count >= server->most_pending) &&
+           tddp_server_evict(server)) {
+    }
+}
+
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from)
 {
+    make_room(server);
     if (server->client_count >= server->most_clients) {
         char why[96];
         snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
@@ -85,6 +96,7 @@ void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_ad
     }
     server->clients = client;
     server->client_count++;
+    server->pending_count++;
     tddp_server_late(server, client);
 }
 
@@ -210,6 +222,8 @@ static size_t run_requests(tddp_store_server *server, tddp_server_client *client
         } else if (result == TDDP_WIRE_MORE) {
             client->in_needed = parse.needed;
             break;
+        } else if (tddp_server_holds(server, &parse.request)) {
+            break;
         } else if (carry_out(server, client, &parse.request)) {
             tddp_server_client_drop(server, client, tddp_error_message());
         } else {
@@ -219,24 +233,12 @@ static size_t run_requests(tddp_store_server *server, tddp_server_client *client
     return done;
 }
 
-/* The first message has its time from the start; what comes of a later one gives it more. */
-static void note_patience(tddp_store_server *server, tddp_server_client *client)
-{
-    if (!client->admitted || client->dropped) {
-        return;
-    }
-    if (client->in.size > 0 && client->in.size < client->in_needed) {
-        tddp_server_late(server, client);
-    } else {
-        tddp_server_in_time(server, client);
-    }
-}
-
-/* Goes on with requests that were held back or whose last bytes have come. */
-static void run_buffered(tddp_store_server *server, tddp_server_client *client)
+/* Goes on with requests that were held back or whose last bytes have come. Returns whether there
+ * were any. */
+static bool run_buffered(tddp_store_server *server, tddp_server_client *client)
 {
     if (client->in.size == 0 || client->in.size < client->in_needed) {
-        return;
+        return false;
     }
     size_t done = run_requests(server, client, client->in.data, client->in.size);
     if (done == client->in.size) {
@@ -244,34 +246,40 @@ static void run_buffered(tddp_store_server *server, tddp_server_client *client)
     } else {
         tddp_bytes_consume(&client->in, done);
     }
+    return done > 0;
 }
 
-static void take_bytes(tddp_store_server *server, tddp_server_client *client, const char *data,
+/* Returns whether a request was carried out. */
+static bool take_bytes(tddp_store_server *server, tddp_server_client *client, const char *data,
                        size_t size)
 {
     size_t done = 0;
     if (client->in.size == 0) {
         done = run_requests(server, client, data, size);
         if (client->dropped || done == size) {
-            return;
+            return true;
         }
     }
     if (tddp_bytes_append(&client->in, data + done, size - done)) {
         tddp_server_client_drop(server, client, tddp_error_message());
     } else if (done == 0) {
-        run_buffered(server, client);
+        return run_buffered(server, client);
     }
+    return done > 0;
 }
 
 void tddp_server_client_take(tddp_store_server *server, tddp_server_client *client,
                              const char *data, size_t size)
 {
     client->heard = true;
-    take_bytes(server, client, data, size);
-    note_patience(server, client);
+    client->moved += client->out.size ? 0 : size;
+    bool completed = take_bytes(server, client, data, size);
+    tddp_server_note_progress(server, client, completed);
+    tddp_server_count_buffers(server, client);
+    tddp_server_limit_input(server);
 }
 
-static void receive(tddp_store_server *server, tddp_server_client *client)
+void tddp_server_client_receive(tddp_store_server *server, tddp_server_client *client)
 {
     ssize_t size;
     do {
@@ -291,6 +299,7 @@ static void flush(tddp_store_server *server, tddp_server_client *client)
                             client->out.size - client->out_sent, MSG_NOSIGNAL);
         if (sent >= 0) {
             client->out_sent += (size_t)sent;
+            client->moved += client->events & EPOLLOUT ? (size_t)sent : 0; /* it was owed */
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             break;
         } else if (errno != EINTR) {
@@ -302,11 +311,10 @@ static void flush(tddp_store_server *server, tddp_server_client *client)
         tddp_bytes_free(&client->out);
         client->out_sent = 0;
     }
-    watch(server, client);
+    tddp_server_count_buffers(server, client);
 }
 
-/* Sends what is fresh, in the order it was made. */
-static void flush_unsent(tddp_store_server *server)
+void tddp_server_flush_unsent(tddp_store_server *server)
 {
     while (server->unsent) {
         tddp_server_client *client = server->unsent;
@@ -319,8 +327,10 @@ static void flush_unsent(tddp_store_server *server)
             flush(server, client);
         }
         if (!client->dropped) {
-            run_buffered(server, client);
-            note_patience(server, client);
+            bool completed = run_buffered(server, client);
+            tddp_server_note_progress(server, client, completed);
+            tddp_server_count_buffers(server, client);
+            watch(server, client);
         }
     }
 }
@@ -335,7 +345,8 @@ void tddp_server_client_event(tddp_store_server *server, tddp_server_client *cli
         tddp_server_client_unsent(server, client);
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
-        receive(server, client);
+        tddp_server_client_receive(server, client);
     }
-    flush_unsent(server);
+    tddp_server_flush_unsent(server);
+    watch(server, client);
 }

@@ -89,16 +89,23 @@ static tddp_status run_compare_set(const context *c)
     return status == TDDP_OK && stored ? set_value(c, r->key, r->values[1]) : status;
 }
 
+/* A part of an answer that may be much longer than its request. */
+static tddp_status put_part(const context *c, tddp_slice part)
+{
+    uint64_t most = ANSWER_REQUESTS * c->server->limits.request_bytes;
+    if (out(c)->size - c->client->out_sent + 8 + part.size > most) {
+        return tddp_fail(TDDP_STORE,
+                         "more than %llu bytes of answers wait for it "
+                         "(TDDP_STORE_MAX_REQUEST_BYTES)",
+                         (unsigned long long)most);
+    }
+    return tddp_wire_put_string(out(c), part);
+}
+
 static tddp_status put_value(const context *c, tddp_slice key)
 {
     const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, key);
-    tddp_slice value = entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0};
-    uint64_t waiting = out(c)->size - c->client->out_sent;
-    if (waiting + value.size > ANSWER_REQUESTS * c->server->limits.request_bytes) {
-        return tddp_fail(TDDP_STORE, "more than %llu bytes of answers wait for it",
-                         (unsigned long long)(ANSWER_REQUESTS * c->server->limits.request_bytes));
-    }
-    return tddp_wire_put_string(out(c), value);
+    return put_part(c, entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0});
 }
 
 static tddp_status run_get(const context *c)
@@ -239,7 +246,7 @@ static tddp_status run_list_keys(const context *c)
     tddp_status status = tddp_wire_put_u64(out(c), values->count);
     const tddp_store_entry *entry = tddp_store_map_next(values, NULL);
     while (entry && status == TDDP_OK) {
-        status = tddp_wire_put_string(out(c), tddp_store_entry_key(entry));
+        status = put_part(c, tddp_store_entry_key(entry));
         entry = tddp_store_map_next(values, entry);
     }
     return status;

@@ -5,6 +5,7 @@
  * closed and the memory is kept reachable, untouched.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -48,6 +49,13 @@ static void rest_from_accepting(tddp_store_server *server, int error)
     (void)watch_listeners(server, false);
 }
 
+/* Without descriptors accept(2) fails whether or not there is a connection to accept. */
+static bool someone_knocks(int listen_fd)
+{
+    struct pollfd listener = {.fd = listen_fd, .events = POLLIN};
+    return poll(&listener, 1, 0) != 0;
+}
+
 static void accept_clients(tddp_store_server *server, int listen_fd)
 {
     for (int i = 0; i < ACCEPTS_A_ROUND; i++) {
@@ -56,8 +64,14 @@ static void accept_clients(tddp_store_server *server, int listen_fd)
         if (tddp_net_accept(listen_fd, &fd, &from)) {
             tddp_server_client_add(server, fd, &from);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            rest_from_accepting(server, errno);
-            return;
+            int error = errno;
+            if (!someone_knocks(listen_fd)) {
+                return;
+            }
+            if (!tddp_server_evict(server)) {
+                rest_from_accepting(server, error);
+                return;
+            }
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             return;
         }
@@ -76,8 +90,11 @@ static int until_something_is_due(const tddp_store_server *server)
 static bool take_event(tddp_store_server *server, const struct epoll_event *event)
 {
     void *source = event->data.ptr;
-    if (source == &server->stop_fd) {
-        return false;
+    if (source == &server->wake_fd) {
+        uint64_t ignored;
+        ssize_t size = read(server->wake_fd, &ignored, sizeof ignored);
+        (void)size;
+        return !atomic_load(&server->stopping);
     }
     for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
         if (source == &server->listen_fds[i]) {
@@ -96,6 +113,7 @@ static void give_up(tddp_store_server *server, int error)
     tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s", server->port,
              strerror(error));
     tddp_server_clients_drop(server);
+    tddp_server_check_goodbyes(server);
     for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
         if (server->listen_fds[i] >= 0) {
             (void)shutdown(server->listen_fds[i], SHUT_RDWR);
@@ -125,7 +143,9 @@ static void *server_body(void *data)
         if (count < EVENTS) { /* else what late clients sent may still be unread */
             tddp_server_late_drop(server);
         }
+        tddp_server_resume(server);
         tddp_server_clients_reap(server);
+        tddp_server_check_goodbyes(server);
     }
 }
 
@@ -158,12 +178,12 @@ static tddp_status find_address(tddp_store_server *server)
 static tddp_status open_descriptors(tddp_store_server *server)
 {
     server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (server->epoll_fd < 0 || server->stop_fd < 0) {
+    server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->epoll_fd < 0 || server->wake_fd < 0) {
         return tddp_fail_errno(server->epoll_fd < 0 ? "epoll_create1" : "eventfd");
     }
-    struct epoll_event stop = {.events = EPOLLIN, .data = {.ptr = &server->stop_fd}};
-    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop)) {
+    struct epoll_event wake = {.events = EPOLLIN, .data = {.ptr = &server->wake_fd}};
+    if (epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->wake_fd, &wake)) {
         return tddp_fail_errno("epoll_ctl");
     }
     return watch_listeners(server, true);
@@ -187,8 +207,9 @@ static void close_and_free(tddp_store_server *server)
         tddp_net_close(server->listen_fds[i]);
     }
     tddp_close(server->epoll_fd);
-    tddp_close(server->stop_fd);
+    tddp_close(server->wake_fd);
     tddp_auth_secret_free(server->secret);
+    pthread_mutex_destroy(&server->goodbye_mutex);
     free(server);
 }
 
@@ -221,7 +242,8 @@ tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_sto
         server->listen_fds[i] = -1;
     }
     server->epoll_fd = -1;
-    server->stop_fd = -1;
+    server->wake_fd = -1;
+    pthread_mutex_init(&server->goodbye_mutex, NULL);
     server->unsent_end = &server->unsent;
     tddp_status status = tddp_server_configure(server, opts);
     if (status && status != TDDP_INVALID_ARGUMENT) {
@@ -250,6 +272,13 @@ const char *tddp_store_server_address(const tddp_store_server *server)
     return server->address;
 }
 
+void tddp_server_poke(tddp_store_server *server)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(server->wake_fd, &one, sizeof one); /* full: it is awake anyway */
+    (void)ignored;
+}
+
 static void abandon(tddp_store_server *server)
 {
     for (tddp_server_slots *slots = &server->slots; slots; slots = atomic_load(&slots->next)) {
@@ -261,7 +290,7 @@ static void abandon(tddp_store_server *server)
         tddp_close(server->listen_fds[i]);
     }
     tddp_close(server->epoll_fd);
-    tddp_close(server->stop_fd);
+    tddp_close(server->wake_fd);
     server->next_abandoned = atomic_load(&abandoned);
     while (!atomic_compare_exchange_weak(&abandoned, &server->next_abandoned, server)) {
     }
@@ -276,9 +305,8 @@ void tddp_store_server_stop(tddp_store_server *server)
         abandon(server);
         return;
     }
-    uint64_t one = 1;
-    ssize_t ignored = write(server->stop_fd, &one, sizeof one);
-    (void)ignored;
+    atomic_store(&server->stopping, true);
+    tddp_server_poke(server);
     (void)pthread_join(server->thread, NULL);
     close_and_free(server);
 }

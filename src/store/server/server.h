@@ -6,6 +6,8 @@
  *   settings.c  its limits
  *   clients.c   connections: bytes in, bytes out
  *   admit.c     who is let in, and how long for
+ *   buffers.c   what all clients' buffers take together
+ *   goodbye.c   waiting for the clients to leave
  *   requests.c  what a request does
  *   waits.c     who waits for what, and who watches what
  *
@@ -21,10 +23,12 @@
 #include "net/net.h"
 #include "store/auth.h"
 #include "store/map.h"
+#include "store/store_impl.h"
 #include "store/wire.h"
 #include <tddp/store.h>
 
 typedef struct tddp_server_client tddp_server_client;
+typedef struct tddp_server_goodbye tddp_server_goodbye;
 
 /* One key that a client waits for or watches: in the key's list and in its client's. */
 typedef struct tddp_server_wait {
@@ -41,9 +45,12 @@ struct tddp_server_client {
     tddp_server_client *previous;
     tddp_server_client *next_unsent; /* of those with fresh output */
     tddp_server_client *next_dropped;
-    tddp_server_client *next_late; /* of those that owe the rest of a message */
+    tddp_server_client *next_late; /* of those that owe the rest of a message, or its reading */
     tddp_server_client *previous_late;
-    int64_t late_ns; /* 0, or when it is dropped if nothing comes */
+    int64_t late_ns; /* 0, or the end of the period in which it must move enough */
+    uint64_t moved;  /* bytes in this period */
+    size_t in_bytes; /* what is counted of it in the server's sums */
+    size_t out_bytes;
     int fd;
     atomic_int *slot; /* where a forked child finds the descriptor */
     tddp_net_address address;
@@ -61,7 +68,8 @@ struct tddp_server_client {
     tddp_bytes out;
     size_t out_sent; /* of those */
     tddp_server_wait *waits;
-    size_t missing; /* keys that the pending wait still lacks */
+    size_t missing;       /* keys that the pending wait still lacks */
+    size_t waiting_bytes; /* what its keys take */
     tddp_server_wait *watches;
     size_t watching; /* how many */
     size_t watching_bytes;
@@ -84,16 +92,27 @@ struct tddp_store_server {
     char address[TDDP_NET_TEXT_BYTES];     /* where this host reaches it */
     int listen_fds[TDDP_SERVER_LISTENERS]; /* -1: none */
     int epoll_fd;
-    int stop_fd;
+    int wake_fd;
+    atomic_bool stopping;
+    pthread_mutex_t goodbye_mutex; /* guards the list and what is in it */
+    tddp_server_goodbye *goodbyes; /* who waits for the clients to leave */
+    atomic_bool goodbye_wanted;    /* the list is not empty */
     tddp_wire_limits limits;
     uint64_t most_bytes;
     uint64_t most_clients;
+    uint64_t most_pending;
+    uint64_t most_buffered;
     int64_t patience_ms;
     char *secret;            /* NULL: none */
     int64_t accept_again_ns; /* 0, or accepting rests until then */
     int64_t accept_told_ns;
+    int64_t evict_told_ns;
     tddp_server_client *clients;
     uint64_t client_count;
+    uint64_t pending_count; /* of those, not admitted yet */
+    uint64_t in_bytes;      /* the clients' buffers */
+    uint64_t out_bytes;
+    uint64_t held_at;         /* out_bytes when a request was held back last; 0: none is */
     tddp_server_client *late; /* the longest first */
     tddp_server_client *last_late;
     tddp_server_client *unsent;
@@ -114,6 +133,9 @@ struct tddp_store_server {
 
 /* Frees what is stored and waited for; nobody uses it any more. */
 void tddp_server_clear(tddp_store_server *server);
+
+/* Any thread: the server's thread has something to look at. */
+void tddp_server_poke(tddp_store_server *server);
 
 /* --- listen.c -------------------------------------------------------------------------------- */
 
@@ -153,11 +175,55 @@ void tddp_server_late_drop(tddp_store_server *server);
 /* What is kept about a client that goes. */
 void tddp_server_forget(tddp_store_server *server, tddp_server_client *client);
 
+/* Drops the oldest connection that has not sent its first message; false if there is none. */
+bool tddp_server_evict(tddp_store_server *server);
+
+/* After something was received or sent: whether the client owes anything now. `completed`: a
+ * request of it was carried out. */
+void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *client,
+                               bool completed);
+
+/* --- buffers.c ------------------------------------------------------------------------------- */
+
+/* Brings the server's sums up to date after the client's buffers have changed. */
+void tddp_server_count_buffers(tddp_store_server *server, tddp_server_client *client);
+
+/* Drops clients that hold most of what was received, until the rest is within the limit. */
+void tddp_server_limit_input(tddp_store_server *server);
+
+/* Whether there is no room for more output at all. */
+bool tddp_server_is_full(const tddp_store_server *server);
+
+/* Whether a request has to wait until clients have read their answers; tddp_server_resume() then
+ * goes on with it. */
+bool tddp_server_holds(tddp_store_server *server, const tddp_wire_request *request);
+
+/* Has requests that were held back carried out, if there is room again. */
+void tddp_server_resume(tddp_store_server *server);
+
+/* --- goodbye.c ------------------------------------------------------------------------------- */
+
+/* Blocks the caller, any thread, as tddp_store_await_clients() says. `own` counts the connections
+ * of this process; keys as they are stored. */
+TDDP_NODISCARD tddp_status tddp_server_await_clients(tddp_store_server *server,
+                                                     const atomic_int *own, const tddp_slice *keys,
+                                                     size_t count, const tddp_store_call *call);
+
+/* Server thread, once a round: wakes those whose wait is over. */
+void tddp_server_check_goodbyes(tddp_store_server *server);
+
 /* --- clients.c ------------------------------------------------------------------------------- */
 
 /* Takes over a connection; closes it if that fails. */
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from);
-/* Carries out what has arrived and sends all that is fresh, in the order it was made. */
+
+/* Reads what has come from a client, once. */
+void tddp_server_client_receive(tddp_store_server *server, tddp_server_client *client);
+
+/* Sends all that is fresh, in the order it was made, and goes on with requests held back. */
+void tddp_server_flush_unsent(tddp_store_server *server);
+
+/* Carries out what has arrived and sends all that is fresh. */
 void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
                               uint32_t events);
 

@@ -3,12 +3,17 @@
  * default. Runs once, before the server's thread. The variables are listed in <tddp/store.h>.
  */
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "store/server/server.h"
 
-enum { KEYS = 131072, CLIENTS = 65536, PATIENCE_MS = 60 * 1000 };
+enum { KEYS = 131072, CLIENTS = 65536, PENDING = 1024, PATIENCE_MS = 60 * 1000 };
+
+/* Buffers: a request half received may take up twice its size, and has half of them. */
+enum { BUFFERED_REQUESTS = 4 };
 
 #define TOTAL_BYTES (UINT64_C(1) << 30)
+#define BUFFERED_BYTES (UINT64_C(1) << 30)
 
 /* Leaves `*value` alone if it is given, or if the variable is not set. */
 static tddp_status from_environment(const char *name, uint64_t *value)
@@ -32,6 +37,22 @@ static uint64_t or_default(uint64_t value, uint64_t by_default)
     return value < TDDP_WIRE_MOST ? value : TDDP_WIRE_MOST;
 }
 
+/* The server shares the descriptors with the program that hosts it. */
+static uint64_t default_pending(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 4 >= PENDING) {
+        return PENDING;
+    }
+    return limit.rlim_cur / 4 + 1;
+}
+
+static uint64_t default_buffered(uint64_t request_bytes)
+{
+    uint64_t needed = BUFFERED_REQUESTS * request_bytes;
+    return needed > BUFFERED_BYTES ? needed : BUFFERED_BYTES;
+}
+
 tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_server_opts *opts)
 {
     uint64_t patience_ms = opts->patience_ms > 0 ? (uint64_t)opts->patience_ms : 0;
@@ -41,6 +62,8 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
     uint64_t request = opts->max_request_bytes;
     uint64_t total = opts->max_total_bytes;
     uint64_t clients = opts->max_clients;
+    uint64_t pending = opts->max_pending;
+    uint64_t buffered = opts->max_buffered_bytes;
     const struct {
         const char *name;
         uint64_t *value;
@@ -48,6 +71,7 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
         {"TDDP_STORE_MAX_KEY_BYTES", &key},       {"TDDP_STORE_MAX_VALUE_BYTES", &value},
         {"TDDP_STORE_MAX_KEYS", &keys},           {"TDDP_STORE_MAX_REQUEST_BYTES", &request},
         {"TDDP_STORE_MAX_TOTAL_BYTES", &total},   {"TDDP_STORE_MAX_CLIENTS", &clients},
+        {"TDDP_STORE_MAX_PENDING", &pending},     {"TDDP_STORE_MAX_BUFFERED_BYTES", &buffered},
         {"TDDP_STORE_PATIENCE_MS", &patience_ms},
     };
     tddp_status status = TDDP_OK;
@@ -62,6 +86,8 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
     server->limits.request_bytes = or_default(request, server->limits.request_bytes);
     server->most_bytes = or_default(total, TOTAL_BYTES);
     server->most_clients = or_default(clients, CLIENTS);
+    server->most_pending = or_default(pending, default_pending());
+    server->most_buffered = or_default(buffered, default_buffered(server->limits.request_bytes));
     server->patience_ms = (int64_t)or_default(patience_ms, PATIENCE_MS);
     return opts->secret ? tddp_auth_secret_copy(opts->secret, &server->secret)
                         : tddp_auth_secret(&server->secret);

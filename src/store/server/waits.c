@@ -70,12 +70,14 @@ static void free_all(tddp_server_wait **of_client, size_t *attached)
 
 tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server_client *client, tddp_slice key)
 {
+    client->waiting_bytes += key.size;
     return attach(map, client, key, &client->waits, &client->missing);
 }
 
 void tddp_server_wait_cancel(tddp_server_client *client)
 {
     free_all(&client->waits, &client->missing);
+    client->waiting_bytes = 0;
 }
 
 static void answer(tddp_store_server *server, tddp_server_client *client)
@@ -132,7 +134,8 @@ static tddp_status put_event(tddp_server_change *change, tddp_server_client *cli
     uint64_t most = EVENT_REQUESTS * change->server->limits.request_bytes;
     tddp_slice old = {change->old.data, change->old.size};
     uint64_t size = 1 + 3 * 8 + change->key.size + old.size + now.size;
-    if (client->out.size - client->out_sent + size > most) {
+    /* Nothing else holds events back: a change must not wait for those who watch it. */
+    if (client->out.size - client->out_sent + size > most || tddp_server_is_full(change->server)) {
         return tddp_fail(TDDP_STORE, "more than %llu bytes of events wait for it",
                          (unsigned long long)most);
     }
@@ -143,7 +146,9 @@ static tddp_status put_event(tddp_server_change *change, tddp_server_client *cli
     status = tddp_wire_put_byte(&client->out, (unsigned char)kind); /* all have their room */
     status = status ? status : tddp_wire_put_string(&client->out, change->key);
     status = status ? status : tddp_wire_put_string(&client->out, old);
-    return status ? status : tddp_wire_put_string(&client->out, now);
+    status = status ? status : tddp_wire_put_string(&client->out, now);
+    tddp_server_count_buffers(change->server, client);
+    return status;
 }
 
 static void tell(tddp_server_change *change, const tddp_store_entry *present)

@@ -3,7 +3,9 @@
  * Any thread. Keys of users carry a slash on the wire. Taking turns, deadlines and what becomes of
  * a connection are exchange.c's.
  */
+#include <stdlib.h>
 
+#include "store/server/server.h"
 #include "store/tcp/tcp.h"
 
 tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key)
@@ -223,6 +225,27 @@ static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tdd
     return status;
 }
 
+/* Beside the connection, which can be used meanwhile. */
+static tddp_status tcp_await_clients(tddp_store *store, const tddp_slice *keys, size_t count,
+                                     const tddp_store_call *call)
+{
+    const tddp_tcp_store *tcp = (const tddp_tcp_store *)store;
+    tddp_slice *full;
+    if (!tcp->server) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_tcp_check_process(tcp);
+    if (status == TDDP_OK) {
+        status = tddp_store_prefixed((tddp_slice){"/", 1}, keys, count, &full);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_server_await_clients(tcp->server->server, &tcp->server->connections, full,
+                                           count, call);
+        free(full);
+    }
+    return status;
+}
+
 /* The TCP store that `store` is or looks into; NULL if it is another kind. */
 static const tddp_tcp_store *tcp_beneath(const tddp_store *store)
 {
@@ -262,6 +285,7 @@ const tddp_store_ops tddp_tcp_ops = {
     .list_keys = tddp_tcp_list_keys,
     .barrier = tddp_tcp_barrier,
     .extended = tcp_extended,
+    .await_clients = tcp_await_clients,
     .clone = tcp_clone,
     .destroy = tddp_tcp_destroy,
 };

@@ -8,14 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "store/auth.h"
 #include "store/tcp/tcp.h"
 
+int64_t tddp_tcp_tell_every_ms = 10000;
+
 enum {
-    TELL_EVERY_MS = 10000,
     /* A name that cannot be found is more likely wrong than late. */
     NAME_PATIENCE_MS = 30000,
     FIRST_PAUSE_MS = 20,
@@ -32,15 +32,24 @@ void tddp_tcp_server_release(tddp_tcp_server *server)
     }
 }
 
+void tddp_tcp_count(tddp_tcp_store *store, bool connected)
+{
+    if (store->server && store->counted != connected) {
+        store->counted = connected;
+        atomic_fetch_add(&store->server->connections, connected ? 1 : -1);
+    }
+}
+
 void tddp_tcp_destroy(tddp_store *store)
 {
     tddp_tcp_store *tcp = (tddp_tcp_store *)store;
     if (tcp->pid == getpid()) {
+        tddp_tcp_count(tcp, false);
         tddp_net_close(tcp->fd);
+        tddp_tcp_lock_destroy(&tcp->lock);
     } else {
         tddp_close(tcp->fd); /* the parent still uses the connection */
     }
-    tddp_close(tcp->turn_fd);
     tddp_tcp_server_release(tcp->server);
     free(tcp->host);
     free(tcp->reach_at);
@@ -183,11 +192,13 @@ static tddp_status connect_once(tddp_tcp_store *tcp, attempt *a)
 tddp_status tddp_tcp_redial(tddp_tcp_store *store, int64_t deadline_ns, int cancel_fd)
 {
     attempt a = {.deadline_ns = deadline_ns, .cancel_fd = cancel_fd, .fd = -1};
+    tddp_tcp_count(store, false);
     tddp_net_close(store->fd);
     store->fd = -1;
     tddp_status status = dial(store, store->traits.dialect, &a);
     if (status == TDDP_OK) {
         store->fd = a.fd;
+        tddp_tcp_count(store, true);
     }
     return status;
 }
@@ -217,7 +228,7 @@ static void tell(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, const
     if (now >= *tell_at) {
         tddp_log(TDDP_LOG_WARN, "store", "the %s does not answer after %lld s: %s", tcp->name,
                  (long long)((now - start_ns) / TDDP_NS_PER_S), reason);
-        *tell_at = now + TELL_EVERY_MS * TDDP_NS_PER_MS;
+        *tell_at = now + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
     }
 }
 
@@ -225,7 +236,7 @@ static void tell(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, const
 static tddp_status connect_patiently(tddp_tcp_store *tcp, const tddp_store_call *call)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell_at = start + TELL_EVERY_MS * TDDP_NS_PER_MS;
+    int64_t tell_at = start + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
     int64_t pause_ms = FIRST_PAUSE_MS;
     int cancel_fd = tddp_store_call_cancel_fd(call);
     attempt a = {.cancel_fd = cancel_fd, .fd = -1};
@@ -272,8 +283,7 @@ static tddp_status fill(tddp_tcp_store *tcp, const char *host, const char *reach
     bool bare_v6 = strchr(host, ':') && *host != '[';
     snprintf(tcp->name, sizeof tcp->name, bare_v6 ? "store [%.120s]:%d" : "store %.120s:%d", host,
              port);
-    tcp->turn_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-    return tcp->turn_fd < 0 ? tddp_fail_errno("eventfd") : TDDP_OK;
+    return tddp_tcp_lock_init(&tcp->lock);
 }
 
 tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
@@ -288,7 +298,6 @@ tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
     tddp_store_init(&tcp->base, &tddp_tcp_ops, timeout_ms);
     tcp->pid = getpid();
     tcp->fd = -1;
-    tcp->turn_fd = -1;
     if (traits) {
         tcp->traits = *traits;
     }
@@ -303,6 +312,7 @@ tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
     if (server) {
         atomic_fetch_add(&server->owners, 1);
         tcp->server = server;
+        tddp_tcp_count(tcp, true);
     }
     *out = tcp;
     return TDDP_OK;

@@ -1,9 +1,7 @@
 /*
- * One request and its answer on a store's connection. Any thread; they take turns by an eventfd
- * that can be waited for together with a deadline and a cancel token. Invariant: whoever gives the
- * turn back leaves no unread answer behind, or has marked the store broken.
+ * One request and its answer on a store's connection. Any thread; one at a time has the lock.
+ * Invariant: whoever releases it leaves no unread answer behind, or has marked the store broken.
  */
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,29 +20,15 @@ enum {
     COMMON_VALUE_BYTES = 8 << 20,
 };
 
-static tddp_status take_turn(const tddp_tcp_exchange *exchange)
+static tddp_status acquire(const tddp_tcp_exchange *exchange)
 {
-    const tddp_tcp_store *store = exchange->store;
-    const tddp_store_call *call = exchange->call;
-    for (;;) {
-        uint64_t turn;
-        if (read(store->turn_fd, &turn, sizeof turn) == sizeof turn) {
-            return TDDP_OK;
-        }
-        if (errno != EAGAIN && errno != EINTR) {
-            return tddp_fail_errno("eventfd");
-        }
-        tddp_status status = tddp_net_poll(store->turn_fd, POLLIN, call->deadline_ns,
-                                           tddp_store_call_cancel_fd(call));
-        if (status == TDDP_TIMEOUT) {
-            return tddp_fail(status,
-                             "timed out after %lld ms waiting for another thread's call (%s)",
-                             (long long)call->timeout_ms, store->name);
-        }
-        if (status) {
-            return status;
-        }
+    tddp_tcp_store *store = exchange->store;
+    tddp_status status = tddp_tcp_lock_acquire(&store->lock, exchange->call);
+    if (status == TDDP_TIMEOUT) {
+        return tddp_fail(status, "timed out after %lld ms waiting for another thread's call (%s)",
+                         (long long)exchange->call->timeout_ms, store->name);
     }
+    return status;
 }
 
 tddp_status tddp_tcp_check_process(const tddp_tcp_store *store)
@@ -78,7 +62,7 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
     tddp_status status = tddp_tcp_check_process(store);
-    status = status ? status : take_turn(exchange);
+    status = status ? status : acquire(exchange);
     if (status) {
         return status;
     }
@@ -94,10 +78,7 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
 tddp_status tddp_tcp_end(tddp_tcp_exchange *exchange, tddp_status status)
 {
     tddp_bytes_free(&exchange->request);
-    uint64_t turn = 1;
-    /* Cannot fail: the counter is 0. */
-    ssize_t ignored = write(exchange->store->turn_fd, &turn, sizeof turn);
-    (void)ignored;
+    tddp_tcp_lock_release(&exchange->store->lock);
     return status;
 }
 
@@ -105,6 +86,7 @@ tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)
 {
     if (!store->broken) {
         store->broken = true;
+        tddp_tcp_count(store, false);
         snprintf(store->broken_why, sizeof store->broken_why, "%.500s", tddp_error_message());
     }
     return status;
@@ -302,6 +284,7 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
         tddp_status reason = status;
         if (tddp_tcp_is_old(store)) {
             /* A wait cannot be taken back there, and its answer would be taken for another's. */
+            tddp_tcp_count(store, false);
             tddp_net_close(store->fd);
             store->fd = -1;
             return reason;

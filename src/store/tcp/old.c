@@ -9,9 +9,9 @@
 
 #include "store/tcp/tcp.h"
 
+int64_t tddp_tcp_stale_ms = 5000;
+
 enum {
-    /* A client that holds the lock of appends for so long was killed. */
-    STALE_MS = 5000,
     FIRST_PAUSE_MS = 1,
     LAST_PAUSE_MS = 20,
     /* Requests that are sent before their answers are read must fit into the sockets' buffers. */
@@ -147,7 +147,7 @@ static tddp_status take_lock(tddp_tcp_exchange *exchange, const token *mine)
     int64_t since = tddp_now_ns();
     int64_t pause_ms = FIRST_PAUSE_MS;
     for (;;) {
-        bool stale = tddp_now_ns() - since > STALE_MS * TDDP_NS_PER_MS;
+        bool stale = tddp_now_ns() - since > tddp_tcp_stale_ms * TDDP_NS_PER_MS;
         holder now;
         tddp_slice expected = stale ? holder_slice(&seen) : (tddp_slice){"", 0};
         tddp_status status = swap_lock(exchange, expected, token_slice(mine), &now);

@@ -9,7 +9,7 @@
 #include "store/server/server.h"
 #include "store/tcp/tcp.h"
 
-enum { TELL_EVERY_MS = 10000, WORKERS_POLL_MS = 10 };
+enum { WORKERS_POLL_MS = 10 };
 
 static const tddp_slice workers_key = {"init/", 5};
 
@@ -24,7 +24,7 @@ static tddp_status wait_for_workers(tddp_tcp_store *tcp, const tddp_tcp_store_op
                                     const tddp_store_call *call)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell_at = start + TELL_EVERY_MS * TDDP_NS_PER_MS;
+    int64_t tell_at = start + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
     int64_t joined;
     tddp_status status = count_in(tcp, 1, call, &joined);
     while (status == TDDP_OK && opts->is_server && joined < opts->world_size) {
@@ -40,7 +40,7 @@ static tddp_status wait_for_workers(tddp_tcp_store *tcp, const tddp_tcp_store_op
                      "waiting for %lld of %d workers at the %s, %lld s so far",
                      (long long)(opts->world_size - joined), opts->world_size, tcp->name,
                      (long long)((now - start) / TDDP_NS_PER_S));
-            tell_at = now + TELL_EVERY_MS * TDDP_NS_PER_MS;
+            tell_at = now + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
         }
         int64_t pause_end = now + WORKERS_POLL_MS * TDDP_NS_PER_MS;
         status = tddp_net_sleep(pause_end, tddp_store_call_cancel_fd(call));

@@ -3,6 +3,7 @@
  *
  *   open.c      options, the own server, waiting for the workers
  *   dial.c      connections and their hello
+ *   lock.c      which thread has the connection
  *   exchange.c  one request and its answer on the connection
  *   client.c    the operations
  *   queue.c     those that only newer servers have
@@ -11,6 +12,7 @@
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "net/net.h"
@@ -21,6 +23,7 @@
 /* A server that several stores of this process (one and its clones) keep alive. */
 typedef struct tddp_tcp_server {
     atomic_int owners;
+    atomic_int connections; /* of the owners, so that a server can tell them from others' */
     tddp_store_server *server;
 } tddp_tcp_server;
 
@@ -31,6 +34,10 @@ typedef enum tddp_tcp_feature {
     TDDP_TCP_BARRIER,
     TDDP_TCP_FEATURES,
 } tddp_tcp_feature;
+
+/* Intervals, in milliseconds; constants but for tests, which shorten them. */
+extern int64_t tddp_tcp_tell_every_ms; /* between lines that say what is waited for */
+extern int64_t tddp_tcp_stale_ms; /* the lock of appends held for so long: its client was killed */
 
 typedef enum tddp_tcp_support {
     TDDP_TCP_UNKNOWN,
@@ -44,16 +51,32 @@ typedef struct tddp_tcp_traits {
     tddp_tcp_support support[TDDP_TCP_FEATURES];
 } tddp_tcp_traits;
 
+/* lock.c's. */
+typedef struct tddp_tcp_lock {
+    bool ready;
+    pthread_mutex_t mutex; /* guards what follows */
+    bool held;
+    struct tddp_tcp_waiter *waiters; /* in the order in which they came */
+} tddp_tcp_lock;
+
+TDDP_NODISCARD tddp_status tddp_tcp_lock_init(tddp_tcp_lock *lock);
+void tddp_tcp_lock_destroy(tddp_tcp_lock *lock);
+
+/* TDDP_TIMEOUT and TDDP_CANCELED as the call has it. */
+TDDP_NODISCARD tddp_status tddp_tcp_lock_acquire(tddp_tcp_lock *lock, const tddp_store_call *call);
+void tddp_tcp_lock_release(tddp_tcp_lock *lock);
+
 typedef struct tddp_tcp_store {
     tddp_store base;
     char *host;     /* as the user named it */
     char *reach_at; /* the host to connect to: for its own server the loopback address */
     int port;
-    char name[160]; /* "store HOST:PORT", for texts */
-    pid_t pid;      /* of the process that may use it */
-    int fd;         /* -1: given up, the next call makes a new one */
-    int turn_fd;    /* an eventfd that holds 1 while nobody uses the connection */
+    char name[160];     /* "store HOST:PORT", for texts */
+    pid_t pid;          /* of the process that may use it */
+    int fd;             /* -1: given up, the next call makes a new one */
+    tddp_tcp_lock lock; /* held by the thread that uses the connection */
     tddp_tcp_server *server;
+    bool counted; /* in the server's connections */
     tddp_tcp_traits traits;
     bool broken;
     char broken_why[512];
@@ -178,6 +201,10 @@ TDDP_NODISCARD tddp_status tddp_tcp_connect(const char *host, const char *reach_
 TDDP_NODISCARD tddp_status tddp_tcp_redial(tddp_tcp_store *store, int64_t deadline_ns,
                                            int cancel_fd);
 void tddp_tcp_destroy(tddp_store *store);
+
+/* Whether the store has a connection to its own server that is in use: a server may know of one
+ * that is not counted, but not the other way round. */
+void tddp_tcp_count(tddp_tcp_store *store, bool connected);
 
 /* One share less; the server ends with the last. NULL is fine. */
 void tddp_tcp_server_release(tddp_tcp_server *server);

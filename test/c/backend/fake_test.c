@@ -7,7 +7,7 @@
 
 #include <tddp/backend.h>
 
-#include "check.h"
+#include "events.h"
 
 typedef struct ends {
     const tddp_backend_v1 *backend;
@@ -82,12 +82,14 @@ typedef struct waiter {
     ends *self;
     void *request;
     tddp_status status;
+    int event;
 } waiter;
 
 static void *finish_one(void *data)
 {
     waiter *waiting = data;
     int source;
+    check_will_block(waiting->event);
     waiting->status =
         waiting->self->backend->finish(waiting->self->contexts[1], waiting->request, &source);
     return NULL;
@@ -104,10 +106,12 @@ TEST(abort_ends_what_waits_and_what_comes)
     for (int i = 0; i < 2; i++) {
         ops[i].timeout_ms = 60000;
         waiters[i].self = &self;
+        waiters[i].event = i;
         CHECK_OK(self.backend->post(self.contexts[1], &ops[i], &waiters[i].request));
         CHECK_INT(pthread_create(&threads[i], NULL, finish_one, &waiters[i]), 0);
     }
-    nanosleep(&(struct timespec){0, 20000000}, NULL);
+    CHECK_AWAIT_BLOCKED(0);
+    CHECK_AWAIT_BLOCKED(1);
     self.backend->abort(self.contexts[1]);
     for (int i = 0; i < 2; i++) {
         CHECK_INT(pthread_join(threads[i], NULL), 0);

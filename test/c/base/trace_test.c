@@ -12,7 +12,7 @@
 #include <tddp/trace.h>
 
 #include "base/base.h"
-#include "check.h"
+#include "events.h"
 
 enum { PATH_BYTES = 300, US = 1000 };
 
@@ -245,15 +245,6 @@ static void keep_line(tddp_log_level level, const char *room, const char *text, 
     snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s: %s\n", room, text);
 }
 
-/* Waits for a condition that another thread brings about. */
-#define CHECK_SOON(condition)                           \
-    do {                                                \
-        for (int i = 0; i < 500 && !(condition); i++) { \
-            usleep(10000);                              \
-        }                                               \
-        CHECK(condition);                               \
-    } while (0)
-
 TEST(a_full_disk_ends_the_trace_not_the_program)
 {
     const char *dir = fresh_folder();
@@ -265,7 +256,7 @@ TEST(a_full_disk_ends_the_trace_not_the_program)
     path_of(dir, 0, path);
     CHECK(stat(path, &entry) == 0);
     off_t before = entry.st_size;
-    CHECK_SOON(stat(path, &entry) == 0 && entry.st_size > before);
+    CHECK_UNTIL(stat(path, &entry) == 0 && entry.st_size > before);
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit = {(rlim_t)entry.st_size + 100, RLIM_INFINITY};
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -273,7 +264,7 @@ TEST(a_full_disk_ends_the_trace_not_the_program)
                     "too much, as this has a name that needs more room than there is "
                     "left in a file of that size",
                     3, 4, NULL);
-    CHECK_SOON(!tddp_trace_enabled());
+    CHECK_UNTIL(!tddp_trace_enabled());
     tddp_trace_span("training", "later", 5, 6, NULL);
     tddp_trace_close();
     CHECK_CONTAINS(logged, "trace: trace: cannot write ");
@@ -301,7 +292,7 @@ TEST(a_killed_process_leaves_a_whole_file)
     char path[PATH_BYTES];
     struct stat entry;
     path_of(dir, 0, path);
-    CHECK_SOON(stat(path, &entry) == 0 && entry.st_size > 20000);
+    CHECK_UNTIL(stat(path, &entry) == 0 && entry.st_size > 20000);
     kill(child, SIGKILL);
     CHECK_INT(waitpid(child, NULL, 0), child);
     char *text = contents(dir, 0);

@@ -3,9 +3,8 @@
 #define TDDP_TEST_LEAKS_H
 
 #include <dirent.h>
-#include <time.h>
 
-#include "check.h"
+#include "events.h"
 
 static inline int leaks_count(const char *folder)
 {
@@ -27,9 +26,7 @@ static inline int leaks_descriptors(void)
 /* Threads that were joined may stay in the list for a moment. */
 static inline void leaks_check_threads(int before)
 {
-    for (int i = 0; i < 200 && leaks_count("/proc/self/task") > before; i++) {
-        nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
-    }
+    CHECK_UNTIL(leaks_count("/proc/self/task") <= before);
     CHECK_INT(leaks_count("/proc/self/task"), before);
 }
 

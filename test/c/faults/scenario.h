@@ -1,6 +1,6 @@
 /*
  * Runs a scenario again and again while the nth system call, then the nth allocation fails, until
- * nothing is left to fail. Each time it must end soon, either well or with a status and a text, and
+ * nothing is left to fail. Each time it must end, either well or with a status and a text, and
  * leave no descriptor and no thread behind.
  */
 #ifndef TDDP_TEST_SCENARIO_H
@@ -15,9 +15,8 @@ typedef tddp_status (*scenario)(void);
  * so that hundreds of runs take no long time. */
 extern int scenario_patience_ms;
 
-/* `longest_ms`: what one run may take. */
-void scenario_fail_system_calls(scenario body, int longest_ms);
-void scenario_fail_allocations(scenario body, int longest_ms);
+void scenario_fail_system_calls(scenario body);
+void scenario_fail_allocations(scenario body);
 
 /* Must go well although calls are interrupted and transfers short. */
 void scenario_disturb(scenario body);

@@ -8,8 +8,6 @@
 #include "check.h"
 #include "faults/scenario.h"
 
-enum { LONGEST_MS = 5000 };
-
 static tddp_slice text(const char *bytes)
 {
     return (tddp_slice){bytes, strlen(bytes)};
@@ -123,12 +121,12 @@ static tddp_status hash(void)
 
 MULTI_TEST(tcp_store_survives_failing_calls, 1, 100)
 {
-    scenario_fail_system_calls(tcp, LONGEST_MS);
+    scenario_fail_system_calls(tcp);
 }
 
 MULTI_TEST(tcp_store_survives_failing_allocations, 1, 100)
 {
-    scenario_fail_allocations(tcp, LONGEST_MS);
+    scenario_fail_allocations(tcp);
 }
 
 TEST(tcp_store_stands_interruptions)
@@ -138,12 +136,12 @@ TEST(tcp_store_stands_interruptions)
 
 MULTI_TEST(file_store_survives_failing_calls, 1, 100)
 {
-    scenario_fail_system_calls(file, LONGEST_MS);
+    scenario_fail_system_calls(file);
 }
 
 MULTI_TEST(file_store_survives_failing_allocations, 1, 100)
 {
-    scenario_fail_allocations(file, LONGEST_MS);
+    scenario_fail_allocations(file);
 }
 
 TEST(file_store_stands_interruptions)
@@ -153,5 +151,5 @@ TEST(file_store_stands_interruptions)
 
 TEST(hash_store_survives_failing_allocations)
 {
-    scenario_fail_allocations(hash, LONGEST_MS);
+    scenario_fail_allocations(hash);
 }

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "events.h"
 #include "world.h"
 
 typedef struct world {

@@ -272,9 +272,7 @@ MULTI_TEST(the_end_takes_back_what_is_posted, 2, 30)
     works[2] = begin_recv(here.group, bytes_of(in + 300000, 100), TDDP_ANY_SOURCE, 3);
     works[3] = begin_send(here.group, bytes_of(out, 200000), 1 - rank, 4);
     CHECK_OK(tddp_barrier(here.group, NULL));
-    double start = now();
     tddp_group_shutdown(here.group, 0);
-    CHECK(now() - start < 1);
     for (int i = 0; i < 4; i++) {
         /* The first one to go is lost for the other. */
         tddp_status status = tddp_work_wait(works[i], NULL);
@@ -282,6 +280,5 @@ MULTI_TEST(the_end_takes_back_what_is_posted, 2, 30)
               status == TDDP_GROUP_FAILED);
         tddp_work_release(works[i]);
     }
-    usleep(rank == 0 ? 300000 : 0);
     drop_world(here);
 }

@@ -1,8 +1,15 @@
-/* A rank's group over Gloo and the TCP store that rank 0 hosts. */
+/* A rank's group over Gloo and the TCP store that the test's runner hosts. */
 #ifndef TDDP_TEST_WORLD_H
 #define TDDP_TEST_WORLD_H
 
 #include "hosted_store.h"
+
+/* The time of its operations from now on; to be set when the ranks have met, for a rank may come to
+ * that late. */
+static inline void limit_to(tddp_group *group, int64_t ms)
+{
+    CHECK_OK(tddp_group_set_timeout(group, ms));
+}
 
 static inline tddp_group *open_group(tddp_store *store, int rank, int world_size,
                                      int64_t timeout_ms)
@@ -18,7 +25,7 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
     return group;
 }
 
-/* Rank 0 hosts the store: it leaves last. */
+/* With all others: a rank that is through may have data yet to pass on. */
 static inline void leave(tddp_group *group, tddp_store *store)
 {
     CHECK_OK(tddp_barrier(group, NULL));

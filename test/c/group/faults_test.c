@@ -3,7 +3,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ranks.h"
+#include "events.h"
+#include "pair.h"
+
+enum { WAITER }; /* an event */
 
 static double now(void)
 {
@@ -49,9 +52,7 @@ TEST(an_operation_has_its_own_time)
 {
     tddp_store *store;
     tddp_group *group = lone_group("drop_at=1", 100, &store);
-    double start = now();
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_TIMEOUT);
-    CHECK(now() - start < 2);
     CHECK_CONTAINS(tddp_error_message(), "barrier 1");
     CHECK_CONTAINS(tddp_error_message(), "not done after 100 ms");
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
@@ -61,7 +62,7 @@ TEST(an_operation_has_its_own_time)
 TEST(a_queued_operation_does_not_pay_for_the_one_before)
 {
     tddp_store *store;
-    tddp_group *group = lone_group("delay_ms=150", 250, &store);
+    tddp_group *group = lone_group("delay_ms=300", 800, &store);
     tddp_work *works[3];
     for (int i = 0; i < 3; i++) {
         CHECK_OK(tddp_barrier(group, &works[i]));
@@ -75,10 +76,10 @@ TEST(a_queued_operation_does_not_pay_for_the_one_before)
 
 TEST(a_wait_that_ends_early_leaves_the_operation_alone)
 {
-    tddp_store *store;
-    tddp_group *group = lone_group("delay_ms=300", 5000, &store);
+    pair self = make_pair(20000);
+    tddp_group *group = self.groups[0];
     tddp_work *work;
-    CHECK_OK(tddp_barrier(group, &work));
+    CHECK_OK(tddp_barrier(group, &work)); /* the other has not come yet */
     CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){20, NULL}), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), "barrier 1 is not done after waiting");
     CHECK_INT(tddp_work_completed(work), 0);
@@ -92,15 +93,19 @@ TEST(a_wait_that_ends_early_leaves_the_operation_alone)
     CHECK_CONTAINS(tddp_error_message(), "was interrupted");
     CHECK_INT(tddp_work_completed(work), 0);
     tddp_cancel_reset(cancel);
+    tddp_work *other;
+    CHECK_OK(tddp_barrier(self.groups[1], &other));
     CHECK_OK(tddp_work_wait(work, &(tddp_wait){-1, cancel}));
+    CHECK_OK(tddp_work_wait(other, NULL));
     tddp_cancel_free(cancel);
     tddp_work_release(work);
-    drop(group, store);
+    tddp_work_release(other);
+    drop_pair(&self);
 }
 
 static void *trigger_soon(void *cancel)
 {
-    usleep(50000);
+    CHECK_AWAIT_BLOCKED(WAITER);
     tddp_cancel_trigger(cancel);
     return NULL;
 }
@@ -108,16 +113,15 @@ static void *trigger_soon(void *cancel)
 TEST(a_token_wakes_a_sleeping_waiter)
 {
     tddp_store *store;
-    tddp_group *group = lone_group("drop_at=1", 4000, &store);
+    tddp_group *group = lone_group("drop_at=1", 20000, &store);
     tddp_work *work;
     tddp_cancel *cancel;
     pthread_t thread;
     CHECK_OK(tddp_barrier(group, &work));
     CHECK_OK(tddp_cancel_create(&cancel));
     CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
-    double start = now();
+    check_will_block(WAITER);
     CHECK_STATUS(tddp_work_wait(work, &(tddp_wait){-1, cancel}), TDDP_CANCELED);
-    CHECK(now() - start < 2);
     CHECK_INT(pthread_join(thread, NULL), 0);
     tddp_group_shutdown(group, 0);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
@@ -129,15 +133,14 @@ TEST(a_token_wakes_a_sleeping_waiter)
 TEST(shutdown_drains_then_aborts)
 {
     tddp_store *store;
-    tddp_group *group = lone_group("delay_ms=50,drop_at=3", 30000, &store);
+    tddp_group *group = lone_group("delay_ms=10,drop_at=3", 300000, &store);
     tddp_work *works[4];
     for (int i = 0; i < 4; i++) {
         CHECK_OK(tddp_barrier(group, &works[i]));
     }
     double start = now();
     tddp_group_shutdown(group, 400);
-    double took = now() - start;
-    CHECK(took > 0.35 && took < 5);
+    CHECK(now() - start > 0.35);
     CHECK_OK(tddp_work_status(works[0]));
     CHECK_OK(tddp_work_status(works[1]));
     for (int i = 2; i < 4; i++) {
@@ -178,7 +181,7 @@ TEST(a_callback_comes_once_failure_or_not)
 static void disagree(int rank, int world_size, tddp_store *store, void *data)
 {
     (void)data;
-    tddp_group *group = make_group("fake", rank, world_size, store, 3000);
+    tddp_group *group = make_group("fake", rank, world_size, store, 20000);
     float x[4] = {0};
     tddp_status status = tddp_all_reduce(group, buffer_of(x, rank == 0 ? 3 : 4, TDDP_FLOAT32),
                                          TDDP_REDUCE_SUM, 0, NULL);
@@ -247,10 +250,9 @@ TEST(a_barrier_may_have_a_time_of_its_own)
 {
     tddp_store *store;
     tddp_group *group = lone_group("drop_at=2", 20000, &store);
-    double start = now();
     CHECK_OK(tddp_barrier_within(group, 0, NULL));
     CHECK_STATUS(tddp_barrier_within(group, 100, NULL), TDDP_TIMEOUT);
-    CHECK(now() - start < 10);
+    CHECK_CONTAINS(tddp_error_message(), "not done after 100 ms");
     CHECK_INT(tddp_group_timeout(group), 20000);
     drop(group, store);
 }

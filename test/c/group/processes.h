@@ -1,6 +1,6 @@
 /*
- * Ranks as processes: a TCP store on the test's port, hosted by rank 0, and groups over it. Facts
- * of other ranks are told through the store.
+ * Ranks as processes: the TCP store that the test's runner hosts, and groups over it. Facts of
+ * other ranks are told through the store.
  */
 #ifndef TDDP_TEST_PROCESSES_H
 #define TDDP_TEST_PROCESSES_H
@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "group/group.h"
 #include "hosted_store.h"
 #include "ranks.h"
 
@@ -55,7 +56,16 @@ static inline const char *name_of(tddp_group *group, int rank, char text[128])
     return text;
 }
 
-/* All ranks are there; rank 0, which hosts the store, leaves last. */
+/* Whether it is known here that the group has failed, on whatever rank. */
+static inline int has_failed(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    int failed = group->failure != TDDP_OK;
+    pthread_mutex_unlock(&group->mutex);
+    return failed;
+}
+
+/* All ranks are there. */
 static inline void meet(tddp_store *store, const char *what, int ranks)
 {
     int64_t there;
@@ -71,11 +81,10 @@ static inline void meet(tddp_store *store, const char *what, int ranks)
     CHECK_OK(tddp_store_wait(store, &all, 1, NULL));
 }
 
-static inline void leave(tddp_group *group, tddp_store *store, int rank, int ranks)
+static inline void leave(tddp_group *group, tddp_store *store, int ranks)
 {
     meet(store, "leave", ranks);
     tddp_group_release(group);
-    usleep(rank == 0 ? 200000 : 0);
     tddp_store_release(store);
 }
 

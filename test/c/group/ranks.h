@@ -62,6 +62,12 @@ static inline void needs_fake(void)
     }
 }
 
+/* The time of its operations from now on. */
+static inline void limit_to(tddp_group *group, int64_t ms)
+{
+    CHECK_OK(tddp_group_set_timeout(group, ms));
+}
+
 static inline tddp_group *make_group(const char *backend, int rank, int world_size,
                                      tddp_store *store, int64_t timeout_ms)
 {
@@ -70,9 +76,10 @@ static inline tddp_group *make_group(const char *backend, int rank, int world_si
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
-    opts.timeout_ms = timeout_ms;
+    opts.timeout_ms = 20000; /* a rank may come late to this */
     tddp_group *group;
     CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    limit_to(group, timeout_ms);
     return group;
 }
 

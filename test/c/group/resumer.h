@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "events.h"
 #include "group/group.h"
 #include "ranks.h"
 
@@ -28,6 +29,8 @@ static struct {
     atomic_int held;   /* operations wait until it is 0 */
     atomic_int fails;  /* the status of the next ones; 0: they go well */
     atomic_int aborted;
+    atomic_int destroy_held; /* destroying waits until it is 0 */
+    atomic_int destroyed;
     atomic_ullong reduced; /* elements */
 } resumer;
 
@@ -50,6 +53,10 @@ static void resumer_destroy(void *context)
 {
     (void)context;
     CHECK_INT(atomic_load(&resumer.inside), 0);
+    while (atomic_load(&resumer.destroy_held)) {
+        usleep(200);
+    }
+    atomic_fetch_add(&resumer.destroyed, 1);
 }
 
 static tddp_status resumer_work(const tddp_op *op)
@@ -121,9 +128,7 @@ static inline int ran_here(int at)
 
 static inline void await_runs(int count)
 {
-    for (int i = 0; i < 5000 && atomic_load(&resumer.count) < count; i++) {
-        usleep(1000);
-    }
+    CHECK_UNTIL(atomic_load(&resumer.count) >= count);
     CHECK_INT(atomic_load(&resumer.count), count);
 }
 
@@ -134,14 +139,19 @@ static inline tddp_buffer floats(size_t at, size_t count)
     return buffer_of(&numbers[at], count, TDDP_FLOAT32);
 }
 
-static inline tddp_work *begin(tddp_group *group, int is_awaited)
+static inline tddp_work *begin(tddp_group *group)
 {
     tddp_work *work;
-    if (is_awaited) {
-        tddp_await_next();
-    }
     CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, &work));
     return work;
+}
+
+/* Executed on this thread for so long. */
+static inline tddp_work *begin_inline(tddp_group *group, int64_t microseconds, tddp_cancel *cancel)
+{
+    CHECK_OK(tddp_group_drain(group, NULL));
+    tddp_inline_next(microseconds, cancel);
+    return begin(group);
 }
 
 static inline pthread_t aside(void *(*body)(void *), void *data)

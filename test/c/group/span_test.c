@@ -6,6 +6,7 @@
 #include <tddp/trace.h>
 
 #include "ranks.h"
+#include "recorded.h"
 
 enum { TEXT_BYTES = 1 << 16 };
 
@@ -103,8 +104,7 @@ TEST(what_was_begun_before_the_trace_is_not_in_it)
     tddp_group *group = make_group("fake", 0, 1, store, 5000);
     tddp_work *work;
     CHECK_OK(tddp_barrier(group, &work));
-    struct timespec moment = {0, 20000000};
-    nanosleep(&moment, NULL);
+    await_started(group, 1);
     begin();
     CHECK_OK(tddp_work_wait(work, NULL));
     tddp_work_release(work);

@@ -12,19 +12,20 @@ TEST(failures_are_told_as_ever)
     CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL),
                  TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 of group \"default_pg\" on rank 0 of 1");
-    tddp_work *work = begin(group, 1);
+    tddp_work *work = begin_inline(group, -1, NULL);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 2 of group");
     CHECK_INT(ran_here(1), 1);
     tddp_work_release(work);
     atomic_store(&resumer.fails, TDDP_PEER_LOST);
-    work = begin(group, 1);
-    tddp_work *behind = begin(group, 1);
-    (void)tddp_work_try(work, 1000000);
+    atomic_store(&resumer.held, 1);
+    work = begin_inline(group, 1000, NULL);
+    tddp_work *behind = begin(group);
+    atomic_store(&resumer.held, 0);
     CHECK_STATUS(tddp_work_wait(behind, NULL), TDDP_GROUP_FAILED);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 3 of group \"default_pg\" on rank 0 of 1: ");
-    CHECK_INT(atomic_load(&resumer.count), 3);
+    CHECK_INT(atomic_load(&resumer.count), 4); /* once here, to its end by the progress thread */
     CHECK_INT(atomic_load(&resumer.aborted), 1);
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     tddp_work_release(work);
@@ -65,10 +66,14 @@ TEST(the_groups_end_ends_what_a_caller_carries_out)
         if (how == 0) {
             status = tddp_barrier(group, NULL);
         } else {
-            tddp_work *work = begin(group, 1);
-            tddp_wait wait = {how == 1 ? -1 : 10000, NULL};
-            status = tddp_work_wait(work, &wait);
+            tddp_cancel *cancel = NULL;
+            if (how == 2) {
+                CHECK_OK(tddp_cancel_create(&cancel));
+            }
+            tddp_work *work = begin_inline(group, -1, cancel);
+            status = tddp_work_wait(work, NULL);
             tddp_work_release(work);
+            tddp_cancel_free(cancel);
         }
         CHECK_STATUS(status, TDDP_GROUP_CLOSED);
         CHECK_INT(ran_here(0), 1);
@@ -97,7 +102,7 @@ TEST(a_failure_elsewhere_ends_what_a_caller_carries_out)
         if (how == 0) {
             status = tddp_barrier(group, NULL);
         } else {
-            tddp_work *work = begin(group, 1);
+            tddp_work *work = begin_inline(group, -1, NULL);
             status = tddp_work_wait(work, NULL);
             tddp_work_release(work);
         }
@@ -113,20 +118,23 @@ TEST(a_child_leaves_the_parents_queue_alone)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
-    tddp_work *work = begin(group, 1);
+    atomic_store(&resumer.held, 1);
+    tddp_work *work = begin(group);
+    await_runs(1);
     pid_t child = fork();
     if (child == 0) {
         CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_FORKED);
-        CHECK_INT(tddp_work_try(work, 1000), 0);
+        tddp_inline_next(-1, NULL);
         CHECK_STATUS(tddp_barrier(group, NULL), TDDP_FORKED);
         tddp_work_release(work);
         tddp_group_release(group);
-        _exit(atomic_load(&resumer.count));
+        _exit(atomic_load(&resumer.count) - 1);
     }
     int status;
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK_INT(status, 0);
-    CHECK_INT(atomic_load(&resumer.count), 0);
+    CHECK_INT(atomic_load(&resumer.count), 1);
+    atomic_store(&resumer.held, 0);
     CHECK_OK(tddp_work_wait(work, NULL));
     tddp_work_release(work);
     drop(group, store);

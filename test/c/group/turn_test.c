@@ -1,19 +1,22 @@
 /* Which thread carries out what is queued, with a backend that bears any: the one that waits, the
  * progress thread for the rest; in order, one at a time, and told once. */
 #include "group/recorder/recorder.h"
+#include "recorded.h"
 #include "resumer.h"
+
+enum { CALLER }; /* an event */
 
 static void *trigger_soon(void *cancel)
 {
-    usleep(30000);
+    await_runs(1);
     tddp_cancel_trigger(cancel);
     return NULL;
 }
 
-static void *let_go_soon(void *nothing)
+static void *let_go_soon(void *group)
 {
-    (void)nothing;
-    usleep(30000);
+    CHECK_UNTIL(recorded(group, "\"last_enqueued_collective\": 2") > 0);
+    CHECK_AWAIT_BLOCKED(CALLER);
     atomic_store(&resumer.held, 0);
     return NULL;
 }
@@ -38,28 +41,30 @@ TEST(a_caller_that_waits_carries_it_out)
     drop(group, store);
 }
 
-TEST(a_work_that_is_waited_for_at_once_is_nobody_elses)
+TEST(an_inline_operation_is_done_when_its_call_returns)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     for (int i = 0; i < 20; i++) {
-        tddp_work *work = begin(group, 1);
-        CHECK_OK(tddp_work_wait(work, NULL));
-        CHECK_INT(ran_here(i), 1);
+        tddp_work *work = begin_inline(group, i % 2 ? -1 : 1000 * 1000, NULL);
         CHECK_INT(tddp_work_completed(work), 1);
+        CHECK_OK(tddp_work_status(work));
+        CHECK_INT(ran_here(i), 1);
+        CHECK_INT(resumer.runs[i].awaited, 1);
+        CHECK_INT(resumer.runs[i].cancelable, i % 2 == 0);
         tddp_work_release(work);
     }
     drop(group, store);
 }
 
-TEST(the_hint_counts_for_one_call)
+TEST(inline_counts_for_one_call)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
-    tddp_await_next();
+    tddp_inline_next(-1, NULL);
     CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), (tddp_reduce_op)77, 0, NULL),
                  TDDP_INVALID_ARGUMENT);
-    tddp_work *work = begin(group, 0);
+    tddp_work *work = begin(group);
     await_runs(1);
     CHECK_INT(ran_here(0), 0);
     CHECK_INT(resumer.runs[0].awaited, 0);
@@ -68,21 +73,19 @@ TEST(the_hint_counts_for_one_call)
     drop(group, store);
 }
 
-TEST(who_waits_does_what_is_before_it_in_order)
+TEST(works_are_executed_in_order_whoever_waits)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     tddp_work *works[4];
     for (int i = 0; i < 4; i++) {
-        works[i] = begin(group, 1);
+        works[i] = begin(group);
     }
-    CHECK_INT(atomic_load(&resumer.count), 0);
     CHECK_OK(tddp_work_wait(works[2], NULL));
     CHECK_OK(tddp_barrier(group, NULL));
     for (int i = 0; i < 4; i++) {
         CHECK_INT(tddp_work_completed(works[i]), 1);
         CHECK_INT(resumer.runs[i].sequence, i + 1);
-        CHECK_INT(i < 3 ? ran_here(i) : 1, 1);
         tddp_work_release(works[i]);
     }
     drop(group, store);
@@ -93,9 +96,10 @@ TEST(behind_a_running_one_the_progress_thread_goes_on_and_knows_who_waits)
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     atomic_store(&resumer.held, 1);
-    tddp_work *first = begin(group, 0);
+    tddp_work *first = begin(group);
     await_runs(1);
-    pthread_t thread = aside(let_go_soon, NULL);
+    pthread_t thread = aside(let_go_soon, group);
+    check_will_block(CALLER);
     CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL));
     CHECK_INT(tddp_work_completed(first), 1);
     CHECK_INT(resumer.runs[0].awaited, 0);
@@ -116,27 +120,25 @@ TEST(what_nobody_waits_for_goes_on)
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     atomic_int called = 0;
-    tddp_work_release(begin(group, 1));
+    tddp_work_release(begin(group));
     await_runs(1);
-    tddp_work *work = begin(group, 1);
+    tddp_work *work = begin(group);
     CHECK_OK(tddp_work_on_done(work, count_up, &called));
     await_runs(2);
-    for (int i = 0; i < 1000 && !atomic_load(&called); i++) {
-        usleep(1000);
-    }
+    CHECK_UNTIL(atomic_load(&called) > 0);
     CHECK_INT(atomic_load(&called), 1);
     tddp_work_release(work);
-    work = begin(group, 1);
+    work = begin(group);
     CHECK_OK(tddp_group_drain(group, NULL));
     CHECK_INT(tddp_work_completed(work), 1);
     tddp_work_release(work);
-    work = begin(group, 1);
+    work = begin(group);
     tddp_wait poll = {0, NULL};
     tddp_status status = tddp_work_wait(work, &poll);
     CHECK(status == TDDP_OK || status == TDDP_TIMEOUT);
     await_runs(4);
     tddp_work_release(work);
-    work = begin(group, 1);
+    work = begin(group);
     tddp_group_shutdown(group, 1000);
     CHECK_OK(tddp_work_status(work));
     CHECK_INT(tddp_work_completed(work), 1);
@@ -158,18 +160,16 @@ static void check_recorded(tddp_group *group, size_t entries, tddp_record_state 
     free(records);
 }
 
-TEST(a_wait_that_is_interrupted_leaves_the_rest_to_the_progress_thread)
+TEST(what_is_left_inline_is_the_progress_threads)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     tddp_cancel *cancel;
     CHECK_OK(tddp_cancel_create(&cancel));
     atomic_store(&resumer.held, 1);
-    tddp_work *work = begin(group, 1);
     tddp_wait wait = {-1, cancel};
     pthread_t thread = aside(trigger_soon, cancel);
-    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_CANCELED);
-    CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 was interrupted; it goes on");
+    tddp_work *work = begin_inline(group, -1, cancel);
     CHECK_INT(pthread_join(thread, NULL), 0);
     CHECK_INT(tddp_work_completed(work), 0);
     CHECK_INT(ran_here(0), 1);
@@ -180,6 +180,8 @@ TEST(a_wait_that_is_interrupted_leaves_the_rest_to_the_progress_thread)
     CHECK(resumer.runs[1].op == resumer.runs[0].op);
     CHECK_INT(resumer.runs[1].sequence, 1);
     check_recorded(group, 1, TDDP_RECORD_STARTED);
+    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_CANCELED);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce 1 was interrupted; it goes on");
     atomic_store(&resumer.held, 0);
     tddp_cancel_reset(cancel);
     CHECK_OK(tddp_work_wait(work, &wait));
@@ -190,54 +192,87 @@ TEST(a_wait_that_is_interrupted_leaves_the_rest_to_the_progress_thread)
     drop(group, store);
 }
 
+/* Nothing is begun on the thread that was interrupted before, and the operation is executed all the
+ * same: by nobody's wait. */
+TEST(an_interrupt_that_was_there_before_leaves_nothing_undone)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_cancel_trigger(cancel);
+    atomic_store(&resumer.held, 1);
+    tddp_wait wait = {-1, cancel};
+    tddp_work *work = begin_inline(group, -1, cancel);
+    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_CANCELED);
+    await_runs(1);
+    CHECK_INT(ran_here(0), 0);
+    atomic_store(&resumer.held, 0);
+    CHECK_OK(tddp_group_drain(group, NULL));
+    CHECK_INT(tddp_work_completed(work), 1);
+    tddp_work_release(work);
+    tddp_cancel_free(cancel);
+    drop(group, store);
+}
+
 TEST(a_wait_of_some_time_ends_then)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     atomic_store(&resumer.held, 1);
-    tddp_work *work = begin(group, 1);
+    tddp_work *work = begin(group);
+    await_runs(1);
     tddp_wait wait = {40, NULL};
     CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), "is not done after waiting 4");
-    CHECK_INT(ran_here(0), 1);
-    await_runs(2);
     atomic_store(&resumer.held, 0);
     CHECK_OK(tddp_work_wait(work, NULL));
-    CHECK_INT(atomic_load(&resumer.count), 2);
+    CHECK_INT(atomic_load(&resumer.count), 1);
     tddp_work_release(work);
     drop(group, store);
 }
 
-TEST(a_try_takes_its_time_and_no_more)
+TEST(inline_takes_its_time_and_no_more)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
-    tddp_work *work = begin(group, 1);
-    CHECK_INT(tddp_work_try(work, 0), 0);
-    CHECK_INT(atomic_load(&resumer.count), 0);
-    CHECK_INT(tddp_work_try(work, 100000), 1);
-    CHECK_INT(tddp_work_try(work, 1), 1);
-    CHECK_OK(tddp_work_status(work));
+    tddp_work *work = begin_inline(group, 0, NULL);
+    await_runs(1);
+    CHECK_INT(ran_here(0), 0);
     tddp_work_release(work);
-    CHECK_INT(tddp_work_try(NULL, 1), 0);
-    atomic_store(&resumer.held, 1);
-    work = begin(group, 1);
-    CHECK_INT(tddp_work_try(work, 2000), 0);
-    CHECK_INT(tddp_work_try(work, INT64_MIN), 0);
-    usleep(20000);
-    CHECK_INT(atomic_load(&resumer.count), 2); /* nobody was woken */
-    atomic_store(&resumer.held, 0);
-    CHECK_OK(tddp_work_wait(work, NULL));
-    CHECK_INT(ran_here(2), 1);
-    tddp_work_release(work);
-    atomic_store(&resumer.held, 1);
-    work = begin(group, 1);
-    CHECK_INT(tddp_work_try(work, 2000), 0);
-    tddp_work_release(work);
-    await_runs(5);
-    CHECK_INT(ran_here(4), 0);
-    atomic_store(&resumer.held, 0);
     CHECK_OK(tddp_group_drain(group, NULL));
+    atomic_store(&resumer.held, 1);
+    work = begin_inline(group, 2000, NULL);
+    CHECK_INT(tddp_work_completed(work), 0);
+    CHECK_INT(ran_here(1), 1);
+    tddp_work_release(work);
+    await_runs(3); /* and nobody waits for it */
+    CHECK_INT(ran_here(2), 0);
+    atomic_store(&resumer.held, 0);
+    work = begin_inline(group, INT64_MAX, NULL);
+    CHECK_INT(ran_here(3), 1);
+    tddp_work_release(work);
+    drop(group, store);
+}
+
+TEST(under_a_limit_much_memory_is_not_moved_inline)
+{
+    enum { MOST = (4 << 20) / sizeof(float) };
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    float *large = calloc(MOST + 1, sizeof *large);
+    for (size_t i = 0; i < 4; i++) {
+        tddp_work *work;
+        tddp_buffer buffer = buffer_of(large, MOST + i % 2, TDDP_FLOAT32);
+        CHECK_OK(tddp_group_drain(group, NULL));
+        tddp_inline_next(i < 2 ? 100 : -1, NULL);
+        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &work));
+        await_runs((int)i + 1);
+        CHECK_INT(ran_here((int)i), i != 1);
+        CHECK_OK(tddp_work_wait(work, NULL));
+        tddp_work_release(work);
+    }
+    free(large);
     drop(group, store);
 }
 
@@ -261,10 +296,10 @@ TEST(callbacks_may_come_on_a_thread_that_waits)
     tddp_group *group = resumer_group(&store);
     callback_facts facts = {.group = group};
     atomic_store(&resumer.held, 1);
-    tddp_work *first = begin(group, 0);
+    tddp_work *first = begin(group);
     await_runs(1);
-    tddp_work *second = begin(group, 1);
-    tddp_work *third = begin(group, 1);
+    tddp_work *second = begin(group);
+    tddp_work *third = begin(group);
     CHECK_OK(tddp_work_on_done(third, look_round, &facts));
     atomic_store(&resumer.held, 0);
     CHECK_OK(tddp_work_wait(third, NULL));
@@ -287,11 +322,15 @@ TEST(several_buffers_go_on_where_they_were)
     tddp_buffer buffers[4] = {floats(0, 3), floats(10, 3),
                               buffer_of(large, 2 * LARGE, TDDP_FLOAT32), floats(20, 5)};
     tddp_work *work;
-    tddp_wait wait = {20, NULL};
+    tddp_cancel *cancel;
+    CHECK_OK(tddp_cancel_create(&cancel));
     atomic_store(&resumer.held, 1);
-    tddp_await_next();
+    pthread_t thread = aside(trigger_soon, cancel);
+    tddp_inline_next(-1, cancel);
     CHECK_OK(tddp_all_reduce_coalesced(group, buffers, 4, TDDP_REDUCE_SUM, 0, &work));
-    CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_INT(ran_here(0), 1);
+    await_runs(2);
     atomic_store(&resumer.held, 0);
     CHECK_OK(tddp_work_wait(work, NULL));
     CHECK_INT(atomic_load(&resumer.count), 4); /* three steps, the first twice */
@@ -306,6 +345,7 @@ TEST(several_buffers_go_on_where_they_were)
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_INT(resumer.runs[4].sequence, 4);
     free(large);
+    tddp_cancel_free(cancel);
     drop(group, store);
 }
 
@@ -319,13 +359,8 @@ static void *use_it_all(void *data)
     for (int i = 0; i < 60; i++) {
         CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
         for (int k = 0; k < 3; k++) {
-            if (k != i % 3) {
-                tddp_await_next();
-            }
+            tddp_inline_next((i + k) % 3 - 1, NULL);
             CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[k]));
-        }
-        if (i % 4 == 0) {
-            (void)tddp_work_try(works[2], 1);
         }
         if (i % 2) {
             tddp_status status = tddp_work_wait(works[1], &brief);

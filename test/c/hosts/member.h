@@ -77,20 +77,10 @@ static inline tddp_status run(member *self, tddp_op *op)
     return status;
 }
 
-/* Rank 0 hosts the store: it leaves when `others` have said that they need it no longer. */
-static inline void part(member *self, int others)
+static inline void part(member *self)
 {
-    static const tddp_slice key = {"parted", 6};
-    int64_t gone = 0;
     if (self->context) {
         self->table->destroy(self->context);
-    }
-    if (self->rank != 0) {
-        CHECK_OK(tddp_store_add(self->store, key, 1, NULL, &gone));
-    }
-    for (int i = 0; self->rank == 0 && gone < others && i < 1000; i++) {
-        nanosleep(&(struct timespec){0, 10000000}, NULL);
-        CHECK_OK(tddp_store_add(self->store, key, 0, NULL, &gone));
     }
     tddp_store_release(self->store);
 }

@@ -15,10 +15,10 @@ static char *machine_with(int count, bool device_files)
         (void)snprintf(text, sizeof text, "%d\n", i % 2);
         machine_file(root, text, "sys/bus/pci/devices/0000:%x0:00.0/numa_node", i + 1);
         if (device_files) {
-            machine_file(root, "", "dev/nvidia%d", i);
+            machine_gpu(root, i);
         }
     }
-    machine_file(root, "", "dev/nvidiactl");
+    machine_device(root, "nvidiactl");
     return root;
 }
 
@@ -105,9 +105,16 @@ TEST(a_containers_gpus)
 {
     char *root = machine_with(4, false);
     tddp_launch_devices found;
-    check_found(root, NULL, "0 1 2 3"); /* no device files yet */
-    machine_file(root, "", "dev/nvidia1");
-    machine_file(root, "", "dev/nvidia3");
+    check_found(root, NULL, "-"); /* none is given to it */
+    check_found(root, "0,1", "-");
+    CHECK_OK(tddp_launch_devices_find(root, NULL, &found));
+    CHECK(!found.driver);
+    CHECK_INT(found.unreachable, 4);
+    tddp_launch_devices_free(&found);
+    machine_file(root, "", "dev/nvidia0"); /* no device */
+    check_found(root, NULL, "-");
+    machine_gpu(root, 1);
+    machine_gpu(root, 3);
     check_found(root, NULL, "0 1");
     check_found(root, "0,1,2", "0 1");
     check_found(root, "GPU-113", "GPU-113");
@@ -121,9 +128,9 @@ TEST(a_containers_gpus)
 TEST(device_files_alone)
 {
     char *root = machine_make();
-    machine_file(root, "", "dev/nvidia0");
-    machine_file(root, "", "dev/nvidia10");
-    machine_file(root, "", "dev/nvidia-uvm");
+    machine_gpu(root, 0);
+    machine_gpu(root, 10);
+    machine_device(root, "nvidia-uvm");
     check_found(root, NULL, "0 1");
     check_found(root, "1", "1");
     machine_remove(root);
@@ -146,7 +153,7 @@ TEST(numa_nodes_of_gpus)
     tddp_launch_devices found;
     machine_file(root, "Device Minor: 3\n", "proc/driver/nvidia/gpus/0000:C1:00.0/information");
     machine_file(root, "1\n", "sys/bus/pci/devices/0000:c1:00.0/numa_node");
-    machine_file(root, "", "dev/nvidia3");
+    machine_gpu(root, 3);
     CHECK_OK(tddp_launch_devices_find(root, "1,2,3,0", &found));
     CHECK_INT(found.count, 4);
     CHECK_INT(found.list[0].node, 1);

@@ -134,7 +134,7 @@ TEST(a_gpu_each)
     check_device(&job, "4, 6,7", 1, "6");
     check_device(&job, "", 1, "");
     for (int i = 0; i < 4; i++) {
-        machine_file(root, "", "dev/nvidia%d", i);
+        machine_gpu(root, i);
     }
     CHECK_OK(tddp_launch_devices_find(root, NULL, &job.devices));
     check_device(&job, NULL, 3, "3");

@@ -51,4 +51,22 @@ machine_file(const char *root, const char *text, const char *format, ...)
     fclose(file);
 }
 
+/* Makes a device file of the machine, which no other user than root could: a link to another. */
+static inline void machine_device(const char *root, const char *name)
+{
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s/dev", root);
+    CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
+    (void)snprintf(path, sizeof path, "%s/dev/%s", root, name);
+    CHECK_INT(symlink("/dev/null", path), 0);
+}
+
+/* The GPUs' device files of that number. */
+static inline void machine_gpu(const char *root, int minor)
+{
+    char name[32];
+    (void)snprintf(name, sizeof name, "nvidia%d", minor);
+    machine_device(root, name);
+}
+
 #endif

@@ -156,14 +156,15 @@ TEST(workers_are_seen_with_their_descendants)
     CHECK_INT(usage.seen.count, 3);
     CHECK(workers[0].cpu < 0 && workers[1].cpu < 0);
     CHECK(workers[0].memory > workers[1].memory && workers[1].memory > 0);
-    (void)nanosleep(&(struct timespec){0, 500000000}, NULL);
     double before = workers[0].cpu;
     CHECK_OK(tddp_launch_usage_look(&usage, workers, 3, INT64_MAX)); /* not so soon again */
     CHECK_DOUBLE(workers[0].cpu, before, 0);
-    CHECK_OK(tddp_launch_usage_look(&usage, workers, 3, 0));
-    CHECK(workers[0].cpu > 0.05); /* of at most two cores, on a machine that may be busy */
-    CHECK(workers[0].cpu < 2.5);
-    CHECK(workers[1].cpu >= 0 && workers[1].cpu < 0.05);
+    do { /* until the kernel has counted time for it */
+        (void)nanosleep(&(struct timespec){0, 20000000}, NULL);
+        CHECK_OK(tddp_launch_usage_look(&usage, workers, 3, 0));
+        CHECK_DOUBLE(workers[1].cpu, 0, 0);
+    } while (workers[0].cpu == 0);
+    CHECK(workers[0].cpu > 0);
     CHECK_DOUBLE(workers[2].cpu, -1, 0);
     CHECK_INT(workers[2].memory, 0);
     /* Another worker in the same place is found at once. */

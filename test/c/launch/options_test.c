@@ -167,12 +167,13 @@ TEST(rdzv_conf)
 {
     CHECK_OK(parse("--rdzv-conf=join_timeout=7,heartbeat_timeout=2,is_host=true,store_type=tcp,"
                    "use_libuv=0,last_call_timeout=3,close_timeout=4,read_timeout=5,"
-                   "keep_alive_interval=6,keep_alive_max_attempt=8 a"));
+                   "keep_alive_interval=6,keep_alive_max_attempt=8,report_interval=9 a"));
     CHECK_INT(got.conf.join_timeout, 7);
     CHECK_INT(got.conf.heartbeat_timeout, 2);
     CHECK_INT(got.conf.is_host, 1);
     CHECK_INT(got.conf.last_call_timeout, 3);
     CHECK_INT(got.conf.close_timeout, 4);
+    CHECK_INT(got.conf.report_interval, 9);
     CHECK_INT(got.conf.read_timeout, 5);
     CHECK_INT(got.conf.keep_alive_interval, 6);
     CHECK_INT(got.conf.keep_alive_max_attempt, 8);
@@ -183,6 +184,8 @@ TEST(rdzv_conf)
     refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
     refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");
     refused("--rdzv-conf=join_timeout=0 a", "join_timeout=0: expected a number from 1 to 86400");
+    refused("--rdzv-conf=keep_alive_interval=600,keep_alive_max_attempt=600 a",
+            "keep_alive_interval=600 times keep_alive_max_attempt=600 is 360000 s");
     refused("--rdzv-conf=is_host=maybe a", "is_host=maybe: expected 0 or 1");
     refused("--rdzv-conf=store_type=file a", "store_type=file: expected tcp");
 }

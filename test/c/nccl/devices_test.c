@@ -33,7 +33,7 @@ static void check_both(const char *backend, const char *carrier, int rank, int r
     check_operations(&host, 101);
     standin_set_delay_ms(0);
     close_bench(&device);
-    close_store(store, rank, ranks);
+    tddp_store_release(store);
 }
 
 #define BOTH(ranks)                                                                     \
@@ -73,7 +73,7 @@ static void check_alone(const char *backend, const char *carrier, int rank, int 
     check_operations(&host, 101);
     check_operations(&device, 103);
     close_bench(&device);
-    close_store(store, rank, ranks);
+    tddp_store_release(store);
 }
 
 #define ALONE(name, backend, carrier)                          \
@@ -103,7 +103,7 @@ MULTI_TEST(memory_of_the_group, 2, 30)
     check_sums(&host, data, 1000, 3, 0);
     tddp_group_memory_release(memory);
     close_bench(&self);
-    close_store(store, rank, world_size);
+    tddp_store_release(store);
 }
 
 /* What fails in one part ends the group, for the other part too, with the cause everywhere. */
@@ -124,7 +124,7 @@ MULTI_TEST(a_part_that_fails, 3, 30)
     buffer = filled(&host, got_room, 100, 1);
     CHECK_STATUS(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_GROUP_FAILED);
     close_bench(&self);
-    close_store(store, rank, world_size);
+    tddp_store_release(store);
 }
 
 TEST(groups_whose_parts_cannot_be_opened)

@@ -1,37 +1,23 @@
 /* Ranks that die, groups that end early, calls that fail: with stand-ins for NCCL and CUDA. */
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "nccl/world.h"
+#include "recorded.h"
 #include "standin/standin.h"
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
+enum { DONE, RANK }; /* events; one for each rank from RANK on */
 
 static tddp_status sum(tddp_group *group, float *data, size_t count)
 {
     return tddp_all_reduce(group, on_device(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
 }
 
-/* Without a word to the others: rank 0, which hosts the store, waits for those that are left. */
-static void part(tddp_group *group, tddp_store *store, int rank, int others)
+/* Without a word to the others. */
+static void part(tddp_group *group, tddp_store *store)
 {
-    static const tddp_slice key = {"parted", 6};
-    int64_t gone = 0;
     tddp_group_release(group);
     CHECK_INT(standin_alive(), 0);
-    if (rank != 0) {
-        CHECK_OK(tddp_store_add(store, key, 1, NULL, &gone));
-    }
-    while (rank == 0 && gone < others) {
-        usleep(5000);
-        CHECK_OK(tddp_store_add(store, key, 0, NULL, &gone));
-    }
     tddp_store_release(store);
 }
 
@@ -42,16 +28,16 @@ MULTI_TEST(a_rank_is_killed, 3, 30)
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
     CHECK_OK(sum(group, data, 100));
     if (rank == 2) {
-        usleep(200000);
+        CHECK_AWAIT_BLOCKED(RANK + 0);
+        CHECK_AWAIT_BLOCKED(RANK + 1);
         syscall(SYS_exit_group, 0);
     }
-    double start = now();
+    check_will_block(RANK + rank);
     tddp_status status = sum(group, data, 100);
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "rank 2");
-    CHECK(now() - start < 5);
     CHECK_STATUS(sum(group, data, 100), TDDP_GROUP_FAILED);
-    part(group, store, rank, 1);
+    part(group, store);
 }
 
 MULTI_TEST(a_rank_is_killed_while_ranks_connect, 3, 30)
@@ -63,7 +49,7 @@ MULTI_TEST(a_rank_is_killed_while_ranks_connect, 3, 30)
         syscall(SYS_exit_group, 0);
     }
     CHECK(sum(group, data, 100) != TDDP_OK);
-    part(group, store, rank, 1);
+    part(group, store);
 }
 
 MULTI_TEST(a_group_that_ends_while_operations_run, 2, 30)
@@ -75,16 +61,13 @@ MULTI_TEST(a_group_that_ends_while_operations_run, 2, 30)
     if (rank == 0) {
         CHECK_OK(
             tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
-        usleep(100000);
-        double start = now();
+        await_started(group, 1);
         tddp_group_shutdown(group, 0);
-        CHECK(now() - start < 2);
         CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
         tddp_work_release(work);
-    } else {
-        usleep(1000000);
     }
-    part(group, store, rank, 1);
+    CHECK_MEET(DONE, world_size);
+    part(group, store);
 }
 
 MULTI_TEST(cuda_calls_that_fail, 1, 30)

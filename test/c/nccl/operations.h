@@ -301,7 +301,7 @@ static inline void check_all(int rank, int ranks, int port, int device)
     check_dtypes(group, rank, ranks);
     check_bytes(group, rank, ranks);
     CHECK_OK(tddp_barrier(group, NULL));
-    leave(group, store, rank, ranks);
+    leave(group, store);
 }
 
 #endif

@@ -31,7 +31,7 @@ MULTI_TEST(messages, 3, 60)
     CHECK_STATUS(tddp_recv(group, on_device(data, 1, TDDP_FLOAT32), TDDP_ANY_SOURCE, 0, NULL),
                  TDDP_UNSUPPORTED);
     CHECK_OK(tddp_barrier(group, NULL));
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(what_nccl_does_not_have, 2, 30)
@@ -53,7 +53,7 @@ MULTI_TEST(what_nccl_does_not_have, 2, 30)
     /* The group is as good as before. */
     CHECK_OK(tddp_broadcast(group, on_device(narrow, 3, TDDP_INT16), 0, NULL));
     CHECK_OK(tddp_broadcast(group, eights, 0, NULL));
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_call_that_fails, 2, 30)
@@ -71,7 +71,7 @@ MULTI_TEST(a_call_that_fails, 2, 30)
         CHECK_CONTAINS(tddp_error_message(),
                        "ncclAllReduce: internal error: the stand-in was told to");
     }
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_rank_that_is_late_is_a_timeout, 2, 30)
@@ -84,5 +84,5 @@ MULTI_TEST(a_rank_that_is_late_is_a_timeout, 2, 30)
             tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
         CHECK_STATUS(status, TDDP_TIMEOUT);
     }
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }

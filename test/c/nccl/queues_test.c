@@ -1,5 +1,6 @@
 /* Operations on a device's queue: streams that wait, several on their way, what ends early. With
  * stand-ins for NCCL and CUDA. */
+#include <stdbool.h>
 #include <stdio.h>
 
 #include <tddp/cuda.h>
@@ -70,7 +71,7 @@ MULTI_TEST(streams_wait_for_each_other, 2, 30)
     tddp_work_release(work);
     CHECK_INT(cuda()->cudaEventDestroy(end), 0);
     CHECK_INT(cuda()->cudaStreamDestroy(stream), 0);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* Each one is launched while those before it are on their way; all kinds, one buffer. */
@@ -95,7 +96,7 @@ MULTI_TEST(several_are_on_their_way, 3, 60)
         tddp_work_release(works[i]);
     }
     CHECK_INT(cuda()->cudaStreamDestroy(stream), 0);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(buffers_go_in_one_launch, 2, 30)
@@ -120,7 +121,7 @@ MULTI_TEST(buffers_go_in_one_launch, 2, 30)
     CHECK_OK(tddp_work_wait(work, NULL));
     CHECK_INT((int)tddp_work_sequence(work), 2);
     tddp_work_release(work);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_wait_that_is_shorter, 2, 30)
@@ -137,7 +138,7 @@ MULTI_TEST(a_wait_that_is_shorter, 2, 30)
     CHECK_INT(tddp_work_completed(work), 0);
     CHECK_OK(tddp_work_wait(work, NULL));
     tddp_work_release(work);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* The group's end lets what is under way finish; a handle outlives it. */
@@ -157,7 +158,7 @@ MULTI_TEST(the_end_waits_for_the_device, 2, 30)
     CHECK_DOUBLE((double)data[0], 2, 0);
     CHECK_OK(tddp_work_order(work, NULL, NULL));
     tddp_work_release(work);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_graph_that_is_captured, 2, 30)
@@ -175,7 +176,7 @@ MULTI_TEST(a_graph_that_is_captured, 2, 30)
                  TDDP_UNSUPPORTED);
     standin_set_capture(0);
     CHECK_OK(tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* What cannot be launched, or fails on its way, fails the group; those behind it are refused. */
@@ -202,7 +203,7 @@ MULTI_TEST(a_failure_ends_all_that_are_under_way, 2, 60)
         CHECK(tddp_all_reduce(group, on_device(data[0], 1, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0,
                               &work) != TDDP_OK);
     }
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* A duration is the device's own. */
@@ -229,7 +230,7 @@ MULTI_TEST(the_recorder_has_device_times, 2, 30)
     CHECK(duration != NULL);
     CHECK_DOUBLE(strtod(duration + strlen("\"duration_ms\": "), NULL), 12.5, 0);
     CHECK_CONTAINS(text, "\"profiling_name\": \"nccl:all_reduce\"");
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* Ranks that describe their operations compare them before NCCL gets them. */
@@ -251,5 +252,62 @@ MULTI_TEST(calls_that_differ, 3, 30)
         tddp_all_reduce(group, on_device(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
         TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "999");
-    leave(group, store, rank, world_size);
+    leave(group, store);
+}
+
+static void check_sum(tddp_group *group, tddp_status expected)
+{
+    static float data[COUNT];
+    fill(data, 1);
+    tddp_describe_next("float32 [1000]");
+    CHECK_STATUS(
+        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
+        expected);
+    if (expected == TDDP_OK) {
+        CHECK_DOUBLE((double)data[COUNT - 1], 2, 0);
+    }
+}
+
+/* The last process hosts the store, and ends it when the two others have made their groups. */
+static void end_of_store(int rank, bool compare_first, tddp_status expected)
+{
+    enum { HOSTED };
+    static const tddp_slice ready = {"ready", 5};
+    int64_t count = 0;
+    tddp_store *store = open_store_of_rank_0(rank == 2 ? 0 : 1, 0, HOSTED);
+    if (rank == 2) {
+        CHECK_OK(tddp_store_wait(store, &ready, 1, NULL));
+        tddp_store_release(store);
+        return;
+    }
+    tddp_group *group = open_group(store, rank, 2, -1, TIMEOUT_MS);
+    if (compare_first) {
+        check_sum(group, TDDP_OK);
+    }
+    CHECK_OK(tddp_store_add(store, (tddp_slice){"made", 4}, 1, NULL, &count));
+    if (count == 2) {
+        CHECK_OK(tddp_store_set(store, ready, (tddp_slice){"1", 1}, NULL));
+    }
+    while (tddp_store_add(store, (tddp_slice){"made", 4}, 0, NULL, &count) == TDDP_OK) {
+    }
+    check_sum(group, expected);
+    tddp_group_shutdown(group, 1000);
+    tddp_group_release(group);
+    tddp_store_release(store);
+}
+
+MULTI_TEST(ranks_connect_and_go_on_when_the_store_has_ended, 3, 30)
+{
+    end_of_store(rank, false, TDDP_OK);
+}
+
+MULTI_TEST(ranks_that_compared_go_on_when_the_store_has_ended, 3, 30)
+{
+    end_of_store(rank, true, TDDP_OK);
+}
+
+MULTI_TEST(ranks_that_were_asked_to_compare_do_not, 3, 30)
+{
+    setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL", 1);
+    end_of_store(rank, true, TDDP_NETWORK);
 }

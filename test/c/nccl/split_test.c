@@ -55,7 +55,7 @@ MULTI_TEST(parts_of_a_group, 4, 30)
     tddp_group_release(parts[rank % 2]);
     tddp_group_shutdown(all, 1000);
     tddp_group_release(all);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 /* The same of a group for both kinds of devices. */
@@ -77,7 +77,7 @@ MULTI_TEST(parts_of_a_group_for_host_and_device, 2, 30)
     standin_fail_next(NULL, 0);
     tddp_group_shutdown(all, 1000);
     tddp_group_release(all);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_group_that_is_not_bound_has_nothing_to_split, 2, 30)
@@ -93,7 +93,7 @@ MULTI_TEST(a_group_that_is_not_bound_has_nothing_to_split, 2, 30)
         CHECK_OK(tddp_group_decline(group, NULL));
     }
     CHECK_DOUBLE((double)sum_of(group, 1), 2, 0);
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }
 
 MULTI_TEST(a_split_that_fails, 2, 30)
@@ -103,5 +103,5 @@ MULTI_TEST(a_split_that_fails, 2, 30)
     standin_fail_next("ncclCommSplit", TDDP_NCCL_INTERNAL_ERROR);
     CHECK_STATUS(tddp_group_decline(group, NULL), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), "ncclCommSplit: internal error");
-    leave(group, store, rank, world_size);
+    leave(group, store);
 }

@@ -112,18 +112,4 @@ static inline void close_bench(bench *self)
     CHECK_INT(standin_alive(), 0);
 }
 
-/* Rank 0 hosts the store: it leaves last. */
-static inline void close_store(tddp_store *store, int rank, int ranks)
-{
-    static const tddp_slice key = {"left", 4};
-    int64_t left = 0;
-    if (rank != 0) {
-        CHECK_OK(tddp_store_add(store, key, 1, NULL, &left));
-    }
-    while (rank == 0 && left < ranks - 1) {
-        CHECK_OK(tddp_store_add(store, key, 0, NULL, &left));
-    }
-    tddp_store_release(store);
-}
-
 #endif

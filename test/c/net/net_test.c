@@ -230,11 +230,9 @@ TEST(a_wait_ends_when_cancelled)
     tddp_cancel_trigger(cancel);
     char byte;
     size_t done = 0;
-    int64_t start = tddp_now_ns();
     CHECK_STATUS(tddp_net_recv(right, &byte, 1, &done, in_ms(20000), tddp_cancel_fd(cancel)),
                  TDDP_CANCELED);
     CHECK_STATUS(tddp_net_sleep(in_ms(20000), tddp_cancel_fd(cancel)), TDDP_CANCELED);
-    CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
     CHECK_OK(tddp_net_sleep(in_ms(5), -1));
     tddp_cancel_free(cancel);
     tddp_net_close(left);

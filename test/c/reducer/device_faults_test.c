@@ -36,7 +36,7 @@ MULTI_TEST(the_host_does_not_wait, 2, 120)
         check_gradient(test.reducer, test.params, i, 0.5, ROUNDS - 1, 1);
     }
     CHECK_INT(tddp_reducer_rounds(test.reducer), ROUNDS);
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* More streams than a bucket keeps apart. */
@@ -70,7 +70,7 @@ MULTI_TEST(many_streams, 2, 60)
     for (size_t i = 0; i < PARAMS; i++) {
         CHECK_INT(cuda()->cudaStreamDestroy(streams[i]), 0);
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -90,7 +90,7 @@ static void free_early(int rank, int world_size, int port, bool finishes)
     tddp_reducer_free(test.reducer);
     test.reducer = NULL;
     CHECK_INT(atomic_load(&pieces), 2); /* the writing alone takes 220 ms */
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 MULTI_TEST(freed_while_under_way, 2, 60)
@@ -115,7 +115,7 @@ MULTI_TEST(memory_that_is_held, 1, 60)
     CHECK_INT(atomic_load(&pieces), 2);
     CHECK_DOUBLE((double)*gradient, 0, 0);
     tddp_reducer_memory_release(memory);
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* --- failures --------------------------------------------------------------------------------- */
@@ -124,12 +124,13 @@ MULTI_TEST(memory_that_is_held, 1, 60)
 MULTI_TEST(a_failure_that_comes_late, 2, 60)
 {
     device_test test;
-    begin_with(&test, rank, world_size, port, false, plain, 1500);
+    begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
     CHECK_OK(tddp_reducer_prepare(test.reducer));
     mark_all(&test, rank, 0);
     CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
     await_stream();
     if (rank == 0) { /* the other one does not take part in a second */
+        CHECK_OK(tddp_group_set_timeout(test.group, 500));
         CHECK_OK(tddp_reducer_prepare(test.reducer));
         mark_all(&test, rank, 1);
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
@@ -145,7 +146,7 @@ MULTI_TEST(a_failure_that_comes_late, 2, 60)
         CHECK_STATUS(tddp_reducer_mark_ready(test.reducer, 0, &none), status);
         CHECK_STATUS(tddp_reducer_finish(test.reducer, NULL), status);
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* A stream that cannot be made to wait would let a bucket go out half written. */
@@ -167,7 +168,7 @@ MULTI_TEST(a_stream_that_does_not_wait, 1, 60)
     here = own;
     CHECK_STATUS(tddp_reducer_finish(test.reducer, NULL), TDDP_SYSTEM);
     CHECK_STATUS(tddp_reducer_prepare(test.reducer), TDDP_SYSTEM);
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 static tddp_status no_memory(void *user, int32_t device, size_t bytes, void **handle, void **data)
@@ -221,7 +222,7 @@ MULTI_TEST(memory_that_is_not_there, 1, 60)
     check_gradient(reducer, params, 3, 0, 0, 1);
     tddp_reducer_free(reducer);
     test.reducer = own;
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* --- ranks that differ ------------------------------------------------------------------------ */
@@ -255,5 +256,5 @@ MULTI_TEST(other_devices_on_other_ranks, 2, 60)
                  TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(),
                    "is float32 [129] on cpu, with parameter number 3 on rank 0");
-    end(&test, rank, world_size);
+    end(&test);
 }

@@ -45,7 +45,7 @@ static void average(int rank, int world_size, int port, bool mixed)
     }
     CHECK(tddp_reducer_bucket_count(test.reducer) > 4);
     CHECK_INT(atomic_load(&moves), mixed ? 9 : PARAMS); /* the rebuild's; the host's are its own */
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 MULTI_TEST(one_rank, 1, 60)
@@ -103,7 +103,7 @@ static void leave_out(int rank, int world_size, int port, bool skips)
             }
         }
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 MULTI_TEST(parameters_left_out, 3, 60)
@@ -130,7 +130,7 @@ MULTI_TEST(static_graph, 3, 60)
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
         check_means(&test, world_size, step);
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* What the first round left out is written in later ones by whoever comes first: here on a stream
@@ -160,7 +160,7 @@ MULTI_TEST(static_graph_that_leaves_out, 2, 60)
         check_means(&test, world_size, step);
     }
     CHECK_INT(cuda()->cudaStreamDestroy(other), 0);
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* A rank without data adds zeros, whatever lay there. */
@@ -183,7 +183,7 @@ MULTI_TEST(a_rank_that_shadows, 3, 60)
                            step > 1 ? 2.0 / 3 : 1);
         }
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 /* --- hooks ------------------------------------------------------------------------------------ */
@@ -241,7 +241,7 @@ MULTI_TEST(a_hook_with_stages, 2, 60)
             check_gradient(test.reducer, test.params, i, 0.5, step, 2);
         }
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 MULTI_TEST(hooks_that_need_no_host, 2, 60)
@@ -249,7 +249,7 @@ MULTI_TEST(hooks_that_need_no_host, 2, 60)
     for (int which = 0; which < 2; which++) {
         device_test test;
         tddp_comm_hook *hook = NULL;
-        begin_with(&test, rank, world_size, port + which, true, plain, TIMEOUT_MS);
+        begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
         CHECK_OK(which == 0 ? tddp_hook_allreduce(&hook) : tddp_hook_noop(&hook));
         CHECK_OK(tddp_reducer_set_hook(test.reducer, hook));
         tddp_comm_hook_release(hook);
@@ -260,7 +260,8 @@ MULTI_TEST(hooks_that_need_no_host, 2, 60)
         for (size_t i = 0; i < PARAMS; i++) {
             check_gradient(test.reducer, test.params, i, which == 0 ? 0.5 : rank, 0, 1);
         }
-        end(&test, rank, world_size);
+        end(&test);
+        CHECK_MEET(which, world_size); /* the next group has the same name */
     }
 }
 
@@ -285,7 +286,7 @@ static void compress(int rank, int world_size, int port, tddp_dtype dtype, bool 
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
         check_means(&test, world_size, step);
     }
-    end(&test, rank, world_size);
+    end(&test);
 }
 
 MULTI_TEST(halves_of_one_rank, 1, 60)
@@ -328,5 +329,5 @@ MULTI_TEST(hooks_that_compute_on_the_host, 1, 60)
     CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "runs on the thread that called backward");
     tddp_comm_hook_release(hook);
-    end(&test, rank, world_size);
+    end(&test);
 }

@@ -95,6 +95,48 @@ static void *mark_all(void *data)
     return NULL;
 }
 
+/* The host's code was interrupted: backward goes on, and what comes next goes on with that stage,
+ * before any later bucket. The other rank sees nothing of it. */
+static void interrupt_at(tddp_group *group, int stage, int interrupts, const char *expected)
+{
+    int rank = tddp_group_rank(group);
+    teller told = {.stages = 3, .fail_at = -1, .interrupt_at = stage, .interrupts = 0};
+    tddp_reducer *reducer = make_hooked(group, 5, &told, 1);
+    for (int step = 0; step < 3; step++) {
+        int rebuilt = 0;
+        CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        fill_all(reducer, 5, rank, step);
+        told.events[0] = '\0';
+        told.interrupts = rank == 0 && step == 1 ? interrupts : 0;
+        for (size_t n = 5; n-- > 0;) {
+            int all = 0;
+            mark(reducer, n, n == 0);
+            CHECK_OK(tddp_reducer_hand_over(reducer, &all));
+        }
+        while (told.interrupts > 0) {
+            CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_CANCELED);
+            CHECK_CONTAINS(tddp_error_message(), "interrupted at stage");
+        }
+        CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        CHECK_TEXT(told.events, step == 0                ? "0.0 1.0 2.0 "
+                                : rank == 0 && step == 1 ? expected
+                                                         : "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
+        for (size_t i = 0; i < 5; i++) {
+            check_all(reducer, i, 2 * (step + (double)i + 0.5));
+        }
+    }
+    tddp_reducer_free(reducer);
+}
+
+MULTI_TEST(an_interrupted_hook_goes_on_where_it_was, 2, 40)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    interrupt_at(group, 0, 7, "0.0 0.0 0.0 0.0 0.0 0.0 0.0 0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
+    interrupt_at(group, 1, 2, "0.0 0.1 0.2 1.0 1.0 1.0 1.1 1.2 2.0 2.1 2.2 ");
+    leave(group);
+}
+
 MULTI_TEST(a_hook_of_the_caller_runs_on_its_thread_only, 2, 40)
 {
     tddp_group *group = join("fake", rank, world_size, port);

@@ -177,9 +177,7 @@ static const tddp_reducer_memory_ops device_ops = {sizeof device_ops, &pieces,  
 
 static inline void await_no_pieces(void)
 {
-    for (int n = 0; n < 20000 && atomic_load(&pieces) > 0; n++) {
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    }
+    CHECK_UNTIL(atomic_load(&pieces) <= 0);
     CHECK_INT(atomic_load(&pieces), 0);
 }
 
@@ -349,7 +347,7 @@ static inline void begin_with(device_test *test, int rank, int world_size, int p
     CHECK_OK(tddp_reducer_create(test->group, test->params, PARAMS, &opts, NULL, &test->reducer));
 }
 
-static inline void end(device_test *test, int rank, int world_size)
+static inline void end(device_test *test)
 {
     standin_set_delay_ms(0);
     tddp_reducer_free(test->reducer);
@@ -359,7 +357,7 @@ static inline void end(device_test *test, int rank, int world_size)
         CHECK_INT(cuda()->cudaStreamDestroy(test->streams[t]), 0);
     }
     CHECK_INT(cuda()->cudaStreamDestroy(here), 0);
-    leave(test->group, test->store, rank, world_size);
+    leave(test->group, test->store);
 }
 
 #endif

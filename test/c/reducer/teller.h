@@ -10,6 +10,8 @@ typedef struct teller {
     char events[256]; /* "0.1 ": stage 0 of bucket 1 */
     int stages;       /* how many it wants */
     int fail_at;      /* stage, or -1 */
+    int interrupt_at; /* stage */
+    int interrupts;   /* how often it is interrupted there */
     pthread_t thread; /* that called it */
     int world_size;
     uint64_t round;
@@ -41,6 +43,10 @@ static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket
     self->layout = bucket->layout;
     if (stage == self->fail_at) {
         return tddp_fail(TDDP_UNSUPPORTED, "this hook wants no stage %d", stage);
+    }
+    if (stage == self->interrupt_at && self->interrupts > 0) {
+        self->interrupts--;
+        return tddp_fail(TDDP_CANCELED, "interrupted at stage %d", stage);
     }
     *again = stage + 1 < self->stages;
     if (self->quiet) {

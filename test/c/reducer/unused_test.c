@@ -295,6 +295,8 @@ MULTI_TEST(freeing_with_the_map_under_way_is_safe, 2, 40)
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
     mark(reducer, 1, 1);
+    const tddp_wait at_once = {0, NULL};
+    CHECK_STATUS(tddp_reducer_finish(reducer, &at_once), TDDP_TIMEOUT);
     CHECK(reducer->usage.work != NULL);
     tddp_reducer_free(reducer);
     leave(group);

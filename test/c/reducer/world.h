@@ -1,21 +1,19 @@
-/* What the reducer's tests share: a group over a file store, and parameters made in a line. */
+/* What the reducer's tests share: a group over the runner's store, and parameters made in a line.
+ */
 #ifndef TDDP_TEST_REDUCER_WORLD_H
 #define TDDP_TEST_REDUCER_WORLD_H
 
 #include <stdio.h>
 #include <string.h>
 
-#include "check.h"
+#include "hosted_store.h"
 #include "reducer/reducer.h"
 
-/* Joins the ranks of this test; `port` makes the file's name its own. */
+/* Joins the ranks of this test. */
 static inline tddp_group *join(const char *backend, int rank, int world_size, int port)
 {
-    char path[64];
-    tddp_store *store = NULL;
+    tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = NULL;
-    (void)snprintf(path, sizeof path, "/tmp/tddp-reducer-test-%d", port);
-    CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     opts.backend = backend;
     opts.store = store;

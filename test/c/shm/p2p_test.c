@@ -1,5 +1,6 @@
 /* Sends and receives over shared memory: every dtype, sizes from nothing to several MiB, tags, any
  * source, many at once, more than the rings hold. How they end badly is in losses_test.c. */
+#include "backend/shm/mail.h"
 #include "messages.h"
 
 /* --- values ---------------------------------------------------------------------------------- */
@@ -226,7 +227,7 @@ WAYS(large_messages_both_ways_at_once, both_ways, 2)
 /* More than a ring, or the parcels of a size, hold; received in another order. */
 static void overflow(shm_rank *it)
 {
-    enum { COUNT = 700 };
+    enum { COUNT = TDDP_SHM_LETTERS + 64 };
     static const size_t sizes[] = {8, 1000, 30000};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         size_t bytes = sizes[s];

@@ -9,7 +9,8 @@
  *
  * Threads share the owner's mapping, so that the thread sanitizer sees what they do to each other;
  * processes have each other's segments mapped as in earnest. A process that fails, or one that is
- * killed unless the body says so (it->may_die), fails the test.
+ * killed unless the body says so (it->may_die), fails the test. Events (events.h) begin anew with
+ * each of these calls; a rank has ended when its process, or its place in the group, has.
  */
 #ifndef TDDP_TEST_SHM_RANKS_H
 #define TDDP_TEST_SHM_RANKS_H
@@ -28,9 +29,10 @@
 #include <tddp.h>
 
 #include "backend/shm/shm.h"
-#include "check.h"
+#include "events.h"
 
-enum { SHM_MAX_RANKS = 16, SHM_TIMEOUT_MS = 20000 };
+/* Who waits for the time to be over is out of the test's time. */
+enum { SHM_MAX_RANKS = 16, SHM_TIMEOUT_MS = 300000 };
 
 typedef enum shm_way { SHM_THREADS, SHM_PROCESSES } shm_way;
 
@@ -127,7 +129,7 @@ static inline void shm_open_rank(shm_rank *it)
         opts.store = it->store;
         opts.rank = it->rank;
         opts.world_size = it->size;
-        opts.timeout_ms = job->timeout_ms;
+        opts.timeout_ms = SHM_TIMEOUT_MS;
         CHECK_OK(tddp_group_create(&opts, NULL, &it->group));
     } else if (!job->bare) {
         tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
@@ -142,6 +144,9 @@ static inline void shm_run_rank(const shm_job *job, int rank, tddp_store *store)
     job->body(&it);
     tddp_group_release(it.group);
     tddp_shm_destroy(it.shm);
+    if (job->way == SHM_THREADS) {
+        check_rank_ended(rank);
+    }
 }
 
 typedef struct shm_thread {
@@ -225,7 +230,28 @@ static inline pid_t shm_start_process(const shm_job *job, int rank)
         tddp_store_release(store);
         exit(0);
     }
+    check_rank_started(rank, pid);
     return pid;
+}
+
+/* How many have failed. */
+static inline int shm_await_processes(const shm_job *job, const pid_t *pids)
+{
+    int failed = 0;
+    for (int left = job->size; left > 0;) {
+        int status;
+        pid_t pid = waitpid(-1, &status, 0);
+        CHECK(pid > 0);
+        for (int rank = 0; rank < job->size; rank++) {
+            if (pids[rank] == pid) {
+                bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+                check_rank_ended(rank);
+                failed += status != 0 && !(killed && job->may_die);
+                left--;
+            }
+        }
+    }
+    return failed;
 }
 
 static inline void shm_run_processes(shm_job *job)
@@ -235,13 +261,7 @@ static inline void shm_run_processes(shm_job *job)
     for (int rank = 0; rank < job->size; rank++) {
         pids[rank] = shm_start_process(job, rank);
     }
-    int failed = 0;
-    for (int rank = 0; rank < job->size; rank++) {
-        int status;
-        CHECK_INT(waitpid(pids[rank], &status, 0), pids[rank]);
-        bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-        failed += status != 0 && !(killed && job->may_die);
-    }
+    int failed = shm_await_processes(job, pids);
     shm_end_store(host);
     if (failed > 0) {
         check_failed(__FILE__, __LINE__, "%d of %d processes failed, as said above", failed,
@@ -251,6 +271,7 @@ static inline void shm_run_processes(shm_job *job)
 
 static inline void shm_run(shm_job job)
 {
+    check_events_clear();
     job.timeout_ms = job.timeout_ms ? job.timeout_ms : SHM_TIMEOUT_MS;
     if (job.way == SHM_THREADS) {
         shm_run_threads(&job);

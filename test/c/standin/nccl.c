@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -313,16 +314,16 @@ static double value_of(const void *factor, int dtype)
         memcpy(&narrow, factor, sizeof narrow);
         return (double)narrow;
     }
-    /* A half times one, in float32. */
-    char both[4] = {0};
-    memcpy(both, factor, 2);
-    float sum = 0;
-    tddp_dtype half = standin_nccl_dtype(dtype);
-    uint16_t zero[1] = {0};
-    tddp_combine(TDDP_REDUCE_SUM, half, zero, both, 1);
-    uint32_t bits = (uint32_t)zero[0] << 16;
-    memcpy(&sum, &bits, sizeof sum);
-    return (double)sum; /* right for bfloat16, which is all that tests give */
+    uint16_t half;
+    memcpy(&half, factor, sizeof half);
+    if (dtype == TDDP_NCCL_FLOAT16) {
+        int exponent = half >> 10 & 31;
+        wide = ldexp((half & 1023) + (exponent > 0 ? 1024 : 0), (exponent > 0 ? exponent : 1) - 25);
+        return half & 0x8000 ? -wide : wide;
+    }
+    uint32_t bits = (uint32_t)half << 16;
+    memcpy(&narrow, &bits, sizeof narrow);
+    return (double)narrow;
 }
 
 tddp_nccl_result ncclRedOpCreatePreMulSum(int *op, void *factor, int dtype, int residence,

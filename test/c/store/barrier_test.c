@@ -97,7 +97,7 @@ TEST(a_barrier_at_a_key_that_is_no_counter_fails)
 static void *come_and_delete(void *store)
 {
     int deleted;
-    usleep(50000);
+    CHECK_AWAIT_ASLEEP(getpid());
     CHECK_OK(tddp_store_barrier(store, text("b"), 2, NULL));
     CHECK_OK(tddp_store_delete_key(store, text("b"), NULL, &deleted));
     return NULL;

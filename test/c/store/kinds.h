@@ -113,9 +113,7 @@ static inline void gate_close(gate *g)
 {
     atomic_store(&g->stop, 1);
     pthread_join(g->thread, NULL);
-    while (atomic_load(&g->open)) {
-        usleep(1000);
-    }
+    CHECK_UNTIL(!atomic_load(&g->open));
     tddp_net_close(g->listen_fd);
 }
 
@@ -229,9 +227,10 @@ static inline int there(tddp_store *store, const char *key)
     return all;
 }
 
+/* Once the test's first thread waits. */
 static inline void *trigger_soon(void *cancel)
 {
-    usleep(50000);
+    CHECK_AWAIT_ASLEEP(getpid());
     tddp_cancel_trigger(cancel);
     return NULL;
 }

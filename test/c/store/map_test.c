@@ -36,6 +36,43 @@ TEST(many_keys_are_found_removed_and_walked)
     tddp_store_map_clear(&map);
 }
 
+/* What the table once took for a hash: anybody can reckon where a key goes. */
+static uint64_t fnv(tddp_slice key)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < key.size; i++) {
+        hash = (hash ^ (unsigned char)key.data[i]) * UINT64_C(0x100000001b3);
+    }
+    hash ^= hash >> 32;
+    hash *= UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ (hash >> 29);
+}
+
+/* Keys that all went into one bucket are spread. */
+TEST(keys_cannot_aim_at_a_bucket)
+{
+    enum { MANY = 1024 };
+    tddp_store_map map = {0};
+    char name[32];
+    for (int i = 0, found = 0; found < MANY; i++) {
+        snprintf(name, sizeof name, "key%d", i);
+        if (fnv(text(name)) % MANY == 7) {
+            CHECK_OK(tddp_store_values_set(&map, text(name), text("")));
+            found++;
+        }
+    }
+    CHECK_INT(map.count, MANY);
+    CHECK_INT(map.bucket_count, MANY);
+    for (size_t i = 0; i < map.bucket_count; i++) {
+        int length = 0;
+        for (const tddp_store_entry *entry = map.buckets[i]; entry; entry = entry->next) {
+            length++;
+        }
+        CHECK(length < 32); /* at random once in 10^30 */
+    }
+    tddp_store_map_clear(&map);
+}
+
 TEST(a_map_survives_failing_allocations)
 {
     tddp_store_map map = {0};

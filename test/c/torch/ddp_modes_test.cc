@@ -33,7 +33,7 @@ MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
         const at::Tensor batch = spread({4 * world_size, 5}, step);
         const void *memory =
             model.params[0].grad().defined() ? model.params[0].grad().data_ptr() : nullptr;
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * 4, 4)).backward();
         whole.loss(batch).backward();
         for (size_t i = 0; i < model.params.size(); i++) {
@@ -48,11 +48,42 @@ MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
         whole.zero_grad();
     }
     // Accumulated without synchronisation, then averaged.
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     sum_of(model, rank).backward();
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     sum_of(model, 1.0).backward();
     CHECK(all_are(model.params[3].grad(), 2.0));
+    tddp_ddp_free(ddp);
+    leave(group);
+}
+
+MULTI_TEST(hooks_rest_while_forward_runs, 2, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    Model model(0);
+    tddp_ddp *ddp = wrap(group, model);
+    const auto backward_gives = [&](double expected) {
+        model.zero_grad();
+        sum_of(model, rank + 1.0).backward();
+        return all_are(model.params[0].grad(), expected);
+    };
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        CHECK(backward_gives(rank + 1.0)); // inside forward
+        CHECK(!tddp_ddp_round_open(ddp));
+        tddp_ddp_arm(ddp, 1);
+        CHECK(tddp_ddp_round_open(ddp));
+        run_forward(ddp, 0);
+        tddp_ddp_suspend(ddp); // a forward that failed
+        CHECK(backward_gives(rank + 1.0));
+        tddp_ddp_arm(ddp, 0);
+        CHECK(backward_gives(1.5));
+        CHECK(!tddp_ddp_round_open(ddp));
+        CHECK(backward_gives(rank + 1.0));
+    }
+    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    tddp_ddp_arm(ddp, 0);
+    CHECK(!tddp_ddp_round_open(ddp));
     tddp_ddp_free(ddp);
     leave(group);
 }
@@ -68,7 +99,7 @@ MULTI_TEST(delayed_parameters_are_reported_with_the_one_they_wait_for, 2, 60)
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 3; step++) {
         const at::Tensor batch = spread({8, 5}, step);
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * 4, 4)).backward();
         whole.loss(batch).backward();
         size_t order[6];
@@ -107,7 +138,7 @@ MULTI_TEST(parameters_of_several_dtypes_and_layouts, 2, 60)
         opts.gradients_apart = apart;
         tddp_ddp *ddp = wrap(group, model, &opts);
         for (int step = 0; step < 3; step++) {
-            CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+            run_forward(ddp, 1);
             at::Tensor loss = at::zeros({}, at::kDouble);
             for (const at::Tensor &param : model.params) {
                 const at::Tensor real = param.is_complex() ? at::real(param * 2.0) : param * 2.0;
@@ -135,7 +166,7 @@ MULTI_TEST(second_derivatives_are_refused_by_name, 1, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     std::string text;
     try {
         model.loss(spread({4, 5}, 0)).backward({}, true, true);
@@ -255,7 +286,7 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     tddp_comm_hook_release(hook);
     for (int step = 0; step < 4; step++) {
         here = step != 2; // there, all is left to the end
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         const int before = state.calls;
         sum_of(model, rank + 1.0).backward();
         CHECK_INT(state.calls - before, 2 * tddp_reducer_bucket_count(tddp_ddp_reducer(ddp)));
@@ -269,7 +300,7 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     at::Tensor flat;
     CHECK_STATUS(tddp_ddp_bucket_tensor(&nobody, reinterpret_cast<tddp_tensor *>(&flat)),
                  TDDP_INVALID_ARGUMENT);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     state.fails = true;
     CHECK_CONTAINS(failing_backward(sum_of(model, 1.0)).c_str(), "the hook fell over");
     CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INTERNAL);
@@ -289,7 +320,7 @@ MULTI_TEST(a_rank_without_data_shadows_the_others, 3, 60)
     for (int step = 0; step < 4; step++) {
         const int active = step < 2 ? 3 : 2; // rank 0 has only two batches
         CHECK_OK(tddp_ddp_set_divisor(ddp, active));
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         if (rank == 0 && step >= 2) {
             CHECK_OK(tddp_ddp_shadow(ddp, nullptr));
         } else {

@@ -16,7 +16,7 @@ static void follow(int rank, int world_size, int port, at::ScalarType dtype, dou
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 12; step++) {
         const at::Tensor batch = spread({per_rank * world_size, 5}, step, dtype);
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * per_rank, per_rank)).backward();
         whole.loss(batch).backward();
         for (size_t i = 0; i < model.params.size(); i++) {
@@ -74,7 +74,7 @@ MULTI_TEST(accumulating_under_no_sync_equals_a_larger_batch, 2, 60)
         // Micro-batches 2r and 2r + 1 are this rank's.
         const at::Tensor batch = spread({16, 5}, step);
         for (int part = 0; part < 2; part++) {
-            CHECK_OK(tddp_ddp_prepare(ddp, part == 1, nullptr));
+            run_forward(ddp, part == 1);
             model.loss(batch.narrow(0, (2 * rank + part) * 4, 4)).div(2).backward();
         }
         whole.loss(batch).backward();
@@ -107,7 +107,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
         for (const at::Tensor &param : model.params) {
             before.push_back(param.grad().defined() ? param.grad().clone() : at::Tensor());
         }
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         CHECK((tddp_reducer_gradient(reducer, 0) == first) == (step == 0)); // rebuilt once
         for (size_t i = 0; i < model.params.size(); i++) {
             CHECK(!before[i].defined() || before[i].equal(model.params[i].grad()));
@@ -123,7 +123,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
         }
     }
     // A gradient that the user put elsewhere comes back.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const at::Tensor expected = model.params[2].grad().clone();
     model.zero_grad();
     model.params[2].mutable_grad() = at::zeros_like(expected);
@@ -198,7 +198,7 @@ MULTI_TEST(a_function_without_gradient_still_takes_part, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::Tensor loss = model.params[5].sum() * (rank ? 0.0 : 2.0);
     for (size_t i = 0; i < 5; i++) {
         loss = loss + model.params[i].sum();

@@ -1,4 +1,4 @@
-// What the tests of distributed data parallel share: a group over a file store and the fake
+// What the tests of distributed data parallel share: a group over the runner's store and the fake
 // backend, a model of odd sizes, and ways to compare. With TDDP_TEST_BACKEND=nccl they run over
 // stand-ins for CUDA and NCCL, where host memory counts as a device's.
 #ifndef TDDP_TEST_TORCH_MODEL_H
@@ -19,7 +19,7 @@
 #include <tddp/torch.h>
 
 #undef CHECK // libtorch has one too
-#include "check.h"
+#include "hosted_store.h"
 
 namespace model_test
 {
@@ -33,12 +33,8 @@ inline bool stands_in()
 inline tddp_group *join(int rank, int world_size, int port)
 {
     at::set_num_threads(1);
-    char path[64]; // of this run alone: one that was killed leaves its file behind
-    tddp_store *store = nullptr;
+    tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = nullptr;
-    std::snprintf(path, sizeof path, "/tmp/tddp-torch-test-%d-%d", static_cast<int>(getppid()),
-                  port);
-    CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     opts.backend = stands_in() ? "nccl" : "fake";
     opts.device_index = stands_in() ? 0 : opts.device_index;
@@ -144,6 +140,13 @@ inline tddp_ddp *wrap(tddp_group *group, Model &model, const tddp_ddp_opts *opts
     tddp_ddp *ddp = nullptr;
     CHECK_OK(make(group, model, buffers, opts, &ddp));
     return ddp;
+}
+
+// What a wrapper does around forward.
+inline void run_forward(tddp_ddp *ddp, int sync)
+{
+    CHECK_OK(tddp_ddp_prepare(ddp, sync, nullptr));
+    tddp_ddp_arm(ddp, 1);
 }
 
 inline tddp_ddp_opts small_buckets()

@@ -166,7 +166,7 @@ static void train_in_segments(int rank, int world_size, int port, int find_unuse
     };
     for (int step = 0; step < 4; step++) {
         const at::Tensor batch = spread({4 * world_size, 5}, step);
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         const at::Tensor hidden =
             second.checkpointed(first.checkpointed(batch.narrow(0, rank * 4, 4)));
         open(ddp, forward(model, hidden)).backward();
@@ -206,7 +206,7 @@ MULTI_TEST(a_parameter_shared_with_a_segment_is_named, 1, 60)
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);
     Layer first{&model, 0};
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::Tensor loss = first.checkpointed(spread({4, 5}, 0)).sum() + part(model, 1, 1.0);
     for (const size_t i : {2, 3, 4, 5}) {
         loss = loss + part(model, i, 1.0);

@@ -33,7 +33,7 @@ static void average_rows(int rank, int world_size, int port, const tddp_ddp_opts
     tddp_ddp *ddp = wrap(group, model, &opts);
     CHECK(tddp_reducer_gradient(const_cast<tddp_reducer *>(tddp_ddp_reducer(ddp)), 2) == nullptr);
     for (int step = 0; step < 4; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         // Each rank looks up as many rows as its number, some twice; rank 0 none at all.
         std::vector<int64_t> indices;
         for (int i = 0; i < rank; i++) {
@@ -95,25 +95,30 @@ MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
         return all;
     };
     // Nobody uses the table.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     backward(model.params[0].sum());
     CHECK(!model.params[2].grad().defined());
     // Rank 1 alone does.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     backward(rank ? look_up(model.params[2], {4}).sum() : model.params[0].sum());
     check_close(model.params[2].grad().to_dense(), row(4, 0.5), 1e-12);
     // Both add to it, rank 0 without synchronisation first.
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     if (rank == 0) {
         look_up(model.params[2], {7}).sum().backward();
     }
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     backward(look_up(model.params[2], {4}).sum());
     check_close(model.params[2].grad().to_dense(), row(4, 1.5) + row(7, 0.5), 1e-12);
+    // A gradient that was zeroed, all of whose dimensions are sparse then, counts as none.
+    model.zero_grad();
+    run_forward(ddp, 1);
+    backward(rank ? look_up(model.params[2], {5}).sum() : model.params[0].sum());
+    check_close(model.params[2].grad().to_dense(), row(5, 0.5), 1e-12);
     // A rank without data takes part.
     model.forget_grad();
     CHECK_OK(tddp_ddp_set_divisor(ddp, 1));
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     if (rank == 0) {
         CHECK_OK(tddp_ddp_shadow(ddp, nullptr));
     } else {
@@ -133,7 +138,7 @@ MULTI_TEST(a_model_of_sparse_gradients_alone, 2, 60)
     model.flags = {TDDP_DDP_SPARSE, TDDP_DDP_SPARSE};
     tddp_ddp *ddp = wrap(group, model);
     for (int step = 0; step < 3; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         (look_up(model.params[0], {2 * rank}).sum() +
          look_up(model.params[1], {rank, rank, 5}).sum().to(at::kDouble))
             .backward();
@@ -154,14 +159,14 @@ MULTI_TEST(a_gradient_against_its_flag_is_named, 1, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model = with_table();
     tddp_ddp *ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     CHECK_CONTAINS(failing_backward(model.params[2].sum()).c_str(),
                    "the gradient of \"table\" is dense, but it was announced as sparse");
     tddp_ddp_free(ddp);
     model.flags.clear();
     model.forget_grad();
     ddp = wrap(group, model);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     CHECK_CONTAINS(failing_backward(look_up(model.params[2], {1}).sum()).c_str(),
                    "the gradient of \"table\" is sparse");
     tddp_ddp_free(ddp);

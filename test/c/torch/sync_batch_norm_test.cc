@@ -199,6 +199,7 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     CHECK_INT(waits_through.load(), 1);
     output.pow(2).sum().backward();
     CHECK_INT(waits_through.load(), 2);
+    enum { INTERRUPTED }; // an event
     // An interrupted wait leaves the operation running and the handle as it was.
     at::Tensor other;
     if (rank == 0) {
@@ -209,8 +210,9 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
         CHECK_CONTAINS(tddp_error_message(), "interrupted while the ranks put their batches' "
                                              "statistics together");
         CHECK(!other.defined());
+        check_signal(INTERRUPTED);
     } else {
-        usleep(300000);
+        CHECK_AWAIT(INTERRUPTED, 1);
         CHECK_OK(tddp_sync_batch_norm(group, handle(input), &opts,
                                       reinterpret_cast<tddp_tensor *>(&other)));
     }

@@ -19,7 +19,7 @@ static void leave_out(int rank, int world_size, int port, int apart, int skip)
     tddp_ddp *ddp = wrap(group, model, &opts);
     CHECK(!tddp_ddp_wants_outputs(ddp));
     for (int step = 0; step < 4; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         CHECK(tddp_ddp_wants_outputs(ddp));
         // Parameter 0 by all ranks, 2 by rank 0 alone, the others by nobody.
         at::Tensor loss = part(model, 0, rank + 1.0);
@@ -39,7 +39,7 @@ static void leave_out(int rank, int world_size, int port, int apart, int skip)
         param.mutable_grad() = at::full_like(param, 0.1);
     }
     for (int step = 1; step < 4; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         open(ddp, part(model, rank == 0 ? 1 : 0, world_size)).backward();
         CHECK(all_are(model.params[1].grad(), 0.1 + step));
         CHECK(all_are(model.params[0].grad(), 0.1 + step * (world_size - 1)));
@@ -70,7 +70,7 @@ MULTI_TEST(also_on_one_rank, 1, 60)
     Model model(0);
     const tddp_ddp_opts opts = with(1, 0);
     tddp_ddp *ddp = wrap(group, model, &opts);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     open(ddp, part(model, 3, 2.0)).backward();
     CHECK(all_are(model.params[3].grad(), 2.0));
     CHECK(!model.params[0].grad().defined());
@@ -84,7 +84,7 @@ MULTI_TEST(outputs_that_the_loss_leaves_out_use_nothing, 2, 60)
     Model model(0);
     const tddp_ddp_opts opts = with(1, 0);
     tddp_ddp *ddp = wrap(group, model, &opts);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     auto outputs = open(ddp, {part(model, 0, 1.0) + part(model, 1, 4.0), part(model, 1, 8.0),
                               part(model, 2, 3.0) * part(model, 3, 1.0), at::arange(3)});
     (rank == 0 ? outputs[0] : outputs[1]).backward();
@@ -105,7 +105,7 @@ MULTI_TEST(a_rank_that_uses_nothing_takes_part, 2, 60)
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 3; step++) {
         const at::Tensor input = spread({4, 5}, step).requires_grad_();
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         open(ddp, rank ? input.sum() : input.sum() + part(model, 2, 4.0)).backward();
         CHECK(all_are(input.grad(), 1.0));
         CHECK(all_are(model.params[2].grad(), 2.0));
@@ -123,14 +123,14 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
     const tddp_ddp_opts opts = with(1, 0);
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         open(ddp, part(model, 0, 1.0));
     }
     CHECK_INT(tddp_reducer_rounds(tddp_ddp_reducer(ddp)), 0);
     // Two forwards of one loss: what each reaches counts.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const at::Tensor first = open(ddp, part(model, 0, 1.0));
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const at::Tensor second = open(ddp, part(model, 1, rank + 1.0));
     (first + second).backward();
     CHECK(all_are(model.params[0].grad(), 1.0));
@@ -138,12 +138,12 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
     CHECK(!model.params[2].grad().defined());
     // The loss may also depend on a parameter beside the outputs, if that comes after them.
     model.forget_grad();
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::Tensor output = open(ddp, part(model, 0, 1.0));
     (output + part(model, 5, 3.0 * rank)).backward();
     CHECK(all_are(model.params[5].grad(), 1.5));
     CHECK(!model.params[2].grad().defined());
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const at::Tensor beside = part(model, 5, 1.0);
     output = open(ddp, part(model, 0, 1.0));
     CHECK_CONTAINS(failing_backward(output + beside).c_str(), "\"l3.bias\" got a gradient");
@@ -158,11 +158,11 @@ MULTI_TEST(what_was_accumulated_before_is_averaged_though_this_round_leaves_it_o
     const tddp_ddp_opts opts = with(1, 0);
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 2; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+        run_forward(ddp, 0);
         CHECK(!tddp_ddp_wants_outputs(ddp));
         open(ddp, part(model, 4, 2.0 * rank)).backward();
         CHECK(all_are(model.params[4].grad(), 2.0 * rank));
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         open(ddp, part(model, 1, 1.0)).backward();
         CHECK(all_are(model.params[4].grad(), 1.0));
         CHECK(all_are(model.params[1].grad(), 1.0));
@@ -193,7 +193,7 @@ MULTI_TEST(outputs_may_be_changed_in_place, 2, 60)
         return outputs[0].sum() + outputs[1].sum() + outputs[2].sum() +
                outputs[3].mul_(2.F).sum().to(at::kDouble) + outputs[4].mul(2.0).sum();
     };
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     std::vector<at::Tensor> outputs = open(ddp, outputs_of(model));
     CHECK(outputs[0].grad_fn() == outputs[3].grad_fn());
     CHECK(!outputs[0].is_view() && outputs[4].sizes() == model.params[3].sizes());
@@ -204,7 +204,7 @@ MULTI_TEST(outputs_may_be_changed_in_place, 2, 60)
     }
     CHECK(model.params[3].equal(alone.params[3]));
     // What backward needs and was changed is noticed, as without.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::Tensor output = open(ddp, model.params[0].tanh());
     output.zero_();
     CHECK(failing_backward(output.sum()).find("modified by an inplace operation") !=
@@ -219,7 +219,7 @@ MULTI_TEST(a_long_graph_is_walked_without_recursion, 1, 60)
     Model model(0);
     const tddp_ddp_opts opts = with(1, 0);
     tddp_ddp *ddp = wrap(group, model, &opts);
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     at::Tensor sum = model.params[1].sum();
     for (int i = 0; i < 100000; i++) {
         sum = sum + 1.0;
@@ -239,7 +239,7 @@ MULTI_TEST(a_static_graph_is_learnt_in_its_first_round, 2, 60)
     const tddp_ddp_opts opts = with(0, 1);
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 4; step++) {
-        CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+        run_forward(ddp, 1);
         CHECK_INT(tddp_ddp_wants_outputs(ddp), step == 0);
         at::Tensor loss = part(model, 0, rank + 1.0) + part(model, 5, 2.0);
         if (rank == 1) {
@@ -256,7 +256,7 @@ MULTI_TEST(a_static_graph_is_learnt_in_its_first_round, 2, 60)
     }
     CHECK(tddp_reducer_rebuilt(tddp_ddp_reducer(ddp)));
     // The graph changes.
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     const std::string text = failing_backward(part(model, 0, 1.0) + part(model, 4, 1.0));
     CHECK_CONTAINS(text.c_str(), "l3.weight");
     tddp_ddp_free(ddp);
@@ -297,11 +297,11 @@ MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
     tddp_ddp *ddp = wrap(group, model, &opts);
     all_parts(model, 1.0).backward(); // before any forward
     model.forget_grad();
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     all_parts(model, 1.0).backward();
     all_parts(model, 1.0).backward();
     model.forget_grad();
-    CHECK_OK(tddp_ddp_prepare(ddp, 1, nullptr));
+    run_forward(ddp, 1);
     all_parts(model, rank + 1.0).backward();
     CHECK_INT(warnings, 0);
     part(model, 3, rank + 1.0).backward();
@@ -316,12 +316,12 @@ MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
     // Another wrapper of the same parameters has forwards of its own.
     Model twin = model;
     tddp_ddp *second = wrap(group, twin, &opts);
-    CHECK_OK(tddp_ddp_prepare(second, 0, nullptr));
+    run_forward(second, 0);
     all_parts(model, 1.0).backward();
-    CHECK_OK(tddp_ddp_prepare(second, 1, nullptr));
+    run_forward(second, 1);
     all_parts(model, 1.0).backward();
     CHECK_INT(warnings, 1);
-    CHECK_OK(tddp_ddp_prepare(ddp, 0, nullptr));
+    run_forward(ddp, 0);
     all_parts(model, 1.0).backward();
     CHECK_INT(warnings, 1);
     tddp_ddp_free(second);

@@ -112,7 +112,7 @@ class ElasticCase < LaunchCase
 
   # Waits until workers with this world size run on these hosts, begun at or after `since`, and returns them by host. All of them are
   # alive, and their ranks are those of one world.
-  def await_world(size, on:, since: 0.0, limit: 15)
+  def await_world(size, on:, since: 0.0, limit: LIMIT)
     names = on.map { |host| @hosts.host_name(host) }
     found = eventually(-> { "a world of #{size} on #{names.join(", ")}; #{situation}" }, limit: limit) do
       now = wall
@@ -131,7 +131,7 @@ class ElasticCase < LaunchCase
   # The one world that runs when all is well ends it.
   def finish_all(*runs)
     stop_workers
-    runs.each { |run| assert_code 0, run.finish(limit: 20) }
+    runs.each { |run| assert_code 0, run.finish }
   end
 
   # No two lives of different worlds overlap, up to the time between two signs of life.

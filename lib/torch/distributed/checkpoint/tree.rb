@@ -107,7 +107,7 @@ module Torch
           dtype = Checkpoint.dtype_name(tensor)
           shape = tensor.shape
           span = Distributed._span(tensor)
-          key = (span && span[1].positive?) ? [span, dtype, shape, tensor.device.to_s] : tensor.object_id
+          key = (span && span[1].positive?) ? [span, dtype, shape, Distributed._device_name(tensor.device)] : tensor.object_id
           @names[key] ||= unused(name).tap { |free| @entries[free] = Entry.new(free, tensor, dtype, shape) }
         end
 

@@ -49,7 +49,8 @@ module Torch
           pipe.close_on_exec = true
           rank = Integer(ENV.fetch(SPAWN_RANK_ENV_KEY))
           port = Integer(ENV.fetch(SPAWN_PORT_ENV_KEY))
-          Outcome.report(pipe) { yield rank, port }
+          store_port = ENV[SPAWN_STORE_PORT_ENV_KEY]&.then { |text| Integer(text) }
+          Outcome.report(pipe) { yield rank, port, store_port }
         end
 
         # What the call gave in the process that started this one; the block if it was not made there.
@@ -83,12 +84,13 @@ module Torch
         end
 
         # @return [Hash{String => String, nil}] what a worker's environment has beside this process's
-        def environment(call, rank, world_size, port, pipe, results)
+        def environment(call, rank, world_size, port, store_port, pipe, results)
           {
             SPAWN_ENV_KEY => "1",
             SPAWN_RANK_ENV_KEY => rank.to_s,
             SPAWN_WORLD_SIZE_ENV_KEY => world_size.to_s,
             SPAWN_PORT_ENV_KEY => port.to_s,
+            SPAWN_STORE_PORT_ENV_KEY => store_port.to_s,
             SPAWN_PIPE_ENV_KEY => pipe.fileno.to_s,
             SPAWN_CALL_ENV_KEY => call.id,
             SPAWN_RESULTS_ENV_KEY => results.fileno.to_s,

@@ -31,22 +31,28 @@ module Torch
 
       # @return [Array] the block's values by rank
       def run
-        hold = reserve_port
-        port = hold.local_address.ip_port
-        @size.times { |rank| start(rank, port) }
+        @reserved = bind_port
+        @listener = bind_port.tap { |socket| socket.listen(Socket::SOMAXCONN) }
+        @port, @store_port = [@reserved, @listener].map { |socket| socket.local_address.ip_port }
+        @size.times { |rank| start(rank) }
+        host_store
         listen
         raise failure.error if failure
 
         @workers.map(&:value)
       ensure
-        hold&.close
-        finish
+        begin
+          finish
+        ensure
+          @store&.close
+          close_sockets
+        end
       end
 
       private
 
-      # Bound, but not listening: the system gives the port to nobody else, and rank 0 may listen on it.
-      def reserve_port
+      # Binds a port without listening on it: the system gives it to nobody else, and a rank may listen on it.
+      def bind_port
         address = Addrinfo.tcp(@host, 0)
         socket = Socket.new(address.afamily, :STREAM)
         socket.setsockopt(:SOCKET, :REUSEADDR, true)
@@ -57,20 +63,39 @@ module Torch
         raise NetworkError, "host: #{@host} is no address of this machine: #{e.message}"
       end
 
-      def start(rank, port)
+      # Serves the ranks' store. Called after the last fork, since a server has a thread; ranks that connect earlier
+      # wait in the listener's queue.
+      def host_store
+        # An exception from another thread comes when the store is ours to close, or before it is made.
+        Thread.handle_interrupt(Object => :never) do
+          listener, @listener = @listener, nil
+          @store = TCPStore.new(@host, 0, nil, true, master_listen_fd: listener)
+        end
+      end
+
+      def close_sockets
+        [@reserved, @listener].compact.each(&:close)
+      end
+
+      def start(rank)
         reader, writer = IO.pipe(binmode: true)
-        pid = (@method == :fork) ? fork_worker(rank, port, reader, writer) : spawn_worker(rank, port, writer)
-        @workers << Worker.new(rank, pid, reader)
+        # An exception from another thread must not come between a worker's start and its entry here: nobody would end it.
+        Thread.handle_interrupt(Object => :never) do
+          pid = (@method == :fork) ? fork_worker(rank, reader, writer) : spawn_worker(rank, writer)
+          @workers << Worker.new(rank, pid, reader)
+        end
       ensure
         writer&.close
         reader&.close unless @workers.last&.reader.equal?(reader)
       end
 
-      def fork_worker(rank, port, reader, writer)
+      def fork_worker(rank, reader, writer)
         pid = Process.fork do
           Outcome.report(writer) do
             become_worker(reader)
-            Distributed.send(:run_forked, rank, @size, @host, port, &@block)
+            Thread.handle_interrupt(Object => :immediate) do
+              Distributed.send(:run_forked, rank, @size, @host, @port, @store_port, &@block)
+            end
           end
         end
         set_group(pid)
@@ -83,6 +108,7 @@ module Torch
         %w[INT TERM].each { |name| Signal.trap(name, "DEFAULT") }
         reader.close
         @workers.each { |worker| worker.reader.close }
+        close_sockets
       end
 
       # A group of its own, so that what a worker starts ends with it. Both sides set it: whoever is second fails.
@@ -92,10 +118,10 @@ module Torch
         nil
       end
 
-      def spawn_worker(rank, port, writer)
+      def spawn_worker(rank, writer)
         script, arguments = Spawned.command(@call)
         results = Spawned.results_file
-        env = Spawned.environment(@call, rank, @size, port, writer, results)
+        env = Spawned.environment(@call, rank, @size, @port, @store_port, writer, results)
         env["OMP_NUM_THREADS"] ||= [Etc.nprocessors / @size, 1].max.to_s unless ENV.key?("OMP_NUM_THREADS")
         Process.spawn(env, RbConfig.ruby, script, *arguments, :pgroup => true, writer => writer, results => results)
       rescue SystemCallError => e

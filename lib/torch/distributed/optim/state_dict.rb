@@ -185,11 +185,12 @@ module Torch
         Torch.no_grad do
           value = value.detach
           dtype = param.floating_point? ? param.dtype : value.dtype
-          if there.is_a?(Torch::Tensor) && there.dtype == dtype && there.shape == value.shape && there.device.to_s == param.device.to_s
+          if there.is_a?(Torch::Tensor) && there.dtype == dtype && there.shape == value.shape &&
+              Distributed._device_name(there.device) == Distributed._device_name(param.device)
             there.copy!(value)
             there
           else
-            value.to(param.device.to_s, dtype: dtype, copy: true)
+            value.to(Distributed._device_name(param.device), dtype: dtype, copy: true)
           end
         end
       end

@@ -123,22 +123,24 @@ module Torch
         # Runs the model. In training rank 0's buffers are sent to all first.
         #
         # Inputs and outputs may be nested in Arrays, Hashes, Structs and Data objects.
+        #
+        # A backward inside it, as for an inner gradient step, is the model's own: its gradients stay on this process.
         def forward(*inputs, **kwargs)
-          joining? ? prepare_joined : prepare
-          if @device || @casts
-            inputs = placed(inputs)
-            kwargs = placed(kwargs)
+          output = suspending do
+            joining? ? prepare_joined : prepare
+            run(inputs, kwargs)
           end
-          output = @casts ? @casts.during { @module.call(*inputs, **kwargs) } : @module.call(*inputs, **kwargs)
-          output = moved(output, @arguments.output_device) if @arguments.output_device
           (Torch.grad_enabled? && @core.wants_outputs?) ? watched(output) : output
         end
 
-        # Within the block gradients are only accumulated on each process; the first backward after it that
-        # belongs to a forward outside averages the sums. Saves communication when several batches make one step.
+        # Forwards within the block do not have gradients averaged: these are accumulated on each process, and the first
+        # backward that belongs to a forward outside averages the sums. Saves communication when several batches make one step.
         #
         #   model.no_sync { loss.call(model.call(first), target).backward }
         #   loss.call(model.call(second), target).backward
+        #
+        # As in PyTorch the place of forward counts, not that of backward: gradients of a forward outside are averaged wherever
+        # its backward is run. While they are awaited any backward counts as that one, so run it before others.
         #
         # @return [Object] the block's value
         def no_sync
@@ -226,6 +228,25 @@ module Torch
 
         private
 
+        # Hooks are armed again when forward is over.
+        def suspending
+          @core&.suspend
+          value = yield
+          completed = true
+          value
+        ensure
+          @core&.arm(completed)
+        end
+
+        def run(inputs, kwargs)
+          if @device || @casts
+            inputs = placed(inputs)
+            kwargs = placed(kwargs)
+          end
+          output = @casts ? @casts.during { @module.call(*inputs, **kwargs) } : @module.call(*inputs, **kwargs)
+          @arguments.output_device ? moved(output, @arguments.output_device) : output
+        end
+
         # Copies would share what answers to the gradients.
         def initialize_copy(_other)
           refuse_copy
@@ -270,6 +291,10 @@ module Torch
         def release
           return unless @core
 
+          if @core.round_open?
+            warn "rank #{@process_group.rank}: parameters were frozen, thawed, moved or converted between a forward and its backward, whose " \
+              "gradients now stay on this rank: do it after backward"
+          end
           @rounds += @core.rounds
           core, @core = @core, nil
           core.release

@@ -77,7 +77,7 @@ module Torch
             plan = agree(Plan.new(-1, false, false))
             follow(plan)
             @sync_next_forward = plan.sync if plan.prepare
-            @core.shadow if plan.sync
+            plan.sync ? @core.shadow : @core.arm(false)
           end
 
           def agree(plan)

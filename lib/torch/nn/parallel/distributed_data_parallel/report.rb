@@ -47,7 +47,7 @@ module Torch
               dtypes: trained.map(&:dtype).uniq,
               num_parameter_tensors: trained.size,
               total_parameter_size_bytes: trained.sum { |parameter| parameter.numel * parameter.element_size },
-              is_multi_device_module: trained.map { |parameter| parameter.device.to_s }.uniq.size > 1,
+              is_multi_device_module: trained.map { |parameter| Torch::Distributed._device_name(parameter.device) }.uniq.size > 1,
               has_sync_bn: @module.modules.any? { |mod| mod.class.name.to_s.end_with?("SyncBatchNorm") }
             }
           end
@@ -59,8 +59,8 @@ module Torch
               find_unused_parameters: @arguments.find_unused?,
               gradient_as_bucket_view: @arguments.gradient_as_bucket_view?,
               static_graph: @arguments.static_graph?,
-              device_ids: @device ? [@device.to_s] : [],
-              output_device: (@arguments.output_device || @device)&.to_s,
+              device_ids: @device ? [Torch::Distributed._device_name(@device)] : [],
+              output_device: (@arguments.output_device || @device)&.then { |device| Torch::Distributed._device_name(device) },
               comm_hook: @comm_hook&.name
             }
           end

@@ -1,0 +1,81 @@
+/* Workers that never get to run their program. */
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "launch/workers/processes.h"
+#include "launch/workers/worker.h"
+
+static char path[64];
+static tddp_launch_signals signals;
+static struct rlimit files;
+
+static tddp_launch_start start_of(char **argv, char **envp)
+{
+    static tddp_launch_binding binding;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &files), 0);
+    CHECK_OK(tddp_launch_signals_block(NULL, 0, &signals));
+    return (tddp_launch_start){
+        .path = path,
+        .argv = argv,
+        .envp = envp,
+        .signals = &signals,
+        .files = &files,
+        .stdin_fd = STDIN_FILENO,
+        .binding = &binding,
+        .output_fds = {-1, -1},
+    };
+}
+
+static void write_program(const char *text)
+{
+    (void)snprintf(path, sizeof path, "/tmp/worker-XXXXXX");
+    int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    CHECK_INT(write(fd, text, strlen(text)), (int64_t)strlen(text));
+    CHECK_INT(fchmod(fd, 0755), 0);
+    close(fd);
+}
+
+/* A lease has the kernel hold back whoever opens the file, as a file system that does not answer
+ * does. */
+TEST(a_program_that_does_not_start_is_given_up)
+{
+    char *argv[] = {path, NULL};
+    char *envp[] = {NULL};
+    tddp_launch_worker worker = {.fds = {-1, -1}};
+    write_program("#!/bin/sh\nexit 0\n");
+    tddp_launch_start start = start_of(argv, envp);
+    start.limit_ms = 50;
+    (void)signal(SIGIO, SIG_IGN);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0);
+    if (fcntl(fd, F_SETLEASE, F_WRLCK) != 0) {
+        unlink(path);
+        check_skip("this file system has no leases");
+    }
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), path);
+    CHECK_CONTAINS(tddp_error_message(), "it did not start within 0.05 s");
+    CHECK(!worker.alive);
+    CHECK(!tddp_launch_has_children());
+    close(fd);
+    unlink(path);
+}
+
+TEST(what_is_no_program_is_named)
+{
+    char *argv[] = {path, NULL};
+    char *envp[] = {NULL};
+    tddp_launch_worker worker = {.fds = {-1, -1}};
+    write_program("\x7f"
+                  "ELF no");
+    tddp_launch_start start = start_of(argv, envp);
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_SYSTEM);
+    CHECK_CONTAINS(tddp_error_message(), "not a program");
+    CHECK(!tddp_launch_has_children());
+    unlink(path);
+}

@@ -1,0 +1,96 @@
+/* What a store is: a list of keys with their values, and of what queues hold. */
+#ifndef TDDP_STORE_MODEL_H
+#define TDDP_STORE_MODEL_H
+
+#include "kinds.h"
+
+typedef struct item {
+    char key[64];
+    tddp_bytes value;
+    bool queued; /* one of a queue's, which are in order; else the value of the key */
+} item;
+
+typedef struct model {
+    item *items;
+    size_t count;
+    size_t room;
+} model;
+
+static inline item *find(const model *m, const char *key, bool queued)
+{
+    for (size_t i = 0; i < m->count; i++) {
+        if (m->items[i].queued == queued && strcmp(m->items[i].key, key) == 0) {
+            return &m->items[i];
+        }
+    }
+    return NULL;
+}
+
+static inline void take_out(model *m, const item *it)
+{
+    size_t at = (size_t)(it - m->items);
+    tddp_bytes_free(&m->items[at].value);
+    memmove(&m->items[at], &m->items[at + 1], (m->count - at - 1) * sizeof *it);
+    m->count--;
+}
+
+static inline item *put_in(model *m, const char *key, bool queued)
+{
+    if (m->count == m->room) {
+        m->room = m->room ? 2 * m->room : 64;
+        m->items = realloc(m->items, m->room * sizeof *m->items);
+        CHECK(m->items);
+    }
+    item *it = &m->items[m->count++];
+    *it = (item){.queued = queued};
+    snprintf(it->key, sizeof it->key, "%s", key);
+    return it;
+}
+
+static inline void put_value(model *m, const char *key, tddp_slice value, bool append)
+{
+    item *it = find(m, key, false);
+    it = it ? it : put_in(m, key, false);
+    it->value.size = append ? it->value.size : 0;
+    CHECK_OK(tddp_bytes_append(&it->value, value.data, value.size));
+}
+
+static inline bool exists(const model *m, const char *key)
+{
+    return find(m, key, false) || find(m, key, true);
+}
+
+static inline int64_t count_of(const model *m, const char *key, bool queued)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        bool fits = !key || strcmp(m->items[i].key, key) == 0;
+        count += m->items[i].queued == queued && fits;
+    }
+    return count;
+}
+
+/* As strtoll reads it; false if it is none. */
+static inline bool number_of(const item *it, int64_t *out)
+{
+    char text[32];
+    size_t size = it->value.size < sizeof text ? it->value.size : sizeof text - 1;
+    char *end;
+    if (size) {
+        memcpy(text, it->value.data, size);
+    }
+    text[size] = '\0';
+    *out = strtoll(text, &end, 10);
+    return end != text;
+}
+
+static inline void clear(model *m)
+{
+    for (size_t i = 0; i < m->count; i++) {
+        tddp_bytes_free(&m->items[i].value);
+    }
+    free(m->items);
+    *m = (model){0};
+}
+
+#endif
