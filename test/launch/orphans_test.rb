@@ -124,7 +124,10 @@ class OrphansTest < LaunchCase
     run = start("--nproc-per-node=3", *shell("setsid sleep 600 > /dev/null 2>&1 & echo $!; exec sleep 601"))
     started = run.await(/(\d+\n){3}/).lines.map(&:to_i)
     eventually("all programs to run") { marked.map { |pid| command_line(pid) }.tally.values_at("sleep 600 ", "sleep 601 ") == [3, 3] }
-    Process.kill(:KILL, *processes(run))
+    # One of them that lives on for a moment would end what the workers have started.
+    Process.kill(:STOP, run.pid)
+    eventually("the front to stop") { state(run.pid) == "T" }
+    Process.kill(:KILL, run.agent, run.pid)
     run.finish
     eventually("the workers to be gone") { (marked - started).empty? }
     assert_equal started.sort, marked.sort

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "../ruby/test_helper"
+require_relative "forks"
 require_relative "partner"
 
 # Our stores against PyTorch's own: its client on our server, ours on its server, both on one file. Of PyTorch 1.13 as
@@ -8,21 +9,27 @@ require_relative "partner"
 class StorePythonTest < Minitest::Test
   include Partner
 
-  SCRIPT = File.read(File.expand_path("store_partner.py", __dir__)).freeze
+  SCRIPT = File.expand_path("store_partner.py", __dir__).freeze
   LIMIT = 90 * FACTOR
 
+  # One for all tests of this process.
+  def self.forks(python)
+    @forks ||= Forks.new(python)
+  end
+
+  def run_script(*arguments)
+    run = StorePythonTest.forks(@python).run(SCRIPT, *arguments)
+    Timeout.timeout(LIMIT) { yield run }
+  ensure
+    run&.close
+  end
+
   def with_python(*arguments)
-    Open3.popen2e(*@python, "-", *arguments.map(&:to_s)) do |input, output, python|
-      input.write(SCRIPT)
-      input.close
-      reader = Thread.new { output.read }
-      Timeout.timeout(LIMIT) do
-        yield
-        assert python.value.success?, reader.value
-      end
+    run_script(*arguments) do |run|
+      reader = Thread.new { run.output.read }
+      yield
+      assert_equal 0, run.status, reader.value
       assert_equal "ok", reader.value.lines.last.to_s.strip
-    ensure
-      Process.kill(:KILL, python.pid) if python.alive?
     end
   end
 
@@ -33,18 +40,12 @@ class StorePythonTest < Minitest::Test
   # A store of PyTorch's that only serves; ends with the block.
   def with_host
     port = held_port
-    Open3.popen2e(*@python, "-", "host", port.to_s) do |input, output, python|
-      input.write(SCRIPT)
-      input.close
-      Timeout.timeout(LIMIT) do
-        # Warnings may come first.
-        until (line = output.gets).to_s.start_with?("ok")
-          flunk "PyTorch's store did not start" unless line
-        end
-        yield port, python.pid
+    run_script("host", port) do |run|
+      # Warnings may come first.
+      until (line = run.output.gets).to_s.start_with?("ok")
+        flunk "PyTorch's store did not start" unless line
       end
-    ensure
-      Process.kill(:KILL, python.pid) if python.alive?
+      yield port, run.pid
     end
   end
 

@@ -27,9 +27,15 @@ static void many_chunks(shm_rank *rank)
         run_shm_groups(SHM_PROCESSES, size, body, NULL); \
     }
 
-SIZES(many_chunks, 2)
 SIZES(many_chunks, 3)
-SIZES(many_chunks, 4)
+MULTI_TEST(many_chunks_of_2_processes, 1, 60)
+{
+    run_shm_groups(SHM_PROCESSES, 2, many_chunks, NULL);
+}
+MULTI_TEST(many_chunks_of_4_processes, 1, 60)
+{
+    run_shm_groups(SHM_PROCESSES, 4, many_chunks, NULL);
+}
 
 static void eight(shm_rank *rank)
 {
