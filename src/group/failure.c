@@ -44,15 +44,15 @@ static const char *cause(const tddp_group *group)
     return group->failure_text ? group->failure_text : tddp_status_text(group->failure);
 }
 
-tddp_status tddp_group_failed(tddp_group *group)
+tddp_status tddp_group_failed(tddp_group *group, const char *operation)
 {
     await_cause(group);
     if (group->failed_elsewhere && !group->told) {
         group->told = true;
         return tddp_fail(group->failure,
-                         "group \"%s\" has failed on another rank: %s; destroy the group and make "
-                         "a new one",
-                         group->name, cause(group));
+                         "%s: group \"%s\" has failed on another rank: %s; destroy the group and "
+                         "make a new one",
+                         operation, group->name, cause(group));
     }
     return tddp_fail(TDDP_GROUP_FAILED,
                      "group \"%s\" has failed: %s (%s); destroy the group and make a new one",

@@ -261,7 +261,7 @@ void tddp_group_device_stop(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_group_refusal(tddp_group *group);
+TDDP_NODISCARD tddp_status tddp_group_refusal(tddp_group *group, const tddp_op *op);
 
 /* turn.c: whether threads that wait carry out operations. */
 bool tddp_group_resumes(const tddp_group *group);
@@ -296,7 +296,7 @@ TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, 
 TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out);
 
 /* Counts one more send or receive under way, or says why there may be none. */
-TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group);
+TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op);
 
 /* One less under way. The group may be gone afterwards, if its end was waiting for this. */
 void tddp_group_let_go(tddp_group *group);
@@ -325,9 +325,9 @@ bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_canc
  * the thread. */
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
 
-/* Sets the text for a group that failed, once the cause is known. With the lock held, which is let
- * go meanwhile. */
-tddp_status tddp_group_failed(tddp_group *group);
+/* Sets the text of an operation that is not begun for a group that failed, once the cause is known.
+ * With the lock held, which is let go meanwhile. */
+tddp_status tddp_group_failed(tddp_group *group, const char *operation);
 
 /* Has what the backend does, or is waited for before and after it, end soon. Not with the lock. */
 void tddp_group_abort(tddp_group *group);

@@ -256,7 +256,7 @@ static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
     if (status) {
         return status;
     }
-    status = tddp_group_admit(group);
+    status = tddp_group_admit(group, op);
     if (status == TDDP_OK && out) {
         status = reserve(group);
         if (status) {

@@ -20,10 +20,10 @@ static tddp_status closed(const tddp_group *group)
 }
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-tddp_status tddp_group_refusal(tddp_group *group)
+tddp_status tddp_group_refusal(tddp_group *group, const tddp_op *op)
 {
     if (group->failure) {
-        return tddp_group_failed(group);
+        return tddp_group_failed(group, tddp_op_name(op->kind));
     }
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
 }
@@ -56,7 +56,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, const tddp_group_
 {
     work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_refusal(group);
+    tddp_status status = tddp_group_refusal(group, &work->op);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
@@ -139,10 +139,10 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, tddp_work **
     return status ? status : tddp_group_queue(group, work, out);
 }
 
-tddp_status tddp_group_admit(tddp_group *group)
+tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op)
 {
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_refusal(group);
+    tddp_status status = tddp_group_refusal(group, op);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }

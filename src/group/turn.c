@@ -155,7 +155,7 @@ void tddp_group_turn(tddp_group *group)
 {
     tddp_work *work = take_first(group);
     /* What has failed here is told so, also if another rank was faster to tell. */
-    tddp_status status = work->failed ? TDDP_OK : tddp_group_refusal(group);
+    tddp_status status = work->failed ? TDDP_OK : tddp_group_refusal(group, &work->op);
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {

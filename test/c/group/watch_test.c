@@ -102,7 +102,8 @@ static void one_dies(int rank, int world_size, int port)
         CHECK_CONTAINS(tddp_error_message(), "its process has ended");
     } else {
         CHECK_UNTIL(has_failed(group));
-        expect(sum(group, 3), TDDP_PEER_LOST, "has failed on another rank", who);
+        expect(sum(group, 3), TDDP_PEER_LOST,
+               "all_reduce: group \"default_pg\" has failed on another rank", who);
     }
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     CHECK_CONTAINS(tddp_error_message(), who);
