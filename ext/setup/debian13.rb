@@ -56,7 +56,7 @@ module Setup
     def run_inside(legs, results)
       FileUtils.rm_f(results)
       Console.tee(*@root.enter("sh", "-c", "cd #{Root::SOURCE} && mkdir -p build && exec rake test"), log: "debian13",
-        env: @root.environment("TDDP_RESULTS" => RESULTS, "TDDP_LEGS" => legs.join(","), "TDDP_TEST_SLOTS" => "4"), limit: LIMIT).first
+        env: @root.environment("TDDP_RESULTS" => RESULTS, "TDDP_LEGS" => legs.join(","), "TDDP_TEST_SLOTS" => "3"), limit: LIMIT).first
     end
   end
 end

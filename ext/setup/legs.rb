@@ -146,7 +146,7 @@ module Setup
     end
 
     def debian13
-      @tests.leg("debian13", slots: 4) { Debian13.new.run(@tests, Unchanged.new("debian13/c", C_FILES, *Debian13::PACKAGES)) }
+      @tests.leg("debian13", slots: 3) { Debian13.new.run(@tests, Unchanged.new("debian13/c", C_FILES, *Debian13::PACKAGES)) }
     end
 
     def cuda
