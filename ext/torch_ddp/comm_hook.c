@@ -79,8 +79,10 @@ typedef struct hook_call {
     bool interrupted;
 } hook_call;
 
-/* The fiber of the hook that this thread is running; 0: none. */
+/* The fiber of the hook that this thread is running; 0: none. Whether an interrupt was pending
+ * before: its caller holds it back. */
 static _Thread_local VALUE running;
+static _Thread_local bool held_back;
 
 static VALUE key_of(const tddp_bucket *bucket)
 {
@@ -142,10 +144,59 @@ void tddp_rb_leave_hook(void)
     rb_fiber_yield(1, &interrupted);
 }
 
-static VALUE resume(VALUE pair)
+bool tddp_rb_hook_interrupted(void)
 {
-    VALUE bucket = rb_ary_entry(pair, 1);
-    return rb_fiber_resume(rb_ary_entry(pair, 0), 1, &bucket);
+    return !held_back && tddp_rb_interrupt_pending();
+}
+
+/* What became of a hook that was resumed. */
+typedef struct resumption {
+    VALUE fiber;
+    VALUE bucket;
+    VALUE yielded;
+    VALUE raised;
+    int state;
+} resumption;
+
+static VALUE resume(VALUE data)
+{
+    resumption *it = (resumption *)data;
+    it->yielded = rb_fiber_resume(it->fiber, 1, &it->bucket);
+    return Qnil;
+}
+
+static VALUE resume_protected(RB_BLOCK_CALL_FUNC_ARGLIST(nothing, data))
+{
+    (void)nothing;
+    resumption *it = (resumption *)data;
+    rb_protect(resume, data, &it->state);
+    it->raised = rb_errinfo();
+    rb_set_errinfo(Qnil);
+    return Qnil;
+}
+
+/* What other threads raise in this one would unwind the hook wherever it is: it is held back until
+ * the hook waits for an operation, and leaves it there, or has returned. */
+static VALUE resume_without_interrupts(VALUE data)
+{
+    VALUE mask = rb_hash_new();
+    rb_hash_aset(mask, rb_eException, ID2SYM(rb_intern("never")));
+    return rb_block_call(rb_cThread, rb_intern("handle_interrupt"), 1, &mask, resume_protected,
+                         data);
+}
+
+static void run_fiber(resumption *it)
+{
+    const VALUE before = running;
+    const bool held_back_before = held_back;
+    int state = 0;
+    held_back = tddp_rb_interrupt_pending();
+    running = it->fiber;
+    rb_protect(resume_without_interrupts, (VALUE)it, &state);
+    running = before;
+    held_back = held_back_before;
+    if (state != 0)
+        tddp_rb_defer_error(); /* what was held back */
 }
 
 /* Begins the hook's call for a bucket, or goes on with it where it was left. */
@@ -160,18 +211,17 @@ static VALUE run_stage(VALUE data)
         bucket = tddp_rb_grad_bucket(call->bucket);
         rb_hash_aset(call->pending, key, fiber);
     }
-    const VALUE before = running;
-    int state = 0;
-    running = fiber;
-    VALUE yielded = rb_protect(resume, rb_assoc_new(fiber, bucket), &state);
-    running = before;
+    resumption it = {.fiber = fiber, .bucket = bucket, .yielded = Qnil, .raised = Qnil};
+    run_fiber(&it);
     if (RTEST(rb_fiber_alive_p(fiber)))
         *call->again = 1;
     else
         rb_hash_delete(call->pending, key);
-    if (state != 0)
-        rb_jump_tag(state);
-    call->interrupted = yielded == Qtrue;
+    if (it.state != 0) {
+        rb_set_errinfo(it.raised);
+        rb_jump_tag(it.state);
+    }
+    call->interrupted = it.yielded == Qtrue;
     return Qnil;
 }
 

@@ -280,6 +280,24 @@ void tddp_rb_raise_later(VALUE error)
         rb_set_errinfo(Qnil);
 }
 
+void tddp_rb_defer_error(void)
+{
+    VALUE error = rb_errinfo();
+    rb_set_errinfo(Qnil);
+    if (tddp_rb_is_exception(error))
+        tddp_rb_raise_later(error);
+}
+
+bool tddp_rb_interrupt_pending(void)
+{
+    int state = 0;
+    VALUE pending = rb_protect(has_pending_interrupt, rb_thread_current(), &state);
+    if (state == 0)
+        return RTEST(pending);
+    tddp_rb_defer_error(); /* A handler was run, and raised, on the way to the answer. */
+    return true;
+}
+
 /*
  * Something wants this thread's attention in the midst of backward, whose C++ frames no jump may
  * cross. A signal handler is run, and if it returns backward goes on. What would be raised is left
@@ -288,18 +306,13 @@ void tddp_rb_raise_later(VALUE error)
 static bool no_jump_after_backward(void *nothing)
 {
     (void)nothing;
-    int state = 0;
-    VALUE pending = rb_protect(has_pending_interrupt, rb_thread_current(), &state);
-    if (state == 0 && RTEST(pending))
+    if (tddp_rb_interrupt_pending())
         return false;
-    if (state == 0) /* Else a handler was run, and raised, on the way to the answer. */
-        rb_protect(check_interrupts, Qnil, &state);
+    int state = 0;
+    rb_protect(check_interrupts, Qnil, &state);
     if (state == 0)
         return true;
-    VALUE error = rb_errinfo();
-    rb_set_errinfo(Qnil);
-    if (tddp_rb_is_exception(error))
-        tddp_rb_raise_later(error);
+    tddp_rb_defer_error();
     return false;
 }
 
@@ -356,7 +369,9 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
     if (once || !tddp_rb_in_hook())
         return block(body, data, timeout_ms, once, started, no_jump);
     for (;;) {
-        tddp_rb_outcome outcome = block(body, data, timeout_ms, once, started, no_jump_in_hook);
+        tddp_rb_outcome outcome = {Qnil, INTERRUPTED};
+        if (!tddp_rb_hook_interrupted())
+            outcome = block(body, data, timeout_ms, once, started, no_jump_in_hook);
         if (outcome.state != INTERRUPTED)
             return outcome;
         tddp_rb_leave_hook();

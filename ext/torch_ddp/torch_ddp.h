@@ -66,8 +66,13 @@ void tddp_rb_settle(tddp_rb_outcome outcome);
  * and never raises: an interrupt gives TDDP_CANCELED and stays pending. */
 tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
 
-/* Makes an exception pending, for Ruby to raise in this thread once backward has returned. */
+/* Makes an exception pending, for Ruby to raise in this thread once backward has returned; the
+ * second takes the one that rb_protect has left. */
 void tddp_rb_raise_later(VALUE error);
+void tddp_rb_defer_error(void);
+
+/* Whether something is to be raised in this thread, as soon as it may. Raises nothing. */
+bool tddp_rb_interrupt_pending(void);
 
 /* --- arguments, in init.c -------------------------------------------------------------------- */
 
@@ -124,9 +129,10 @@ void tddp_rb_root_release(tddp_rb_root *root);
 /* The hook behind a CommHook, borrowed; TypeError for anything else. */
 tddp_comm_hook *tddp_rb_comm_hook(VALUE object);
 
-/* Whether a hook is running that can be left where it waits; and leaves it there, until the next
- * forward goes on with it. */
+/* Whether a hook is running that can be left where it waits; whether it is to be, as an interrupt
+ * has come since it was resumed; and leaves it there, until the next forward goes on with it. */
 bool tddp_rb_in_hook(void);
+bool tddp_rb_hook_interrupted(void);
 void tddp_rb_leave_hook(void);
 
 /* A GradBucket of the bucket whose hook is being called, and to make a tensor's elements its. */

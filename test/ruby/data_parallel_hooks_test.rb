@@ -273,13 +273,16 @@ class DataParallelHooksTest < Minitest::Test
   end
 
   # Runs the block, which is ended by an exception of another thread, or of a signal's handler, that comes once `called`
-  # is set and this thread waits.
-  def interrupt(by_signal, called)
+  # says yes and this thread waits.
+  #
+  # @return [true] when it has come
+  def interrupt(by_signal, called, interrupted = nil)
     main = Thread.current
     trap("USR1") { raise IOError, "enough" }
     Thread.new do
-      await("a hook that waits") { called.set? && main.stop? }
+      await("a hook that waits") { called.call && main.stop? }
       by_signal ? Process.kill(:USR1, Process.pid) : main.raise(IOError, "enough")
+      interrupted&.set
     end
     begin
       yield
@@ -291,37 +294,58 @@ class DataParallelHooksTest < Minitest::Test
     true
   end
 
+  # Three rounds of two ranks, and one between in which rank 0 is interrupted once its hook was called.
+  #
+  # @yield [bucket, watched] the hook
+  # @yieldparam watched [Boolean] whether it is the one that is interrupted
+  # @return [Array] for each rank, averages before, whether it was interrupted, averages after
+  def rounds_with_an_interrupt(by_signal:, raised: nil)
+    interrupted = Event.new
+    world(2) do |rank|
+      net = Two.new
+      model = DDP.new(net, bucket_cap_mb: 0.000004)
+      watched = called = false
+      model.register_comm_hook do |_, bucket|
+        called = watched
+        yield bucket, watched
+      end
+      average = lambda do
+        loss = model.call(Torch.full([1, 3], rank + 1.0)).sum
+        net.zero_grad
+        loss.backward
+        net.parameters.flat_map { |parameter| parameter.grad.to_a.flatten }
+      end
+      before = Array.new(2) { average.call }
+      if rank.zero?
+        watched = true
+        ended = interrupt(by_signal, -> { called }, raised) { average.call }
+        watched = false
+        interrupted.set
+      else
+        interrupted.wait
+        average.call
+      end
+      [before, ended, average.call, average.call]
+    end
+  end
+
+  HALVES = [1.5] * 6
+  RECOVERED = [[[HALVES] * 2, true, HALVES, HALVES], [[HALVES] * 2, nil, HALVES, HALVES]].freeze
+
   # The other rank comes to its backward after the interrupt. The next forward goes on with the hook where it was.
   WAITING.each_with_index do |(name, hook), index|
     define_method(:"test_a_hook_that_was_interrupted_goes_on_#{name}") do
-      interrupted = Event.new
-      results = world(2) do |rank|
-        net = Two.new
-        model = DDP.new(net, bucket_cap_mb: 0.000004)
-        called = nil
-        model.register_comm_hook do |_, bucket|
-          called&.set
-          hook.call(bucket)
-        end
-        average = lambda do
-          loss = model.call(Torch.full([1, 3], rank + 1.0)).sum
-          net.zero_grad
-          loss.backward
-          net.parameters.flat_map { |parameter| parameter.grad.to_a.flatten }
-        end
-        before = Array.new(2) { average.call }
-        if rank.zero?
-          called = Event.new
-          ended = interrupt(index.even?, called) { average.call }
-          interrupted.set
-        else
-          interrupted.wait
-          average.call
-        end
-        [before, ended, average.call, average.call]
+      assert_equal RECOVERED, rounds_with_an_interrupt(by_signal: index.even?) { |bucket, _| hook.call(bucket) }
+    end
+
+    # The exception comes while the hook does something else: before it waits for an operation, or after all.
+    define_method(:"test_a_hook_s_own_code_is_not_unwound_#{name}") do
+      raised = Event.new
+      results = rounds_with_an_interrupt(by_signal: false, raised: raised) do |bucket, watched|
+        raised.wait if watched
+        hook.call(bucket)
       end
-      halves = [1.5] * 6
-      assert_equal [[[halves] * 2, true, halves, halves], [[halves] * 2, nil, halves, halves]], results
+      assert_equal RECOVERED, results
     end
   end
 

@@ -181,6 +181,10 @@ module Torch
         # A hook in Ruby is called with the state and a {Torch::Distributed::GradBucket}, on the thread that runs backward, and gives the
         # bucket's new contents: a tensor, or a {Torch::Distributed::Future} or {Torch::Distributed::Work} that gives it. Sparse gradients are not in buckets.
         #
+        # What another thread raises meanwhile (`Timeout.timeout`, `Thread#raise`) is held back until the hook waits for an
+        # operation, or has returned: backward then fails, and the next forward goes on with the hook where it was. What the
+        # hook itself raises, or the handler of a signal while the hook computes, fails this model's rounds for good.
+        #
         # @param state [Object] what the hook is called with; for some built-in ones a `PowerSGDState` or `PostLocalSGDState`. It may be left
         #   out.
         # @param hook [Symbol, Torch::Distributed::Algorithms::DDPCommHooks::BuiltIn, Torch::Distributed::CommHook, #call] see
