@@ -85,6 +85,7 @@ void tddp_group_device_carry_out(tddp_group *group, tddp_work *work)
     }
     pthread_mutex_lock(&group->mutex);
     group->in_flight++;
+    atomic_store(&group->turn_over, true); /* from now on it is one of these */
     pthread_mutex_unlock(&group->mutex);
     pthread_mutex_lock(&device->mutex);
     work->next = NULL;
@@ -124,9 +125,9 @@ static void *body(void *data)
     tddp_work *work;
     while ((work = take_launched(&group->device))) {
         int source;
-        tddp_group_conclude(group, work, tddp_group_device_finish(group, work, &source));
+        tddp_group_conclude_counted(group, work, tddp_group_device_finish(group, work, &source));
         tddp_work_release(work);
-        tddp_group_let_go(group);
+        tddp_group_let_go(group, true);
     }
     return NULL;
 }

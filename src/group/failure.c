@@ -169,6 +169,14 @@ tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status sta
 void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
 {
     status = tddp_group_judge(group, work, status);
+    atomic_store(&group->turn_over, true);
+    tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
+}
+
+void tddp_group_conclude_counted(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    status = tddp_group_judge(group, work, status);
+    atomic_fetch_add(&group->decided, 1);
     tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
 }
 

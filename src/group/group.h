@@ -151,8 +151,10 @@ struct tddp_group {
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
-    bool running;     /* a thread has the turn */
-    size_t in_flight; /* sends and receives under way */
+    bool running;          /* a thread has the turn */
+    atomic_bool turn_over; /* and its operation an outcome, which is being told */
+    size_t in_flight;      /* sends and receives under way */
+    atomic_size_t decided; /* of these have an outcome, which is being told */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
@@ -298,8 +300,9 @@ TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 /* Counts one more send or receive under way, or says why there may be none. */
 TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op);
 
-/* One less under way. The group may be gone afterwards, if its end was waiting for this. */
-void tddp_group_let_go(tddp_group *group);
+/* One less under way; `decided`: tddp_group_conclude_counted() has told of it. The group may be
+ * gone afterwards, if its end was waiting for this. */
+void tddp_group_let_go(tddp_group *group, bool decided);
 
 /* The calling thread is one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);
@@ -308,8 +311,10 @@ void tddp_group_enter_thread(const tddp_group *group);
  * it as the group's first failure and lets the peers know. Without the lock. */
 tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Tells a work what came of its operation: as above. */
+/* Tells a work what came of its operation: as above. Of the one that has the turn, or of one that
+ * is counted as under way. */
 void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status);
+void tddp_group_conclude_counted(tddp_group *group, tddp_work *work, tddp_status status);
 
 /* Whether the caller is one of this group's threads, or acts as one: a callback of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);

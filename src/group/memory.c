@@ -35,7 +35,7 @@ static tddp_status allocate_shared(tddp_group *group, size_t bytes, tddp_group_m
         return TDDP_UNAVAILABLE;
     }
     tddp_status status = backend->allocate(group->context, bytes, &memory->handle, &memory->data);
-    tddp_group_let_go(group);
+    tddp_group_let_go(group, false);
     if (status == TDDP_OK) {
         memory->deallocate = backend->deallocate;
     } else if (status == TDDP_UNAVAILABLE) {

@@ -150,7 +150,7 @@ static void *finisher_body(void *data)
             stays = offer(p2p);
             pthread_mutex_unlock(&p2p->mutex);
         }
-        tddp_group_conclude(group, work, status);
+        tddp_group_conclude_counted(group, work, status);
         tddp_work_release(work);
         pthread_mutex_lock(&p2p->mutex);
         if (status) {
@@ -158,7 +158,7 @@ static void *finisher_body(void *data)
         }
         self->ended = !stays;
         pthread_mutex_unlock(&p2p->mutex);
-        tddp_group_let_go(group);
+        tddp_group_let_go(group, true);
         if (!stays) {
             return NULL;
         }
@@ -260,7 +260,7 @@ static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
     if (status == TDDP_OK && out) {
         status = reserve(group);
         if (status) {
-            tddp_group_let_go(group);
+            tddp_group_let_go(group, false);
         }
     }
     if (status) {
@@ -271,9 +271,9 @@ static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
     status = post(group, work, out != NULL);
     if (status || !out) {
         status = status ? status : finish(group, work);
-        tddp_group_conclude(group, work, status);
+        tddp_group_conclude_counted(group, work, status);
         tddp_work_release(work);
-        tddp_group_let_go(group);
+        tddp_group_let_go(group, true);
     }
     return tddp_group_hand_out(work, out);
 }

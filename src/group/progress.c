@@ -151,13 +151,24 @@ tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op)
     return status;
 }
 
-void tddp_group_let_go(tddp_group *group)
+void tddp_group_let_go(tddp_group *group, bool decided)
 {
     pthread_mutex_lock(&group->mutex);
+    if (decided) {
+        atomic_fetch_sub(&group->decided, 1);
+    }
     if (--group->in_flight == 0) {
         pthread_cond_broadcast(&group->idle);
     }
     pthread_mutex_unlock(&group->mutex);
+}
+
+/* Whether something has no outcome yet. Who waited for the last operation may end the group before
+ * the thread that has told of it is through. */
+static bool undecided(const tddp_group *group)
+{
+    return group->head || (group->running && !atomic_load(&group->turn_over)) ||
+           group->in_flight > atomic_load(&group->decided);
 }
 
 static bool queue_busy(const tddp_group *group)
@@ -216,7 +227,7 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    bool aborts = !tddp_group_await_idle(group, deadline, NULL);
+    bool aborts = !tddp_group_await_idle(group, deadline, NULL) && undecided(group);
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);

@@ -139,6 +139,7 @@ static void put_first(tddp_group *group, tddp_work *work)
 static void end_turn(tddp_group *group)
 {
     group->running = false;
+    atomic_store(&group->turn_over, false);
     if (!group->head) {
         pthread_cond_broadcast(&group->idle);
     }

@@ -201,6 +201,21 @@ TEST(a_callback_cannot_end_its_group)
     drop_pair(&self);
 }
 
+/* The thread that told of the message may not be through yet: it is not lost for the others. */
+TEST(who_has_waited_may_end_the_group)
+{
+    pair self = make_pair(20000);
+    tddp_work *work;
+    CHECK_OK(tddp_recv(self.groups[1], ints(1), 0, 0, &work));
+    CHECK_OK(tddp_work_on_done(work, await_ending, self.groups[1]));
+    CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+    tddp_group_shutdown(self.groups[1], 0);
+    CHECK(!atomic_load(&self.groups[1]->aborted));
+    drop_pair(&self);
+}
+
 static void send_answer(void *group)
 {
     static int32_t answer = 99;

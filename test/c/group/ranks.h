@@ -9,8 +9,10 @@
 #include <string.h>
 
 #include <tddp.h>
+#include <unistd.h>
 
 #include "check.h"
+#include "group/group.h"
 
 enum { MAX_RANKS = 8 };
 
@@ -102,6 +104,19 @@ static inline void drop(tddp_group *group, tddp_store *store)
 static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
 {
     return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
+}
+
+/* A callback that ends only after its group has begun to end. */
+static inline void await_ending(void *data)
+{
+    tddp_group *group = data;
+    bool ending = false;
+    while (!ending) {
+        pthread_mutex_lock(&group->mutex);
+        ending = group->state >= TDDP_GROUP_ENDING;
+        pthread_mutex_unlock(&group->mutex);
+        usleep(200);
+    }
 }
 
 #endif

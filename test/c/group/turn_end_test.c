@@ -46,6 +46,22 @@ TEST(a_group_fails_on_its_callers_thread)
     drop(group, store);
 }
 
+TEST(who_has_seen_the_end_of_the_last_operation_may_end_the_group)
+{
+    tddp_store *store;
+    tddp_group *group = resumer_group(&store);
+    atomic_store(&resumer.held, 1);
+    tddp_work *work = begin(group);
+    CHECK_OK(tddp_work_on_done(work, await_ending, group));
+    atomic_store(&resumer.held, 0);
+    CHECK_UNTIL(tddp_work_completed(work));
+    tddp_group_shutdown(group, 0);
+    CHECK_INT(atomic_load(&resumer.aborted), 0);
+    CHECK_OK(tddp_work_status(work));
+    tddp_work_release(work);
+    drop(group, store);
+}
+
 static void *shut_down_soon(void *group)
 {
     await_runs(1);
