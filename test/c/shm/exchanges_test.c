@@ -58,8 +58,7 @@ static void large(shm_rank *rank)
         mover it = mover_of(rank, (moving_memory)memory);
         it.count = 40000003;
         it.dtype = TDDP_UINT8;
-        moving_call(&it, 0, 1);
-        moving_call(&it, 1, 0);
+        moving_call(&it, memory == MOVING_MIXED ? 1 : 0, 1);
         moving_call(&it, 6, 0);
     }
 }

@@ -216,7 +216,9 @@ MULTI_TEST(a_failed_reduction_ends_backward_with_its_text, 2, 60)
     tddp_ddp *ddp = wrap(group, model);
     run_forward(ddp, 1);
     const std::string text = failing_backward(model.loss(spread({4, 5}, rank)));
-    CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_NETWORK);
+    // Its own failure, or that of the other rank if that was faster.
+    const tddp_status failed = tddp_ddp_prepare(ddp, 1, nullptr);
+    CHECK(failed == TDDP_NETWORK || failed == TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), text.c_str());
     CHECK_CONTAINS(tddp_error_message(), "the gradients of an earlier step were not averaged (");
     // Without the group the model still trains on its own.
