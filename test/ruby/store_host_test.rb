@@ -78,19 +78,22 @@ class StoreHostTest < Minitest::Test
 
   # With a limit that outlasts the test's own.
   def test_an_interrupt_ends_the_stay
+    joined, stopped = Array.new(2) { Event.new }
     results = Distributed.fork_world(2) do |rank, port|
       group = join_at(port)
-      probe = Distributed::TCPStore.new("127.0.0.1", port, timeout: 30)
       if rank.zero?
+        probe = Distributed::TCPStore.new("127.0.0.1", port, timeout: 30)
         main = Thread.current
         Thread.new do
           probe.wait([LEFT])
           main.raise(Stop)
         end
+        joined.wait
         said = failure { group._shutdown(1, 1000) }
-        probe.set("stopped", "1")
+        stopped.set
       else
-        probe.wait(["stopped"])
+        joined.set
+        stopped.wait
       end
       Distributed.destroy_process_group
       said

@@ -243,10 +243,10 @@ static void hear(tddp_watch *watch, const char *key)
     pthread_mutex_unlock(&watch->mutex);
 }
 
-/* Waits for the next alarm, or to be woken; with `again` no longer than the pause. */
+/* Waits for the next alarm, or to be woken; with `again` no longer than the pause. Takes all that
+ * have come: many groups may fail at once, and those who ask wait for answers a short time only. */
 static void wait_for_alarm(tddp_watch *watch, bool again, int64_t pause_ms)
 {
-    char *key;
     tddp_wait wait = {again ? 0 : LISTEN_MS, watch->wake};
     if (again || watch->deaf) {
         int64_t until = tddp_deadline_after_ms(again ? pause_ms : LISTEN_MS);
@@ -254,12 +254,18 @@ static void wait_for_alarm(tddp_watch *watch, bool again, int64_t pause_ms)
             return;
         }
     }
-    tddp_status status = tddp_alarm_hear(watch->store, watch->heard + 1, &wait, &key);
-    if (status == TDDP_OK) {
-        watch->heard++;
-        hear(watch, key);
-        free(key);
-    } else if (status != TDDP_TIMEOUT && status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY) {
+    tddp_status status;
+    do {
+        char *key;
+        status = tddp_alarm_hear(watch->store, watch->heard + 1, &wait, &key);
+        if (status == TDDP_OK) {
+            watch->heard++;
+            hear(watch, key);
+            free(key);
+        }
+        wait.timeout_ms = 0;
+    } while (status == TDDP_OK);
+    if (status != TDDP_TIMEOUT && status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY) {
         go_deaf(watch);
     }
 }
