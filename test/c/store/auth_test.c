@@ -11,16 +11,22 @@
 #define MAGIC "00 cef7853c"
 #define NONCE "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 
-static tddp_store_server *server_with(const char *secret)
+/* One that hangs up on who has not proved the secret for so long. */
+static tddp_store_server *server_patient(const char *secret, int64_t patience_ms)
 {
     tddp_log_set_sink(keep_log, NULL);
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
     opts.host = "127.0.0.1";
     opts.secret = secret;
-    opts.patience_ms = 300;
+    opts.patience_ms = patience_ms;
     tddp_store_server *server;
     CHECK_OK(tddp_store_server_start(&opts, &server));
     return server;
+}
+
+static tddp_store_server *server_with(const char *secret)
+{
+    return server_patient(secret, 60000);
 }
 
 static tddp_status open_client(tddp_store_server *server, tddp_store **out)
@@ -49,14 +55,14 @@ static void check_refused(tddp_store_server *server, const char *text_of_client,
 TEST(who_knows_the_secret_is_served)
 {
     setenv("TDDP_STORE_SECRET", SECRET, 1);
-    tddp_store_server *server = server_with(NULL);
+    tddp_store_server *server = server_patient(NULL, 1000);
     tddp_store *store;
     tddp_store *clone;
     CHECK_OK(open_client(server, &store));
     CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
     CHECK_OK(tddp_store_clone(store, NULL, &clone));
     CHECK_VALUE(clone, "k", "v");
-    usleep(500000); /* longer than the server's patience: there is nothing left to prove */
+    usleep(1200000); /* longer than the server's patience: there is nothing left to prove */
     CHECK_VALUE(store, "k", "v");
     CHECK_LOG_LINES(0);
     tddp_store_release(clone);
@@ -336,7 +342,7 @@ TEST(half_a_handshake_is_dropped_in_time)
 {
     static const char *const halves[] = {"", MAGIC, MAGIC "f0 0001", MAGIC "f0" NONCE,
                                          MAGIC "f0" NONCE "f1 0001"};
-    tddp_store_server *server = server_with(SECRET);
+    tddp_store_server *server = server_patient(SECRET, 300);
     for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
         int before = log_lines();
         int fd = raw_connect(tddp_store_server_port(server));
