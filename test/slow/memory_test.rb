@@ -157,7 +157,8 @@ class MemoryTest < Minitest::Test
       end
       grown_by(Array.new(6) { run.call(120) })
     end
-    grown.each { |bytes| assert_operator bytes, :<, 40 << 20 }
+    # Less than the works of one turn: what leaks would come to those of three.
+    grown.each { |bytes| assert_operator bytes, :<, 120 << 20 }
   end
 
   def test_models_are_freed_with_their_buckets

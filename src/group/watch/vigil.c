@@ -138,7 +138,9 @@ static bool consider(tddp_watch *watch, tddp_watch_entry *self, char *log, tddp_
     return clear;
 }
 
-static void explain(tddp_watch *watch, tddp_watch_entry *self)
+/* True if it has had the group fail here, which takes its time where an operation is almost done.
+ */
+static bool explain(tddp_watch *watch, tddp_watch_entry *self)
 {
     char *log = NULL;
     if (!watch->deaf) {
@@ -151,7 +153,7 @@ static void explain(tddp_watch *watch, tddp_watch_entry *self)
     bool clear = consider(watch, self, log, &verdict);
     free(log);
     if (!clear) {
-        return;
+        return false;
     }
     char *text = tddp_copy_string(tddp_error_message());
     pthread_mutex_lock(&watch->mutex);
@@ -165,6 +167,7 @@ static void explain(tddp_watch *watch, tddp_watch_entry *self)
     if (fails) {
         tddp_group_fail(self->group, verdict, text ? text : tddp_status_text(verdict));
     }
+    return fails;
 }
 
 static void answer(tddp_watch *watch, tddp_watch_entry *self)
@@ -176,8 +179,26 @@ static void answer(tddp_watch *watch, tddp_watch_entry *self)
     }
 }
 
+/* Those who ask wait for answers a short time only. With the lock held, which is let go meanwhile.
+ */
+static void answer_all(tddp_watch *watch)
+{
+    for (tddp_watch_entry *each = watch->entries; each; each = each->next) {
+        if (each->stage != TDDP_WATCH_HEARD || each->answered) {
+            continue;
+        }
+        each->busy = true;
+        pthread_mutex_unlock(&watch->mutex);
+        answer(watch, each);
+        pthread_mutex_lock(&watch->mutex);
+        each->busy = false;
+        pthread_cond_broadcast(&watch->changed);
+    }
+}
+
 /* Does what is due; true if it has to be looked at again soon. The entry is busy meanwhile. */
-static bool attend(tddp_watch *watch, tddp_watch_entry *self, tddp_watch_stage now, bool leaving)
+static bool attend(tddp_watch *watch, tddp_watch_entry *self, tddp_watch_stage now, bool leaving,
+                   bool *failed)
 {
     if (leaving && !watch->deaf && now == TDDP_WATCH_QUIET &&
         say(watch, self, TDDP_ACCOUNT_LEFT) == TDDP_NETWORK) {
@@ -186,16 +207,11 @@ static bool attend(tddp_watch *watch, tddp_watch_entry *self, tddp_watch_stage n
     switch (now) {
     case TDDP_WATCH_ASKED:
         tell(watch, self);
-        explain(watch, self);
+        *failed = explain(watch, self);
         break;
     case TDDP_WATCH_HEARD:
-        if (!self->answered) {
-            answer(watch, self);
-        }
-        explain(watch, self);
-        break;
     case TDDP_WATCH_TOLD:
-        explain(watch, self);
+        *failed = explain(watch, self);
         break;
     default:
         break;
@@ -206,11 +222,14 @@ static bool attend(tddp_watch *watch, tddp_watch_entry *self, tddp_watch_stage n
     return again;
 }
 
-/* With the lock held, which is let go meanwhile. */
-static bool attend_all(tddp_watch *watch)
+/* Goes no further when a group has failed here: others may ask meanwhile, and `pause_ms` is 0 then.
+ * With the lock held, which is let go meanwhile. */
+static bool attend_all(tddp_watch *watch, int64_t *pause_ms)
 {
     bool again = false;
-    for (tddp_watch_entry *each = watch->entries; each; each = each->next) {
+    bool failed = false;
+    answer_all(watch);
+    for (tddp_watch_entry *each = watch->entries; each && !failed; each = each->next) {
         bool leaving = each->leaving;
         if (each->stage == TDDP_WATCH_QUIET ? !leaving
                                             : each->stage == TDDP_WATCH_EXPLAINED && !leaving) {
@@ -219,14 +238,15 @@ static bool attend_all(tddp_watch *watch)
         tddp_watch_stage now = each->stage;
         each->busy = true;
         pthread_mutex_unlock(&watch->mutex);
-        bool unfinished = attend(watch, each, now, leaving);
+        bool unfinished = attend(watch, each, now, leaving, &failed);
         pthread_mutex_lock(&watch->mutex);
         again = unfinished || again;
         each->busy = false;
         each->leaving = false;
         pthread_cond_broadcast(&watch->changed);
     }
-    return again;
+    *pause_ms = failed ? 0 : *pause_ms;
+    return again || failed;
 }
 
 /* --- the thread ------------------------------------------------------------------------------ */
@@ -301,13 +321,15 @@ void *tddp_watch_keep(void *data)
     pthread_mutex_lock(&watch->mutex);
     while (!watch->ended) {
         tddp_cancel_reset(watch->wake);
-        bool again = attend_all(watch);
+        bool again = attend_all(watch, &pause);
         bool ended = watch->ended;
         pthread_mutex_unlock(&watch->mutex);
         if (!ended) {
             wait_for_alarm(watch, again, pause);
         }
-        pause = !again ? PAUSE_MS : pause < LONG_PAUSE_MS / 2 ? 2 * pause : LONG_PAUSE_MS;
+        pause = !again || pause == 0        ? PAUSE_MS
+                : pause < LONG_PAUSE_MS / 2 ? 2 * pause
+                                            : LONG_PAUSE_MS;
         pthread_mutex_lock(&watch->mutex);
     }
     pthread_mutex_unlock(&watch->mutex);
