@@ -34,8 +34,16 @@ module Partner
 
       # Ends it, if it has not ended.
       def close
-        Process.kill(:KILL, @pid) if running?
+        kill if running?
         [@output, @report].each(&:close)
+      end
+
+      private
+
+      def kill
+        Process.kill(:KILL, @pid)
+      rescue Errno::ESRCH
+        nil # It has just ended.
       end
     end
 
