@@ -48,13 +48,17 @@ class SetupLegsTest < Minitest::Test
 
   def test_a_job_that_raises_ends_the_others
     pool = Setup::Pool.new(2)
-    ended = Queue.new
+    begun, ended = Array.new(2) { Queue.new }
     pool.add("waits", 1) do
+      begun << true
       Queue.new.pop
     ensure
       ended << true
     end
-    pool.add("raises", 1) { raise IndexError, "broken" }
+    pool.add("raises", 1) do
+      begun.pop
+      raise IndexError, "broken"
+    end
     capture_io { assert_equal "broken", assert_raises(IndexError) { pool.run }.message }
     assert_equal 1, ended.size
   end
