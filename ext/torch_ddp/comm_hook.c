@@ -170,8 +170,10 @@ static VALUE resume_protected(RB_BLOCK_CALL_FUNC_ARGLIST(nothing, data))
     (void)nothing;
     resumption *it = (resumption *)data;
     rb_protect(resume, data, &it->state);
-    it->raised = rb_errinfo();
-    rb_set_errinfo(Qnil);
+    if (it->state != 0) { /* else it is what the caller of backward has rescued */
+        it->raised = rb_errinfo();
+        rb_set_errinfo(Qnil);
+    }
     return Qnil;
 }
 

@@ -99,6 +99,14 @@ void tddp_bytes_free(tddp_bytes *bytes);
 
 /* --- cgroup.c -------------------------------------------------------------------------------- */
 
+/* Called with a group's version, 1 or 2, and its folder; false: nothing more is visited. */
+typedef bool tddp_cgroup_visit(int version, const char *folder, void *data);
+
+/* Visits this process's control groups in which `controller` ("cpu", "memory") may count, each
+ * followed by those around it. `root` stands before /proc and /sys: "", but for tests. */
+void tddp_cgroup_walk(const char *root, const char *controller, tddp_cgroup_visit *visit,
+                      void *data);
+
 /* The limit of a control group that leaves this process the least memory. */
 typedef struct tddp_memory_limit {
     uint64_t bytes; /* UINT64_MAX: there is none */

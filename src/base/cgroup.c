@@ -1,6 +1,6 @@
 /*
- * The memory limits of this process's control groups: version 2 and version 1, each group and those
- * around it. Only reads files of the kernel. Any thread.
+ * This process's control groups, version 2 and version 1, each with those around it; and the memory
+ * limits of these. Only reads files of the kernel. Any thread.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,9 +11,82 @@
 
 enum { PATH_BYTES = 4096, LINE_BYTES = 1024 };
 
+/* --- the groups ------------------------------------------------------------------------------ */
+
+/* In a container the group's path may be the host's and lead nowhere; the root of what is mounted,
+ * visited last, is the container's group then. `group` is cut. */
+static bool climb(const char *mount, char *group, int version, tddp_cgroup_visit *visit, void *data)
+{
+    for (;;) {
+        char folder[PATH_BYTES];
+        (void)snprintf(folder, sizeof folder, "%s%s", mount, group);
+        if (!visit(version, folder, data)) {
+            return false;
+        }
+        char *slash = strrchr(group, '/');
+        if (!slash) {
+            return true;
+        }
+        *slash = '\0';
+    }
+}
+
+/* Whether a hierarchy of version 1 has the controller among its own ("cpu,cpuacct"). */
+static bool has_controller(const char *controllers, const char *wanted)
+{
+    size_t length = strlen(wanted);
+    for (const char *at = controllers; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, wanted, length) == 0 && (at[length] == ',' || at[length] == '\0')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Lines are NUMBER:CONTROLLERS:GROUP, without controllers for version 2. */
+static bool visit_line(const char *root, char *line, const char *controller,
+                       tddp_cgroup_visit *visit, void *data)
+{
+    char mount[PATH_BYTES];
+    line[strcspn(line, "\n")] = '\0';
+    char *controllers = strchr(line, ':');
+    char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!group) {
+        return true;
+    }
+    *group++ = '\0';
+    controllers++;
+    if (*controllers == '\0') {
+        (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup", root);
+        return climb(mount, group, 2, visit, data);
+    }
+    if (!has_controller(controllers, controller)) {
+        return true;
+    }
+    (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/%s", root, controller);
+    return climb(mount, group, 1, visit, data);
+}
+
+void tddp_cgroup_walk(const char *root, const char *controller, tddp_cgroup_visit *visit,
+                      void *data)
+{
+    char line[PATH_BYTES];
+    (void)snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(line, "re");
+    bool goes_on = true;
+    while (file && goes_on && fgets(line, sizeof line, file)) {
+        goes_on = visit_line(root, line, controller, visit, data);
+    }
+    if (file) {
+        (void)fclose(file);
+    }
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
 /* What the files of one version are called; version 1 says "no limit" with a number near 2^63. */
 typedef struct dialect {
-    const char *folder;
     const char *limit;
     const char *usage;
     const char *swap_limit;
@@ -23,13 +96,20 @@ typedef struct dialect {
     bool swap_counts_memory; /* the swap files are of memory and swap together */
 } dialect;
 
-static const dialect VERSION_2 = {
-    "/sys/fs/cgroup",      "memory.max",    "memory.current", "memory.swap.max",
-    "memory.swap.current", "inactive_file", "active_file",    false};
-static const dialect VERSION_1 = {"/sys/fs/cgroup/memory",       "memory.limit_in_bytes",
-                                  "memory.usage_in_bytes",       "memory.memsw.limit_in_bytes",
-                                  "memory.memsw.usage_in_bytes", "total_inactive_file",
-                                  "total_active_file",           true};
+static const dialect VERSION_2 = {"memory.max",
+                                  "memory.current",
+                                  "memory.swap.max",
+                                  "memory.swap.current",
+                                  "inactive_file",
+                                  "active_file",
+                                  false};
+static const dialect VERSION_1 = {"memory.limit_in_bytes",
+                                  "memory.usage_in_bytes",
+                                  "memory.memsw.limit_in_bytes",
+                                  "memory.memsw.usage_in_bytes",
+                                  "total_inactive_file",
+                                  "total_active_file",
+                                  true};
 
 /* Stands before /proc and /sys. A global because it stands in for the system's root. */
 static const char *root_folder = "";
@@ -55,11 +135,11 @@ static uint64_t sum_of(uint64_t a, uint64_t b)
 }
 
 /* The number in a file; UINT64_MAX for "max", and where there is no such file. */
-static uint64_t read_number(const dialect *version, const char *group, const char *name)
+static uint64_t read_number(const char *folder, const char *name)
 {
     char path[PATH_BYTES];
     uint64_t number = UINT64_MAX;
-    (void)snprintf(path, sizeof path, "%s%s%s/%s", root_folder, version->folder, group, name);
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "re");
     if (file) {
         if (fscanf(file, "%" SCNu64, &number) != 1 || number > INT64_MAX / 2) {
@@ -90,10 +170,10 @@ static uint64_t read_named(const char *path, const char *one, const char *other)
     return all;
 }
 
-static uint64_t file_pages(const dialect *version, const char *group)
+static uint64_t file_pages(const dialect *version, const char *folder)
 {
     char path[PATH_BYTES];
-    (void)snprintf(path, sizeof path, "%s%s%s/memory.stat", root_folder, version->folder, group);
+    (void)snprintf(path, sizeof path, "%s/memory.stat", folder);
     return read_named(path, version->inactive, version->active);
 }
 
@@ -105,71 +185,38 @@ static uint64_t free_swap(void)
 }
 
 /* What a group with a limit may still take before the kernel has to end a process. */
-static uint64_t left_in(const dialect *version, const char *group, uint64_t limit)
+static uint64_t left_in(const dialect *version, const char *folder, uint64_t limit)
 {
-    uint64_t usage = read_number(version, group, version->usage);
+    uint64_t usage = read_number(folder, version->usage);
     if (usage == UINT64_MAX) {
         return UINT64_MAX;
     }
-    uint64_t files = file_pages(version, group);
+    uint64_t files = file_pages(version, folder);
     uint64_t left = difference(limit, difference(usage, files));
-    uint64_t swap_limit = read_number(version, group, version->swap_limit);
-    uint64_t swap_usage = read_number(version, group, version->swap_usage);
+    uint64_t swap_limit = read_number(folder, version->swap_limit);
+    uint64_t swap_usage = read_number(folder, version->swap_usage);
     uint64_t swap = difference(swap_limit, swap_usage == UINT64_MAX ? 0 : swap_usage);
     return least_of(sum_of(left, free_swap()),
                     sum_of(version->swap_counts_memory ? files : left, swap));
 }
 
-/* In a container the group's path may be the host's and lead nowhere; the root of what is mounted,
- * looked at last, has the container's limit then. `group` is cut. */
-static void look_at(const dialect *version, char *group, tddp_memory_limit *out)
+static bool look_at(int number, const char *folder, void *data)
 {
-    for (;;) {
-        uint64_t limit = read_number(version, group, version->limit);
-        uint64_t left = limit == UINT64_MAX ? UINT64_MAX : left_in(version, group, limit);
-        if (left < out->left) {
-            out->bytes = limit;
-            out->left = left;
-            (void)snprintf(out->file, sizeof out->file, "%s%s/%s", version->folder, group,
-                           version->limit);
-        }
-        char *slash = strrchr(group, '/');
-        if (!slash) {
-            return;
-        }
-        *slash = '\0';
+    tddp_memory_limit *out = data;
+    const dialect *version = number == 2 ? &VERSION_2 : &VERSION_1;
+    uint64_t limit = read_number(folder, version->limit);
+    uint64_t left = limit == UINT64_MAX ? UINT64_MAX : left_in(version, folder, limit);
+    if (left < out->left) {
+        out->bytes = limit;
+        out->left = left;
+        (void)snprintf(out->file, sizeof out->file, "%s/%s", folder + strlen(root_folder),
+                       version->limit);
     }
-}
-
-/* Whether a hierarchy of version 1 with these controllers ("cpu,cpuacct") is the memory's. */
-static bool has_memory(const char *controllers)
-{
-    const char *at = strstr(controllers, "memory");
-    return at && (at == controllers || at[-1] == ',') && (at[6] == ',' || at[6] == '\0');
+    return true;
 }
 
 void tddp_cgroup_memory(tddp_memory_limit *out)
 {
-    char line[PATH_BYTES - 256]; /* leaves room for names of files */
     *out = (tddp_memory_limit){.bytes = UINT64_MAX, .left = UINT64_MAX};
-    (void)snprintf(line, sizeof line, "%s/proc/self/cgroup", root_folder);
-    FILE *file = fopen(line, "re");
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) {
-            continue;
-        }
-        *group++ = '\0';
-        controllers++;
-        if (*controllers == '\0') {
-            look_at(&VERSION_2, group, out);
-        } else if (has_memory(controllers)) {
-            look_at(&VERSION_1, group, out);
-        }
-    }
-    if (file) {
-        (void)fclose(file);
-    }
+    tddp_cgroup_walk(root_folder, "memory", look_at, out);
 }

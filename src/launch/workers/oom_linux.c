@@ -35,55 +35,24 @@ static long long read_count(const char *path)
     return count;
 }
 
-/* The nearest group around `group` that counts. In a container the path may be the host's and lead
- * nowhere; the root of what is mounted, tried last, is then the container's group. */
-static char *find_counter(const char *root, const char *mount, char *group, const char *name)
+/* The nearest group that counts. */
+static bool find_counter(int version, const char *folder, void *data)
 {
-    for (;;) {
-        char *path = tddp_format("%s/sys/fs/cgroup%s%s/%s", root, mount, group, name);
-        if (read_count(path) >= 0) {
-            return path;
-        }
+    char **counter = data;
+    char *path =
+        tddp_format("%s/%s", folder, version == 2 ? "memory.events" : "memory.oom_control");
+    if (read_count(path) < 0) {
         free(path);
-        char *slash = strrchr(group, '/');
-        if (!slash) {
-            return NULL;
-        }
-        *slash = '\0';
+        return true;
     }
-}
-
-/* Lines are NUMBER:CONTROLLERS:GROUP, without controllers for version 2. */
-static char *counter_of_line(const char *root, char *line)
-{
-    line[strcspn(line, "\n")] = '\0';
-    char *controllers = strchr(line, ':');
-    char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-    if (!group) {
-        return NULL;
-    }
-    *group++ = '\0';
-    controllers++;
-    if (*controllers == '\0') {
-        return find_counter(root, "", group, "memory.events");
-    }
-    return strcmp(controllers, "memory") == 0
-               ? find_counter(root, "/memory", group, "memory.oom_control")
-               : NULL;
+    *counter = path;
+    return false;
 }
 
 static char *choose_counter(const char *root)
 {
-    char line[PATH_BYTES];
     char *counter = NULL;
-    (void)snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(line, "re");
-    while (file && !counter && fgets(line, sizeof line, file)) {
-        counter = counter_of_line(root, line);
-    }
-    if (file) {
-        fclose(file);
-    }
+    tddp_cgroup_walk(root, "memory", find_counter, &counter);
     return counter;
 }
 

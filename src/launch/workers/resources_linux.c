@@ -62,90 +62,47 @@ static int quota_cores(long long quota, long long period)
     return (int)((quota + period - 1) / period);
 }
 
-static int limit_v2(const char *root, const char *group)
+static int limit_v2(const char *folder)
 {
     char path[PATH_BYTES];
     char line[128];
     long long quota;
     long long period;
-    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/cpu.max", root, group);
+    (void)snprintf(path, sizeof path, "%s/cpu.max", folder);
     if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2) {
         return quota_cores(quota, period);
     }
     return INT_MAX; /* "max", or no such file: no limit here */
 }
 
-static int limit_v1(const char *root, const char *group)
+static int limit_v1(const char *folder)
 {
     char path[PATH_BYTES];
     char quota[64];
     char period[64];
-    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu%s/cpu.cfs_quota_us", root, group);
+    (void)snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
     if (!read_line(path, quota, sizeof quota)) {
         return INT_MAX;
     }
-    (void)snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu%s/cpu.cfs_period_us", root, group);
+    (void)snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
     if (!read_line(path, period, sizeof period)) {
         return INT_MAX;
     }
     return quota_cores(atoll(quota), atoll(period));
 }
 
-/* The smallest limit of a group and those around it. In a container the path may be the host's
- * and lead nowhere; the root of what is mounted, tried last, then holds the container's limit. */
-static int tightest(const char *root, char *group,
-                    int (*limit)(const char *root, const char *group))
+static bool take_limit(int version, const char *folder, void *data)
 {
-    int least = INT_MAX;
-    for (;;) {
-        int cores = limit(root, group);
-        least = cores < least ? cores : least;
-        char *slash = strrchr(group, '/');
-        if (!slash) {
-            return least;
-        }
-        *slash = '\0';
-    }
-}
-
-/* Whether "cpu" is one of the controllers of a version 1 hierarchy, such as "cpu,cpuacct". */
-static bool has_cpu(const char *controllers)
-{
-    for (const char *at = controllers; at; at = strchr(at, ',')) {
-        at += *at == ',';
-        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0')) {
-            return true;
-        }
-    }
-    return false;
+    int *least = data;
+    int cores = version == 2 ? limit_v2(folder) : limit_v1(folder);
+    *least = cores < *least ? cores : *least;
+    return true;
 }
 
 int tddp_launch_cpu_limit(const char *root)
 {
     int least = INT_MAX;
-    char line[PATH_BYTES - 128];
-    (void)snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(line, "re");
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) {
-            continue;
-        }
-        *group++ = '\0';
-        controllers++;
-        int cores = INT_MAX;
-        if (*controllers == '\0') {
-            cores = tightest(root, group, limit_v2);
-        } else if (has_cpu(controllers)) {
-            cores = tightest(root, group, limit_v1);
-        }
-        least = cores < least ? cores : least;
-    }
-    if (file) {
-        fclose(file);
-    }
+    tddp_cgroup_walk(root, "cpu", take_limit, &least);
     return least;
 }
 

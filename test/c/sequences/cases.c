@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "sequences/sequence.h"
+#include "store_process.h"
 
 /* A program that takes so long hangs. Longer than any wait of its ranks but where it is made small:
  * there only ends count that come sooner. */
@@ -32,40 +33,6 @@ typedef struct runner {
     int runs;     /* so far, in this process: each has names of its own in the store */
     FILE *output; /* of the last run */
 } runner;
-
-/* --- the store ------------------------------------------------------------------------------- */
-
-/* A process beside the ranks, so that any of them may die. */
-static pid_t host_store(int *port)
-{
-    int ready[2];
-    CHECK_INT(pipe(ready), 0);
-    fflush(NULL);
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        tddp_store_server_opts opts = {.size = sizeof opts, .host = "127.0.0.1", .listen_fd = -1};
-        tddp_store_server *server;
-        CHECK_OK(tddp_store_server_start(&opts, &server));
-        int bound = tddp_store_server_port(server);
-        CHECK_INT(write(ready[1], &bound, sizeof bound), sizeof bound);
-        for (;;) {
-            pause(); /* until it is killed */
-        }
-    }
-    close(ready[1]);
-    CHECK_INT(read(ready[0], port, sizeof *port), sizeof *port);
-    close(ready[0]);
-    return pid;
-}
-
-static void end_store(pid_t pid)
-{
-    int status;
-    CHECK_INT(kill(pid, SIGKILL), 0);
-    CHECK_INT(waitpid(pid, &status, 0), pid);
-}
 
 /* --- a run ----------------------------------------------------------------------------------- */
 
@@ -330,7 +297,7 @@ void seq_run(const seq_carrier *carrier, uint64_t first, int count)
     const char *seed = getenv("TDDP_SEQUENCES_SEED");
     const char *wanted = getenv("TDDP_SEQUENCES");
     runner self = {.output = tmpfile()};
-    pid_t store = host_store(&self.port);
+    pid_t store = start_store_process(&self.port);
     self.shared =
         mmap(NULL, sizeof *self.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(self.output && self.shared != MAP_FAILED);
@@ -347,7 +314,7 @@ void seq_run(const seq_carrier *carrier, uint64_t first, int count)
             fail(&self, only);
         }
     }
-    end_store(store);
+    end_store_process(store);
     fclose(self.output);
     (void)munmap(self.shared, sizeof *self.shared);
 }

@@ -237,11 +237,11 @@ static inline void run_kills(int rounds, unsigned seed)
     job.timeout_ms = SHM_TIMEOUT_MS;
     for (int round = 0; round < rounds; round++) {
         /* A server keeps nothing of an earlier round. */
-        pid_t host = shm_host_store(&job.port);
+        pid_t host = start_store_process(&job.port);
         job.size = 2 + round % 3;
         board->grouped = round % 2;
         kills_one_round(&job, &seed);
-        shm_end_store(host);
+        end_store_process(host);
     }
     kills_check_remains();
     printf("%d kills: %u cut into joins, %u operations went well, noticed within %.1f ms\n", rounds,

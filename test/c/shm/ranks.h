@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,6 +29,7 @@
 
 #include "backend/shm/shm.h"
 #include "events.h"
+#include "store_process.h"
 
 /* Who waits for the time to be over is out of the test's time. */
 enum { SHM_MAX_RANKS = 16, SHM_TIMEOUT_MS = 300000 };
@@ -188,37 +188,6 @@ static inline tddp_store *shm_connect(int port)
     return store;
 }
 
-/* The store's server is a process beside the ranks, so that any of them may die. */
-static inline pid_t shm_host_store(int *port)
-{
-    int ready[2];
-    CHECK_INT(pipe(ready), 0);
-    fflush(NULL);
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        tddp_store_server_opts opts = {.size = sizeof opts, .host = "127.0.0.1", .listen_fd = -1};
-        tddp_store_server *server;
-        CHECK_OK(tddp_store_server_start(&opts, &server));
-        int bound = tddp_store_server_port(server);
-        CHECK_INT(write(ready[1], &bound, sizeof bound), sizeof bound);
-        pause(); /* until it is killed */
-        _exit(0);
-    }
-    close(ready[1]);
-    CHECK_INT(read(ready[0], port, sizeof *port), sizeof *port);
-    close(ready[0]);
-    return pid;
-}
-
-static inline void shm_end_store(pid_t pid)
-{
-    int status;
-    CHECK_INT(kill(pid, SIGKILL), 0);
-    CHECK_INT(waitpid(pid, &status, 0), pid);
-}
-
 static inline pid_t shm_start_process(const shm_job *job, int rank)
 {
     fflush(NULL);
@@ -257,12 +226,12 @@ static inline int shm_await_processes(const shm_job *job, const pid_t *pids)
 static inline void shm_run_processes(shm_job *job)
 {
     pid_t pids[SHM_MAX_RANKS];
-    pid_t host = shm_host_store(&job->port);
+    pid_t host = start_store_process(&job->port);
     for (int rank = 0; rank < job->size; rank++) {
         pids[rank] = shm_start_process(job, rank);
     }
     int failed = shm_await_processes(job, pids);
-    shm_end_store(host);
+    end_store_process(host);
     if (failed > 0) {
         check_failed(__FILE__, __LINE__, "%d of %d processes failed, as said above", failed,
                      job->size);

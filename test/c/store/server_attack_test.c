@@ -10,21 +10,6 @@
 #include "store/server/server.h"
 #include "store_fixture.h"
 
-static tddp_store_server_opts loopback_opts(void)
-{
-    tddp_log_set_sink(keep_log, NULL);
-    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-    opts.host = "127.0.0.1";
-    return opts;
-}
-
-static tddp_store_server *start(const tddp_store_server_opts *opts)
-{
-    tddp_store_server *server;
-    CHECK_OK(tddp_store_server_start(opts, &server));
-    return server;
-}
-
 static void check_served(tddp_store *good)
 {
     CHECK_OK(tddp_store_set(good, text("still"), text("here"), NULL));

@@ -5,21 +5,6 @@
  */
 #include "store_fixture.h"
 
-static tddp_store_server_opts loopback_opts(void)
-{
-    tddp_log_set_sink(keep_log, NULL);
-    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-    opts.host = "127.0.0.1";
-    return opts;
-}
-
-static tddp_store_server *start(const tddp_store_server_opts *opts)
-{
-    tddp_store_server *server;
-    CHECK_OK(tddp_store_server_start(opts, &server));
-    return server;
-}
-
 /* Sends what goes beyond; the client is dropped with one line, and `good` is served on. */
 static void check_dropped(tddp_store *good, const char *hex, const char *line)
 {

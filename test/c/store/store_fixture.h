@@ -36,6 +36,13 @@ static inline tddp_store_server *loopback_server(void)
     return server;
 }
 
+static inline tddp_store_server *start(const tddp_store_server_opts *opts)
+{
+    tddp_store_server *server;
+    CHECK_OK(tddp_store_server_start(opts, &server));
+    return server;
+}
+
 static inline tddp_store *client_of(int port)
 {
     tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
@@ -191,5 +198,14 @@ static inline int logged(const char *part)
     return found;
 }
 #define CHECK_LOG(part) CHECK_UNTIL(logged(part))
+
+/* For a server whose log is kept. */
+static inline tddp_store_server_opts loopback_opts(void)
+{
+    tddp_log_set_sink(keep_log, NULL);
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    opts.host = "127.0.0.1";
+    return opts;
+}
 
 #endif
