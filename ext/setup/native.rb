@@ -36,7 +36,7 @@ module Setup
       folder = File.join(ROOT, "build", name)
       settings = settings_for(libtorch, install, options)
       built(folder, LIBRARY_SOURCES + TEST_SOURCES, settings.join(" "), install && File.join(install, "lib/libtddp.so")) do
-        FileUtils.rm_rf(folder) if moved?(folder)
+        FileUtils.rm_rf(folder) if foreign?(folder)
         Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, *settings, log: "cmake-#{name}",
           cure: "`rake setup` installs what CMake did not find")
         Console.step("compile #{name}: building on #{Etc.nprocessors} cores", "cmake", "--build", folder, "-j",
@@ -89,14 +89,20 @@ module Setup
 
     # One cache for all checkouts: paths within a checkout count relative to it, so a clean clone finds what another compiled.
     def ccache
-      {"CCACHE_DIR" => Cache.path("ccache"), "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G"}
+      {"CCACHE_DIR" => Cache.path("ccache"), "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G",
+       "CCACHE_SLOPPINESS" => "pch_defines,time_macros"}
     end
 
     def settings_for(libtorch, install, options)
       values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => ENV["CI"] ? "ON" : "OFF"}
       values["TDDP_LIBTORCH"] = libtorch.prefix if libtorch
       values["CMAKE_INSTALL_PREFIX"] = install if install
-      [*values.merge(options).map { |name, value| "-D#{name}=#{value}" }, *launcher]
+      ["-G", generator, *values.merge(options).map { |name, value| "-D#{name}=#{value}" }, *launcher]
+    end
+
+    # Make takes several seconds to see that there is nothing to do.
+    def generator
+      SystemPackages.program?("ninja") ? "Ninja" : "Unix Makefiles"
     end
 
     # @return [Array<String>] options of cmake
@@ -108,10 +114,13 @@ module Setup
       SystemPackages.program?("ccache")
     end
 
-    # CMake refuses a build folder that came along when the checkout was moved or copied.
-    def moved?(folder)
+    # CMake refuses a build folder that came along when the checkout was moved or copied, or that is another generator's.
+    def foreign?(folder)
       cache = File.join(folder, "CMakeCache.txt")
-      File.file?(cache) && !File.read(cache).include?("CMAKE_HOME_DIRECTORY:INTERNAL=#{ROOT}\n")
+      return false unless File.file?(cache)
+
+      text = File.read(cache)
+      ["CMAKE_HOME_DIRECTORY:INTERNAL=#{ROOT}\n", "CMAKE_GENERATOR:INTERNAL=#{generator}\n"].any? { |line| !text.include?(line) }
     end
   end
 end

@@ -7,7 +7,7 @@ require_relative "console"
 module Setup
   # Debian packages: which are missing, and installing them where that is allowed.
   module SystemPackages
-    BUILD = %w[ccache cmake g++ make libgloo-dev libopenblas0-pthread pkg-config ruby-dev].freeze
+    BUILD = %w[ccache cmake g++ make libgloo-dev libopenblas0-pthread ninja-build pkg-config ruby-dev].freeze
     LIBTORCH = %w[libtorch-dev].freeze
     PYTORCH = %w[python3-torch].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze

@@ -34,17 +34,11 @@ module StubbornWorkers
     [run.pid, run.agent]
   end
 
-  # "" of one that is gone, whose parent is 0.
+  # "" of one that is gone.
   def command_name(pid)
     File.read("/proc/#{pid}/comm").chomp
   rescue SystemCallError
     ""
-  end
-
-  def parent(pid)
-    File.read("/proc/#{pid}/stat")[/\) \S (\d+)/, 1].to_i
-  rescue SystemCallError
-    0
   end
 end
 
@@ -264,12 +258,6 @@ class TerminalTest < LaunchCase
     Process.wait(pid) if pid
   end
 
-  # Not what their children have forked and will be `sleep` soon.
-  def workers_and_children
-    named = marked.select { |pid| command_name(pid).start_with?("worker") }
-    named.reject { |pid| named.include?(parent(parent(pid))) }
-  end
-
   def job(code, *flags)
     "#{BINARY} --nproc-per-node=2 #{[*flags, *shell(code)].join(" ")}; echo code $?\n"
   end
@@ -297,16 +285,22 @@ class TerminalTest < LaunchCase
     end
   end
 
+  # The children wait without a process of their own: a shell whose child is stopped between vfork and exec is not
+  # stopped itself, but waits for it ("D").
   def test_ctrl_z_stops_the_workers_and_fg_continues_them
+    gates = Array.new(2) do |rank|
+      File.mkfifo("#{@folder}/go#{rank}")
+      File.open("#{@folder}/go#{rank}", "r+")
+    end
     terminal do |keys, waiting, text|
-      keys << job("(trap '' TSTP; while [ ! -e #{@folder}/go ]; do sleep 0.05; done; echo child $RANK) & echo ready; wait; echo done $RANK")
+      keys << job("(trap '' TSTP; read word < #{@folder}/go$RANK; echo child $RANK) & echo ready; wait; echo done $RANK")
       waiting.call(/(?:ready.*){2}/m)
       front = marked.find { |pid| command_name(pid) == "torchrun" }
-      workers = workers_and_children
+      workers = marked.select { |pid| command_name(pid).start_with?("worker") }
       assert_equal 4, workers.size
       keys << "\x1a"
-      eventually("all to stop") { [front, *workers].all? { |pid| state(pid) == "T" } }
-      File.write("#{@folder}/go", "")
+      eventually(-> { "all to stop: #{[front, *workers].map { |pid| state(pid) }}" }) { [front, *workers].all? { |pid| state(pid) == "T" } }
+      gates.each { |gate| gate.syswrite("go\n") }
       assert_equal %w[T T T T T], [front, *workers].map { |pid| state(pid) }
       refute_match(/done \d/, text)
       keys << "fg\n"
@@ -314,6 +308,8 @@ class TerminalTest < LaunchCase
       eventually("the front to be gone") { !File.exist?("/proc/#{front}") }
       assert_equal 2, text.scan(/child \d/).size
     end
+  ensure
+    gates&.each(&:close)
   end
 
   def test_a_terminal_that_goes_ends_the_job
