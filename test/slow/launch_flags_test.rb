@@ -216,8 +216,10 @@ class LaunchFlagsTest < LaunchCase
     checker = File.join(File.dirname(BINARY), "torchrun-check")
     skip "#{checker} is not built" unless File.executable?(checker)
     result = run_torchrun("--check", env: {"TDDP_BACKEND_PATH" => "#{ROOT}/lib/torch_ddp/native/lib"})
-    assert_code 0, result
-    assert_match(/^verdict: /, result.out)
+    verdict = result.out[/^verdict: .+/]
+    assert verdict, result.out
+    # On a machine that does much else a link may be slow indeed (check_test.rb).
+    assert_code(verdict.start_with?("verdict: good") ? 0 : 1, result)
   end
 
   {"monitor-interval" => "0.5", "start-method" => "fork", "event-log-handler" => "null", "logs-specs" => "default"}.each do |name, value|
