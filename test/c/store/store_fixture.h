@@ -27,20 +27,18 @@ static inline tddp_wait within_ms(int64_t ms)
     return (tddp_wait){.timeout_ms = ms};
 }
 
-static inline tddp_store_server *loopback_server(void)
-{
-    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
-    opts.host = "127.0.0.1";
-    tddp_store_server *server;
-    CHECK_OK(tddp_store_server_start(&opts, &server));
-    return server;
-}
-
 static inline tddp_store_server *start(const tddp_store_server_opts *opts)
 {
     tddp_store_server *server;
     CHECK_OK(tddp_store_server_start(opts, &server));
     return server;
+}
+
+static inline tddp_store_server *loopback_server(void)
+{
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    opts.host = "127.0.0.1";
+    return start(&opts);
 }
 
 static inline tddp_store *client_of(int port)
