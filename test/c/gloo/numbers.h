@@ -8,6 +8,12 @@
 
 #include <tddp.h>
 
+#include "check.h"
+#include "repeats.h"
+
+/* After so many elements numbers come again. */
+enum { NUMBERS_PERIOD = 4 };
+
 /* Small numbers that every dtype holds, different on each rank and at each place. */
 static inline double number(int rank, size_t i)
 {
@@ -159,6 +165,40 @@ static inline double tolerance(tddp_dtype dtype, tddp_reduce_op op, double value
     double unit = dtype == TDDP_FLOAT16 ? 1.0 / 1024 : dtype == TDDP_BFLOAT16 ? 1.0 / 64 : 1e-6;
     bool exact = op != TDDP_REDUCE_AVG && op != TDDP_REDUCE_PREMUL_SUM && op != TDDP_REDUCE_PRODUCT;
     return exact ? 0 : fabs(value) * unit;
+}
+
+/* A rank's numbers from place `start` on. */
+static inline void fill_numbers(void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
+{
+    size_t size = tddp_dtype_size(dtype);
+    for (size_t i = 0; i < count && i < NUMBERS_PERIOD; i++) {
+        put(data, dtype, i, number(rank, start + i));
+    }
+    repeat_bytes(data, NUMBERS_PERIOD * size, count * size);
+}
+
+/* They are what fill_numbers() gave. */
+static inline void check_numbers(const void *data, tddp_dtype dtype, int rank, size_t start,
+                                 size_t count)
+{
+    char element[16];
+    size_t size = tddp_dtype_size(dtype);
+    size_t checked = elements_to_check(data, size, NUMBERS_PERIOD, count);
+    for (size_t i = 0; i < checked; i++) {
+        put(element, dtype, 0, number(rank, start + i));
+        CHECK(memcmp((const char *)data + i * size, element, size) == 0);
+    }
+}
+
+/* They are what all ranks' numbers combine to; `slack`: times the tolerance. */
+static inline void check_combined(const void *data, tddp_dtype dtype, tddp_reduce_op op,
+                                  int world_size, size_t start, size_t count, double slack)
+{
+    size_t checked = elements_to_check(data, tddp_dtype_size(dtype), NUMBERS_PERIOD, count);
+    for (size_t i = 0; i < checked; i++) {
+        double value = expected(op, dtype, world_size, start + i, 0.5);
+        CHECK_DOUBLE(get(data, dtype, i), value, slack * tolerance(dtype, op, value));
+    }
 }
 
 #endif

@@ -5,12 +5,13 @@
 
 enum { GUARD = 64 };
 
-/* Room for `count` elements of any dtype, between bytes that stay as they are. */
-static char *guarded(size_t count)
+/* Room for `count` elements, between bytes that stay as they are. */
+static char *guarded(size_t count, tddp_dtype dtype)
 {
-    char *memory = malloc(count * 16 + (size_t)2 * GUARD);
+    size_t bytes = count * tddp_dtype_size(dtype) + (size_t)2 * GUARD;
+    char *memory = malloc(bytes);
     CHECK(memory != NULL);
-    memset(memory, 0x5a, count * 16 + (size_t)2 * GUARD);
+    memset(memory, 0x5a, bytes);
     return memory + GUARD;
 }
 
@@ -23,40 +24,12 @@ static void release(char *data, size_t bytes)
     free(data - GUARD);
 }
 
-/* This rank's numbers from place `start` on. */
-static void fill(char *data, tddp_dtype dtype, int rank, size_t start, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        put(data, dtype, i, number(rank, start + i));
-    }
-}
-
-static void check_unchanged(const char *data, tddp_dtype dtype, int rank, size_t start,
-                            size_t count)
-{
-    char element[16];
-    size_t size = tddp_dtype_size(dtype);
-    for (size_t i = 0; i < count; i++) {
-        put(element, dtype, 0, number(rank, start + i));
-        CHECK(memcmp(data + i * size, element, size) == 0);
-    }
-}
-
-static void check_result(const char *data, tddp_dtype dtype, tddp_reduce_op op, int world_size,
-                         size_t start, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        double value = expected(op, dtype, world_size, start + i, 0.5);
-        CHECK_DOUBLE(get(data, dtype, i), value, tolerance(dtype, op, value));
-    }
-}
-
 static void all_reduce(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
 {
-    char *data = guarded(count);
-    fill(data, dtype, tddp_group_rank(group), 0, count);
+    char *data = guarded(count, dtype);
+    fill_numbers(data, dtype, tddp_group_rank(group), 0, count);
     CHECK_OK(tddp_all_reduce(group, buffer_of(data, count, dtype), op, 0.5, NULL));
-    check_result(data, dtype, op, tddp_group_world_size(group), 0, count);
+    check_combined(data, dtype, op, tddp_group_world_size(group), 0, count, 1);
     release(data, count * tddp_dtype_size(dtype));
 }
 
@@ -64,13 +37,13 @@ static void reduce(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduc
 {
     int rank = tddp_group_rank(group);
     for (int root = 0; root < tddp_group_world_size(group); root++) {
-        char *data = guarded(count);
-        fill(data, dtype, rank, 0, count);
+        char *data = guarded(count, dtype);
+        fill_numbers(data, dtype, rank, 0, count);
         CHECK_OK(tddp_reduce(group, buffer_of(data, count, dtype), op, 0.5, root, NULL));
         if (rank == root) {
-            check_result(data, dtype, op, tddp_group_world_size(group), 0, count);
+            check_combined(data, dtype, op, tddp_group_world_size(group), 0, count, 1);
         } else {
-            check_unchanged(data, dtype, rank, 0, count);
+            check_numbers(data, dtype, rank, 0, count);
         }
         release(data, count * tddp_dtype_size(dtype));
     }
@@ -81,18 +54,18 @@ static void reduce_scatter(tddp_group *group, size_t count, tddp_dtype dtype, td
     int rank = tddp_group_rank(group);
     int world_size = tddp_group_world_size(group);
     size_t total = count * (size_t)world_size;
-    char *input = guarded(total);
-    char *output = guarded(count);
-    fill(input, dtype, rank, 0, total);
+    char *input = guarded(total, dtype);
+    char *output = guarded(count, dtype);
+    fill_numbers(input, dtype, rank, 0, total);
     CHECK_OK(tddp_reduce_scatter(group, buffer_of(input, total, dtype),
                                  buffer_of(output, count, dtype), op, 0.5, NULL));
-    check_result(output, dtype, op, world_size, count * (size_t)rank, count);
-    check_unchanged(input, dtype, rank, 0, total);
+    check_combined(output, dtype, op, world_size, count * (size_t)rank, count, 1);
+    check_numbers(input, dtype, rank, 0, total);
     /* In place: the output is this rank's part of the input. */
     char *own = input + count * (size_t)rank * tddp_dtype_size(dtype);
     CHECK_OK(tddp_reduce_scatter(group, buffer_of(input, total, dtype),
                                  buffer_of(own, count, dtype), op, 0.5, NULL));
-    check_result(own, dtype, op, world_size, count * (size_t)rank, count);
+    check_combined(own, dtype, op, world_size, count * (size_t)rank, count, 1);
     release(input, total * tddp_dtype_size(dtype));
     release(output, count * tddp_dtype_size(dtype));
 }
@@ -110,16 +83,16 @@ static void reduce_scatter_list(tddp_group *group, size_t count, tddp_dtype dtyp
     int world_size = tddp_group_world_size(group);
     tddp_buffer parts[8];
     size_t own = part_size(rank, count);
-    char *output = guarded(own);
+    char *output = guarded(own, dtype);
     for (int r = 0; r < world_size; r++) {
-        parts[r] = buffer_of(guarded(part_size(r, count)), part_size(r, count), dtype);
-        fill(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
+        parts[r] = buffer_of(guarded(part_size(r, count), dtype), part_size(r, count), dtype);
+        fill_numbers(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
     }
     CHECK_OK(tddp_reduce_scatter_list(group, parts, (size_t)world_size,
                                       buffer_of(output, own, dtype), op, 0.5, NULL));
-    check_result(output, dtype, op, world_size, (size_t)rank, own);
+    check_combined(output, dtype, op, world_size, (size_t)rank, own, 1);
     for (int r = 0; r < world_size; r++) {
-        check_unchanged(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
+        check_numbers(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
         release(parts[r].data, parts[r].count * tddp_dtype_size(dtype));
     }
     release(output, own * tddp_dtype_size(dtype));

@@ -28,32 +28,11 @@ static void release(member *self, void *data, void *handle)
     }
 }
 
-static void fill(void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        put(data, dtype, i, number(rank, start + i));
-    }
-}
-
+/* Means of float16 are rounded inside hosts and between them. */
 static void check_sums(const void *data, tddp_dtype dtype, tddp_reduce_op op, int size,
                        size_t start, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        double value = expected(op, dtype, size, start + i, 0.5);
-        /* Means of float16 are rounded inside hosts and between them. */
-        double slack = op == TDDP_REDUCE_AVG ? 2 : 1;
-        CHECK_DOUBLE(get(data, dtype, i), value, slack * tolerance(dtype, op, value));
-    }
-}
-
-static void check_numbers(const void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
-{
-    char element[16];
-    size_t bytes = tddp_dtype_size(dtype);
-    for (size_t i = 0; i < count; i++) {
-        put(element, dtype, 0, number(rank, start + i));
-        CHECK(memcmp((const char *)data + i * bytes, element, bytes) == 0);
-    }
+    check_combined(data, dtype, op, size, start, count, op == TDDP_REDUCE_AVG ? 2 : 1);
 }
 
 /* --- reductions ------------------------------------------------------------------------------ */
@@ -62,8 +41,8 @@ static void all_reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, si
                        bool registered)
 {
     void *handle;
-    void *data = memory_of(self, registered, count * 16, &handle);
-    fill(data, dtype, self->rank, 0, count);
+    void *data = memory_of(self, registered, count * tddp_dtype_size(dtype), &handle);
+    fill_numbers(data, dtype, self->rank, 0, count);
     tddp_buffer buffer = buffer_of(data, count, dtype);
     tddp_op op = {.kind = TDDP_OP_ALL_REDUCE,
                   .input = buffer,
@@ -78,8 +57,8 @@ static void all_reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, si
 static void reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t count, int root)
 {
     void *handle;
-    void *data = memory_of(self, false, count * 16, &handle);
-    fill(data, dtype, self->rank, 0, count);
+    void *data = memory_of(self, false, count * tddp_dtype_size(dtype), &handle);
+    fill_numbers(data, dtype, self->rank, 0, count);
     tddp_buffer buffer = buffer_of(data, count, dtype);
     tddp_op op = {.kind = TDDP_OP_REDUCE,
                   .input = buffer,
@@ -111,7 +90,7 @@ static void reduce_scatter(member *self, tddp_dtype dtype, tddp_reduce_op reduce
     void *handle;
     void *out_handle;
     char *data = memory_of(self, registered, total * element, &handle);
-    fill(data, dtype, self->rank, 0, total);
+    fill_numbers(data, dtype, self->rank, 0, total);
     for (int rank = 0; rank < self->size; rank++) {
         parts[rank] = buffer_of(data + starts[rank] * element, count + (size_t)rank * more, dtype);
     }
@@ -136,8 +115,8 @@ static void reduce_scatter(member *self, tddp_dtype dtype, tddp_reduce_op reduce
 static void broadcast(member *self, tddp_dtype dtype, size_t count, int root, bool registered)
 {
     void *handle;
-    void *data = memory_of(self, registered, count * 16, &handle);
-    fill(data, dtype, self->rank, 0, count);
+    void *data = memory_of(self, registered, count * tddp_dtype_size(dtype), &handle);
+    fill_numbers(data, dtype, self->rank, 0, count);
     tddp_buffer buffer = buffer_of(data, count, dtype);
     tddp_op op = {.kind = TDDP_OP_BROADCAST, .input = buffer, .output = buffer, .root = root};
     CHECK_OK(run(self, &op));
@@ -169,7 +148,7 @@ static void all_gather(member *self, tddp_dtype dtype, size_t count, size_t more
     }
     size_t own = parts[self->rank].count;
     void *input = memory_of(self, registered, own * element, &own_handle);
-    fill(input, dtype, self->rank, 0, own);
+    fill_numbers(input, dtype, self->rank, 0, own);
     tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
                   .input = buffer_of(input, own, dtype),
                   .output = buffer_of(data, bytes / element, dtype),
@@ -195,7 +174,8 @@ static void make_parts(const member *self, tddp_buffer *parts, tddp_dtype dtype,
 {
     for (int rank = 0; rank < self->size; rank++) {
         size_t elements = size_of(rank, count, more);
-        parts[rank] = buffer_of(elements ? calloc(elements, 16) : NULL, elements, dtype);
+        parts[rank] =
+            buffer_of(elements ? calloc(elements, tddp_dtype_size(dtype)) : NULL, elements, dtype);
     }
 }
 
@@ -211,8 +191,8 @@ static void gather(member *self, tddp_dtype dtype, size_t count, size_t more, in
     tddp_buffer parts[MOST_RANKS];
     make_parts(self, parts, dtype, part_of_rank, count, more);
     size_t own = part_of_rank(self->rank, count, more);
-    void *input = calloc(own + 1, 16);
-    fill(input, dtype, self->rank, 0, own);
+    void *input = calloc(own + 1, tddp_dtype_size(dtype));
+    fill_numbers(input, dtype, self->rank, 0, own);
     tddp_op op = {.kind = TDDP_OP_GATHER, .input = buffer_of(input, own, dtype), .root = root};
     op.output = buffer_of(NULL, 0, dtype);
     if (self->rank == root) {
@@ -231,10 +211,10 @@ static void scatter(member *self, tddp_dtype dtype, size_t count, size_t more, i
     tddp_buffer parts[MOST_RANKS];
     make_parts(self, parts, dtype, part_of_rank, count, more);
     for (int rank = 0; rank < self->size; rank++) {
-        fill(parts[rank].data, dtype, root, first_place(root, rank), parts[rank].count);
+        fill_numbers(parts[rank].data, dtype, root, first_place(root, rank), parts[rank].count);
     }
     size_t own = part_of_rank(self->rank, count, more);
-    void *output = calloc(own + 1, 16);
+    void *output = calloc(own + 1, tddp_dtype_size(dtype));
     tddp_op op = {.kind = TDDP_OP_SCATTER, .output = buffer_of(output, own, dtype), .root = root};
     op.input = buffer_of(NULL, 0, dtype);
     if (self->rank == root) {
@@ -253,8 +233,9 @@ static void all_to_all(member *self, tddp_dtype dtype, size_t count, size_t more
     make_parts(self, given, dtype, part_of_rank, count, more);
     for (int rank = 0; rank < self->size; rank++) {
         size_t own = part_of_rank(self->rank, count, more);
-        fill(given[rank].data, dtype, self->rank, first_place(self->rank, rank), given[rank].count);
-        wanted[rank] = buffer_of(own ? calloc(own, 16) : NULL, own, dtype);
+        fill_numbers(given[rank].data, dtype, self->rank, first_place(self->rank, rank),
+                     given[rank].count);
+        wanted[rank] = buffer_of(own ? calloc(own, tddp_dtype_size(dtype)) : NULL, own, dtype);
     }
     tddp_op op = {.kind = TDDP_OP_ALL_TO_ALL,
                   .input = buffer_of(NULL, 0, dtype),

@@ -2,6 +2,7 @@
  * (test/c/sequences): eight ranks, many chunks in registered memory and in other, each way asked
  * for, ranks that come late, parts of different size. */
 #include "moving.h"
+#include "ranks.h"
 
 static mover mover_of(shm_rank *rank, moving_memory memory)
 {

@@ -482,5 +482,5 @@ TEST(a_group_that_loses_a_rank)
 
 MULTI_TEST(killed_at_random_moments, 1, 100)
 {
-    run_kills(60, 1);
+    run_kills(24, 1);
 }

@@ -1,6 +1,7 @@
 /* Calls in random order, of random size, in random memory, as all ranks draw alike; and messages
  * beside them as each draws for itself, against a model. Interrupted operations go on. */
 #include "moving.h"
+#include "ranks.h"
 
 /* A sequence that is equal wherever its seed is. */
 static uint32_t draw(uint32_t *seed, uint32_t below)

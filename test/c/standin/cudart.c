@@ -2,7 +2,7 @@
  * The CUDA runtime's stand-in. A stream is a thread with a queue; an event is a count of what its
  * stream has done. The default stream is whoever calls: what is put on it is done at once, so that
  * a program's own work on host memory is what a GPU's default stream would do, in order. One lock
- * guards everything, one condition tells of every change. Memory is in cudart_memory.c.
+ * guards everything, one condition tells of all that is done. Memory is in cudart_memory.c.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,6 +24,7 @@ typedef struct task {
 
 struct CUstream_st {
     pthread_t thread;
+    pthread_cond_t given; /* to the thread: a task, or the end */
     task *head;
     task *tail;
     uint64_t put;
@@ -114,6 +115,7 @@ tddp_cuda_error standin_fail(const char *name)
 static void drop(struct CUstream_st *stream)
 {
     if (--stream->references == 0) {
+        pthread_cond_destroy(&stream->given);
         free(stream);
     }
 }
@@ -124,7 +126,7 @@ static void *body(void *data)
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!self->head && !self->ends) {
-            pthread_cond_wait(&changed, &lock);
+            pthread_cond_wait(&self->given, &lock);
         }
         task *first = self->head;
         if (!first) {
@@ -154,7 +156,7 @@ static struct CUstream_st *make_stream(void)
         abort();
     }
     made->references = 1;
-    if (pthread_create(&made->thread, NULL, body, made)) {
+    if (pthread_cond_init(&made->given, NULL) || pthread_create(&made->thread, NULL, body, made)) {
         abort();
     }
     return made;
@@ -179,7 +181,7 @@ void standin_put(tddp_cuda_stream stream, void (*call)(void *data), void *data)
     }
     stream->tail = made;
     stream->put++;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->given);
     pthread_mutex_unlock(&lock);
 }
 
@@ -201,7 +203,7 @@ EXPORT tddp_cuda_error cudaStreamDestroy(tddp_cuda_stream stream)
 {
     pthread_mutex_lock(&lock);
     stream->ends = true;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->given);
     pthread_mutex_unlock(&lock);
     pthread_join(stream->thread, NULL);
     pthread_mutex_lock(&lock);

@@ -5,11 +5,14 @@
 #include "standin/nccl.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 void standin_nccl_nap(void)
 {
@@ -45,6 +48,13 @@ static tddp_reduce_op reduction_of(int op)
     return op >= FIRST_FACTOR ? TDDP_REDUCE_SUM : ops[op];
 }
 
+/* Until it is another one, or for a moment: an abort does not tell. */
+static void await_change(_Atomic int *generation, int from)
+{
+    static const struct timespec moment = {.tv_nsec = 1000000};
+    (void)syscall(SYS_futex, generation, FUTEX_WAIT, from, &moment, NULL, 0);
+}
+
 /* All ranks; false: aborted. */
 static bool meet(struct ncclComm *comm)
 {
@@ -53,13 +63,14 @@ static bool meet(struct ncclComm *comm)
     if (atomic_fetch_add(&all->arrived, 1) == comm->size - 1) {
         atomic_store(&all->arrived, 0);
         atomic_fetch_add(&all->generation, 1);
+        (void)syscall(SYS_futex, &all->generation, FUTEX_WAKE, RANKS, NULL, NULL, 0);
         return true;
     }
     while (atomic_load(&all->generation) == generation) {
         if (atomic_load(&comm->aborted)) {
             return false;
         }
-        standin_nccl_nap();
+        await_change(&all->generation, generation);
     }
     return true;
 }

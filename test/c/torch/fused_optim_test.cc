@@ -1,5 +1,7 @@
 // Fused steps against the formulas written out with libtorch's operations: all dtypes, groups,
 // layouts, missing and sparse gradients, on one thread and on several.
+#include <map>
+
 #include <ATen/ATen.h>
 #include <tddp/torch_optim.h>
 
@@ -15,6 +17,17 @@ const std::vector<std::vector<int64_t>> shapes{{17, 5}, {1}, {257}, {3, 41, 7}, 
 tddp_tensor *handle(const at::Tensor &tensor)
 {
     return reinterpret_cast<tddp_tensor *>(const_cast<at::Tensor *>(&tensor));
+}
+
+// Of parameter i in a step, made once: a test takes the same ones for many settings.
+const at::Tensor &gradient(size_t i, int step)
+{
+    static std::map<std::pair<size_t, int>, at::Tensor> made;
+    at::Tensor &it = made[{i, step}];
+    if (!it.defined()) {
+        it = spread(shapes[i], static_cast<int>(i) + 13 * step).mul(0.1);
+    }
+    return it;
 }
 
 struct Set {
@@ -34,9 +47,7 @@ struct Set {
     void give_gradients(int step) const
     {
         for (size_t i = 0; i < params.size(); i++) {
-            const int seed = static_cast<int>(i) + 13 * step;
-            params[i].mutable_grad() =
-                spread(params[i].sizes(), seed).mul(0.1).to(params[i].scalar_type());
+            params[i].mutable_grad() = gradient(i, step).to(params[i].scalar_type(), false, true);
         }
     }
     std::vector<tddp_optim_slot> slots(int64_t step, size_t states) const

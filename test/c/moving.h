@@ -2,12 +2,18 @@
  * Each collective that only moves data, once, on a group: bytes that tell who sent them to whom and
  * where they stood, in memory that is registered or not, between bytes that must stay as they are.
  */
-#ifndef TDDP_TEST_SHM_MOVING_H
-#define TDDP_TEST_SHM_MOVING_H
+#ifndef TDDP_TEST_MOVING_H
+#define TDDP_TEST_MOVING_H
 
-#include "ranks.h"
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 
-enum { MOVING_GUARD = 64, MOVING_UNTOUCHED = 0x5a };
+#include <tddp.h>
+
+#include "check.h"
+
+enum { MOVING_MAX_RANKS = 16, MOVING_GUARD = 64, MOVING_UNTOUCHED = 0x5a };
 
 /* Which memory is registered, for the buffer number n of a rank's. */
 typedef enum moving_memory {
@@ -65,6 +71,11 @@ static inline size_t moving_by_both(const mover *it, int from, int to)
                         : it->count;
 }
 
+static inline tddp_buffer moving_part(void *data, size_t count, tddp_dtype dtype)
+{
+    return (tddp_buffer){data, count, dtype, TDDP_CPU, 0, NULL};
+}
+
 static inline size_t moving_bytes(const moving_buffer *it)
 {
     return it->buffer.count * tddp_dtype_size(it->buffer.dtype);
@@ -72,7 +83,7 @@ static inline size_t moving_bytes(const moving_buffer *it)
 
 static inline moving_buffer moving_make(mover *it, size_t count)
 {
-    moving_buffer made = {.buffer = shm_buffer(NULL, count, it->dtype)};
+    moving_buffer made = {.buffer = moving_part(NULL, count, it->dtype)};
     size_t bytes = moving_bytes(&made) + (size_t)2 * MOVING_GUARD;
     unsigned number = it->made++;
     bool registered = it->memory == MOVING_REGISTERED ||
@@ -102,33 +113,52 @@ static inline void moving_drop(moving_buffer *it)
     }
 }
 
-/* Byte by byte; the thread sanitizer need not watch that, it sees the copies. */
-#define MOVING_UNWATCHED __attribute__((no_sanitize("thread")))
+enum { MOVING_ROW = 256 };
 
-/* Byte k of what one rank has for another. */
-MOVING_UNWATCHED static inline unsigned char moving_byte(int from, int to, size_t k)
+/* What one rank has for another: the row of it that begins at byte `first`, each different. The
+ * thread sanitizer need not watch every byte of it, it sees the copies. */
+__attribute__((no_sanitize("thread"))) static inline void moving_row(unsigned char *row, int from,
+                                                                     int to, size_t first)
 {
-    return (unsigned char)(k * 7 + k / 256 * 31 + (size_t)from * 101 + (size_t)to * 57 + 13);
-}
-
-MOVING_UNWATCHED static inline void moving_fill(tddp_buffer buffer, int from, int to)
-{
-    unsigned char *data = buffer.data;
-    size_t bytes = buffer.count * tddp_dtype_size(buffer.dtype);
-    for (size_t k = 0; k < bytes; k++) {
-        data[k] = moving_byte(from, to, k);
+    size_t of = first / MOVING_ROW * 31 + (size_t)from * 101 + (size_t)to * 57 + 13;
+    for (unsigned k = 0; k < MOVING_ROW; k++) {
+        row[k] = (unsigned char)(k * 7 + of);
     }
 }
 
-MOVING_UNWATCHED static inline void moving_check(tddp_buffer buffer, int from, int to)
+static inline size_t moving_row_size(size_t first, size_t bytes)
+{
+    return bytes - first < MOVING_ROW ? bytes - first : MOVING_ROW;
+}
+
+static inline void moving_fill(tddp_buffer buffer, int from, int to)
+{
+    unsigned char *data = buffer.data;
+    size_t bytes = buffer.count * tddp_dtype_size(buffer.dtype);
+    unsigned char row[MOVING_ROW];
+    for (size_t first = 0; first < bytes; first += MOVING_ROW) {
+        moving_row(row, from, to, first);
+        memcpy(data + first, row, moving_row_size(first, bytes));
+    }
+}
+
+static inline void moving_check(tddp_buffer buffer, int from, int to)
 {
     const unsigned char *data = buffer.data;
     size_t bytes = buffer.count * tddp_dtype_size(buffer.dtype);
-    for (size_t k = 0; k < bytes; k++) {
-        if (data[k] != moving_byte(from, to, k)) {
-            check_failed(__FILE__, __LINE__, "byte %zu of %zu that came from %d to %d is wrong", k,
-                         bytes, from, to);
+    unsigned char row[MOVING_ROW];
+    for (size_t first = 0; first < bytes; first += MOVING_ROW) {
+        moving_row(row, from, to, first);
+        size_t size = moving_row_size(first, bytes);
+        if (memcmp(data + first, row, size) == 0) {
+            continue;
         }
+        size_t k = 0;
+        while (k < size && data[first + k] == row[k]) {
+            k++;
+        }
+        check_failed(__FILE__, __LINE__, "byte %zu of %zu that came from %d to %d is wrong",
+                     first + k, bytes, from, to);
     }
 }
 
@@ -164,8 +194,8 @@ static inline void moving_all_gather(mover *it, bool in_place)
 
 static inline void moving_all_gather_list(mover *it, moving_rule rule)
 {
-    moving_buffer outputs[SHM_MAX_RANKS];
-    tddp_buffer parts[SHM_MAX_RANKS];
+    moving_buffer outputs[MOVING_MAX_RANKS];
+    tddp_buffer parts[MOVING_MAX_RANKS];
     moving_buffer input = moving_make(it, rule(it, it->rank, 0));
     moving_fill(input.buffer, it->rank, 0);
     for (int r = 0; r < it->size; r++) {
@@ -183,8 +213,8 @@ static inline void moving_all_gather_list(mover *it, moving_rule rule)
 
 static inline void moving_gather(mover *it, moving_rule rule, int root)
 {
-    moving_buffer outputs[SHM_MAX_RANKS];
-    tddp_buffer parts[SHM_MAX_RANKS];
+    moving_buffer outputs[MOVING_MAX_RANKS];
+    tddp_buffer parts[MOVING_MAX_RANKS];
     moving_buffer input = moving_make(it, rule(it, it->rank, root));
     bool receives = it->rank == root;
     moving_fill(input.buffer, it->rank, root);
@@ -205,8 +235,8 @@ static inline void moving_gather(mover *it, moving_rule rule, int root)
 
 static inline void moving_scatter(mover *it, moving_rule rule, int root)
 {
-    moving_buffer inputs[SHM_MAX_RANKS];
-    tddp_buffer parts[SHM_MAX_RANKS];
+    moving_buffer inputs[MOVING_MAX_RANKS];
+    tddp_buffer parts[MOVING_MAX_RANKS];
     moving_buffer output = moving_make(it, rule(it, root, it->rank));
     bool sends = it->rank == root;
     for (int r = 0; r < it->size && sends; r++) {
@@ -226,10 +256,10 @@ static inline void moving_scatter(mover *it, moving_rule rule, int root)
 
 static inline void moving_all_to_all(mover *it, moving_rule rule)
 {
-    moving_buffer inputs[SHM_MAX_RANKS];
-    moving_buffer outputs[SHM_MAX_RANKS];
-    tddp_buffer given[SHM_MAX_RANKS];
-    tddp_buffer wanted[SHM_MAX_RANKS];
+    moving_buffer inputs[MOVING_MAX_RANKS];
+    moving_buffer outputs[MOVING_MAX_RANKS];
+    tddp_buffer given[MOVING_MAX_RANKS];
+    tddp_buffer wanted[MOVING_MAX_RANKS];
     for (int r = 0; r < it->size; r++) {
         inputs[r] = moving_make(it, rule(it, it->rank, r));
         outputs[r] = moving_make(it, rule(it, r, it->rank));
@@ -250,16 +280,16 @@ static inline void moving_all_to_all(mover *it, moving_rule rule)
 static inline void moving_all_to_all_together(mover *it)
 {
     size_t element = tddp_dtype_size(it->dtype);
-    size_t most = (it->count + SHM_MAX_RANKS) * (size_t)it->size;
+    size_t most = (it->count + MOVING_MAX_RANKS) * (size_t)it->size;
     moving_buffer input = moving_make(it, most);
     moving_buffer output = moving_make(it, most);
-    tddp_buffer given[SHM_MAX_RANKS];
-    tddp_buffer wanted[SHM_MAX_RANKS];
+    tddp_buffer given[MOVING_MAX_RANKS];
+    tddp_buffer wanted[MOVING_MAX_RANKS];
     char *in = input.buffer.data;
     char *out = output.buffer.data;
     for (int r = 0; r < it->size; r++) {
-        given[r] = shm_buffer(in, moving_by_both(it, it->rank, r), it->dtype);
-        wanted[r] = shm_buffer(out, moving_by_both(it, r, it->rank), it->dtype);
+        given[r] = moving_part(in, moving_by_both(it, it->rank, r), it->dtype);
+        wanted[r] = moving_part(out, moving_by_both(it, r, it->rank), it->dtype);
         in += given[r].count * element;
         out += wanted[r].count * element;
         moving_fill(given[r], it->rank, r);
