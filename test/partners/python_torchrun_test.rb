@@ -52,8 +52,8 @@ class PythonTorchrunTest < LaunchCase
   end
 
   def test_in_a_store_of_rank_0
-    result = workers("--nproc_per_node=2", "--max_restarts=1", *Partner.in_a_file(@folder), failures: 1, env: Partner::FILE_ENVIRONMENT)
-    assert_equal 2.times.map { |rank| "rank #{rank} of 2, sum 3, attempt 1, store rank 0's" }, lines(result)
+    result = workers("--nproc_per_node=3", "--max_restarts=1", *Partner.in_a_file(@folder), failures: 1, env: Partner::FILE_ENVIRONMENT)
+    assert_equal 3.times.map { |rank| "rank #{rank} of 3, sum 6, attempt 1, store rank 0's" }, lines(result)
   end
 
   def test_a_failure_is_in_its_report

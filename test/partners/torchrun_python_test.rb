@@ -46,6 +46,12 @@ class TorchrunPythonTest < LaunchCase
     run_torchrun(*flags, "--no-ruby", *@python, path, failures, env: {"GLOO_SOCKET_IFNAME" => "lo"})
   end
 
+  def test_two_workers_reduce
+    result = workers("--nproc-per-node=2")
+    assert_code 0, result
+    assert_equal ["rank 0 of 2 in attempt 0", "rank 1 of 2 in attempt 0"], result.out.lines(chomp: true).sort
+  end
+
   # What users of Python's torchrun type.
   def test_no_python_is_no_ruby
     path = File.join(@folder, "worker.py")
@@ -56,9 +62,9 @@ class TorchrunPythonTest < LaunchCase
   end
 
   def test_they_meet_again_after_a_restart
-    result = workers("--nproc-per-node=2", "--max-restarts=1", failures: 1)
+    result = workers("--nproc-per-node=3", "--max-restarts=1", failures: 1)
     assert_code 0, result
-    assert_equal 2.times.map { |rank| "rank #{rank} of 2 in attempt 1" }, result.out.lines(chomp: true).sort
+    assert_equal 3.times.map { |rank| "rank #{rank} of 3 in attempt 1" }, result.out.lines(chomp: true).sort
   end
 
   ELASTIC = <<~PYTHON

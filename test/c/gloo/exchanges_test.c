@@ -5,10 +5,10 @@
 #include "moving.h"
 #include "world.h"
 
-static mover open_mover(int rank, int world_size, int port, tddp_store **store)
+static mover open_mover(int rank, int world_size, int port, int64_t timeout_ms, tddp_store **store)
 {
     *store = open_store(rank, world_size, port);
-    return (mover){.group = open_group(*store, rank, world_size, 60000),
+    return (mover){.group = open_group(*store, rank, world_size, timeout_ms),
                    .rank = rank,
                    .size = world_size,
                    .dtype = TDDP_FLOAT32};
@@ -18,7 +18,7 @@ MULTI_TEST(eight_ranks, 8, 110)
 {
     static const size_t counts[] = {0, 1, 1001, 16385, 100003};
     tddp_store *store;
-    mover it = open_mover(rank, world_size, port, &store);
+    mover it = open_mover(rank, world_size, port, 60000, &store);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         moving_all(&it, counts[i], TDDP_FLOAT32);
     }
@@ -29,7 +29,7 @@ MULTI_TEST(eight_ranks, 8, 110)
 MULTI_TEST(a_large_broadcast, 4, 60)
 {
     tddp_store *store;
-    mover it = open_mover(rank, world_size, port, &store);
+    mover it = open_mover(rank, world_size, port, 60000, &store);
     it.dtype = TDDP_UINT8;
     it.count = 5000011;
     for (int root = 0; root < world_size; root++) {
@@ -42,7 +42,7 @@ MULTI_TEST(a_large_broadcast, 4, 60)
 MULTI_TEST(ranks_that_come_late, 3, 60)
 {
     tddp_store *store;
-    mover it = open_mover(rank, world_size, port, &store);
+    mover it = open_mover(rank, world_size, port, 20000, &store);
     for (int i = 0; i < 30; i++) {
         if (i % 3 == rank) {
             nanosleep(&(struct timespec){0, 3000000}, NULL);
