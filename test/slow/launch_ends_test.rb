@@ -122,20 +122,27 @@ class LaunchEndsTest < LaunchCase
     assert_all_lines(files.map { |path| File.read(path) }.join, 16)
   end
 
-  # Ctrl-Z at a terminal: the whole job stands still, and fg lets it go on.
+  # What Ctrl-Z does: the whole job stands still, and goes on after SIGCONT. The worker reads what it does from a FIFO and starts
+  # no process: a shell whose child is stopped between vfork and exec is not stopped itself.
   def test_the_workers_stand_still_while_torchrun_does
-    ticks = File.join(@folder, "ticks")
-    run = start(*shell("echo ready; for i in $(seq 60); do echo $i >> #{ticks}; sleep 0.02; done"))
-    run.await(/ready/)
-    eventually("the first tick") { File.exist?(ticks) }
+    lines = File.join(@folder, "lines")
+    File.mkfifo(lines)
+    feed = File.open(lines, "r+")
+    run = start(*shell("while read word; do echo $word; done < #{lines}; echo done"))
+    feed.syswrite("before\n")
+    run.await(/before\n/)
     run.signal(:TSTP)
-    eventually("torchrun to be stopped") { state(run.pid) == "T" }
-    workers = marked - [run.pid, run.agent]
-    refute_empty workers
-    assert_equal ["T"], workers.map { |pid| state(pid) }.uniq
-    assert_operator File.foreach(ticks).count, :<, 60
+    stopped = -> { [run.pid, *(marked - [run.pid, run.agent])].map { |pid| state(pid) } }
+    eventually(-> { "torchrun and its worker to be stopped: #{stopped.call}" }) { stopped.call == %w[T T] }
+    feed.syswrite("after\n")
+    assert_equal %w[T T], stopped.call
     run.signal(:CONT)
-    assert_code 0, run.finish
-    assert_equal 60, File.foreach(ticks).count
+    run.await(/after\n/)
+    feed.close
+    result = run.finish
+    assert_code 0, result
+    assert_equal "before\nafter\ndone\n", result.out
+  ensure
+    feed&.close
   end
 end
