@@ -54,14 +54,14 @@ static tddp_status view(tddp_store *store, const char *prefix, tddp_store **out)
 }
 
 /* How long an attempt at one endpoint may take. */
-static int64_t reach_ms(const tddp_launch_node *node, const look *seen)
+static int64_t reach_ms(const tddp_launch_node *node, int64_t until_ns)
 {
     int64_t read_ms = (int64_t)node->options->conf.read_timeout * 1000;
     int64_t most = read_ms < REACH_MS ? read_ms : REACH_MS;
-    if (seen->until_ns == INT64_MAX) {
+    if (until_ns == INT64_MAX) {
         return most;
     }
-    int64_t left = (seen->until_ns - tddp_now_ns()) / TDDP_NS_PER_MS;
+    int64_t left = (until_ns - tddp_now_ns()) / TDDP_NS_PER_MS;
     most = most < node->times.read_ms ? most : node->times.read_ms;
     return left < LEAST_REACH_MS ? LEAST_REACH_MS : left < most ? left : most;
 }
@@ -89,7 +89,7 @@ static tddp_status open_store(const tddp_launch_node *node, int index, look *see
     opts.host = own ? tddp_launch_host_address(node->host) : node->endpoints[index].host;
     opts.port = own ? tddp_launch_host_port(node->host) : node->endpoints[index].port;
     opts.wait_for_workers = 0;
-    opts.timeout_ms = reach_ms(node, seen);
+    opts.timeout_ms = reach_ms(node, seen->until_ns);
     tddp_status status = knock(node, index, &opts, seen);
     if (status != TDDP_OK) {
         return status;
@@ -313,9 +313,10 @@ static void report(const tddp_launch_node *node, const char *tried, int64_t *rep
     *report_at = tddp_deadline_after_ms(node->times.report_ms);
 }
 
-/* What a pass in vain says of the leader that is lost: when to give up. */
+/* What a pass in vain says of the leader that is lost: when to give up. One whose connections are
+ * reset may be about to end, so it is silent only when there was time for an answer. */
 static void note_lost(const tddp_launch_node *node, const look *seen, tddp_launch_search *search,
-                      int64_t *deadline)
+                      int64_t silent_at, int64_t *deadline)
 {
     if (search->lost < 0) {
         return;
@@ -324,7 +325,7 @@ static void note_lost(const tddp_launch_node *node, const look *seen, tddp_launc
         int64_t soon = tddp_deadline_after_ms(search->gone_ms);
         *deadline = !search->gone && soon < *deadline ? soon : *deadline;
         search->gone = true;
-    } else if (search->line && !search->reported) {
+    } else if (search->line && !search->reported && tddp_now_ns() >= silent_at) {
         tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, search->line);
         search->reported = true;
     }
@@ -337,6 +338,7 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, tddp_launch_search *
     int64_t deadline = tddp_deadline_after_ms(search->limit_ms);
     int64_t report_at = tddp_deadline_after_ms(node->times.report_ms);
     int64_t host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
+    int64_t silent_at = tddp_deadline_after_ms(reach_ms(node, deadline));
     int64_t pause = FIRST_PAUSE_MS;
     for (;;) {
         look seen = {.leader = {.endpoint = -1},
@@ -349,7 +351,7 @@ tddp_status tddp_launch_find_leader(tddp_launch_node *node, tddp_launch_search *
             }
             return status;
         }
-        note_lost(node, &seen, search, &deadline);
+        note_lost(node, &seen, search, silent_at, &deadline);
         list_tried(node, &seen, tried, sizeof tried);
         if (tddp_now_ns() >= deadline) {
             return fail_search(node, tried);
