@@ -33,6 +33,17 @@ module Setup
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
       test/schedulers/**/* ext/setup/system_packages.rb].freeze
 
+    # @param names [String] those wanted of `rake test`, with commas; empty: all
+    # @return [Array<Symbol>]
+    # @raise [Failure] for a name that is none of them
+    def self.quick(names)
+      wanted = names.split(",").map(&:to_sym)
+      unknown = wanted - QUICK
+      raise Failure, "TDDP_LEGS: #{unknown.join(", ")}: expected some of #{QUICK.join(", ")}" if unknown.any?
+
+      wanted.empty? ? QUICK : QUICK & wanted
+    end
+
     # @param tests [Tests]
     # @param libtorch [Libtorch, nil] nil: only legs that do without
     def initialize(tests, libtorch)

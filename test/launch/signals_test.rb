@@ -163,6 +163,16 @@ class SignalsTest < LaunchCase
     assert_equal "ready\nthe worker got INT\nthe rest got TERM\n", result.out
   end
 
+  def test_what_a_worker_that_is_done_has_left_is_sent_sigterm
+    result = run_torchrun("--shutdown-timeout=3600", *shell(<<~SH))
+      (trap 'echo the rest got TERM; exit 0' TERM; : > up; #{IDLE}) &
+      while [ ! -e up ]; do sleep 0.05; done
+      exit 0
+    SH
+    assert_code 0, result
+    assert_equal "the rest got TERM\n", result.out
+  end
+
   def test_what_is_left_and_deaf_is_killed_when_the_time_is_up
     result = run_torchrun("--shutdown-timeout=0.2", *shell("(trap '' TERM; : > up; #{IDLE}) & while [ ! -e up ]; do sleep 0.05; done; exit 0"))
     assert_code 0, result

@@ -2,6 +2,8 @@
 
 require "minitest/autorun"
 require "json"
+require "open3"
+require "rbconfig"
 require "stringio"
 require "tmpdir"
 require "torch_ddp/flight_trace"
@@ -141,5 +143,14 @@ class FlightTraceTest < Minitest::Test
     status, out, = trace("--help")
     assert_equal 0, status
     assert_includes out, "Usage: torchfrtrace"
+  end
+
+  # Both programs, as they are installed.
+  def test_the_programs
+    %w[torchfrtrace torchtrace].each do |name|
+      out, status = Open3.capture2e(RbConfig.ruby, File.expand_path("../../bin/#{name}", __dir__), "--help")
+      assert_equal 0, status.exitstatus, out
+      assert_includes out, "Usage: #{name}"
+    end
   end
 end

@@ -30,6 +30,14 @@ class ForkWorldTest < Minitest::Test
     assert_no_children
   end
 
+  def test_the_store_listens_to_this_host_alone
+    addresses = Distributed.fork_world(1) do |_rank, _port|
+      Distributed.init_process_group("gloo")
+      listening(Integer(ENV.fetch("MASTER_PORT")))
+    end
+    assert_equal [["0100007F"]], addresses
+  end
+
   # The store is this process's: no rank takes it along.
   def test_the_store_outlives_every_rank
     open_store = -> { Distributed::TCPStore.new(ENV.fetch("MASTER_ADDR"), ENV.fetch("MASTER_PORT").to_i) }

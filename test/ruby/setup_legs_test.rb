@@ -86,6 +86,22 @@ class SetupLegsTest < Minitest::Test
     assert_match(/^  optional: all of it: not run to its end: step failed \(took too long\): sleeping$/, out)
   end
 
+  def test_some_legs_are_chosen_by_name
+    assert_equal Setup::Legs::QUICK, Setup::Legs.quick("")
+    assert_equal %i[ruby c], Setup::Legs.quick("c,ruby")
+    error = assert_raises(Setup::Failure) { Setup::Legs.quick("c,rubi") }
+    assert_equal "TDDP_LEGS: rubi: expected some of ruby, c, launch, stand_ins, partners, laws", error.message
+  end
+
+  def test_three_tests_at_a_time_for_each_core_unless_it_is_said_otherwise
+    before = ENV.delete("TDDP_TEST_SLOTS")
+    assert_equal 3 * Etc.nprocessors, Setup::Tests.slots
+    ENV["TDDP_TEST_SLOTS"] = "5"
+    assert_equal 5, Setup::Tests.slots
+  ensure
+    ENV["TDDP_TEST_SLOTS"] = before
+  end
+
   def test_legs_are_those_that_there_are
     assert_empty (Setup::Legs::QUICK + Setup::Legs::FURTHER) - Setup::Legs.public_instance_methods(false)
     patterns = [Setup::Legs::C_FILES, Setup::Legs::GEM_FILES, Setup::Legs::FUZZ_FILES, Setup::Legs::SCHEDULER_FILES].flatten

@@ -37,6 +37,15 @@ class LibtorchTest < Minitest::Test
     assert_match(/1\.12\.1 is too old: 1\.13/, error.message)
   end
 
+  def test_the_extension_s_help_names_what_goes_with_the_libtorch_found
+    with_libtorch("2.6.0") do |prefix|
+      out, status = Open3.capture2e({"LIBTORCH" => prefix, "RUBYOPT" => nil}, RbConfig.ruby, File.join(Setup::ROOT, "ext/torch_ddp/extconf.rb"), "--help")
+      assert status.success?, out
+      assert_includes out, "gem install rice -v 4.5.0\n"
+      assert_includes out, "gem install torch-rb -v 0.19.1 -- --with-torch-dir=#{prefix}\n"
+    end
+  end
+
   def test_rows_ascend
     versions = Setup::Libtorch::VERSIONS.map { |row| row.map { |part| Gem::Version.new(part) } }
     versions.each_cons(2) do |older, newer|

@@ -50,6 +50,12 @@ module Worlds
     end
   end
 
+  # @return [Array<String>] the addresses at which somebody listens on a port, as /proc/net has them
+  def listening(port)
+    %w[tcp tcp6].flat_map { |name| File.readlines("/proc/net/#{name}") }.map(&:split)
+      .select { |line| line[1].end_with?(format(":%04X", port)) && line[3] == "0A" }.map { |line| line[1][/\A\h+/] }
+  end
+
   # Waits until the block is true.
   #
   # @param what [String] what is waited for

@@ -224,6 +224,23 @@ TEST(log_lines_reach_the_sink_from_their_level_on)
     CHECK_TEXT(logged, "store|3 clients");
 }
 
+/* It is read once in a process, so each rank has another value. */
+MULTI_TEST(the_environment_sets_the_level, 6, 10)
+{
+    static const char *const values[] = {NULL, "error", "warn", "info", "debug", "loud"};
+    static const tddp_log_level least[] = {TDDP_LOG_WARN, TDDP_LOG_ERROR, TDDP_LOG_WARN,
+                                           TDDP_LOG_INFO, TDDP_LOG_DEBUG, TDDP_LOG_WARN};
+    (void)port;
+    CHECK_INT(world_size, 6);
+    (void)unsetenv("TDDP_LOG");
+    if (values[rank]) {
+        CHECK_INT(setenv("TDDP_LOG", values[rank], 1), 0);
+    }
+    for (tddp_log_level level = TDDP_LOG_ERROR; level <= TDDP_LOG_DEBUG; level++) {
+        CHECK_INT(tddp_log_enabled(level), level <= least[rank]);
+    }
+}
+
 MULTI_TEST(ranks_run_as_processes, 3, 10)
 {
     CHECK_INT(world_size, 3);

@@ -1,6 +1,9 @@
 /* What goes wrong between ranks over Gloo: peers that die or stall, calls that differ, addresses
  * that are none; and the end of a process with a group alive. */
+#include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -255,7 +258,7 @@ MULTI_TEST(a_rank_that_cannot_connect_tells_the_others, 2, 20)
 }
 
 /* Straight to the backend: the group would have everyone meet first. */
-static tddp_status create_alone(tddp_store *store, int rank, void **context)
+static tddp_status create_at(const char *address, tddp_store *store, int rank, void **context)
 {
     const tddp_backend_v1 *gloo;
     tddp_backend_opts opts = {.size = sizeof opts,
@@ -266,9 +269,14 @@ static tddp_status create_alone(tddp_store *store, int rank, void **context)
                               .device_index = -1,
                               .same_host = 1,
                               .group = "alone",
-                              .address = "127.0.0.1"};
+                              .address = address};
     CHECK_OK(tddp_backend_find("gloo", &gloo));
     return gloo->create(&opts, NULL, context);
+}
+
+static tddp_status create_alone(tddp_store *store, int rank, void **context)
+{
+    return create_at("127.0.0.1", store, rank, context);
 }
 
 /* Once this process has said where it is to be reached. */
@@ -361,10 +369,71 @@ MULTI_TEST(the_time_for_silent_machines_is_checked, 2, 20)
     leave(group, store);
 }
 
+/* How many of this process's connections the system ends after so many milliseconds without an
+ * answer. */
+static int connections_ending_after(unsigned ms)
+{
+    int found = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder != NULL);
+    for (struct dirent *each = readdir(folder); each; each = readdir(folder)) {
+        unsigned patience;
+        socklen_t length = sizeof patience;
+        int fd = atoi(each->d_name);
+        found += getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, &length) == 0 &&
+                 patience == ms;
+    }
+    closedir(folder);
+    return found;
+}
+
+MULTI_TEST(silent_machines_have_fifteen_seconds_unless_it_is_said_otherwise, 2, 30)
+{
+    static const char *const settings[] = {NULL, "60", "0"};
+    (void)unsetenv("TDDP_PEER_TIMEOUT");
+    tddp_store *store = open_store(rank, world_size, port);
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        tddp_store *own;
+        if (settings[i]) {
+            CHECK_INT(setenv("TDDP_PEER_TIMEOUT", settings[i], 1), 0);
+        }
+        (void)snprintf(name, sizeof name, "setting%d", i);
+        CHECK_OK(tddp_prefix_store_create(name, store, &own));
+        tddp_group *group = open_group(own, rank, world_size, 5000);
+        CHECK_OK(tddp_barrier(group, NULL));
+        CHECK_INT(connections_ending_after(15000) > 0, i == 0);
+        CHECK_INT(connections_ending_after(60000) > 0, i == 1);
+        leave(group, own);
+    }
+    tddp_store_release(store);
+}
+
+static void keep_address(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)level;
+    const char *address = strstr(text, "uses address ");
+    if (strcmp(room, "gloo") == 0 && address) {
+        (void)snprintf(data, 32, "%s", address + strlen("uses address "));
+    }
+}
+
+/* Rather than the address that the group was given. */
 MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
 {
+    char used[32] = "";
+    void *context;
+    const tddp_backend_v1 *gloo;
+    tddp_store *store = open_store(rank, world_size, port);
     setenv("GLOO_SOCKET_IFNAME", "wlan99,lo", 1);
-    leave_world(enter_world(rank, world_size, port, 5000));
+    tddp_log_set_level(TDDP_LOG_INFO);
+    tddp_log_set_sink(keep_address, used);
+    CHECK_OK(tddp_backend_find("gloo", &gloo));
+    CHECK_OK(create_at("127.0.0.2", store, rank, &context));
+    tddp_log_set_sink(NULL, NULL);
+    CHECK_TEXT(used, "127.0.0.1");
+    gloo->destroy(context);
+    tddp_store_release(store);
 }
 
 MULTI_TEST(missing_ranks_are_named_and_the_wait_can_be_cancelled, 1, 20)

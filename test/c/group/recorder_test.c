@@ -5,7 +5,7 @@
 
 #include "processes.h"
 
-enum { TEXT_BYTES = 1 << 20 };
+enum { TEXT_BYTES = 1 << 21 };
 
 static char text[TEXT_BYTES];
 
@@ -251,25 +251,47 @@ TEST(the_ring_keeps_the_last)
     remove_folder(path);
 }
 
-TEST(it_can_be_turned_off)
+TEST(two_thousand_are_kept_unless_another_number_is_given)
 {
-    setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
     tddp_store *store;
     const char *path = folder();
     tddp_group *group = lone_group(NULL, 5000, &store);
-    CHECK_OK(tddp_barrier(group, NULL));
-    CHECK_OK(tddp_group_dump(group, in(path, "off")));
-    (void)load(in(path, "off"));
-    CHECK_CONTAINS(text, "\"entries\": []");
+    for (int i = 0; i < 2003; i++) {
+        CHECK_OK(tddp_barrier(group, NULL));
+    }
+    CHECK_OK(tddp_group_dump(group, in(path, "ring")));
+    (void)load(in(path, "ring"));
+    CHECK_INT(occurrences("\"record_id\""), 2000);
+    CHECK_CONTAINS(text, "\"dropped\": 3");
     drop(group, store);
     remove_folder(path);
 }
 
-TEST(a_failure_writes_its_file)
+/* By our name and by both of PyTorch's. */
+TEST(it_can_be_turned_off)
+{
+    static const char *const names[] = {"TDDP_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE",
+                                        "TORCH_NCCL_TRACE_BUFFER_SIZE"};
+    const char *path = folder();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        setenv(names[i], "0", 1);
+        tddp_store *store;
+        tddp_group *group = lone_group(NULL, 5000, &store);
+        CHECK_OK(tddp_barrier(group, NULL));
+        CHECK_OK(tddp_group_dump(group, in(path, "off")));
+        (void)load(in(path, "off"));
+        CHECK_CONTAINS(text, "\"entries\": []");
+        drop(group, store);
+        unsetenv(names[i]);
+    }
+    remove_folder(path);
+}
+
+static void check_failure_writes(const char *variable)
 {
     const char *path = folder();
     tddp_store *store;
-    setenv("TDDP_FR_DUMP", path, 1);
+    setenv(variable, path, 1);
     setenv("TDDP_FAKE", "fail_at=2", 1);
     tddp_group *group = lone_group(NULL, 5000, &store);
     CHECK_OK(tddp_barrier(group, NULL));
@@ -284,6 +306,16 @@ TEST(a_failure_writes_its_file)
     CHECK_CONTAINS(text, "\"status\": \"TDDP_NETWORK\"");
     drop(group, store);
     remove_folder(path);
+}
+
+TEST(a_failure_writes_its_file)
+{
+    check_failure_writes("TDDP_FR_DUMP");
+}
+
+TEST(a_failure_writes_its_file_by_pytorchs_name)
+{
+    check_failure_writes("TORCH_FR_DUMP_TEMP_FILE");
 }
 
 static void stalls(int rank, int world_size, tddp_store *store, void *data)

@@ -180,6 +180,8 @@ TEST(rdzv_conf)
     CHECK_OK(parse("--rdzv-conf=timeout=90, a"));
     CHECK_INT(got.conf.join_timeout, 90);
     CHECK_INT(got.conf.last_call_timeout, 30);
+    CHECK_INT(got.conf.heartbeat_timeout, 5);
+    CHECK_INT(got.conf.report_interval, 10);
     CHECK_INT(got.conf.is_host, -1);
     refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
     refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");

@@ -276,6 +276,29 @@ TEST(one_that_gives_up_tells_the_others)
     }
 }
 
+/* Without waiting for one another: rank 1 is the user "nobody". */
+static void as_another_user(shm_rank *it)
+{
+    tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+    if (it->rank == 1) {
+        CHECK_INT(setresuid(65534, 65534, 65534), 0);
+    }
+    join_with(it, &opts, NULL, NULL);
+}
+
+TEST(other_users_are_refused)
+{
+    if (geteuid() != 0) {
+        check_skip("only root can become another user");
+    }
+    outcomes *all = shm_common(sizeof *all);
+    run_bare(SHM_PROCESSES, 2, as_another_user, all);
+    for (int each = 0; each < 2; each++) {
+        CHECK_STATUS(all->statuses[each], TDDP_UNAVAILABLE);
+        CHECK_CONTAINS(all->texts[each], "expected one user's");
+    }
+}
+
 static void speaks_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);

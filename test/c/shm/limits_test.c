@@ -1,6 +1,7 @@
 /* Shared memory in processes that may not have all of the machine's: limits of address space and of
  * control groups. */
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 #include "backend/shm/control.h"
 #include "launch/machine.h"
@@ -45,6 +46,18 @@ static void in_little_space(shm_rank *it)
 TEST(address_space_is_left_for_others)
 {
     shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = in_little_space, .bare = true});
+}
+
+TEST(half_of_the_memory_is_a_rank_s_share)
+{
+    struct sysinfo info;
+    size_t room;
+    (void)unsetenv("TDDP_SHM_ARENA");
+    CHECK_INT(sysinfo(&info), 0);
+    CHECK_OK(tddp_shm_arena_room(2, &room));
+    size_t half = info.totalram / 2 * info.mem_unit;
+    half = (half + TDDP_SHM_HUGE - 1) / TDDP_SHM_HUGE * TDDP_SHM_HUGE;
+    CHECK(room == half || room == (size_t)1024 * MIB); /* the latter with a sanitizer */
 }
 
 /* What was asked for is taken as long as as much is left beside it. */

@@ -366,6 +366,34 @@ static void tells(shm_rank *it)
     close_places(&at);
 }
 
+static void count_forced(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)room;
+    if (level == TDDP_LOG_DEBUG && strstr(text, "all_reduce of")) {
+        *(int *)data += strstr(text, ": staged (TDDP_SHM_ALGORITHM)") ? 1 : 100;
+    }
+}
+
+/* Left to themselves, the first is done inline and the second in slices. */
+static void does_as_asked(shm_rank *it)
+{
+    int lines = 0;
+    tddp_log_set_level(TDDP_LOG_DEBUG);
+    tddp_log_set_sink(count_forced, &lines);
+    places at = open_places(it);
+    check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 64);
+    check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 256 * 1024);
+    tddp_log_set_sink(NULL, NULL);
+    CHECK_INT(lines, 2);
+    close_places(&at);
+}
+
+TEST(what_is_asked_for_is_done)
+{
+    CHECK_INT(setenv("TDDP_SHM_ALGORITHM", "all_reduce=staged", 1), 0);
+    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = does_as_asked});
+}
+
 TEST(choices_are_logged_once)
 {
     run_shm(SHM_PROCESSES, 2, tells, NULL);

@@ -392,7 +392,8 @@ TEST(a_handshake_may_come_in_any_pieces)
 
 /* --- the client meets others ------------------------------------------------------------------ */
 
-/* What a server that is none of ours does after so many bytes of the client. */
+/* What a server that is none of ours does after so many bytes of the client; none are the secret.
+ */
 typedef struct script {
     int listen_fd;
     size_t first; /* bytes to read */
@@ -410,9 +411,11 @@ static void *play(void *data)
     CHECK_OK(tddp_net_poll(s->listen_fd, POLLIN, tddp_deadline_after_ms(10000), -1));
     CHECK(tddp_net_accept(s->listen_fd, &fd, &from));
     receive(fd, bytes, s->first);
+    CHECK(!memmem(bytes, s->first, SECRET, strlen(SECRET)));
     raw_send(fd, s->answer);
     if (s->second) {
         receive(fd, bytes, s->second);
+        CHECK(!memmem(bytes, s->second, SECRET, strlen(SECRET)));
         raw_send(fd, s->answer_to_second);
     }
     tddp_net_close(fd);

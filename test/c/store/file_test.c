@@ -2,6 +2,7 @@
  * The file store's bytes on disk, its users' counts, and files that are not as they should be.
  */
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 
@@ -42,6 +43,23 @@ static void write_file(const char *path, const char *hex)
 #define RECORDS                                                                \
     SET_K "02000000 2f6e 01000000 35 02000000 2f6e 01000000 37 02000000 2f63 " \
           "01000000 78 03000000 2d2f6b 00000000"
+
+/* Its owner alone writes; who may read follows the umask, as for any file. */
+TEST(the_file_s_mode_says_who_may_read_it)
+{
+    static const mode_t umasks[] = {022, 077, 0};
+    static const mode_t modes[] = {0644, 0600, 0644};
+    for (int i = 0; i < 3; i++) {
+        const char *path = fresh_path();
+        tddp_store *store;
+        struct stat entry;
+        (void)umask(umasks[i]);
+        CHECK_OK(tddp_file_store_open(path, 0, 5000, &store));
+        CHECK_INT(stat(path, &entry), 0);
+        CHECK_INT(entry.st_mode & 0777, modes[i]);
+        tddp_store_release(store);
+    }
+}
 
 TEST(records_are_pytorchs_byte_for_byte)
 {

@@ -3,6 +3,9 @@
  * with a client that goes beyond and one that notices nothing; clients that are silent or stop in
  * the middle.
  */
+#include <sys/resource.h>
+
+#include "store/server/server.h"
 #include "store_fixture.h"
 
 /* Sends what goes beyond; the client is dropped with one line, and `good` is served on. */
@@ -54,6 +57,63 @@ TEST(limits_by_the_environment)
     setenv("TDDP_STORE_MAX_KEYS", "3", 1);
     setenv("TDDP_STORE_MAX_REQUEST_BYTES", "120", 1);
     check_limits(start(&opts));
+}
+
+/* A server's settings without its thread. */
+static tddp_store_server configured(void)
+{
+    tddp_store_server server = {0};
+    tddp_store_server_opts opts = loopback_opts();
+    CHECK_OK(tddp_server_configure(&server, &opts));
+    CHECK(server.secret == NULL);
+    return server;
+}
+
+TEST(what_is_not_set_is_as_documented)
+{
+    const uint64_t mib = 1 << 20;
+    struct rlimit descriptors;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    tddp_store_server server = configured();
+    CHECK_INT(server.limits.key_bytes, 8 * 1024);
+    CHECK_INT(server.limits.value_bytes, 8 * mib);
+    CHECK_INT(server.limits.keys, 131072);
+    CHECK_INT(server.limits.request_bytes, 16 * 8 * mib);
+    CHECK_INT(server.most_bytes, 1024 * mib);
+    CHECK_INT(server.most_clients, 65536);
+    CHECK_INT(server.most_buffered, 1024 * mib);
+    CHECK_INT(server.patience_ms, 60000);
+    descriptors.rlim_cur = 400;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    CHECK_INT(configured().most_pending, 101);
+    CHECK_INT(setenv("TDDP_STORE_MAX_VALUE_BYTES", "33554432", 1), 0);
+    server = configured();
+    CHECK_INT(server.limits.request_bytes, 16 * 32 * mib);
+    CHECK_INT(server.most_buffered, 4 * 16 * 32 * mib);
+    CHECK_INT(setenv("TDDP_STORE_MAX_VALUE_BYTES", "10", 1), 0);
+    CHECK_INT(configured().limits.request_bytes, 16 * 8 * mib);
+}
+
+TEST(each_variable_sets_its_own_limit)
+{
+    static const char *const names[] = {
+        "TDDP_STORE_MAX_KEY_BYTES",     "TDDP_STORE_MAX_VALUE_BYTES",    "TDDP_STORE_MAX_KEYS",
+        "TDDP_STORE_MAX_REQUEST_BYTES", "TDDP_STORE_MAX_TOTAL_BYTES",    "TDDP_STORE_MAX_CLIENTS",
+        "TDDP_STORE_MAX_PENDING",       "TDDP_STORE_MAX_BUFFERED_BYTES", "TDDP_STORE_PATIENCE_MS"};
+    enum { COUNT = sizeof names / sizeof *names };
+    for (int i = 0; i < COUNT; i++) {
+        char value[16];
+        (void)snprintf(value, sizeof value, "%d", 100 + i);
+        CHECK_INT(setenv(names[i], value, 1), 0);
+    }
+    tddp_store_server server = configured();
+    const uint64_t got[COUNT] = {
+        server.limits.key_bytes,     server.limits.value_bytes, server.limits.keys,
+        server.limits.request_bytes, server.most_bytes,         server.most_clients,
+        server.most_pending,         server.most_buffered,      (uint64_t)server.patience_ms};
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_INT(got[i], 100 + i);
+    }
 }
 
 TEST(variables_are_checked)

@@ -1,0 +1,64 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "open3"
+require "rbconfig"
+require_relative "../../ext/torch_ddp/libtorch"
+
+# What the README names is there, and what a user may set is named in it.
+class ReadmeTest < Minitest::Test
+  ROOT = File.expand_path("../..", __dir__)
+  README = File.read(File.join(ROOT, "README.md"))
+
+  # Read, but nobody's to set: what torchrun says to its workers, and Rake to its tests.
+  INTERNAL = %w[TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING
+    TDDP_STAND_IN_CUDA TDDP_RESULTS TDDP_EVERYTHING TDDP_TEST_TIMEOUT_MULTIPLIER].freeze
+
+  def code
+    @code ||= Dir[File.join(ROOT, "{src,lib,ext}/**/*.{c,cc,h,rb}"), File.join(ROOT, "{bin/*,Rakefile}")].map { |path| File.read(path) }.join("\n")
+  end
+
+  def test_variables_that_it_names_are_read
+    named = README.scan(/`((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]+)/).flatten.uniq
+    assert_operator named.size, :>=, 40
+    assert_empty(named.reject { |name| code.include?("\"#{name}\"") || code.include?("\"#{name}=") })
+  end
+
+  def test_variables_that_are_read_are_named
+    read = code.scan(/(?:getenv\(|from_environment\(|ENV\[|ENV\.fetch\(|\.variable = )"((?:TDDP|TORCH|TORCHELASTIC|GLOO)_\w+)"/).flatten.uniq
+    assert_operator read.size, :>=, 20
+    assert_empty(read.reject { |name| README.include?("`#{name}") } - INTERNAL)
+  end
+
+  def test_flags_that_it_names_are_torchrun_s
+    flags = File.read(File.join(ROOT, "src/launch/command/flags.c"))
+    named = README[/^## torchrun$.*?^## Who may join$/m].scan(/`(?:torchrun )?--([a-z-]+)/).flatten.uniq - %w[with-torch-dir]
+    assert_operator named.size, :>=, 15
+    assert_empty(named.reject { |name| flags.include?("\"#{name}\"") || flags.include?("\"--#{name}\"") })
+  end
+
+  def test_tasks_that_it_names_are_there
+    tasks, status = Open3.capture2(RbConfig.ruby, "-S", "rake", "-f", File.join(ROOT, "Rakefile"), "-P")
+    assert status.success?
+    there = tasks.scan(/^rake (\S+)/).flatten
+    rows = README.lines.grep(/^\| `rake /).flat_map { |line| line.split("|")[1].scan(/`(?:rake )?([a-z0-9:]+)`/).flatten }
+    named = rows | README.scan(/\brake ((?:test|bench)?:?[a-z0-9]+)\b/).flatten - %w[on is]
+    assert_operator named.size, :>=, 15
+    assert_empty named - there
+  end
+
+  def test_files_that_it_names_are_there
+    files = README.scan(/\]\((?!http)([^)#]+)\)/).flatten + README.scan(%r{`((?:src|examples|test|ext)/[\w./]+)`}).flatten
+    assert_operator files.size, :>=, 8
+    assert_empty(files.reject { |path| File.exist?(File.join(ROOT, path)) })
+  end
+
+  def test_versions_are_the_gem_s
+    version = File.read(File.join(ROOT, "include/tddp/version.h"))[/"(\d+\.\d+\.\d+)"/, 1]
+    assert_includes README, "gem install ./torch-ddp-#{version}.gem"
+    pairs = README.scan(/(\d+\.\d+\.\d+) with libtorch (\d+\.\d+)/)
+    assert_equal pairs.map(&:first), pairs.map { |_, libtorch| Setup::Libtorch.versions_for(libtorch)[:torch_rb] }
+    gems = %w[rice torch-rb].map { |name| README[/^gem install #{name} -v (\S+)/, 1] }
+    assert_equal gems, Setup::Libtorch.versions_for("1.13").values_at(:rice, :torch_rb)
+  end
+end
