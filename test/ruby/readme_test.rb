@@ -1,0 +1,145 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+# The README's Ruby, as it stands there, but for what needs GPUs.
+class ReadmeTest < Minitest::Test
+  include Worlds
+
+  README = File.read(File.expand_path("../../README.md", __dir__))
+
+  # What the README calls so.
+  class MyModel < Torch::NN::Module
+    def initialize
+      super
+      @norm = Torch::NN::BatchNorm1d.new(4)
+      @layer = Torch::NN::Linear.new(4, 3)
+    end
+
+    def forward(x)
+      @layer.call(@norm.call(x))
+    end
+  end
+
+  def setup
+    super
+    Torch.manual_seed(1)
+  end
+
+  # @param words [String] with which a block of Ruby begins
+  # @return [String] the block
+  def code(words)
+    README.scan(/^```ruby\n(.*?)^```$/m).flatten.find { |text| text.start_with?(words) } || flunk("no block begins with #{words}")
+  end
+
+  def dataset
+    Torch::Utils::Data::TensorDataset.new(Torch.randn(96, 4), Torch.arange(96) % 3)
+  end
+
+  # Methods that its lines call.
+  def loss(output)
+    output.sum
+  end
+
+  def train(batch)
+    @model.call(batch).sum.backward
+  end
+
+  def test_three_lines_make_a_script_distributed
+    program = code('require "torch/distributed"')
+    parameters = Distributed.fork_world(2) do
+      here = binding
+      here.local_variable_set(:dataset, dataset)
+      here.eval(program)
+      here.local_variable_get(:model).parameters.map(&:to_a)
+    end
+    assert_equal 4, parameters[0].size
+    assert_equal parameters[0], parameters[1]
+  end
+
+  # Each line with a model of its own.
+  def test_options_of_the_model
+    lines = code("DDP = ").lines.grep(/\S/)
+    done = world(2) do |rank|
+      lines.map do |line|
+        here = binding
+        net = MyModel.new
+        first = x = Torch.randn(5, 4)
+        here.local_variable_set(:net, net)
+        here.local_variable_set(:first, first)
+        here.local_variable_set(:x, x)
+        here.local_variable_set(:layer, Torch::NN::Linear.new(4, 4))
+        here.local_variable_set(:batches, Array.new(rank + 1) { Torch.randn(5, 4) })
+        if line.start_with?("model", "Torch::NN::Utils")
+          @model = Torch::NN::Parallel::DistributedDataParallel.new(net)
+          here.local_variable_set(:model, @model)
+          @model.call(x).sum.backward if line.include?("clip")
+        end
+        here.eval(line).class
+      end
+    end
+    parallel = Torch::NN::Parallel::DistributedDataParallel
+    assert_equal 10, lines.size
+    done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
+  end
+
+  def test_saving_and_going_on
+    program = code("run = {model:").sub(/^…\n/, "epoch = loaded ? loaded.epoch + 1 : 0\n")
+    Dir.mktmpdir do |folder|
+      epochs = world(2) do
+        Dir.chdir(folder)
+        Array.new(2) do
+          here = binding
+          model = Torch::NN::Parallel::DistributedDataParallel.new(MyModel.new)
+          optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.1)
+          data = dataset
+          sampler = Torch::Utils::Data::DistributedSampler.new(data)
+          {model: model, optimizer: optimizer, scheduler: Torch::Optim::LRScheduler::StepLR.new(optimizer, step_size: 1),
+           loader: Torch::Utils::Data::DistributedDataLoader.new(data, batch_size: 8, sampler: sampler)}
+            .each { |name, value| here.local_variable_set(name, value) }
+          here.eval(program)
+          here.local_variable_get(:epoch)
+        end
+      end
+      assert_equal [[0, 1]] * 2, epochs
+      assert_equal 2, Dir.children(File.join(folder, "checkpoints")).grep(/\d/).size
+    end
+  end
+
+  def test_collectives
+    lines = code("sums = ").lines.grep(/\S/)
+    found = world(2) do |rank|
+      here = binding
+      here.local_variable_set(:tensors, Array.new(3) { |at| Torch.tensor([at + 1.0]) })
+      last = lines.map { |line| here.eval((rank == 1 && line.include?(".send(")) ? "Torch::Distributed.recv(sums, src: 0)" : line) }.last
+      [here.local_variable_get(:sums), *here.local_variable_get(:pieces), *here.local_variable_get(:tensors)].map(&:to_a) << last
+    end
+    assert_equal [[[4.0, 2.0], [4.0, 2.0], [4.0, 2.0], [2.0], [4.0], [6.0], [{"loss" => 0.5}] * 2]] * 2, found
+  end
+
+  def test_shared_tensors
+    program = code("x = Torch::Distributed.empty_shared")
+    assert_equal [[[1024, 1024], 0.0]] * 2, world(2) {
+      here = binding
+      here.eval(program)
+      x = here.local_variable_get(:x)
+      [x.shape, x.abs.sum.item]
+    }
+  end
+
+  def test_some_of_the_ranks
+    program = code("evens = ")
+    sums = world(4) do |rank|
+      here = binding
+      here.local_variable_set(:sums, Torch.tensor([rank + 1.0]))
+      here.eval(program)
+      here.local_variable_get(:sums).item
+    end
+    assert_equal [6.0, 6.0, 8.0, 8.0], sums # 1 + 3 on the even ranks, then of ranks 0 and 1, and of 2 and 3
+  end
+
+  def test_tests_of_one_s_own
+    here = binding
+    assert_equal [3.0, 3.0], here.eval(code("Torch::Distributed.fork_world"))
+  end
+end
