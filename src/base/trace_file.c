@@ -1,7 +1,8 @@
 /*
  * A trace's file: a JSON array whose closing bracket is written with every batch of events and
- * overwritten by the next, so that whoever reads it at any moment, or after the process was killed,
- * finds whole JSON. Entered by the thread that opens the trace, then by its writer alone.
+ * overwritten by the next, so that whoever reads it between two writes, or after the process was
+ * killed there, finds whole JSON. Entered by the thread that opens the trace, then by its writer
+ * alone.
  *
  * Invariant: between two calls the file's text ends at `end` and the closing bracket after it.
  */

