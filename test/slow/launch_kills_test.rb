@@ -61,7 +61,8 @@ class LaunchKillsTest < LaunchCase
     when :front then run.pid
     when :agent then agent(run)
     when :worker then workers(run).sample(random: random)
-    when :grandchild then (marked - [run.pid, agent(run)] - workers(run)).sample(random: random)
+    # Whoever is a child of torchrun's by now is its agent, which has no name of its own at first.
+    when :grandchild then (marked - [run.pid] - children(run.pid) - workers(run)).sample(random: random)
     end
   end
 
@@ -132,7 +133,8 @@ class LaunchKillsTest < LaunchCase
       result = run.finish
       assert_code 137, result
       eventually("the workers #{had} to be gone") { (marked & had).empty? }
-      marked.each { |pid| Process.kill(:KILL, pid) }
+      # A shell may be about to fork when it is looked for.
+      eventually("what they had started to be gone") { marked.each { |pid| hit(pid, %i[KILL]) }.empty? }
     end
   end
 end
