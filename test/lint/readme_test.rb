@@ -53,6 +53,15 @@ class ReadmeTest < Minitest::Test
     assert_empty(files.reject { |path| File.exist?(File.join(ROOT, path)) })
   end
 
+  # Until somebody has measured on a GPU, both say so.
+  def test_what_is_known_of_gpus
+    results = File.read(File.join(ROOT, "test/gpu/RESULTS.md"))
+    assert_equal results.include?("Nothing has been measured yet"), README.include?("no GPU has been at\nhand so far")
+    versions = README[/compiled against CUDA ([\d.]+), NCCL ([\d.]+) and libtorch ([\d.]+)/] && $~.captures
+    %w[CUDA NCCL].zip(versions) { |name, version| assert_match(/#{name} #{version}\b/, results) }
+    assert_match(/^libtorch #{versions.last} for CUDA/, results)
+  end
+
   def test_versions_are_the_gem_s
     version = File.read(File.join(ROOT, "include/tddp/version.h"))[/"(\d+\.\d+\.\d+)"/, 1]
     assert_includes README, "gem install ./torch-ddp-#{version}.gem"

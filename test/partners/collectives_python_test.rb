@@ -228,6 +228,27 @@ class CollectivesPythonTest < Minitest::Test
     end
   end
 
+  NAMES = <<~PYTHON
+    import inspect, json
+    import torch.distributed
+    from torch.nn.parallel import DistributedDataParallel
+    functions = [name for name, value in vars(torch.distributed).items() if inspect.isroutine(value) and not name.startswith("_")]
+    print(json.dumps([functions, list(inspect.signature(DistributedDataParallel.__init__).parameters)]))
+  PYTHON
+
+  # But for those on several GPUs of one process, which PyTorch has given up.
+  def test_pytorch_s_collectives_and_arguments_are_there
+    out, errors, status = run_python("-c", NAMES)
+    assert status.success?, errors
+    functions, parameters = JSON.parse(out.lines.last)
+    collectives = functions.grep(/gather|reduce|scatter|broadcast|all_to_all|send|recv|barrier/).grep_v(/_multigpu\z/)
+    assert_operator collectives.size, :>=, 20
+    assert_empty(collectives.reject { |name| Distributed.respond_to?(name) })
+    known = assert_raises(ArgumentError) { Torch::NN::Parallel::DistributedDataParallel.new(Torch::NN::Linear.new(1, 1), nonsense: 1) }.message
+    assert_operator parameters.size, :>=, 10
+    assert_empty(parameters.drop(2).reject { |name| known.include?(" #{name}:") })
+  end
+
   def test_what_pytorch_does_comes_out_the_same
     theirs = Thread.new { python_rows }
     theirs.report_on_exception = false

@@ -172,4 +172,37 @@ class ActivationCheckpointTest < Minitest::Test
     assert_equal results[0], results[1]
     assert_equal results[0][0], results[0][1]
   end
+
+  # The same layer in two segments.
+  class Twice < Torch::NN::Module
+    def initialize
+      super
+      @layer = Torch::NN::Linear.new(5, 5)
+    end
+
+    def forward(x)
+      2.times { x = Torch::Utils::Checkpoint.checkpoint(@layer, x) }
+      x
+    end
+  end
+
+  def test_segments_that_share_a_layer_have_a_static_graph
+    results = world(2) do |rank|
+      inputs = Array.new(2) { |of| Torch.arange(30).float.reshape(6, 5) * 0.1 + of }
+      net, alone = Array.new(2) { Twice.new }
+      [net, alone].each { |each| Torch.no_grad { each.parameters.each { |parameter| parameter.fill!(0.25) } } }
+      model = DDP.new(net, static_graph: true)
+      averaged = Array.new(3) do
+        net.zero_grad
+        model.call(inputs[rank]).pow(2).mean.backward
+        net.parameters.map { |parameter| parameter.grad.flatten.to_a }
+      end
+      inputs.each { |each| alone.call(each).pow(2).mean.backward }
+      [averaged, alone.parameters.map { |parameter| (parameter.grad / 2).flatten.to_a }]
+    end
+    assert_equal results[0], results[1]
+    results[0][0].each do |gradients|
+      gradients.flatten.zip(results[0][1].flatten) { |averaged, expected| assert_in_delta expected, averaged, 1e-5 * expected.abs }
+    end
+  end
 end

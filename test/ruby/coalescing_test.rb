@@ -54,7 +54,7 @@ class CoalescingTest < Minitest::Test
       end
       kinds = work.works.map(&:operation)
       before = [work.class.name, work.is_a?(Distributed::Work), work.operation, work.source_rank]
-      work.wait(20)
+      work.wait(timeout: 20)
       after = [work.completed?, work.success?, work.exception, work.sequence == work.works.first.sequence, work.result.size, work.inspect]
       [inside, kinds, before, after, [a, b, c, d, *list].map(&:to_a)]
     end

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "test_helper"
+require "fiddle"
 require "json"
 
 # What operations on a GPU's memory promise. On a machine with GPUs they run there; with the stand-ins for CUDA and NCCL
@@ -31,6 +32,29 @@ class GPUDevicesTest < Minitest::Test
     end
   end
 
+  # Has the host not wait for the CPU's stand-in for a stream, as it does not for a GPU's.
+  def detach_default_stream
+    return unless STAND_INS
+
+    control = Fiddle.dlopen(ENV.fetch("TDDP_CUDART_LIBRARY"))["standin_set_default_detached"]
+    Fiddle::Function.new(control, [Fiddle::TYPE_INT], Fiddle::TYPE_VOID).call(1)
+  end
+
+  # Two ranks, of which the other one comes to its `count` operations only once rank 0's block has called what it is given.
+  def one_after_the_other(count = 1)
+    ranks(2) do |rank|
+      detach_default_stream
+      Distributed.all_reduce(filled(1.0))
+      store = Distributed::TCPStore.new(ENV.fetch("MASTER_ADDR"), ENV.fetch("MASTER_PORT").to_i)
+      if rank == 1
+        store.wait(["go on"])
+        count.times { Distributed.all_reduce(filled(1.0, 10_000)) }
+        next Distributed.barrier
+      end
+      yield -> { store.set("go on", "1") }
+    end.first
+  end
+
   def filled(value, count = 5)
     Torch.full([count], value).to(DEVICE)
   end
@@ -56,39 +80,59 @@ class GPUDevicesTest < Minitest::Test
     assert_equal [Array.new(20) { |i| [2.0 * i + 1] }] * 2, totals
   end
 
-  # Nobody keeps the tensor or the work; the collector comes in between.
+  # Nobody keeps the tensor or the work; the collector comes in between, and other tensors of their size.
   def test_memory_lives_until_the_device_is_done
-    sums = ranks(2) do |rank|
-      50.times do
-        Distributed.all_reduce(filled(rank.to_f, 10_000), async_op: true)
-        GC.start if rank.zero?
-      end
-      tensor = filled(1.0)
-      Distributed.all_reduce(tensor)
-      tensor.cpu.to_a.first
+    found = one_after_the_other(20) do |go_on|
+      20.times { Distributed.all_reduce(filled(1.0, 10_000), async_op: true) }
+      3.times { GC.start }
+      others = Array.new(50) { filled(9.0, 10_000) }
+      go_on.call
+      Distributed.barrier
+      others.map { |tensor| tensor.cpu.to_a.uniq }.uniq
     end
-    assert_equal [2.0, 2.0], sums
+    assert_equal [[9.0]], found
+  end
+
+  def test_a_wait_puts_the_operation_before_what_comes_next_and_goes_on
+    done = one_after_the_other do |go_on|
+      work = Distributed.all_reduce(filled(1.0, 10_000), async_op: true)
+      work.wait
+      before = work.completed?
+      go_on.call
+      Distributed.barrier
+      [before, work.completed?]
+    end
+    assert_equal [false, true], done
   end
 
   def test_a_wait_with_a_time_has_the_host_wait
-    done = ranks(2) do |rank|
-      tensor = filled(rank.to_f)
-      work = Distributed.all_reduce(tensor, async_op: true)
+    done = one_after_the_other do |go_on|
+      work = Distributed.all_reduce(filled(1.0, 10_000), async_op: true)
+      short = failure { work.wait(timeout: 0.01) }[0]
+      before = work.completed?
+      waiting = when_waiting { go_on.call }
       work.wait(20)
-      work.completed?
+      after = work.completed?
+      waiting.join
+      Distributed.barrier
+      [short, before, after]
     end
-    assert_equal [true, true], done
+    assert_equal ["Torch::Distributed::TimeoutError", false, true], done
   end
 
   def test_a_host_that_waits_by_choice
     done = with_env("TORCH_NCCL_BLOCKING_WAIT" => "1") do
-      ranks(2) do |rank|
-        work = Distributed.all_reduce(filled(rank.to_f), async_op: true)
+      one_after_the_other do |go_on|
+        work = Distributed.all_reduce(filled(1.0, 10_000), async_op: true)
+        waiting = when_waiting { go_on.call }
         work.wait
-        work.completed?
+        done = work.completed?
+        waiting.join
+        Distributed.barrier
+        done
       end
     end
-    assert_equal [true, true], done
+    assert done
   end
 
   def test_messages

@@ -44,6 +44,14 @@ class ProcessGroupTest < Minitest::Test
     end
   end
 
+  def test_with_gpus_the_default_serves_both_kinds_of_tensors
+    Distributed.define_singleton_method(:cuda?) { true }
+    assert_equal ["cpu:gloo,cuda:nccl", "nccl", "gloo"],
+      [nil, "cuda:0", "cpu"].map { |device| Distributed.__send__(:default_backend, device) }
+  ensure
+    Distributed.singleton_class.remove_method(:cuda?)
+  end
+
   def test_backends_that_are_not_here
     assert Distributed.gloo_available?
     refute Distributed.backend_available?("carrier_pigeon")

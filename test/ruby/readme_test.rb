@@ -83,6 +83,22 @@ class ReadmeTest < Minitest::Test
     done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
   end
 
+  def test_several_devices_in_one_process
+    program = code('require "torch/nn/parallel/data_parallel"').gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
+    found = Distributed.fork_world(1) do
+      gradients = [false, true].map do |parallel|
+        here = binding
+        net = MyModel.new.eval
+        net.parameters.each { |parameter| Torch.no_grad { parameter.fill!(0.5) } }
+        {net: net, x: Torch.arange(24).float.reshape(6, 4), y: Torch.ones(6, 3)}.each { |name, value| here.local_variable_set(name, value) }
+        here.eval(parallel ? program : "Torch::NN::F.mse_loss(net.call(x), y).backward")
+        net.parameters.map { |parameter| parameter.grad.to_a }
+      end
+      gradients
+    end.first
+    found[0].flatten.zip(found[1].flatten) { |alone, divided| assert_in_delta alone, divided, 1e-4 * alone.abs }
+  end
+
   def test_saving_and_going_on
     program = code("run = {model:").sub(/^…\n/, "epoch = loaded ? loaded.epoch + 1 : 0\n")
     Dir.mktmpdir do |folder|

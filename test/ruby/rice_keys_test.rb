@@ -30,6 +30,12 @@ class RiceKeysTest < Minitest::Test
     end
   end
 
+  # What Bundler.require loads.
+  def test_the_gem_s_name_is_a_library
+    out, err, status = capture_ruby("-e", 'require "torch-ddp"; p Torch::Distributed.available?')
+    assert_equal ["true\n", "", true], [out, err, status.success?]
+  end
+
   def test_a_library_that_is_loaded_stays_as_it_is
     tensor = Torch::Tensor
     TorchDDP::RiceKeys.spread

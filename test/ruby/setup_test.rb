@@ -1,12 +1,14 @@
 # frozen_string_literal: true
 
 require "minitest/autorun"
+require "minitest/mock"
 require "fileutils"
 require "open3"
 require "tmpdir"
 require_relative "../../examples/mnist/mnist_data"
 require_relative "../../ext/setup/cache"
 require_relative "../../ext/setup/console"
+require_relative "../../ext/setup/mnist"
 require_relative "../../ext/setup/native"
 require_relative "../../ext/setup/summary"
 require_relative "../../ext/torch_ddp/libtorch"
@@ -43,6 +45,34 @@ class LibtorchTest < Minitest::Test
       assert status.success?, out
       assert_includes out, "gem install rice -v 4.5.0\n"
       assert_includes out, "gem install torch-rb -v 0.19.1 -- --with-torch-dir=#{prefix}\n"
+    end
+  end
+
+  # A bundler that makes a folder, and two checkouts.
+  def test_torch_rb_is_compiled_once_for_all_checkouts
+    with_libtorch("2.6.0") do |prefix|
+      Dir.mktmpdir do |dir|
+        FileUtils.mkdir_p("#{dir}/bin")
+        File.write("#{dir}/bin/bundle", <<~RUBY)
+          File.write("#{dir}/calls", "\#{ARGV.first}\n", mode: "a")
+          if ARGV.first == "install"
+            require "fileutils"
+            FileUtils.mkdir_p(ENV.fetch("BUNDLE_PATH"))
+            File.write("Gemfile.lock", "locked")
+          end
+        RUBY
+        environment = {"PATH" => "#{dir}/bin:#{ENV["PATH"]}", "XDG_CACHE_HOME" => "#{dir}/cache", "LIBTORCH" => prefix, "RUBYOPT" => nil}
+        calls = %w[one two].map do |name|
+          checkout = copy_for_gems("#{dir}/#{name}")
+          program = "Setup::Gems.new.ensure!; Setup::Gems.new.ensure!; print Setup::Gems.new.path"
+          out, status = Open3.capture2e(environment, RbConfig.ruby, "-r#{checkout}/ext/setup/gems.rb", "-e", program, chdir: checkout)
+          assert status.success?, out
+          assert File.directory?(out[%r{^#{dir}/cache/torch-ddp/gems/\S+\z}]), out
+          assert_equal "locked", File.read("#{checkout}/Gemfile.lock")
+          File.readlines("#{dir}/calls", chomp: true).tap { File.delete("#{dir}/calls") }
+        end
+        assert_equal [%w[install config], %w[config check]], calls
+      end
     end
   end
 
@@ -126,6 +156,15 @@ class LibtorchTest < Minitest::Test
       FileUtils.touch([File.join(File.dirname(headers[0]), "torch.h"), *%w[torch torch_cpu c10].map { |name| "#{prefix}/lib/lib#{name}.so" }])
       yield prefix
     end
+  end
+
+  # The files of this checkout that its gems depend on.
+  def copy_for_gems(folder)
+    [*Setup::Gems::FILES, *Dir.glob("ext/setup/*.rb", base: Setup::ROOT)].each do |file|
+      FileUtils.mkdir_p(File.dirname("#{folder}/#{file}"))
+      FileUtils.cp(File.join(Setup::ROOT, file), "#{folder}/#{file}")
+    end
+    folder
   end
 
   def ask_cmake(prefix, cuda = "AUTO")
@@ -340,6 +379,44 @@ class SetupTest < Minitest::Test
     assert_equal File.join(Dir.home, ".cache/torch-ddp"), Setup::Cache.root
   ensure
     ENV["XDG_CACHE_HOME"] = before
+  end
+
+  def test_packages_that_this_user_may_not_install_are_a_command_to_run
+    packages = Setup::SystemPackages
+    installed = []
+    packages.stub(:missing, %w[one two]) do
+      packages.stub(:debian?, true) do
+        packages.stub(:privilege, nil) do
+          error = assert_raises(Setup::Failure) { packages.ensure!(%w[one two three]) }
+          assert_match(/sudo apt-get update && sudo apt-get install -y --no-install-recommends one two$/, error.message)
+        end
+        packages.stub(:install, ->(*given) { installed << given }) do
+          [[], %w[sudo -n]].each { |prefix| packages.stub(:privilege, prefix) { packages.ensure!(%w[one two three], why: "needed") } }
+        end
+      end
+    end
+    packages.stub(:missing, []) { packages.stub(:install, ->(*) { flunk "nothing is missing" }) { packages.ensure!(%w[one]) } }
+    assert_equal [[[], %w[one two], "needed"], [%w[sudo -n], %w[one two], "needed"]], installed
+  end
+
+  def test_mnist_ends_with_the_accuracy_and_the_command
+    mnist = Setup::MNIST.new
+    asked = nil
+    said, = capture_io do
+      mnist.stub(:fetch, nil) do
+        training = "puts 'epoch 1: loss 0.5, 7 images/s, test accuracy 98.29 % (9829 of 10000)', 'the rest'"
+        Setup::Gems.stub(:exec, ->(*command) { (asked = command) && [RbConfig.ruby, "-e", training] }) { mnist.run }
+      end
+    end
+    command = "torchrun --standalone --nproc-per-node=2 examples/mnist/distributed.rb --data-dir examples/mnist/data"
+    assert_equal command, asked.join(" ")
+    assert_match(/\Atraining: bundle exec #{command}\nepoch 1: .*\nthe rest\n\ntest accuracy: 98\.29 % \(9829 of 10000\)\nafter [\d.]+ s, by the command\n  bundle exec #{command}\n\z/,
+      said)
+    capture_io do
+      mnist.stub(:fetch, nil) do
+        Setup::Gems.stub(:exec, [RbConfig.ruby, "-e", "exit 3"]) { assert_match(/step failed \(exit 3\)/, assert_raises(Setup::Failure) { mnist.run }.message) }
+      end
+    end
   end
 
   def test_durations_are_readable

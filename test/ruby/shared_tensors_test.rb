@@ -209,7 +209,8 @@ class SharedTensorsTest < Minitest::Test
       [grown, gradient.sum.item]
     end
     skip "ranks share no memory here" if said.include?(:apart)
-    said.each { |grown, _| assert_operator grown, :<=, 2 * 2048 * 2048 * 4 / 1024 * 1.2 }
+    once = 2048 * 2048 * 4 / 1024
+    said.each { |grown, _| assert_includes 0.9 * once..2 * once * 1.2, grown }
     assert_equal [2048.0 * 2048] * 2, said.map(&:last)
   end
 end

@@ -39,7 +39,7 @@ class WorkTest < Minitest::Test
       ]
       # Whoever waits finds the copy made, whichever thread makes it.
       seen = Array.new(3) { Thread.new { works[1].wait && turned.max.item } }.map(&:value)
-      works.reverse.each { |work| work.wait(20) }
+      works.reverse.each { |work| work.wait(timeout: 20) }
       results = works.map(&:result)
       same = [results[0][0].equal?(one), results[1][0].equal?(turned), results[2].zip(list).all? { |a, b| a.equal?(b) }]
       [one.item, seen, list.map(&:item), same, results[3], works.map(&:operation), works.map(&:source_rank).uniq, works.all?(&:success?)]
@@ -58,7 +58,7 @@ class WorkTest < Minitest::Test
       before = Dir.children("/proc/self/fd").size
       gaveup.wait if rank == 1
       works = Array.new(100) { Distributed.all_reduce(Torch.ones(20_000), async_op: true) }
-      failure { works.last.wait(0.01) }
+      failure { works.last.wait(timeout: 0.01) }
       gaveup.set
       works.each(&:wait)
       after = Dir.children("/proc/self/fd").size

@@ -65,7 +65,7 @@ class MNISTExampleTest < Minitest::Test
       out = run_ruby(PROGRAM, "--gpus", "2", "--epochs", "1", "--data-dir", DATA, "--subset", "2000", "--checkpoint", "#{dir}/c")
       accuracy = out[/test accuracy ([\d.]+) %/, 1].to_f
       assert_operator accuracy, :>, 60
-      assert_match(/2 ranks on cpu, 1000 images a rank and epoch/, out)
+      assert_match(/2 ranks on cpu, 1000 images a rank and epoch, batches of 64$/, out)
     end
   end
 

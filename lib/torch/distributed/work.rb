@@ -26,7 +26,7 @@ module Torch
       # @param timeout [Numeric, nil] seconds of this wait; nil: as long as the operation's group allows
       # @return [true]
       # @raise [Error] what stopped the operation; {TimeoutError} also when only this wait is over
-      def wait(timeout = nil)
+      def wait(limit = nil, timeout: limit)
         _wait(timeout)
         conclude if @steps
         true
@@ -94,7 +94,7 @@ module Torch
       #
       # @return [true]
       # @see Work#wait
-      def wait(timeout = nil)
+      def wait(limit = nil, timeout: limit)
         deadline = now + timeout if timeout
         @works.each { |work| work.wait(deadline && [deadline - now, 0].max) }
         conclude if @steps

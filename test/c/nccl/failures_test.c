@@ -52,6 +52,32 @@ MULTI_TEST(a_rank_is_killed_while_ranks_connect, 3, 30)
     part(group, store);
 }
 
+/* NCCL's own threads find it while an operation runs. */
+MULTI_TEST(an_error_that_nccl_finds_later, 2, 30)
+{
+    static float data[100];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    CHECK_OK(sum(group, data, 100));
+    if (rank == 1) {
+        CHECK_OK(
+            tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+        await_started(group, 2);
+        standin_fail_next("ncclCommGetAsyncError", TDDP_NCCL_INTERNAL_ERROR);
+        CHECK(tddp_work_wait(work, NULL) != TDDP_OK);
+        CHECK_CONTAINS(tddp_error_message(), "communication: internal error");
+        tddp_work_release(work);
+    } else {
+        CHECK_AWAIT(DONE, 1);
+        CHECK(sum(group, data, 100) != TDDP_OK);
+        CHECK_CONTAINS(tddp_error_message(), "rank 1");
+    }
+    check_signal(DONE);
+    CHECK_AWAIT(DONE, world_size);
+    part(group, store);
+}
+
 MULTI_TEST(a_group_that_ends_while_operations_run, 2, 30)
 {
     static float data[100];

@@ -1,5 +1,9 @@
 /* What is said where NCCL or CUDA are missing, or too old. */
+#include <dlfcn.h>
+#include <stdio.h>
 #include <unistd.h>
+
+#include <tddp/log.h>
 
 #include "nccl/world.h"
 #include "standin/standin.h"
@@ -43,4 +47,73 @@ TEST(another_library)
 TEST(a_device_that_is_not_there)
 {
     check_no_device(8, "device 8: expected a GPU's number, 0 to 7");
+}
+
+/* --- which file is taken --------------------------------------------------------------------- */
+
+static void take_path(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    const char *colon = strstr(text, ": ");
+    if (level == TDDP_LOG_INFO && strcmp(room, "nccl") == 0 && strncmp(text, "NCCL ", 5) == 0) {
+        (void)snprintf(data, 256, "%s", colon ? colon + 2 : "");
+    }
+}
+
+/* Makes FOLDER/libnccl.so.2, a link to the stand-in, which nothing names any more. */
+static void link_standin(char folder[64], char path[128])
+{
+    const char *standin = getenv("TDDP_NCCL_LIBRARY");
+    (void)snprintf(folder, 64, "/tmp/test-libraries-XXXXXX");
+    CHECK(standin && mkdtemp(folder));
+    /* What it needs is beside the stand-in, not beside the link. */
+    CHECK(dlopen(getenv("TDDP_CUDART_LIBRARY"), RTLD_NOW) != NULL);
+    (void)snprintf(path, 128, "%s/libnccl.so.2", folder);
+    CHECK_INT(symlink(standin, path), 0);
+    CHECK_INT(unsetenv("TDDP_NCCL_LIBRARY"), 0);
+}
+
+static void check_taken(const char *path)
+{
+    char taken[256] = "";
+    tddp_store *store;
+    tddp_log_set_level(TDDP_LOG_INFO);
+    tddp_log_set_sink(take_path, taken);
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_group(store, 0, 1, 0, TIMEOUT_MS);
+    tddp_log_set_sink(NULL, NULL);
+    CHECK_TEXT(taken, path);
+    leave(group, store);
+}
+
+TEST(one_that_the_process_has_loaded)
+{
+    char folder[64];
+    char path[128];
+    link_standin(folder, path);
+    CHECK(dlopen(path, RTLD_NOW) != NULL);
+    check_taken(path);
+    CHECK_INT(unlink(path), 0);
+    CHECK_INT(rmdir(folder), 0);
+}
+
+/* Any library will do for libtorch: it is looked at by its name. */
+TEST(one_beside_libtorch)
+{
+    char folder[64];
+    char path[128];
+    char torch[128];
+    link_standin(folder, path);
+    (void)snprintf(torch, sizeof torch, "%s/libtorch_cuda.so", folder);
+    CHECK_INT(symlink(path, torch), 0);
+    CHECK(dlopen(torch, RTLD_NOW) != NULL);
+    int system_has_one = dlopen("libnccl.so.2", RTLD_NOW) != NULL;
+    if (!system_has_one) {
+        check_taken(path);
+    }
+    CHECK_INT(unlink(torch), 0);
+    CHECK_INT(unlink(path), 0);
+    CHECK_INT(rmdir(folder), 0);
+    if (system_has_one) {
+        check_skip("the system's NCCL comes before one beside libtorch");
+    }
 }

@@ -1,6 +1,9 @@
 /* What the nccl backend makes of each operation, with stand-ins for NCCL and CUDA. */
 #include "nccl/operations.h"
+#include "events.h"
 #include "standin/standin.h"
+
+enum { OVER }; /* events */
 
 MULTI_TEST(one_rank, 1, 60)
 {
@@ -83,6 +86,11 @@ MULTI_TEST(a_rank_that_is_late_is_a_timeout, 2, 30)
         tddp_status status =
             tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
         CHECK_STATUS(status, TDDP_TIMEOUT);
+        check_signal(OVER);
+    } else {
+        CHECK_AWAIT(OVER, 1);
+        CHECK(tddp_all_reduce(group, on_device(data, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL) !=
+              TDDP_OK);
     }
     leave(group, store);
 }

@@ -348,6 +348,7 @@ static void count_lines(tddp_log_level level, const char *room, const char *text
     if (level == TDDP_LOG_DEBUG && strstr(text, "all_reduce of")) {
         *(int *)data += strstr(text, " 256 bytes by 2 ranks: inline") != NULL;
         *(int *)data += strstr(text, "1048576 bytes by 2 ranks: sliced") ? 100 : 0;
+        *(int *)data += strstr(text, "1048576 bytes by 2 ranks: direct") ? 10000 : 0;
     }
 }
 
@@ -360,9 +361,10 @@ static void tells(shm_rank *it)
     for (int i = 0; i < 3; i++) {
         check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 64);
         check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 256 * 1024);
+        check_all_reduce(&at, REGISTERED, TDDP_REDUCE_SUM, TDDP_FLOAT32, 256 * 1024);
     }
     tddp_log_set_sink(NULL, NULL);
-    CHECK_INT(lines, 101);
+    CHECK_INT(lines, 10101);
     close_places(&at);
 }
 

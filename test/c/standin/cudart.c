@@ -43,6 +43,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int alive; /* streams */
 static int capture;
 static _Atomic int delay_ms;
+static _Atomic int default_detached;
 static char failing[NAME_BYTES];
 static int failing_with;
 static int failing_times;
@@ -54,6 +55,11 @@ static _Thread_local tddp_cuda_error last_error;
 void standin_set_delay_ms(int ms)
 {
     atomic_store(&delay_ms, ms);
+}
+
+void standin_set_default_detached(int detached)
+{
+    atomic_store(&default_detached, detached);
 }
 
 void standin_fail_times(const char *name, int error, int times)
@@ -295,7 +301,7 @@ EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_ev
         abort();
     }
     pthread_mutex_lock(&lock);
-    bool recorded = event->stream != NULL;
+    bool recorded = event->stream != NULL && (stream || !atomic_load(&default_detached));
     if (recorded) {
         *it = (awaited){event->stream, event->ticket};
         it->stream->references++;
