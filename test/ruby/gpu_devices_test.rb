@@ -99,6 +99,7 @@ class GPUDevicesTest < Minitest::Test
       work.wait
       before = work.completed?
       go_on.call
+      work.wait(20)
       Distributed.barrier
       [before, work.completed?]
     end
