@@ -52,6 +52,19 @@ class FusedOptimizersTest < Minitest::Test
     [plain, fused, *optimizers]
   end
 
+  # Whatever the number of parameters, and with no call of a tensor's.
+  def test_a_step_is_one_call
+    {SGD: :_sgd_step, Adam: :_adam_step, AdamW: :_adam_step}.each do |name, step|
+      params = parameters
+      optimizer = Optim.const_get(name).new(params, lr: 0.1, fused: true)
+      give(params, 0)
+      calls = []
+      trace = TracePoint.new(:c_call) { |call| calls << call.method_id if call.defined_class == Torch::Tensor || call.method_id.end_with?("_step") }
+      trace.enable { optimizer.step }
+      assert_equal [step], calls, name
+    end
+  end
+
   OPTIONS.each do |name, choices|
     {float32: 1e-6, float64: 1e-12}.each do |dtype, tolerance|
       define_method(:"test_#{name.downcase}_takes_torch_rbs_steps_in_#{dtype}") do
