@@ -68,7 +68,7 @@ module Setup
 
     # Bundler is told nothing by the process that started it, such as another bundle.
     def self.clean_environment
-      ENV.keys.grep(/\A(BUNDLE_(?!SILENCE|SSL|MIRROR)|RUBYOPT\z|RUBYLIB\z|GEM_HOME\z|GEM_PATH\z)/).to_h { |name| [name, nil] }
+      ENV.keys.grep(/\A(BUNDLER?_(?!SILENCE|SSL|MIRROR)|RUBYOPT\z|RUBYLIB\z|GEM_HOME\z|GEM_PATH\z)/).to_h { |name| [name, nil] }
     end
 
     private
