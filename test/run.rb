@@ -56,7 +56,11 @@ class ForkedFiles
     $stdout.flush
     @sums[0].positive? && @sums[2..3].sum.zero?
   ensure
-    @running.each { |pid, (_, output, _)| Process.kill(:TERM, pid) && File.unlink(output.path) }
+    @running.each do |pid, (file, output, _)|
+      Process.kill(:TERM, pid)
+      puts "#{file}: not done", File.read(output.path).scrub
+      File.unlink(output.path)
+    end
   end
 
   private
@@ -70,7 +74,8 @@ class ForkedFiles
       $stdout.sync = true
       @running.clear
       leave_out_static_destructors
-      ARGV.replace(@arguments)
+      # The last test that it names is the one that it is at.
+      ARGV.replace(["--verbose", *@arguments])
       require "minitest/autorun"
       require file
     end

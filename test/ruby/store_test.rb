@@ -10,7 +10,7 @@ class HashStoreTest < Minitest::Test
   end
 
   def test_another_thread_brings_the_key
-    waiting = Thread.new { store.get("late") }
+    waiting = Thread.new(store) { |opened| opened.get("late") }
     await_waiting(waiting)
     store.set("late", "here")
     assert_equal "here", waiting.value
