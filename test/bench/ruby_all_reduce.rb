@@ -13,6 +13,7 @@ require "optparse"
 require "rbconfig"
 require "socket"
 require "timeout"
+require_relative "pytorch"
 
 options = {turns: 10, calls: 2000, bytes: 8}
 OptionParser.new do |opts|
@@ -69,10 +70,7 @@ class Pair
   end
 end
 
-python = ENV.fetch("PYTHON", "/usr/bin/python3")
-unless system(python, "-c", "import torch.distributed", err: File::NULL)
-  abort "#{python} has no torch: install python3-torch, or name another interpreter with PYTHON=..."
-end
+python = PyTorch.python
 size = options[:bytes].to_s
 abort "--bytes #{size}: expected a multiple of 8, at least 8" unless options[:bytes].positive? && (options[:bytes] % 8).zero?
 

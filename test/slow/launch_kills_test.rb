@@ -61,7 +61,7 @@ class LaunchKillsTest < LaunchCase
     when :front then run.pid
     when :agent then agent(run)
     when :worker then workers(run).sample(random: random)
-    # Whoever is a child of torchrun's by now is its agent, which has no name of its own at first.
+    # torchrun's child is its agent, which has no name of its own at first.
     when :grandchild then (marked - [run.pid] - children(run.pid) - workers(run)).sample(random: random)
     end
   end

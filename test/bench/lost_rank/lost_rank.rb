@@ -12,6 +12,7 @@ require "optparse"
 require "rbconfig"
 require "timeout"
 require "torch/distributed"
+require_relative "../pytorch"
 
 options = {rounds: 10}
 OptionParser.new { |opts| opts.on("--rounds N", Integer, "rounds of each case (#{options[:rounds]})") }.parse!(into: options)
@@ -30,6 +31,8 @@ class Case
     @env = {"OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1", "MASTER_ADDR" => "127.0.0.1", "WORLD_SIZE" => RANKS.to_s,
             "TORCHELASTIC_USE_AGENT_STORE" => "True", "TORCHELASTIC_RESTART_COUNT" => "0", "GLOO_SOCKET_IFNAME" => "lo"}.merge(env)
     @milliseconds = []
+    @pids = []
+    @outputs = []
   end
 
   # The parent hosts the store, so whichever rank goes, that stays.
@@ -37,7 +40,6 @@ class Case
     store = Torch::Distributed::TCPStore.new("127.0.0.1", 0, nil, true)
     start(store.port)
     @version = Array.new(RANKS) { |rank| line(rank) }.first
-    sleep 0.01
     began = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
     Process.kill(@signal, @pids[victim])
     began = Integer(line(victim)) unless @signal == :KILL
@@ -55,12 +57,11 @@ class Case
   private
 
   def start(port)
-    @pids = []
-    @outputs = Array.new(RANKS) do |rank|
+    RANKS.times do |rank|
       reader, writer = IO.pipe
       @pids << Process.spawn(@env.merge("RANK" => rank.to_s, "MASTER_PORT" => port.to_s), *@command, out: writer)
       writer.close
-      reader
+      @outputs << reader
     end
   end
 
@@ -74,13 +75,13 @@ class Case
       Process.wait(pid)
     end
     @outputs.each(&:close)
+    @pids.clear
+    @outputs.clear
   end
 end
 
-python = ENV.fetch("PYTHON", "/usr/bin/python3")
-unless system(python, "-c", "import torch.distributed", err: File::NULL)
-  abort "#{python} has no torch: install python3-torch, or name another interpreter with PYTHON=..."
-end
+abort "--rounds #{options[:rounds]}: expected 1 or more" unless options[:rounds].positive?
+python = PyTorch.python
 ours = [RbConfig.ruby, "-I#{File.expand_path("../../../lib", __dir__)}", File.join(__dir__, "worker.rb")]
 cases = [
   Case.new("killed: torch-ddp, shared memory", ours),

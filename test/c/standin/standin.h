@@ -17,7 +17,7 @@ STANDIN_API void standin_put(tddp_cuda_stream stream, void (*call)(void *data), 
 STANDIN_API void standin_set_delay_ms(int ms);
 
 /* With 1 the host does not wait for what the default stream waits for, as with CUDA, where nothing
- * follows on that stream; else the default stream's work is done by whoever puts it there. */
+ * follows on that stream; else a call on the default stream does its work at once. */
 STANDIN_API void standin_set_default_detached(int detached);
 
 /* The next calls of this name give `error`, so many times; NULL: none does. The next one alone. */
