@@ -39,12 +39,28 @@ class RunOnGPUTest < Minitest::Test
     end
   end
 
+  # The system's timeout(1) ends what hangs; in its place here stands one that says so of each part at once.
   def test_a_part_that_hangs_is_ended
     with_programs("exec sleep 60") do |dir|
-      out, status = run_program("--stand-ins", "--build", dir, "--out", File.join(dir, "out"), "--seconds", "2", env: {"PYTHON" => "no-python"})
+      path = File.join(dir, "timeout")
+      File.write(path, "#!/bin/sh\n[ \"$1\" = -k ] || exit 127\necho \"$@\" >>#{dir}/limits\nexit 124\n")
+      File.chmod(0o755, path)
+      out, status = run_program("--stand-ins", "--build", dir, "--out", File.join(dir, "out"),
+        env: {"PYTHON" => "no-python", "PATH" => "#{dir}:#{ENV["PATH"]}"})
       assert_equal 1, status.exitstatus
-      assert_match(/^- FAILED: operations: more than its \d s$/, out)
-      assert_match(/^- FAILED: failures: the 2 s for all parts were over before it began$/, out)
+      %w[operations failures].each do |part|
+        seconds = out[/^- FAILED: #{part}: more than its (\d+) s$/, 1]
+        assert seconds, out
+        assert_match(%r{^-k 5 #{seconds} .*/gpu_#{part}$}, File.read(File.join(dir, "limits")))
+      end
+    end
+  end
+
+  def test_parts_do_not_begin_once_the_time_for_all_is_over
+    with_programs("exec sleep 60") do |dir|
+      out, status = run_program("--stand-ins", "--build", dir, "--out", File.join(dir, "out"), "--seconds", "0", env: {"PYTHON" => "no-python"})
+      assert_equal 1, status.exitstatus
+      %w[operations failures].each { |part| assert_match(/^- FAILED: #{part}: the 0 s for all parts were over before it began$/, out) }
     end
   end
 

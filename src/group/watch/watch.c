@@ -15,7 +15,10 @@
 #include "group/watch/post_mortem.h"
 #include "group/watch/watch_state.h"
 
-enum { MISMATCH_MS = 400, TIMEOUT_MS = 1000 };
+/* For the other ranks to report, which each does as soon as it runs: whoever is stopped or cut off
+ * must not hold up the error for long. Of a described call an error without both sides is of little
+ * use, so it waits longer. */
+enum { MISMATCH_MS = 400, DESCRIBED_MS = 5000, TIMEOUT_MS = 1000 };
 
 static tddp_watch_entry *find(tddp_watch *watch, const tddp_group *group)
 {
@@ -208,13 +211,13 @@ void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status statu
     }
 }
 
-static int64_t patience(tddp_status status)
+static int64_t report_timeout_ms(tddp_status status, bool described)
 {
     switch (status) {
     case TDDP_TIMEOUT:
         return TIMEOUT_MS;
     case TDDP_MISMATCH:
-        return MISMATCH_MS;
+        return described ? DESCRIBED_MS : MISMATCH_MS;
     default:
         return TDDP_WATCH_LOSS_MS;
     }
@@ -243,7 +246,7 @@ void tddp_watch_tell(tddp_group *group, const tddp_op *op, const char *described
         self->described = own_described;
         own_text = own_described = NULL;
         self->status = status;
-        self->deadline = tddp_deadline_after_ms(patience(status));
+        self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
         self->stage = TDDP_WATCH_ASKED;
         tddp_cancel_trigger(watch->wake);
         while (self->stage == TDDP_WATCH_ASKED && !watch->deaf && tddp_now_ns() < deadline) {
