@@ -18,7 +18,7 @@ class CommandLineTest < LaunchCase
   def test_an_unknown_flag
     result = run_torchrun("--nproc-per-nod=2", "train.rb")
     assert_code 2, result
-    assert_equal "torchrun: unknown flag --nproc-per-nod; did you mean --nproc-per-node? see torchrun --help\n", result.err
+    assert_equal "torchrun: unknown flag --nproc-per-nod; flags of the script stand after it; see torchrun --help\n", result.err
   end
 
   def test_wrong_values

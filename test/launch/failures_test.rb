@@ -89,7 +89,7 @@ class FailuresTest < LaunchCase
       SH
     assert_code 1, result
     folder = Dir["#{@folder}/logs/j1_*"].first
-    assert_equal File.read("#{@folder}/report.json"), File.read("#{folder}/report.json")
+    refute_path_exists "#{folder}/report.json"
     job = report
     expected = {"state" => "failed", "exitcode" => 1, "signal" => nil, "cause" => nil, "run_id" => "j1", "role" => "trainer",
                 "host" => Socket.gethostname, "log_folder" => folder, "restarts" => 1, "max_restarts" => 1, "attempts_omitted" => 0}
@@ -211,13 +211,6 @@ class FailuresTest < LaunchCase
     result = run_torchrun(*worker, env: {"TMPDIR" => "tmp"})
     assert_code 1, result
     assert_match(/^  message   : boom$/, result.err)
-  end
-
-  def test_core_dumps
-    result = run_torchrun(*shell("ulimit -c 0; kill -SEGV $$"))
-    assert_match(/^  core      : (none|with|handed)/, result.err)
-    result = run_torchrun(*shell("kill -KILL $$"))
-    refute_match(/^  core /, result.err)
   end
 
   def test_exit_codes_are_in_the_report

@@ -18,9 +18,9 @@ class LogsTest < LaunchCase
     File.join(folder, runs.first)
   end
 
-  # Every file of the run with its contents, but the report.
+  # Every file of the run with its contents.
   def files(folder = run_folder)
-    Dir.glob("**/*", base: folder).select { |name| File.file?("#{folder}/#{name}") && name != "report.json" }.sort
+    Dir.glob("**/*", base: folder).select { |name| File.file?("#{folder}/#{name}") }.sort
       .to_h { |name| [name, File.binread("#{folder}/#{name}")] }
   end
 

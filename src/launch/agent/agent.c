@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "launch/agent/agent_state.h"
-#include "launch/workers/port_holder.h"
 
 enum { POLLED_BESIDE_WORKERS = 8 };
 
@@ -96,10 +95,8 @@ static tddp_status open_server(tddp_launch_agent *agent)
     opts.host = world->master_addr;
     tddp_status status = tddp_store_server_start(&opts, &agent->server);
     if (status == TDDP_ADDRESS_IN_USE) {
-        char holder[TDDP_LAUNCH_HOLDER_BYTES];
-        bool known = tddp_launch_port_holder(opts.port, holder, sizeof holder);
-        return tddp_fail(status, "%s%s%s; choose another --master-port, or none for a free one",
-                         tddp_error_message(), known ? "; it is held by " : "", holder);
+        return tddp_fail(status, "%s; choose another --master-port, or none for a free one",
+                         tddp_error_message());
     }
     if (status == TDDP_OK) {
         world->master_port = tddp_store_server_port(agent->server);

@@ -1,6 +1,5 @@
 /*
- * What the table of flags tells people: the help, and the flag that a misspelt one is nearest to.
- * Read only, any thread.
+ * Prints --help from the table of flags. Any thread.
  */
 #include <string.h>
 
@@ -8,7 +7,7 @@
 
 #include "launch/command/options.h"
 
-enum { COLUMN = 32, WIDTH = 100, LONGEST_NAME = 64 };
+enum { COLUMN = 32, WIDTH = 100 };
 
 /* Prints `text` from `column` on, broken between words at WIDTH, further lines at COLUMN. */
 static void print_wrapped(FILE *to, const char *text, int column)
@@ -86,53 +85,4 @@ void tddp_launch_options_help(FILE *to)
         "more, debug most. The README lists all variables.\n"
         "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
         "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Levenshtein's distance, one row at a time. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[LONGEST_NAME + 1];
-    size_t b_length = strlen(b);
-    for (size_t j = 0; j <= b_length; j++) {
-        row[j] = j;
-    }
-    for (size_t i = 1; a[i - 1] != '\0'; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b_length; j++) {
-            size_t changed = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = smaller(changed, smaller(row[j], row[j - 1]) + 1);
-        }
-    }
-    return row[b_length];
-}
-
-const char *tddp_launch_flag_nearest(const char *name)
-{
-    const char *nearest = NULL;
-    size_t least = strlen(name) / 3 + 2; /* further away it is a guess */
-    for (size_t i = 0; i < tddp_launch_flag_count; i++) {
-        const char *names[] = {tddp_launch_flags[i].name, tddp_launch_flags[i].alias};
-        for (int k = 0; k < 2; k++) {
-            if (!names[k] || names[k][1] == '\0') {
-                continue;
-            }
-            size_t between = distance(name, names[k]);
-            /* "--nproc" is far from --nproc-per-node by count, but means it. */
-            if (strncmp(names[k], name, strlen(name)) == 0 && name[0] != '\0') {
-                between = 0;
-            }
-            if (between < least) {
-                least = between;
-                nearest = names[k];
-            }
-        }
-    }
-    return nearest;
 }

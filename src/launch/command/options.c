@@ -133,12 +133,7 @@ static tddp_status unknown_flag(const char *argument)
         return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag %.64s%s; %s", argument,
                          strlen(argument) > 64 ? "..." : "", advice);
     }
-    const char *nearest = tddp_launch_flag_nearest(name);
-    if (!nearest) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag --%s; %s", name, advice);
-    }
-    return tddp_fail(TDDP_INVALID_ARGUMENT,
-                     "unknown flag --%s; did you mean --%s? see torchrun --help", name, nearest);
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag --%s; %s", name, advice);
 }
 
 /* The value within the argument itself, or NULL; `*length` is that of the flag before it. */

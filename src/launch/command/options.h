@@ -262,8 +262,4 @@ TDDP_NODISCARD tddp_status tddp_launch_value_refuse(const char *source, const ch
 /* What only several flags together tell; settles what they leave open. */
 TDDP_NODISCARD tddp_status tddp_launch_options_settle(tddp_launch_options *options);
 
-/* The known name nearest to `name` (no dashes before it), for "did you mean"; NULL: none is near.
- */
-const char *tddp_launch_flag_nearest(const char *name);
-
 #endif

@@ -3,42 +3,22 @@
  * global.
  */
 #include <signal.h>
-#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <strings.h>
 
 #include "base/base.h"
 #include "launch/command/signal_names.h"
 
-static const struct {
-    const char *name;
-    int number;
-} names[] = {
-    {"HUP", SIGHUP},     {"INT", SIGINT},   {"QUIT", SIGQUIT}, {"ILL", SIGILL},
-    {"TRAP", SIGTRAP},   {"ABRT", SIGABRT}, {"BUS", SIGBUS},   {"FPE", SIGFPE},
-    {"KILL", SIGKILL},   {"USR1", SIGUSR1}, {"SEGV", SIGSEGV}, {"USR2", SIGUSR2},
-    {"PIPE", SIGPIPE},   {"ALRM", SIGALRM}, {"TERM", SIGTERM}, {"CHLD", SIGCHLD},
-    {"CONT", SIGCONT},   {"STOP", SIGSTOP}, {"TSTP", SIGTSTP}, {"TTIN", SIGTTIN},
-    {"TTOU", SIGTTOU},   {"URG", SIGURG},   {"XCPU", SIGXCPU}, {"XFSZ", SIGXFSZ},
-    {"PROF", SIGPROF},   {"SYS", SIGSYS},   {"IO", SIGIO},     {"VTALRM", SIGVTALRM},
-#ifdef SIGPWR
-    {"PWR", SIGPWR},
-#endif
-#ifdef SIGWINCH
-    {"WINCH", SIGWINCH},
-#endif
-};
-
-enum { COUNT = sizeof names / sizeof names[0] };
-
 int tddp_launch_signal_number(const char *text)
 {
     const char *name = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
     int64_t number = 0;
-    bool numeric = tddp_parse_int(text, 1, INT32_MAX, &number);
-    for (size_t i = 0; i < COUNT; i++) {
-        if (numeric ? names[i].number == number : strcasecmp(names[i].name, name) == 0) {
-            return names[i].number;
+    bool numeric = tddp_parse_int(text, 1, NSIG - 1, &number);
+    for (int i = 1; i < NSIG; i++) {
+        const char *known = sigabbrev_np(i);
+        if (known && (numeric ? i == number : strcasecmp(known, name) == 0)) {
+            return i;
         }
     }
     return 0;

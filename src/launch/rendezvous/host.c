@@ -12,7 +12,6 @@
 #include "base/base.h"
 #include "launch/rendezvous/host_parts.h"
 #include "launch/rendezvous/voter.h"
-#include "launch/workers/port_holder.h"
 #include "net/net.h"
 
 enum { ANSWER_MS = 300, SHARES = 16, HIGHEST_TERM = 99999999 };
@@ -137,15 +136,10 @@ void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAU
 static tddp_status start_server(tddp_launch_host *host)
 {
     const tddp_launch_endpoint *endpoint = &host->opts.endpoints[host->opts.endpoint_index];
-    char holder[TDDP_LAUNCH_HOLDER_BYTES];
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
     opts.host = endpoint->host;
     opts.port = endpoint->port;
     tddp_status status = tddp_store_server_start(&opts, &host->server);
-    if (status == TDDP_ADDRESS_IN_USE &&
-        tddp_launch_port_holder(endpoint->port, holder, sizeof holder)) {
-        return tddp_fail(status, "%s; it is held by %s", tddp_error_message(), holder);
-    }
     if (status == TDDP_OK) {
         host->address = tddp_store_server_address(host->server);
         host->port = tddp_store_server_port(host->server);

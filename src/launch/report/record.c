@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch/report/core.h"
 #include "launch/report/record.h"
 
 enum { MOST_BYTES = 4 << 20 }; /* of attempts; a job may be started again thousands of times */
@@ -29,17 +28,11 @@ static void put_ending(tddp_launch_json *json, const tddp_launch_worker *worker)
     char name[32];
     int status = worker->wait_status;
     bool signaled = WIFSIGNALED(status);
-    char *core = NULL;
-    if (signaled) {
-        core = tddp_launch_core_note(worker->pid, WTERMSIG(status), WCOREDUMP(status));
-    }
     tddp_launch_json_number(json, "exitcode", tddp_launch_exit_code(worker));
     tddp_launch_json_text(json, "signal",
                           signaled ? tddp_launch_signal_name(WTERMSIG(status), name) : NULL);
     tddp_launch_json_bool(json, "out_of_memory", worker->out_of_memory);
     tddp_launch_json_bool(json, "core_dumped", signaled && WCOREDUMP(status));
-    tddp_launch_json_text(json, "core", core);
-    free(core);
 }
 
 static void put_files(tddp_launch_json *json, const tddp_launch_scene *scene,
@@ -147,28 +140,16 @@ static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
     tddp_launch_json_number(json, "max_restarts", scene->world->max_restarts);
 }
 
-static void say_trouble(tddp_launch_console *console)
-{
-    tddp_launch_console_say(console, "no report: %s", tddp_error_message());
-}
-
-static void write_report(const tddp_launch_json *json, const char *path,
-                         tddp_launch_console *console)
+static void write_json(const tddp_launch_json *json, const char *path, tddp_launch_console *console)
 {
     if (json->failed || tddp_launch_write_file(path, json->text.data, json->text.size) != TDDP_OK) {
-        say_trouble(console);
+        tddp_launch_console_say(console, "no report: %s", tddp_error_message());
     }
 }
 
-static void write_reports(const tddp_launch_record *record, const tddp_launch_scene *scene,
-                          const tddp_launch_outcome *outcome, tddp_launch_console *console)
+static void write_report(const tddp_launch_record *record, const tddp_launch_scene *scene,
+                         const tddp_launch_outcome *outcome, tddp_launch_console *console)
 {
-    /* A job that went well leaves the folder as PyTorch's launcher does. */
-    bool failed = record->count > 0 || (outcome->exit_status != 0 && outcome->signal == 0);
-    const char *folder = failed && scene->output ? tddp_launch_output_folder(scene->output) : NULL;
-    if (!folder && !outcome->report_file) {
-        return;
-    }
     tddp_launch_json json = {0};
     tddp_launch_json_open(&json, NULL, '{');
     put_job(&json, scene, outcome);
@@ -181,14 +162,7 @@ static void write_reports(const tddp_launch_record *record, const tddp_launch_sc
     tddp_launch_json_close(&json, '[');
     tddp_launch_json_close(&json, '{');
     json.failed |= tddp_bytes_append(&json.text, "\n", 1) != TDDP_OK;
-    if (outcome->report_file) {
-        write_report(&json, outcome->report_file, console);
-    }
-    char *path = folder ? tddp_format("%s/report.json", folder) : NULL;
-    if (path) {
-        write_report(&json, path, console);
-    }
-    free(path);
+    write_json(&json, outcome->report_file, console);
     tddp_bytes_free(&json.text);
 }
 
@@ -225,14 +199,16 @@ static void write_error_file(const tddp_launch_scene *scene, const tddp_launch_o
                             root ? tddp_launch_exit_code(root) : outcome->exit_status);
     tddp_launch_json_close(&json, '{');
     tddp_launch_json_close(&json, '{');
-    write_report(&json, outcome->error_file, console);
+    write_json(&json, outcome->error_file, console);
     tddp_bytes_free(&json.text);
 }
 
 void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_scene *scene,
                               const tddp_launch_outcome *outcome, tddp_launch_console *console)
 {
-    write_reports(record, scene, outcome, console);
+    if (outcome->report_file) {
+        write_report(record, scene, outcome, console);
+    }
     if (outcome->error_file && outcome->exit_status != 0 && outcome->signal == 0) {
         write_error_file(scene, outcome, console);
     }

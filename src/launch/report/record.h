@@ -30,8 +30,8 @@ void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_sc
                                 const char *elsewhere);
 
 /*
- * Writes outcome->report_file and, if an attempt or the job failed, report.json in the run's log
- * folder; if the job failed, outcome->error_file. What cannot be written is said on the console.
+ * Writes outcome->report_file, if there is one, and, if the job failed, outcome->error_file. A file
+ * that cannot be written is named on the console.
  */
 void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_scene *scene,
                               const tddp_launch_outcome *outcome, tddp_launch_console *console);

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "launch/report/core.h"
 #include "launch/report/report.h"
 
 enum { TIME_BYTES = 40 };
@@ -45,9 +44,6 @@ static void put_ending(tddp_launch_console *console, const tddp_launch_worker *w
     put_field(console, "exitcode", text);
     if (WIFSIGNALED(status)) {
         put_field(console, "signal", tddp_launch_ending(worker, ending));
-        char *core = tddp_launch_core_note(worker->pid, WTERMSIG(status), WCOREDUMP(status));
-        put_field(console, "core", core ? core : "");
-        free(core);
     }
 }
 

@@ -92,8 +92,6 @@ TEST(a_port_in_use)
     tddp_launch_host_opts opts = {
         .options = &options, .run_id = "job", .endpoint_count = 1, .endpoints = endpoints};
     CHECK_STATUS(tddp_launch_host_start(&opts, &second), TDDP_ADDRESS_IN_USE);
-    CHECK_CONTAINS(tddp_error_message(), "it is held by ");
-    CHECK_CONTAINS(tddp_error_message(), "(pid ");
     opts.endpoint_index = 1;
     CHECK_STATUS(tddp_launch_host_start(&opts, &second), TDDP_INVALID_ARGUMENT);
     stop_host(0, true);

@@ -317,11 +317,9 @@ TEST(seconds)
     refused("--shutdown-timeout= a", "expected seconds");
 }
 
-TEST(unknown_flags_are_named_with_the_nearest)
+TEST(unknown_flags_are_named)
 {
-    refused("--nproc-per-nod=2 a", "unknown flag --nproc-per-nod; did you mean --nproc-per-node?");
-    refused("--nproc 2 a", "did you mean --nproc-per-node?");
-    refused("--max_restart 2 a", "did you mean --max-restarts?");
+    refused("--nproc-per-nod=2 a", "unknown flag --nproc-per-nod; flags of the script stand after");
     refused("--epochs=3 a", "unknown flag --epochs; flags of the script stand after it; see");
     refused("-x a", "unknown flag -x; flags of the script");
     refused("-mx a", "unknown flag -mx");

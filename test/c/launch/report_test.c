@@ -8,44 +8,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/report/core.h"
 #include "launch/report/error_file.h"
 #include "launch/report/json.h"
 #include "launch/report/report.h"
-
-static void check_place(const char *pattern, bool uses_pid, const char *expected)
-{
-    char *text = tddp_launch_core_place(pattern, uses_pid, 100, 77, true);
-    CHECK_TEXT(text, expected);
-    free(text);
-}
-
-TEST(core_dumps_are_where_the_kernel_puts_them)
-{
-    check_place("/var/core/core.%p", false, "/var/core/core.77");
-    check_place("/var/core/%P%%x", true, "/var/core/77%x");
-    check_place("core", true, "core.77 in the worker's folder");
-    check_place("core", false, "core in the worker's folder");
-    check_place("/c/core.%e.%t", false, "/c/core.%e.%t (the kernel's core_pattern)");
-    check_place("core.%t", true, "core.%t (the kernel's core_pattern) in the worker's folder");
-    check_place("core%", false, "core% (the kernel's core_pattern) in the worker's folder");
-    check_place("|/usr/lib/systemd/systemd-coredump %P %u", false,
-                "with systemd: coredumpctl info 77");
-    check_place("|/usr/share/apport/apport -p%p", false,
-                "with apport, in /var/crash or /var/lib/apport/coredump");
-    check_place("| /opt/keep %p", false, "handed to /opt/keep");
-}
-
-TEST(no_core_dump_has_its_reason)
-{
-    char *text = tddp_launch_core_place("core", false, 0, 77, false);
-    CHECK_TEXT(text, "none: ulimit -c is 0");
-    free(text);
-    text = tddp_launch_core_place("core", false, 1, 77, false);
-    CHECK_TEXT(text, "none was written");
-    free(text);
-    CHECK(tddp_launch_core_note(77, SIGKILL, false) == NULL);
-}
 
 TEST(json_has_its_commas_and_escapes)
 {
