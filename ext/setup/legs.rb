@@ -52,6 +52,7 @@ module Setup
     end
 
     PACKAGES = {
+      c: [SystemPackages::ETCD, "etcd as a partner of torchrun"],
       partners: [SystemPackages::PYTORCH, "PyTorch as a partner"],
       schedulers: [SystemPackages::SCHEDULERS, "schedulers to be tested with"],
       fuzz: [SystemPackages::FUZZ, "for fuzzing"],
