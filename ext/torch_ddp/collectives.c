@@ -1,80 +1,262 @@
 /*
- * The operations of Torch::Distributed::ProcessGroup over <tddp/group.h>: one method an operation.
- * Entered by Ruby threads that hold the GVL; queueing does not block, waiting is work.c's. Leaves
- * the choice of a group, ranks, kinds of reduction by name, lists that must fit and memory that is
- * not in one piece to lib/torch. Lists are Arrays that nobody else has, nil where this rank has no
- * pieces.
+ * The operations of Torch::Distributed::ProcessGroup over <tddp/group.h>. One table has a row for
+ * each method: its arguments, and the call. Entered by Ruby threads that hold the GVL; queueing
+ * does not block, waiting is work.c's. Leaves the choice of a group, ranks, kinds of reduction by
+ * name, lists that must fit and memory that is not contiguous to lib/torch. Lists are Arrays that
+ * nobody else has, nil where this rank has no pieces.
  */
 #include "torch_ddp.h"
 
-static tddp_reduce_op op_of(VALUE number)
-{
-    return (tddp_reduce_op)NUM2INT(number);
-}
-
-static VALUE group_all_reduce(VALUE self, VALUE tensor, VALUE op, VALUE premul, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    tddp_reduce_op kind = op_of(op);
-    double factor = NUM2DBL(premul);
-    tddp_rb_describe(tensor, async);
-    tddp_rb_check(tddp_all_reduce(group, buffer, kind, factor, &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
-}
-
-static VALUE group_all_reduce_coalesced(VALUE self, VALUE tensors, VALUE op, VALUE premul,
-                                        VALUE async)
-{
-    tddp_work *work;
+/* One side of an operation: where results go, or where values come from. */
+typedef struct side {
+    VALUE object; /* a tensor, an Array of them, or nil */
+    tddp_buffer *buffers;
     size_t count;
+    tddp_buffer single; /* what `buffers` points to where there is one tensor */
     VALUE memory;
-    tddp_buffer *buffers = tddp_rb_buffers(tensors, "tensors", &memory, &count);
-    tddp_group *group = tddp_rb_group(self);
-    tddp_reduce_op kind = op_of(op);
-    double factor = NUM2DBL(premul);
-    tddp_rb_describe(tensors, async);
-    tddp_rb_check(tddp_all_reduce_coalesced(group, buffers, count, kind, factor, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, tensors, Qnil, RTEST(async));
-}
+} side;
 
-static VALUE group_reduce(VALUE self, VALUE tensor, VALUE root, VALUE op, VALUE premul, VALUE async)
+/* The arguments of one call, read. */
+typedef struct operation {
+    tddp_group *group;
+    side to;
+    side from;
+    tddp_reduce_op kind;
+    double factor;
+    int rank; /* the root, or the peer */
+    uint32_t tag;
+    int64_t timeout_ms;
+} operation;
+
+/* Which argument the ranks compare when TORCH_DISTRIBUTED_DEBUG is DETAIL. */
+typedef enum described { NOTHING, OUTPUT, INPUT } described;
+
+/*
+ * `arguments` has a letter for each argument before the last, which is `async`:
+ *   o i  a tensor that is written, or read          O I  an Array of them, or nil
+ *   P Q  a tensor that is written, or read, in pieces: two arguments, the second their counts
+ *   r    a reduction: two arguments, its number and its factor
+ *   k    the root     s  the sender, nil for any     d  the receiver
+ *   g    a tag        t  a timeout in seconds, or nil
+ */
+typedef struct method {
+    const char *name;
+    const char *arguments;
+    const char *output; /* what messages call them */
+    const char *input;
+    described described;
+    tddp_status (*call)(const operation *op, tddp_work **work);
+    ID id;
+} method;
+
+/* --- calls, each of which queues an operation ------------------------------------------------ */
+
+static tddp_status start_all_reduce(const operation *op, tddp_work **work)
 {
-    tddp_work *work;
-    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    tddp_reduce_op kind = op_of(op);
-    double factor = NUM2DBL(premul);
-    int rank = NUM2INT(root);
-    tddp_rb_describe(tensor, async);
-    tddp_rb_check(tddp_reduce(group, buffer, kind, factor, rank, &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+    return tddp_all_reduce(op->group, op->to.buffers[0], op->kind, op->factor, work);
 }
 
-static VALUE group_broadcast(VALUE self, VALUE tensor, VALUE root, VALUE async)
+static tddp_status start_all_reduce_coalesced(const operation *op, tddp_work **work)
 {
-    tddp_work *work;
-    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    int rank = NUM2INT(root);
-    tddp_rb_describe(tensor, async);
-    tddp_rb_check(tddp_broadcast(group, buffer, rank, &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
+    return tddp_all_reduce_coalesced(op->group, op->to.buffers, op->to.count, op->kind, op->factor,
+                                     work);
 }
 
-/* --- barriers -------------------------------------------------------------------------------- */
-
-static VALUE group_barrier(VALUE self, VALUE timeout, VALUE async)
+static tddp_status start_reduce(const operation *op, tddp_work **work)
 {
-    tddp_work *work;
-    tddp_group *group = tddp_rb_group(self);
-    int64_t timeout_ms = tddp_rb_milliseconds(timeout);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_barrier_within(group, timeout_ms, &work));
-    return tddp_rb_take_work(work, Qnil, Qnil, RTEST(async));
+    return tddp_reduce(op->group, op->to.buffers[0], op->kind, op->factor, op->rank, work);
 }
+
+static tddp_status start_broadcast(const operation *op, tddp_work **work)
+{
+    return tddp_broadcast(op->group, op->to.buffers[0], op->rank, work);
+}
+
+static tddp_status start_barrier(const operation *op, tddp_work **work)
+{
+    return tddp_barrier_within(op->group, op->timeout_ms, work);
+}
+
+static tddp_status start_all_gather(const operation *op, tddp_work **work)
+{
+    return tddp_all_gather(op->group, op->from.buffers[0], op->to.buffers[0], work);
+}
+
+static tddp_status start_all_gather_list(const operation *op, tddp_work **work)
+{
+    return tddp_all_gather_list(op->group, op->from.buffers[0], op->to.buffers, op->to.count, work);
+}
+
+static tddp_status start_gather(const operation *op, tddp_work **work)
+{
+    return tddp_gather(op->group, op->from.buffers[0], op->to.buffers, op->to.count, op->rank,
+                       work);
+}
+
+static tddp_status start_scatter(const operation *op, tddp_work **work)
+{
+    return tddp_scatter(op->group, op->to.buffers[0], op->from.buffers, op->from.count, op->rank,
+                        work);
+}
+
+static tddp_status start_reduce_scatter(const operation *op, tddp_work **work)
+{
+    return tddp_reduce_scatter(op->group, op->from.buffers[0], op->to.buffers[0], op->kind,
+                               op->factor, work);
+}
+
+static tddp_status start_reduce_scatter_list(const operation *op, tddp_work **work)
+{
+    return tddp_reduce_scatter_list(op->group, op->from.buffers, op->from.count, op->to.buffers[0],
+                                    op->kind, op->factor, work);
+}
+
+static tddp_status start_all_to_all(const operation *op, tddp_work **work)
+{
+    if (op->to.count != op->from.count)
+        rb_raise(rb_eArgError, "%zu outputs, but %zu inputs", op->to.count, op->from.count);
+    return tddp_all_to_all(op->group, op->from.buffers, op->to.buffers, op->to.count, work);
+}
+
+static tddp_status start_send(const operation *op, tddp_work **work)
+{
+    return tddp_send(op->group, op->from.buffers[0], op->rank, op->tag, work);
+}
+
+/* Its work, or its value where it is waited for, is the sender's rank. */
+static tddp_status start_recv(const operation *op, tddp_work **work)
+{
+    return tddp_recv(op->group, op->to.buffers[0], op->rank, op->tag, work);
+}
+
+static method methods[] = {
+    {"_all_reduce", "or", "tensor", NULL, OUTPUT, start_all_reduce, 0},
+    {"_all_reduce_coalesced", "Or", "tensors", NULL, OUTPUT, start_all_reduce_coalesced, 0},
+    {"_reduce", "okr", "tensor", NULL, OUTPUT, start_reduce, 0},
+    {"_broadcast", "ok", "tensor", NULL, OUTPUT, start_broadcast, 0},
+    {"_barrier", "t", NULL, NULL, NOTHING, start_barrier, 0},
+    {"_all_gather", "oi", "output", "input", INPUT, start_all_gather, 0},
+    {"_all_gather_list", "Oi", "tensor_list", "tensor", OUTPUT, start_all_gather_list, 0},
+    {"_gather", "Oik", "gather_list", "tensor", NOTHING, start_gather, 0},
+    {"_gather_pieces", "Pik", "output", "input", NOTHING, start_gather, 0},
+    {"_scatter", "oIk", "tensor", "scatter_list", NOTHING, start_scatter, 0},
+    {"_reduce_scatter", "oir", "output", "input", OUTPUT, start_reduce_scatter, 0},
+    {"_reduce_scatter_list", "oIr", "output", "input_list", INPUT, start_reduce_scatter_list, 0},
+    {"_all_to_all", "OI", "output_tensor_list", "input_tensor_list", NOTHING, start_all_to_all, 0},
+    {"_all_to_all_pieces", "PQ", "output", "input", NOTHING, start_all_to_all, 0},
+    {"_send", "idg", NULL, "tensor", NOTHING, start_send, 0},
+    {"_recv", "osg", "tensor", NULL, NOTHING, start_recv, 0},
+};
+
+enum { METHODS = sizeof methods / sizeof methods[0] };
+
+/* --- arguments ------------------------------------------------------------------------------- */
+
+static void read_one(side *side, VALUE tensor, const char *name)
+{
+    side->object = tensor;
+    side->single = tddp_rb_buffer(tensor, name);
+    side->buffers = &side->single;
+    side->count = 1;
+}
+
+static void read_list(side *side, VALUE list, const char *name)
+{
+    side->object = list;
+    side->buffers = tddp_rb_buffers(list, name, &side->memory, &side->count);
+}
+
+static void read_pieces(side *side, VALUE tensor, VALUE counts, const char *name)
+{
+    side->object = tensor;
+    side->buffers = tddp_rb_pieces(tensor, name, counts, &side->memory);
+    side->count = (size_t)RARRAY_LEN(counts);
+}
+
+/* Reads what a letter stands for; returns the next argument. */
+static const VALUE *read_argument(const method *method, char letter, const VALUE *at, operation *op)
+{
+    VALUE first = *at++;
+    switch (letter) {
+    case 'o':
+        read_one(&op->to, first, method->output);
+        break;
+    case 'i':
+        read_one(&op->from, first, method->input);
+        break;
+    case 'O':
+        read_list(&op->to, first, method->output);
+        break;
+    case 'I':
+        read_list(&op->from, first, method->input);
+        break;
+    case 'P':
+        read_pieces(&op->to, first, *at++, method->output);
+        break;
+    case 'Q':
+        read_pieces(&op->from, first, *at++, method->input);
+        break;
+    case 'r':
+        op->kind = (tddp_reduce_op)NUM2INT(first);
+        op->factor = NUM2DBL(*at++);
+        break;
+    case 's':
+        op->rank = NIL_P(first) ? TDDP_ANY_SOURCE : NUM2INT(first);
+        break;
+    case 'g':
+        op->tag = NUM2UINT(first);
+        break;
+    case 't':
+        op->timeout_ms = tddp_rb_milliseconds(first);
+        break;
+    default: /* k, d */
+        op->rank = NUM2INT(first);
+        break;
+    }
+    return at;
+}
+
+static int arity_of(const method *method)
+{
+    int count = 1; /* async */
+    for (const char *letter = method->arguments; *letter; letter++)
+        count += strchr("PQr", *letter) ? 2 : 1;
+    return count;
+}
+
+/* --- methods --------------------------------------------------------------------------------- */
+
+static const method *find_method(ID id)
+{
+    for (size_t i = 0; i < METHODS; i++)
+        if (methods[i].id == id)
+            return &methods[i];
+    rb_bug("torch_ddp: no operation is called %s", rb_id2name(id));
+}
+
+/* Every method of the table; which one, Ruby knows. */
+static VALUE perform(int argc, VALUE *argv, VALUE self)
+{
+    const method *method = find_method(rb_frame_this_func());
+    operation op = {.to.object = Qnil, .from.object = Qnil};
+    tddp_work *work;
+    rb_check_arity(argc, arity_of(method), arity_of(method));
+    const VALUE *at = argv;
+    for (const char *letter = method->arguments; *letter; letter++)
+        at = read_argument(method, *letter, at, &op);
+    VALUE async = *at;
+    op.group = tddp_rb_group(self);
+    tddp_rb_describe(method->described == OUTPUT  ? op.to.object
+                     : method->described == INPUT ? op.from.object
+                                                  : Qnil,
+                     async);
+    tddp_rb_check(method->call(&op, &work));
+    ALLOCV_END(op.to.memory);
+    ALLOCV_END(op.from.memory);
+    return tddp_rb_take_work(work, op.to.object, op.from.object, RTEST(async));
+}
+
+/* --- the monitored barrier, which is no work ------------------------------------------------- */
 
 typedef struct monitored_call {
     tddp_group *group;
@@ -99,189 +281,11 @@ static VALUE group_monitored_barrier(VALUE self, VALUE timeout, VALUE wait_all_r
     return Qnil;
 }
 
-/* --- pieces by rank -------------------------------------------------------------------------- */
-
-static VALUE group_all_gather(VALUE self, VALUE output, VALUE input, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer to = tddp_rb_buffer(output, "output");
-    tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_group *group = tddp_rb_group(self);
-    tddp_rb_describe(input, async);
-    tddp_rb_check(tddp_all_gather(group, from, to, &work));
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
-static VALUE group_all_gather_list(VALUE self, VALUE outputs, VALUE input, VALUE async)
-{
-    tddp_work *work;
-    size_t count;
-    VALUE memory;
-    tddp_buffer *to = tddp_rb_buffers(outputs, "tensor_list", &memory, &count);
-    tddp_buffer from = tddp_rb_buffer(input, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    tddp_rb_describe(outputs, async);
-    tddp_rb_check(tddp_all_gather_list(group, from, to, count, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, outputs, input, RTEST(async));
-}
-
-static VALUE group_gather(VALUE self, VALUE outputs, VALUE input, VALUE root, VALUE async)
-{
-    tddp_work *work;
-    size_t count;
-    VALUE memory;
-    tddp_buffer *to = tddp_rb_buffers(outputs, "gather_list", &memory, &count);
-    tddp_buffer from = tddp_rb_buffer(input, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    int rank = NUM2INT(root);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_gather(group, from, to, count, rank, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, outputs, input, RTEST(async));
-}
-
-/* The counts are those of the pieces of `output`, at the root. */
-static VALUE group_gather_pieces(VALUE self, VALUE output, VALUE counts, VALUE input, VALUE root,
-                                 VALUE async)
-{
-    tddp_work *work;
-    VALUE memory;
-    tddp_buffer *to = tddp_rb_pieces(output, "output", counts, &memory);
-    tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_group *group = tddp_rb_group(self);
-    int rank = NUM2INT(root);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_gather(group, from, to, (size_t)RARRAY_LEN(counts), rank, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
-static VALUE group_scatter(VALUE self, VALUE output, VALUE inputs, VALUE root, VALUE async)
-{
-    tddp_work *work;
-    size_t count;
-    VALUE memory;
-    tddp_buffer *from = tddp_rb_buffers(inputs, "scatter_list", &memory, &count);
-    tddp_buffer to = tddp_rb_buffer(output, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    int rank = NUM2INT(root);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_scatter(group, to, from, count, rank, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, output, inputs, RTEST(async));
-}
-
-static VALUE group_reduce_scatter(VALUE self, VALUE output, VALUE input, VALUE op, VALUE premul,
-                                  VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer to = tddp_rb_buffer(output, "output");
-    tddp_buffer from = tddp_rb_buffer(input, "input");
-    tddp_group *group = tddp_rb_group(self);
-    tddp_reduce_op kind = op_of(op);
-    double factor = NUM2DBL(premul);
-    tddp_rb_describe(output, async);
-    tddp_rb_check(tddp_reduce_scatter(group, from, to, kind, factor, &work));
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
-static VALUE group_reduce_scatter_list(VALUE self, VALUE output, VALUE inputs, VALUE op,
-                                       VALUE premul, VALUE async)
-{
-    tddp_work *work;
-    size_t count;
-    VALUE memory;
-    tddp_buffer to = tddp_rb_buffer(output, "output");
-    tddp_buffer *from = tddp_rb_buffers(inputs, "input_list", &memory, &count);
-    tddp_group *group = tddp_rb_group(self);
-    tddp_reduce_op kind = op_of(op);
-    double factor = NUM2DBL(premul);
-    tddp_rb_describe(inputs, async);
-    tddp_rb_check(tddp_reduce_scatter_list(group, from, count, to, kind, factor, &work));
-    ALLOCV_END(memory);
-    return tddp_rb_take_work(work, output, inputs, RTEST(async));
-}
-
-static VALUE group_all_to_all(VALUE self, VALUE outputs, VALUE inputs, VALUE async)
-{
-    tddp_work *work;
-    size_t to_count, from_count;
-    VALUE to_memory, from_memory;
-    tddp_buffer *to = tddp_rb_buffers(outputs, "output_tensor_list", &to_memory, &to_count);
-    tddp_buffer *from = tddp_rb_buffers(inputs, "input_tensor_list", &from_memory, &from_count);
-    if (to_count != from_count)
-        rb_raise(rb_eArgError, "%zu outputs, but %zu inputs", to_count, from_count);
-    tddp_group *group = tddp_rb_group(self);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_all_to_all(group, from, to, to_count, &work));
-    ALLOCV_END(to_memory);
-    ALLOCV_END(from_memory);
-    return tddp_rb_take_work(work, outputs, inputs, RTEST(async));
-}
-
-static VALUE group_all_to_all_pieces(VALUE self, VALUE output, VALUE to_counts, VALUE input,
-                                     VALUE from_counts, VALUE async)
-{
-    tddp_work *work;
-    VALUE to_memory, from_memory;
-    tddp_buffer *to = tddp_rb_pieces(output, "output", to_counts, &to_memory);
-    tddp_buffer *from = tddp_rb_pieces(input, "input", from_counts, &from_memory);
-    if (RARRAY_LEN(to_counts) != RARRAY_LEN(from_counts))
-        rb_raise(rb_eArgError, "%ld pieces of output, but %ld of input", RARRAY_LEN(to_counts),
-                 RARRAY_LEN(from_counts));
-    tddp_group *group = tddp_rb_group(self);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_all_to_all(group, from, to, (size_t)RARRAY_LEN(to_counts), &work));
-    ALLOCV_END(to_memory);
-    ALLOCV_END(from_memory);
-    return tddp_rb_take_work(work, output, input, RTEST(async));
-}
-
-/* --- point to point -------------------------------------------------------------------------- */
-
-static VALUE group_send(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    tddp_group *group = tddp_rb_group(self);
-    int to = NUM2INT(peer);
-    uint32_t number = NUM2UINT(tag);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_send(group, buffer, to, number, &work));
-    return tddp_rb_take_work(work, Qnil, tensor, RTEST(async));
-}
-
-/* The peer is nil for any. Returns the sender's rank, or a work. */
-static VALUE group_recv(VALUE self, VALUE tensor, VALUE peer, VALUE tag, VALUE async)
-{
-    tddp_work *work;
-    tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
-    int from = NIL_P(peer) ? TDDP_ANY_SOURCE : NUM2INT(peer);
-    tddp_group *group = tddp_rb_group(self);
-    uint32_t number = NUM2UINT(tag);
-    tddp_rb_describe(Qnil, async);
-    tddp_rb_check(tddp_recv(group, buffer, from, number, &work));
-    return tddp_rb_take_work(work, tensor, Qnil, RTEST(async));
-}
-
 void tddp_rb_init_collectives(VALUE group)
 {
-    rb_define_method(group, "_all_reduce", group_all_reduce, 4);
-    rb_define_method(group, "_all_reduce_coalesced", group_all_reduce_coalesced, 4);
-    rb_define_method(group, "_reduce", group_reduce, 5);
-    rb_define_method(group, "_broadcast", group_broadcast, 3);
-    rb_define_method(group, "_barrier", group_barrier, 2);
+    for (size_t i = 0; i < METHODS; i++) {
+        methods[i].id = rb_intern(methods[i].name);
+        rb_define_method(group, methods[i].name, perform, -1);
+    }
     rb_define_method(group, "_monitored_barrier", group_monitored_barrier, 2);
-    rb_define_method(group, "_all_gather", group_all_gather, 3);
-    rb_define_method(group, "_all_gather_list", group_all_gather_list, 3);
-    rb_define_method(group, "_gather", group_gather, 4);
-    rb_define_method(group, "_gather_pieces", group_gather_pieces, 5);
-    rb_define_method(group, "_scatter", group_scatter, 4);
-    rb_define_method(group, "_reduce_scatter", group_reduce_scatter, 5);
-    rb_define_method(group, "_reduce_scatter_list", group_reduce_scatter_list, 5);
-    rb_define_method(group, "_all_to_all", group_all_to_all, 3);
-    rb_define_method(group, "_all_to_all_pieces", group_all_to_all_pieces, 5);
-    rb_define_method(group, "_send", group_send, 4);
-    rb_define_method(group, "_recv", group_recv, 4);
 }
