@@ -2,7 +2,7 @@
 
 require "torch/nn/parallel/distributed_data_parallel"
 require_relative "../common/ranks"
-require_relative "../mnist/mnist_data"
+require_relative "../common/mnist_data"
 require_relative "models"
 
 # One rank's part of one measurement: a backend, a number of processes and a batch size.

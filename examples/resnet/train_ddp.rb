@@ -12,7 +12,7 @@ ENV["BUNDLE_WITH"] ||= "vision"
 require_relative "../common/bundle"
 require_relative "../common/command_line"
 require_relative "../common/ranks"
-require_relative "../mnist/mnist_data"
+require_relative "../common/mnist_data"
 require_relative "model"
 
 options = {epochs: 3, batch_size: 128, lr: 0.001, subset: nil, image_size: 28, gpus: nil, backend: nil,

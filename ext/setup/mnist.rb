@@ -4,7 +4,7 @@ require "shellwords"
 require_relative "console"
 require_relative "gems"
 require_relative "system_packages"
-require_relative "../../examples/mnist/mnist_data"
+require_relative "../../examples/common/mnist_data"
 
 module Setup
   # Fetches MNIST, then trains on it as a user would by hand.

@@ -5,7 +5,7 @@ require "open3"
 require "rbconfig"
 require "tempfile"
 require "tmpdir"
-require_relative "../../examples/mnist/mnist_data"
+require_relative "../../examples/common/mnist_data"
 
 # What befalls a real training run: a killed or stopped worker, Ctrl-C, a checkpoint that cannot be written. Each
 # ends, says why, and leaves no process behind.

@@ -3,7 +3,7 @@
 require "minitest/autorun"
 require "fileutils"
 require "json"
-require_relative "../../examples/mnist/mnist_data"
+require_relative "../../examples/common/mnist_data"
 require_relative "example_programs"
 
 # The MNIST example as a user runs it, on part of the data.

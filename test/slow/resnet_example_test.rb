@@ -2,7 +2,7 @@
 
 require "minitest/autorun"
 require "shellwords"
-require_relative "../../examples/mnist/mnist_data"
+require_relative "../../examples/common/mnist_data"
 require_relative "example_programs"
 require_relative "../held_ports"
 

@@ -8,7 +8,7 @@ require "fileutils"
 # The four files lie in one folder, uncompressed, in the IDX format: a magic number, the counts as 32-bit
 # numbers with the highest byte first, then one byte for each pixel or label. As a program it fetches them:
 #
-#   ruby examples/mnist/mnist_data.rb [FOLDER]
+#   ruby examples/common/mnist_data.rb [FOLDER]
 module MNISTData
   class Error < StandardError; end
 
@@ -81,7 +81,7 @@ module MNISTData
   def read(dir, file)
     path = File.join(dir, file.name)
     unless File.file?(path)
-      raise Error, "#{path} is missing: `rake mnist` fetches it, and so does `ruby examples/mnist/mnist_data.rb #{dir}`"
+      raise Error, "#{path} is missing: `rake mnist` fetches it, and so does `ruby examples/common/mnist_data.rb #{dir}`"
     end
     bytes = File.binread(path)
     check(path, bytes, file)
@@ -110,7 +110,7 @@ module MNISTData
 
   def complain(path, expected, found)
     raise Error, "#{path} is not what it should be: expected #{expected}, found #{found}. Delete it; `rake mnist` or " \
-      "`ruby examples/mnist/mnist_data.rb #{File.dirname(path)}` fetches it again"
+      "`ruby examples/common/mnist_data.rb #{File.dirname(path)}` fetches it again"
   end
 
   private_class_method :read, :images, :complain
@@ -118,7 +118,7 @@ end
 
 if $0 == __FILE__
   begin
-    MNISTData.fetch(ARGV.fetch(0, File.join(__dir__, "data"))) { |line| puts line }
+    MNISTData.fetch(ARGV.fetch(0, File.expand_path("../mnist/data", __dir__))) { |line| puts line }
   rescue MNISTData::Error => e
     abort e.message
   end
