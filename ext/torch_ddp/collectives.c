@@ -18,6 +18,7 @@ typedef struct side {
 
 /* The arguments of one call, read. */
 typedef struct operation {
+    bool apart; /* the tensor that is written is not contiguous: nothing is queued */
     tddp_group *group;
     side to;
     side from;
@@ -152,12 +153,21 @@ enum { METHODS = sizeof methods / sizeof methods[0] };
 
 /* --- arguments ------------------------------------------------------------------------------- */
 
-static void read_one(side *side, VALUE tensor, const char *name)
+static void read_input(side *side, VALUE tensor, const char *name)
 {
     side->object = tensor;
     side->single = tddp_rb_buffer(tensor, name);
     side->buffers = &side->single;
     side->count = 1;
+}
+
+/* The same of a tensor that is written; false if it is not contiguous. */
+static bool read_output(side *side, VALUE tensor, const char *name)
+{
+    side->object = tensor;
+    side->buffers = &side->single;
+    side->count = 1;
+    return tddp_rb_contiguous(tensor, name, &side->single);
 }
 
 static void read_list(side *side, VALUE list, const char *name)
@@ -179,10 +189,10 @@ static const VALUE *read_argument(const method *method, char letter, const VALUE
     VALUE first = *at++;
     switch (letter) {
     case 'o':
-        read_one(&op->to, first, method->output);
+        op->apart = !read_output(&op->to, first, method->output);
         break;
     case 'i':
-        read_one(&op->from, first, method->input);
+        read_input(&op->from, first, method->input);
         break;
     case 'O':
         read_list(&op->to, first, method->output);
@@ -191,7 +201,10 @@ static const VALUE *read_argument(const method *method, char letter, const VALUE
         read_list(&op->from, first, method->input);
         break;
     case 'P':
-        read_pieces(&op->to, first, *at++, method->output);
+        op->apart = !read_output(&op->to, first, method->output);
+        if (!op->apart)
+            read_pieces(&op->to, first, *at, method->output);
+        at++;
         break;
     case 'Q':
         read_pieces(&op->from, first, *at++, method->input);
@@ -234,7 +247,8 @@ static const method *find_method(ID id)
     rb_bug("torch_ddp: no operation is called %s", rb_id2name(id));
 }
 
-/* Every method of the table; which one, Ruby knows. */
+/* Every method of the table; which one, Ruby knows. :apart in place of a result: nothing was done,
+ * since the tensor to be written is not contiguous. */
 static VALUE perform(int argc, VALUE *argv, VALUE self)
 {
     const method *method = find_method(rb_frame_this_func());
@@ -244,6 +258,8 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
     const VALUE *at = argv;
     for (const char *letter = method->arguments; *letter; letter++)
         at = read_argument(method, *letter, at, &op);
+    if (op.apart)
+        return ID2SYM(rb_intern("apart")); /* lib/torch calls again with a copy */
     VALUE async = *at;
     op.group = tddp_rb_group(self);
     tddp_rb_describe(method->described == OUTPUT  ? op.to.object

@@ -39,6 +39,17 @@ tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name)
     return buffer_at(tensor, name, -1);
 }
 
+bool tddp_rb_contiguous(VALUE object, const char *name, tddp_buffer *buffer)
+{
+    tddp_tensor *tensor = tddp_rb_tensor(object);
+    tddp_status status = tddp_tensor_buffer(tensor, buffer);
+    if (status != TDDP_OK && tddp_rb_tensor_form(tensor) != TDDP_RB_FORM_PLAIN)
+        return false;
+    if (status != TDDP_OK)
+        refuse(status, name, -1);
+    return true;
+}
+
 tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count)
 {
     Check_Type(list, T_ARRAY);

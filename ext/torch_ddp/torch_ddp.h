@@ -144,6 +144,9 @@ void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 /* A tensor's memory. What cannot be taken raises an error that begins with the argument's name. */
 tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name);
 
+/* The same; false if the tensor is strided, but not contiguous. */
+bool tddp_rb_contiguous(VALUE tensor, const char *name, tddp_buffer *buffer);
+
 /* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed as the tensors are. */
 tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count);
 

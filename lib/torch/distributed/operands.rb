@@ -32,12 +32,14 @@ module Torch
         raise TypeError, "#{name}: expected a Torch::Tensor, got #{tensor.inspect} (#{tensor.class})"
       end
 
-      # Yields memory in one piece for a tensor that is written: itself, or a copy that is copied back once the
-      # operation is done.
+      # Yields memory in one piece for a tensor that is written: itself, or, where the extension answers that it is
+      # not contiguous, a copy that is copied back once the operation is done.
       def into(name, tensor)
         check_tensor(name, tensor)
-        return yield(tensor) unless apart?(name, tensor)
+        result = yield(tensor)
+        return result unless :apart.equal?(result)
 
+        apart?(name, tensor)
         memory = in_one_piece(tensor)
         finish(yield(memory)) { copy_back([[tensor, memory]]) }
       end
