@@ -1,6 +1,6 @@
 /*
  * A hook as a counted object: whoever may still call it, or waits for a work it started, holds a
- * reference, and the last one frees the state. Any thread. What hooks do is in hooks/.
+ * reference, and the last one frees the state. Any thread. What hooks do is in src/hooks.
  */
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@
  *     rebuild.c      the second layout, in the order of rank 0
  *     await.c        waiting for works, and what becomes of memory when nobody waits
  *     describe.c     what ranks compare of a bucket beside its size
- *     comm_hook.c    hooks as counted objects; hooks/ has the built-in ones
+ *     comm_hook.c    hooks as counted objects; src/hooks has the built-in ones
  */
 #ifndef TDDP_REDUCER_REDUCER_H
 #define TDDP_REDUCER_REDUCER_H

@@ -17,6 +17,7 @@ class RoomsTest < Minitest::Test
     "backend" => %w[base net store],
     "group" => %w[base net store backend],
     "reducer" => %w[base backend group],
+    "hooks" => %w[base backend],
     "torch" => %w[],
     "launch" => %w[base net store],
     "check" => %w[]

@@ -9,7 +9,7 @@
 #include <tddp/cuda.h>
 
 #include "nccl/world.h"
-#include "reducer/hooks/hooks.h"
+#include "hooks/hooks.h"
 #include "reducer/reducer.h"
 #include "standin/standin.h"
 

@@ -6,7 +6,7 @@
  */
 #include <stdlib.h>
 
-#include "reducer/hooks/hooks.h"
+#include "hooks/hooks.h"
 
 typedef struct compress {
     tddp_dtype dtype;

@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "reducer/hooks/power.h"
+#include "hooks/power.h"
 
 static size_t least(size_t a, size_t b)
 {

@@ -11,8 +11,8 @@
 #ifndef TDDP_REDUCER_HOOKS_POWER_H
 #define TDDP_REDUCER_HOOKS_POWER_H
 
-#include "reducer/hooks/hooks.h"
-#include "reducer/hooks/matrix.h"
+#include "hooks/hooks.h"
+#include "hooks/matrix.h"
 
 /* Elements of the bucket. */
 typedef struct tddp_power_piece {

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reducer/hooks/affine.h"
-#include "reducer/hooks/hooks.h"
+#include "hooks/affine.h"
+#include "hooks/hooks.h"
 
 enum { BLOCK = 1024, PART_ALIGNMENT = 64 };
 

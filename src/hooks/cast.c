@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "backend/arith/arith.h"
-#include "reducer/hooks/hooks.h"
+#include "hooks/hooks.h"
 
 enum { BLOCK = 1024 };
 

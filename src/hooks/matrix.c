@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "reducer/hooks/matrix.h"
+#include "hooks/matrix.h"
 
 enum {
     LANES = 32,   /* sums side by side */
@@ -46,7 +46,7 @@ static size_t shorter(size_t a, size_t b)
 #define REAL float
 #define DTYPE TDDP_FLOAT32
 #define NAME(name) name##_float
-#include "reducer/hooks/matrix_real.h"
+#include "hooks/matrix_real.h"
 #undef REAL
 #undef DTYPE
 #undef NAME
@@ -54,7 +54,7 @@ static size_t shorter(size_t a, size_t b)
 #define REAL double
 #define DTYPE TDDP_FLOAT64
 #define NAME(name) name##_double
-#include "reducer/hooks/matrix_real.h"
+#include "hooks/matrix_real.h"
 
 const tddp_hooks_algebra *tddp_hooks_algebra_of(tddp_dtype dtype)
 {

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "reducer/hooks/power.h"
+#include "hooks/power.h"
 
 typedef struct power_sgd {
     tddp_power_sgd_opts opts;

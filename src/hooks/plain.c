@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "reducer/hooks/hooks.h"
+#include "hooks/hooks.h"
 
 tddp_status tddp_hooks_make(const tddp_comm_hook_ops *ops, void *state, tddp_comm_hook **out)
 {

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "reducer/hooks/power.h"
+#include "hooks/power.h"
 
 enum { CHUNK = 1024 }; /* elements on the stack */
 

@@ -5,7 +5,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "reducer/hooks/affine.h"
+#include "hooks/affine.h"
 
 /* Several running values side by side: the compiler may not reorder one sum or minimum. */
 enum { LANES = 32 };

@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "reducer/hooks/hooks.h"
+#include "hooks/hooks.h"
 
 struct tddp_hooks_entry {
     void *memory; /* NULL: not entered yet */
