@@ -1,6 +1,6 @@
 /*
- * Events and words of the rendezvous from arbitrary bytes: they are read or refused, and what was
- * read is written and read again as the same.
+ * Events and messages of the rendezvous from arbitrary bytes: they are read or refused, and what
+ * was read is written and read again as the same.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,21 +28,21 @@ static void try_event(const char *data, size_t size)
     tddp_bytes_free(&second);
 }
 
-static void try_word(const char *data, size_t size)
+static void try_message(const char *data, size_t size)
 {
-    static tddp_launch_word word;
-    static tddp_launch_word again;
+    static tddp_launch_message message;
+    static tddp_launch_message again;
     tddp_bytes text = {0};
     tddp_bytes second = {0};
-    if (tddp_launch_word_decode(data, size, &word) == TDDP_OK) {
-        if (tddp_launch_word_encode(&word, &text) != TDDP_OK ||
-            tddp_launch_word_decode(text.data, text.size, &again) != TDDP_OK ||
-            tddp_launch_word_encode(&again, &second) != TDDP_OK || second.size != text.size ||
+    if (tddp_launch_message_decode(data, size, &message) == TDDP_OK) {
+        if (tddp_launch_message_encode(&message, &text) != TDDP_OK ||
+            tddp_launch_message_decode(text.data, text.size, &again) != TDDP_OK ||
+            tddp_launch_message_encode(&again, &second) != TDDP_OK || second.size != text.size ||
             memcmp(second.data, text.data, text.size) != 0) {
             abort();
         }
-        tddp_launch_word_free(&again);
-        tddp_launch_word_free(&word);
+        tddp_launch_message_free(&again);
+        tddp_launch_message_free(&message);
     }
     tddp_bytes_free(&text);
     tddp_bytes_free(&second);
@@ -51,6 +51,6 @@ static void try_word(const char *data, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     try_event((const char *)data, size);
-    try_word((const char *)data, size);
+    try_message((const char *)data, size);
     return 0;
 }

@@ -52,8 +52,8 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
     for (int i = 0; i < agent->count; i++) {
         if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
-                tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_FAILED,
-                                            tddp_error_message());
+                tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_FAILED,
+                                              tddp_error_message());
             }
             tddp_launch_agent_fail(agent);
             return;

@@ -55,12 +55,12 @@ static void put_waits(const tddp_launch_agent *agent, char *text, size_t size)
 }
 
 /* The texts of one worker. */
-typedef struct words {
+typedef struct messages {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     char line[TDDP_LAUNCH_TAIL_BYTES];
-} words;
+} messages;
 
-static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words *texts,
+static void look_at_worker(const tddp_launch_agent *agent, int local_rank, messages *texts,
                            tddp_launch_view_worker *out)
 {
     const tddp_launch_worker *worker = &agent->workers[local_rank];
@@ -75,7 +75,7 @@ static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words
     };
 }
 
-static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, words *texts)
+static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, messages *texts)
 {
     const tddp_launch_world *world = &agent->world;
     bool joining = agent->phase == TDDP_LAUNCH_JOINING;
@@ -132,7 +132,7 @@ void tddp_launch_agent_look(tddp_launch_agent *agent)
         return;
     }
     tddp_launch_view_worker *workers = tddp_alloc_array((size_t)agent->count, sizeof *workers);
-    words *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
+    messages *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
     if (workers && texts) {
         show(agent, workers, texts);
     }

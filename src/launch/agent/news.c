@@ -80,7 +80,7 @@ static void take_news(tddp_launch_agent *agent, tddp_launch_news news,
     case TDDP_LAUNCH_NEWS_DONE:
         take_done(agent);
         break;
-    case TDDP_LAUNCH_NEWS_TELL:
+    case TDDP_LAUNCH_NEWS_STATUS:
         (void)snprintf(agent->told, sizeof agent->told, "%.*s", (int)sizeof agent->told - 1, text);
         tddp_launch_console_say(&agent->console, "%s", text);
         break;
@@ -124,5 +124,5 @@ void tddp_launch_agent_tell_leave(const tddp_launch_agent *agent, const char *wh
         (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
     }
     (void)snprintf(text, sizeof text, "%s %s", node, what);
-    tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_LEAVE, text);
+    tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_LEAVE, text);
 }

@@ -139,9 +139,9 @@ static void tell_failure(tddp_launch_agent *agent, const tddp_launch_worker *roo
 {
     char text[TDDP_LAUNCH_NEWS_BYTES];
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_tell(
+        tddp_launch_rendezvous_report(
             agent->rendezvous,
-            root->error.consequence ? TDDP_LAUNCH_TALE_HURT : TDDP_LAUNCH_TALE_FAILED,
+            root->error.consequence ? TDDP_LAUNCH_NODE_FAILED_AFTER_PEER : TDDP_LAUNCH_NODE_FAILED,
             tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
                                        sizeof text));
     }
@@ -350,7 +350,7 @@ static void all_succeeded(tddp_launch_agent *agent)
 {
     if (agent->rendezvous) {
         enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_rendezvous_tell(agent->rendezvous, TDDP_LAUNCH_TALE_DONE, "");
+        tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_DONE, "");
     } else {
         tddp_launch_agent_sweep(agent);
     }

@@ -365,14 +365,14 @@ void tddp_launch_election_resign(tddp_launch_election *election)
     }
 }
 
-bool tddp_launch_election_end(tddp_launch_election *election, const char *word)
+bool tddp_launch_election_end(tddp_launch_election *election, const char *message)
 {
     bool all = true;
     for (int i = 0; i < election->opts.count; i++) {
         char present[TDDP_LAUNCH_LEASE_BYTES];
         tddp_launch_vote *vote = &election->votes[i];
         vote->ended = vote->ended || election->opts.exchange(election->opts.context, i, "ended", "",
-                                                             word, present) == TDDP_OK;
+                                                             message, present) == TDDP_OK;
         all = all && vote->ended;
     }
     return all;

@@ -93,8 +93,8 @@ bool tddp_launch_election_leads(const tddp_launch_election *election);
  * leader. */
 void tddp_launch_election_resign(tddp_launch_election *election);
 
-/* Leaves `word`, the end of the job, with every voter that has none yet and answers; nobody stands
- * there any more. Returns whether all have it. */
-bool tddp_launch_election_end(tddp_launch_election *election, const char *word);
+/* Leaves `message`, the end of the job, with every voter that has none yet and answers; nobody
+ * stands there any more. Returns whether all have it. */
+bool tddp_launch_election_end(tddp_launch_election *election, const char *message);
 
 #endif

@@ -24,7 +24,7 @@ enum {
 /* What one look at all endpoints has led to. */
 typedef struct look {
     tddp_launch_leader leader;
-    tddp_launch_word *end;
+    tddp_launch_message *end;
     int64_t until_ns;                       /* no attempt lasts longer */
     bool silent[TDDP_LAUNCH_MAX_ENDPOINTS]; /* tried, and no way there */
     bool gone[TDDP_LAUNCH_MAX_ENDPOINTS];   /* its host answers: nobody listens, or leads, there */
@@ -128,16 +128,16 @@ static tddp_status peek(const tddp_launch_node *node, tddp_store *store, const c
 
 /* Whether the job has ended there; for a node that was in it that is the end. */
 static tddp_status look_for_end(const tddp_launch_node *node, tddp_store *store, bool *ended,
-                                tddp_launch_word *end)
+                                tddp_launch_message *end)
 {
     tddp_blob value;
     tddp_status status = peek(node, store, "ended", &value);
     *ended = status == TDDP_OK && value.data;
-    if (*ended && node->was_in && end->kind != TDDP_LAUNCH_WORD_END) {
-        tddp_launch_word word;
-        status = tddp_launch_word_decode(value.data, value.size, &word);
+    if (*ended && node->was_in && end->kind != TDDP_LAUNCH_MESSAGE_END) {
+        tddp_launch_message message;
+        status = tddp_launch_message_decode(value.data, value.size, &message);
         if (status == TDDP_OK) {
-            *end = word;
+            *end = message;
         }
     }
     tddp_blob_free(&value);
@@ -271,7 +271,7 @@ static tddp_status look_around(tddp_launch_node *node, look *seen)
             i--; /* orders for later: once more */
         }
     }
-    if (seen->end->kind == TDDP_LAUNCH_WORD_END) {
+    if (seen->end->kind == TDDP_LAUNCH_MESSAGE_END) {
         return tddp_fail(TDDP_NOT_FOUND, "the job has ended");
     }
     return tddp_fail(TDDP_TIMEOUT, "nobody leads");
@@ -307,7 +307,7 @@ static void report(const tddp_launch_node *node, const char *tried, int64_t *rep
     }
     char *line = tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
     if (line) {
-        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, line);
+        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_STATUS, NULL, line);
     }
     free(line);
     *report_at = tddp_deadline_after_ms(node->times.report_ms);
@@ -326,13 +326,14 @@ static void note_lost(const tddp_launch_node *node, const look *seen, tddp_launc
         *deadline = !search->gone && soon < *deadline ? soon : *deadline;
         search->gone = true;
     } else if (search->line && !search->reported && tddp_now_ns() >= silent_at) {
-        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_TELL, NULL, search->line);
+        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_STATUS, NULL,
+                                         search->line);
         search->reported = true;
     }
 }
 
 tddp_status tddp_launch_find_leader(tddp_launch_node *node, tddp_launch_search *search,
-                                    tddp_launch_leader *out, tddp_launch_word *end)
+                                    tddp_launch_leader *out, tddp_launch_message *end)
 {
     char tried[TDDP_LAUNCH_MAX_ENDPOINTS * (WHY_BYTES + ENDPOINT_BYTES)];
     int64_t deadline = tddp_deadline_after_ms(search->limit_ms);

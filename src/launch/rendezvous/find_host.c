@@ -64,10 +64,10 @@ static tddp_status host_free_one(tddp_launch_node *node)
 /* Looks for a leader that is there or will be in a moment. */
 static tddp_status find_for_a_moment(tddp_launch_node *node, tddp_launch_leader *out)
 {
-    tddp_launch_word end = {0};
+    tddp_launch_message end = {0};
     tddp_launch_search search = {.limit_ms = DEFER_MS, .lost = -1};
     tddp_status status = tddp_launch_find_leader(node, &search, out, &end);
-    tddp_launch_word_free(&end);
+    tddp_launch_message_free(&end);
     return status;
 }
 

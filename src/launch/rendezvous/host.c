@@ -1,7 +1,7 @@
 /*
  * The host of an endpoint: its store's server, the election's thread, and the start and end of both
  * threads. The agent's rendezvous thread enters start, stop and over; the others are this room's
- * own. Invariant: the council stops before leases are given back, and the server goes last.
+ * own. Invariant: the coordinator stops before leases are given back, and the server goes last.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,9 +61,9 @@ static const char *note_step(tddp_launch_host *host, const tddp_launch_election 
     host->until_ns = election->until_ns;
     *stop = host->stop_election;
     *hand_over = host->hand_over;
-    const char *word = host->end_word;
+    const char *message = host->end_message;
     pthread_mutex_unlock(&host->lock);
-    return word;
+    return message;
 }
 
 static void *elect(void *data)
@@ -77,7 +77,7 @@ static void *elect(void *data)
     bool stop = false;
     bool hand_over = false;
     bool told = false;
-    const char *word = NULL;
+    const char *message = NULL;
     tddp_launch_voters_init(voters, opts->endpoints, opts->endpoint_count, opts->endpoint_index,
                             host->address, host->port, opts->run_id,
                             lease_ms / SHARES < ANSWER_MS ? lease_ms / SHARES : ANSWER_MS,
@@ -92,9 +92,9 @@ static void *elect(void *data)
     tddp_launch_election_init(&election, &how);
     while (!stop) {
         tddp_launch_election_step(&election);
-        word = note_step(host, &election, &stop, &hand_over);
-        if (word && !told) {
-            told = tddp_launch_election_end(&election, word);
+        message = note_step(host, &election, &stop, &hand_over);
+        if (message && !told) {
+            told = tddp_launch_election_end(&election, message);
         }
         if (!stop) {
             int64_t pause_ms = tddp_launch_election_pause_ns(&election) / TDDP_NS_PER_MS;
@@ -103,9 +103,9 @@ static void *elect(void *data)
         }
     }
     voters->cancel = NULL; /* it is triggered: what follows is to be done still */
-    if (word && !told) {
-        (void)tddp_launch_election_end(&election, word);
-    } else if (hand_over && !word) {
+    if (message && !told) {
+        (void)tddp_launch_election_end(&election, message);
+    } else if (hand_over && !message) {
         tddp_launch_election_resign(&election);
     }
     tddp_launch_voters_close(voters);
@@ -151,18 +151,18 @@ static tddp_status start_server(tddp_launch_host *host)
 static tddp_status start_threads(tddp_launch_host *host)
 {
     bool alone = host->opts.endpoint_count == 1;
-    tddp_status status =
-        tddp_thread_start(&host->council_thread, "torchrun-host", tddp_launch_host_council, host);
+    tddp_status status = tddp_thread_start(&host->coordinator_thread, "torchrun-host",
+                                           tddp_launch_host_coordinator, host);
     if (status != TDDP_OK || alone) {
         return status;
     }
     status = tddp_thread_start(&host->election_thread, "torchrun-vote", elect, host);
     if (status != TDDP_OK) {
         pthread_mutex_lock(&host->lock);
-        host->stop_council = true;
-        tddp_cancel_trigger(host->council_cancel);
+        host->stop_coordinator = true;
+        tddp_cancel_trigger(host->coordinator_cancel);
         pthread_mutex_unlock(&host->lock);
-        (void)pthread_join(host->council_thread, NULL);
+        (void)pthread_join(host->coordinator_thread, NULL);
     }
     return status;
 }
@@ -170,10 +170,10 @@ static tddp_status start_threads(tddp_launch_host *host)
 static void free_host(tddp_launch_host *host)
 {
     tddp_store_server_stop(host->server);
-    tddp_cancel_free(host->council_cancel);
+    tddp_cancel_free(host->coordinator_cancel);
     tddp_cancel_free(host->election_cancel);
     (void)pthread_mutex_destroy(&host->lock);
-    free(host->end_word);
+    free(host->end_message);
     free(host);
 }
 
@@ -218,7 +218,7 @@ tddp_status tddp_launch_host_start(const tddp_launch_host_opts *opts, tddp_launc
         host->term = any_term();
         host->until_ns = INT64_MAX;
     }
-    status = tddp_cancel_create(&host->council_cancel);
+    status = tddp_cancel_create(&host->coordinator_cancel);
     status = status == TDDP_OK ? tddp_cancel_create(&host->election_cancel) : status;
     status = status == TDDP_OK ? start_server(host) : status;
     status = status == TDDP_OK ? start_threads(host) : status;
@@ -262,11 +262,11 @@ void tddp_launch_host_stop(tddp_launch_host *host, bool graceful)
         return;
     }
     pthread_mutex_lock(&host->lock);
-    host->stop_council = true;
+    host->stop_coordinator = true;
     host->hand_over = graceful;
-    tddp_cancel_trigger(host->council_cancel);
+    tddp_cancel_trigger(host->coordinator_cancel);
     pthread_mutex_unlock(&host->lock);
-    (void)pthread_join(host->council_thread, NULL);
+    (void)pthread_join(host->coordinator_thread, NULL);
     if (host->opts.endpoint_count > 1) {
         pthread_mutex_lock(&host->lock);
         host->stop_election = true;

@@ -1,7 +1,8 @@
 /*
  * The host: what a torchrun does that one of the endpoints names. It serves the store there and, on
- * threads of its own, votes (election.h), stands for leader, and while it leads runs the council
- * (council.h). With one endpoint it leads from the start. Keys and messages: text.h.
+ * threads of its own, votes (election.h), stands for leader, and while it leads runs the
+ * coordinator (coordinator.h). With one endpoint it leads from the start. Keys and messages:
+ * text.h.
  */
 #ifndef TDDP_LAUNCH_HOST_H
 #define TDDP_LAUNCH_HOST_H

@@ -1,9 +1,9 @@
 /*
  * A node's way through the rounds of a job, at one leader after the other. The thread has one wait:
- * for the council's next word, which an order of the agent or the next sign of life ends early.
- * Invariant: `stage` is WORKING exactly between the agent's JOINED and the news that the round is
- * over, and no round is asked for before the agent has cleared away the last one. Who leads is
- * find.c's, what words do is member_words.c's, places are member_place.c's.
+ * for the coordinator's next message, which an order of the agent or the next sign of life ends
+ * early. Invariant: `stage` is WORKING exactly between the agent's JOINED and the news that the
+ * round is over, and no round is asked for before the agent has cleared away the last one. Who
+ * leads is find.c's, what messages do is member_messages.c's, places are member_place.c's.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 enum {
     GRACE_MS = 500,       /* after the moment at which silence is loss */
-    LAST_WORD_MS = 500,   /* for the council to take note of a leave */
+    LAST_WORD_MS = 500,   /* for the coordinator to take note of a leave */
     GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the store */
     GOODBYE_STEP_MS = 10, /* between two looks whether they have */
     KEY_BYTES = 32
@@ -33,15 +33,15 @@ tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node)
     return (tddp_wait){node->times.read_ms, NULL};
 }
 
-void tddp_launch_node_post(tddp_launch_node *node, tddp_launch_news news, const char *text)
+void tddp_launch_node_send_news(tddp_launch_node *node, tddp_launch_news news, const char *text)
 {
-    tddp_launch_rendezvous_post(node->mailbox, news, NULL, text);
+    tddp_launch_rendezvous_send_news(node->mailbox, news, NULL, text);
 }
 
 /* Nothing more can be done here: says why. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
 {
-    tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_ERROR, text);
+    tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_ERROR, text);
     node->over = true;
 }
 
@@ -58,12 +58,13 @@ bool tddp_launch_node_obey(tddp_launch_node *node)
             orders->failed = true;
             memcpy(orders->failure, come.failure, sizeof orders->failure);
             int64_t limit_ms = node->times.silence_ms + GRACE_MS;
-            node->hurt_until = come.hurt ? tddp_deadline_after_ms(limit_ms) : tddp_now_ns();
+            node->report_failure_at =
+                come.after_peer ? tddp_deadline_after_ms(limit_ms) : tddp_now_ns();
         }
     }
     if (come.leave) {
         orders->leave = true;
-        memcpy(orders->farewell, come.farewell, sizeof orders->farewell);
+        memcpy(orders->leave_text, come.leave_text, sizeof orders->leave_text);
     }
     orders->quit |= come.quit;
     node->clear |= come.again;
@@ -73,17 +74,18 @@ bool tddp_launch_node_obey(tddp_launch_node *node)
 void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, const char *text)
 {
     if (node->stage == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_post(node, news, text);
+        tddp_launch_node_send_news(node, news, text);
     } else if (node->stage == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, text);
+        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, text);
     }
     node->stage = TDDP_LAUNCH_AWAITING;
     node->ready_told = false;
     node->orders.done = node->orders.failed = false;
-    node->hurt_until = INT64_MAX;
+    node->report_failure_at = INT64_MAX;
 }
 
-/* --- to the council -------------------------------------------------------------------------- */
+/* --- to the coordinator --------------------------------------------------------------------------
+ */
 
 tddp_status tddp_launch_node_push(tddp_launch_node *node, const tddp_launch_event *event)
 {
@@ -132,11 +134,11 @@ static tddp_status tell(tddp_launch_node *node)
         status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_DONE, node->round, "");
         orders->done = status != TDDP_OK;
     }
-    if (status == TDDP_OK && orders->failed && tddp_now_ns() >= node->hurt_until) {
+    if (status == TDDP_OK && orders->failed && tddp_now_ns() >= node->report_failure_at) {
         status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
                                             orders->failure);
         orders->failed = status != TDDP_OK;
-        node->hurt_until = INT64_MAX;
+        node->report_failure_at = INT64_MAX;
     }
     if (status == TDDP_OK && node->stage == TDDP_LAUNCH_AWAITING && node->clear &&
         !node->ready_told && !orders->leave) {
@@ -146,7 +148,7 @@ static tddp_status tell(tddp_launch_node *node)
     return status == TDDP_OK ? tddp_launch_node_beat(node) : status;
 }
 
-static tddp_status read_word(tddp_launch_node *node, const char *key)
+static tddp_status read_message(tddp_launch_node *node, const char *key)
 {
     tddp_wait wait = tddp_launch_answer_wait(node);
     tddp_blob value;
@@ -154,32 +156,33 @@ static tddp_status read_word(tddp_launch_node *node, const char *key)
     if (status != TDDP_OK) {
         return status;
     }
-    tddp_launch_word word;
-    status = tddp_launch_word_decode(value.data, value.size, &word);
+    tddp_launch_message message;
+    status = tddp_launch_message_decode(value.data, value.size, &message);
     tddp_blob_free(&value);
     if (status != TDDP_OK) {
         tddp_launch_node_give_up(node, tddp_error_message());
         return TDDP_OK;
     }
-    int number = node->next_word++;
-    status = tddp_launch_node_take_word(node, &word);
-    tddp_launch_word_free(&word);
+    int number = node->next_message++;
+    status = tddp_launch_node_take_message(node, &message);
+    tddp_launch_message_free(&message);
     if (status != TDDP_OK) {
-        node->next_word = number; /* its answer did not arrive: if the leader is back, once more */
+        node->next_message =
+            number; /* its answer did not arrive: if the leader is back, once more */
     }
     return status;
 }
 
-/* Waits for the next word, an order, or something due. */
+/* Waits for the next message, an order, or something due. */
 static tddp_status listen_on(tddp_launch_node *node, int64_t until)
 {
     char key[KEY_BYTES];
-    (void)snprintf(key, sizeof key, "word/%d", node->next_word);
+    (void)snprintf(key, sizeof key, "message/%d", node->next_message);
     tddp_slice slice = tddp_launch_slice(key);
     tddp_wait wait = {tddp_deadline_poll_ms(until), node->cancel};
     tddp_status status = tddp_store_wait(node->leader.store, &slice, 1, &wait);
     if (status == TDDP_OK) {
-        return read_word(node, key);
+        return read_message(node, key);
     }
     if (status == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
         node->over = true;
@@ -196,7 +199,8 @@ static tddp_status follow(tddp_launch_node *node)
     while (status == TDDP_OK && !node->over) {
         status = tell(node);
         if (status == TDDP_OK) {
-            int64_t due = node->beat_at < node->hurt_until ? node->beat_at : node->hurt_until;
+            int64_t due =
+                node->beat_at < node->report_failure_at ? node->beat_at : node->report_failure_at;
             status = listen_on(node, due);
         }
     }
@@ -205,38 +209,39 @@ static tddp_status follow(tddp_launch_node *node)
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-/* Says that this node goes; where it leads, gives the council a moment to say what follows. */
+/* Says that this node goes; where it leads, gives the coordinator a moment to say what follows. */
 static void say_leave(tddp_launch_node *node)
 {
-    const char *farewell = node->orders.leave ? node->orders.farewell : "torchrun has ended";
+    const char *leave_text = node->orders.leave ? node->orders.leave_text : "torchrun has ended";
     bool heard = false;
     int64_t deadline = tddp_deadline_after_ms(LAST_WORD_MS);
-    node->hurt_until = tddp_now_ns(); /* a failure told before must not be lost */
+    node->report_failure_at = tddp_now_ns(); /* a failure told before must not be lost */
     tddp_status status = tell(node);
     if (status == TDDP_OK) {
-        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_LEAVE, 0, farewell);
+        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_LEAVE, 0, leave_text);
     }
     while (status == TDDP_OK && tddp_launch_node_hosts_leader(node) && !heard &&
            tddp_now_ns() < deadline) {
         char key[KEY_BYTES];
-        (void)snprintf(key, sizeof key, "word/%d", node->next_word);
+        (void)snprintf(key, sizeof key, "message/%d", node->next_message);
         tddp_slice slice = tddp_launch_slice(key);
         tddp_wait wait = {tddp_deadline_poll_ms(deadline), NULL};
         tddp_blob value;
-        tddp_launch_word word;
+        tddp_launch_message message;
         status = tddp_store_get(node->leader.store, slice, &wait, &value);
         if (status == TDDP_OK) {
-            status = tddp_launch_word_decode(value.data, value.size, &word);
+            status = tddp_launch_message_decode(value.data, value.size, &message);
             tddp_blob_free(&value);
         }
         if (status == TDDP_OK) {
-            node->next_word++;
-            heard = word.kind == TDDP_LAUNCH_WORD_END || word.kind == TDDP_LAUNCH_WORD_OVER;
-            if (word.kind == TDDP_LAUNCH_WORD_END) {
+            node->next_message++;
+            heard =
+                message.kind == TDDP_LAUNCH_MESSAGE_END || message.kind == TDDP_LAUNCH_MESSAGE_OVER;
+            if (message.kind == TDDP_LAUNCH_MESSAGE_END) {
                 node->ended = true;
                 (void)!tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BYE, 0, "");
             }
-            tddp_launch_word_free(&word);
+            tddp_launch_message_free(&message);
         }
     }
 }
@@ -286,7 +291,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
 
 static tddp_status introduce(tddp_launch_node *node)
 {
-    tddp_launch_comer *self = &node->self;
+    tddp_launch_joiner *self = &node->self;
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random) {
         return tddp_fail_errno("getrandom");
@@ -324,7 +329,7 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
         .leader = {.endpoint = -1},
         .round = -1,
         .clear = true,
-        .hurt_until = INT64_MAX,
+        .report_failure_at = INT64_MAX,
     };
     tddp_status status = introduce(made);
     if (status != TDDP_OK) {

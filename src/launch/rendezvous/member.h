@@ -1,9 +1,9 @@
 /*
  * This node among the others: what the rendezvous thread does. member.c goes through a job's rounds
- * with the leader's council (text.h has the protocol), member_words.c does what the council says,
- * member_place.c works out this node's place in a round, member_leader.c takes a slot at a leader
- * and goes to the next one. find.c finds the leader, find_host.c has this node host a store. The
- * thread alone uses all of it.
+ * with the leader's coordinator (text.h has the protocol), member_messages.c does what the
+ * coordinator says, member_place.c works out this node's place in a round, member_leader.c takes a
+ * slot at a leader and goes to the next one. find.c finds the leader, find_host.c has this node
+ * host a store. The thread alone uses all of it.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
@@ -21,12 +21,12 @@
 typedef struct tddp_launch_orders {
     bool done;
     bool failed;
-    bool hurt; /* with `failed`: others know more, so they have the word first */
+    bool after_peer; /* with `failed`: others know more, so they have the message first */
     bool leave;
     bool again;
     bool quit;
     char failure[TDDP_LAUNCH_NEWS_BYTES];
-    char farewell[256];
+    char leave_text[256];
 } tddp_launch_orders;
 
 /* --- rendezvous.c: the mailbox --------------------------------------------------------------- */
@@ -35,8 +35,8 @@ typedef struct tddp_launch_orders {
 tddp_launch_orders tddp_launch_rendezvous_orders(tddp_launch_rendezvous *rendezvous);
 
 /* News for the agent; `world` only for JOINED. */
-void tddp_launch_rendezvous_post(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
-                                 const tddp_launch_world *world, const char *text);
+void tddp_launch_rendezvous_send_news(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
+                                      const tddp_launch_world *world, const char *text);
 
 /* --- the node -------------------------------------------------------------------------------- */
 
@@ -65,18 +65,19 @@ typedef struct tddp_launch_node {
     tddp_launch_host *host; /* NULL: this node hosts no store */
     int hosted;             /* its endpoint */
     tddp_launch_leader leader;
-    tddp_launch_comer self;
-    int slot;      /* at the leader; 0: none yet */
-    int next_word; /* at the leader */
+    tddp_launch_joiner self;
+    int slot;         /* at the leader; 0: none yet */
+    int next_message; /* at the leader */
     tddp_launch_stage stage;
     int round;       /* the last one this node was in, or -1 */
     bool clear;      /* no worker of it is left */
     bool ready_told; /* at the leader, for the next round */
     bool was_in;     /* the job took this node once, at some leader */
-    bool ended;      /* the council has ended the job */
+    bool ended;      /* the coordinator has ended the job */
     bool over;       /* nothing more is to be done but to say goodbye */
     tddp_launch_orders orders;
-    int64_t hurt_until; /* when a failure that others may know more of is told; INT64_MAX: none */
+    int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
+                                  none */
     int64_t beat_at;
     int64_t heard_ns; /* when the leader answered a beat last */
     tddp_launch_world world;
@@ -105,7 +106,7 @@ tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node);
 /* Takes new orders in; false if the node is to go. */
 bool tddp_launch_node_obey(tddp_launch_node *node);
 
-/* Tell the council; the latter with few words of its own. */
+/* Tell the coordinator; the latter with few messages of its own. */
 TDDP_NODISCARD tddp_status tddp_launch_node_push(tddp_launch_node *node,
                                                  const tddp_launch_event *event);
 TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
@@ -116,7 +117,7 @@ TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
 TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
 
 /* Tell the agent. */
-void tddp_launch_node_post(tddp_launch_node *node, tddp_launch_news news, const char *text);
+void tddp_launch_node_send_news(tddp_launch_node *node, tddp_launch_news news, const char *text);
 
 /* Tells it why nothing more can be done here. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
@@ -139,15 +140,16 @@ TDDP_NODISCARD tddp_status tddp_launch_node_enlist(tddp_launch_node *node);
 /* Whether the leader is this very process. */
 bool tddp_launch_node_hosts_leader(const tddp_launch_node *node);
 
-/* --- member_words.c -------------------------------------------------------------------------- */
+/* --- member_messages.c --------------------------------------------------------------------------
+ */
 
-/* Does what a word says. After a failure, which is one of the way to the leader, the same word may
- * be given once more. */
-TDDP_NODISCARD tddp_status tddp_launch_node_take_word(tddp_launch_node *node,
-                                                      const tddp_launch_word *word);
+/* Does what a message says. After a failure, which is one of the way to the leader, the same
+ * message may be given once more. */
+TDDP_NODISCARD tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
+                                                         const tddp_launch_message *message);
 
-/* The last word: no other follows. */
-void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word);
+/* The last message: no other follows. */
+void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message *message);
 
 /* --- find_host.c ------------------------------------------------------------------------------ */
 
@@ -173,22 +175,23 @@ typedef struct tddp_launch_search {
 /*
  * Looks for the leader until it is found or the time is up (at least once at all endpoints);
  * reports now and then what was tried. Errors: TDDP_CANCELED (the node is to go), TDDP_NOT_FOUND
- * (the job has ended: `*end` is its last word), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it
+ * (the job has ended: `*end` is its last message), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it
  * leads another kind of job), TDDP_OUT_OF_MEMORY. `*end` must be clear before.
  */
 TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node,
                                                    tddp_launch_search *search,
-                                                   tddp_launch_leader *out, tddp_launch_word *end);
+                                                   tddp_launch_leader *out,
+                                                   tddp_launch_message *end);
 void tddp_launch_leader_forget(tddp_launch_leader *leader);
 
 /* --- member_place.c --------------------------------------------------------------------------- */
 
 /* This node's place in a round, but for the workers' store; false if it is not in it. */
-bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_word *round);
+bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_message *round);
 
 /* On rank 0's node: opens the store for the workers of the round, unless it is open, and tells
  * where it is. */
 TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
-                                                        const tddp_launch_word *round);
+                                                        const tddp_launch_message *round);
 
 #endif

@@ -23,10 +23,10 @@ tddp_status tddp_launch_node_find_address(tddp_launch_node *node)
     return given ? tddp_launch_address_of(given, node->cancel, node->self.addr) : TDDP_OK;
 }
 
-/* What the council is to know of this node, at this leader. */
+/* What the coordinator is to know of this node, at this leader. */
 static void describe(tddp_launch_node *node)
 {
-    tddp_launch_comer *self = &node->self;
+    tddp_launch_joiner *self = &node->self;
     const char *leader = node->endpoints[node->leader.endpoint].host;
     tddp_status status;
     self->hosting = tddp_launch_node_hosts_leader(node);
@@ -40,20 +40,21 @@ static void describe(tddp_launch_node *node)
     }
 }
 
-/* How many words there have been: the past. */
-static tddp_status count_words(tddp_launch_node *node, int64_t *count)
+/* How many messages there have been: the past. */
+static tddp_status count_messages(tddp_launch_node *node, int64_t *count)
 {
-    tddp_slice words = tddp_launch_slice("words");
+    tddp_slice messages = tddp_launch_slice("messages");
     tddp_wait wait = tddp_launch_answer_wait(node);
     tddp_blob value;
     int there;
     *count = 0;
-    tddp_status status = tddp_store_check(node->leader.store, &words, 1, &wait, &there);
+    tddp_status status = tddp_store_check(node->leader.store, &messages, 1, &wait, &there);
     if (status == TDDP_OK && there) {
-        status = tddp_store_get(node->leader.store, words, &wait, &value);
+        status = tddp_store_get(node->leader.store, messages, &wait, &value);
         if (status == TDDP_OK) {
             if (!tddp_parse_int(value.data, 0, INT32_MAX - 1, count)) {
-                status = tddp_fail(TDDP_PROTOCOL, "the leader counts \"%.32s\" words", value.data);
+                status =
+                    tddp_fail(TDDP_PROTOCOL, "the leader counts \"%.32s\" messages", value.data);
             }
             tddp_blob_free(&value);
         }
@@ -64,22 +65,22 @@ static tddp_status count_words(tddp_launch_node *node, int64_t *count)
 tddp_status tddp_launch_node_enlist(tddp_launch_node *node)
 {
     int64_t slot;
-    int64_t words;
+    int64_t messages;
     tddp_wait wait = tddp_launch_answer_wait(node);
     describe(node);
     tddp_status status =
-        tddp_store_add(node->leader.store, tddp_launch_slice("comers"), 1, &wait, &slot);
+        tddp_store_add(node->leader.store, tddp_launch_slice("joiners"), 1, &wait, &slot);
     if (status == TDDP_OK) {
-        status = count_words(node, &words);
+        status = count_messages(node, &messages);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    node->next_word = (int)words + 1;
+    node->next_message = (int)messages + 1;
     node->ready_told = false;
     node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
     tddp_launch_event event = {
-        .kind = TDDP_LAUNCH_EVENT_JOIN, .slot = (int)slot, .comer = node->self};
+        .kind = TDDP_LAUNCH_EVENT_JOIN, .slot = (int)slot, .joiner = node->self};
     status = tddp_launch_node_push(node, &event);
     if (status == TDDP_OK) {
         node->slot = (int)slot;
@@ -126,20 +127,21 @@ static bool may_wait(const tddp_launch_node *node)
     return node->stage == TDDP_LAUNCH_AWAITING || node->world.restart < node->options->max_restarts;
 }
 
-/* Ends the round here for a reason that costs a restart; the council is told once it is back. */
+/* Ends the round here for a reason that costs a restart; the coordinator is told once it is back.
+ */
 static void abandon_round(tddp_launch_node *node, const char *text)
 {
     if (node->stage != TDDP_LAUNCH_AWAITING) {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_FAILED, text);
         node->orders.failed = true;
         (void)snprintf(node->orders.failure, sizeof node->orders.failure, "%s", text);
-        node->hurt_until = tddp_now_ns();
+        node->report_failure_at = tddp_now_ns();
     }
 }
 
 /* The leader was silent for too long, or is gone. */
 static tddp_status outlive_loss(tddp_launch_node *node, const tddp_launch_leader *last, bool gone,
-                                const char *text, tddp_launch_leader *out, tddp_launch_word *end)
+                                const char *text, tddp_launch_leader *out, tddp_launch_message *end)
 {
     tddp_launch_search search = {.limit_ms = node->times.join_ms, .lost = -1};
     if (node->endpoint_count > 1) {
@@ -159,7 +161,7 @@ static tddp_status outlive_loss(tddp_launch_node *node, const tddp_launch_leader
 /* Finds the leader again whose connection was lost, or the next one. `text` is what is said of it
  * if it is gone. */
 static tddp_status find_again(tddp_launch_node *node, const tddp_launch_leader *last,
-                              const char *text, tddp_launch_leader *out, tddp_launch_word *end)
+                              const char *text, tddp_launch_leader *out, tddp_launch_message *end)
 {
     const tddp_launch_times *times = &node->times;
     int64_t limit_ms = times->silence_ms - 2 * times->margin_ms -
@@ -188,7 +190,7 @@ static tddp_status find_again(tddp_launch_node *node, const tddp_launch_leader *
     } else if (status == TDDP_OK && search.reported && out->endpoint == last->endpoint &&
                out->term == last->term) {
         (void)snprintf(line, sizeof line, "%s answers again", host);
-        tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, line);
+        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, line);
     }
     return status;
 }
@@ -197,7 +199,7 @@ bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason)
 {
     tddp_launch_leader last = node->leader;
     tddp_launch_leader found;
-    tddp_launch_word end = {0};
+    tddp_launch_message end = {0};
     tddp_launch_search search = {.limit_ms = node->times.join_ms, .lost = -1};
     char *text = reason ? describe_loss(node, &last, reason) : NULL;
     tddp_launch_leader_forget(&node->leader);
@@ -218,6 +220,6 @@ bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason)
         }
     }
     free(text);
-    tddp_launch_word_free(&end);
+    tddp_launch_message_free(&end);
     return !node->over;
 }

@@ -7,7 +7,7 @@
 
 #include "launch/rendezvous/member.h"
 
-static int find_slot(const tddp_launch_word *round, int slot)
+static int find_slot(const tddp_launch_message *round, int slot)
 {
     for (int i = 0; i < round->count; i++) {
         if (round->members[i].slot == slot) {
@@ -17,7 +17,7 @@ static int find_slot(const tddp_launch_word *round, int slot)
     return -1;
 }
 
-bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_word *round)
+bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_message *round)
 {
     int rank = find_slot(round, node->slot);
     if (rank < 0) {
@@ -53,7 +53,7 @@ bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_word *roun
 /* --- the workers' store ---------------------------------------------------------------------- */
 
 /* Where the others find what listens here. */
-static tddp_status choose_address(const tddp_launch_node *node, const tddp_launch_word *round,
+static tddp_status choose_address(const tddp_launch_node *node, const tddp_launch_message *round,
                                   char address[TDDP_LAUNCH_ADDRESS_BYTES])
 {
     if (node->options->local_addr) {
@@ -81,7 +81,7 @@ static bool shares_store(const tddp_launch_node *node)
            node->endpoint_count == 1;
 }
 
-tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_launch_word *round)
+tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_launch_message *round)
 {
     tddp_launch_event event = {
         .kind = TDDP_LAUNCH_EVENT_MASTER, .slot = node->slot, .round = round->round};

@@ -15,12 +15,12 @@
 
 enum { END_MS = 1000 };
 
-typedef struct letter {
-    struct letter *next;
+typedef struct news_item {
+    struct news_item *next;
     tddp_launch_news news;
     tddp_launch_world world;
     char text[];
-} letter;
+} news_item;
 
 struct tddp_launch_rendezvous {
     tddp_launch_node *node;
@@ -29,18 +29,18 @@ struct tddp_launch_rendezvous {
     tddp_cancel *cancel;
     tddp_cancel *bell; /* there are news */
     tddp_launch_orders orders;
-    letter *first;
-    letter **last; /* where the next letter is hung on */
+    news_item *first;
+    news_item **last; /* where the next news_item is hung on */
     bool over;
 };
 
 /* --- the thread's side ----------------------------------------------------------------------- */
 
-void tddp_launch_rendezvous_post(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
-                                 const tddp_launch_world *world, const char *text)
+void tddp_launch_rendezvous_send_news(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
+                                      const tddp_launch_world *world, const char *text)
 {
     size_t length = strnlen(text, TDDP_LAUNCH_NEWS_BYTES - 1);
-    letter *made = tddp_alloc(sizeof *made + length + 1);
+    news_item *made = tddp_alloc(sizeof *made + length + 1);
     if (!made) {
         /* What must be known comes again as the end of the thread; nothing else can be done. */
         tddp_log(TDDP_LOG_ERROR, "launch", "%s", tddp_error_message());
@@ -84,8 +84,8 @@ static void *body(void *data)
 static void release(tddp_launch_rendezvous *rendezvous)
 {
     tddp_launch_node_free(rendezvous->node);
-    for (letter *each = rendezvous->first; each;) {
-        letter *next = each->next;
+    for (news_item *each = rendezvous->first; each;) {
+        news_item *next = each->next;
         free(each);
         each = next;
     }
@@ -135,7 +135,7 @@ tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
 {
     pthread_mutex_lock(&rendezvous->lock);
     tddp_cancel_reset(rendezvous->bell);
-    letter *taken = rendezvous->first;
+    news_item *taken = rendezvous->first;
     if (taken) {
         rendezvous->first = taken->next;
         if (!taken->next) {
@@ -155,24 +155,24 @@ tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
     return news;
 }
 
-void tddp_launch_rendezvous_tell(tddp_launch_rendezvous *rendezvous, tddp_launch_tale tale,
-                                 const char *text)
+void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_launch_node_state state,
+                                   const char *text)
 {
     pthread_mutex_lock(&rendezvous->lock);
     tddp_launch_orders *orders = &rendezvous->orders;
-    switch (tale) {
-    case TDDP_LAUNCH_TALE_DONE:
+    switch (state) {
+    case TDDP_LAUNCH_NODE_DONE:
         orders->done = true;
         break;
-    case TDDP_LAUNCH_TALE_FAILED:
-    case TDDP_LAUNCH_TALE_HURT:
+    case TDDP_LAUNCH_NODE_FAILED:
+    case TDDP_LAUNCH_NODE_FAILED_AFTER_PEER:
         orders->failed = true;
-        orders->hurt = tale == TDDP_LAUNCH_TALE_HURT;
+        orders->after_peer = state == TDDP_LAUNCH_NODE_FAILED_AFTER_PEER;
         (void)snprintf(orders->failure, sizeof orders->failure, "%s", text);
         break;
-    case TDDP_LAUNCH_TALE_LEAVE:
+    case TDDP_LAUNCH_NODE_LEAVE:
         orders->leave = true;
-        (void)snprintf(orders->farewell, sizeof orders->farewell, "%s", text);
+        (void)snprintf(orders->leave_text, sizeof orders->leave_text, "%s", text);
         break;
     }
     tddp_cancel_trigger(rendezvous->cancel);

@@ -20,7 +20,7 @@ typedef enum tddp_launch_news {
     TDDP_LAUNCH_NEWS_ENDED,   /* the job has failed: no round follows */
     TDDP_LAUNCH_NEWS_STOPPED, /* the job is over because a node's torchrun was told to end */
     TDDP_LAUNCH_NEWS_ERROR,   /* this node cannot take part, or not any more */
-    TDDP_LAUNCH_NEWS_TELL,    /* nothing has happened: what is waited for, to be shown */
+    TDDP_LAUNCH_NEWS_STATUS,  /* nothing has happened: what is waited for, to be shown */
 } tddp_launch_news;
 
 /* Starts joining; errors come as news. Caller: tddp_launch_rendezvous_end(). `options` and `run_id`
@@ -41,16 +41,17 @@ tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
                                              char text[TDDP_LAUNCH_NEWS_BYTES]);
 
 /* How this node fares. */
-typedef enum tddp_launch_tale {
-    TDDP_LAUNCH_TALE_DONE,   /* its workers have succeeded */
-    TDDP_LAUNCH_TALE_FAILED, /* one has failed */
-    TDDP_LAUNCH_TALE_HURT,   /* one has failed since it lost a peer, so that others know more */
-    TDDP_LAUNCH_TALE_LEAVE,  /* it takes no part any more */
-} tddp_launch_tale;
+typedef enum tddp_launch_node_state {
+    TDDP_LAUNCH_NODE_DONE,              /* its workers have succeeded */
+    TDDP_LAUNCH_NODE_FAILED,            /* one has failed */
+    TDDP_LAUNCH_NODE_FAILED_AFTER_PEER, /* one has failed since it lost a peer, so that others know
+                                           more */
+    TDDP_LAUNCH_NODE_LEAVE,             /* it takes no part any more */
+} tddp_launch_node_state;
 
 /* Tells the other nodes. Never blocks. */
-void tddp_launch_rendezvous_tell(tddp_launch_rendezvous *rendezvous, tddp_launch_tale tale,
-                                 const char *text);
+void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_launch_node_state state,
+                                   const char *text);
 
 /* Once this node's workers are gone and it wants to go on: joins the next round. Never blocks. */
 void tddp_launch_rendezvous_again(tddp_launch_rendezvous *rendezvous);

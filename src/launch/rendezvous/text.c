@@ -1,7 +1,7 @@
 /*
- * Events as text, and the reading and writing of lines that events and words share. Called by the
- * member's and the host's threads; holds no state. Everything that comes from a store is checked
- * here: what decodes is within the limits of text.h. Words are text_word.c's.
+ * Events as text, and the reading and writing of lines that events and messages share. Called by
+ * the member's and the host's threads; holds no state. Everything that comes from a store is
+ * checked here: what decodes is within the limits of text.h. Messages are text_message.c's.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -58,10 +58,10 @@ static tddp_status write_field(tddp_bytes *out, const char *key, const char *nam
     return status == TDDP_OK ? tddp_launch_write_name(out, name) : status;
 }
 
-static tddp_status write_comer(tddp_bytes *out, const tddp_launch_comer *comer)
+static tddp_status write_joiner(tddp_bytes *out, const tddp_launch_joiner *joiner)
 {
     const char *const names[][2] = {
-        {"id", comer->id}, {"host", comer->host}, {"role", comer->role}, {"addr", comer->addr}};
+        {"id", joiner->id}, {"host", joiner->host}, {"role", joiner->role}, {"addr", joiner->addr}};
     tddp_status status = TDDP_OK;
     for (size_t i = 0; status == TDDP_OK && i < sizeof names / sizeof names[0]; i++) {
         status = write_field(out, names[i][0], names[i][1]);
@@ -71,8 +71,8 @@ static tddp_status write_comer(tddp_bytes *out, const tddp_launch_comer *comer)
             out,
             "\npid=%lld\nlocal_size=%d\nnode_rank=%d\nlast_rank=%d\nround=%d\nrestart=%d\n"
             "nodes=%d\nhosting=%d",
-            (long long)comer->pid, comer->local_size, comer->node_rank, comer->last_rank,
-            comer->round, comer->restart, comer->nodes, comer->hosting);
+            (long long)joiner->pid, joiner->local_size, joiner->node_rank, joiner->last_rank,
+            joiner->round, joiner->restart, joiner->nodes, joiner->hosting);
     }
     return status;
 }
@@ -85,7 +85,7 @@ tddp_status tddp_launch_event_encode(const tddp_launch_event *event, tddp_bytes 
     }
     switch (event->kind) {
     case TDDP_LAUNCH_EVENT_JOIN:
-        return write_comer(out, &event->comer);
+        return write_joiner(out, &event->joiner);
     case TDDP_LAUNCH_EVENT_READY:
     case TDDP_LAUNCH_EVENT_DONE:
         return tddp_launch_write(out, " %d", event->round);
@@ -246,17 +246,17 @@ bool tddp_launch_read_rest(tddp_launch_reader *reader, char *out, size_t size)
 }
 
 /* One line of a join. A key that is not known is an error: all nodes run the same version. */
-static bool read_field(tddp_launch_reader *reader, tddp_launch_comer *comer)
+static bool read_field(tddp_launch_reader *reader, tddp_launch_joiner *joiner)
 {
     const struct {
         const char *key;
         char *name;
         size_t size;
     } names[] = {
-        {"id=", comer->id, sizeof comer->id},
-        {"host=", comer->host, sizeof comer->host},
-        {"role=", comer->role, sizeof comer->role},
-        {"addr=", comer->addr, sizeof comer->addr},
+        {"id=", joiner->id, sizeof joiner->id},
+        {"host=", joiner->host, sizeof joiner->host},
+        {"role=", joiner->role, sizeof joiner->role},
+        {"addr=", joiner->addr, sizeof joiner->addr},
     };
     const struct {
         const char *key;
@@ -264,12 +264,12 @@ static bool read_field(tddp_launch_reader *reader, tddp_launch_comer *comer)
         int min;
         int max;
     } numbers[] = {
-        {"local_size=", &comer->local_size, 1, TDDP_LAUNCH_MOST_MEMBERS},
-        {"node_rank=", &comer->node_rank, -1, TDDP_LAUNCH_MOST_MEMBERS},
-        {"last_rank=", &comer->last_rank, -1, TDDP_LAUNCH_MOST_MEMBERS},
-        {"round=", &comer->round, -1, TDDP_LAUNCH_HIGHEST_ROUND},
-        {"restart=", &comer->restart, 0, TDDP_LAUNCH_HIGHEST_ROUND},
-        {"nodes=", &comer->nodes, 0, TDDP_LAUNCH_MOST_MEMBERS},
+        {"local_size=", &joiner->local_size, 1, TDDP_LAUNCH_MOST_MEMBERS},
+        {"node_rank=", &joiner->node_rank, -1, TDDP_LAUNCH_MOST_MEMBERS},
+        {"last_rank=", &joiner->last_rank, -1, TDDP_LAUNCH_MOST_MEMBERS},
+        {"round=", &joiner->round, -1, TDDP_LAUNCH_HIGHEST_ROUND},
+        {"restart=", &joiner->restart, 0, TDDP_LAUNCH_HIGHEST_ROUND},
+        {"nodes=", &joiner->nodes, 0, TDDP_LAUNCH_MOST_MEMBERS},
     };
     int hosting;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -286,26 +286,26 @@ static bool read_field(tddp_launch_reader *reader, tddp_launch_comer *comer)
         }
     }
     if (tddp_launch_read_literal(reader, "pid=")) {
-        return tddp_launch_read_number(reader, 0, INT64_MAX, &comer->pid) &&
+        return tddp_launch_read_number(reader, 0, INT64_MAX, &joiner->pid) &&
                tddp_launch_read_line_end(reader);
     }
     if (tddp_launch_read_literal(reader, "hosting=")) {
         bool good = tddp_launch_read_int(reader, 0, 1, &hosting);
-        comer->hosting = good && hosting;
+        joiner->hosting = good && hosting;
         return good && tddp_launch_read_line_end(reader);
     }
     return false;
 }
 
-static bool read_comer(tddp_launch_reader *reader, tddp_launch_comer *comer)
+static bool read_joiner(tddp_launch_reader *reader, tddp_launch_joiner *joiner)
 {
-    comer->node_rank = comer->last_rank = comer->round = -1;
+    joiner->node_rank = joiner->last_rank = joiner->round = -1;
     while (reader->at < reader->end) {
-        if (!read_field(reader, comer)) {
+        if (!read_field(reader, joiner)) {
             return false;
         }
     }
-    return comer->local_size > 0; /* the others have good defaults */
+    return joiner->local_size > 0; /* the others have good defaults */
 }
 
 static bool read_body(tddp_launch_reader *reader, tddp_launch_event *event)
@@ -313,7 +313,7 @@ static bool read_body(tddp_launch_reader *reader, tddp_launch_event *event)
     const int last = TDDP_LAUNCH_HIGHEST_ROUND;
     switch (event->kind) {
     case TDDP_LAUNCH_EVENT_JOIN:
-        return tddp_launch_read_line_end(reader) && read_comer(reader, &event->comer);
+        return tddp_launch_read_line_end(reader) && read_joiner(reader, &event->joiner);
     case TDDP_LAUNCH_EVENT_READY:
     case TDDP_LAUNCH_EVENT_DONE:
         return tddp_launch_read_blank(reader) &&

@@ -1,76 +1,66 @@
 /*
- * What nodes and council say to each other: events go from the nodes to the council, words from the
- * council to the nodes. Both are short texts in a store, readable by eye; this page is the
- * protocol.
+ * The protocol between nodes and coordinator: nodes send events to the coordinator, the coordinator
+ * sends messages to the nodes. Both are short texts in a store, readable by eye.
  *
- * One torchrun of those that an endpoint names leads: it hosts the store that counts and runs the
- * council (council.h) beside it (host.h). Every node, the leader's own among them, has a member
- * thread (rendezvous.h). Council and members share nothing but the leader's store.
+ * One of the torchruns at the endpoints leads: it hosts the store and runs the coordinator
+ * (coordinator.h) beside it (host.h). Every node, including the leader's own, has a member thread
+ * (rendezvous.h). Coordinator and members share nothing but the leader's store.
  *
  * Keys, all below torchrun/RUN_ID/.
  *
  * In the store of every endpoint (election.h):
  *
- * lease:
- *     whom this endpoint votes for: "ENDPOINT TERM COUNT"; COUNT grows while the leader lives.
- *     "" (or absent), "young" and "free": nobody
- * term:
- *     the last term granted here whose lease was taken back or ran out
- * ended:
- *     the word `end` of a job that is over. A node that was in the job takes it for that word; to
- *     a newcomer this endpoint is not there yet
+ *   - lease: whom this endpoint votes for, "ENDPOINT TERM COUNT"; COUNT grows while the leader
+ *     lives. "" (or absent), "young" and "free": nobody
+ *   - term: the last term granted here whose lease was returned or ran out
+ *   - ended: the message `end` of a job that is over. A node that was in the job takes it for that
+ *     message; for a newcomer this endpoint is not there yet
  *
- * In the leader's store, below TERM/ as well (e.g. 3/open):
+ * In the leader's store, below TERM/ as well (3/open, for instance):
  *
- * open:
- *     the council listens, and for a job of this kind (tddp_launch_job_text() in host.h). It goes
- *     away when the leader is deposed or hands over: look for the next one
- * comers:
- *     ADD 1 gives a node its SLOT: 1, 2, ...
- * events:
- *     a queue (tddp_store_queue_push): every node puts events in, the council takes them out
- * words:
- *     how many words there are; set after the word itself
- * word/K:
- *     the Kth word (K = 1, 2, ...); never changed
+ *   - open: the coordinator listens, for a job of this kind (tddp_launch_job_text() in host.h). It
+ *     is deleted when the leader is deposed or hands over: look for the next leader
+ *   - joiners: ADD 1 gives a node its SLOT: 1, 2, ...
+ *   - events: a queue (tddp_store_queue_push) that nodes push to and the coordinator pops from
+ *   - messages: the number of messages so far; set after the message itself
+ *   - message/K: the Kth message (K = 1, 2, ...); never changed
  *
- * With one endpoint there is no vote: `lease` is "0 TERM 0" for ever, and TERM any number, so that
- * one that was started again is not taken for the one before.
+ * With one endpoint there is no vote: `lease` is always "0 TERM 0", and TERM is random, so that an
+ * endpoint that was started again is not taken for the one before.
  *
- * A node's way:
+ * What a node does:
  *
  *   1. Find the leader: at the endpoints in order, `lease` names ENDPOINT and TERM; it leads if its
- *      store has TERM/open. Compare that text with one's own: the nodes must be of one mind.
- *   2. ADD comers: SLOT. Read `words` (absent: 0): those words are the past; await word/(words + 1)
- *      and on, in order, from now on. Then push `join`, and from then on `beat` every half second.
- *   3. With no worker left of earlier rounds push `ready SLOT ROUND`, where ROUND is one more than
+ *      store has TERM/open. Compare that text with its own: all nodes need the same settings.
+ *   2. ADD joiners: SLOT. Read `messages` (absent: 0): those are in the past; wait for
+ *      message/(messages + 1) and on, in order. Then push `join`, and from then on a `beat` every
+ *      half second.
+ *   3. With no worker of earlier rounds left, push `ready SLOT ROUND`, where ROUND is one more than
  *      that of the last round this process was in (0 if none).
- *   4. `round N` with one's own slot: the node is in. Its rank 0 opens the workers' store and
- *      pushes `master`; `master N` comes back to all, workers start. `round N` without one's slot:
- *      wait on; if `spare` came before, the node is one.
+ *   4. `round N` that lists its slot: the node is in. The node with rank 0 opens the workers' store
+ *      and pushes `master`; `master N` comes back to all, and workers start. `round N` without its
+ *      slot: wait on; if `spare` came before, the node is one.
  *   5. The workers succeed: `done`. One fails: `failed`. The agent was told to end: `leave`.
- *   6. `over N`: end the workers, then 3. with ROUND = N + 1. `over` of a round one is not in says
- *      nothing.
- *   7. `end`: push `bye`, which tells the leader that it may take its store away, and finish.
- *      `refuse SLOT` with one's own slot: the job does not take this node; finish, no `bye`.
- *      `anew SLOT`: the council has given this slot up (the node was silent for too long): end the
- *      workers, then 2. with a new SLOT.
+ *   6. `over N`: end the workers, then 3. with ROUND = N + 1. Ignore `over` of any other round.
+ *   7. `end`: push `bye`, which tells the leader that it may stop its store, and finish.
+ *      `refuse SLOT` with its slot: the job does not take this node; finish, without `bye`.
+ *      `anew SLOT`: the coordinator has given this slot up (the node was silent for too long): end
+ *      the workers, then 2. with a new SLOT.
  *
- * What is lost on the way: every event may be pushed again when it is not known whether it arrived;
- * the second is without effect. A word is in the store until the leader is gone. A node whose
- * connection fails connects again and goes on with its SLOT, if the leader and TERM are the same.
- * When the leader is gone (no answer, or `open` is away) the node goes to 1.; its `join` there
- * tells round, restart, rank and number of nodes of its last round, from which the new council goes
- * on. All of the round's workers are to be ended then: `join` may come before that, `ready` after
- * it.
+ * Losses: a node may push an event again when it does not know whether it arrived; the second one
+ * has no effect. A message stays in the store until the leader is gone. A node whose connection
+ * fails connects again and continues with its SLOT, if the leader and TERM are the same. When the
+ * leader is gone (no answer, or no `open`) the node starts at 1.; its `join` there reports round,
+ * restart, rank and number of nodes of its last round, from which the new coordinator continues.
+ * The workers of that round have to end: `join` may come before that, `ready` after it.
  *
  * An event is a line and, for `join`, lines of key=value; for `failed` and `leave` the rest is a
  * text:
  *
- *   - join SLOT, with id (of this process, random), host, pid, local_size, role, node_rank (that
- *     was asked for, or -1), last_rank (-1), round (its last, or -1), restart, nodes (of its last
- *     round, or 0), hosting (1: the council is in the same process), addr (on which others reach
- *     this host, numeric)
+ *   - join SLOT, with id (of this process, random), host, pid, local_size, role, node_rank (as
+ *     requested, or -1), last_rank (-1), round (its last, or -1), restart, nodes (of its last
+ *     round, or 0), hosting (1: the coordinator is in the same process), addr (at which others
+ *     reach this host, numeric)
  *   - ready SLOT ROUND
  *   - beat SLOT
  *   - master SLOT ROUND ADDR PORT
@@ -79,17 +69,17 @@
  *   - leave SLOT
  *   - bye SLOT
  *
- * A word is a line and a text, or lines of members in the order of their ranks:
+ * A message is a line and a text, or lines of members in the order of their ranks:
  *
  *   - round N restart R: lines of RANK SLOT LOCAL_SIZE ROLE HOST ADDR
  *   - master N ADDR PORT
  *   - over N failed: a worker or node failed, RESTART_COUNT grows
- *   - over N changed: nodes came or went
- *   - end done|failed|stopped: the last word but `refuse`
+ *   - over N changed: nodes joined or left
+ *   - end done|failed|stopped: the last message, except `refuse`
  *   - refuse SLOT
- *   - spare SLOT: there is no place now; one that comes free is this node's
+ *   - spare SLOT: there is no place now; the next free one is this node's
  *   - anew SLOT
- *   - tell: for all, what is waited for
+ *   - status: for all nodes, what is waited for
  *
  * Names (role, host, id) have blanks, control characters and % as %XX; an empty one is "%".
  */
@@ -123,7 +113,7 @@ typedef enum tddp_launch_event_kind {
 } tddp_launch_event_kind;
 
 /* What a `join` tells. */
-typedef struct tddp_launch_comer {
+typedef struct tddp_launch_joiner {
     char id[TDDP_LAUNCH_ID_BYTES];
     char host[TDDP_LAUNCH_NAME_BYTES];
     char role[TDDP_LAUNCH_ROLE_BYTES];
@@ -136,28 +126,28 @@ typedef struct tddp_launch_comer {
     int restart;
     int nodes; /* in its last round, or 0 */
     bool hosting;
-} tddp_launch_comer;
+} tddp_launch_joiner;
 
 typedef struct tddp_launch_event {
     tddp_launch_event_kind kind;
     int slot;
     int round;                         /* READY, MASTER, FAILED, DONE */
     int port;                          /* MASTER */
-    tddp_launch_comer comer;           /* JOIN */
+    tddp_launch_joiner joiner;         /* JOIN */
     char addr[TDDP_LAUNCH_ADDR_BYTES]; /* MASTER */
     char text[TDDP_LAUNCH_TEXT_BYTES]; /* FAILED, LEAVE */
 } tddp_launch_event;
 
-typedef enum tddp_launch_word_kind {
-    TDDP_LAUNCH_WORD_ROUND,
-    TDDP_LAUNCH_WORD_MASTER,
-    TDDP_LAUNCH_WORD_OVER,
-    TDDP_LAUNCH_WORD_END,
-    TDDP_LAUNCH_WORD_REFUSE,
-    TDDP_LAUNCH_WORD_SPARE,
-    TDDP_LAUNCH_WORD_ANEW,
-    TDDP_LAUNCH_WORD_TELL,
-} tddp_launch_word_kind;
+typedef enum tddp_launch_message_kind {
+    TDDP_LAUNCH_MESSAGE_ROUND,
+    TDDP_LAUNCH_MESSAGE_MASTER,
+    TDDP_LAUNCH_MESSAGE_OVER,
+    TDDP_LAUNCH_MESSAGE_END,
+    TDDP_LAUNCH_MESSAGE_REFUSE,
+    TDDP_LAUNCH_MESSAGE_SPARE,
+    TDDP_LAUNCH_MESSAGE_ANEW,
+    TDDP_LAUNCH_MESSAGE_STATUS,
+} tddp_launch_message_kind;
 
 /* How a round is over (FAILED, CHANGED) or the job (DONE, FAILED, STOPPED). */
 typedef enum tddp_launch_how {
@@ -176,8 +166,8 @@ typedef struct tddp_launch_member {
     char addr[TDDP_LAUNCH_ADDR_BYTES];
 } tddp_launch_member;
 
-typedef struct tddp_launch_word {
-    tddp_launch_word_kind kind;
+typedef struct tddp_launch_message {
+    tddp_launch_message_kind kind;
     tddp_launch_how how;               /* OVER, END */
     int round;                         /* ROUND, MASTER, OVER */
     int restart;                       /* ROUND */
@@ -187,27 +177,30 @@ typedef struct tddp_launch_word {
     tddp_launch_member *members;       /* ROUND: owned */
     char addr[TDDP_LAUNCH_ADDR_BYTES]; /* MASTER */
     char text[TDDP_LAUNCH_TEXT_BYTES]; /* all others */
-} tddp_launch_word;
+} tddp_launch_message;
 
-/* Append the text of an event or a word to `out`. Errors: TDDP_OUT_OF_MEMORY. */
+/* Append the text of an event or a message to `out`. Errors: TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_event_encode(const tddp_launch_event *event,
                                                     tddp_bytes *out);
-TDDP_NODISCARD tddp_status tddp_launch_word_encode(const tddp_launch_word *word, tddp_bytes *out);
+TDDP_NODISCARD tddp_status tddp_launch_message_encode(const tddp_launch_message *message,
+                                                      tddp_bytes *out);
 
 /* Read `size` bytes at `data`, which need no NUL, checking everything. Errors: TDDP_PROTOCOL with a
- * text that shows the line, TDDP_OUT_OF_MEMORY. A word is the caller's: tddp_launch_word_free(). */
+ * text that shows the line, TDDP_OUT_OF_MEMORY. A message is the caller's:
+ * tddp_launch_message_free(). */
 TDDP_NODISCARD tddp_status tddp_launch_event_decode(const char *data, size_t size,
                                                     tddp_launch_event *out);
-TDDP_NODISCARD tddp_status tddp_launch_word_decode(const char *data, size_t size,
-                                                   tddp_launch_word *out);
+TDDP_NODISCARD tddp_status tddp_launch_message_decode(const char *data, size_t size,
+                                                      tddp_launch_message *out);
 
-/* Frees a word's members and clears it. */
-void tddp_launch_word_free(tddp_launch_word *word);
+/* Frees a message's members and clears it. */
+void tddp_launch_message_free(tddp_launch_message *message);
 
 /* "done", "failed", "stopped", "changed". Static. */
 const char *tddp_launch_how_text(tddp_launch_how how);
 
-/* --- between text.c and text_word.c ---------------------------------------------------------- */
+/* --- between text.c and text_message.c ----------------------------------------------------------
+ */
 
 /* A text being read: from `at` to `end`. */
 typedef struct tddp_launch_reader {

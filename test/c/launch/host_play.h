@@ -1,7 +1,7 @@
 /*
- * Hosts on the loopback interface, with nodes played by hand: events pushed, words read. The hosts'
- * clock stands still unless the test lets time pass, so nothing runs out because the machine is
- * busy.
+ * Hosts on the loopback interface, with nodes played by hand: events pushed, messages read. The
+ * hosts' clock stands still unless the test lets time pass, so nothing runs out because the machine
+ * is busy.
  */
 #ifndef TDDP_TEST_HOST_PLAY_H
 #define TDDP_TEST_HOST_PLAY_H
@@ -179,64 +179,64 @@ static inline void come(player *node, const char *host, bool hosting, int last, 
     tddp_wait wait = {60000, NULL};
     *node = (player){0};
     node->store = find_leader(&endpoint, &term);
-    CHECK_OK(tddp_store_add(node->store, slice("comers"), 1, &wait, &slot));
+    CHECK_OK(tddp_store_add(node->store, slice("joiners"), 1, &wait, &slot));
     node->slot = (int)slot;
-    node->heard = atoll(peek(node->store, "words"));
+    node->heard = atoll(peek(node->store, "messages"));
     tddp_launch_event event = {.kind = TDDP_LAUNCH_EVENT_JOIN, .slot = node->slot};
-    event.comer = (tddp_launch_comer){.pid = slot,
-                                      .local_size = 2,
-                                      .node_rank = -1,
-                                      .last_rank = rank,
-                                      .round = last,
-                                      .nodes = nodes,
-                                      .hosting = hosting};
-    (void)snprintf(event.comer.host, sizeof event.comer.host, "%s", host);
-    (void)snprintf(event.comer.id, sizeof event.comer.id, "%s%d", host, node->slot);
+    event.joiner = (tddp_launch_joiner){.pid = slot,
+                                        .local_size = 2,
+                                        .node_rank = -1,
+                                        .last_rank = rank,
+                                        .round = last,
+                                        .nodes = nodes,
+                                        .hosting = hosting};
+    (void)snprintf(event.joiner.host, sizeof event.joiner.host, "%s", host);
+    (void)snprintf(event.joiner.id, sizeof event.joiner.id, "%s%d", host, node->slot);
     push(node->store, &event);
     say(node, TDDP_LAUNCH_EVENT_READY, last + 1, "");
 }
 
-/* The next word, as a line; "gone" if the store is. */
+/* The next message, as a line; "gone" if the store is. */
 static inline const char *hear(player *node)
 {
     static char text[9000];
     char key[32];
     tddp_blob blob;
     tddp_wait wait = {600000, NULL};
-    (void)snprintf(key, sizeof key, "word/%lld", (long long)++node->heard);
+    (void)snprintf(key, sizeof key, "message/%lld", (long long)++node->heard);
     if (tddp_store_get(node->store, slice(key), &wait, &blob) != TDDP_OK) {
         return "gone";
     }
-    tddp_launch_word word;
-    CHECK_OK(tddp_launch_word_decode(blob.data, blob.size, &word));
-    tddp_launch_word_free(&word);
+    tddp_launch_message message;
+    CHECK_OK(tddp_launch_message_decode(blob.data, blob.size, &message));
+    tddp_launch_message_free(&message);
     (void)snprintf(text, sizeof text, "%s", blob.data);
     tddp_blob_free(&blob);
     return text;
 }
 
-static inline bool has_word(const player *node)
+static inline bool has_message(const player *node)
 {
     char key[32];
-    (void)snprintf(key, sizeof key, "word/%lld", (long long)node->heard + 1);
+    (void)snprintf(key, sizeof key, "message/%lld", (long long)node->heard + 1);
     return peek(node->store, key)[0] != '\0';
 }
 
-/* Lets time pass until there is another word for the node. */
+/* Lets time pass until there is another message for the node. */
 static inline void await_last_call(const player *node)
 {
-    while (!has_word(node)) {
+    while (!has_message(node)) {
         let_pass(LAST_CALL_MS / 10);
         (void)!usleep(POLL_US);
     }
 }
 
-/* Lets time pass in steps, of which the council sees each or at least every third, until there is
- * another word for the node; it alone gives signs of life. */
+/* Lets time pass in steps, of which the coordinator sees each or at least every third, until there
+ * is another message for the node; it alone gives signs of life. */
 static inline void outlive_others(player *node, int64_t each_ms)
 {
     tddp_wait wait = {60000, NULL};
-    while (!has_word(node)) {
+    while (!has_message(node)) {
         int64_t left = 1;
         let_pass(each_ms);
         say(node, TDDP_LAUNCH_EVENT_BEAT, 0, "");
@@ -266,15 +266,15 @@ static inline void await_ended(int index, const char *expected)
     tddp_store_release(root);
 }
 
-/* Returns once the council has taken all events that were pushed before: it refuses a newcomer that
- * comes after the end. */
+/* Returns once the coordinator has taken all events that were pushed before: it refuses a newcomer
+ * that comes after the end. */
 static inline void await_taken(const player *node)
 {
     player late = {.store = node->store, .slot = 99};
     tddp_launch_event event = {.kind = TDDP_LAUNCH_EVENT_JOIN, .slot = late.slot};
-    event.comer =
-        (tddp_launch_comer){.local_size = 1, .node_rank = -1, .last_rank = -1, .round = -1};
-    (void)snprintf(event.comer.id, sizeof event.comer.id, "late");
+    event.joiner =
+        (tddp_launch_joiner){.local_size = 1, .node_rank = -1, .last_rank = -1, .round = -1};
+    (void)snprintf(event.joiner.id, sizeof event.joiner.id, "late");
     late.heard = node->heard;
     push(late.store, &event);
     CHECK_CONTAINS(hear(&late), "refuse 99\n");

@@ -104,7 +104,7 @@ static tddp_launch_news next_news(void)
         if (news == TDDP_LAUNCH_NEWS_NONE) {
             struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(node), .events = POLLIN};
             CHECK_INT(poll(&bell, 1, -1), 1);
-        } else if (news != TDDP_LAUNCH_NEWS_TELL || strncmp(text, "waiting at", 10) != 0) {
+        } else if (news != TDDP_LAUNCH_NEWS_STATUS || strncmp(text, "waiting at", 10) != 0) {
             return news;
         }
     }
@@ -130,12 +130,12 @@ TEST(a_host_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothing)
     set_up(1, 0);
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_CONTAINS(text, "does not answer; after 60 s it counts as lost");
     signal_host(SIGCONT);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_CONTAINS(text, "answers again");
-    tddp_launch_rendezvous_tell(node, TDDP_LAUNCH_TALE_DONE, "");
+    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
     CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_DONE);
     tear_down();
 }
@@ -147,7 +147,7 @@ TEST(a_host_that_stands_still_for_longer_costs_a_restart)
     times.margin_ms = 100;
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_FAILED);
     CHECK_CONTAINS(text, "is lost: no answer for ");
     signal_host(SIGCONT);
@@ -165,7 +165,7 @@ TEST(without_a_restart_left_it_ends_the_job)
     times.margin_ms = 100;
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_ERROR);
     CHECK_CONTAINS(text, "is lost: no answer for ");
     CHECK_CONTAINS(text, "three endpoints");
@@ -205,15 +205,15 @@ TEST(before_a_round_its_return_is_waited_for)
     } while (tddp_launch_rendezvous_next(node, &world, text) == TDDP_LAUNCH_NEWS_NONE);
     CHECK_CONTAINS(text, "waiting at 127.0.0.1:");
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_CONTAINS(text, "does not answer; after 1 s it counts as lost");
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_TELL);
+    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
     CHECK_CONTAINS(text, "looking for who leads the job \"job\": tried 127.0.0.1:");
     signal_host(SIGCONT);
     tddp_launch_rendezvous *other;
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &other));
     do {
-    } while (next_news() == TDDP_LAUNCH_NEWS_TELL);
+    } while (next_news() == TDDP_LAUNCH_NEWS_STATUS);
     CHECK_INT(world.nodes, 2);
     tddp_launch_rendezvous_end(other);
     tear_down();

@@ -1,4 +1,5 @@
-/* What nodes and council say to each other, to text and back; and garbage, which is an error. */
+/* What nodes and coordinator say to each other, to text and back; and garbage, which is an error.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,8 +8,8 @@
 
 static tddp_launch_event event;
 static tddp_launch_event read_event;
-static tddp_launch_word word;
-static tddp_launch_word read_word;
+static tddp_launch_message message;
+static tddp_launch_message read_message;
 
 /* Encodes `event`, compares the text, decodes it again into `read_event`. */
 static void check_event(const char *expected)
@@ -57,32 +58,32 @@ TEST(events)
 TEST(a_join)
 {
     event = (tddp_launch_event){.kind = TDDP_LAUNCH_EVENT_JOIN, .slot = 4};
-    event.comer = (tddp_launch_comer){.id = "0123",
-                                      .host = "gpu 1%",
-                                      .role = "",
-                                      .addr = "10.0.0.1",
-                                      .pid = 1,
-                                      .local_size = 8,
-                                      .node_rank = -1,
-                                      .last_rank = 2,
-                                      .round = 5,
-                                      .restart = 1,
-                                      .nodes = 3,
-                                      .hosting = true};
+    event.joiner = (tddp_launch_joiner){.id = "0123",
+                                        .host = "gpu 1%",
+                                        .role = "",
+                                        .addr = "10.0.0.1",
+                                        .pid = 1,
+                                        .local_size = 8,
+                                        .node_rank = -1,
+                                        .last_rank = 2,
+                                        .round = 5,
+                                        .restart = 1,
+                                        .nodes = 3,
+                                        .hosting = true};
     check_event("join 4\nid=0123\nhost=gpu%201%25\nrole=%\naddr=10.0.0.1\npid=1\nlocal_size=8\n"
                 "node_rank=-1\nlast_rank=2\nround=5\nrestart=1\nnodes=3\nhosting=1");
-    CHECK_TEXT(read_event.comer.host, "gpu 1%");
-    CHECK_TEXT(read_event.comer.role, "");
-    CHECK_TEXT(read_event.comer.id, "0123");
-    CHECK_TEXT(read_event.comer.addr, "10.0.0.1");
-    CHECK_INT(read_event.comer.pid, 1);
-    CHECK_INT(read_event.comer.local_size, 8);
-    CHECK_INT(read_event.comer.node_rank, -1);
-    CHECK_INT(read_event.comer.last_rank, 2);
-    CHECK_INT(read_event.comer.round, 5);
-    CHECK_INT(read_event.comer.restart, 1);
-    CHECK_INT(read_event.comer.nodes, 3);
-    CHECK(read_event.comer.hosting);
+    CHECK_TEXT(read_event.joiner.host, "gpu 1%");
+    CHECK_TEXT(read_event.joiner.role, "");
+    CHECK_TEXT(read_event.joiner.id, "0123");
+    CHECK_TEXT(read_event.joiner.addr, "10.0.0.1");
+    CHECK_INT(read_event.joiner.pid, 1);
+    CHECK_INT(read_event.joiner.local_size, 8);
+    CHECK_INT(read_event.joiner.node_rank, -1);
+    CHECK_INT(read_event.joiner.last_rank, 2);
+    CHECK_INT(read_event.joiner.round, 5);
+    CHECK_INT(read_event.joiner.restart, 1);
+    CHECK_INT(read_event.joiner.nodes, 3);
+    CHECK(read_event.joiner.hosting);
 }
 
 static tddp_status decode_event(const char *text)
@@ -129,7 +130,7 @@ TEST(what_is_no_event)
                                       "leave",
                                       "leaving 1",
                                       "bye 1\nx",
-                                      "tell\nx"};
+                                      "status\nx"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         if (decode_event(bad[i]) != TDDP_PROTOCOL) {
             check_failed(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
@@ -152,63 +153,66 @@ TEST(long_names_and_texts)
     memset(text + head, 'h', TDDP_LAUNCH_NAME_BYTES - 1);
     text[head + TDDP_LAUNCH_NAME_BYTES - 1] = '\0';
     CHECK_OK(decode_event(text));
-    CHECK_INT(strlen(read_event.comer.host), TDDP_LAUNCH_NAME_BYTES - 1);
+    CHECK_INT(strlen(read_event.joiner.host), TDDP_LAUNCH_NAME_BYTES - 1);
     text[head + TDDP_LAUNCH_NAME_BYTES - 1] = 'h';
     text[head + TDDP_LAUNCH_NAME_BYTES] = '\0';
     CHECK_STATUS(decode_event(text), TDDP_PROTOCOL);
 }
 
-/* The same for words. */
-static void check_word(const char *expected)
+/* The same for messages. */
+static void check_message(const char *expected)
 {
     tddp_bytes text = {0};
-    CHECK_OK(tddp_launch_word_encode(&word, &text));
+    CHECK_OK(tddp_launch_message_encode(&message, &text));
     CHECK_OK(tddp_bytes_append(&text, "", 1));
     CHECK_TEXT(text.data, expected);
-    CHECK_OK(tddp_launch_word_decode(text.data, text.size - 1, &read_word));
-    CHECK_INT(read_word.kind, word.kind);
-    CHECK_INT(read_word.how, word.how);
-    CHECK_INT(read_word.round, word.round);
-    CHECK_INT(read_word.restart, word.restart);
-    CHECK_INT(read_word.slot, word.slot);
-    CHECK_INT(read_word.port, word.port);
-    CHECK_INT(read_word.count, word.count);
-    CHECK_TEXT(read_word.addr, word.addr);
-    CHECK_TEXT(read_word.text, word.text);
-    for (int i = 0; i < word.count; i++) {
-        CHECK_INT(read_word.members[i].slot, word.members[i].slot);
-        CHECK_INT(read_word.members[i].local_size, word.members[i].local_size);
-        CHECK_TEXT(read_word.members[i].role, word.members[i].role);
-        CHECK_TEXT(read_word.members[i].host, word.members[i].host);
-        CHECK_TEXT(read_word.members[i].addr, word.members[i].addr);
+    CHECK_OK(tddp_launch_message_decode(text.data, text.size - 1, &read_message));
+    CHECK_INT(read_message.kind, message.kind);
+    CHECK_INT(read_message.how, message.how);
+    CHECK_INT(read_message.round, message.round);
+    CHECK_INT(read_message.restart, message.restart);
+    CHECK_INT(read_message.slot, message.slot);
+    CHECK_INT(read_message.port, message.port);
+    CHECK_INT(read_message.count, message.count);
+    CHECK_TEXT(read_message.addr, message.addr);
+    CHECK_TEXT(read_message.text, message.text);
+    for (int i = 0; i < message.count; i++) {
+        CHECK_INT(read_message.members[i].slot, message.members[i].slot);
+        CHECK_INT(read_message.members[i].local_size, message.members[i].local_size);
+        CHECK_TEXT(read_message.members[i].role, message.members[i].role);
+        CHECK_TEXT(read_message.members[i].host, message.members[i].host);
+        CHECK_TEXT(read_message.members[i].addr, message.members[i].addr);
     }
-    tddp_launch_word_free(&read_word);
+    tddp_launch_message_free(&read_message);
     tddp_bytes_free(&text);
 }
 
-TEST(words)
+TEST(messages)
 {
     static const struct {
-        tddp_launch_word word;
+        tddp_launch_message message;
         const char *text;
     } cases[] = {
-        {{.kind = TDDP_LAUNCH_WORD_MASTER, .round = 2, .addr = "10.0.0.1", .port = 1},
+        {{.kind = TDDP_LAUNCH_MESSAGE_MASTER, .round = 2, .addr = "10.0.0.1", .port = 1},
          "master 2 10.0.0.1 1"},
-        {{.kind = TDDP_LAUNCH_WORD_OVER, .round = 2, .how = TDDP_LAUNCH_HOW_FAILED, .text = "a\nb"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_OVER,
+          .round = 2,
+          .how = TDDP_LAUNCH_HOW_FAILED,
+          .text = "a\nb"},
          "over 2 failed\na\nb"},
-        {{.kind = TDDP_LAUNCH_WORD_OVER, .round = 2, .how = TDDP_LAUNCH_HOW_CHANGED},
+        {{.kind = TDDP_LAUNCH_MESSAGE_OVER, .round = 2, .how = TDDP_LAUNCH_HOW_CHANGED},
          "over 2 changed\n"},
-        {{.kind = TDDP_LAUNCH_WORD_END, .how = TDDP_LAUNCH_HOW_DONE}, "end done\n"},
-        {{.kind = TDDP_LAUNCH_WORD_END, .how = TDDP_LAUNCH_HOW_STOPPED, .text = "x"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_END, .how = TDDP_LAUNCH_HOW_DONE}, "end done\n"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_END, .how = TDDP_LAUNCH_HOW_STOPPED, .text = "x"},
          "end stopped\nx"},
-        {{.kind = TDDP_LAUNCH_WORD_REFUSE, .slot = 3, .text = "x"}, "refuse 3\nx"},
-        {{.kind = TDDP_LAUNCH_WORD_SPARE, .slot = 3, .text = "x"}, "spare 3\nx"},
-        {{.kind = TDDP_LAUNCH_WORD_ANEW, .slot = 3, .text = "x"}, "anew 3\nx"},
-        {{.kind = TDDP_LAUNCH_WORD_TELL, .text = "x"}, "tell\nx"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_REFUSE, .slot = 3, .text = "x"}, "refuse 3\nx"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_SPARE, .slot = 3, .text = "x"}, "spare 3\nx"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_ANEW, .slot = 3, .text = "x"}, "anew 3\nx"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_STATUS, .text = "x"}, "status\nx"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        word = cases[i].word;
-        check_word(cases[i].text);
+        message = cases[i].message;
+        check_message(cases[i].text);
     }
 }
 
@@ -217,12 +221,13 @@ TEST(a_round)
     tddp_launch_member members[] = {
         {.slot = 2, .local_size = 8, .role = "my trainer", .host = "a", .addr = "10.0.0.1"},
         {.slot = 1, .local_size = 4096, .role = "", .host = "b", .addr = "fe80::1%eth0"}};
-    word = (tddp_launch_word){.kind = TDDP_LAUNCH_WORD_ROUND, .round = 3, .restart = 1, .count = 2};
-    word.members = members;
-    check_word("round 3 restart 1\n0 2 8 my%20trainer a 10.0.0.1\n1 1 4096 % b fe80::1%25eth0");
+    message = (tddp_launch_message){
+        .kind = TDDP_LAUNCH_MESSAGE_ROUND, .round = 3, .restart = 1, .count = 2};
+    message.members = members;
+    check_message("round 3 restart 1\n0 2 8 my%20trainer a 10.0.0.1\n1 1 4096 % b fe80::1%25eth0");
 }
 
-TEST(what_is_no_word)
+TEST(what_is_no_message)
 {
     static const char *const bad[] = {"",
                                       "round",
@@ -251,11 +256,11 @@ TEST(what_is_no_word)
                                       "refuse 0\nx",
                                       "spare x",
                                       "anew -1\n",
-                                      "tell x",
-                                      "telling\n",
+                                      "status x",
+                                      "statuses\n",
                                       "join 1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        if (tddp_launch_word_decode(bad[i], strlen(bad[i]), &read_word) != TDDP_PROTOCOL) {
+        if (tddp_launch_message_decode(bad[i], strlen(bad[i]), &read_message) != TDDP_PROTOCOL) {
             check_failed(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
         }
     }
@@ -285,8 +290,8 @@ TEST(cuts_and_flips)
                     exact[at] = (char)byte;
                 }
                 (void)!tddp_launch_event_decode(exact, size, &read_event);
-                if (tddp_launch_word_decode(exact, size, &read_word) == TDDP_OK) {
-                    tddp_launch_word_free(&read_word);
+                if (tddp_launch_message_decode(exact, size, &read_message) == TDDP_OK) {
+                    tddp_launch_message_free(&read_message);
                 }
                 free(exact);
             }
@@ -299,15 +304,15 @@ TEST(memory_that_is_short)
     const char *text = "round 3 restart 1\n0 2 8 r a 10.0.0.1\n1 1 4096 % b fe80::1";
     for (long nth = 1; nth < 6; nth++) {
         tddp_fail_allocation(nth);
-        tddp_status status = tddp_launch_word_decode(text, strlen(text), &read_word);
+        tddp_status status = tddp_launch_message_decode(text, strlen(text), &read_message);
         tddp_fail_allocation(0);
         if (status == TDDP_OK) {
             tddp_bytes bytes = {0};
             tddp_fail_allocation(1);
-            CHECK_STATUS(tddp_launch_word_encode(&read_word, &bytes), TDDP_OUT_OF_MEMORY);
+            CHECK_STATUS(tddp_launch_message_encode(&read_message, &bytes), TDDP_OUT_OF_MEMORY);
             tddp_fail_allocation(0);
             tddp_bytes_free(&bytes);
-            tddp_launch_word_free(&read_word);
+            tddp_launch_message_free(&read_message);
         } else {
             CHECK_STATUS(status, TDDP_OUT_OF_MEMORY);
         }

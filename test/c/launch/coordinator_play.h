@@ -1,27 +1,27 @@
-/* A council on a clock of the test's, with nodes played by events. For one test file each. */
-#ifndef TDDP_TEST_COUNCIL_PLAY_H
-#define TDDP_TEST_COUNCIL_PLAY_H
+/* A coordinator on a clock of the test's, with nodes played by events. For one test file each. */
+#ifndef TDDP_TEST_COORDINATOR_PLAY_H
+#define TDDP_TEST_COORDINATOR_PLAY_H
 
 #include <stdio.h>
 #include <string.h>
 
 #include "check.h"
-#include "launch/rendezvous/council.h"
+#include "launch/rendezvous/coordinator.h"
 
 #define SECOND INT64_C(1000000000)
 #define MS INT64_C(1000000)
 
-static tddp_launch_council *council;
-static tddp_launch_words words;
-static size_t heard; /* words that were looked at */
+static tddp_launch_coordinator *coordinator;
+static tddp_launch_messages messages;
+static size_t heard; /* messages that were looked at */
 static int64_t now;
 static tddp_launch_event event;
 
-/* A council for min to max nodes. */
-static inline void open_council_of(int min, int max, int restarts, bool hands_over, bool fixed)
+/* A coordinator for min to max nodes. */
+static inline void open_coordinator_of(int min, int max, int restarts, bool hands_over, bool fixed)
 {
-    static tddp_launch_council_opts opts;
-    opts = (tddp_launch_council_opts){
+    static tddp_launch_coordinator_opts opts;
+    opts = (tddp_launch_coordinator_opts){
         .min_nodes = min,
         .max_nodes = max,
         .max_restarts = restarts,
@@ -30,7 +30,7 @@ static inline void open_council_of(int min, int max, int restarts, bool hands_ov
         .hands_over = hands_over,
         .run_id = "job",
         .where = "here:29400",
-        .patience_ns = 4500 * MS,
+        .node_timeout_ns = 4500 * MS,
         .join_timeout_ns = 600 * SECOND,
         .last_call_ns = 30 * SECOND,
         .settle_ns = 2 * SECOND,
@@ -38,43 +38,43 @@ static inline void open_council_of(int min, int max, int restarts, bool hands_ov
         .goodbye_ns = 3 * SECOND,
     };
     now = 1000 * SECOND;
-    CHECK_OK(tddp_launch_council_create(&opts, now, &council));
+    CHECK_OK(tddp_launch_coordinator_create(&opts, now, &coordinator));
 }
 
-static inline void open_council(int min, int max, int restarts, bool hands_over)
+static inline void open_coordinator(int min, int max, int restarts, bool hands_over)
 {
-    open_council_of(min, max, restarts, hands_over, false);
+    open_coordinator_of(min, max, restarts, hands_over, false);
 }
 
-static inline void close_council(void)
+static inline void close_coordinator(void)
 {
-    tddp_launch_council_free(council);
-    tddp_launch_words_free(&words);
+    tddp_launch_coordinator_free(coordinator);
+    tddp_launch_messages_free(&messages);
     heard = 0;
 }
 
 static inline void take(void)
 {
-    CHECK_OK(tddp_launch_council_take(council, &event, ++now, &words));
+    CHECK_OK(tddp_launch_coordinator_take(coordinator, &event, ++now, &messages));
 }
 
 static inline void tick(void)
 {
-    CHECK_OK(tddp_launch_council_tick(council, ++now, &words));
+    CHECK_OK(tddp_launch_coordinator_tick(coordinator, ++now, &messages));
 }
 
 /* A node's description; further fields are the test's to set before come(). */
-static inline tddp_launch_comer *describe(int slot, const char *host)
+static inline tddp_launch_joiner *describe(int slot, const char *host)
 {
     event = (tddp_launch_event){.kind = TDDP_LAUNCH_EVENT_JOIN, .slot = slot};
-    tddp_launch_comer *comer = &event.comer;
-    *comer = (tddp_launch_comer){
+    tddp_launch_joiner *joiner = &event.joiner;
+    *joiner = (tddp_launch_joiner){
         .pid = 100 + slot, .local_size = slot, .node_rank = -1, .last_rank = -1, .round = -1};
-    (void)snprintf(comer->host, sizeof comer->host, "%s", host);
-    (void)snprintf(comer->id, sizeof comer->id, "id%d", slot);
-    (void)snprintf(comer->role, sizeof comer->role, "trainer");
-    (void)snprintf(comer->addr, sizeof comer->addr, "10.0.0.%d", slot);
-    return comer;
+    (void)snprintf(joiner->host, sizeof joiner->host, "%s", host);
+    (void)snprintf(joiner->id, sizeof joiner->id, "id%d", slot);
+    (void)snprintf(joiner->role, sizeof joiner->role, "trainer");
+    (void)snprintf(joiner->addr, sizeof joiner->addr, "10.0.0.%d", slot);
+    return joiner;
 }
 
 static inline void send(tddp_launch_event_kind kind, int slot, int round, const char *text)
@@ -112,25 +112,26 @@ static inline void pass(int seconds, const char *alive)
     }
 }
 
-/* The next word, as one line. */
+/* The next message, as one line. */
 static inline const char *hear(void)
 {
     static char line[1024];
-    if (heard == words.count) {
+    if (heard == messages.count) {
         return "";
     }
-    const tddp_launch_word *word = &words.words[heard++];
+    const tddp_launch_message *message = &messages.messages[heard++];
     tddp_bytes text = {0};
-    tddp_launch_word copy;
-    CHECK_OK(tddp_launch_word_encode(word, &text));
-    CHECK_OK(tddp_launch_word_decode(text.data, text.size, &copy));
-    CHECK_INT(copy.kind, word->kind);
-    if (word->kind == TDDP_LAUNCH_WORD_ROUND) {
-        int used = snprintf(line, sizeof line, "round %d restart %d:", word->round, word->restart);
-        for (int rank = 0; rank < word->count; rank++) {
-            CHECK_INT(copy.members[rank].slot, word->members[rank].slot);
-            used +=
-                snprintf(line + used, sizeof line - (size_t)used, " %d", word->members[rank].slot);
+    tddp_launch_message copy;
+    CHECK_OK(tddp_launch_message_encode(message, &text));
+    CHECK_OK(tddp_launch_message_decode(text.data, text.size, &copy));
+    CHECK_INT(copy.kind, message->kind);
+    if (message->kind == TDDP_LAUNCH_MESSAGE_ROUND) {
+        int used =
+            snprintf(line, sizeof line, "round %d restart %d:", message->round, message->restart);
+        for (int rank = 0; rank < message->count; rank++) {
+            CHECK_INT(copy.members[rank].slot, message->members[rank].slot);
+            used += snprintf(line + used, sizeof line - (size_t)used, " %d",
+                             message->members[rank].slot);
         }
     } else {
         size_t size = text.size < sizeof line ? text.size : sizeof line - 1;
@@ -140,7 +141,7 @@ static inline const char *hear(void)
             *at = *at == '\n' ? ' ' : *at;
         }
     }
-    tddp_launch_word_free(&copy);
+    tddp_launch_message_free(&copy);
     tddp_bytes_free(&text);
     return line;
 }
@@ -148,7 +149,7 @@ static inline const char *hear(void)
 /* Nodes 1 to `nodes` on hosts a, b, c...; in round 0. */
 static inline void start(int min, int max, int restarts, int nodes)
 {
-    open_council(min, max, restarts, false);
+    open_coordinator(min, max, restarts, false);
     for (int slot = 1; slot <= nodes; slot++) {
         char host[2] = {(char)('a' + slot - 1), '\0'};
         come(slot, host);
@@ -158,7 +159,7 @@ static inline void start(int min, int max, int restarts, int nodes)
         alive[nodes] = '\0';
         pass(31, alive);
     }
-    heard = words.count - 1;
+    heard = messages.count - 1;
     CHECK_CONTAINS(hear(), "round 0 restart 0: 1");
 }
 

@@ -1,50 +1,51 @@
-/* The council's rules for rounds: when they start, how they end, what a failure or a loss costs. */
-#include "council_play.h"
+/* The coordinator's rules for rounds: when they start, how they end, what a failure or a loss
+ * costs. */
+#include "coordinator_play.h"
 
 /* --- starts ---------------------------------------------------------------------------------- */
 
 TEST(starts_with_all_nodes)
 {
-    open_council(2, 2, 0, false);
+    open_coordinator(2, 2, 0, false);
     describe(1, "a")->hosting = true;
     take();
     ready(1, 0);
     CHECK_TEXT(hear(), "");
     come(2, "b");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
-    CHECK_INT(words.words[0].members[1].local_size, 2);
-    CHECK_TEXT(words.words[0].members[1].host, "b");
-    CHECK_TEXT(words.words[0].members[1].role, "trainer");
-    CHECK_TEXT(words.words[0].members[1].addr, "10.0.0.2");
-    CHECK_INT(tddp_launch_council_round(council), 0);
-    close_council();
+    CHECK_INT(messages.messages[0].members[1].local_size, 2);
+    CHECK_TEXT(messages.messages[0].members[1].host, "b");
+    CHECK_TEXT(messages.messages[0].members[1].role, "trainer");
+    CHECK_TEXT(messages.messages[0].members[1].addr, "10.0.0.2");
+    CHECK_INT(tddp_launch_coordinator_round(coordinator), 0);
+    close_coordinator();
 }
 
 TEST(one_to_six_nodes_of_different_sizes)
 {
     for (int nodes = 1; nodes <= 6; nodes++) {
-        open_council(nodes, nodes, 0, false);
+        open_coordinator(nodes, nodes, 0, false);
         for (int slot = 1; slot <= nodes; slot++) {
             CHECK_TEXT(hear(), "");
             come(slot, "h");
         }
         CHECK_CONTAINS(hear(), "round 0 restart 0: 1");
-        CHECK_INT(words.words[0].count, nodes);
+        CHECK_INT(messages.messages[0].count, nodes);
         for (int i = 0; i < nodes; i++) {
-            CHECK_INT(words.words[0].members[i].local_size, i + 1);
+            CHECK_INT(messages.messages[0].members[i].local_size, i + 1);
         }
         for (int slot = 1; slot <= nodes; slot++) {
             CHECK_TEXT(hear(), "");
             done(slot, 0);
         }
         CHECK_TEXT(hear(), "end done ");
-        close_council();
+        close_coordinator();
     }
 }
 
 TEST(joined_is_not_ready)
 {
-    open_council(2, 2, 0, false);
+    open_coordinator(2, 2, 0, false);
     come(1, "a");
     (void)describe(2, "b");
     take();
@@ -52,67 +53,68 @@ TEST(joined_is_not_ready)
     take();
     CHECK_TEXT(hear(), "");
     pass(11, "12");
-    CHECK_TEXT(hear(), "tell waiting at here:29400 for the workers of a node (b pid 102) to end");
+    CHECK_TEXT(hear(), "status waiting at here:29400 for the workers of a node (b pid 102) to end");
     ready(2, 0);
     CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
     ready(2, 0);
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_last_call)
 {
-    open_council(2, 4, 0, false);
+    open_coordinator(2, 4, 0, false);
     come(1, "a");
     pass(40, "1");
-    CHECK_CONTAINS(hear(), "tell waiting at here:29400 for 1 of at least 2 nodes; here: a node (a");
-    heard = words.count;
+    CHECK_CONTAINS(hear(),
+                   "status waiting at here:29400 for 1 of at least 2 nodes; here: a node (a");
+    heard = messages.count;
     come(2, "b");
     pass(20, "12");
-    CHECK_CONTAINS(hear(), "tell 2 of up to 4 nodes have come to here:29400 (a node (a pid 101), "
+    CHECK_CONTAINS(hear(), "status 2 of up to 4 nodes have come to here:29400 (a node (a pid 101), "
                            "a node (b pid 102)); the workers start in");
-    heard = words.count;
+    heard = messages.count;
     come(3, "c"); /* does not make the call longer */
     pass(9, "123");
-    heard = words.count;
+    heard = messages.count;
     pass(1, "123");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 2 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_last_call_ends_when_all_are_there)
 {
-    open_council(2, 3, 0, false);
+    open_coordinator(2, 3, 0, false);
     come(1, "a");
     come(2, "b");
     CHECK_TEXT(hear(), "");
     come(3, "c");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 2 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_last_call_begins_anew_when_too_few_are_left)
 {
-    open_council(2, 3, 0, false);
+    open_coordinator(2, 3, 0, false);
     come(1, "a");
     come(2, "b");
     pass(20, "12");
     leave(2, "told to end");
     pass(20, "1");
     come(3, "c");
-    heard = words.count;
+    heard = messages.count;
     pass(29, "13");
-    while (heard < words.count) {
-        CHECK_CONTAINS(hear(), "tell ");
+    while (heard < messages.count) {
+        CHECK_CONTAINS(hear(), "status ");
     }
     pass(2, "13");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(nobody_comes)
 {
-    open_council(3, 3, 0, false);
+    open_coordinator(3, 3, 0, false);
     describe(1, "a")->hosting = true;
     take();
     ready(1, 0);
@@ -120,27 +122,27 @@ TEST(nobody_comes)
     take();
     ready(2, 0);
     pass(599, "12");
-    CHECK_TEXT(hear(), "tell waiting at here:29400 for 1 of 3 nodes: node rank 1 has not come; "
+    CHECK_TEXT(hear(), "status waiting at here:29400 for 1 of 3 nodes: node rank 1 has not come; "
                        "here: a node (a pid 101), node 2 (b pid 102)");
-    heard = words.count;
+    heard = messages.count;
     pass(2, "12");
     CHECK_TEXT(hear(),
                "end failed not all of the 3 nodes came to here:29400 within 600 s (node rank 1 is "
                "missing; here: a node (a pid 101), node 2 (b pid 102)); check that torchrun runs "
                "on each with the same endpoint and --rdzv-id, or raise --rdzv-conf join_timeout");
-    close_council();
+    close_coordinator();
 }
 
 TEST(an_elastic_job_starts_at_the_join_timeout_if_there_are_enough)
 {
-    open_council(1, 4, 0, false);
+    open_coordinator(1, 4, 0, false);
     pass(590, "");
     come(1, "a");
     pass(9, "1");
-    heard = words.count;
+    heard = messages.count;
     pass(1, "1");
     CHECK_TEXT(hear(), "round 0 restart 0: 1");
-    close_council();
+    close_coordinator();
 }
 
 /* --- a round's course ------------------------------------------------------------------------ */
@@ -155,7 +157,7 @@ TEST(the_master_is_told_once)
     CHECK_TEXT(hear(), "master 0 10.0.0.1 4001");
     send(TDDP_LAUNCH_EVENT_MASTER, 1, 0, "");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_failure_with_and_without_restarts_left)
@@ -171,7 +173,7 @@ TEST(a_failure_with_and_without_restarts_left)
     CHECK_TEXT(hear(), "");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 1: 1 2");
-    CHECK_INT(tddp_launch_council_restart(council), 1);
+    CHECK_INT(tddp_launch_coordinator_restart(coordinator), 1);
     failed(1, 0, "late");
     CHECK_TEXT(hear(), "");
     failed(1, 1, "rank 0: SIGSEGV");
@@ -182,7 +184,7 @@ TEST(a_failure_with_and_without_restarts_left)
     leave(1, "told");
     pass(5, "2");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(all_read_the_end)
@@ -190,19 +192,19 @@ TEST(all_read_the_end)
     start(2, 2, 0, 2);
     done(1, 0);
     done(1, 0);
-    CHECK(!tddp_launch_council_ended(council));
+    CHECK(!tddp_launch_coordinator_ended(coordinator));
     done(2, 0);
     CHECK_TEXT(hear(), "end done ");
-    CHECK(tddp_launch_council_ended(council));
-    CHECK(!tddp_launch_council_over(council, now));
+    CHECK(tddp_launch_coordinator_ended(coordinator));
+    CHECK(!tddp_launch_coordinator_over(coordinator, now));
     bye(1);
-    CHECK(!tddp_launch_council_over(council, now));
-    CHECK(tddp_launch_council_over(council, now + 3 * SECOND));
+    CHECK(!tddp_launch_coordinator_over(coordinator, now));
+    CHECK(tddp_launch_coordinator_over(coordinator, now + 3 * SECOND));
     come(3, "c");
     CHECK_TEXT(hear(), "refuse 3 the job has ended already");
     bye(2);
-    CHECK(tddp_launch_council_over(council, now));
-    close_council();
+    CHECK(tddp_launch_coordinator_over(coordinator, now));
+    close_coordinator();
 }
 
 TEST(a_node_that_ends_its_workers_by_itself)
@@ -212,7 +214,7 @@ TEST(a_node_that_ends_its_workers_by_itself)
     CHECK_TEXT(hear(), "over 0 failed node 1 (b pid 102) has ended its workers");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 1: 1 2");
-    close_council();
+    close_coordinator();
 }
 
 /* --- loss and leaving ------------------------------------------------------------------------ */
@@ -236,26 +238,26 @@ TEST(an_elastic_job_goes_on_without_a_lost_node)
     ready(1, 2);
     ready(3, 2);
     CHECK_TEXT(hear(), "round 2 restart 0: 1 3 4");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_that_comes_back_has_its_rank_again)
 {
     start(1, 3, 0, 3);
     pass(5, "12"); /* the last one: nobody else needs its rank */
-    heard = words.count;
+    heard = messages.count;
     ready(1, 1);
     ready(2, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 2");
     pass(5, "2"); /* now rank 0 is free, and rank 1's holder stays */
-    heard = words.count;
+    heard = messages.count;
     come(4, "c");
     CHECK_TEXT(hear(), "");
     come(5, "a");
     CHECK_TEXT(hear(), "");
     ready(2, 2);
     CHECK_TEXT(hear(), "round 2 restart 0: 5 2 4");
-    close_council();
+    close_coordinator();
 }
 
 TEST(below_the_minimum_it_waits)
@@ -265,18 +267,19 @@ TEST(below_the_minimum_it_waits)
     CHECK_TEXT(hear(), "over 0 changed node 1 was told to end by SIGTERM");
     ready(1, 1);
     pass(11, "1");
-    CHECK_TEXT(hear(), "tell waiting at here:29400 for 1 of at least 2 nodes: node rank 1 has not "
-                       "come; here: node 0 (a pid 101)");
+    CHECK_TEXT(hear(),
+               "status waiting at here:29400 for 1 of at least 2 nodes: node rank 1 has not "
+               "come; here: node 0 (a pid 101)");
     come(3, "b");
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
     leave(3, "gone");
     ready(1, 2);
     pass(600, "1");
-    heard = words.count - 1;
+    heard = messages.count - 1;
     CHECK_CONTAINS(hear(),
                    "end failed not all of the 2 nodes came to here:29400 within 600 s (node "
                    "rank 1 is missing; here: node 0 (a pid 101))");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_lost_node_of_a_fixed_job_costs_a_restart)
@@ -287,13 +290,14 @@ TEST(a_lost_node_of_a_fixed_job_costs_a_restart)
     CHECK_TEXT(hear(), "over 0 failed node 1 is lost: no sign of life for 5 s (b pid 102)");
     ready(1, 1);
     pass(11, "1");
-    CHECK_CONTAINS(hear(), "tell waiting at here:29400 for 1 of 2 nodes: node rank 1 has not come");
+    CHECK_CONTAINS(hear(),
+                   "status waiting at here:29400 for 1 of 2 nodes: node rank 1 has not come");
     come(3, "x");
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
     pass(5, "3");
     CHECK_CONTAINS(hear(), "anew 1 ");
     CHECK_TEXT(hear(), "end failed node 0 is lost: no sign of life for 5 s (a pid 101)");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_of_a_fixed_job_leaves)
@@ -306,7 +310,7 @@ TEST(a_node_of_a_fixed_job_leaves)
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
     leave(1, "node 0 was told to end by SIGINT");
     CHECK_TEXT(hear(), "end stopped node 0 was told to end by SIGINT");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_leaves_while_a_restart_is_under_way)
@@ -316,33 +320,33 @@ TEST(a_node_leaves_while_a_restart_is_under_way)
     CHECK_TEXT(hear(), "over 0 failed rank 0");
     leave(2, "node 1 was told to end");
     CHECK_TEXT(hear(), "end stopped node 1 was told to end");
-    close_council();
+    close_coordinator();
     start(2, 2, 1, 2); /* lost instead: another may come */
     failed(1, 0, "rank 0");
     ready(1, 1);
     pass(5, "1");
     come(3, "b");
-    heard = words.count - 1;
+    heard = messages.count - 1;
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_leaves_before_the_first_round)
 {
-    open_council(2, 2, 0, false);
+    open_coordinator(2, 2, 0, false);
     come(1, "a");
     leave(1, "told");
     come(2, "b");
     CHECK_TEXT(hear(), "");
     come(3, "c");
     CHECK_TEXT(hear(), "round 0 restart 0: 2 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_hosting_node_leaves)
 {
     for (int hands_over = 0; hands_over < 2; hands_over++) {
-        open_council(1, 2, 0, hands_over);
+        open_coordinator(1, 2, 0, hands_over);
         describe(1, "a")->hosting = true;
         take();
         ready(1, 0);
@@ -353,7 +357,7 @@ TEST(the_hosting_node_leaves)
                                       : "end stopped node 0 was told to end by SIGINT, and with it "
                                         "the only endpoint; a job with three endpoints "
                                         "(--rdzv-endpoint=a,b,c) survives that");
-        close_council();
+        close_coordinator();
     }
 }
 
@@ -370,7 +374,7 @@ TEST(a_done_node_is_not_missed)
                        "one waits for the others' end");
     done(3, 0);
     CHECK_TEXT(hear(), "end done ");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_failure_after_some_are_done_starts_all_anew)
@@ -384,10 +388,10 @@ TEST(a_failure_after_some_are_done_starts_all_anew)
     ready(1, 1);
     ready(2, 1);
     CHECK_TEXT(hear(), "round 1 restart 1: 1 2 3");
-    close_council();
+    close_coordinator();
 }
 
-TEST(a_council_that_was_held_up_blames_nobody)
+TEST(a_coordinator_that_was_held_up_blames_nobody)
 {
     start(1, 2, 0, 2);
     now += 100 * SECOND;
@@ -396,5 +400,5 @@ TEST(a_council_that_was_held_up_blames_nobody)
     CHECK_TEXT(hear(), "");
     pass(5, "1");
     CHECK_CONTAINS(hear(), "anew 2 ");
-    close_council();
+    close_coordinator();
 }

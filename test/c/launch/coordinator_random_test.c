@@ -1,5 +1,5 @@
-/* Thousands of courses by chance: whatever nodes do, the council keeps its promises. */
-#include "council_play.h"
+/* Thousands of courses by chance: whatever nodes do, the coordinator keeps its promises. */
+#include "coordinator_play.h"
 
 static uint64_t seed;
 
@@ -21,20 +21,20 @@ static struct {
     int64_t said_ns; /* its last event */
 } known[SLOTS + 1];
 
-static void know_round(const tddp_launch_word *word, int min, int max, int *last_round)
+static void know_round(const tddp_launch_message *message, int min, int max, int *last_round)
 {
-    CHECK(word->round == *last_round + 1);
-    *last_round = word->round;
-    CHECK(word->count >= min && word->count <= max);
+    CHECK(message->round == *last_round + 1);
+    *last_round = message->round;
+    CHECK(message->count >= min && message->count <= max);
     bool seen[SLOTS + 1] = {false};
-    for (int rank = 0; rank < word->count; rank++) {
-        int slot = word->members[rank].slot;
+    for (int rank = 0; rank < message->count; rank++) {
+        int slot = message->members[rank].slot;
         CHECK(slot >= 1 && slot <= SLOTS);
         CHECK(!seen[slot]);
         seen[slot] = true;
         CHECK(known[slot].joined && !known[slot].out);
         CHECK(known[slot].ready_for >= known[slot].last_round);
-        known[slot].last_round = word->round + 1;
+        known[slot].last_round = message->round + 1;
         CHECK(now - known[slot].said_ns <= 6 * SECOND);
     }
 }
@@ -50,11 +50,11 @@ static void any_event(int round)
     case 1:
     case 2: {
         char host[2] = {(char)('a' + any(4)), '\0'};
-        tddp_launch_comer *comer = describe(slot, host);
-        comer->node_rank = any(4) ? -1 : any(5);
-        comer->last_rank = any(8) ? -1 : any(5);
+        tddp_launch_joiner *joiner = describe(slot, host);
+        joiner->node_rank = any(4) ? -1 : any(5);
+        joiner->last_rank = any(8) ? -1 : any(5);
         if (any(8) == 0) {
-            (void)snprintf(comer->id, sizeof comer->id, "id%d", 1 + any(SLOTS));
+            (void)snprintf(joiner->id, sizeof joiner->id, "id%d", 1 + any(SLOTS));
         }
         known[slot].joined = true;
         take();
@@ -98,7 +98,7 @@ static void any_course(int min, int max, int restarts)
     for (int slot = 0; slot <= SLOTS; slot++) {
         known[slot].ready_for = -1;
     }
-    open_council(min, max, restarts, any(2));
+    open_coordinator(min, max, restarts, any(2));
     for (int step = 0; step < 200; step++) {
         any_event(last_round);
         now += any(300) * MS;
@@ -109,41 +109,41 @@ static void any_course(int min, int max, int restarts)
             }
         }
         tick();
-        for (; heard < words.count; heard++) {
-            const tddp_launch_word *word = &words.words[heard];
-            CHECK(!ended || word->kind == TDDP_LAUNCH_WORD_REFUSE);
-            CHECK(tddp_launch_council_restart(council) <= restarts);
-            switch (word->kind) {
-            case TDDP_LAUNCH_WORD_ROUND:
+        for (; heard < messages.count; heard++) {
+            const tddp_launch_message *message = &messages.messages[heard];
+            CHECK(!ended || message->kind == TDDP_LAUNCH_MESSAGE_REFUSE);
+            CHECK(tddp_launch_coordinator_restart(coordinator) <= restarts);
+            switch (message->kind) {
+            case TDDP_LAUNCH_MESSAGE_ROUND:
                 CHECK(!running);
                 running = true;
-                know_round(word, min < max ? min : max, max, &last_round);
+                know_round(message, min < max ? min : max, max, &last_round);
                 break;
-            case TDDP_LAUNCH_WORD_OVER:
-                CHECK(running && word->round == last_round);
-                CHECK(min < max || word->how == TDDP_LAUNCH_HOW_FAILED ||
-                      strstr(word->text, "anew"));
+            case TDDP_LAUNCH_MESSAGE_OVER:
+                CHECK(running && message->round == last_round);
+                CHECK(min < max || message->how == TDDP_LAUNCH_HOW_FAILED ||
+                      strstr(message->text, "anew"));
                 running = false;
                 break;
-            case TDDP_LAUNCH_WORD_END:
+            case TDDP_LAUNCH_MESSAGE_END:
                 ended = true;
                 break;
-            case TDDP_LAUNCH_WORD_REFUSE:
-            case TDDP_LAUNCH_WORD_ANEW:
-                CHECK(known[word->slot].joined);
-                known[word->slot].out = true;
+            case TDDP_LAUNCH_MESSAGE_REFUSE:
+            case TDDP_LAUNCH_MESSAGE_ANEW:
+                CHECK(known[message->slot].joined);
+                known[message->slot].out = true;
                 break;
-            case TDDP_LAUNCH_WORD_MASTER:
-                CHECK(running && word->round == last_round);
+            case TDDP_LAUNCH_MESSAGE_MASTER:
+                CHECK(running && message->round == last_round);
                 break;
-            case TDDP_LAUNCH_WORD_SPARE:
-            case TDDP_LAUNCH_WORD_TELL:
+            case TDDP_LAUNCH_MESSAGE_SPARE:
+            case TDDP_LAUNCH_MESSAGE_STATUS:
                 break;
             }
         }
-        CHECK(tddp_launch_council_ended(council) == ended);
+        CHECK(tddp_launch_coordinator_ended(coordinator) == ended);
     }
-    close_council();
+    close_coordinator();
 }
 
 MULTI_TEST(thousands_of_courses, 1, 60)
@@ -158,25 +158,25 @@ MULTI_TEST(thousands_of_courses, 1, 60)
 TEST(memory_that_is_short)
 {
     for (long nth = 1; nth < 40; nth++) {
-        tddp_launch_council_opts opts = {.min_nodes = 1, .max_nodes = 2, .elastic = true};
-        tddp_launch_words list = {0};
-        tddp_launch_council *made;
-        opts.patience_ns = opts.join_timeout_ns = 10 * SECOND;
+        tddp_launch_coordinator_opts opts = {.min_nodes = 1, .max_nodes = 2, .elastic = true};
+        tddp_launch_messages list = {0};
+        tddp_launch_coordinator *made;
+        opts.node_timeout_ns = opts.join_timeout_ns = 10 * SECOND;
         opts.run_id = opts.where = "x";
         tddp_fail_allocation(nth);
-        tddp_status status = tddp_launch_council_create(&opts, 1, &made);
+        tddp_status status = tddp_launch_coordinator_create(&opts, 1, &made);
         if (status == TDDP_OK) {
             for (int slot = 1; status == TDDP_OK && slot < 12; slot++) {
                 (void)describe(slot, "a");
-                status = tddp_launch_council_take(made, &event, slot, &list);
+                status = tddp_launch_coordinator_take(made, &event, slot, &list);
                 event.kind = TDDP_LAUNCH_EVENT_READY;
-                status = status == TDDP_OK ? tddp_launch_council_take(made, &event, slot, &list)
+                status = status == TDDP_OK ? tddp_launch_coordinator_take(made, &event, slot, &list)
                                            : status;
             }
-            tddp_launch_council_free(made);
+            tddp_launch_coordinator_free(made);
         }
         tddp_fail_allocation(0);
         CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);
-        tddp_launch_words_free(&list);
+        tddp_launch_messages_free(&list);
     }
 }

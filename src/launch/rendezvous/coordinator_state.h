@@ -1,16 +1,16 @@
 /*
- * The council's state, shared by council.c (events and time), council_round.c (who is in a round,
- * with which rank) and council_say.c (its words and texts).
+ * The coordinator's state, shared by coordinator.c (events and time), coordinator_round.c (who is
+ * in a round, with which rank) and coordinator_messages.c (its messages and texts).
  *
  *                 enough nodes are ready             a failure, or nodes came or went
  *     GATHERING -----------------------> RUNNING ----------------------------------> GATHERING
  *         |  nobody comes, told to end      |  all are done, no restart left
  *         +---------------> ENDED <---------+
  */
-#ifndef TDDP_LAUNCH_COUNCIL_STATE_H
-#define TDDP_LAUNCH_COUNCIL_STATE_H
+#ifndef TDDP_LAUNCH_COORDINATOR_STATE_H
+#define TDDP_LAUNCH_COORDINATOR_STATE_H
 
-#include "launch/rendezvous/council.h"
+#include "launch/rendezvous/coordinator.h"
 
 typedef enum tddp_launch_stage {
     TDDP_LAUNCH_STAGE_GATHERING,
@@ -27,8 +27,8 @@ typedef enum tddp_launch_standing {
     TDDP_LAUNCH_MEMBER,
 } tddp_launch_standing;
 
-typedef struct tddp_launch_seat {
-    tddp_launch_comer comer;
+typedef struct tddp_launch_participant {
+    tddp_launch_joiner joiner;
     int slot;
     tddp_launch_standing standing;
     int rank;  /* in its last round, or of one of its host that went; -1: none */
@@ -39,7 +39,7 @@ typedef struct tddp_launch_seat {
     bool in;   /* the running round */
     bool done; /* with the running round */
     bool bye;
-} tddp_launch_seat;
+} tddp_launch_participant;
 
 /* Where a node was that has gone. */
 typedef struct tddp_launch_trace {
@@ -49,10 +49,10 @@ typedef struct tddp_launch_trace {
 
 enum { TDDP_LAUNCH_MOST_TRACES = 256 };
 
-struct tddp_launch_council {
-    tddp_launch_council_opts opts;
+struct tddp_launch_coordinator {
+    tddp_launch_coordinator_opts opts;
     tddp_launch_stage stage;
-    tddp_launch_seat *nodes; /* in the order in which they came */
+    tddp_launch_participant *nodes; /* in the order in which they came */
     int count;
     int capacity;
     int *gone; /* slots that were given up, left or were refused */
@@ -62,7 +62,7 @@ struct tddp_launch_council {
     int trace_count;
     int round; /* the last one started, by whomever; -1 */
     int restart;
-    bool inherited;       /* the last round was another council's */
+    bool inherited;       /* the last round was another coordinator's */
     bool charged;         /* an inherited round's missing nodes have cost their restart */
     int old_nodes;        /* of that round */
     bool master;          /* of the running round is known */
@@ -75,44 +75,46 @@ struct tddp_launch_council {
     int64_t ended_ns;
     /* Of the call under way. */
     int64_t now_ns;
-    tddp_launch_words *words;
+    tddp_launch_messages *messages;
     tddp_status status; /* once it is a failure it stays */
 };
 
-/* --- council_round.c ------------------------------------------------------------------------- */
+/* --- coordinator_round.c -------------------------------------------------------------------------
+ */
 
 /* How many nodes have a place, or are ready beside. */
-int tddp_launch_council_members(const tddp_launch_council *council);
-int tddp_launch_council_ready(const tddp_launch_council *council);
+int tddp_launch_coordinator_members(const tddp_launch_coordinator *coordinator);
+int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator);
 
 /* How many a round needs. */
-int tddp_launch_council_needed(const tddp_launch_council *council);
+int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator);
 
 /* How many of an inherited round's nodes are here. */
-int tddp_launch_council_returned(const tddp_launch_council *council);
+int tddp_launch_coordinator_returned(const tddp_launch_coordinator *coordinator);
 
 /* Whether a round may start now; starts it. */
-bool tddp_launch_council_may_start(tddp_launch_council *council);
-void tddp_launch_council_start(tddp_launch_council *council);
+bool tddp_launch_coordinator_may_start(tddp_launch_coordinator *coordinator);
+void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator);
 
-bool tddp_launch_council_has_restart(const tddp_launch_council *council);
+bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator);
 
-/* The last word but refusals. */
-void tddp_launch_council_end_job(tddp_launch_council *council, tddp_launch_how how,
-                                 const char *text);
+/* The last message but refusals. */
+void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
+                                     const char *text);
 
 /* Ends the running round; its nodes are no longer ready. */
-void tddp_launch_council_end_round(tddp_launch_council *council, tddp_launch_how how,
-                                   const char *text);
+void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,
+                                       const char *text);
 
 /* Ends the round for a reason that costs a restart; `last` is how the job ends without one. */
-void tddp_launch_council_charge(tddp_launch_council *council, tddp_launch_how last,
-                                const char *text);
+void tddp_launch_coordinator_charge(tddp_launch_coordinator *coordinator, tddp_launch_how last,
+                                    const char *text);
 
 /* Ends the job if all of the running round are done. */
-void tddp_launch_council_look_for_done(tddp_launch_council *council);
+void tddp_launch_coordinator_look_for_done(tddp_launch_coordinator *coordinator);
 
-/* --- council_nodes.c ------------------------------------------------------------------------- */
+/* --- coordinator_nodes.c -------------------------------------------------------------------------
+ */
 
 typedef enum tddp_launch_parting {
     TDDP_LAUNCH_LOST,     /* silent for too long */
@@ -121,31 +123,34 @@ typedef enum tddp_launch_parting {
 } tddp_launch_parting;
 
 /* Takes a node away and does what follows from that. */
-void tddp_launch_council_part(tddp_launch_council *council, tddp_launch_seat *node,
-                              tddp_launch_parting how, const char *text);
+void tddp_launch_coordinator_part(tddp_launch_coordinator *coordinator,
+                                  tddp_launch_participant *node, tddp_launch_parting how,
+                                  const char *text);
 
-void tddp_launch_council_on_join(tddp_launch_council *council, const tddp_launch_event *event);
+void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
+                                     const tddp_launch_event *event);
 
 /* Decides on those who have no place: spares before newcomers, within both by their coming. */
-void tddp_launch_council_place(tddp_launch_council *council);
+void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator);
 
-/* --- council_say.c --------------------------------------------------------------------------- */
+/* --- coordinator_messages.c ------------------------------------------------------------------ */
 
-/* Appends a word to the list; NULL if memory is short. The text takes printf's arguments. */
-tddp_launch_word *tddp_launch_council_say(tddp_launch_council *council, tddp_launch_word_kind kind,
-                                          const char *format, ...) TDDP_PRINTF(3, 4);
+/* Appends a message to the list; NULL if memory is short. The text takes printf's arguments. */
+tddp_launch_message *tddp_launch_coordinator_say(tddp_launch_coordinator *coordinator,
+                                                 tddp_launch_message_kind kind, const char *format,
+                                                 ...) TDDP_PRINTF(3, 4);
 
 enum { TDDP_LAUNCH_LIST_BYTES = 512 };
 
 /* "node 1" or, without a rank, "a node"; with host and pid. Returns `text`. */
-const char *tddp_launch_council_name(const tddp_launch_seat *node,
-                                     char text[TDDP_LAUNCH_LIST_BYTES]);
+const char *tddp_launch_coordinator_name(const tddp_launch_participant *node,
+                                         char text[TDDP_LAUNCH_LIST_BYTES]);
 
 /* What is waited for, to all. */
-void tddp_launch_council_tell(tddp_launch_council *council);
+void tddp_launch_coordinator_tell(tddp_launch_coordinator *coordinator);
 
 /* Why waiting is over. */
-void tddp_launch_council_lament(const tddp_launch_council *council,
-                                char text[TDDP_LAUNCH_TEXT_BYTES]);
+void tddp_launch_coordinator_describe_missing(const tddp_launch_coordinator *coordinator,
+                                              char text[TDDP_LAUNCH_TEXT_BYTES]);
 
 #endif

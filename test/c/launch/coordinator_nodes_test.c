@@ -1,5 +1,6 @@
-/* The council's rules for nodes: newcomers, spares, ranks, and those of another council's round. */
-#include "council_play.h"
+/* The coordinator's rules for nodes: newcomers, spares, ranks, and those of another coordinator's
+ * round. */
+#include "coordinator_play.h"
 
 /* --- newcomers ------------------------------------------------------------------------------- */
 
@@ -12,14 +13,14 @@ TEST(a_newcomer_makes_an_elastic_job_larger)
     CHECK_TEXT(hear(), "");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 2 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_newcomer_disturbs_nobody_before_it_is_ready)
 {
     start(1, 3, 0, 2);
     (void)describe(3, "c"); /* a node that was held up: its workers have to end */
-    event.comer.round = 0;
+    event.joiner.round = 0;
     take();
     pass(20, "123");
     CHECK_TEXT(hear(), "");
@@ -30,18 +31,18 @@ TEST(a_newcomer_disturbs_nobody_before_it_is_ready)
     ready(2, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 2 3");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_that_leaves_before_the_start)
 {
-    open_council_of(3, 3, 0, false, true);
+    open_coordinator_of(3, 3, 0, false, true);
     come(1, "a");
     come(2, "b");
     leave(2, "told");
     CHECK_TEXT(hear(), "end stopped told");
-    close_council();
-    open_council_of(2, 2, 1, false, true); /* a restart is left: another may come */
+    close_coordinator();
+    open_coordinator_of(2, 2, 1, false, true); /* a restart is left: another may come */
     come(1, "a");
     (void)describe(2, "b");
     take();
@@ -49,8 +50,8 @@ TEST(a_node_that_leaves_before_the_start)
     CHECK_TEXT(hear(), "");
     come(3, "b");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
-    close_council();
-    open_council(2, 2, 0, false);
+    close_coordinator();
+    open_coordinator(2, 2, 0, false);
     come(1, "a");
     (void)describe(2, "b");
     take();
@@ -58,7 +59,7 @@ TEST(a_node_that_leaves_before_the_start)
     CHECK_TEXT(hear(), "");
     come(3, "b");
     CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_too_many_is_refused_once_the_others_show_life)
@@ -75,21 +76,21 @@ TEST(a_node_too_many_is_refused_once_the_others_show_life)
     take();
     pass(1, "123");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_node_in_the_place_of_one_that_died_before_the_start)
 {
-    open_council(3, 3, 0, false);
+    open_coordinator(3, 3, 0, false);
     come(1, "a");
     come(2, "b");
     come(3, "c");
-    close_council();
-    open_council(2, 2, 0, false);
+    close_coordinator();
+    open_coordinator(2, 2, 0, false);
     come(1, "a"); /* dies at once */
     come(2, "b");
-    close_council();
-    open_council(3, 3, 0, false);
+    close_coordinator();
+    open_coordinator(3, 3, 0, false);
     describe(1, "a")->node_rank = 1;
     take();
     ready(1, 0);
@@ -107,7 +108,7 @@ TEST(a_node_in_the_place_of_one_that_died_before_the_start)
     CHECK_TEXT(hear(),
                "refuse 3 --node-rank=1 is taken already by a pid 102; expected another rank on "
                "each node");
-    close_council();
+    close_coordinator();
 }
 
 TEST(spares)
@@ -130,7 +131,7 @@ TEST(spares)
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
     leave(4, "told");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(spares_of_a_fixed_job_are_sent_away_with_the_last_restart)
@@ -151,31 +152,31 @@ TEST(spares_of_a_fixed_job_are_sent_away_with_the_last_restart)
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
     CHECK_TEXT(hear(), "");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_same_process_comes_anew)
 {
     start(1, 2, 0, 2);
-    tddp_launch_comer *comer = describe(3, "b");
-    (void)snprintf(comer->id, sizeof comer->id, "id2");
-    comer->last_rank = 1;
-    comer->round = 0;
-    comer->nodes = 2;
+    tddp_launch_joiner *joiner = describe(3, "b");
+    (void)snprintf(joiner->id, sizeof joiner->id, "id2");
+    joiner->last_rank = 1;
+    joiner->round = 0;
+    joiner->nodes = 2;
     take();
     CHECK_TEXT(hear(), "over 0 changed node 1 (b pid 102) has come anew");
     ready(1, 1);
     CHECK_TEXT(hear(), "");
     ready(3, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
-    close_council();
+    close_coordinator();
 }
 
 /* --- ranks ----------------------------------------------------------------------------------- */
 
 TEST(ranks_that_were_asked_for)
 {
-    open_council(4, 4, 0, false);
+    open_coordinator(4, 4, 0, false);
     describe(1, "a")->hosting = true;
     take();
     ready(1, 0);
@@ -186,12 +187,12 @@ TEST(ranks_that_were_asked_for)
         ready(i + 2, 0);
     }
     CHECK_TEXT(hear(), "round 0 restart 0: 3 1 4 2");
-    close_council();
+    close_coordinator();
 }
 
 TEST(ranks_beyond_the_count)
 {
-    open_council(2, 4, 0, false);
+    open_coordinator(2, 4, 0, false);
     static const int asked[] = {3, -1, 2, 1};
     for (int i = 0; i < 4; i++) {
         describe(i + 1, "h")->node_rank = asked[i];
@@ -205,38 +206,38 @@ TEST(ranks_beyond_the_count)
     ready(3, 1);
     ready(4, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 4 3");
-    close_council();
+    close_coordinator();
 }
 
 TEST(the_host_is_rank_0_unless_another_asked_for_it)
 {
-    open_council(2, 2, 0, false);
+    open_coordinator(2, 2, 0, false);
     come(1, "b");
     describe(2, "a")->hosting = true;
     take();
     ready(2, 0);
     CHECK_TEXT(hear(), "round 0 restart 0: 2 1");
-    close_council();
+    close_coordinator();
 }
 
 /* --- a new leader ---------------------------------------------------------------------------- */
 
-/* A node of another council's round comes, with its workers gone. */
+/* A node of another coordinator's round comes, with its workers gone. */
 static void come_over(int slot, int rank, int round, int restart, int nodes)
 {
     char host[2] = {(char)('a' + rank), '\0'};
-    tddp_launch_comer *comer = describe(slot, host);
-    comer->last_rank = rank;
-    comer->round = round;
-    comer->restart = restart;
-    comer->nodes = nodes;
+    tddp_launch_joiner *joiner = describe(slot, host);
+    joiner->last_rank = rank;
+    joiner->round = round;
+    joiner->restart = restart;
+    joiner->nodes = nodes;
     take();
     ready(slot, round + 1);
 }
 
-TEST(a_new_council_goes_on_at_once_when_all_have_come)
+TEST(a_new_coordinator_goes_on_at_once_when_all_have_come)
 {
-    open_council(1, 4, 2, true);
+    open_coordinator(1, 4, 2, true);
     come_over(1, 2, 6, 1, 3);
     come_over(2, 0, 7, 2, 3); /* has seen a later round */
     CHECK_TEXT(hear(), "");
@@ -246,17 +247,17 @@ TEST(a_new_council_goes_on_at_once_when_all_have_come)
     CHECK_TEXT(hear(), "round 8 restart 2: 2 3 1");
     failed(1, 8, "rank 2");
     CHECK_TEXT(hear(), "end failed rank 2");
-    close_council();
-    open_council(1, 4, 2, true);
+    close_coordinator();
+    open_coordinator(1, 4, 2, true);
     come_over(1, 2, 7, 1, 2);
     come_over(2, 0, 7, 1, 2);
     CHECK_TEXT(hear(), "round 8 restart 1: 2 1");
-    close_council();
+    close_coordinator();
 }
 
-TEST(a_new_council_goes_on_without_those_that_do_not_come)
+TEST(a_new_coordinator_goes_on_without_those_that_do_not_come)
 {
-    open_council(1, 3, 0, true);
+    open_coordinator(1, 3, 0, true);
     come_over(1, 2, 0, 0, 3);
     pass(1, "1");
     come_over(2, 1, 0, 0, 3);
@@ -264,36 +265,36 @@ TEST(a_new_council_goes_on_without_those_that_do_not_come)
     CHECK_TEXT(hear(), "");
     pass(1, "12");
     CHECK_TEXT(hear(), "round 1 restart 0: 1 2"); /* rank 1 stays, rank 2 is beyond the count */
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_fixed_job_moves_without_loss)
 {
-    open_council(2, 2, 0, true);
+    open_coordinator(2, 2, 0, true);
     come_over(1, 1, 3, 0, 2);
     pass(1, "1");
     come_over(2, 0, 3, 0, 2);
     CHECK_TEXT(hear(), "round 4 restart 0: 2 1");
-    close_council();
+    close_coordinator();
 }
 
 TEST(a_fixed_job_moves_and_misses_a_node)
 {
-    open_council(2, 2, 0, true);
+    open_coordinator(2, 2, 0, true);
     come_over(1, 1, 3, 0, 2);
     pass(3, "1");
     CHECK_TEXT(hear(), "end failed 1 of the 2 nodes of round 3 is lost, with the torchrun that "
                        "hosted the rendezvous");
-    close_council();
-    open_council(2, 2, 1, true);
+    close_coordinator();
+    open_coordinator(2, 2, 1, true);
     come_over(1, 1, 3, 0, 2);
     come(2, "x");
     CHECK_TEXT(hear(), "round 4 restart 1: 2 1");
-    close_council();
-    open_council(2, 2, 2, true);
+    close_coordinator();
+    open_coordinator(2, 2, 2, true);
     come_over(1, 1, 3, 1, 2);
     pass(8, "1");
     come(2, "x");
     CHECK_TEXT(hear(), "round 4 restart 2: 2 1");
-    close_council();
+    close_coordinator();
 }

@@ -1,7 +1,7 @@
 /*
- * What a word of the council does to a node (text.h has the words). Runs on the rendezvous thread,
- * within member.c's one wait; nothing here waits but the look whether the workers' store is within
- * reach, which goes on giving signs of life.
+ * What a message of the coordinator does to a node (text.h has the messages). Runs on the
+ * rendezvous thread, within member.c's one wait; nothing here waits but the look whether the
+ * workers' store is within reach, which goes on giving signs of life.
  */
 #include <stdio.h>
 
@@ -27,19 +27,19 @@ static bool goes_on(const tddp_launch_node *node, tddp_status reached, int64_t b
            (reached == TDDP_TIMEOUT && tddp_now_ns() < tddp_deadline_from(began, REACH_MS));
 }
 
-/* A word whose answer was lost on the way is taken again: then the workers' store is there. */
-static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_word *word)
+/* A message whose answer was lost on the way is taken again: then the workers' store is there. */
+static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_message *message)
 {
-    bool again = node->stage == TDDP_LAUNCH_ENTERING && word->round == node->round;
+    bool again = node->stage == TDDP_LAUNCH_ENTERING && message->round == node->round;
     if (!again) {
         tddp_store_server_stop(node->workers);
         node->workers = NULL;
     }
-    if (!tddp_launch_place_take(node, word)) {
+    if (!tddp_launch_place_take(node, message)) {
         return TDDP_OK;
     }
     node->stage = TDDP_LAUNCH_ENTERING;
-    if (node->world.node_rank > 0 || tddp_launch_place_open_store(node, word) == TDDP_OK) {
+    if (node->world.node_rank > 0 || tddp_launch_place_open_store(node, message) == TDDP_OK) {
         return TDDP_OK;
     }
     /* If it is the leader that does not answer, this does not get there either. */
@@ -76,13 +76,13 @@ static tddp_status reach_master(tddp_launch_node *node)
     return TDDP_OK;
 }
 
-static tddp_status take_master(tddp_launch_node *node, const tddp_launch_word *word)
+static tddp_status take_master(tddp_launch_node *node, const tddp_launch_message *message)
 {
-    if (node->stage != TDDP_LAUNCH_ENTERING || word->round != node->round) {
+    if (node->stage != TDDP_LAUNCH_ENTERING || message->round != node->round) {
         return TDDP_OK;
     }
-    (void)snprintf(node->world.master_addr, sizeof node->world.master_addr, "%s", word->addr);
-    node->world.master_port = word->port;
+    (void)snprintf(node->world.master_addr, sizeof node->world.master_addr, "%s", message->addr);
+    node->world.master_port = message->port;
     tddp_status status = TDDP_OK;
     if (node->world.node_rank == 0) {
         node->stage = TDDP_LAUNCH_WORKING;
@@ -91,12 +91,12 @@ static tddp_status take_master(tddp_launch_node *node, const tddp_launch_word *w
     }
     if (node->stage == TDDP_LAUNCH_WORKING) {
         node->clear = false;
-        tddp_launch_rendezvous_post(node->mailbox, TDDP_LAUNCH_NEWS_JOINED, &node->world, "");
+        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_JOINED, &node->world, "");
     }
     return status;
 }
 
-void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *word)
+void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message *message)
 {
     static const tddp_launch_news news[] = {
         [TDDP_LAUNCH_HOW_DONE] = TDDP_LAUNCH_NEWS_DONE,
@@ -104,7 +104,7 @@ void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *w
         [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NEWS_STOPPED,
         [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NEWS_ENDED,
     };
-    tddp_launch_node_post(node, news[word->how], word->text);
+    tddp_launch_node_send_news(node, news[message->how], message->text);
     node->over = node->ended = true;
     if (node->leader.store) {
         /* A goodbye that is lost costs the leader a moment. */
@@ -112,45 +112,46 @@ void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_word *w
     }
 }
 
-tddp_status tddp_launch_node_take_word(tddp_launch_node *node, const tddp_launch_word *word)
+tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
+                                          const tddp_launch_message *message)
 {
-    bool mine = word->slot == node->slot;
-    switch (word->kind) {
-    case TDDP_LAUNCH_WORD_ROUND:
-        return enter_round(node, word);
-    case TDDP_LAUNCH_WORD_MASTER:
-        return take_master(node, word);
-    case TDDP_LAUNCH_WORD_OVER:
-        if (node->stage != TDDP_LAUNCH_AWAITING && word->round == node->round) {
+    bool mine = message->slot == node->slot;
+    switch (message->kind) {
+    case TDDP_LAUNCH_MESSAGE_ROUND:
+        return enter_round(node, message);
+    case TDDP_LAUNCH_MESSAGE_MASTER:
+        return take_master(node, message);
+    case TDDP_LAUNCH_MESSAGE_OVER:
+        if (node->stage != TDDP_LAUNCH_AWAITING && message->round == node->round) {
             tddp_launch_node_round_over(node,
-                                        word->how == TDDP_LAUNCH_HOW_CHANGED
+                                        message->how == TDDP_LAUNCH_HOW_CHANGED
                                             ? TDDP_LAUNCH_NEWS_CHANGED
                                             : TDDP_LAUNCH_NEWS_FAILED,
-                                        word->text);
+                                        message->text);
         }
         return TDDP_OK;
-    case TDDP_LAUNCH_WORD_END:
-        tddp_launch_node_take_end(node, word);
+    case TDDP_LAUNCH_MESSAGE_END:
+        tddp_launch_node_take_end(node, message);
         return TDDP_OK;
-    case TDDP_LAUNCH_WORD_REFUSE:
+    case TDDP_LAUNCH_MESSAGE_REFUSE:
         if (mine) {
             node->slot = 0; /* nobody waits for a goodbye */
-            tddp_launch_node_give_up(node, word->text);
+            tddp_launch_node_give_up(node, message->text);
         }
         return TDDP_OK;
-    case TDDP_LAUNCH_WORD_SPARE:
+    case TDDP_LAUNCH_MESSAGE_SPARE:
         if (mine) {
-            tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, word->text);
+            tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, message->text);
         }
         return TDDP_OK;
-    case TDDP_LAUNCH_WORD_ANEW:
+    case TDDP_LAUNCH_MESSAGE_ANEW:
         if (mine) {
-            tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, word->text);
+            tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, message->text);
             return tddp_launch_node_enlist(node);
         }
         return TDDP_OK;
-    case TDDP_LAUNCH_WORD_TELL:
-        tddp_launch_node_post(node, TDDP_LAUNCH_NEWS_TELL, word->text);
+    case TDDP_LAUNCH_MESSAGE_STATUS:
+        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, message->text);
         return TDDP_OK;
     }
     return TDDP_OK;

@@ -1,0 +1,256 @@
+/*
+ * When a round may start, and which rank each node has in it. Called by coordinator.c. A started
+ * round has every member in it once, with ranks 0 to count - 1.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "launch/rendezvous/coordinator_state.h"
+
+int tddp_launch_coordinator_members(const tddp_launch_coordinator *coordinator)
+{
+    int members = 0;
+    for (int i = 0; i < coordinator->count; i++) {
+        members += coordinator->nodes[i].standing == TDDP_LAUNCH_MEMBER;
+    }
+    return members;
+}
+
+int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator)
+{
+    int ready = 0;
+    for (int i = 0; i < coordinator->count; i++) {
+        const tddp_launch_participant *node = &coordinator->nodes[i];
+        ready += node->standing == TDDP_LAUNCH_MEMBER && node->ready;
+    }
+    return ready;
+}
+
+int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator)
+{
+    return coordinator->opts.elastic ? coordinator->opts.min_nodes : coordinator->opts.max_nodes;
+}
+
+int tddp_launch_coordinator_returned(const tddp_launch_coordinator *coordinator)
+{
+    int returned = 0;
+    for (int i = 0; i < coordinator->count; i++) {
+        const tddp_launch_participant *node = &coordinator->nodes[i];
+        returned += node->standing == TDDP_LAUNCH_MEMBER && node->round == coordinator->round;
+    }
+    return returned;
+}
+
+bool tddp_launch_coordinator_may_start(tddp_launch_coordinator *coordinator)
+{
+    int members = tddp_launch_coordinator_members(coordinator);
+    int ready = tddp_launch_coordinator_ready(coordinator);
+    int64_t now = coordinator->now_ns;
+    if (ready < tddp_launch_coordinator_needed(coordinator)) {
+        coordinator->enough_ns = 0;
+        return false;
+    }
+    if (ready < members) {
+        return false;
+    }
+    if (ready == coordinator->opts.max_nodes) {
+        return true;
+    }
+    if (coordinator->round < 0) {
+        coordinator->enough_ns = coordinator->enough_ns ? coordinator->enough_ns : now;
+        return now - coordinator->enough_ns >= coordinator->opts.last_call_ns ||
+               now - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns;
+    }
+    return !coordinator->inherited ||
+           tddp_launch_coordinator_returned(coordinator) >= coordinator->old_nodes ||
+           now - coordinator->last_join_ns >= coordinator->opts.settle_ns;
+}
+
+/* --- ranks ----------------------------------------------------------------------------------- */
+
+/* Gives a node a rank if nobody has it. */
+static bool give(tddp_launch_participant **holders, int count, int rank,
+                 tddp_launch_participant *node)
+{
+    bool can = rank >= 0 && rank < count && !holders[rank];
+    if (can) {
+        holders[rank] = node;
+        node->rank = rank;
+        node->in = true;
+    }
+    return can;
+}
+
+/* Those without a rank yet: who asked for one (beyond the count, or taken) by what it asked for,
+ * the host of a first round, the others as they came. */
+static int compare_rest(const void *a, const void *b)
+{
+    const tddp_launch_participant *left = *(tddp_launch_participant *const *)a;
+    const tddp_launch_participant *right = *(tddp_launch_participant *const *)b;
+    if (left->joiner.hosting != right->joiner.hosting) {
+        return left->joiner.hosting ? -1 : 1;
+    }
+    int64_t one = left->joiner.node_rank < 0 ? INT32_MAX : left->joiner.node_rank;
+    int64_t other = right->joiner.node_rank < 0 ? INT32_MAX : right->joiner.node_rank;
+    if (one == other) {
+        one = left->slot;
+        other = right->slot;
+    }
+    return (one > other) - (one < other);
+}
+
+static void give_rest(tddp_launch_participant **holders, tddp_launch_participant **rest, int left,
+                      int count)
+{
+    int rank = 0;
+    qsort(rest, (size_t)left, sizeof(tddp_launch_participant *), compare_rest);
+    for (int i = 0; i < left; i++) {
+        while (!give(holders, count, rank, rest[i])) {
+            rank++;
+        }
+    }
+}
+
+/* Three passes: what was asked for; what a node had in the last round; what one of its host had. */
+static int rank_of_pass(const tddp_launch_coordinator *coordinator,
+                        const tddp_launch_participant *node, int pass)
+{
+    bool was_in = node->round >= 0 && node->round == coordinator->round;
+    if (pass == 0) {
+        return node->joiner.node_rank;
+    }
+    return node->joiner.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
+}
+
+static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant **holders,
+                   tddp_launch_participant **rest, int count)
+{
+    int left = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < coordinator->count; i++) {
+            tddp_launch_participant *node = &coordinator->nodes[i];
+            if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
+                (void)give(holders, count, rank_of_pass(coordinator, node, pass), node);
+            }
+        }
+    }
+    for (int i = 0; i < coordinator->count; i++) {
+        tddp_launch_participant *node = &coordinator->nodes[i];
+        if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
+            rest[left++] = node;
+        }
+    }
+    give_rest(holders, rest, left, count);
+}
+
+static void fill_message(tddp_launch_message *message, tddp_launch_participant *const *holders,
+                         int count)
+{
+    message->count = count;
+    for (int rank = 0; rank < count; rank++) {
+        const tddp_launch_joiner *joiner = &holders[rank]->joiner;
+        tddp_launch_member *member = &message->members[rank];
+        member->slot = holders[rank]->slot;
+        member->local_size = joiner->local_size;
+        (void)snprintf(member->role, sizeof member->role, "%s", joiner->role);
+        (void)snprintf(member->host, sizeof member->host, "%s", joiner->host);
+        (void)snprintf(member->addr, sizeof member->addr, "%s", joiner->addr);
+    }
+}
+
+void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator)
+{
+    int count = tddp_launch_coordinator_members(coordinator);
+    tddp_launch_participant **holders = tddp_alloc_array((size_t)count, 2 * sizeof *holders);
+    tddp_launch_member *members = tddp_alloc_array((size_t)count, sizeof *members);
+    tddp_launch_message *message =
+        holders && members
+            ? tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_ROUND, "%s", "")
+            : NULL;
+    if (!message) {
+        free(holders);
+        free(members);
+        coordinator->status = TDDP_OUT_OF_MEMORY;
+        return;
+    }
+    assign(coordinator, holders, holders + count, count);
+    coordinator->round++;
+    coordinator->stage = TDDP_LAUNCH_STAGE_RUNNING;
+    coordinator->master = coordinator->finishing = false;
+    coordinator->inherited = false;
+    coordinator->enough_ns = 0;
+    message->round = coordinator->round;
+    message->restart = coordinator->restart;
+    message->members = members;
+    fill_message(message, holders, count);
+    for (int rank = 0; rank < count; rank++) {
+        holders[rank]->round = coordinator->round;
+        holders[rank]->ready = holders[rank]->done = false;
+    }
+    free(holders);
+}
+
+/* --- ends ------------------------------------------------------------------------------------ */
+
+void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
+                                     const char *text)
+{
+    tddp_launch_message *message =
+        tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", text);
+    if (message) {
+        message->how = how;
+    }
+    coordinator->stage = TDDP_LAUNCH_STAGE_ENDED;
+    coordinator->ended_ns = coordinator->now_ns;
+}
+
+void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,
+                                       const char *text)
+{
+    tddp_launch_message *message =
+        tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_OVER, "%s", text);
+    if (message) {
+        message->how = how;
+    }
+    for (int i = 0; i < coordinator->count; i++) {
+        tddp_launch_participant *node = &coordinator->nodes[i];
+        if (node->in) {
+            node->in = node->done = node->ready = false;
+        }
+    }
+    coordinator->finishing = false;
+    coordinator->stage = TDDP_LAUNCH_STAGE_GATHERING;
+    coordinator->gathering_ns = coordinator->now_ns;
+    coordinator->tell_ns = coordinator->now_ns + coordinator->opts.tell_every_ns;
+}
+
+bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator)
+{
+    return coordinator->restart < coordinator->opts.max_restarts;
+}
+
+/* A round is over for a reason that costs a restart; `last` is how the job ends without one. */
+void tddp_launch_coordinator_charge(tddp_launch_coordinator *coordinator, tddp_launch_how last,
+                                    const char *text)
+{
+    if (tddp_launch_coordinator_has_restart(coordinator)) {
+        coordinator->restart++;
+        tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
+    } else {
+        tddp_launch_coordinator_end_job(coordinator, last, text);
+    }
+}
+
+/* Ends the job once all of the running round are done. */
+void tddp_launch_coordinator_look_for_done(tddp_launch_coordinator *coordinator)
+{
+    int in = 0;
+    int done = 0;
+    for (int i = 0; i < coordinator->count; i++) {
+        in += coordinator->nodes[i].in;
+        done += coordinator->nodes[i].in && coordinator->nodes[i].done;
+    }
+    if (coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING && done == in) {
+        tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_DONE, "");
+    }
+}
