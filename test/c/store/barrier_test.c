@@ -6,15 +6,15 @@
 
 /* --- barriers -------------------------------------------------------------------------------- */
 
-typedef struct comer {
+typedef struct participant {
     tddp_store *store;
     int rank;
     atomic_int *came;
-} comer;
+} participant;
 
 static void *come(void *data)
 {
-    const comer *c = data;
+    const participant *c = data;
     for (int round = 0; round < 3; round++) {
         char key[16];
         snprintf(key, sizeof key, "b%d", round);
@@ -30,17 +30,17 @@ TEST(a_barrier_lets_nobody_go_before_all_have_come)
 {
     FOR_EACH_NEWER_KIND(f)
     {
-        comer comers[4];
+        participant participants[4];
         pthread_t threads[4];
         atomic_int came = 0;
         for (int i = 0; i < 4; i++) {
-            comers[i] = (comer){.rank = i, .came = &came};
-            CHECK_OK(tddp_store_clone(f.store, NULL, &comers[i].store));
-            CHECK_INT(pthread_create(&threads[i], NULL, come, &comers[i]), 0);
+            participants[i] = (participant){.rank = i, .came = &came};
+            CHECK_OK(tddp_store_clone(f.store, NULL, &participants[i].store));
+            CHECK_INT(pthread_create(&threads[i], NULL, come, &participants[i]), 0);
         }
         for (int i = 0; i < 4; i++) {
             pthread_join(threads[i], NULL);
-            tddp_store_release(comers[i].store);
+            tddp_store_release(participants[i].store);
         }
         CHECK_VALUE(f.store, "b0", "4");
         CHECK_OK(tddp_store_barrier(f.store, text("alone"), 1, NULL));
