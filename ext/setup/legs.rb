@@ -3,6 +3,7 @@
 require "etc"
 require_relative "cuda"
 require_relative "debian13"
+require_relative "etcd"
 require_relative "fuzz"
 require_relative "gem_test"
 require_relative "gems"
@@ -52,7 +53,7 @@ module Setup
     end
 
     PACKAGES = {
-      c: [SystemPackages::ETCD, "etcd as a partner of torchrun"],
+      c: [SystemPackages::CURL, "libcurl and its header, which a test reads"],
       partners: [SystemPackages::PYTORCH, "PyTorch as a partner"],
       schedulers: [SystemPackages::SCHEDULERS, "schedulers to be tested with"],
       fuzz: [SystemPackages::FUZZ, "for fuzzing"],
@@ -63,6 +64,7 @@ module Setup
     # Installs what legs need beyond the build, before any of them runs. What cannot be installed is told by the tests that miss it.
     def prepare(*legs)
       PACKAGES.slice(*legs).each_value { |packages, why| SystemPackages.available?(packages, why: why) }
+      Etcd.provide if (legs & %i[c asan tsan]).any?
       gems.ensure_lint! if legs.include?(:lint)
       gems.ensure_vision! if legs.include?(:slow)
     end

@@ -10,7 +10,7 @@ module Setup
     BUILD = %w[ccache cmake g++ make libgloo-dev libopenblas0-pthread ninja-build pkg-config ruby-dev].freeze
     LIBTORCH = %w[libtorch-dev].freeze
     PYTORCH = %w[python3-torch].freeze
-    ETCD = %w[etcd-server libcurl4-openssl-dev].freeze
+    CURL = %w[libcurl4-openssl-dev].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
     LINT = %w[clang-format].freeze
     FUZZ = %w[clang-14 libclang-rt-14-dev].freeze

@@ -86,7 +86,9 @@ static tddp_status ask(tddp_etcd *etcd, int endpoint, const char *path, const ch
     char url[TDDP_ETCD_URL_BYTES];
     long code;
     tddp_bytes response = {0};
-    int64_t attempt_ns = tddp_deadline_after_ms(ATTEMPT_MS);
+    /* Where no other could answer, a slow one is waited for, rather than asked twice. */
+    int64_t attempt_ns =
+        etcd->opts.endpoint_count > 1 ? tddp_deadline_after_ms(ATTEMPT_MS) : deadline_ns;
     tddp_status status = tddp_http_post(
         etcd->http, tddp_etcd_url(etcd, endpoint, path, url), header, body,
         attempt_ns < deadline_ns ? attempt_ns : deadline_ns, cancel, &response, &code);

@@ -1,8 +1,8 @@
 /*
  * A client of etcd v3, by the JSON gateway that every etcd serves beside gRPC: keys, transactions,
- * leases and watches. Requests go to one endpoint until it fails, then to the next; each may have
- * been executed although its answer was lost, so a caller writes what may be written twice. A
- * client serves one thread at a time.
+ * leases and watches. Requests go to one endpoint until it fails, or hangs while there are
+ * others, then to the next. A request may have been executed although its answer was lost, so a
+ * caller writes only what may be written twice. A client serves one thread at a time.
  *
  * Statuses: TDDP_TIMEOUT (no endpoint answered in time; the text has the last reason),
  * TDDP_CANCELED, TDDP_STORE (etcd refused; the text is etcd's), TDDP_PROTOCOL (not etcd's answer),

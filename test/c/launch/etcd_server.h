@@ -59,10 +59,19 @@ static inline void kill_etcd(etcd_server *server)
     server->pid = 0;
 }
 
+/* Returns once all of its threads stand still. */
+static inline void stop_etcd(const etcd_server *server)
+{
+    int status;
+    CHECK_INT(kill(server->pid, SIGSTOP), 0);
+    CHECK_INT(waitpid(server->pid, &status, WUNTRACED), server->pid);
+    CHECK(WIFSTOPPED(status));
+}
+
 static inline void make_etcd(etcd_server *server)
 {
     if (system("etcd --version >/dev/null 2>&1") != 0) {
-        check_skip("etcd is not installed (Debian: etcd-server)");
+        check_skip("etcd was not found (Debian: etcd-server)");
     }
     memset(server, 0, sizeof *server);
     (void)snprintf(server->endpoint.host, sizeof server->endpoint.host, "127.0.0.1");
