@@ -168,16 +168,19 @@ static inline void kills_rank(shm_rank *it)
     CHECK_INT(kills_count_fds(), before);
 }
 
-static inline void kills_one_round(shm_job *job, unsigned *seed)
+/* Kills at a random moment: of the join, or, with `joined`, once an operation went well. */
+static inline void kills_one_round(shm_job *job, unsigned *seed, bool joined)
 {
     pid_t pids[SHM_MAX_RANKS];
     kills_board *board = job->data;
+    uint32_t before = atomic_load(&board->operations);
     atomic_store(&board->killed_at, 0);
     atomic_store(&board->ready, 0);
     for (int rank = 0; rank < job->size; rank++) {
         pids[rank] = shm_start_process(job, rank);
     }
     CHECK_UNTIL(atomic_load(&board->ready) == (uint32_t)job->size);
+    CHECK_UNTIL(!joined || atomic_load(&board->operations) != before);
     usleep((unsigned)rand_r(seed) % KILLS_SPAN_US);
     int victim = rand_r(seed) % job->size;
     atomic_store(&board->killed_at, kills_now());
@@ -240,7 +243,7 @@ static inline void run_kills(int rounds, unsigned seed)
         pid_t host = start_store_process(&job.port);
         job.size = 2 + round % 3;
         board->grouped = round % 2;
-        kills_one_round(&job, &seed);
+        kills_one_round(&job, &seed, round / 2 % 2);
         end_store_process(host);
     }
     kills_check_remains();
