@@ -48,6 +48,7 @@ typedef struct method {
     described described;
     tddp_status (*call)(const operation *op, tddp_work **work);
     ID id;
+    int arity; /* `async` included */
 } method;
 
 /* --- calls, each of which queues an operation ------------------------------------------------ */
@@ -131,22 +132,23 @@ static tddp_status start_recv(const operation *op, tddp_work **work)
 }
 
 static method methods[] = {
-    {"_all_reduce", "or", "tensor", NULL, OUTPUT, start_all_reduce, 0},
-    {"_all_reduce_coalesced", "Or", "tensors", NULL, OUTPUT, start_all_reduce_coalesced, 0},
-    {"_reduce", "okr", "tensor", NULL, OUTPUT, start_reduce, 0},
-    {"_broadcast", "ok", "tensor", NULL, OUTPUT, start_broadcast, 0},
-    {"_barrier", "t", NULL, NULL, NOTHING, start_barrier, 0},
-    {"_all_gather", "oi", "output", "input", INPUT, start_all_gather, 0},
-    {"_all_gather_list", "Oi", "tensor_list", "tensor", OUTPUT, start_all_gather_list, 0},
-    {"_gather", "Oik", "gather_list", "tensor", NOTHING, start_gather, 0},
-    {"_gather_pieces", "Pik", "output", "input", NOTHING, start_gather, 0},
-    {"_scatter", "oIk", "tensor", "scatter_list", NOTHING, start_scatter, 0},
-    {"_reduce_scatter", "oir", "output", "input", OUTPUT, start_reduce_scatter, 0},
-    {"_reduce_scatter_list", "oIr", "output", "input_list", INPUT, start_reduce_scatter_list, 0},
-    {"_all_to_all", "OI", "output_tensor_list", "input_tensor_list", NOTHING, start_all_to_all, 0},
-    {"_all_to_all_pieces", "PQ", "output", "input", NOTHING, start_all_to_all, 0},
-    {"_send", "idg", NULL, "tensor", NOTHING, start_send, 0},
-    {"_recv", "osg", "tensor", NULL, NOTHING, start_recv, 0},
+    {"_all_reduce", "or", "tensor", NULL, OUTPUT, start_all_reduce, 0, 0},
+    {"_all_reduce_coalesced", "Or", "tensors", NULL, OUTPUT, start_all_reduce_coalesced, 0, 0},
+    {"_reduce", "okr", "tensor", NULL, OUTPUT, start_reduce, 0, 0},
+    {"_broadcast", "ok", "tensor", NULL, OUTPUT, start_broadcast, 0, 0},
+    {"_barrier", "t", NULL, NULL, NOTHING, start_barrier, 0, 0},
+    {"_all_gather", "oi", "output", "input", INPUT, start_all_gather, 0, 0},
+    {"_all_gather_list", "Oi", "tensor_list", "tensor", OUTPUT, start_all_gather_list, 0, 0},
+    {"_gather", "Oik", "gather_list", "tensor", NOTHING, start_gather, 0, 0},
+    {"_gather_pieces", "Pik", "output", "input", NOTHING, start_gather, 0, 0},
+    {"_scatter", "oIk", "tensor", "scatter_list", NOTHING, start_scatter, 0, 0},
+    {"_reduce_scatter", "oir", "output", "input", OUTPUT, start_reduce_scatter, 0, 0},
+    {"_reduce_scatter_list", "oIr", "output", "input_list", INPUT, start_reduce_scatter_list, 0, 0},
+    {"_all_to_all", "OI", "output_tensor_list", "input_tensor_list", NOTHING, start_all_to_all, 0,
+     0},
+    {"_all_to_all_pieces", "PQ", "output", "input", NOTHING, start_all_to_all, 0, 0},
+    {"_send", "idg", NULL, "tensor", NOTHING, start_send, 0, 0},
+    {"_recv", "osg", "tensor", NULL, NOTHING, start_recv, 0, 0},
 };
 
 enum { METHODS = sizeof methods / sizeof methods[0] };
@@ -254,7 +256,7 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
     const method *method = find_method(rb_frame_this_func());
     operation op = {.to.object = Qnil, .from.object = Qnil};
     tddp_work *work;
-    rb_check_arity(argc, arity_of(method), arity_of(method));
+    rb_check_arity(argc, method->arity, method->arity);
     const VALUE *at = argv;
     for (const char *letter = method->arguments; *letter; letter++)
         at = read_argument(method, *letter, at, &op);
@@ -301,6 +303,7 @@ void tddp_rb_init_collectives(VALUE group)
 {
     for (size_t i = 0; i < METHODS; i++) {
         methods[i].id = rb_intern(methods[i].name);
+        methods[i].arity = arity_of(&methods[i]);
         rb_define_method(group, methods[i].name, perform, -1);
     }
     rb_define_method(group, "_monitored_barrier", group_monitored_barrier, 2);

@@ -55,12 +55,12 @@ static void put_waits(const tddp_launch_agent *agent, char *text, size_t size)
 }
 
 /* The texts of one worker. */
-typedef struct messages {
+typedef struct words {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     char line[TDDP_LAUNCH_TAIL_BYTES];
-} messages;
+} words;
 
-static void look_at_worker(const tddp_launch_agent *agent, int local_rank, messages *texts,
+static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words *texts,
                            tddp_launch_view_worker *out)
 {
     const tddp_launch_worker *worker = &agent->workers[local_rank];
@@ -75,7 +75,7 @@ static void look_at_worker(const tddp_launch_agent *agent, int local_rank, messa
     };
 }
 
-static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, messages *texts)
+static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, words *texts)
 {
     const tddp_launch_world *world = &agent->world;
     bool joining = agent->phase == TDDP_LAUNCH_JOINING;
@@ -132,7 +132,7 @@ void tddp_launch_agent_look(tddp_launch_agent *agent)
         return;
     }
     tddp_launch_view_worker *workers = tddp_alloc_array((size_t)agent->count, sizeof *workers);
-    messages *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
+    words *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
     if (workers && texts) {
         show(agent, workers, texts);
     }
