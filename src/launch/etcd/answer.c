@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/json_read.h"
+#include "launch/etcd/base64.h"
 #include "launch/etcd/etcd.h"
 #include "store/store_impl.h"
 
@@ -16,43 +17,6 @@ typedef struct reading {
     bool is_delete; /* the event's type, which comes before its pair */
     bool failed;    /* short memory or damaged base64 */
 } reading;
-
-/* --- base64 ---------------------------------------------------------------------------------- */
-
-static int digit_of(char character)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *found = character ? strchr(digits, character) : NULL;
-    return found ? (int)(found - digits) : -1;
-}
-
-/* Standard base64 with its padding. */
-static bool decode(const char *text, tddp_blob *out)
-{
-    size_t length = strlen(text);
-    char *data = length % 4 == 0 ? tddp_alloc(length / 4 * 3 + 1) : NULL;
-    size_t size = 0;
-    bool sound = data != NULL;
-    for (size_t i = 0; sound && i < length; i += 4) {
-        size_t pads = i + 4 < length ? 0 : (size_t)(text[i + 2] == '=') + (text[i + 3] == '=');
-        unsigned word = 0;
-        for (size_t k = 0; k < 4; k++) {
-            int digit = k < 4 - pads ? digit_of(text[i + k]) : 0;
-            sound = sound && digit >= 0;
-            word = word << 6 | (unsigned)(digit & 63);
-        }
-        for (size_t k = 0; sound && k < 3 - pads; k++) {
-            data[size++] = (char)(word >> (16 - 8 * k) & 0xFF);
-        }
-    }
-    if (!sound) {
-        free(data);
-        return false;
-    }
-    free(out->data);
-    *out = (tddp_blob){data, size};
-    return true;
-}
 
 /* --- items ----------------------------------------------------------------------------------- */
 
@@ -85,9 +49,9 @@ static void take_pair_item(reading *r, const char *key, const char *text)
 {
     tddp_etcd_pair *pair = &r->answer->pairs[r->answer->count - 1];
     if (strcmp(key, "key") == 0) {
-        r->failed |= !decode(text, &pair->key);
+        r->failed |= !tddp_base64_decode(text, &pair->key);
     } else if (strcmp(key, "value") == 0) {
-        r->failed |= !decode(text, &pair->value);
+        r->failed |= !tddp_base64_decode(text, &pair->value);
     } else if (strcmp(key, "create_revision") == 0) {
         pair->create_revision = atoll(text);
     } else if (strcmp(key, "mod_revision") == 0) {

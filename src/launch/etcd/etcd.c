@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launch/etcd/base64.h"
 #include "launch/etcd/state.h"
 #include "net/net.h"
 
@@ -190,29 +191,12 @@ tddp_status tddp_etcd_call(tddp_etcd *etcd, const char *path, const tddp_bytes *
     }
 }
 
-static tddp_status append_base64(tddp_bytes *body, tddp_slice bytes)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    tddp_status status = tddp_bytes_reserve(body, (bytes.size + 2) / 3 * 4);
-    for (size_t i = 0; status == TDDP_OK && i < bytes.size; i += 3) {
-        unsigned word = 0;
-        size_t left = bytes.size - i < 3 ? bytes.size - i : 3;
-        for (size_t k = 0; k < 3; k++) {
-            word = word << 8 | (k < left ? (unsigned char)bytes.data[i + k] : 0u);
-        }
-        for (size_t k = 0; k < 4; k++) {
-            body->data[body->size++] = k <= left ? digits[word >> (18 - 6 * k) & 63] : '=';
-        }
-    }
-    return status;
-}
-
 tddp_status tddp_etcd_add_bytes(tddp_bytes *body, const char *name, tddp_slice bytes)
 {
     tddp_status status = tddp_bytes_append(body, "\"", 1);
     status = status ? status : tddp_bytes_append(body, name, strlen(name));
     status = status ? status : tddp_bytes_append(body, "\": \"", 4);
-    status = status ? status : append_base64(body, bytes);
+    status = status ? status : tddp_base64_append(body, bytes);
     return status ? status : tddp_bytes_append(body, "\"", 1);
 }
 
