@@ -43,7 +43,7 @@ module Setup
       folder = Native.cmake(C_BUILD, libtorch: libtorch, options: {"TDDP_COVERAGE" => "ON", "CMAKE_BUILD_TYPE" => "Debug"})
       Dir.glob("**/*.gcda", base: folder).each { |path| File.unlink(File.join(folder, path)) }
       tests = Tests.new
-      tests.leg("c") { tests.ctest("c", folder, jobs: Etc.nprocessors, only: %w[-LE slow], limit: 1800) }
+      tests.leg("c") { tests.ctest("c", folder, jobs: Etc.nprocessors, only: %w[-LE slow]) }
       tests.close
       summary = File.join(folder, "summary.json")
       Console.step("coverage: gcovr", "gcovr", "--root", ROOT, "--object-directory", folder, "--filter", "src/", "--json-summary", summary, folder,
@@ -56,7 +56,7 @@ module Setup
       FileUtils.mkdir_p(RUBY_LINES)
       tests = Tests.new
       tests.leg("ruby") do
-        tests.minitest("ruby", "test/ruby/**/*_test.rb", jobs: Etc.nprocessors, preload: File.join(ROOT, "test/coverage.rb"), limit: 1800,
+        tests.minitest("ruby", "test/ruby/**/*_test.rb", jobs: Etc.nprocessors, preload: File.join(ROOT, "test/coverage.rb"),
           env: {"TDDP_COVERAGE" => RUBY_LINES})
       end
       tests.close

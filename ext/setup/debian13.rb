@@ -17,7 +17,7 @@ module Setup
     RESULTS = "#{Root::SOURCE}/build/results.jsonl"
 
     # Seconds; what has not ended then counts as not run.
-    LIMIT = 2400
+    LIMIT = 3600
 
     def_delegators :@root, :obstacle, :make
 

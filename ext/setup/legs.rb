@@ -99,7 +99,7 @@ module Setup
     end
 
     def slow
-      minitest("slow", "test/slow/**/*_test.rb", jobs: 3, limit: 2400)
+      minitest("slow", "test/slow/**/*_test.rb", jobs: 3)
     end
 
     def slow_c
@@ -107,7 +107,7 @@ module Setup
     end
 
     def schedulers
-      unless_unchanged("schedulers", SCHEDULER_FILES, @libtorch.key) { @tests.minitest("schedulers", "test/schedulers/**/*_test.rb", limit: 900) }
+      unless_unchanged("schedulers", SCHEDULER_FILES, @libtorch.key) { @tests.minitest("schedulers", "test/schedulers/**/*_test.rb") }
     end
 
     def gem
@@ -117,7 +117,7 @@ module Setup
     def asan
       @tests.leg("asan", slots: 3) do
         folder = Native.cmake("asan", options: {"TDDP_SANITIZE" => "address,undefined"})
-        @tests.ctest("asan", folder, limit: 1800, jobs: 3, only: %w[-LE many],
+        @tests.ctest("asan", folder, jobs: 3, only: %w[-LE many],
           env: {"ASAN_OPTIONS" => "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS" => "print_stacktrace=1"})
       end
     end
@@ -128,7 +128,7 @@ module Setup
         folder = Native.cmake("tsan", options: {"TDDP_SANITIZE" => "thread", "TDDP_GLOO" => "OFF"})
         # Some kernels place memory where ThreadSanitizer does not expect it, unless told not to randomise it.
         wrapper = system("setarch", "-R", "true", out: File::NULL, err: File::NULL) ? %w[setarch -R] : []
-        @tests.ctest("tsan", folder, limit: 1800, jobs: 3, only: %w[-LE many], wrapper: wrapper,
+        @tests.ctest("tsan", folder, jobs: 3, only: %w[-LE many], wrapper: wrapper,
           env: {"TSAN_OPTIONS" => "halt_on_error=1 second_deadlock_stack=1"})
       end
     end

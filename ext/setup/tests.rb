@@ -15,6 +15,9 @@ module Setup
     ENVIRONMENT = {"OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1",
                    "TDDP_TEST_TIMEOUT_MULTIPLIER" => ENV.fetch("TDDP_TEST_TIMEOUT_MULTIPLIER", "3")}.freeze
 
+    # Seconds of a leg. It ends one that hangs, whose tests have limits of their own; a slow machine is far from it.
+    LIMIT = 2400
+
     # Tests that run at a time, on all legs: most of them wait.
     def self.slots
       Integer(ENV["TDDP_TEST_SLOTS"].to_s.empty? ? 3 * Etc.nprocessors : ENV["TDDP_TEST_SLOTS"])
@@ -36,21 +39,21 @@ module Setup
     # @param folder [String] a build folder of CMake
     # @param jobs [Integer] programs run at a time
     # @param only [Array<String>] options of ctest that choose among the tests
-    def ctest(leg, folder, env: {}, wrapper: [], limit: 900, jobs: 1, only: [])
-      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "900", "--parallel", jobs.to_s,
-        *only, env: ENVIRONMENT.merge(env), limit: limit)
+    def ctest(leg, folder, env: {}, wrapper: [], jobs: 1, only: [])
+      run(leg, :ctest, *wrapper, "ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "1800", "--parallel", jobs.to_s,
+        *only, env: ENVIRONMENT.merge(env))
     end
 
     # @param patterns [Array<String>] files of minitest
     # @param jobs [Integer] processes that run a file each at a time; 1: all files run in one process
     # @param preload [String, nil] what is required once for all of these processes
-    def minitest(leg, *patterns, env: {}, limit: 900, jobs: 1, preload: nil)
+    def minitest(leg, *patterns, env: {}, jobs: 1, preload: nil)
       files = Dir.glob(patterns, base: ROOT).sort
       return skip(leg, "there is no #{patterns.join(", ")}") if files.empty?
 
       options = (jobs > 1) ? ["--jobs", jobs.to_s, *(preload && ["--require", preload])] : []
       run(leg, :minitest, *Gems.exec(RbConfig.ruby, "-Ilib", "-Itest", "test/run.rb", *options, *files),
-        env: ENVIRONMENT.merge(env), limit: limit)
+        env: ENVIRONMENT.merge(env))
     end
 
     # A check that is no test runner's: one pass or one failure.
@@ -117,13 +120,17 @@ module Setup
       finish(name, {passed: 0, failed: 1, skipped: 0}, started, clean: false, report: e.message)
     end
 
-    def run(leg, parser, *command, env:, limit:)
+    def run(leg, parser, *command, env:)
       Console.say "== #{leg}"
       started = Console.now
-      status, output = Console.tee(*command, log: "test-#{leg.tr("/", "-")}", env: env, limit: limit)
+      status, output = Console.tee(*command, log: "test-#{leg.tr("/", "-")}", env: env, limit: LIMIT)
       counts = Summary.public_send(parser, output)
       clean = status&.success? && counts.values.sum.positive?
-      finish(leg, counts, started, clean: clean, report: Summary.failures(output), skips: Summary.skips(output))
+      finish(leg, counts, started, clean: clean, report: late(status) + Summary.failures(output), skips: Summary.skips(output))
+    end
+
+    def late(status)
+      status ? "" : "it was not over within #{Console.duration(LIMIT)}, and was ended\n"
     end
 
     def finish(leg, counts, started, clean:, report: nil, skips: nil)

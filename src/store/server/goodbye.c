@@ -17,6 +17,7 @@ struct tddp_server_goodbye {
     size_t there; /* of the keys, from the first */
     const atomic_int *own;
     uint64_t others; /* connections, when last looked at */
+    bool looked;
     int fd;
     bool over;
 };
@@ -28,6 +29,7 @@ static void look(const tddp_store_server *server, tddp_server_goodbye *note)
         note->there++;
     }
     uint64_t own = (uint64_t)atomic_load(note->own);
+    note->looked = true;
     note->others = server->client_count > own ? server->client_count - own : 0;
     bool said = note->count > 0 && note->there == note->count;
     if (!note->over && (said || note->others == 0)) {
@@ -86,6 +88,12 @@ tddp_status tddp_server_await_clients(tddp_store_server *server, const atomic_in
         tddp_net_poll(note.fd, POLLIN, call->deadline_ns, tddp_store_call_cancel_fd(call));
     withdraw(server, &note);
     tddp_close(note.fd);
+    if (status == TDDP_TIMEOUT && !note.looked) {
+        return tddp_fail(status,
+                         "timed out after %lld ms waiting for the store's clients to leave: its "
+                         "server was too busy to count them",
+                         (long long)call->timeout_ms);
+    }
     if (status == TDDP_TIMEOUT) {
         return tddp_fail(status,
                          "timed out after %lld ms waiting for the store's clients to leave: %llu "

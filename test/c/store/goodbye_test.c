@@ -42,18 +42,23 @@ TEST(connections_of_the_host_itself_are_no_others)
     tddp_store_release(store);
 }
 
+/* Whether the error says so: a server that has no processor for 20 ms has not counted yet. */
+static bool times_out(tddp_store *store, const char *text)
+{
+    CHECK_STATUS(await_none(store, 20), TDDP_TIMEOUT);
+    return strstr(tddp_error_message(), text);
+}
+
 TEST(others_are_waited_for_until_they_close)
 {
     tddp_store *store = hosted();
     tddp_store *one = client_of(tddp_tcp_store_port(store));
     tddp_store *two = client_of(tddp_tcp_store_port(store));
-    CHECK_STATUS(await_none(store, 20), TDDP_TIMEOUT);
-    CHECK_CONTAINS(tddp_error_message(),
-                   "timed out after 20 ms waiting for the store's clients to leave: 2 connections "
-                   "are left");
+    CHECK_UNTIL(times_out(store,
+                          "timed out after 20 ms waiting for the store's clients to leave: 2 "
+                          "connections are left"));
     tddp_store_release(one);
-    CHECK_STATUS(await_none(store, 20), TDDP_TIMEOUT);
-    CHECK_CONTAINS(tddp_error_message(), "1 connections are left");
+    CHECK_UNTIL(times_out(store, ": 1 connections are left"));
     CHECK_OK(tddp_store_set(two, text("k"), text("v"), NULL)); /* served meanwhile */
     CHECK_VALUE(store, "k", "v");
     tddp_store_release(two);
