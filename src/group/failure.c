@@ -4,7 +4,9 @@
  * others what the cause is; operations that end or are queued meanwhile wait for its word.
  *
  * Invariant: `failure` is set once, by the first failure, and answers everything after it;
- * `settling` is set while its cause is being looked for and its text may still change.
+ * `settling` is set while its cause is being looked for and its text may still change, or the
+ * flight recorder's file is being written. Every other error of the group waits for that, so that
+ * nobody ends the process on account of one while a file is half written.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,6 +95,14 @@ void tddp_group_abort(tddp_group *group)
     group->backend->abort(group->context);
 }
 
+static void end_settling(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    group->settling = false;
+    pthread_cond_broadcast(&group->idle);
+    pthread_mutex_unlock(&group->mutex);
+}
+
 /* The first failure of the group: it is ours to tell and to explain. */
 static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status status)
 {
@@ -109,14 +119,14 @@ static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status st
     pthread_mutex_lock(&group->mutex);
     group->failure = status;
     group->failure_text = kept;
-    group->settling = false;
-    pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
     return tddp_fail(status, "%s", text);
 }
 
-/* What the operation ends with, with its text on this thread. */
-static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status status, bool *first)
+/* What the operation ends with, with its text on this thread; whether it is the group's `*first`,
+ * and whether it `*writes` the flight recorder's file. */
+static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status status, bool *first,
+                          bool *writes)
 {
     pthread_mutex_lock(&group->mutex);
     bool breaks = breaks_group(status);
@@ -133,6 +143,8 @@ static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status 
         group->failure = status;
         group->settling = true;
     }
+    *writes = breaks && (*first || !group->written || !tddp_op_is_p2p(work->op.kind));
+    group->written = group->written || *writes;
     pthread_mutex_unlock(&group->mutex);
     return *first ? lead(group, work, status) : status;
 }
@@ -153,16 +165,20 @@ static void linger(tddp_status status)
 tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status)
 {
     bool first = false;
+    bool writes = false;
     if (status) {
-        status = settle(group, work, status, &first);
-        linger(status);
+        status = settle(group, work, status, &first, &writes);
     }
     tddp_recorder_finished(group, work, status, status ? tddp_error_message() : NULL);
     tddp_group_span_ended(group, work, status);
-    if (first || (breaks_group(status) && !tddp_op_is_p2p(work->op.kind))) {
+    if (writes) {
         /* Before anybody learns of it and ends the process. */
         tddp_recorder_dump_failure(group);
     }
+    if (first) {
+        end_settling(group);
+    }
+    linger(status);
     return status;
 }
 
@@ -185,7 +201,9 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
     char *kept = tddp_copy_string(text);
     pthread_mutex_lock(&group->mutex);
     bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
+    bool writes = false;
     if (first) {
+        tddp_recorder_blame(group->recorder, status, text);
         group->failure = status;
         group->failure_text = kept;
         group->failed_elsewhere = true;
@@ -193,12 +211,17 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
         /* Another rank may be an operation further, and what runs here almost done: it may end
          * well. */
         (void)tddp_group_await_idle(group, tddp_deadline_after_ms(LAST_MS), NULL);
+        writes = !group->written; /* else an operation has failed meanwhile, and does */
+        group->written = true;
+        group->settling = writes;
     }
     pthread_mutex_unlock(&group->mutex);
     free(kept);
-    if (first) {
-        tddp_recorder_blame(group->recorder, status, text);
+    if (writes) {
         tddp_recorder_dump_failure(group);
+        end_settling(group);
+    }
+    if (first) {
         tddp_group_abort(group);
     }
 }

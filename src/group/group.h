@@ -158,7 +158,8 @@ struct tddp_group {
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
-    bool settling;                    /* its cause is being looked for; `idle` tells the end */
+    bool settling; /* its cause is being looked for, or written; `idle` tells the end */
+    bool written;  /* the flight recorder's file is, or will be before an error is returned */
     bool failed_elsewhere;            /* the operation was another rank's */
     bool told;                        /* and an operation of this rank has ended with it */
     struct tddp_group_blocks *blocks; /* memory for copies; NULL: none was needed */
