@@ -6,7 +6,7 @@
 #
 # On several machines, from one to three of them at a time:
 #
-#   bundle exec torchrun --nnodes=1:3 --rdzv-backend=c10d --rdzv-endpoint=a:29400,b:29400,c:29400 --rdzv-id=spirals \
+#   bundle exec torchrun --nnodes=1:3 --rdzv-backend=c10d --rdzv-endpoint=a:29400 --rdzv-id=spirals \
 #     examples/elastic/train.rb --checkpoint /a/folder/that/all/see
 #
 # torchrun starts the workers anew when nodes come or go: what makes that cheap is a checkpoint after each few batches.

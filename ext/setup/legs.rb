@@ -64,7 +64,7 @@ module Setup
     # Installs what legs need beyond the build, before any of them runs. What cannot be installed is told by the tests that miss it.
     def prepare(*legs)
       PACKAGES.slice(*legs).each_value { |packages, why| SystemPackages.available?(packages, why: why) }
-      Etcd.provide if (legs & %i[c asan tsan]).any?
+      Etcd.provide if (legs & %i[c launch slow asan tsan]).any?
       gems.ensure_lint! if legs.include?(:lint)
       gems.ensure_vision! if legs.include?(:slow)
     end

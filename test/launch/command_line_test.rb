@@ -24,10 +24,10 @@ class CommandLineTest < LaunchCase
   def test_wrong_values
     {
       ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected a number from 1 to 4096, auto, cpu or gpu\n",
-      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT\n",
+      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT\n",
       ["--nnodes=2", "--node-rank=2", "--master-addr=h"] => "torchrun: --node-rank=2: expected 0 to 1, since --nnodes=2\n",
       ["--master-port=70000"] => "torchrun: --master-port=70000: expected a number from 0 to 65535\n",
-      ["--rdzv-backend=etcd"] => "torchrun: --rdzv-backend=etcd: expected static or c10d\n",
+      ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static, c10d or etcd\n",
       ["--max-restarts"] => "torchrun: --max-restarts=a.rb: expected a number from 0 to 1000000\n"
     }.each do |flags, text|
       result = run_torchrun(*flags, "a.rb")

@@ -240,13 +240,13 @@ class ElasticTest < NodesCase
     assert_match(/is lost: no sign of life/, last.err)
   end
 
-  def test_the_host_leaves_and_one_endpoint_is_too_few
+  def test_the_host_leaves_and_the_job_ends
     port = free_port
     first, second = gather(2, *wait_for_go, port: port)
     first.signal(:INT)
     assert_code 130, first.finish
     result = second.finish
     assert_code 1, result
-    assert_match(/node 0 was told to end by SIGINT, and with it the only endpoint; a job with three endpoints/, result.err)
+    assert_match(/node 0 was told to end by SIGINT, and with it the coordinator; a job with --rdzv-backend=etcd/, result.err)
   end
 end

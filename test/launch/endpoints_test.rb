@@ -2,7 +2,7 @@
 
 require_relative "nodes_case"
 
-# Where nodes meet: addresses, and several endpoints of which any one may be lost.
+# Where nodes meet: addresses, and what else may listen there.
 class EndpointsTest < NodesCase
   WAIT = 'echo "$RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT at $MASTER_ADDR"; while [ ! -e $1 ]; do sleep 0.05; done'
 
@@ -14,28 +14,8 @@ class EndpointsTest < NodesCase
     shell(WAIT, go)
   end
 
-  def ports
-    @endpoint_ports ||= 3.times.map { free_port }
-  end
-
   def at(endpoint, *flags, nodes: 2, id: "my-job", **options)
     start("--nnodes=#{nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=#{endpoint}", "--rdzv-id=#{id}", *flags, **options)
-  end
-
-  # A node of a job with three endpoints, each a port of this machine.
-  def meet(*flags, nodes: "2:3", conf: CONF, **options)
-    at(ports.map { |port| "127.0.0.1:#{port}" }.join(","), "--rdzv-conf=#{conf}", *flags, nodes: nodes, **options)
-  end
-
-  def gather(count, *arguments, **options)
-    runs = count.times.map { meet(*arguments, **options) }
-    runs.each { |run| run.await(/of #{count} restart 0/) }
-    runs
-  end
-
-  # The node that hosts the leading store is rank 0 of the first round.
-  def leader(runs)
-    runs.find { |run| run.out.start_with?("0 of") }
   end
 
   def finish_all(runs)
@@ -132,7 +112,7 @@ class EndpointsTest < NodesCase
     Process.kill(:STOP, stopped)
     result = second.finish
     assert_code 1, result
-    assert_match(/hosts the rendezvous at #{endpoint} is lost: no answer for \d+ s; a job with three/, result.err)
+    assert_match(/hosts the rendezvous at #{endpoint} is lost: no answer for \d+ s; a job with --rdzv-backend=etcd/, result.err)
   ensure
     Process.kill(:CONT, stopped) if stopped
     lose(first) if first
@@ -227,90 +207,5 @@ class EndpointsTest < NodesCase
     results = [good, bad].map(&:finish)
     results.each { |result| assert_code 1, result }
     assert_match(/FAILED elsewhere/, results[0].err)
-  end
-
-  # --- several endpoints
-
-  def test_three_endpoints
-    runs = gather(3, *wait_for_go)
-    finish_all(runs)
-    assert_equal %w[0 1 2], runs.map { |run| run.out[0] }.sort
-    runs.each { |run| assert_equal 1, run.out.lines.size }
-  end
-
-  def test_more_nodes_than_endpoints
-    runs = gather(4, *wait_for_go, nodes: 4)
-    finish_all(runs)
-    assert_equal %w[0 1 2 3], runs.map { |run| run.out[0] }.sort
-  end
-
-  def test_the_leader_is_lost
-    runs = gather(3, *wait_for_go)
-    lost = leader(runs)
-    lose(lost)
-    left = runs - [lost]
-    left.each { |run| run.await(/of 2 restart 0/) }
-    finish_all(left)
-    assert_equal %w[0 1], left.map { |run| run.out.lines.last[0] }.sort
-  end
-
-  def test_the_leader_is_lost_and_comes_back
-    runs = gather(3, *wait_for_go)
-    lost = leader(runs)
-    lose(lost)
-    left = runs - [lost]
-    left.each { |run| run.await(/of 2 restart 0/) }
-    back = meet(*wait_for_go)
-    back.await(/of 3 restart 0/)
-    left.each { |run| run.await(/of 3.*of 2.*of 3/m) }
-    finish_all([*left, back])
-  end
-
-  def test_another_endpoint_is_lost
-    runs = gather(3, *wait_for_go)
-    lost = (runs - [leader(runs)]).first
-    lose(lost)
-    left = runs - [lost]
-    left.each { |run| run.await(/of 2 restart 0/) }
-    finish_all(left)
-  end
-
-  def test_the_leader_leaves
-    runs = gather(3, *wait_for_go)
-    gone = leader(runs)
-    gone.signal(:INT)
-    assert_code 130, gone.finish
-    left = runs - [gone]
-    left.each { |run| run.await(/of 2 restart 0/) }
-    finish_all(left)
-  end
-
-  def test_a_job_of_fixed_size_survives_with_a_restart
-    runs = gather(3, "--max-restarts=1", *wait_for_go, nodes: 3)
-    lost = leader(runs)
-    lose(lost)
-    back = meet("--max-restarts=1", *wait_for_go, nodes: 3)
-    back.await(/of 3 restart/)
-    left = runs - [lost]
-    left.each { |run| run.await(/of 3.*of 3/m) }
-    finish_all([*left, back])
-  end
-
-  def test_one_endpoint_of_three_is_too_few
-    runs = gather(3, *wait_for_go, conf: "#{CONF},join_timeout=2", nodes: "1:3")
-    lost = leader(runs)
-    other = (runs - [lost]).first
-    [lost, other].each { |run| lose(run) }
-    result = (runs - [lost, other]).first.finish
-    assert_code 1, result
-    assert_match(/tried 127\.0\.0\.1:\d+ \(.*Connection refused.*\), 127/, result.err)
-  end
-
-  def test_two_endpoints_are_told_to_survive_nothing
-    endpoint = ports.first(2).map { |port| "127.0.0.1:#{port}" }.join(",")
-    runs = 2.times.map { at(endpoint, *shell("true")) }
-    results = runs.map(&:finish)
-    results.each { |result| assert_code 0, result }
-    assert_match(/of two endpoints both are needed/, results.map(&:err).join)
   end
 end

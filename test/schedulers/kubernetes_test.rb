@@ -184,15 +184,14 @@ class KubernetesTest < SchedulerCase
   def test_an_indexed_job
     job = documents("job").last
     container = containers(job["spec"]).first
-    ports = Array.new(3) { free_port }
+    port = free_port
     runs = 3.times.map do |index|
       env = container["env"].to_h do |each|
         [each["name"], each["value"] || (index.to_s if each["valueFrom"]["fieldRef"]["fieldPath"].include?("job-completion-index"))]
       end
       assert_equal job["spec"]["completions"].to_s, env["PET_NNODES"]
-      # The names of three hosts are three ports of this one.
-      endpoints = env["PET_RDZV_ENDPOINT"].split(",").zip(ports).map { |_, port| "127.0.0.1:#{port}" }.join(",")
-      start_pod(container, env.merge("PET_NNODES" => "3", "PET_RDZV_ENDPOINT" => endpoints), JOIN)
+      # The first pod's name is a port of this host.
+      start_pod(container, env.merge("PET_NNODES" => "3", "PET_RDZV_ENDPOINT" => "127.0.0.1:#{port}"), JOIN)
     end
     lines = all_joined(runs)
     assert_equal 6.times.map { |rank| %W[21 #{rank} 6 #{rank % 2} 2] }, lines.map { |line| line.first(5) }
@@ -204,7 +203,7 @@ class KubernetesTest < SchedulerCase
     name = job["metadata"]["name"]
     assert_equal({"batch.kubernetes.io/job-name" => name}, service["spec"]["selector"])
     assert_equal service["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
-    hosts = containers(job["spec"]).first["env"].find { |each| each["name"] == "PET_RDZV_ENDPOINT" }["value"].split(",")
-    assert_equal 3.times.map { |index| "#{name}-#{index}.#{service["metadata"]["name"]}:29400" }, hosts
+    endpoint = containers(job["spec"]).first["env"].find { |each| each["name"] == "PET_RDZV_ENDPOINT" }["value"]
+    assert_equal "#{name}-0.#{service["metadata"]["name"]}:29400", endpoint
   end
 end

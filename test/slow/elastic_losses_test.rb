@@ -52,10 +52,11 @@ class ElasticLossesTest < ElasticCase
     lives.max_by(&:group_rank).host.then { |name| [0, 1, 2].find { |host| @hosts.host_name(host) == name } }
   end
 
-  # With one endpoint a node that cannot reach it ends, see below.
+  # A node that cannot reach the coordinator ends with c10d, see below.
   def test_a_host_that_is_cut_off_comes_back_with_its_rank
     hosts(3)
-    runs = job(3, "2:3", endpoints: [0, 1, 2])
+    etcd_on(0, 1, 2)
+    runs = job(3, "2:3")
     before = lives
     cut = last_host
     world = others_go_on([0, 1, 2] - [cut]) { @hosts.cut(cut) }
@@ -96,25 +97,7 @@ class ElasticLossesTest < ElasticCase
     finish_all(*runs)
   end
 
-  # A part of the hosts with the leader, and as many nodes as the job needs, but without a majority of the endpoints.
-  def test_a_divided_network_runs_one_job
-    hosts(4)
-    runs = job(4, "2:4", endpoints: [0, 1, 2])
-    since = wall
-    @hosts.divide(0, 3)
-    majority = await_world(2, on: [1, 2], since: since)
-    sleep 1
-    minority = lives.select { |life| %w[node-a node-d].include?(life.host) }
-    assert_equal 2, minority.size, "the minority began workers: #{situation}"
-    refute_together(minority, majority.values.flatten)
-    since = wall
-    @hosts.unite
-    await_world(4, on: [0, 1, 2, 3], since: since)
-    refute_together(minority, lives.select { |life| life.began > since })
-    finish_all(*runs)
-  end
-
-  # With one endpoint nobody can go on without it; both sides end and say so.
+  # With c10d nobody can go on without the endpoint; both sides end and say so.
   def test_the_only_endpoint_is_cut_off
     hosts(2)
     runs = job(2, "1:2")
@@ -122,7 +105,7 @@ class ElasticLossesTest < ElasticCase
     result = runs[1].finish
     assert_code 1, result
     assert_match(/10\.77\.0\.1:29400/, result.err)
-    assert_match(/three endpoints|3 endpoints/, result.err)
+    assert_match(/--rdzv-backend=etcd survives that/, result.err)
     await_world(1, on: [0])
     finish_all(runs[0])
   end

@@ -253,7 +253,7 @@ class LaunchFlagsTest < LaunchCase
 
   # Choices outside the list, and values that are none, are refused before anything starts.
   def test_wrong_values_are_refused
-    wrong = {"nproc-per-node" => "0", "nnodes" => "3:2", "node-rank" => "x", "master-port" => "70000", "rdzv-backend" => "etcd", "rdzv-conf" => "nonsense=1",
+    wrong = {"nproc-per-node" => "0", "nnodes" => "3:2", "node-rank" => "x", "master-port" => "70000", "rdzv-backend" => "etcd-v2", "rdzv-conf" => "nonsense=1",
              "rdzv-endpoint" => "a:99999", "max-restarts" => "-1", "shutdown-timeout" => "long", "signals-to-handle" => "SIGNOT", "redirects" => "4", "tee" => "0:9",
              "local-ranks-filter" => "a", "numa-binding" => "moon", "monitor-interval" => "never", "start-method" => "clone",
              "event-log-handler" => "mine", "logs-specs" => "other", "print-completion" => "csh", "standalone" => "perhaps"}

@@ -114,6 +114,7 @@ static void start_alone(tddp_launch_agent *agent, int restart)
         .round = restart,
         .restart = restart,
         .max_restarts = agent->options->max_restarts,
+        .generation = tddp_launch_new_generation(),
     };
     tddp_store_server_stop(agent->server);
     agent->server = NULL;

@@ -82,8 +82,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .max = TDDP_LAUNCH_MAX_NODES,
      .group = nodes,
      .value = "N|MIN:MAX",
-     .help = "number of nodes; as MIN:MAX nodes may join and leave while the job runs (with "
-             "c10d); default 1"},
+     .help = "number of nodes; as MIN:MAX nodes may join and leave while the job runs (not "
+             "with static); default 1"},
     {.name = "node-rank",
      .kind = TDDP_LAUNCH_KIND_NUMBER,
      .offset = FIELD(node_rank),
@@ -91,8 +91,9 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .max = TDDP_LAUNCH_MAX_NODES - 1,
      .group = nodes,
      .value = "N",
-     .help = "this node's rank, 0 to nnodes - 1; node 0 hosts the rendezvous. With c10d it may be "
-             "left out: nodes are numbered as they come"},
+     .help =
+         "this node's rank, 0 to nnodes - 1; node 0 hosts the rendezvous. With c10d and etcd it "
+         "may be left out: nodes are numbered as they come"},
     {.name = "master-addr",
      .kind = TDDP_LAUNCH_KIND_TEXT,
      .offset = FIELD(master_addr),
@@ -119,23 +120,25 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .kind = TDDP_LAUNCH_KIND_CHOICE,
      .offset = FIELD(backend),
      .group = nodes,
-     .value = "static|c10d",
-     .choices = "static c10d",
-     .help = "how nodes find each other; default static"},
+     .value = "static|c10d|etcd",
+     .choices = "static c10d etcd",
+     .help = "how nodes find each other: over a store that one of them hosts (static, c10d), or "
+             "over a cluster of etcd v3, with which a job survives the loss of any node; default "
+             "static"},
     {.name = "rdzv-endpoint",
      .kind = TDDP_LAUNCH_KIND_ENDPOINTS,
      .offset = FIELD(endpoints),
      .group = nodes,
      .value = "HOST[:PORT],...",
      .offer = TDDP_LAUNCH_OFFER_HOSTS,
-     .help = "where nodes meet; default port 29400 (c10d) or 29500 (static). With c10d there may "
-             "be several, up to 7: the job survives the loss of less than half of them"},
+     .help = "where nodes meet; default port 29400 (c10d), 29500 (static) or 2379 (etcd). With "
+             "etcd there may be several, up to 7: its members"},
     {.name = "rdzv-id",
      .kind = TDDP_LAUNCH_KIND_TEXT,
      .offset = FIELD(run_id),
      .group = nodes,
      .value = "ID",
-     .help = "the job's name, the same on all nodes"},
+     .help = "the job's name, the same on all nodes; with etcd no other job's"},
     {.name = "rdzv-conf",
      .kind = TDDP_LAUNCH_KIND_CONF,
      .offset = FIELD(conf),
@@ -151,7 +154,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
              "for an answer before the connection is made anew (60, and at most a quarter of "
              "heartbeat_timeout); close_timeout, for all nodes to read that the job has ended (3); "
              "report_interval, between two lines about what is waited for (10). "
-             "is_host: whether this node hosts the rendezvous (0 or 1)"},
+             "is_host: whether this node hosts the rendezvous (0 or 1). For etcd also protocol "
+             "(http or https), cacert, cert and key (files in PEM), username and password"},
     /* --- failures and signals --- */
     {.name = "max-restarts",
      .kind = TDDP_LAUNCH_KIND_NUMBER,

@@ -35,6 +35,12 @@ bool tddp_launch_endpoint_read(const char *text, tddp_launch_endpoint *out)
     return true;
 }
 
+void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size)
+{
+    (void)snprintf(text, size, strchr(endpoint->host, ':') ? "[%s]:%d" : "%s:%d", endpoint->host,
+                   endpoint->port);
+}
+
 tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
                                         tddp_launch_options *out)
 {
@@ -82,57 +88,115 @@ static bool read_bool(const char *text, int *out)
     return false;
 }
 
-static tddp_status store_setting(const tddp_launch_flag *flag, const char *source, const char *key,
-                                 const char *value, tddp_launch_conf *out)
+/* A key whose value is a number; false: it is none of these. */
+static bool find_number(const char *key, tddp_launch_conf *conf, int **field)
 {
-    static const struct {
+    const struct {
         const char *key;
-        size_t offset;
+        int *field;
     } numbers[] = {
-        {"join_timeout", offsetof(tddp_launch_conf, join_timeout)},
-        {"timeout", offsetof(tddp_launch_conf, join_timeout)}, /* PyTorch's static rendezvous */
-        {"last_call_timeout", offsetof(tddp_launch_conf, last_call_timeout)},
-        {"close_timeout", offsetof(tddp_launch_conf, close_timeout)},
-        {"report_interval", offsetof(tddp_launch_conf, report_interval)},
-        {"read_timeout", offsetof(tddp_launch_conf, read_timeout)},
-        {"heartbeat_timeout", offsetof(tddp_launch_conf, heartbeat_timeout)},
-        {"keep_alive_interval", offsetof(tddp_launch_conf, keep_alive_interval)},
-        {"keep_alive_max_attempt", offsetof(tddp_launch_conf, keep_alive_max_attempt)},
+        {"join_timeout", &conf->join_timeout},
+        {"timeout", &conf->join_timeout}, /* PyTorch's static rendezvous */
+        {"last_call_timeout", &conf->last_call_timeout},
+        {"close_timeout", &conf->close_timeout},
+        {"report_interval", &conf->report_interval},
+        {"read_timeout", &conf->read_timeout},
+        {"heartbeat_timeout", &conf->heartbeat_timeout},
+        {"keep_alive_interval", &conf->keep_alive_interval},
+        {"keep_alive_max_attempt", &conf->keep_alive_max_attempt},
     };
-    int64_t number;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (strcmp(key, numbers[i].key) != 0) {
-            continue;
+        if (strcmp(key, numbers[i].key) == 0) {
+            *field = numbers[i].field;
+            return true;
         }
-        if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT,
-                             "%s: %s=%s: expected a number from %lld to %lld", source, key, value,
-                             (long long)flag->min, (long long)flag->max);
-        }
-        *(int *)((char *)out + numbers[i].offset) = (int)number;
-        return TDDP_OK;
     }
+    return false;
+}
+
+/* A key that only etcd has, whose value is a text; false: it is none of these. */
+static bool find_text(const char *key, tddp_launch_etcd_conf *conf, char **field)
+{
+    const struct {
+        const char *key;
+        char *field;
+    } texts[] = {
+        {"cacert", conf->cacert},     {"cert", conf->cert},         {"key", conf->key},
+        {"username", conf->username}, {"password", conf->password},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (strcmp(key, texts[i].key) == 0) {
+            *field = texts[i].field;
+            return true;
+        }
+    }
+    return false;
+}
+
+static tddp_status refuse_setting(const char *source, const char *key, const char *value,
+                                  const char *expected)
+{
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s=%s: expected %s", source, key, value, expected);
+}
+
+/* One of few words. */
+static tddp_status store_word(const char *source, const char *key, const char *value,
+                              tddp_launch_conf *out)
+{
     int ignored; /* our store has one kind of event loop */
     bool is_host = strcmp(key, "is_host") == 0;
     if (is_host || strcmp(key, "use_libuv") == 0) {
         return read_bool(value, is_host ? &out->is_host : &ignored)
                    ? TDDP_OK
-                   : tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s=%s: expected 0 or 1", source, key,
-                               value);
+                   : refuse_setting(source, key, value, "0 or 1");
     }
     if (strcmp(key, "store_type") == 0) {
         return strcmp(value, "tcp") == 0
                    ? TDDP_OK
-                   : tddp_fail(TDDP_INVALID_ARGUMENT,
-                               "%s: %s=%s: expected tcp; nodes meet over the network here, not in "
-                               "a file",
-                               source, key, value);
+                   : refuse_setting(source, key, value,
+                                    "tcp; nodes meet over the network here, not in a file");
+    }
+    if (strcmp(key, "protocol") == 0) {
+        out->etcd.https = strcmp(value, "https") == 0;
+        return out->etcd.https || strcmp(value, "http") == 0
+                   ? TDDP_OK
+                   : refuse_setting(source, key, value, "http or https");
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT,
                      "%s: unknown key %s; expected join_timeout, last_call_timeout, "
                      "heartbeat_timeout, read_timeout, close_timeout, keep_alive_interval, "
-                     "keep_alive_max_attempt, report_interval, is_host, store_type or use_libuv",
+                     "keep_alive_max_attempt, report_interval, is_host, store_type or use_libuv, "
+                     "and for etcd protocol, cacert, cert, key, username or password",
                      source, key);
+}
+
+static tddp_status store_setting(const tddp_launch_flag *flag, const char *source, const char *key,
+                                 const char *value, tddp_launch_conf *out)
+{
+    int *number;
+    char *text;
+    int64_t read;
+    bool is_text = find_text(key, &out->etcd, &text);
+    if (!out->etcd_key[0] && (is_text || strcmp(key, "protocol") == 0)) {
+        (void)snprintf(out->etcd_key, sizeof out->etcd_key, "%.15s", key);
+    }
+    if (is_text && strlen(value) >= TDDP_LAUNCH_HOST_BYTES) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s: expected at most %d bytes", source, key,
+                         TDDP_LAUNCH_HOST_BYTES - 1);
+    }
+    if (is_text) {
+        memcpy(text, value, strlen(value) + 1);
+        return TDDP_OK;
+    }
+    if (!find_number(key, out, &number)) {
+        return store_word(source, key, value, out);
+    }
+    if (!tddp_parse_int(value, flag->min, flag->max, &read)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: %s=%s: expected a number from %lld to %lld",
+                         source, key, value, (long long)flag->min, (long long)flag->max);
+    }
+    *number = (int)read;
+    return TDDP_OK;
 }
 
 tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,

@@ -34,6 +34,7 @@ typedef enum tddp_launch_processes {
 typedef enum tddp_launch_rendezvous_kind {
     TDDP_LAUNCH_STATIC,
     TDDP_LAUNCH_C10D,
+    TDDP_LAUNCH_ETCD,
 } tddp_launch_rendezvous_kind;
 
 /* In the order of --numa-binding's choices. */
@@ -46,8 +47,8 @@ typedef enum tddp_launch_binding_kind {
     TDDP_LAUNCH_BINDING_CORES,
 } tddp_launch_binding_kind;
 
-/* A place where nodes meet: a name or an address without brackets. Port 0: any free one, which only
- * one node alone can have. */
+/* A place where nodes, or they and etcd, meet: a name or an address without brackets. Port 0: any
+ * free one, which only one node alone can have. */
 typedef struct tddp_launch_endpoint {
     char host[TDDP_LAUNCH_HOST_BYTES];
     int port;
@@ -59,6 +60,16 @@ typedef struct tddp_launch_process_count {
     int number;
 } tddp_launch_process_count;
 
+/* --rdzv-conf's keys for etcd. Texts are empty where they were not given. */
+typedef struct tddp_launch_etcd_conf {
+    bool https;
+    char cacert[TDDP_LAUNCH_HOST_BYTES]; /* files in PEM */
+    char cert[TDDP_LAUNCH_HOST_BYTES];
+    char key[TDDP_LAUNCH_HOST_BYTES];
+    char username[TDDP_LAUNCH_HOST_BYTES];
+    char password[TDDP_LAUNCH_HOST_BYTES];
+} tddp_launch_etcd_conf;
+
 /* --rdzv-conf's keys, in seconds. */
 typedef struct tddp_launch_conf {
     int is_host; /* -1: found out */
@@ -68,9 +79,18 @@ typedef struct tddp_launch_conf {
     int report_interval; /* between two lines about what is waited for */
     int read_timeout;
     int heartbeat_timeout;
-    int keep_alive_interval; /* -1: not given; of what they mean launch/rendezvous/times.h tells */
+    int keep_alive_interval;    /* -1: not given */
     int keep_alive_max_attempt; /* a number; -1: not given */
+    char etcd_key[16];          /* the first key given that only etcd has, or "" */
+    tddp_launch_etcd_conf etcd;
 } tddp_launch_conf;
+
+/* heartbeat_timeout in seconds, or what keep_alive_interval and keep_alive_max_attempt make of it:
+ * all nodes must have the same. */
+int tddp_launch_silence_s(const tddp_launch_conf *conf);
+
+/* "HOST:PORT", with brackets where they are needed. */
+void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size);
 
 /* Which streams go to files: bit 0 standard output, bit 1 standard error. */
 enum { TDDP_LAUNCH_STDOUT = 1, TDDP_LAUNCH_STDERR = 2 };

@@ -7,7 +7,18 @@
 #include "base/base.h"
 #include "launch/command/options.h"
 
-enum { C10D_PORT = 29400, STATIC_PORT = 29500, CHECKED_WORKERS = 2 };
+enum {
+    C10D_PORT = 29400,
+    STATIC_PORT = 29500,
+    ETCD_PORT = 2379,
+    LEAST_ETCD_SILENCE_S =
+        3, /* its leases last 2 s at least, and the coordinator waits after that */
+    MOST_RUN_ID_BYTES = 256, /* in etcd's keys */
+    CHECKED_WORKERS = 2,
+    /* PyTorch's, where only the other one is given. */
+    KEEP_ALIVE_INTERVAL_S = 5,
+    KEEP_ALIVE_MAX_ATTEMPT = 3
+};
 
 /* --- what is run ----------------------------------------------------------------------------- */
 
@@ -65,14 +76,25 @@ static tddp_status settle_program(tddp_launch_options *options)
 
 /* --- where nodes meet ------------------------------------------------------------------------ */
 
+int tddp_launch_silence_s(const tddp_launch_conf *conf)
+{
+    int interval =
+        conf->keep_alive_interval > 0 ? conf->keep_alive_interval : KEEP_ALIVE_INTERVAL_S;
+    int attempts =
+        conf->keep_alive_max_attempt > 0 ? conf->keep_alive_max_attempt : KEEP_ALIVE_MAX_ATTEMPT;
+    bool given = conf->keep_alive_interval > 0 || conf->keep_alive_max_attempt > 0;
+    return given ? interval * attempts : conf->heartbeat_timeout;
+}
+
 static tddp_status check_several_nodes(const tddp_launch_options *options)
 {
-    bool dynamic = options->backend == TDDP_LAUNCH_C10D;
+    bool dynamic = options->backend != TDDP_LAUNCH_STATIC;
     if (options->min_nodes < options->max_nodes && !dynamic) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nnodes=%d:%d: nodes that come and go need --rdzv-backend=c10d and "
-                         "--rdzv-endpoint=HOST:PORT",
-                         options->min_nodes, options->max_nodes);
+        return tddp_fail(
+            TDDP_INVALID_ARGUMENT,
+            "--nnodes=%d:%d: nodes that come and go need --rdzv-backend=c10d (or etcd) "
+            "and --rdzv-endpoint=HOST:PORT",
+            options->min_nodes, options->max_nodes);
     }
     if (!dynamic && options->node_rank < 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -113,13 +135,49 @@ static tddp_status take_master(tddp_launch_options *options)
     return TDDP_OK;
 }
 
+static tddp_status check_etcd(const tddp_launch_options *options)
+{
+    int silence_s = tddp_launch_silence_s(&options->conf);
+    if (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--rdzv-backend=etcd needs --rdzv-id=ID, at most %d bytes, that no other "
+                         "job in this etcd has",
+                         MOST_RUN_ID_BYTES);
+    }
+    if (silence_s < LEAST_ETCD_SILENCE_S) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--rdzv-conf: a node that counts as lost after %d s: expected at least "
+                         "%d s with --rdzv-backend=etcd, whose leases take 2 s to run out",
+                         silence_s, LEAST_ETCD_SILENCE_S);
+    }
+    return TDDP_OK;
+}
+
+static tddp_status check_backend(const tddp_launch_options *options)
+{
+    bool etcd = options->backend == TDDP_LAUNCH_ETCD;
+    if (etcd && options->max_nodes > 1) {
+        return check_etcd(options);
+    }
+    if (!etcd && options->endpoint_count > 1) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--rdzv-endpoint: %d endpoints need --rdzv-backend=etcd; expected one",
+                         options->endpoint_count);
+    }
+    if (!etcd && options->conf.etcd_key[0]) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--rdzv-conf: %s needs --rdzv-backend=etcd; leave it out",
+                         options->conf.etcd_key);
+    }
+    return TDDP_OK;
+}
+
 static tddp_status settle_endpoints(tddp_launch_options *options)
 {
     bool is_static = options->backend == TDDP_LAUNCH_STATIC;
-    if (is_static && options->endpoint_count > 1) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--rdzv-endpoint: %d endpoints need --rdzv-backend=c10d; expected one",
-                         options->endpoint_count);
+    tddp_status checked = check_backend(options);
+    if (checked != TDDP_OK) {
+        return checked;
     }
     if (is_static && options->endpoint_count == 0 && options->master_addr) {
         tddp_status status = take_master(options);
@@ -129,9 +187,10 @@ static tddp_status settle_endpoints(tddp_launch_options *options)
     }
     for (int i = 0; i < options->endpoint_count; i++) {
         if (options->endpoints[i].port < 0) {
-            options->endpoints[i].port = !is_static               ? C10D_PORT
-                                         : options->max_nodes > 1 ? STATIC_PORT
-                                                                  : 0;
+            options->endpoints[i].port = options->backend == TDDP_LAUNCH_ETCD ? ETCD_PORT
+                                         : !is_static                         ? C10D_PORT
+                                         : options->max_nodes > 1             ? STATIC_PORT
+                                                                              : 0;
         }
     }
     return TDDP_OK;

@@ -145,6 +145,12 @@ static tddp_status store_choice(const tddp_launch_flag *flag, const char *source
                                 int *out)
 {
     int index = find_choice(flag->choices, value);
+    if (index < 0 && strcmp(value, "etcd-v2") == 0 && strcmp(flag->name, "rdzv-backend") == 0) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s=etcd-v2: etcd has no API of version 2 any more; expected etcd, which "
+                         "uses version 3",
+                         source);
+    }
     if (index < 0) {
         return refuse_choice(flag, source, value);
     }

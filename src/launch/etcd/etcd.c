@@ -12,9 +12,9 @@
 #include "net/net.h"
 
 enum {
-    ATTEMPT_MS = 2000, /* for one endpoint, so that a silent one leaves time for the others */
-    PAUSE_MS = 100,    /* once all have failed */
-    TEXT_BYTES = 512,
+    ATTEMPT_MS = 2000, /* for one of several endpoints, at most */
+    LEAST_ATTEMPT_MS = 200,
+    PAUSE_MS = 100, /* once all have failed */
     /* Codes of gRPC. */
     DEADLINE_EXCEEDED = 4,
     RESOURCE_EXHAUSTED = 8,
@@ -79,6 +79,15 @@ static tddp_status read_response(const tddp_bytes *response, long http_code, tdd
     return status;
 }
 
+/* A silent endpoint leaves time for another one. */
+static int64_t attempt_ms(const tddp_etcd *etcd, int64_t deadline_ns)
+{
+    int64_t share_ms = (deadline_ns - tddp_now_ns()) / TDDP_NS_PER_MS / etcd->opts.endpoint_count;
+    return share_ms < LEAST_ATTEMPT_MS ? LEAST_ATTEMPT_MS
+           : share_ms < ATTEMPT_MS     ? share_ms
+                                       : ATTEMPT_MS;
+}
+
 /* Asks one endpoint. TDDP_NETWORK: another one may answer. */
 static tddp_status ask(tddp_etcd *etcd, int endpoint, const char *path, const char *header,
                        const tddp_bytes *body, int64_t deadline_ns, tddp_cancel *cancel,
@@ -88,8 +97,9 @@ static tddp_status ask(tddp_etcd *etcd, int endpoint, const char *path, const ch
     long code;
     tddp_bytes response = {0};
     /* Where no other could answer, a slow one is waited for, rather than asked twice. */
-    int64_t attempt_ns =
-        etcd->opts.endpoint_count > 1 ? tddp_deadline_after_ms(ATTEMPT_MS) : deadline_ns;
+    int64_t attempt_ns = etcd->opts.endpoint_count > 1
+                             ? tddp_deadline_after_ms(attempt_ms(etcd, deadline_ns))
+                             : deadline_ns;
     tddp_status status = tddp_http_post(
         etcd->http, tddp_etcd_url(etcd, endpoint, path, url), header, body,
         attempt_ns < deadline_ns ? attempt_ns : deadline_ns, cancel, &response, &code);
@@ -232,6 +242,24 @@ tddp_status tddp_etcd_range(tddp_etcd *etcd, tddp_slice key, bool prefix, int li
     status = status ? status : tddp_etcd_add_key(&body, key, prefix);
     status = status ? status : tddp_bytes_append(&body, rest, (size_t)length);
     status = status ? status : tddp_etcd_call(etcd, "/v3/kv/range", &body, wait, out);
+    tddp_bytes_free(&body);
+    return status;
+}
+
+tddp_status tddp_etcd_count(tddp_etcd *etcd, tddp_slice prefix, const tddp_wait *wait,
+                            int64_t *count, int64_t *revision)
+{
+    tddp_bytes body = {0};
+    tddp_etcd_answer answer = {0};
+    tddp_status status = tddp_bytes_append(&body, "{", 1);
+    status = status ? status : tddp_etcd_add_key(&body, prefix, true);
+    status = status ? status : tddp_bytes_append(&body, ", \"count_only\": true}", 21);
+    status = status ? status : tddp_etcd_call(etcd, "/v3/kv/range", &body, wait, &answer);
+    if (status == TDDP_OK) {
+        *count = answer.total;
+        *revision = answer.revision;
+    }
+    tddp_etcd_answer_free(&answer);
     tddp_bytes_free(&body);
     return status;
 }

@@ -21,7 +21,7 @@ tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *o
     coordinator->opts = *opts;
     coordinator->round = -1;
     coordinator->gathering_ns = coordinator->tick_ns = now_ns;
-    coordinator->tell_ns = now_ns + opts->tell_every_ns;
+    coordinator->report_ns = now_ns + opts->report_every_ns;
     *out = coordinator;
     return TDDP_OK;
 }
@@ -84,7 +84,7 @@ static void on_ready(tddp_launch_coordinator *coordinator, tddp_launch_participa
     if (node->in && coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING) {
         (void)snprintf(text, sizeof text, "%s has ended its workers",
                        tddp_launch_coordinator_name(node, name));
-        tddp_launch_coordinator_charge(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
+        tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
     }
     node->ready = true;
 }
@@ -97,13 +97,13 @@ static void on_running(tddp_launch_coordinator *coordinator, tddp_launch_partici
         return;
     }
     if (event->kind == TDDP_LAUNCH_EVENT_FAILED) {
-        tddp_launch_coordinator_charge(coordinator, TDDP_LAUNCH_HOW_FAILED, event->text);
+        tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, event->text);
     } else if (event->kind == TDDP_LAUNCH_EVENT_DONE) {
         node->done = coordinator->finishing = true;
-        tddp_launch_coordinator_look_for_done(coordinator);
+        tddp_launch_coordinator_check_done(coordinator);
     } else if (node->rank == 0 && !coordinator->master) {
         tddp_launch_message *message =
-            tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_MASTER, "%s", "");
+            tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_MASTER, "%s", "");
         if (message) {
             message->port = event->port;
             (void)snprintf(message->addr, sizeof message->addr, "%s", event->addr);
@@ -126,7 +126,7 @@ static void on_event(tddp_launch_coordinator *coordinator, tddp_launch_participa
         on_running(coordinator, node, event);
         break;
     case TDDP_LAUNCH_EVENT_LEAVE:
-        tddp_launch_coordinator_part(coordinator, node, TDDP_LAUNCH_LEFT, event->text);
+        tddp_launch_coordinator_remove(coordinator, node, TDDP_LAUNCH_LEFT, event->text);
         break;
     case TDDP_LAUNCH_EVENT_BYE:
         node->bye = true;
@@ -229,7 +229,7 @@ static void look_for_lost(tddp_launch_coordinator *coordinator)
             (void)snprintf(text, sizeof text, "a node is lost: no sign of life for %lld s %s",
                            seconds, where);
         }
-        tddp_launch_coordinator_part(coordinator, node, TDDP_LAUNCH_LOST, text);
+        tddp_launch_coordinator_remove(coordinator, node, TDDP_LAUNCH_LOST, text);
     }
 }
 
@@ -242,9 +242,9 @@ static void look_at_time(tddp_launch_coordinator *coordinator)
     if (coordinator->now_ns - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns) {
         tddp_launch_coordinator_describe_missing(coordinator, text);
         tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
-    } else if (coordinator->now_ns >= coordinator->tell_ns) {
-        tddp_launch_coordinator_tell(coordinator);
-        coordinator->tell_ns = coordinator->now_ns + coordinator->opts.tell_every_ns;
+    } else if (coordinator->now_ns >= coordinator->report_ns) {
+        tddp_launch_coordinator_report_waiting(coordinator);
+        coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
     }
 }
 

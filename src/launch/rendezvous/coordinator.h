@@ -39,14 +39,14 @@ typedef struct tddp_launch_coordinator_opts {
     int max_restarts;
     bool elastic;       /* false also for min < max: such a job is of max nodes */
     bool fixed;         /* its nodes are known beforehand: no other comes for one that leaves */
-    bool hands_over;    /* another endpoint may go on when the hosting node leaves */
+    bool hands_over;    /* another torchrun coordinates on when the hosting node leaves */
     const char *run_id; /* borrowed, as is `where` */
     const char *where;  /* "10.0.0.1:29400": what messages call the meeting place */
     int64_t node_timeout_ns; /* of silence before a node is lost */
     int64_t join_timeout_ns;
     int64_t last_call_ns;
     int64_t settle_ns;
-    int64_t tell_every_ns;
+    int64_t report_every_ns;
     int64_t goodbye_ns; /* for all to read the end */
 } tddp_launch_coordinator_opts;
 

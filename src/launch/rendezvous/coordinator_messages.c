@@ -19,9 +19,9 @@ void tddp_launch_messages_free(tddp_launch_messages *messages)
     *messages = (tddp_launch_messages){0};
 }
 
-tddp_launch_message *tddp_launch_coordinator_say(tddp_launch_coordinator *coordinator,
-                                                 tddp_launch_message_kind kind, const char *format,
-                                                 ...)
+tddp_launch_message *tddp_launch_coordinator_add_message(tddp_launch_coordinator *coordinator,
+                                                         tddp_launch_message_kind kind,
+                                                         const char *format, ...)
 {
     tddp_launch_messages *messages = coordinator->messages;
     if (messages->count == messages->capacity) {
@@ -133,9 +133,9 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
 
 static void tell_unready(tddp_launch_coordinator *coordinator, const char *unready)
 {
-    (void)tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
-                                      "waiting at %s for the workers of %s to end",
-                                      coordinator->opts.where, unready);
+    (void)tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
+                                              "waiting at %s for the workers of %s to end",
+                                              coordinator->opts.where, unready);
 }
 
 static void tell_absent(tddp_launch_coordinator *coordinator, int absent, const char *here)
@@ -143,21 +143,21 @@ static void tell_absent(tddp_launch_coordinator *coordinator, int absent, const 
     char missing[TDDP_LAUNCH_LIST_BYTES];
     int ranks = list_missing(coordinator, missing);
     bool more = coordinator->opts.max_nodes > tddp_launch_coordinator_needed(coordinator);
-    (void)tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
-                                      "waiting at %s for %d of %s%d nodes%s%s%s%s; here: %s",
-                                      coordinator->opts.where, absent, more ? "at least " : "",
-                                      tddp_launch_coordinator_needed(coordinator),
-                                      ranks == 1  ? ": node rank "
-                                      : ranks > 1 ? ": node ranks "
-                                                  : "",
-                                      missing,
-                                      ranks == 1  ? " has not come"
-                                      : ranks > 1 ? " have not come"
-                                                  : "",
-                                      "", here[0] ? here : "nobody");
+    (void)tddp_launch_coordinator_add_message(
+        coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
+        "waiting at %s for %d of %s%d nodes%s%s%s%s; here: %s", coordinator->opts.where, absent,
+        more ? "at least " : "", tddp_launch_coordinator_needed(coordinator),
+        ranks == 1  ? ": node rank "
+        : ranks > 1 ? ": node ranks "
+                    : "",
+        missing,
+        ranks == 1  ? " has not come"
+        : ranks > 1 ? " have not come"
+                    : "",
+        "", here[0] ? here : "nobody");
 }
 
-void tddp_launch_coordinator_tell(tddp_launch_coordinator *coordinator)
+void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator)
 {
     char here[TDDP_LAUNCH_LIST_BYTES];
     char unready[TDDP_LAUNCH_LIST_BYTES];
@@ -170,7 +170,7 @@ void tddp_launch_coordinator_tell(tddp_launch_coordinator *coordinator)
     } else if (coordinator->enough_ns != 0) {
         int64_t left =
             coordinator->enough_ns + coordinator->opts.last_call_ns - coordinator->now_ns;
-        (void)tddp_launch_coordinator_say(
+        (void)tddp_launch_coordinator_add_message(
             coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
             "%d of up to %d nodes have come to %s (%s); the workers start in %lld s, or once all "
             "have come",

@@ -87,7 +87,7 @@ static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant
                    const char *text)
 {
     tddp_launch_message *message =
-        tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_REFUSE, "%s", text);
+        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_REFUSE, "%s", text);
     if (message) {
         message->slot = node->slot;
     }
@@ -95,7 +95,7 @@ static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant
 }
 
 /* What the round makes of a member that has gone. */
-static void miss(tddp_launch_coordinator *coordinator, tddp_launch_parting how, bool was_in,
+static void miss(tddp_launch_coordinator *coordinator, tddp_launch_departure how, bool was_in,
                  bool was_done, const char *text)
 {
     tddp_launch_how last =
@@ -104,11 +104,11 @@ static void miss(tddp_launch_coordinator *coordinator, tddp_launch_parting how, 
         how == TDDP_LAUNCH_LEFT && (coordinator->opts.fixed || coordinator->round >= 0);
     if (coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
         if (was_done) {
-            tddp_launch_coordinator_look_for_done(coordinator);
+            tddp_launch_coordinator_check_done(coordinator);
         } else if (coordinator->opts.elastic || how == TDDP_LAUNCH_REPLACED) {
             tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
-            tddp_launch_coordinator_charge(coordinator, last, text);
+            tddp_launch_coordinator_charge_restart(coordinator, last, text);
         }
     } else if (coordinator->stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
                !coordinator->opts.elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
@@ -122,24 +122,24 @@ static void end_with_host(tddp_launch_coordinator *coordinator, const char *text
     char said[SAID_BYTES];
     (void)snprintf(said, sizeof said, "%.256s%s", text,
                    coordinator->opts.elastic
-                       ? ", and with it the only endpoint; a job with three endpoints "
-                         "(--rdzv-endpoint=a,b,c) survives that"
+                       ? ", and with it the coordinator; a job with --rdzv-backend=etcd "
+                         "survives that"
                        : "");
     tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_STOPPED, said);
 }
 
 /* Takes a node away and does what follows from that. */
-void tddp_launch_coordinator_part(tddp_launch_coordinator *coordinator,
-                                  tddp_launch_participant *node, tddp_launch_parting how,
-                                  const char *text)
+void tddp_launch_coordinator_remove(tddp_launch_coordinator *coordinator,
+                                    tddp_launch_participant *node, tddp_launch_departure how,
+                                    const char *text)
 {
     bool was_in = node->in;
     bool was_done = node->done;
     bool member = node->standing == TDDP_LAUNCH_MEMBER;
     bool hosting = node->joiner.hosting;
     if (how == TDDP_LAUNCH_LOST) {
-        tddp_launch_message *message =
-            tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_ANEW, "%s", text);
+        tddp_launch_message *message = tddp_launch_coordinator_add_message(
+            coordinator, TDDP_LAUNCH_MESSAGE_REJOIN, "%s", text);
         if (message) {
             message->slot = node->slot;
         }
@@ -207,12 +207,12 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
                        bool full)
 {
     tddp_launch_message *message =
-        full ? tddp_launch_coordinator_say(
+        full ? tddp_launch_coordinator_add_message(
                    coordinator, TDDP_LAUNCH_MESSAGE_SPARE,
                    "the job \"%s\" at %s has its %d nodes: this one waits for a "
                    "place that comes free",
                    coordinator->opts.run_id, coordinator->opts.where, coordinator->opts.max_nodes)
-             : tddp_launch_coordinator_say(
+             : tddp_launch_coordinator_add_message(
                    coordinator, TDDP_LAUNCH_MESSAGE_SPARE,
                    "some nodes of the job \"%s\" at %s are done already: this "
                    "one waits for the others' end",
@@ -318,9 +318,9 @@ void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
     }
     tddp_launch_participant *before = same_process(coordinator, event->joiner.id);
     if (before) {
-        (void)snprintf(text, sizeof text, "%s has come anew",
+        (void)snprintf(text, sizeof text, "%s has joined again",
                        tddp_launch_coordinator_name(before, name));
-        tddp_launch_coordinator_part(coordinator, before, TDDP_LAUNCH_REPLACED, text);
+        tddp_launch_coordinator_remove(coordinator, before, TDDP_LAUNCH_REPLACED, text);
     }
     if (!make_room(coordinator, &nodes, coordinator->count, &coordinator->capacity,
                    sizeof(tddp_launch_participant))) {

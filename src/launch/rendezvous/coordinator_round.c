@@ -165,7 +165,7 @@ void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator)
     tddp_launch_member *members = tddp_alloc_array((size_t)count, sizeof *members);
     tddp_launch_message *message =
         holders && members
-            ? tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_ROUND, "%s", "")
+            ? tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_ROUND, "%s", "")
             : NULL;
     if (!message) {
         free(holders);
@@ -196,7 +196,7 @@ void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_
                                      const char *text)
 {
     tddp_launch_message *message =
-        tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", text);
+        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", text);
     if (message) {
         message->how = how;
     }
@@ -208,7 +208,7 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
                                        const char *text)
 {
     tddp_launch_message *message =
-        tddp_launch_coordinator_say(coordinator, TDDP_LAUNCH_MESSAGE_OVER, "%s", text);
+        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_OVER, "%s", text);
     if (message) {
         message->how = how;
     }
@@ -221,7 +221,7 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
     coordinator->finishing = false;
     coordinator->stage = TDDP_LAUNCH_STAGE_GATHERING;
     coordinator->gathering_ns = coordinator->now_ns;
-    coordinator->tell_ns = coordinator->now_ns + coordinator->opts.tell_every_ns;
+    coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
 }
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator)
@@ -230,8 +230,8 @@ bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordina
 }
 
 /* A round is over for a reason that costs a restart; `last` is how the job ends without one. */
-void tddp_launch_coordinator_charge(tddp_launch_coordinator *coordinator, tddp_launch_how last,
-                                    const char *text)
+void tddp_launch_coordinator_charge_restart(tddp_launch_coordinator *coordinator,
+                                            tddp_launch_how last, const char *text)
 {
     if (tddp_launch_coordinator_has_restart(coordinator)) {
         coordinator->restart++;
@@ -242,7 +242,7 @@ void tddp_launch_coordinator_charge(tddp_launch_coordinator *coordinator, tddp_l
 }
 
 /* Ends the job once all of the running round are done. */
-void tddp_launch_coordinator_look_for_done(tddp_launch_coordinator *coordinator)
+void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator)
 {
     int in = 0;
     int done = 0;

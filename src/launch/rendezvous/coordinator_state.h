@@ -70,8 +70,8 @@ struct tddp_launch_coordinator {
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a first round; 0: there are not */
     int64_t last_join_ns;
-    int64_t tell_ns; /* when to tell next */
-    int64_t tick_ns; /* the last one */
+    int64_t report_ns; /* when to tell next */
+    int64_t tick_ns;   /* the last one */
     int64_t ended_ns;
     /* Of the call under way. */
     int64_t now_ns;
@@ -107,25 +107,25 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
                                        const char *text);
 
 /* Ends the round for a reason that costs a restart; `last` is how the job ends without one. */
-void tddp_launch_coordinator_charge(tddp_launch_coordinator *coordinator, tddp_launch_how last,
-                                    const char *text);
+void tddp_launch_coordinator_charge_restart(tddp_launch_coordinator *coordinator,
+                                            tddp_launch_how last, const char *text);
 
 /* Ends the job if all of the running round are done. */
-void tddp_launch_coordinator_look_for_done(tddp_launch_coordinator *coordinator);
+void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator);
 
 /* --- coordinator_nodes.c -------------------------------------------------------------------------
  */
 
-typedef enum tddp_launch_parting {
+typedef enum tddp_launch_departure {
     TDDP_LAUNCH_LOST,     /* silent for too long */
     TDDP_LAUNCH_LEFT,     /* told to end */
     TDDP_LAUNCH_REPLACED, /* the same process has come again */
-} tddp_launch_parting;
+} tddp_launch_departure;
 
 /* Takes a node away and does what follows from that. */
-void tddp_launch_coordinator_part(tddp_launch_coordinator *coordinator,
-                                  tddp_launch_participant *node, tddp_launch_parting how,
-                                  const char *text);
+void tddp_launch_coordinator_remove(tddp_launch_coordinator *coordinator,
+                                    tddp_launch_participant *node, tddp_launch_departure how,
+                                    const char *text);
 
 void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
                                      const tddp_launch_event *event);
@@ -136,9 +136,9 @@ void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator);
 /* --- coordinator_messages.c ------------------------------------------------------------------ */
 
 /* Appends a message to the list; NULL if memory is short. The text takes printf's arguments. */
-tddp_launch_message *tddp_launch_coordinator_say(tddp_launch_coordinator *coordinator,
-                                                 tddp_launch_message_kind kind, const char *format,
-                                                 ...) TDDP_PRINTF(3, 4);
+tddp_launch_message *tddp_launch_coordinator_add_message(tddp_launch_coordinator *coordinator,
+                                                         tddp_launch_message_kind kind,
+                                                         const char *format, ...) TDDP_PRINTF(3, 4);
 
 enum { TDDP_LAUNCH_LIST_BYTES = 512 };
 
@@ -147,7 +147,7 @@ const char *tddp_launch_coordinator_name(const tddp_launch_participant *node,
                                          char text[TDDP_LAUNCH_LIST_BYTES]);
 
 /* What is waited for, to all. */
-void tddp_launch_coordinator_tell(tddp_launch_coordinator *coordinator);
+void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator);
 
 /* Why waiting is over. */
 void tddp_launch_coordinator_describe_missing(const tddp_launch_coordinator *coordinator,

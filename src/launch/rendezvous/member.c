@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "launch/guard/guard.h"
-#include "launch/rendezvous/member.h"
+#include "launch/rendezvous/backend.h"
 #include "net/net.h"
 
 enum {
@@ -20,7 +20,6 @@ enum {
     LAST_WORD_MS = 500,   /* for the coordinator to take note of a leave */
     GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the store */
     GOODBYE_STEP_MS = 10, /* between two looks whether they have */
-    KEY_BYTES = 32
 };
 
 tddp_slice tddp_launch_slice(const char *text)
@@ -47,7 +46,7 @@ void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
 
 /* --- orders ---------------------------------------------------------------------------------- */
 
-bool tddp_launch_node_obey(tddp_launch_node *node)
+bool tddp_launch_node_take_orders(tddp_launch_node *node)
 {
     tddp_launch_orders come = tddp_launch_rendezvous_orders(node->mailbox);
     tddp_launch_orders *orders = &node->orders;
@@ -90,11 +89,9 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, 
 tddp_status tddp_launch_node_push(tddp_launch_node *node, const tddp_launch_event *event)
 {
     tddp_bytes text = {0};
-    tddp_wait wait = tddp_launch_answer_wait(node);
     tddp_status status = tddp_launch_event_encode(event, &text);
     if (status == TDDP_OK) {
-        status = tddp_store_queue_push(node->leader.store, tddp_launch_slice("events"),
-                                       (tddp_slice){text.data, text.size}, &wait);
+        status = node->backend->push(node, (tddp_slice){text.data, text.size});
     }
     tddp_bytes_free(&text);
     return status;
@@ -108,25 +105,19 @@ tddp_status tddp_launch_node_push_kind(tddp_launch_node *node, tddp_launch_event
     return tddp_launch_node_push(node, &event);
 }
 
-/* A sign of life, and a look whether the leader still leads. */
 tddp_status tddp_launch_node_beat(tddp_launch_node *node)
 {
     if (tddp_now_ns() < node->beat_at) {
         return TDDP_OK;
     }
-    tddp_slice open = tddp_launch_slice("open");
-    tddp_wait wait = tddp_launch_answer_wait(node);
-    int leads = 1;
-    tddp_status status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BEAT, 0, "");
-    if (status == TDDP_OK) {
-        status = tddp_store_check(node->leader.store, &open, 1, &wait, &leads);
-    }
+    int64_t sent_ns = tddp_now_ns(); /* it counts from some moment after this, also over there */
+    tddp_status status = node->backend->beat(node);
     node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
-    node->heard_ns = status == TDDP_OK ? tddp_now_ns() : node->heard_ns;
-    return status == TDDP_OK && !leads ? tddp_fail(TDDP_NETWORK, "it leads no more") : status;
+    node->heard_ns = status == TDDP_OK ? sent_ns : node->heard_ns;
+    return status;
 }
 
-static tddp_status tell(tddp_launch_node *node)
+static tddp_status send_events(tddp_launch_node *node)
 {
     tddp_launch_orders *orders = &node->orders;
     tddp_status status = TDDP_OK;
@@ -148,17 +139,10 @@ static tddp_status tell(tddp_launch_node *node)
     return status == TDDP_OK ? tddp_launch_node_beat(node) : status;
 }
 
-static tddp_status read_message(tddp_launch_node *node, const char *key)
+static tddp_status take_message(tddp_launch_node *node, const tddp_blob *text)
 {
-    tddp_wait wait = tddp_launch_answer_wait(node);
-    tddp_blob value;
-    tddp_status status = tddp_store_get(node->leader.store, tddp_launch_slice(key), &wait, &value);
-    if (status != TDDP_OK) {
-        return status;
-    }
     tddp_launch_message message;
-    status = tddp_launch_message_decode(value.data, value.size, &message);
-    tddp_blob_free(&value);
+    tddp_status status = tddp_launch_message_decode(text->data, text->size, &message);
     if (status != TDDP_OK) {
         tddp_launch_node_give_up(node, tddp_error_message());
         return TDDP_OK;
@@ -174,17 +158,17 @@ static tddp_status read_message(tddp_launch_node *node, const char *key)
 }
 
 /* Waits for the next message, an order, or something due. */
-static tddp_status listen_on(tddp_launch_node *node, int64_t until)
+static tddp_status await_message(tddp_launch_node *node, int64_t until)
 {
-    char key[KEY_BYTES];
-    (void)snprintf(key, sizeof key, "message/%d", node->next_message);
-    tddp_slice slice = tddp_launch_slice(key);
     tddp_wait wait = {tddp_deadline_poll_ms(until), node->cancel};
-    tddp_status status = tddp_store_wait(node->leader.store, &slice, 1, &wait);
+    tddp_blob text;
+    tddp_status status = node->backend->await_message(node, node->next_message, &wait, &text);
     if (status == TDDP_OK) {
-        return read_message(node, key);
+        status = take_message(node, &text);
+        tddp_blob_free(&text);
+        return status;
     }
-    if (status == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
+    if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
         node->over = true;
     }
     return status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
@@ -193,15 +177,15 @@ static tddp_status listen_on(tddp_launch_node *node, int64_t until)
 /* --- the whole way --------------------------------------------------------------------------- */
 
 /* Takes part at the leader; returns when the node is done or the leader is lost. */
-static tddp_status follow(tddp_launch_node *node)
+static tddp_status take_part(tddp_launch_node *node)
 {
-    tddp_status status = node->slot > 0 ? TDDP_OK : tddp_launch_node_enlist(node);
+    tddp_status status = node->slot > 0 ? TDDP_OK : tddp_launch_node_join(node);
     while (status == TDDP_OK && !node->over) {
-        status = tell(node);
+        status = send_events(node);
         if (status == TDDP_OK) {
             int64_t due =
                 node->beat_at < node->report_failure_at ? node->beat_at : node->report_failure_at;
-            status = listen_on(node, due);
+            status = await_message(node, due);
         }
     }
     return status;
@@ -210,25 +194,21 @@ static tddp_status follow(tddp_launch_node *node)
 /* --- the end --------------------------------------------------------------------------------- */
 
 /* Says that this node goes; where it leads, gives the coordinator a moment to say what follows. */
-static void say_leave(tddp_launch_node *node)
+static void send_leave(tddp_launch_node *node)
 {
     const char *leave_text = node->orders.leave ? node->orders.leave_text : "torchrun has ended";
     bool heard = false;
     int64_t deadline = tddp_deadline_after_ms(LAST_WORD_MS);
     node->report_failure_at = tddp_now_ns(); /* a failure told before must not be lost */
-    tddp_status status = tell(node);
+    tddp_status status = send_events(node);
     if (status == TDDP_OK) {
         status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_LEAVE, 0, leave_text);
     }
-    while (status == TDDP_OK && tddp_launch_node_hosts_leader(node) && !heard &&
-           tddp_now_ns() < deadline) {
-        char key[KEY_BYTES];
-        (void)snprintf(key, sizeof key, "message/%d", node->next_message);
-        tddp_slice slice = tddp_launch_slice(key);
+    while (status == TDDP_OK && node->leader.own && !heard && tddp_now_ns() < deadline) {
         tddp_wait wait = {tddp_deadline_poll_ms(deadline), NULL};
         tddp_blob value;
         tddp_launch_message message;
-        status = tddp_store_get(node->leader.store, slice, &wait, &value);
+        status = node->backend->await_message(node, node->next_message, &wait, &value);
         if (status == TDDP_OK) {
             status = tddp_launch_message_decode(value.data, value.size, &message);
             tddp_blob_free(&value);
@@ -253,22 +233,22 @@ static void stop_host(tddp_launch_node *node)
            tddp_now_ns() < deadline && !node->orders.quit) {
         if (tddp_net_sleep(tddp_deadline_after_ms(GOODBYE_STEP_MS), tddp_cancel_fd(node->cancel)) !=
             TDDP_OK) {
-            (void)tddp_launch_node_obey(node);
+            (void)tddp_launch_node_take_orders(node);
         }
     }
-    tddp_launch_host_stop(node->host, true);
+    tddp_launch_host_stop(node->host);
     node->host = NULL;
 }
 
 void tddp_launch_node_run(tddp_launch_node *node)
 {
     char *reason = NULL;
-    if (tddp_launch_node_find_address(node) != TDDP_OK ||
+    if (node->backend->open(node) != TDDP_OK || tddp_launch_node_find_address(node) != TDDP_OK ||
         tddp_launch_host_if_chosen(node) != TDDP_OK) {
         tddp_launch_node_give_up(node, tddp_error_message());
     }
     while (!node->over && tddp_launch_node_seek(node, reason)) {
-        if (follow(node) != TDDP_OK) {
+        if (take_part(node) != TDDP_OK) {
             free(reason);
             reason = tddp_copy_string(tddp_error_message());
             if (!reason) {
@@ -277,19 +257,20 @@ void tddp_launch_node_run(tddp_launch_node *node)
         }
     }
     free(reason);
-    if (node->leader.store && node->slot > 0 && !node->ended &&
+    if (node->leader.connection && node->slot > 0 && !node->ended &&
         (node->orders.leave || node->orders.quit)) {
-        say_leave(node);
+        send_leave(node);
     }
     stop_host(node);
     tddp_store_server_stop(node->workers);
     node->workers = NULL;
-    tddp_launch_leader_forget(&node->leader);
+    tddp_launch_leader_forget(node, &node->leader);
+    node->backend->close(node);
 }
 
 /* --- making one ------------------------------------------------------------------------------ */
 
-static tddp_status introduce(tddp_launch_node *node)
+static tddp_status describe_self(tddp_launch_node *node)
 {
     tddp_launch_joiner *self = &node->self;
     uint64_t random;
@@ -324,14 +305,13 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
         .local_size = local_size,
         .mailbox = mailbox,
         .cancel = cancel,
-        .endpoints = options->endpoints,
-        .endpoint_count = options->endpoint_count,
-        .leader = {.endpoint = -1},
+        .backend =
+            options->backend == TDDP_LAUNCH_ETCD ? &tddp_launch_etcd_node : &tddp_launch_c10d_node,
         .round = -1,
         .clear = true,
         .report_failure_at = INT64_MAX,
     };
-    tddp_status status = introduce(made);
+    tddp_status status = describe_self(made);
     if (status != TDDP_OK) {
         free(made);
         return status;

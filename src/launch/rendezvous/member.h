@@ -1,9 +1,9 @@
 /*
  * This node among the others: what the rendezvous thread does. member.c goes through a job's rounds
- * with the leader's coordinator (text.h has the protocol), member_messages.c does what the
- * coordinator says, member_place.c works out this node's place in a round, member_leader.c takes a
- * slot at a leader and goes to the next one. find.c finds the leader, find_host.c has this node
- * host a store. The thread alone uses all of it.
+ * with the coordinator (text.h has the protocol), member_messages.c does what the coordinator says,
+ * member_place.c works out this node's place in a round, member_leader.c takes a slot at a
+ * coordinator and goes to the next one. find.c finds the coordinator, find_host.c has this node be
+ * it. backend.h is how any of it reaches the others. The thread alone uses all of it.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
@@ -46,12 +46,14 @@ typedef enum tddp_launch_stage {
     TDDP_LAUNCH_WORKING,  /* the agent was told to start its workers */
 } tddp_launch_stage;
 
-/* Who leads, and the way there. */
+/* The coordinator, and the way to it. All zero: none is known. */
 typedef struct tddp_launch_leader {
-    int endpoint; /* its index; -1: none is known */
-    int term;
-    tddp_store *store; /* what is below torchrun/RUN_ID/TERM */
+    int64_t term;     /* its generation */
+    bool own;         /* it runs in this process */
+    void *connection; /* the backend's */
 } tddp_launch_leader;
+
+typedef struct tddp_launch_node_backend tddp_launch_node_backend; /* backend.h */
 
 typedef struct tddp_launch_node {
     const tddp_launch_options *options;
@@ -60,11 +62,11 @@ typedef struct tddp_launch_node {
     int local_size;
     tddp_launch_rendezvous *mailbox;
     tddp_cancel *cancel; /* triggered with every order */
-    const tddp_launch_endpoint *endpoints;
-    int endpoint_count;
-    tddp_launch_host *host; /* NULL: this node hosts no store */
-    int hosted;             /* its endpoint */
+    const tddp_launch_node_backend *backend;
+    void *backend_state;
+    tddp_launch_host *host; /* NULL: this node does not coordinate */
     tddp_launch_leader leader;
+    int64_t last_term; /* of the last leader that took this node; 0: none */
     tddp_launch_joiner self;
     int slot;         /* at the leader; 0: none yet */
     int next_message; /* at the leader */
@@ -104,7 +106,7 @@ tddp_slice tddp_launch_slice(const char *text);
 tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node);
 
 /* Takes new orders in; false if the node is to go. */
-bool tddp_launch_node_obey(tddp_launch_node *node);
+bool tddp_launch_node_take_orders(tddp_launch_node *node);
 
 /* Tell the coordinator; the latter with few messages of its own. */
 TDDP_NODISCARD tddp_status tddp_launch_node_push(tddp_launch_node *node,
@@ -112,6 +114,9 @@ TDDP_NODISCARD tddp_status tddp_launch_node_push(tddp_launch_node *node,
 TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
                                                       tddp_launch_event_kind kind, int round,
                                                       const char *text);
+
+/* Whether the rendezvous goes on when its coordinator is lost. */
+bool tddp_launch_node_survives(const tddp_launch_node *node);
 
 /* If one is due: a sign of life, and a look whether the leader still leads. */
 TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
@@ -135,10 +140,7 @@ TDDP_NODISCARD tddp_status tddp_launch_node_find_address(tddp_launch_node *node)
 bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason);
 
 /* Takes a new slot at the leader. */
-TDDP_NODISCARD tddp_status tddp_launch_node_enlist(tddp_launch_node *node);
-
-/* Whether the leader is this very process. */
-bool tddp_launch_node_hosts_leader(const tddp_launch_node *node);
+TDDP_NODISCARD tddp_status tddp_launch_node_join(tddp_launch_node *node);
 
 /* --- member_messages.c --------------------------------------------------------------------------
  */
@@ -153,11 +155,14 @@ void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message
 
 /* --- find_host.c ------------------------------------------------------------------------------ */
 
-/* Hosts a store if one of the endpoints is here and this node is to. */
+/* c10d and static: hosts the rendezvous if the endpoint is here and this node is to. */
 TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
 
 /* The same for a node that has not found its job yet, c10d only: whether a port is free by now. */
 TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
+
+/* etcd: becomes the coordinator, unless there is one or this node is not to. */
+TDDP_NODISCARD tddp_status tddp_launch_host_campaign(tddp_launch_node *node);
 
 /* --- find.c ---------------------------------------------------------------------------------- */
 
@@ -165,7 +170,7 @@ TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
 typedef struct tddp_launch_search {
     int64_t limit_ms;
     bool exact;       /* no attempt lasts longer than the limit */
-    int lost;         /* the endpoint of the leader whose connection was lost; -1: none */
+    bool lost;        /* a leader was there, and its connection is lost */
     int64_t gone_ms;  /* the limit once its host answers that nobody listens, or leads, there */
     const char *line; /* reported as soon as it is known to be silent; or NULL */
     bool gone;        /* out: its host has answered so */
@@ -182,7 +187,7 @@ TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node,
                                                    tddp_launch_search *search,
                                                    tddp_launch_leader *out,
                                                    tddp_launch_message *end);
-void tddp_launch_leader_forget(tddp_launch_leader *leader);
+void tddp_launch_leader_forget(const tddp_launch_node *node, tddp_launch_leader *leader);
 
 /* --- member_place.c --------------------------------------------------------------------------- */
 

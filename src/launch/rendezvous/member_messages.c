@@ -57,7 +57,7 @@ static tddp_status reach_master(tddp_launch_node *node)
         reached =
             tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
                                       node->self.addr, node->times.beat_ms, node->cancel);
-        if (reached == TDDP_CANCELED && !tddp_launch_node_obey(node)) {
+        if (reached == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
             node->over = true;
             return TDDP_OK;
         }
@@ -106,7 +106,7 @@ void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message
     };
     tddp_launch_node_send_news(node, news[message->how], message->text);
     node->over = node->ended = true;
-    if (node->leader.store) {
+    if (node->leader.connection) {
         /* A goodbye that is lost costs the leader a moment. */
         (void)!tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BYE, 0, "");
     }
@@ -144,10 +144,10 @@ tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
             tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, message->text);
         }
         return TDDP_OK;
-    case TDDP_LAUNCH_MESSAGE_ANEW:
+    case TDDP_LAUNCH_MESSAGE_REJOIN:
         if (mine) {
             tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, message->text);
-            return tddp_launch_node_enlist(node);
+            return tddp_launch_node_join(node);
         }
         return TDDP_OK;
     case TDDP_LAUNCH_MESSAGE_STATUS:

@@ -30,6 +30,8 @@ bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_message *r
         .round = round->round,
         .restart = round->restart,
         .max_restarts = node->options->max_restarts,
+        /* A coordinator's term grows by more than the rounds that it starts. */
+        .generation = node->leader.term + round->round,
     };
     for (int i = 0; i < round->count; i++) {
         const tddp_launch_member *other = &round->members[i];
@@ -77,8 +79,7 @@ static tddp_status choose_address(const tddp_launch_node *node, const tddp_launc
  * where the nodes meet. */
 static bool shares_store(const tddp_launch_node *node)
 {
-    return node->options->backend == TDDP_LAUNCH_STATIC && node->world.round == 0 && node->host &&
-           node->endpoint_count == 1;
+    return node->options->backend == TDDP_LAUNCH_STATIC && node->world.round == 0 && node->host;
 }
 
 tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_launch_message *round)

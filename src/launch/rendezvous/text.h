@@ -1,40 +1,44 @@
 /*
  * The protocol between nodes and coordinator: nodes send events to the coordinator, the coordinator
- * sends messages to the nodes. Both are short texts in a store, readable by eye.
+ * sends messages to the nodes. Both are short texts, readable by eye.
  *
- * One of the torchruns at the endpoints leads: it hosts the store and runs the coordinator
- * (coordinator.h) beside it (host.h). Every node, including the leader's own, has a member thread
- * (rendezvous.h). Coordinator and members share nothing but the leader's store.
+ * The coordinator (coordinator.h) runs on a thread of one of the torchruns, its host (host.h).
+ * Every node, the host's own included, has a member thread (rendezvous.h). Coordinator and members
+ * share nothing but these keys, which a backend (backend.h) keeps.
  *
- * Keys, all below torchrun/RUN_ID/.
+ * c10d and static: keys of the store that the host serves at the endpoint, below torchrun/RUN_ID/.
  *
- * In the store of every endpoint (election.h):
- *
- *   - lease: whom this endpoint votes for, "ENDPOINT TERM COUNT"; COUNT grows while the leader
- *     lives. "" (or absent), "young" and "free": nobody
- *   - term: the last term granted here whose lease was returned or ran out
- *   - ended: the message `end` of a job that is over. A node that was in the job takes it for that
- *     message; for a newcomer this endpoint is not there yet
- *
- * In the leader's store, below TERM/ as well (3/open, for instance):
- *
- *   - open: the coordinator listens, for a job of this kind (tddp_launch_job_text() in host.h). It
- *     is deleted when the leader is deposed or hands over: look for the next leader
+ *   - open: "TERM JOB": the coordinator listens, for a job of this kind (tddp_launch_job_text() in
+ *     host.h). TERM is the time at which it began, so that one that was started again is not taken
+ *     for the one before. Deleted when the host leaves the job
  *   - joiners: ADD 1 gives a node its SLOT: 1, 2, ...
  *   - events: a queue (tddp_store_queue_push) that nodes push to and the coordinator pops from
- *   - messages: the number of messages so far; set after the message itself
  *   - message/K: the Kth message (K = 1, 2, ...); never changed
+ *   - messages: the number of messages so far; set after the message itself
+ *   - ended: the message `end` of a job that is over. A node that was in the job takes it for that
+ *     message; for a newcomer there is no coordinator yet
  *
- * With one endpoint there is no vote: `lease` is always "0 TERM 0", and TERM is random, so that an
- * endpoint that was started again is not taken for the one before.
+ * etcd: keys of etcd, below /torchrun/RUN_ID/. Those below TERM/ are under the coordinator's lease,
+ * but for `nodes`, so that nothing is left of a term once it is over.
+ *
+ *   - coordinator: JOB, under the coordinator's lease. Who creates the key coordinates, and the
+ *     revision in which it did is TERM. Every other write of the coordinator is in a transaction
+ *     that compares that revision, and so are the nodes' writes
+ *   - TERM/slots: its version, once a node has written it, is the node's SLOT
+ *   - TERM/nodes/SLOT: under the node's own lease. The coordinator takes its presence for a beat
+ *   - TERM/events/ID/N: the Nth event of the node with this id; the coordinator takes them in the
+ *     order of their revisions and deletes them
+ *   - TERM/messages/K: as message/K. K = 0 is there from the term's beginning; when it goes, the
+ *     coordinator leads no more
+ *   - ended: as above; written together with the message, under a lease of an hour that nobody
+ *     renews. Counts for a node if it is later than the node's last TERM
  *
  * What a node does:
  *
- *   1. Find the leader: at the endpoints in order, `lease` names ENDPOINT and TERM; it leads if its
- *      store has TERM/open. Compare that text with its own: all nodes need the same settings.
- *   2. ADD joiners: SLOT. Read `messages` (absent: 0): those are in the past; wait for
- *      message/(messages + 1) and on, in order. Then push `join`, and from then on a `beat` every
- *      half second.
+ *   1. Find the coordinator, by `open` or `coordinator`. Compare JOB with its own: all nodes need
+ *      the same settings. With etcd, if there is none, try to become it.
+ *   2. Take a SLOT, and note how many messages there are: those are in the past. Then push `join`,
+ *      and from then on give a sign of life every half second: a `beat`, or a renewal of its lease.
  *   3. With no worker of earlier rounds left, push `ready SLOT ROUND`, where ROUND is one more than
  *      that of the last round this process was in (0 if none).
  *   4. `round N` that lists its slot: the node is in. The node with rank 0 opens the workers' store
@@ -42,17 +46,17 @@
  *      slot: wait on; if `spare` came before, the node is one.
  *   5. The workers succeed: `done`. One fails: `failed`. The agent was told to end: `leave`.
  *   6. `over N`: end the workers, then 3. with ROUND = N + 1. Ignore `over` of any other round.
- *   7. `end`: push `bye`, which tells the leader that it may stop its store, and finish.
+ *   7. `end`: push `bye`, which tells the host that it may end, and finish.
  *      `refuse SLOT` with its slot: the job does not take this node; finish, without `bye`.
- *      `anew SLOT`: the coordinator has given this slot up (the node was silent for too long): end
- *      the workers, then 2. with a new SLOT.
+ *      `rejoin SLOT`: the coordinator has given this slot up (the node was silent for too long):
+ * end the workers, then 2. with a new SLOT.
  *
  * Losses: a node may push an event again when it does not know whether it arrived; the second one
- * has no effect. A message stays in the store until the leader is gone. A node whose connection
- * fails connects again and continues with its SLOT, if the leader and TERM are the same. When the
- * leader is gone (no answer, or no `open`) the node starts at 1.; its `join` there reports round,
- * restart, rank and number of nodes of its last round, from which the new coordinator continues.
- * The workers of that round have to end: `join` may come before that, `ready` after it.
+ * has no effect. A message stays until the coordinator is gone. A node whose connection fails
+ * connects again and continues with its SLOT, if TERM is the same. When the coordinator is gone (no
+ * answer, no `open` or message 0) the node starts at 1.; its `join` there reports round, restart,
+ * rank and number of nodes of its last round, from which the new coordinator continues. The workers
+ * of that round have to end: `join` may come before that, `ready` after it.
  *
  * An event is a line and, for `join`, lines of key=value; for `failed` and `leave` the rest is a
  * text:
@@ -78,7 +82,7 @@
  *   - end done|failed|stopped: the last message, except `refuse`
  *   - refuse SLOT
  *   - spare SLOT: there is no place now; the next free one is this node's
- *   - anew SLOT
+ *   - rejoin SLOT
  *   - status: for all nodes, what is waited for
  *
  * Names (role, host, id) have blanks, control characters and % as %XX; an empty one is "%".
@@ -145,7 +149,7 @@ typedef enum tddp_launch_message_kind {
     TDDP_LAUNCH_MESSAGE_END,
     TDDP_LAUNCH_MESSAGE_REFUSE,
     TDDP_LAUNCH_MESSAGE_SPARE,
-    TDDP_LAUNCH_MESSAGE_ANEW,
+    TDDP_LAUNCH_MESSAGE_REJOIN,
     TDDP_LAUNCH_MESSAGE_STATUS,
 } tddp_launch_message_kind;
 

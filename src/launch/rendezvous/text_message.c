@@ -69,8 +69,8 @@ tddp_status tddp_launch_message_encode(const tddp_launch_message *message, tddp_
         return tddp_launch_write(out, "refuse %d\n%s", message->slot, message->text);
     case TDDP_LAUNCH_MESSAGE_SPARE:
         return tddp_launch_write(out, "spare %d\n%s", message->slot, message->text);
-    case TDDP_LAUNCH_MESSAGE_ANEW:
-        return tddp_launch_write(out, "anew %d\n%s", message->slot, message->text);
+    case TDDP_LAUNCH_MESSAGE_REJOIN:
+        return tddp_launch_write(out, "rejoin %d\n%s", message->slot, message->text);
     case TDDP_LAUNCH_MESSAGE_STATUS:
         return tddp_launch_write(out, "status\n%s", message->text);
     }
@@ -182,7 +182,7 @@ static bool read_other(tddp_launch_reader *reader, tddp_launch_message *message)
         tddp_launch_message_kind kind;
     } slotted[] = {{"refuse ", TDDP_LAUNCH_MESSAGE_REFUSE},
                    {"spare ", TDDP_LAUNCH_MESSAGE_SPARE},
-                   {"anew ", TDDP_LAUNCH_MESSAGE_ANEW}};
+                   {"rejoin ", TDDP_LAUNCH_MESSAGE_REJOIN}};
     if (tddp_launch_read_literal(reader, "master ")) {
         message->kind = TDDP_LAUNCH_MESSAGE_MASTER;
         return tddp_launch_read_int(reader, 0, last, &message->round) &&

@@ -1,7 +1,9 @@
 /*
- * What --rdzv-conf's seconds make of each duration. Pure.
+ * What --rdzv-conf's seconds make of each duration, and the clock that gives generations.
  */
 #include "launch/rendezvous/times.h"
+
+#include <time.h>
 
 #include "base/base.h"
 
@@ -13,9 +15,7 @@ enum {
     MOST_READ_MS = 5000,
     RETURN_MS = 1000,
     SETTLE_MS = 2000,
-    /* PyTorch's, where only the other one is given. */
-    KEEP_ALIVE_INTERVAL_S = 5,
-    KEEP_ALIVE_MAX_ATTEMPT = 3
+    LEAST_LEASE_S = 2, /* etcd's own least, with its usual election timeout of one second */
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -23,14 +23,22 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-int tddp_launch_silence_s(const tddp_launch_conf *conf)
+int64_t tddp_launch_new_generation(void)
 {
-    int interval =
-        conf->keep_alive_interval > 0 ? conf->keep_alive_interval : KEEP_ALIVE_INTERVAL_S;
-    int attempts =
-        conf->keep_alive_max_attempt > 0 ? conf->keep_alive_max_attempt : KEEP_ALIVE_MAX_ATTEMPT;
-    bool given = conf->keep_alive_interval > 0 || conf->keep_alive_max_attempt > 0;
-    return given ? interval * attempts : conf->heartbeat_timeout;
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+int64_t tddp_launch_coordinator_lease_s(const tddp_launch_times *times)
+{
+    return (times->silence_ms + 999) / 1000;
+}
+
+int64_t tddp_launch_node_lease_s(const tddp_launch_times *times)
+{
+    int64_t half_s = times->silence_ms / 2000;
+    return half_s > LEAST_LEASE_S ? half_s : LEAST_LEASE_S;
 }
 
 tddp_launch_times tddp_launch_times_of(const tddp_launch_conf *conf)

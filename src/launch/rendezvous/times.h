@@ -16,14 +16,20 @@ typedef struct tddp_launch_times {
     int64_t join_ms;    /* for the nodes to come together */
     int64_t last_call_ms; /* for more than the least number of nodes */
     int64_t close_ms;     /* at the end, for all nodes to read it */
-    int64_t return_ms;    /* for another host where the only one has ended */
+    int64_t return_ms;    /* for another host at the endpoint, where the last one has ended */
     int64_t settle_ms;    /* without a newcomer, after a change of leaders */
     int64_t report_ms;    /* between two lines about what is waited for */
 } tddp_launch_times;
 
-/* heartbeat_timeout in seconds, or what keep_alive_interval and keep_alive_max_attempt make of it:
- * all nodes must have the same. */
-int tddp_launch_silence_s(const tddp_launch_conf *conf);
+/* Larger than any that was made before, as long as nobody sets back the clock: microseconds since
+ * 1970. */
+int64_t tddp_launch_new_generation(void);
+
+/* How long leases in etcd last that nobody renews, in seconds. A node's is half of silence_ms, and
+ * the coordinator waits for the other half after it. The coordinator's is all of it, so that a node
+ * that was cut off with it has ended its workers before another coordinator begins. */
+int64_t tddp_launch_node_lease_s(const tddp_launch_times *times);
+int64_t tddp_launch_coordinator_lease_s(const tddp_launch_times *times);
 
 tddp_launch_times tddp_launch_times_of(const tddp_launch_conf *conf);
 

@@ -116,6 +116,7 @@ static void put_world(block *made, const tddp_launch_world *world, int local_ran
     put_number(made, "MASTER_PORT", world->master_port);
     put_number(made, "TORCHELASTIC_RESTART_COUNT", world->restart);
     put_number(made, "TORCHELASTIC_MAX_RESTARTS", world->max_restarts);
+    put(made, tddp_format("TDDP_GENERATION=%lld", (long long)world->generation));
 }
 
 char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch_job *job,

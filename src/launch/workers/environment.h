@@ -23,6 +23,7 @@ typedef struct tddp_launch_world {
     int restart; /* failures so far */
     int max_restarts;
     int master_port;
+    int64_t generation; /* grows with each round and each coordinator, also over restarts of both */
     char master_addr[TDDP_LAUNCH_HOST_BYTES];
 } tddp_launch_world;
 

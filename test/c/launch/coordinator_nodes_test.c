@@ -100,7 +100,7 @@ TEST(a_node_in_the_place_of_one_that_died_before_the_start)
     pass(4, "2");
     CHECK_TEXT(hear(), "");
     pass(1, "2");
-    CHECK_CONTAINS(hear(), "anew 1 ");
+    CHECK_CONTAINS(hear(), "rejoin 1 ");
     describe(3, "a")->node_rank = 1;
     take();
     CHECK_TEXT(hear(), "");
@@ -125,7 +125,7 @@ TEST(spares)
     beat(2);
     CHECK_CONTAINS(hear(), "spare 4 ");
     pass(5, "134");
-    CHECK_CONTAINS(hear(), "anew 2 ");
+    CHECK_CONTAINS(hear(), "rejoin 2 ");
     CHECK_CONTAINS(hear(), "over 0 changed node 1 is lost");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
@@ -146,7 +146,7 @@ TEST(spares_of_a_fixed_job_are_sent_away_with_the_last_restart)
     beat(2);
     CHECK_CONTAINS(hear(), "spare 4 ");
     pass(5, "134");
-    CHECK_CONTAINS(hear(), "anew 2 ");
+    CHECK_CONTAINS(hear(), "rejoin 2 ");
     CHECK_CONTAINS(hear(), "over 0 failed node 1 is lost");
     CHECK_CONTAINS(hear(), "refuse 4 the job \"job\" at here:29400 has its 2 nodes already");
     ready(1, 1);
@@ -164,7 +164,7 @@ TEST(the_same_process_comes_anew)
     joiner->round = 0;
     joiner->nodes = 2;
     take();
-    CHECK_TEXT(hear(), "over 0 changed node 1 (b pid 102) has come anew");
+    CHECK_TEXT(hear(), "over 0 changed node 1 (b pid 102) has joined again");
     ready(1, 1);
     CHECK_TEXT(hear(), "");
     ready(3, 1);

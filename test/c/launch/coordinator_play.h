@@ -34,7 +34,7 @@ static inline void open_coordinator_of(int min, int max, int restarts, bool hand
         .join_timeout_ns = 600 * SECOND,
         .last_call_ns = 30 * SECOND,
         .settle_ns = 2 * SECOND,
-        .tell_every_ns = 10 * SECOND,
+        .report_every_ns = 10 * SECOND,
         .goodbye_ns = 3 * SECOND,
     };
     now = 1000 * SECOND;

@@ -122,14 +122,14 @@ static void any_course(int min, int max, int restarts)
             case TDDP_LAUNCH_MESSAGE_OVER:
                 CHECK(running && message->round == last_round);
                 CHECK(min < max || message->how == TDDP_LAUNCH_HOW_FAILED ||
-                      strstr(message->text, "anew"));
+                      strstr(message->text, "joined again"));
                 running = false;
                 break;
             case TDDP_LAUNCH_MESSAGE_END:
                 ended = true;
                 break;
             case TDDP_LAUNCH_MESSAGE_REFUSE:
-            case TDDP_LAUNCH_MESSAGE_ANEW:
+            case TDDP_LAUNCH_MESSAGE_REJOIN:
                 CHECK(known[message->slot].joined);
                 known[message->slot].out = true;
                 break;

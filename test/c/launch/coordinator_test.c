@@ -225,7 +225,7 @@ TEST(an_elastic_job_goes_on_without_a_lost_node)
     pass(4, "13");
     CHECK_TEXT(hear(), "");
     pass(1, "13");
-    CHECK_TEXT(hear(), "anew 2 node 1 is lost: no sign of life for 5 s (b pid 102)");
+    CHECK_TEXT(hear(), "rejoin 2 node 1 is lost: no sign of life for 5 s (b pid 102)");
     CHECK_TEXT(hear(), "over 0 changed node 1 is lost: no sign of life for 5 s (b pid 102)");
     beat(2);
     ready(1, 1);
@@ -286,7 +286,7 @@ TEST(a_lost_node_of_a_fixed_job_costs_a_restart)
 {
     start(2, 2, 1, 2);
     pass(5, "1");
-    CHECK_CONTAINS(hear(), "anew 2 ");
+    CHECK_CONTAINS(hear(), "rejoin 2 ");
     CHECK_TEXT(hear(), "over 0 failed node 1 is lost: no sign of life for 5 s (b pid 102)");
     ready(1, 1);
     pass(11, "1");
@@ -295,7 +295,7 @@ TEST(a_lost_node_of_a_fixed_job_costs_a_restart)
     come(3, "x");
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
     pass(5, "3");
-    CHECK_CONTAINS(hear(), "anew 1 ");
+    CHECK_CONTAINS(hear(), "rejoin 1 ");
     CHECK_TEXT(hear(), "end failed node 0 is lost: no sign of life for 5 s (a pid 101)");
     close_coordinator();
 }
@@ -355,8 +355,8 @@ TEST(the_hosting_node_leaves)
         leave(1, "node 0 was told to end by SIGINT");
         CHECK_TEXT(hear(), hands_over ? "over 0 changed node 0 was told to end by SIGINT"
                                       : "end stopped node 0 was told to end by SIGINT, and with it "
-                                        "the only endpoint; a job with three endpoints "
-                                        "(--rdzv-endpoint=a,b,c) survives that");
+                                        "the coordinator; a job with --rdzv-backend=etcd "
+                                        "survives that");
         close_coordinator();
     }
 }
@@ -368,7 +368,7 @@ TEST(a_done_node_is_not_missed)
     done(2, 0);
     leave(1, "told");
     pass(5, "3");
-    CHECK_CONTAINS(hear(), "anew 2 ");
+    CHECK_CONTAINS(hear(), "rejoin 2 ");
     come(4, "d"); /* and a newcomer waits */
     CHECK_TEXT(hear(), "spare 4 some nodes of the job \"job\" at here:29400 are done already: this "
                        "one waits for the others' end");
@@ -399,6 +399,6 @@ TEST(a_coordinator_that_was_held_up_blames_nobody)
     pass(3, "12");
     CHECK_TEXT(hear(), "");
     pass(5, "1");
-    CHECK_CONTAINS(hear(), "anew 2 ");
+    CHECK_CONTAINS(hear(), "rejoin 2 ");
     close_coordinator();
 }

@@ -1,6 +1,6 @@
 /*
- * Hosts on the loopback interface, with nodes played by hand: events pushed, messages read. The
- * hosts' clock stands still unless the test lets time pass, so nothing runs out because the machine
+ * A host on the loopback interface, with nodes played by hand: events pushed, messages read. The
+ * host's clock stands still unless the test lets time pass, so nothing runs out because the machine
  * is busy.
  */
 #ifndef TDDP_TEST_HOST_PLAY_H
@@ -16,15 +16,12 @@
 #include "base/base.h"
 #include "check.h"
 #include "launch/rendezvous/host.h"
-#include "launch/rendezvous/voter.h"
 #include "net/net.h"
 
-enum { ENDPOINTS = 3, POLL_US = 5000, SILENCE_MS = 60 * 1000, LAST_CALL_MS = 1000 };
+enum { POLL_US = 5000, SILENCE_MS = 60 * 1000, LAST_CALL_MS = 1000 };
 
 static tddp_launch_options options;
-static tddp_launch_endpoint endpoints[ENDPOINTS];
-static int endpoint_count;
-static tddp_launch_host *hosts[ENDPOINTS];
+static tddp_launch_host *host;
 static tddp_launch_times times;
 static _Atomic int64_t passed_ns = TDDP_NS_PER_S;
 
@@ -38,7 +35,7 @@ static inline void let_pass(int64_t ms)
     (void)atomic_fetch_add(&passed_ns, ms * TDDP_NS_PER_MS);
 }
 
-static inline void set_up(int count, int min, int max, int restarts)
+static inline void set_up(int min, int max, int restarts)
 {
     memset(&options, 0, sizeof options);
     options.backend = TDDP_LAUNCH_C10D;
@@ -53,31 +50,24 @@ static inline void set_up(int count, int min, int max, int restarts)
                                       .read_timeout = 60,
                                       .heartbeat_timeout = SILENCE_MS / 1000};
     times = tddp_launch_times_of(&options.conf);
-    endpoint_count = count;
-    for (int i = 0; i < count; i++) {
-        (void)snprintf(endpoints[i].host, sizeof endpoints[i].host, "127.0.0.1");
-        endpoints[i].port = check_free_port();
-    }
+    options.endpoint_count = 1;
+    (void)snprintf(options.endpoints[0].host, sizeof options.endpoints[0].host, "127.0.0.1");
+    options.endpoints[0].port = check_free_port();
 }
 
-static inline void start_host(int index)
+static inline void start_host(void)
 {
-    tddp_launch_host_opts opts = {.options = &options,
-                                  .times = times,
-                                  .run_id = "job",
-                                  .endpoint_index = index,
-                                  .endpoint_count = endpoint_count,
-                                  .endpoints = endpoints,
-                                  .now = slow_clock};
-    CHECK_OK(tddp_launch_host_start(&opts, &hosts[index]));
-    CHECK_INT(tddp_launch_host_port(hosts[index]), endpoints[index].port);
-    CHECK_TEXT(tddp_launch_host_address(hosts[index]), "127.0.0.1");
+    tddp_launch_host_opts opts = {
+        .options = &options, .times = times, .run_id = "job", .now = slow_clock};
+    CHECK_OK(tddp_launch_host_start(&opts, &host));
+    CHECK_INT(tddp_launch_host_port(host), options.endpoints[0].port);
+    CHECK_TEXT(tddp_launch_host_address(host), "127.0.0.1");
 }
 
-static inline void stop_host(int index, bool graceful)
+static inline void stop_host(void)
 {
-    tddp_launch_host_stop(hosts[index], graceful);
-    hosts[index] = NULL;
+    tddp_launch_host_stop(host);
+    host = NULL;
 }
 
 static inline tddp_slice slice(const char *text)
@@ -103,38 +93,30 @@ static inline const char *peek(tddp_store *store, const char *key)
     return value;
 }
 
-/* An endpoint's store, below torchrun/job or further; NULL if nobody is there. */
-static inline tddp_store *open_store(int index, const char *prefix)
+/* The host's store, below torchrun/job. */
+static inline tddp_store *open_store(void)
 {
+    tddp_store *plain;
     tddp_store *store;
-    return tddp_launch_voter_open(endpoints[index].host, endpoints[index].port, prefix, 1000, NULL,
-                                  &store) == TDDP_OK
-               ? store
-               : NULL;
+    tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+    opts.host = options.endpoints[0].host;
+    opts.port = options.endpoints[0].port;
+    opts.wait_for_workers = 0;
+    CHECK_OK(tddp_tcp_store_open(&opts, NULL, &plain));
+    CHECK_OK(tddp_prefix_store_create("torchrun/job", plain, &store));
+    tddp_store_release(plain);
+    return store;
 }
 
-/* Waits for a leader, while time passes; its store below the term. */
-static inline tddp_store *find_leader(int *endpoint, int *term)
+/* The same once the coordinator lets nodes in; of which term. */
+static inline tddp_store *find_leader(long long *term)
 {
-    for (;;) {
-        for (int i = 0; i < endpoint_count; i++) {
-            tddp_store *store = hosts[i] ? open_store(i, "torchrun/job") : NULL;
-            char prefix[64];
-            bool named = store && sscanf(peek(store, "lease"), "%d %d", endpoint, term) == 2;
-            tddp_store_release(store);
-            if (!named || !hosts[*endpoint] || tddp_launch_host_over(hosts[*endpoint])) {
-                continue; /* nobody's, or of a leader that leads no more */
-            }
-            (void)snprintf(prefix, sizeof prefix, "torchrun/job/%d", *term);
-            store = open_store(*endpoint, prefix);
-            if (store && peek(store, "open")[0]) {
-                return store;
-            }
-            tddp_store_release(store);
-        }
+    tddp_store *store = open_store();
+    while (sscanf(peek(store, "open"), "%lld", term) != 1) {
         (void)!usleep(POLL_US);
         let_pass(500);
     }
+    return store;
 }
 
 /* --- nodes ----------------------------------------------------------------------------------- */
@@ -171,14 +153,13 @@ static inline void part(player *node)
 }
 
 /* Comes to the leader and is ready; `last` is its last round, in which it had `rank` of `nodes`. */
-static inline void come(player *node, const char *host, bool hosting, int last, int rank, int nodes)
+static inline void come(player *node, const char *name, bool hosting, int last, int rank, int nodes)
 {
     int64_t slot;
-    int endpoint;
-    int term;
+    long long term;
     tddp_wait wait = {60000, NULL};
     *node = (player){0};
-    node->store = find_leader(&endpoint, &term);
+    node->store = find_leader(&term);
     CHECK_OK(tddp_store_add(node->store, slice("joiners"), 1, &wait, &slot));
     node->slot = (int)slot;
     node->heard = atoll(peek(node->store, "messages"));
@@ -190,8 +171,8 @@ static inline void come(player *node, const char *host, bool hosting, int last, 
                                         .round = last,
                                         .nodes = nodes,
                                         .hosting = hosting};
-    (void)snprintf(event.joiner.host, sizeof event.joiner.host, "%s", host);
-    (void)snprintf(event.joiner.id, sizeof event.joiner.id, "%s%d", host, node->slot);
+    (void)snprintf(event.joiner.host, sizeof event.joiner.host, "%s", name);
+    (void)snprintf(event.joiner.id, sizeof event.joiner.id, "%s%d", name, node->slot);
     push(node->store, &event);
     say(node, TDDP_LAUNCH_EVENT_READY, last + 1, "");
 }
@@ -233,7 +214,7 @@ static inline void await_last_call(const player *node)
 
 /* Lets time pass in steps, of which the coordinator sees each or at least every third, until there
  * is another message for the node; it alone gives signs of life. */
-static inline void outlive_others(player *node, int64_t each_ms)
+static inline void outlast_others(player *node, int64_t each_ms)
 {
     tddp_wait wait = {60000, NULL};
     while (!has_message(node)) {
@@ -247,18 +228,17 @@ static inline void outlive_others(player *node, int64_t each_ms)
     }
 }
 
-static inline void await_over(const tddp_launch_host *host)
+static inline void await_over(void)
 {
     while (!tddp_launch_host_over(host)) {
         (void)!usleep(POLL_US);
     }
 }
 
-/* Waits until an endpoint's store knows how the job has ended. */
-static inline void await_ended(int index, const char *expected)
+/* Waits until the store knows how the job has ended. */
+static inline void await_ended(const char *expected)
 {
-    tddp_store *root = open_store(index, "torchrun/job");
-    CHECK(root != NULL);
+    tddp_store *root = open_store();
     while (!peek(root, "ended")[0]) {
         (void)!usleep(POLL_US);
     }

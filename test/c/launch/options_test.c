@@ -146,21 +146,49 @@ TEST(endpoints)
 
 TEST(several_endpoints)
 {
-    CHECK_OK(parse("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=a:1,[::1]:29400,fe80::2 x"));
+    CHECK_OK(parse("--nnodes=3 --rdzv-backend=etcd --rdzv-id=j "
+                   "--rdzv-endpoint=a:1,[::1]:2379,fe80::2 x"));
     CHECK_INT(got.endpoint_count, 3);
     CHECK_TEXT(got.endpoints[0].host, "a");
     CHECK_INT(got.endpoints[0].port, 1);
     CHECK_TEXT(got.endpoints[1].host, "::1");
-    CHECK_INT(got.endpoints[1].port, 29400);
+    CHECK_INT(got.endpoints[1].port, 2379);
     CHECK_TEXT(got.endpoints[2].host, "fe80::2");
-    CHECK_INT(got.endpoints[2].port, 29400);
-    CHECK_OK(parse("--rdzv-backend=c10d --rdzv-endpoint=a,b,c,d,e,f,g x"));
+    CHECK_INT(got.endpoints[2].port, 2379);
+    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g x"));
     CHECK_INT(got.endpoint_count, 7);
-    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b,c,d,e,f,g,h x", "up to 7");
-    refused("--rdzv-backend=c10d --rdzv-endpoint=a:1,A:1 x", "A:1 is there twice");
-    refused("--rdzv-backend=c10d --rdzv-endpoint=a,,b x", "expected HOST");
-    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=c10d");
-    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a,b:0 x", "b, port 0: expected");
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g,h x", "up to 7");
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a:1,A:1 x", "A:1 is there twice");
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a,,b x", "expected HOST");
+    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd; expected one");
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j --rdzv-endpoint=a,b:0 x",
+            "b, port 0: expected");
+}
+
+TEST(etcd)
+{
+    CHECK_OK(
+        parse("--nnodes=1:3 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j --rdzv-conf="
+              "protocol=https,cacert=/ca.pem,cert=/c.pem,key=/k.pem,username=u,password=p=w x"));
+    CHECK_INT(got.backend, TDDP_LAUNCH_ETCD);
+    CHECK(got.conf.etcd.https);
+    CHECK_TEXT(got.conf.etcd.cacert, "/ca.pem");
+    CHECK_TEXT(got.conf.etcd.cert, "/c.pem");
+    CHECK_TEXT(got.conf.etcd.key, "/k.pem");
+    CHECK_TEXT(got.conf.etcd.username, "u");
+    CHECK_TEXT(got.conf.etcd.password, "p=w");
+    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-conf=protocol=http x"));
+    CHECK(!got.conf.etcd.https);
+    refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x", "expected http or https");
+    refused("--rdzv-conf=cert=/c.pem x", "--rdzv-conf: cert needs --rdzv-backend=etcd");
+    refused("--rdzv-backend=etcd-v2 x", "etcd-v2: etcd has no API of version 2 any more; expected "
+                                        "etcd, which uses version 3");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h x", "needs --rdzv-id=ID");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j "
+            "--rdzv-conf=heartbeat_timeout=2 x",
+            "lost after 2 s: expected at least 3 s");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j x", "--rdzv-endpoint=HOST:PORT");
 }
 
 TEST(rdzv_conf)
@@ -293,7 +321,7 @@ TEST(words_out_of_a_list)
     refused("--event-log-handler=console a", "--event-log-handler=console: expected null (null "
                                              "only: there are no events to log");
     refused("--logs-specs=mine a", "expected default (default only: others are Python classes");
-    refused("--rdzv-backend=etcd a", "--rdzv-backend=etcd: expected static or c10d");
+    refused("--rdzv-backend=zeus a", "--rdzv-backend=zeus: expected static, c10d or etcd");
     refused("--print-completion=tcsh", "expected bash, zsh or fish");
 }
 

@@ -207,7 +207,7 @@ TEST(messages)
          "end stopped\nx"},
         {{.kind = TDDP_LAUNCH_MESSAGE_REFUSE, .slot = 3, .text = "x"}, "refuse 3\nx"},
         {{.kind = TDDP_LAUNCH_MESSAGE_SPARE, .slot = 3, .text = "x"}, "spare 3\nx"},
-        {{.kind = TDDP_LAUNCH_MESSAGE_ANEW, .slot = 3, .text = "x"}, "anew 3\nx"},
+        {{.kind = TDDP_LAUNCH_MESSAGE_REJOIN, .slot = 3, .text = "x"}, "rejoin 3\nx"},
         {{.kind = TDDP_LAUNCH_MESSAGE_STATUS, .text = "x"}, "status\nx"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -255,7 +255,7 @@ TEST(what_is_no_message)
                                       "refuse\nx",
                                       "refuse 0\nx",
                                       "spare x",
-                                      "anew -1\n",
+                                      "rejoin -1\n",
                                       "status x",
                                       "statuses\n",
                                       "join 1"};

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "../../launch/etcd_cluster"
 require_relative "../../launch/launch_case"
 require_relative "namespaces"
 
@@ -21,6 +22,7 @@ class ElasticCase < LaunchCase
   SH
 
   PORT = 29_400
+  ETCD_PORTS = [2379, 2380].freeze
 
   def setup
     super
@@ -34,6 +36,7 @@ class ElasticCase < LaunchCase
   def teardown
     super
   ensure
+    @cluster&.remove
     @hosts&.remove
   end
 
@@ -47,10 +50,16 @@ class ElasticCase < LaunchCase
     start(*arguments, command: [*@hosts.command(host), BINARY], env: {"JOURNAL" => @journal}.merge(env), **options)
   end
 
-  # A node of a job whose rendezvous is at some hosts' port 29400.
-  def node(host, *flags, nnodes:, endpoints: [0], worker: shell(WORKER), **options)
-    on(host, "--nnodes=#{nnodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=#{endpoints.map { |at| "#{address(at)}:#{PORT}" }.join(",")}",
-      "--rdzv-id=elastic", *flags, *worker, **options)
+  # An etcd with a member on each of some hosts, where the nodes that follow meet.
+  def etcd_on(*members)
+    skip EtcdCluster.obstacle if EtcdCluster.obstacle
+    @cluster = EtcdCluster.new(members.map { |host| [address(host), *ETCD_PORTS] }, commands: members.map { |host| @hosts.command(host) })
+  end
+
+  # A node of a job that meets in the test's etcd, or else at the first host's port 29400.
+  def node(host, *flags, nnodes:, worker: shell(WORKER), **options)
+    meeting = @cluster ? ["etcd", @cluster.endpoints] : ["c10d", "#{address(0)}:#{PORT}"]
+    on(host, "--nnodes=#{nnodes}", "--rdzv-backend=#{meeting[0]}", "--rdzv-endpoint=#{meeting[1]}", "--rdzv-id=elastic", *flags, *worker, **options)
   end
 
   # As when a host loses its power: nothing of it lives to say so. The network is cut first, so that no farewell of the

@@ -1,0 +1,347 @@
+/*
+ * The rendezvous over a real etcd: who coordinates, what is left of a term, and that a coordinator
+ * without a lease decides nothing.
+ */
+#include <poll.h>
+#include <signal.h>
+
+#include "base/base.h"
+#include "events.h"
+#include "launch/etcd_server.h"
+#include "launch/rendezvous/host.h"
+#include "launch/rendezvous/rendezvous.h"
+
+enum { NODES = 3 };
+
+static const tddp_wait patient = {60000, NULL};
+
+static etcd_server server;
+static tddp_launch_options options;
+static tddp_launch_times times;
+static tddp_launch_rendezvous *nodes[NODES];
+static tddp_launch_world worlds[NODES];
+static char text[TDDP_LAUNCH_NEWS_BYTES];
+
+static void set_up(int min_nodes, int max_nodes, int heartbeat_timeout)
+{
+    make_etcd(&server);
+    options = (tddp_launch_options){
+        .backend = TDDP_LAUNCH_ETCD,
+        .min_nodes = min_nodes,
+        .max_nodes = max_nodes,
+        .max_restarts = 0,
+        .node_rank = -1,
+        .endpoint_count = 1,
+        .endpoints = {server.endpoint},
+        .conf = {.is_host = -1,
+                 .join_timeout = 600,
+                 .last_call_timeout = 600,
+                 .close_timeout = 600,
+                 .read_timeout = 60,
+                 .report_interval = 600,
+                 .heartbeat_timeout = heartbeat_timeout},
+        .role = "default",
+    };
+    times = tddp_launch_times_of(&options.conf);
+    times.last_call_ms = 50;
+    times.settle_ms = 100;
+}
+
+static void start_node(int index)
+{
+    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &nodes[index]));
+}
+
+/* The next news of a node, but for lines about what is waited for. */
+static tddp_launch_news next_news(int index)
+{
+    for (;;) {
+        tddp_launch_news news = tddp_launch_rendezvous_next(nodes[index], &worlds[index], text);
+        if (news == TDDP_LAUNCH_NEWS_NONE) {
+            struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(nodes[index]), .events = POLLIN};
+            CHECK_INT(poll(&bell, 1, -1), 1);
+        } else if (news != TDDP_LAUNCH_NEWS_STATUS) {
+            return news;
+        }
+    }
+}
+
+static void end_node(int index)
+{
+    tddp_launch_rendezvous_end(nodes[index]);
+    nodes[index] = NULL;
+}
+
+/* Waits for the node's part to be over by itself, which takes its leases with it. */
+static void await_over(int index)
+{
+    CHECK_UNTIL(tddp_launch_rendezvous_over(nodes[index]));
+    end_node(index);
+}
+
+static tddp_slice slice(const char *name)
+{
+    return (tddp_slice){name, strlen(name)};
+}
+
+/* The keys below a prefix, asked over a client of the test's. */
+static tddp_etcd_answer keys(const char *prefix)
+{
+    tddp_etcd *etcd;
+    tddp_etcd_answer answer = {0};
+    const tddp_etcd_opts opts = {.endpoints = &server.endpoint, .endpoint_count = 1};
+    CHECK_OK(tddp_etcd_open(&opts, &etcd));
+    CHECK_OK(tddp_etcd_range(etcd, slice(prefix), true, 0, &patient, &answer));
+    tddp_etcd_close(etcd);
+    return answer;
+}
+
+static size_t count_keys(const char *prefix)
+{
+    tddp_etcd_answer answer = keys(prefix);
+    size_t count = answer.count;
+    tddp_etcd_answer_free(&answer);
+    return count;
+}
+
+/* The revision in which the coordinator was made, or 0. */
+static int64_t term(void)
+{
+    tddp_etcd_answer answer = keys("/torchrun/job/coordinator");
+    int64_t revision = answer.count ? answer.pairs[0].create_revision : 0;
+    tddp_etcd_answer_free(&answer);
+    return revision;
+}
+
+static void finish(int count)
+{
+    for (int i = 0; i < count; i++) {
+        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+    }
+    for (int i = 0; i < count; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+    }
+    for (int i = 0; i < count; i++) {
+        await_over(i);
+    }
+}
+
+TEST(a_job_leaves_nothing_but_its_end)
+{
+    set_up(NODES, NODES, 60);
+    for (int i = 0; i < NODES; i++) {
+        start_node(i);
+    }
+    int ranks = 0;
+    for (int i = 0; i < NODES; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(worlds[i].nodes, NODES);
+        CHECK_INT(worlds[i].generation, worlds[0].generation);
+        ranks |= 1 << worlds[i].node_rank;
+    }
+    CHECK_INT(ranks, (1 << NODES) - 1);
+    CHECK_INT(worlds[0].generation, term()); /* the first round */
+    finish(NODES);
+    tddp_etcd_answer left = keys("/torchrun/job/");
+    CHECK_INT(left.count, 1);
+    CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/ended");
+    CHECK_TEXT(left.pairs[0].value.data, "end done\n");
+    CHECK(left.pairs[0].lease != 0); /* it goes by itself */
+    tddp_etcd_answer_free(&left);
+    /* The job's name may be used again. */
+    int64_t before = worlds[0].generation;
+    for (int i = 0; i < NODES; i++) {
+        start_node(i);
+    }
+    for (int i = 0; i < NODES; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK(worlds[i].generation > before);
+    }
+    finish(NODES);
+    remove_etcd(&server);
+}
+
+/* Nobody can read the message before the end is stored: both have the same revision. */
+TEST(the_end_is_announced_only_once_it_is_stored)
+{
+    set_up(1, 2, 60);
+    times.close_ms = 60 * 1000;
+    start_node(0);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    start_node(1); /* it says no goodbye: it is stopped by hand, so the messages stay */
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    tddp_launch_rendezvous_again(nodes[0]);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(worlds[i].nodes, 2);
+    }
+    char prefix[64];
+    (void)snprintf(prefix, sizeof prefix, "/torchrun/job/%lld/messages/", (long long)term());
+    stop_etcd(&server);
+    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_FAILED, "rank 0: exit code 3");
+    CHECK_INT(kill(server.pid, SIGCONT), 0);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_ENDED);
+    CHECK_CONTAINS(text, "rank 0: exit code 3");
+    tddp_etcd_answer ended = keys("/torchrun/job/ended");
+    CHECK_INT(ended.count, 1);
+    CHECK_TEXT(ended.pairs[0].value.data, "end failed\nrank 0: exit code 3");
+    tddp_etcd_answer messages = keys(prefix);
+    if (messages.count > 0) { /* else all have read it already */
+        CHECK_INT(messages.pairs[messages.count - 1].mod_revision, ended.pairs[0].mod_revision);
+    }
+    tddp_etcd_answer_free(&messages);
+    tddp_etcd_answer_free(&ended);
+    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_ENDED);
+    end_node(0);
+    end_node(1);
+    remove_etcd(&server);
+}
+
+/* A process that coordinates and takes no part, until it is deposed. */
+static void coordinate(int told)
+{
+    tddp_launch_host *host;
+    tddp_launch_host_opts opts = {.options = &options, .times = times, .run_id = "job"};
+    CHECK_OK(tddp_launch_host_start(&opts, &host));
+    CHECK_INT(write(told, "x", 1), 1);
+    while (!tddp_launch_host_over(host)) {
+        (void)!usleep(5000);
+    }
+    CHECK_INT(write(told, "x", 1), 1);
+    tddp_launch_host_stop(host);
+    _exit(0);
+}
+
+TEST(a_coordinator_that_was_stopped_beyond_its_lease_decides_nothing)
+{
+    int told[2];
+    char byte;
+    int status;
+    char prefix[64];
+    set_up(1, 2, 3);
+    CHECK_INT(pipe(told), 0);
+    pid_t host = fork();
+    CHECK(host >= 0);
+    if (host == 0) {
+        coordinate(told[1]);
+    }
+    CHECK_INT(read(told[0], &byte, 1), 1);
+    start_node(0);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    int64_t first = term();
+    CHECK_INT(worlds[0].generation, first);
+    CHECK_INT(kill(host, SIGSTOP), 0);
+    CHECK_INT(waitpid(host, &status, WUNTRACED), host);
+    /* A failure that it would answer, had it a moment more. The node coordinates by itself next. */
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    CHECK_CONTAINS(text, "the coordinator in etcd at 127.0.0.1:");
+    CHECK_CONTAINS(text, "is lost: it leads no more");
+    tddp_launch_rendezvous_again(nodes[0]);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(worlds[0].round, 1);
+    CHECK_INT(worlds[0].restart, 0);
+    CHECK(worlds[0].generation > first);
+    int64_t second = term();
+    CHECK(second > first);
+    CHECK_INT(kill(host, SIGCONT), 0);
+    CHECK_INT(read(told[0], &byte, 1), 1); /* it knows now */
+    CHECK_INT(waitpid(host, &status, 0), host);
+    CHECK_INT(status, 0);
+    CHECK_INT(term(), second);
+    (void)snprintf(prefix, sizeof prefix, "/torchrun/job/%lld/", (long long)first);
+    CHECK_INT(count_keys(prefix), 1); /* the node's, under its own lease, of that term */
+    finish(1);
+    CHECK_INT(count_keys(prefix), 0);
+    CHECK_INT(count_keys("/torchrun/job/"), 1);
+    close(told[0]);
+    close(told[1]);
+    remove_etcd(&server);
+}
+
+TEST(a_server_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothing)
+{
+    set_up(2, 2, 600);
+    for (int i = 0; i < 2; i++) {
+        start_node(i);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+    }
+    stop_etcd(&server);
+    for (int i = 0; i < 2; i++) {
+        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+    }
+    CHECK_INT(kill(server.pid, SIGCONT), 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+        await_over(i);
+    }
+    remove_etcd(&server);
+}
+
+/* What was stored is there again, leases included. */
+TEST(a_server_that_is_started_again_costs_nothing)
+{
+    set_up(2, 2, 600);
+    for (int i = 0; i < 2; i++) {
+        start_node(i);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+    }
+    kill_etcd(&server);
+    for (int i = 0; i < 2; i++) {
+        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+    }
+    start_etcd(&server);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+        await_over(i);
+    }
+    remove_etcd(&server);
+}
+
+TEST(another_kind_of_job_is_refused)
+{
+    set_up(1, 2, 60);
+    start_node(0);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    options.max_restarts = 7;
+    start_node(1);
+    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_ERROR);
+    CHECK_CONTAINS(text, "was started with --nnodes=1:2 --max-restarts=0");
+    CHECK_CONTAINS(text, "this node with --nnodes=1:2 --max-restarts=7");
+    end_node(1);
+    finish(1);
+    remove_etcd(&server);
+}
+
+/* A node that goes hands over at once; the other one coordinates on. */
+TEST(the_coordinators_node_leaves)
+{
+    set_up(1, 2, 60);
+    start_node(0);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    start_node(1);
+    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    tddp_launch_rendezvous_again(nodes[0]);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+    }
+    int64_t first = term();
+    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "node 0 was told to end");
+    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_CHANGED);
+    await_over(0);
+    tddp_launch_rendezvous_again(nodes[1]);
+    tddp_launch_news news = next_news(1);
+    while (news == TDDP_LAUNCH_NEWS_CHANGED) { /* it may have been in a round of the old term */
+        tddp_launch_rendezvous_again(nodes[1]);
+        news = next_news(1);
+    }
+    CHECK_INT(news, TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(worlds[1].nodes, 1);
+    CHECK_UNTIL(term() > first);
+    nodes[0] = nodes[1];
+    finish(1);
+    remove_etcd(&server);
+}
