@@ -17,7 +17,7 @@ module Setup
     EXTENSION = File.join(ROOT, "lib/torch_ddp/ext.so")
     LIBRARY_SOURCES = %w[CMakeLists.txt include/**/*.h src/**/*.{c,cc,h,cmake,map,txt}].freeze
     TEST_SOURCES = %w[test/{c,bench,gpu}/**/*.{c,cc,h} test/{c,bench,gpu}/**/CMakeLists.txt].freeze
-    EXTENSION_SOURCES = %w[ext/torch_ddp/*.{rb,c,cc,h} include/**/*.h].freeze
+    EXTENSION_SOURCES = %w[ext/Rakefile ext/torch_ddp/*.{rb,c,cc,h} include/**/*.h].freeze
     CURE = "the compiler's message in the log; `rake clean` starts afresh"
 
     module_function
@@ -50,17 +50,19 @@ module Setup
     end
 
     def extension(libtorch)
-      folder = File.join(ROOT, "build/ext")
+      folder = File.join(ROOT, "build/extension")
       built(folder, EXTENSION_SOURCES, libtorch.key, EXTENSION) do
         FileUtils.mkdir_p(folder)
-        Console.step("compile extension: configuring", *Gems.exec(RbConfig.ruby, File.join(ROOT, "ext/torch_ddp/extconf.rb"),
-          "--with-tddp-dir=#{PREFIX}", "--with-torch-dir=#{libtorch.prefix}"), chdir: folder, log: "extension", cure: CURE)
-        compilers = ccache? ? RbConfig::CONFIG.slice("CC", "CXX").map { |name, program| "#{name}=ccache #{program}" } : []
-        Console.step("compile extension: building", "make", "-j#{Etc.nprocessors}", *compilers, env: ccache, chdir: folder, log: "extension", cure: CURE)
-        # A process that runs the old one keeps it.
-        FileUtils.cp(File.join(folder, "ext.so"), "#{EXTENSION}.new")
-        File.rename("#{EXTENSION}.new", EXTENSION)
+        FileUtils.rm_f(Dir.glob("**/Makefile", base: folder).map { |path| File.join(folder, path) }) # made with other options, perhaps
+        Console.step("compile extension", *Gems.exec("rake", "--rakefile", "ext/Rakefile", "compile", "--", "--with-tddp-dir=#{PREFIX}",
+          "--with-torch-dir=#{libtorch.prefix}"), env: ccache.merge("MAKE" => make), log: "extension", cure: CURE)
       end
+    end
+
+    # For rake-compiler, which runs it through a shell.
+    def make
+      compilers = ccache? ? RbConfig::CONFIG.slice("CC", "CXX").map { |name, program| "#{name}='ccache #{program}'" } : []
+      ["make", "-j#{Etc.nprocessors}", *compilers].join(" ")
     end
 
     def clean
