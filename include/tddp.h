@@ -33,6 +33,13 @@
  *
  * Every function that can fail returns a tddp_status and leaves a text for this thread in
  * tddp_error_message(). Out-parameters are set only on success. Strings are UTF-8.
+ *
+ * Options structs begin with their size, which their initializer sets (TDDP_GROUP_OPTS_INIT, or
+ * tddp_group_opts_init() where there are no macros). A program that was compiled against an older
+ * libtddp has smaller ones: what it does not know keeps its default. Larger ones are taken as long
+ * as what this libtddp does not know is zero, else refused with TDDP_INVALID_ARGUMENT. Below 1.0
+ * that holds within a minor version.
+ *
  * <tddp/torch.h> is apart: it belongs to libtddp_torch, which needs libtorch.
  */
 #ifndef TDDP_H

@@ -1,7 +1,7 @@
 /*
- * From a status to a Ruby exception. The classes are made from libtddp's own table, so a status
- * that is added there has its class here without another line. Entered by Ruby threads that hold
- * the GVL. Leaves the wording to whoever detected the failure: the text is passed on as it is.
+ * From a status to a Ruby exception: the table of classes, and the exceptions made of them. Entered
+ * by Ruby threads that hold the GVL. Leaves the wording to whoever detected the failure: the text
+ * is passed on as it is.
  */
 #include "torch_ddp.h"
 
@@ -9,9 +9,51 @@
 
 static VALUE error_base;
 
+/* Below Torch::Distributed. The compiler names a status that is missing. */
+static const char *class_name(tddp_status status)
+{
+    switch (status) {
+    case TDDP_OK:
+        return "Error";
+    case TDDP_INVALID_ARGUMENT:
+        return "InvalidArgumentError";
+    case TDDP_UNSUPPORTED:
+        return "UnsupportedError";
+    case TDDP_TIMEOUT:
+        return "TimeoutError";
+    case TDDP_CANCELED:
+        return "CanceledError";
+    case TDDP_NOT_FOUND:
+        return "NotFoundError";
+    case TDDP_MISMATCH:
+        return "MismatchError";
+    case TDDP_PEER_LOST:
+        return "PeerLostError";
+    case TDDP_GROUP_FAILED:
+    case TDDP_GROUP_CLOSED:
+    case TDDP_FORKED:
+        return "GroupError";
+    case TDDP_NETWORK:
+    case TDDP_ADDRESS_IN_USE:
+        return "NetworkError";
+    case TDDP_STORE:
+    case TDDP_PROTOCOL:
+        return "StoreError";
+    case TDDP_SYSTEM:
+        return "SystemError";
+    case TDDP_OUT_OF_MEMORY:
+        return "OutOfMemoryError";
+    case TDDP_UNAVAILABLE:
+        return "UnavailableError";
+    case TDDP_INTERNAL:
+        break;
+    }
+    return "InternalError";
+}
+
 static VALUE class_for(tddp_status status)
 {
-    return rb_const_get(tddp_rb_distributed, rb_intern(tddp_status_ruby_class(status)));
+    return rb_const_get(tddp_rb_distributed, rb_intern(class_name(status)));
 }
 
 VALUE tddp_rb_error(tddp_status status)
@@ -49,7 +91,7 @@ void tddp_rb_init_error(void)
     error_base = rb_define_class_under(tddp_rb_distributed, "Error", torch_error);
     rb_global_variable(&error_base);
     rb_define_attr(error_base, "status", 1, 0);
-#define TDDP_RB_DEFINE(name, code, text, ruby_class) define(ruby_class);
+#define TDDP_RB_DEFINE(name, code, text) define(class_name(TDDP_##name));
     TDDP_STATUS_MAP(TDDP_RB_DEFINE)
 #undef TDDP_RB_DEFINE
 }

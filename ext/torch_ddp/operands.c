@@ -121,15 +121,6 @@ static void describe_tensor(VALUE text, VALUE object)
     rb_str_cat_cstr(text, "]");
 }
 
-/* FNV-1a: stands for what is cut off; Ruby's own hashes differ from process to process. */
-static uint64_t digest(VALUE text)
-{
-    uint64_t sum = 0xcbf29ce484222325u;
-    for (long i = 0; i < RSTRING_LEN(text); i++)
-        sum = (sum ^ (unsigned char)RSTRING_PTR(text)[i]) * 0x100000001b3u;
-    return sum;
-}
-
 static VALUE description(VALUE operand)
 {
     VALUE text = rb_utf8_str_new_cstr("");
@@ -145,7 +136,8 @@ static VALUE description(VALUE operand)
     if (RSTRING_LEN(text) <= DESCRIPTION_MAX)
         return text;
     return rb_sprintf("%ld tensors (digest %016" PRIx64 "): %" PRIsVALUE, RARRAY_LEN(operand),
-                      digest(text), text);
+                      tddp_digest(TDDP_DIGEST_START, RSTRING_PTR(text), (size_t)RSTRING_LEN(text)),
+                      text);
 }
 
 void tddp_rb_describe(VALUE operand, VALUE async)

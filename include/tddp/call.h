@@ -42,6 +42,15 @@ typedef struct tddp_calls {
     tddp_call theirs;
 } tddp_calls;
 
+/** Where a digest begins. */
+#define TDDP_DIGEST_START UINT64_C(14695981039346656037)
+
+/** Extends a digest by some bytes: FNV-1a in 64 bits, the same on all ranks, and no secret. */
+TDDP_API uint64_t tddp_digest(uint64_t digest, const void *data, size_t size);
+
+/** A digest in the 32 bits of a call's `fingerprint` and `layout`, where 0 means none: never 0. */
+TDDP_API uint32_t tddp_digest_fold(uint64_t digest);
+
 /** Sets the text for calls that do not agree, with both sides: ranks are called by the names given
  * here. Returns TDDP_MISMATCH. */
 TDDP_API tddp_status tddp_calls_disagree(int rank_name, int peer_name, const tddp_calls *now,

@@ -69,6 +69,9 @@ typedef struct tddp_group_opts {
             NULL, 0                                                                            \
     }
 
+/** As TDDP_GROUP_OPTS_INIT, for languages without C's macros. `size`: of the caller's struct. */
+TDDP_API void tddp_group_opts_init(tddp_group_opts *opts, size_t size);
+
 /**
  * Joins this rank with the world_size - 1 others. Blocks until all are there; every ten seconds a
  * line says who is missing. A name can be used again on the same store once all ranks have ended

@@ -73,6 +73,10 @@ typedef struct tddp_power_sgd_opts {
         sizeof(tddp_power_sgd_opts), 1, 1000, 2.0, 1, 1, 0.0, UINT64_C(0), 0 \
     }
 
+/** As TDDP_POWER_SGD_OPTS_INIT, for languages without C's macros. `size`: of the caller's struct.
+ */
+TDDP_API void tddp_power_sgd_opts_init(tddp_power_sgd_opts *opts, size_t size);
+
 /**
  * PowerSGD: of each gradient's matrix M (first dimension by the others) the ranks average
  * P = M Q, make its columns orthonormal, average Q = M^T P, and take P Q^T. Gradients that are not

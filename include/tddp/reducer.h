@@ -71,6 +71,9 @@ typedef struct tddp_reducer_opts {
         sizeof(tddp_reducer_opts), NULL, 0, 0, 0, 0, 0, NULL \
     }
 
+/** As TDDP_REDUCER_OPTS_INIT, for languages without C's macros. `size`: of the caller's struct. */
+TDDP_API void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size);
+
 /**
  * Assigns parameters to buckets the way PyTorch's compute_bucket_assignment_by_size does: in the
  * order given, one open bucket per dtype and device, closed once it holds at least the current

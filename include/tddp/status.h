@@ -2,8 +2,8 @@
  * @file status.h
  * @brief What every function of libtddp returns, and the text that goes with a failure.
  *
- * One table makes the codes, their names and the Ruby exception classes. Failures are grouped by
- * what is broken afterwards:
+ * One table makes the codes, their names and texts. Failures are grouped by what is broken
+ * afterwards:
  *
  *   1x  nothing: an argument was refused before anything was sent; correct it and call again
  *   2x  one operation: the object it was called on can be used again
@@ -20,30 +20,30 @@
 extern "C" {
 #endif
 
-/* X(name, code, text, Ruby class under Torch::Distributed) */
-#define TDDP_STATUS_MAP(X)                                                        \
-    X(OK, 0, "success", "Error")                                                  \
-    X(INVALID_ARGUMENT, 10, "invalid argument", "InvalidArgumentError")           \
-    X(UNSUPPORTED, 11, "not supported", "UnsupportedError")                       \
-    X(TIMEOUT, 20, "timed out", "TimeoutError")                                   \
-    X(CANCELED, 21, "interrupted", "CanceledError")                               \
-    X(NOT_FOUND, 22, "not found", "NotFoundError")                                \
-    X(MISMATCH, 23, "ranks disagree", "MismatchError")                            \
-    X(PEER_LOST, 30, "a peer was lost", "PeerLostError")                          \
-    X(GROUP_FAILED, 31, "the process group has failed", "GroupError")             \
-    X(GROUP_CLOSED, 32, "the process group is destroyed", "GroupError")           \
-    X(FORKED, 33, "made before a fork, used in the child", "GroupError")          \
-    X(NETWORK, 40, "network failure", "NetworkError")                             \
-    X(ADDRESS_IN_USE, 41, "address already in use", "NetworkError")               \
-    X(STORE, 42, "store failure", "StoreError")                                   \
-    X(PROTOCOL, 43, "the peer does not speak the store's protocol", "StoreError") \
-    X(SYSTEM, 50, "system call failed", "SystemError")                            \
-    X(OUT_OF_MEMORY, 51, "out of memory", "OutOfMemoryError")                     \
-    X(UNAVAILABLE, 52, "not available in this installation", "UnavailableError")  \
-    X(INTERNAL, 53, "internal error", "InternalError")
+/* X(name, code, text) */
+#define TDDP_STATUS_MAP(X)                                          \
+    X(OK, 0, "success")                                             \
+    X(INVALID_ARGUMENT, 10, "invalid argument")                     \
+    X(UNSUPPORTED, 11, "not supported")                             \
+    X(TIMEOUT, 20, "timed out")                                     \
+    X(CANCELED, 21, "interrupted")                                  \
+    X(NOT_FOUND, 22, "not found")                                   \
+    X(MISMATCH, 23, "ranks disagree")                               \
+    X(PEER_LOST, 30, "a peer was lost")                             \
+    X(GROUP_FAILED, 31, "the process group has failed")             \
+    X(GROUP_CLOSED, 32, "the process group is destroyed")           \
+    X(FORKED, 33, "made before a fork, used in the child")          \
+    X(NETWORK, 40, "network failure")                               \
+    X(ADDRESS_IN_USE, 41, "address already in use")                 \
+    X(STORE, 42, "store failure")                                   \
+    X(PROTOCOL, 43, "the peer does not speak the store's protocol") \
+    X(SYSTEM, 50, "system call failed")                             \
+    X(OUT_OF_MEMORY, 51, "out of memory")                           \
+    X(UNAVAILABLE, 52, "not available in this installation")        \
+    X(INTERNAL, 53, "internal error")
 
 typedef enum tddp_status {
-#define TDDP_STATUS_ENUM(name, code, text, ruby_class) TDDP_##name = code,
+#define TDDP_STATUS_ENUM(name, code, text) TDDP_##name = code,
     TDDP_STATUS_MAP(TDDP_STATUS_ENUM)
 #undef TDDP_STATUS_ENUM
 } tddp_status;
@@ -53,9 +53,6 @@ TDDP_API const char *tddp_status_name(tddp_status status);
 
 /** A few words on a status. Static; never NULL. */
 TDDP_API const char *tddp_status_text(tddp_status status);
-
-/** The exception class below Torch::Distributed that stands for a status. Static; never NULL. */
-TDDP_API const char *tddp_status_ruby_class(tddp_status status);
 
 /**
  * The text of the last failure on the calling thread: what was wrong, what was expected, what to

@@ -130,6 +130,10 @@ typedef struct tddp_store_server_opts {
         sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 \
     }
 
+/** As TDDP_STORE_SERVER_OPTS_INIT, for languages without C's macros. `size`: of the caller's
+ *  struct. */
+TDDP_API void tddp_store_server_opts_init(tddp_store_server_opts *opts, size_t size);
+
 /**
  * Binds, listens and serves from one thread of its own until stopped. A client that sends half a
  * message, garbage or nothing delays nobody. Caller: tddp_store_server_stop().
@@ -168,6 +172,10 @@ typedef struct tddp_tcp_store_opts {
     {                                                                                    \
         sizeof(tddp_tcp_store_opts), NULL, 0, 0, 0, 1, TDDP_STORE_DEFAULT_TIMEOUT_MS, -1 \
     }
+
+/** As TDDP_TCP_STORE_OPTS_INIT, for languages without C's macros. `size`: of the caller's struct.
+ */
+TDDP_API void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size);
 
 /**
  * Connects to a store server (starting it first with is_server), retrying until the time is up.

@@ -36,6 +36,23 @@ static void say(text *to, const char *format, ...)
     }
 }
 
+/* --- digests --------------------------------------------------------------------------------- */
+
+uint64_t tddp_digest(uint64_t digest, const void *data, size_t size)
+{
+    const unsigned char *bytes = data;
+    for (size_t i = 0; i < size; i++) {
+        digest = (digest ^ bytes[i]) * UINT64_C(1099511628211);
+    }
+    return digest;
+}
+
+uint32_t tddp_digest_fold(uint64_t digest)
+{
+    uint32_t folded = (uint32_t)(digest ^ digest >> 32);
+    return folded ? folded : 1;
+}
+
 /* --- facts ----------------------------------------------------------------------------------- */
 
 static bool reduces(tddp_op_kind kind)

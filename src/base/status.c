@@ -16,8 +16,8 @@ static _Thread_local char message[MESSAGE_BYTES];
 const char *tddp_status_name(tddp_status status)
 {
     switch (status) {
-#define NAME(name, code, text, ruby_class) \
-    case TDDP_##name:                      \
+#define NAME(name, code, text) \
+    case TDDP_##name:          \
         return "TDDP_" #name;
         TDDP_STATUS_MAP(NAME)
 #undef NAME
@@ -28,25 +28,13 @@ const char *tddp_status_name(tddp_status status)
 const char *tddp_status_text(tddp_status status)
 {
     switch (status) {
-#define TEXT(name, code, text, ruby_class) \
-    case TDDP_##name:                      \
+#define TEXT(name, code, text) \
+    case TDDP_##name:          \
         return text;
         TDDP_STATUS_MAP(TEXT)
 #undef TEXT
     }
     return "unknown status";
-}
-
-const char *tddp_status_ruby_class(tddp_status status)
-{
-    switch (status) {
-#define RUBY_CLASS(name, code, text, ruby_class) \
-    case TDDP_##name:                            \
-        return ruby_class;
-        TDDP_STATUS_MAP(RUBY_CLASS)
-#undef RUBY_CLASS
-    }
-    return "InternalError";
 }
 
 const char *tddp_error_message(void)

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tddp/call.h>
+
 #include "group/checks.h"
 #include "group/staging.h"
 
@@ -171,11 +173,12 @@ static tddp_status describe_sizes(tddp_work *work, size_t count)
 {
     char text[TEXT_BYTES];
     int length = snprintf(text, sizeof text, "%zu buffers of", count);
-    uint32_t hash = work->op.fingerprint;
+    uint64_t hash =
+        tddp_digest(TDDP_DIGEST_START, &work->op.fingerprint, sizeof work->op.fingerprint);
     for (size_t i = 0; i < count; i++) {
         char number[24];
         int digits = snprintf(number, sizeof number, " %zu", work->parts[i].count);
-        hash = (hash ^ tddp_group_fingerprint(number)) * 16777619u;
+        hash = tddp_digest(hash, &work->parts[i].count, sizeof work->parts[i].count);
         if (length + digits < TEXT_BYTES) {
             memcpy(text + length, number, (size_t)digits + 1);
             length += digits;
@@ -188,7 +191,7 @@ static tddp_status describe_sizes(tddp_work *work, size_t count)
     }
     free(work->description);
     work->description = described;
-    work->op.fingerprint = hash ? hash : 1;
+    work->op.fingerprint = tddp_digest_fold(hash);
     return TDDP_OK;
 }
 

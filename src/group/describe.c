@@ -4,6 +4,8 @@
  */
 #include <string.h>
 
+#include <tddp/call.h>
+
 #include "group/group.h"
 
 enum { DESCRIPTION_BYTES = 256 };
@@ -57,14 +59,9 @@ tddp_group_moment tddp_group_taken_moment(void)
     return own.taken.moment;
 }
 
-/* FNV-1a, which every rank computes alike. 0 means that there is nothing to compare. */
 uint32_t tddp_group_fingerprint(const char *text)
 {
-    uint32_t hash = 2166136261u;
-    for (; *text; text++) {
-        hash = (hash ^ (unsigned char)*text) * 16777619u;
-    }
-    return hash ? hash : 1;
+    return tddp_digest_fold(tddp_digest(TDDP_DIGEST_START, text, strlen(text)));
 }
 
 tddp_status tddp_group_describe_work(tddp_work *work)

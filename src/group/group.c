@@ -12,6 +12,7 @@
 
 #include <tddp/cuda.h>
 
+#include "base/options.h"
 #include "backend/open.h"
 #include "group/checks.h"
 #include "group/staging.h"
@@ -21,12 +22,6 @@ enum { MAX_WORLD_SIZE = 1 << 16 };
 
 static tddp_status check_opts(const tddp_group_opts *opts)
 {
-    if (!opts || opts->size < sizeof(tddp_group_opts)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "group options: expected a struct of %zu bytes from "
-                         "TDDP_GROUP_OPTS_INIT",
-                         sizeof(tddp_group_opts));
-    }
     if (!opts->store) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "store is NULL: expected the store that all ranks "
                                                 "of the group share");
@@ -248,16 +243,16 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     return status;
 }
 
-tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait, tddp_group **out)
+void tddp_group_opts_init(tddp_group_opts *opts, size_t size)
 {
-    tddp_status status = check_opts(opts);
-    if (status) {
-        return status;
-    }
-    if (!out) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "out is NULL");
-    }
+    const tddp_group_opts defaults = TDDP_GROUP_OPTS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, opts, size);
+}
+
+static tddp_status create(const tddp_group_opts *opts, const tddp_wait *wait, tddp_group **out)
+{
     tddp_group *group;
+    tddp_status status;
     status = allocate(opts, &group);
     if (status) {
         return status;
@@ -277,6 +272,18 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
     tddp_recorder_list(group->recorder);
     *out = group;
     return TDDP_OK;
+}
+
+tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait, tddp_group **out)
+{
+    tddp_group_opts all = TDDP_GROUP_OPTS_INIT;
+    tddp_status status = tddp_opts_read("TDDP_GROUP_OPTS_INIT", opts,
+                                        TDDP_OPTS_UNTIL(tddp_group_opts, split), &all, sizeof all);
+    status = status ? status : check_opts(&all);
+    if (status == TDDP_OK && !out) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "out is NULL");
+    }
+    return status ? status : create(&all, wait, out);
 }
 
 /* `host_wait`: how long the store's host stays for the others; NULL: not at all. */

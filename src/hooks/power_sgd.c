@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/options.h"
 #include "hooks/power.h"
 
 typedef struct power_sgd {
@@ -85,11 +86,6 @@ static void free_power_sgd(void *state)
 
 static tddp_status check(const tddp_power_sgd_opts *opts)
 {
-    if (!opts || opts->size != sizeof *opts) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "options of power_sgd without their size: begin with "
-                         "TDDP_POWER_SGD_OPTS_INIT");
-    }
     if (opts->rank < 1) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "rank %d of power_sgd's matrices: expected 1 or "
@@ -124,12 +120,23 @@ static void write_settings(const tddp_power_sgd_opts *opts, char text[SETTINGS_B
                    opts->orthogonalization_epsilon);
 }
 
+void tddp_power_sgd_opts_init(tddp_power_sgd_opts *opts, size_t size)
+{
+    const tddp_power_sgd_opts defaults = TDDP_POWER_SGD_OPTS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, opts, size);
+}
+
 tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts, tddp_comm_hook **out)
 {
-    tddp_status status = check(opts);
+    tddp_power_sgd_opts all = TDDP_POWER_SGD_OPTS_INIT;
+    tddp_status status =
+        tddp_opts_read("TDDP_POWER_SGD_OPTS_INIT", opts,
+                       TDDP_OPTS_UNTIL(tddp_power_sgd_opts, batched), &all, sizeof all);
+    status = status ? status : check(&all);
     if (status != TDDP_OK) {
         return status;
     }
+    opts = &all;
     power_sgd *self = tddp_alloc(sizeof *self);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;

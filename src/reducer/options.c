@@ -5,27 +5,31 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include <tddp/call.h>
+
+#include "base/options.h"
 #include "reducer/reducer.h"
 
 enum { LIMITS_TEXT = 128 };
 
-uint64_t tddp_reducer_mix(uint64_t hash, int64_t number)
+void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size)
 {
-    for (int shift = 0; shift < 64; shift += 8) {
-        hash = (hash ^ (((uint64_t)number >> shift) & 0xff)) * UINT64_C(1099511628211);
-    }
-    return hash;
+    const tddp_reducer_opts defaults = TDDP_REDUCER_OPTS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, opts, size);
 }
 
 tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts, tddp_reducer_opts *out)
 {
     static const size_t limits[] = {TDDP_FIRST_BUCKET_BYTES, TDDP_BUCKET_CAP_BYTES};
-    const tddp_reducer_opts defaults = TDDP_REDUCER_OPTS_INIT;
-    opts = opts ? opts : &defaults;
-    if (opts->size != sizeof *opts) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "opts.size is %zu, expected %zu", opts->size,
-                         sizeof *opts);
+    tddp_reducer_opts all = TDDP_REDUCER_OPTS_INIT;
+    tddp_status status =
+        opts ? tddp_opts_read("TDDP_REDUCER_OPTS_INIT", opts,
+                              TDDP_OPTS_UNTIL(tddp_reducer_opts, device), &all, sizeof all)
+             : TDDP_OK;
+    if (status) {
+        return status;
     }
+    opts = &all;
     if (!opts->limits != !opts->limit_count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "%zu bucket limits%s: expected at least one, or neither list nor number",
@@ -50,9 +54,9 @@ tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts)
                                .find_unused = opts->find_unused != 0,
                                .static_graph = opts->static_graph != 0,
                                .skip_unused = opts->skip_unused != 0};
-    uint64_t hash = TDDP_REDUCER_HASH_START;
+    uint64_t hash = TDDP_DIGEST_START;
     for (size_t i = 0; i < opts->limit_count; i++) {
-        hash = tddp_reducer_mix(hash, (int64_t)opts->limits[i]);
+        hash = tddp_digest(hash, &opts->limits[i], sizeof opts->limits[i]);
         if (i < TDDP_REDUCER_LIMITS_TOLD) {
             mine.limits[i] = (int64_t)opts->limits[i];
         }

@@ -125,10 +125,6 @@ tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts);
 TDDP_NODISCARD tddp_status tddp_reducer_compare_asked(const tddp_reducer_asked *mine, int rank,
                                                       const tddp_reducer_asked *theirs);
 
-/* FNV-1a, a number at a time. */
-#define TDDP_REDUCER_HASH_START UINT64_C(14695981039346656037)
-uint64_t tddp_reducer_mix(uint64_t hash, int64_t number);
-
 /* --- verify.c -------------------------------------------------------------------------------- */
 
 /* Compares parameters and options over the ranks; TDDP_MISMATCH with one text on all. */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tddp/call.h>
+
 #include "reducer/reducer.h"
 
 /* What every rank tells first. */
@@ -62,13 +64,12 @@ static tddp_device_type device_in(int64_t kind)
 
 static int64_t hash_of(const tddp_reducer_param *params, size_t count)
 {
-    uint64_t hash = TDDP_REDUCER_HASH_START;
+    uint64_t hash = TDDP_DIGEST_START;
     for (size_t i = 0; i < count; i++) {
-        hash = tddp_reducer_mix(hash, kind_of(params, i));
-        hash = tddp_reducer_mix(hash, (int64_t)params[i].ndim);
-        for (size_t d = 0; d < params[i].ndim; d++) {
-            hash = tddp_reducer_mix(hash, params[i].dims[d]);
-        }
+        const tddp_reducer_param *param = &params[i];
+        const int64_t head[] = {kind_of(params, i), (int64_t)param->ndim};
+        hash = tddp_digest(hash, head, sizeof head);
+        hash = tddp_digest(hash, param->dims, param->ndim * sizeof *param->dims);
     }
     return (int64_t)hash;
 }

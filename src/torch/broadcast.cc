@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <string>
 
+#include <tddp/call.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
@@ -101,10 +103,9 @@ class Description
   private:
     static constexpr size_t most = 230; // with the rest as much as tddp_describe_next() takes
 
-    void mix(int64_t number) // FNV-1a by words, with the high bits brought down
+    void mix(int64_t number)
     {
-        hash_ = (hash_ ^ static_cast<uint64_t>(number)) * UINT64_C(1099511628211);
-        hash_ ^= hash_ >> 32;
+        hash_ = tddp_digest(hash_, &number, sizeof number);
     }
     void show(const at::Tensor &tensor)
     {
@@ -134,7 +135,7 @@ class Description
 
     std::string text_;
     size_t first_ = 0;
-    uint64_t hash_ = UINT64_C(14695981039346656037);
+    uint64_t hash_ = TDDP_DIGEST_START;
     bool cut_ = false;
 };
 

@@ -11,7 +11,7 @@ class CommandLineTest < LaunchCase
     assert_includes help.out, "--nproc-per-node=N|auto|cpu|gpu"
     assert_empty help.err
     assert_equal help.out, run_torchrun("-h").out
-    version = File.read("#{ROOT}/include/tddp/version.h")[/"(.+)"/, 1]
+    version = File.read("#{ROOT}/include/tddp/version.h")[/TDDP_VERSION "(.+)"/, 1]
     assert_equal "torchrun (torch-ddp) #{version}\n", run_torchrun("--version").out
   end
 

@@ -31,7 +31,7 @@ class RoomsTest < Minitest::Test
 
   # Public headers, each with those it may include: the same law, seen from outside.
   PUBLIC = {
-    "export.h" => %w[], "version.h" => %w[], "status.h" => %w[export.h], "wait.h" => %w[status.h],
+    "export.h" => %w[], "version.h" => %w[export.h], "status.h" => %w[export.h], "wait.h" => %w[status.h],
     "log.h" => %w[export.h], "heap.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
     "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],

@@ -5,7 +5,7 @@ module Torch
     # PyTorch's default for groups and stores: thirty minutes, in seconds.
     DEFAULT_TIMEOUT = 30 * 60
 
-    # What goes wrong in Torch::Distributed. The classes beneath it come from libtddp's table of statuses and
+    # What goes wrong in Torch::Distributed. The classes beneath it stand for libtddp's statuses and
     # say what is broken afterwards: an argument ({InvalidArgumentError}, {UnsupportedError}), one operation
     # ({TimeoutError}, {MismatchError}), the process group ({PeerLostError}, {GroupError}: destroy it), a store
     # ({NetworkError}, {StoreError}) or this installation ({UnavailableError}, {SystemError}).

@@ -18,7 +18,7 @@ tddp_call own_call(const tddp_op &op, int rank, int peer)
     return tddp_call_of(&own, rank, peer);
 }
 
-/* 30 bits of what both ends know (FNV-1a), below the sequence number's lowest 30. The fingerprint
+/* 30 bits of what both ends know, below the sequence number's lowest 30. The fingerprint
  * is not among it: a rank without one agrees with all; nor are factors, which may differ. */
 uint64_t slot_of(const tddp_call &call, uint64_t elements)
 {
@@ -27,11 +27,7 @@ uint64_t slot_of(const tddp_call &call, uint64_t elements)
     facts.expects = elements;
     facts.fingerprint = 0;
     facts.premul = 0;
-    const auto *bytes = reinterpret_cast<const unsigned char *>(&facts);
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < sizeof facts; i++) {
-        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
-    }
+    const uint64_t hash = tddp_digest(TDDP_DIGEST_START, &facts, sizeof facts);
     return ((call.sequence & 0x3fffffffu) << 33) | ((hash >> 34) << 3);
 }
 

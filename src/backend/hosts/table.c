@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <tddp/call.h>
+
 #include "backend/hosts/hosts.h"
 
 enum { TEXT_BYTES = 2048 };
@@ -45,7 +47,7 @@ static tddp_status conclude(tddp_hosts *self, tddp_status status)
 
 /* --- collectives ----------------------------------------------------------------------------- */
 
-/* Parts whose sizes all ranks know, in 32 bits (FNV-1a) that are never 0. */
+/* Parts whose sizes all ranks know, in 32 bits; 0: there are none. */
 static uint32_t layout_of(const tddp_hosts *self, const tddp_op *op)
 {
     const tddp_buffer *parts = NULL;
@@ -54,12 +56,11 @@ static uint32_t layout_of(const tddp_hosts *self, const tddp_op *op)
     } else if (op->kind == TDDP_OP_REDUCE_SCATTER) {
         parts = op->input_parts;
     }
-    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t hash = TDDP_DIGEST_START;
     for (int rank = 0; parts && rank < self->world_size; rank++) {
-        hash = (hash ^ parts[rank].count) * UINT64_C(1099511628211);
-        hash ^= hash >> 29;
+        hash = tddp_digest(hash, &parts[rank].count, sizeof parts[rank].count);
     }
-    return parts ? (uint32_t)(hash >> 32) | 1u : 0;
+    return parts ? tddp_digest_fold(hash) : 0;
 }
 
 static tddp_status run(void *context, const tddp_op *op, tddp_status (*body)(tddp_hosts_run *))

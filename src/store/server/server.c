@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/options.h"
 #include "store/queue.h"
 #include "store/server/server.h"
 
@@ -225,13 +226,8 @@ static tddp_status open_listeners(tddp_store_server *server, const tddp_store_se
     return status;
 }
 
-tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_store_server **out)
+static tddp_status start(const tddp_store_server_opts *opts, tddp_store_server **out)
 {
-    if (!opts || !out || opts->size < sizeof *opts) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "store server: expected options with their size set to %zu, and a result",
-                         sizeof *opts);
-    }
     tddp_store_server *server = tddp_alloc(sizeof *server);
     if (!server) {
         tddp_net_close(opts->listen_fd);
@@ -260,6 +256,24 @@ tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_sto
     }
     *out = server;
     return TDDP_OK;
+}
+
+void tddp_store_server_opts_init(tddp_store_server_opts *opts, size_t size)
+{
+    const tddp_store_server_opts defaults = TDDP_STORE_SERVER_OPTS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, opts, size);
+}
+
+tddp_status tddp_store_server_start(const tddp_store_server_opts *opts, tddp_store_server **out)
+{
+    tddp_store_server_opts all = TDDP_STORE_SERVER_OPTS_INIT;
+    tddp_status status =
+        tddp_opts_read("TDDP_STORE_SERVER_OPTS_INIT", opts,
+                       TDDP_OPTS_UNTIL(tddp_store_server_opts, max_pending), &all, sizeof all);
+    if (status == TDDP_OK && !out) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "store server: out is NULL");
+    }
+    return status ? status : start(&all, out);
 }
 
 int tddp_store_server_port(const tddp_store_server *server)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "store/server/server.h"
 #include "store/tcp/tcp.h"
 
@@ -51,10 +52,8 @@ static tddp_status wait_for_workers(tddp_tcp_store *tcp, const tddp_tcp_store_op
 
 static tddp_status check_options(const tddp_tcp_store_opts *opts, tddp_store **out)
 {
-    if (!opts || !out || opts->size < sizeof *opts) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "TCP store: expected options with their size set to %zu, and a result",
-                         sizeof *opts);
+    if (!out) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "TCP store: out is NULL");
     }
     if (!opts->host || !*opts->host) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -88,13 +87,10 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
     return TDDP_OK;
 }
 
-tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
-                                tddp_store **out)
+static tddp_status open_store(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
+                              tddp_store **out)
 {
-    tddp_status status = check_options(opts, out);
-    if (status) {
-        return status;
-    }
+    tddp_status status;
     int64_t timeout_ms = opts->timeout_ms > 0 ? opts->timeout_ms : TDDP_STORE_DEFAULT_TIMEOUT_MS;
     tddp_store_call call = tddp_store_call_begin(wait, timeout_ms);
     tddp_tcp_server *server = NULL;
@@ -122,4 +118,21 @@ tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts, const tddp_wait
     }
     *out = &tcp->base;
     return TDDP_OK;
+}
+
+void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size)
+{
+    const tddp_tcp_store_opts defaults = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, opts, size);
+}
+
+tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
+                                tddp_store **out)
+{
+    tddp_tcp_store_opts all = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_status status =
+        tddp_opts_read("TDDP_TCP_STORE_OPTS_INIT", opts,
+                       TDDP_OPTS_UNTIL(tddp_tcp_store_opts, listen_fd), &all, sizeof all);
+    status = status ? status : check_options(&all, out);
+    return status ? status : open_store(&all, wait, out);
 }

@@ -156,6 +156,25 @@ TEST(lists_of_other_sizes_do_not_match)
     run_ranks(2, other_sizes, NULL);
 }
 
+static void more_empty_ones(int rank, int world, tddp_store *store, void *data)
+{
+    (void)data;
+    tddp_group *group = make_group("fake", rank, world, store, 5000);
+    float x[3] = {0};
+    tddp_buffer buffers[3] = {buffer_of(x, 0, TDDP_FLOAT32), buffer_of(x, 0, TDDP_FLOAT32),
+                              buffer_of(x, 3, TDDP_FLOAT32)};
+    size_t left_out = rank ? 1 : 0;
+    CHECK_STATUS(tddp_all_reduce_coalesced(group, buffers + left_out, 3 - left_out, TDDP_REDUCE_SUM,
+                                           0, NULL),
+                 TDDP_MISMATCH);
+    tddp_group_release(group);
+}
+
+TEST(empty_buffers_count_where_lists_are_compared)
+{
+    run_ranks(2, more_empty_ones, NULL);
+}
+
 static void second_step_fails(int rank, int world, tddp_store *store, void *data)
 {
     tddp_group *group = make_group("fake", rank, world, store, 5000);

@@ -114,6 +114,30 @@ TEST(options_are_checked)
     tddp_store_release(store);
 }
 
+TEST(options_of_a_newer_program_are_taken_as_far_as_they_are_known)
+{
+    struct {
+        tddp_group_opts known;
+        int64_t unknown;
+    } opts;
+    tddp_store *store;
+    tddp_group *group;
+    CHECK_OK(tddp_hash_store_create(5000, &store));
+    tddp_group_opts_init(&opts.known, sizeof opts);
+    CHECK_INT(opts.known.size, sizeof opts);
+    CHECK_INT(opts.known.world_size, 1);
+    CHECK_INT(opts.known.timeout_ms, TDDP_GROUP_DEFAULT_TIMEOUT_MS);
+    CHECK_INT(opts.known.device_index, -1);
+    opts.known.backend = "fake";
+    opts.known.store = store;
+    CHECK_OK(tddp_group_create(&opts.known, NULL, &group));
+    tddp_group_release(group);
+    opts.unknown = 1;
+    CHECK_STATUS(tddp_group_create(&opts.known, NULL, &group), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_GROUP_OPTS_INIT");
+    tddp_store_release(store);
+}
+
 TEST(arguments_of_operations_are_checked)
 {
     tddp_store *store;

@@ -128,7 +128,10 @@ TEST(options_that_make_no_sense_are_refused)
     CHECK_CONTAINS(tddp_error_message(), "float32: expected float16 or bfloat16");
     CHECK_STATUS(tddp_hook_quantize(1, 0, &hook), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_hook_power_sgd(NULL, &hook), TDDP_INVALID_ARGUMENT);
-    tddp_power_sgd_opts opts = TDDP_POWER_SGD_OPTS_INIT;
+    tddp_power_sgd_opts opts = {.size = 8};
+    CHECK_STATUS(tddp_hook_power_sgd(&opts, &hook), TDDP_INVALID_ARGUMENT);
+    tddp_power_sgd_opts_init(&opts, sizeof opts);
+    CHECK_INT(opts.start_iteration, 1000);
     opts.rank = 0;
     CHECK_STATUS(tddp_hook_power_sgd(&opts, &hook), TDDP_INVALID_ARGUMENT);
     opts.rank = 1;

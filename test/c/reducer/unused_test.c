@@ -240,6 +240,9 @@ TEST(options_that_contradict_each_other_are_refused)
     CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
                  TDDP_INVALID_ARGUMENT);
     CHECK(reducer == NULL);
+    tddp_reducer_opts_init(&opts, sizeof opts);
+    CHECK_OK(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer));
+    tddp_reducer_free(reducer);
     leave(group);
 }
 

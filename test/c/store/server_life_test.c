@@ -51,7 +51,9 @@ TEST(a_server_checks_its_options)
     CHECK_STATUS(tddp_store_server_start(NULL, &server), TDDP_INVALID_ARGUMENT);
     opts.size = 3;
     CHECK_STATUS(tddp_store_server_start(&opts, &server), TDDP_INVALID_ARGUMENT);
-    opts.size = sizeof opts;
+    tddp_store_server_opts_init(&opts, sizeof opts);
+    CHECK_INT(opts.listen_fd, -1);
+    CHECK_STATUS(tddp_store_server_start(&opts, NULL), TDDP_INVALID_ARGUMENT);
     opts.port = -1;
     CHECK_STATUS(tddp_store_server_start(&opts, &server), TDDP_INVALID_ARGUMENT);
     CHECK_TEXT(tddp_error_message(), "port -1: expected 0 to 65535");

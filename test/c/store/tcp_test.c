@@ -39,7 +39,12 @@ TEST(options_are_checked)
     opts.size = 0;
     CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_tcp_store_open(NULL, NULL, &store), TDDP_INVALID_ARGUMENT);
+    tddp_tcp_store_opts_init(&opts, sizeof opts);
+    CHECK_INT(opts.size, sizeof opts);
+    CHECK_INT(opts.timeout_ms, TDDP_STORE_DEFAULT_TIMEOUT_MS);
+    CHECK_INT(opts.listen_fd, -1);
     CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(tddp_error_message(), "TCP store: out is NULL");
     CHECK(!store);
 }
 
