@@ -7,26 +7,16 @@
  */
 #include "torch_ddp.h"
 
-/* One side of an operation: where results go, or where values come from. */
-typedef struct side {
-    VALUE object; /* a tensor, an Array of them, or nil */
-    tddp_buffer *buffers;
-    size_t count;
-    tddp_buffer single; /* what `buffers` points to where there is one tensor */
-    VALUE memory;
-} side;
+/* How long an operation that is waited for at once waits for other ranks before the GVL is let go
+ * of. A small operation whose peers are there takes less than letting go of the GVL does. */
+enum { INLINE_US = 20 };
 
 /* The arguments of one call, read. */
 typedef struct operation {
     bool apart; /* the tensor that is written is not contiguous: nothing is queued */
-    tddp_group *group;
-    side to;
-    side from;
-    tddp_reduce_op kind;
-    double factor;
-    int rank; /* the root, or the peer */
-    uint32_t tag;
-    int64_t timeout_ms;
+    tddp_op_args args;
+    VALUE output, input;               /* a tensor, an Array of them, or nil */
+    VALUE output_memory, input_memory; /* of their lists */
 } operation;
 
 /* Which argument the ranks compare when TORCH_DISTRIBUTED_DEBUG is DETAIL. */
@@ -42,190 +32,108 @@ typedef enum described { NOTHING, OUTPUT, INPUT } described;
  */
 typedef struct method {
     const char *name;
+    tddp_op_kind kind;
     const char *arguments;
     const char *output; /* what messages call them */
     const char *input;
     described described;
-    tddp_status (*call)(const operation *op, tddp_work **work);
     ID id;
     int arity; /* `async` included */
 } method;
 
-/* --- calls, each of which queues an operation ------------------------------------------------ */
-
-static tddp_status start_all_reduce(const operation *op, tddp_work **work)
-{
-    return tddp_all_reduce(op->group, op->to.buffers[0], op->kind, op->factor, work);
-}
-
-static tddp_status start_all_reduce_coalesced(const operation *op, tddp_work **work)
-{
-    return tddp_all_reduce_coalesced(op->group, op->to.buffers, op->to.count, op->kind, op->factor,
-                                     work);
-}
-
-static tddp_status start_reduce(const operation *op, tddp_work **work)
-{
-    return tddp_reduce(op->group, op->to.buffers[0], op->kind, op->factor, op->rank, work);
-}
-
-static tddp_status start_broadcast(const operation *op, tddp_work **work)
-{
-    return tddp_broadcast(op->group, op->to.buffers[0], op->rank, work);
-}
-
-static tddp_status start_barrier(const operation *op, tddp_work **work)
-{
-    return tddp_barrier_within(op->group, op->timeout_ms, work);
-}
-
-static tddp_status start_all_gather(const operation *op, tddp_work **work)
-{
-    return tddp_all_gather(op->group, op->from.buffers[0], op->to.buffers[0], work);
-}
-
-static tddp_status start_all_gather_list(const operation *op, tddp_work **work)
-{
-    return tddp_all_gather_list(op->group, op->from.buffers[0], op->to.buffers, op->to.count, work);
-}
-
-static tddp_status start_gather(const operation *op, tddp_work **work)
-{
-    return tddp_gather(op->group, op->from.buffers[0], op->to.buffers, op->to.count, op->rank,
-                       work);
-}
-
-static tddp_status start_scatter(const operation *op, tddp_work **work)
-{
-    return tddp_scatter(op->group, op->to.buffers[0], op->from.buffers, op->from.count, op->rank,
-                        work);
-}
-
-static tddp_status start_reduce_scatter(const operation *op, tddp_work **work)
-{
-    return tddp_reduce_scatter(op->group, op->from.buffers[0], op->to.buffers[0], op->kind,
-                               op->factor, work);
-}
-
-static tddp_status start_reduce_scatter_list(const operation *op, tddp_work **work)
-{
-    return tddp_reduce_scatter_list(op->group, op->from.buffers, op->from.count, op->to.buffers[0],
-                                    op->kind, op->factor, work);
-}
-
-static tddp_status start_all_to_all(const operation *op, tddp_work **work)
-{
-    if (op->to.count != op->from.count)
-        rb_raise(rb_eArgError, "%zu outputs, but %zu inputs", op->to.count, op->from.count);
-    return tddp_all_to_all(op->group, op->from.buffers, op->to.buffers, op->to.count, work);
-}
-
-static tddp_status start_send(const operation *op, tddp_work **work)
-{
-    return tddp_send(op->group, op->from.buffers[0], op->rank, op->tag, work);
-}
-
-/* Its work, or its value where it is waited for, is the sender's rank. */
-static tddp_status start_recv(const operation *op, tddp_work **work)
-{
-    return tddp_recv(op->group, op->to.buffers[0], op->rank, op->tag, work);
-}
-
 static method methods[] = {
-    {"_all_reduce", "or", "tensor", NULL, OUTPUT, start_all_reduce, 0, 0},
-    {"_all_reduce_coalesced", "Or", "tensors", NULL, OUTPUT, start_all_reduce_coalesced, 0, 0},
-    {"_reduce", "okr", "tensor", NULL, OUTPUT, start_reduce, 0, 0},
-    {"_broadcast", "ok", "tensor", NULL, OUTPUT, start_broadcast, 0, 0},
-    {"_barrier", "t", NULL, NULL, NOTHING, start_barrier, 0, 0},
-    {"_all_gather", "oi", "output", "input", INPUT, start_all_gather, 0, 0},
-    {"_all_gather_list", "Oi", "tensor_list", "tensor", OUTPUT, start_all_gather_list, 0, 0},
-    {"_gather", "Oik", "gather_list", "tensor", NOTHING, start_gather, 0, 0},
-    {"_gather_pieces", "Pik", "output", "input", NOTHING, start_gather, 0, 0},
-    {"_scatter", "oIk", "tensor", "scatter_list", NOTHING, start_scatter, 0, 0},
-    {"_reduce_scatter", "oir", "output", "input", OUTPUT, start_reduce_scatter, 0, 0},
-    {"_reduce_scatter_list", "oIr", "output", "input_list", INPUT, start_reduce_scatter_list, 0, 0},
-    {"_all_to_all", "OI", "output_tensor_list", "input_tensor_list", NOTHING, start_all_to_all, 0,
+    {"_all_reduce", TDDP_OP_ALL_REDUCE, "or", "tensor", NULL, OUTPUT, 0, 0},
+    {"_all_reduce_coalesced", TDDP_OP_ALL_REDUCE, "Or", "tensors", NULL, OUTPUT, 0, 0},
+    {"_reduce", TDDP_OP_REDUCE, "okr", "tensor", NULL, OUTPUT, 0, 0},
+    {"_broadcast", TDDP_OP_BROADCAST, "ok", "tensor", NULL, OUTPUT, 0, 0},
+    {"_barrier", TDDP_OP_BARRIER, "t", NULL, NULL, NOTHING, 0, 0},
+    {"_all_gather", TDDP_OP_ALL_GATHER, "oi", "output", "input", INPUT, 0, 0},
+    {"_all_gather_list", TDDP_OP_ALL_GATHER, "Oi", "tensor_list", "tensor", OUTPUT, 0, 0},
+    {"_gather", TDDP_OP_GATHER, "Oik", "gather_list", "tensor", NOTHING, 0, 0},
+    {"_gather_pieces", TDDP_OP_GATHER, "Pik", "output", "input", NOTHING, 0, 0},
+    {"_scatter", TDDP_OP_SCATTER, "oIk", "tensor", "scatter_list", NOTHING, 0, 0},
+    {"_reduce_scatter", TDDP_OP_REDUCE_SCATTER, "oir", "output", "input", OUTPUT, 0, 0},
+    {"_reduce_scatter_list", TDDP_OP_REDUCE_SCATTER, "oIr", "output", "input_list", INPUT, 0, 0},
+    {"_all_to_all", TDDP_OP_ALL_TO_ALL, "OI", "output_tensor_list", "input_tensor_list", NOTHING, 0,
      0},
-    {"_all_to_all_pieces", "PQ", "output", "input", NOTHING, start_all_to_all, 0, 0},
-    {"_send", "idg", NULL, "tensor", NOTHING, start_send, 0, 0},
-    {"_recv", "osg", "tensor", NULL, NOTHING, start_recv, 0, 0},
+    {"_all_to_all_pieces", TDDP_OP_ALL_TO_ALL, "PQ", "output", "input", NOTHING, 0, 0},
+    {"_send", TDDP_OP_SEND, "idg", NULL, "tensor", NOTHING, 0, 0},
+    /* Its work, or its value where it is waited for, is the sender's rank. */
+    {"_recv", TDDP_OP_RECV, "osg", "tensor", NULL, NOTHING, 0, 0},
 };
 
 enum { METHODS = sizeof methods / sizeof methods[0] };
 
 /* --- arguments ------------------------------------------------------------------------------- */
 
-static void read_input(side *side, VALUE tensor, const char *name)
+/* Whether the tensor that is written is contiguous. */
+static bool read_output(operation *op, VALUE tensor, const char *name)
 {
-    side->object = tensor;
-    side->single = tddp_rb_buffer(tensor, name);
-    side->buffers = &side->single;
-    side->count = 1;
+    op->output = tensor;
+    op->apart = !tddp_rb_contiguous(tensor, name, &op->args.output);
+    return !op->apart;
 }
 
-/* The same of a tensor that is written; false if it is not contiguous. */
-static bool read_output(side *side, VALUE tensor, const char *name)
+static void read_outputs(operation *op, VALUE list, const char *name)
 {
-    side->object = tensor;
-    side->buffers = &side->single;
-    side->count = 1;
-    return tddp_rb_contiguous(tensor, name, &side->single);
+    op->output = list;
+    op->args.outputs = tddp_rb_buffers(list, name, &op->output_memory, &op->args.output_count);
 }
 
-static void read_list(side *side, VALUE list, const char *name)
+static void read_inputs(operation *op, VALUE list, const char *name)
 {
-    side->object = list;
-    side->buffers = tddp_rb_buffers(list, name, &side->memory, &side->count);
-}
-
-static void read_pieces(side *side, VALUE tensor, VALUE counts, const char *name)
-{
-    side->object = tensor;
-    side->buffers = tddp_rb_pieces(tensor, name, counts, &side->memory);
-    side->count = (size_t)RARRAY_LEN(counts);
+    op->input = list;
+    op->args.inputs = tddp_rb_buffers(list, name, &op->input_memory, &op->args.input_count);
 }
 
 /* Reads what a letter stands for; returns the next argument. */
 static const VALUE *read_argument(const method *method, char letter, const VALUE *at, operation *op)
 {
+    tddp_op_args *args = &op->args;
     VALUE first = *at++;
     switch (letter) {
     case 'o':
-        op->apart = !read_output(&op->to, first, method->output);
+        read_output(op, first, method->output);
         break;
     case 'i':
-        read_input(&op->from, first, method->input);
+        op->input = first;
+        args->input = tddp_rb_buffer(first, method->input);
         break;
     case 'O':
-        read_list(&op->to, first, method->output);
+        read_outputs(op, first, method->output);
         break;
     case 'I':
-        read_list(&op->from, first, method->input);
+        read_inputs(op, first, method->input);
         break;
     case 'P':
-        op->apart = !read_output(&op->to, first, method->output);
-        if (!op->apart)
-            read_pieces(&op->to, first, *at, method->output);
+        if (read_output(op, first, method->output))
+            args->outputs =
+                tddp_rb_pieces(first, method->output, *at, &op->output_memory, &args->output_count);
         at++;
         break;
     case 'Q':
-        read_pieces(&op->from, first, *at++, method->input);
+        op->input = first;
+        args->inputs =
+            tddp_rb_pieces(first, method->input, *at++, &op->input_memory, &args->input_count);
         break;
     case 'r':
-        op->kind = (tddp_reduce_op)NUM2INT(first);
-        op->factor = NUM2DBL(*at++);
+        args->reduce = (tddp_reduce_op)NUM2INT(first);
+        args->premul = NUM2DBL(*at++);
+        break;
+    case 'k':
+        args->root = NUM2INT(first);
         break;
     case 's':
-        op->rank = NIL_P(first) ? TDDP_ANY_SOURCE : NUM2INT(first);
+        args->peer = NIL_P(first) ? TDDP_ANY_SOURCE : NUM2INT(first);
+        break;
+    case 'd':
+        args->peer = NUM2INT(first);
         break;
     case 'g':
-        op->tag = NUM2UINT(first);
+        args->tag = NUM2UINT(first);
         break;
-    case 't':
-        op->timeout_ms = tddp_rb_milliseconds(first);
-        break;
-    default: /* k, d */
-        op->rank = NUM2INT(first);
+    default: /* t */
+        args->timeout_ms = tddp_rb_milliseconds(first);
         break;
     }
     return at;
@@ -254,24 +162,27 @@ static const method *find_method(ID id)
 static VALUE perform(int argc, VALUE *argv, VALUE self)
 {
     const method *method = find_method(rb_frame_this_func());
-    operation op = {.to.object = Qnil, .from.object = Qnil};
+    operation op = {.args = TDDP_OP_ARGS_INIT, .output = Qnil, .input = Qnil};
+    VALUE text = Qnil;
     tddp_work *work;
     rb_check_arity(argc, method->arity, method->arity);
+    op.args.kind = method->kind;
     const VALUE *at = argv;
     for (const char *letter = method->arguments; *letter; letter++)
         at = read_argument(method, *letter, at, &op);
     if (op.apart)
         return ID2SYM(rb_intern("apart")); /* lib/torch calls again with a copy */
-    VALUE async = *at;
-    op.group = tddp_rb_group(self);
-    tddp_rb_describe(method->described == OUTPUT  ? op.to.object
-                     : method->described == INPUT ? op.from.object
-                                                  : Qnil,
-                     async);
-    tddp_rb_check(method->call(&op, &work));
-    ALLOCV_END(op.to.memory);
-    ALLOCV_END(op.from.memory);
-    return tddp_rb_take_work(work, op.to.object, op.from.object, RTEST(async));
+    bool async = RTEST(*at);
+    op.args.inline_us = async ? 0 : INLINE_US;
+    op.args.description = tddp_rb_description(method->described == OUTPUT  ? op.output
+                                              : method->described == INPUT ? op.input
+                                                                           : Qnil,
+                                              &text);
+    tddp_rb_check(tddp_submit(tddp_rb_group(self), &op.args, &work));
+    RB_GC_GUARD(text);
+    ALLOCV_END(op.output_memory);
+    ALLOCV_END(op.input_memory);
+    return tddp_rb_take_work(work, op.output, op.input, async);
 }
 
 /* --- the monitored barrier, which is no work ------------------------------------------------- */

@@ -80,9 +80,10 @@ typedef struct hook_call {
 } hook_call;
 
 /* The fiber of the hook that this thread is running; 0: none. Whether an interrupt was pending
- * before: its caller holds it back. */
+ * before: its caller holds it back. What the hook's first operation is described by. */
 static _Thread_local VALUE running;
 static _Thread_local bool held_back;
+static _Thread_local const char *first_description;
 
 static VALUE key_of(const tddp_bucket *bucket)
 {
@@ -138,6 +139,14 @@ bool tddp_rb_in_hook(void)
     return running != 0 && rb_fiber_current() == running;
 }
 
+const char *tddp_rb_hook_description(void)
+{
+    const char *text = tddp_rb_in_hook() ? first_description : NULL;
+    if (text != NULL)
+        first_description = NULL;
+    return text;
+}
+
 void tddp_rb_leave_hook(void)
 {
     const VALUE interrupted = Qtrue;
@@ -187,16 +196,19 @@ static VALUE resume_without_interrupts(VALUE data)
                          data);
 }
 
-static void run_fiber(resumption *it)
+static void run_fiber(resumption *it, const char *description)
 {
     const VALUE before = running;
     const bool held_back_before = held_back;
+    const char *description_before = first_description;
     int state = 0;
     held_back = tddp_rb_interrupt_pending();
     running = it->fiber;
+    first_description = description;
     rb_protect(resume_without_interrupts, (VALUE)it, &state);
     running = before;
     held_back = held_back_before;
+    first_description = description_before;
     if (state != 0)
         tddp_rb_defer_error(); /* what was held back */
 }
@@ -214,7 +226,7 @@ static VALUE run_stage(VALUE data)
         rb_hash_aset(call->pending, key, fiber);
     }
     resumption it = {.fiber = fiber, .bucket = bucket, .yielded = Qnil, .raised = Qnil};
-    run_fiber(&it);
+    run_fiber(&it, call->bucket->description);
     if (RTEST(rb_fiber_alive_p(fiber)))
         *call->again = 1;
     else

@@ -76,7 +76,8 @@ tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holde
     return buffers;
 }
 
-tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder)
+tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder,
+                            size_t *count)
 {
     Check_Type(counts, T_ARRAY);
     tddp_buffer whole = tddp_rb_buffer(tensor, name);
@@ -85,27 +86,21 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
     long length = RARRAY_LEN(counts);
     tddp_buffer *pieces = tddp_rb_scratch(holder, length, sizeof(*pieces));
     for (long i = 0; i < length; i++) {
-        size_t count = NUM2SIZET(rb_ary_entry(counts, i));
-        if (count > whole.count - begin)
+        size_t each = NUM2SIZET(rb_ary_entry(counts, i));
+        if (each > whole.count - begin)
             rb_raise(rb_eArgError, "%s: its %zu elements are fewer than its pieces have", name,
                      whole.count);
         pieces[i] = whole;
-        pieces[i].count = count;
+        pieces[i].count = each;
         if (whole.data != NULL)
             pieces[i].data = (char *)whole.data + begin * bytes;
-        begin += count;
+        begin += each;
     }
+    *count = (size_t)length;
     return pieces;
 }
 
-/* How long an operation that is waited for at once waits for other ranks before the GVL is let go
- * of. A small operation whose peers are there takes less than letting go of the GVL does. */
-enum { INLINE_US = 20 };
-
 /* --- descriptions ---------------------------------------------------------------------------- */
-
-/* As many bytes of a description as ranks compare. */
-enum { DESCRIPTION_MAX = 255 };
 
 /* "float32 [2, 3]" */
 static void describe_tensor(VALUE text, VALUE object)
@@ -133,22 +128,21 @@ static VALUE description(VALUE operand)
             rb_str_cat_cstr(text, ", ");
         describe_tensor(text, rb_ary_entry(operand, i));
     }
-    if (RSTRING_LEN(text) <= DESCRIPTION_MAX)
+    if (RSTRING_LEN(text) < TDDP_DESCRIPTION_BYTES)
         return text;
     return rb_sprintf("%ld tensors (digest %016" PRIx64 "): %" PRIsVALUE, RARRAY_LEN(operand),
                       tddp_digest(TDDP_DIGEST_START, RSTRING_PTR(text), (size_t)RSTRING_LEN(text)),
                       text);
 }
 
-void tddp_rb_describe(VALUE operand, VALUE async)
+const char *tddp_rb_description(VALUE operand, VALUE *text)
 {
-    if (detail) {
-        VALUE text = NIL_P(operand) ? Qnil : description(operand);
-        tddp_describe_next(NIL_P(text) ? NULL : StringValueCStr(text));
-        RB_GC_GUARD(text);
-    }
-    if (!RTEST(async))
-        tddp_inline_next(INLINE_US, NULL);
+    if (!detail)
+        return tddp_rb_hook_description();
+    if (NIL_P(operand))
+        return NULL;
+    *text = description(operand);
+    return StringValueCStr(*text);
 }
 
 static VALUE set_detail(VALUE self, VALUE wanted)

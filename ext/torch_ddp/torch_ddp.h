@@ -135,6 +135,10 @@ bool tddp_rb_in_hook(void);
 bool tddp_rb_hook_interrupted(void);
 void tddp_rb_leave_hook(void);
 
+/* What the ranks compare of the bucket whose hook is running, for the first operation that asks;
+ * NULL: nothing. Borrowed until the hook is left. */
+const char *tddp_rb_hook_description(void);
+
 /* A GradBucket of the bucket whose hook is being called, and to make a tensor's elements its. */
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
@@ -154,13 +158,13 @@ tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count)
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count);
 
 /* That of one tensor in pieces of so many elements each (an Array), one after the other. */
-tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder);
+tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder,
+                            size_t *count);
 
-/* Has the ranks compare dtype and shape of these tensors (one, an Array; nil: nothing) with the
- * operation that this thread queues next, if operations are described at all; and has it executed
- * inline for a moment if it is waited for at once. The last thing before the operation that may
- * raise. */
-void tddp_rb_describe(VALUE operand, VALUE async);
+/* What the ranks compare with an operation that begins now: dtype and shape of these tensors (one,
+ * an Array; nil: nothing) if operations are described at all, else what goes with the first one of
+ * a communication hook. Lives as long as `*text`; NULL: nothing. */
+const char *tddp_rb_description(VALUE operand, VALUE *text);
 bool tddp_rb_detail(void);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */

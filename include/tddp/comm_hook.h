@@ -55,6 +55,9 @@ typedef struct tddp_bucket {
     const struct tddp_bucket_gradient *gradients; /**< in the order in which they lie */
     const tddp_reducer_memory_ops
         *device; /**< for memory where the buffer lies; NULL: on the CPU */
+    /** What the ranks are to compare of the bucket, for the first operation that the hook starts at
+     * this stage (tddp_op_args.description); NULL: nothing. */
+    const char *description;
 } tddp_bucket;
 
 typedef struct tddp_bucket_gradient {

@@ -3,7 +3,7 @@
  * @brief Process groups: ranks that carry out the same operations in the same order.
  *
  * Operations are queued and carried out in order, by the group's progress thread or, where the
- * backend bears it, by a thread that waits for one of them (also tddp_inline_next()); sends and
+ * backend bears it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends and
  * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
  * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
  * NULL). Arguments are checked before anything is sent. Memory given to an operation is in use
@@ -14,14 +14,15 @@
  * exception: a receive from any source and one from a given rank that wait for the same tag at the
  * same time may get each other's messages.
  *
- * Each operation has the group's timeout as it was when the operation was queued, counted from the
- * moment at which the progress thread begins with it: time spent in the queue behind others does
- * not count. After a failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT
- * and TDDP_UNSUPPORTED) the group has failed, on all ranks and soon: the rank tells the others
- * through the store, whether they wait for it or not. What is under way there, or comes next, ends
- * with TDDP_PEER_LOST or, if ranks disagree, TDDP_MISMATCH; the text names who was first, with
- * host, pid and operation. All operations queued and to come return TDDP_GROUP_FAILED with the
- * first one's text. TDDP_TIMEOUT says which ranks have arrived, and where the others are.
+ * Each operation has a timeout of its own (tddp_op_args.timeout_ms), or the group's as it was when
+ * the operation was queued, counted from the moment at which the progress thread begins with it:
+ * time spent in the queue behind others does not count. After a failure that may leave the ranks
+ * out of step (all but TDDP_INVALID_ARGUMENT and TDDP_UNSUPPORTED) the group has failed, on all
+ * ranks and soon: the rank tells the others through the store, whether they wait for it or not.
+ * What is under way there, or comes next, ends with TDDP_PEER_LOST or, if ranks disagree,
+ * TDDP_MISMATCH; the text names who was first, with host, pid and operation. All operations queued
+ * and to come return TDDP_GROUP_FAILED with the first one's text. TDDP_TIMEOUT says which ranks
+ * have arrived, and where the others are.
  *
  * Statuses common to all operations: TDDP_INVALID_ARGUMENT, TDDP_UNSUPPORTED (this backend, dtype
  * or device), TDDP_TIMEOUT, TDDP_PEER_LOST, TDDP_MISMATCH, TDDP_GROUP_FAILED (an earlier operation
@@ -185,23 +186,65 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, in
  *  forked child. Any thread. */
 TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 
-/**
- * What else must be equal on every rank in the next operation that this thread queues on any group:
- * shapes or names, as text. The ranks compare it with the operation; one that differs is
- * TDDP_MISMATCH. NULL or empty: nothing. At most 255 bytes count.
+/* --- operations --------------------------------------------------------------------------------
  */
-TDDP_API void tddp_describe_next(const char *text);
+
+/** Bytes of a description with its end; what is longer is cut off. */
+#define TDDP_DESCRIPTION_BYTES 256
 
 /**
- * Executes the next operation that this thread submits to any group on this thread, within the call
- * that submits it, if the backend allows that and no other operation is ahead of it. The call
- * returns when the operation is done, when it has waited `microseconds` for other ranks (negative:
- * no limit), or when `cancel` (NULL, or borrowed until then) is triggered; an operation that is not
- * done then stays queued and the progress thread goes on with it. Under a limit (of at most a
- * second) an operation that moves more than 4 MiB is only queued: limits are for callers that hold
- * a lock.
+ * An operation: its memory, its arguments, its options. Begin with TDDP_OP_ARGS_INIT; fields that
+ * the kind does not use are not looked at. all_gather, reduce_scatter and all_reduce take one piece
+ * of memory in place of a list where the list is NULL.
  */
-TDDP_API void tddp_inline_next(int64_t microseconds, tddp_cancel *cancel);
+typedef struct tddp_op_args {
+    size_t size; /**< sizeof(tddp_op_args) */
+    tddp_op_kind kind;
+    tddp_buffer input;  /**< all_gather, gather, reduce_scatter, send: what this rank gives */
+    tddp_buffer output; /**< scatter, all_gather, reduce_scatter, recv: what it gets; all_reduce,
+                             reduce, broadcast: both, in place */
+    /** One for each rank: scatter at its root, reduce_scatter, all_to_all. Copied. */
+    const tddp_buffer *inputs;
+    size_t input_count;
+    /** One for each rank: gather at its root, all_gather, all_to_all. all_reduce: any number,
+     * combined in one operation, each in place. Copied. */
+    const tddp_buffer *outputs;
+    size_t output_count;
+    tddp_reduce_op reduce; /**< all_reduce, reduce, reduce_scatter */
+    double premul;         /**< this rank's factor of TDDP_REDUCE_PREMUL_SUM */
+    int root;              /**< broadcast, reduce, gather, scatter */
+    int peer;              /**< send: to whom; recv: from whom, or TDDP_ANY_SOURCE */
+    uint32_t tag;          /**< send, recv */
+    int64_t timeout_ms;    /**< <= 0: the group's */
+    /** What else must be equal on every rank: shapes or names, as text. Operations whose texts
+     * differ are TDDP_MISMATCH, which shows both; one without a text agrees with all. Copied. */
+    const char *description;
+    /**
+     * Executes the operation on the calling thread, within the call, if the backend allows that and
+     * no other operation is ahead of it: 0: no; negative: until it is done; else it waits that long
+     * for other ranks. An operation that is not done then stays queued and the progress thread goes
+     * on with it. Under a limit (of at most a second) an operation that moves more than 4 MiB is
+     * only queued: limits are for callers that hold a lock. Without a `work` to return, calls
+     * execute what they can in any case. Sends and receives do not look at it.
+     */
+    int64_t inline_us;
+    tddp_cancel *cancel; /**< ends the execution within the call; borrowed until it returns */
+} tddp_op_args;
+
+#define TDDP_OP_ARGS_INIT                                                                        \
+    {                                                                                            \
+        sizeof(tddp_op_args), TDDP_OP_ALL_REDUCE, {NULL, 0, TDDP_UINT8, TDDP_CPU, 0, NULL},      \
+            {NULL, 0, TDDP_UINT8, TDDP_CPU, 0, NULL}, NULL, 0, NULL, 0, TDDP_REDUCE_SUM, 1.0, 0, \
+            0, 0, 0, NULL, 0, NULL                                                               \
+    }
+
+/** As TDDP_OP_ARGS_INIT, for languages without C's macros. `size`: of the caller's struct. */
+TDDP_API void tddp_op_args_init(tddp_op_args *args, size_t size);
+
+/** Begins an operation, of any kind and with its options. The calls below do the same for those
+ * without. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args,
+                                                tddp_work **work);
 
 /** Combines `buffer` over all ranks, in place. `premul` is this rank's factor for
  * TDDP_REDUCE_PREMUL_SUM, also below; it may differ between ranks. */
@@ -227,10 +270,6 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_broadcast(tddp_group *group, tddp_buffe
 
 /** Done when every rank has come to it. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_barrier(tddp_group *group, tddp_work **work);
-
-/** The same with a time of its own in place of the group's, in milliseconds; <= 0: the group's. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_barrier_within(tddp_group *group, int64_t timeout_ms,
-                                                        tddp_work **work);
 
 /** `output` (world_size times as large) receives every rank's `input`, by rank. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input,

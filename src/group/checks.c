@@ -33,9 +33,8 @@ tddp_status tddp_group_check_own(const tddp_group *group, const char *what)
     return TDDP_OK;
 }
 
-tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind)
+tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
 {
-    tddp_group_take_description();
     tddp_status status = tddp_group_check_own(group, tddp_op_name(kind));
     if (status) {
         return status;

@@ -10,9 +10,9 @@
 /* Whether there is a group, and this process may use it. `what` names the call. */
 TDDP_NODISCARD tddp_status tddp_group_check_own(const tddp_group *group, const char *what);
 
-/* The first of each call: takes this thread's description, whether or not the call is refused then;
- * says whether this process may use the group, and whether its backend knows the operation. */
-TDDP_NODISCARD tddp_status tddp_group_begin(const tddp_group *group, tddp_op_kind kind);
+/* The first of each call: whether this process may use the group, and its backend knows the
+ * operation. */
+TDDP_NODISCARD tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind);
 
 /* One buffer: dtype, size, address, device. */
 TDDP_NODISCARD tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind,

@@ -221,31 +221,28 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     return status ? status : describe_sizes(work, count);
 }
 
-tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
-                                      tddp_reduce_op op, double premul, tddp_work **out)
+tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *args, tddp_work **out)
 {
-    const tddp_op_kind kind = TDDP_OP_ALL_REDUCE;
-    tddp_status status = tddp_group_begin(group, kind);
+    const tddp_buffer *buffers = args->outputs;
+    size_t count = args->output_count;
+    tddp_status status = tddp_group_check_list(group, args->kind, "buffers", buffers, count);
     if (status == TDDP_OK) {
-        status = tddp_group_check_list(group, kind, "buffers", buffers, count);
+        status = tddp_group_check_apart(args->kind, "buffers", buffers, count);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_apart(kind, "buffers", buffers, count);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, op, buffers);
+        status = tddp_group_check_reduction(group, args->reduce, buffers);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = kind, .reduce = op, .premul = premul};
+    tddp_op wanted = {.kind = args->kind, .reduce = args->reduce, .premul = args->premul};
     tddp_group_whole(buffers, count, &wanted.input);
     wanted.output = wanted.input;
     if (count == 1) {
-        return tddp_group_submit(group, &wanted, out);
+        return tddp_group_submit(group, &wanted, args, out);
     }
     tddp_work *work;
-    status = tddp_group_prepare(group, &wanted, &work);
+    status = tddp_group_prepare(group, &wanted, args, &work);
     if (status) {
         return status;
     }
@@ -255,5 +252,5 @@ tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buff
         tddp_work_release(work);
         return status;
     }
-    return tddp_group_queue(group, work, out);
+    return tddp_group_queue(group, work, args, out);
 }

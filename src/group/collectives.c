@@ -1,6 +1,6 @@
 /*
  * The collectives on one piece of memory, and those whose parts are equal: arguments are checked,
- * then the operation is queued. Any thread.
+ * then the operation is queued. Called by calls.c; any thread.
  */
 #include <stdint.h>
 
@@ -42,114 +42,87 @@ static tddp_status check_pair(const tddp_group *group, tddp_op_kind kind, const 
     return TDDP_OK;
 }
 
-tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
-                            tddp_work **work)
+tddp_status tddp_group_all_reduce(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, TDDP_OP_ALL_REDUCE);
+    tddp_status status = tddp_group_check_buffer(group, args->kind, "buffer", &args->output);
     if (status == TDDP_OK) {
-        status = tddp_group_check_buffer(group, TDDP_OP_ALL_REDUCE, "buffer", &buffer);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, op, &buffer);
+        status = tddp_group_check_reduction(group, args->reduce, &args->output);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_ALL_REDUCE,
-                      .input = buffer,
-                      .output = buffer,
-                      .reduce = op,
-                      .premul = premul};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = args->kind,
+                      .input = args->output,
+                      .output = args->output,
+                      .reduce = args->reduce,
+                      .premul = args->premul};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
-                        int root, tddp_work **work)
+tddp_status tddp_group_reduce(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, TDDP_OP_REDUCE);
+    tddp_status status = tddp_group_check_buffer(group, args->kind, "buffer", &args->output);
     if (status == TDDP_OK) {
-        status = tddp_group_check_buffer(group, TDDP_OP_REDUCE, "buffer", &buffer);
+        status = tddp_group_check_reduction(group, args->reduce, &args->output);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, op, &buffer);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_root(group, TDDP_OP_REDUCE, root);
+        status = tddp_group_check_root(group, args->kind, args->root);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_REDUCE,
-                      .input = buffer,
-                      .output = buffer,
-                      .reduce = op,
-                      .premul = premul,
-                      .root = root};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = args->kind,
+                      .input = args->output,
+                      .output = args->output,
+                      .reduce = args->reduce,
+                      .premul = args->premul,
+                      .root = args->root};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp_work **work)
+tddp_status tddp_group_broadcast(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, TDDP_OP_BROADCAST);
+    tddp_status status = tddp_group_check_buffer(group, args->kind, "buffer", &args->output);
     if (status == TDDP_OK) {
-        status = tddp_group_check_buffer(group, TDDP_OP_BROADCAST, "buffer", &buffer);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_root(group, TDDP_OP_BROADCAST, root);
+        status = tddp_group_check_root(group, args->kind, args->root);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_BROADCAST, .input = buffer, .output = buffer, .root = root};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {
+        .kind = args->kind, .input = args->output, .output = args->output, .root = args->root};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
+tddp_status tddp_group_barrier(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    return tddp_barrier_within(group, 0, work);
+    tddp_op wanted = {.kind = args->kind};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_barrier_within(tddp_group *group, int64_t timeout_ms, tddp_work **work)
+tddp_status tddp_group_all_gather(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, TDDP_OP_BARRIER);
+    tddp_status status = check_pair(group, args->kind, &args->input, &args->output);
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_BARRIER, .timeout_ms = timeout_ms};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = args->kind, .input = args->input, .output = args->output};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
-                            tddp_work **work)
+tddp_status tddp_group_reduce_scatter(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, TDDP_OP_ALL_GATHER);
+    tddp_status status = check_pair(group, args->kind, &args->input, &args->output);
     if (status == TDDP_OK) {
-        status = check_pair(group, TDDP_OP_ALL_GATHER, &input, &output);
-    }
-    if (status) {
-        return status;
-    }
-    tddp_op wanted = {.kind = TDDP_OP_ALL_GATHER, .input = input, .output = output};
-    return tddp_group_submit(group, &wanted, work);
-}
-
-tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffer output,
-                                tddp_reduce_op op, double premul, tddp_work **work)
-{
-    tddp_status status = tddp_group_begin(group, TDDP_OP_REDUCE_SCATTER);
-    if (status == TDDP_OK) {
-        status = check_pair(group, TDDP_OP_REDUCE_SCATTER, &input, &output);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, op, &input);
+        status = tddp_group_check_reduction(group, args->reduce, &args->input);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = TDDP_OP_REDUCE_SCATTER,
-                      .input = input,
-                      .output = output,
-                      .reduce = op,
-                      .premul = premul};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = args->kind,
+                      .input = args->input,
+                      .output = args->output,
+                      .reduce = args->reduce,
+                      .premul = args->premul};
+    return tddp_group_submit(group, &wanted, args, work);
 }

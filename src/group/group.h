@@ -7,6 +7,7 @@
  *   turn.c         which thread carries out what is queued
  *   reaper.c       groups that end where nobody may wait for that
  *   failure.c      operations that fail, and the group after the first of them
+ *   calls.c        the calls by which operations begin
  *   collectives.c  the operations on one piece of memory: argument checks, then the queue
  *   lists.c        those with a buffer for each rank
  *   coalesce.c     several buffers in one operation
@@ -15,7 +16,7 @@
  *   p2p.c          sends and receives, beside the queue, and the threads that finish them
  *   device.c       operations that a device carries out, and the thread that awaits them
  *   checks.c       what is wrong with arguments
- *   describe.c     what callers say of their next operation
+ *   describe.c     what callers say of an operation
  *   parts.c        the pieces of an operation, one for each rank
  *   span.c         operations on the trace's lane "communication"
  *   work.c         handles on operations; they know nothing of the group and outlive it
@@ -190,29 +191,51 @@ void tddp_group_leave(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_await_leaving(tddp_store *names, int world_size,
                                                     int64_t incarnation, const tddp_wait *wait);
 
-/* parts.c: makes a work with the group's timeout, the caller's description, and parts of its own
- * where its operation has some. */
+/* What checks the arguments of an operation and begins it, for calls.c. In collectives.c, lists.c,
+ * coalesce.c and p2p.c. */
+TDDP_NODISCARD tddp_status tddp_group_all_reduce(tddp_group *group, const tddp_op_args *args,
+                                                 tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_reduce(tddp_group *group, const tddp_op_args *args,
+                                             tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_broadcast(tddp_group *group, const tddp_op_args *args,
+                                                tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_barrier(tddp_group *group, const tddp_op_args *args,
+                                              tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_all_gather(tddp_group *group, const tddp_op_args *args,
+                                                 tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_reduce_scatter(tddp_group *group, const tddp_op_args *args,
+                                                     tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_all_gather_list(tddp_group *group, const tddp_op_args *args,
+                                                      tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_gather(tddp_group *group, const tddp_op_args *args,
+                                             tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_scatter(tddp_group *group, const tddp_op_args *args,
+                                              tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_reduce_scatter_list(tddp_group *group,
+                                                          const tddp_op_args *args,
+                                                          tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_all_to_all(tddp_group *group, const tddp_op_args *args,
+                                                 tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *args,
+                                                      tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args,
+                                                   tddp_work **work);
+
+/* parts.c: makes a work with the caller's timeout and description, and parts of its own where its
+ * operation has some. */
 TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op,
-                                              tddp_work **out);
+                                              const tddp_op_args *args, tddp_work **out);
 
 /* The same on the stack: tddp_group_work_clear(), also after a failure. */
 TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
-                                                   tddp_work *work);
+                                                   const tddp_op_args *args, tddp_work *work);
 
 /* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
 void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
 
-/* How long the thread that submits an operation executes it before the progress thread does. */
-typedef struct tddp_group_moment {
-    int64_t microseconds; /* 0: not at all; negative: no limit */
-    tddp_cancel *cancel;  /* ends it earlier; may be NULL */
-} tddp_group_moment;
-
-/* describe.c: takes what this thread said of its next operation, for the one that begins now;
- * gives it to a work. The fingerprint of a text is never 0. */
-void tddp_group_take_description(void);
-tddp_group_moment tddp_group_taken_moment(void);
-TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work);
+/* describe.c: gives a work its description, which may be NULL. The fingerprint of a text is never
+ * 0. */
+TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work, const char *text);
 uint32_t tddp_group_fingerprint(const char *text);
 
 /* coalesce.c: carries out an operation, or goes on with it after TDDP_CANCELED. By whose turn it
@@ -277,9 +300,9 @@ void tddp_group_turn(tddp_group *group);
 void tddp_group_call(tddp_group *group);
 
 /* Executes a work that was just queued on the calling thread, if it is the first, as long as
- * `moment` allows. With the lock held, which is released meanwhile. */
-void tddp_group_run_inline(tddp_group *group, const tddp_work *work,
-                           const tddp_group_moment *moment);
+ * tddp_op_args allows. With the lock held, which is released meanwhile. */
+void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
+                           tddp_cancel *cancel);
 
 /* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
  * far as nobody else does so and the token (may be NULL) is not triggered. */
@@ -288,12 +311,14 @@ void tddp_group_help(tddp_work *work, tddp_cancel *cancel);
 /* Numbers and carries out an operation that nobody else knows of; false if it is not its turn. */
 bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status);
 
-/* Queues an operation: numbers it, and waits for it if `work` is NULL. */
+/* Queues an operation: numbers it, and waits for it if `work` is NULL. Of the arguments it reads
+ * the options only. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op,
-                                             tddp_work **work);
+                                             const tddp_op_args *args, tddp_work **work);
 
 /* The same with a work that is prepared; consumed, also on failure. */
-TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out);
+TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work,
+                                            const tddp_op_args *args, tddp_work **out);
 
 /* Gives the caller's reference to the caller, or waits and releases it. */
 TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out);

@@ -1,6 +1,6 @@
 /*
  * The collectives with a buffer for each rank, which may differ in size: arguments are checked,
- * then the operation is queued; parts.c copies the lists. Any thread.
+ * then the operation is queued; parts.c copies the lists. Called by calls.c; any thread.
  *
  * What cannot be seen here, whether the other rank's part has the size of ours, the backend finds
  * out with the operation.
@@ -43,115 +43,111 @@ static tddp_status check_lists(const tddp_group *group, tddp_op_kind kind, const
     return status;
 }
 
-tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
-                                 size_t count, tddp_work **work)
+tddp_status tddp_group_all_gather_list(tddp_group *group, const tddp_op_args *args,
+                                       tddp_work **work)
 {
-    const tddp_op_kind kind = TDDP_OP_ALL_GATHER;
-    tddp_status status = tddp_group_begin(group, kind);
+    const tddp_op_kind kind = args->kind;
+    tddp_status status = check_lists(group, kind, "input", &args->input, "outputs", args->outputs,
+                                     args->output_count);
     if (status == TDDP_OK) {
-        status = check_lists(group, kind, "input", &input, "outputs", outputs, count);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_apart(kind, "outputs", outputs, count);
+        status = tddp_group_check_apart(kind, "outputs", args->outputs, args->output_count);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = kind, .input = input, .output_parts = outputs};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = kind, .input = args->input, .output_parts = args->outputs};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
-                        size_t count, int root, tddp_work **work)
+tddp_status tddp_group_gather(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    const tddp_op_kind kind = TDDP_OP_GATHER;
-    tddp_status status = tddp_group_begin(group, kind);
-    if (status == TDDP_OK) {
-        status = tddp_group_check_root(group, kind, root);
-    }
+    const tddp_op_kind kind = args->kind;
+    const tddp_buffer *outputs = args->outputs;
+    size_t count = args->output_count;
+    tddp_status status = tddp_group_check_root(group, kind, args->root);
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = kind, .input = input, .output = nothing_like(input), .root = root};
-    if (root == group->rank) {
-        status = check_lists(group, kind, "input", &input, "outputs", outputs, count);
+    tddp_op wanted = {.kind = kind,
+                      .input = args->input,
+                      .output = nothing_like(args->input),
+                      .root = args->root};
+    if (args->root == group->rank) {
+        status = check_lists(group, kind, "input", &args->input, "outputs", outputs, count);
         if (status == TDDP_OK) {
             status = tddp_group_check_apart(kind, "outputs", outputs, count);
         }
         wanted.output_parts = outputs;
     } else {
-        status = tddp_group_check_buffer(group, kind, "input", &input);
+        status = tddp_group_check_buffer(group, kind, "input", &args->input);
         if (status == TDDP_OK) {
-            status = check_no_parts(group, kind, "outputs", outputs, count, root);
+            status = check_no_parts(group, kind, "outputs", outputs, count, args->root);
         }
     }
-    return status ? status : tddp_group_submit(group, &wanted, work);
+    return status ? status : tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffer *inputs,
-                         size_t count, int root, tddp_work **work)
+tddp_status tddp_group_scatter(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    const tddp_op_kind kind = TDDP_OP_SCATTER;
-    tddp_status status = tddp_group_begin(group, kind);
-    if (status == TDDP_OK) {
-        status = tddp_group_check_root(group, kind, root);
-    }
+    const tddp_op_kind kind = args->kind;
+    const tddp_buffer *inputs = args->inputs;
+    size_t count = args->input_count;
+    tddp_status status = tddp_group_check_root(group, kind, args->root);
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = kind, .input = nothing_like(output), .output = output, .root = root};
-    if (root == group->rank) {
-        status = check_lists(group, kind, "output", &output, "inputs", inputs, count);
+    tddp_op wanted = {.kind = kind,
+                      .input = nothing_like(args->output),
+                      .output = args->output,
+                      .root = args->root};
+    if (args->root == group->rank) {
+        status = check_lists(group, kind, "output", &args->output, "inputs", inputs, count);
         wanted.input_parts = inputs;
     } else {
-        status = tddp_group_check_buffer(group, kind, "output", &output);
+        status = tddp_group_check_buffer(group, kind, "output", &args->output);
         if (status == TDDP_OK) {
-            status = check_no_parts(group, kind, "inputs", inputs, count, root);
+            status = check_no_parts(group, kind, "inputs", inputs, count, args->root);
         }
     }
-    return status ? status : tddp_group_submit(group, &wanted, work);
+    return status ? status : tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *inputs, size_t count,
-                                     tddp_buffer output, tddp_reduce_op op, double premul,
-                                     tddp_work **work)
+tddp_status tddp_group_reduce_scatter_list(tddp_group *group, const tddp_op_args *args,
+                                           tddp_work **work)
 {
-    const tddp_op_kind kind = TDDP_OP_REDUCE_SCATTER;
-    tddp_status status = tddp_group_begin(group, kind);
+    tddp_status status = check_lists(group, args->kind, "output", &args->output, "inputs",
+                                     args->inputs, args->input_count);
     if (status == TDDP_OK) {
-        status = check_lists(group, kind, "output", &output, "inputs", inputs, count);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, op, &output);
+        status = tddp_group_check_reduction(group, args->reduce, &args->output);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {
-        .kind = kind, .output = output, .input_parts = inputs, .reduce = op, .premul = premul};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = args->kind,
+                      .output = args->output,
+                      .input_parts = args->inputs,
+                      .reduce = args->reduce,
+                      .premul = args->premul};
+    return tddp_group_submit(group, &wanted, args, work);
 }
 
-tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
-                            const tddp_buffer *outputs, size_t count, tddp_work **work)
+tddp_status tddp_group_all_to_all(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    const tddp_op_kind kind = TDDP_OP_ALL_TO_ALL;
-    tddp_status status = tddp_group_begin(group, kind);
+    const tddp_op_kind kind = args->kind;
+    tddp_status status =
+        tddp_group_check_parts(group, kind, "inputs", args->inputs, args->input_count);
     if (status == TDDP_OK) {
-        status = tddp_group_check_parts(group, kind, "inputs", inputs, count);
+        status = tddp_group_check_parts(group, kind, "outputs", args->outputs, args->output_count);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_parts(group, kind, "outputs", outputs, count);
+        status = tddp_group_check_apart(kind, "outputs", args->outputs, args->output_count);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_apart(kind, "outputs", outputs, count);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_exchange(group, kind, inputs, outputs);
+        status = tddp_group_check_exchange(group, kind, args->inputs, args->outputs);
     }
     if (status) {
         return status;
     }
-    tddp_op wanted = {.kind = kind, .input_parts = inputs, .output_parts = outputs};
-    return tddp_group_submit(group, &wanted, work);
+    tddp_op wanted = {.kind = kind, .input_parts = args->inputs, .output_parts = args->outputs};
+    return tddp_group_submit(group, &wanted, args, work);
 }

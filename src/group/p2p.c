@@ -249,10 +249,11 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     return status;
 }
 
-static tddp_status submit(tddp_group *group, tddp_op *op, tddp_work **out)
+static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                          tddp_work **out)
 {
     tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, &work);
+    tddp_status status = tddp_group_prepare(group, op, args, &work);
     if (status) {
         return status;
     }
@@ -315,40 +316,25 @@ static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int pe
     return TDDP_OK;
 }
 
-static tddp_status send_or_recv(tddp_group *group, tddp_op_kind kind, tddp_buffer buffer, int peer,
-                                uint32_t tag, tddp_work **work)
+tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
-    tddp_status status = tddp_group_begin(group, kind);
+    bool sends = args->kind == TDDP_OP_SEND;
+    const tddp_buffer *buffer = sends ? &args->input : &args->output;
+    tddp_status status = tddp_group_check_buffer(group, args->kind, "buffer", buffer);
     if (status == TDDP_OK) {
-        status = tddp_group_check_buffer(group, kind, "buffer", &buffer);
-    }
-    if (status == TDDP_OK) {
-        status = check_peer(group, kind, peer);
+        status = check_peer(group, args->kind, args->peer);
     }
     if (status) {
         return status;
     }
-    tddp_buffer nothing = buffer;
+    tddp_buffer nothing = *buffer;
     nothing.data = NULL;
     nothing.count = 0;
-    bool sends = kind == TDDP_OP_SEND;
-    tddp_op wanted = {.kind = kind,
-                      .input = sends ? buffer : nothing,
-                      .output = sends ? nothing : buffer,
-                      .peer = peer,
-                      .tag = tag,
-                      .awaited = work == NULL};
-    return submit(group, &wanted, work);
-}
-
-tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
-                      tddp_work **work)
-{
-    return send_or_recv(group, TDDP_OP_SEND, buffer, peer, tag, work);
-}
-
-tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
-                      tddp_work **work)
-{
-    return send_or_recv(group, TDDP_OP_RECV, buffer, peer, tag, work);
+    const tddp_op wanted = {.kind = args->kind,
+                            .input = sends ? *buffer : nothing,
+                            .output = sends ? nothing : *buffer,
+                            .peer = args->peer,
+                            .tag = args->tag,
+                            .awaited = work == NULL};
+    return submit(group, &wanted, args, work);
 }

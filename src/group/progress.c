@@ -52,7 +52,8 @@ tddp_status tddp_group_progress_start(tddp_group *group)
 }
 
 /* Executes it for a moment first, if that may be. */
-static tddp_status enqueue(tddp_group *group, tddp_work *work, const tddp_group_moment *moment)
+static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
+                           tddp_cancel *cancel)
 {
     work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
@@ -71,7 +72,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, const tddp_group_
             group->head = work;
         }
         group->tail = work;
-        tddp_group_run_inline(group, work, moment);
+        tddp_group_run_inline(group, work, inline_us, cancel);
         tddp_group_call(group);
     }
     pthread_mutex_unlock(&group->mutex);
@@ -90,25 +91,25 @@ tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
 }
 
 /* Notes what a device has to do before, if one carries it out. */
-static tddp_status enter(tddp_group *group, tddp_work *work, const tddp_group_moment *moment)
+static tddp_status enter(tddp_group *group, tddp_work *work, int64_t inline_us, tddp_cancel *cancel)
 {
     bool queues = tddp_group_queues(group, &work->op);
     tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
     if (status) {
         return status;
     }
-    status = enqueue(group, work, moment);
+    status = enqueue(group, work, inline_us, cancel);
     if (status && queues) {
         tddp_group_device_drop(group, work);
     }
     return status;
 }
 
-tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out)
+tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_args *args,
+                             tddp_work **out)
 {
-    const tddp_group_moment until_done = {-1, NULL};
-    const tddp_group_moment taken = tddp_group_taken_moment();
-    tddp_status status = enter(group, work, out ? &taken : &until_done);
+    tddp_status status =
+        out ? enter(group, work, args->inline_us, args->cancel) : enter(group, work, -1, NULL);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -118,25 +119,27 @@ tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, tddp_work **out
 }
 
 /* For a caller that waits without a word: false if it is another thread's turn. */
-static bool submit_at_once(tddp_group *group, const tddp_op *op, tddp_status *status)
+static bool submit_at_once(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                           tddp_status *status)
 {
     tddp_work work;
-    *status = tddp_group_prepare_here(group, op, &work);
+    *status = tddp_group_prepare_here(group, op, args, &work);
     bool ran = *status != TDDP_OK || tddp_group_run_at_once(group, &work, status);
     tddp_group_work_clear(&work);
     return ran;
 }
 
-tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, tddp_work **out)
+tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                              tddp_work **out)
 {
     tddp_work *work;
     tddp_status status;
     if (!out && tddp_group_resumes(group) && !tddp_group_queues(group, op) &&
-        submit_at_once(group, op, &status)) {
+        submit_at_once(group, op, args, &status)) {
         return status;
     }
-    status = tddp_group_prepare(group, op, &work);
-    return status ? status : tddp_group_queue(group, work, out);
+    status = tddp_group_prepare(group, op, args, &work);
+    return status ? status : tddp_group_queue(group, work, args, out);
 }
 
 tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op)

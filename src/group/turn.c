@@ -233,24 +233,23 @@ static size_t bytes_of(const tddp_op *op)
     return count * tddp_dtype_size(op->input.dtype);
 }
 
-void tddp_group_run_inline(tddp_group *group, const tddp_work *work,
-                           const tddp_group_moment *moment)
+void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
+                           tddp_cancel *cancel)
 {
-    if (moment->microseconds == 0 || !tddp_group_resumes(group) || group->head != work ||
-        !is_free(group) || ended(moment->cancel)) {
+    if (inline_us == 0 || !tddp_group_resumes(group) || group->head != work || !is_free(group) ||
+        ended(cancel)) {
         return;
     }
-    if (moment->microseconds < 0) {
-        (void)turn_here(group, moment->cancel);
+    if (inline_us < 0) {
+        (void)turn_here(group, cancel);
         return;
     }
     size_t bytes = bytes_of(&work->op);
     if (bytes <= MOST_BYTES) {
-        int64_t us = moment->microseconds < MOST_US ? moment->microseconds : MOST_US;
+        int64_t us = inline_us < MOST_US ? inline_us : MOST_US;
         us += (int64_t)(bytes / BYTES_EACH_US);
-        tddp_cancel until = {.fd = tddp_cancel_fd(moment->cancel),
-                             .also = moment->cancel,
-                             .deadline = tddp_now_ns() + us * 1000};
+        tddp_cancel until = {
+            .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_now_ns() + us * 1000};
         (void)turn_here(group, &until);
     }
 }

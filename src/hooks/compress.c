@@ -93,7 +93,7 @@ static tddp_status step(const compress *self, tddp_group *group, const tddp_buck
         int more = 0;
         tddp_status status =
             self->inner ? tddp_comm_hook_run(self->inner, group, &narrow, stage, work, &more)
-                        : tddp_all_reduce(group, narrow.buffer, TDDP_REDUCE_SUM, 1.0, work);
+                        : tddp_hooks_reduce(group, &narrow, narrow.buffer, TDDP_REDUCE_SUM, work);
         memory->interrupted = status == TDDP_CANCELED;
         if (status != TDDP_OK) {
             return status;
@@ -120,7 +120,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     }
     if (bucket->buffer.dtype == self->dtype) {
         return self->inner ? tddp_comm_hook_run(self->inner, group, bucket, stage, work, again)
-                           : tddp_hooks_average(group, bucket->buffer, work);
+                           : tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
     if (stage > 0) {
         status = tddp_hooks_entered(&self->table, bucket, &memory);

@@ -27,9 +27,13 @@ enum { TDDP_HOOKS_ANY_MEMORY = 1u << TDDP_CPU | 1u << TDDP_CUDA };
 TDDP_NODISCARD tddp_status tddp_hooks_make(const tddp_comm_hook_ops *ops, void *state,
                                            tddp_comm_hook **out);
 
-/* Starts the average of the buffer over the group. */
-TDDP_NODISCARD tddp_status tddp_hooks_average(tddp_group *group, tddp_buffer buffer,
-                                              tddp_work **work);
+/* Starts the bucket's operation on the buffer, with the bucket's description: a sum or the average
+ * over the group. */
+TDDP_NODISCARD tddp_status tddp_hooks_reduce(tddp_group *group, const tddp_bucket *bucket,
+                                             tddp_buffer buffer, tddp_reduce_op op,
+                                             tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_hooks_average(tddp_group *group, const tddp_bucket *bucket,
+                                              tddp_buffer buffer, tddp_work **work);
 
 /* Bytes of the group's memory for so many elements: at least one. */
 size_t tddp_hooks_room(size_t count, size_t bytes_each);

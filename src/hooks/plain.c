@@ -18,9 +18,21 @@ tddp_status tddp_hooks_make(const tddp_comm_hook_ops *ops, void *state, tddp_com
     return status;
 }
 
-tddp_status tddp_hooks_average(tddp_group *group, tddp_buffer buffer, tddp_work **work)
+tddp_status tddp_hooks_reduce(tddp_group *group, const tddp_bucket *bucket, tddp_buffer buffer,
+                              tddp_reduce_op op, tddp_work **work)
 {
-    return tddp_all_reduce(group, buffer, TDDP_REDUCE_AVG, 1.0, work);
+    const tddp_op_args args = {.size = sizeof args,
+                               .kind = TDDP_OP_ALL_REDUCE,
+                               .output = buffer,
+                               .reduce = op,
+                               .description = bucket->description};
+    return tddp_submit(group, &args, work);
+}
+
+tddp_status tddp_hooks_average(tddp_group *group, const tddp_bucket *bucket, tddp_buffer buffer,
+                               tddp_work **work)
+{
+    return tddp_hooks_reduce(group, bucket, buffer, TDDP_REDUCE_AVG, work);
 }
 
 size_t tddp_hooks_room(size_t count, size_t bytes_each)
@@ -60,7 +72,7 @@ static tddp_status run_allreduce(void *state, tddp_group *group, const tddp_buck
     (void)state;
     (void)stage;
     (void)again;
-    return tddp_hooks_average(group, bucket->buffer, work);
+    return tddp_hooks_average(group, bucket, bucket->buffer, work);
 }
 
 tddp_status tddp_hook_allreduce(tddp_comm_hook **out)
@@ -105,7 +117,7 @@ static tddp_status run_post_local(void *state, tddp_group *group, const tddp_buc
     (void)stage;
     (void)again;
     tddp_group *among = bucket->round < self->start ? group : self->subgroup;
-    return among ? tddp_hooks_average(among, bucket->buffer, work) : TDDP_OK;
+    return among ? tddp_hooks_average(among, bucket, bucket->buffer, work) : TDDP_OK;
 }
 
 static void free_post_local(void *state)

@@ -39,7 +39,7 @@ static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *
         return status;
     }
     if (bucket->round < (uint64_t)self->opts.start_iteration) {
-        return tddp_hooks_average(group, bucket->buffer, work);
+        return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
     status = tddp_hooks_enter(&self->table, group, bucket, make_plan, tddp_power_plan_free, self,
                               &entered);
@@ -48,11 +48,11 @@ static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *
     }
     tddp_power_plan *plan = entered;
     if (plan->matrix_count == 0) {
-        return tddp_hooks_average(group, bucket->buffer, work);
+        return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
     tddp_power_begin(&self->opts, plan, bucket);
     *again = 1;
-    return tddp_hooks_average(group, plan->first, work);
+    return tddp_hooks_average(group, bucket, plan->first, work);
 }
 
 static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
@@ -71,7 +71,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     if (stage == 1) {
         tddp_power_project(&self->opts, plan, bucket);
         *again = 1;
-        return tddp_hooks_average(group, plan->second, work);
+        return tddp_hooks_average(group, bucket, plan->second, work);
     }
     tddp_power_end(&self->opts, plan, bucket);
     return TDDP_OK;

@@ -205,8 +205,13 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     tddp_buffer own = all;
     own.data = scales_of(memory, rank);
     own.count = memory->part;
+    const tddp_op_args args = {.size = sizeof args,
+                               .kind = TDDP_OP_ALL_GATHER,
+                               .input = own,
+                               .output = all,
+                               .description = bucket->description};
     *again = 1;
-    return tddp_all_gather(group, own, all, work);
+    return tddp_submit(group, &args, work);
 }
 
 static void free_quantize(void *state)

@@ -26,13 +26,15 @@ tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience)
     return wait;
 }
 
-void tddp_reducer_inline_next(const tddp_reducer_patience *patience)
+void tddp_reducer_inline(const tddp_reducer_patience *patience, tddp_op_args *args)
 {
-    if (patience->bounded) {
+    if (patience && patience->bounded) {
         int64_t left = (patience->deadline_ns - tddp_now_ns()) / 1000;
-        tddp_inline_next(left > 0 ? left : 0, patience->cancel);
-    } else {
-        tddp_inline_next(-1, patience->cancel);
+        args->inline_us = left > 0 ? left : 0;
+        args->cancel = patience->cancel;
+    } else if (patience) {
+        args->inline_us = -1;
+        args->cancel = patience->cancel;
     }
 }
 

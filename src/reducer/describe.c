@@ -1,7 +1,7 @@
 /*
  * What ranks compare of a bucket beside its size: of the first of all the hook that it goes
  * through, and for those who look for a fault, of each the names and shapes of its parameters.
- * Called with the reducer's lock held, before the bucket is handed to the group; allocates nothing.
+ * Called with the reducer's lock held, before the bucket's operation begins; allocates nothing.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,12 +12,9 @@
 
 #include "reducer/reducer.h"
 
-/* As much as tddp_describe_next() takes; what does not fit is cut off, alike on every rank. */
-typedef struct description {
-    char text[256];
-    size_t length;
-} description;
+typedef tddp_reducer_description description;
 
+/* What does not fit is cut off, alike on every rank. */
 __attribute__((format(printf, 2, 3))) static void add(description *to, const char *format, ...)
 {
     size_t room = sizeof to->text - to->length;
@@ -44,16 +41,14 @@ static void add_hook(description *to, const tddp_comm_hook *hook)
     }
 }
 
-void tddp_reducer_describe_way(const tddp_reducer *reducer)
+static void describe_way(const tddp_reducer *reducer, description *to)
 {
-    description it = {.length = 0};
     if (reducer->hook) {
-        add(&it, "gradients through the communication hook ");
-        add_hook(&it, reducer->hook);
+        add(to, "gradients through the communication hook ");
+        add_hook(to, reducer->hook);
     } else {
-        add(&it, "gradients as they are");
+        add(to, "gradients as they are");
     }
-    tddp_describe_next(it.text);
 }
 
 static void add_param(description *to, const tddp_reducer_param *param)
@@ -65,22 +60,37 @@ static void add_param(description *to, const tddp_reducer_param *param)
     add(to, "]");
 }
 
-void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket)
+static void describe_bucket(const tddp_reducer *reducer, size_t bucket, description *to)
 {
-    description it = {.length = 0};
     if (reducer->hook && bucket == 0) {
-        add_hook(&it, reducer->hook);
-        add(&it, " of ");
+        add_hook(to, reducer->hook);
+        add(to, " of ");
     } else if (reducer->hook) {
-        add(&it, "%s of ", tddp_comm_hook_name(reducer->hook));
+        add(to, "%s of ", tddp_comm_hook_name(reducer->hook));
     }
-    add(&it, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
+    add(to, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
     const char *between = "";
     const tddp_reducer_bucket *of = &reducer->layout.buckets[bucket];
-    for (size_t i = 0; i < of->params && it.length + 1 < sizeof it.text; i++) {
-        add(&it, "%s", between);
-        add_param(&it, &reducer->params[of->gradients[i].param]);
+    for (size_t i = 0; i < of->params && to->length + 1 < sizeof to->text; i++) {
+        add(to, "%s", between);
+        add_param(to, &reducer->params[of->gradients[i].param]);
         between = ", ";
     }
-    tddp_describe_next(it.text);
+}
+
+/* The first operation of all tells which hook there is: it must be the same on every rank. */
+const char *tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket,
+                                  tddp_reducer_description *to)
+{
+    bool first = reducer->finished == 0 && reducer->now.first_launch_ns == 0;
+    if (reducer->world_size == 1 || (!reducer->describe && !first)) {
+        return NULL;
+    }
+    to->length = 0;
+    if (reducer->describe) {
+        describe_bucket(reducer, bucket, to);
+    } else {
+        describe_way(reducer, to);
+    }
+    return to->text;
 }

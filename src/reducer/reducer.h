@@ -145,8 +145,9 @@ tddp_reducer_patience tddp_reducer_patience_of(const tddp_wait *wait);
 /* What is left of it, for one wait. */
 tddp_wait tddp_reducer_rest_of(const tddp_reducer_patience *patience);
 
-/* The next operation that this thread submits is executed on it, as long as the patience lasts. */
-void tddp_reducer_inline_next(const tddp_reducer_patience *patience);
+/* Has an operation executed by the thread that submits it, as long as the patience lasts; NULL: by
+ * the group's. */
+void tddp_reducer_inline(const tddp_reducer_patience *patience, tddp_op_args *args);
 
 /* Waits for `work`. `*done` says whether it is over: if not, the status speaks of the wait alone,
  * and the work and its buffers are still in use. */
@@ -294,12 +295,16 @@ void tddp_reducer_look_back(tddp_reducer *reducer);
 
 /* --- describe.c ------------------------------------------------------------------------------ */
 
-/* Has the next operation of this thread compare whether there is a hook, which, and its settings.
- */
-void tddp_reducer_describe_way(const tddp_reducer *reducer);
+typedef struct tddp_reducer_description {
+    char text[TDDP_DESCRIPTION_BYTES];
+    size_t length;
+} tddp_reducer_description;
 
-/* Has the next operation of this thread compare the names and shapes in bucket number `bucket`. */
-void tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket);
+/* What the ranks compare with the first operation of bucket number `bucket`: the names and shapes
+ * in it, or in the first round whether there is a hook, which, and its settings. Lives in `to`;
+ * NULL: nothing. */
+const char *tddp_reducer_describe(const tddp_reducer *reducer, size_t bucket,
+                                  tddp_reducer_description *to);
 
 /* --- round.c --------------------------------------------------------------------------------- */
 

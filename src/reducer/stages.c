@@ -112,15 +112,22 @@ bool tddp_reducer_no_core_is_free(const tddp_group *group)
            CPU_COUNT(&allowed) < 2 * tddp_group_world_size(group);
 }
 
-static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+/* Executed here if `finishing`, else queued. */
+static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
+                           const char *description, const tddp_reducer_patience *finishing)
 {
     if (reducer->world_size == 1) { /* it is in place already */
         return check_group(reducer);
     }
     bool plain = reducer->divisor == reducer->world_size;
-    return tddp_all_reduce(reducer->group, bucket->buffer,
-                           plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
-                           plain ? 1.0 : 1.0 / reducer->divisor, &bucket->work);
+    tddp_op_args args = {.size = sizeof args,
+                         .kind = TDDP_OP_ALL_REDUCE,
+                         .output = bucket->buffer,
+                         .reduce = plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
+                         .premul = plain ? 1.0 : 1.0 / reducer->divisor,
+                         .description = description};
+    tddp_reducer_inline(finishing, &args);
+    return tddp_submit(reducer->group, &args, &bucket->work);
 }
 
 /* The host interrupted its own code in the midst of a stage. */
@@ -129,7 +136,7 @@ static bool interrupted(const tddp_reducer *reducer, tddp_status status)
     return status == TDDP_CANCELED && tddp_reducer_on_caller(reducer);
 }
 
-static tddp_status run_hook(tddp_reducer *reducer, size_t b)
+static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *description)
 {
     tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
     tddp_status status = check_group(reducer);
@@ -143,7 +150,8 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b)
                               bucket->buffer,
                               bucket->params,
                               bucket->gradients,
-                              bucket->buffer.device_type == TDDP_CPU ? NULL : &reducer->device};
+                              bucket->buffer.device_type == TDDP_CPU ? NULL : &reducer->device,
+                              description};
     int again = 0;
     status = tddp_comm_hook_run(reducer->hook, reducer->group, &seen, bucket->stage, &bucket->work,
                                 &again);
@@ -155,19 +163,6 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b)
     return status;
 }
 
-/* The first operation of all tells which hook there is: it must be the same on every rank. */
-static void describe_next(tddp_reducer *reducer)
-{
-    if (reducer->world_size == 1) {
-        return;
-    }
-    if (reducer->describe) {
-        tddp_reducer_describe(reducer, reducer->launched);
-    } else if (reducer->finished == 0 && reducer->now.first_launch_ns == 0) {
-        tddp_reducer_describe_way(reducer);
-    }
-}
-
 /* An average that finish() submits. */
 static bool left_to_finish(const tddp_reducer *reducer)
 {
@@ -177,23 +172,15 @@ static bool left_to_finish(const tddp_reducer *reducer)
 
 /* With the lock, which is released while this thread runs the hook or executes the average. */
 static tddp_status submit(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
-                          const tddp_reducer_patience *finishing)
+                          const char *description, const tddp_reducer_patience *finishing)
 {
     bool unlocks = reducer->hook ? tddp_reducer_on_caller(reducer) : finishing != NULL;
     reducer->launching = unlocks;
     if (unlocks) {
         pthread_mutex_unlock(&reducer->lock);
     }
-    tddp_status status;
-    if (reducer->hook) {
-        status = run_hook(reducer, reducer->launched);
-        tddp_describe_next(NULL); /* a hook need not start anything */
-    } else {
-        if (finishing) {
-            tddp_reducer_inline_next(finishing);
-        }
-        status = average(reducer, bucket);
-    }
+    tddp_status status = reducer->hook ? run_hook(reducer, reducer->launched, description)
+                                       : average(reducer, bucket, description, finishing);
     if (unlocks) {
         pthread_mutex_lock(&reducer->lock);
     }
@@ -211,13 +198,13 @@ static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_patience *fi
     if (status != TDDP_OK) {
         return status;
     }
-    if (!bucket->interrupted) {
-        describe_next(reducer);
-    }
+    tddp_reducer_description room;
+    const char *description =
+        bucket->interrupted ? NULL : tddp_reducer_describe(reducer, reducer->launched, &room);
     if (reducer->now.first_launch_ns == 0) {
         reducer->now.first_launch_ns = tddp_now_ns();
     }
-    return submit(reducer, bucket, finishing);
+    return submit(reducer, bucket, description, finishing);
 }
 
 tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer,
@@ -281,7 +268,7 @@ static bool next_stage(tddp_reducer *reducer, size_t b)
     if (!bucket->again || reducer->failure != TDDP_OK) {
         return true;
     }
-    tddp_status status = run_hook(reducer, b);
+    tddp_status status = run_hook(reducer, b, NULL);
     if (status != TDDP_OK && !bucket->interrupted) {
         pthread_mutex_lock(&reducer->lock);
         (void)tddp_reducer_break(reducer, status);

@@ -56,13 +56,16 @@ static tddp_status send_map(tddp_reducer *reducer, const tddp_reducer_patience *
     if (reducer->world_size == 1) {
         return TDDP_OK;
     }
-    tddp_buffer buffer = {usage->map, reducer->count, TDDP_INT32, TDDP_CPU, 0, NULL};
+    tddp_op_args args = {.size = sizeof args,
+                         .kind = TDDP_OP_ALL_REDUCE,
+                         .output = {usage->map, reducer->count, TDDP_INT32, TDDP_CPU, 0, NULL},
+                         .reduce = TDDP_REDUCE_SUM};
     tddp_work *work = NULL;
     if (waiting) {
         pthread_mutex_unlock(&reducer->lock);
-        tddp_reducer_inline_next(waiting);
     }
-    tddp_status status = tddp_all_reduce(reducer->group, buffer, TDDP_REDUCE_SUM, 1.0, &work);
+    tddp_reducer_inline(waiting, &args);
+    tddp_status status = tddp_submit(reducer->group, &args, &work);
     if (waiting) {
         pthread_mutex_lock(&reducer->lock);
     }

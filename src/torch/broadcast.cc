@@ -90,18 +90,18 @@ class Description
         }
     }
     // What was cut off is compared by its hash.
-    void give_to_next() const
+    std::string text() const
     {
         char rest[32] = "";
         if (cut_) {
             (void)std::snprintf(rest, sizeof rest, ", ... %016llx",
                                 static_cast<unsigned long long>(hash_));
         }
-        tddp_describe_next((text_ + rest).c_str());
+        return text_ + rest;
     }
 
   private:
-    static constexpr size_t most = 230; // with the rest as much as tddp_describe_next() takes
+    static constexpr size_t most = 230; // with the rest less than TDDP_DESCRIPTION_BYTES
 
     void mix(int64_t number)
     {
@@ -177,11 +177,14 @@ void Broadcast::start_chunk(size_t bytes)
     for (size_t i = first_; i < last_; i++) {
         description.add(tensors_[i]);
     }
-    tddp_buffer buffer{};
-    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &buffer));
+    const std::string text = description.text();
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_BROADCAST;
+    args.root = root_;
+    args.description = text.c_str();
+    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &args.output));
     tddp_work *work = nullptr;
-    description.give_to_next();
-    check(tddp_broadcast(group_, buffer, root_, &work));
+    check(tddp_submit(group_, &args, &work));
     operation_ = std::make_unique<Operation>(work, std::vector<at::Tensor>{flat});
 }
 

@@ -143,6 +143,15 @@ class DataParallelHooksTest < Minitest::Test
     said.each { |_, text| [512, 1024].each { |elements| assert_includes text, "quantize_per_channel (channels of #{elements} elements)" } }
   end
 
+  def test_a_hook_in_ruby_on_one_rank_only_is_told
+    said = world(2) do |rank|
+      model = DDP.new(Odd.new)
+      model.register_comm_hook { |_, bucket| Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) } if rank.zero?
+      failure { model.call(Torch.ones(1, 7)).sum.backward }
+    end
+    said.each { |_, text| ["gradients through the communication hook ruby", "gradients as they are"].each { |words| assert_includes text, words } }
+  end
+
   def test_noop_and_post_local_sgd_keep_to_themselves
     results = world(4) do |rank|
       subgroup = Distributed.new_subgroups(2).first

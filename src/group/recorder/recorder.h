@@ -45,7 +45,7 @@ typedef struct tddp_record {
     uint32_t tag;
     uint32_t fingerprint;
     pid_t thread;
-    char text[TDDP_RECORD_TEXT_BYTES]; /* the start of tddp_describe_next()'s; "": none */
+    char text[TDDP_RECORD_TEXT_BYTES]; /* the start of its description; "": none */
 } tddp_record;
 
 /* An operation in few words, for telling where a rank is. */

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "events.h"
 #include "recorded.h"
 #include "world.h"
@@ -171,8 +172,9 @@ MULTI_TEST(descriptions_that_differ_are_both_shown, 3, 30)
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
     CHECK_OK(tddp_barrier(group, NULL));
-    tddp_describe_next(rank == 1 ? "bias [7]" : "weight [7, 1]");
-    CHECK_STATUS(sum(group, 7), TDDP_MISMATCH);
+    CHECK_STATUS(described_sum(group, buffer_of(x, 7, TDDP_FLOAT32),
+                               rank == 1 ? "bias [7]" : "weight [7, 1]"),
+                 TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "\"bias [7]\"");
     CHECK_CONTAINS(tddp_error_message(), "\"weight [7, 1]\"");
     tddp_group_release(group);

@@ -49,30 +49,40 @@ static tddp_status run(tddp_group *group, const call *c)
     tddp_buffer outputs[MOST];
     make_parts(inputs, memory, c);
     make_parts(outputs, more, c);
-    tddp_describe_next(c->description);
+    tddp_op_args args = {.size = sizeof args,
+                         .kind = c->kind,
+                         .reduce = c->op,
+                         .premul = c->premul,
+                         .root = c->root,
+                         .description = c->description};
     switch (c->kind) {
     case TDDP_OP_ALL_REDUCE:
-        return tddp_all_reduce(group, inputs[0], c->op, c->premul, NULL);
     case TDDP_OP_REDUCE:
-        return tddp_reduce(group, inputs[0], c->op, c->premul, c->root, NULL);
     case TDDP_OP_BROADCAST:
-        return tddp_broadcast(group, inputs[0], c->root, NULL);
+        args.output = inputs[0];
+        break;
     case TDDP_OP_ALL_GATHER:
-        return tddp_all_gather_list(group, inputs[rank], outputs, world, NULL);
     case TDDP_OP_GATHER:
-        return tddp_gather(group, inputs[rank], root ? outputs : NULL, root ? world : 0, c->root,
-                           NULL);
+        args.input = inputs[rank];
+        break;
     case TDDP_OP_SCATTER:
-        return tddp_scatter(group, outputs[rank], root ? inputs : NULL, root ? world : 0, c->root,
-                            NULL);
     case TDDP_OP_REDUCE_SCATTER:
-        return tddp_reduce_scatter_list(group, inputs, world, outputs[rank], c->op, c->premul,
-                                        NULL);
-    case TDDP_OP_ALL_TO_ALL:
-        return tddp_all_to_all(group, inputs, outputs, world, NULL);
+        args.output = outputs[rank];
+        break;
     default:
-        return tddp_barrier(group, NULL);
+        break;
     }
+    if (c->kind == TDDP_OP_ALL_GATHER || c->kind == TDDP_OP_ALL_TO_ALL ||
+        (c->kind == TDDP_OP_GATHER && root)) {
+        args.outputs = outputs;
+        args.output_count = world;
+    }
+    if (c->kind == TDDP_OP_REDUCE_SCATTER || c->kind == TDDP_OP_ALL_TO_ALL ||
+        (c->kind == TDDP_OP_SCATTER && root)) {
+        args.inputs = inputs;
+        args.input_count = world;
+    }
+    return tddp_submit(group, &args, NULL);
 }
 
 typedef struct world {

@@ -244,3 +244,29 @@ TEST(what_a_backend_has_not_is_unsupported)
     tddp_group_release(group);
     tddp_store_release(store);
 }
+
+TEST(submit_takes_known_kinds_and_structs_of_other_sizes)
+{
+    struct {
+        tddp_op_args known;
+        int64_t unknown;
+    } args;
+    tddp_store *store;
+    tddp_group *group = lone_group(NULL, 5000, &store);
+    tddp_op_args_init(&args.known, sizeof args);
+    CHECK_INT(args.known.kind, TDDP_OP_ALL_REDUCE);
+    args.known.kind = TDDP_OP_BARRIER;
+    CHECK_OK(tddp_submit(group, &args.known, NULL));
+    args.known.kind = TDDP_OP_COUNT;
+    CHECK_STATUS(tddp_submit(group, &args.known, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(tddp_error_message(), "operation of kind 11: expected 0 to 10");
+    args.known.kind = TDDP_OP_BARRIER;
+    args.unknown = 1;
+    CHECK_STATUS(tddp_submit(group, &args.known, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "TDDP_OP_ARGS_INIT");
+    CHECK_STATUS(tddp_submit(group, NULL, NULL), TDDP_INVALID_ARGUMENT);
+    args.unknown = 0;
+    CHECK_STATUS(tddp_submit(NULL, &args.known, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(tddp_error_message(), "barrier: group is NULL");
+    drop(group, store);
+}

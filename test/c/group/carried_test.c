@@ -1,6 +1,6 @@
 /* Waiting for operations that shared memory carries: at once, for a while, until interrupted, by a
  * thread that waits or none; the results are right and every rank's the same whoever did it. */
-
+#include "args.h"
 #include "processes.h"
 
 enum { ROUNDS = 400, ELEMENTS = 3000 };
@@ -52,9 +52,8 @@ static void go_round(tddp_group *group, tddp_cancel *cancel, int rank, int ranks
     size_t counts[4] = {2, (size_t)at % 40 + 1, ELEMENTS, 500};
     tddp_work *works[3];
     for (int k = 0; k < 3; k++) {
-        tddp_inline_next((at + rank + k) % 3 * 20, NULL);
         tddp_buffer buffer = fill(numbers[k], counts[k], rank, at + k);
-        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[k]));
+        CHECK_OK(inline_sum(group, buffer, (at + rank + k) % 3 * 20, NULL, &works[k]));
     }
     if (at % 11 == rank) {
         usleep(300);
@@ -107,8 +106,7 @@ MULTI_TEST(an_interrupted_wait_ends_soon_and_its_operation_goes_on, 2, 60)
         CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
         meet(store, "done", world_size);
     } else {
-        tddp_inline_next(50, NULL);
-        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &work));
+        CHECK_OK(inline_sum(group, buffer, 50, NULL, &work));
         double start = now();
         CHECK_STATUS(tddp_work_wait(work, &wait), TDDP_TIMEOUT);
         CHECK(now() - start > 0.09);

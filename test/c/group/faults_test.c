@@ -246,12 +246,15 @@ TEST(every_allocation_may_fail)
     CHECK(failures > 20);
 }
 
-TEST(a_barrier_may_have_a_time_of_its_own)
+TEST(an_operation_may_have_a_time_of_its_own)
 {
     tddp_store *store;
     tddp_group *group = lone_group("drop_at=2", 20000, &store);
-    CHECK_OK(tddp_barrier_within(group, 0, NULL));
-    CHECK_STATUS(tddp_barrier_within(group, 100, NULL), TDDP_TIMEOUT);
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_BARRIER;
+    CHECK_OK(tddp_submit(group, &args, NULL));
+    args.timeout_ms = 100;
+    CHECK_STATUS(tddp_submit(group, &args, NULL), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), "not done after 100 ms");
     CHECK_INT(tddp_group_timeout(group), 20000);
     drop(group, store);

@@ -23,41 +23,39 @@ static int is_fit(tddp_status status)
 }
 
 /* Every collective on a group of one. */
+enum { STEPS = 12 };
+
 static tddp_status step(tddp_group *group, int number)
 {
-    tddp_buffer input = floats(0, 0, 3);
-    tddp_buffer output = floats(0, 4, 3);
-    tddp_buffer several[3] = {floats(0, 0, 2), floats(0, 3, 1), floats(0, 5, 3)};
-    tddp_describe_next("described");
-    switch (number) {
-    case 0:
-        return tddp_all_reduce(group, input, TDDP_REDUCE_SUM, 0, NULL);
-    case 1:
-        return tddp_all_reduce_coalesced(group, several, 3, TDDP_REDUCE_AVG, 0, NULL);
-    case 2:
-        return tddp_reduce(group, input, TDDP_REDUCE_PREMUL_SUM, 2, 0, NULL);
-    case 3:
-        return tddp_broadcast(group, input, 0, NULL);
-    case 4:
-        return tddp_barrier(group, NULL);
-    case 5:
-        return tddp_all_gather(group, input, output, NULL);
-    case 6:
-        return tddp_all_gather_list(group, input, &output, 1, NULL);
-    case 7:
-        return tddp_gather(group, input, &output, 1, 0, NULL);
-    case 8:
-        return tddp_scatter(group, output, &input, 1, 0, NULL);
-    case 9:
-        return tddp_reduce_scatter(group, input, output, TDDP_REDUCE_MAX, 0, NULL);
-    case 10:
-        return tddp_reduce_scatter_list(group, &input, 1, output, TDDP_REDUCE_MAX, 0, NULL);
-    default:
-        return tddp_all_to_all(group, &input, &output, 1, NULL);
-    }
+    const tddp_buffer in = floats(0, 0, 3);
+    const tddp_buffer out = floats(0, 4, 3);
+    const tddp_buffer several[3] = {floats(0, 0, 2), floats(0, 3, 1), floats(0, 5, 3)};
+    const tddp_op_args steps[STEPS] = {
+        {.kind = TDDP_OP_ALL_REDUCE, .output = in},
+        {.kind = TDDP_OP_ALL_REDUCE,
+         .outputs = several,
+         .output_count = 3,
+         .reduce = TDDP_REDUCE_AVG},
+        {.kind = TDDP_OP_REDUCE, .output = in, .reduce = TDDP_REDUCE_PREMUL_SUM, .premul = 2},
+        {.kind = TDDP_OP_BROADCAST, .output = in},
+        {.kind = TDDP_OP_BARRIER},
+        {.kind = TDDP_OP_ALL_GATHER, .input = in, .output = out},
+        {.kind = TDDP_OP_ALL_GATHER, .input = in, .outputs = &out, .output_count = 1},
+        {.kind = TDDP_OP_GATHER, .input = in, .outputs = &out, .output_count = 1},
+        {.kind = TDDP_OP_SCATTER, .output = out, .inputs = &in, .input_count = 1},
+        {.kind = TDDP_OP_REDUCE_SCATTER, .input = in, .output = out},
+        {.kind = TDDP_OP_REDUCE_SCATTER, .output = out, .inputs = &in, .input_count = 1},
+        {.kind = TDDP_OP_ALL_TO_ALL,
+         .inputs = &in,
+         .input_count = 1,
+         .outputs = &out,
+         .output_count = 1},
+    };
+    tddp_op_args args = steps[number];
+    args.size = sizeof args;
+    args.description = "described";
+    return tddp_submit(group, &args, NULL);
 }
-
-enum { STEPS = 12 };
 
 TEST(making_and_ending_a_group)
 {

@@ -2,6 +2,7 @@
  * against formulas. Rank r's element i of what it sends to rank p is value(r, p, i). */
 #include <stdbool.h>
 
+#include "args.h"
 #include "ranks.h"
 #include "values.h"
 
@@ -387,8 +388,7 @@ static tddp_status other_pieces(tddp_group *group, int rank)
 
 static tddp_status other_words(tddp_group *group, int rank)
 {
-    tddp_describe_next(rank == 1 ? "weights (3, 4)" : "weights (4, 3)");
-    return tddp_all_reduce(group, floats(rank, 12), TDDP_REDUCE_SUM, 0, NULL);
+    return described_sum(group, floats(rank, 12), rank == 1 ? "weights (3, 4)" : "weights (4, 3)");
 }
 
 static void quarrel_once(int rank, int world, tddp_store *store, void *data)
@@ -423,26 +423,22 @@ static void describe(int rank, int world, tddp_store *store, void *data)
     (void)data;
     (void)world;
     tddp_group *group = make_group("fake", rank, world, store, 5000);
-    tddp_describe_next("the same");
-    CHECK_OK(tddp_all_reduce(group, floats(rank, 3), TDDP_REDUCE_SUM, 0, NULL));
-    /* Taken back, used up by a call that was refused, and gone with the operation before. */
-    tddp_describe_next(rank ? "one" : "two");
-    tddp_describe_next(NULL);
-    CHECK_OK(tddp_all_reduce(group, floats(rank, 3), TDDP_REDUCE_SUM, 0, NULL));
-    tddp_describe_next(rank ? "one" : "two");
-    CHECK_STATUS(tddp_broadcast(group, floats(rank, 3), 7, NULL), TDDP_INVALID_ARGUMENT);
-    CHECK_OK(tddp_broadcast(group, floats(rank, 3), 0, NULL));
+    CHECK_OK(described_sum(group, floats(rank, 3), "the same"));
+    CHECK_OK(described_sum(group, floats(rank, 3), ""));
+    /* One rank's alone is compared with nobody's. */
+    CHECK_OK(described_sum(group, floats(rank, 3), rank ? NULL : "mine"));
     CHECK_OK(tddp_barrier(group, NULL));
     char text[600];
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = '\0';
-    text[rank ? 300 : 301] = 'y';
-    tddp_describe_next(text);
-    CHECK_OK(tddp_barrier(group, NULL));
+    text[TDDP_DESCRIPTION_BYTES - 1 + rank] = 'y';
+    CHECK_OK(described_sum(group, floats(rank, 3), text));
+    text[TDDP_DESCRIPTION_BYTES - 2] = (char)('a' + rank);
+    CHECK_STATUS(described_sum(group, floats(rank, 3), text), TDDP_MISMATCH);
     tddp_group_release(group);
 }
 
-TEST(descriptions_are_compared_once)
+TEST(descriptions_are_compared)
 {
     run_ranks(3, describe, NULL);
 }

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include "args.h"
 #include "processes.h"
 
 enum { TEXT_BYTES = 1 << 21 };
@@ -147,8 +148,10 @@ TEST(each_operation_is_recorded)
     const char *path = folder();
     tddp_group *group = lone_group(NULL, 5000, &store);
     float x[6] = {0};
-    tddp_describe_next("a \"name\"\t\\ \xc3\xa4 \xff [3]");
-    CHECK_OK(tddp_all_reduce(group, buffer_of(x, 3, TDDP_FLOAT32), TDDP_REDUCE_MAX, 0, NULL));
+    tddp_op_args args = sum_args(buffer_of(x, 3, TDDP_FLOAT32));
+    args.reduce = TDDP_REDUCE_MAX;
+    args.description = "a \"name\"\t\\ \xc3\xa4 \xff [3]";
+    CHECK_OK(tddp_submit(group, &args, NULL));
     CHECK_OK(tddp_broadcast(group, buffer_of(x, 2, TDDP_INT16), 0, NULL));
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_OK(tddp_all_gather(group, buffer_of(x, 1, TDDP_FLOAT64),

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "events.h"
 #include "group/group.h"
 #include "ranks.h"
@@ -149,9 +150,10 @@ static inline tddp_work *begin(tddp_group *group)
 /* Executed on this thread for so long. */
 static inline tddp_work *begin_inline(tddp_group *group, int64_t microseconds, tddp_cancel *cancel)
 {
+    tddp_work *work;
     CHECK_OK(tddp_group_drain(group, NULL));
-    tddp_inline_next(microseconds, cancel);
-    return begin(group);
+    CHECK_OK(inline_sum(group, floats(0, 2), microseconds, cancel, &work));
+    return work;
 }
 
 static inline pthread_t aside(void *(*body)(void *), void *data)

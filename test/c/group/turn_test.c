@@ -34,8 +34,12 @@ TEST(a_caller_that_waits_carries_it_out)
         CHECK_INT(resumer.runs[i].cancelable, 0);
     }
     CHECK_DOUBLE(numbers[2], 5, 0);
-    tddp_describe_next("with parts");
-    CHECK_OK(tddp_all_gather(group, floats(0, 2), buffer_of(gathered, 2, TDDP_FLOAT32), NULL));
+    const tddp_op_args with_parts = {.size = sizeof with_parts,
+                                     .kind = TDDP_OP_ALL_GATHER,
+                                     .input = floats(0, 2),
+                                     .output = buffer_of(gathered, 2, TDDP_FLOAT32),
+                                     .description = "with parts"};
+    CHECK_OK(tddp_submit(group, &with_parts, NULL));
     CHECK_INT(ran_here(5), 1);
     CHECK_INT(tddp_group_on_progress_thread(group), 0);
     drop(group, store);
@@ -57,13 +61,10 @@ TEST(an_inline_operation_is_done_when_its_call_returns)
     drop(group, store);
 }
 
-TEST(inline_counts_for_one_call)
+TEST(without_options_the_progress_thread_executes)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
-    tddp_inline_next(-1, NULL);
-    CHECK_STATUS(tddp_all_reduce(group, floats(0, 2), (tddp_reduce_op)77, 0, NULL),
-                 TDDP_INVALID_ARGUMENT);
     tddp_work *work = begin(group);
     await_runs(1);
     CHECK_INT(ran_here(0), 0);
@@ -265,8 +266,7 @@ TEST(under_a_limit_much_memory_is_not_moved_inline)
         tddp_work *work;
         tddp_buffer buffer = buffer_of(large, MOST + i % 2, TDDP_FLOAT32);
         CHECK_OK(tddp_group_drain(group, NULL));
-        tddp_inline_next(i < 2 ? 100 : -1, NULL);
-        CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &work));
+        CHECK_OK(inline_sum(group, buffer, i < 2 ? 100 : -1, NULL, &work));
         await_runs((int)i + 1);
         CHECK_INT(ran_here((int)i), i != 1);
         CHECK_OK(tddp_work_wait(work, NULL));
@@ -326,8 +326,13 @@ TEST(several_buffers_go_on_where_they_were)
     CHECK_OK(tddp_cancel_create(&cancel));
     atomic_store(&resumer.held, 1);
     pthread_t thread = aside(trigger_soon, cancel);
-    tddp_inline_next(-1, cancel);
-    CHECK_OK(tddp_all_reduce_coalesced(group, buffers, 4, TDDP_REDUCE_SUM, 0, &work));
+    const tddp_op_args args = {.size = sizeof args,
+                               .kind = TDDP_OP_ALL_REDUCE,
+                               .outputs = buffers,
+                               .output_count = 4,
+                               .inline_us = -1,
+                               .cancel = cancel};
+    CHECK_OK(tddp_submit(group, &args, &work));
     CHECK_INT(pthread_join(thread, NULL), 0);
     CHECK_INT(ran_here(0), 1);
     await_runs(2);
@@ -359,8 +364,7 @@ static void *use_it_all(void *data)
     for (int i = 0; i < 60; i++) {
         CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
         for (int k = 0; k < 3; k++) {
-            tddp_inline_next((i + k) % 3 - 1, NULL);
-            CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[k]));
+            CHECK_OK(inline_sum(group, buffer, (i + k) % 3 - 1, NULL, &works[k]));
         }
         if (i % 2) {
             tddp_status status = tddp_work_wait(works[1], &brief);

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "args.h"
 #include "processes.h"
 #include "recorded.h"
 
@@ -194,8 +195,11 @@ MULTI_TEST(a_timeout_says_where_all_ranks_are, 4, 20)
     } else if (rank == 2) {
         float x[4];
         tddp_work *work;
-        tddp_describe_next("weights [4]");
-        CHECK_OK(tddp_broadcast(group, buffer_of(x, 4, TDDP_FLOAT32), 0, &work));
+        const tddp_op_args args = {.size = sizeof args,
+                                   .kind = TDDP_OP_BROADCAST,
+                                   .output = buffer_of(x, 4, TDDP_FLOAT32),
+                                   .description = "weights [4]"};
+        CHECK_OK(tddp_submit(group, &args, &work));
         expect(end_when_seen(group, work), TDDP_PEER_LOST, "broadcast 3 of group",
                "failed first, in all_reduce 3");
     } else {
@@ -246,8 +250,9 @@ MULTI_TEST(both_descriptions_are_shown, 3, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
-    tddp_describe_next(rank == 2 ? "bias [4]" : "weight [2, 2]");
-    tddp_status status = sum(group, 4);
+    float x[4] = {0};
+    tddp_status status = described_sum(group, buffer_of(x, 4, TDDP_FLOAT32),
+                                       rank == 2 ? "bias [4]" : "weight [2, 2]");
     expect(status, TDDP_MISMATCH, "\"bias [4]\"", "\"weight [2, 2]\"");
     leave(group, store, world_size);
 }

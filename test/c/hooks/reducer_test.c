@@ -1,6 +1,7 @@
 /* Hooks where they belong: in a reducer, whose buckets are planned anew after the first round. */
 #include <tddp/hooks.h>
 
+#include "args.h"
 #include "reducer/world.h"
 
 enum { COUNT = 4, ROUNDS = 5 };
@@ -161,7 +162,10 @@ static tddp_status do_average(void *state, tddp_group *group, const tddp_bucket 
     (void)state;
     (void)stage;
     (void)again;
-    return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, work);
+    tddp_op_args args = sum_args(bucket->buffer);
+    args.reduce = TDDP_REDUCE_AVG;
+    args.description = bucket->description;
+    return tddp_submit(group, &args, work);
 }
 
 MULTI_TEST(long_settings_differ_beyond_what_is_shown, 2, 60)

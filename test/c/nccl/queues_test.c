@@ -7,6 +7,7 @@
 #include <tddp/recorder.h>
 #include <tddp/work.h>
 
+#include "args.h"
 #include "nccl/world.h"
 #include "standin/standin.h"
 
@@ -252,16 +253,13 @@ MULTI_TEST(calls_that_differ, 3, 30)
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
     for (int i = 0; i < 3; i++) {
         fill(data, (float)rank);
-        tddp_describe_next("float32 [1000]");
-        CHECK_OK(
-            tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
+        CHECK_OK(described_sum(group, on_device(data, COUNT, TDDP_FLOAT32), "float32 [1000]"));
         CHECK_DOUBLE((double)data[COUNT - 1], 3, 0);
     }
     size_t count = rank == 2 ? COUNT - 1 : COUNT;
-    tddp_describe_next(rank == 2 ? "float32 [999]" : "float32 [1000]");
-    CHECK_STATUS(
-        tddp_all_reduce(group, on_device(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
-        TDDP_MISMATCH);
+    CHECK_STATUS(described_sum(group, on_device(data, count, TDDP_FLOAT32),
+                               rank == 2 ? "float32 [999]" : "float32 [1000]"),
+                 TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "999");
     leave(group, store);
 }
@@ -270,10 +268,8 @@ static void check_sum(tddp_group *group, tddp_status expected)
 {
     static float data[COUNT];
     fill(data, 1);
-    tddp_describe_next("float32 [1000]");
-    CHECK_STATUS(
-        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
-        expected);
+    CHECK_STATUS(described_sum(group, on_device(data, COUNT, TDDP_FLOAT32), "float32 [1000]"),
+                 expected);
     if (expected == TDDP_OK) {
         CHECK_DOUBLE((double)data[COUNT - 1], 2, 0);
     }

@@ -1,5 +1,6 @@
 /* Operations on memory that what carries a group does not take, with stand-ins for NCCL and CUDA.
  */
+#include "args.h"
 #include "nccl/staged_operations.h"
 
 static const size_t sizes[] = {0, 1, 3, 1000, MOST_EACH};
@@ -104,8 +105,7 @@ MULTI_TEST(works_in_flight, 3, 30)
         tddp_work *works[WORKS];
         for (int i = 0; i < WORKS; i++) {
             tddp_buffer buffer = filled(&self, given_room + i * EACH, EACH, i);
-            tddp_inline_next(round == 2 ? 500 : 0, NULL);
-            CHECK_OK(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, &works[i]));
+            CHECK_OK(inline_sum(self.group, buffer, round == 2 ? 500 : 0, NULL, &works[i]));
         }
         const tddp_wait moment = {1, NULL};
         while (round == 1 && tddp_work_wait(works[0], &moment)) {

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "args.h"
 #include "world.h"
 
 typedef struct teller {
@@ -57,7 +58,9 @@ static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket
             int all = 0;
             CHECK_OK(tddp_reducer_mark_ready(self->reducer, self->inner, &all));
         }
-        return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_SUM, 1, work);
+        tddp_op_args args = sum_args(bucket->buffer);
+        args.description = bucket->description;
+        return tddp_submit(group, &args, work);
     }
     scale(bucket->buffer, stage == 1 ? 1.0f / (float)self->world_size : 2.0f);
     return stage == 1 ? TDDP_OK : tddp_broadcast(group, bucket->buffer, 0, work);

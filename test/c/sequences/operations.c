@@ -193,46 +193,61 @@ static void expect(seq_call *call)
 
 /* --- the call -------------------------------------------------------------------------------- */
 
-static tddp_status start(seq_call *call, tddp_work **work)
+static const tddp_op_kind kinds[SEQ_KINDS] = {
+    [SEQ_ALL_REDUCE] = TDDP_OP_ALL_REDUCE,
+    [SEQ_COALESCED] = TDDP_OP_ALL_REDUCE,
+    [SEQ_REDUCE] = TDDP_OP_REDUCE,
+    [SEQ_BROADCAST] = TDDP_OP_BROADCAST,
+    [SEQ_BARRIER] = TDDP_OP_BARRIER,
+    [SEQ_ALL_GATHER] = TDDP_OP_ALL_GATHER,
+    [SEQ_ALL_GATHER_LIST] = TDDP_OP_ALL_GATHER,
+    [SEQ_GATHER] = TDDP_OP_GATHER,
+    [SEQ_SCATTER] = TDDP_OP_SCATTER,
+    [SEQ_REDUCE_SCATTER] = TDDP_OP_REDUCE_SCATTER,
+    [SEQ_REDUCE_SCATTER_LIST] = TDDP_OP_REDUCE_SCATTER,
+    [SEQ_ALL_TO_ALL] = TDDP_OP_ALL_TO_ALL,
+};
+
+/* How many buffers are in the operation's list; 0: it has none on this rank. */
+static size_t count_inputs(const seq_call *call)
+{
+    bool given = call->op->kind == SEQ_REDUCE_SCATTER_LIST || call->op->kind == SEQ_ALL_TO_ALL ||
+                 (call->op->kind == SEQ_SCATTER && call->rank == call->op->root);
+    return given ? (size_t)call->size : 0;
+}
+
+static size_t count_outputs(const seq_call *call)
+{
+    if (call->op->kind == SEQ_COALESCED) {
+        return (size_t)call->op->parts;
+    }
+    bool got = call->op->kind == SEQ_ALL_GATHER_LIST || call->op->kind == SEQ_ALL_TO_ALL ||
+               (call->op->kind == SEQ_GATHER && call->rank == call->op->root);
+    return got ? (size_t)call->size : 0;
+}
+
+static tddp_op_args args_of(const seq_call *call)
 {
     const seq_op *op = call->op;
-    const bool at_root = call->rank == op->root;
-    const size_t size = (size_t)call->size;
-    tddp_group *group = call->group;
-    const tddp_buffer in = call->in[0];
-    const tddp_buffer out = call->out[0];
-    const double premul = seq_factor(call->program, op, call->rank);
-    tddp_buffer whole = op->kind == SEQ_ALL_GATHER ? out : in;
-    whole.count *= size;
-    switch (op->kind) {
-    case SEQ_ALL_REDUCE:
-        return tddp_all_reduce(group, out, op->reduce, premul, work);
-    case SEQ_COALESCED:
-        return tddp_all_reduce_coalesced(group, call->out, (size_t)op->parts, op->reduce, premul,
-                                         work);
-    case SEQ_REDUCE:
-        return tddp_reduce(group, out, op->reduce, premul, op->root, work);
-    case SEQ_BROADCAST:
-        return tddp_broadcast(group, out, op->root, work);
-    case SEQ_ALL_GATHER:
-        return tddp_all_gather(group, in, whole, work);
-    case SEQ_ALL_GATHER_LIST:
-        return tddp_all_gather_list(group, in, call->out, size, work);
-    case SEQ_GATHER:
-        return tddp_gather(group, in, at_root ? call->out : NULL, at_root ? size : 0, op->root,
-                           work);
-    case SEQ_SCATTER:
-        return tddp_scatter(group, out, at_root ? call->in : NULL, at_root ? size : 0, op->root,
-                            work);
-    case SEQ_REDUCE_SCATTER:
-        return tddp_reduce_scatter(group, whole, out, op->reduce, premul, work);
-    case SEQ_REDUCE_SCATTER_LIST:
-        return tddp_reduce_scatter_list(group, call->in, size, out, op->reduce, premul, work);
-    case SEQ_ALL_TO_ALL:
-        return tddp_all_to_all(group, call->in, call->out, size, work);
-    default:
-        return tddp_barrier(group, work);
+    const size_t inputs = count_inputs(call);
+    const size_t outputs = count_outputs(call);
+    tddp_op_args args = {.size = sizeof args,
+                         .kind = kinds[op->kind],
+                         .input = call->in[0],
+                         .output = call->out[0],
+                         .inputs = inputs ? call->in : NULL,
+                         .input_count = inputs,
+                         .outputs = outputs ? call->out : NULL,
+                         .output_count = outputs,
+                         .reduce = op->reduce,
+                         .premul = seq_factor(call->program, op, call->rank),
+                         .root = op->root};
+    if (op->kind == SEQ_ALL_GATHER) {
+        args.output.count *= (size_t)call->size;
+    } else if (op->kind == SEQ_REDUCE_SCATTER) {
+        args.input.count *= (size_t)call->size;
     }
+    return args;
 }
 
 /* Sends and receives in an order of this rank's; those that match in order stay in it. */
@@ -358,15 +373,16 @@ bool seq_begin(seq_call *call, bool may_last)
         start_messages(call);
         return may_last && seq_once_in(&call->own, 2);
     }
+    tddp_op_args args = args_of(call);
     if (call->op->described) {
         (void)snprintf(text, sizeof text, "operation %d", call->op->number);
-        tddp_describe_next(text);
+        args.description = text;
     }
     if (way == INLINE || way == INLINE_BRIEFLY) {
-        tddp_inline_next(way == INLINE ? -1 : 20, NULL);
+        args.inline_us = way == INLINE ? -1 : 20;
     }
     tddp_work *work = NULL;
-    tddp_status status = start(call, way == IN_THE_CALL ? NULL : &work);
+    tddp_status status = tddp_submit(call->group, &args, way == IN_THE_CALL ? NULL : &work);
     if (way == IN_THE_CALL || status) {
         check_outcome(call, status);
     }

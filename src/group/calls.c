@@ -1,0 +1,240 @@
+/*
+ * The calls by which operations begin: tddp_submit() for all of them, and one for each kind that
+ * takes what most callers need. Each finds the body that checks its arguments: collectives.c,
+ * lists.c, coalesce.c and p2p.c have them. Any thread.
+ */
+#include "base/options.h"
+#include "group/checks.h"
+
+typedef tddp_status (*operation_body)(tddp_group *group, const tddp_op_args *args,
+                                      tddp_work **work);
+
+static tddp_status begin(tddp_group *group, const tddp_op_args *args, tddp_work **work,
+                         operation_body body)
+{
+    tddp_status status = tddp_group_check_call(group, args->kind);
+    return status ? status : body(group, args, work);
+}
+
+/* --- any operation --------------------------------------------------------------------------- */
+
+static operation_body body_of(const tddp_op_args *args)
+{
+    switch (args->kind) {
+    case TDDP_OP_ALL_REDUCE:
+        return args->outputs ? tddp_group_all_reduce_list : tddp_group_all_reduce;
+    case TDDP_OP_BROADCAST:
+        return tddp_group_broadcast;
+    case TDDP_OP_BARRIER:
+        return tddp_group_barrier;
+    case TDDP_OP_ALL_GATHER:
+        return args->outputs ? tddp_group_all_gather_list : tddp_group_all_gather;
+    case TDDP_OP_REDUCE_SCATTER:
+        return args->inputs ? tddp_group_reduce_scatter_list : tddp_group_reduce_scatter;
+    case TDDP_OP_REDUCE:
+        return tddp_group_reduce;
+    case TDDP_OP_GATHER:
+        return tddp_group_gather;
+    case TDDP_OP_SCATTER:
+        return tddp_group_scatter;
+    case TDDP_OP_ALL_TO_ALL:
+        return tddp_group_all_to_all;
+    case TDDP_OP_SEND:
+    case TDDP_OP_RECV:
+        return tddp_group_send_or_recv;
+    case TDDP_OP_COUNT:
+        break;
+    }
+    return NULL;
+}
+
+void tddp_op_args_init(tddp_op_args *args, size_t size)
+{
+    const tddp_op_args defaults = TDDP_OP_ARGS_INIT;
+    tddp_opts_fill(&defaults, sizeof defaults, args, size);
+}
+
+tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work **work)
+{
+    tddp_op_args all = TDDP_OP_ARGS_INIT;
+    tddp_status status = tddp_opts_read("TDDP_OP_ARGS_INIT", args,
+                                        TDDP_OPTS_UNTIL(tddp_op_args, cancel), &all, sizeof all);
+    if (status) {
+        return status;
+    }
+    operation_body body = body_of(&all);
+    if (!body) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
+                         (int)all.kind, (int)TDDP_OP_COUNT - 1);
+    }
+    return begin(group, &all, work, body);
+}
+
+/* --- each kind ------------------------------------------------------------------------------- */
+
+/* Sets the options to none. What the kind does not use stays unset: clearing it would be a
+ * noticeable part of a small operation's time. */
+static void begin_args(tddp_op_args *args, tddp_op_kind kind)
+{
+    args->kind = kind;
+    args->timeout_ms = 0;
+    args->description = NULL;
+    args->inline_us = 0;
+    args->cancel = NULL;
+}
+
+tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
+                            tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_ALL_REDUCE);
+    args.output = buffer;
+    args.reduce = op;
+    args.premul = premul;
+    return begin(group, &args, work, tddp_group_all_reduce);
+}
+
+tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
+                                      tddp_reduce_op op, double premul, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_ALL_REDUCE);
+    args.outputs = buffers;
+    args.output_count = count;
+    args.reduce = op;
+    args.premul = premul;
+    return begin(group, &args, work, tddp_group_all_reduce_list);
+}
+
+tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
+                        int root, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_REDUCE);
+    args.output = buffer;
+    args.reduce = op;
+    args.premul = premul;
+    args.root = root;
+    return begin(group, &args, work, tddp_group_reduce);
+}
+
+tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_BROADCAST);
+    args.output = buffer;
+    args.root = root;
+    return begin(group, &args, work, tddp_group_broadcast);
+}
+
+tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_BARRIER);
+    return begin(group, &args, work, tddp_group_barrier);
+}
+
+tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
+                            tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_ALL_GATHER);
+    args.input = input;
+    args.output = output;
+    return begin(group, &args, work, tddp_group_all_gather);
+}
+
+tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
+                                 size_t count, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_ALL_GATHER);
+    args.input = input;
+    args.outputs = outputs;
+    args.output_count = count;
+    return begin(group, &args, work, tddp_group_all_gather_list);
+}
+
+tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
+                        size_t count, int root, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_GATHER);
+    args.input = input;
+    args.outputs = outputs;
+    args.output_count = count;
+    args.root = root;
+    return begin(group, &args, work, tddp_group_gather);
+}
+
+tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffer *inputs,
+                         size_t count, int root, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_SCATTER);
+    args.output = output;
+    args.inputs = inputs;
+    args.input_count = count;
+    args.root = root;
+    return begin(group, &args, work, tddp_group_scatter);
+}
+
+tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffer output,
+                                tddp_reduce_op op, double premul, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_REDUCE_SCATTER);
+    args.input = input;
+    args.output = output;
+    args.reduce = op;
+    args.premul = premul;
+    return begin(group, &args, work, tddp_group_reduce_scatter);
+}
+
+tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *inputs, size_t count,
+                                     tddp_buffer output, tddp_reduce_op op, double premul,
+                                     tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_REDUCE_SCATTER);
+    args.inputs = inputs;
+    args.input_count = count;
+    args.output = output;
+    args.reduce = op;
+    args.premul = premul;
+    return begin(group, &args, work, tddp_group_reduce_scatter_list);
+}
+
+tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
+                            const tddp_buffer *outputs, size_t count, tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_ALL_TO_ALL);
+    args.inputs = inputs;
+    args.input_count = count;
+    args.outputs = outputs;
+    args.output_count = count;
+    return begin(group, &args, work, tddp_group_all_to_all);
+}
+
+tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
+                      tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_SEND);
+    args.input = buffer;
+    args.peer = peer;
+    args.tag = tag;
+    return begin(group, &args, work, tddp_group_send_or_recv);
+}
+
+tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
+                      tddp_work **work)
+{
+    tddp_op_args args;
+    begin_args(&args, TDDP_OP_RECV);
+    args.output = buffer;
+    args.peer = peer;
+    args.tag = tag;
+    return begin(group, &args, work, tddp_group_send_or_recv);
+}

@@ -1,0 +1,30 @@
+/* Sums with options: the arguments of an all_reduce, and one that is described. */
+#ifndef TDDP_TEST_ARGS_H
+#define TDDP_TEST_ARGS_H
+
+#include <tddp/group.h>
+
+static inline tddp_op_args sum_args(tddp_buffer buffer)
+{
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.output = buffer;
+    return args;
+}
+
+static inline tddp_status described_sum(tddp_group *group, tddp_buffer buffer, const char *text)
+{
+    tddp_op_args args = sum_args(buffer);
+    args.description = text;
+    return tddp_submit(group, &args, NULL);
+}
+
+static inline tddp_status inline_sum(tddp_group *group, tddp_buffer buffer, int64_t microseconds,
+                                     tddp_cancel *cancel, tddp_work **work)
+{
+    tddp_op_args args = sum_args(buffer);
+    args.inline_us = microseconds;
+    args.cancel = cancel;
+    return tddp_submit(group, &args, work);
+}
+
+#endif
