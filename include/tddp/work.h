@@ -62,6 +62,21 @@ TDDP_API int tddp_work_source(const tddp_work *work);
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
                                                       void *data);
 
+/**
+ * A descriptor for poll(2), epoll and event loops: readable (POLLIN) once the work is done, well or
+ * not, and from then on; tddp_work_status() has the outcome. The group's threads execute the
+ * operation meanwhile: an event loop needs no other call. The first call makes the descriptor,
+ * later ones return the same. It belongs to the work and is valid until tddp_work_release(): do not
+ * read, write or close it. Each work that is polled takes one. Any thread. Errors:
+ * TDDP_INVALID_ARGUMENT, TDDP_SYSTEM (too many descriptors), TDDP_FORKED.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_work_fd(tddp_work *work, int *fd);
+
+/** A pointer of the caller's that goes with the work, NULL at first. The library neither looks at
+ * what is there nor frees it. Any thread. */
+TDDP_API void tddp_work_set_user(tddp_work *work, void *user);
+TDDP_API void *tddp_work_user(const tddp_work *work);
+
 /** The caller has done with it. A running operation goes on; its buffers must outlive it all the
  * same. NULL is fine. */
 TDDP_API void tddp_work_release(tddp_work *work);

@@ -56,11 +56,13 @@ struct tddp_work {
     int64_t device_ns;                  /* how long that took; 0: nobody measured */
     char *description;                  /* what the caller said of it; NULL: nothing */
     int source;                         /* of a recv that went well */
+    void *_Atomic user;                 /* the caller's */
     pthread_mutex_t mutex;              /* guards what follows */
     pthread_cond_t cond;
     bool launched;     /* it is on the device's queue */
-    int event_fd;      /* readable once done; -1 while no waiter with a cancel token needs it */
-    int event_waiters; /* who do */
+    int event_fd;      /* readable once done; -1 while nobody needs it */
+    int event_waiters; /* waiters with a cancel token, who do */
+    bool event_kept;   /* so does the caller, who polls it */
     tddp_status status;
     char *text; /* what went wrong; NULL: nothing, or no memory to say it */
     bool has_callback;

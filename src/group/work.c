@@ -3,8 +3,8 @@
  *
  * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
  * eventfd, made by the first who needs it, together with the token. The last one to leave closes
- * it: programs keep thousands of handles. Of the group it knows only that a thread that waits may
- * help it (turn.c).
+ * it, unless the caller was given it to poll: programs keep thousands of handles. Of the group it
+ * knows only that a thread that waits may help it (turn.c).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -162,7 +162,7 @@ static tddp_status open_event(tddp_work *work, int *fd)
 static void leave_event(tddp_work *work)
 {
     pthread_mutex_lock(&work->mutex);
-    if (--work->event_waiters == 0) {
+    if (--work->event_waiters == 0 && !work->event_kept) {
         tddp_close(work->event_fd);
         work->event_fd = -1;
     }
@@ -350,6 +350,37 @@ tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), voi
         callback(data);
     }
     return TDDP_OK;
+}
+
+tddp_status tddp_work_fd(tddp_work *work, int *fd)
+{
+    if (!work || !fd) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", work ? "fd" : "work");
+    }
+    if (work->pid != tddp_process_id()) {
+        return made_before_fork(work);
+    }
+    int own;
+    tddp_status status = open_event(work, &own);
+    if (status) {
+        return status;
+    }
+    pthread_mutex_lock(&work->mutex);
+    work->event_kept = true;
+    work->event_waiters--;
+    pthread_mutex_unlock(&work->mutex);
+    *fd = own;
+    return TDDP_OK;
+}
+
+void tddp_work_set_user(tddp_work *work, void *user)
+{
+    atomic_store(&work->user, user);
+}
+
+void *tddp_work_user(const tddp_work *work)
+{
+    return atomic_load(&work->user);
 }
 
 void tddp_work_release(tddp_work *work)

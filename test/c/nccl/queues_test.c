@@ -1,5 +1,6 @@
 /* Operations on a device's queue: streams that wait, several on their way, what ends early. With
  * stand-ins for NCCL and CUDA. */
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -91,6 +92,11 @@ MULTI_TEST(several_are_on_their_way, 3, 60)
     /* The last is launched before the first is done: its order comes back at once. */
     CHECK_OK(tddp_work_order(works[MANY - 1], stream, NULL));
     CHECK_INT(tddp_work_completed(works[MANY - 1]), 0);
+    struct pollfd entry = {.events = POLLIN};
+    CHECK_OK(tddp_work_fd(works[MANY - 1], &entry.fd));
+    CHECK_INT(poll(&entry, 1, 0), 0);
+    CHECK_INT(poll(&entry, 1, TIMEOUT_MS), 1);
+    CHECK_OK(tddp_work_status(works[MANY - 1]));
     for (int i = MANY - 1; i >= 0; i--) {
         CHECK_OK(tddp_work_wait(works[i], NULL));
         CHECK_DOUBLE((double)data[i][COUNT - 1], 3.0 + 3 * i, 0);
