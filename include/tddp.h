@@ -40,21 +40,19 @@
  * as what this libtddp does not know is zero, else refused with TDDP_INVALID_ARGUMENT. Below 1.0
  * that holds within a minor version.
  *
- * <tddp/torch.h> is apart: it belongs to libtddp_torch, which needs libtorch.
+ * Not included here: <tddp/backend.h>, <tddp/call.h> and <tddp/cuda.h>, for those who write a
+ * backend; <tddp/file.h> and <tddp/heap.h>, which programs that train may use; and
+ * <tddp/torch.h> and its like, of libtddp_torch, which needs libtorch.
  */
 #ifndef TDDP_H
 #define TDDP_H
 
-#include <tddp/backend.h>
 #include <tddp/buffer.h>
-#include <tddp/call.h>
 #include <tddp/comm_hook.h>
-#include <tddp/cuda.h>
-#include <tddp/file.h>
 #include <tddp/group.h>
-#include <tddp/heap.h>
 #include <tddp/hooks.h>
 #include <tddp/log.h>
+#include <tddp/op.h>
 #include <tddp/recorder.h>
 #include <tddp/reducer.h>
 #include <tddp/status.h>

@@ -6,6 +6,8 @@
  */
 #include "torch_ddp.h"
 
+#include <tddp/backend.h>
+
 static void group_free(void *group)
 {
     tddp_group_release_async(group);

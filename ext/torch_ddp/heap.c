@@ -4,6 +4,8 @@
  */
 #include "torch_ddp.h"
 
+#include <tddp/heap.h>
+
 static VALUE heap_keep(VALUE self)
 {
     (void)self;

@@ -7,6 +7,8 @@
  */
 #include "torch_ddp.h"
 
+#include <tddp/call.h>
+
 /* Whether operations are described. The GVL guards it. */
 static bool detail;
 

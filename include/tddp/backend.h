@@ -16,12 +16,13 @@
  * operations of one group run one at a time, in the same order on every rank, on the group's
  * progress thread; sends and receives are posted from any thread and finished on threads of the
  * group's, and so are all operations on the memory of a device with TDDP_BACKEND_QUEUES; abort()
- * may come from any thread meanwhile. No slot may throw or call Ruby.
+ * may come from any thread meanwhile. No slot may throw, or run code of a host language.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
 
 #include <tddp/buffer.h>
+#include <tddp/op.h>
 #include <tddp/store.h>
 
 #ifdef __cplusplus
@@ -29,54 +30,6 @@ extern "C" {
 #endif
 
 #define TDDP_BACKEND_ABI 1u
-
-/* PyTorch's numbers (c10d::ReduceOp). X(name, code, text) */
-#define TDDP_REDUCE_OP_MAP(X) \
-    X(SUM, 0, "sum")          \
-    X(AVG, 1, "avg")          \
-    X(PRODUCT, 2, "product")  \
-    X(MIN, 3, "min")          \
-    X(MAX, 4, "max")          \
-    X(BAND, 5, "band")        \
-    X(BOR, 6, "bor")          \
-    X(BXOR, 7, "bxor")        \
-    X(PREMUL_SUM, 8, "premul_sum")
-
-typedef enum tddp_reduce_op {
-#define TDDP_REDUCE_OP_ENUM(name, code, text) TDDP_REDUCE_##name = code,
-    TDDP_REDUCE_OP_MAP(TDDP_REDUCE_OP_ENUM)
-#undef TDDP_REDUCE_OP_ENUM
-} tddp_reduce_op;
-
-/** "sum" and so on; "unknown" for a value that is no operation. Static. */
-TDDP_API const char *tddp_reduce_op_name(tddp_reduce_op op);
-
-/* What a group can ask. New kinds are added at the end: X(name, text) */
-#define TDDP_OP_MAP(X)                  \
-    X(ALL_REDUCE, "all_reduce")         \
-    X(BROADCAST, "broadcast")           \
-    X(BARRIER, "barrier")               \
-    X(ALL_GATHER, "all_gather")         \
-    X(REDUCE_SCATTER, "reduce_scatter") \
-    X(REDUCE, "reduce")                 \
-    X(GATHER, "gather")                 \
-    X(SCATTER, "scatter")               \
-    X(ALL_TO_ALL, "all_to_all")         \
-    X(SEND, "send")                     \
-    X(RECV, "recv")
-
-typedef enum tddp_op_kind {
-#define TDDP_OP_ENUM(name, text) TDDP_OP_##name,
-    TDDP_OP_MAP(TDDP_OP_ENUM)
-#undef TDDP_OP_ENUM
-        TDDP_OP_COUNT
-} tddp_op_kind;
-
-/** "all_reduce" and so on; "unknown" for a value that is no kind. Static. */
-TDDP_API const char *tddp_op_name(tddp_op_kind kind);
-
-/** The sender of a message that may come from any rank. */
-#define TDDP_ANY_SOURCE (-1)
 
 /* Whether it is between two ranks rather than all: posted, not run. */
 static inline int tddp_op_is_p2p(tddp_op_kind kind)

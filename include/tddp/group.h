@@ -31,7 +31,9 @@
 #ifndef TDDP_GROUP_H
 #define TDDP_GROUP_H
 
-#include <tddp/backend.h>
+#include <tddp/buffer.h>
+#include <tddp/op.h>
+#include <tddp/store.h>
 #include <tddp/work.h>
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /**
  * @file version.h
- * @brief The version of libtddp and of the gem: CMake, the gemspec and Ruby all read it here.
+ * @brief The version of libtddp, and of all that is built with it: they read it here.
  */
 #ifndef TDDP_VERSION_H
 #define TDDP_VERSION_H

@@ -8,7 +8,8 @@
 #ifndef TDDP_WORK_H
 #define TDDP_WORK_H
 
-#include <tddp/backend.h>
+#include <tddp/buffer.h>
+#include <tddp/op.h>
 #include <tddp/wait.h>
 
 #ifdef __cplusplus
@@ -56,8 +57,8 @@ TDDP_API int tddp_work_source(const tddp_work *work);
 /**
  * Has `callback(data)` called once when the work is done, on a thread of the group's, or on one
  * that waits for a work of that group, or here and now if it is done already. It must not block,
- * call Ruby, or shut the group down. One callback a work. Errors: TDDP_INVALID_ARGUMENT if there is
- * one already.
+ * wait for a lock of a host language, or shut the group down. One callback a work. Errors:
+ * TDDP_INVALID_ARGUMENT if there is one already.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
                                                       void *data);

@@ -34,6 +34,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include <tddp/backend.h>
 #include <tddp/group.h>
 
 #include "base/base.h"

@@ -33,12 +33,16 @@ class RoomsTest < Minitest::Test
   PUBLIC = {
     "export.h" => %w[], "version.h" => %w[export.h], "status.h" => %w[export.h], "wait.h" => %w[status.h],
     "log.h" => %w[export.h], "heap.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
-    "backend.h" => %w[buffer.h store.h], "work.h" => %w[backend.h wait.h], "group.h" => %w[backend.h work.h],
+    "op.h" => %w[export.h], "backend.h" => %w[buffer.h op.h store.h], "work.h" => %w[buffer.h op.h wait.h],
+    "group.h" => %w[buffer.h op.h store.h work.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
     "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
+
+  # What <tddp.h> leaves out: what backends are made of, helpers of programs that train, and the headers of libtddp_torch.
+  APART = /\A(backend|call|cuda|file|heap|torch.*)\.h\z/
 
   LONGEST_FILE = 500
   LONGEST_FUNCTION = 80
@@ -89,6 +93,16 @@ class RoomsTest < Minitest::Test
       found = includes(File.join(ROOT, "include/tddp", name)).filter_map { |header| header[%r{\Atddp/(.+)}, 1] }
       assert_empty found - beneath, "<tddp/#{name}>"
     end
+  end
+
+  def test_the_umbrella_has_what_applications_need
+    found = includes(File.join(ROOT, "include/tddp.h")).map { |header| header.delete_prefix("tddp/") }
+    assert_equal (PUBLIC.keys - %w[export.h]).grep_v(APART).sort, found
+    assert_empty found.flat_map { |header| PUBLIC.fetch(header) }.grep(APART)
+  end
+
+  def test_public_headers_know_nothing_of_ruby
+    assert_empty sources("include/**/*.h").select { |file| File.read(file).match?(/\b(ruby|gvl|gems?)\b/i) }
   end
 
   def test_public_headers_stand_alone_in_c_and_in_cpp

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <tddp/backend.h>
+
 #include "fixture.h"
 #include "recorded.h"
 

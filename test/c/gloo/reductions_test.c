@@ -1,5 +1,7 @@
 /* all_reduce, reduce and reduce_scatter over Gloo, beyond what random programs do
  * (test/c/sequences): eight ranks, many pieces, equal bits, means of large halves. */
+#include <tddp/backend.h>
+
 #include "numbers.h"
 #include "world.h"
 

@@ -2,6 +2,8 @@
  * that differ between ranks, parts of oneself that do not fit. */
 #include <stdio.h>
 
+#include <tddp/backend.h>
+
 #include "world.h"
 
 typedef struct member {

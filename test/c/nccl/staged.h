@@ -8,6 +8,8 @@
 
 #include <stdbool.h>
 
+#include <tddp/backend.h>
+
 #include "nccl/world.h"
 #include "standin/standin.h"
 

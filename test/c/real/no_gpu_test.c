@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include <tddp.h>
+#include <tddp/backend.h>
 #include <tddp/cuda.h>
 
 #include "check.h"

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include <tddp.h>
+#include <tddp/backend.h>
 
 #include "check.h"
 
