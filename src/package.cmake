@@ -11,8 +11,9 @@ install(FILES ${CMAKE_BINARY_DIR}/tddpConfig.cmake ${CMAKE_BINARY_DIR}/tddpConfi
   DESTINATION ${package_dir})
 
 # The prefix is told relative to the file itself, so that an installation can be moved.
+file(RELATIVE_PATH to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 file(WRITE ${CMAKE_BINARY_DIR}/tddp.pc
-"prefix=\${pcfiledir}/../..
+"prefix=\${pcfiledir}/${to_prefix}
 libdir=\${prefix}/${CMAKE_INSTALL_LIBDIR}
 includedir=\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}
 

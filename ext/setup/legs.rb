@@ -190,7 +190,7 @@ module Setup
     end
 
     def clang_format
-      files = Dir.glob("{include,src,ext,test}/**/*.{c,cc,h}", base: ROOT).sort
+      files = Dir.glob("{include,src,ext,test,examples}/**/*.{c,cc,h}", base: ROOT).sort
       Console.step("clang-format: #{files.size} files", "clang-format", "--dry-run", "-Werror", *files, log: "clang-format", cure: "clang-format -i FILE")
     end
 
