@@ -25,7 +25,7 @@ module Setup
     # What is built and tested here, and what says how.
     FILES = %w[
       CMakeLists.txt include/**/*.h src/**/CMakeLists.txt src/backend/*.{c,h} src/backend/{cuda,fake,nccl}/*.{c,h}
-      src/torch/*.{cc,h,cmake,map} test/c/CMakeLists.txt test/c/*.{c,h} test/c/{backend,nccl,real,standin}/*.{c,h}
+      src/torch/**/*.{cc,h,cmake,map} test/c/CMakeLists.txt test/c/*.{c,h} test/c/{backend,nccl,real,standin}/*.{c,h}
       ext/setup/{cuda,root}.rb
     ].freeze
     SETTINGS = %w[-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTDDP_WERROR=ON -DTDDP_TESTS=ON -DTDDP_GLOO=OFF -DTDDP_TORCH=ON

@@ -26,7 +26,10 @@ class RoomsTest < Minitest::Test
   # The same between the folders of a room that has several with a life of their own.
   MAY_INCLUDE_WITHIN = {
     "backend/arith" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/hosts" => %w[backend/arith backend/shm],
-    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda]
+    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
+    "torch/tensor" => %w[], "torch/autograd" => %w[], "torch/checkpoint" => %w[torch/autograd torch/tensor],
+    "torch/ddp" => %w[torch/autograd torch/checkpoint torch/tensor], "torch/data_parallel" => %w[torch/autograd torch/tensor],
+    "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/tensor]
   }.freeze
 
   # Public headers, each with those it may include: the same law, seen from outside.
@@ -79,6 +82,11 @@ class RoomsTest < Minitest::Test
       end
     end
     assert_empty wrong
+  end
+
+  def test_every_folder_of_the_shim_is_in_the_law
+    folders = Dir.glob("*/", base: File.join(ROOT, "src/torch")).map { |name| "torch/#{name.chomp("/")}" }
+    assert_equal MAY_INCLUDE_WITHIN.keys.grep(%r{\Atorch/}).sort, folders.sort
   end
 
   def test_only_the_shim_and_the_bridge_see_libtorch

@@ -1,0 +1,42 @@
+// Callbacks for the end of backward: autograd's own, or kept by the innermost nested backward of
+// the thread until it is closed. Entered by the threads that run backward.
+#include "torch/autograd/end_of_backward.h"
+
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+
+namespace tddp_torch
+{
+
+static thread_local NestedBackward *innermost;
+
+NestedBackward::NestedBackward() : outer_(innermost)
+{
+    innermost = this;
+}
+
+NestedBackward::~NestedBackward()
+{
+    innermost = outer_;
+}
+
+void NestedBackward::close()
+{
+    innermost = outer_;
+    for (auto &callback : callbacks_) {
+        at_end_of_backward(std::move(callback));
+    }
+    callbacks_.clear();
+}
+
+void at_end_of_backward(std::function<void()> callback)
+{
+    if (innermost) {
+        innermost->callbacks_.push_back(std::move(callback));
+    } else {
+        torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+    }
+}
+
+} // namespace tddp_torch

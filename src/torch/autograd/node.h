@@ -1,0 +1,30 @@
+// Autograd's nodes, which libtorch's versions count by pointers of different kinds.
+#ifndef TDDP_TORCH_NODE_H
+#define TDDP_TORCH_NODE_H
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace tddp_torch
+{
+
+// A shared_ptr or an intrusive_ptr, as libtorch's version has it.
+using NodePointer = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
+
+template <typename Made, typename... Arguments> NodePointer make_node(Arguments &&...arguments)
+{
+    if constexpr (std::is_convertible_v<std::shared_ptr<Made>, NodePointer>) {
+        return std::make_shared<Made>(std::forward<Arguments>(arguments)...);
+    } else {
+        return c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...);
+    }
+}
+
+} // namespace tddp_torch
+
+#endif

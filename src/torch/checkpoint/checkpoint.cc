@@ -1,0 +1,303 @@
+// Segments that are computed again in backward. The node in the outer graph holds the segment's
+// inputs; its backward has the host run the segment with grad, then runs the backward of that graph
+// to its end, so gradients of parameters are accumulated within, and passes on those of the inputs.
+// On the thread of autograd's that runs this part of backward. What it runs is the host's.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <mutex>
+#include <sstream>
+#include <typeinfo>
+
+#include <tddp/torch_checkpoint.h>
+
+#include "torch/autograd/end_of_backward.h"
+#include "torch/autograd/node.h"
+#include "torch/checkpoint/checkpoint.h"
+#include "torch/tensor/shim.h"
+
+namespace tddp_torch
+{
+
+namespace
+{
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+at::Tensor random_state()
+{
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    return generator.get_state();
+}
+
+void set_random_state(const at::Tensor &state)
+{
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+}
+
+// Random numbers as they were, and afterwards as they are now.
+class RandomScope
+{
+  public:
+    explicit RandomScope(const at::Tensor &state)
+    {
+        if (state.defined()) {
+            now_ = random_state();
+            set_random_state(state);
+        }
+    }
+    ~RandomScope()
+    {
+        if (now_.defined()) {
+            (void)guard([&] { set_random_state(now_); });
+        }
+    }
+    RandomScope(const RandomScope &) = delete;
+    RandomScope &operator=(const RandomScope &) = delete;
+
+  private:
+    at::Tensor now_;
+};
+
+class CheckpointNode final : public torch::autograd::Node
+{
+  public:
+    CheckpointNode(const tddp_checkpoint_ops &ops, void *state) : ops_(ops), state_(state) {}
+    ~CheckpointNode() override
+    {
+        let_go();
+    }
+    CheckpointNode(const CheckpointNode &) = delete;
+    CheckpointNode &operator=(const CheckpointNode &) = delete;
+
+    void keep(const std::vector<at::Tensor> &inputs, bool preserve_rng)
+    {
+        torch::autograd::edge_list edges;
+        for (const at::Tensor &input : inputs) {
+            inputs_.emplace_back(input, false);
+            required_.push_back(input.requires_grad());
+            edges.push_back(input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
+                                                  : torch::autograd::Edge());
+        }
+        set_next_edges(std::move(edges));
+        if (preserve_rng) {
+            random_ = random_state();
+        }
+    }
+    void tie(size_t output_count, std::vector<size_t> differentiable)
+    {
+        output_count_ = output_count;
+        differentiable_ = std::move(differentiable);
+    }
+    // The host's state goes back to it, if it was not taken over after all.
+    void disown()
+    {
+        state_ = nullptr;
+        ops_.free = nullptr;
+    }
+    variable_list apply(variable_list &&grads) override;
+    void release_variables() override
+    {
+        inputs_.clear();
+        random_.reset();
+        let_go();
+    }
+    std::string name() const override
+    {
+        return "CheckpointBackward";
+    }
+
+  private:
+    void check_backward() const;
+    std::vector<at::Tensor> detached_inputs();
+    std::vector<at::Tensor> run_again(std::vector<at::Tensor> &inputs) const;
+    void let_go()
+    {
+        if (ops_.free && !released_) {
+            ops_.free(state_);
+        }
+        released_ = true;
+    }
+
+    tddp_checkpoint_ops ops_;
+    void *state_;
+    bool released_ = false;
+    std::vector<SavedVariable> inputs_;
+    std::vector<bool> required_;
+    at::Tensor random_;
+    size_t output_count_ = 0;
+    std::vector<size_t> differentiable_; // outputs
+};
+
+void CheckpointNode::check_backward() const
+{
+    if (released_) {
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                "backward through a checkpointed segment a second time: its inputs "
+                                "are freed, call backward with retain_graph: true the first time"));
+    }
+    if (at::GradMode::is_enabled()) {
+        throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                "a checkpointed segment has no second derivatives: call backward "
+                                "without create_graph, or do not checkpoint it"));
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+        throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                "a checkpointed segment accumulates gradients of all its "
+                                "parameters: it works with backward, not with gradients of chosen "
+                                "inputs"));
+    }
+}
+
+std::vector<at::Tensor> CheckpointNode::detached_inputs()
+{
+    std::vector<at::Tensor> inputs;
+    for (size_t i = 0; i < inputs_.size(); i++) {
+        const at::Tensor input = inputs_[i].unpack();
+        inputs.push_back(input.defined() ? input.detach().set_requires_grad(required_[i]) : input);
+    }
+    return inputs;
+}
+
+std::vector<at::Tensor> CheckpointNode::run_again(std::vector<at::Tensor> &inputs) const
+{
+    std::vector<at::Tensor> outputs(output_count_);
+    std::vector<tddp_tensor *> in;
+    std::vector<tddp_tensor *> out;
+    for (at::Tensor &input : inputs) {
+        in.push_back(reinterpret_cast<tddp_tensor *>(&input));
+    }
+    for (at::Tensor &output : outputs) {
+        out.push_back(reinterpret_cast<tddp_tensor *>(&output));
+    }
+    const RandomScope random(random_);
+    const at::AutoGradMode with_grad(true);
+    check(ops_.again(state_, in.data(), in.size(), out.data(), out.size()));
+    return outputs;
+}
+
+// A gradient has the shape of forward's output. Autograd itself would sum it up to a smaller one.
+void check_same(size_t number, const at::Tensor &again, const at::Tensor &grad)
+{
+    if (again.sizes() != grad.sizes()) {
+        std::ostringstream text;
+        text << "output " << number << " of a checkpointed segment has the shape " << again.sizes()
+             << " in backward, but " << grad.sizes()
+             << " in forward: the segment must do the same each time";
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "%s", text.str().c_str()));
+    }
+}
+
+variable_list CheckpointNode::apply(variable_list &&grads)
+{
+    check_backward();
+    std::vector<at::Tensor> inputs = detached_inputs();
+    bool wanted = false;
+    for (const at::Tensor &grad : grads) {
+        wanted = wanted || grad.defined();
+    }
+    if (!wanted) {
+        return variable_list(inputs.size());
+    }
+    const std::vector<at::Tensor> outputs = run_again(inputs);
+    variable_list roots;
+    variable_list root_grads;
+    for (size_t i = 0; i < differentiable_.size(); i++) {
+        const at::Tensor &output = outputs[differentiable_[i]];
+        if (grads[i].defined() && output.defined() && output.requires_grad()) {
+            check_same(differentiable_[i], output, grads[i]);
+            roots.push_back(output);
+            root_grads.push_back(grads[i]);
+        }
+    }
+    if (!roots.empty()) {
+        NestedBackward nested;
+        torch::autograd::backward(roots, root_grads);
+        nested.close();
+    }
+    variable_list result;
+    for (size_t i = 0; i < inputs.size(); i++) {
+        result.push_back(required_[i] ? inputs[i].grad() : at::Tensor());
+    }
+    return result;
+}
+
+bool can_have_gradient(const at::Tensor &tensor)
+{
+    return tensor.defined() &&
+           (at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type()));
+}
+
+} // namespace
+
+bool is_checkpoint(const torch::autograd::Node &node)
+{
+    return typeid(node) == typeid(CheckpointNode);
+}
+
+} // namespace tddp_torch
+
+struct tddp_checkpoint {
+    tddp_torch::NodePointer node;
+};
+
+tddp_status tddp_checkpoint_begin(tddp_tensor *const *inputs, size_t input_count, int preserve_rng,
+                                  const tddp_checkpoint_ops *ops, void *state,
+                                  tddp_checkpoint **out)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        if (!ops || ops->size != sizeof *ops || !ops->again) {
+            throw Failure(
+                tddp_fail(TDDP_INVALID_ARGUMENT, "ops without size or again: expected both"));
+        }
+        std::vector<at::Tensor> tensors;
+        for (size_t i = 0; i < input_count; i++) {
+            tensors.push_back(tensor_of(inputs[i]));
+        }
+        auto made = std::make_unique<tddp_checkpoint>();
+        made->node = make_node<CheckpointNode>(*ops, state);
+        auto &node = static_cast<CheckpointNode &>(*made->node);
+        try {
+            node.keep(tensors, preserve_rng != 0);
+        } catch (...) {
+            node.disown();
+            throw;
+        }
+        *out = made.release();
+    });
+}
+
+tddp_status tddp_checkpoint_outputs(tddp_checkpoint *checkpoint, tddp_tensor *const *outputs,
+                                    size_t output_count)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        std::vector<size_t> differentiable;
+        for (size_t i = 0; i < output_count; i++) {
+            at::Tensor &output = *reinterpret_cast<at::Tensor *>(outputs[i]);
+            if (!can_have_gradient(output)) {
+                continue;
+            }
+            differentiable.push_back(i);
+            at::Tensor alias = output.detach();
+            alias.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(true);
+            torch::autograd::create_gradient_edge(alias, checkpoint->node);
+            output = std::move(alias);
+        }
+        static_cast<CheckpointNode &>(*checkpoint->node)
+            .tie(output_count, std::move(differentiable));
+    });
+}
+
+void tddp_checkpoint_free(tddp_checkpoint *checkpoint)
+{
+    delete checkpoint;
+}

@@ -1,0 +1,384 @@
+// Batch normalisation with the statistics of all ranks' batches. Forward gathers mean, sum of
+// squared deviations and count of each rank and puts them together in float64, in the order of the
+// ranks, so that all ranks get the same; backward adds up the two sums that the gradient of the
+// input needs. Runs on the threads that run forward and backward, and waits there, through the host
+// language. Normalising itself and the sums over a batch are libtorch's own, those of a BatchNorm.
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/batch_norm_update_stats.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/zeros.h>
+#include <tddp/torch_nn.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "torch/tensor/agree.h"
+#include "torch/tensor/parallel.h"
+#include "torch/tensor/plain_memory.h"
+
+namespace tddp_torch
+{
+
+namespace
+{
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What a graph keeps for its backward besides tensors.
+struct Tie : torch::CustomClassHolder {
+    Tie(tddp_group *of, tddp_wait_through how, double epsilon)
+        : group(tddp_group_retain(of)), through(how), eps(epsilon)
+    {
+    }
+    ~Tie() override
+    {
+        tddp_group_release_async(group);
+    }
+    Tie(const Tie &) = delete;
+    Tie &operator=(const Tie &) = delete;
+
+    tddp_group *group;
+    tddp_wait_through through;
+    double eps;
+    double count = 0; // values of a channel on all ranks
+};
+using TiePointer = c10::intrusive_ptr<Tie>;
+
+/* --- statistics ------------------------------------------------------------------------------ */
+
+// Of all ranks' batches, in float64 on the CPU.
+struct Statistics {
+    at::Tensor mean;
+    at::Tensor variance; // biased, as it normalises
+    double count;
+};
+
+at::Tensor statistics_here(const at::Tensor &input)
+{
+    const int64_t channels = input.size(1);
+    const at::Tensor mine = at::zeros({2 * channels + 1}, at::kDouble);
+    if (input.numel() > 0) {
+        const double count = static_cast<double>(input.numel() / channels);
+        const auto both = at::batch_norm_update_stats(input, {}, {}, 0);
+        mine.narrow(0, 0, channels).copy_(std::get<0>(both));
+        mine.narrow(0, channels, channels).copy_(std::get<1>(both)).mul_(count);
+        mine.data_ptr<double>()[2 * channels] = count;
+    }
+    return mine.to(input.device());
+}
+
+Statistics put_together(const at::Tensor &gathered, int64_t channels)
+{
+    const at::Tensor mean = at::zeros({channels}, at::kDouble);
+    const at::Tensor variance = at::zeros({channels}, at::kDouble);
+    const double *rows = gathered.data_ptr<double>();
+    double *means = mean.data_ptr<double>(), *variances = variance.data_ptr<double>();
+    const int64_t width = 2 * channels + 1;
+    double count = 0;
+    for (int64_t rank = 0; rank < gathered.size(0); rank++) {
+        const double *row = rows + rank * width, more = row[width - 1];
+        if (more == 0) {
+            continue;
+        }
+        count += more;
+        for (int64_t c = 0; c < channels; c++) {
+            const double apart = row[c] - means[c];
+            means[c] += apart * (more / count);
+            variances[c] += row[channels + c] + apart * apart * more * ((count - more) / count);
+        }
+    }
+    for (int64_t c = 0; c < channels && count > 0; c++) {
+        variances[c] /= count;
+    }
+    return {mean, variance, count};
+}
+
+Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_wait_through through)
+{
+    const at::Tensor mine = statistics_here(input);
+    const at::Tensor all =
+        at::empty({tddp_group_world_size(tie.group), mine.numel()}, mine.options());
+    try {
+        gather_over_ranks(tie.group, mine, all, through, nullptr);
+    } catch (const Failure &failure) {
+        if (failure.status != TDDP_CANCELED) {
+            throw;
+        }
+        throw Failure(tddp_fail(TDDP_CANCELED,
+                                "interrupted while the ranks put their batches' statistics "
+                                "together: the others still wait for this one's"));
+    }
+    const Statistics found = put_together(all.to(at::kCPU), input.size(1));
+    if (found.count < 2) {
+        std::ostringstream shape;
+        shape << input.sizes();
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                "expected more than 1 value per channel over all ranks when "
+                                "training, got %.0f (this rank's input is %s)",
+                                found.count, shape.str().c_str()));
+    }
+    return found;
+}
+
+// Into the buffer's memory, as BatchNorm does it: graphs that saved the buffer are not disturbed.
+void follow(const tddp_tensor *running, const at::Tensor &value, double momentum)
+{
+    if (running && tensor_of(running).defined()) {
+        const at::Tensor buffer = tensor_of(running).variable_data();
+        const at::Tensor fresh = value.to(buffer.device());
+        buffer.copy_(buffer.to(at::kDouble).mul_(1 - momentum).add_(fresh, momentum));
+    }
+}
+
+/* --- the gradient of the input --------------------------------------------------------------- */
+
+// Per channel: (dy - mean_dy - (x - mean) * slope) * scale
+struct Channel {
+    double mean_dy, mean, slope, scale;
+};
+
+template <typename T> struct Columns {
+    std::vector<T> mean_dy, mean, slope, scale;
+};
+
+// Samples from `first` to before `last`, each of `length` numbers a channel.
+template <typename T>
+void sample_gradients(const Columns<T> &by, const T *dy, const T *x, T *dx, int64_t length,
+                      int64_t first, int64_t last)
+{
+    const int64_t width = static_cast<int64_t>(by.mean.size());
+    const T *mean_dy = by.mean_dy.data(), *mean = by.mean.data();
+    const T *slope = by.slope.data(), *scale = by.scale.data();
+    for (int64_t at = first * width * length; at < last * width * length;) {
+        for (int64_t c = 0; length == 1 && c < width; c++, at++) {
+            dx[at] = (dy[at] - mean_dy[c] - (x[at] - mean[c]) * slope[c]) * scale[c];
+        }
+        for (int64_t c = 0; length != 1 && c < width; c++) {
+            for (const int64_t end = at + length; at < end; at++) {
+                dx[at] = (dy[at] - mean_dy[c] - (x[at] - mean[c]) * slope[c]) * scale[c];
+            }
+        }
+    }
+}
+
+template <typename T>
+void input_gradient(const at::Tensor &grad, const at::Tensor &input,
+                    const std::vector<Channel> &channels, const at::Tensor &out)
+{
+    Columns<T> by;
+    for (const Channel &channel : channels) {
+        by.mean_dy.push_back(static_cast<T>(channel.mean_dy));
+        by.mean.push_back(static_cast<T>(channel.mean));
+        by.slope.push_back(static_cast<T>(channel.slope));
+        by.scale.push_back(static_cast<T>(channel.scale));
+    }
+    const int64_t samples = input.size(0), sample = input.numel() / samples;
+    const int64_t together = std::max<int64_t>(piece_elements / sample, 1);
+    in_parallel((samples + together - 1) / together, [&](int64_t first, int64_t last) {
+        sample_gradients<T>(by, grad.data_ptr<T>(), input.data_ptr<T>(), out.data_ptr<T>(),
+                            sample / input.size(1), first * together,
+                            std::min(last * together, samples));
+    });
+}
+
+at::Tensor per_channel(const std::vector<Channel> &channels, double Channel::*what,
+                       const at::Tensor &input)
+{
+    std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
+    shape[1] = input.size(1);
+    const at::Tensor values = at::empty(shape, at::kDouble);
+    for (size_t c = 0; c < channels.size(); c++) {
+        values.data_ptr<double>()[c] = channels[c].*what;
+    }
+    return values.to(input.options());
+}
+
+at::Tensor input_gradient_of(const at::Tensor &grad, const at::Tensor &input,
+                             const std::vector<Channel> &channels)
+{
+    if (input.numel() == 0) {
+        return at::zeros_like(input);
+    }
+    const bool single = input.scalar_type() == at::kFloat;
+    if (lies_plainly(input) && (single || input.scalar_type() == at::kDouble)) {
+        const at::Tensor out = at::empty_like(input);
+        (single ? input_gradient<float> : input_gradient<double>)(grad, input, channels, out);
+        return out;
+    }
+    const at::Tensor apart = input.sub(per_channel(channels, &Channel::mean, input))
+                                 .mul_(per_channel(channels, &Channel::slope, input));
+    return grad.sub(per_channel(channels, &Channel::mean_dy, input))
+        .sub_(apart)
+        .mul_(per_channel(channels, &Channel::scale, input));
+}
+
+using MaybeTensor = c10::optional<at::Tensor>; // as libtorch wants one that may be missing
+
+MaybeTensor present(const at::Tensor &tensor)
+{
+    return tensor.defined() ? MaybeTensor(tensor) : MaybeTensor();
+}
+
+/* --- the function ---------------------------------------------------------------------------- */
+
+// Of this rank, [2, C]: the sums of dy, and of dy * (x - mean) / deviation.
+at::Tensor sums_here(const variable_list &saved, const at::Tensor &input, const at::Tensor &grad,
+                     double eps, at::Tensor &weight_grad, at::Tensor &bias_grad)
+{
+    const auto options = input.options();
+    const at::Tensor sums = at::zeros({2, input.size(1)}, options.dtype(at::kDouble));
+    if (input.numel() == 0) {
+        weight_grad = at::zeros({input.size(1)}, options);
+        bias_grad = at::zeros({input.size(1)}, options);
+        return sums;
+    }
+    const auto found = at::native_batch_norm_backward(grad, input, present(saved[1]),
+                                                      saved[2].to(options), saved[3].to(options),
+                                                      {}, {}, false, eps, {false, true, true});
+    weight_grad = std::get<1>(found);
+    bias_grad = std::get<2>(found);
+    sums.select(0, 0).copy_(bias_grad);
+    sums.select(0, 1).copy_(weight_grad);
+    return sums;
+}
+
+std::vector<Channel> channels_of(const variable_list &saved, const at::Tensor &sums, double eps,
+                                 double count)
+{
+    const int64_t channels = sums.size(1);
+    const double *both = sums.data_ptr<double>();
+    const double *mean = saved[2].data_ptr<double>(), *variance = saved[3].data_ptr<double>();
+    const at::Tensor weight = saved[1].defined()
+                                  ? saved[1].detach().to(at::kCPU, at::kDouble).contiguous()
+                                  : at::Tensor();
+    std::vector<Channel> all;
+    for (int64_t c = 0; c < channels; c++) {
+        const double scale = 1 / std::sqrt(variance[c] + eps);
+        all.push_back({both[c] / count, mean[c], both[channels + c] * scale / count,
+                       weight.defined() ? scale * weight.data_ptr<double>()[c] : scale});
+    }
+    return all;
+}
+
+class Normalise : public torch::autograd::Function<Normalise>
+{
+  public:
+    static at::Tensor forward(AutogradContext *context, const at::Tensor &input,
+                              const MaybeTensor &weight, const MaybeTensor &bias,
+                              const at::Tensor &mean, const at::Tensor &variance, TiePointer tie)
+    {
+        context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
+        const double eps = tie->eps;
+        context->saved_data["tie"] =
+            c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(tie)));
+        if (input.numel() == 0) {
+            return at::empty_like(input);
+        }
+        const auto options = input.options();
+        return std::get<0>(at::native_batch_norm(input, weight, bias, mean.to(options),
+                                                 variance.to(options), false, 0, eps));
+    }
+
+    static variable_list backward(AutogradContext *context, variable_list gradients)
+    {
+        if (at::GradMode::is_enabled()) {
+            throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                    "SyncBatchNorm has no second derivative: run backward without "
+                                    "create_graph"));
+        }
+        const variable_list saved = context->get_saved_variables();
+        const auto capsule = context->saved_data["tie"].toCapsule();
+        const Tie &tie = static_cast<const Tie &>(*capsule);
+        const at::Tensor input = saved[0].contiguous();
+        const at::Tensor grad =
+            gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(input);
+        at::Tensor weight_grad, bias_grad;
+        const at::Tensor sums = sums_here(saved, input, grad, tie.eps, weight_grad, bias_grad);
+        combine_over_ranks(tie.group, sums, TDDP_REDUCE_SUM, tie.through, nullptr);
+        const at::Tensor input_grad = input_gradient_of(
+            grad, input, channels_of(saved, sums.to(at::kCPU), tie.eps, tie.count));
+        if (!saved[1].defined()) {
+            weight_grad.reset();
+            bias_grad.reset();
+        }
+        return {input_grad, weight_grad, bias_grad, {}, {}, {}};
+    }
+};
+
+/* --- arguments ------------------------------------------------------------------------------- */
+
+at::Tensor optional_of(const tddp_tensor *tensor)
+{
+    return tensor ? tensor_of(tensor) : at::Tensor();
+}
+
+void check_vector(const at::Tensor &input, const tddp_tensor *vector, const char *name)
+{
+    const at::Tensor tensor = optional_of(vector);
+    if (tensor.defined() && (tensor.dim() != 1 || tensor.size(0) != input.size(1))) {
+        throw Failure(tddp_fail(
+            TDDP_INVALID_ARGUMENT, "the input has %lld channels, but %s has %lld elements",
+            static_cast<long long>(input.size(1)), name, static_cast<long long>(tensor.numel())));
+    }
+}
+
+void check_arguments(const at::Tensor &input, const tddp_sync_batch_norm_opts &opts)
+{
+    if (opts.size != sizeof opts) {
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "opts.size is %zu, expected %zu", opts.size,
+                                sizeof opts));
+    }
+    if (!input.defined() || input.dim() < 2 || input.size(1) == 0) {
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                "expected an input of at least 2 dimensions, [N, C, ...]"));
+    }
+    if (input.scalar_type() != at::kFloat && input.scalar_type() != at::kDouble) {
+        throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                "input of dtype %s: expected float32 or float64",
+                                c10::toString(input.scalar_type())));
+    }
+    const at::Tensor weight = optional_of(opts.weight);
+    if (weight.defined() && weight.scalar_type() != input.scalar_type()) {
+        throw Failure(tddp_fail(
+            TDDP_INVALID_ARGUMENT, "input of dtype %s, but weight of dtype %s: convert one of them",
+            c10::toString(input.scalar_type()), c10::toString(weight.scalar_type())));
+    }
+    check_vector(input, opts.weight, "weight");
+    check_vector(input, opts.bias, "bias");
+    check_vector(input, opts.running_mean, "running_mean");
+    check_vector(input, opts.running_var, "running_var");
+}
+
+} // namespace
+
+} // namespace tddp_torch
+
+tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
+                                 const tddp_sync_batch_norm_opts *opts, tddp_tensor *output)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        const at::Tensor &batch = tensor_of(input);
+        check_arguments(batch, *opts);
+        const auto tie = c10::make_intrusive<Tie>(group, opts->backward_through, opts->eps);
+        Statistics found;
+        {
+            const at::NoGradGuard no_grad;
+            found = statistics_of(*tie, batch, opts->through);
+            tie->count = found.count;
+            follow(opts->running_mean, found.mean, opts->momentum);
+            follow(opts->running_var, found.variance.mul(found.count / (found.count - 1)),
+                   opts->momentum);
+        }
+        const at::Tensor result =
+            Normalise::apply(batch, present(optional_of(opts->weight)),
+                             present(optional_of(opts->bias)), found.mean, found.variance, tie);
+        *reinterpret_cast<at::Tensor *>(output) = result;
+    });
+}

@@ -1,0 +1,88 @@
+// What libtorch tells of devices. The only file that includes libtorch's CUDA headers, and it does
+// so only in a build against a libtorch for CUDA (TDDP_WITH_CUDA). Any thread; keeps nothing.
+#include "torch/tensor/device.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#ifdef TDDP_WITH_CUDA
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include "torch/tensor/shim.h"
+
+namespace tddp_torch
+{
+
+static bool host_stands_in()
+{
+    static const bool set = [] {
+        const char *text = std::getenv("TDDP_STAND_IN_CUDA");
+        return text != nullptr && std::strcmp(text, "1") == 0;
+    }();
+    return set;
+}
+
+void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
+{
+    const c10::Device device = tensor.device();
+    if (device.is_cpu()) {
+        *type = host_stands_in() ? TDDP_CUDA : TDDP_CPU;
+        *index = 0;
+    } else if (device.is_cuda()) {
+        *type = TDDP_CUDA;
+        *index = device.index();
+    } else {
+        throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                "tensor on device %s: collectives know cpu and cuda",
+                                device.str().c_str()));
+    }
+}
+
+void *current_stream(tddp_device_type type, int32_t index)
+{
+#ifdef TDDP_WITH_CUDA
+    if (type == TDDP_CUDA && !host_stands_in()) {
+        return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index)).stream();
+    }
+#else
+    (void)type;
+    (void)index;
+#endif
+    return nullptr;
+}
+
+void *current_stream(const at::Tensor &tensor)
+{
+    tddp_device_type type;
+    int32_t index;
+    device_of(tensor, &type, &index);
+    return current_stream(type, index);
+}
+
+c10::Device device_named(tddp_device_type type, int32_t index)
+{
+    return type == TDDP_CPU || host_stands_in()
+               ? c10::Device(c10::kCPU)
+               : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+std::vector<c10::Stream> current_streams(const std::vector<c10::Device> &devices)
+{
+    std::vector<c10::Stream> streams;
+    for (const c10::Device &device : devices) {
+        if (!device.is_cpu()) {
+            streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+        }
+    }
+    return streams;
+}
+
+} // namespace tddp_torch
+
+tddp_status tddp_torch_stream(tddp_device_type type, int32_t index, void **out)
+{
+    return tddp_torch::guard([&] { *out = tddp_torch::current_stream(type, index); });
+}
