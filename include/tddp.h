@@ -49,6 +49,7 @@
 
 #include <tddp/buffer.h>
 #include <tddp/comm_hook.h>
+#include <tddp/flat.h>
 #include <tddp/group.h>
 #include <tddp/hooks.h>
 #include <tddp/log.h>

@@ -10,37 +10,12 @@
 #ifndef TDDP_COMM_HOOK_H
 #define TDDP_COMM_HOOK_H
 
+#include <tddp/flat.h>
 #include <tddp/group.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/**
- * The memory of buckets whose parameters are on TDDP_CUDA, which the owner of the tensors gives:
- * buckets on the CPU lie in the group's. Hooks may have some too. `device` is a device's number.
- * Work is put on the calling thread's current stream of that device and need not be done when a
- * call returns. Calls come from any thread, may be made with the reducer's lock held, and never
- * call the reducer back. The table is copied; `user`, and what the calls need, live as long as any
- * of the memory.
- */
-typedef struct tddp_reducer_memory_ops {
-    size_t size; /**< sizeof(tddp_reducer_memory_ops) */
-    void *user;
-    /** So many bytes, more than 0, that are zero: `*data` is the address, at a multiple of 64, and
-     *  `*handle` what release() gets. */
-    tddp_status (*allocate)(void *user, int32_t device, size_t bytes, void **handle, void **data);
-    /** Once nothing uses the memory that the reducer knows of: operations on it are done. */
-    void (*release)(void *user, void *handle);
-    tddp_status (*copy)(void *user, int32_t device, void *into, const void *from, size_t bytes);
-    tddp_status (*zero)(void *user, int32_t device, void *data, size_t bytes);
-    /** into[i] = from[i] / divisor, rounded to float16, bfloat16, float32 or float64; both have
-     *  `count` elements, more than 0, and do not overlap. */
-    tddp_status (*cast)(void *user, int32_t device, void *into, tddp_dtype into_dtype,
-                        const void *from, tddp_dtype from_dtype, size_t count, double divisor);
-    /** The current stream of the calling thread: a cudaStream_t, NULL is the default one. */
-    void *(*stream)(void *user, int32_t device);
-} tddp_reducer_memory_ops;
 
 /** A bucket as its hook sees it. Borrowed for the call, except `buffer.data`, which stays where it
  * is until the bucket is done. */
@@ -52,21 +27,12 @@ typedef struct tddp_bucket {
     tddp_buffer buffer; /**< all gradients with the padding between them, which is zero; real
                          * numbers (complex gradients are twice as many) */
     size_t gradient_count;
-    const struct tddp_bucket_gradient *gradients; /**< in the order in which they lie */
-    const tddp_reducer_memory_ops
-        *device; /**< for memory where the buffer lies; NULL: on the CPU */
+    const tddp_flat_slice *gradients;     /**< in the order in which they lie */
+    const tddp_device_memory_ops *device; /**< for memory where the buffer lies; NULL: on the CPU */
     /** What the ranks are to compare of the bucket, for the first operation that the hook starts at
      * this stage (tddp_op_args.description); NULL: nothing. */
     const char *description;
 } tddp_bucket;
-
-typedef struct tddp_bucket_gradient {
-    size_t param;        /**< its parameter's number */
-    size_t offset;       /**< of its first element in the buffer, in the buffer's elements */
-    size_t count;        /**< in the buffer's elements */
-    const int64_t *dims; /**< the parameter's shape */
-    size_t ndim;
-} tddp_bucket_gradient;
 
 typedef struct tddp_comm_hook_ops {
     size_t size;      /**< sizeof(tddp_comm_hook_ops) */

@@ -41,18 +41,6 @@ typedef struct tddp_reducer tddp_reducer;
 #define TDDP_FIRST_BUCKET_BYTES (1024 * 1024)
 #define TDDP_BUCKET_CAP_BYTES (25 * 1024 * 1024)
 
-typedef struct tddp_reducer_param {
-    const char *name; /**< for messages; copied */
-    size_t count;     /**< elements of the gradient */
-    tddp_dtype dtype;
-    tddp_device_type device_type;
-    int32_t device_index;
-    const int64_t *dims; /**< shape, compared across ranks; copied */
-    size_t ndim;
-    int sparse; /**< its gradient is sparse: verified and counted as the others, but in no bucket
-                 * and without memory; whoever reports it sees to its average */
-} tddp_reducer_param;
-
 typedef struct tddp_reducer_opts {
     size_t size; /**< sizeof(tddp_reducer_opts) */
     /** Bytes of the first, second ... bucket, copied; the last repeats. NULL, 0: PyTorch's. */
@@ -63,7 +51,7 @@ typedef struct tddp_reducer_opts {
     int skip_unused;  /**< buckets that no rank uses are not reduced; with one of the two above */
     int describe;     /**< ranks compare the names and shapes in each bucket as well */
     /** For parameters on devices; NULL if all are on the CPU. */
-    const tddp_reducer_memory_ops *device;
+    const tddp_device_memory_ops *device;
 } tddp_reducer_opts;
 
 #define TDDP_REDUCER_OPTS_INIT                               \
@@ -75,35 +63,23 @@ typedef struct tddp_reducer_opts {
 TDDP_API void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size);
 
 /**
- * Assigns parameters to buckets the way PyTorch's compute_bucket_assignment_by_size does: in the
- * order given, one open bucket per dtype and device, closed once it holds at least the current
- * limit; each dtype and device walks through `limits` on its own and the last limit repeats; the
- * result is ordered by smallest parameter number. Writes to `bucket_of[count]` each parameter's
- * bucket ((size_t)-1 for sparse ones) and to `*bucket_count` their number. Pure: no group, no
- * memory kept. Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY.
- */
-TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_plan(const tddp_reducer_param *params,
-                                                      size_t count, const size_t *limits,
-                                                      size_t limit_count, size_t *bucket_of,
-                                                      size_t *bucket_count);
-
-/**
  * Compares the parameters over all ranks (number, shapes, dtypes, sparse ones, how they are spread
  * over devices, and the options; a difference is TDDP_MISMATCH on every rank and its text names the
  * parameter and both ranks), then
  * makes the first buckets: as PyTorch, one per dtype and device, for nothing is known of the order
  * yet; with find_unused and no static_graph by `limits`, and then for good. Memory starts zeroed.
- * Keeps a reference to the group. Caller: tddp_reducer_free().
+ * Sparse parameters are compared and counted as the others, but are in no bucket: whoever reports
+ * them sees to their averages. Copies `params` with their names and dims, and keeps a reference to
+ * the group. Caller: tddp_reducer_free().
  * Errors: TDDP_INVALID_ARGUMENT (no parameters; one whose dtype has no gradient; options that
  * contradict each other; a memory table that lacks a call), TDDP_UNSUPPORTED (a parameter on a
  * device, and no table), those of tddp_all_gather(), and those of the table.
  */
-TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group,
-                                                        const tddp_reducer_param *params,
+TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params,
                                                         size_t count, const tddp_reducer_opts *opts,
                                                         const tddp_wait *wait, tddp_reducer **out);
 
-/** Frees all but what tddp_reducer_memory references, or buckets still under way, hold; those go on
+/** Frees all but what tddp_flat_memory references, or buckets still under way, hold; those go on
  *  and their memory and hook follow them: the hook may then be freed on a thread of the group's.
  *  Never waits. NULL is fine. */
 TDDP_API void tddp_reducer_free(tddp_reducer *reducer);
@@ -112,11 +88,9 @@ TDDP_API void tddp_reducer_free(tddp_reducer *reducer);
  * only inside tddp_reducer_rebuild(). NULL if `index` is out of range or sparse. */
 TDDP_API void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index);
 
-/** The memory behind the current buckets, reference counted apart from the reducer, for those whose
- *  tensors may outlive it. */
-typedef struct tddp_reducer_memory tddp_reducer_memory;
-TDDP_API tddp_reducer_memory *tddp_reducer_memory_retain(tddp_reducer *reducer);
-TDDP_API void tddp_reducer_memory_release(tddp_reducer_memory *memory);
+/** The memory behind the current buckets, borrowed until they are rebuilt: whoever has tensors on
+ *  it retains it. */
+TDDP_API tddp_flat_memory *tddp_reducer_memory(const tddp_reducer *reducer);
 
 /**
  * What is done with buckets in place of averaging them. Once, before the first round. Retained. All

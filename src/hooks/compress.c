@@ -20,8 +20,8 @@ typedef struct scratch {
     bool over;        /* what works on the halves is done once its operation is */
     bool interrupted; /* and is to be called again with its stage */
     void *data;
-    tddp_group_memory *halves;      /* NULL: they are on a device */
-    tddp_reducer_memory_ops device; /* of `handle` */
+    tddp_group_memory *halves;     /* NULL: they are on a device */
+    tddp_device_memory_ops device; /* of `handle` */
     void *handle;
 } scratch;
 
@@ -43,7 +43,7 @@ static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucke
     if (!memory) {
         return TDDP_OUT_OF_MEMORY;
     }
-    const tddp_reducer_memory_ops *device = bucket->device;
+    const tddp_device_memory_ops *device = bucket->device;
     const size_t bytes = tddp_hooks_room(bucket->buffer.count, sizeof(uint16_t));
     tddp_status status;
     if (device) {
@@ -74,7 +74,7 @@ static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, con
 static tddp_status cast(const tddp_bucket *bucket, tddp_buffer from, tddp_buffer into,
                         double divisor)
 {
-    const tddp_reducer_memory_ops *device = bucket->device;
+    const tddp_device_memory_ops *device = bucket->device;
     if (!device) {
         tddp_hooks_cast(from, into, divisor);
         return TDDP_OK;

@@ -26,7 +26,7 @@ static size_t side_of(size_t count)
 }
 
 /* First dimension by the others; false if that is not worth compressing. */
-static bool shape_of(const tddp_power_sgd_opts *opts, const tddp_bucket_gradient *gradient,
+static bool shape_of(const tddp_power_sgd_opts *opts, const tddp_flat_slice *gradient,
                      tddp_hooks_shape *out)
 {
     if (gradient->ndim < 2 || gradient->count == 0 || gradient->dims[0] <= 0) {
@@ -54,7 +54,7 @@ static void take_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, si
     plan->q_count += shape->cols * shape->rank;
 }
 
-static void take_piece(tddp_power_plan *plan, const tddp_bucket_gradient *gradient)
+static void take_piece(tddp_power_plan *plan, const tddp_flat_slice *gradient)
 {
     plan->pieces[plan->piece_count++] = (tddp_power_piece){gradient->offset, gradient->count};
 }

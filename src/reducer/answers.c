@@ -7,41 +7,40 @@
 
 void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index)
 {
-    return index < reducer->count ? reducer->layout.gradients[index] : NULL;
+    return index < reducer->count ? reducer->layout.addresses[index] : NULL;
 }
 
-tddp_reducer_memory *tddp_reducer_memory_retain(tddp_reducer *reducer)
+tddp_flat_memory *tddp_reducer_memory(const tddp_reducer *reducer)
 {
-    tddp_reducer_memory_share(reducer->layout.memory);
     return reducer->layout.memory;
 }
 
 size_t tddp_reducer_bucket_count(const tddp_reducer *reducer)
 {
-    return reducer->layout.bucket_count;
+    return reducer->layout.buffer_count;
 }
 
 size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i)
 {
-    return i < reducer->layout.bucket_count ? reducer->layout.buckets[i].bytes : 0;
+    return i < reducer->layout.buffer_count ? reducer->layout.buffers[i].bytes : 0;
 }
 
 size_t tddp_reducer_bucket_of(const tddp_reducer *reducer, size_t index)
 {
-    return index < reducer->count ? reducer->layout.bucket_of[index] : TDDP_REDUCER_NO_BUCKET;
+    return index < reducer->count ? reducer->layout.buffer_of[index] : TDDP_FLAT_NO_BUFFER;
 }
 
 size_t tddp_reducer_bucket_params(const tddp_reducer *reducer, size_t bucket, size_t *out,
                                   size_t room)
 {
-    if (bucket >= reducer->layout.bucket_count) {
+    if (bucket >= reducer->layout.buffer_count) {
         return 0;
     }
-    const tddp_reducer_bucket *of = &reducer->layout.buckets[bucket];
-    for (size_t i = 0; i < of->params && i < room; i++) {
-        out[i] = of->gradients[i].param;
+    const tddp_flat_buffer *of = &reducer->layout.buffers[bucket];
+    for (size_t i = 0; i < of->slice_count && i < room; i++) {
+        out[i] = of->slices[i].param;
     }
-    return of->params;
+    return of->slice_count;
 }
 
 int tddp_reducer_rebuilt(const tddp_reducer *reducer)

@@ -51,7 +51,7 @@ static void describe_way(const tddp_reducer *reducer, description *to)
     }
 }
 
-static void add_param(description *to, const tddp_reducer_param *param)
+static void add_param(description *to, const tddp_param *param)
 {
     add(to, "%s [", param->name);
     for (size_t i = 0; i < param->ndim; i++) {
@@ -68,12 +68,12 @@ static void describe_bucket(const tddp_reducer *reducer, size_t bucket, descript
     } else if (reducer->hook) {
         add(to, "%s of ", tddp_comm_hook_name(reducer->hook));
     }
-    add(to, "bucket %zu of %zu: ", bucket + 1, reducer->layout.bucket_count);
+    add(to, "bucket %zu of %zu: ", bucket + 1, reducer->layout.buffer_count);
     const char *between = "";
-    const tddp_reducer_bucket *of = &reducer->layout.buckets[bucket];
-    for (size_t i = 0; i < of->params && to->length + 1 < sizeof to->text; i++) {
+    const tddp_flat_buffer *of = &reducer->layout.buffers[bucket];
+    for (size_t i = 0; i < of->slice_count && to->length + 1 < sizeof to->text; i++) {
         add(to, "%s", between);
-        add_param(to, &reducer->params[of->gradients[i].param]);
+        add_param(to, &reducer->params[of->slices[i].param]);
         between = ", ";
     }
 }

@@ -15,7 +15,7 @@
 
 /* --- what is asked for ----------------------------------------------------------------------- */
 
-static tddp_status check_ops(const tddp_reducer_memory_ops *ops)
+static tddp_status check_ops(const tddp_device_memory_ops *ops)
 {
     if (ops->size != sizeof *ops || !ops->allocate || !ops->release || !ops->copy || !ops->zero ||
         !ops->cast || !ops->stream) {
@@ -26,8 +26,8 @@ static tddp_status check_ops(const tddp_reducer_memory_ops *ops)
     return TDDP_OK;
 }
 
-tddp_status tddp_reducer_check_device(const tddp_reducer_memory_ops *ops,
-                                      const tddp_reducer_param *params, size_t count)
+tddp_status tddp_reducer_check_device(const tddp_device_memory_ops *ops, const tddp_param *params,
+                                      size_t count)
 {
     for (size_t i = 0; i < count && !ops; i++) {
         if (params[i].device_type != TDDP_CPU) {
@@ -45,7 +45,7 @@ tddp_status tddp_reducer_check_device(const tddp_reducer_memory_ops *ops,
 tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer, const tddp_comm_hook *hook)
 {
     for (size_t i = 0; i < reducer->count; i++) {
-        const tddp_reducer_param *param = &reducer->params[i];
+        const tddp_param *param = &reducer->params[i];
         if (param->sparse ||
             (tddp_comm_hook_takes(hook, param->device_type) &&
              (param->device_type == TDDP_CPU || !tddp_comm_hook_on_caller(hook)))) {
@@ -125,11 +125,11 @@ void tddp_reducer_open_streams(const tddp_reducer *reducer, tddp_reducer_bucket 
 
 void tddp_reducer_wrote(tddp_reducer *reducer, size_t index)
 {
-    const size_t b = reducer->layout.bucket_of[index];
-    if (b == TDDP_REDUCER_NO_BUCKET || !on_device(&reducer->layout.buckets[b])) {
+    const size_t b = reducer->on_devices ? reducer->layout.buffer_of[index] : TDDP_FLAT_NO_BUFFER;
+    if (b == TDDP_FLAT_NO_BUFFER || !on_device(&reducer->buckets[b])) {
         return;
     }
-    tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    tddp_reducer_bucket *bucket = &reducer->buckets[b];
     void *here = current(reducer, bucket->buffer.device_index);
     for (size_t k = 0; k < bucket->stream_count; k++) {
         if (bucket->streams[k] == here) {
@@ -173,8 +173,8 @@ static void look(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 
 void tddp_reducer_look_back(tddp_reducer *reducer)
 {
-    for (size_t b = 0; reducer->on_devices && b < reducer->layout.bucket_count; b++) {
-        look(reducer, &reducer->layout.buckets[b]);
+    for (size_t b = 0; reducer->on_devices && b < reducer->layout.buffer_count; b++) {
+        look(reducer, &reducer->buckets[b]);
     }
 }
 

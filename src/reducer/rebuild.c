@@ -77,50 +77,57 @@ static tddp_status check_order(tddp_reducer *reducer)
     return status;
 }
 
-static tddp_status new_layout(tddp_reducer *reducer, tddp_reducer_layout *out)
+static tddp_status new_layout(tddp_reducer *reducer, tddp_flat_layout *out,
+                              tddp_reducer_bucket **buckets)
 {
-    size_t buckets = 0;
+    size_t count = 0;
     size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
     if (!bucket_of) {
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_status status =
-        tddp_reducer_plan_in_order(reducer->params, reducer->rebuild_order, reducer->count,
-                                   reducer->limits, reducer->limit_count, bucket_of, &buckets);
+        tddp_flat_plan_in_order(reducer->params, reducer->rebuild_order, reducer->count,
+                                reducer->limits, reducer->limit_count, bucket_of, &count);
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;
     }
-    status =
-        tddp_reducer_layout_make(reducer->group, &reducer->device, reducer->params,
-                                 reducer->rebuild_order, reducer->count, bucket_of, buckets, out);
+    status = tddp_flat_layout_make(reducer->group, &reducer->device, reducer->params,
+                                   reducer->rebuild_order, reducer->count, bucket_of, count, out);
     for (size_t i = 0; status == TDDP_OK && i < reducer->count; i++) {
-        if (out->gradients[i]) {
-            status = tddp_reducer_memory_copy(out->memory, &reducer->params[i], out->gradients[i],
-                                              reducer->layout.gradients[i]);
+        if (out->addresses[i]) {
+            status = tddp_flat_memory_copy(out->memory, &reducer->params[i], out->addresses[i],
+                                           reducer->layout.addresses[i]);
         }
     }
+    if (status == TDDP_OK) {
+        status = tddp_reducer_buckets_make(out, buckets);
+    }
     if (status != TDDP_OK) {
-        tddp_reducer_layout_free(out);
+        tddp_flat_layout_free(out);
     }
     return status;
 }
 
-static void move_in(tddp_reducer *reducer, tddp_reducer_layout *fresh)
+static void move_in(tddp_reducer *reducer, const tddp_flat_layout *fresh,
+                    tddp_reducer_bucket *buckets)
 {
     pthread_mutex_lock(&reducer->lock);
-    tddp_reducer_layout old = reducer->layout;
+    tddp_flat_layout old = reducer->layout;
+    tddp_reducer_bucket *old_buckets = reducer->buckets;
     reducer->layout = *fresh;
+    reducer->buckets = buckets;
     reducer->launched = 0; /* counted buckets of the old layout */
     reducer->layouts++;
     reducer->rebuilt = true;
-    for (size_t b = 0; b < old.bucket_count; b++) {
-        if (old.buckets[b].ordered) {
-            tddp_reducer_leave_work(reducer, old.memory, old.buckets[b].ordered);
+    for (size_t b = 0; b < old.buffer_count; b++) {
+        if (old_buckets[b].ordered) {
+            tddp_reducer_leave_work(reducer, old.memory, old_buckets[b].ordered);
         }
     }
     pthread_mutex_unlock(&reducer->lock);
-    tddp_reducer_layout_free(&old);
+    free(old_buckets);
+    tddp_flat_layout_free(&old);
     free(reducer->rebuild_order);
     reducer->rebuild_order = NULL;
 }
@@ -140,7 +147,8 @@ tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, i
         *rebuilt = 0;
         return TDDP_OK;
     }
-    tddp_reducer_layout fresh = {0};
+    tddp_flat_layout fresh = {0};
+    tddp_reducer_bucket *buckets = NULL;
     tddp_status status = reducer->rebuild_order ? TDDP_OK : start(reducer);
     if (status == TDDP_OK) {
         status = receive(reducer, wait);
@@ -149,12 +157,12 @@ tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, i
         status = check_order(reducer);
     }
     if (status == TDDP_OK) {
-        status = new_layout(reducer, &fresh);
+        status = new_layout(reducer, &fresh, &buckets);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    move_in(reducer, &fresh);
+    move_in(reducer, &fresh, buckets);
     *rebuilt = 1;
     return TDDP_OK;
 }

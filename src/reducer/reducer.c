@@ -24,7 +24,7 @@ static bool has_gradient(tddp_dtype dtype)
     }
 }
 
-static tddp_status check_param(const tddp_reducer_param *param, size_t index)
+static tddp_status check_param(const tddp_param *param, size_t index)
 {
     const char *name = param->name ? param->name : "(no name)";
     if (!has_gradient(param->dtype)) {
@@ -40,7 +40,7 @@ static tddp_status check_param(const tddp_reducer_param *param, size_t index)
     return TDDP_OK;
 }
 
-static tddp_status check(tddp_group *group, const tddp_reducer_param *params, size_t count)
+static tddp_status check(tddp_group *group, const tddp_param *params, size_t count)
 {
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "no process group: expected one to reduce over");
@@ -56,10 +56,10 @@ static tddp_status check(tddp_group *group, const tddp_reducer_param *params, si
     return status;
 }
 
-static tddp_status copy_params(tddp_reducer *reducer, const tddp_reducer_param *params)
+static tddp_status copy_params(tddp_reducer *reducer, const tddp_param *params)
 {
     for (size_t i = 0; i < reducer->count; i++) {
-        tddp_reducer_param *copy = &reducer->params[i];
+        tddp_param *copy = &reducer->params[i];
         int64_t *dims = tddp_alloc_array(params[i].ndim, sizeof *dims);
         *copy = params[i];
         copy->dims = dims;
@@ -72,6 +72,19 @@ static tddp_status copy_params(tddp_reducer *reducer, const tddp_reducer_param *
             memcpy(dims, params[i].dims, copy->ndim * sizeof *dims);
         }
     }
+    return TDDP_OK;
+}
+
+tddp_status tddp_reducer_buckets_make(const tddp_flat_layout *layout, tddp_reducer_bucket **out)
+{
+    tddp_reducer_bucket *buckets = tddp_alloc_array(layout->buffer_count, sizeof *buckets);
+    if (!buckets) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (size_t b = 0; b < layout->buffer_count; b++) {
+        buckets[b].buffer = layout->buffers[b].buffer;
+    }
+    *out = buckets;
     return TDDP_OK;
 }
 
@@ -88,22 +101,24 @@ static tddp_status first_layout(tddp_reducer *reducer)
     if (!bucket_of) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_reducer_plan(reducer->params, reducer->count, limits, limit_count,
-                                           bucket_of, &buckets);
+    tddp_status status =
+        tddp_flat_plan(reducer->params, reducer->count, limits, limit_count, bucket_of, &buckets);
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;
     }
     for (size_t i = 0; i < reducer->count; i++) {
-        if (bucket_of[i] != TDDP_REDUCER_NO_BUCKET) {
+        if (bucket_of[i] != TDDP_FLAT_NO_BUFFER) {
             bucket_of[i] = buckets - 1 - bucket_of[i];
         }
     }
-    return tddp_reducer_layout_make(reducer->group, &reducer->device, reducer->params, NULL,
-                                    reducer->count, bucket_of, buckets, &reducer->layout);
+    status = tddp_flat_layout_make(reducer->group, &reducer->device, reducer->params, NULL,
+                                   reducer->count, bucket_of, buckets, &reducer->layout);
+    return status == TDDP_OK ? tddp_reducer_buckets_make(&reducer->layout, &reducer->buckets)
+                             : status;
 }
 
-static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
+static tddp_status fill(tddp_reducer *reducer, const tddp_param *params,
                         const tddp_reducer_opts *opts)
 {
     reducer->find_unused = opts->find_unused && !opts->static_graph;
@@ -134,7 +149,7 @@ static tddp_status fill(tddp_reducer *reducer, const tddp_reducer_param *params,
     return status == TDDP_OK ? copy_params(reducer, params) : status;
 }
 
-tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *params, size_t count,
+tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params, size_t count,
                                 const tddp_reducer_opts *opts, const tddp_wait *wait,
                                 tddp_reducer **out)
 {
@@ -178,22 +193,21 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_reducer_param *par
 
 /* What a work under way may still use. */
 typedef struct lease {
-    tddp_reducer_memory *memory;
+    tddp_flat_memory *memory;
     tddp_comm_hook *hook; /* or NULL */
 } lease;
 
 static void end_lease(void *data)
 {
     lease *held = data;
-    tddp_reducer_memory_release(held->memory);
+    tddp_flat_memory_release(held->memory);
     tddp_comm_hook_release(held->hook);
     free(held);
 }
 
-void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_reducer_memory *memory,
-                             tddp_work *work)
+void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_flat_memory *memory, tddp_work *work)
 {
-    tddp_reducer_memory_share(memory);
+    tddp_flat_memory_retain(memory);
     if (reducer->hook) {
         tddp_comm_hook_retain(reducer->hook);
     }
@@ -208,8 +222,8 @@ void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_reducer_memory *m
 
 static void let_go_of_works(tddp_reducer *reducer)
 {
-    for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        const tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    for (size_t b = 0; reducer->buckets && b < reducer->layout.buffer_count; b++) {
+        const tddp_reducer_bucket *bucket = &reducer->buckets[b];
         if (bucket->work) {
             tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->work);
         }
@@ -252,7 +266,8 @@ void tddp_reducer_free(tddp_reducer *reducer)
     free(reducer->calls.made);
     free(reducer->calls.turn);
     free(reducer->rebuild_order);
-    tddp_reducer_layout_free(&reducer->layout);
+    free(reducer->buckets);
+    tddp_flat_layout_free(&reducer->layout);
     tddp_comm_hook_release(reducer->hook);
     tddp_group_release_async(reducer->group);
     pthread_mutex_destroy(&reducer->lock);

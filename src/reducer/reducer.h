@@ -1,9 +1,7 @@
 /*
- * What the reducer's files share. Public part of this room: <tddp/reducer.h>.
+ * What the reducer's files share. Public part of this room: <tddp/reducer.h>. A bucket is a buffer
+ * of src/flat and what a round knows of it.
  *
- *     plan.c         parameters -> buckets, pure
- *     layout.c       a plan given memory: offsets, buckets
- *     memory.c       the counted pieces of memory, on the CPU and on devices
  *     device.c       streams of devices: what waits for what, where the host does not wait
  *     options.c      what was asked for
  *     verify.c       are the parameters and options the same on every rank?
@@ -30,79 +28,7 @@
 #include <tddp/reducer.h>
 
 #include "base/base.h"
-
-/* --- plan.c ---------------------------------------------------------------------------------- */
-
-/* Where sparse gradients are. */
-#define TDDP_REDUCER_NO_BUCKET ((size_t)-1)
-
-/* Bytes of a parameter's gradient. */
-size_t tddp_reducer_param_bytes(const tddp_reducer_param *param);
-
-/* As tddp_reducer_plan(), but walks the parameters in the order given by `order[count]` and numbers
- * the buckets by their last parameter in that order: the one complete first comes first. */
-TDDP_NODISCARD tddp_status tddp_reducer_plan_in_order(const tddp_reducer_param *params,
-                                                      const int64_t *order, size_t count,
-                                                      const size_t *limits, size_t limit_count,
-                                                      size_t *bucket_of, size_t *bucket_count);
-
-/* --- layout.c -------------------------------------------------------------------------------- */
-
-enum { TDDP_REDUCER_ALIGNMENT = 64, TDDP_REDUCER_STREAMS = 4 };
-
-typedef struct tddp_reducer_bucket {
-    tddp_buffer buffer;              /* all of it, padding included, as real numbers */
-    size_t bytes;                    /* of the gradients alone */
-    size_t params;                   /* how many */
-    tddp_bucket_gradient *gradients; /* so many, as they lie; owned by the layout */
-    size_t pending;                  /* how many are not ready in this round */
-    tddp_work *work;                 /* under way, or NULL */
-    int stage;                       /* of the hook, that comes next */
-    bool again;                      /* the hook wants that stage */
-    bool interrupted;                /* the hook was, in that stage */
-    bool skipped;                    /* no rank uses any of it: not reduced in this round */
-    /* On a device: the streams on which its gradients were written in this round; once it is handed
-     * over the one that waited for all of them. */
-    void *streams[TDDP_REDUCER_STREAMS];
-    size_t stream_count;
-    tddp_work *ordered; /* on a device: streams wait for it, the host has not; or NULL */
-} tddp_reducer_bucket;
-
-typedef struct tddp_reducer_layout {
-    size_t *bucket_of; /* by parameter */
-    char **gradients;  /* by parameter: into `memory`; NULL if sparse */
-    size_t bucket_count;
-    tddp_reducer_bucket *buckets;
-    tddp_bucket_gradient *gradient_list; /* bucket by bucket */
-    tddp_reducer_memory *memory;
-} tddp_reducer_layout;
-
-/* Gives the plan memory, zeroed: the group's, and on devices that of the table. Within a bucket
- * gradients lie in `order`. Takes over `bucket_of` in any case. */
-TDDP_NODISCARD tddp_status tddp_reducer_layout_make(tddp_group *group,
-                                                    const tddp_reducer_memory_ops *device,
-                                                    const tddp_reducer_param *params,
-                                                    const int64_t *order, size_t count,
-                                                    size_t *bucket_of, size_t bucket_count,
-                                                    tddp_reducer_layout *out);
-void tddp_reducer_layout_free(tddp_reducer_layout *layout);
-
-/* --- memory.c -------------------------------------------------------------------------------- */
-
-/* Memory for buckets whose buffers have a device, a dtype, and bytes in place of a count: they get
- * their addresses and counts. */
-TDDP_NODISCARD tddp_status tddp_reducer_memory_make(tddp_group *group,
-                                                    const tddp_reducer_memory_ops *ops,
-                                                    tddp_reducer_bucket *buckets, size_t count,
-                                                    tddp_reducer_memory **out);
-void tddp_reducer_memory_share(tddp_reducer_memory *memory);
-
-/* On a device both put work on the thread's current stream. */
-TDDP_NODISCARD tddp_status tddp_reducer_memory_zero(const tddp_reducer_memory *memory,
-                                                    const tddp_buffer *buffer);
-TDDP_NODISCARD tddp_status tddp_reducer_memory_copy(const tddp_reducer_memory *memory,
-                                                    const tddp_reducer_param *param, void *into,
-                                                    const void *from);
+#include "flat/flat.h"
 
 /* --- options.c ------------------------------------------------------------------------------- */
 
@@ -128,7 +54,7 @@ TDDP_NODISCARD tddp_status tddp_reducer_compare_asked(const tddp_reducer_asked *
 /* --- verify.c -------------------------------------------------------------------------------- */
 
 /* Compares parameters and options over the ranks; TDDP_MISMATCH with one text on all. */
-TDDP_NODISCARD tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params,
+TDDP_NODISCARD tddp_status tddp_reducer_verify(tddp_group *group, const tddp_param *params,
                                                size_t count, const tddp_reducer_opts *opts,
                                                const tddp_wait *wait);
 
@@ -189,6 +115,28 @@ typedef struct tddp_reducer_calls {
 
 /* --- reducer.c ------------------------------------------------------------------------------- */
 
+enum { TDDP_REDUCER_STREAMS = 4 };
+
+/* What a round knows of a bucket. */
+typedef struct tddp_reducer_bucket {
+    tddp_buffer buffer; /* the layout's, on a device with the stream on which it is handed over */
+    size_t pending;     /* how many gradients are not ready in this round */
+    tddp_work *work;    /* under way, or NULL */
+    int stage;          /* of the hook, that comes next */
+    bool again;         /* the hook wants that stage */
+    bool interrupted;   /* the hook was, in that stage */
+    bool skipped;       /* no rank uses any of it: not reduced in this round */
+    /* On a device: the streams on which its gradients were written in this round; once it is handed
+     * over the one that waited for all of them. */
+    void *streams[TDDP_REDUCER_STREAMS];
+    size_t stream_count;
+    tddp_work *ordered; /* on a device: streams wait for it, the host has not; or NULL */
+} tddp_reducer_bucket;
+
+/* Those of a layout, before its first round. Caller: free(). */
+TDDP_NODISCARD tddp_status tddp_reducer_buckets_make(const tddp_flat_layout *layout,
+                                                     tddp_reducer_bucket **out);
+
 typedef enum tddp_reducer_phase {
     TDDP_REDUCER_IDLE,     /* not prepared, or finished */
     TDDP_REDUCER_OPEN,     /* prepared: gradients become ready */
@@ -218,18 +166,19 @@ struct tddp_reducer {
     bool find_unused; /* and no static graph, which finds out by itself */
     bool static_graph;
     bool skip_unused;
-    bool describe;                  /* buckets are described as they are handed over */
-    bool waits_till_end;            /* finish() hands over all averages and executes them */
-    tddp_reducer_memory_ops device; /* all zero: none was given */
-    bool on_devices;                /* some parameter is */
+    bool describe;                 /* buckets are described as they are handed over */
+    bool waits_till_end;           /* finish() hands over all averages and executes them */
+    tddp_device_memory_ops device; /* all zero: none was given */
+    bool on_devices;               /* some parameter is */
     tddp_comm_hook *hook;
     int divisor; /* of the sums, in this round */
     int next_divisor;
 
     size_t count;
-    tddp_reducer_param *params; /* names and dims are copies */
-    tddp_reducer_layout layout;
-    uint64_t layouts; /* before this one */
+    tddp_param *params; /* names and dims are copies */
+    tddp_flat_layout layout;
+    tddp_reducer_bucket *buckets; /* one for each buffer of the layout */
+    uint64_t layouts;             /* before this one */
 
     tddp_reducer_phase phase;
     unsigned char *ready; /* by parameter */
@@ -257,15 +206,14 @@ struct tddp_reducer {
 };
 
 /* Leaves a work that may be under way to itself, with what it may still use. */
-void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_reducer_memory *memory,
+void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_flat_memory *memory,
                              tddp_work *work);
 
 /* --- device.c -------------------------------------------------------------------------------- */
 
 /* Checks the table and which parameters need it. */
-TDDP_NODISCARD tddp_status tddp_reducer_check_device(const tddp_reducer_memory_ops *ops,
-                                                     const tddp_reducer_param *params,
-                                                     size_t count);
+TDDP_NODISCARD tddp_status tddp_reducer_check_device(const tddp_device_memory_ops *ops,
+                                                     const tddp_param *params, size_t count);
 
 /* Whether the hook takes the memory of all parameters. */
 TDDP_NODISCARD tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer,

@@ -43,9 +43,9 @@ static tddp_status open_round(tddp_reducer *reducer)
     reducer->launched = 0;
     reducer->settling = 0;
     reducer->shadowing = false;
-    for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
-        bucket->pending = bucket->params;
+    for (size_t b = 0; b < reducer->layout.buffer_count; b++) {
+        tddp_reducer_bucket *bucket = &reducer->buckets[b];
+        bucket->pending = reducer->layout.buffers[b].slice_count;
         bucket->stage = 0;
         bucket->again = false;
         bucket->interrupted = false;
@@ -89,11 +89,11 @@ tddp_status tddp_reducer_prepare(tddp_reducer *reducer)
 
 void tddp_reducer_count_ready(tddp_reducer *reducer, size_t index, unsigned char how)
 {
-    size_t bucket = reducer->layout.bucket_of[index];
+    size_t bucket = reducer->layout.buffer_of[index];
     reducer->ready[index] = how;
     reducer->order[reducer->ready_count++] = (int64_t)index;
-    if (bucket != TDDP_REDUCER_NO_BUCKET) {
-        reducer->layout.buckets[bucket].pending--;
+    if (bucket != TDDP_FLAT_NO_BUFFER) {
+        reducer->buckets[bucket].pending--;
     }
 }
 

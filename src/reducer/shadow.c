@@ -22,9 +22,8 @@ static tddp_status begin(tddp_reducer *reducer)
     reducer->shadowing = true;
     reducer->usage.taken = true;
     tddp_status status = TDDP_OK;
-    for (size_t b = 0; b < reducer->layout.bucket_count && status == TDDP_OK; b++) {
-        status =
-            tddp_reducer_memory_zero(reducer->layout.memory, &reducer->layout.buckets[b].buffer);
+    for (size_t b = 0; b < reducer->layout.buffer_count && status == TDDP_OK; b++) {
+        status = tddp_flat_memory_zero(reducer->layout.memory, &reducer->buckets[b].buffer);
     }
     if (status != TDDP_OK) { /* the others' round needs this rank's part */
         return tddp_reducer_break(reducer, status);

@@ -138,18 +138,19 @@ static bool interrupted(const tddp_reducer *reducer, tddp_status status)
 
 static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *description)
 {
-    tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    tddp_reducer_bucket *bucket = &reducer->buckets[b];
+    const tddp_flat_buffer *flat = &reducer->layout.buffers[b];
     tddp_status status = check_group(reducer);
     if (status != TDDP_OK) {
         return status;
     }
     const tddp_bucket seen = {b,
-                              reducer->layout.bucket_count,
+                              reducer->layout.buffer_count,
                               reducer->finished,
                               reducer->layouts,
                               bucket->buffer,
-                              bucket->params,
-                              bucket->gradients,
+                              flat->slice_count,
+                              flat->slices,
                               bucket->buffer.device_type == TDDP_CPU ? NULL : &reducer->device,
                               description};
     int again = 0;
@@ -167,7 +168,7 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *descrip
 static bool left_to_finish(const tddp_reducer *reducer)
 {
     return !reducer->hook && !reducer->on_devices &&
-           (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.bucket_count);
+           (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.buffer_count);
 }
 
 /* With the lock, which is released while this thread runs the hook or executes the average. */
@@ -190,7 +191,7 @@ static tddp_status submit(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
 
 static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_patience *finishing)
 {
-    tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->launched];
+    tddp_reducer_bucket *bucket = &reducer->buckets[reducer->launched];
     if (bucket->skipped) {
         return TDDP_OK;
     }
@@ -210,15 +211,14 @@ static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_patience *fi
 tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer,
                                          const tddp_reducer_patience *finishing)
 {
-    const tddp_reducer_layout *layout = &reducer->layout;
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_broken(reducer);
     }
     if (reducer->launching) { /* another thread does, and sees what is complete now */
         return TDDP_OK;
     }
-    while (reducer->launched < layout->bucket_count &&
-           layout->buckets[reducer->launched].pending == 0) {
+    while (reducer->launched < reducer->layout.buffer_count &&
+           reducer->buckets[reducer->launched].pending == 0) {
         if (!finishing && left_to_finish(reducer)) {
             return TDDP_OK;
         }
@@ -264,7 +264,7 @@ tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
 /* False if it was interrupted: the stage is to be run again. */
 static bool next_stage(tddp_reducer *reducer, size_t b)
 {
-    tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+    tddp_reducer_bucket *bucket = &reducer->buckets[b];
     if (!bucket->again || reducer->failure != TDDP_OK) {
         return true;
     }
@@ -281,7 +281,7 @@ static bool under_way(const tddp_reducer *reducer, size_t launched)
 {
     bool any = false;
     for (size_t b = 0; b < launched && !any; b++) {
-        const tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
+        const tddp_reducer_bucket *bucket = &reducer->buckets[b];
         any = bucket->work || (bucket->again && reducer->failure == TDDP_OK);
     }
     return any;
@@ -292,7 +292,7 @@ tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all
 {
     do {
         for (; reducer->settling < launched; reducer->settling++) {
-            tddp_reducer_bucket *bucket = &reducer->layout.buckets[reducer->settling];
+            tddp_reducer_bucket *bucket = &reducer->buckets[reducer->settling];
             tddp_status status =
                 bucket->buffer.device_type == TDDP_CPU
                     ? tddp_reducer_await_slot(reducer, &bucket->work, patience, done)
@@ -326,8 +326,8 @@ tddp_status tddp_reducer_await_works(tddp_reducer *reducer, const tddp_wait *wai
     const tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
     tddp_status status = TDDP_OK;
     int found = 0;
-    for (size_t b = 0; b < reducer->layout.bucket_count && status == TDDP_OK; b++) {
-        status = await_work(reducer->layout.buckets[b].work, &patience, &found);
+    for (size_t b = 0; b < reducer->layout.buffer_count && status == TDDP_OK; b++) {
+        status = await_work(reducer->buckets[b].work, &patience, &found);
     }
     if (status == TDDP_OK) {
         status = await_work(reducer->usage.work, &patience, &found);

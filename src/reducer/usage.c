@@ -82,12 +82,13 @@ tddp_status tddp_reducer_usage_follow(tddp_reducer *reducer, const tddp_reducer_
 /* Under the lock, with a map that stands. */
 static void skip_buckets(tddp_reducer *reducer)
 {
-    for (size_t b = 0; b < reducer->layout.bucket_count; b++) {
-        tddp_reducer_bucket *bucket = &reducer->layout.buckets[b];
-        bucket->skipped = true;
-        for (size_t k = 0; k < bucket->params && bucket->skipped; k++) {
-            bucket->skipped = reducer->usage.map[bucket->gradients[k].param] == 0;
+    for (size_t b = 0; b < reducer->layout.buffer_count; b++) {
+        const tddp_flat_buffer *flat = &reducer->layout.buffers[b];
+        bool used = false;
+        for (size_t k = 0; k < flat->slice_count && !used; k++) {
+            used = reducer->usage.map[flat->slices[k].param] != 0;
         }
+        reducer->buckets[b].skipped = !used;
     }
 }
 

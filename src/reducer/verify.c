@@ -33,7 +33,7 @@ enum {
 
 /* The first parameter on the same device. Ranks need not use the same device, but must agree on
  * what is together on one, for buckets follow from it. */
-static size_t companion(const tddp_reducer_param *params, size_t index)
+static size_t companion(const tddp_param *params, size_t index)
 {
     size_t first = 0;
     while (params[first].device_type != params[index].device_type ||
@@ -44,9 +44,9 @@ static size_t companion(const tddp_reducer_param *params, size_t index)
 }
 
 /* The dtype, whether the gradient is sparse, and where it is. */
-static int64_t kind_of(const tddp_reducer_param *params, size_t index)
+static int64_t kind_of(const tddp_param *params, size_t index)
 {
-    const tddp_reducer_param *param = &params[index];
+    const tddp_param *param = &params[index];
     return (int64_t)param->dtype | (param->sparse ? SPARSE : 0) |
            (int64_t)param->device_type << DEVICE_SHIFT |
            (int64_t)companion(params, index) << COMPANION_SHIFT;
@@ -62,11 +62,11 @@ static tddp_device_type device_in(int64_t kind)
     return (tddp_device_type)(kind >> DEVICE_SHIFT & 15);
 }
 
-static int64_t hash_of(const tddp_reducer_param *params, size_t count)
+static int64_t hash_of(const tddp_param *params, size_t count)
 {
     uint64_t hash = TDDP_DIGEST_START;
     for (size_t i = 0; i < count; i++) {
-        const tddp_reducer_param *param = &params[i];
+        const tddp_param *param = &params[i];
         const int64_t head[] = {kind_of(params, i), (int64_t)param->ndim};
         hash = tddp_digest(hash, head, sizeof head);
         hash = tddp_digest(hash, param->dims, param->ndim * sizeof *param->dims);
@@ -79,10 +79,10 @@ static tddp_status append_number(tddp_bytes *bytes, int64_t number)
     return tddp_bytes_append(bytes, &number, sizeof number);
 }
 
-static tddp_status describe(const tddp_reducer_param *params, size_t index, tddp_bytes *bytes)
+static tddp_status describe(const tddp_param *params, size_t index, tddp_bytes *bytes)
 {
     static const char zeros[8];
-    const tddp_reducer_param *param = &params[index];
+    const tddp_param *param = &params[index];
     size_t name_bytes = strlen(param->name);
     tddp_status status = append_number(bytes, kind_of(params, index));
     if (status == TDDP_OK) {
@@ -254,7 +254,7 @@ static tddp_status exchange(tddp_group *group, digest *digests, const tddp_bytes
     return same;
 }
 
-tddp_status tddp_reducer_verify(tddp_group *group, const tddp_reducer_param *params, size_t count,
+tddp_status tddp_reducer_verify(tddp_group *group, const tddp_param *params, size_t count,
                                 const tddp_reducer_opts *opts, const tddp_wait *wait)
 {
     size_t world_size = (size_t)tddp_group_world_size(group);

@@ -71,9 +71,9 @@ Core::~Core()
 
 void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wait *wait)
 {
-    std::vector<tddp_reducer_param> described;
+    std::vector<tddp_param> described;
     for (const Param &param : params_) {
-        tddp_reducer_param one{};
+        tddp_param one{};
         one.name = param.name.c_str();
         one.count = static_cast<size_t>(param.tensor.numel());
         one.dtype = dtype_of(param.tensor);
@@ -114,8 +114,8 @@ void Core::set_divisor(int ranks)
 // tensor to autograd, so it may be detached in place. Gradients that lay in the old slices follow.
 void Core::point_views()
 {
-    const std::shared_ptr<tddp_reducer_memory> memory(tddp_reducer_memory_retain(reducer_),
-                                                      tddp_reducer_memory_release);
+    const std::shared_ptr<tddp_flat_memory> memory(
+        tddp_flat_memory_retain(tddp_reducer_memory(reducer_)), tddp_flat_memory_release);
     for (size_t i = 0; i < params_.size(); i++) {
         if (params_[i].sparse) {
             continue;
@@ -243,8 +243,8 @@ void Core::settle_all(const tddp_wait *wait)
 
 at::Tensor Core::bucket_tensor(const tddp_bucket &bucket) const
 {
-    const std::shared_ptr<tddp_reducer_memory> memory(tddp_reducer_memory_retain(reducer_),
-                                                      tddp_reducer_memory_release);
+    const std::shared_ptr<tddp_flat_memory> memory(
+        tddp_flat_memory_retain(tddp_reducer_memory(reducer_)), tddp_flat_memory_release);
     const at::ScalarType dtype = scalar_type_of(bucket.buffer.dtype);
     const c10::Device device = views_.at(bucket.gradients[0].param).device();
     return tensor_over(bucket.buffer.data, {static_cast<int64_t>(bucket.buffer.count)},

@@ -92,10 +92,10 @@ void *stream(void *, int32_t device)
 
 } // namespace
 
-const tddp_reducer_memory_ops *device_memory()
+const tddp_device_memory_ops *device_memory()
 {
-    static const tddp_reducer_memory_ops ops = {sizeof ops, nullptr, allocate, release,
-                                                copy,       zero,    cast,     stream};
+    static const tddp_device_memory_ops ops = {sizeof ops, nullptr, allocate, release,
+                                               copy,       zero,    cast,     stream};
     return &ops;
 }
 

@@ -8,7 +8,7 @@ namespace tddp_torch
 {
 
 // Any thread; for the life of the process.
-const tddp_reducer_memory_ops *device_memory();
+const tddp_device_memory_ops *device_memory();
 
 } // namespace tddp_torch
 

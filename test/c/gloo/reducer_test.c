@@ -14,11 +14,11 @@ static const int64_t dims[COUNT][2] = {{7, 3}, {13, 1}, {5, 11}, {1, 1}, {3, 3},
 static tddp_reducer *make(tddp_group *group, const tddp_reducer_opts *opts)
 {
     static const char *const names[COUNT] = {"a", "b", "c", "d", "e", "f"};
-    tddp_reducer_param params[COUNT];
+    tddp_param params[COUNT];
     tddp_reducer *reducer = NULL;
     for (size_t i = 0; i < COUNT; i++) {
         size_t count = (size_t)(dims[i][0] * dims[i][1]);
-        params[i] = (tddp_reducer_param){names[i], count, TDDP_FLOAT32, TDDP_CPU, 0, dims[i], 2, 0};
+        params[i] = (tddp_param){names[i], count, TDDP_FLOAT32, TDDP_CPU, 0, dims[i], 2, 0};
     }
     CHECK_OK(tddp_reducer_create(group, params, COUNT, opts, NULL, &reducer));
     return reducer;

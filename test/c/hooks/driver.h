@@ -23,7 +23,7 @@ typedef struct shape {
 
 typedef struct test_bucket {
     tddp_bucket bucket;
-    tddp_bucket_gradient gradients[MOST_GRADIENTS];
+    tddp_flat_slice gradients[MOST_GRADIENTS];
     shape shapes[MOST_GRADIENTS];
 } test_bucket;
 
@@ -39,7 +39,7 @@ static inline void make_bucket(test_bucket *self, size_t index, size_t count, td
     memset(self, 0, sizeof *self);
     CHECK(gradients <= MOST_GRADIENTS);
     for (size_t i = 0; i < gradients; i++) {
-        tddp_bucket_gradient *gradient = &self->gradients[i];
+        tddp_flat_slice *gradient = &self->gradients[i];
         self->shapes[i] = shapes[i];
         gradient->param = 100 * index + i;
         gradient->dims = self->shapes[i].dims;

@@ -20,11 +20,11 @@ static float gradient_of(int rank, int round, size_t i, size_t k)
 static tddp_reducer *make(tddp_group *group, tddp_comm_hook *hook)
 {
     tddp_reducer_opts opts = buckets_of(1000, 4000);
-    tddp_reducer_param params[COUNT];
+    tddp_param params[COUNT];
     tddp_reducer *reducer = NULL;
     for (size_t i = 0; i < COUNT; i++) {
         size_t count = (size_t)(dims[i][0] * dims[i][1]);
-        params[i] = (tddp_reducer_param){names[i], count, TDDP_FLOAT32, TDDP_CPU, 0, dims[i], 2, 0};
+        params[i] = (tddp_param){names[i], count, TDDP_FLOAT32, TDDP_CPU, 0, dims[i], 2, 0};
     }
     CHECK_OK(tddp_reducer_create(group, params, COUNT, &opts, NULL, &reducer));
     CHECK_OK(tddp_reducer_set_hook(reducer, hook));

@@ -85,7 +85,7 @@ static tddp_reducer *make_partly_sparse(tddp_group *group, size_t count, unsigne
                                         const tddp_reducer_opts *opts)
 {
     int64_t dims[16];
-    tddp_reducer_param params[16];
+    tddp_param params[16];
     tddp_reducer *reducer = NULL;
     for (size_t i = 0; i < count; i++) {
         dims[i] = (int64_t)i + 1;
@@ -162,7 +162,7 @@ MULTI_TEST(every_rank_tells_of_another_kind_of_gradient, 2, 30)
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dims[] = {10, 4};
     tddp_reducer *reducer = NULL;
-    tddp_reducer_param param = {"table", 40, TDDP_FLOAT32, TDDP_CPU, 0, dims, 2, rank};
+    tddp_param param = {"table", 40, TDDP_FLOAT32, TDDP_CPU, 0, dims, 2, rank};
     CHECK_STATUS(tddp_reducer_create(group, &param, 1, NULL, NULL, &reducer), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(),
                    "parameter \"table\" (number 0) is float32 [10, 4] on rank "

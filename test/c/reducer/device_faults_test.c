@@ -108,13 +108,13 @@ MULTI_TEST(memory_that_is_held, 1, 60)
     device_test test;
     begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
     float *gradient = tddp_reducer_gradient(test.reducer, 0);
-    tddp_reducer_memory *memory = tddp_reducer_memory_retain(test.reducer);
+    tddp_flat_memory *memory = tddp_flat_memory_retain(tddp_reducer_memory(test.reducer));
     tddp_reducer_free(test.reducer);
     test.reducer = NULL;
     await_stream();
     CHECK_INT(atomic_load(&pieces), 2);
     CHECK_DOUBLE((double)*gradient, 0, 0);
-    tddp_reducer_memory_release(memory);
+    tddp_flat_memory_release(memory);
     end(&test);
 }
 
@@ -192,8 +192,8 @@ static tddp_status no_copy(void *user, int32_t device, void *into, const void *f
 MULTI_TEST(memory_that_is_not_there, 1, 60)
 {
     device_test test;
-    tddp_reducer_param params[PARAMS];
-    tddp_reducer_memory_ops ops = device_ops;
+    tddp_param params[PARAMS];
+    tddp_device_memory_ops ops = device_ops;
     tddp_reducer_opts opts = plain;
     tddp_reducer *reducer = NULL;
     int rebuilt = -1;

@@ -235,9 +235,9 @@ TEST(a_bucket_shows_its_gradients)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dims[] = {7, 5, 3};
-    tddp_reducer_param params[3] = {vector_param(0, &dims[0], TDDP_FLOAT32),
-                                    vector_param(1, &dims[1], TDDP_COMPLEX128),
-                                    vector_param(2, &dims[2], TDDP_COMPLEX128)};
+    tddp_param params[3] = {vector_param(0, &dims[0], TDDP_FLOAT32),
+                            vector_param(1, &dims[1], TDDP_COMPLEX128),
+                            vector_param(2, &dims[2], TDDP_COMPLEX128)};
     const tddp_comm_hook_ops ops = {sizeof ops, "look", 0, look, NULL, NULL, 0};
     tddp_comm_hook *hook = NULL;
     tddp_reducer *reducer = NULL;

@@ -171,9 +171,9 @@ static inline void *device_stream(void *user, int32_t device)
     return here;
 }
 
-static const tddp_reducer_memory_ops device_ops = {sizeof device_ops, &pieces,      device_allocate,
-                                                   device_release,    device_copy,  device_zero,
-                                                   device_cast,       device_stream};
+static const tddp_device_memory_ops device_ops = {sizeof device_ops, &pieces,      device_allocate,
+                                                  device_release,    device_copy,  device_zero,
+                                                  device_cast,       device_stream};
 
 static inline void await_no_pieces(void)
 {
@@ -190,18 +190,18 @@ static const char *const model_names[PARAMS] = {"a", "b", "c", "d", "e", "f",
                                                 "g", "h", "i", "j", "k"};
 
 /* Two dtypes, two devices, and some on the host if `mixed`. */
-static inline void describe_model(tddp_reducer_param *params, bool mixed)
+static inline void describe_model(tddp_param *params, bool mixed)
 {
     for (size_t i = 0; i < PARAMS; i++) {
         const int64_t *size = &model_sizes[i % 5];
-        params[i] = (tddp_reducer_param){model_names[i],
-                                         (size_t)*size,
-                                         i % 4 == 1 ? TDDP_FLOAT64 : TDDP_FLOAT32,
-                                         TDDP_CUDA,
-                                         i % 4 == 2,
-                                         size,
-                                         1,
-                                         0};
+        params[i] = (tddp_param){model_names[i],
+                                 (size_t)*size,
+                                 i % 4 == 1 ? TDDP_FLOAT64 : TDDP_FLOAT32,
+                                 TDDP_CUDA,
+                                 i % 4 == 2,
+                                 size,
+                                 1,
+                                 0};
         if (mixed && i % 4 == 3) {
             params[i].device_type = TDDP_CPU;
             params[i].device_index = 0;
@@ -215,7 +215,7 @@ static inline double gradient_of(int rank, int step, size_t param, size_t k)
 }
 
 typedef struct writing {
-    const tddp_reducer_param *param;
+    const tddp_param *param;
     size_t index;
     void *data;
     int rank; /* -1: zeros */
@@ -237,7 +237,7 @@ static inline void write_now(void *data)
 }
 
 /* On this thread's stream, or at once on the host. `params` live as long as the streams. */
-static inline void write_gradient(tddp_reducer *reducer, const tddp_reducer_param *params, size_t i,
+static inline void write_gradient(tddp_reducer *reducer, const tddp_param *params, size_t i,
                                   int rank, int step)
 {
     writing *it = malloc(sizeof *it);
@@ -247,7 +247,7 @@ static inline void write_gradient(tddp_reducer *reducer, const tddp_reducer_para
 }
 
 /* What lies in the gradient once this thread's stream comes to it. */
-static inline void read_gradient(tddp_reducer *reducer, const tddp_reducer_param *param, size_t i,
+static inline void read_gradient(tddp_reducer *reducer, const tddp_param *param, size_t i,
                                  double *out)
 {
     double bytes[1021];
@@ -266,7 +266,7 @@ static inline void read_gradient(tddp_reducer *reducer, const tddp_reducer_param
 }
 
 /* Each element is `scale` times that of a rank `rank`, which may lie between two. */
-static inline void check_gradient(tddp_reducer *reducer, const tddp_reducer_param *params, size_t i,
+static inline void check_gradient(tddp_reducer *reducer, const tddp_param *params, size_t i,
                                   double rank, int step, double scale)
 {
     double values[1021];
@@ -280,7 +280,7 @@ static inline void check_gradient(tddp_reducer *reducer, const tddp_reducer_para
 
 typedef struct reporter {
     tddp_reducer *reducer;
-    const tddp_reducer_param *params;
+    const tddp_param *params;
     tddp_cuda_stream stream;
     size_t first; /* it reports every third parameter from this on */
     size_t left_out;
@@ -304,7 +304,7 @@ static inline void *report(void *data)
 }
 
 /* A backward: every thread has a stream of its own. */
-static inline void backward(tddp_reducer *reducer, const tddp_reducer_param *params,
+static inline void backward(tddp_reducer *reducer, const tddp_param *params,
                             const tddp_cuda_stream *streams, int rank, int step, size_t left_out,
                             int times)
 {
@@ -326,7 +326,7 @@ typedef struct device_test {
     tddp_store *store;
     tddp_group *group;
     tddp_cuda_stream streams[THREADS];
-    tddp_reducer_param params[PARAMS];
+    tddp_param params[PARAMS];
     tddp_reducer *reducer;
 } device_test;
 

@@ -71,7 +71,7 @@ static double gradient_of(int rank, int step, size_t param, size_t k)
 static void average(int rank, int world_size, int port)
 {
     enum { COUNT = 12 };
-    tddp_reducer_param params[COUNT];
+    tddp_param params[COUNT];
     tddp_reducer *reducer = NULL;
     tddp_reducer_opts opts = buckets_of(64, 2000);
     tddp_group *group = join("fake", rank, world_size, port);
@@ -150,7 +150,7 @@ MULTI_TEST(every_rank_rebuilds_in_the_order_of_rank_0, 2, 30)
 
 /* --- agreement ------------------------------------------------------------------------------- */
 
-static void check_mismatch(tddp_group *group, const tddp_reducer_param *params, size_t count,
+static void check_mismatch(tddp_group *group, const tddp_param *params, size_t count,
                            const tddp_reducer_opts *opts, const char *text)
 {
     tddp_reducer *reducer = NULL;
@@ -164,7 +164,7 @@ MULTI_TEST(every_rank_tells_of_another_shape, 3, 30)
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t wide[] = {128, rank == 2 ? 392 : 784};
     const int64_t one = 10;
-    tddp_reducer_param params[3] = {
+    tddp_param params[3] = {
         vector_param(0, &one, TDDP_FLOAT32),
         {"fc1.weight", (size_t)(wide[0] * wide[1]), TDDP_FLOAT32, TDDP_CPU, 0, wide, 2, 0},
         vector_param(2, &one, TDDP_FLOAT32)};
@@ -178,8 +178,8 @@ MULTI_TEST(every_rank_tells_of_another_dtype_and_name, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
-    tddp_reducer_param params[2] = {vector_param(0, &one, TDDP_FLOAT32),
-                                    vector_param(1, &one, rank ? TDDP_FLOAT64 : TDDP_FLOAT32)};
+    tddp_param params[2] = {vector_param(0, &one, TDDP_FLOAT32),
+                            vector_param(1, &one, rank ? TDDP_FLOAT64 : TDDP_FLOAT32)};
     params[1].name = rank ? "y" : "x";
     check_mismatch(group, params, 2, NULL,
                    "parameter \"x\" (number 1) is float32 [10] on rank 0, but float64 [10] on "
@@ -191,9 +191,9 @@ MULTI_TEST(every_rank_tells_of_a_parameter_too_many, 3, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
-    tddp_reducer_param params[3] = {vector_param(0, &one, TDDP_FLOAT32),
-                                    vector_param(1, &one, TDDP_FLOAT32),
-                                    vector_param(2, &one, TDDP_FLOAT32)};
+    tddp_param params[3] = {vector_param(0, &one, TDDP_FLOAT32),
+                            vector_param(1, &one, TDDP_FLOAT32),
+                            vector_param(2, &one, TDDP_FLOAT32)};
     check_mismatch(group, params, rank == 1 ? 3 : 2, NULL,
                    "rank 0 has 2 parameters, rank 1 has 3: \"c\" (number 2) is the first that only "
                    "rank 1 has");
@@ -205,7 +205,7 @@ MULTI_TEST(every_rank_tells_of_other_bucket_sizes, 2, 30)
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
     tddp_reducer_opts opts = buckets_of(500, rank ? 1000 : 2000);
-    tddp_reducer_param param = vector_param(0, &one, TDDP_FLOAT32);
+    tddp_param param = vector_param(0, &one, TDDP_FLOAT32);
     check_mismatch(
         group, &param, 1, &opts,
         "rank 0 asks for buckets of [500, 2000] bytes, rank 1 for [500, 1000]: give every "
@@ -218,7 +218,7 @@ MULTI_TEST(names_alone_may_differ, 2, 30)
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
     tddp_reducer *reducer = NULL;
-    tddp_reducer_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
+    tddp_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
     CHECK_OK(tddp_reducer_create(group, &param, 1, NULL, NULL, &reducer));
     tddp_reducer_free(reducer);
     leave(group);
@@ -233,7 +233,7 @@ MULTI_TEST(described_buckets_are_compared, 2, 30)
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     run_round(reducer, (const size_t[]){0, 1, 2, 3}, 4, (float)rank);
     tddp_reducer_free(reducer);
-    tddp_reducer_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
+    tddp_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
     param.name = rank ? "y" : "x";
     int all = 0;
     CHECK_OK(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer));
@@ -321,7 +321,7 @@ MULTI_TEST(an_interrupted_comparison_leaves_nothing_behind, 2, 40)
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
-    tddp_reducer_param param = vector_param(0, &one, TDDP_FLOAT32);
+    tddp_param param = vector_param(0, &one, TDDP_FLOAT32);
     tddp_reducer *reducer = NULL;
     const tddp_wait soon = {20, NULL};
     CHECK_STATUS(tddp_reducer_create(group, &param, 1, NULL, &soon, &reducer), TDDP_TIMEOUT);

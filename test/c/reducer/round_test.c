@@ -143,7 +143,7 @@ TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 0);
     run_round(reducer, order, 8, 1.0f);
-    tddp_reducer_memory *memory = tddp_reducer_memory_retain(reducer);
+    tddp_flat_memory *memory = tddp_flat_memory_retain(tddp_reducer_memory(reducer));
     float *before = tddp_reducer_gradient(reducer, 7);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 1);
@@ -160,7 +160,7 @@ TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
     }
     CHECK(tddp_reducer_gradient(reducer, 7) != before);
     CHECK_DOUBLE(before[0], 71.0, 0); /* the old memory is still held */
-    tddp_reducer_memory_release(memory);
+    tddp_flat_memory_release(memory);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 0);
     run_round(reducer, backwards, 8, 2.0f);
@@ -172,15 +172,15 @@ TEST(memory_outlives_the_reducer)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 2, NULL);
-    tddp_reducer_memory *memory = tddp_reducer_memory_retain(reducer);
+    tddp_flat_memory *memory = tddp_flat_memory_retain(tddp_reducer_memory(reducer));
     float *gradient = tddp_reducer_gradient(reducer, 1);
     fill(reducer, 1, 5.0f);
     tddp_reducer_free(reducer);
     leave(group);
     CHECK_DOUBLE(gradient[0], 5.0, 0);
     CHECK_DOUBLE(gradient[1], 6.0, 0);
-    tddp_reducer_memory_release(memory);
-    tddp_reducer_memory_release(NULL);
+    tddp_flat_memory_release(memory);
+    tddp_flat_memory_release(NULL);
     tddp_reducer_free(NULL);
 }
 
@@ -239,8 +239,7 @@ TEST(what_has_no_gradient_is_no_parameter)
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = NULL;
     const int64_t dim = 3;
-    tddp_reducer_param params[2] = {vector_param(0, &dim, TDDP_FLOAT32),
-                                    vector_param(1, &dim, TDDP_INT64)};
+    tddp_param params[2] = {vector_param(0, &dim, TDDP_FLOAT32), vector_param(1, &dim, TDDP_INT64)};
     CHECK_STATUS(tddp_reducer_create(group, params, 2, NULL, NULL, &reducer),
                  TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "\"b\" (number 1) is int64");
@@ -273,8 +272,8 @@ TEST(short_memory_leaves_nothing_behind)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
-    tddp_reducer_param params[2] = {vector_param(0, &dim, TDDP_FLOAT32),
-                                    vector_param(1, &dim, TDDP_FLOAT64)};
+    tddp_param params[2] = {vector_param(0, &dim, TDDP_FLOAT32),
+                            vector_param(1, &dim, TDDP_FLOAT64)};
     tddp_reducer *reducer = NULL;
     tddp_status status = TDDP_OUT_OF_MEMORY;
     long nth = 1;

@@ -244,7 +244,7 @@ TEST(short_memory_leaves_nothing_behind)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
-    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    tddp_param param = vector_param(0, &dim, TDDP_FLOAT32);
     for (int which = 0; which < 2; which++) {
         tddp_reducer_opts opts = buckets_of(12, 24);
         tddp_reducer *reducer = NULL;

@@ -219,7 +219,7 @@ TEST(options_that_contradict_each_other_are_refused)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
-    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    tddp_param param = vector_param(0, &dim, TDDP_FLOAT32);
     tddp_reducer *reducer = NULL;
     tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
     opts.skip_unused = 1;
@@ -309,7 +309,7 @@ MULTI_TEST(every_rank_tells_of_other_options, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
-    tddp_reducer_param param = vector_param(0, &dim, TDDP_FLOAT32);
+    tddp_param param = vector_param(0, &dim, TDDP_FLOAT32);
     tddp_reducer *reducer = NULL;
     tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
     opts.find_unused = rank;

@@ -37,9 +37,9 @@ static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h",
                                     "i", "j", "k", "l", "m", "n", "o", "p"};
 
 /* Parameter number `i` of one dimension; `dim` must live as long. */
-static inline tddp_reducer_param vector_param(size_t i, const int64_t *dim, tddp_dtype dtype)
+static inline tddp_param vector_param(size_t i, const int64_t *dim, tddp_dtype dtype)
 {
-    return (tddp_reducer_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1, 0};
+    return (tddp_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1, 0};
 }
 
 /* Options with the limit of the first bucket and that of the others; valid until the next call. */
@@ -59,7 +59,7 @@ static inline tddp_reducer *make_vectors(tddp_group *group, size_t count,
                                          const tddp_reducer_opts *opts)
 {
     static int64_t dims[16];
-    tddp_reducer_param params[16];
+    tddp_param params[16];
     tddp_reducer *reducer = NULL;
     for (size_t i = 0; i < count; i++) {
         dims[i] = (int64_t)i + 1;

@@ -1,14 +1,14 @@
 /*
- * The memory that gradients lie in: a piece for each device that has any, counted as one. On the
- * CPU it is the group's, so that ranks of one host reduce it where it lies; on a device it comes
- * from the table that the reducer's owner gave. Any thread. The pieces live as long as anyone holds
- * them, and may outlive reducer and group: a tensor on them, a work under way.
+ * The memory that flat buffers lie in: a piece for each device that has any, counted as one. On the
+ * CPU it is the group's, so that ranks of one host operate on it where it lies; on a device it
+ * comes from the table that the tensors' owner gave. Any thread. The pieces live as long as anyone
+ * holds them (a tensor on them, a work under way) and may outlive layout and group.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "reducer/reducer.h"
+#include "flat/flat.h"
 
 typedef struct piece {
     tddp_device_type type;
@@ -19,16 +19,16 @@ typedef struct piece {
     void *handle;             /* on a device: the table's */
 } piece;
 
-struct tddp_reducer_memory {
+struct tddp_flat_memory {
     atomic_long references;
-    tddp_reducer_memory_ops ops; /* all zero: no device */
+    tddp_device_memory_ops ops; /* all zero: no device */
     size_t count;
     piece pieces[];
 };
 
 /* --- which pieces ---------------------------------------------------------------------------- */
 
-static piece *find(tddp_reducer_memory *memory, tddp_device_type type, int32_t index)
+static piece *find(tddp_flat_memory *memory, tddp_device_type type, int32_t index)
 {
     for (size_t k = 0; k < memory->count; k++) {
         piece *at = &memory->pieces[k];
@@ -39,11 +39,11 @@ static piece *find(tddp_reducer_memory *memory, tddp_device_type type, int32_t i
     return NULL;
 }
 
-/* `buffer.count` of each bucket is its bytes, for now. */
-static void add_up(tddp_reducer_memory *memory, const tddp_reducer_bucket *buckets, size_t count)
+/* Each buffer's count is its bytes, for now. */
+static void add_up(tddp_flat_memory *memory, const tddp_flat_buffer *buffers, size_t count)
 {
     for (size_t b = 0; b < count; b++) {
-        const tddp_buffer *buffer = &buckets[b].buffer;
+        const tddp_buffer *buffer = &buffers[b].buffer;
         piece *at = find(memory, buffer->device_type, buffer->device_index);
         if (!at) {
             at = &memory->pieces[memory->count++];
@@ -53,10 +53,10 @@ static void add_up(tddp_reducer_memory *memory, const tddp_reducer_bucket *bucke
     }
 }
 
-static tddp_status fill(tddp_group *group, const tddp_reducer_memory_ops *ops, piece *at)
+static tddp_status fill(tddp_group *group, const tddp_device_memory_ops *ops, piece *at)
 {
-    /* Gradients without elements alone take none. */
-    size_t least = at->bytes > 0 ? at->bytes : TDDP_REDUCER_ALIGNMENT;
+    /* Parameters without elements alone take none. */
+    size_t least = at->bytes > 0 ? at->bytes : TDDP_FLAT_ALIGNMENT;
     void *data = NULL;
     if (at->type != TDDP_CPU) {
         tddp_status status = ops->allocate(ops->user, at->index, least, &at->handle, &data);
@@ -68,10 +68,10 @@ static tddp_status fill(tddp_group *group, const tddp_reducer_memory_ops *ops, p
     return status;
 }
 
-static void place(tddp_reducer_memory *memory, tddp_reducer_bucket *buckets, size_t count)
+static void place(tddp_flat_memory *memory, tddp_flat_buffer *buffers, size_t count)
 {
     for (size_t b = 0; b < count; b++) {
-        tddp_buffer *buffer = &buckets[b].buffer;
+        tddp_buffer *buffer = &buffers[b].buffer;
         piece *at = find(memory, buffer->device_type, buffer->device_index);
         buffer->data = at->data;
         at->data += buffer->count;
@@ -79,38 +79,38 @@ static void place(tddp_reducer_memory *memory, tddp_reducer_bucket *buckets, siz
     }
 }
 
-tddp_status tddp_reducer_memory_make(tddp_group *group, const tddp_reducer_memory_ops *ops,
-                                     tddp_reducer_bucket *buckets, size_t count,
-                                     tddp_reducer_memory **out)
+tddp_status tddp_flat_memory_make(tddp_group *group, const tddp_device_memory_ops *ops,
+                                  tddp_flat_buffer *buffers, size_t count, tddp_flat_memory **out)
 {
-    tddp_reducer_memory *memory = tddp_alloc(sizeof *memory + count * sizeof *memory->pieces);
+    tddp_flat_memory *memory = tddp_alloc(sizeof *memory + count * sizeof *memory->pieces);
     if (!memory) {
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&memory->references, 1);
     memory->ops = *ops;
-    add_up(memory, buckets, count);
+    add_up(memory, buffers, count);
     tddp_status status = TDDP_OK;
     for (size_t k = 0; k < memory->count && status == TDDP_OK; k++) {
         status = fill(group, ops, &memory->pieces[k]);
     }
     if (status != TDDP_OK) {
-        tddp_reducer_memory_release(memory);
+        tddp_flat_memory_release(memory);
         return status;
     }
-    place(memory, buckets, count);
+    place(memory, buffers, count);
     *out = memory;
     return TDDP_OK;
 }
 
 /* --- references ------------------------------------------------------------------------------ */
 
-void tddp_reducer_memory_share(tddp_reducer_memory *memory)
+tddp_flat_memory *tddp_flat_memory_retain(tddp_flat_memory *memory)
 {
     atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+    return memory;
 }
 
-void tddp_reducer_memory_release(tddp_reducer_memory *memory)
+void tddp_flat_memory_release(tddp_flat_memory *memory)
 {
     if (!memory || atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) {
         return;
@@ -126,7 +126,7 @@ void tddp_reducer_memory_release(tddp_reducer_memory *memory)
 
 /* --- what is done with it -------------------------------------------------------------------- */
 
-tddp_status tddp_reducer_memory_zero(const tddp_reducer_memory *memory, const tddp_buffer *buffer)
+tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory, const tddp_buffer *buffer)
 {
     const size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
     if (bytes == 0) {
@@ -139,10 +139,10 @@ tddp_status tddp_reducer_memory_zero(const tddp_reducer_memory *memory, const td
     return TDDP_OK;
 }
 
-tddp_status tddp_reducer_memory_copy(const tddp_reducer_memory *memory,
-                                     const tddp_reducer_param *param, void *into, const void *from)
+tddp_status tddp_flat_memory_copy(const tddp_flat_memory *memory, const tddp_param *param,
+                                  void *into, const void *from)
 {
-    const size_t bytes = tddp_reducer_param_bytes(param);
+    const size_t bytes = tddp_param_bytes(param);
     if (bytes == 0) {
         return TDDP_OK;
     }

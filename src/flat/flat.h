@@ -1,0 +1,95 @@
+/*
+ * Flat buffers: which parameter lies where, and in whose memory. Public part of this room:
+ * <tddp/flat.h>.
+ *
+ *     plan.c         parameters -> buffers, pure
+ *     layout.c       a plan given memory: offsets, slices
+ *     memory.c       the counted pieces of memory, on the CPU and on devices
+ *
+ * Knows neither tensors nor who reduces, gathers or scatters the buffers.
+ */
+#ifndef TDDP_FLAT_FLAT_H
+#define TDDP_FLAT_FLAT_H
+
+#include <tddp/flat.h>
+#include <tddp/group.h>
+
+#include "base/base.h"
+
+/* --- plan.c ---------------------------------------------------------------------------------- */
+
+/* In place of a buffer's number, for sparse parameters. */
+#define TDDP_FLAT_NO_BUFFER ((size_t)-1)
+
+/* Bytes of a parameter. */
+size_t tddp_param_bytes(const tddp_param *param);
+
+/*
+ * Assigns parameters to buffers the way PyTorch's compute_bucket_assignment_by_size does: in the
+ * order given, one open buffer per dtype and device, closed once it holds at least the current
+ * limit; each dtype and device walks through `limits` on its own and the last limit repeats; the
+ * result is ordered by smallest parameter number. Writes to `buffer_of[count]` each parameter's
+ * buffer (TDDP_FLAT_NO_BUFFER for sparse ones) and to `*buffer_count` their number. Pure: no group,
+ * no memory kept. Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY.
+ */
+TDDP_NODISCARD tddp_status tddp_flat_plan(const tddp_param *params, size_t count,
+                                          const size_t *limits, size_t limit_count,
+                                          size_t *buffer_of, size_t *buffer_count);
+
+/* The same, but walks the parameters in the order given by `order[count]` and numbers the buffers
+ * by their last parameter in that order: the one complete first comes first. */
+TDDP_NODISCARD tddp_status tddp_flat_plan_in_order(const tddp_param *params, const int64_t *order,
+                                                   size_t count, const size_t *limits,
+                                                   size_t limit_count, size_t *buffer_of,
+                                                   size_t *buffer_count);
+
+/* --- layout.c -------------------------------------------------------------------------------- */
+
+enum { TDDP_FLAT_ALIGNMENT = 64 }; /* of each slice, in bytes */
+
+typedef struct tddp_flat_buffer {
+    tddp_buffer buffer; /* all of it, padding included, as real numbers */
+    size_t bytes;       /* of the slices alone */
+    size_t slice_count;
+    tddp_flat_slice *slices; /* in the order in which they lie; owned by the layout */
+} tddp_flat_buffer;
+
+typedef struct tddp_flat_layout {
+    size_t *buffer_of; /* by parameter */
+    char **addresses;  /* by parameter: into `memory`; NULL if sparse */
+    size_t buffer_count;
+    tddp_flat_buffer *buffers;
+    tddp_flat_slice *slices; /* buffer by buffer */
+    tddp_flat_memory *memory;
+} tddp_flat_layout;
+
+/* Gives the plan memory, zeroed: the group's, and on devices that of the table. Within a buffer
+ * slices lie in `order`; NULL is that of the parameters. Takes over `buffer_of` in any case.
+ * `params` are needed for the call only, their dims as long as the layout. Caller:
+ * tddp_flat_layout_free(). Errors: TDDP_OUT_OF_MEMORY, those of tddp_group_memory_create() and of
+ * the table. */
+TDDP_NODISCARD tddp_status tddp_flat_layout_make(tddp_group *group,
+                                                 const tddp_device_memory_ops *device,
+                                                 const tddp_param *params, const int64_t *order,
+                                                 size_t count, size_t *buffer_of,
+                                                 size_t buffer_count, tddp_flat_layout *out);
+/* Lets go of the memory too. A layout that is all zero is fine. */
+void tddp_flat_layout_free(tddp_flat_layout *layout);
+
+/* --- memory.c -------------------------------------------------------------------------------- */
+
+/* Memory for buffers that have a device, a dtype, and bytes in place of a count: they get their
+ * addresses and counts. */
+TDDP_NODISCARD tddp_status tddp_flat_memory_make(tddp_group *group,
+                                                 const tddp_device_memory_ops *ops,
+                                                 tddp_flat_buffer *buffers, size_t count,
+                                                 tddp_flat_memory **out);
+
+/* On a device both put work on the thread's current stream. */
+TDDP_NODISCARD tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory,
+                                                 const tddp_buffer *buffer);
+TDDP_NODISCARD tddp_status tddp_flat_memory_copy(const tddp_flat_memory *memory,
+                                                 const tddp_param *param, void *into,
+                                                 const void *from);
+
+#endif
