@@ -89,49 +89,54 @@ void Core::complain_of_late(size_t index)
     }
 }
 
-void Core::arrived(size_t index)
+void Core::report(size_t index)
 {
-    if (!find_unused_ && !static_graph_) {
-        deliver(index);
+    if (!plain_ && deferred(index)) {
         return;
     }
-    const bool first = first_static_round();
-    bool early = false;
+    int all_ready = 0;
+    check(tddp_reducer_mark_ready(reducer_, index, &all_ready));
+    if (hook_on_caller_ && (!host_here_ || host_here_())) {
+        const Calling calling(this);
+        int all = 0;
+        check(tddp_reducer_hand_over(reducer_, &all));
+    }
+    if (all_ready) {
+        due_.store(true);
+        queue_end(true);
+    }
+    if (index == delayed_by_) {
+        release_delayed();
+    }
+}
+
+// Whether the gradient is to be reported later, by announce() or release_delayed().
+bool Core::deferred(size_t index)
+{
+    bool kept = false;
+    bool announced = true;
     {
         const std::lock_guard<std::mutex> lock(lock_);
         if (arrivals_[index] == AWAITED) {
             arrivals_[index] = ARRIVED;
         }
-        if (static_graph_ && !first && !known_) {
+        if (static_graph_ && counted_ && !known_) {
             known_ = true;
             lend_unused();
         }
-        early = find_unused_ && !known_;
-        if (early) {
+        announced = known_ || !(find_unused_ || static_graph_);
+        if (find_unused_ && !known_) {
             early_.push_back(index);
+            kept = true;
+        } else if (params_[index].delayed && !delayed_released_) {
+            delayed_.push_back(index);
+            kept = true;
         }
     }
-    if (!early) {
-        deliver(index);
-    }
-    if (early || first) {
+    if (!announced) {
         queue_end(false); // backward may not pass through the node that opens it
     }
-}
-
-void Core::deliver(size_t index)
-{
-    if (params_[index].delayed) {
-        const std::lock_guard<std::mutex> lock(lock_);
-        if (!delayed_released_) {
-            delayed_.push_back(index);
-            return;
-        }
-    }
-    mark(index);
-    if (index == delayed_by_) {
-        release_delayed();
-    }
+    return kept;
 }
 
 void Core::release_delayed()
@@ -143,22 +148,7 @@ void Core::release_delayed()
         released.swap(delayed_);
     }
     for (const size_t index : released) {
-        mark(index);
-    }
-}
-
-void Core::mark(size_t index)
-{
-    int all_ready = 0;
-    check(tddp_reducer_mark_ready(reducer_, index, &all_ready));
-    if (hook_on_caller_ && (!host_here_ || host_here_())) {
-        const Calling calling(this);
-        int all = 0;
-        check(tddp_reducer_hand_over(reducer_, &all));
-    }
-    if (all_ready) {
-        due_.store(true);
-        queue_end(true);
+        report(index);
     }
 }
 
@@ -217,7 +207,7 @@ void Core::announce(std::vector<size_t> unused)
         release_delayed();
     }
     for (const size_t index : early) {
-        deliver(index);
+        report(index);
     }
 }
 

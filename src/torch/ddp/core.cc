@@ -30,6 +30,11 @@ size_t delayed_by(const tddp_ddp_opts &opts, size_t count)
     return opts.delayed_by < 0 ? count : static_cast<size_t>(opts.delayed_by);
 }
 
+bool any_delayed(const std::vector<Param> &params)
+{
+    return std::any_of(params.begin(), params.end(), [](const Param &one) { return one.delayed; });
+}
+
 } // namespace
 
 static thread_local const Core *calling_core;
@@ -53,6 +58,7 @@ Core::Core(std::vector<Param> params, const tddp_ddp_opts &opts)
     : params_(std::move(params)), views_(params_.size()), kept_(params_.size()),
       find_unused_(opts.reducer.find_unused && !opts.reducer.static_graph),
       static_graph_(opts.reducer.static_graph), skip_unused_(opts.reducer.skip_unused),
+      plain_(!find_unused_ && !static_graph_ && !any_delayed(params_)),
       apart_(opts.gradients_apart), delayed_by_(delayed_by(opts, params_.size())),
       through_(opts.through), host_here_(opts.host_here), arrivals_(params_.size(), AWAITED)
 {

@@ -87,10 +87,12 @@ class Core : public std::enable_shared_from_this<Core>
     // --- arrival.cc, what hooks call in this order
     // Whether the gradient belongs to a round; `given` is false if a function gave none.
     bool expects(size_t index, bool given);
-    // Has the gradient in this core's memory. Also for a second wrapper of a model, before the
-    // first one's bucket is reduced.
+    // Moves the gradient into its slice of the bucket. Also for a second wrapper of a model, before
+    // the first one's bucket is reduced.
     void take_in(size_t index);
-    void arrived(size_t index);
+    // Reports the gradient to the reducer, which submits the bucket that it completes. In a round
+    // that is not plain this may be left for later: deferred().
+    void report(size_t index);
     // The gradient came when the averages of the last forward were made: this rank alone adds it.
     bool late() const;
     void complain_of_late(size_t index);
@@ -138,8 +140,7 @@ class Core : public std::enable_shared_from_this<Core>
 
     // arrival.cc
     void check_gradient(size_t index, const at::Tensor &grad) const;
-    void deliver(size_t index);
-    void mark(size_t index);
+    bool deferred(size_t index);
     void release_delayed();
     std::vector<size_t> left_out(const std::vector<char> &reached);
     void announce(std::vector<size_t> unused);
@@ -163,6 +164,7 @@ class Core : public std::enable_shared_from_this<Core>
     const bool find_unused_; // a look at the graph in each round
     const bool static_graph_;
     const bool skip_unused_;
+    const bool plain_; // each gradient is reported as it comes
     const bool apart_;
     const size_t delayed_by_; // no parameter: none
     const tddp_wait_through through_;

@@ -27,7 +27,7 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
                     core->take_in(later.second);
                 }
             }
-            core_->arrived(index_);
+            core_->report(index_);
         } else if (given && core_->late() && !of_another()) {
             core_->complain_of_late(index_);
         }
