@@ -1,6 +1,7 @@
 /*
  * The core of DistributedDataParallel over tddp_ddp of <tddp/torch.h>. Entered by Ruby threads that
- * hold the GVL; libtorch's backward enters nogvl.c's tddp_rb_through() from it. No object of Ruby's
+ * hold the GVL; libtorch's backward enters nogvl.c's
+ * tddp_rb_blocking_in_backward() from it. No object of Ruby's
  * is kept in C and the hooks know nothing of Ruby. Leaves it to lib/torch to collect the
  * parameters, to decide when to synchronize, and to keep the module.
  */
@@ -154,7 +155,7 @@ static void take_options(create_call *call, VALUE options, volatile VALUE *holde
     call->opts.init_sync = RTEST(option(options, "init_sync"));
     call->opts.gradients_apart = RTEST(option(options, "gradients_apart"));
     call->opts.delayed_by = NIL_P(delayed_by) ? -1 : NUM2SSIZET(delayed_by);
-    call->opts.through = tddp_rb_through;
+    call->opts.blocking_region = tddp_rb_blocking_in_backward;
     call->opts.host_here = tddp_rb_may_run;
 }
 

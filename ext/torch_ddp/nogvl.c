@@ -2,7 +2,7 @@
  * The one file that lets go of the GVL. A blocking call of libtddp gets a cancel token; an
  * interrupt of Ruby's triggers it, the call returns TDDP_CANCELED, and only then, with the GVL held
  * and every C frame left in order, does the interrupt become an exception. Entered by Ruby threads,
- * and by tddp_rb_through() from the end of libtorch's backward. Invariant: no jump leaves this
+ * and by tddp_rb_blocking_in_backward() from libtorch's backward. Invariant: no jump leaves this
  * file; whoever called frees first and settles then.
  *
  * Two ways to block. Here: on Ruby's own thread. Aside: on a thread made for the call, while Ruby's
@@ -25,16 +25,15 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Exported by Ruby, but not declared in a public header by all versions. */
-int ruby_thread_has_gvl_p(void);
-int ruby_native_thread_p(void);
-
 /* How long a thread that is not the only one waits here before it waits aside, and how often a
  * thread that watches looks for interrupts that nobody told it of. */
 enum { PATIENCE_MS = 100, LOOK_MS = 250 };
 
 /* In place of a jump's number: what would be raised is pending still. */
 enum { INTERRUPTED = -1 };
+
+/* rb_nogvl() runs nothing if an interrupt is pending already, and raises nothing. */
+enum { NO_JUMP = RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE };
 
 /* --- what a thread needs to be woken ---------------------------------------------------------- */
 
@@ -149,13 +148,6 @@ static void wake(void *descriptor)
     errno = before;
 }
 
-/* Runs nothing if an interrupt is pending already, and raises nothing. */
-static void without_gvl(void *(*function)(void *), void *data, rb_unblock_function_t *unblock,
-                        void *unblock_data)
-{
-    rb_nogvl(function, data, unblock, unblock_data, RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE);
-}
-
 static VALUE check_interrupts(VALUE nothing)
 {
     rb_thread_check_ints();
@@ -229,7 +221,7 @@ static tddp_status run_watched(blocking_call *call, token *mine, bool (*may_go_o
     if (!start_aside(&thread, &work))
         return TDDP_SYSTEM;
     while (!atomic_load(&work.done)) {
-        without_gvl(watch, &work, wake, &work.wake);
+        rb_nogvl(watch, &work, wake, &work.wake, NO_JUMP);
         if (!atomic_load(&work.done) && !may_go_on(data)) {
             tddp_cancel_trigger(call->wait.cancel);
             break;
@@ -336,7 +328,7 @@ static bool run_here(blocking_call *call, int64_t timeout_ms, int64_t started,
         call->status = TDDP_CANCELED;
         tddp_cancel_reset(call->wait.cancel);
         int64_t begun = partly ? now_ms() : 0;
-        without_gvl(run, call, cancel, call->wait.cancel);
+        rb_nogvl(run, call, cancel, call->wait.cancel, NO_JUMP);
         if (partly && call->status == TDDP_TIMEOUT && now_ms() - begun >= PATIENCE_MS)
             return false;
     } while (call->status == TDDP_CANCELED && no_jump(state));
@@ -393,48 +385,33 @@ void tddp_rb_settle(tddp_rb_outcome outcome)
 
 /* --- waiting inside libtorch's backward ------------------------------------------------------- */
 
-typedef struct through_call {
-    tddp_status (*body)(void *data, tddp_cancel *cancel);
-    void *data;
-} through_call;
-
-static tddp_status body_through(void *data, const tddp_wait *wait)
-{
-    const through_call *call = data;
-    return call->body(call->data, wait->cancel);
-}
-
 /* The other ranks wait for what the body begins: it runs also if an interrupt was pending before,
  * and then waits for nothing. */
-static void run_through(blocking_call *call, token *mine)
+static void run_alone(blocking_call *call)
 {
     do {
-        tddp_cancel_reset(mine->cancel);
+        tddp_cancel_reset(call->wait.cancel);
         call->status = TDDP_CANCELED;
-        without_gvl(run, call, cancel, mine->cancel);
+        rb_nogvl(run, call, cancel, call->wait.cancel, NO_JUMP);
     } while (call->status == TDDP_CANCELED && no_jump_after_backward(NULL));
     if (!call->begun) {
-        tddp_cancel_trigger(mine->cancel);
+        tddp_cancel_trigger(call->wait.cancel);
         run(call);
     }
     if (call->status == TDDP_CANCELED)
         (void)tddp_fail(TDDP_CANCELED, "backward was interrupted while gradients were reduced");
 }
 
-tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data)
 {
-    if (!ruby_native_thread_p() || !ruby_thread_has_gvl_p())
+    if (!tddp_rb_may_run())
         return body(data, NULL);
     token *mine = token_take();
     if (mine == NULL)
         return TDDP_SYSTEM;
-    through_call through = {body, data};
-    blocking_call call = {.body = body_through,
-                          .data = &through,
-                          .wait = {-1, mine->cancel},
-                          .status = TDDP_CANCELED};
+    blocking_call call = {.body = body, .data = data, .wait = {-1, mine->cancel}};
     if (rb_thread_alone())
-        run_through(&call, mine);
+        run_alone(&call);
     else
         call.status = run_watched(&call, mine, no_jump_after_backward, NULL);
     token_give(mine);

@@ -13,7 +13,7 @@ static const tddp_tensor *tensor_or_null(VALUE object)
 }
 
 typedef struct wait_call {
-    tddp_status (*body)(void *data, tddp_cancel *cancel);
+    tddp_rb_body body;
     void *data;
     tddp_status status;
 } wait_call;
@@ -24,12 +24,13 @@ static _Thread_local int jump;
 static tddp_status body_wait(void *data, const tddp_wait *wait)
 {
     wait_call *call = data;
-    call->status = call->body(call->data, wait->cancel);
+    call->status = call->body(call->data, wait);
     return call->status;
 }
 
-/* A tddp_wait_through for forward: unlike backward's, what interrupts it is raised by this file. */
-static tddp_status wait_in_forward(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+/* A tddp_blocking_region for forward: unlike backward's, what interrupts it is raised by this file.
+ */
+static tddp_status wait_in_forward(tddp_rb_body body, void *data)
 {
     wait_call call = {body, data, TDDP_CANCELED};
     tddp_rb_outcome outcome = tddp_rb_brief(body_wait, &call);
@@ -52,8 +53,8 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
     opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
     opts.momentum = NUM2DBL(momentum);
     opts.eps = NUM2DBL(eps);
-    opts.through = wait_in_forward;
-    opts.backward_through = tddp_rb_through;
+    opts.blocking_region = wait_in_forward;
+    opts.backward_blocking_region = tddp_rb_blocking_in_backward;
     tddp_group *shared = tddp_rb_group(group);
     const tddp_tensor *batch = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);

@@ -62,9 +62,9 @@ tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data);
 /* Goes on with a jump, raises an error, or returns. */
 void tddp_rb_settle(tddp_rb_outcome outcome);
 
-/* A tddp_wait_through for the end of libtorch's backward: lets go of the GVL if this thread has it
- * and never raises: an interrupt gives TDDP_CANCELED and stays pending. */
-tddp_status tddp_rb_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
+/* A tddp_blocking_region for libtorch's backward: lets go of the GVL if this thread has it and
+ * never raises: an interrupt gives TDDP_CANCELED and stays pending. */
+tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data);
 
 /* Makes an exception pending, for Ruby to raise in this thread once backward has returned; the
  * second takes the one that rb_protect has left. */

@@ -61,12 +61,13 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_empty_shared(tddp_group *group, 
 typedef struct tddp_ddp tddp_ddp;
 
 /**
- * Waits for a condition that another thread brings about: `body(data)` blocks and returns a status;
- * it can be ended early through `cancel`. A host language replaces this to let its own threads run
- * meanwhile.
+ * How a host language runs a part that blocks, so that its own threads run meanwhile: calls
+ * `body(data, wait)` without the host's lock, on this thread or another, and returns its status. An
+ * interrupt ends the body through `wait->cancel`; after TDDP_CANCELED, or TDDP_TIMEOUT of a `wait`
+ * with a time, it may be called again. No exception or jump leaves either function.
  */
-typedef tddp_status (*tddp_wait_through)(tddp_status (*body)(void *data, tddp_cancel *cancel),
-                                         void *data);
+typedef tddp_status (*tddp_blocking_region)(tddp_status (*body)(void *data, const tddp_wait *wait),
+                                            void *data);
 
 #define TDDP_DDP_SPARSE 1u  /**< the gradient is a sparse tensor */
 #define TDDP_DDP_DELAYED 2u /**< it goes into its bucket together with that of `delayed_by` */
@@ -86,9 +87,9 @@ typedef struct tddp_ddp_opts {
     ptrdiff_t delayed_by; /**< the parameter that those with TDDP_DDP_DELAYED wait for; -1: none */
     const tddp_tensor *const *watched; /**< further tensors whose requires_grad is watched */
     size_t watched_count;
-    tddp_wait_through through; /**< how to wait at the end of backward; NULL: plainly */
-    int (*host_here)(void);    /**< whether this thread may run the host's code now, for hooks with
-                                * `on_caller`; NULL: any may */
+    tddp_blocking_region blocking_region; /**< for waits within backward; NULL: just called */
+    int (*host_here)(void); /**< whether this thread may run the host's code now, for hooks with
+                             * `on_caller`; NULL: any may */
 } tddp_ddp_opts;
 
 #define TDDP_DDP_OPTS_INIT                                                           \

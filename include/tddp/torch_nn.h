@@ -23,8 +23,8 @@ typedef struct tddp_sync_batch_norm_opts {
     const tddp_tensor *running_var;
     double momentum; /**< the share of this batch in the running statistics */
     double eps;
-    tddp_wait_through through;          /**< how to wait in this call; NULL: plainly */
-    tddp_wait_through backward_through; /**< how to wait within backward; NULL: plainly */
+    tddp_blocking_region blocking_region;          /**< for waits in this call; NULL: just called */
+    tddp_blocking_region backward_blocking_region; /**< the same within backward */
 } tddp_sync_batch_norm_opts;
 
 #define TDDP_SYNC_BATCH_NORM_OPTS_INIT                                                   \
@@ -40,8 +40,8 @@ typedef struct tddp_sync_batch_norm_opts {
  * those of weight and bias stay this rank's own. The result keeps a reference to the group.
  * `output` is a fresh handle, which becomes one of the result.
  * Errors: TDDP_INVALID_ARGUMENT (shape or dtype; fewer than two values a channel on all ranks
- * together), TDDP_CANCELED (`through` was interrupted), those of tddp_all_gather(); backward ends
- * with an exception that has the text of those of tddp_all_reduce().
+ * together), TDDP_CANCELED (`blocking_region` was interrupted), those of tddp_all_gather();
+ * backward ends with an exception that has the text of those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sync_batch_norm(tddp_group *group,
                                                          const tddp_tensor *input,

@@ -189,13 +189,14 @@ void Core::announce(std::vector<size_t> unused)
         lend_unused();
     }
     if (find_unused_) {
-        const auto body = [](void *data, tddp_cancel *cancel) {
-            const auto *self = static_cast<const Core *>(data);
-            const tddp_wait wait = {-1, cancel};
-            return tddp_reducer_set_unused(self->reducer_, self->unused_.data(),
-                                           self->unused_.size(), &wait);
+        const auto body = [this](const tddp_wait *wait) {
+            check(tddp_reducer_set_unused(reducer_, unused_.data(), unused_.size(), wait));
         };
-        check(skip_unused_ ? wait_through(body, this) : body(this, nullptr));
+        if (skip_unused_) { // waits for the other ranks
+            check(run_blocking(body));
+        } else {
+            body(nullptr);
+        }
     }
     std::vector<size_t> early;
     {

@@ -60,7 +60,8 @@ Core::Core(std::vector<Param> params, const tddp_ddp_opts &opts)
       static_graph_(opts.reducer.static_graph), skip_unused_(opts.reducer.skip_unused),
       plain_(!find_unused_ && !static_graph_ && !any_delayed(params_)),
       apart_(opts.gradients_apart), delayed_by_(delayed_by(opts, params_.size())),
-      through_(opts.through), host_here_(opts.host_here), arrivals_(params_.size(), AWAITED)
+      blocking_region_(opts.blocking_region), host_here_(opts.host_here),
+      arrivals_(params_.size(), AWAITED)
 {
     for (size_t i = 0; i < params_.size(); i++) {
         if (params_[i].sparse) {

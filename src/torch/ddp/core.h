@@ -19,6 +19,7 @@
 #define TDDP_TORCH_CORE_H
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -136,7 +137,7 @@ class Core : public std::enable_shared_from_this<Core>
     bool finish_round();
     tddp_status finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
     void trace() const;
-    tddp_status wait_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data);
+    tddp_status run_blocking(const std::function<void(const tddp_wait *wait)> &body) const;
 
     // arrival.cc
     void check_gradient(size_t index, const at::Tensor &grad) const;
@@ -167,7 +168,7 @@ class Core : public std::enable_shared_from_this<Core>
     const bool plain_; // each gradient is reported as it comes
     const bool apart_;
     const size_t delayed_by_; // no parameter: none
-    const tddp_wait_through through_;
+    const tddp_blocking_region blocking_region_;
     int (*const host_here_)(void);
     tddp_group *group_ = nullptr; // the handle's; hooks may outlive that, but are disarmed then
     tddp_reducer *reducer_ = nullptr;

@@ -159,54 +159,45 @@ void Core::end()
     }
 }
 
-// Waits in the host's way, where this is one of its threads and another may run the body: then on
-// the streams of this one. At the end of backward autograd has made the streams of the thread that
-// called it those of the one that ends it, which may be one of a device's: the host leaves that
-// alone, and the body runs where it is.
-tddp_status Core::wait_through(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+// Runs a part that waits for other ranks, in the host's way. The host calls it back on this thread,
+// or on another: then on the streams of this one. At the end of backward autograd has made the
+// streams of the thread that called it those of the one that ends it, which may be one of a
+// device's: the host runs the part there as it is.
+tddp_status Core::run_blocking(const std::function<void(const tddp_wait *wait)> &body) const
 {
-    if (!through_) {
-        return body(data, nullptr);
+    if (!blocking_region_) {
+        return guard([&] { body(nullptr); });
     }
-    struct Moved {
-        tddp_status (*body)(void *data, tddp_cancel *cancel);
-        void *data;
+    struct Part {
+        const std::function<void(const tddp_wait *wait)> &body;
         std::vector<c10::Stream> streams;
-    } moved{body, data, current_streams(devices_)};
-    const auto on_same_streams = [](void *of, tddp_cancel *cancel) {
-        const auto &self = *static_cast<const Moved *>(of);
-        tddp_status status = TDDP_OK;
-        const tddp_status fault = guard([&] {
+    } part{body, current_streams(devices_)};
+    const auto call_back = [](void *data, const tddp_wait *wait) {
+        const auto &self = *static_cast<const Part *>(data);
+        return guard([&] {
             const c10::MultiStreamGuard streams(self.streams);
-            status = self.body(self.data, cancel);
+            self.body(wait);
         });
-        return fault == TDDP_OK ? status : fault;
     };
-    return through_(on_same_streams, &moved);
+    return blocking_region_(call_back, &part);
 }
 
 // Ends the round where the hook is the host's. This thread has the host's lock, which the hook
 // needs, and lets go of it wherever there is nothing to do but to wait.
 tddp_status Core::finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *))
 {
-    struct Waiting {
-        tddp_reducer *reducer;
-        int any;
-    } waiting{reducer_, 1};
-    const auto body = [](void *data, tddp_cancel *cancel) {
-        auto *self = static_cast<Waiting *>(data);
-        const tddp_wait wait = {-1, cancel};
-        return tddp_reducer_await_works(self->reducer, &wait, &self->any);
-    };
     const tddp_wait at_once = {0, nullptr};
+    int any = 1;
     tddp_status status = begin(reducer_, &at_once);
     // With nothing under way it is an operation that has run out of time.
-    while (status == TDDP_TIMEOUT && waiting.any) {
-        const tddp_status ended = wait_through(body, &waiting);
+    while (status == TDDP_TIMEOUT && any) {
+        const tddp_status ended = run_blocking([this, &any](const tddp_wait *wait) {
+            check(tddp_reducer_await_works(reducer_, wait, &any));
+        });
         if (ended != TDDP_OK) {
             return ended;
         }
-        if (waiting.any) {
+        if (any) {
             status = tddp_reducer_finish(reducer_, &at_once);
         }
     }
@@ -216,36 +207,29 @@ tddp_status Core::finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wa
 // The averages are there, and what remains is done in the host's way.
 tddp_status Core::settle_here()
 {
-    const auto body = [](void *data, tddp_cancel *cancel) {
-        const tddp_wait wait = {-1, cancel};
-        return guard([&] { static_cast<Core *>(data)->settle_all(&wait); });
-    };
-    return wait_through(body, this);
+    return run_blocking([this](const tddp_wait *wait) { settle_all(wait); });
 }
 
 // Whether the round is over: not if parameters are missing.
 bool Core::finish_round()
 {
-    struct Finish {
-        Core *core;
-        uint64_t rounds;
-    } finish{this, tddp_reducer_rounds(reducer_)};
-    const auto body = [](void *data, tddp_cancel *cancel) {
-        const auto &self = *static_cast<Finish *>(data);
-        const tddp_wait wait = {-1, cancel};
-        const tddp_status status = tddp_reducer_finish(self.core->reducer_, &wait);
-        if (status != TDDP_OK || tddp_reducer_rounds(self.core->reducer_) == self.rounds) {
-            return status;
-        }
-        return guard([&] { self.core->settle_all(&wait); });
-    };
+    const uint64_t rounds = tddp_reducer_rounds(reducer_);
+    const auto over = [this, rounds] { return tddp_reducer_rounds(reducer_) != rounds; };
     const Calling calling(this);
-    check(hook_on_caller_ ? finish_here(tddp_reducer_finish) : wait_through(body, &finish));
-    const bool over = tddp_reducer_rounds(reducer_) != finish.rounds;
-    if (hook_on_caller_ && over) {
+    if (!hook_on_caller_) {
+        check(run_blocking([this, &over](const tddp_wait *wait) {
+            check(tddp_reducer_finish(reducer_, wait));
+            if (over()) {
+                settle_all(wait);
+            }
+        }));
+        return over();
+    }
+    check(finish_here(tddp_reducer_finish));
+    if (over()) {
         check(settle_here());
     }
-    return over;
+    return over();
 }
 
 void Core::shadow(const tddp_wait *wait)
@@ -260,12 +244,8 @@ void Core::shadow(const tddp_wait *wait)
     for (const size_t i : sparse_) {
         params_[i].tensor.mutable_grad().reset();
     }
-    const auto body = [](void *data, tddp_cancel *cancel) {
-        const tddp_wait here = {-1, cancel};
-        return guard([&] { static_cast<Core *>(data)->reduce_sparse(&here); });
-    };
     if (hook_on_caller_) {
-        check(wait_through(body, this));
+        check(run_blocking([this](const tddp_wait *here) { reduce_sparse(here); }));
     } else {
         reduce_sparse(wait);
     }

@@ -32,8 +32,8 @@ using torch::autograd::variable_list;
 
 // What a graph keeps for its backward besides tensors.
 struct Tie : torch::CustomClassHolder {
-    Tie(tddp_group *of, tddp_wait_through how, double epsilon)
-        : group(tddp_group_retain(of)), through(how), eps(epsilon)
+    Tie(tddp_group *of, tddp_blocking_region how, double epsilon)
+        : group(tddp_group_retain(of)), region(how), eps(epsilon)
     {
     }
     ~Tie() override
@@ -44,7 +44,7 @@ struct Tie : torch::CustomClassHolder {
     Tie &operator=(const Tie &) = delete;
 
     tddp_group *group;
-    tddp_wait_through through;
+    tddp_blocking_region region;
     double eps;
     double count = 0; // values of a channel on all ranks
 };
@@ -99,13 +99,13 @@ Statistics put_together(const at::Tensor &gathered, int64_t channels)
     return {mean, variance, count};
 }
 
-Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_wait_through through)
+Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_blocking_region region)
 {
     const at::Tensor mine = statistics_here(input);
     const at::Tensor all =
         at::empty({tddp_group_world_size(tie.group), mine.numel()}, mine.options());
     try {
-        gather_over_ranks(tie.group, mine, all, through, nullptr);
+        gather_over_ranks(tie.group, mine, all, region, nullptr);
     } catch (const Failure &failure) {
         if (failure.status != TDDP_CANCELED) {
             throw;
@@ -300,7 +300,7 @@ class Normalise : public torch::autograd::Function<Normalise>
             gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(input);
         at::Tensor weight_grad, bias_grad;
         const at::Tensor sums = sums_here(saved, input, grad, tie.eps, weight_grad, bias_grad);
-        combine_over_ranks(tie.group, sums, TDDP_REDUCE_SUM, tie.through, nullptr);
+        combine_over_ranks(tie.group, sums, TDDP_REDUCE_SUM, tie.region, nullptr);
         const at::Tensor input_grad = input_gradient_of(
             grad, input, channels_of(saved, sums.to(at::kCPU), tie.eps, tie.count));
         if (!saved[1].defined()) {
@@ -366,11 +366,11 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
     return guard([&] {
         const at::Tensor &batch = tensor_of(input);
         check_arguments(batch, *opts);
-        const auto tie = c10::make_intrusive<Tie>(group, opts->backward_through, opts->eps);
+        const auto tie = c10::make_intrusive<Tie>(group, opts->backward_blocking_region, opts->eps);
         Statistics found;
         {
             const at::NoGradGuard no_grad;
-            found = statistics_of(*tie, batch, opts->through);
+            found = statistics_of(*tie, batch, opts->blocking_region);
             tie->count = found.count;
             follow(opts->running_mean, found.mean, opts->momentum);
             follow(opts->running_var, found.variance.mul(found.count / (found.count - 1)),

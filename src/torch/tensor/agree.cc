@@ -55,41 +55,39 @@ Operation::~Operation()
     tddp_work_release(work_);
 }
 
-void Operation::wait(tddp_wait_through through, const tddp_wait *wait) const
+void Operation::wait(tddp_blocking_region region, const tddp_wait *wait) const
 {
-    const auto body = [](void *data, tddp_cancel *cancel) {
-        const auto &self = *static_cast<const Operation *>(data);
-        const tddp_wait here = {-1, cancel};
-        return self.on_device_ ? tddp_work_order(self.work_, self.stream_, &here)
-                               : tddp_work_wait(self.work_, &here);
+    const auto body = [](void *data, const tddp_wait *here) {
+        const auto &operation = *static_cast<const Operation *>(data);
+        return operation.on_device_ ? tddp_work_order(operation.work_, operation.stream_, here)
+                                    : tddp_work_wait(operation.work_, here);
     };
-    tddp_status status = through      ? through(body, const_cast<Operation *>(this))
-                         : on_device_ ? tddp_work_order(work_, stream_, wait)
-                                      : tddp_work_wait(work_, wait);
+    auto *self = const_cast<Operation *>(this);
+    const tddp_status status = region ? region(body, self) : body(self, wait);
     // It may have ended between the two looks: then its own outcome counts.
     check(tddp_work_completed(work_) ? tddp_work_status(work_) : status);
 }
 
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_region region,
               const tddp_wait *wait)
 {
-    Operation(work, std::move(tensors)).wait(through, wait);
+    Operation(work, std::move(tensors)).wait(region, wait);
 }
 
 void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
-                        tddp_wait_through through, const tddp_wait *wait)
+                        tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_reduce(group, buffer_of(tensor), op, 1.0, &work));
-    complete(work, {tensor}, through, wait);
+    complete(work, {tensor}, region, wait);
 }
 
 void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
-                       tddp_wait_through through, const tddp_wait *wait)
+                       tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_gather(group, buffer_of(tensor), buffer_of(gathered), &work));
-    complete(work, {tensor, gathered}, through, wait);
+    complete(work, {tensor, gathered}, region, wait);
 }
 
 } // namespace tddp_torch

@@ -20,7 +20,7 @@ class Operation
 
     // For tensors on a device the stream that was current at construction waits. Throws Failure; if
     // `wait` ended first, wait again.
-    void wait(tddp_wait_through through, const tddp_wait *wait) const;
+    void wait(tddp_blocking_region region, const tddp_wait *wait) const;
 
   private:
     tddp_work *work_;
@@ -29,19 +29,19 @@ class Operation
     void *stream_ = nullptr;
 };
 
-// Takes over a work on the memory of these tensors and waits for it, by `through` if that is given,
+// Takes over a work on the memory of these tensors and waits for it, in `region` if that is given,
 // else with `wait`; for tensors on a device the calling thread's stream waits. Throws Failure.
 // While the operation is not done it keeps the memory.
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_wait_through through,
+void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_region region,
               const tddp_wait *wait);
 
 // All ranks' `tensor` combined in place, waited for as above.
 void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
-                        tddp_wait_through through, const tddp_wait *wait);
+                        tddp_blocking_region region, const tddp_wait *wait);
 
 // `gathered` [world_size, ...] receives each rank's `tensor`, as above.
 void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
-                       tddp_wait_through through, const tddp_wait *wait);
+                       tddp_blocking_region region, const tddp_wait *wait);
 
 } // namespace tddp_torch
 

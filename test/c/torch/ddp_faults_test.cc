@@ -134,7 +134,7 @@ MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
 
 static std::atomic<int> waits_through;
 
-static tddp_status count_waits(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+static tddp_status count_waits(tddp_status (*body)(void *data, const tddp_wait *wait), void *data)
 {
     waits_through++;
     return body(data, nullptr);
@@ -145,7 +145,7 @@ MULTI_TEST(backward_waits_as_the_host_language_wants, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
-    opts.through = count_waits;
+    opts.blocking_region = count_waits;
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 3; step++) {
         run_forward(ddp, 1);
@@ -156,12 +156,13 @@ MULTI_TEST(backward_waits_as_the_host_language_wants, 2, 60)
     leave(group);
 }
 
-static tddp_status give_up(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+static tddp_status give_up(tddp_status (*body)(void *data, const tddp_wait *wait), void *data)
 {
     tddp_cancel *cancel = nullptr;
     CHECK_OK(tddp_cancel_create(&cancel));
     tddp_cancel_trigger(cancel);
-    const tddp_status status = body(data, cancel);
+    const tddp_wait wait = {-1, cancel};
+    const tddp_status status = body(data, &wait);
     tddp_cancel_free(cancel);
     return status;
 }
@@ -172,7 +173,7 @@ MULTI_TEST(an_interrupted_backward_is_completed_by_the_next_forward, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp_opts opts = TDDP_DDP_OPTS_INIT;
-    opts.through = give_up;
+    opts.blocking_region = give_up;
     tddp_ddp *ddp = wrap(group, model, &opts);
     run_forward(ddp, 1);
     CHECK(failing_backward(model.params[0].sum() * (rank + 1.0) + model.loss(spread({4, 5}, 1)) -

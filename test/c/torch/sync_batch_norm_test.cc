@@ -125,13 +125,13 @@ void all_shapes(int rank, int world_size, int port)
 
 std::atomic<int> waits_through;
 
-tddp_status count_waits(tddp_status (*body)(void *data, tddp_cancel *cancel), void *data)
+tddp_status count_waits(tddp_status (*body)(void *data, const tddp_wait *wait), void *data)
 {
     waits_through++;
     return body(data, nullptr);
 }
 
-tddp_status interrupt(tddp_status (*)(void *data, tddp_cancel *cancel), void *)
+tddp_status interrupt(tddp_status (*)(void *data, const tddp_wait *wait), void *)
 {
     return tddp_fail(TDDP_CANCELED, "a signal came");
 }
@@ -192,7 +192,7 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     tddp_group *group = join(rank, world_size, port);
     const Norm norm(4, at::kFloat);
     tddp_sync_batch_norm_opts opts = norm.opts();
-    opts.through = opts.backward_through = count_waits;
+    opts.blocking_region = opts.backward_blocking_region = count_waits;
     at::Tensor input = spread({3, 4}, rank, at::kFloat).requires_grad_(), output;
     CHECK_OK(tddp_sync_batch_norm(group, handle(input), &opts,
                                   reinterpret_cast<tddp_tensor *>(&output)));
@@ -203,7 +203,7 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     // An interrupted wait leaves the operation running and the handle as it was.
     at::Tensor other;
     if (rank == 0) {
-        opts.through = interrupt;
+        opts.blocking_region = interrupt;
         CHECK_STATUS(tddp_sync_batch_norm(group, handle(input), &opts,
                                           reinterpret_cast<tddp_tensor *>(&other)),
                      TDDP_CANCELED);
