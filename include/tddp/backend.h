@@ -166,7 +166,7 @@ typedef struct tddp_backend_v1 {
 
     /** Tells the other ranks, once, why this one takes part in nothing any more, where it was not
      * this backend that failed; NULL: they find out when it is gone. Any thread. */
-    void (*farewell)(void *context, tddp_status status, const char *text);
+    void (*report_failure)(void *context, tddp_status status, const char *text);
 
     /**
      * With TDDP_BACKEND_QUEUES, else NULL. An operation on the memory of a device, of all ranks or

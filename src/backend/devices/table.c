@@ -150,12 +150,12 @@ static tddp_status allocate(void *data, size_t bytes, void **handle, void **memo
     return self->parts[TDDP_CPU]->allocate(self->contexts[TDDP_CPU], bytes, handle, memory);
 }
 
-static void farewell(void *data, tddp_status status, const char *text)
+static void report_failure(void *data, tddp_status status, const char *text)
 {
     context *self = data;
     for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {
-        if (self->parts[type]->farewell) {
-            self->parts[type]->farewell(self->contexts[type], status, text);
+        if (self->parts[type]->report_failure) {
+            self->parts[type]->report_failure(self->contexts[type], status, text);
         }
     }
 }
@@ -195,7 +195,7 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
                                .create = create,
                                .abort = stop,
                                .destroy = destroy,
-                               .farewell = farewell,
+                               .report_failure = report_failure,
                                .traits = traits_of(self),
                                .op_count = TDDP_OP_COUNT};
     for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {

@@ -26,8 +26,8 @@ static bool breaks(tddp_status status)
 static void tell(const tddp_hosts *self, const tddp_hosts_channel *channel, tddp_status status,
                  const char *text)
 {
-    if (channel->context && self->between->farewell) {
-        self->between->farewell(channel->context, status, text);
+    if (channel->context && self->between->report_failure) {
+        self->between->report_failure(channel->context, status, text);
     }
 }
 
@@ -39,7 +39,7 @@ static tddp_status conclude(tddp_hosts *self, tddp_status status)
     }
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_shm_farewell(self->shm, status, text);
+    tddp_shm_report_failure(self->shm, status, text);
     tell(self, &self->across, status, text);
     tell(self, &self->wide, status, text);
     return tddp_fail(status, "%s", text);
@@ -132,7 +132,7 @@ static void destroy(void *context)
     tddp_hosts_destroy(context);
 }
 
-static void farewell(void *context, tddp_status status, const char *text)
+static void report_failure(void *context, tddp_status status, const char *text)
 {
     (void)conclude(context, tddp_fail(status, "%s", text));
 }
@@ -157,7 +157,7 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .finish = finish,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
-        .farewell = farewell,
+        .report_failure = report_failure,
         .op_count = TDDP_OP_COUNT,
         .run =
             {

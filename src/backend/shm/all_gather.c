@@ -1,17 +1,17 @@
 /*
- * All_gather: each rank gives all others the same piece. Pieces may differ in size. On the thread
- * that runs the operation. The ways are in exchange.c.
+ * all_gather: each rank sends the same part to all others. Parts may differ in size. Runs on the
+ * operation's thread; exchange.c moves the data.
  */
 #include "backend/shm/exchange.h"
 
-static tddp_buffer given(const tddp_op *op, int rank, int peer)
+static tddp_buffer send_part(const tddp_op *op, int rank, int peer)
 {
     (void)rank;
     (void)peer;
     return op->input;
 }
 
-static tddp_buffer wanted(const tddp_op *op, int rank, int peer)
+static tddp_buffer recv_part(const tddp_op *op, int rank, int peer)
 {
     (void)rank;
     return op->output_parts[peer];
@@ -19,6 +19,6 @@ static tddp_buffer wanted(const tddp_op *op, int rank, int peer)
 
 tddp_status tddp_shm_all_gather(tddp_shm *shm, const tddp_op *op)
 {
-    static const tddp_shm_pattern pattern = {given, wanted, .whole = true};
+    static const tddp_shm_pattern pattern = {send_part, recv_part, .uniform = true};
     return tddp_shm_exchange(shm, op, &pattern);
 }

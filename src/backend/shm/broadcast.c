@@ -1,22 +1,23 @@
 /*
- * Broadcast: all others read what the root gives, each at its own pace; where all have registered
- * memory each rank, the root too, carries a slice to all others. On the thread that runs the
- * operation. The ways are in exchange.c.
+ * broadcast: all other ranks read the root's data, each at its own speed. If all ranks have
+ * registered memory, each rank, the root included, copies a slice to all others. Runs on the
+ * operation's thread; exchange.c moves the data.
  */
 #include "backend/shm/exchange.h"
 
-static tddp_buffer given(const tddp_op *op, int rank, int peer)
+static tddp_buffer send_part(const tddp_op *op, int rank, int peer)
 {
-    return rank == op->root && peer != rank ? op->input : tddp_shm_nothing(op);
+    return rank == op->root && peer != rank ? op->input : tddp_shm_empty_buffer(op);
 }
 
-static tddp_buffer wanted(const tddp_op *op, int rank, int peer)
+static tddp_buffer recv_part(const tddp_op *op, int rank, int peer)
 {
-    return peer == op->root && peer != rank ? op->output : tddp_shm_nothing(op);
+    return peer == op->root && peer != rank ? op->output : tddp_shm_empty_buffer(op);
 }
 
 tddp_status tddp_shm_broadcast(tddp_shm *shm, const tddp_op *op)
 {
-    static const tddp_shm_pattern pattern = {given, wanted, .whole = true, .spreads = true};
+    static const tddp_shm_pattern pattern = {send_part, recv_part, .uniform = true,
+                                             .root_to_all = true};
     return tddp_shm_exchange(shm, op, &pattern);
 }

@@ -1,9 +1,9 @@
 /*
- * What a rank knows of itself and its host, its end, and what it says when it ends. Made and freed
- * on the thread of the group; abort and farewell on any.
+ * The context of a rank: accessors, abort, and the state that it publishes when it ends. Created
+ * and destroyed on the group's thread; tddp_shm_abort() and tddp_shm_report_failure() on any.
  *
- * Invariant: a rank says one thing of its end, before its segment goes: that it has left, or why it
- * has failed. In a forked child nothing is said: the parent lives on.
+ * Invariant: a rank publishes one final state before its segment is unmapped: that it left, or why
+ * it failed. A forked child publishes nothing: the parent still takes part.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,19 +21,20 @@ int tddp_shm_size(const tddp_shm *shm)
     return shm->size;
 }
 
-int tddp_shm_name(const tddp_shm *shm, int rank)
+int tddp_shm_rank_name(const tddp_shm *shm, int rank)
 {
-    return shm->peers[rank].name;
+    return shm->peers[rank].rank_name;
 }
 
-tddp_shm_course *tddp_shm_course_of(tddp_shm *shm)
+tddp_shm_cursor *tddp_shm_cursor_of(tddp_shm *shm)
 {
-    return &shm->course;
+    return &shm->cursor;
 }
 
 tddp_shm_choices *tddp_shm_choices_of(const tddp_shm *shm)
 {
-    /* Kept of what was logged, which is no part of what the context is. */
+    /* Logging changes only the record of what was logged, which isn't part of the context's
+     * value. */
     return &((tddp_shm *)(uintptr_t)shm)->choices;
 }
 
@@ -47,14 +48,14 @@ int tddp_shm_ranks_per_core(const tddp_shm *shm)
     return shm->ranks_per_core;
 }
 
-struct tddp_shm_posts *tddp_shm_posts_of(const tddp_shm *shm)
+struct tddp_shm_matching *tddp_shm_matching_of(const tddp_shm *shm)
 {
-    return shm->posts;
+    return shm->matching;
 }
 
-void *tddp_shm_mail(const tddp_shm *shm, int from)
+void *tddp_shm_p2p_region(const tddp_shm *shm, int from)
 {
-    return shm->peers[from].base + shm->layout.mail;
+    return shm->peers[from].base + shm->layout.p2p;
 }
 
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment)
@@ -71,25 +72,25 @@ void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment)
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-static void say(tddp_shm *shm, uint32_t state, tddp_status status, const char *text)
+static void publish_state(tddp_shm *shm, uint32_t state, tddp_status status, const char *text)
 {
-    uint32_t nothing = 0;
+    uint32_t unpublished = 0;
     tddp_shm_control *control = tddp_shm_self(shm)->control;
     if (!control || shm->pid != tddp_process_id() ||
-        !atomic_compare_exchange_strong(&shm->said, &nothing, 1)) {
+        !atomic_compare_exchange_strong(&shm->state_published, &unpublished, 1)) {
         return;
     }
     control->status = (uint32_t)status;
-    /* Only where the group is whole does the turn count; then no operation is under way. */
-    control->left_after = state == TDDP_SHM_LEFT ? shm->turn : 0;
+    /* The epoch counts only if the group is intact; then no operation is running. */
+    control->last_epoch = state == TDDP_SHM_LEFT ? shm->epoch : 0;
     (void)snprintf(control->text, sizeof control->text, "%s", text);
     atomic_store_explicit(&control->state, state, memory_order_release);
-    tddp_shm_announce(control);
+    tddp_shm_notify(control);
 }
 
-void tddp_shm_farewell(tddp_shm *shm, tddp_status status, const char *text)
+void tddp_shm_report_failure(tddp_shm *shm, tddp_status status, const char *text)
 {
-    say(shm, TDDP_SHM_FAILED, status, text);
+    publish_state(shm, TDDP_SHM_FAILED, status, text);
 }
 
 void tddp_shm_abort(tddp_shm *shm)
@@ -98,10 +99,10 @@ void tddp_shm_abort(tddp_shm *shm)
         return;
     }
     atomic_store_explicit(&shm->aborted, 1, memory_order_release);
-    tddp_shm_farewell(shm, TDDP_GROUP_FAILED, "it has ended the group");
+    tddp_shm_report_failure(shm, TDDP_GROUP_FAILED, "it aborted the group");
     for (int rank = 0; rank < shm->size; rank++) {
-        /* The own thread may sleep there. */
-        tddp_shm_ring(shm->peers[rank].control);
+        /* This process's own threads wait on peers' counters. */
+        tddp_shm_wake_waiters(shm->peers[rank].control);
     }
 }
 
@@ -110,11 +111,11 @@ void tddp_shm_destroy(tddp_shm *shm)
     if (!shm) {
         return;
     }
-    if (shm->posts) {
-        tddp_shm_posts_destroy(shm->posts);
+    if (shm->matching) {
+        tddp_shm_matching_destroy(shm->matching);
     }
     if (shm->peers) {
-        say(shm, TDDP_SHM_LEFT, TDDP_OK, "");
+        publish_state(shm, TDDP_SHM_LEFT, TDDP_OK, "");
     }
     for (int rank = 0; shm->peers && rank < shm->size; rank++) {
         tddp_shm_segment_release(shm->peers[rank].segment);

@@ -1,9 +1,9 @@
 /*
- * How a segment is laid out, and what a rank keeps of its segment and the others': private to the
- * files that make the base of this room (shm.h is what algorithms use).
+ * The layout of a segment, and what a rank keeps of its own and its peers' segments. Private to the
+ * files that implement shm.h; algorithms use shm.h.
  *
- * Everything that one rank writes and others read while operations run has a cache line of its own,
- * and so has each thing with a reader or a rhythm of its own.
+ * Whatever one rank writes and others read while operations run has its own cache line, and so has
+ * anything with its own reader or its own update rate.
  */
 #ifndef TDDP_SHM_CONTROL_H
 #define TDDP_SHM_CONTROL_H
@@ -14,99 +14,97 @@
 
 #include <tddp/call.h>
 
-#include "backend/shm/choose.h"
+#include "backend/shm/algorithms.h"
 #include "backend/shm/shm.h"
 
 enum {
     TDDP_SHM_LINE = 64,
     TDDP_SHM_PAGE = 4096,
     TDDP_SHM_HUGE = 2 * 1024 * 1024,
-    TDDP_SHM_PIECE = 16 * 1024 * 1024, /* that is populated at a time */
-    TDDP_SHM_FAREWELL_BYTES = 2048,
+    TDDP_SHM_POPULATE_BYTES = 16 * 1024 * 1024, /* populated at a time */
+    TDDP_SHM_FAILURE_TEXT_BYTES = 2048,
     TDDP_SHM_STEP_BITS = 24,
     TDDP_SHM_FLAG_BITS = 2
 };
 
 #define TDDP_SHM_ALIGNED _Alignas(64)
 
-/* What has become of a rank, as it says itself. */
-enum { TDDP_SHM_HERE = 0, TDDP_SHM_LEFT = 1, TDDP_SHM_FAILED = 2 };
+/* A rank's own state. */
+enum { TDDP_SHM_ACTIVE = 0, TDDP_SHM_LEFT = 1, TDDP_SHM_FAILED = 2 };
 
-/* Where op->input and op->output lie, beside the turn in slot.entered. */
-enum { TDDP_SHM_HAS_INPUT = 1, TDDP_SHM_HAS_OUTPUT = 2 };
+/* Which buffers are in the segment: flags beside the epoch in slot.entered. */
+enum { TDDP_SHM_INPUT_SHARED = 1, TDDP_SHM_OUTPUT_SHARED = 2 };
 
 /* At the start of a segment. */
 typedef struct tddp_shm_control {
-    /* turn << 24 | step: only grows. */
+    /* epoch << 24 | step: only grows */
     TDDP_SHM_ALIGNED _Atomic uint64_t progress;
-    /* Ranks asleep until this one says something; written by them. */
-    TDDP_SHM_ALIGNED _Atomic uint32_t sleepers;
-    /* What they sleep on: changes whenever they are woken. */
-    _Atomic uint32_t bell;
-    /* Once: the words stand before the state does. */
+    /* Ranks that sleep until this rank publishes something; written by them. */
+    TDDP_SHM_ALIGNED _Atomic uint32_t waiters;
+    /* Their futex word; changes with each wake-up. */
+    _Atomic uint32_t wake_count;
+    /* Written once, after status, last_epoch and text. */
     TDDP_SHM_ALIGNED _Atomic uint32_t state;
     uint32_t status;
-    uint64_t left_after; /* the last turn that it entered */
-    char text[TDDP_SHM_FAREWELL_BYTES];
-    /* Set before the segment is handed over. */
+    uint64_t last_epoch; /* the last epoch that it entered */
+    char text[TDDP_SHM_FAILURE_TEXT_BYTES];
+    /* Set before the segment is sent to others. */
     TDDP_SHM_ALIGNED cpu_set_t cores;
     uint64_t core_quota; /* in thousandths of a core; 0: none */
     uint64_t cache_bytes;
 } tddp_shm_control;
 
-/* A call with its payload. The first line is all that a small operation reads of another rank. */
+/* A call with its inline payload. A small operation reads only the first cache line of another
+ * rank. */
 typedef struct tddp_shm_slot {
-    TDDP_SHM_ALIGNED _Atomic uint64_t entered; /* turn << 2 | which of its buffers lie there */
+    TDDP_SHM_ALIGNED _Atomic uint64_t entered; /* epoch << 2 | flags of shared buffers */
     uint64_t digest;                           /* 0: compare the calls */
     char payload[TDDP_SHM_PAYLOAD_BYTES];
-    /* Not read unless needed. */
+    /* Read only when needed. */
     TDDP_SHM_ALIGNED uint64_t input;
     uint64_t output;
     double premul;
-    tddp_call calls[]; /* towards each rank; the first stands for all where they are alike */
+    tddp_call calls[]; /* to each rank; only the first is set if the call is the same to all */
 } tddp_shm_slot;
 
-/* Where things begin in every segment of a host: equal for all its ranks. */
+/* Offsets in a segment: equal for all ranks of a host. */
 typedef struct tddp_shm_layout {
     size_t slots;
     size_t slot_bytes;
     size_t staging;
-    size_t mail;
+    size_t p2p;
     size_t arena; /* a multiple of 2 MiB */
     size_t bytes; /* of the whole segment */
 } tddp_shm_layout;
 
-/*
- * A segment as this process sees it. Counted: memory of the arena outlives the context, and ranks
- * that are threads of one process share what the owner has mapped.
- */
+/* A segment as mapped by this process. Reference-counted: arena memory outlives the context, and
+ * ranks that are threads of one process share the owner's mapping. */
 typedef struct tddp_shm_segment {
     _Atomic int references;
     int fd;
-    bool own;
-    pid_t pid; /* of the process that made or mapped it */
+    bool owned;
+    pid_t pid; /* of the process that created or mapped it */
     char *base;
     size_t bytes;
-    /* memory.c's: free spans of the own arena, by where they lie. */
+    /* arena.c: free spans of the owner's arena, sorted by offset. */
     pthread_mutex_t mutex;
     struct tddp_shm_span *spans;
     size_t span_count;
     size_t span_capacity;
-    size_t taken; /* allocations */
+    size_t allocations; /* live ones */
 } tddp_shm_segment;
 
-/* Another rank, or this one. */
+/* A rank of this host, this one included. */
 typedef struct tddp_shm_peer {
     char *base;
     tddp_shm_control *control;
     tddp_shm_slot *slots[2];
     tddp_shm_segment *segment;
-    bool inside; /* a thread of this process: alive as long as this one */
-    int number;  /* in the whole group */
-    int name;
-    _Atomic uint32_t ended; /* its process has, without a word */
-    _Atomic int64_t
-        gone_since; /* when this was first seen here, or that it gave up; 0: it is here */
+    bool same_process; /* a thread of this process: lives as long as this process */
+    int group_rank;    /* its number in the group */
+    int rank_name;
+    _Atomic uint32_t process_ended; /* without having published a state */
+    _Atomic int64_t lost_since;     /* when its end or failure was first seen; 0: it is active */
 } tddp_shm_peer;
 
 struct tddp_shm {
@@ -117,21 +115,21 @@ struct tddp_shm {
     tddp_shm_peer *peers;
     size_t cache_bytes;
     int ranks_per_core;
-    struct tddp_shm_posts *posts;
+    struct tddp_shm_matching *matching;
     tddp_shm_choices choices;
 
-    /* The operation, on its thread. */
+    /* The current operation, on its thread. */
     const tddp_op *op;
-    uint64_t turn; /* counts operations that were entered here */
+    uint64_t epoch; /* counts the operations that this rank has entered */
     uint64_t sequence;
     uint64_t digest;
-    uint64_t flags; /* those of all ranks, after meet() */
-    bool announced; /* that this rank has entered, to those asleep */
+    uint64_t flags;       /* common to all ranks after tddp_shm_sync() */
+    bool entry_announced; /* sleeping ranks know that this rank has entered */
     int64_t deadline;
-    tddp_shm_course course;
+    tddp_shm_cursor cursor;
 
     _Atomic uint32_t aborted;
-    _Atomic uint32_t said; /* farewell */
+    _Atomic uint32_t state_published; /* publish_state() has run */
 };
 
 static inline tddp_shm_peer *tddp_shm_self(const tddp_shm *shm)
@@ -141,166 +139,175 @@ static inline tddp_shm_peer *tddp_shm_self(const tddp_shm *shm)
 
 /* --- segment.c: files and mappings ----------------------------------------------------------- */
 
-/* `arena` as agreed on by the ranks of the host. */
-tddp_shm_layout tddp_shm_lay_out(int size, size_t arena);
+/* `arena`: bytes agreed on by the ranks of the host. */
+tddp_shm_layout tddp_shm_layout_of(int size, size_t arena);
 
-/* The own one: sized, its base (all but the arena) backed by memory, locked. */
+/* This rank's own: sized, locked, and with memory allocated for its base (all but the arena). */
 TDDP_NODISCARD tddp_status tddp_shm_segment_create(size_t bytes, size_t base_bytes,
                                                    tddp_shm_segment **out);
-/* Another's: takes the descriptor over, in any case. */
+/* A peer's. Takes ownership of the descriptor in any case. */
 TDDP_NODISCARD tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out);
 tddp_shm_segment *tddp_shm_segment_retain(tddp_shm_segment *segment);
 void tddp_shm_segment_release(tddp_shm_segment *segment);
 
-/* Whether the process that made it has ended. One system call. */
-bool tddp_shm_segment_is_orphan(const tddp_shm_segment *segment);
+/* Whether the process that created it has ended. One system call. */
+bool tddp_shm_segment_owner_ended(const tddp_shm_segment *segment);
 
-/* --- room.c: what the system lets a process have ---------------------------------------------- */
+/* --- limits.c: what the system lets a process have ------------------------------------------- */
 
-/* How large a file of this process may be: one that is larger is answered with a signal. */
-size_t tddp_shm_largest_file(void);
-
-/*
- * The address space that each of `size` segments may take for its arena: 0 for none, if so wanted
- * with TDDP_SHM_ARENA or if there is no more. Under a limit (ulimit -v) all segments together take
- * a part of what is left only. Errors: TDDP_UNAVAILABLE (too little for segments without arenas),
- * TDDP_INVALID_ARGUMENT.
- */
-TDDP_NODISCARD tddp_status tddp_shm_arena_room(int size, size_t *out);
+/* The largest file that this process may create; a larger one raises SIGXFSZ. */
+size_t tddp_shm_max_file_bytes(void);
 
 /*
- * Whether the memory limits of this process's control groups have room for so many bytes more,
- * while `ranks` ranks populate memory at the same time. Errors: TDDP_OUT_OF_MEMORY, with the limit
- * in the text: who takes memory in spite of it is ended by the kernel.
+ * The address space that each of `size` segments may use for its arena. 0: none, because
+ * TDDP_SHM_ARENA says so or because there is too little. Under a limit (ulimit -v) all segments
+ * together take only a part of what is left. Errors: TDDP_UNAVAILABLE (too little even for
+ * segments without arenas), TDDP_INVALID_ARGUMENT.
  */
+TDDP_NODISCARD tddp_status tddp_shm_arena_limit(int size, size_t *out);
+
+/* Whether the memory limits of this process's control groups allow `bytes` more while `ranks`
+ * ranks populate memory at the same time. Errors: TDDP_OUT_OF_MEMORY, with the limit in the
+ * text: the kernel kills a process that exceeds it. */
 TDDP_NODISCARD tddp_status tddp_shm_check_memory(int ranks, size_t bytes);
 
-/* --- sockets.c: between processes of a host --------------------------------------------------- */
+/* --- sockets.c: local sockets ---------------------------------------------------------------- */
 
 enum { TDDP_SHM_ADDRESS_BYTES = 64 };
 
-/* A listening socket; `address` gets its name. */
+/* Opens a listening socket and writes its name to `address`. */
 TDDP_NODISCARD tddp_status tddp_shm_listen(int backlog, int *fd,
                                            char address[TDDP_SHM_ADDRESS_BYTES]);
 
-/* Who is at the other end: the same user, or TDDP_UNAVAILABLE. `*inside`: this process itself. */
-TDDP_NODISCARD tddp_status tddp_shm_check_user(int fd, int rank_name, bool *inside);
+/* Checks that the peer process has the same user: TDDP_UNAVAILABLE otherwise. `*same_process`:
+ * it is this process. */
+TDDP_NODISCARD tddp_status tddp_shm_check_user(int fd, int rank_name, bool *same_process);
 
-/* Asks a rank for its segment. Without a text: TDDP_PEER_LOST, nobody is there; TDDP_TIMEOUT, too
- * many ask at a time. */
-TDDP_NODISCARD tddp_status tddp_shm_dial(const char address[TDDP_SHM_ADDRESS_BYTES], int number,
-                                         int rank_name, int *out, bool *inside);
+/* Connects to a rank and requests its segment. These two errors come without a text:
+ * TDDP_PEER_LOST, nobody listens; TDDP_TIMEOUT, the backlog is full. */
+TDDP_NODISCARD tddp_status tddp_shm_request_segment(const char address[TDDP_SHM_ADDRESS_BYTES],
+                                                    int group_rank, int rank_name, int *out,
+                                                    bool *same_process);
 
-typedef enum tddp_shm_heard { TDDP_SHM_NOT_YET, TDDP_SHM_HEARD, TDDP_SHM_GONE } tddp_shm_heard;
+typedef enum tddp_shm_receive_state {
+    TDDP_SHM_PENDING,
+    TDDP_SHM_RECEIVED,
+    TDDP_SHM_CLOSED
+} tddp_shm_receive_state;
 
-/* Which rank asks; its number in the whole group. */
-tddp_shm_heard tddp_shm_hear(int fd, int *number);
-/* Answers with the own segment; false if the other is gone. */
-bool tddp_shm_give(const tddp_shm *shm, int to, bool inside);
-/* The answer of a rank; once heard, `*status` says whether it is of use. */
-tddp_shm_heard tddp_shm_take(const tddp_shm *shm, int rank, int from, tddp_status *status,
-                             tddp_shm_segment **out);
+/* Receives a request: the rank that sent it, by its number in the group. */
+tddp_shm_receive_state tddp_shm_recv_request(int fd, int *group_rank);
+/* Sends the own segment as the reply; false if the connection is closed. */
+bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process);
+/* Receives a rank's reply. With TDDP_SHM_RECEIVED `*status` says whether it is usable. */
+tddp_shm_receive_state tddp_shm_recv_segment(const tddp_shm *shm, int rank, int from,
+                                             tddp_status *status, tddp_shm_segment **out);
 
-/* --- handover.c: all of them ------------------------------------------------------------------ */
+/* --- segment_exchange.c ---------------------------------------------------------------------- */
 
-typedef struct tddp_shm_handover {
-    tddp_shm *shm; /* the own segment is in place; those of the others are put there */
+typedef struct tddp_shm_segment_exchange {
+    tddp_shm *shm; /* its own segment is attached; those of the others will be */
     int listen_fd;
     char (*addresses)[TDDP_SHM_ADDRESS_BYTES]; /* by rank of this host */
     int64_t deadline;
     int cancel_fd;
-} tddp_shm_handover;
+} tddp_shm_segment_exchange;
 
-/* Gives the own segment to all others of the host and gets theirs. Errors: TDDP_PEER_LOST with
- * `*lost`, TDDP_TIMEOUT, TDDP_CANCELED; others: this rank cannot, and the text says why. */
-TDDP_NODISCARD tddp_status tddp_shm_hand_over(const tddp_shm_handover *work, int *lost);
+/* Sends the own segment to all other ranks of the host and receives theirs. Errors:
+ * TDDP_PEER_LOST with `*lost`, TDDP_TIMEOUT, TDDP_CANCELED; with any other error this rank can't
+ * share memory, and the text says why. */
+TDDP_NODISCARD tddp_status tddp_shm_exchange_segments(const tddp_shm_segment_exchange *params,
+                                                      int *lost);
 
-/* Puts a segment in a peer's place. */
+/* Attaches a segment to a rank. */
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment);
 
-/* --- words.c: in the store, while ranks join -------------------------------------------------- */
+/* --- join_store.c: reports in the store while ranks join ------------------------------------- */
 
-enum { TDDP_SHM_WORD_BYTES = 1024 };
+enum { TDDP_SHM_REPORT_BYTES = 1024 };
 
-typedef struct tddp_shm_word {
-    char text[TDDP_SHM_WORD_BYTES];
-} tddp_shm_word;
+typedef struct tddp_shm_join_report {
+    char text[TDDP_SHM_REPORT_BYTES];
+} tddp_shm_join_report;
 
-typedef struct tddp_shm_words {
+typedef struct tddp_shm_join_store {
     const tddp_backend_opts *opts;
     int64_t deadline;
     tddp_cancel *cancel;
-    bool said[2]; /* the words of this rank that stand in the store */
-} tddp_shm_words;
+    bool published[2]; /* this rank's reports that are in the store */
+} tddp_shm_join_store;
 
-/* What a rank of the whole group is called. */
-int tddp_shm_words_name(const tddp_shm_words *self, int number);
-/* `round` 0: before segments are handed over; 1: after. */
-TDDP_NODISCARD tddp_status tddp_shm_words_say(tddp_shm_words *self, int round, const char *text,
-                                              const tddp_wait *wait);
-TDDP_NODISCARD tddp_status tddp_shm_words_say_in_time(tddp_shm_words *self, int round,
-                                                      const char *text);
-/* Waits for another's word, at most so long. */
-TDDP_NODISCARD tddp_status tddp_shm_words_read(const tddp_shm_words *self, int number, int round,
-                                               int64_t most_ms, tddp_shm_word *out);
-bool tddp_shm_word_begins(const tddp_shm_word *word, const char *with);
-/* What another's word means for this rank: TDDP_OK if it is "yes" or "after". */
-TDDP_NODISCARD tddp_status tddp_shm_words_judge(const tddp_shm_words *self, int number,
-                                                const tddp_shm_word *word);
+/* The number of a rank of the group in messages. */
+int tddp_shm_join_rank_name(const tddp_shm_join_store *self, int group_rank);
+/* Publishes this rank's report of a round. Round 0 is before segments are exchanged, round 1
+ * after. */
+TDDP_NODISCARD tddp_status tddp_shm_join_publish(tddp_shm_join_store *self, int round,
+                                                 const char *text, const tddp_wait *wait);
+TDDP_NODISCARD tddp_status tddp_shm_join_publish_in_time(tddp_shm_join_store *self, int round,
+                                                         const char *text);
+/* Waits for another rank's report, at most `max_ms`. */
+TDDP_NODISCARD tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank,
+                                              int round, int64_t max_ms, tddp_shm_join_report *out);
+bool tddp_shm_report_begins(const tddp_shm_join_report *report, const char *prefix);
+/* What another rank's report means here: TDDP_OK for "yes" and "after". */
+TDDP_NODISCARD tddp_status tddp_shm_join_check(const tddp_shm_join_store *self, int group_rank,
+                                               const tddp_shm_join_report *report);
 
 /* --- cores.c --------------------------------------------------------------------------------- */
 
-/* Fills in what this rank knows of its processor, before its segment is handed over. */
-void tddp_shm_tell_cores(tddp_shm_control *control);
-/* From what all have told. */
+/* Writes what this rank knows of its processor, before its segment is sent to others. */
+void tddp_shm_publish_cores(tddp_shm_control *control);
+/* Computes cores and cache from what all ranks wrote. */
 void tddp_shm_count_cores(tddp_shm *shm);
 
 /* --- liveness.c ------------------------------------------------------------------------------ */
 
-/* Notes who is gone; with `locks` also by a system call for each. Any thread. */
-void tddp_shm_look_around(tddp_shm *shm, bool locks);
+/* Records which ranks have ended or failed; with `check_locks` also asks the kernel about each,
+ * by a system call. Any thread. */
+void tddp_shm_update_liveness(tddp_shm *shm, bool check_locks);
 
-/* What stands against waiting longer for `rank` (any, if it is negative); `turn` 0: for no
- * operation of all. Without a text. */
-tddp_status tddp_shm_verdict(const tddp_shm *shm, int rank, uint64_t turn, int64_t now);
+/* Why waiting for `rank` (negative: any) can't succeed, or TDDP_OK. `epoch` 0: the wait belongs
+ * to no collective. Sets no text. */
+tddp_status tddp_shm_check_liveness(const tddp_shm *shm, int rank, uint64_t epoch, int64_t now);
 
-/* "lost rank 2 (why); gone as well: rank 1; rank 3 has left the group", after the verdict
- * TDDP_PEER_LOST. Returns that, or TDDP_MISMATCH where the rank gave up since calls differ: all are
- * to be told the same. */
-TDDP_NODISCARD tddp_status tddp_shm_who_is_gone(const tddp_shm *shm, int rank, uint64_t turn,
-                                                char *text, size_t bytes);
+/* Writes "lost rank 2 (why); also lost: rank 1; rank 3 has left the group" after
+ * tddp_shm_check_liveness() returned TDDP_PEER_LOST. Returns that status, or TDDP_MISMATCH if
+ * the lost rank failed because calls differ, so that all ranks report the same. */
+TDDP_NODISCARD tddp_status tddp_shm_describe_lost(const tddp_shm *shm, int rank, uint64_t epoch,
+                                                  char *text, size_t bytes);
 
-/* --- await.c --------------------------------------------------------------------------------- */
+/* --- wait.c ---------------------------------------------------------------------------------- */
 
 /* Waits until *word >> shift of `rank` is at least `goal`. */
-TDDP_NODISCARD tddp_status tddp_shm_wait_for(tddp_shm *shm, int rank, const _Atomic uint64_t *word,
-                                             unsigned shift, uint64_t goal);
+TDDP_NODISCARD tddp_status tddp_shm_wait_word(tddp_shm *shm, int rank, const _Atomic uint64_t *word,
+                                              unsigned shift, uint64_t goal);
 
-/* Wakes those asleep until this rank says something. */
-void tddp_shm_ring(tddp_shm_control *control);
+/* Wakes the ranks that wait for this one. */
+void tddp_shm_wake_waiters(tddp_shm_control *control);
 
-static inline void tddp_shm_announce(tddp_shm_control *control)
+static inline void tddp_shm_notify(tddp_shm_control *control)
 {
-    /* Reading and writing as one: it comes after what was stored before, for those who add
+    /* A read-modify-write orders this read after the earlier stores, for waiters that add
      * themselves. */
-    if (atomic_fetch_add_explicit(&control->sleepers, 0, memory_order_seq_cst) > 0) {
-        tddp_shm_ring(control);
+    if (atomic_fetch_add_explicit(&control->waiters, 0, memory_order_seq_cst) > 0) {
+        tddp_shm_wake_waiters(control);
     }
 }
 
-/* The same of entering, once an operation: not while it may go on at once. */
-static inline void tddp_shm_settle(tddp_shm *shm)
+/* Wakes waiters for this rank's entry, once an operation; skipped while this rank might continue
+ * at once. */
+static inline void tddp_shm_announce_entry(tddp_shm *shm)
 {
-    if (!shm->announced) {
-        shm->announced = true;
-        tddp_shm_announce(tddp_shm_self(shm)->control);
+    if (!shm->entry_announced) {
+        shm->entry_announced = true;
+        tddp_shm_notify(tddp_shm_self(shm)->control);
     }
 }
 
-/* --- slots.c --------------------------------------------------------------------------------- */
+/* --- call_slots.c ---------------------------------------------------------------------------- */
 
-/* The text of a wait of this operation that ends badly: a disagreement among those who have come
- * is told in place of `status`. */
-tddp_status tddp_shm_explain(tddp_shm *shm, tddp_status status, int rank);
+/* Sets the text for a wait that failed. If the ranks that have entered disagree, that mismatch
+ * is reported in place of `status`. */
+tddp_status tddp_shm_fail_wait(tddp_shm *shm, tddp_status status, int rank);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * How many cores the ranks of a host may use together, and how large the cache is that they share.
- * Each rank tells what it knows in its control block; all draw the same conclusions.
+ * Counts the cores that the ranks of a host may use together, and finds the size of their shared
+ * cache. Each rank publishes what it knows in its control block, and all ranks compute the same
+ * result.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,15 +10,15 @@
 
 #include "backend/shm/control.h"
 
-enum { USUAL_CACHE_BYTES = 8 * 1024 * 1024, LINE_BYTES = 4096 };
+enum { DEFAULT_CACHE_BYTES = 8 * 1024 * 1024, LINE_BYTES = 4096 };
 
-/* Thousandths of a core from "200000 100000" or "max 100000"; 0: no limit, or no such file. */
-static uint64_t quota_in(const char *folder)
+/* Parses "200000 100000" or "max 100000" to thousandths of a core; 0: no limit, or no such file. */
+static uint64_t quota_of(const char *directory)
 {
     char path[LINE_BYTES + 64];
     unsigned long long quota = 0;
     unsigned long long period = 0;
-    (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", folder);
+    (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", directory);
     FILE *file = fopen(path, "re");
     int found = file ? fscanf(file, "%llu %llu", &quota, &period) : 0;
     if (file) {
@@ -26,11 +27,11 @@ static uint64_t quota_in(const char *folder)
     return found == 2 && period > 0 ? quota * 1000 / period : 0;
 }
 
-/* The least of this process's control group and those above. */
+/* The smallest quota of this process's control group and its ancestors. */
 static uint64_t core_quota(void)
 {
     char line[LINE_BYTES] = "";
-    uint64_t least = 0;
+    uint64_t min_quota = 0;
     FILE *file = fopen("/proc/self/cgroup", "re");
     bool found = false;
     while (file && !found && fgets(line, sizeof line, file)) {
@@ -39,28 +40,28 @@ static uint64_t core_quota(void)
     if (file) {
         (void)fclose(file);
     }
-    char *folder = found ? line + 3 : line;
-    folder[found ? strcspn(folder, "\n") : 0] = 0;
+    char *directory = found ? line + 3 : line;
+    directory[found ? strcspn(directory, "\n") : 0] = 0;
     for (;;) {
-        char *slash = strrchr(folder, '/');
-        uint64_t quota = quota_in(slash == folder && !folder[1] ? "" : folder);
-        least = quota > 0 && (least == 0 || quota < least) ? quota : least;
+        char *slash = strrchr(directory, '/');
+        uint64_t quota = quota_of(slash == directory && !directory[1] ? "" : directory);
+        min_quota = quota > 0 && (min_quota == 0 || quota < min_quota) ? quota : min_quota;
         if (!slash) {
-            return least;
+            return min_quota;
         }
         *slash = 0;
     }
 }
 
-void tddp_shm_tell_cores(tddp_shm_control *control)
+void tddp_shm_publish_cores(tddp_shm_control *control)
 {
     CPU_ZERO(&control->cores);
     if (sched_getaffinity(0, sizeof control->cores, &control->cores)) {
-        /* More cores than the set has room for: enough for everybody. */
+        /* More cores than the set can hold: enough for all ranks. */
         memset(&control->cores, 0xff, sizeof control->cores);
     }
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    control->cache_bytes = cache > 0 ? (uint64_t)cache : USUAL_CACHE_BYTES;
+    control->cache_bytes = cache > 0 ? (uint64_t)cache : DEFAULT_CACHE_BYTES;
     control->core_quota = core_quota();
 }
 

@@ -1,25 +1,28 @@
-/* What all collectives that only move data have in common: exchange.c, and chunks.c for what goes
- * through staging. */
+/*
+ * The common part of all collectives that only move data: exchange.c, and staged_exchange.c for the
+ * parts that go through staging.
+ */
 #ifndef TDDP_SHM_EXCHANGE_H
 #define TDDP_SHM_EXCHANGE_H
 
-#include "backend/shm/choose.h"
+#include "backend/shm/algorithms.h"
 
-/* Which buffer `rank`, that asks, has for a peer or for itself, and where it wants the peer's:
- * empty where nothing travels. */
+/* The part that `rank` sends to a peer or to itself, and the buffer in which it receives the
+ * peer's; empty if nothing is sent. */
 typedef struct tddp_shm_pattern {
-    tddp_buffer (*given)(const tddp_op *op, int rank, int peer);
-    tddp_buffer (*wanted)(const tddp_op *op, int rank, int peer);
-    bool whole;   /* all who get something from a rank get the same */
-    bool spreads; /* every rank wants what the root gives, and nothing else */
+    tddp_buffer (*send_part)(const tddp_op *op, int rank, int peer);
+    tddp_buffer (*recv_part)(const tddp_op *op, int rank, int peer);
+    bool uniform;     /* a sender sends the same part to all its receivers */
+    bool root_to_all; /* every rank receives all of the root's input, and nothing else */
 } tddp_shm_pattern;
 
-/* Carries out an operation. Both ends of a piece agree on its size when tddp_shm_meet() says so. */
+/* Runs an operation. tddp_shm_sync() has checked that sender and receiver of a part agree on its
+ * size. */
 TDDP_NODISCARD tddp_status tddp_shm_exchange(tddp_shm *shm, const tddp_op *op,
                                              const tddp_shm_pattern *pattern);
 
-/* What is given or wanted where nothing is. */
-static inline tddp_buffer tddp_shm_nothing(const tddp_op *op)
+/* For a pattern: nothing is sent. */
+static inline tddp_buffer tddp_shm_empty_buffer(const tddp_op *op)
 {
     tddp_buffer none = op->input;
     none.data = NULL;
@@ -27,66 +30,61 @@ static inline tddp_buffer tddp_shm_nothing(const tddp_op *op)
     return none;
 }
 
-/* The step of those who have done. */
+/* The step of a rank that has finished. */
 enum { TDDP_SHM_LAST_STEP = (1 << 24) - 1 };
 
-/* An operation that is carried out, as this rank sees it. */
-typedef struct tddp_shm_moves {
+/* This rank's view of a running operation. */
+typedef struct tddp_shm_transfer {
     tddp_shm *shm;
     const tddp_op *op;
     const tddp_shm_pattern *pattern;
-    tddp_shm_course *course;
-    int forced; /* what was asked for: 1 + tddp_shm_algorithm, or 0 */
+    tddp_shm_cursor *cursor;
+    int forced; /* by TDDP_SHM_ALGORITHM: 1 + tddp_shm_algorithm, or 0 */
     int rank;
     int size;
-    bool alone;     /* a giver has one piece, for one or all */
-    bool streaming; /* too much is written for the cache */
-    char *half;     /* the own one of staging */
-    size_t area;    /* of it, for each piece, in bytes */
-} tddp_shm_moves;
+    bool single_part; /* a sender has one part, for one or all receivers */
+    bool streaming;   /* more is written than fits into the cache */
+    char *staging;    /* this rank's staging half */
+    size_t area;      /* its bytes for each part */
+} tddp_shm_transfer;
 
-static inline size_t tddp_shm_bytes_of(const tddp_buffer *buffer)
+static inline tddp_buffer tddp_shm_send_part(const tddp_shm_transfer *self, int peer)
 {
-    return buffer->count * tddp_dtype_size(buffer->dtype);
+    return self->pattern->send_part(self->op, self->rank, peer);
 }
 
-static inline tddp_buffer tddp_shm_given_to(const tddp_shm_moves *self, int peer)
+static inline tddp_buffer tddp_shm_recv_part(const tddp_shm_transfer *self, int peer)
 {
-    return self->pattern->given(self->op, self->rank, peer);
+    return self->pattern->recv_part(self->op, self->rank, peer);
 }
 
-static inline tddp_buffer tddp_shm_wanted_from(const tddp_shm_moves *self, int peer)
-{
-    return self->pattern->wanted(self->op, self->rank, peer);
-}
-
-/* The others in turn, each rank beginning with the one behind it. */
-static inline int tddp_shm_peer_after(const tddp_shm_moves *self, int distance)
+/* The peers in rotated order: each rank starts with its successor. */
+static inline int tddp_shm_peer_after(const tddp_shm_transfer *self, int distance)
 {
     int peer = self->rank + distance;
     return peer < self->size ? peer : peer - self->size;
 }
 
-/* Which of a giver's pieces a taker's is. */
-static inline int tddp_shm_piece_index(const tddp_shm_moves *self, int giver, int taker)
+/* The index of a receiver's part among those of a sender. */
+static inline int tddp_shm_part_index(const tddp_shm_transfer *self, int sender, int receiver)
 {
-    return self->alone ? 0 : taker < giver ? taker : taker - 1;
+    return self->single_part ? 0 : receiver < sender ? receiver : receiver - 1;
 }
 
-/* Whether a piece that this rank gives goes through its staging, and one that it gets through a
- * giver's: known when all have entered. */
-bool tddp_shm_gives_staged(const tddp_shm_moves *self, const tddp_buffer *piece);
-bool tddp_shm_gets_staged(const tddp_shm_moves *self, int giver, const tddp_buffer *piece);
+/* Whether a part that this rank sends, or receives from a sender, goes through staging; after
+ * the sync. */
+bool tddp_shm_sends_staged(const tddp_shm_transfer *self, const tddp_buffer *part);
+bool tddp_shm_receives_staged(const tddp_shm_transfer *self, int sender, const tddp_buffer *part);
 
-/* --- chunks.c -------------------------------------------------------------------------------- */
+/* --- staged_exchange.c ----------------------------------------------------------------------- */
 
-/* Copies the first chunks into staging, before the rank enters. */
-void tddp_shm_stage_first(const tddp_shm_moves *self);
-/* In how many steps this rank has a part. */
-size_t tddp_shm_count_steps(const tddp_shm_moves *self);
-/* All the steps, from where the course is. */
-TDDP_NODISCARD tddp_status tddp_shm_move_chunks(const tddp_shm_moves *self);
-/* Whether the own piece is copied to its place as it is staged. */
-bool tddp_shm_stages_own(const tddp_shm_moves *self);
+/* Copies the first chunks to staging, before the rank enters. */
+void tddp_shm_stage_first(const tddp_shm_transfer *self);
+/* The number of steps in which this rank sends or receives. */
+size_t tddp_shm_count_steps(const tddp_shm_transfer *self);
+/* Runs all steps, starting at the cursor. */
+TDDP_NODISCARD tddp_status tddp_shm_run_staged_exchange(const tddp_shm_transfer *self);
+/* Whether the rank's own part is copied to its output while it is staged. */
+bool tddp_shm_copies_local_while_staging(const tddp_shm_transfer *self);
 
 #endif

@@ -1,16 +1,18 @@
 /*
- * How the ranks of a group agree on sharing memory, and get it. On the thread that makes the group.
+ * The join: the ranks of a group agree on sharing memory, and exchange their segments. Runs on the
+ * thread that creates the group.
  *
- * Each rank leaves two words in the store that all others read: one before it asks for segments
- * ("shm/RANK"), one when it has them all ("shm/RANK/mapped"). Invariant: whatever happens to a rank
- * it leaves both, unless it is killed, so nobody waits for one that has given up; and who reads
- * that a rank cannot ("no") says the same as all others, for it is the lowest such rank that
- * counts.
+ * Each rank publishes two reports in the store, which all others read: one before segments are
+ * exchanged ("shm/RANK"), one when it has them all ("shm/RANK/mapped").
  *
- *     yes ...       it can; before: with its socket's name, the room for its arena, its overrides
- *     no TEXT       it cannot, or will not: all do without
- *     after         another's "no" stands in its way
- *     lost TEXT     it has failed in another way: so do the others
+ *     yes ...       it can share; the first has its socket's name, its arena size, its overrides
+ *     no TEXT       it cannot or must not share: all ranks go without
+ *     after         it stopped because of another rank's "no"
+ *     lost TEXT     it failed for another reason: so do the others
+ *
+ * Invariants: unless it is killed, a rank publishes both reports whatever happens, so that no rank
+ * waits for one that gave up. All ranks that see a "no" fail with the same text, that of the lowest
+ * such rank.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,15 +21,15 @@
 
 #include "backend/shm/control.h"
 
-enum { WORD_BYTES = TDDP_SHM_WORD_BYTES, REASON_MS = 1000, TELL_MS = 1000, SLICE_MS = 200 };
+enum { REPORT_BYTES = TDDP_SHM_REPORT_BYTES, REASON_MS = 1000, PUBLISH_MS = 1000, SLICE_MS = 200 };
 
 typedef struct join {
-    tddp_shm_words words;
+    tddp_shm_join_store reports;
     const tddp_backend_opts *opts;
     const char *refusal;
-    int *locals; /* the ranks of this host, in order */
+    int *local_ranks; /* the ranks of this host, sorted */
     int size;
-    int rank; /* among them */
+    int rank; /* index in local_ranks */
     int listen_fd;
     size_t arena;
     char address[TDDP_SHM_ADDRESS_BYTES];
@@ -36,14 +38,14 @@ typedef struct join {
     tddp_shm *shm;
 } join;
 
-/* --- before ---------------------------------------------------------------------------------- */
+/* --- round 0 --------------------------------------------------------------------------------- */
 
-static tddp_status find_locals(join *self)
+static tddp_status find_local_ranks(join *self)
 {
     const tddp_backend_opts *opts = self->opts;
-    self->locals = tddp_alloc_array((size_t)opts->world_size, sizeof *self->locals);
+    self->local_ranks = tddp_alloc_array((size_t)opts->world_size, sizeof *self->local_ranks);
     self->addresses = tddp_alloc_array((size_t)opts->world_size, sizeof *self->addresses);
-    if (!self->locals || !self->addresses) {
+    if (!self->local_ranks || !self->addresses) {
         return TDDP_OUT_OF_MEMORY;
     }
     for (int rank = 0; rank < opts->world_size; rank++) {
@@ -53,26 +55,26 @@ static tddp_status find_locals(join *self)
             self->rank = self->size;
         }
         if (here) {
-            self->locals[self->size++] = rank;
+            self->local_ranks[self->size++] = rank;
         }
     }
     return TDDP_OK;
 }
 
-/* Whatever fails here is a reason to do without. */
+/* Any failure here is a reason to go without shared memory. */
 static tddp_status prepare(join *self)
 {
     if (self->refusal) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s", self->refusal);
     }
-    if (self->size > TDDP_SHM_MOST_RANKS) {
+    if (self->size > TDDP_SHM_MAX_RANKS) {
         return tddp_fail(TDDP_UNAVAILABLE, "%d ranks on its host: expected at most %d", self->size,
-                         TDDP_SHM_MOST_RANKS);
+                         TDDP_SHM_MAX_RANKS);
     }
-    tddp_status status = tddp_shm_choices_read(&self->shm->choices);
+    tddp_status status = tddp_shm_choices_parse(&self->shm->choices);
     if (status == TDDP_OK) {
         tddp_shm_choices_text(&self->shm->choices, self->overrides, sizeof self->overrides);
-        status = tddp_shm_arena_room(self->size, &self->arena);
+        status = tddp_shm_arena_limit(self->size, &self->arena);
     }
     if (status == TDDP_OK && self->size > 1) {
         status = tddp_shm_listen(self->size, &self->listen_fd, self->address);
@@ -80,48 +82,49 @@ static tddp_status prepare(join *self)
     return status;
 }
 
-static tddp_status tell_first(join *self)
+static tddp_status publish_first(join *self)
 {
-    char text[WORD_BYTES];
+    char text[REPORT_BYTES];
     if (prepare(self)) {
         (void)snprintf(text, sizeof text, "no %.900s", tddp_error_message());
     } else {
         (void)snprintf(text, sizeof text, "yes %s %zu %s", self->size > 1 ? self->address : "-",
                        self->arena, self->overrides[0] ? self->overrides : "-");
     }
-    return tddp_shm_words_say_in_time(&self->words, 0, text);
+    return tddp_shm_join_publish_in_time(&self->reports, 0, text);
 }
 
-static int local_of(const join *self, int number)
+static int local_rank_of(const join *self, int group_rank)
 {
     for (int i = 0; i < self->size; i++) {
-        if (self->locals[i] == number) {
+        if (self->local_ranks[i] == group_rank) {
             return i;
         }
     }
     return -1;
 }
 
-static tddp_status take_first(join *self, int number, const tddp_shm_word *word)
+static tddp_status apply_first(join *self, int group_rank, const tddp_shm_join_report *report)
 {
     char address[TDDP_SHM_ADDRESS_BYTES];
     char overrides[TDDP_SHM_CHOICES_TEXT];
     size_t arena;
-    int local = local_of(self, number);
-    if (sscanf(word->text, "yes %63s %zu %255s", address, &arena, overrides) != 3) {
-        return tddp_fail(TDDP_PROTOCOL,
-                         "rank %d left \"%.100s\" in the store: expected one version of libtddp on "
-                         "all ranks",
-                         tddp_shm_words_name(&self->words, number), word->text);
+    int local = local_rank_of(self, group_rank);
+    if (sscanf(report->text, "yes %63s %zu %255s", address, &arena, overrides) != 3) {
+        return tddp_fail(
+            TDDP_PROTOCOL,
+            "rank %d published \"%.100s\" in the store: expected one version of libtddp on "
+            "all ranks",
+            tddp_shm_join_rank_name(&self->reports, group_rank), report->text);
     }
-    if (number == 0) {
+    if (group_rank == 0) {
         (void)snprintf(self->overrides, sizeof self->overrides, "%s", overrides);
     } else if (strcmp(self->overrides, overrides) != 0) {
         return tddp_fail(TDDP_UNAVAILABLE,
                          "TDDP_SHM_ALGORITHM is \"%s\" on rank %d, \"%s\" on rank %d: expected the "
                          "same on all ranks",
-                         self->overrides, tddp_shm_words_name(&self->words, 0), overrides,
-                         tddp_shm_words_name(&self->words, number));
+                         self->overrides, tddp_shm_join_rank_name(&self->reports, 0), overrides,
+                         tddp_shm_join_rank_name(&self->reports, group_rank));
     }
     if (local >= 0) {
         memcpy(self->addresses[local], address, sizeof address);
@@ -130,23 +133,23 @@ static tddp_status take_first(join *self, int number, const tddp_shm_word *word)
     return TDDP_OK;
 }
 
-/* Reads all, so that the lowest rank that cannot is the one that all name; what else stands against
- * it comes after. */
-static tddp_status hear_first(join *self)
+/* Reads all reports before it applies any, so that all ranks name the lowest rank that said
+ * "no". */
+static tddp_status read_first(join *self)
 {
     const int count = self->opts->world_size;
-    tddp_shm_word *words = tddp_alloc_array((size_t)count, sizeof *words);
-    tddp_status status = words ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    for (int number = 0; number < count && status == TDDP_OK; number++) {
-        status = tddp_shm_words_read(&self->words, number, 0, INT64_MAX, &words[number]);
+    tddp_shm_join_report *reports = tddp_alloc_array((size_t)count, sizeof *reports);
+    tddp_status status = reports ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    for (int group_rank = 0; group_rank < count && status == TDDP_OK; group_rank++) {
+        status = tddp_shm_join_read(&self->reports, group_rank, 0, INT64_MAX, &reports[group_rank]);
         if (status == TDDP_OK) {
-            status = tddp_shm_words_judge(&self->words, number, &words[number]);
+            status = tddp_shm_join_check(&self->reports, group_rank, &reports[group_rank]);
         }
     }
-    for (int number = 0; number < count && status == TDDP_OK; number++) {
-        status = take_first(self, number, &words[number]);
+    for (int group_rank = 0; group_rank < count && status == TDDP_OK; group_rank++) {
+        status = apply_first(self, group_rank, &reports[group_rank]);
     }
-    free(words);
+    free(reports);
     return status;
 }
 
@@ -156,40 +159,42 @@ static tddp_status make_segment(join *self)
 {
     tddp_shm *shm = self->shm;
     tddp_shm_segment *segment;
-    shm->layout = tddp_shm_lay_out(self->size, self->arena);
-    tddp_status status = tddp_shm_check_memory(self->size, shm->layout.mail);
+    shm->layout = tddp_shm_layout_of(self->size, self->arena);
+    tddp_status status = tddp_shm_check_memory(self->size, shm->layout.p2p);
     if (status == TDDP_OK) {
-        status = tddp_shm_segment_create(shm->layout.bytes, shm->layout.mail, &segment);
+        status = tddp_shm_segment_create(shm->layout.bytes, shm->layout.p2p, &segment);
     }
     if (status == TDDP_OK) {
         tddp_shm_attach(shm, shm->rank, segment);
-        tddp_shm_tell_cores(tddp_shm_self(shm)->control);
+        tddp_shm_publish_cores(tddp_shm_self(shm)->control);
     }
     return status;
 }
 
-/* Why one that is gone has gone, if it has left a word: it stands before its sockets are closed. */
-static tddp_status ask_why(const join *self, int lost, tddp_status status)
+/* Why a lost rank failed, if it published a reason: it does so before it closes its sockets. */
+static tddp_status find_reason(const join *self, int lost, tddp_status status)
 {
-    char before[WORD_BYTES];
-    tddp_shm_word word;
-    (void)snprintf(before, sizeof before, "%s", tddp_error_message());
-    if (tddp_shm_words_read(&self->words, self->locals[lost], 1, REASON_MS, &word) == TDDP_OK) {
-        tddp_status judged = tddp_shm_words_judge(&self->words, self->locals[lost], &word);
-        if (judged) {
-            return judged;
+    char saved[REPORT_BYTES];
+    tddp_shm_join_report report;
+    (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
+    if (tddp_shm_join_read(&self->reports, self->local_ranks[lost], 1, REASON_MS, &report) ==
+        TDDP_OK) {
+        tddp_status checked = tddp_shm_join_check(&self->reports, self->local_ranks[lost], &report);
+        if (checked) {
+            return checked;
         }
-        if (tddp_shm_word_begins(&word, "after")) {
+        if (tddp_shm_report_begins(&report, "after")) {
             return TDDP_UNAVAILABLE;
         }
     }
-    return tddp_fail(status, "%s", before);
+    return tddp_fail(status, "%s", saved);
 }
 
-/* Nobody need wait for this rank's segment any more; the word stands before that shows. */
-static tddp_status give_up(join *self, const char *text)
+/* The others need not wait for this rank's segment. The report precedes the closed socket that
+ * shows it. */
+static tddp_status decline(join *self, const char *text)
 {
-    tddp_status status = tddp_shm_words_say_in_time(&self->words, 1, text);
+    tddp_status status = tddp_shm_join_publish_in_time(&self->reports, 1, text);
     tddp_close(self->listen_fd);
     self->listen_fd = -1;
     return status;
@@ -198,107 +203,112 @@ static tddp_status give_up(join *self, const char *text)
 static tddp_status get_segments(join *self)
 {
     int lost = -1;
-    tddp_shm_handover work = {self->shm, self->listen_fd, self->addresses, self->words.deadline,
-                              tddp_cancel_fd(self->words.cancel)};
+    tddp_shm_segment_exchange params = {self->shm, self->listen_fd, self->addresses,
+                                        self->reports.deadline,
+                                        tddp_cancel_fd(self->reports.cancel)};
     tddp_status status = make_segment(self);
     if (status == TDDP_OK && self->size > 1) {
-        status = tddp_shm_hand_over(&work, &lost);
+        status = tddp_shm_exchange_segments(&params, &lost);
     }
     if (status == TDDP_PEER_LOST && lost >= 0) {
-        status = ask_why(self, lost, status);
+        status = find_reason(self, lost, status);
         if (status == TDDP_UNAVAILABLE) {
-            return give_up(self, "after");
+            return decline(self, "after");
         }
         return status;
     }
     if (status == TDDP_OK) {
         tddp_shm_count_cores(self->shm);
-        status = tddp_shm_posts_create(self->shm, &self->shm->posts);
+        status = tddp_shm_matching_create(self->shm, &self->shm->matching);
     }
     if (status == TDDP_OK) {
-        return tddp_shm_words_say_in_time(&self->words, 1, "yes");
+        return tddp_shm_join_publish_in_time(&self->reports, 1, "yes");
     }
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED || status == TDDP_PEER_LOST) {
         return status;
     }
-    char text[WORD_BYTES];
+    char text[REPORT_BYTES];
     (void)snprintf(text, sizeof text, "no %.900s", tddp_error_message());
-    return give_up(self, text);
+    return decline(self, text);
 }
 
-/* --- after ----------------------------------------------------------------------------------- */
+/* --- round 1 --------------------------------------------------------------------------------- */
 
-/* Whether a rank of this host whose segment is here has ended. */
-static tddp_status look(const join *self, int number)
+/* Whether a rank of this host whose segment is mapped has ended. */
+static tddp_status check_local_peer(const join *self, int group_rank)
 {
-    int local = local_of(self, number);
+    int local = local_rank_of(self, group_rank);
     const tddp_shm_peer *peer = local >= 0 ? &self->shm->peers[local] : NULL;
-    if (peer && local != self->rank && peer->segment && !peer->inside &&
-        tddp_shm_segment_is_orphan(peer->segment)) {
+    if (peer && local != self->rank && peer->segment && !peer->same_process &&
+        tddp_shm_segment_owner_ended(peer->segment)) {
         return tddp_fail(TDDP_PEER_LOST, "lost rank %d, which ended while shared memory was set up",
-                         tddp_shm_words_name(&self->words, number));
+                         tddp_shm_join_rank_name(&self->reports, group_rank));
     }
     return TDDP_OK;
 }
 
-static tddp_status hear_second_of(const join *self, int number, tddp_shm_word *word)
+static tddp_status read_second_of(const join *self, int group_rank, tddp_shm_join_report *report)
 {
     for (;;) {
-        tddp_status status = tddp_shm_words_read(&self->words, number, 1, SLICE_MS, word);
-        if (status != TDDP_TIMEOUT || tddp_deadline_poll_ms(self->words.deadline) == 0) {
-            return status ? status : tddp_shm_words_judge(&self->words, number, word);
+        tddp_status status = tddp_shm_join_read(&self->reports, group_rank, 1, SLICE_MS, report);
+        if (status != TDDP_TIMEOUT || tddp_deadline_poll_ms(self->reports.deadline) == 0) {
+            return status ? status : tddp_shm_join_check(&self->reports, group_rank, report);
         }
-        status = look(self, number);
+        status = check_local_peer(self, group_rank);
         if (status) {
             return status;
         }
     }
 }
 
-static tddp_status hear_second(const join *self)
+static tddp_status read_second(const join *self)
 {
     tddp_status status = TDDP_OK;
-    bool follows = false;
-    for (int number = 0; number < self->opts->world_size && status == TDDP_OK; number++) {
-        tddp_shm_word word;
-        status = hear_second_of(self, number, &word);
-        follows = follows || (status == TDDP_OK && tddp_shm_word_begins(&word, "after"));
+    bool follower = false;
+    for (int group_rank = 0; group_rank < self->opts->world_size && status == TDDP_OK;
+         group_rank++) {
+        tddp_shm_join_report report;
+        status = read_second_of(self, group_rank, &report);
+        follower = follower || (status == TDDP_OK && tddp_shm_report_begins(&report, "after"));
     }
-    if (status == TDDP_OK && follows) {
-        status = tddp_fail(TDDP_INTERNAL, "a rank does without shared memory, and nobody says why");
+    if (status == TDDP_OK && follower) {
+        status =
+            tddp_fail(TDDP_INTERNAL, "a rank goes without shared memory, and no rank reported why");
     }
     return status;
 }
 
 static tddp_status run(join *self)
 {
-    tddp_status status = tell_first(self);
+    tddp_status status = publish_first(self);
     if (status == TDDP_OK) {
-        status = hear_first(self);
+        status = read_first(self);
     }
     if (status == TDDP_OK) {
         status = get_segments(self);
     }
-    return status ? status : hear_second(self);
+    return status ? status : read_second(self);
 }
 
-/* All wait for this rank's words. TDDP_UNAVAILABLE is everybody's own finding. */
-static void tell_failure(join *self, tddp_status status)
+/* All ranks wait for this one's reports. TDDP_UNAVAILABLE needs none: every rank arrives at it
+ * itself. */
+static void publish_failure(join *self, tddp_status status)
 {
-    char text[WORD_BYTES];
-    char kept[WORD_BYTES];
-    tddp_wait brief = {TELL_MS, NULL};
-    (void)snprintf(kept, sizeof kept, "%s", tddp_error_message());
-    (void)snprintf(text, sizeof text, "lost %.900s", kept);
+    char text[REPORT_BYTES];
+    char saved[REPORT_BYTES];
+    tddp_wait short_wait = {PUBLISH_MS, NULL};
+    (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
+    (void)snprintf(text, sizeof text, "lost %.900s", saved);
     for (int round = 0; round < 2 && status != TDDP_UNAVAILABLE; round++) {
-        if (!self->words.said[round] && tddp_shm_words_say(&self->words, round, text, &brief)) {
+        if (!self->reports.published[round] &&
+            tddp_shm_join_publish(&self->reports, round, text, &short_wait)) {
             tddp_log(TDDP_LOG_DEBUG, "shm", "%s", tddp_error_message());
         }
     }
     if (self->shm && self->shm->peers && tddp_shm_self(self->shm)->control) {
-        tddp_shm_farewell(self->shm, status, kept);
+        tddp_shm_report_failure(self->shm, status, saved);
     }
-    (void)tddp_fail(status, "%s", kept);
+    (void)tddp_fail(status, "%s", saved);
 }
 
 static tddp_status make_context(join *self)
@@ -313,8 +323,8 @@ static tddp_status make_context(join *self)
     shm->pid = tddp_process_id();
     shm->peers = tddp_alloc_array((size_t)self->size, sizeof *shm->peers);
     for (int i = 0; shm->peers && i < self->size; i++) {
-        shm->peers[i].number = self->locals[i];
-        shm->peers[i].name = tddp_shm_words_name(&self->words, self->locals[i]);
+        shm->peers[i].group_rank = self->local_ranks[i];
+        shm->peers[i].rank_name = tddp_shm_join_rank_name(&self->reports, self->local_ranks[i]);
     }
     return shm->peers ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
@@ -323,10 +333,10 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
                           tddp_shm **out)
 {
     join self = {.opts = opts, .refusal = refusal, .listen_fd = -1};
-    self.words = (tddp_shm_words){.opts = opts,
-                                  .deadline = tddp_wait_deadline(wait, opts->timeout_ms),
-                                  .cancel = tddp_wait_cancel(wait)};
-    tddp_status status = find_locals(&self);
+    self.reports = (tddp_shm_join_store){.opts = opts,
+                                         .deadline = tddp_wait_deadline(wait, opts->timeout_ms),
+                                         .cancel = tddp_wait_cancel(wait)};
+    tddp_status status = find_local_ranks(&self);
     if (status == TDDP_OK) {
         status = make_context(&self);
     }
@@ -334,16 +344,16 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
         status = run(&self);
     }
     if (status) {
-        tell_failure(&self, status);
+        publish_failure(&self, status);
         tddp_shm_destroy(self.shm);
     } else {
-        tddp_log(TDDP_LOG_DEBUG, "shm",
-                 "%d ranks on this host, %d to a core; %zu MiB for memory of each", self.size,
-                 self.shm->ranks_per_core, (self.shm->layout.bytes - self.shm->layout.arena) >> 20);
+        tddp_log(TDDP_LOG_DEBUG, "shm", "%d ranks on this host, %d per core; arenas of %zu MiB",
+                 self.size, self.shm->ranks_per_core,
+                 (self.shm->layout.bytes - self.shm->layout.arena) >> 20);
         *out = self.shm;
     }
     tddp_close(self.listen_fd);
-    free(self.locals);
+    free(self.local_ranks);
     free(self.addresses);
     return status;
 }

@@ -1,90 +1,91 @@
 /*
- * Which message is for which receive. Entered by all threads that post and finish messages.
+ * Tag matching: which message is for which receive. Used by all threads that post and finish
+ * requests.
  *
- * A message is matched with the first receive, in the order in which they were posted, that its
- * sender and its tag fit, by whichever thread of the receiver's finds its letter; messages that
- * nobody expects yet are kept. Letters that find no room in the ring to their receiver wait in a
- * list, and go when anybody of this rank's looks.
+ * A message matches the first posted receive with its source and tag. Any thread of the receiving
+ * rank matches the headers that have arrived. Messages without a posted receive go to the
+ * unexpected queue. A send whose header doesn't fit into the receiver's ring is pending until any
+ * thread of this rank makes progress.
  *
- * Invariant: with the mutex held, letters of a pair are put and taken in the order of their
- * numbers; a request that is settled is in no list and may be gone.
+ * Invariant: with the mutex held, headers of a pair are put and taken in the order of their
+ * numbers. A matched request is in no queue, and may have been freed.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/shm/post.h"
+#include "backend/shm/p2p_request.h"
 
-/* A message that was not expected when it came. */
-typedef struct kept {
+/* A message that arrived before its receive was posted. */
+typedef struct unexpected {
     int from;
-    tddp_shm_letter letter;
-    struct kept *next;
-} kept;
+    tddp_shm_header header;
+    struct unexpected *next;
+} unexpected;
 
-typedef struct link {
-    uint32_t sent; /* letters put into the ring to that rank */
-    uint32_t got;  /* letters taken out of the ring from it */
-    _Atomic int64_t looked;
-    tddp_shm_post *crowded; /* sends whose letters found no room, in their order */
-    tddp_shm_post **crowded_end;
-} link;
+typedef struct peer_queue {
+    uint32_t sent;     /* headers put into the ring to that rank */
+    uint32_t received; /* headers taken from the ring from it */
+    _Atomic int64_t checked_at;
+    tddp_shm_request *pending; /* sends whose headers found the ring full, in order */
+    tddp_shm_request **pending_end;
+} peer_queue;
 
-struct tddp_shm_posts {
+struct tddp_shm_matching {
     pthread_mutex_t mutex;
-    tddp_shm_stock stock;
-    uint32_t heard; /* the bell, when the rings were looked at last */
-    tddp_shm_post *expecting;
-    tddp_shm_post **expecting_end;
-    kept *kept;
-    kept **kept_end;
+    tddp_shm_block_pool pool;
+    uint32_t seen_doorbell; /* its value when the rings were last checked */
+    tddp_shm_request *posted;
+    tddp_shm_request **posted_end;
+    unexpected *unexpected;
+    unexpected **unexpected_end;
     int size;
-    link links[];
+    peer_queue queues[];
 };
 
-typedef struct tddp_shm_posts posts;
+typedef struct tddp_shm_matching matching;
 
-tddp_status tddp_shm_posts_create(tddp_shm *shm, struct tddp_shm_posts **out)
+tddp_status tddp_shm_matching_create(tddp_shm *shm, struct tddp_shm_matching **out)
 {
     size_t size = (size_t)tddp_shm_size(shm);
-    posts *self = tddp_alloc(sizeof *self + size * sizeof self->links[0]);
+    matching *self = tddp_alloc(sizeof *self + size * sizeof self->queues[0]);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
     }
     pthread_mutex_init(&self->mutex, NULL);
     self->size = (int)size;
-    self->expecting_end = &self->expecting;
-    self->kept_end = &self->kept;
+    self->posted_end = &self->posted;
+    self->unexpected_end = &self->unexpected;
     for (size_t i = 0; i < size; i++) {
-        self->links[i].crowded_end = &self->links[i].crowded;
+        self->queues[i].pending_end = &self->queues[i].pending;
     }
     *out = self;
     return TDDP_OK;
 }
 
-void tddp_shm_posts_destroy(struct tddp_shm_posts *self)
+void tddp_shm_matching_destroy(struct tddp_shm_matching *self)
 {
     if (!self) {
         return;
     }
-    while (self->kept) {
-        kept *next = self->kept->next;
-        free(self->kept);
-        self->kept = next;
+    while (self->unexpected) {
+        unexpected *next = self->unexpected->next;
+        free(self->unexpected);
+        self->unexpected = next;
     }
     pthread_mutex_destroy(&self->mutex);
     free(self);
 }
 
-/* --- lists, with the mutex held -------------------------------------------------------------- */
+/* --- queues, with the mutex held ------------------------------------------------------------- */
 
-static void append(tddp_shm_post ***end, tddp_shm_post *post)
+static void append(tddp_shm_request ***end, tddp_shm_request *request)
 {
-    post->next = NULL;
-    **end = post;
-    *end = &post->next;
+    request->next = NULL;
+    **end = request;
+    *end = &request->next;
 }
 
-static void unlink_at(tddp_shm_post **at, tddp_shm_post ***end)
+static void unlink_at(tddp_shm_request **at, tddp_shm_request ***end)
 {
     if (*end == &(*at)->next) {
         *end = at;
@@ -92,193 +93,195 @@ static void unlink_at(tddp_shm_post **at, tddp_shm_post ***end)
     *at = (*at)->next;
 }
 
-static void remove_from(tddp_shm_post **first, tddp_shm_post ***end, const tddp_shm_post *post)
+static void remove_from(tddp_shm_request **first, tddp_shm_request ***end,
+                        const tddp_shm_request *request)
 {
-    for (tddp_shm_post **at = first; *at; at = &(*at)->next) {
-        if (*at == post) {
+    for (tddp_shm_request **at = first; *at; at = &(*at)->next) {
+        if (*at == request) {
             unlink_at(at, end);
             return;
         }
     }
 }
 
-static bool fits(const tddp_shm_post *post, int from, const tddp_shm_letter *letter)
+static bool matches(const tddp_shm_request *request, int from, const tddp_shm_header *header)
 {
-    return post->op->tag == letter->tag &&
-           (post->op->peer == TDDP_ANY_SOURCE || post->op->peer == from);
+    return request->op->tag == header->tag &&
+           (request->op->peer == TDDP_ANY_SOURCE || request->op->peer == from);
 }
 
-static void settle(tddp_shm_post *post, int peer, const tddp_shm_letter *letter)
+static void match(tddp_shm_request *request, int peer, const tddp_shm_header *header)
 {
-    post->peer = peer;
-    memcpy(&post->letter, letter, sizeof *letter);
-    /* From here on it may be gone. */
-    atomic_store_explicit(&post->settled, true, memory_order_release);
+    request->peer = peer;
+    memcpy(&request->header, header, sizeof *header);
+    /* From here on another thread may free it. */
+    atomic_store_explicit(&request->matched, true, memory_order_release);
 }
 
-/* A letter has come: for the first receive that it fits, or to be kept. */
-static tddp_status deliver(posts *self, int from, const tddp_shm_letter *letter, bool *settled)
+/* Matches a header that has arrived with a posted receive, or queues it as unexpected. */
+static tddp_status deliver(matching *self, int from, const tddp_shm_header *header, bool *matched)
 {
-    for (tddp_shm_post **at = &self->expecting; *at; at = &(*at)->next) {
-        if (fits(*at, from, letter)) {
-            tddp_shm_post *post = *at;
-            unlink_at(at, &self->expecting_end);
-            settle(post, from, letter);
-            *settled = true;
+    for (tddp_shm_request **at = &self->posted; *at; at = &(*at)->next) {
+        if (matches(*at, from, header)) {
+            tddp_shm_request *request = *at;
+            unlink_at(at, &self->posted_end);
+            match(request, from, header);
+            *matched = true;
             return TDDP_OK;
         }
     }
-    kept *added = tddp_alloc(sizeof *added);
+    unexpected *added = tddp_alloc(sizeof *added);
     if (!added) {
         return TDDP_OUT_OF_MEMORY;
     }
     added->from = from;
-    memcpy(&added->letter, letter, sizeof *letter);
-    *self->kept_end = added;
-    self->kept_end = &added->next;
+    memcpy(&added->header, header, sizeof *header);
+    *self->unexpected_end = added;
+    self->unexpected_end = &added->next;
     return TDDP_OK;
 }
 
-/* Takes in what has come since the bell was heard last. */
-static tddp_status take_in(tddp_shm *shm, posts *self, bool *settled)
+/* Takes all headers that arrived since the doorbell last rang. */
+static tddp_status receive_headers(tddp_shm *shm, matching *self, bool *matched)
 {
-    uint32_t bell = tddp_shm_bell(shm);
-    if (bell == self->heard) {
+    uint32_t doorbell = tddp_shm_doorbell(shm);
+    if (doorbell == self->seen_doorbell) {
         return TDDP_OK;
     }
     for (int from = 0; from < self->size; from++) {
-        tddp_shm_letter letter;
-        link *of = &self->links[from];
-        while (from != tddp_shm_rank(shm) && tddp_shm_letter_get(shm, from, of->got, &letter)) {
-            of->got++;
-            tddp_status status = deliver(self, from, &letter, settled);
+        tddp_shm_header header;
+        peer_queue *queue = &self->queues[from];
+        while (from != tddp_shm_rank(shm) &&
+               tddp_shm_ring_get(shm, from, queue->received, &header)) {
+            queue->received++;
+            tddp_status status = deliver(self, from, &header, matched);
             if (status) {
                 return status;
             }
         }
     }
-    self->heard = bell;
+    self->seen_doorbell = doorbell;
     return TDDP_OK;
 }
 
-/* Puts letters into the ring to a rank while there is room. True if there was for one. */
-static bool put_out(tddp_shm *shm, posts *self, int to)
+/* Puts pending headers into the ring to a rank until it is full. Returns whether it put any. */
+static bool send_pending(tddp_shm *shm, matching *self, int to)
 {
-    link *of = &self->links[to];
-    bool any = false;
-    while (of->crowded && tddp_shm_letter_put(shm, to, of->sent, &of->crowded->letter)) {
-        tddp_shm_post *post = of->crowded;
-        unlink_at(&of->crowded, &of->crowded_end);
-        of->sent++;
-        any = true;
-        atomic_store_explicit(&post->settled, true, memory_order_release);
+    peer_queue *queue = &self->queues[to];
+    bool sent_any = false;
+    while (queue->pending && tddp_shm_ring_put(shm, to, queue->sent, &queue->pending->header)) {
+        tddp_shm_request *request = queue->pending;
+        unlink_at(&queue->pending, &queue->pending_end);
+        queue->sent++;
+        sent_any = true;
+        atomic_store_explicit(&request->matched, true, memory_order_release);
     }
-    return any;
+    return sent_any;
 }
 
-/* --- for all requests ------------------------------------------------------------------------ */
+/* --- requests -------------------------------------------------------------------------------- */
 
-tddp_status tddp_shm_posts_bring_on(tddp_shm *shm)
+tddp_status tddp_shm_matching_progress(tddp_shm *shm)
 {
-    posts *self = tddp_shm_posts_of(shm);
-    bool own = false;
+    matching *self = tddp_shm_matching_of(shm);
+    bool local_event = false;
     pthread_mutex_lock(&self->mutex);
-    tddp_status status = take_in(shm, self, &own);
+    tddp_status status = receive_headers(shm, self, &local_event);
     for (int to = 0; to < self->size; to++) {
-        if (self->links[to].crowded && put_out(shm, self, to)) {
-            own = true;
-            tddp_shm_bell_ring(shm, to);
+        if (self->queues[to].pending && send_pending(shm, self, to)) {
+            local_event = true;
+            tddp_shm_doorbell_ring(shm, to);
         }
     }
     pthread_mutex_unlock(&self->mutex);
-    if (own) {
-        tddp_shm_bell_ring(shm, tddp_shm_rank(shm));
+    if (local_event) {
+        tddp_shm_doorbell_ring(shm, tddp_shm_rank(shm));
     }
     return status;
 }
 
-void tddp_shm_posts_add_send(tddp_shm *shm, tddp_shm_post *self)
+void tddp_shm_matching_add_send(tddp_shm *shm, tddp_shm_request *self)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     int to = self->peer;
     pthread_mutex_lock(&all->mutex);
-    append(&all->links[to].crowded_end, self);
-    bool any = put_out(shm, all, to);
+    append(&all->queues[to].pending_end, self);
+    bool sent_any = send_pending(shm, all, to);
     pthread_mutex_unlock(&all->mutex);
-    if (any) {
-        tddp_shm_bell_ring(shm, to);
+    if (sent_any) {
+        tddp_shm_doorbell_ring(shm, to);
     }
 }
 
-void tddp_shm_posts_add_receive(tddp_shm *shm, tddp_shm_post *self)
+void tddp_shm_matching_add_receive(tddp_shm *shm, tddp_shm_request *self)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    kept **at = &all->kept;
-    while (*at && !fits(self, (*at)->from, &(*at)->letter)) {
+    unexpected **at = &all->unexpected;
+    while (*at && !matches(self, (*at)->from, &(*at)->header)) {
         at = &(*at)->next;
     }
-    kept *found = *at;
+    unexpected *found = *at;
     if (found) {
-        if (all->kept_end == &found->next) {
-            all->kept_end = at;
+        if (all->unexpected_end == &found->next) {
+            all->unexpected_end = at;
         }
         *at = found->next;
-        settle(self, found->from, &found->letter);
+        match(self, found->from, &found->header);
     } else {
-        append(&all->expecting_end, self);
+        append(&all->posted_end, self);
     }
     pthread_mutex_unlock(&all->mutex);
     free(found);
 }
 
-void tddp_shm_posts_remove(tddp_shm *shm, const tddp_shm_post *self)
+void tddp_shm_matching_remove(tddp_shm *shm, const tddp_shm_request *self)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
     if (self->op->kind == TDDP_OP_SEND) {
-        link *of = &all->links[self->peer];
-        remove_from(&of->crowded, &of->crowded_end, self);
+        peer_queue *queue = &all->queues[self->peer];
+        remove_from(&queue->pending, &queue->pending_end, self);
     } else {
-        remove_from(&all->expecting, &all->expecting_end, self);
+        remove_from(&all->posted, &all->posted_end, self);
     }
     pthread_mutex_unlock(&all->mutex);
 }
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-uint32_t tddp_shm_posts_take_parcel(tddp_shm *shm, size_t bytes)
+uint32_t tddp_shm_matching_alloc_eager(tddp_shm *shm, size_t bytes)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    uint32_t parcel = tddp_shm_parcel_take(shm, &all->stock, bytes);
+    uint32_t buffer = tddp_shm_eager_alloc(shm, &all->pool, bytes);
     pthread_mutex_unlock(&all->mutex);
-    return parcel;
+    return buffer;
 }
 
-uint32_t tddp_shm_posts_take_block(tddp_shm *shm, tddp_shm_block_kind kind)
+uint32_t tddp_shm_matching_alloc_block(tddp_shm *shm, tddp_shm_block_kind kind)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    uint32_t block = tddp_shm_block_take(shm, &all->stock, kind);
+    uint32_t block = tddp_shm_block_alloc(shm, &all->pool, kind);
     pthread_mutex_unlock(&all->mutex);
     return block;
 }
 
-void tddp_shm_posts_free_block(tddp_shm *shm, tddp_shm_block_kind kind, uint32_t block)
+void tddp_shm_matching_free_block(tddp_shm *shm, tddp_shm_block_kind kind, uint32_t block)
 {
-    posts *all = tddp_shm_posts_of(shm);
+    matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    tddp_shm_block_free(shm, &all->stock, kind, block);
+    tddp_shm_block_free(shm, &all->pool, kind, block);
     pthread_mutex_unlock(&all->mutex);
 }
 
-bool tddp_shm_posts_time_to_look(tddp_shm *shm, int peer, int64_t now)
+bool tddp_shm_matching_check_due(tddp_shm *shm, int peer, int64_t now)
 {
-    _Atomic int64_t *looked = &tddp_shm_posts_of(shm)->links[peer].looked;
-    if (now - atomic_load_explicit(looked, memory_order_relaxed) < TDDP_SHM_LOOK_NS) {
+    _Atomic int64_t *checked_at = &tddp_shm_matching_of(shm)->queues[peer].checked_at;
+    if (now - atomic_load_explicit(checked_at, memory_order_relaxed) < TDDP_SHM_CHECK_INTERVAL_NS) {
         return false;
     }
-    atomic_store_explicit(looked, now, memory_order_relaxed);
+    atomic_store_explicit(checked_at, now, memory_order_relaxed);
     return true;
 }

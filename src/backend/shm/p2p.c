@@ -1,50 +1,51 @@
 /*
- * Sends and receives between ranks of one host: writing and opening letters, and waiting. Posted by
- * any thread, one at a time; finished by any, several at a time.
+ * Sends and receives between ranks of one host: posts requests and waits for them. Posted by any
+ * thread, one at a time; finished by any, several at a time.
  *
- * All who wait bring on what there is for everybody: they send this rank's letters that found no
- * room, and take in what has come. So nobody's call waits for another's.
+ * Every waiting thread makes progress for all requests of the rank: it sends pending headers and
+ * matches those that arrived. So no request waits for another one's thread.
  *
- * Invariant: payload is copied by the thread that posts or finishes the message, and by nobody
- * with the mutex of matching.c held. Large payload is offer.c's.
+ * Invariant: the thread that posts or finishes a request copies its payload, never with the mutex
+ * of matching.c held. rndv.c moves large payloads.
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "backend/arith/arith.h"
-#include "backend/shm/post.h"
+#include "backend/shm/p2p_request.h"
 
 enum {
-    SPIN_AWAITED_NS = 50000, /* a system call and a half: what sleeping and waking cost together */
-    SPIN_BESIDE_NS = 2000,
+    SPIN_AWAITED_NS = 50000, /* 1.5 system calls: what sleeping and waking up cost together */
+    SPIN_BACKGROUND_NS = 2000,
 };
 
-static bool is_settled(tddp_shm *shm, tddp_shm_post *self)
+static bool is_matched(tddp_shm *shm, tddp_shm_request *self)
 {
     (void)shm;
-    return atomic_load_explicit(&self->settled, memory_order_acquire);
+    return atomic_load_explicit(&self->matched, memory_order_acquire);
 }
 
-/* Who it waits for: of a receive from any that is known when it is settled, by another thread. */
-static int peer_of(tddp_shm *shm, tddp_shm_post *self)
+/* The awaited rank. The source of a wildcard receive is known once another thread has matched
+ * it. */
+static int peer_of(tddp_shm *shm, tddp_shm_request *self)
 {
-    return is_settled(shm, self) ? self->peer : self->op->peer;
+    return is_matched(shm, self) ? self->peer : self->op->peer;
 }
 
-static tddp_status fail_late(tddp_shm *shm, tddp_shm_post *self)
+static tddp_status fail_timeout(tddp_shm *shm, tddp_shm_request *self)
 {
     const tddp_op *op = self->op;
     const int peer = peer_of(shm, self);
     bool sends = op->kind == TDDP_OP_SEND;
     char who[32] = "no rank has";
     if (peer != TDDP_ANY_SOURCE) {
-        snprintf(who, sizeof who, "rank %d has", tddp_shm_name(shm, peer));
+        snprintf(who, sizeof who, "rank %d has", tddp_shm_rank_name(shm, peer));
     }
-    if (self->begun) {
+    if (self->started) {
         return tddp_fail(TDDP_TIMEOUT,
                          "not done after %" PRId64
-                         " ms; %s begun to %s this message, but is not through",
+                         " ms; %s begun to %s this message, but has not finished",
                          op->timeout_ms, who, sends ? "receive" : "send");
     }
     return tddp_fail(TDDP_TIMEOUT, "not done after %" PRId64 " ms; %s%s %s %s with tag %" PRIu32,
@@ -52,180 +53,182 @@ static tddp_status fail_late(tddp_shm *shm, tddp_shm_post *self)
                      sends ? "received" : "sent", peer == TDDP_ANY_SOURCE ? "one" : "it", op->tag);
 }
 
-/* What stands against waiting longer, if it is time to look. */
-static tddp_status look(tddp_shm *shm, tddp_shm_post *self, int64_t now)
+/* Checks the deadline, and now and then whether the peer is alive. */
+static tddp_status check_peer(tddp_shm *shm, tddp_shm_request *self, int64_t now)
 {
     if (now >= self->deadline) {
-        return fail_late(shm, self);
+        return fail_timeout(shm, self);
     }
-    if (now - self->looked < TDDP_SHM_LOOK_NS) {
+    if (now - self->checked_at < TDDP_SHM_CHECK_INTERVAL_NS) {
         return TDDP_OK;
     }
-    self->looked = now;
-    return tddp_shm_look(shm, peer_of(shm, self));
+    self->checked_at = now;
+    return tddp_shm_check_peer(shm, peer_of(shm, self));
 }
 
-tddp_status tddp_shm_post_await(tddp_shm *shm, tddp_shm_post *self,
-                                bool (*reached)(tddp_shm *shm, tddp_shm_post *self))
+tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
+                                  bool (*reached)(tddp_shm *shm, tddp_shm_request *self))
 {
     bool spins = self->op->awaited && tddp_shm_ranks_per_core(shm) <= 1;
-    tddp_status trouble = TDDP_OK;
+    tddp_status failure = TDDP_OK;
     while (!reached(shm, self)) {
-        uint32_t seen = tddp_shm_bell(shm);
-        tddp_status status = tddp_shm_posts_bring_on(shm);
+        uint32_t seen = tddp_shm_doorbell(shm);
+        tddp_status status = tddp_shm_matching_progress(shm);
         if (status) {
             return status;
         }
         if (reached(shm, self)) {
             break;
         }
-        /* What a rank sent before it left was brought on since. */
-        if (trouble) {
-            return trouble;
+        /* Everything that a rank sent before it left has been matched since. */
+        if (failure) {
+            return failure;
         }
         int64_t now = tddp_now_ns();
-        trouble = look(shm, self, now);
-        if (trouble == TDDP_OK) {
+        failure = check_peer(shm, self, now);
+        if (failure == TDDP_OK) {
             int64_t left = self->deadline - now;
-            tddp_shm_bell_wait(shm, seen, spins ? SPIN_AWAITED_NS : SPIN_BESIDE_NS,
-                               left < TDDP_SHM_LOOK_NS ? left : TDDP_SHM_LOOK_NS);
+            tddp_shm_doorbell_wait(shm, seen, spins ? SPIN_AWAITED_NS : SPIN_BACKGROUND_NS,
+                                   left < TDDP_SHM_CHECK_INTERVAL_NS ? left
+                                                                     : TDDP_SHM_CHECK_INTERVAL_NS);
         }
     }
     return TDDP_OK;
 }
 
-tddp_status tddp_shm_post_disagree(const tddp_shm *shm, const tddp_shm_post *self, int sender,
-                                   int receiver)
+tddp_status tddp_shm_request_mismatch(const tddp_shm *shm, const tddp_shm_request *self, int sender,
+                                      int receiver)
 {
     bool sends = self->op->kind == TDDP_OP_SEND;
-    uint64_t expected = sends ? self->offer->count : self->op->output.count;
-    uint32_t dtype = sends ? self->offer->dtype : (uint32_t)self->op->output.dtype;
+    uint64_t expected = sends ? self->rndv->count : self->op->output.count;
+    uint32_t dtype = sends ? self->rndv->dtype : (uint32_t)self->op->output.dtype;
     return tddp_fail(TDDP_MISMATCH,
                      "rank %d sends %" PRIu64 " elements of %s, rank %d receives %" PRIu64
                      " elements of %s with tag %" PRIu32 ": both must be the same",
-                     tddp_shm_name(shm, sender), self->letter.count,
-                     tddp_dtype_name((tddp_dtype)self->letter.dtype), tddp_shm_name(shm, receiver),
-                     expected, tddp_dtype_name((tddp_dtype)dtype), self->op->tag);
+                     tddp_shm_rank_name(shm, sender), self->header.count,
+                     tddp_dtype_name((tddp_dtype)self->header.dtype),
+                     tddp_shm_rank_name(shm, receiver), expected,
+                     tddp_dtype_name((tddp_dtype)dtype), self->op->tag);
 }
 
 /* --- posting --------------------------------------------------------------------------------- */
 
-/* Writes the letter of a send, and its payload where it goes ahead of being asked for. */
-static tddp_status write_letter(tddp_shm *shm, tddp_shm_post *self)
+/* Writes the header of a send, and its payload if it is inline or eager. */
+static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
 {
     const tddp_buffer *input = &self->op->input;
-    tddp_shm_letter *letter = &self->letter;
-    size_t bytes = tddp_shm_post_bytes(input);
-    letter->tag = self->op->tag;
-    letter->count = input->count;
-    letter->dtype = (uint16_t)input->dtype;
-    if (bytes <= sizeof letter->data) {
-        letter->way = TDDP_SHM_ENCLOSED;
-        tddp_arith_copy(letter->data, input->data, bytes, false);
+    tddp_shm_header *header = &self->header;
+    size_t bytes = tddp_shm_buffer_bytes(input);
+    header->tag = self->op->tag;
+    header->count = input->count;
+    header->dtype = (uint16_t)input->dtype;
+    if (bytes <= sizeof header->data) {
+        header->protocol = TDDP_SHM_PROTOCOL_INLINE;
+        tddp_arith_copy(header->data, input->data, bytes, false);
         return TDDP_OK;
     }
-    letter->way = TDDP_SHM_PARCEL;
-    letter->block = bytes <= TDDP_SHM_EAGER_BYTES ? tddp_shm_posts_take_parcel(shm, bytes) : 0;
-    if (letter->block) {
-        void *data = tddp_shm_parcel_data(shm, tddp_shm_rank(shm), letter->block);
+    header->protocol = TDDP_SHM_PROTOCOL_EAGER;
+    header->block = bytes <= TDDP_SHM_EAGER_BYTES ? tddp_shm_matching_alloc_eager(shm, bytes) : 0;
+    if (header->block) {
+        void *data = tddp_shm_eager_data(shm, tddp_shm_rank(shm), header->block);
         tddp_arith_copy(data, input->data, bytes, false);
         return TDDP_OK;
     }
-    letter->way = TDDP_SHM_OFFER;
-    letter->block = tddp_shm_posts_take_block(shm, TDDP_SHM_OFFERS);
-    if (!letter->block) {
+    header->protocol = TDDP_SHM_PROTOCOL_RNDV;
+    header->block = tddp_shm_matching_alloc_block(shm, TDDP_SHM_RNDV_BLOCKS);
+    if (!header->block) {
         return tddp_fail(TDDP_OUT_OF_MEMORY,
-                         "no room for one more large message under way: finish some first");
+                         "too many large messages under way: wait for some of them first");
     }
-    tddp_shm_offer *offer = tddp_shm_offer_at(shm, tddp_shm_rank(shm), letter->block);
-    offer->where = tddp_shm_locate(shm, input->data, bytes);
-    atomic_store(&offer->state, TDDP_SHM_OFFERED);
+    tddp_shm_rndv *rndv = tddp_shm_rndv_at(shm, tddp_shm_rank(shm), header->block);
+    rndv->offset = tddp_shm_offset_of(shm, input->data, bytes);
+    atomic_store(&rndv->state, TDDP_SHM_RNDV_RTS);
     return TDDP_OK;
 }
 
-tddp_status tddp_shm_post_create(tddp_shm *shm, const tddp_op *op, void **request)
+tddp_status tddp_shm_p2p_post(tddp_shm *shm, const tddp_op *op, void **request)
 {
     if (tddp_shm_size(shm) == 1) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "there is no other rank");
     }
-    tddp_shm_post *self = tddp_alloc(sizeof *self);
+    tddp_shm_request *self = tddp_alloc(sizeof *self);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
     }
     self->op = op;
     self->peer = op->peer;
-    self->looked = tddp_now_ns();
+    self->checked_at = tddp_now_ns();
     self->deadline = tddp_deadline_after_ms(op->timeout_ms);
     if (op->kind == TDDP_OP_RECV) {
-        tddp_shm_posts_add_receive(shm, self);
+        tddp_shm_matching_add_receive(shm, self);
         *request = self;
         return TDDP_OK;
     }
-    /* One that waits for nobody would not see that nobody is there. */
-    bool looks = tddp_shm_posts_time_to_look(shm, op->peer, self->looked);
-    tddp_status status = looks ? tddp_shm_look(shm, op->peer) : TDDP_OK;
+    /* A send that completes at once would not notice that the peer is lost. */
+    bool looks = tddp_shm_matching_check_due(shm, op->peer, self->checked_at);
+    tddp_status status = looks ? tddp_shm_check_peer(shm, op->peer) : TDDP_OK;
     if (status == TDDP_OK) {
-        status = write_letter(shm, self);
+        status = write_header(shm, self);
     }
     if (status) {
         free(self);
         return status;
     }
-    tddp_shm_posts_add_send(shm, self);
+    tddp_shm_matching_add_send(shm, self);
     *request = self;
     return TDDP_OK;
 }
 
 /* --- finishing ------------------------------------------------------------------------------- */
 
-static tddp_status finish_send(tddp_shm *shm, tddp_shm_post *self)
+static tddp_status finish_send(tddp_shm *shm, tddp_shm_request *self)
 {
-    tddp_status status = tddp_shm_post_await(shm, self, is_settled);
-    if (status == TDDP_OK && self->letter.way == TDDP_SHM_OFFER) {
-        status = tddp_shm_offer_serve(shm, self);
+    tddp_status status = tddp_shm_request_wait(shm, self, is_matched);
+    if (status == TDDP_OK && self->header.protocol == TDDP_SHM_PROTOCOL_RNDV) {
+        status = tddp_shm_rndv_send(shm, self);
     }
     return status;
 }
 
-/* Takes the payload that its letter tells of. */
-static tddp_status open_letter(tddp_shm *shm, tddp_shm_post *self)
+/* Copies the payload of a matched message. */
+static tddp_status receive_payload(tddp_shm *shm, tddp_shm_request *self)
 {
     const tddp_buffer *output = &self->op->output;
-    const tddp_shm_letter *letter = &self->letter;
-    bool agrees = letter->count == output->count && letter->dtype == (uint32_t)output->dtype;
-    size_t bytes = tddp_shm_post_bytes(output);
-    if (letter->way == TDDP_SHM_OFFER) {
-        self->offer = tddp_shm_offer_at(shm, self->peer, letter->block);
-        self->begun = true;
+    const tddp_shm_header *header = &self->header;
+    bool agrees = header->count == output->count && header->dtype == (uint32_t)output->dtype;
+    size_t bytes = tddp_shm_buffer_bytes(output);
+    if (header->protocol == TDDP_SHM_PROTOCOL_RNDV) {
+        self->rndv = tddp_shm_rndv_at(shm, self->peer, header->block);
+        self->started = true;
         if (agrees) {
-            return tddp_shm_offer_accept(shm, self);
+            return tddp_shm_rndv_recv(shm, self);
         }
-        tddp_shm_offer_refuse(shm, self);
-    } else if (letter->way == TDDP_SHM_ENCLOSED) {
-        tddp_arith_copy(output->data, letter->data, agrees ? bytes : 0, false);
+        tddp_shm_rndv_reject(shm, self);
+    } else if (header->protocol == TDDP_SHM_PROTOCOL_INLINE) {
+        tddp_arith_copy(output->data, header->data, agrees ? bytes : 0, false);
     } else {
-        const void *data = tddp_shm_parcel_data(shm, self->peer, letter->block);
+        const void *data = tddp_shm_eager_data(shm, self->peer, header->block);
         tddp_arith_copy(output->data, data, agrees ? bytes : 0, false);
-        tddp_shm_parcel_return(shm, self->peer, letter->block);
+        tddp_shm_eager_return(shm, self->peer, header->block);
     }
-    return agrees ? TDDP_OK : tddp_shm_post_disagree(shm, self, self->peer, tddp_shm_rank(shm));
+    return agrees ? TDDP_OK : tddp_shm_request_mismatch(shm, self, self->peer, tddp_shm_rank(shm));
 }
 
-tddp_status tddp_shm_post_finish(tddp_shm *shm, void *request, int *source)
+tddp_status tddp_shm_p2p_finish(tddp_shm *shm, void *request, int *source)
 {
-    tddp_shm_post *self = request;
+    tddp_shm_request *self = request;
     tddp_status status;
     if (self->op->kind == TDDP_OP_SEND) {
         status = finish_send(shm, self);
     } else {
-        status = tddp_shm_post_await(shm, self, is_settled);
-        status = status ? status : open_letter(shm, self);
+        status = tddp_shm_request_wait(shm, self, is_matched);
+        status = status ? status : receive_payload(shm, self);
         if (status == TDDP_OK) {
             *source = self->peer;
         }
     }
     if (status) {
-        tddp_shm_posts_remove(shm, self);
+        tddp_shm_matching_remove(shm, self);
     }
     free(self);
     return status;

@@ -1,6 +1,6 @@
 /*
- * reduce: all_reduce's algorithms with one rank that gets the result; the memory of the others
- * stays as it is. On the thread that runs the operation; may be left at any wait and entered again.
+ * reduce: the algorithms of all_reduce, with one rank that receives the result; the memory of the
+ * others doesn't change. Runs on the operation's thread; can be left at any wait and resumed.
  */
 #include "backend/shm/reduction.h"
 

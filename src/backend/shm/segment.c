@@ -1,13 +1,13 @@
 /*
- * Segments: memory behind a file without a name, and what a process has mapped of it. Any thread.
+ * Segments: unnamed files (memfd) and their mappings. Any thread.
  *
- * Invariant: a file is as large as its layout says before others get it, and can be neither cut nor
- * extended from then on, so that nobody's access can fail. The owner holds a record lock on the
- * first byte as long as its process lives: the system lets go of it however it ends, a forked child
- * does not inherit it, and nobody else closes a descriptor of the file in that process (its other
- * ranks, if it has several, share the owner's mapping).
+ * Invariant: a file has its final size before other ranks get it, and is sealed against shrinking
+ * and growing, so that no access can fault. The owner holds a record lock on the first byte while
+ * its process lives. The kernel releases the lock however the process ends, a forked child doesn't
+ * inherit it, and nothing else in that process closes a descriptor of the file (other ranks in the
+ * process share the owner's mapping).
  *
- * What stands in a segment is control.h's; who gets it is handover.c's.
+ * control.h has the layout, segment_exchange.c passes segments between ranks.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,32 +19,32 @@
 
 #include "backend/shm/control.h"
 
-/* Of Linux 6.3; older ones refuse what they do not know. */
+/* Since Linux 6.3; older kernels reject unknown flags. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-static size_t rounded(size_t bytes, size_t to)
+static size_t round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
-tddp_shm_layout tddp_shm_lay_out(int size, size_t arena)
+tddp_shm_layout tddp_shm_layout_of(int size, size_t arena)
 {
     tddp_shm_layout layout;
-    layout.slots = rounded(sizeof(tddp_shm_control), TDDP_SHM_PAGE);
+    layout.slots = round_up(sizeof(tddp_shm_control), TDDP_SHM_PAGE);
     layout.slot_bytes =
-        rounded(sizeof(tddp_shm_slot) + (size_t)size * sizeof(tddp_call), TDDP_SHM_PAGE);
+        round_up(sizeof(tddp_shm_slot) + (size_t)size * sizeof(tddp_call), TDDP_SHM_PAGE);
     layout.staging = layout.slots + 2 * layout.slot_bytes;
-    layout.mail = layout.staging + 2 * TDDP_SHM_STAGING_BYTES;
-    layout.arena = rounded(layout.mail + tddp_shm_mail_bytes(size), TDDP_SHM_HUGE);
+    layout.p2p = layout.staging + 2 * TDDP_SHM_STAGING_BYTES;
+    layout.arena = round_up(layout.p2p + tddp_shm_p2p_region_bytes(size), TDDP_SHM_HUGE);
     layout.bytes = layout.arena + arena;
     return layout;
 }
 
 /* --- files ----------------------------------------------------------------------------------- */
 
-static int open_memory(void)
+static int create_memfd(void)
 {
     unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     int fd = memfd_create("tddp", flags | MFD_NOEXEC_SEAL);
@@ -54,7 +54,7 @@ static int open_memory(void)
     return fd;
 }
 
-static tddp_status back(int fd, size_t bytes)
+static tddp_status allocate_pages(int fd, size_t bytes)
 {
     int failed;
     do {
@@ -66,11 +66,11 @@ static tddp_status back(int fd, size_t bytes)
 static tddp_status prepare(int fd, size_t bytes, size_t base_bytes)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
-    if (bytes > tddp_shm_largest_file()) {
+    if (bytes > tddp_shm_max_file_bytes()) {
         return tddp_fail(TDDP_SYSTEM,
                          "files are limited to %zu bytes: expected %zu for a shared segment; raise "
                          "ulimit -f",
-                         tddp_shm_largest_file(), bytes);
+                         tddp_shm_max_file_bytes(), bytes);
     }
     if (ftruncate(fd, (off_t)bytes)) {
         return tddp_fail_errno("sizing a shared segment");
@@ -81,10 +81,10 @@ static tddp_status prepare(int fd, size_t bytes, size_t base_bytes)
     if (fcntl(fd, F_SETLK, &lock)) {
         return tddp_fail_errno("locking a shared segment");
     }
-    return back(fd, base_bytes);
+    return allocate_pages(fd, base_bytes);
 }
 
-static tddp_status wrap(int fd, size_t bytes, bool own, tddp_shm_segment **out)
+static tddp_status map_file(int fd, size_t bytes, bool owned, tddp_shm_segment **out)
 {
     tddp_shm_segment *made = tddp_alloc(sizeof *made);
     if (!made) {
@@ -96,11 +96,11 @@ static tddp_status wrap(int fd, size_t bytes, bool own, tddp_shm_segment **out)
         free(made);
         return TDDP_SYSTEM;
     }
-    /* Of little use in a core dump, and slow to look through. */
+    /* Not worth its size in a core dump. */
     (void)madvise(base, bytes, MADV_DONTDUMP);
     atomic_init(&made->references, 1);
     made->fd = fd;
-    made->own = own;
+    made->owned = owned;
     made->pid = tddp_process_id();
     made->base = base;
     made->bytes = bytes;
@@ -111,13 +111,13 @@ static tddp_status wrap(int fd, size_t bytes, bool own, tddp_shm_segment **out)
 
 tddp_status tddp_shm_segment_create(size_t bytes, size_t base_bytes, tddp_shm_segment **out)
 {
-    int fd = open_memory();
+    int fd = create_memfd();
     if (fd < 0) {
         return tddp_fail_errno("memfd_create");
     }
     tddp_status status = prepare(fd, bytes, base_bytes);
     if (status == TDDP_OK) {
-        status = wrap(fd, bytes, true, out);
+        status = map_file(fd, bytes, true, out);
     }
     if (status) {
         tddp_close(fd);
@@ -127,7 +127,7 @@ tddp_status tddp_shm_segment_create(size_t bytes, size_t base_bytes, tddp_shm_se
 
 tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out)
 {
-    /* What is shorter than it says would end this process when it is read. */
+    /* Reading beyond the end of a shorter file would kill this process. */
     struct stat file;
     int seals = fcntl(fd, F_GET_SEALS);
     tddp_status status = TDDP_OK;
@@ -135,9 +135,9 @@ tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out)
         !(seals & F_SEAL_SHRINK)) {
         status =
             tddp_fail(TDDP_PROTOCOL,
-                      "a shared segment is not what its rank says, %zu bytes that stay", bytes);
+                      "a shared segment is not sealed at %zu bytes, as its rank reported", bytes);
     } else {
-        status = wrap(fd, bytes, false, out);
+        status = map_file(fd, bytes, false, out);
     }
     if (status) {
         tddp_close(fd);
@@ -163,7 +163,7 @@ void tddp_shm_segment_release(tddp_shm_segment *segment)
     free(segment);
 }
 
-bool tddp_shm_segment_is_orphan(const tddp_shm_segment *segment)
+bool tddp_shm_segment_owner_ended(const tddp_shm_segment *segment)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
     return fcntl(segment->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;

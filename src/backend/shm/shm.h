@@ -1,27 +1,26 @@
 /*
- * The ranks of a group on one host, by the memory that they share. What the files of this room use
- * of each other, and src/backend/hosts of it.
+ * Collectives and point-to-point messages among the ranks of one host, through shared memory.
+ * Declares what the files of this folder, and src/backend/hosts, use.
  *
- * Each rank has a segment, a file without a name (memfd), which all others map:
+ * Each rank has a segment, an unnamed file (memfd) that all other ranks map:
  *
- *     control    what it says of itself: written by it alone, a cache line for each concern
- *     slots      two calls with their payload, which take turns
- *     staging    two halves for pieces under way, which take turns
- *     mail       messages to each other rank
- *     arena      memory given to callers; costs nothing until it is used
+ *     control    the rank's progress and state: only the rank writes them, one cache line a concern
+ *     slots      two call slots with inline payload, used alternately
+ *     staging    two staging buffers for data in transit, used alternately
+ *     p2p        rings, eager buffers and rendezvous state for messages to each other rank
+ *     arena      memory allocated by callers; takes no memory until it is used
  *
- * Operation n uses slot and half n mod 2. Every rank waits in every operation until all others have
- * entered it (tddp_shm_meet), so who enters n + 1 has done with n, and what was used in n - 1 is
- * free for n + 1: whoever waited for all in n knows it.
+ * Operation n uses the slot and the staging half n mod 2. In every operation each rank waits until
+ * all others have entered it (tddp_shm_sync()). Therefore a rank that enters n + 1 has finished n,
+ * and after the wait in n what was used in n - 1 is free for n + 1.
  *
- *     arrival    slot.entered: the number of the operation whose call stands there
- *     progress   control.progress: operation and step, growing; what a step means is the
- * algorithm's
+ *     entry      slot.entered: the number of the operation whose call is in the slot
+ *     progress   control.progress: operation and step, monotonic; the algorithm defines the steps
  *
- * Resuming: a wait may end with TDDP_CANCELED, and the same operation is given to the same
- * algorithm again. So what is done before a wait is done once: enter() and publish() of something
- * that was published do nothing, and algorithms keep where they are in `course`, which is zero when
- * an operation begins.
+ * Resumption: a wait may end with TDDP_CANCELED, and the same operation is then passed to the same
+ * algorithm again. Whatever precedes a wait must therefore be idempotent: tddp_shm_enter() and
+ * tddp_shm_publish_step() do nothing the second time, and an algorithm keeps its position in the
+ * cursor, which is zero when an operation begins.
  *
  * Threads: one operation at a time, on any thread; p2p on several; memory on any.
  */
@@ -35,135 +34,159 @@
 #include "base/base.h"
 
 enum {
-    TDDP_SHM_PAYLOAD_BYTES = 16 * 1024,   /* that may travel with a call */
+    TDDP_SHM_PAYLOAD_BYTES = 16 * 1024,   /* inline payload of a call, at most */
     TDDP_SHM_STAGING_BYTES = 1024 * 1024, /* of each half */
-    TDDP_SHM_MOST_RANKS = 1024            /* on a host; with more, joining says no */
+    TDDP_SHM_MAX_RANKS = 1024             /* on a host; joining fails with more */
 };
 
-/* The rank has it somewhere where the others cannot see it. */
-#define TDDP_SHM_NOWHERE UINT64_MAX
+/* The memory is not in the rank's segment, so other ranks can't access it. */
+#define TDDP_SHM_NOT_SHARED UINT64_MAX
 
-/* Where an algorithm is in the operation that runs. Its own to use. */
-typedef struct tddp_shm_course {
+static inline size_t tddp_shm_buffer_bytes(const tddp_buffer *buffer)
+{
+    return buffer->count * tddp_dtype_size(buffer->dtype);
+}
+
+/* An algorithm's position in the current operation, for the algorithm to use. */
+typedef struct tddp_shm_cursor {
     int stage;
-    size_t at;
-} tddp_shm_course;
+    size_t index;
+} tddp_shm_cursor;
 
 typedef struct tddp_shm tddp_shm;
 
 /* --- this rank ------------------------------------------------------------------------------- */
 
-int tddp_shm_rank(const tddp_shm *shm); /* among the ranks of this host, as all ranks here are */
+/* Among the ranks of this host, like all ranks in this folder. */
+int tddp_shm_rank(const tddp_shm *shm);
 int tddp_shm_size(const tddp_shm *shm);
-/* What a rank is called in messages: its number in the group. */
-int tddp_shm_name(const tddp_shm *shm, int rank);
-tddp_shm_course *tddp_shm_course_of(tddp_shm *shm);
-/* Bytes of the last cache that these ranks share, and how many ranks there are for each core they
- * may use, rounded up. */
+/* The rank's number for messages: its number in the group. */
+int tddp_shm_rank_name(const tddp_shm *shm, int rank);
+tddp_shm_cursor *tddp_shm_cursor_of(tddp_shm *shm);
+/* Bytes of the last-level cache that these ranks share; ranks for each core they may use,
+ * rounded up. */
 size_t tddp_shm_cache_bytes(const tddp_shm *shm);
 int tddp_shm_ranks_per_core(const tddp_shm *shm);
 
 /* --- joining --------------------------------------------------------------------------------- */
 
 /*
- * Connects this rank with those of its host: `opts` are the whole group's, and all its ranks take
- * part in deciding, also those that are alone on their host, and those that will not: `refusal`
- * is then why, in the words that the others get to read; NULL: this rank will. Ends alike on all
- * ranks: either all get one, or all TDDP_UNAVAILABLE, with the rank that could not or would not and
- * why (a refusal, no memfd, no memory...), in the same text. Other errors: TDDP_TIMEOUT,
+ * Connects this rank to the ranks of its host. `opts` are the whole group's. All ranks of the
+ * group take part in the decision, also a rank that is alone on its host, and a rank that must
+ * not share memory: it passes its reason as `refusal` (NULL: it may share). The outcome is the
+ * same on all ranks: all succeed, or all fail with TDDP_UNAVAILABLE and the same text, which
+ * names the rank and its reason (a refusal, no memfd, no memory...). Other errors: TDDP_TIMEOUT,
  * TDDP_CANCELED, TDDP_PEER_LOST, those of the store.
  */
 TDDP_NODISCARD tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal,
                                          const tddp_wait *wait, tddp_shm **out);
 
-/* Tells the others that this rank has left, if farewell() has not told them otherwise. */
+/* Tells the other ranks that this one has left, unless tddp_shm_report_failure() told them why
+ * before. */
 void tddp_shm_destroy(tddp_shm *shm);
 
-/* Any thread: waits end soon with TDDP_GROUP_FAILED, now and later. */
+/* Any thread. Current and later waits end soon with TDDP_GROUP_FAILED. */
 void tddp_shm_abort(tddp_shm *shm);
 
-/* Tells the others, once, why this rank takes part in nothing any more: after a failure. */
-void tddp_shm_farewell(tddp_shm *shm, tddp_status status, const char *text);
+/* After a failure: tells the other ranks, once, why this rank takes no further part. */
+void tddp_shm_report_failure(tddp_shm *shm, tddp_status status, const char *text);
 
-/* "shm": for ranks of one host alone. */
+/* Whether ranks may be out of step after an operation with this status. */
+static inline bool tddp_shm_is_fatal(tddp_status status)
+{
+    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
+           status != TDDP_CANCELED;
+}
+
+/* The backend "shm", for groups on one host. */
 const tddp_backend_v1 *tddp_shm_backend(void);
 
 /* --- an operation ---------------------------------------------------------------------------- */
 
-/*
- * Says which operation begins here, with up to TDDP_SHM_PAYLOAD_BYTES for everybody. The first
- * thing of every operation; does not wait. `op` is kept until the operation is over. The deadline
- * counts from here.
- */
+/* Publishes this rank's call, with up to TDDP_SHM_PAYLOAD_BYTES for all ranks. Every operation
+ * starts with it. It does not wait. `op` must stay valid until the operation ends. The timeout
+ * counts from the first wait. */
 void tddp_shm_enter(tddp_shm *shm, const tddp_op *op, const void *payload, size_t bytes);
 
-/*
- * Waits until all have entered, and compares their calls with this rank's. Errors: TDDP_MISMATCH,
- * with both sides in the text; TDDP_TIMEOUT with who has come; TDDP_PEER_LOST, TDDP_GROUP_FAILED,
- * TDDP_CANCELED.
- */
-TDDP_NODISCARD tddp_status tddp_shm_meet(tddp_shm *shm);
+/* Waits until all ranks have entered the operation, and compares their calls with this rank's.
+ * Errors: TDDP_MISMATCH, with both calls in the text; TDDP_TIMEOUT, with the ranks that have
+ * entered; TDDP_PEER_LOST, TDDP_GROUP_FAILED, TDDP_CANCELED. */
+TDDP_NODISCARD tddp_status tddp_shm_sync(tddp_shm *shm);
 
-/* After meet(): what a rank sent with its call; its factor of PREMUL_SUM. */
+/* After tddp_shm_sync(): the payload that a rank sent with its call; its factor of PREMUL_SUM. */
 const void *tddp_shm_payload(const tddp_shm *shm, int rank);
 double tddp_shm_premul(const tddp_shm *shm, int rank);
 
-/* After meet(): a rank's op->input or op->output where it lies, as this process sees it; NULL if it
- * is not in that rank's segment. Whoever gave it may return only when the others have done. */
+/* After tddp_shm_sync(): a rank's op->input or op->output as mapped here; NULL if it is not in
+ * that rank's segment. The owner may return only when the others have finished with it. */
 const void *tddp_shm_input(const tddp_shm *shm, int rank);
 void *tddp_shm_output(const tddp_shm *shm, int rank);
-/* Whether all ranks have theirs there: equal on all ranks. */
+/* Whether the buffers of all ranks are in their segments: equal on all ranks. */
 bool tddp_shm_all_inputs(const tddp_shm *shm);
 bool tddp_shm_all_outputs(const tddp_shm *shm);
 
-/* A rank's half of its staging for this operation; the own one may be written before meet(). */
+/* A rank's staging half for this operation. A rank may write its own half before
+ * tddp_shm_sync(). */
 void *tddp_shm_staging(const tddp_shm *shm, int rank);
 
-/* Before enter(): whether the operation was entered already, and goes on; if not, the own half that
- * it will have, for what is to stand there when the others see this rank enter. */
+/* Before tddp_shm_enter(): whether the operation was entered already and resumes; and this
+ * rank's staging half for the operation if it was not, to be filled before the others see this
+ * rank enter. */
 bool tddp_shm_entered(const tddp_shm *shm, const tddp_op *op);
-void *tddp_shm_staging_ahead(const tddp_shm *shm);
+void *tddp_shm_next_staging(const tddp_shm *shm);
 
-/* Steps of this operation count from 1 to 2^24 - 1 and grow. */
-void tddp_shm_publish(tddp_shm *shm, uint32_t step);
-/* Waits until the rank has published this step or a later one. Errors as meet()'s. */
-TDDP_NODISCARD tddp_status tddp_shm_await(tddp_shm *shm, int rank, uint32_t step);
-TDDP_NODISCARD tddp_status tddp_shm_await_all(tddp_shm *shm, uint32_t step);
+/* Steps of an operation are increasing numbers from 1 to 2^24 - 1. */
+void tddp_shm_publish_step(tddp_shm *shm, uint32_t step);
+/* Waits until the rank has published this step or a later one. Errors: those of tddp_shm_sync(). */
+TDDP_NODISCARD tddp_status tddp_shm_wait_step(tddp_shm *shm, int rank, uint32_t step);
+TDDP_NODISCARD tddp_status tddp_shm_wait_step_all(tddp_shm *shm, uint32_t step);
 
-/* --- waiting, for mail ----------------------------------------------------------------------- */
+/* --- waiting, for p2p ------------------------------------------------------------------------ */
 
-/* Sleeps while the word is `seen`, at most so long; may return for no reason. */
-void tddp_shm_sleep(_Atomic uint32_t *word, uint32_t seen, int64_t ns);
-void tddp_shm_wake(_Atomic uint32_t *word);
-/* TDDP_OK while nothing stands against waiting longer for the rank (any, if it is negative): it
- * lives, has not left, this rank was not aborted. */
-TDDP_NODISCARD tddp_status tddp_shm_look(tddp_shm *shm, int rank);
-/* How often a wait looks. */
-#define TDDP_SHM_LOOK_NS (20 * TDDP_NS_PER_MS)
+/* Sleeps while the word equals `seen`, at most `ns`; may return early. */
+void tddp_shm_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns);
+void tddp_shm_futex_wake(_Atomic uint32_t *word);
+/* TDDP_OK as long as waiting for the rank may succeed (a negative rank: for any): it is alive,
+ * it has not left, and this rank was not aborted. */
+TDDP_NODISCARD tddp_status tddp_shm_check_peer(tddp_shm *shm, int rank);
+/* The interval of these checks within a wait. */
+#define TDDP_SHM_CHECK_INTERVAL_NS (20 * TDDP_NS_PER_MS)
 
-/* What `from` has for all others: mail_bytes(size), zero at first; mail.c's to lay out. */
-void *tddp_shm_mail(const tddp_shm *shm, int from);
-size_t tddp_shm_mail_bytes(int size);
+/* Tells the processor that this thread spins. */
+static inline void tddp_shm_cpu_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+/* The point-to-point region of `from`: tddp_shm_p2p_region_bytes(size) bytes, zero at first,
+ * laid out by p2p_region.c. */
+void *tddp_shm_p2p_region(const tddp_shm *shm, int from);
+size_t tddp_shm_p2p_region_bytes(int size);
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-/* Memory in this rank's arena: zero, at a multiple of 4096 bytes. It may outlive the context.
- * Errors: TDDP_OUT_OF_MEMORY, TDDP_UNAVAILABLE (the arena is full, or there is none). */
+/* Allocates from this rank's arena: zero-filled, aligned to 4096 bytes. The memory may outlive
+ * the context. Errors: TDDP_OUT_OF_MEMORY, TDDP_UNAVAILABLE (the arena is full, or there is
+ * none). */
 TDDP_NODISCARD tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle,
                                              void **data);
 void tddp_shm_deallocate(void *handle);
-/* Where in this rank's segment the memory lies; TDDP_SHM_NOWHERE if it does not. */
-uint64_t tddp_shm_locate(const tddp_shm *shm, const void *data, size_t bytes);
-/* The same place as this process sees it in a rank's segment. */
-void *tddp_shm_at(const tddp_shm *shm, int rank, uint64_t where);
+/* The offset of the memory in this rank's segment; TDDP_SHM_NOT_SHARED if it is outside. */
+uint64_t tddp_shm_offset_of(const tddp_shm *shm, const void *data, size_t bytes);
+/* The address of that offset in a rank's segment as mapped here. */
+void *tddp_shm_address(const tddp_shm *shm, int rank, uint64_t offset);
 
 /* --- algorithms ------------------------------------------------------------------------------ */
 
 /*
- * Each carries out one operation, from enter() on; the table's slots. Parts may lie anywhere and
- * differ in size, also those of reduce_scatter; input and output of a rank may be the same memory
- * where its own part is: input_parts[own] and output of reduce_scatter, input and output_parts[own]
- * of all_gather. src/backend/hosts makes use of that.
+ * Each function runs one operation, starting with tddp_shm_enter(), and is a slot of the backend
+ * table. Parts may be anywhere and differ in size, also those of reduce_scatter. A rank's input
+ * and output may be the same memory where its own part is: input_parts[rank] and output of
+ * reduce_scatter, input and output_parts[rank] of all_gather. src/backend/hosts relies on this.
  */
 tddp_status tddp_shm_all_reduce(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_reduce(tddp_shm *shm, const tddp_op *op);
@@ -175,21 +198,20 @@ tddp_status tddp_shm_gather(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_scatter(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_all_to_all(tddp_shm *shm, const tddp_op *op);
 
-/* Point to point, as in the table; p2p.c. */
-typedef struct tddp_shm_post tddp_shm_post;
-tddp_status tddp_shm_post_create(tddp_shm *shm, const tddp_op *op, void **request);
-tddp_status tddp_shm_post_finish(tddp_shm *shm, void *request, int *source);
-/* What p2p.c keeps of a context, made at the join, freed with it. */
-struct tddp_shm_posts;
-TDDP_NODISCARD tddp_status tddp_shm_posts_create(tddp_shm *shm, struct tddp_shm_posts **out);
-void tddp_shm_posts_destroy(struct tddp_shm_posts *posts);
-struct tddp_shm_posts *tddp_shm_posts_of(const tddp_shm *shm);
+/* Point to point, as in the backend table; p2p.c. */
+typedef struct tddp_shm_request tddp_shm_request;
+tddp_status tddp_shm_p2p_post(tddp_shm *shm, const tddp_op *op, void **request);
+tddp_status tddp_shm_p2p_finish(tddp_shm *shm, void *request, int *source);
+/* The message matching state of a context (matching.c), created by the join and freed with the
+ * context. */
+struct tddp_shm_matching;
+TDDP_NODISCARD tddp_status tddp_shm_matching_create(tddp_shm *shm, struct tddp_shm_matching **out);
+void tddp_shm_matching_destroy(struct tddp_shm_matching *matching);
+struct tddp_shm_matching *tddp_shm_matching_of(const tddp_shm *shm);
 
-/*
- * choose.c: which algorithm serves an operation of so many bytes: its name, for TDDP_LOG=debug, and
- * to be overridden by TDDP_SHM_ALGORITHM ("all_reduce=staged,broadcast=..."). Equal on all ranks by
- * what tddp_shm_join() agreed on.
- */
+/* algorithms.c: the algorithm that TDDP_SHM_ALGORITHM requests for this kind
+ * ("all_reduce=staged,broadcast=..."); NULL: none. Equal on all ranks, since tddp_shm_join()
+ * compares it. */
 const char *tddp_shm_override(const tddp_shm *shm, tddp_op_kind kind);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Sockets between processes of a host, by names that no file has, and what travels on them: who
- * asks, and a segment in answer. On the thread that joins; nothing blocks.
+ * Abstract Unix sockets between the processes of a host, and the messages on them: a request for a
+ * segment, and the segment as the reply. Runs on the thread that joins; never blocks.
  *
- * Only processes of the same user are spoken to, as the system tells them.
+ * Only processes of the same user are accepted, by the kernel's credentials (SO_PEERCRED).
  */
 #include <errno.h>
 #include <stddef.h>
@@ -17,17 +17,17 @@
 
 enum { MAGIC = 0x7464736d };
 
-typedef struct request {
+typedef struct segment_request {
     uint32_t magic;
-    int32_t number;
-} request;
+    int32_t group_rank;
+} segment_request;
 
-typedef struct answer {
+typedef struct segment_reply {
     uint32_t magic;
-    int32_t number;
+    int32_t group_rank;
     uint64_t bytes;
-    tddp_shm_segment *inside; /* counted for the one that gets it */
-} answer;
+    tddp_shm_segment *segment; /* same process: a reference for the receiver; else NULL */
+} segment_reply;
 
 static socklen_t fill_address(const char *name, struct sockaddr_un *out)
 {
@@ -64,7 +64,7 @@ tddp_status tddp_shm_listen(int backlog, int *fd, char address[TDDP_SHM_ADDRESS_
     return TDDP_OK;
 }
 
-tddp_status tddp_shm_check_user(int fd, int rank_name, bool *inside)
+tddp_status tddp_shm_check_user(int fd, int rank_name, bool *same_process)
 {
     struct ucred other;
     socklen_t length = sizeof other;
@@ -73,20 +73,20 @@ tddp_status tddp_shm_check_user(int fd, int rank_name, bool *inside)
     }
     if (other.uid != geteuid()) {
         return tddp_fail(TDDP_UNAVAILABLE,
-                         "it is user %u's, and rank %d user %u's: expected one user's",
+                         "it belongs to user %u, rank %d to user %u: expected one user",
                          (unsigned)geteuid(), rank_name, (unsigned)other.uid);
     }
-    *inside = other.pid == tddp_process_id();
+    *same_process = other.pid == tddp_process_id();
     return TDDP_OK;
 }
 
-/* --- asking ---------------------------------------------------------------------------------- */
+/* --- requests -------------------------------------------------------------------------------- */
 
-tddp_status tddp_shm_dial(const char address[TDDP_SHM_ADDRESS_BYTES], int number, int rank_name,
-                          int *out, bool *inside)
+tddp_status tddp_shm_request_segment(const char address[TDDP_SHM_ADDRESS_BYTES], int group_rank,
+                                     int rank_name, int *out, bool *same_process)
 {
     struct sockaddr_un to;
-    request words = {MAGIC, number};
+    segment_request message = {MAGIC, group_rank};
     int fd = open_socket();
     if (fd < 0) {
         return tddp_fail_errno("socket");
@@ -99,9 +99,9 @@ tddp_status tddp_shm_dial(const char address[TDDP_SHM_ADDRESS_BYTES], int number
                                          : tddp_fail_errno("connecting to a local socket");
     }
     if (status == TDDP_OK) {
-        status = tddp_shm_check_user(fd, rank_name, inside);
+        status = tddp_shm_check_user(fd, rank_name, same_process);
     }
-    if (status == TDDP_OK && send(fd, &words, sizeof words, MSG_NOSIGNAL) != sizeof words) {
+    if (status == TDDP_OK && send(fd, &message, sizeof message, MSG_NOSIGNAL) != sizeof message) {
         status = TDDP_PEER_LOST;
     }
     if (status) {
@@ -112,51 +112,51 @@ tddp_status tddp_shm_dial(const char address[TDDP_SHM_ADDRESS_BYTES], int number
     return status;
 }
 
-tddp_shm_heard tddp_shm_hear(int fd, int *number)
+tddp_shm_receive_state tddp_shm_recv_request(int fd, int *group_rank)
 {
-    request words = {0};
-    ssize_t got = recv(fd, &words, sizeof words, 0);
+    segment_request message = {0};
+    ssize_t got = recv(fd, &message, sizeof message, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return TDDP_SHM_NOT_YET;
+        return TDDP_SHM_PENDING;
     }
-    *number = words.number;
-    return got == sizeof words && words.magic == MAGIC ? TDDP_SHM_HEARD : TDDP_SHM_GONE;
+    *group_rank = message.group_rank;
+    return got == sizeof message && message.magic == MAGIC ? TDDP_SHM_RECEIVED : TDDP_SHM_CLOSED;
 }
 
-/* --- answering ------------------------------------------------------------------------------- */
+/* --- replies --------------------------------------------------------------------------------- */
 
-bool tddp_shm_give(const tddp_shm *shm, int to, bool inside)
+bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process)
 {
     tddp_shm_segment *segment = tddp_shm_self(shm)->segment;
-    answer words = {MAGIC, tddp_shm_self(shm)->number, shm->layout.bytes,
-                    inside ? tddp_shm_segment_retain(segment) : NULL};
+    segment_reply message = {MAGIC, tddp_shm_self(shm)->group_rank, shm->layout.bytes,
+                             same_process ? tddp_shm_segment_retain(segment) : NULL};
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control = {0};
-    struct iovec place = {&words, sizeof words};
-    struct msghdr message = {.msg_iov = &place, .msg_iovlen = 1};
-    if (!inside) {
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control;
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    struct iovec part = {&message, sizeof message};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
+    if (!same_process) {
+        packet.msg_control = &control;
+        packet.msg_controllen = sizeof control;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&packet);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
         header->cmsg_len = CMSG_LEN(sizeof(int));
         memcpy(CMSG_DATA(header), &segment->fd, sizeof(int));
     }
-    bool sent = sendmsg(to, &message, MSG_NOSIGNAL) == sizeof words;
-    if (!sent && inside) {
+    bool sent = sendmsg(to, &packet, MSG_NOSIGNAL) == sizeof message;
+    if (!sent && same_process) {
         tddp_shm_segment_release(segment);
     }
     return sent;
 }
 
-/* What came with the message, or -1. */
-static int descriptor_of(struct msghdr *message)
+/* The descriptor that came with the message, or -1. */
+static int received_fd(struct msghdr *packet)
 {
     int fd = -1;
-    for (struct cmsghdr *each = CMSG_FIRSTHDR(message); each; each = CMSG_NXTHDR(message, each)) {
+    for (struct cmsghdr *each = CMSG_FIRSTHDR(packet); each; each = CMSG_NXTHDR(packet, each)) {
         if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
             memcpy(&fd, CMSG_DATA(each), sizeof fd);
         }
@@ -164,52 +164,52 @@ static int descriptor_of(struct msghdr *message)
     return fd;
 }
 
-/* What came in answer from a rank; the descriptor is taken over. */
-static tddp_status accept_answer(const tddp_shm *shm, int rank, const answer *words, int fd,
-                                 tddp_shm_segment **out)
+/* Checks a rank's reply. Takes ownership of the descriptor. */
+static tddp_status check_reply(const tddp_shm *shm, int rank, const segment_reply *message, int fd,
+                               tddp_shm_segment **out)
 {
     const tddp_shm_peer *peer = &shm->peers[rank];
-    if (words->magic != MAGIC || words->number != peer->number ||
-        words->bytes != shm->layout.bytes || (words->inside && !peer->inside)) {
+    if (message->magic != MAGIC || message->group_rank != peer->group_rank ||
+        message->bytes != shm->layout.bytes || (message->segment && !peer->same_process)) {
         tddp_close(fd);
         return tddp_fail(TDDP_PROTOCOL,
-                         "rank %d speaks of shared memory in another way: expected one version of "
+                         "rank %d uses another protocol for shared memory: expected one version of "
                          "libtddp on all ranks",
-                         peer->name);
+                         peer->rank_name);
     }
-    if (words->inside) {
-        *out = words->inside;
+    if (message->segment) {
+        *out = message->segment;
         return TDDP_OK;
     }
     if (fd < 0) {
         return tddp_fail(TDDP_SYSTEM,
                          "no descriptor left for the shared memory of rank %d: raise ulimit -n",
-                         peer->name);
+                         peer->rank_name);
     }
     return tddp_shm_segment_map(fd, shm->layout.bytes, out);
 }
 
-tddp_shm_heard tddp_shm_take(const tddp_shm *shm, int rank, int from, tddp_status *status,
-                             tddp_shm_segment **out)
+tddp_shm_receive_state tddp_shm_recv_segment(const tddp_shm *shm, int rank, int from,
+                                             tddp_status *status, tddp_shm_segment **out)
 {
-    answer words = {0};
+    segment_reply message = {0};
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec place = {&words, sizeof words};
-    struct msghdr message = {.msg_iov = &place,
-                             .msg_iovlen = 1,
-                             .msg_control = &control,
-                             .msg_controllen = sizeof control};
-    ssize_t got = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
+    struct iovec part = {&message, sizeof message};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = &control,
+                            .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(from, &packet, MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return TDDP_SHM_NOT_YET;
+        return TDDP_SHM_PENDING;
     }
     if (got <= 0) {
-        return TDDP_SHM_GONE;
+        return TDDP_SHM_CLOSED;
     }
-    words.magic = got == sizeof words && !(message.msg_flags & MSG_TRUNC) ? words.magic : 0;
-    *status = accept_answer(shm, rank, &words, descriptor_of(&message), out);
-    return TDDP_SHM_HEARD;
+    message.magic = got == sizeof message && !(packet.msg_flags & MSG_TRUNC) ? message.magic : 0;
+    *status = check_reply(shm, rank, &message, received_fd(&packet), out);
+    return TDDP_SHM_RECEIVED;
 }

@@ -1,13 +1,13 @@
 /*
- * The same bits on all ranks, from run to run, and whatever way a reduction takes; and numbers that
- * only survive if they are rounded once.
+ * Results have the same bits on all ranks, in every run, and with every algorithm; and numbers that
+ * survive only if they are rounded once.
  */
 #include "numbers.h"
 #include "ranks.h"
 
-enum { COUNT = 70001, WAYS = 4 };
+enum { COUNT = 70001, ALGORITHMS = 4 };
 
-/* Of very different sizes, so that the order of sums shows in their last bits. */
+/* Numbers of very different magnitude, so that the order of a sum shows in its last bits. */
 static float uneven_number(int rank, size_t i)
 {
     uint32_t bits = (uint32_t)i * 2654435761u + (uint32_t)rank * 40503u;
@@ -17,7 +17,7 @@ static float uneven_number(int rank, size_t i)
     return ldexpf((float)(int32_t)bits, (int)(bits % 40) - 50);
 }
 
-/* The first COUNT of them, made once by each thread. */
+/* The first COUNT of them, computed once by each thread. */
 static const float *uneven_numbers(int rank)
 {
     static _Thread_local float numbers[COUNT];
@@ -45,13 +45,13 @@ static void check_equal_everywhere(shm_rank *it, uint64_t hash)
 {
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     tddp_shm_enter(it->shm, &op, &hash, sizeof hash);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     for (int rank = 0; rank < it->size; rank++) {
         CHECK(memcmp(tddp_shm_payload(it->shm, rank), &hash, sizeof hash) == 0);
     }
 }
 
-/* all_reduce, of COUNT numbers or of few; their hash. */
+/* Runs all_reduce with `count` numbers and returns the hash of the result. */
 static uint64_t reduce_all(shm_rank *it, tddp_reduce_op reduce, tddp_dtype dtype, void *data,
                            size_t count)
 {
@@ -87,7 +87,7 @@ static void all_results(shm_rank *it, void *data, results *out)
     }
 }
 
-/* The first of `data` is filled by who comes first, the others must have the same. */
+/* The first run fills `data`; the others must have the same results. */
 static void compare_with_first(shm_rank *it)
 {
     results *first = it->data;
@@ -113,12 +113,12 @@ static void compare_with_first(shm_rank *it)
 
 static void check_bits(int size)
 {
-    static const char *const ways[] = {"inline", "staged", "sliced", "direct"};
+    static const char *const algorithms[] = {"inline", "staged", "sliced", "direct"};
     results *first = shm_common(sizeof *first);
     run_shm(SHM_PROCESSES, size, compare_with_first, first);
-    for (int i = 0; i < WAYS; i++) {
+    for (int i = 0; i < ALGORITHMS; i++) {
         char text[64];
-        snprintf(text, sizeof text, "all_reduce=%s", ways[i]);
+        snprintf(text, sizeof text, "all_reduce=%s", algorithms[i]);
         CHECK_INT(setenv("TDDP_SHM_ALGORITHM", text, 1), 0);
         run_shm(SHM_PROCESSES, size, compare_with_first, first);
     }
@@ -139,7 +139,7 @@ TEST(same_bits_on_4_ranks)
     check_bits(4);
 }
 
-/* What reduce and reduce_scatter give is what all_reduce gives. */
+/* reduce and reduce_scatter give the same results as all_reduce. */
 static void compare_operations(shm_rank *it)
 {
     float *data = malloc(COUNT * sizeof *data);
@@ -173,7 +173,7 @@ static void compare_operations(shm_rank *it)
 
 SHM_TEST(reduce_and_reduce_scatter_give_the_same_bits, compare_operations)
 
-/* Sums that no float16 can hold have means that it can. */
+/* Means of float16 whose sums would overflow. */
 static void large_means(shm_rank *it)
 {
     static const size_t counts[] = {3, 5000, 300001};

@@ -1,6 +1,8 @@
-/* The collectives over shared memory that only move data, beyond what random programs do
- * (test/c/sequences): eight ranks, many chunks in registered memory and in other, each way asked
- * for, ranks that come late, parts of different size. */
+/*
+ * Collectives over shared memory that only move data, beyond what random sequences
+ * (test/c/sequences) do: eight ranks, many chunks in registered and other memory, each requested
+ * algorithm, late ranks, parts of different size.
+ */
 #include "moving.h"
 #include "ranks.h"
 
@@ -9,7 +11,7 @@ static mover mover_of(shm_rank *rank, moving_memory memory)
     return (mover){.group = rank->group, .rank = rank->rank, .size = rank->size, .memory = memory};
 }
 
-/* More than an area of staging holds: its places are used many times over. */
+/* More than an area of staging holds: its chunks are reused many times. */
 static void many_chunks(shm_rank *rank)
 {
     for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
@@ -52,7 +54,7 @@ MULTI_TEST(eight_ranks, 1, 60)
     run_shm_groups(SHM_PROCESSES, 8, eight, NULL);
 }
 
-/* Large enough to be written past the cache. */
+/* Large enough for stores past the cache. */
 static void large(shm_rank *rank)
 {
     for (int memory = 0; memory < MOVING_MEMORIES; memory++) {
@@ -69,7 +71,7 @@ MULTI_TEST(a_hundred_megabytes, 1, 60)
     run_shm_groups(SHM_PROCESSES, 2, large, NULL);
 }
 
-/* Ranks that are late, each in turn, while the others go on as far as they can. */
+/* Each rank in turn is late, while the others continue as far as they can. */
 static void late(shm_rank *rank)
 {
     mover it = mover_of(rank, MOVING_MIXED);
@@ -85,7 +87,7 @@ static void late(shm_rank *rank)
 
 SIZES(late, 3)
 
-/* Every way that can be asked for. */
+/* Every algorithm that can be requested. */
 static void forced(shm_rank *rank)
 {
     static const size_t bytes[] = {0, 5, 16384, 16385, 400009};
@@ -126,7 +128,8 @@ TEST(forced_sliced)
 
 /* --- calls that differ ----------------------------------------------------------------------- */
 
-/* All give and expect 10 elements, but the last rank's first part, or its own piece, is of 11. */
+/* All ranks send and expect 10 elements, except that the last rank's first part, or its own
+ * part, has 11. */
 static tddp_status call_differently(shm_rank *it, tddp_op_kind kind)
 {
     static float memory[2 * SHM_MAX_RANKS][16];
@@ -168,14 +171,15 @@ static void differs(shm_rank *it)
     CHECK_OK(tddp_barrier(it->group, NULL));
     tddp_status status = call_differently(it, *(tddp_op_kind *)it->data);
     if (status == TDDP_OK && it->rank > 0 && it->rank < it->size - 1) {
-        /* It agrees with all, and has what it wants: the others tell it of theirs. */
+        /* This rank agrees with all others and has what it expects: the others report their
+         * mismatch to it. */
         status = tddp_barrier(it->group, NULL);
     }
     CHECK_STATUS(status, TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "10");
     CHECK_CONTAINS(tddp_error_message(), "11");
     CHECK_CONTAINS(tddp_error_message(), it->size == 2 ? "rank 1" : "rank 2");
-    /* Who has ended meanwhile is told of as that. */
+    /* A rank that has ended would be reported instead of the mismatch. */
     CHECK_MEET(DONE, it->size);
 }
 

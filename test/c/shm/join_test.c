@@ -1,4 +1,4 @@
-/* How ranks agree on sharing memory: all get it, or all know the same reason why not. */
+/* How ranks agree on sharing memory: all succeed, or all report the same reason. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -8,7 +8,7 @@
 
 enum { GAVE_UP, LEFT }; /* events; one for each rank from LEFT on */
 
-/* For all ranks together, in memory that processes share. */
+/* Of all ranks, in memory shared by the processes. */
 typedef struct outcomes {
     char texts[SHM_MAX_RANKS][512];
     tddp_status statuses[SHM_MAX_RANKS];
@@ -28,9 +28,9 @@ static void join_with(shm_rank *it, tddp_backend_opts *opts, const char *refusal
     snprintf(all->texts[it->rank], sizeof all->texts[0], "%s", status ? tddp_error_message() : "");
 }
 
-static void run_bare(shm_way way, int size, shm_body body, outcomes *all)
+static void run_bare(shm_mode mode, int size, shm_body body, outcomes *all)
 {
-    shm_run((shm_job){.way = way, .size = size, .body = body, .data = all, .bare = true});
+    shm_run((shm_job){.mode = mode, .size = size, .body = body, .data = all, .bare = true});
 }
 
 static void expect_all(const outcomes *all, int size, tddp_status status, const char *text)
@@ -81,7 +81,7 @@ static void wrong_settings(shm_rank *it)
     join_with(it, &opts, NULL, NULL);
 }
 
-TEST(a_setting_that_is_none_is_named)
+TEST(an_invalid_setting_is_reported)
 {
     outcomes *all = shm_common(sizeof *all);
     run_bare(SHM_PROCESSES, 2, wrong_settings, all);
@@ -90,7 +90,7 @@ TEST(a_setting_that_is_none_is_named)
                "memory for each rank, 0 to 2^42");
 }
 
-/* Some ranks have company, one is alone; they are called by other numbers. */
+/* Some ranks share a host, one is alone; messages name them by other numbers. */
 static void on_hosts(shm_rank *it)
 {
     static const int hosts[5] = {0, 1, 0, 2, 1};
@@ -104,10 +104,10 @@ static void on_hosts(shm_rank *it)
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
     CHECK_INT(tddp_shm_size(it->shm), sizes[it->rank]);
     CHECK_INT(tddp_shm_rank(it->shm), places[it->rank]);
-    CHECK_INT(tddp_shm_name(it->shm, tddp_shm_rank(it->shm)), 10 + it->rank);
+    CHECK_INT(tddp_shm_rank_name(it->shm, tddp_shm_rank(it->shm)), 10 + it->rank);
     it->size = sizes[it->rank];
     for (int i = 0; i < 3; i++) {
-        meet_once(it);
+        barrier_once(it);
     }
 }
 
@@ -122,7 +122,7 @@ static void knows_its_cores(shm_rank *it)
     CHECK(tddp_shm_cache_bytes(it->shm) >= 65536);
     CHECK(tddp_shm_ranks_per_core(it->shm) >= 1);
     CHECK(tddp_shm_ranks_per_core(it->shm) <= it->size);
-    meet_once(it);
+    barrier_once(it);
 }
 
 SHM_TEST(cores_are_counted, knows_its_cores)
@@ -143,7 +143,7 @@ static void pinned(shm_rank *it)
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
     CHECK_INT(tddp_shm_ranks_per_core(it->shm), 3);
     for (int i = 0; i < 100; i++) {
-        meet_once(it);
+        barrier_once(it);
     }
 }
 
@@ -152,8 +152,7 @@ TEST(ranks_may_share_a_core)
     run_bare(SHM_PROCESSES, 3, pinned, NULL);
 }
 
-/* --- threads and processes mixed: ranks 0 and 1 are one process, 2 and 3 another ---------------
- */
+/* --- threads in processes: ranks 0 and 1 in one, 2 and 3 in another ------------------------- */
 
 typedef struct mixed {
     shm_rank *it;
@@ -170,16 +169,16 @@ static void *mixed_rank(void *argument)
     tddp_backend_opts opts = shm_opts(it.rank, it.size, it.store);
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it.shm));
     for (int i = 0; i < 100; i++) {
-        meet_once(&it);
+        barrier_once(&it);
     }
     if (it.rank % 2 == 1) {
         CHECK_AWAIT(LEFT + it.rank - 1, 1);
     }
     if (it.rank != 0) {
-        /* Its end must not make its process look dead. */
+        /* Its end must not look like the end of its process. */
         tddp_op op = shm_op(&it, TDDP_OP_BARRIER);
         tddp_shm_enter(it.shm, &op, NULL, 0);
-        CHECK_STATUS(tddp_shm_meet(it.shm), TDDP_PEER_LOST);
+        CHECK_STATUS(tddp_shm_sync(it.shm), TDDP_PEER_LOST);
         CHECK_TEXT(tddp_error_message(), "rank 0 has left the group");
     }
     tddp_shm_destroy(it.shm);
@@ -225,25 +224,25 @@ static void without_leaks(shm_rank *it)
     int before = count_fds();
     for (int i = 0; i < 5; i++) {
         char name[16];
-        tddp_store *own;
+        tddp_store *local;
         snprintf(name, sizeof name, "round%d", i);
-        CHECK_OK(tddp_prefix_store_create(name, it->store, &own));
-        tddp_backend_opts opts = shm_opts(it->rank, it->size, own);
+        CHECK_OK(tddp_prefix_store_create(name, it->store, &local));
+        tddp_backend_opts opts = shm_opts(it->rank, it->size, local);
         tddp_status status =
             tddp_shm_join(&opts, i % 2 && it->rank == 1 ? "for no reason" : NULL, NULL, &it->shm);
         CHECK_STATUS(status, i % 2 ? TDDP_UNAVAILABLE : TDDP_OK);
         if (status == TDDP_OK) {
             it->sequence = 0;
-            meet_once(it);
+            barrier_once(it);
             tddp_shm_destroy(it->shm);
             it->shm = NULL;
         }
-        tddp_store_release(own);
+        tddp_store_release(local);
     }
     CHECK_INT(count_fds(), before);
 }
 
-TEST(nothing_is_left_open)
+TEST(no_descriptor_leaks)
 {
     run_bare(SHM_PROCESSES, 3, without_leaks, NULL);
 }
@@ -264,8 +263,8 @@ static void cancelled(shm_rank *it)
     }
 }
 
-/* Who gives up says so: the others do not wait for it. */
-TEST(one_that_gives_up_tells_the_others)
+/* A rank that gives up publishes that: the others don't wait for it. */
+TEST(a_rank_that_gives_up_is_reported)
 {
     outcomes *all = shm_common(sizeof *all);
     run_bare(SHM_PROCESSES, 3, cancelled, all);
@@ -276,7 +275,7 @@ TEST(one_that_gives_up_tells_the_others)
     }
 }
 
-/* Without waiting for one another: rank 1 is the user "nobody". */
+/* No rank waits for another. Rank 1 runs as user "nobody". */
 static void as_another_user(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
@@ -295,11 +294,11 @@ TEST(other_users_are_refused)
     run_bare(SHM_PROCESSES, 2, as_another_user, all);
     for (int each = 0; each < 2; each++) {
         CHECK_STATUS(all->statuses[each], TDDP_UNAVAILABLE);
-        CHECK_CONTAINS(all->texts[each], "expected one user's");
+        CHECK_CONTAINS(all->texts[each], "expected one user");
     }
 }
 
-static void speaks_and_dies(shm_rank *it)
+static void publishes_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
@@ -311,18 +310,18 @@ static void speaks_and_dies(shm_rank *it)
     join_with(it, &opts, NULL, NULL);
 }
 
-TEST(a_rank_that_dies_after_its_first_word)
+TEST(a_rank_that_dies_after_its_first_report)
 {
     outcomes *all = shm_common(sizeof *all);
-    run_bare(SHM_PROCESSES, 3, speaks_and_dies, all);
+    run_bare(SHM_PROCESSES, 3, publishes_and_dies, all);
     for (int each = 0; each < 3; each += 2) {
         CHECK_STATUS(all->statuses[each], TDDP_PEER_LOST);
         CHECK_CONTAINS(all->texts[each], "rank 1, which ended while shared memory was set up");
     }
 }
 
-/* The whole join up to giving segments; then it stops at its second word. */
-static void hands_over_and_dies(shm_rank *it)
+/* Rank 1 joins up to the exchange of segments, then dies before its second report. */
+static void exchanges_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
@@ -331,46 +330,47 @@ static void hands_over_and_dies(shm_rank *it)
         tddp_shm_peer peers[3] = {{0}};
         tddp_shm shm = {.rank = 1, .size = 3, .pid = getpid(), .peers = peers};
         char addresses[3][TDDP_SHM_ADDRESS_BYTES];
-        char own[TDDP_SHM_ADDRESS_BYTES];
+        char local[TDDP_SHM_ADDRESS_BYTES];
         char word[128];
         int fd;
         int lost;
         tddp_shm_segment *segment;
-        shm.layout = tddp_shm_lay_out(3, 0);
-        CHECK_OK(tddp_shm_listen(3, &fd, own));
-        snprintf(word, sizeof word, "yes %s 0 -", own);
+        shm.layout = tddp_shm_layout_of(3, 0);
+        CHECK_OK(tddp_shm_listen(3, &fd, local));
+        snprintf(word, sizeof word, "yes %s 0 -", local);
         CHECK_OK(tddp_store_set(it->store, (tddp_slice){"shm/1", 5},
                                 (tddp_slice){word, strlen(word)}, NULL));
         for (int rank = 0; rank < 3; rank++) {
             char key[16];
             tddp_blob blob;
-            peers[rank].number = rank;
+            peers[rank].group_rank = rank;
             snprintf(key, sizeof key, "shm/%d", rank);
             CHECK_OK(tddp_store_get(it->store, (tddp_slice){key, strlen(key)}, NULL, &blob));
             CHECK_INT(sscanf(blob.data, "yes %63s", addresses[rank]), 1);
             tddp_blob_free(&blob);
         }
-        CHECK_OK(tddp_shm_segment_create(shm.layout.bytes, shm.layout.mail, &segment));
+        CHECK_OK(tddp_shm_segment_create(shm.layout.bytes, shm.layout.p2p, &segment));
         tddp_shm_attach(&shm, 1, segment);
-        tddp_shm_handover work = {&shm, fd, addresses, tddp_deadline_after_ms(20000), -1};
-        CHECK_OK(tddp_shm_hand_over(&work, &lost));
+        tddp_shm_segment_exchange work = {&shm, fd, addresses, tddp_deadline_after_ms(20000), -1};
+        CHECK_OK(tddp_shm_exchange_segments(&work, &lost));
         die();
     }
     join_with(it, &opts, NULL, NULL);
 }
 
-TEST(a_rank_that_dies_before_its_second_word)
+TEST(a_rank_that_dies_before_its_second_report)
 {
     outcomes *all = shm_common(sizeof *all);
-    run_bare(SHM_PROCESSES, 3, hands_over_and_dies, all);
+    run_bare(SHM_PROCESSES, 3, exchanges_and_dies, all);
     for (int each = 0; each < 3; each += 2) {
         CHECK_STATUS(all->statuses[each], TDDP_PEER_LOST);
         CHECK_CONTAINS(all->texts[each], "rank 1");
     }
 }
 
-/* Memory is short somewhere on the way of one rank: all end alike, or it alone knows. */
-static void short_of_memory(shm_rank *it)
+/* An allocation of one rank fails at any point of the join: all ranks fail, or only that one
+ * notices. */
+static void out_of_memory(shm_rank *it)
 {
     int *round = it->data;
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
@@ -380,7 +380,7 @@ static void short_of_memory(shm_rank *it)
     if (status == TDDP_OK) {
         tddp_op op = shm_op(it, TDDP_OP_BARRIER);
         tddp_shm_enter(it->shm, &op, NULL, 0);
-        status = tddp_shm_meet(it->shm);
+        status = tddp_shm_sync(it->shm);
         CHECK(status == TDDP_OK || status == TDDP_PEER_LOST);
     }
     if (it->rank == 1) {
@@ -392,12 +392,12 @@ static void short_of_memory(shm_rank *it)
     }
 }
 
-TEST(a_join_that_is_short_of_memory)
+TEST(a_join_that_runs_out_of_memory)
 {
     int *round = shm_common(2 * sizeof *round);
     do {
         (*round)++;
-        run_bare(SHM_PROCESSES, 2, short_of_memory, (outcomes *)(void *)round);
+        run_bare(SHM_PROCESSES, 2, out_of_memory, (outcomes *)(void *)round);
         CHECK(*round < 100);
     } while (!round[1]);
     CHECK(*round > 5);

@@ -1,7 +1,7 @@
 /*
- * A job whose ranks carry out operations over shared memory until one of them is killed, at a
- * random moment: every survivor has an error, or a right result before, and nothing is left
- * behind.
+ * A job whose ranks run operations over shared memory until one of them is killed at a random
+ * moment. Every surviving rank gets an error, and correct results before it; no socket or file is
+ * left.
  */
 #ifndef TDDP_TEST_SHM_KILLS_H
 #define TDDP_TEST_SHM_KILLS_H
@@ -13,18 +13,18 @@
 enum {
     KILLS_MANY = 150000,
     KILLS_CREATE_MS = 3000,
-    KILLS_SPAN_US = 80000 /* of the moments at which a rank is killed */
+    KILLS_SPAN_US = 80000 /* of the moment at which a rank is killed */
 };
 
-/* What the processes tell each other and the test. */
-typedef struct kills_board {
+/* Shared by the processes and the test. */
+typedef struct kills_state {
     _Atomic int64_t killed_at; /* nanoseconds; 0: not yet */
     _Atomic uint32_t ready;
     bool grouped;
-    _Atomic uint32_t operations; /* carried out by all ranks of all rounds */
+    _Atomic uint32_t operations; /* completed, by all ranks in all rounds */
     _Atomic uint32_t joins_cut;
     _Atomic int64_t longest_ns; /* from a kill to an error */
-} kills_board;
+} kills_state;
 
 static inline int64_t kills_now(void)
 {
@@ -73,11 +73,12 @@ static inline tddp_status kills_run(shm_rank *it, unsigned number, bool reduces,
 }
 
 /* Two kinds of operations on two kinds of memory, the same on all ranks. */
-static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *own, float *shared)
+static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *private_data,
+                                        float *shared)
 {
     static const size_t counts[5] = {1, 60, 3000, 50000, KILLS_MANY};
     size_t count = counts[number % 5];
-    float *data = number % 3 == 0 ? shared : own;
+    float *data = number % 3 == 0 ? shared : private_data;
     bool reduces = number % 4 != 3;
     int root = (int)number % it->size;
     for (size_t i = 0; i < count; i++) {
@@ -98,13 +99,13 @@ static inline tddp_status kills_operate(shm_rank *it, unsigned number, float *ow
     return status;
 }
 
-static inline void kills_note_error(kills_board *board, tddp_status status)
+static inline void kills_note_error(kills_state *state, tddp_status status)
 {
     CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
-    int64_t since = kills_now() - atomic_load(&board->killed_at);
-    int64_t longest = atomic_load(&board->longest_ns);
-    CHECK(atomic_load(&board->killed_at) != 0);
-    while (since > longest && !atomic_compare_exchange_weak(&board->longest_ns, &longest, since)) {
+    int64_t since = kills_now() - atomic_load(&state->killed_at);
+    int64_t longest = atomic_load(&state->longest_ns);
+    CHECK(atomic_load(&state->killed_at) != 0);
+    while (since > longest && !atomic_compare_exchange_weak(&state->longest_ns, &longest, since)) {
     }
 }
 
@@ -124,66 +125,67 @@ static inline tddp_status kills_open(shm_rank *it, bool grouped)
     return tddp_shm_join(&opts, NULL, &wait, &it->shm);
 }
 
-static inline void kills_work(shm_rank *it, kills_board *board)
+static inline void kills_work(shm_rank *it, kills_state *state)
 {
     void *handle = NULL;
     tddp_group_memory *memory = NULL;
     void *shared = NULL;
-    float *own = calloc(KILLS_MANY, sizeof *own);
-    CHECK(own != NULL);
+    float *private_data = calloc(KILLS_MANY, sizeof *private_data);
+    CHECK(private_data != NULL);
     if (it->group) {
-        CHECK_OK(tddp_group_memory_create(it->group, KILLS_MANY * sizeof *own, &memory));
+        CHECK_OK(tddp_group_memory_create(it->group, KILLS_MANY * sizeof *private_data, &memory));
         shared = tddp_group_memory_data(memory);
     } else {
-        CHECK_OK(tddp_shm_allocate(it->shm, KILLS_MANY * sizeof *own, &handle, &shared));
+        CHECK_OK(tddp_shm_allocate(it->shm, KILLS_MANY * sizeof *private_data, &handle, &shared));
     }
     tddp_status status = TDDP_OK;
     for (unsigned i = 0; status == TDDP_OK; i++) {
-        status = kills_operate(it, i, own, shared);
-        atomic_fetch_add(&board->operations, status == TDDP_OK);
+        status = kills_operate(it, i, private_data, shared);
+        atomic_fetch_add(&state->operations, status == TDDP_OK);
     }
-    kills_note_error(board, status);
+    kills_note_error(state, status);
     tddp_group_release(it->group);
     tddp_shm_destroy(it->shm);
     it->group = NULL;
     it->shm = NULL;
     tddp_group_memory_release(memory);
     tddp_shm_deallocate(handle);
-    free(own);
+    free(private_data);
 }
 
 static inline void kills_rank(shm_rank *it)
 {
-    kills_board *board = it->data;
+    kills_state *state = it->data;
     int before = kills_count_fds();
-    atomic_fetch_add(&board->ready, 1);
-    if (kills_open(it, board->grouped)) {
-        if (atomic_load(&board->killed_at) == 0) {
+    atomic_fetch_add(&state->ready, 1);
+    if (kills_open(it, state->grouped)) {
+        if (atomic_load(&state->killed_at) == 0) {
             check_failed(__FILE__, __LINE__, "nobody was killed: %s", tddp_error_message());
         }
-        atomic_fetch_add(&board->joins_cut, 1);
+        atomic_fetch_add(&state->joins_cut, 1);
     } else {
-        kills_work(it, board);
+        kills_work(it, state);
     }
     CHECK_INT(kills_count_fds(), before);
 }
 
-/* Kills at a random moment: of the join, or, with `joined`, once an operation went well. */
+/* Kills at a random moment: during the join, or, with `joined`, after the first successful
+ * operation. */
 static inline void kills_one_round(shm_job *job, unsigned *seed, bool joined)
 {
     pid_t pids[SHM_MAX_RANKS];
-    kills_board *board = job->data;
-    uint32_t before = atomic_load(&board->operations);
-    atomic_store(&board->killed_at, 0);
-    atomic_store(&board->ready, 0);
+    kills_state *state = job->data;
+    uint32_t before = atomic_load(&state->operations);
+    atomic_store(&state->killed_at, 0);
+    atomic_store(&state->ready, 0);
     for (int rank = 0; rank < job->size; rank++) {
         pids[rank] = shm_start_process(job, rank);
     }
-    CHECK_UNTIL(atomic_load(&board->ready) == (uint32_t)job->size);
-    CHECK_UNTIL(!joined || atomic_load(&board->operations) != before);
+    CHECK_UNTIL(atomic_load(&state->ready) == (uint32_t)job->size);
+    CHECK_UNTIL(!joined || atomic_load(&state->operations) != before);
     usleep((unsigned)rand_r(seed) % KILLS_SPAN_US);
     int victim = rand_r(seed) % job->size;
-    atomic_store(&board->killed_at, kills_now());
+    atomic_store(&state->killed_at, kills_now());
     CHECK_INT(kill(pids[victim], SIGKILL), 0);
     for (int rank = 0; rank < job->size; rank++) {
         int status;
@@ -195,7 +197,7 @@ static inline void kills_one_round(shm_job *job, unsigned *seed, bool joined)
     }
 }
 
-/* Names of sockets that are there now, one after the other; `among` NULL: any. */
+/* Lists the names of the sockets that exist; with `among` only those listed there. */
 static inline bool kills_sockets(char *names, size_t bytes, const char *among)
 {
     char line[512];
@@ -214,7 +216,7 @@ static inline bool kills_sockets(char *names, size_t bytes, const char *among)
     return any;
 }
 
-/* Other tests may run beside this one, and have some for a moment. */
+/* Tests that run at the same time may have sockets for a moment. */
 static inline void kills_check_remains(void)
 {
     char first[16384];
@@ -234,23 +236,23 @@ static inline void kills_check_remains(void)
 
 static inline void run_kills(int rounds, unsigned seed)
 {
-    shm_job job = {.way = SHM_PROCESSES, .body = kills_rank, .bare = true, .may_die = true};
-    kills_board *board = shm_common(sizeof *board);
-    job.data = board;
+    shm_job job = {.mode = SHM_PROCESSES, .body = kills_rank, .bare = true, .may_die = true};
+    kills_state *state = shm_common(sizeof *state);
+    job.data = state;
     job.timeout_ms = SHM_TIMEOUT_MS;
     for (int round = 0; round < rounds; round++) {
-        /* A server keeps nothing of an earlier round. */
+        /* So that the server keeps nothing of an earlier round. */
         pid_t host = start_store_process(&job.port);
         job.size = 2 + round % 3;
-        board->grouped = round % 2;
+        state->grouped = round % 2;
         kills_one_round(&job, &seed, round / 2 % 2);
         end_store_process(host);
     }
     kills_check_remains();
     printf("%d kills: %u cut into joins, %u operations went well, noticed within %.1f ms\n", rounds,
-           atomic_load(&board->joins_cut), atomic_load(&board->operations),
-           (double)atomic_load(&board->longest_ns) / 1e6);
-    CHECK(atomic_load(&board->operations) > 0);
+           atomic_load(&state->joins_cut), atomic_load(&state->operations),
+           (double)atomic_load(&state->longest_ns) / 1e6);
+    CHECK(atomic_load(&state->operations) > 0);
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* Shared memory in processes that may not have all of the machine's: limits of address space and of
- * control groups. */
+/*
+ * Shared memory in processes with limits on address space or with a control group's memory limit.
+ */
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
@@ -9,7 +10,7 @@
 
 enum { MIB = 1024 * 1024 };
 
-/* Leaves this process so much address space. */
+/* Limits this process to so much more address space. */
 static void limit_address_space(size_t left)
 {
     size_t pages;
@@ -25,8 +26,8 @@ static size_t arena_of(const shm_rank *it)
     return it->shm->layout.bytes - it->shm->layout.arena;
 }
 
-/* Two thirds of what there was before are left for tensors, threads and libraries. */
-static void in_little_space(shm_rank *it)
+/* Two thirds of the free address space stay for tensors, threads and libraries. */
+static void in_small_address_space(shm_rank *it)
 {
     void *handle;
     void *data;
@@ -38,46 +39,47 @@ static void in_little_space(shm_rank *it)
     CHECK(arena_of(it) >= (size_t)100 * MIB && arena_of(it) <= (size_t)150 * MIB);
     CHECK_OK(tddp_shm_allocate(it->shm, 3 * MIB, &handle, &data));
     memset(data, 1, 3 * MIB);
-    meet_once(it);
+    barrier_once(it);
     tddp_shm_deallocate(handle);
     CHECK_INT(munmap(rest, (size_t)800 * MIB), 0);
 }
 
 TEST(address_space_is_left_for_others)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = in_little_space, .bare = true});
+    shm_run(
+        (shm_job){.mode = SHM_PROCESSES, .size = 2, .body = in_small_address_space, .bare = true});
 }
 
-TEST(half_of_the_memory_is_a_rank_s_share)
+TEST(default_arena_size)
 {
     struct sysinfo info;
     size_t room;
     (void)unsetenv("TDDP_SHM_ARENA");
     CHECK_INT(sysinfo(&info), 0);
-    CHECK_OK(tddp_shm_arena_room(2, &room));
+    CHECK_OK(tddp_shm_arena_limit(2, &room));
     size_t half = info.totalram / 2 * info.mem_unit;
     half = (half + TDDP_SHM_HUGE - 1) / TDDP_SHM_HUGE * TDDP_SHM_HUGE;
     CHECK(room == half || room == (size_t)1024 * MIB); /* the latter with a sanitizer */
 }
 
-/* What was asked for is taken as long as as much is left beside it. */
-static void as_asked(shm_rank *it)
+/* A requested arena is used as long as the same amount is left beside it. */
+static void as_requested(shm_rank *it)
 {
     setenv("TDDP_SHM_ARENA", "209715200", 1);
     limit_address_space((size_t)1200 * MIB);
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
     CHECK_INT(arena_of(it), 200 * MIB);
-    meet_once(it);
+    barrier_once(it);
 }
 
-TEST(address_space_that_was_asked_for)
+TEST(requested_address_space)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = as_asked, .bare = true});
+    shm_run((shm_job){.mode = SHM_PROCESSES, .size = 2, .body = as_requested, .bare = true});
 }
 
-/* Where segments alone would take most of it, all ranks do without. */
-static void in_no_space(shm_rank *it)
+/* If the segments alone would use most of the address space, all ranks go without. */
+static void without_address_space(shm_rank *it)
 {
     if (it->rank == 1) {
         limit_address_space((size_t)10 * MIB);
@@ -92,7 +94,8 @@ static void in_no_space(shm_rank *it)
 
 TEST(no_address_space_for_segments)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 3, .body = in_no_space, .bare = true});
+    shm_run(
+        (shm_job){.mode = SHM_PROCESSES, .size = 3, .body = without_address_space, .bare = true});
 }
 
 /* --- control groups -------------------------------------------------------------------------- */
@@ -106,8 +109,8 @@ static char *group_with(const char *limit, const char *usage)
     return root;
 }
 
-/* 100 MiB, of which 36 are in use: 30 fit where all ranks take as much at a time, 60 do not. */
-static void beneath_a_limit(shm_rank *it)
+/* 100 MiB, of which 36 are in use: 30 fit if all ranks take as much at a time, 60 don't. */
+static void below_a_limit(shm_rank *it)
 {
     void *handle;
     void *data;
@@ -117,21 +120,21 @@ static void beneath_a_limit(shm_rank *it)
     tddp_shm_deallocate(handle);
     CHECK_STATUS(tddp_shm_allocate(it->shm, 60 * MIB, &handle, &data), TDDP_OUT_OF_MEMORY);
     CHECK_CONTAINS(tddp_error_message(),
-                   "no memory for 62914560 bytes that are shared: /sys/fs/cgroup/job/memory.max "
+                   "no memory for 62914560 bytes of shared memory: /sys/fs/cgroup/job/memory.max "
                    "limits this process to 104857600 bytes, of which 67108864 are left");
     tddp_cgroup_root("");
     machine_remove(root);
-    CHECK_INT(tddp_shm_self(it->shm)->segment->taken, 0);
+    CHECK_INT(tddp_shm_self(it->shm)->segment->allocations, 0);
     CHECK_INT(tddp_shm_self(it->shm)->segment->span_count, 1);
-    meet_once(it);
+    barrier_once(it);
 }
 
-TEST(memory_beneath_the_limit_of_a_control_group)
+TEST(memory_below_a_cgroup_limit)
 {
-    run_shm(SHM_PROCESSES, 2, beneath_a_limit, NULL);
+    run_shm(SHM_PROCESSES, 2, below_a_limit, NULL);
 }
 
-/* Room is asked for with the pieces that other ranks may be at. */
+/* The check includes the portions that other ranks may be populating. */
 TEST(other_ranks_take_memory_too)
 {
     char *root = group_with("104857600\n", "20000000\n");
@@ -143,7 +146,7 @@ TEST(other_ranks_take_memory_too)
     machine_remove(root);
 }
 
-/* A group that cannot even have segments says so before any page is touched. */
+/* A rank without memory for a segment fails before it touches a page. */
 static void without_segments(shm_rank *it)
 {
     char *root = group_with("1048576\n", "1000000\n");
@@ -160,5 +163,5 @@ static void without_segments(shm_rank *it)
 
 TEST(no_memory_for_segments)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = without_segments, .bare = true});
+    shm_run((shm_job){.mode = SHM_PROCESSES, .size = 2, .body = without_segments, .bare = true});
 }

@@ -1,17 +1,19 @@
-/* How waits end badly: peers that die, leave, fail, stall or disagree; abort, tokens and time. */
+/*
+ * Failed waits: peers that die, leave, fail, stall or disagree; abort, cancel tokens and timeouts.
+ */
 #include <sys/syscall.h>
 
 #include "kills.h"
 
 enum { LARGE = 1 << 20 };
-enum { DONE, CHILD, GONE, LOOKED, ENTERED, RANK }; /* events; one for each rank from RANK on */
+enum { DONE, CHILD, REPORTED, CHECKED, ENTERED, RANK }; /* events; one for each rank from RANK on */
 
 static void die(void)
 {
     syscall(SYS_exit_group, 0);
 }
 
-/* The operation must live as long as it runs. */
+/* `*op` must live as long as the operation runs. */
 static void begin(shm_rank *it, tddp_op *op)
 {
     *op = shm_op(it, TDDP_OP_BARRIER);
@@ -22,17 +24,17 @@ static void begin(shm_rank *it, tddp_op *op)
 
 static void dead_before(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         die();
     }
     tddp_op op;
     begin(it, &op);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "lost rank 1 (its process has ended)");
 }
 
-TEST(a_dead_rank_is_named)
+TEST(a_dead_rank_is_reported)
 {
     for (int size = 2; size <= 4; size++) {
         run_shm(SHM_PROCESSES, size, dead_before, NULL);
@@ -42,18 +44,18 @@ TEST(a_dead_rank_is_named)
 /* The others sleep while it dies; one waits for another that waits for it. */
 static void dead_meanwhile(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     op.awaited = it->rank == 2;
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     if (it->rank == 1) {
         CHECK_AWAIT_BLOCKED(RANK + 0);
         CHECK_AWAIT_BLOCKED(RANK + 2);
         die();
     }
     check_will_block(RANK + it->rank);
-    CHECK_STATUS(tddp_shm_await(it->shm, it->rank == 0 ? 2 : 0, 1), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_wait_step(it->shm, it->rank == 0 ? 2 : 0, 1), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (its process has ended)");
 }
 
@@ -62,10 +64,10 @@ TEST(a_rank_that_dies_while_others_sleep)
     run_shm(SHM_PROCESSES, 3, dead_meanwhile, NULL);
 }
 
-/* The child is there until the death is known. */
+/* The child lives until the death is noticed. */
 static void hidden(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         fflush(NULL);
         pid_t child = fork();
@@ -79,7 +81,7 @@ static void hidden(shm_rank *it)
     }
     tddp_op op;
     begin(it, &op);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
     check_signal(DONE);
 }
 
@@ -88,10 +90,10 @@ TEST(a_forked_child_does_not_hide_a_death)
     run_shm(SHM_PROCESSES, 2, hidden, NULL);
 }
 
-/* What it did before it died counts. */
+/* What a rank published before it died counts. */
 static void dead_after(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     int32_t mine = it->rank;
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     if (it->rank == 0) {
@@ -99,36 +101,36 @@ static void dead_after(shm_rank *it)
     }
     tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
     memcpy(tddp_shm_staging(it->shm, it->rank), &mine, sizeof mine);
-    tddp_shm_publish(it->shm, 3);
+    tddp_shm_publish_step(it->shm, 3);
     if (it->rank == 1) {
         die();
     }
-    CHECK_OK(tddp_shm_meet(it->shm));
-    CHECK_OK(tddp_shm_await(it->shm, 1, 3));
+    CHECK_OK(tddp_shm_sync(it->shm));
+    CHECK_OK(tddp_shm_wait_step(it->shm, 1, 3));
     CHECK_INT(*(const int32_t *)tddp_shm_payload(it->shm, 1), 1);
     CHECK_INT(*(const int32_t *)tddp_shm_staging(it->shm, 1), 1);
-    CHECK_STATUS(tddp_shm_await(it->shm, 1, 4), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_wait_step(it->shm, 1, 4), TDDP_PEER_LOST);
 }
 
-TEST(what_a_dead_rank_did_counts)
+TEST(steps_of_a_dead_rank_count)
 {
     run_shm(SHM_PROCESSES, 2, dead_after, NULL);
 }
 
-/* A rank that is stopped lives. */
+/* A stopped process is alive. */
 static void stopped(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         raise(SIGSTOP);
-        meet_once(it);
+        barrier_once(it);
         return;
     }
     CHECK_AWAIT_STOPPED(check_rank_pid(1));
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     op.timeout_ms = 300;
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_TIMEOUT);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_TIMEOUT);
     CHECK_INT(kill(check_rank_pid(1), SIGCONT), 0);
 }
 
@@ -141,7 +143,7 @@ TEST(a_stopped_rank_is_not_dead)
 
 static void leaves(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         CHECK_AWAIT_BLOCKED(RANK + 0);
         CHECK_AWAIT_BLOCKED(RANK + 2);
@@ -150,7 +152,7 @@ static void leaves(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     check_will_block(RANK + it->rank);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
 }
 
@@ -160,30 +162,30 @@ TEST(a_rank_that_leaves)
     run_shm(SHM_PROCESSES, 3, leaves, NULL);
 }
 
-/* Who leaves after its part is no loss to those who are still at theirs. */
+/* A rank that leaves after its part isn't lost to ranks that still run the operation. */
 static void leaves_after(shm_rank *it)
 {
     tddp_op op;
     begin(it, &op);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     if (it->rank == 1) {
         return;
     }
     CHECK_AWAIT_END(1);
     if (it->rank == 2) {
         CHECK_AWAIT_BLOCKED(RANK + 0);
-        tddp_shm_publish(it->shm, 1);
+        tddp_shm_publish_step(it->shm, 1);
     }
     check_will_block(RANK + it->rank);
-    CHECK_OK(tddp_shm_await(it->shm, 2, 1));
-    CHECK_OK(tddp_shm_look(it->shm, it->rank == 0 ? 2 : 0));
-    CHECK_OK(tddp_shm_look(it->shm, -1));
-    CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_PEER_LOST);
+    CHECK_OK(tddp_shm_wait_step(it->shm, 2, 1));
+    CHECK_OK(tddp_shm_check_peer(it->shm, it->rank == 0 ? 2 : 0));
+    CHECK_OK(tddp_shm_check_peer(it->shm, -1));
+    CHECK_STATUS(tddp_shm_check_peer(it->shm, 1), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
-    CHECK_MEET(LOOKED, 2);
+    CHECK_MEET(CHECKED, 2);
     if (it->rank == 0) {
-        CHECK_STATUS(tddp_shm_await(it->shm, 2, 2), TDDP_PEER_LOST);
-        CHECK_STATUS(tddp_shm_look(it->shm, -1), TDDP_PEER_LOST);
+        CHECK_STATUS(tddp_shm_wait_step(it->shm, 2, 2), TDDP_PEER_LOST);
+        CHECK_STATUS(tddp_shm_check_peer(it->shm, -1), TDDP_PEER_LOST);
         CHECK_TEXT(tddp_error_message(), "rank 1 has left the group; rank 2 has left the group");
     }
 }
@@ -196,19 +198,19 @@ TEST(a_rank_that_leaves_after_its_part)
 
 static void fails(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         CHECK_AWAIT_BLOCKED(RANK + 0);
         CHECK_AWAIT_BLOCKED(RANK + 2);
-        tddp_shm_farewell(it->shm, TDDP_TIMEOUT, "tired of waiting");
-        tddp_shm_farewell(it->shm, TDDP_INTERNAL, "not heard");
+        tddp_shm_report_failure(it->shm, TDDP_TIMEOUT, "tired of waiting");
+        tddp_shm_report_failure(it->shm, TDDP_INTERNAL, "not heard");
         CHECK_AWAIT(DONE, 2);
         return;
     }
     tddp_op op;
     begin(it, &op);
     check_will_block(RANK + it->rank);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
     check_signal(DONE);
     CHECK_TEXT(tddp_error_message(), "lost rank 1, which gave up: tired of waiting");
 }
@@ -219,29 +221,30 @@ TEST(a_rank_that_fails)
     run_shm(SHM_PROCESSES, 3, fails, NULL);
 }
 
-/* The one that ended without a word is the cause; who tells of it is gone as well. */
+/* A process that ended without a report is the root cause; a rank that reports it is listed
+ * after it. */
 static void chain(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 2) {
         die();
     }
     if (it->rank == 1) {
         CHECK_AWAIT_END(2);
-        tddp_shm_farewell(it->shm, TDDP_PEER_LOST, "lost rank 2");
-        check_signal(GONE);
+        tddp_shm_report_failure(it->shm, TDDP_PEER_LOST, "lost rank 2");
+        check_signal(REPORTED);
         CHECK_AWAIT(DONE, 1);
         return;
     }
-    CHECK_AWAIT(GONE, 1);
+    CHECK_AWAIT(REPORTED, 1);
     tddp_op op;
     begin(it, &op);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
-    CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended); gone as well: rank 1");
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended); also lost: rank 1");
     check_signal(DONE);
 }
 
-TEST(the_cause_is_named_first)
+TEST(the_root_cause_is_reported_first)
 {
     run_shm(SHM_PROCESSES, 3, chain, NULL);
 }
@@ -257,14 +260,14 @@ static void *abort_soon(void *shm)
 
 static void aborts(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
-        CHECK_AWAIT(GONE, 1);
+        CHECK_AWAIT(REPORTED, 1);
         tddp_op op;
         begin(it, &op);
-        CHECK_OK(tddp_shm_meet(it->shm)); /* it had come */
-        CHECK_STATUS(tddp_shm_await(it->shm, 0, 1), TDDP_PEER_LOST);
-        CHECK_TEXT(tddp_error_message(), "lost rank 0, which gave up: it has ended the group");
+        CHECK_OK(tddp_shm_sync(it->shm)); /* rank 0 had entered */
+        CHECK_STATUS(tddp_shm_wait_step(it->shm, 0, 1), TDDP_PEER_LOST);
+        CHECK_TEXT(tddp_error_message(), "lost rank 0, which gave up: it aborted the group");
         check_signal(DONE);
         return;
     }
@@ -273,11 +276,11 @@ static void aborts(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     check_will_block(RANK + 0);
-    CHECK_STATUS(tddp_shm_await(it->shm, 1, 1), TDDP_GROUP_FAILED);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_GROUP_FAILED);
-    CHECK_STATUS(tddp_shm_look(it->shm, 1), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_shm_wait_step(it->shm, 1, 1), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_GROUP_FAILED);
+    CHECK_STATUS(tddp_shm_check_peer(it->shm, 1), TDDP_GROUP_FAILED);
     CHECK_INT(pthread_join(thread, NULL), 0);
-    check_signal(GONE);
+    check_signal(REPORTED);
     CHECK_AWAIT(DONE, 1);
 }
 
@@ -294,48 +297,48 @@ static void *trigger_soon(void *cancel)
     return NULL;
 }
 
-/* An operation that is interrupted goes on where it was, on another thread maybe: what it has said
- * stands, what it has still to do is done once. */
+/* An interrupted operation resumes where it was, maybe on another thread: what it published
+ * stays published, and the rest is done once. */
 static void interrupted(shm_rank *it)
 {
     tddp_cancel *cancel;
     CHECK_OK(tddp_cancel_create(&cancel));
-    meet_once(it);
+    barrier_once(it);
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     op.cancel = it->rank == 0 ? cancel : NULL;
     int64_t mine = 40 + it->rank;
     if (it->rank == 1) {
-        CHECK_AWAIT(GONE, 1); /* rank 0's first wait is over */
+        CHECK_AWAIT(REPORTED, 1); /* rank 0's first wait is over */
     }
     tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
     tddp_status status = TDDP_OK;
     if (it->rank == 0) {
         pthread_t thread;
         CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
-        tddp_shm_course_of(it->shm)->at = 17;
+        tddp_shm_cursor_of(it->shm)->index = 17;
         check_will_block(RANK + 0);
-        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_CANCELED);
-        check_signal(GONE);
+        CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_CANCELED);
+        check_signal(REPORTED);
         CHECK_INT(pthread_join(thread, NULL), 0);
         tddp_cancel_reset(cancel);
         mine = 0;
         tddp_shm_enter(it->shm, &op, &mine, sizeof mine);
-        CHECK_INT(tddp_shm_course_of(it->shm)->at, 17);
+        CHECK_INT(tddp_shm_cursor_of(it->shm)->index, 17);
     }
-    status = tddp_shm_meet(it->shm);
+    status = tddp_shm_sync(it->shm);
     CHECK_OK(status);
     CHECK_INT(*(const int64_t *)tddp_shm_payload(it->shm, 0), 40);
-    tddp_shm_publish(it->shm, 5);
-    tddp_shm_publish(it->shm, 3); /* said already */
+    tddp_shm_publish_step(it->shm, 5);
+    tddp_shm_publish_step(it->shm, 3); /* published already */
     for (int rank = 0; rank < it->size; rank++) {
-        CHECK_OK(tddp_shm_await(it->shm, rank, 5));
+        CHECK_OK(tddp_shm_wait_step(it->shm, rank, 5));
     }
-    meet_once(it);
-    CHECK_INT(tddp_shm_course_of(it->shm)->at, 0);
+    barrier_once(it);
+    CHECK_INT(tddp_shm_cursor_of(it->shm)->index, 0);
     tddp_cancel_free(cancel);
 }
 
-TEST(an_interrupted_operation_goes_on)
+TEST(an_interrupted_operation_resumes)
 {
     run_shm(SHM_THREADS, 3, interrupted, NULL);
     run_shm(SHM_PROCESSES, 3, interrupted, NULL);
@@ -343,7 +346,7 @@ TEST(an_interrupted_operation_goes_on)
 
 static void late(shm_rank *it)
 {
-    meet_once(it);
+    barrier_once(it);
     if (it->rank == 1) {
         CHECK_AWAIT(DONE, 3);
         return;
@@ -355,21 +358,22 @@ static void late(shm_rank *it)
     tddp_shm_enter(it->shm, &op, NULL, 0);
     check_signal(ENTERED);
     if (it->rank == 0) {
-        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_TIMEOUT);
+        CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_TIMEOUT);
         CHECK(shm_now() - start > 0.25);
-        CHECK_TEXT(tddp_error_message(),
-                   "not done after 300 ms; rank 1 has not done its part; come to it: rank 2, rank "
-                   "3; not come: rank 1 (last in barrier, operation 1): slow, stuck, or in another "
-                   "operation?");
-        tddp_shm_farewell(it->shm, TDDP_TIMEOUT, tddp_error_message());
+        CHECK_TEXT(
+            tddp_error_message(),
+            "not done after 300 ms; rank 1 has not done its part; entered: rank 2, rank "
+            "3; not entered: rank 1 (last in barrier, operation 1): slow, stuck, or in another "
+            "operation?");
+        tddp_shm_report_failure(it->shm, TDDP_TIMEOUT, tddp_error_message());
     } else {
-        CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_PEER_LOST);
+        CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), "lost rank 0, which gave up: not done after 300 ms");
     }
     CHECK_MEET(DONE, 3);
 }
 
-TEST(a_late_rank_is_named)
+TEST(a_late_rank_is_reported)
 {
     run_shm(SHM_THREADS, 4, late, NULL);
     run_shm(SHM_PROCESSES, 4, late, NULL);
@@ -380,11 +384,11 @@ TEST(a_late_rank_is_named)
 static void disagrees(shm_rank *it)
 {
     static float data[12];
-    meet_once(it);
+    barrier_once(it);
     tddp_op op = shm_op(it, TDDP_OP_ALL_REDUCE);
     op.input = op.output = shm_buffer(data, it->rank == 1 ? 10 : 12, TDDP_FLOAT32);
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_MISMATCH);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "12 elements of float32");
     CHECK_CONTAINS(tddp_error_message(), "10 elements of float32");
 }
@@ -395,47 +399,47 @@ TEST(ranks_that_disagree)
     run_shm(SHM_PROCESSES, 3, disagrees, NULL);
 }
 
-/* A description that only some have agrees with all; two that differ do not. */
-static void described(shm_rank *it)
+/* A fingerprint that only some ranks have agrees with all; two different ones don't. */
+static void with_fingerprints(shm_rank *it)
 {
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     op.fingerprint = it->rank == 1 ? 77 : 0;
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     op = shm_op(it, TDDP_OP_BARRIER);
     op.fingerprint = it->rank == 1 ? 77 : 78;
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_STATUS(tddp_shm_meet(it->shm), TDDP_MISMATCH);
+    CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "shapes or names differ");
 }
 
-TEST(descriptions_are_compared)
+TEST(fingerprints_are_compared)
 {
-    run_shm(SHM_THREADS, 2, described, NULL);
+    run_shm(SHM_THREADS, 2, with_fingerprints, NULL);
 }
 
-/* Parts of different sizes are compared one by one; equal ones by their digest. */
-static void parted(shm_rank *it)
+/* Parts of different sizes are compared one by one, equal ones by their digest. */
+static void with_parts(shm_rank *it)
 {
     static float data[64];
     for (int round = 0; round < 3; round++) {
         tddp_buffer parts[SHM_MAX_RANKS];
-        size_t own = 0;
+        size_t local_count = 0;
         for (int rank = 0; rank < it->size; rank++) {
             size_t count = round == 0 ? 3 : (size_t)rank;
             count += round == 2 && it->rank == 0 && rank == 1;
             parts[rank] = shm_buffer(data, count, TDDP_FLOAT32);
-            own = rank == it->rank ? count : own;
+            local_count = rank == it->rank ? count : local_count;
         }
         tddp_op op = shm_op(it, TDDP_OP_ALL_GATHER);
-        op.input = shm_buffer(data, own, TDDP_FLOAT32);
+        op.input = shm_buffer(data, local_count, TDDP_FLOAT32);
         op.output_parts = parts;
         tddp_shm_enter(it->shm, &op, NULL, 0);
         if (round < 2) {
-            CHECK_OK(tddp_shm_meet(it->shm));
+            CHECK_OK(tddp_shm_sync(it->shm));
         } else {
-            /* Rank 2 has no part in it, but hears of it. */
-            CHECK_STATUS(tddp_shm_meet(it->shm), it->rank < 2 ? TDDP_MISMATCH : TDDP_OK);
+            /* Rank 2 has no mismatch of its own. */
+            CHECK_STATUS(tddp_shm_sync(it->shm), it->rank < 2 ? TDDP_MISMATCH : TDDP_OK);
         }
     }
     if (it->rank < 2) {
@@ -446,8 +450,8 @@ static void parted(shm_rank *it)
 
 TEST(parts_are_compared)
 {
-    run_shm(SHM_THREADS, 3, parted, NULL);
-    run_shm(SHM_PROCESSES, 3, parted, NULL);
+    run_shm(SHM_THREADS, 3, with_parts, NULL);
+    run_shm(SHM_PROCESSES, 3, with_parts, NULL);
 }
 
 /* --- as the group tells it ------------------------------------------------------------------- */

@@ -1,5 +1,7 @@
-/* How messages over shared memory end that are not expected, do not come, or whose other end dies
- * or leaves: with its name, and before any time is over. */
+/*
+ * Failed messages over shared memory: mismatched, not sent, or with a peer that dies or leaves. The
+ * error names the peer, before any timeout.
+ */
 #include "messages.h"
 
 enum { DONE, RANK_0 }; /* events */
@@ -15,10 +17,10 @@ typedef struct difference {
 static void differ(shm_rank *it)
 {
     const difference *how = it->data;
-    void *memory = room_for(2000000);
+    void *memory = alloc_bytes(2000000);
     tddp_buffer sent = shm_buffer(memory, how->sent, TDDP_FLOAT32);
     tddp_buffer received = shm_buffer(memory, how->received, how->dtype);
-    /* A small message is gone before anyone looks at it. */
+    /* A small message completes before the receiver looks at it. */
     bool small = how->sent * sizeof(float) <= EAGER;
     if (it->rank == 0) {
         CHECK_STATUS(tddp_recv(it->group, received, 1, 3, NULL), TDDP_MISMATCH);
@@ -29,12 +31,12 @@ static void differ(shm_rank *it)
     }
     CHECK_CONTAINS(tddp_error_message(), how->theirs);
     CHECK_CONTAINS(tddp_error_message(), how->mine);
-    /* Who has ended meanwhile is told of as that. */
+    /* A rank that has ended would be reported instead of the mismatch. */
     CHECK_MEET(DONE, it->size);
     free(memory);
 }
 
-TEST(messages_that_are_not_expected)
+TEST(mismatched_messages)
 {
     static difference hows[] = {
         {12, 10, TDDP_FLOAT32, "rank 1 sends 12 elements of float32",
@@ -53,12 +55,12 @@ TEST(messages_that_are_not_expected)
     }
 }
 
-/* Rank 0 alone is in a hurry. */
-static void nobody_comes(shm_rank *it)
+/* Only rank 0 has a short timeout. */
+static void times_out(shm_rank *it)
 {
     tddp_group *group = it->group;
     uint8_t byte = 0;
-    void *much = room_for(MOST);
+    void *much = alloc_bytes(LARGE_BYTES);
     CHECK_OK(tddp_barrier(group, NULL));
     if (it->rank == 0) {
         double start = shm_now();
@@ -70,7 +72,7 @@ static void nobody_comes(shm_rank *it)
                            "not done after 300 ms; rank 1 has not sent it with tag 77");
             break;
         case 1:
-            CHECK_STATUS(tddp_send(group, bytes_of(much, MOST), 1, 5, NULL), TDDP_TIMEOUT);
+            CHECK_STATUS(tddp_send(group, bytes_of(much, LARGE_BYTES), 1, 5, NULL), TDDP_TIMEOUT);
             CHECK_CONTAINS(tddp_error_message(),
                            "not done after 300 ms; rank 1 has not received it with tag 5");
             break;
@@ -86,18 +88,18 @@ static void nobody_comes(shm_rank *it)
     free(much);
 }
 
-MULTI_TEST(nobody_comes_in_time, 1, 60)
+MULTI_TEST(requests_time_out, 1, 60)
 {
     for (int i = 0; i < 3; i++) {
-        run_shm_groups(SHM_PROCESSES, 3, nobody_comes, &i);
+        run_shm_groups(SHM_PROCESSES, 3, times_out, &i);
     }
 }
 
-/* Rank 1 dies while rank 0 is at something with it. */
+/* Rank 1 dies while rank 0 sends to it or receives. */
 static void dies(shm_rank *it)
 {
     uint8_t byte = 0;
-    void *much = room_for(MOST);
+    void *much = alloc_bytes(LARGE_BYTES);
     CHECK_OK(tddp_barrier(it->group, NULL));
     if (it->rank == 1) {
         CHECK_AWAIT_BLOCKED(RANK_0);
@@ -109,7 +111,7 @@ static void dies(shm_rank *it)
             what == 0   ? tddp_recv(it->group, bytes_of(&byte, 1), 1, 0, NULL)
             : what == 1 ? tddp_recv(it->group, bytes_of(&byte, 1), 2, 0, NULL)
             : what == 2 ? tddp_recv(it->group, bytes_of(&byte, 1), TDDP_ANY_SOURCE, 0, NULL)
-                        : tddp_send(it->group, bytes_of(much, MOST), 1, 0, NULL);
+                        : tddp_send(it->group, bytes_of(much, LARGE_BYTES), 1, 0, NULL);
         CHECK_STATUS(status, TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (");
         check_signal(DONE);
@@ -122,7 +124,7 @@ static void dies(shm_rank *it)
 MULTI_TEST(a_rank_dies, 1, 60)
 {
     for (int i = 0; i < 4; i++) {
-        shm_run((shm_job){.way = SHM_PROCESSES,
+        shm_run((shm_job){.mode = SHM_PROCESSES,
                           .size = 3,
                           .body = dies,
                           .data = &i,
@@ -131,7 +133,7 @@ MULTI_TEST(a_rank_dies, 1, 60)
     }
 }
 
-/* A rank that died before is told of also by a send that needs nobody. */
+/* A send that needs no receiver also reports a rank that died before. */
 static void is_dead(shm_rank *it)
 {
     uint8_t byte = 0;
@@ -144,13 +146,13 @@ static void is_dead(shm_rank *it)
     CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (");
 }
 
-TEST(a_rank_is_dead)
+TEST(a_send_to_a_dead_rank)
 {
     shm_run((shm_job){
-        .way = SHM_PROCESSES, .size = 2, .body = is_dead, .grouped = true, .may_die = true});
+        .mode = SHM_PROCESSES, .size = 2, .body = is_dead, .grouped = true, .may_die = true});
 }
 
-/* Who is done and goes has sent what it has sent: the others take it, and go on without. */
+/* A rank that leaves has completed its sends: the others receive them and continue. */
 static void leaves(shm_rank *it)
 {
     uint8_t x[50000];
@@ -164,7 +166,7 @@ static void leaves(shm_rank *it)
         return;
     }
     for (int i = 1; i < it->size; i++) {
-        CHECK_INT(end_from(begin_recv(it, bytes_of(x, sizeof x), TDDP_ANY_SOURCE, 0)), i);
+        CHECK_INT(wait_for_source(post_recv(it, bytes_of(x, sizeof x), TDDP_ANY_SOURCE, 0)), i);
         check_bytes(x, sizeof x, i, 0);
     }
     CHECK_AWAIT_END(it->size - 1);
@@ -178,27 +180,27 @@ TEST(ranks_leave_one_by_one)
     run_shm_groups(SHM_PROCESSES, 4, leaves, NULL);
 }
 
-/* A receive that nobody answers does not hold up the collectives, nor the group's end. */
-static void taken_back(shm_rank *it)
+/* Unmatched requests block neither collectives nor the group's shutdown. */
+static void shut_down(shm_rank *it)
 {
-    uint8_t *memory = room_for(MOST);
+    uint8_t *memory = alloc_bytes(LARGE_BYTES);
     tddp_work *works[4];
-    works[0] = begin_recv(it, bytes_of(memory, 100), 1 - it->rank, 1);
-    works[1] = begin_recv(it, bytes_of(memory + 1000, 200000), 1 - it->rank, 2);
-    works[2] = begin_recv(it, bytes_of(memory + 300000, 100), TDDP_ANY_SOURCE, 3);
-    works[3] = begin_send(it, bytes_of(memory + 400000, 200000), 1 - it->rank, 4);
+    works[0] = post_recv(it, bytes_of(memory, 100), 1 - it->rank, 1);
+    works[1] = post_recv(it, bytes_of(memory + 1000, 200000), 1 - it->rank, 2);
+    works[2] = post_recv(it, bytes_of(memory + 300000, 100), TDDP_ANY_SOURCE, 3);
+    works[3] = post_send(it, bytes_of(memory + 400000, 200000), 1 - it->rank, 4);
     CHECK_OK(tddp_barrier(it->group, NULL));
     tddp_group_shutdown(it->group, 0);
     for (int i = 0; i < 4; i++) {
-        /* The first one to go is lost for the other. */
-        tddp_status status = end(works[i]);
+        /* The first rank to leave is lost for the other. */
+        tddp_status status = wait_and_release(works[i]);
         CHECK(status == TDDP_GROUP_CLOSED || status == TDDP_PEER_LOST ||
               status == TDDP_GROUP_FAILED);
     }
     free(memory);
 }
 
-WAYS(the_end_takes_back_what_is_posted, taken_back, 2)
+IN_BOTH_MODES(shutdown_cancels_posted_requests, shut_down, 2)
 
 /* --- collectives ----------------------------------------------------------------------------- */
 
@@ -209,18 +211,18 @@ static void *die_later(void *data)
     return NULL;
 }
 
-/* Until somebody dies, each call ends with what was sent; then all end soon, with its name. */
+/* Until a rank dies, every call has the right result; then all fail soon and name it. */
 static void collectives_until_one_dies(shm_rank *it)
 {
     enum { BYTES = 700001 };
     unsigned after = *(unsigned *)it->data;
-    uint8_t *memory = room_for((size_t)BYTES * 2 * SHM_MAX_RANKS);
+    uint8_t *memory = alloc_bytes((size_t)BYTES * 2 * SHM_MAX_RANKS);
     tddp_buffer inputs[SHM_MAX_RANKS];
     tddp_buffer outputs[SHM_MAX_RANKS];
     tddp_status status = tddp_barrier(it->group, NULL);
     pthread_t killer;
     if (it->rank == 1) {
-        /* At any moment, whatever this rank is at. */
+        /* At any moment of any operation. */
         CHECK_INT(pthread_create(&killer, NULL, die_later, &after), 0);
     }
     for (int turn = 0; status == TDDP_OK; turn++) {
@@ -250,7 +252,7 @@ MULTI_TEST(a_rank_dies_between_or_in_collectives, 1, 60)
 {
     for (unsigned i = 0; i < 12; i++) {
         unsigned after = 1000 + i * 3300;
-        shm_run((shm_job){.way = SHM_PROCESSES,
+        shm_run((shm_job){.mode = SHM_PROCESSES,
                           .size = 3,
                           .body = collectives_until_one_dies,
                           .data = &after,

@@ -1,6 +1,6 @@
 /*
- * Numbers of all dtypes for tests of reductions: written and read as doubles, which hold all that
- * the tests use exactly.
+ * Numbers of all dtypes for tests of reductions: written and read as doubles, which hold all values
+ * in the tests exactly.
  */
 #ifndef TDDP_TEST_SHM_NUMBERS_H
 #define TDDP_TEST_SHM_NUMBERS_H
@@ -19,7 +19,7 @@ static inline bool is_complex(tddp_dtype dtype)
     return dtype == TDDP_COMPLEX64 || dtype == TDDP_COMPLEX128;
 }
 
-/* What `value` is as a number of this dtype; of complex numbers both parts are set to it. */
+/* Writes `value` as a number of this dtype; both parts of a complex number. */
 static inline void put_number(tddp_dtype dtype, void *data, size_t i, double value)
 {
     switch (dtype) {
@@ -28,7 +28,7 @@ static inline void put_number(tddp_dtype dtype, void *data, size_t i, double val
         ((type *)data)[i] = (type)value; \
         break;
         PUT(UINT8, uint8_t)
-        PUT(FLOAT8_E4M3FN, uint8_t) /* bits that nobody computes with */
+        PUT(FLOAT8_E4M3FN, uint8_t) /* bits without arithmetic */
         PUT(FLOAT8_E5M2, uint8_t)
         PUT(INT8, int8_t)
         PUT(INT16, int16_t)
@@ -55,7 +55,7 @@ static inline void put_number(tddp_dtype dtype, void *data, size_t i, double val
     }
 }
 
-/* Of complex numbers the part that is asked for: 0 the real one, 1 the other. */
+/* Reads a number; of a complex one part 0, the real one, or part 1. */
 static inline double get_number(tddp_dtype dtype, const void *data, size_t i, int part)
 {
     switch (dtype) {
@@ -85,11 +85,12 @@ static inline double get_number(tddp_dtype dtype, const void *data, size_t i, in
     return NAN;
 }
 
-/* After so many elements numbers come again. */
+/* The numbers repeat after so many elements. */
 enum { NUMBERS_PERIOD = 22 };
 
-/* What a rank gives: small, so that sums and products of a few are exact in every dtype. */
-static inline double given_number(tddp_reduce_op op, int rank, size_t i)
+/* A rank's contribution: small, so that sums and products of a few ranks are exact in every
+ * dtype. */
+static inline double input_number(tddp_reduce_op op, int rank, size_t i)
 {
     size_t of = i * 7 + (size_t)rank * 5;
     return op == TDDP_REDUCE_PRODUCT ? (double)(1 + of % 2) : (double)(of % 11);
@@ -101,14 +102,14 @@ static inline double given_factor(int rank)
     return 0.5 * (double)(rank + 1);
 }
 
-/* The real part of what `size` ranks give together; and the imaginary one, of complex numbers whose
- * parts are alike. */
+/* The real part of the result of `size` ranks; and the imaginary part, for complex numbers whose
+ * two parts are equal. */
 static inline void expected_number(tddp_reduce_op op, tddp_dtype dtype, int size, size_t i,
                                    double out[2])
 {
     double sum[2] = {0, 0};
     for (int rank = 0; rank < size; rank++) {
-        double value = given_number(op, rank, i);
+        double value = input_number(op, rank, i);
         value = dtype == TDDP_BOOL ? value != 0 : value;
         if (op == TDDP_REDUCE_PREMUL_SUM) {
             value *= given_factor(rank);
@@ -157,7 +158,7 @@ static inline void fill_numbers(tddp_reduce_op op, tddp_dtype dtype, void *data,
                                 size_t first, size_t count)
 {
     for (size_t i = 0; i < count && i < NUMBERS_PERIOD; i++) {
-        put_number(dtype, data, i, given_number(op, rank, first + i));
+        put_number(dtype, data, i, input_number(op, rank, first + i));
     }
     size_t size = tddp_dtype_size(dtype);
     repeat_bytes(data, NUMBERS_PERIOD * size, count * size);

@@ -1,9 +1,11 @@
-/* Calls in random order, of random size, in random memory, as all ranks draw alike; and messages
- * beside them as each draws for itself, against a model. Interrupted operations go on. */
+/*
+ * Against a model: calls in random order, of random size, in random memory, drawn equally by all
+ * ranks; and messages that each rank draws for itself. Interrupted operations resume.
+ */
 #include "moving.h"
 #include "ranks.h"
 
-/* A sequence that is equal wherever its seed is. */
+/* A random sequence that depends only on its seed. */
 static uint32_t draw(uint32_t *seed, uint32_t below)
 {
     *seed = *seed * 1664525u + 1013904223u;
@@ -61,22 +63,22 @@ MULTI_TEST(calls_in_any_order, 1, 120)
 
 /* --- messages -------------------------------------------------------------------------------- */
 
-enum { MESSAGES = 300, TAGS = 3, MOST = 100000 };
+enum { MESSAGES = 300, TAGS = 3, LARGE_BYTES = 100000 };
 
-/* What one rank sends another: drawn alike by both. */
-typedef struct parcel {
+/* A message from one rank to another, drawn equally by both. */
+typedef struct message {
     uint32_t tag;
     size_t bytes;
     unsigned char *data;
     tddp_work *work;
-} parcel;
+} message;
 
-static void draw_parcels(parcel *all, int from, int to, uint32_t seed)
+static void draw_messages(message *all, int from, int to, uint32_t seed)
 {
     seed += (uint32_t)(from * 17 + to);
     for (int i = 0; i < MESSAGES; i++) {
         all[i].tag = draw(&seed, TAGS);
-        all[i].bytes = draw(&seed, 8) == 0 ? draw(&seed, MOST) : draw(&seed, 3000);
+        all[i].bytes = draw(&seed, 8) == 0 ? draw(&seed, LARGE_BYTES) : draw(&seed, 3000);
         all[i].data = malloc(all[i].bytes + 1);
         CHECK(all[i].data != NULL);
     }
@@ -87,10 +89,10 @@ static unsigned char content(int from, int number, size_t k)
     return (unsigned char)((size_t)from * 91 + (size_t)number * 7 + k * 3 + k / 256);
 }
 
-/* Begins the next send to the peer. */
-static void send_next(const shm_rank *rank, parcel *all, int number, int peer)
+/* Posts the next send to the peer. */
+static void send_next(const shm_rank *rank, message *all, int number, int peer)
 {
-    parcel *it = &all[number];
+    message *it = &all[number];
     for (size_t k = 0; k < it->bytes; k++) {
         it->data[k] = content(rank->rank, number, k);
     }
@@ -98,8 +100,8 @@ static void send_next(const shm_rank *rank, parcel *all, int number, int peer)
                        &it->work));
 }
 
-/* Begins the receive of the next message with some tag; those of each tag match in order. */
-static bool receive_next(const shm_rank *rank, parcel *all, uint32_t tag, int peer)
+/* Posts the receive of the next message with some tag; messages of a tag match in order. */
+static bool receive_next(const shm_rank *rank, message *all, uint32_t tag, int peer)
 {
     int number = 0;
     while (number < MESSAGES && (all[number].work || all[number].tag != tag)) {
@@ -108,13 +110,13 @@ static bool receive_next(const shm_rank *rank, parcel *all, uint32_t tag, int pe
     if (number == MESSAGES) {
         return false;
     }
-    parcel *it = &all[number];
+    message *it = &all[number];
     CHECK_OK(tddp_recv(rank->group, shm_buffer(it->data, it->bytes, TDDP_UINT8), peer, it->tag,
                        &it->work));
     return true;
 }
 
-static void finish_parcels(parcel *all, int from, bool received)
+static void finish_messages(message *all, int from, bool received)
 {
     for (int i = 0; i < MESSAGES; i++) {
         CHECK_OK(tddp_work_wait(all[i].work, NULL));
@@ -128,27 +130,27 @@ static void finish_parcels(parcel *all, int from, bool received)
 
 static void messages(shm_rank *rank)
 {
-    static _Thread_local parcel out[4][MESSAGES];
-    static _Thread_local parcel in[4][MESSAGES];
-    uint32_t own = (uint32_t)rank->rank + 77;
+    static _Thread_local message out[4][MESSAGES];
+    static _Thread_local message in[4][MESSAGES];
+    uint32_t local_seed = (uint32_t)rank->rank + 77;
     int sent[4] = {0};
     int left = 0;
     memset(out, 0, sizeof out);
     memset(in, 0, sizeof in);
     for (int peer = 0; peer < rank->size; peer++) {
         if (peer != rank->rank) {
-            draw_parcels(out[peer], rank->rank, peer, 5);
-            draw_parcels(in[peer], peer, rank->rank, 5);
+            draw_messages(out[peer], rank->rank, peer, 5);
+            draw_messages(in[peer], peer, rank->rank, 5);
             left += 2 * MESSAGES;
         }
     }
     while (left > 0) {
-        int peer = (int)draw(&own, (uint32_t)rank->size);
+        int peer = (int)draw(&local_seed, (uint32_t)rank->size);
         if (peer == rank->rank) {
             continue;
         }
-        if (draw(&own, 2) == 0) {
-            left -= receive_next(rank, in[peer], draw(&own, TAGS), peer);
+        if (draw(&local_seed, 2) == 0) {
+            left -= receive_next(rank, in[peer], draw(&local_seed, TAGS), peer);
         } else if (sent[peer] < MESSAGES) {
             send_next(rank, out[peer], sent[peer]++, peer);
             left--;
@@ -156,8 +158,8 @@ static void messages(shm_rank *rank)
     }
     for (int peer = 0; peer < rank->size; peer++) {
         if (peer != rank->rank) {
-            finish_parcels(out[peer], rank->rank, false);
-            finish_parcels(in[peer], peer, true);
+            finish_messages(out[peer], rank->rank, false);
+            finish_messages(in[peer], peer, true);
         }
     }
 }
@@ -172,28 +174,28 @@ MULTI_TEST(messages_in_any_order, 1, 120)
 /* --- interruptions --------------------------------------------------------------------------- */
 
 /* More chunks than staging holds, and fewer. */
-enum { PIECE = 600011, SHORT_PIECE = 70001 };
+enum { LONG_PART = 600011, SHORT_PART = 70001 };
 
 typedef struct interrupted {
     shm_rank *rank;
     tddp_cancel *cancel;
     unsigned char *in;
     unsigned char *out;
-    uint32_t own;
-    int times; /* that something was */
+    uint32_t local_seed;
+    int times; /* of interruptions */
 } interrupted;
 
-/* Runs one operation, of which this rank lets go every now and then, as each draws for itself. */
-static void carry_out(interrupted *it, tddp_op *op)
+/* Runs one operation, interrupted at random moments that differ between ranks. */
+static void run_resuming(interrupted *it, tddp_op *op)
 {
     const tddp_backend_v1 *backend = tddp_shm_backend();
     for (;;) {
         tddp_cancel_reset(it->cancel);
-        if (draw(&it->own, 3) > 0) {
+        if (draw(&it->local_seed, 3) > 0) {
             tddp_cancel_trigger(it->cancel);
         }
-        op->cancel = draw(&it->own, 4) > 0 ? it->cancel : NULL;
-        op->awaited = draw(&it->own, 2) == 0;
+        op->cancel = draw(&it->local_seed, 4) > 0 ? it->cancel : NULL;
+        op->awaited = draw(&it->local_seed, 2) == 0;
         tddp_status status = backend->run[op->kind](it->rank->shm, op);
         if (status == TDDP_OK) {
             return;
@@ -208,27 +210,30 @@ static void run_interrupted(interrupted *it, tddp_op_kind kind, int turn)
     int size = it->rank->size;
     int rank = it->rank->rank;
     tddp_op op = shm_op(it->rank, kind);
-    tddp_buffer given[4];
-    tddp_buffer wanted[4];
-    bool gathers = kind == TDDP_OP_ALL_GATHER;
-    bool spreads = kind == TDDP_OP_BROADCAST;
-    size_t piece = turn < 3 ? PIECE : SHORT_PIECE;
+    tddp_buffer send_parts[4];
+    tddp_buffer recv_parts[4];
+    bool is_all_gather = kind == TDDP_OP_ALL_GATHER;
+    bool is_broadcast = kind == TDDP_OP_BROADCAST;
+    size_t part_bytes = turn < 3 ? LONG_PART : SHORT_PART;
     for (int peer = 0; peer < size; peer++) {
-        given[peer] = shm_buffer(it->in + (size_t)peer * piece, piece, TDDP_UINT8);
-        wanted[peer] = shm_buffer(it->out + (size_t)peer * piece, piece, TDDP_UINT8);
-        moving_fill(given[peer], rank + turn, gathers ? 0 : peer);
+        send_parts[peer] = shm_buffer(it->in + (size_t)peer * part_bytes, part_bytes, TDDP_UINT8);
+        recv_parts[peer] = shm_buffer(it->out + (size_t)peer * part_bytes, part_bytes, TDDP_UINT8);
+        moving_fill(send_parts[peer], rank + turn, is_all_gather ? 0 : peer);
     }
     op.root = turn % size;
-    op.input = spreads || gathers ? given[0] : shm_buffer(it->in, piece * (size_t)size, TDDP_UINT8);
-    op.output = spreads ? op.input : shm_buffer(it->out, piece * (size_t)size, TDDP_UINT8);
-    op.input_parts = kind == TDDP_OP_ALL_TO_ALL ? given : NULL;
-    op.output_parts = spreads ? NULL : wanted;
-    carry_out(it, &op);
+    op.input = is_broadcast || is_all_gather
+                   ? send_parts[0]
+                   : shm_buffer(it->in, part_bytes * (size_t)size, TDDP_UINT8);
+    op.output =
+        is_broadcast ? op.input : shm_buffer(it->out, part_bytes * (size_t)size, TDDP_UINT8);
+    op.input_parts = kind == TDDP_OP_ALL_TO_ALL ? send_parts : NULL;
+    op.output_parts = is_broadcast ? NULL : recv_parts;
+    run_resuming(it, &op);
     for (int peer = 0; peer < size; peer++) {
-        if (spreads) {
-            moving_check(given[0], op.root + turn, 0);
+        if (is_broadcast) {
+            moving_check(send_parts[0], op.root + turn, 0);
         } else {
-            moving_check(wanted[peer], peer + turn, gathers ? 0 : rank);
+            moving_check(recv_parts[peer], peer + turn, is_all_gather ? 0 : rank);
         }
     }
 }
@@ -236,8 +241,8 @@ static void run_interrupted(interrupted *it, tddp_op_kind kind, int turn)
 static void interruptions(shm_rank *rank)
 {
     static const tddp_op_kind kinds[] = {TDDP_OP_BROADCAST, TDDP_OP_ALL_GATHER, TDDP_OP_ALL_TO_ALL};
-    size_t bytes = (size_t)PIECE * (size_t)rank->size;
-    interrupted it = {.rank = rank, .own = (uint32_t)rank->rank * 7 + 1};
+    size_t bytes = (size_t)LONG_PART * (size_t)rank->size;
+    interrupted it = {.rank = rank, .local_seed = (uint32_t)rank->rank * 7 + 1};
     CHECK_OK(tddp_cancel_create(&it.cancel));
     for (int registered = 0; registered < 2; registered++) {
         void *handles[2] = {0};
@@ -267,7 +272,7 @@ static void interruptions(shm_rank *rank)
     tddp_cancel_free(it.cancel);
 }
 
-MULTI_TEST(what_is_interrupted_goes_on, 1, 120)
+MULTI_TEST(interrupted_exchanges_resume, 1, 120)
 {
     for (int size = 1; size <= 4; size++) {
         run_shm(SHM_PROCESSES, size, interruptions, NULL);

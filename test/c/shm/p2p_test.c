@@ -1,14 +1,16 @@
-/* Sends and receives over shared memory: every dtype, sizes from nothing to several MiB, tags, any
- * source, many at once, more than the rings hold. How they end badly is in losses_test.c. */
-#include "backend/shm/mail.h"
+/*
+ * Sends and receives over shared memory: every dtype, sizes from zero to several MiB, tags,
+ * wildcard sources, many requests at once, more than the rings hold. Failures are in losses_test.c.
+ */
+#include "backend/shm/p2p_region.h"
 #include "messages.h"
 
 /* --- values ---------------------------------------------------------------------------------- */
 
-/* Everyone sends to the next rank and receives from the one before; from registered memory where
+/* Every rank sends to its successor and receives from its predecessor; from registered memory if
  * `registered`. */
-static void round_the_ring(const shm_rank *it, tddp_dtype dtype, size_t count, int message,
-                           bool registered)
+static void exchange_in_ring(const shm_rank *it, tddp_dtype dtype, size_t count, int message,
+                             bool registered)
 {
     int next = (it->rank + 1) % it->size;
     int before = (it->rank + it->size - 1) % it->size;
@@ -20,14 +22,14 @@ static void round_the_ring(const shm_rank *it, tddp_dtype dtype, size_t count, i
         CHECK_INT(tddp_group_memory_shared(memory), 1);
         out = tddp_group_memory_data(memory);
     } else {
-        out = room_for(bytes);
+        out = alloc_bytes(bytes);
     }
-    uint8_t *in = room_for(bytes + 1);
+    uint8_t *in = alloc_bytes(bytes + 1);
     fill(out, bytes, it->rank, message);
     memset(in, 0, bytes + 1);
-    tddp_work *sent = begin_send(it, shm_buffer(out, count, dtype), next, 0);
-    CHECK_INT(end_from(begin_recv(it, shm_buffer(in, count, dtype), before, 0)), before);
-    CHECK_OK(end(sent));
+    tddp_work *sent = post_send(it, shm_buffer(out, count, dtype), next, 0);
+    CHECK_INT(wait_for_source(post_recv(it, shm_buffer(in, count, dtype), before, 0)), before);
+    CHECK_OK(wait_and_release(sent));
     check_bytes(in, bytes, before, message);
     CHECK_INT(in[bytes], 0);
     free(in);
@@ -47,22 +49,22 @@ static void dtypes_and_sizes(shm_rank *it)
     for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             size_t element = tddp_dtype_size((tddp_dtype)dtype);
-            round_the_ring(it, (tddp_dtype)dtype, sizes[s] / element, message, s % 2 == 1);
+            exchange_in_ring(it, (tddp_dtype)dtype, sizes[s] / element, message, s % 2 == 1);
             message++;
         }
     }
-    round_the_ring(it, TDDP_UINT8, MOST, message, false);
-    round_the_ring(it, TDDP_UINT8, MOST, message, true);
+    exchange_in_ring(it, TDDP_UINT8, LARGE_BYTES, message, false);
+    exchange_in_ring(it, TDDP_UINT8, LARGE_BYTES, message, true);
 }
 
-WAYS(dtypes_and_sizes, dtypes_and_sizes, 2)
-WAYS(dtypes_and_sizes, dtypes_and_sizes, 3)
-WAYS(dtypes_and_sizes, dtypes_and_sizes, 4)
+IN_BOTH_MODES(dtypes_and_sizes, dtypes_and_sizes, 2)
+IN_BOTH_MODES(dtypes_and_sizes, dtypes_and_sizes, 3)
+IN_BOTH_MODES(dtypes_and_sizes, dtypes_and_sizes, 4)
 
 static void without_an_arena(shm_rank *it)
 {
     for (int message = 0; message < 20; message++) {
-        round_the_ring(it, TDDP_FLOAT32, (size_t)message * 9000, message, false);
+        exchange_in_ring(it, TDDP_FLOAT32, (size_t)message * 9000, message, false);
     }
 }
 
@@ -79,38 +81,39 @@ static void tags(shm_rank *it)
     static const uint32_t sent[] = {5, 3, 0, UINT32_MAX, 7};
     static const uint32_t received[] = {UINT32_MAX, 7, 5, 0, 3};
     enum { COUNT = 5, BYTES = 200000 };
-    uint8_t *memory = room_for((size_t)COUNT * BYTES);
+    uint8_t *memory = alloc_bytes((size_t)COUNT * BYTES);
     for (size_t bytes = 10; bytes <= BYTES; bytes *= 20000) {
         tddp_work *works[COUNT];
         for (int i = 0; i < COUNT; i++) {
             uint8_t *place = memory + (size_t)i * BYTES;
             if (it->rank == 0) {
                 fill(place, bytes, 0, (int)sent[i]);
-                works[i] = begin_send(it, bytes_of(place, bytes), 1, sent[i]);
+                works[i] = post_send(it, bytes_of(place, bytes), 1, sent[i]);
             } else {
                 CHECK_OK(tddp_recv(it->group, bytes_of(place, bytes), 0, received[i], NULL));
                 check_bytes(place, bytes, 0, (int)received[i]);
             }
         }
         for (int i = 0; i < COUNT && it->rank == 0; i++) {
-            CHECK_OK(end(works[i]));
+            CHECK_OK(wait_and_release(works[i]));
         }
     }
     free(memory);
 }
 
-WAYS(tags_match_in_any_order, tags, 2)
+IN_BOTH_MODES(tags_match_in_any_order, tags, 2)
 
 static size_t size_of_message(int message)
 {
     return message % 3 == 0 ? 100000 : message % 3 == 1 ? 8 : 0;
 }
 
-/* One tag: the order of the calls decides, however they are finished. */
+/* With one tag, messages match in the order of the calls, in whatever order the requests are
+ * finished. */
 static void in_order(shm_rank *it)
 {
     enum { COUNT = 48, BYTES = 100000 };
-    uint8_t *memory = room_for((size_t)COUNT * BYTES);
+    uint8_t *memory = alloc_bytes((size_t)COUNT * BYTES);
     for (int turn = 0; turn < 3; turn++) {
         tddp_work *works[COUNT];
         for (int i = 0; i < COUNT; i++) {
@@ -118,15 +121,15 @@ static void in_order(shm_rank *it)
             size_t bytes = size_of_message(i);
             if (it->rank == 0) {
                 fill(place, bytes, turn, i);
-                works[i] = begin_send(it, bytes_of(place, bytes), 1, 9);
+                works[i] = post_send(it, bytes_of(place, bytes), 1, 9);
             } else {
                 memset(place, 0, bytes);
-                works[i] = begin_recv(it, bytes_of(place, bytes), 0, 9);
+                works[i] = post_recv(it, bytes_of(place, bytes), 0, 9);
             }
         }
         for (int k = 0; k < COUNT; k++) {
             int i = turn == 0 ? COUNT - 1 - k : turn == 1 ? k : (k * 29 + 7) % COUNT;
-            CHECK_OK(end(works[i]));
+            CHECK_OK(wait_and_release(works[i]));
             if (it->rank == 1) {
                 check_bytes(memory + (size_t)i * BYTES, size_of_message(i), turn, i);
             }
@@ -135,15 +138,15 @@ static void in_order(shm_rank *it)
     free(memory);
 }
 
-WAYS(many_in_flight_match_in_order, in_order, 2)
+IN_BOTH_MODES(many_in_flight_match_in_order, in_order, 2)
 
-/* In memory of their own: whose message comes in which receive is not known before. */
+/* Each receive has its own memory, since its message's source isn't known before. */
 static void from_any_source(shm_rank *it)
 {
     enum { EACH = 6 };
     size_t bytes = *(size_t *)it->data;
     int others = it->size - 1;
-    uint8_t *memory = room_for(bytes * EACH * SHM_MAX_RANKS);
+    uint8_t *memory = alloc_bytes(bytes * EACH * SHM_MAX_RANKS);
     if (it->rank > 0) {
         for (int i = 0; i < EACH; i++) {
             fill(memory, bytes, it->rank, i);
@@ -154,10 +157,10 @@ static void from_any_source(shm_rank *it)
         int seen[SHM_MAX_RANKS] = {0};
         for (int i = 0; i < EACH * others; i++) {
             tddp_buffer place = bytes_of(memory + bytes * (size_t)i, bytes);
-            works[i] = begin_recv(it, place, TDDP_ANY_SOURCE, 4);
+            works[i] = post_recv(it, place, TDDP_ANY_SOURCE, 4);
         }
         for (int i = 0; i < EACH * others; i++) {
-            int source = end_from(works[i]);
+            int source = wait_for_source(works[i]);
             CHECK(source > 0 && source < it->size);
             check_bytes(memory + bytes * (size_t)i, bytes, source, seen[source]++);
         }
@@ -178,7 +181,8 @@ TEST(messages_from_any_source)
     }
 }
 
-/* A receive from one rank waits its turn behind those that may take that rank's messages. */
+/* A receive from one rank matches in order with wildcard receives that match that rank's
+ * messages too. */
 static void turns(shm_rank *it)
 {
     int32_t x[3] = {0};
@@ -190,57 +194,57 @@ static void turns(shm_rank *it)
         const int from[3] = {TDDP_ANY_SOURCE, 1, TDDP_ANY_SOURCE};
         tddp_work *works[3];
         for (int i = 0; i < 3; i++) {
-            works[i] = begin_recv(it, shm_buffer(&x[i], 1, TDDP_INT32), from[i], 0);
+            works[i] = post_recv(it, shm_buffer(&x[i], 1, TDDP_INT32), from[i], 0);
         }
         for (int i = 2; i >= 0; i--) {
-            CHECK_INT(end_from(works[i]), 1);
+            CHECK_INT(wait_for_source(works[i]), 1);
             CHECK_INT(x[i], i);
         }
     }
     CHECK_OK(tddp_barrier(it->group, NULL));
 }
 
-WAYS(open_receives_keep_their_turn, turns, 2)
+IN_BOTH_MODES(wildcard_receives_match_in_order, turns, 2)
 
 /* --- much at once ---------------------------------------------------------------------------- */
 
 static void both_ways(shm_rank *it)
 {
-    uint8_t *out = room_for(MOST);
-    uint8_t *in = room_for(MOST);
+    uint8_t *out = alloc_bytes(LARGE_BYTES);
+    uint8_t *in = alloc_bytes(LARGE_BYTES);
     for (int turn = 0; turn < 4; turn++) {
-        /* The sends first on both sides: neither waits for the other's receive. */
-        fill(out, MOST, it->rank, turn);
-        tddp_work *sent = begin_send(it, bytes_of(out, MOST), 1 - it->rank, 1);
+        /* Both sides post their send first: neither waits for the other's receive. */
+        fill(out, LARGE_BYTES, it->rank, turn);
+        tddp_work *sent = post_send(it, bytes_of(out, LARGE_BYTES), 1 - it->rank, 1);
         usleep(turn == it->rank ? 30000 : 0);
-        tddp_work *received = begin_recv(it, bytes_of(in, MOST), 1 - it->rank, 1);
-        CHECK_OK(end(received));
-        CHECK_OK(end(sent));
-        check_bytes(in, MOST, 1 - it->rank, turn);
+        tddp_work *received = post_recv(it, bytes_of(in, LARGE_BYTES), 1 - it->rank, 1);
+        CHECK_OK(wait_and_release(received));
+        CHECK_OK(wait_and_release(sent));
+        check_bytes(in, LARGE_BYTES, 1 - it->rank, turn);
     }
     free(out);
     free(in);
 }
 
-WAYS(large_messages_both_ways_at_once, both_ways, 2)
+IN_BOTH_MODES(large_messages_both_ways_at_once, both_ways, 2)
 
-/* More than a ring, or the parcels of a size, hold; received in another order. */
+/* More messages than a ring has entries, or eager buffers of a size; received in another order. */
 static void overflow(shm_rank *it)
 {
-    enum { COUNT = TDDP_SHM_LETTERS + 64 };
+    enum { COUNT = TDDP_SHM_RING_ENTRIES + 64 };
     static const size_t sizes[] = {8, 1000, 30000};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         size_t bytes = sizes[s];
-        uint8_t *memory = room_for(bytes * COUNT);
+        uint8_t *memory = alloc_bytes(bytes * COUNT);
         tddp_work *works[COUNT];
         for (int i = 0; i < COUNT && it->rank == 0; i++) {
             fill(memory + bytes * (size_t)i, bytes, 0, i);
-            works[i] = begin_send(it, bytes_of(memory + bytes * (size_t)i, bytes), 1, (uint32_t)i);
+            works[i] = post_send(it, bytes_of(memory + bytes * (size_t)i, bytes), 1, (uint32_t)i);
         }
         CHECK_OK(tddp_barrier(it->group, NULL));
         for (int i = COUNT - 1; i >= 0; i--) {
             if (it->rank == 0) {
-                CHECK_OK(end(works[i]));
+                CHECK_OK(wait_and_release(works[i]));
             } else {
                 CHECK_OK(tddp_recv(it->group, bytes_of(memory, bytes), 0, (uint32_t)i, NULL));
                 check_bytes(memory, bytes, 0, i);
@@ -250,20 +254,20 @@ static void overflow(shm_rank *it)
     }
 }
 
-WAYS(more_than_there_is_room_for, overflow, 2)
+IN_BOTH_MODES(more_messages_than_ring_entries, overflow, 2)
 
 typedef struct lane {
     const shm_rank *it;
     uint32_t tag;
 } lane;
 
-/* Messages of growing size to and fro on one tag. */
+/* Messages of growing size back and forth with one tag. */
 static void *play(void *data)
 {
     const lane *self = data;
     const shm_rank *it = self->it;
     enum { TURNS = 60, BYTES = 90000 };
-    uint8_t *memory = room_for(BYTES);
+    uint8_t *memory = alloc_bytes(BYTES);
     for (int i = 0; i < TURNS; i++) {
         size_t bytes = ((size_t)i * 7919 * (self->tag + 1)) % BYTES;
         bool sends = (i + it->rank) % 2 == 0;
@@ -294,14 +298,14 @@ static void many_threads(shm_rank *it)
     }
 }
 
-WAYS(many_threads, many_threads, 2)
+IN_BOTH_MODES(many_threads, many_threads, 2)
 
 static void beside_collectives(shm_rank *it)
 {
     enum { TURNS = 30, SIZE = 100000, BYTES = 150000 };
-    float *sums = room_for(sizeof(float) * TURNS * SIZE);
-    uint8_t *out = room_for(BYTES);
-    uint8_t *in = room_for(BYTES);
+    float *sums = alloc_bytes(sizeof(float) * TURNS * SIZE);
+    uint8_t *out = alloc_bytes(BYTES);
+    uint8_t *in = alloc_bytes(BYTES);
     tddp_work *collectives[TURNS];
     int next = (it->rank + 1) % 3;
     int before = (it->rank + 2) % 3;
@@ -315,13 +319,13 @@ static void beside_collectives(shm_rank *it)
                                  0, &collectives[i]));
         size_t bytes = i % 3 ? 16 : BYTES;
         fill(out, bytes, it->rank, i);
-        tddp_work *sent = begin_send(it, bytes_of(out, bytes), next, (uint32_t)i);
+        tddp_work *sent = post_send(it, bytes_of(out, bytes), next, (uint32_t)i);
         CHECK_OK(tddp_recv(it->group, bytes_of(in, bytes), before, (uint32_t)i, NULL));
-        CHECK_OK(end(sent));
+        CHECK_OK(wait_and_release(sent));
         check_bytes(in, bytes, before, i);
     }
     for (int i = 0; i < TURNS; i++) {
-        CHECK_OK(end(collectives[i]));
+        CHECK_OK(wait_and_release(collectives[i]));
         CHECK_DOUBLE(sums[(size_t)i * SIZE + 4], 3 + 3 * i, 0);
     }
     free(sums);
@@ -329,4 +333,4 @@ static void beside_collectives(shm_rank *it)
     free(in);
 }
 
-WAYS(beside_collectives, beside_collectives, 3)
+IN_BOTH_MODES(beside_collectives, beside_collectives, 3)

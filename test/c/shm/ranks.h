@@ -1,16 +1,16 @@
 /*
- * Ranks of one host for tests of shared memory, as threads of this process or as processes of their
- * own, each with a context of the room or with a group:
+ * Ranks of one host for tests of shared memory, as threads of this process or as processes, each
+ * with a context or with a group:
  *
- *     static void body(shm_rank *it) { CHECK_OK(tddp_shm_meet(it->shm)); }
+ *     static void body(shm_rank *it) { CHECK_OK(tddp_shm_sync(it->shm)); }
  *
- *     run_shm(SHM_THREADS, 3, body, NULL);      // it->shm: tddp_shm_join()
+ *     run_shm(SHM_THREADS, 3, body, NULL);          // it->shm: tddp_shm_join()
  *     run_shm_groups(SHM_PROCESSES, 3, body, NULL); // it->group: tddp_group_create("shm")
  *
- * Threads share the owner's mapping, so that the thread sanitizer sees what they do to each other;
- * processes have each other's segments mapped as in earnest. A process that fails, or one that is
- * killed unless the body says so (it->may_die), fails the test. Events (events.h) begin anew with
- * each of these calls; a rank has ended when its process, or its place in the group, has.
+ * Threads share the owner's mapping, so that the thread sanitizer sees their accesses; processes
+ * map each other's segments, as in production. The test fails if a process fails, or is killed
+ * without job.may_die. Each of these calls resets the events (events.h); a rank has ended when its
+ * process has, or its part of the group.
  */
 #ifndef TDDP_TEST_SHM_RANKS_H
 #define TDDP_TEST_SHM_RANKS_H
@@ -31,16 +31,16 @@
 #include "events.h"
 #include "store_process.h"
 
-/* Who waits for the time to be over is out of the test's time. */
+/* The timeout is longer than a test may take. */
 enum { SHM_MAX_RANKS = 16, SHM_TIMEOUT_MS = 300000 };
 
-typedef enum shm_way { SHM_THREADS, SHM_PROCESSES } shm_way;
+typedef enum shm_mode { SHM_THREADS, SHM_PROCESSES } shm_mode;
 
 typedef struct shm_rank shm_rank;
 typedef void (*shm_body)(shm_rank *it);
 
 typedef struct shm_job {
-    shm_way way;
+    shm_mode mode;
     int size;
     shm_body body;
     void *data; /* with processes: a copy for each, unless it is from shm_common() */
@@ -55,16 +55,16 @@ typedef struct shm_job {
 struct shm_rank {
     int rank;
     int size;
-    shm_way way;
+    shm_mode mode;
     tddp_store *store;
     tddp_shm *shm;     /* or */
-    tddp_group *group; /* the one that was asked for */
+    tddp_group *group; /* with the requested backend */
     void *data;
     uint64_t sequence; /* for shm_op() */
     const shm_job *job;
 };
 
-/* Memory that all processes of a test see; zero. */
+/* Memory shared by all processes of a test; zero-filled. */
 static inline void *shm_common(size_t bytes)
 {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -99,7 +99,7 @@ static inline tddp_backend_opts shm_opts(int rank, int size, tddp_store *store)
     };
 }
 
-/* The next operation, with what all of them need. */
+/* The next operation, with the fields that all kinds need. */
 static inline tddp_op shm_op(shm_rank *it, tddp_op_kind kind)
 {
     tddp_op op = {.kind = kind,
@@ -112,12 +112,12 @@ static inline tddp_op shm_op(shm_rank *it, tddp_op_kind kind)
     return op;
 }
 
-/* All come to this. */
-static inline void meet_once(shm_rank *it)
+/* An operation in which all ranks only sync. */
+static inline void barrier_once(shm_rank *it)
 {
     tddp_op op = shm_op(it, TDDP_OP_BARRIER);
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
 }
 
 static inline void shm_open_rank(shm_rank *it)
@@ -139,12 +139,12 @@ static inline void shm_open_rank(shm_rank *it)
 
 static inline void shm_run_rank(const shm_job *job, int rank, tddp_store *store)
 {
-    shm_rank it = {rank, job->size, job->way, store, NULL, NULL, job->data, 0, job};
+    shm_rank it = {rank, job->size, job->mode, store, NULL, NULL, job->data, 0, job};
     shm_open_rank(&it);
     job->body(&it);
     tddp_group_release(it.group);
     tddp_shm_destroy(it.shm);
-    if (job->way == SHM_THREADS) {
+    if (job->mode == SHM_THREADS) {
         check_rank_ended(rank);
     }
 }
@@ -203,7 +203,7 @@ static inline pid_t shm_start_process(const shm_job *job, int rank)
     return pid;
 }
 
-/* How many have failed. */
+/* Returns how many failed. */
 static inline int shm_await_processes(const shm_job *job, const pid_t *pids)
 {
     int failed = 0;
@@ -242,30 +242,30 @@ static inline void shm_run(shm_job job)
 {
     check_events_clear();
     job.timeout_ms = job.timeout_ms ? job.timeout_ms : SHM_TIMEOUT_MS;
-    if (job.way == SHM_THREADS) {
+    if (job.mode == SHM_THREADS) {
         shm_run_threads(&job);
     } else {
         shm_run_processes(&job);
     }
 }
 
-static inline void run_shm(shm_way way, int size, shm_body body, void *data)
+static inline void run_shm(shm_mode mode, int size, shm_body body, void *data)
 {
-    shm_run((shm_job){.way = way, .size = size, .body = body, .data = data});
+    shm_run((shm_job){.mode = mode, .size = size, .body = body, .data = data});
 }
 
-static inline void run_shm_groups(shm_way way, int size, shm_body body, void *data)
+static inline void run_shm_groups(shm_mode mode, int size, shm_body body, void *data)
 {
-    shm_run((shm_job){.way = way, .size = size, .body = body, .data = data, .grouped = true});
+    shm_run((shm_job){.mode = mode, .size = size, .body = body, .data = data, .grouped = true});
 }
 
-/* TEST(name_1_processes) and others, on one to four ranks, with a context. */
-#define SHM_TEST_WITH(name, body, size, way, suffix) \
-    TEST(name##_##size##_##suffix)                   \
-    {                                                \
-        run_shm(way, size, body, NULL);              \
+/* Defines TEST(name_1_processes) and others, on one to four ranks, with a context. */
+#define SHM_TEST_WITH(name, body, size, mode, suffix) \
+    TEST(name##_##size##_##suffix)                    \
+    {                                                 \
+        run_shm(mode, size, body, NULL);              \
     }
-/* ThreadSanitizer sees races of threads only; without it threads do what processes do. */
+/* ThreadSanitizer sees races of threads only; without it threads do the same as processes. */
 #ifdef __SANITIZE_THREAD__
 #define SHM_TEST(name, body)                           \
     SHM_TEST_WITH(name, body, 1, SHM_THREADS, threads) \

@@ -1,24 +1,24 @@
 /*
  * all_reduce, reduce and reduce_scatter against formulas: every dtype and operation, sizes around
- * every threshold, memory of all kinds at odd places, each algorithm, ranks that are interrupted.
+ * every threshold, memory of all kinds at odd addresses, each algorithm, interrupted ranks.
  */
 #include "numbers.h"
 #include "ranks.h"
 
 #include <tddp/wait.h>
 
-/* Where the vectors of a test lie. */
-typedef enum placing { ANYWHERE, REGISTERED, MIXED, PLACINGS } placing;
-static const char *const placing_names[] = {"any memory", "registered memory", "mixed memory"};
+/* The memory of a test's vectors. */
+typedef enum location { ANYWHERE, REGISTERED, MIXED, LOCATIONS } location;
+static const char *const location_names[] = {"any memory", "registered memory", "mixed memory"};
 
-enum { MOST_BYTES = 1400 * 1024, ROOM = MOST_BYTES + 4096 };
+enum { MAX_BYTES = 1400 * 1024, ROOM = MAX_BYTES + 4096 };
 
 typedef struct places {
     shm_rank *it;
     void *handles[2];
     char *registered[2];
     char *any[2];
-    tddp_cancel *cancel; /* NULL: nobody interrupts */
+    tddp_cancel *cancel; /* NULL: no interruptions */
 } places;
 
 static places open_places(shm_rank *it)
@@ -42,8 +42,8 @@ static void close_places(places *at)
     }
 }
 
-/* Memory at a place that is as odd as the dtype allows, another one on each rank. */
-static char *place(const places *at, placing where, int which, tddp_dtype dtype)
+/* Memory at the least aligned address that the dtype allows, different on each rank. */
+static char *place(const places *at, location where, int which, tddp_dtype dtype)
 {
     int rank = at->it->rank;
     bool registered = where == REGISTERED || (where == MIXED && rank % 2 == 1);
@@ -53,7 +53,7 @@ static char *place(const places *at, placing where, int which, tddp_dtype dtype)
 
 typedef tddp_status (*algorithm)(tddp_shm *shm, const tddp_op *op);
 
-/* Once, or again and again as one whose waits are interrupted. */
+/* Runs an operation once, or until it completes although each wait is interrupted. */
 static void run(const places *at, algorithm run_op, tddp_op *op)
 {
     if (!at->cancel) {
@@ -62,7 +62,7 @@ static void run(const places *at, algorithm run_op, tddp_op *op)
     }
     op->cancel = at->cancel;
     op->awaited = 0;
-    /* Each rank comes late in its turn. */
+    /* Each rank is late in turn. */
     if ((op->sequence + (uint64_t)at->it->rank) % 3 == 0) {
         usleep(500);
     }
@@ -89,7 +89,7 @@ static tddp_op make_op(shm_rank *it, tddp_op_kind kind, tddp_reduce_op reduce)
     return op;
 }
 
-static void check_all_reduce(const places *at, placing where, tddp_reduce_op reduce,
+static void check_all_reduce(const places *at, location where, tddp_reduce_op reduce,
                              tddp_dtype dtype, size_t count)
 {
     shm_rank *it = at->it;
@@ -100,11 +100,11 @@ static void check_all_reduce(const places *at, placing where, tddp_reduce_op red
     tddp_op op = make_op(it, TDDP_OP_ALL_REDUCE, reduce);
     op.input = op.output = shm_buffer(count ? data : NULL, count, dtype);
     run(at, tddp_shm_all_reduce, &op);
-    check_numbers(placing_names[where], reduce, dtype, data, it->size, 0, count);
+    check_numbers(location_names[where], reduce, dtype, data, it->size, 0, count);
     CHECK_INT(data[bytes], 0x5a);
 }
 
-static void check_reduce(const places *at, placing where, tddp_reduce_op reduce, tddp_dtype dtype,
+static void check_reduce(const places *at, location where, tddp_reduce_op reduce, tddp_dtype dtype,
                          size_t count)
 {
     shm_rank *it = at->it;
@@ -118,50 +118,52 @@ static void check_reduce(const places *at, placing where, tddp_reduce_op reduce,
     op.root = (int)(op.sequence % (uint64_t)it->size);
     run(at, tddp_shm_reduce, &op);
     if (it->rank == op.root) {
-        check_numbers(placing_names[where], reduce, dtype, data, it->size, 0, count);
+        check_numbers(location_names[where], reduce, dtype, data, it->size, 0, count);
     } else {
         CHECK(memcmp(before, data, bytes) == 0);
     }
 }
 
-typedef enum layout { EVEN, UNEVEN, APART, IN_PLACE, LAYOUTS } layout;
+typedef enum layout { EVEN, UNEVEN, WITH_GAPS, IN_PLACE, LAYOUTS } layout;
 
-/* Elements of a rank's part: with UNEVEN one has none, another most. */
+/* Elements of a rank's part; UNEVEN: one rank has none, another most. */
 static size_t part_count(layout how, int size, int rank, size_t count)
 {
     size_t even = count / (size_t)size;
     return how != UNEVEN ? even : rank == 0 ? 0 : rank == 1 ? even + 3 : even / 2;
 }
 
-static void check_reduce_scatter(const places *at, placing where, layout how, tddp_reduce_op reduce,
-                                 tddp_dtype dtype, size_t count)
+static void check_reduce_scatter(const places *at, location where, layout how,
+                                 tddp_reduce_op reduce, tddp_dtype dtype, size_t count)
 {
     shm_rank *it = at->it;
     tddp_buffer parts[SHM_MAX_RANKS];
     size_t size = tddp_dtype_size(dtype);
-    size_t gap = how == APART ? 2 : 0;
-    char *whole = place(at, where, 0, dtype);
+    size_t gap = how == WITH_GAPS ? 2 : 0;
+    char *input = place(at, where, 0, dtype);
     size_t first[SHM_MAX_RANKS + 1] = {0};
-    char *end = whole;
+    char *end = input;
     for (int rank = 0; rank < it->size; rank++) {
-        size_t own = part_count(how, it->size, rank, count);
-        fill_numbers(reduce, dtype, end, it->rank, first[rank], own);
-        parts[rank] = shm_buffer(own ? end : NULL, own, dtype);
-        first[rank + 1] = first[rank] + own;
-        end += (own + gap) * size;
+        size_t local_count = part_count(how, it->size, rank, count);
+        fill_numbers(reduce, dtype, end, it->rank, first[rank], local_count);
+        parts[rank] = shm_buffer(local_count ? end : NULL, local_count, dtype);
+        first[rank + 1] = first[rank] + local_count;
+        end += (local_count + gap) * size;
     }
-    size_t own = parts[it->rank].count;
-    char *result = how == IN_PLACE && own ? parts[it->rank].data : place(at, where, 1, dtype);
+    size_t local_count = parts[it->rank].count;
+    char *result =
+        how == IN_PLACE && local_count ? parts[it->rank].data : place(at, where, 1, dtype);
     tddp_op op = make_op(it, TDDP_OP_REDUCE_SCATTER, reduce);
     op.input =
-        shm_buffer(how == APART || first[it->size] == 0 ? NULL : whole, first[it->size], dtype);
+        shm_buffer(how == WITH_GAPS || first[it->size] == 0 ? NULL : input, first[it->size], dtype);
     op.input_parts = parts;
-    op.output = shm_buffer(own ? result : NULL, own, dtype);
+    op.output = shm_buffer(local_count ? result : NULL, local_count, dtype);
     run(at, tddp_shm_reduce_scatter, &op);
-    check_numbers(placing_names[where], reduce, dtype, result, it->size, first[it->rank], own);
+    check_numbers(location_names[where], reduce, dtype, result, it->size, first[it->rank],
+                  local_count);
 }
 
-static void check_all(const places *at, placing where, tddp_reduce_op reduce, tddp_dtype dtype,
+static void check_all(const places *at, location where, tddp_reduce_op reduce, tddp_dtype dtype,
                       size_t count)
 {
     check_all_reduce(at, where, reduce, dtype, count);
@@ -183,7 +185,7 @@ static void all_kinds(shm_rank *it)
                 continue;
             }
             for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-                placing where = (placing)((size_t)(dtype + reduce) + i) % PLACINGS;
+                location where = (location)((size_t)(dtype + reduce) + i) % LOCATIONS;
                 check_all(&at, where, (tddp_reduce_op)reduce, (tddp_dtype)dtype, counts[i]);
             }
         }
@@ -202,8 +204,8 @@ static void all_sizes(shm_rank *it)
                                    256 * 1024, 512 * 1024, 1024 * 1024, 1300 * 1024};
     places at = open_places(it);
     for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
-        for (size_t k = 0; k < PLACINGS; k++) {
-            placing where = (placing)((i + k) % PLACINGS);
+        for (size_t k = 0; k < LOCATIONS; k++) {
+            location where = (location)((i + k) % LOCATIONS);
             check_all(&at, where, TDDP_REDUCE_SUM, TDDP_FLOAT32, edges[i] / sizeof(float) + k - 1);
         }
         check_all(&at, ANYWHERE, TDDP_REDUCE_MAX, TDDP_UINT8, edges[i] + 1);
@@ -227,9 +229,9 @@ static void some_sizes(shm_rank *it)
                  {TDDP_REDUCE_MIN, TDDP_INT16}};
     places at = open_places(it);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        for (int where = 0; where < PLACINGS; where++) {
+        for (int where = 0; where < LOCATIONS; where++) {
             size_t kind = (i + (size_t)where) % 3;
-            check_all(&at, (placing)where, kinds[kind].reduce, kinds[kind].dtype, counts[i]);
+            check_all(&at, (location)where, kinds[kind].reduce, kinds[kind].dtype, counts[i]);
         }
     }
     close_places(&at);
@@ -244,7 +246,7 @@ static void run_forced(const char *algorithms, shm_body body)
     run_shm(SHM_THREADS, 3, body, NULL);
 }
 
-#define FORCED(way) "all_reduce=" way ",reduce=" way ",reduce_scatter="
+#define FORCED(mode) "all_reduce=" mode ",reduce=" mode ",reduce_scatter="
 
 TEST(inline_wherever_it_fits)
 {
@@ -274,16 +276,16 @@ static void interrupted(shm_rank *it)
     places at = open_places(it);
     CHECK_OK(tddp_cancel_create(&at.cancel));
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        for (int where = 0; where < PLACINGS; where++) {
-            check_all(&at, (placing)where, TDDP_REDUCE_SUM, TDDP_INT32, counts[i]);
-            check_all(&at, (placing)where, TDDP_REDUCE_PREMUL_SUM, TDDP_FLOAT32, counts[i]);
+        for (int where = 0; where < LOCATIONS; where++) {
+            check_all(&at, (location)where, TDDP_REDUCE_SUM, TDDP_INT32, counts[i]);
+            check_all(&at, (location)where, TDDP_REDUCE_PREMUL_SUM, TDDP_FLOAT32, counts[i]);
         }
     }
     tddp_cancel_free(at.cancel);
     close_places(&at);
 }
 
-SHM_TEST(interrupted_and_given_again, interrupted)
+SHM_TEST(interrupted_reductions_resume, interrupted)
 
 TEST(interrupted_while_sliced)
 {
@@ -301,7 +303,7 @@ TEST(interrupted_while_staged)
 
 /* --- choosing -------------------------------------------------------------------------------- */
 
-static void join_badly(shm_rank *it)
+static void join_failing(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     tddp_shm *shm;
@@ -314,10 +316,10 @@ static void check_refused(const char *algorithms, char *expected)
 {
     CHECK_INT(setenv("TDDP_SHM_ALGORITHM", algorithms, 1), 0);
     shm_run((shm_job){
-        .way = SHM_PROCESSES, .size = 2, .body = join_badly, .data = expected, .bare = true});
+        .mode = SHM_PROCESSES, .size = 2, .body = join_failing, .data = expected, .bare = true});
 }
 
-TEST(unknown_algorithms_are_told)
+TEST(unknown_algorithms_are_rejected)
 {
     check_refused("all_reduce=fast", "TDDP_SHM_ALGORITHM: all_reduce=fast: expected all_reduce to "
                                      "be one of inline, staged, sliced, direct");
@@ -334,12 +336,12 @@ static void join_differently(shm_rank *it)
 {
     CHECK_INT(setenv("TDDP_SHM_ALGORITHM", it->rank ? "reduce=staged" : "reduce=sliced", 1), 0);
     it->data = "TDDP_SHM_ALGORITHM is \"reduce=sliced\" on rank 0, \"reduce=staged\" on rank 1";
-    join_badly(it);
+    join_failing(it);
 }
 
-TEST(ranks_must_choose_alike)
+TEST(requested_algorithms_must_be_equal)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = join_differently, .bare = true});
+    shm_run((shm_job){.mode = SHM_PROCESSES, .size = 2, .body = join_differently, .bare = true});
 }
 
 static void count_lines(tddp_log_level level, const char *room, const char *text, void *data)
@@ -352,7 +354,7 @@ static void count_lines(tddp_log_level level, const char *room, const char *text
     }
 }
 
-static void tells(shm_rank *it)
+static void logs_choices(shm_rank *it)
 {
     int lines = 0;
     tddp_log_set_level(TDDP_LOG_DEBUG);
@@ -368,7 +370,7 @@ static void tells(shm_rank *it)
     close_places(&at);
 }
 
-static void count_forced(tddp_log_level level, const char *room, const char *text, void *data)
+static void count_requested(tddp_log_level level, const char *room, const char *text, void *data)
 {
     (void)room;
     if (level == TDDP_LOG_DEBUG && strstr(text, "all_reduce of")) {
@@ -376,12 +378,12 @@ static void count_forced(tddp_log_level level, const char *room, const char *tex
     }
 }
 
-/* Left to themselves, the first is done inline and the second in slices. */
-static void does_as_asked(shm_rank *it)
+/* By default the first would be inline and the second sliced. */
+static void uses_requested(shm_rank *it)
 {
     int lines = 0;
     tddp_log_set_level(TDDP_LOG_DEBUG);
-    tddp_log_set_sink(count_forced, &lines);
+    tddp_log_set_sink(count_requested, &lines);
     places at = open_places(it);
     check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 64);
     check_all_reduce(&at, ANYWHERE, TDDP_REDUCE_SUM, TDDP_FLOAT32, 256 * 1024);
@@ -390,13 +392,13 @@ static void does_as_asked(shm_rank *it)
     close_places(&at);
 }
 
-TEST(what_is_asked_for_is_done)
+TEST(requested_algorithms_are_used)
 {
     CHECK_INT(setenv("TDDP_SHM_ALGORITHM", "all_reduce=staged", 1), 0);
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 2, .body = does_as_asked});
+    shm_run((shm_job){.mode = SHM_PROCESSES, .size = 2, .body = uses_requested});
 }
 
 TEST(choices_are_logged_once)
 {
-    run_shm(SHM_PROCESSES, 2, tells, NULL);
+    run_shm(SHM_PROCESSES, 2, logs_choices, NULL);
 }

@@ -1,9 +1,9 @@
 /*
- * Memory for callers in this rank's arena. Any thread, under the segment's lock.
+ * The allocator of a rank's arena. Any thread, under the segment's lock.
  *
- * Invariant: spans are free and given back to the system, so that they read as zero; they do not
- * touch each other and lie in order. There is always room to note one more for each allocation, so
- * that freeing cannot fail. In a forked child an allocation is only forgotten: the parent uses it.
+ * Invariant: free spans are sorted by offset, never adjacent, and returned to the system, so that
+ * they read as zero. Each allocation reserves room for one more span, so that freeing cannot fail.
+ * In a forked child freeing only drops the handle: the parent still uses the memory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,27 +13,27 @@
 
 #include "backend/shm/control.h"
 
-/* Of Linux 5.14. */
+/* Since Linux 5.14. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
 typedef struct tddp_shm_span {
-    size_t at; /* in the segment */
+    size_t at; /* offset in the segment */
     size_t bytes;
 } tddp_shm_span;
 
-typedef struct memory {
+typedef struct allocation {
     tddp_shm_segment *segment;
     size_t at;
     size_t bytes;
-} memory;
+} allocation;
 
 /* --- spans; with the lock held --------------------------------------------------------------- */
 
-static tddp_status make_room(tddp_shm_segment *segment, size_t arena)
+static tddp_status reserve_spans(tddp_shm_segment *segment, size_t arena)
 {
-    size_t needed = segment->taken + 3;
+    size_t needed = segment->allocations + 3;
     if (segment->span_capacity < needed) {
         size_t capacity = 2 * needed;
         tddp_shm_span *more = tddp_resize(segment->spans, capacity * sizeof *more);
@@ -52,21 +52,21 @@ static tddp_status make_room(tddp_shm_segment *segment, size_t arena)
 
 static void insert(tddp_shm_segment *segment, size_t index, tddp_shm_span span)
 {
-    tddp_shm_span *place = &segment->spans[index];
-    memmove(place + 1, place, (segment->span_count - index) * sizeof span);
-    *place = span;
+    tddp_shm_span *slot = &segment->spans[index];
+    memmove(slot + 1, slot, (segment->span_count - index) * sizeof span);
+    *slot = span;
     segment->span_count++;
 }
 
 static void erase(tddp_shm_segment *segment, size_t index)
 {
-    tddp_shm_span *place = &segment->spans[index];
+    tddp_shm_span *slot = &segment->spans[index];
     segment->span_count--;
-    memmove(place, place + 1, (segment->span_count - index) * sizeof *place);
+    memmove(slot, slot + 1, (segment->span_count - index) * sizeof *slot);
 }
 
-/* The first that is large enough; large ones lie as huge pages do. */
-static bool take(tddp_shm_segment *segment, size_t bytes, size_t *at)
+/* First fit. Large spans are aligned to huge pages. */
+static bool take_span(tddp_shm_segment *segment, size_t bytes, size_t *at)
 {
     size_t alignment = bytes >= TDDP_SHM_HUGE ? TDDP_SHM_HUGE : TDDP_SHM_PAGE;
     for (size_t i = 0; i < segment->span_count; i++) {
@@ -89,7 +89,7 @@ static bool take(tddp_shm_segment *segment, size_t bytes, size_t *at)
     return false;
 }
 
-static void give(tddp_shm_segment *segment, tddp_shm_span span)
+static void free_span(tddp_shm_segment *segment, tddp_shm_span span)
 {
     size_t i = 0;
     while (i < segment->span_count && segment->spans[i].at < span.at) {
@@ -108,33 +108,35 @@ static void give(tddp_shm_segment *segment, tddp_shm_span span)
 
 /* --- pages ----------------------------------------------------------------------------------- */
 
-/* Of which there may be none left: better told here than by a signal when they are touched. Limits
- * are looked at before each piece, since other ranks populate theirs at the same time. */
-static tddp_status back(const tddp_shm *shm, const tddp_shm_segment *segment, size_t at,
-                        size_t bytes)
+/* Allocates pages now: running out of memory is an error here, and a signal when they are
+ * touched. The limits are checked before each portion, since other ranks populate theirs at the
+ * same time. */
+static tddp_status populate(const tddp_shm *shm, const tddp_shm_segment *segment, size_t at,
+                            size_t bytes)
 {
     (void)madvise(segment->base + at, bytes, MADV_HUGEPAGE);
     (void)madvise(segment->base + at, bytes, MADV_DODUMP);
     for (size_t done = 0; done < bytes;) {
-        size_t piece = bytes - done < TDDP_SHM_PIECE ? bytes - done : TDDP_SHM_PIECE;
+        size_t length =
+            bytes - done < TDDP_SHM_POPULATE_BYTES ? bytes - done : TDDP_SHM_POPULATE_BYTES;
         tddp_status status = tddp_shm_check_memory(shm->size, bytes - done);
         if (status) {
             return status;
         }
-        int failed = madvise(segment->base + at + done, piece, MADV_POPULATE_WRITE);
+        int failed = madvise(segment->base + at + done, length, MADV_POPULATE_WRITE);
         if (failed && errno == EINVAL) {
-            failed = fallocate(segment->fd, 0, (off_t)(at + done), (off_t)piece);
+            failed = fallocate(segment->fd, 0, (off_t)(at + done), (off_t)length);
         }
         if (failed && errno != EINTR && errno != EAGAIN) {
-            return tddp_fail(TDDP_OUT_OF_MEMORY, "no memory for %zu bytes that are shared: %s",
+            return tddp_fail(TDDP_OUT_OF_MEMORY, "no memory for %zu bytes of shared memory: %s",
                              bytes, strerror(errno));
         }
-        done += failed ? 0 : piece;
+        done += failed ? 0 : length;
     }
     return TDDP_OK;
 }
 
-static void clear(const tddp_shm_segment *segment, size_t at, size_t bytes)
+static void discard(const tddp_shm_segment *segment, size_t at, size_t bytes)
 {
     int failed;
     (void)madvise(segment->base + at, bytes, MADV_DONTDUMP);
@@ -152,26 +154,26 @@ static void clear(const tddp_shm_segment *segment, size_t at, size_t bytes)
 static tddp_status reserve(const tddp_shm *shm, tddp_shm_segment *segment, size_t bytes, size_t *at)
 {
     pthread_mutex_lock(&segment->mutex);
-    tddp_status status = make_room(segment, shm->layout.arena);
-    if (status == TDDP_OK && !take(segment, bytes, at)) {
+    tddp_status status = reserve_spans(segment, shm->layout.arena);
+    if (status == TDDP_OK && !take_span(segment, bytes, at)) {
         status = tddp_fail(TDDP_UNAVAILABLE,
-                           "no room for %zu bytes in shared memory, which has %zu for all that "
-                           "this rank takes: set TDDP_SHM_ARENA to more",
+                           "no space for %zu bytes of shared memory in this rank's arena of %zu "
+                           "bytes: set TDDP_SHM_ARENA to more",
                            bytes, segment->bytes - shm->layout.arena);
     }
     if (status == TDDP_OK) {
-        segment->taken++;
+        segment->allocations++;
     }
     pthread_mutex_unlock(&segment->mutex);
     return status;
 }
 
-static void give_back(tddp_shm_segment *segment, size_t at, size_t bytes)
+static void release(tddp_shm_segment *segment, size_t at, size_t bytes)
 {
-    clear(segment, at, bytes);
+    discard(segment, at, bytes);
     pthread_mutex_lock(&segment->mutex);
-    give(segment, (tddp_shm_span){at, bytes});
-    segment->taken--;
+    free_span(segment, (tddp_shm_span){at, bytes});
+    segment->allocations--;
     pthread_mutex_unlock(&segment->mutex);
 }
 
@@ -183,24 +185,24 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
                          "%zu bytes of shared memory: expected 1 to %zu", bytes,
                          segment->bytes - shm->layout.arena);
     }
-    size_t whole = (bytes + TDDP_SHM_PAGE - 1) / TDDP_SHM_PAGE * TDDP_SHM_PAGE;
-    memory *made = tddp_alloc(sizeof *made);
+    size_t rounded = (bytes + TDDP_SHM_PAGE - 1) / TDDP_SHM_PAGE * TDDP_SHM_PAGE;
+    allocation *made = tddp_alloc(sizeof *made);
     if (!made) {
         return TDDP_OUT_OF_MEMORY;
     }
     size_t at = 0;
-    tddp_status status = reserve(shm, segment, whole, &at);
+    tddp_status status = reserve(shm, segment, rounded, &at);
     if (status == TDDP_OK) {
-        status = back(shm, segment, at, whole);
+        status = populate(shm, segment, at, rounded);
         if (status) {
-            give_back(segment, at, whole);
+            release(segment, at, rounded);
         }
     }
     if (status) {
         free(made);
         return status;
     }
-    *made = (memory){tddp_shm_segment_retain(segment), at, whole};
+    *made = (allocation){tddp_shm_segment_retain(segment), at, rounded};
     *handle = made;
     *data = segment->base + at;
     return TDDP_OK;
@@ -208,29 +210,29 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
 
 void tddp_shm_deallocate(void *handle)
 {
-    memory *gone = handle;
-    if (!gone) {
+    allocation *freed = handle;
+    if (!freed) {
         return;
     }
-    if (gone->segment->pid == tddp_process_id()) {
-        give_back(gone->segment, gone->at, gone->bytes);
+    if (freed->segment->pid == tddp_process_id()) {
+        release(freed->segment, freed->at, freed->bytes);
     }
-    tddp_shm_segment_release(gone->segment);
-    free(gone);
+    tddp_shm_segment_release(freed->segment);
+    free(freed);
 }
 
-uint64_t tddp_shm_locate(const tddp_shm *shm, const void *data, size_t bytes)
+uint64_t tddp_shm_offset_of(const tddp_shm *shm, const void *data, size_t bytes)
 {
     const tddp_shm_peer *self = tddp_shm_self(shm);
     uintptr_t at = (uintptr_t)data - (uintptr_t)self->base;
     if ((uintptr_t)data < (uintptr_t)self->base || at >= shm->layout.bytes ||
         shm->layout.bytes - at < bytes) {
-        return TDDP_SHM_NOWHERE;
+        return TDDP_SHM_NOT_SHARED;
     }
     return at;
 }
 
-void *tddp_shm_at(const tddp_shm *shm, int rank, uint64_t where)
+void *tddp_shm_address(const tddp_shm *shm, int rank, uint64_t offset)
 {
-    return where == TDDP_SHM_NOWHERE ? NULL : shm->peers[rank].base + where;
+    return offset == TDDP_SHM_NOT_SHARED ? NULL : shm->peers[rank].base + offset;
 }

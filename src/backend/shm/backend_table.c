@@ -1,15 +1,14 @@
 /*
- * The face of this room: the backend table, and what is told to the peers when an operation fails.
- * Slots run on the group's threads; abort on any.
+ * The backend table "shm". Its slots report failures to the peers. Slots run on the group's
+ * threads; abort on any.
  */
 #include "backend/shm/control.h"
 
-/* After a failure that leaves ranks out of step the peers need not wait for this one. */
-static tddp_status told(tddp_shm *shm, tddp_status status)
+/* After a failure that leaves ranks out of step, the peers need not wait for this rank. */
+static tddp_status report_fatal(tddp_shm *shm, tddp_status status)
 {
-    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
-        status != TDDP_CANCELED) {
-        tddp_shm_farewell(shm, status, tddp_error_message());
+    if (tddp_shm_is_fatal(status)) {
+        tddp_shm_report_failure(shm, status, tddp_error_message());
     }
     return status;
 }
@@ -17,7 +16,7 @@ static tddp_status told(tddp_shm *shm, tddp_status status)
 #define RUN(name)                                                   \
     static tddp_status run_##name(void *context, const tddp_op *op) \
     {                                                               \
-        return told(context, tddp_shm_##name(context, op));         \
+        return report_fatal(context, tddp_shm_##name(context, op)); \
     }
 
 RUN(all_reduce)
@@ -66,12 +65,12 @@ static void destroy(void *context)
 
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
-    return told(context, tddp_shm_post_create(context, op, request));
+    return report_fatal(context, tddp_shm_p2p_post(context, op, request));
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
-    return told(context, tddp_shm_post_finish(context, request, source));
+    return report_fatal(context, tddp_shm_p2p_finish(context, request, source));
 }
 
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
@@ -79,9 +78,9 @@ static tddp_status allocate(void *context, size_t bytes, void **handle, void **d
     return tddp_shm_allocate(context, bytes, handle, data);
 }
 
-static void farewell(void *context, tddp_status status, const char *text)
+static void report_failure(void *context, tddp_status status, const char *text)
 {
-    tddp_shm_farewell(context, status, text);
+    tddp_shm_report_failure(context, status, text);
 }
 
 const tddp_backend_v1 *tddp_shm_backend(void)
@@ -99,7 +98,7 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .traits = TDDP_BACKEND_RESUMES,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
-        .farewell = farewell,
+        .report_failure = report_failure,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
                 [TDDP_OP_BROADCAST] = run_broadcast,

@@ -1,11 +1,13 @@
 /*
- * The table of algorithms, its override, and the log line that tells of a choice.
+ * The selection table of algorithms, the TDDP_SHM_ALGORITHM override, and the log of choices.
  *
- * Threads: choices_read() at the join; the rest where operations run, one at a time. A choice
- * depends only on what is equal on all ranks, or ranks would wait for each other in different ways.
- * What an algorithm does is left to the operation's own file.
+ * Invariant: a choice depends only on what is equal on all ranks; otherwise ranks would run
+ * different algorithms and wait for each other. How an algorithm works is in the operation's own
+ * file.
+ *
+ * Threads: tddp_shm_choices_parse() runs at the join, the rest on the thread of the operation.
  */
-#include "backend/shm/choose.h"
+#include "backend/shm/algorithms.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,17 +17,17 @@
 
 enum { ANY_RANKS = INT32_MAX, KIB = 1024 };
 
-/* The first row that fits serves; for each kind the last one must serve whatever comes. */
+/* The first row that matches is used. The last row of each kind must match anything. */
 typedef struct row {
     tddp_op_kind kind;
     tddp_shm_algorithm algorithm;
-    size_t most_bytes;
-    int most_ranks;
+    size_t max_bytes;
+    int max_ranks;
 } row;
 
 static const row table[] = {
-    /* By measurement with two ranks on two cores, and four. Inline and staged have one wait, direct
-     * and sliced two; of what is inline the own memory is read twice, of staging once. */
+    /* Measured with two ranks on two cores, and with four. Inline and staged wait once, direct
+     * and sliced twice. Inline reads the rank's own memory twice, staged once. */
     {TDDP_OP_ALL_REDUCE, TDDP_SHM_INLINE, 256, ANY_RANKS},
     {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS},
     {TDDP_OP_ALL_REDUCE, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
@@ -44,7 +46,7 @@ static const row table[] = {
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS},
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
-    /* Here each piece has its way, of these, by exchange.c. */
+    /* For these, exchange.c selects one of the algorithms for each part. */
     {TDDP_OP_BROADCAST, TDDP_SHM_INLINE, 0, ANY_RANKS},
     {TDDP_OP_BROADCAST, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
     {TDDP_OP_BROADCAST, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS},
@@ -78,7 +80,7 @@ static const char *name_of(tddp_shm_algorithm algorithm)
     return "unknown";
 }
 
-static bool can_serve(tddp_shm_algorithm algorithm, size_t bytes, bool registered)
+static bool is_applicable(tddp_shm_algorithm algorithm, size_t bytes, bool registered)
 {
     return algorithm == TDDP_SHM_INLINE   ? bytes <= TDDP_SHM_PAYLOAD_BYTES
            : algorithm == TDDP_SHM_DIRECT ? registered
@@ -89,41 +91,42 @@ tddp_shm_algorithm tddp_shm_choose(const tddp_shm *shm, tddp_op_kind kind, size_
                                    bool registered)
 {
     int forced = tddp_shm_choices_of(shm)->forced[kind] - 1;
-    if (forced >= 0 && can_serve((tddp_shm_algorithm)forced, bytes, registered)) {
+    if (forced >= 0 && is_applicable((tddp_shm_algorithm)forced, bytes, registered)) {
         return (tddp_shm_algorithm)forced;
     }
     int ranks = tddp_shm_size(shm);
     for (int i = 0; i < ROWS; i++) {
-        const row *here = &table[i];
-        if (here->kind == kind && bytes <= here->most_bytes && ranks <= here->most_ranks &&
-            can_serve(here->algorithm, bytes, registered)) {
-            return here->algorithm;
+        const row *candidate = &table[i];
+        if (candidate->kind == kind && bytes <= candidate->max_bytes &&
+            ranks <= candidate->max_ranks &&
+            is_applicable(candidate->algorithm, bytes, registered)) {
+            return candidate->algorithm;
         }
     }
     return TDDP_SHM_STAGED;
 }
 
-static int power_of(size_t bytes)
+static int log2_of(size_t bytes)
 {
-    int power = 0;
+    int exponent = 0;
     for (; bytes > 1; bytes /= 2) {
-        power++;
+        exponent++;
     }
-    return power;
+    return exponent;
 }
 
-void tddp_shm_chose(const tddp_shm *shm, tddp_op_kind kind, size_t bytes,
-                    tddp_shm_algorithm algorithm)
+void tddp_shm_log_choice(const tddp_shm *shm, tddp_op_kind kind, size_t bytes,
+                         tddp_shm_algorithm algorithm)
 {
     if (!tddp_log_enabled(TDDP_LOG_DEBUG)) {
         return;
     }
-    int power = power_of(bytes);
-    uint64_t *told = &tddp_shm_choices_of(shm)->told[kind][algorithm];
-    if (*told >> power & 1) {
+    int exponent = log2_of(bytes);
+    uint64_t *logged = &tddp_shm_choices_of(shm)->logged[kind][algorithm];
+    if (*logged >> exponent & 1) {
         return;
     }
-    *told |= UINT64_C(1) << power;
+    *logged |= UINT64_C(1) << exponent;
     tddp_log(TDDP_LOG_DEBUG, "shm", "%s of %zu bytes by %d ranks: %s%s", tddp_op_name(kind), bytes,
              tddp_shm_size(shm), name_of(algorithm),
              tddp_shm_choices_of(shm)->forced[kind] == algorithm + 1 ? " (TDDP_SHM_ALGORITHM)"
@@ -182,18 +185,18 @@ static tddp_status fail_algorithm(tddp_op_kind kind, const char *text, int lengt
                      length, text, tddp_op_name(kind), names);
 }
 
-static bool equals(const char *text, size_t length, const char *name)
+static bool text_equals(const char *text, size_t length, const char *name)
 {
     return strlen(name) == length && strncmp(text, name, length) == 0;
 }
 
-/* One "operation=algorithm". */
+/* Parses one "operation=algorithm". */
 static tddp_status read_one(const char *text, size_t length, tddp_shm_choices *out)
 {
     const char *sign = memchr(text, '=', length);
     int kind = 0;
     while (sign && kind < TDDP_OP_COUNT &&
-           !equals(text, (size_t)(sign - text), tddp_op_name((tddp_op_kind)kind))) {
+           !text_equals(text, (size_t)(sign - text), tddp_op_name((tddp_op_kind)kind))) {
         kind++;
     }
     bool known = false;
@@ -206,7 +209,8 @@ static tddp_status read_one(const char *text, size_t length, tddp_shm_choices *o
     size_t rest = length - (size_t)(sign + 1 - text);
     for (int i = 0; i < TDDP_SHM_ALGORITHM_COUNT; i++) {
         tddp_shm_algorithm algorithm = (tddp_shm_algorithm)i;
-        if (equals(sign + 1, rest, name_of(algorithm)) && has_row((tddp_op_kind)kind, algorithm)) {
+        if (text_equals(sign + 1, rest, name_of(algorithm)) &&
+            has_row((tddp_op_kind)kind, algorithm)) {
             out->forced[kind] = (uint8_t)(i + 1);
             return TDDP_OK;
         }
@@ -214,7 +218,7 @@ static tddp_status read_one(const char *text, size_t length, tddp_shm_choices *o
     return fail_algorithm((tddp_op_kind)kind, text, (int)length);
 }
 
-tddp_status tddp_shm_choices_read(tddp_shm_choices *out)
+tddp_status tddp_shm_choices_parse(tddp_shm_choices *out)
 {
     tddp_shm_choices choices = {0};
     const char *text = getenv("TDDP_SHM_ALGORITHM");
@@ -237,7 +241,7 @@ void tddp_shm_choices_text(const tddp_shm_choices *choices, char *text, size_t s
         if (choices->forced[kind]) {
             tddp_shm_algorithm algorithm = (tddp_shm_algorithm)(choices->forced[kind] - 1);
             add_text(text, size, ",", tddp_op_name((tddp_op_kind)kind));
-            /* Not before the first one, where nothing is between. */
+            /* Without a separator. */
             size_t used = strlen(text);
             snprintf(text + used, size - used, "=%s", name_of(algorithm));
         }

@@ -1,4 +1,6 @@
-/* Memory that ranks share: what it holds, who sees it, how long it lasts, and what is given back.
+/*
+ * The memory that ranks share: its contents, its visibility, its lifetime, and its return to the
+ * system.
  */
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,8 +19,8 @@ static bool is_zero(const unsigned char *data, size_t bytes)
     return i == bytes;
 }
 
-/* Every rank sees every other's, at the same offset whatever the address. */
-static void seen_by_all(shm_rank *it)
+/* Every rank sees every other rank's memory, at the same offset. */
+static void visible_to_all(shm_rank *it)
 {
     void *handle;
     void *data;
@@ -30,7 +32,7 @@ static void seen_by_all(shm_rank *it)
     tddp_op op = shm_op(it, TDDP_OP_ALL_REDUCE);
     op.input = op.output = shm_buffer(data, 3, TDDP_INT32);
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     CHECK(tddp_shm_all_inputs(it->shm));
     CHECK(tddp_shm_all_outputs(it->shm));
     for (int rank = 0; rank < it->size; rank++) {
@@ -38,14 +40,14 @@ static void seen_by_all(shm_rank *it)
         CHECK_INT(theirs[2], 100 + rank);
         CHECK(tddp_shm_output(it->shm, rank) == (const void *)theirs);
     }
-    tddp_shm_publish(it->shm, 1);
-    CHECK_OK(tddp_shm_await_all(it->shm, 1));
+    tddp_shm_publish_step(it->shm, 1);
+    CHECK_OK(tddp_shm_wait_step_all(it->shm, 1));
     tddp_shm_deallocate(handle);
 }
 
-SHM_TEST(memory_is_seen_by_all, seen_by_all)
+SHM_TEST(memory_is_visible_to_all_ranks, visible_to_all)
 
-/* One rank's buffer lies elsewhere: all know that, and have the others' all the same. */
+/* One rank's buffer isn't shared: all ranks know that, and can still access the others'. */
 static void partly(shm_rank *it)
 {
     int32_t elsewhere[4] = {0};
@@ -56,14 +58,14 @@ static void partly(shm_rank *it)
     op.input = shm_buffer(data, 4, TDDP_INT32);
     op.output = it->rank == 1 ? shm_buffer(elsewhere, 4, TDDP_INT32) : op.input;
     tddp_shm_enter(it->shm, &op, NULL, 0);
-    CHECK_OK(tddp_shm_meet(it->shm));
+    CHECK_OK(tddp_shm_sync(it->shm));
     CHECK(tddp_shm_all_inputs(it->shm));
     CHECK_INT(tddp_shm_all_outputs(it->shm), it->size == 1);
     for (int rank = 0; rank < it->size; rank++) {
         CHECK_INT(tddp_shm_output(it->shm, rank) == NULL, rank == 1);
     }
-    tddp_shm_publish(it->shm, 1);
-    CHECK_OK(tddp_shm_await_all(it->shm, 1));
+    tddp_shm_publish_step(it->shm, 1);
+    CHECK_OK(tddp_shm_wait_step_all(it->shm, 1));
     tddp_shm_deallocate(handle);
 }
 
@@ -76,21 +78,21 @@ static void edges(shm_rank *it)
     void *place;
     CHECK_OK(tddp_shm_allocate(it->shm, 8192, &handle, &place));
     data = place;
-    uint64_t at = tddp_shm_locate(it->shm, data, 8192);
-    CHECK(at != TDDP_SHM_NOWHERE);
-    CHECK(tddp_shm_at(it->shm, it->rank, at) == place);
-    CHECK_INT(tddp_shm_locate(it->shm, data + 5, 10), at + 5);
-    CHECK(tddp_shm_locate(it->shm, &handle, 8) == TDDP_SHM_NOWHERE);
-    CHECK(tddp_shm_locate(it->shm, data, SIZE_MAX / 2) == TDDP_SHM_NOWHERE);
-    CHECK(tddp_shm_locate(it->shm, NULL, 8) == TDDP_SHM_NOWHERE);
-    CHECK(tddp_shm_at(it->shm, it->rank, TDDP_SHM_NOWHERE) == NULL);
+    uint64_t at = tddp_shm_offset_of(it->shm, data, 8192);
+    CHECK(at != TDDP_SHM_NOT_SHARED);
+    CHECK(tddp_shm_address(it->shm, it->rank, at) == place);
+    CHECK_INT(tddp_shm_offset_of(it->shm, data + 5, 10), at + 5);
+    CHECK(tddp_shm_offset_of(it->shm, &handle, 8) == TDDP_SHM_NOT_SHARED);
+    CHECK(tddp_shm_offset_of(it->shm, data, SIZE_MAX / 2) == TDDP_SHM_NOT_SHARED);
+    CHECK(tddp_shm_offset_of(it->shm, NULL, 8) == TDDP_SHM_NOT_SHARED);
+    CHECK(tddp_shm_address(it->shm, it->rank, TDDP_SHM_NOT_SHARED) == NULL);
     tddp_shm_deallocate(handle);
     tddp_shm_deallocate(NULL);
     CHECK_STATUS(tddp_shm_allocate(it->shm, 0, &handle, &place), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_shm_allocate(it->shm, SIZE_MAX, &handle, &place), TDDP_UNAVAILABLE);
 }
 
-SHM_TEST(memory_is_located, edges)
+SHM_TEST(memory_offsets, edges)
 
 static void outlives(shm_rank *it)
 {
@@ -116,8 +118,8 @@ static size_t backed(const shm_rank *it)
     return (size_t)file.st_blocks * 512;
 }
 
-/* What is freed takes no memory any more, and is zero when it is had again. */
-static void given_back(shm_rank *it)
+/* Freed memory is returned to the system, and is zero when it is allocated again. */
+static void freed(shm_rank *it)
 {
     size_t before = backed(it);
     for (int i = 0; i < 3; i++) {
@@ -132,35 +134,36 @@ static void given_back(shm_rank *it)
     }
 }
 
-TEST(memory_is_given_back)
+TEST(freed_memory_is_returned)
 {
-    run_shm(SHM_PROCESSES, 2, given_back, NULL);
+    run_shm(SHM_PROCESSES, 2, freed, NULL);
 }
 
-typedef struct piece {
+typedef struct block {
     void *handle;
     unsigned char *data;
     size_t bytes;
     unsigned char mark;
-} piece;
+} block;
 
-static void check_piece(const piece *it)
+static void check_block(const block *it)
 {
     CHECK_INT(it->data[0], it->mark);
     CHECK_INT(it->data[it->bytes / 2], it->mark);
     CHECK_INT(it->data[it->bytes - 1], it->mark);
 }
 
-/* Pieces of all sizes come and go; none overlaps another, and at the end the arena is whole. */
-static void come_and_go(shm_rank *it)
+/* Allocations of all sizes, freed in random order; none overlaps another, and at the end the
+ * arena is one free span. */
+static void random_allocations_body(shm_rank *it)
 {
-    enum { PIECES = 40, ROUNDS = 2000 };
-    piece pieces[PIECES] = {{0}};
+    enum { BLOCKS = 40, ROUNDS = 2000 };
+    block blocks[BLOCKS] = {{0}};
     unsigned seed = 17u + (unsigned)it->rank;
     for (int i = 0; i < ROUNDS; i++) {
-        piece *each = &pieces[(unsigned)rand_r(&seed) % PIECES];
+        block *each = &blocks[(unsigned)rand_r(&seed) % BLOCKS];
         if (each->handle) {
-            check_piece(each);
+            check_block(each);
             tddp_shm_deallocate(each->handle);
             each->handle = NULL;
             continue;
@@ -173,19 +176,19 @@ static void come_and_go(shm_rank *it)
         CHECK_INT(each->data[0] | each->data[each->bytes - 1], 0);
         memset(place, each->mark, each->bytes);
     }
-    for (int i = 0; i < PIECES; i++) {
-        if (pieces[i].handle) {
-            check_piece(&pieces[i]);
-            tddp_shm_deallocate(pieces[i].handle);
+    for (int i = 0; i < BLOCKS; i++) {
+        if (blocks[i].handle) {
+            check_block(&blocks[i]);
+            tddp_shm_deallocate(blocks[i].handle);
         }
     }
     CHECK_INT(tddp_shm_self(it->shm)->segment->span_count, 1);
-    CHECK_INT(tddp_shm_self(it->shm)->segment->taken, 0);
+    CHECK_INT(tddp_shm_self(it->shm)->segment->allocations, 0);
 }
 
-TEST(memory_comes_and_goes)
+TEST(random_allocations)
 {
-    run_shm(SHM_THREADS, 2, come_and_go, NULL);
+    run_shm(SHM_THREADS, 2, random_allocations_body, NULL);
 }
 
 static void full(shm_rank *it)
@@ -214,7 +217,7 @@ static void none(shm_rank *it)
     void *handle;
     void *place;
     CHECK_STATUS(tddp_shm_allocate(it->shm, 1, &handle, &place), TDDP_UNAVAILABLE);
-    meet_once(it);
+    barrier_once(it);
 }
 
 TEST(there_may_be_no_arena)
@@ -223,22 +226,22 @@ TEST(there_may_be_no_arena)
     run_shm(SHM_PROCESSES, 3, none, NULL);
 }
 
-/* The least of what the ranks have is what all have. */
+/* All ranks use the smallest of their arena sizes. */
 static void unequal(shm_rank *it)
 {
     setenv("TDDP_SHM_ARENA", it->rank == 1 ? "2097152" : "8388608", 1);
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
     CHECK_INT(it->shm->layout.bytes - it->shm->layout.arena, 2 * MIB);
-    meet_once(it);
+    barrier_once(it);
 }
 
 TEST(arenas_are_equal)
 {
-    shm_run((shm_job){.way = SHM_PROCESSES, .size = 3, .body = unequal, .bare = true});
+    shm_run((shm_job){.mode = SHM_PROCESSES, .size = 3, .body = unequal, .bare = true});
 }
 
-/* A child uses the parent's memory, and lets go of it without a trace. */
+/* A child uses the parent's memory, and its exit changes nothing for the parent. */
 static void forked(shm_rank *it)
 {
     void *handle;
@@ -260,9 +263,9 @@ static void forked(shm_rank *it)
     CHECK_INT(status, 0);
     CHECK_INT(data[0], 1);
     CHECK_INT(data[1], 2);
-    meet_once(it); /* nobody believes that this rank has left */
+    barrier_once(it); /* the exit of the child has not published that this rank left */
     tddp_shm_deallocate(handle);
-    meet_once(it);
+    barrier_once(it);
 }
 
 TEST(a_forked_child_shares_memory)
@@ -270,7 +273,7 @@ TEST(a_forked_child_shares_memory)
     run_shm(SHM_PROCESSES, 2, forked, NULL);
 }
 
-/* Where files may not be large there is less of it, and with too little none can share. */
+/* A limit of file size makes the arena smaller; with too low a limit ranks can't share memory. */
 static void limited(shm_rank *it)
 {
     const rlim_t *bytes = it->data;
@@ -287,7 +290,7 @@ static void limited(shm_rank *it)
         void *place;
         CHECK_OK(status);
         CHECK_OK(tddp_shm_allocate(it->shm, 1000, &handle, &place));
-        meet_once(it);
+        barrier_once(it);
         tddp_shm_deallocate(handle);
     }
 }
@@ -295,7 +298,7 @@ static void limited(shm_rank *it)
 TEST(files_may_be_limited)
 {
     rlim_t bytes = 100 * MIB;
-    shm_job job = {.way = SHM_PROCESSES, .size = 2, .body = limited, .data = &bytes, .bare = true};
+    shm_job job = {.mode = SHM_PROCESSES, .size = 2, .body = limited, .data = &bytes, .bare = true};
     shm_run(job);
     bytes = 1000;
     shm_run(job);
