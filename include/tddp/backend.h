@@ -1,22 +1,22 @@
 /**
  * @file backend.h
- * @brief The table by which a backend carries out what process groups ask of it (ABI 1).
+ * @brief The table of functions that implements process groups' operations: a backend (ABI 1).
  *
- * A backend is named ("gloo", "nccl", "fake", your own). libtddp looks for it among those
- * registered, then for a module `tddp_backend_<name>.so` in TDDP_BACKEND_PATH, beside libtddp and
- * on the system's library path, and never unloads it. A module exports
+ * A backend has a name ("gloo", "nccl", "fake", your own). libtddp looks for it among the
+ * registered ones, then for a module `tddp_backend_<name>.so` in TDDP_BACKEND_PATH, beside libtddp
+ * and on the system's library path. A module is never unloaded. It exports
  *
  *     const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);
  *
- * which returns NULL if it does not know that ABI, or if something that it needs is not here: it
- * says what with tddp_fail(), and is asked again the next time. It links libtddp for the store and
- * tddp_fail().
+ * which returns NULL if it does not know that ABI, or if something that it needs is missing: it
+ * then reports what with tddp_fail(), and the next request calls it again. A module links libtddp
+ * for the store and tddp_fail().
  *
- * Threads: create() and destroy() run on the thread that makes or destroys the group; the
- * operations of one group run one at a time, in the same order on every rank, on the group's
- * progress thread; sends and receives are posted from any thread and finished on threads of the
- * group's, and so are all operations on the memory of a device with TDDP_BACKEND_QUEUES; abort()
- * may come from any thread meanwhile. No slot may throw, or run code of a host language.
+ * Threads: create() and destroy() run on the thread that creates or destroys the group. Collectives
+ * of a group run one at a time, in the same order on every rank, on the group's progress thread.
+ * Sends and receives are posted on any thread and finished on the group's threads, and so are all
+ * operations on device memory with TDDP_BACKEND_QUEUES. abort() may be called on any thread at any
+ * time. No slot may throw, or run code of a host language.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
@@ -31,7 +31,7 @@ extern "C" {
 
 #define TDDP_BACKEND_ABI 1u
 
-/* Whether it is between two ranks rather than all: posted, not run. */
+/* Whether it is between two ranks instead of all: posted, not run. */
 static inline int tddp_op_is_p2p(tddp_op_kind kind)
 {
     return kind == TDDP_OP_SEND || kind == TDDP_OP_RECV;
@@ -40,49 +40,50 @@ static inline int tddp_op_is_p2p(tddp_op_kind kind)
 /**
  * One operation, checked by the group: dtypes agree, sizes fit, root, peer and op are in range.
  *
- * Operations with a piece for each rank have them in `input_parts` (reduce_scatter, scatter at the
+ * Operations with a part for each rank have them in `input_parts` (reduce_scatter, scatter at the
  * root, all_to_all) and `output_parts` (all_gather, gather at the root, all_to_all): world_size
- * buffers, by rank, that live as long as the operation; NULL for all other operations and ranks.
- * Where the parts lie end to end in one piece of memory, `input` or `output` is the whole of it;
- * else its data is NULL and its count the sum. Parts of all_gather, gather, scatter and all_to_all
- * may differ in size, and whether both ends agree is found out with the operation.
+ * buffers, by rank, valid as long as the operation; NULL for all other operations and ranks. If the
+ * parts are contiguous, `input` or `output` is all of them as one buffer; otherwise its data is
+ * NULL and its count the sum. Parts of all_gather, gather, scatter and all_to_all may differ in
+ * size; the backend checks that both ends agree.
  */
 typedef struct tddp_op {
     tddp_op_kind kind;
-    /** Counts the group's operations from 1; equal on every rank. Point to point: counts this
-     * rank's sends and receives, apart from the others. */
+    /** Counts the group's collectives from 1; equal on every rank. Point to point: counts this
+     * rank's sends and receives, separately. */
     uint64_t sequence;
-    /** What this rank gives. all_reduce, reduce, broadcast: the same memory as output. gather: the
-     * own piece; scatter: at the root as described above, elsewhere empty; send: the message. */
+    /** What this rank sends. all_reduce, reduce, broadcast: the same memory as output. gather:
+     * this rank's part; scatter: at the root as described above, elsewhere empty; send: the
+     * message. */
     tddp_buffer input;
-    /** What this rank gets. gather: at the root as described above, elsewhere empty; reduce: at
-     * ranks other than the root its contents stay; recv: where the message goes. */
+    /** What this rank receives. gather: at the root as described above, elsewhere empty; reduce:
+     * unchanged at ranks other than the root; recv: the message. */
     tddp_buffer output;
     const tddp_buffer *input_parts;
     const tddp_buffer *output_parts;
     tddp_reduce_op reduce; /**< all_reduce, reduce, reduce_scatter */
     double premul; /**< this rank's factor of TDDP_REDUCE_PREMUL_SUM; may differ between ranks */
     int root;      /**< broadcast, reduce, gather, scatter: a rank of this group */
-    int peer;      /**< send: to whom; recv: from whom, or TDDP_ANY_SOURCE */
-    uint32_t tag;  /**< send, recv: messages match only those of the same tag */
-    /** Of what else must be equal on every rank (shapes, names), 0 if nothing is to be compared. */
+    int peer;      /**< send: the destination; recv: the source, or TDDP_ANY_SOURCE */
+    uint32_t tag;  /**< send, recv: messages match only with the same tag */
+    /** A hash of anything else that must be equal on every rank (shapes, names); 0: none. */
     uint32_t fingerprint;
-    int64_t timeout_ms; /**< > 0; the slot returns TDDP_TIMEOUT when it is over */
-    /** For backends with TDDP_BACKEND_RESUMES: once it is triggered the slot may return
-     * TDDP_CANCELED with the operation unfinished, and is then called again with the same one.
-     * NULL: nobody will. */
+    int64_t timeout_ms; /**< > 0; the slot then returns TDDP_TIMEOUT */
+    /** For backends with TDDP_BACKEND_RESUMES: once the token is triggered, the slot may return
+     * TDDP_CANCELED with the operation unfinished, and is then called again with the same
+     * operation. NULL: never triggered. */
     tddp_cancel *cancel;
-    /** 1: the slot runs on the thread that waits for the result, which has nothing else to do: it
-     * may spin. 0: on a thread beside those that compute. */
+    /** 1: the slot runs on the thread that waits for the result and has nothing else to do: it
+     * may spin. 0: it runs beside threads that compute. */
     int awaited;
-    /** all_reduce of several buffers as one operation: their number; `output_parts` has them, each
-     * in place. 0: it is of one. */
+    /** all_reduce of several buffers as one operation: their number; `output_parts` has them,
+     * each in place. 0: a single buffer. */
     size_t bundled;
-    /** Where finish() leaves how long the operation took on its device, in nanoseconds; NULL:
-     * nobody asks. */
+    /** finish() writes here how long the operation took on its device, in nanoseconds; NULL: not
+     * measured. */
     int64_t *device_ns;
-    /** The operation that this one carries out a part of; its facts are what ranks compare, and
-     * what they are told of, in place of this one's. NULL: none. */
+    /** The operation that this one implements a part of: ranks compare, and errors report, that
+     * one. NULL: none. */
     const struct tddp_op *part_of;
 } tddp_op;
 
@@ -92,102 +93,102 @@ typedef struct tddp_backend_opts {
     int world_size;
     tddp_store *store; /**< this group's own prefix; retain it to keep it after create() */
     int64_t timeout_ms;
-    int device_index; /**< GPU for this rank, where no memory tells; -1: the first */
-    int device_bound; /**< 1: the group is for that GPU alone, and its ranks may connect at once */
-    /** This backend's context of the group whose ranks this one's are some of, where all of its
-     * ranks take part in the making: by create(), or by decline() where they are not in it. No
-     * operation of it is under way. NULL: none is, or they do not. Valid during create(). */
+    int device_index; /**< this rank's GPU for operations without memory; -1: the first */
+    int device_bound; /**< 1: the group uses only that GPU, and its ranks may connect at once */
+    /** This backend's context of the group that this group is a subset of, if all ranks of that
+     * one take part: by create(), or by decline() if they are not members. No operation of it is
+     * running. NULL: there is none, or they don't take part. Valid during create(). */
     void *parent;
     int same_host;     /**< 1 if every rank of the group runs on this host */
     const char *group; /**< the group's name, for messages; valid during create() */
-    /** Numeric address at which the other ranks reach this host: loopback with same_host, else the
-     * one on the way to the store's server; NULL if nothing tells. Valid during create(). */
+    /** The numeric address at which other ranks reach this host: loopback with same_host,
+     * otherwise the local address of the route to the store's server; NULL: unknown. Valid
+     * during create(). */
     const char *address;
-    /** The host of each rank, numbered from 0 as they first come in the order of ranks; NULL: not
-     * known. Valid during create(). */
+    /** The host of each rank, numbered from 0 in order of first appearance; NULL: unknown. Valid
+     * during create(). */
     const int *hosts;
-    /** What the ranks are called in messages; NULL: as they are numbered. Valid during create(). */
+    /** The ranks' names in messages; NULL: their numbers. Valid during create(). */
     const int *names;
 } tddp_backend_opts;
 
-/* What a backend bears. */
+/* What a backend supports. */
 enum {
-    /** Operations may be run by any thread, one at a time, and stopped half way; see
+    /** Operations may run on any thread, one at a time, and be interrupted and resumed; see
      * tddp_op.cancel. */
     TDDP_BACKEND_RESUMES = 1,
-    /** Between ranks of one host shared memory may take its place. */
+    /** Shared memory may replace it between ranks of one host. */
     TDDP_BACKEND_SHARES_HOSTS = 2,
-    /** Operations on the memory of a device (all but those of the CPU) are put on a queue of the
-     * device's, where several may be on their way; see launch(). Barriers are run. */
+    /** Operations on device memory (all but the CPU's) are put on a queue of the device, several
+     * at a time; see launch(). Barriers are run. */
     TDDP_BACKEND_QUEUES = 4,
 };
 
-/** Carries out one operation and returns when its result is in place. TDDP_TIMEOUT and
- * TDDP_PEER_LOST name the ranks that are waited for, by what tddp_fail() is given. */
+/** Runs one operation and returns when its result is in place. The text of TDDP_TIMEOUT and
+ * TDDP_PEER_LOST names the ranks that it waited for. */
 typedef tddp_status (*tddp_backend_run)(void *context, const tddp_op *op);
 
 typedef struct tddp_backend_v1 {
     uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
     uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */
     const char *name;
-    uint32_t device_types; /**< bit (1 << tddp_device_type) for each kind of memory it takes; the
-                                group copies what is of the other kind, by the CUDA runtime */
+    /** Bit (1 << tddp_device_type) for each kind of memory that it supports; the group copies
+     * memory of the other kind, by the CUDA runtime. */
+    uint32_t device_types;
 
-    /** Connects this rank to its peers; blocks at most opts->timeout_ms or until cancelled. */
+    /** Connects this rank to its peers; blocks for at most opts->timeout_ms, or until canceled. */
     tddp_status (*create)(const tddp_backend_opts *opts, const tddp_wait *wait, void **context);
 
-    /** Makes the running and all later operations fail soon, with TDDP_GROUP_FAILED or what they
-     * meet. Any thread. */
+    /** Makes running and later operations fail soon, with TDDP_GROUP_FAILED or another error. Any
+     * thread. */
     void (*abort)(void *context);
 
-    /** Frees everything; no operation is running. After abort() or without. */
+    /** Frees everything; no operation is running. With or without abort() before. */
     void (*destroy)(void *context);
 
     /**
-     * Point to point; both NULL: not supported. post() begins a send or receive and returns at
-     * once; posts come one at a time, in the order in which the messages to or from one peer match,
-     * beside a running operation. `*op` and its memory live until finish(), which is called once
-     * for each request, on any thread, several at a time: it waits, frees the request, and sets
-     * `*source` to the sender's rank for a receive that went well. No finish() may be kept waiting
-     * for another: a peer may need the one to be able to do its part in the other.
+     * Point to point; both NULL: not supported. post() starts a send or receive and returns at
+     * once. Posts come one at a time, also beside a running operation, and messages to or from a
+     * peer match in their order. `*op` and its memory stay valid until finish(), which is called
+     * once for each request, on any thread, several at a time. It waits, frees the request, and
+     * sets `*source` to the sender's rank after a successful receive. No finish() may depend on
+     * another: a peer may need the one before it can do its part of the other.
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
     tddp_status (*finish)(void *context, void *request, int *source);
 
     uint32_t traits; /**< TDDP_BACKEND_RESUMES and so on */
 
-    /**
-     * Memory that operations reduce where it lies; both NULL: there is none. Called on any thread;
-     * `*handle` is given back once, on any thread, maybe after destroy() or in a forked child. The
-     * memory is zero, and begins at a multiple of 64 bytes.
-     */
+    /** Memory that operations can use in place; both NULL: there is none. Any thread. `*handle`
+     * is deallocated once, on any thread, maybe after destroy() or in a forked child. The memory
+     * is zero-filled and aligned to 64 bytes. */
     tddp_status (*allocate)(void *context, size_t bytes, void **handle, void **data);
     void (*deallocate)(void *handle);
 
-    /** Tells the other ranks, once, why this one takes part in nothing any more, where it was not
-     * this backend that failed; NULL: they find out when it is gone. Any thread. */
+    /** Tells the other ranks, once, why this rank takes no further part, if the failure was
+     * outside this backend; NULL: they notice when it is gone. Any thread. */
     void (*report_failure)(void *context, tddp_status status, const char *text);
 
     /**
-     * With TDDP_BACKEND_QUEUES, else NULL. An operation on the memory of a device, of all ranks or
-     * between two, is posted, launched, awaited and finished. post() notes what the memory's stream
-     * has to do before, and never blocks. launch() puts the operation on its queue: those of all
-     * ranks one at a time, in the order of their numbers, on the progress thread; it may block
-     * until the deadline. order() has what is put on `stream` from then on wait for the operation;
-     * any thread, between launch() and finish(). await() returns once the device is done with it,
-     * or with what went wrong. finish() waits for nothing then; it is called once for each request,
-     * also after a launch() that failed or never was.
+     * With TDDP_BACKEND_QUEUES, else NULL. An operation on device memory, collective or point to
+     * point, is posted, launched, awaited and finished. post() records the work that precedes it
+     * on the memory's stream, and never blocks. launch() puts the operation on its queue:
+     * collectives one at a time, in the order of their numbers, on the progress thread; it may
+     * block until the deadline. order() makes later work on `stream` wait for the operation; any
+     * thread, between launch() and finish(). await() returns when the device has completed it,
+     * or an error. finish() doesn't wait then; it is called once for each request, also if
+     * launch() failed or was never called.
      */
     tddp_status (*launch)(void *context, void *request);
     tddp_status (*order)(void *context, void *request, void *stream);
     tddp_status (*await)(void *context, void *request);
 
-    /** This rank is in none of the group that others of this context's make from it, as
-     * tddp_backend_opts.parent says; NULL: they do not need it. Blocks at most as long as `wait`
-     * says. */
+    /** This rank is not a member of the group that other ranks of this context are creating, as
+     * tddp_backend_opts.parent describes; NULL: they don't need it. Blocks for at most the time
+     * of `wait`. */
     tddp_status (*decline)(void *context, const tddp_wait *wait);
 
-    /** Slots by kind; NULL: not supported. `op_count` says how many the module knows. */
+    /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;
     tddp_backend_run run[TDDP_OP_COUNT];
 } tddp_backend_v1;
@@ -195,24 +196,21 @@ typedef struct tddp_backend_v1 {
 /** What a module exports as `tddp_backend_query`. */
 typedef const tddp_backend_v1 *(*tddp_backend_query_fn)(uint32_t core_abi);
 
-/**
- * Makes a backend known under its name, in place of a module. The table is kept, not copied.
- * Errors: TDDP_INVALID_ARGUMENT (wrong ABI, name taken, no name).
- */
+/** Registers a backend under its name, instead of a module. The table is kept, not copied.
+ * Errors: TDDP_INVALID_ARGUMENT (wrong ABI, name taken, no name). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 *backend);
 
 /**
- * Finds a backend by name, loading its module if needed. A name such as "cpu:gloo,cuda:nccl" asks
- * for one for each kind of device: operations go to the one of their memory, barriers to the CPU's.
- * Where only one is named, or the one for cuda takes no CUDA memory, that of the other kind is
- * copied.
- * Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and how to get it;
- * TDDP_INVALID_ARGUMENT: no such name can be.
+ * Finds a backend by name, loading its module if needed. A name such as "cpu:gloo,cuda:nccl"
+ * selects one for each kind of device: an operation uses the one for its memory, a barrier the
+ * CPU's. If only one is named, or the one for cuda doesn't support CUDA memory, the other kind
+ * of memory is copied. Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and
+ * how to get it; TDDP_INVALID_ARGUMENT: not a valid name.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
                                                       const tddp_backend_v1 **out);
 
-/* --- arithmetic, for backends that have none of their own ------------------------------------- */
+/* --- arithmetic, for backends that have none of their own ------------------------------------ */
 
 /**
  * Whether `op` is defined for `dtype`, as PyTorch has it: AVG and PREMUL_SUM not for integers and
@@ -222,15 +220,13 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reduce_check(tddp_reduce_op op, tddp_dtype dtype);
 
-/**
- * into[i] = into[i] op from[i] for `count` elements that do not overlap; AVG and PREMUL_SUM add.
- * float16 and bfloat16 are computed in float32 and rounded to nearest even each time; MIN and MAX
- * hand NaN on; integers wrap. Nothing happens for an op that tddp_reduce_check() refuses.
- */
+/** into[i] = into[i] op from[i] for `count` elements that do not overlap; AVG and PREMUL_SUM add.
+ * float16 and bfloat16 are computed in float32 and rounded to nearest even each time; MIN and
+ * MAX propagate NaN; integers wrap. Does nothing for an op that tddp_reduce_check() refuses. */
 TDDP_API void tddp_combine(tddp_reduce_op op, tddp_dtype dtype, void *into, const void *from,
                            size_t count);
 
-/** data[i] *= factor, for floating-point and complex dtypes; nothing happens for others. */
+/** data[i] *= factor, for floating-point and complex dtypes; does nothing for others. */
 TDDP_API void tddp_scale(tddp_dtype dtype, void *data, size_t count, double factor);
 
 #ifdef __cplusplus

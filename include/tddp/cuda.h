@@ -1,10 +1,10 @@
 /**
  * @file cuda.h
- * @brief The CUDA runtime's C API, found when first asked for: libtddp links none of it.
+ * @brief The CUDA runtime's C API, loaded on first use: libtddp does not link it.
  *
- * The declarations are the project's own, as CUDA's documentation has these calls from 11.2 on, so
- * that everything compiles without CUDA. They keep CUDA's names, so that its documentation is
- * theirs. Where CUDA's headers are, src/backend/nccl/check_api.c compares.
+ * The declarations are the project's own, after CUDA's documentation from 11.2 on, so that
+ * everything compiles without CUDA. They keep CUDA's names, so its documentation applies. With
+ * CUDA's headers, src/backend/nccl/check_api.c compares them.
  */
 #ifndef TDDP_CUDA_H
 #define TDDP_CUDA_H
@@ -75,43 +75,41 @@ typedef struct tddp_cuda {
 } tddp_cuda;
 
 /**
- * The runtime: the one that the process has loaded already, else by name, else beside libtorch,
- * where its wheels bring it along; TDDP_CUDART_LIBRARY names a file to take and no other. Any
- * thread. What was found stays for the life of the process; what was not is looked for again by the
- * next call. That there is a GPU is not said by it: cudaGetDeviceCount() is.
- * Errors: TDDP_UNAVAILABLE, with what was tried and what to install.
+ * The runtime: the one that the process has loaded, else by name, else beside libtorch, where
+ * its wheels install it. TDDP_CUDART_LIBRARY names the only file to try. Any thread. A loaded
+ * runtime stays for the life of the process; after a failure the next call tries again. Success
+ * doesn't mean that there is a GPU: see cudaGetDeviceCount(). Errors: TDDP_UNAVAILABLE, with
+ * what was tried and what to install.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_get(const tddp_cuda **out);
 
-/** A CUDA call's result as a status, TDDP_SYSTEM with CUDA's words; `what` names the call. Takes
- * the error back, so that the thread's next call does not fail with it. */
+/** A CUDA call's result as a status, TDDP_SYSTEM with CUDA's text; `what` names the call. Clears
+ * the error, so that the thread's next call does not fail with it. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_cuda_error error,
                                                     const char *what);
 
-/** What the calling thread had before tddp_cuda_enter(). */
+/** The calling thread's state before tddp_cuda_enter(). */
 typedef struct tddp_cuda_place {
-    int device; /**< -1: it stays where it is */
+    int device; /**< -1: not restored */
     int capture_mode;
 } tddp_cuda_place;
 
 /**
- * Makes `device` the calling thread's, up to tddp_cuda_leave() on the same thread. Meanwhile its
- * calls do not break the capture of a graph that another thread is at, as some would (looking at
- * events, making memory). Errors: TDDP_SYSTEM with CUDA's words; nothing is to be left then.
+ * Makes `device` current on the calling thread until tddp_cuda_leave(). Meanwhile its calls don't
+ * invalidate a graph capture on another thread, as some would (querying events, allocating memory).
+ * Errors: TDDP_SYSTEM with CUDA's text; tddp_cuda_leave() isn't needed then.
  *
- * A thread that came from no device that it needs stays where it was sent last, once it has said so
- * by tddp_cuda_settle_thread(): to go back to device 0, where every thread begins, would make a
- * context there, with some hundred MiB for each process.
+ * After tddp_cuda_keep_device(), for a thread that needs no device of its own, the thread stays on
+ * the device that it used last: switching back to device 0, where every thread starts, would create
+ * a context there, some hundred MiB for each process.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device,
                                                     tddp_cuda_place *place);
 TDDP_API void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place);
-TDDP_API void tddp_cuda_settle_thread(void);
+TDDP_API void tddp_cuda_keep_device(void);
 
-/**
- * What `stream` is given from now on comes after what `earlier` has been given so far. `event` is
- * used for it, and stands behind the latter. On the device of all three. Errors: TDDP_SYSTEM.
- */
+/** Orders later work on `stream` after the work that is on `earlier` now. Records `event` on the
+ * latter. All three belong to the current device. Errors: TDDP_SYSTEM. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_follow(const tddp_cuda *cuda, tddp_cuda_event event,
                                                      tddp_cuda_stream stream,
                                                      tddp_cuda_stream earlier);

@@ -1,9 +1,8 @@
 /*
- * The facts that ranks compare, and how a disagreement is put into words. Pure functions, any
- * thread.
+ * Compares the calls of two ranks, and describes the difference. Pure functions, any thread.
  *
- * Invariant: a call holds nothing that may differ between ranks that make the same one, except what
- * each gives and expects, which mirror each other, and the own factor. It is compared as bytes.
+ * Invariant: ranks that make the same call have equal tddp_calls, except that `sends` and `expects`
+ * are exchanged, and that the factor may differ. Calls are compared as bytes.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -17,22 +16,22 @@
 _Static_assert(sizeof(tddp_call) == 4 * sizeof(uint64_t) + 6 * sizeof(uint32_t),
                "nothing lies between the fields");
 
-/* A text under way; what does not fit is cut off. */
+/* A text that is being written; truncated if it is too long. */
 typedef struct text {
     size_t size;
     char data[1024];
 } text;
 
 TDDP_PRINTF(2, 3)
-static void say(text *to, const char *format, ...)
+static void append(text *to, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    size_t room = sizeof to->data - to->size;
-    int length = vsnprintf(to->data + to->size, room, format, args);
+    size_t space = sizeof to->data - to->size;
+    int length = vsnprintf(to->data + to->size, space, format, args);
     va_end(args);
     if (length > 0) {
-        to->size += (size_t)length < room ? (size_t)length : room - 1;
+        to->size += (size_t)length < space ? (size_t)length : space - 1;
     }
 }
 
@@ -53,7 +52,7 @@ uint32_t tddp_digest_fold(uint64_t digest)
     return folded ? folded : 1;
 }
 
-/* --- facts ----------------------------------------------------------------------------------- */
+/* --- building a call ------------------------------------------------------------------------- */
 
 static bool reduces(tddp_op_kind kind)
 {
@@ -66,38 +65,38 @@ static bool is_rooted(tddp_op_kind kind)
            kind == TDDP_OP_SCATTER;
 }
 
-/* Whether all ranks have buffers of one size, rather than a part for each other. */
-static bool is_whole(tddp_op_kind kind)
+/* Whether all ranks have one buffer of the same size, instead of a part for each other. */
+static bool has_equal_buffers(tddp_op_kind kind)
 {
     return kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_BROADCAST;
 }
 
-static void count_shares(const tddp_op *op, int rank, int peer, tddp_call *call)
+static void set_counts(const tddp_op *op, int rank, int peer, tddp_call *call)
 {
     switch (op->kind) {
     case TDDP_OP_ALL_REDUCE:
     case TDDP_OP_REDUCE:
     case TDDP_OP_BROADCAST:
-        call->gives = call->expects = op->input.count;
+        call->sends = call->expects = op->input.count;
         break;
     case TDDP_OP_ALL_GATHER:
-        call->gives = op->input.count;
+        call->sends = op->input.count;
         call->expects = op->output_parts[peer].count;
         break;
     case TDDP_OP_REDUCE_SCATTER:
-        call->gives = op->input_parts[peer].count;
+        call->sends = op->input_parts[peer].count;
         call->expects = op->output.count;
         break;
     case TDDP_OP_ALL_TO_ALL:
-        call->gives = op->input_parts[peer].count;
+        call->sends = op->input_parts[peer].count;
         call->expects = op->output_parts[peer].count;
         break;
     case TDDP_OP_GATHER:
-        call->gives = op->root == peer ? op->input.count : 0;
+        call->sends = op->root == peer ? op->input.count : 0;
         call->expects = op->root == rank ? op->output_parts[peer].count : 0;
         break;
     case TDDP_OP_SCATTER:
-        call->gives = op->root == rank ? op->input_parts[peer].count : 0;
+        call->sends = op->root == rank ? op->input_parts[peer].count : 0;
         call->expects = op->root == peer ? op->output.count : 0;
         break;
     default:
@@ -105,43 +104,44 @@ static void count_shares(const tddp_op *op, int rank, int peer, tddp_call *call)
     }
 }
 
-/* What two ranks give each other in a stage is a matter between those who carry it out, but where
- * the stage is one of the same kind. */
-static void count_part(const tddp_op *op, int rank, int peer, tddp_call *call)
+/* In a stage of another kind, two ranks may exchange anything: only a stage of the same kind is
+ * compared by its counts. */
+static void set_part_counts(const tddp_op *op, int rank, int peer, tddp_call *call)
 {
     tddp_op_kind kind = op->part_of->kind;
-    if (is_whole(kind) || kind == TDDP_OP_BARRIER) {
-        count_shares(op->part_of, rank, peer, call);
+    if (has_equal_buffers(kind) || kind == TDDP_OP_BARRIER) {
+        set_counts(op->part_of, rank, peer, call);
     } else if (op->fingerprint != 0 || op->kind != kind) {
         call->layout = op->fingerprint ? op->fingerprint : 1;
     } else {
-        count_shares(op, rank, peer, call);
+        set_counts(op, rank, peer, call);
     }
 }
 
 tddp_call tddp_call_of(const tddp_op *op, int rank, int peer)
 {
-    const tddp_op *whole = op->part_of ? op->part_of : op;
+    const tddp_op *reported = op->part_of ? op->part_of : op;
     tddp_call call = {
-        .sequence = whole->sequence,
-        .kind = whole->kind,
-        .root = is_rooted(whole->kind) ? whole->root : 0,
-        .fingerprint = whole->fingerprint,
+        .sequence = reported->sequence,
+        .kind = reported->kind,
+        .root = is_rooted(reported->kind) ? reported->root : 0,
+        .fingerprint = reported->fingerprint,
     };
     if (op->part_of) {
-        count_part(op, rank, peer, &call);
+        set_part_counts(op, rank, peer, &call);
     } else {
-        count_shares(op, rank, peer, &call);
+        set_counts(op, rank, peer, &call);
     }
-    if (whole->kind != TDDP_OP_BARRIER) {
+    if (reported->kind != TDDP_OP_BARRIER) {
         /* Only the root has an input in scatter. */
-        call.dtype = whole->kind == TDDP_OP_SCATTER ? whole->output.dtype : whole->input.dtype;
+        call.dtype =
+            reported->kind == TDDP_OP_SCATTER ? reported->output.dtype : reported->input.dtype;
     }
-    if (reduces(whole->kind)) {
-        call.reduce = whole->reduce;
-        call.premul = whole->reduce == TDDP_REDUCE_PREMUL_SUM ? whole->premul : 0;
+    if (reduces(reported->kind)) {
+        call.reduce = reported->reduce;
+        call.premul = reported->reduce == TDDP_REDUCE_PREMUL_SUM ? reported->premul : 0;
     }
-    /* The other side multiplies by it, also in a stage of something else. */
+    /* The peer multiplies by it, also in a stage of another operation. */
     if (reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
         call.premul = op->premul;
     }
@@ -150,19 +150,19 @@ tddp_call tddp_call_of(const tddp_op *op, int rank, int peer)
 
 /* --- comparing ------------------------------------------------------------------------------- */
 
-/* What a peer would have said if it agreed. */
-static tddp_call mirrored(const tddp_call *call)
+/* The call of a peer that agrees. */
+static tddp_call mirror_of(const tddp_call *call)
 {
     tddp_call mirror = *call;
-    mirror.gives = call->expects;
-    mirror.expects = call->gives;
+    mirror.sends = call->expects;
+    mirror.expects = call->sends;
     return mirror;
 }
 
 int tddp_calls_agree(const tddp_call *mine, const tddp_call *theirs)
 {
-    tddp_call expected = mirrored(mine);
-    /* Each rank may weigh its own share as it likes. */
+    tddp_call expected = mirror_of(mine);
+    /* Factors may differ. */
     expected.premul = theirs->premul;
     if (mine->fingerprint == 0 || theirs->fingerprint == 0) {
         expected.fingerprint = theirs->fingerprint;
@@ -170,7 +170,7 @@ int tddp_calls_agree(const tddp_call *mine, const tddp_call *theirs)
     return memcmp(&expected, theirs, sizeof expected) == 0;
 }
 
-/* Whether two calls that one rank might make are the same, perhaps at another time. */
+/* Whether two calls of one rank are the same except for their number. */
 static bool same_call(const tddp_call *one, const tddp_call *other)
 {
     tddp_call later = *other;
@@ -178,7 +178,7 @@ static bool same_call(const tddp_call *one, const tddp_call *other)
     return memcmp(one, &later, sizeof *one) == 0;
 }
 
-/* --- words ----------------------------------------------------------------------------------- */
+/* --- descriptions ---------------------------------------------------------------------------- */
 
 static const char *kind_of(const tddp_call *call)
 {
@@ -190,122 +190,121 @@ static const char *dtype_of(const tddp_call *call)
     return tddp_dtype_name((tddp_dtype)call->dtype);
 }
 
-/* The buffers and settings of a call. */
-static void say_settings(text *to, const tddp_call *call)
+/* Appends the buffers and settings of a call. */
+static void append_settings(text *to, const tddp_call *call)
 {
     tddp_op_kind kind = (tddp_op_kind)call->kind;
-    if (is_whole(kind)) {
-        say(to, ", %" PRIu64 " elements of %s", call->gives, dtype_of(call));
+    if (has_equal_buffers(kind)) {
+        append(to, ", %" PRIu64 " elements of %s", call->sends, dtype_of(call));
     } else if (kind != TDDP_OP_BARRIER && call->layout != 0) {
-        say(to, ", elements of %s", dtype_of(call));
+        append(to, ", elements of %s", dtype_of(call));
     } else if (kind != TDDP_OP_BARRIER) {
-        say(to, ", gives %" PRIu64 " and expects %" PRIu64 " elements of %s", call->gives,
-            call->expects, dtype_of(call));
+        append(to, ", sends %" PRIu64 " and expects %" PRIu64 " elements of %s", call->sends,
+               call->expects, dtype_of(call));
     }
     if (reduces(kind)) {
-        say(to, ", %s", tddp_reduce_op_name((tddp_reduce_op)call->reduce));
+        append(to, ", %s", tddp_reduce_op_name((tddp_reduce_op)call->reduce));
         if (call->reduce == TDDP_REDUCE_PREMUL_SUM) {
-            say(to, " by %f", call->premul);
+            append(to, " by %f", call->premul);
         }
     }
     if (is_rooted(kind)) {
-        say(to, ", root %d", call->root);
+        append(to, ", root %d", call->root);
     }
 }
 
-static void say_call(text *to, const tddp_call *call)
+static void append_call(text *to, const tddp_call *call)
 {
-    say(to, "%s (operation %" PRIu64, kind_of(call), call->sequence);
-    say_settings(to, call);
-    say(to, ")");
+    append(to, "%s (operation %" PRIu64, kind_of(call), call->sequence);
+    append_settings(to, call);
+    append(to, ")");
 }
 
-static void say_place(text *to, int name, const tddp_call *call)
+static void append_position(text *to, int name, const tddp_call *call)
 {
-    say(to, "rank %d is at operation %" PRIu64 ", %s", name, call->sequence, kind_of(call));
-    say_settings(to, call);
+    append(to, "rank %d is at operation %" PRIu64 ", %s", name, call->sequence, kind_of(call));
+    append_settings(to, call);
 }
 
-/* "rank 0 sends 3 elements of float32, rank 1 expects 4"; false if that is not so. */
-static bool say_unequal(text *to, int from, const tddp_call *sender, int receiver_name,
-                        const tddp_call *receiver)
+/* Appends "rank 0 sends 3 elements of float32, rank 1 expects 4"; false if they agree. */
+static bool append_count_mismatch(text *to, int from, const tddp_call *sender, int receiver_name,
+                                  const tddp_call *receiver)
 {
-    if (sender->gives == receiver->expects) {
+    if (sender->sends == receiver->expects) {
         return false;
     }
-    say(to, "rank %d sends %" PRIu64 " elements of %s, rank %d expects %" PRIu64, from,
-        sender->gives, dtype_of(sender), receiver_name, receiver->expects);
+    append(to, "rank %d sends %" PRIu64 " elements of %s, rank %d expects %" PRIu64, from,
+           sender->sends, dtype_of(sender), receiver_name, receiver->expects);
     return true;
 }
 
-/* Who calls again what both called in the operation before, which the other does not; nothing if
- * nobody does. */
-static void say_hint(text *to, int rank, int peer, const tddp_calls *now, const tddp_calls *before)
+/* Names the rank that repeats the previous call of both, if only one does. */
+static void append_hint(text *to, int rank, int peer, const tddp_calls *now,
+                        const tddp_calls *before)
 {
-    tddp_call like_mine = mirrored(&before->mine);
-    tddp_call like_theirs = mirrored(&before->theirs);
-    bool peer_again = same_call(&now->theirs, &like_mine);
-    bool own_again = same_call(&now->mine, &like_theirs);
-    if (before->mine.sequence != 0 && peer_again != own_again) {
-        say(to,
-            "; rank %d calls what both called in operation %" PRIu64
-            ": it has left out a call, or made that one twice",
-            peer_again ? peer : rank, before->mine.sequence);
+    tddp_call like_mine = mirror_of(&before->mine);
+    tddp_call like_theirs = mirror_of(&before->theirs);
+    bool theirs_again = same_call(&now->theirs, &like_mine);
+    bool mine_again = same_call(&now->mine, &like_theirs);
+    if (before->mine.sequence != 0 && theirs_again != mine_again) {
+        append(to,
+               "; rank %d calls what both called in operation %" PRIu64
+               ": it has left out a call, or made that one twice",
+               theirs_again ? peer : rank, before->mine.sequence);
     }
 }
 
-/* Differences that come from names alone, or from sizes alone, are told as such; false if there are
- * others. */
-static bool say_alike(text *to, int rank, int peer, const tddp_calls *now)
+/* Describes a difference only in names, or only in sizes; false if there are others. */
+static bool append_detail_mismatch(text *to, int rank, int peer, const tddp_calls *now)
 {
     const tddp_call *mine = &now->mine;
     const tddp_call *theirs = &now->theirs;
-    tddp_call alike = *theirs;
-    alike.fingerprint = mine->fingerprint;
-    if (tddp_calls_agree(mine, &alike)) {
-        say(to, "shapes or names differ between rank %d and rank %d in ", rank, peer);
-        say_call(to, mine);
-        say(to, ": all ranks must describe the same call");
+    tddp_call patched = *theirs;
+    patched.fingerprint = mine->fingerprint;
+    if (tddp_calls_agree(mine, &patched)) {
+        append(to, "shapes or names differ between rank %d and rank %d in ", rank, peer);
+        append_call(to, mine);
+        append(to, ": all ranks must describe the same call");
         return true;
     }
-    alike.layout = mine->layout;
-    if (tddp_calls_agree(mine, &alike)) {
-        say(to, "rank %d and rank %d differ on the sizes of the parts in ", rank, peer);
-        say_call(to, mine);
-        say(to, ": a part must be as large as its receiver expects");
+    patched.layout = mine->layout;
+    if (tddp_calls_agree(mine, &patched)) {
+        append(to, "rank %d and rank %d differ on the sizes of the parts in ", rank, peer);
+        append_call(to, mine);
+        append(to, ": a part must be as large as its receiver expects");
         return true;
     }
-    alike.gives = mine->expects;
-    alike.expects = mine->gives;
-    if (!tddp_calls_agree(mine, &alike) || is_whole((tddp_op_kind)mine->kind)) {
+    patched.sends = mine->expects;
+    patched.expects = mine->sends;
+    if (!tddp_calls_agree(mine, &patched) || has_equal_buffers((tddp_op_kind)mine->kind)) {
         return false;
     }
-    say(to, "%s (operation %" PRIu64 "): ", kind_of(mine), mine->sequence);
-    if (say_unequal(to, rank, mine, peer, theirs) && theirs->gives != mine->expects) {
-        say(to, "; ");
+    append(to, "%s (operation %" PRIu64 "): ", kind_of(mine), mine->sequence);
+    if (append_count_mismatch(to, rank, mine, peer, theirs) && theirs->sends != mine->expects) {
+        append(to, "; ");
     }
-    (void)say_unequal(to, peer, theirs, rank, mine);
-    say(to, ": a part must be as large as its receiver expects");
+    (void)append_count_mismatch(to, peer, theirs, rank, mine);
+    append(to, ": a part must be as large as its receiver expects");
     return true;
 }
 
-tddp_status tddp_calls_disagree(int rank_name, int peer_name, const tddp_calls *now,
+tddp_status tddp_calls_mismatch(int rank_name, int peer_name, const tddp_calls *now,
                                 const tddp_calls *before)
 {
-    static const char cure[] = ": all ranks must make the same calls in the same order";
-    text words = {0};
+    static const char advice[] = ": all ranks must make the same calls in the same order";
+    text message = {0};
     if (now->mine.sequence != now->theirs.sequence) {
-        say_place(&words, rank_name, &now->mine);
-        say(&words, "; ");
-        say_place(&words, peer_name, &now->theirs);
-        say(&words, "%s", cure);
-    } else if (!say_alike(&words, rank_name, peer_name, now)) {
-        say(&words, "rank %d runs ", rank_name);
-        say_call(&words, &now->mine);
-        say(&words, ", rank %d runs ", peer_name);
-        say_call(&words, &now->theirs);
-        say_hint(&words, rank_name, peer_name, now, before);
-        say(&words, "%s", cure);
+        append_position(&message, rank_name, &now->mine);
+        append(&message, "; ");
+        append_position(&message, peer_name, &now->theirs);
+        append(&message, "%s", advice);
+    } else if (!append_detail_mismatch(&message, rank_name, peer_name, now)) {
+        append(&message, "rank %d runs ", rank_name);
+        append_call(&message, &now->mine);
+        append(&message, ", rank %d runs ", peer_name);
+        append_call(&message, &now->theirs);
+        append_hint(&message, rank_name, peer_name, now, before);
+        append(&message, "%s", advice);
     }
-    return tddp_fail(TDDP_MISMATCH, "%s", words.data);
+    return tddp_fail(TDDP_MISMATCH, "%s", message.data);
 }

@@ -1,7 +1,7 @@
 /*
- * float16 and bfloat16 to float32 and back, rounding to nearest even, without branches that depend
- * on the data where that can be, so that loops over them are vectorised. The bits are those that
- * F16C's instructions give, for NaN (it becomes a quiet one and keeps its upper bits) as well.
+ * Converts float16 and bfloat16 to float32 and back, rounding to nearest even. Avoids branches that
+ * depend on the data, so that loops are vectorised. The bits are those of the F16C instructions,
+ * also for NaN (it becomes quiet and keeps its upper bits).
  */
 #ifndef TDDP_BACKEND_HALF_H
 #define TDDP_BACKEND_HALF_H
@@ -23,8 +23,8 @@ static inline uint32_t tddp_backend_float_to_bits(float value)
     return bits;
 }
 
-/* All ones if a < b, else zero; both are below 2^31. Choosing by such masks stays vector code,
- * where gcc makes branches of conditions. */
+/* All ones if a < b, else zero; both are below 2^31. Selecting by such masks stays vector code,
+ * where gcc turns conditions into branches. */
 static inline uint32_t tddp_backend_below(uint32_t a, uint32_t b)
 {
     return (uint32_t)((int32_t)(a - b) >> 31);
@@ -43,7 +43,7 @@ static inline uint16_t tddp_backend_to_bfloat16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* Multiplying by 2^112 moves float16's exponent range to float32's, subnormal numbers included. */
+/* Multiplying by 2^112 moves float16's exponent range to float32's, also for subnormal numbers. */
 static inline float tddp_backend_from_float16(uint16_t half)
 {
     uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
@@ -57,8 +57,8 @@ static inline float tddp_backend_from_float16(uint16_t half)
     return tddp_backend_bits_to_float(bits | sign);
 }
 
-/* Adding a number whose last place is float16's last place rounds as float16 would; the sum is
- * exact beyond that. */
+/* Adding a number whose last bit is float16's last bit rounds like float16; the rest of the sum
+ * is exact. */
 static inline uint16_t tddp_backend_to_float16(float value)
 {
     uint32_t bits = tddp_backend_float_to_bits(value);

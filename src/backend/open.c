@@ -1,9 +1,10 @@
 /*
- * Making what carries a group's operations. Runs on the thread that makes the group; keeps nothing.
+ * Creates the context that runs a group's operations. Runs on the thread that creates the group;
+ * keeps no state.
  *
- * Invariant: all ranks of a group choose alike, or find out together that they cannot: who shares a
- * host is known to all of them alike, and everything else is agreed on by tddp_shm_join(), in which
- * also those take part that want no shared memory.
+ * Invariant: all ranks of a group choose the same backend, or all fail. They have the same map of
+ * hosts, and agree on everything else in tddp_shm_join(), in which ranks that must not use shared
+ * memory also take part.
  */
 #include "backend/open.h"
 
@@ -15,22 +16,22 @@
 #include "backend/shm/shm.h"
 #include "base/base.h"
 
-/* What holds where TDDP_SHM is not set. */
+/* Applies if TDDP_SHM is not set. */
 static const bool SHARED_BY_DEFAULT = true;
 
-/* What a rank says that has an unfit TDDP_SHM; by its beginning all others know. */
-static const char UNFIT[] = "TDDP_SHM=\"";
+/* The reason of a rank with an invalid TDDP_SHM; the other ranks recognise the prefix. */
+static const char INVALID_PREFIX[] = "TDDP_SHM=\"";
 
-typedef struct wish {
+typedef struct preference {
     bool wanted;
-    const char *refusal; /* what is told to others where it is not; NULL: it is */
-    char *unfit;         /* what is wrong with it; NULL: nothing */
-} wish;
+    const char *refusal; /* the reason for other ranks if it isn't wanted; NULL: it is */
+    char *invalid;       /* what is wrong with the setting; NULL: nothing */
+} preference;
 
-static tddp_status read_wish(wish *out)
+static tddp_status read_preference(preference *out)
 {
     const char *text = getenv("TDDP_SHM");
-    *out = (wish){.wanted = SHARED_BY_DEFAULT};
+    *out = (preference){.wanted = SHARED_BY_DEFAULT};
     if (!text || !*text) {
         out->refusal = SHARED_BY_DEFAULT ? NULL : "TDDP_SHM=1 is not set";
         return TDDP_OK;
@@ -40,14 +41,15 @@ static tddp_status read_wish(wish *out)
         out->refusal = out->wanted ? NULL : "TDDP_SHM=0";
         return TDDP_OK;
     }
-    out->unfit = tddp_format("%s%.64s\": expected 1 or 0, for shared memory between the ranks of a "
-                             "host or none",
-                             UNFIT, text);
-    return out->unfit ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    out->invalid =
+        tddp_format("%s%.64s\": expected 1 or 0, for shared memory between the ranks of a "
+                    "host or none",
+                    INVALID_PREFIX, text);
+    return out->invalid ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-/* Whether several ranks of the group run on one host: hosts are numbered as they come. */
-static bool hosts_are_shared(const tddp_backend_opts *opts)
+/* Whether several ranks of the group run on one host: hosts are numbered by first appearance. */
+static bool any_host_is_shared(const tddp_backend_opts *opts)
 {
     int hosts = 0;
     for (int rank = 0; opts->hosts && rank < opts->world_size; rank++) {
@@ -66,20 +68,20 @@ static bool is_one_host(const tddp_backend_opts *opts)
     return true;
 }
 
-/* NULL for all where a rank cannot have it, or does not want it. */
-static tddp_status join(const tddp_backend_opts *opts, const wish *mine, const tddp_wait *wait,
-                        tddp_shm **out)
+/* `*out` is NULL on all ranks if a rank can't or must not share memory. */
+static tddp_status join_shm(const tddp_backend_opts *opts, const preference *mine,
+                            const tddp_wait *wait, tddp_shm **out)
 {
-    const char *refusal = mine->unfit ? mine->unfit : mine->refusal;
+    const char *refusal = mine->invalid ? mine->invalid : mine->refusal;
     tddp_status status = tddp_shm_join(opts, refusal, wait, out);
     if (status != TDDP_UNAVAILABLE) {
         return status;
     }
     const char *why = tddp_error_message();
-    if (strstr(why, UNFIT)) {
+    if (strstr(why, INVALID_PREFIX)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", why);
     }
-    /* Who does not want it need not be told. */
+    /* No warning if this rank does not want it. */
     if (opts->rank == 0) {
         tddp_log(mine->wanted ? TDDP_LOG_WARN : TDDP_LOG_DEBUG, "backend",
                  "group \"%s\" goes without shared memory: %s", opts->group, why);
@@ -88,59 +90,59 @@ static tddp_status join(const tddp_backend_opts *opts, const wish *mine, const t
     return TDDP_OK;
 }
 
-static tddp_status find_shared(const tddp_backend_v1 *asked, const tddp_backend_opts *opts,
-                               const tddp_wait *wait, tddp_shm **out)
+static tddp_status join_if_useful(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
+                                  const tddp_wait *wait, tddp_shm **out)
 {
     *out = NULL;
-    if (!(asked->traits & TDDP_BACKEND_SHARES_HOSTS)) {
+    if (!(requested->traits & TDDP_BACKEND_SHARES_HOSTS)) {
         return TDDP_OK;
     }
-    wish mine;
-    tddp_status status = read_wish(&mine);
+    preference mine;
+    tddp_status status = read_preference(&mine);
     if (status) {
         return status;
     }
-    if (hosts_are_shared(opts) && (is_one_host(opts) || tddp_hosts_can_use(asked))) {
-        status = join(opts, &mine, wait, out);
-    } else if (mine.unfit) {
-        status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s", mine.unfit);
+    if (any_host_is_shared(opts) && (is_one_host(opts) || tddp_hosts_can_use(requested))) {
+        status = join_shm(opts, &mine, wait, out);
+    } else if (mine.invalid) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s", mine.invalid);
     }
-    free(mine.unfit);
+    free(mine.invalid);
     return status;
 }
 
-tddp_status tddp_backend_open(const tddp_backend_v1 *asked, const tddp_backend_opts *opts,
+tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
                               const tddp_wait *wait, const tddp_backend_v1 **serving,
                               void **context)
 {
-    tddp_devices *several = tddp_devices_of(asked);
+    tddp_devices *several = tddp_devices_of(requested);
     if (several) {
         return tddp_devices_open(several, opts, wait, serving, context);
     }
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     tddp_shm *shm;
-    tddp_status status = find_shared(asked, opts, &left, &shm);
+    tddp_status status = join_if_useful(requested, opts, &left, &shm);
     if (status) {
         return status;
     }
     left.timeout_ms = tddp_deadline_poll_ms(deadline);
-    const tddp_backend_v1 *carrier = asked;
+    const tddp_backend_v1 *chosen = requested;
     if (!shm) {
-        status = asked->create(opts, &left, context);
+        status = requested->create(opts, &left, context);
     } else if (is_one_host(opts)) {
-        carrier = tddp_shm_backend();
+        chosen = tddp_shm_backend();
         *context = shm;
     } else {
         tddp_hosts *hosts = NULL;
-        carrier = tddp_hosts_backend();
-        status = tddp_hosts_create(asked, shm, opts, &left, &hosts);
+        chosen = tddp_hosts_backend();
+        status = tddp_hosts_create(requested, shm, opts, &left, &hosts);
         if (status == TDDP_OK) {
             *context = hosts;
         }
     }
     if (status == TDDP_OK) {
-        *serving = carrier;
+        *serving = chosen;
     }
     return status;
 }

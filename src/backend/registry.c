@@ -1,7 +1,7 @@
 /*
- * Backends by name: those registered, those built in, and modules loaded when first asked for. Any
- * thread; one lock guards the list and also the loading, so that a module is loaded once. A table
- * and its module stay for the life of the process: nothing can be unloaded while threads that it
+ * Backends by name: registered ones, built-in ones, and modules loaded on first request. Any
+ * thread. One lock guards the list and the loading, so that a module is loaded once. Tables and
+ * modules stay for the life of the process: a module can't be unloaded while threads that it
  * started may run.
  */
 #include <ctype.h>
@@ -23,7 +23,7 @@ typedef struct entry {
     struct entry *next;
 } entry;
 
-/* The registry is process-wide by its nature, as the dynamic loader's list of modules is. */
+/* Process-wide, like the dynamic loader's list of modules. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static entry *entries;
 
@@ -41,7 +41,7 @@ const char *tddp_op_name(tddp_op_kind kind)
     return "unknown";
 }
 
-static const tddp_backend_v1 *known(const char *name)
+static const tddp_backend_v1 *find_known(const char *name)
 {
     if (strcmp(name, "fake") == 0) {
         return tddp_fake_backend();
@@ -57,8 +57,8 @@ static const tddp_backend_v1 *known(const char *name)
     return NULL;
 }
 
-/* A name is also part of a file name: no path may come in through it. */
-static bool name_is_fit(const char *name)
+/* The name becomes part of a file name: it must not contain a path. */
+static bool name_is_valid(const char *name)
 {
     size_t length = 0;
     for (; name[length]; length++) {
@@ -70,7 +70,7 @@ static bool name_is_fit(const char *name)
     return length > 0;
 }
 
-/* `origin` says where the table comes from, for the text. */
+/* `origin` is where the table comes from, for the text. */
 static tddp_status check_table(const tddp_backend_v1 *backend, const char *origin)
 {
     if (backend->abi != TDDP_BACKEND_ABI) {
@@ -79,7 +79,7 @@ static tddp_status check_table(const tddp_backend_v1 *backend, const char *origi
                          backend->abi, TDDP_BACKEND_ABI);
     }
     if (backend->size < offsetof(tddp_backend_v1, run) || !backend->name ||
-        !name_is_fit(backend->name) || !backend->create || !backend->destroy || !backend->abort ||
+        !name_is_valid(backend->name) || !backend->create || !backend->destroy || !backend->abort ||
         !backend->post != !backend->finish ||
         backend->op_count >
             (backend->size - offsetof(tddp_backend_v1, run)) / sizeof(tddp_backend_run)) {
@@ -115,7 +115,7 @@ tddp_status tddp_backend_register(const tddp_backend_v1 *backend)
         return status;
     }
     pthread_mutex_lock(&lock);
-    if (known(backend->name)) {
+    if (find_known(backend->name)) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "a backend named \"%s\" is registered already",
                            backend->name);
     } else {
@@ -127,7 +127,7 @@ tddp_status tddp_backend_register(const tddp_backend_v1 *backend)
 
 /* --- modules --------------------------------------------------------------------------------- */
 
-/* Appends one line on what was tried; the text is lost, not the failure, if memory is short. */
+/* Appends a line about an attempt. If memory is short, the list is lost but not the failure. */
 static void note(tddp_bytes *tried, const char *path, const char *reason)
 {
     if (tddp_bytes_append(tried, "\n  ", 3) || tddp_bytes_append(tried, path, strlen(path)) ||
@@ -146,7 +146,7 @@ static tddp_status query(void *module, const char *path, const char *name,
     if (!ask) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s: no tddp_backend_query in this module", path);
     }
-    /* What a module says of what it lacks takes the place of this. */
+    /* A module's own text replaces this one. */
     tddp_status status =
         tddp_fail(TDDP_UNAVAILABLE, "%s: does not speak backend ABI %u", path, TDDP_BACKEND_ABI);
     const tddp_backend_v1 *backend = ask(TDDP_BACKEND_ABI);
@@ -164,8 +164,7 @@ static tddp_status query(void *module, const char *path, const char *name,
     return TDDP_OK;
 }
 
-/* Tries one file. TDDP_NOT_FOUND: go on looking; a module that is there but unfit ends the search.
- */
+/* Tries one file. TDDP_NOT_FOUND: continue; a module that exists but is invalid ends the search. */
 static tddp_status try_path(const char *path, const char *name, tddp_bytes *tried,
                             const tddp_backend_v1 **out)
 {
@@ -196,7 +195,7 @@ static tddp_status try_folder(const char *folder, size_t length, const char *nam
     return status;
 }
 
-/* TDDP_BACKEND_PATH, then the folder that libtddp is in, then the loader's own path. */
+/* TDDP_BACKEND_PATH, then libtddp's own folder, then the loader's search path. */
 static tddp_status search(const char *name, tddp_bytes *tried, const tddp_backend_v1 **out)
 {
     tddp_status status = TDDP_NOT_FOUND;
@@ -239,11 +238,12 @@ static tddp_status load(const char *name, const tddp_backend_v1 **out)
     return status;
 }
 
-/* A backend of several: found anew, or made, which finds others with the lock let go. */
-static tddp_status find_several(const char *name, const tddp_backend_v1 **out)
+/* Finds or creates a composite backend. Creating it finds others, so the lock is released
+ * meanwhile. */
+static tddp_status find_composite(const char *name, const tddp_backend_v1 **out)
 {
     pthread_mutex_lock(&lock);
-    const tddp_backend_v1 *backend = known(name);
+    const tddp_backend_v1 *backend = find_known(name);
     pthread_mutex_unlock(&lock);
     if (backend) {
         *out = backend;
@@ -255,7 +255,7 @@ static tddp_status find_several(const char *name, const tddp_backend_v1 **out)
         return status;
     }
     pthread_mutex_lock(&lock);
-    backend = known(name); /* somebody else may have been faster */
+    backend = find_known(name); /* another thread may have added it meanwhile */
     status = backend ? TDDP_OK : add(&made->table);
     pthread_mutex_unlock(&lock);
     if (backend || status) {
@@ -272,17 +272,17 @@ tddp_status tddp_backend_find(const char *name, const tddp_backend_v1 **out)
     if (!name || !out) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", name ? "out" : "backend name");
     }
-    if (tddp_devices_is_text(name)) {
-        return find_several(name, out);
+    if (tddp_devices_is_spec(name)) {
+        return find_composite(name, out);
     }
-    if (!name_is_fit(name)) {
+    if (!name_is_valid(name)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "backend \"%s\": expected 1 to %d letters, digits, _ or -", name,
                          MAX_NAME);
     }
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&lock);
-    const tddp_backend_v1 *backend = known(name);
+    const tddp_backend_v1 *backend = find_known(name);
     if (!backend) {
         status = load(name, &backend);
     }

@@ -43,7 +43,7 @@ bool tddp_group_on_progress_thread(const tddp_group *group)
 void tddp_group_enter_thread(const tddp_group *group)
 {
     acting = group;
-    tddp_cuda_settle_thread();
+    tddp_cuda_keep_device();
 }
 
 /* Whether anybody waits for this work or one behind it: the thread that waits leaves its core to

@@ -1,7 +1,7 @@
 /*
- * Many sources into many results, block by block: a block is combined in memory that stays in the
- * first cache, source after source in their order, and then goes to all results. Pure functions,
- * any thread. Leaves the loops to the sets, and the choice among these to choose.c.
+ * Combines many sources into many results, block by block. A block is combined in memory that stays
+ * in the first-level cache, in the order of sources, and then written to all results. Pure
+ * functions, any thread. The loops are in the sets; choose.c selects one.
  */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum {
     BLOCK_BYTES = 4096,
-    MOST_STREAMS = 8, /* of sources, that the processor follows well at the same time */
+    MAX_STREAMS = 8, /* sources that the processor prefetches well at the same time */
 };
 
 /* How the elements of a job are computed. */
@@ -20,7 +20,8 @@ typedef struct computing {
     tddp_arith_scale scale; /* NULL: integers, which have no factors */
     size_t parts;           /* real numbers an element consists of */
     size_t size;            /* bytes of an element as given */
-    void (*widen)(float *into, const uint16_t *from, size_t count); /* NULL: computed as given */
+    void (*widen)(float *into, const uint16_t *from,
+                  size_t count); /* NULL: computed in its own dtype */
     void (*narrow)(uint16_t *into, const float *from, size_t count);
     bool in_place; /* the first result may be written before all sources are read */
 } computing;
@@ -68,14 +69,14 @@ static computing prepare(const tddp_arith_set *set, const tddp_arith_job *job)
         how.widen = dtype == TDDP_FLOAT16 ? set->widen_float16 : set->widen_bfloat16;
         how.narrow = dtype == TDDP_FLOAT16 ? set->narrow_float16 : set->narrow_bfloat16;
     }
-    /* Sources after the second are read when the sum of the first two is written already. */
+    /* Sources after the second are read when the sum of the first two is already written. */
     for (int i = job->factors ? 1 : 2; i < job->source_count; i++) {
         how.in_place = how.in_place && job->sources[i] != job->results[0];
     }
     return how;
 }
 
-/* The block of a source as it is computed with: where it lies, or in `into`. */
+/* A source's block as an operand: in place, or converted into `into`. */
 static const void *operand(const computing *how, int source, size_t start, size_t count, void *into)
 {
     const tddp_arith_job *job = how->job;
@@ -91,7 +92,7 @@ static const void *operand(const computing *how, int source, size_t start, size_
     return from;
 }
 
-/* The block's result, before it is rounded: in `sum`, or a source's own memory. */
+/* The block's result before rounding: in `sum`, or in a source's memory. */
 static const void *compute(const computing *how, size_t start, size_t count, void *sum, void *next)
 {
     const tddp_arith_job *job = how->job;
@@ -136,7 +137,7 @@ static void run_block(const computing *how, size_t start, size_t count, workspac
     }
 }
 
-/* Whether vectors of all results can be written past the cache in one loop. */
+/* Whether one loop can write all results with stores past the cache. */
 static bool streams_together(const tddp_arith_set *set, const tddp_arith_job *job)
 {
     return job->result_count == 1 ||
@@ -144,7 +145,7 @@ static bool streams_together(const tddp_arith_set *set, const tddp_arith_job *jo
             ((uintptr_t)job->results[0] - (uintptr_t)job->results[1]) % set->vector_bytes == 0);
 }
 
-/* One source that is only to be copied; of float16, without a detour that changes bits of NaN. */
+/* A single source is copied; for float16 without a conversion, which would change bits of NaN. */
 static bool copy_at_once(const tddp_arith_set *set, const tddp_arith_job *job)
 {
     if (job->source_count > 1 || job->factors || job->factor != 1) {
@@ -166,7 +167,7 @@ static bool is_sum(tddp_reduce_op op)
 static bool sum_at_once(const tddp_arith_set *set, const tddp_arith_job *job)
 {
     const tddp_arith_sum sum = is_sum(job->op) ? set->sum[job->dtype] : NULL;
-    if (!sum || job->factors || job->source_count < 2 || job->source_count > MOST_STREAMS ||
+    if (!sum || job->factors || job->source_count < 2 || job->source_count > MAX_STREAMS ||
         (job->streaming && !streams_together(set, job))) {
         return false;
     }
@@ -188,10 +189,10 @@ void tddp_arith_reduce_by(const tddp_arith_set *set, const tddp_arith_job *job)
         return;
     }
     workspace scratch;
-    const size_t most = BLOCK_BYTES / (how.widen ? sizeof(float) : how.size);
-    for (size_t start = 0; start < job->count; start += most) {
+    const size_t max_count = BLOCK_BYTES / (how.widen ? sizeof(float) : how.size);
+    for (size_t start = 0; start < job->count; start += max_count) {
         const size_t left = job->count - start;
-        run_block(&how, start, left < most ? left : most, &scratch);
+        run_block(&how, start, left < max_count ? left : max_count, &scratch);
     }
     if (job->streaming) {
         set->fence();

@@ -1,8 +1,8 @@
 /*
  * The arithmetic of collectives over any number of sources, with vector code chosen at run time
- * (tddp_combine() and tddp_scale() of <tddp/backend.h> are made of it). Pure functions, any thread.
+ * (tddp_combine() and tddp_scale() of <tddp/backend.h> use it). Pure functions, any thread.
  *
- * The same bits whatever the instructions: sources are combined in their order, element by element,
+ * The bits don't depend on the instruction set: sources are combined in order, element by element,
  * and no multiplication is fused with an addition.
  */
 #ifndef TDDP_ARITH_H
@@ -18,14 +18,14 @@ typedef struct tddp_arith_job {
     size_t count; /* elements of each source and result */
     const void *const *sources;
     int source_count; /* at least 1 */
-    /* Each gets the result. They may be the very memory of sources, each of another one; otherwise
-     * they do not overlap. */
+    /* Each gets the result. Each may be the memory of a different source; otherwise they do not
+     * overlap. */
     void *const *results;
     int result_count;
-    /* One for each source, by which it is multiplied first; NULL: none. Floating and complex. */
+    /* A factor for each source, applied first; NULL: none. Floating-point and complex dtypes. */
     const double *factors;
-    double factor;  /* on the result, before it is rounded; 1 for none */
-    bool streaming; /* results are too large to stay in the cache: they may be written past it */
+    double factor;  /* of the result, applied before rounding; 1: none */
+    bool streaming; /* results are too large for the cache: stores may bypass it */
 } tddp_arith_job;
 
 /*
@@ -35,15 +35,15 @@ typedef struct tddp_arith_job {
  */
 void tddp_arith_reduce(const tddp_arith_job *job);
 
-/* memcpy, past the cache if `streaming`. Nothing happens for 0 bytes. */
+/* memcpy, with stores past the cache if `streaming`. Does nothing for 0 bytes. */
 void tddp_arith_copy(void *into, const void *from, size_t bytes, bool streaming);
 
 /* float16 or bfloat16 to float32 and back, rounded to nearest even; they do not overlap. */
 void tddp_arith_widen(tddp_dtype half, float *into, const uint16_t *from, size_t count);
 void tddp_arith_narrow(tddp_dtype half, uint16_t *into, const float *from, size_t count);
 
-/* What was chosen: "avx512", "avx2", "baseline", "neon". Static. TDDP_ARITH=name overrides it where
- * the processor has it. */
+/* The chosen set: "avx512", "avx2", "baseline", "neon". Static. TDDP_ARITH=name overrides the
+ * choice if the processor supports it. */
 const char *tddp_arith_name(void);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Which set of loops runs: the widest that processor and system bear, unless TDDP_ARITH names
- * another one of them. Chosen once, by the first call on any thread, and never changed after.
+ * Selects the set of loops: the widest that the processor and the system support, unless TDDP_ARITH
+ * names another one of them. Selected once, by the first call on any thread.
  */
 #include <pthread.h>
 #include <stdlib.h>

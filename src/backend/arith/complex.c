@@ -1,7 +1,7 @@
 /*
- * Products of complex numbers, as C has them: infinity times a number is no NaN. They are the same
- * code for all sets of loops, since gcc fuses their products and sums where the processor can, even
- * if it is told not to. Pure functions, any thread.
+ * Products of complex numbers with C's rules: infinity times a number isn't NaN. All sets of loops
+ * share this code, since gcc fuses these products and sums if the processor can, even when told not
+ * to. Pure functions, any thread.
  */
 #include <complex.h>
 

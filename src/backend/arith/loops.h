@@ -1,11 +1,11 @@
 /*
- * The loops of one instruction set: included once by each set_*.c, after vectors.h. They are
- * compiled with the flags of the set (see CMakeLists.txt). Sums are in sum.h, all others are plain
- * loops that the compiler vectorises. Pure functions, any thread.
+ * The loops of one instruction set. Each set_*.c includes this file once, after vectors.h, and is
+ * compiled with the set's flags (see CMakeLists.txt). Sums are in sum.h; all others are plain loops
+ * that the compiler vectorises. Pure functions, any thread.
  *
- * Integers are combined as unsigned numbers, so that an overflow wraps instead of being undefined.
- * What is written may be the very memory of what is read: each element is read before it is written
- * and none depends on another, which is what INDEPENDENT tells the compiler.
+ * Integers are combined as unsigned numbers, so that overflow wraps instead of being undefined. A
+ * result may be the memory of a source: each element is read before it is written, and no element
+ * depends on another, which INDEPENDENT tells the compiler.
  */
 #include "backend/arith/set.h"
 
@@ -23,11 +23,11 @@
 
 #define MIN_OF(x, y) ((y) < (x) ? (y) : (x))
 #define MAX_OF(x, y) ((y) > (x) ? (y) : (x))
-/* NaN is handed on, wherever it comes from: `x != x` holds for it alone. */
+/* Propagates NaN from either side: `x != x` holds only for NaN. */
 #define MIN_FLOAT(x, y) ((y) < (x) || (y) != (y) ? (y) : (x))
 #define MAX_FLOAT(x, y) ((y) > (x) || (y) != (y) ? (y) : (x))
 
-/* `wide` is an unsigned type at least as wide as int, in which nothing overflows undefined. */
+/* `wide` is an unsigned type at least as wide as int, so that overflow is defined. */
 #define DEFINE_INTEGER(name, type, wide)                       \
     DEFINE_LOOP(name##_sum, type, (wide)a[i] + (wide)b[i])     \
     DEFINE_LOOP(name##_product, type, (wide)a[i] * (wide)b[i]) \
@@ -56,7 +56,7 @@ DEFINE_LOOP(bool_xor, uint8_t, (a[i] != 0) ^ (b[i] != 0))
 DEFINE_FLOAT(float32, float)
 DEFINE_FLOAT(float64, double)
 
-/* A sum of complex numbers is one of twice as many real ones. */
+/* The sum of complex numbers is the sum of twice as many real numbers. */
 #define DEFINE_COMPLEX(name, real)                                                        \
     static void name##_sum(void *into, const void *left, const void *right, size_t count) \
     {                                                                                     \
@@ -105,7 +105,7 @@ static void narrow_bfloat16(uint16_t *restrict into, const float *restrict from,
     }
 }
 
-/* A set whose processor converts float16 says how a vector of it is loaded and stored. */
+/* A set whose processor converts float16 defines how a vector of it is loaded and stored. */
 #ifdef HAS_FLOAT16
 #define KIT(part) float16_##part
 #include "backend/arith/sum.h"
@@ -138,7 +138,7 @@ static void narrow_float16(uint16_t *restrict into, const float *restrict from, 
     }
 }
 
-/* Whole vectors go past the cache, the bytes before the first and after the last through it. */
+/* Whole vectors bypass the cache; the bytes before the first and after the last don't. */
 static void stream(void *into, const void *from, size_t bytes)
 {
     unsigned char *to = into;

@@ -1,6 +1,6 @@
 /*
- * The arithmetic that backends are offered in <tddp/backend.h>, made of tddp_arith_reduce(), and
- * what of it is defined. Pure functions, any thread.
+ * The arithmetic that <tddp/backend.h> offers to backends, on top of tddp_arith_reduce(), and which
+ * operations are defined. Pure functions, any thread.
  */
 #include "backend/arith/set.h"
 

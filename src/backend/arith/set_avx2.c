@@ -1,6 +1,6 @@
 /*
- * The loops for AVX2 and F16C. Pure functions, any thread that has been told that the set works.
- * Leaves the loops themselves to loops.h.
+ * The set for AVX2 and F16C. Pure functions, any thread, if works() returns true. The loops are in
+ * loops.h.
  */
 #ifdef __x86_64__
 
@@ -10,7 +10,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
-/* The first asks whether the system keeps the registers, too; clang does not know of "f16c". */
+/* The first check includes the system's support for the registers; clang doesn't know "f16c". */
 static bool works(void)
 {
     unsigned a;

@@ -1,7 +1,6 @@
 /*
- * The loops for AVX-512: F, BW, VL and DQ, which every processor with 512-bit vectors for servers
- * has. Pure functions, any thread that has been told that the set works. Leaves the loops
- * themselves to loops.h.
+ * The set for AVX-512: F, BW, VL and DQ, which every server processor with 512-bit vectors has.
+ * Pure functions, any thread, if works() returns true. The loops are in loops.h.
  */
 #ifdef __x86_64__
 
@@ -10,7 +9,7 @@
 
 #include <immintrin.h>
 
-/* This asks whether the system keeps the registers, too. */
+/* This includes the system's support for the registers. */
 static bool works(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,6 +1,6 @@
 /*
- * The loops for what every processor of the architecture has: SSE2 of x86-64, NEON of AArch64.
- * Pure functions, any thread. Leaves the loops themselves to loops.h.
+ * The set for every processor of the architecture: SSE2 of x86-64, NEON of AArch64. Pure functions,
+ * any thread. The loops are in loops.h.
  */
 #define VECTOR_BYTES 16
 #include "backend/arith/vectors.h"
@@ -37,7 +37,7 @@ static void fence(void)
 
 #define NAME "neon"
 
-/* Stores past the cache come in pairs only, and need no fence. */
+/* Stores past the cache exist only in pairs, and need no fence. */
 INLINE void stream_vector(void *into, words vector)
 {
     memcpy(into, &vector, sizeof vector);

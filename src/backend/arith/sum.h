@@ -1,15 +1,15 @@
 /*
- * Sums of one floating-point dtype, what collectives do most: all sources are added in registers
- * and all results written, without a detour through blocks. Included by loops.h once for each
- * dtype, of which KIT(name) gives the parts:
+ * Sums of one floating-point dtype, the most frequent operation of collectives: all sources are
+ * added in registers and written to all results, without blocks in memory. loops.h includes this
+ * file once for each dtype, for which KIT(name) provides:
  *
- *   type    an element                   real    what it is computed in: float or double
- *   get     from an element to a real    put     and back, rounded
- *   vector  many reals in registers      lanes   how many
- *   load, store, stream (past the cache, to addresses that are multiples of its size), add, times
+ *     type    an element                   real    what it is computed in: float or double
+ *     get     from an element to a real    put     and back, rounded
+ *     vector  many reals in registers      lanes   how many
+ *     load, store, stream (past the cache, to addresses that are multiples of its size), add, times
  *
- * An element is read from all sources before it is written to any result, which may be the very
- * memory of a source.
+ * An element is read from all sources before it is written to any result, which may be the memory
+ * of a source.
  */
 
 INLINE void KIT(sum_element)(const void *const *sources, int source_count, void *const *results,
@@ -60,7 +60,7 @@ INLINE void KIT(sum_all)(const void *const *sources, int source_count, void *con
     for (; streaming && i < count && (uintptr_t)((KIT(type) *)results[0] + i) % VECTOR_BYTES; i++) {
         KIT(sum_element)(sources, source_count, results, result_count, i, scaled, factor);
     }
-    /* Stores past the cache go best by two lines of it. */
+    /* Stores past the cache are fastest by two cache lines. */
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
         const KIT(vector) one = KIT(sum_vector)(sources, source_count, i, scaled, factor);
         const KIT(vector) two = KIT(sum_vector)(sources, source_count, i + lanes, scaled, factor);
@@ -77,7 +77,7 @@ INLINE void KIT(sum_all)(const void *const *sources, int source_count, void *con
     }
 }
 
-/* Loops of their own for few sources, and for one and two results. */
+/* Separate loops for few sources, and for one and two results. */
 INLINE void KIT(sum_into)(const tddp_arith_job *job, void *const *results, int result_count,
                           size_t count, bool streaming)
 {
@@ -85,7 +85,7 @@ INLINE void KIT(sum_into)(const tddp_arith_job *job, void *const *results, int r
     for (int k = 0; k < 4; k++) {
         from[k] = job->sources[k < job->source_count ? k : 0];
     }
-    /* Past the cache, it is the memory that takes the time. */
+    /* Past the cache, memory is the bottleneck. */
     switch (streaming && job->source_count > 2 ? 0 : job->source_count) {
     case 2:
         KIT(sum_all)(from, 2, results, result_count, count, job->factor, streaming);

@@ -1,7 +1,7 @@
 /*
- * What loops.h and sum.h know of vectors, in GCC's and clang's vector types, of VECTOR_BYTES bytes:
- * each set_*.c defines that before. It defines stream_vector() and any_nan() after, and what there
- * is of float16, for which a processor has instructions or not.
+ * The vectors of loops.h and sum.h, as GCC's and clang's vector types of VECTOR_BYTES bytes. Each
+ * set_*.c defines VECTOR_BYTES before it includes this file; afterwards it defines stream_vector(),
+ * any_nan() and, if the processor has the instructions, the functions of float16.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,14 +19,14 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Few elements are left to such a loop: vectors of them would be but more code. */
+/* Keeps a loop over a few last elements scalar: vector code for it would only be larger. */
 #define KEEP_SCALAR __asm__ volatile("")
 
 typedef float floats __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef double doubles __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
-/* To a multiple of VECTOR_BYTES, past the cache. */
+/* Stores to a multiple of VECTOR_BYTES, past the cache. */
 INLINE void stream_vector(void *into, words vector);
 
 /* Whether there is a NaN in either. */
@@ -72,8 +72,8 @@ enum { FLOATS = VECTOR_BYTES / sizeof(float), DOUBLES = VECTOR_BYTES / sizeof(do
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bfloat16 lie in words by their order");
 
-/* Two vectors of float32: the elements with even numbers and those with odd ones, which lie in the
- * lower and upper halves of the words they are loaded in. */
+/* Two vectors of float32: the elements with even and with odd numbers, which are in the lower
+ * and upper halves of the loaded words. */
 typedef struct pairs {
     floats even;
     floats odd;
@@ -101,8 +101,8 @@ INLINE pairs bfloat16_load(const uint16_t *from)
     return (pairs){(floats)(both << 16), (floats)(both & 0xffff0000u)};
 }
 
-/* In the upper halves of words, what tddp_backend_to_bfloat16() makes of what is no NaN; the lower
- * halves are to be cut. */
+/* Rounds like tddp_backend_to_bfloat16() for numbers that aren't NaN: the results are the upper
+ * halves of words. */
 INLINE words rounded(floats real)
 {
     const words bits = (words)real;
@@ -147,7 +147,7 @@ INLINE pairs bfloat16_times(pairs a, float factor)
 DEFINE_KIT(float32, float, floats, FLOATS)
 DEFINE_KIT(float64, double, doubles, DOUBLES)
 
-/* float16: float16_load() and float16_store() and float16_stream() are the set's. */
+/* float16: the set defines float16_load(), float16_store() and float16_stream(). */
 typedef uint16_t float16_type;
 typedef float float16_real;
 typedef floats float16_vector;

@@ -1,4 +1,4 @@
-/* The CUDA runtime as a table of its calls. Any thread; one lock guards it. */
+/* The CUDA runtime as a table of functions. Any thread; a lock guards the table. */
 #include <tddp/cuda.h>
 
 #include <pthread.h>
@@ -11,13 +11,13 @@ static const char *const names[] = {"libcudart.so.13", "libcudart.so.12", "libcu
 static const char *const folders[] = {"../../nvidia/cu13/lib/libcudart.so.13",
                                       "../../nvidia/cuda_runtime/lib/libcudart.so.12", NULL};
 
-static const tddp_library_quest quest = {
+static const tddp_library_spec spec = {
     .title = "the CUDA runtime",
     .variable = "TDDP_CUDART_LIBRARY",
     .prefix = "libcudart",
     .names = names,
     .folders = folders,
-    .cure = "install libcudart, use a libtorch for CUDA, which brings it along, or name the file "
+    .hint = "install libcudart, use a libtorch for CUDA, which brings it along, or name the file "
             "with TDDP_CUDART_LIBRARY",
 };
 
@@ -28,19 +28,19 @@ static bool is_found;
 static tddp_status find(tddp_cuda *out)
 {
     tddp_library library;
-    tddp_status status = tddp_library_find(&quest, &library);
+    tddp_status status = tddp_library_find(&spec, &library);
     if (status) {
         return status;
     }
-#define FIND(result, name, arguments)                                             \
-    if (!tddp_library_symbol(&library, #name, &out->name)) {                      \
-        return tddp_library_lacks(&library, #name, "the CUDA runtime from 11.2"); \
+#define FIND(result, name, arguments)                                                    \
+    if (!tddp_library_symbol(&library, #name, &out->name)) {                             \
+        return tddp_library_fail_missing(&library, #name, "the CUDA runtime from 11.2"); \
     }
     TDDP_CUDA_CALLS(FIND)
 #undef FIND
     tddp_cuda_error error = out->cudaRuntimeGetVersion(&out->version);
     if (error) {
-        return tddp_fail(TDDP_UNAVAILABLE, "%s does not tell its version: %s", library.path,
+        return tddp_fail(TDDP_UNAVAILABLE, "%s does not report its version: %s", library.path,
                          out->cudaGetErrorString(error));
     }
     tddp_log(TDDP_LOG_DEBUG, "cuda", "CUDA runtime %d.%d: %s", out->version / 1000,
@@ -77,13 +77,13 @@ tddp_status tddp_cuda_check(const tddp_cuda *cuda, tddp_cuda_error error, const 
                      error);
 }
 
-/* --- a thread on a device -------------------------------------------------------------------- */
+/* --- the current device of a thread ---------------------------------------------------------- */
 
-static _Thread_local bool is_settled;
+static _Thread_local bool keeps_device;
 
-void tddp_cuda_settle_thread(void)
+void tddp_cuda_keep_device(void)
 {
-    is_settled = true;
+    keeps_device = true;
 }
 
 tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device, tddp_cuda_place *place)
@@ -92,7 +92,7 @@ tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device, tddp_cuda_place *
     tddp_status status =
         tddp_cuda_check(cuda, cuda->cudaGetDevice(&before.device), "cudaGetDevice");
     if (status == TDDP_OK) {
-        /* Gives back the mode that it takes the place of. */
+        /* Returns the mode that it replaces. */
         status =
             tddp_cuda_check(cuda, cuda->cudaThreadExchangeStreamCaptureMode(&before.capture_mode),
                             "cudaThreadExchangeStreamCaptureMode");
@@ -100,7 +100,7 @@ tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device, tddp_cuda_place *
     if (status) {
         return status;
     }
-    if (is_settled || before.device == device) {
+    if (keeps_device || before.device == device) {
         before.device = -1;
     }
     status = tddp_cuda_check(cuda, cuda->cudaSetDevice(device), "cudaSetDevice");

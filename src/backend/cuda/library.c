@@ -1,4 +1,4 @@
-/* See library.h. */
+/* Finds and loads a shared library at run time; see library.h. */
 #include "backend/cuda/library.h"
 
 #include <dlfcn.h>
@@ -9,16 +9,16 @@
 
 enum { PATH_BYTES = TDDP_LIBRARY_PATH_BYTES, TRIED_BYTES = 4096 };
 
-/* A library on the way to being found. */
+/* The state of a search. */
 typedef struct search {
-    const tddp_library_quest *quest;
+    const tddp_library_spec *spec;
     tddp_library *out;
-    char tried[TRIED_BYTES]; /* what was not it */
-    char loaded[PATH_BYTES]; /* a file of this name that the process has */
-    char torch[PATH_BYTES];  /* libtorch's folder */
+    char tried[TRIED_BYTES]; /* failed attempts, for the text */
+    char loaded[PATH_BYTES]; /* a file with this prefix that the process has loaded */
+    char torch[PATH_BYTES];  /* libtorch's directory */
 } search;
 
-static void note(search *self, const char *path, const char *why)
+static void note_attempt(search *self, const char *path, const char *why)
 {
     size_t used = strlen(self->tried);
     (void)snprintf(self->tried + used, sizeof self->tried - used, "\n  %s: %s", path, why);
@@ -31,13 +31,13 @@ static void *try_path(search *self, const char *path, int flags)
         (void)snprintf(self->out->path, sizeof self->out->path, "%s", path);
     } else {
         const char *why = dlerror();
-        note(self, path, why ? why : "cannot be loaded");
+        note_attempt(self, path, why ? why : "cannot be loaded");
     }
     return library;
 }
 
-/* Of one of the objects of this process; dl_iterate_phdr()'s callback. */
-static int look_at(struct dl_phdr_info *info, size_t size, void *data)
+/* Callback of dl_iterate_phdr() for a loaded object. */
+static int inspect_object(struct dl_phdr_info *info, size_t size, void *data)
 {
     (void)size;
     search *self = data;
@@ -46,7 +46,7 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
     if (!slash) {
         return 0;
     }
-    if (strncmp(slash + 1, self->quest->prefix, strlen(self->quest->prefix)) == 0) {
+    if (strncmp(slash + 1, self->spec->prefix, strlen(self->spec->prefix)) == 0) {
         (void)snprintf(self->loaded, sizeof self->loaded, "%s", path);
     } else if (strncmp(slash + 1, "libtorch", 8) == 0) {
         (void)snprintf(self->torch, sizeof self->torch, "%.*s", (int)(slash - path), path);
@@ -54,11 +54,11 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
-static void *look_beside_torch(search *self)
+static void *try_beside_torch(search *self)
 {
     char path[2 * PATH_BYTES];
     void *library = NULL;
-    for (const char *const *each = self->quest->folders; self->torch[0] && *each && !library;
+    for (const char *const *each = self->spec->folders; self->torch[0] && *each && !library;
          each++) {
         (void)snprintf(path, sizeof path, "%s/%s", self->torch, *each);
         library = try_path(self, path, 0);
@@ -66,32 +66,32 @@ static void *look_beside_torch(search *self)
     return library;
 }
 
-static void *look(search *self)
+static void *find_handle(search *self)
 {
-    const char *named = getenv(self->quest->variable);
+    const char *named = getenv(self->spec->variable);
     if (named && *named) {
         return try_path(self, named, 0);
     }
-    (void)dl_iterate_phdr(look_at, self);
+    (void)dl_iterate_phdr(inspect_object, self);
     void *library = self->loaded[0] ? try_path(self, self->loaded, RTLD_NOLOAD) : NULL;
-    for (const char *const *each = self->quest->names; *each && !library; each++) {
+    for (const char *const *each = self->spec->names; *each && !library; each++) {
         library = try_path(self, *each, 0);
     }
-    return library ? library : look_beside_torch(self);
+    return library ? library : try_beside_torch(self);
 }
 
-tddp_status tddp_library_find(const tddp_library_quest *quest, tddp_library *out)
+tddp_status tddp_library_find(const tddp_library_spec *spec, tddp_library *out)
 {
-    search self = {.quest = quest, .out = out};
-    out->handle = look(&self);
+    search self = {.spec = spec, .out = out};
+    out->handle = find_handle(&self);
     if (out->handle) {
         return TDDP_OK;
     }
-    return tddp_fail(TDDP_UNAVAILABLE, "%s was not found: %s; tried:%s", quest->title, quest->cure,
+    return tddp_fail(TDDP_UNAVAILABLE, "%s was not found: %s; tried:%s", spec->title, spec->hint,
                      self.tried);
 }
 
-/* POSIX says that what dlsym() returns may be taken for a function. */
+/* POSIX allows converting dlsym()'s result to a function pointer. */
 bool tddp_library_symbol(const tddp_library *library, const char *name, void *into)
 {
     void *symbol = dlsym(library->handle, name);
@@ -99,7 +99,8 @@ bool tddp_library_symbol(const tddp_library *library, const char *name, void *in
     return symbol != NULL;
 }
 
-tddp_status tddp_library_lacks(const tddp_library *library, const char *name, const char *expected)
+tddp_status tddp_library_fail_missing(const tddp_library *library, const char *name,
+                                      const char *expected)
 {
     return tddp_fail(TDDP_UNAVAILABLE, "%s has no %s: expected %s", library->path, name, expected);
 }

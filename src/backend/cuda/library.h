@@ -1,7 +1,7 @@
 /*
- * Finding a shared library that nothing links: by an environment variable, among what the process
- * has loaded, by name, and beside libtorch, where its wheels bring libraries along. Any thread;
- * keeps nothing. Compiled into libtddp and into the modules that need it.
+ * Finds a shared library that nothing links: by an environment variable, among the process's loaded
+ * libraries, by name, and beside libtorch, where its wheels install libraries. Any thread; keeps no
+ * state. Compiled into libtddp and into modules that need it.
  */
 #ifndef TDDP_BACKEND_LIBRARY_H
 #define TDDP_BACKEND_LIBRARY_H
@@ -12,29 +12,30 @@
 
 enum { TDDP_LIBRARY_PATH_BYTES = 4096 };
 
-/* What is looked for. */
-typedef struct tddp_library_quest {
+/* Describes a library to find. */
+typedef struct tddp_library_spec {
     const char *title;          /* for messages: "NCCL" */
-    const char *variable;       /* an environment variable that names the file, and no other */
-    const char *prefix;         /* what the names of its files begin with */
-    const char *const *names;   /* for the loader, the newest first; up to NULL */
-    const char *const *folders; /* beside libtorch, with a name each; up to NULL */
-    const char *cure;
-} tddp_library_quest;
+    const char *variable;       /* an environment variable that names the only file to try */
+    const char *prefix;         /* of its file names */
+    const char *const *names;   /* for the loader, the newest first; ends with NULL */
+    const char *const *folders; /* paths relative to libtorch's directory; ends with NULL */
+    const char *hint;
+} tddp_library_spec;
 
-/* A library that was found; it stays loaded. */
+/* A loaded library; never unloaded. */
 typedef struct tddp_library {
     void *handle;
     char path[TDDP_LIBRARY_PATH_BYTES];
 } tddp_library;
 
-/* Errors: TDDP_UNAVAILABLE, with what was tried and the cure. */
-TDDP_NODISCARD tddp_status tddp_library_find(const tddp_library_quest *quest, tddp_library *out);
+/* Errors: TDDP_UNAVAILABLE, with what was tried and the hint. */
+TDDP_NODISCARD tddp_status tddp_library_find(const tddp_library_spec *spec, tddp_library *out);
 
-/* One of its functions, written to `*into`; false if it has none of this name. */
+/* Writes the address of a function to `*into`; false if the library has no such symbol. */
 bool tddp_library_symbol(const tddp_library *library, const char *name, void *into);
 
-/* Sets the text for a library without a call that it should have; TDDP_UNAVAILABLE. */
-tddp_status tddp_library_lacks(const tddp_library *library, const char *name, const char *expected);
+/* Sets the text for a library without a required function. Returns TDDP_UNAVAILABLE. */
+tddp_status tddp_library_fail_missing(const tddp_library *library, const char *name,
+                                      const char *expected);
 
 #endif

@@ -1,10 +1,10 @@
 /*
- * A group's contexts, one for each kind of device, behind one table. Threads as <tddp/backend.h>
- * says.
+ * A group's contexts, one for each kind of device, behind one backend table. Threads: as
+ * <tddp/backend.h> says.
  *
- * Invariant: every operation goes to the part of its memory, a barrier to that of the CPU, on all
- * ranks alike; so each part gets its operations in one order, with growing numbers. A table that
- * serves says what holds of the parts that serve there: it is made once for each pair of them.
+ * Invariant: every operation uses the part of its memory, a barrier the CPU's, the same on all
+ * ranks. So each part gets its operations in one order, with increasing numbers. A serving table
+ * describes the backends that serve the parts; there is one for each combination.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,22 +14,22 @@
 #include "base/base.h"
 
 typedef struct context {
-    const tddp_backend_v1 *parts[TDDP_DEVICE_TYPES]; /* what serves */
+    const tddp_backend_v1 *parts[TDDP_DEVICE_TYPES]; /* the backends that serve */
     void *contexts[TDDP_DEVICE_TYPES];
     tddp_store *stores[TDDP_DEVICE_TYPES];
 } context;
 
 typedef struct request {
     tddp_device_type type;
-    void *request; /* the part's */
+    void *request; /* of the part */
 } request;
 
-/* Guards the lists of tables that serve. */
+/* Guards the lists of serving tables. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- operations ------------------------------------------------------------------------------ */
 
-static tddp_device_type type_of(const tddp_op *op)
+static tddp_device_type device_of(const tddp_op *op)
 {
     return op->kind == TDDP_OP_BARRIER ? TDDP_CPU : op->input.device_type;
 }
@@ -37,15 +37,15 @@ static tddp_device_type type_of(const tddp_op *op)
 const tddp_backend_v1 *tddp_devices_part(void *data, const tddp_op *op, void **part_context)
 {
     const context *self = data;
-    tddp_device_type type = type_of(op);
+    tddp_device_type type = device_of(op);
     *part_context = self->contexts[type];
     return self->parts[type];
 }
 
-static tddp_status lacks(const tddp_backend_v1 *part, const tddp_op *op)
+static tddp_status fail_unsupported(const tddp_backend_v1 *part, const tddp_op *op)
 {
     return tddp_fail(TDDP_UNSUPPORTED, "backend %s, which serves %s memory here, has no %s",
-                     part->name, tddp_device_type_name(type_of(op)), tddp_op_name(op->kind));
+                     part->name, tddp_device_type_name(device_of(op)), tddp_op_name(op->kind));
 }
 
 static tddp_status run(void *data, const tddp_op *op)
@@ -53,7 +53,7 @@ static tddp_status run(void *data, const tddp_op *op)
     void *part_context;
     const tddp_backend_v1 *part = tddp_devices_part(data, op, &part_context);
     if ((uint32_t)op->kind >= part->op_count || !part->run[op->kind]) {
-        return lacks(part, op);
+        return fail_unsupported(part, op);
     }
     return part->run[op->kind](part_context, op);
 }
@@ -63,13 +63,13 @@ static tddp_status post(void *data, const tddp_op *op, void **out)
     void *part_context;
     const tddp_backend_v1 *part = tddp_devices_part(data, op, &part_context);
     if (!part->post) {
-        return lacks(part, op);
+        return fail_unsupported(part, op);
     }
     request *posted = tddp_alloc(sizeof *posted);
     if (!posted) {
         return TDDP_OUT_OF_MEMORY;
     }
-    posted->type = type_of(op);
+    posted->type = device_of(op);
     tddp_status status = part->post(part_context, op, &posted->request);
     if (status) {
         free(posted);
@@ -87,7 +87,7 @@ static tddp_status finish(void *data, void *pending, int *source)
     return self->parts[posted.type]->finish(self->contexts[posted.type], posted.request, source);
 }
 
-/* Of a part with a queue of its device's. */
+/* For a part that queues operations on its device. */
 static tddp_status launch(void *data, void *pending)
 {
     context *self = data;
@@ -109,7 +109,7 @@ static tddp_status await(void *data, void *pending)
     return self->parts[posted->type]->await(self->contexts[posted->type], posted->request);
 }
 
-/* --- a group's life -------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------ */
 
 static tddp_status decline(void *data, const tddp_wait *wait)
 {
@@ -123,7 +123,7 @@ static tddp_status decline(void *data, const tddp_wait *wait)
     return status;
 }
 
-static void stop(void *data)
+static void abort_all(void *data)
 {
     context *self = data;
     for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {
@@ -131,7 +131,7 @@ static void stop(void *data)
     }
 }
 
-/* Also of one whose parts are not all open. */
+/* Some parts may not be open. */
 static void destroy(void *data)
 {
     context *self = data;
@@ -171,9 +171,12 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
 
 /* --- tables ---------------------------------------------------------------------------------- */
 
-/* What the table may say of the whole. A device's queue concerns its own memory alone; and what is
- * put there is not run, so that it is nothing to the part that is. Else what holds of all parts
- * does. Shared memory takes the place of parts, not of the whole. */
+/*
+ * The traits of the composite. TDDP_BACKEND_QUEUES of the device's part holds, since it concerns
+ * only that part's memory; queued operations are not run, so that part doesn't limit
+ * TDDP_BACKEND_RESUMES. Otherwise all parts must have a trait. Shared memory replaces parts, not
+ * the composite.
+ */
 static uint32_t traits_of(const tddp_devices *self)
 {
     const tddp_backend_v1 *for_cpu = self->parts[TDDP_CPU];
@@ -193,7 +196,7 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
                                .size = sizeof *table,
                                .name = name,
                                .create = create,
-                               .abort = stop,
+                               .abort = abort_all,
                                .destroy = destroy,
                                .report_failure = report_failure,
                                .traits = traits_of(self),
@@ -257,7 +260,7 @@ static tddp_status add(tddp_devices *self, const context *of, tddp_devices **out
     return TDDP_OK;
 }
 
-/* The table for what serves in the parts' places. */
+/* The serving table for the backends that serve the parts. */
 static tddp_status table_for(tddp_devices *self, const context *of, const tddp_backend_v1 **out)
 {
     tddp_status status = TDDP_OK;
@@ -275,22 +278,22 @@ static tddp_status table_for(tddp_devices *self, const context *of, const tddp_b
 
 /* --- opening --------------------------------------------------------------------------------- */
 
-/* What the ranks say of one part to each other does not meet what they say of the other. */
-static tddp_status open_part(const tddp_devices *asked, tddp_device_type type,
+/* Each part's ranks use their own prefix of the store. */
+static tddp_status open_part(const tddp_devices *requested, tddp_device_type type,
                              const tddp_backend_opts *opts, const tddp_wait *wait, context *into)
 {
     const char *device = tddp_device_type_name(type);
-    tddp_backend_opts own = *opts;
+    tddp_backend_opts part_opts = *opts;
     tddp_status status = tddp_prefix_store_create(device, opts->store, &into->stores[type]);
     if (status) {
         return status;
     }
-    own.store = into->stores[type];
+    part_opts.store = into->stores[type];
     const context *parent = opts->parent;
-    own.parent = parent ? parent->contexts[type] : NULL;
-    status = tddp_backend_open(asked->parts[type], &own, wait, &into->parts[type],
+    part_opts.parent = parent ? parent->contexts[type] : NULL;
+    status = tddp_backend_open(requested->parts[type], &part_opts, wait, &into->parts[type],
                                &into->contexts[type]);
-    return status ? tddp_fail(status, "%s for %s: %s", asked->parts[type]->name, device,
+    return status ? tddp_fail(status, "%s for %s: %s", requested->parts[type]->name, device,
                               tddp_error_message())
                   : TDDP_OK;
 }
@@ -305,10 +308,10 @@ static tddp_status open_both(tddp_devices *self, const tddp_backend_opts *opts,
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_status status = TDDP_OK;
     for (int type = 0; type < TDDP_DEVICE_TYPES && status == TDDP_OK; type++) {
-        tddp_backend_opts own = *opts;
-        own.timeout_ms = tddp_deadline_poll_ms(deadline);
-        tddp_wait left = {own.timeout_ms, tddp_wait_cancel(wait)};
-        status = open_part(self, (tddp_device_type)type, &own, &left, made);
+        tddp_backend_opts part_opts = *opts;
+        part_opts.timeout_ms = tddp_deadline_poll_ms(deadline);
+        tddp_wait left = {part_opts.timeout_ms, tddp_wait_cancel(wait)};
+        status = open_part(self, (tddp_device_type)type, &part_opts, &left, made);
     }
     if (status == TDDP_OK) {
         status = table_for(self, made, serving);

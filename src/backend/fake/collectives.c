@@ -1,11 +1,11 @@
 /*
- * The `fake` backend's collectives over a store. Runs on the group's progress thread.
+ * The `fake` backend's collectives, over a store. Runs on the group's progress thread.
  *
- * Invariant: every rank sets one key for every operation, `op/<sequence>/<rank>`: what it was
- * asked, how many elements it sends to and expects from each rank, then its bytes. Each rank reads
- * all of them and compares each pair's, so that all see the same faults, and only then touches its
- * result. Once a rank has read all keys of an operation, all ranks are done with the one before, so
- * it removes its own key of that.
+ * Invariant: for every operation every rank sets a key, `op/<sequence>/<rank>`: its call, how many
+ * elements it sends to and expects from each rank, and its data. Each rank reads all keys and
+ * compares every pair of ranks, so that all see the same errors, and only then writes its result. A
+ * rank that has read all keys of an operation removes its own key of the one before, since all
+ * ranks have finished that.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,8 +18,8 @@ enum { KEY_BYTES = 64, TELL_MS = 1000 };
 
 typedef tddp_fake_context context;
 
-/* Precedes each rank's bytes: what it believes the operation to be. Two numbers for each rank
- * follow: elements sent to it, elements expected from it. */
+/* Precedes each rank's data: its call. Two numbers for each rank follow: elements sent to it,
+ * elements expected from it. */
 typedef struct header {
     uint32_t kind;
     uint32_t dtype;
@@ -27,10 +27,10 @@ typedef struct header {
     int32_t root;
     uint32_t fingerprint;
     uint32_t zero;
-    uint64_t count; /* where all have as many */
+    uint64_t count; /* if equal for all ranks */
 } header;
 
-/* A rank's value, and what its bytes are. */
+/* A rank's value, parsed. */
 typedef struct contribution {
     tddp_blob value;
     const header *head;
@@ -56,8 +56,9 @@ static bool has_root(tddp_op_kind kind)
            kind == TDDP_OP_SCATTER;
 }
 
-/* Operations whose pieces may differ in size: their header counts nothing, the numbers do. */
-static bool has_pieces(tddp_op_kind kind)
+/* For operations whose parts may differ in size the header has no count: the numbers are
+ * compared. */
+static bool has_parts(tddp_op_kind kind)
 {
     return kind == TDDP_OP_ALL_GATHER || kind == TDDP_OP_REDUCE_SCATTER || kind == TDDP_OP_GATHER ||
            kind == TDDP_OP_SCATTER || kind == TDDP_OP_ALL_TO_ALL;
@@ -71,7 +72,7 @@ static header header_of(const tddp_op *op)
         .reduce = reduces(op->kind) ? (uint32_t)op->reduce : 0,
         .root = has_root(op->kind) ? op->root : 0,
         .fingerprint = op->fingerprint,
-        .count = has_pieces(op->kind) ? 0 : op->input.count,
+        .count = has_parts(op->kind) ? 0 : op->input.count,
     };
 }
 
@@ -113,7 +114,7 @@ static tddp_status append_buffer(tddp_bytes *value, const tddp_buffer *buffer)
     return tddp_bytes_append(value, buffer->data, buffer->count * tddp_dtype_size(buffer->dtype));
 }
 
-/* The bytes that this rank has for others: its parts in their order, or one piece. */
+/* This rank's data: its parts in order, or one buffer. */
 static tddp_status append_data(const context *self, const tddp_op *op, tddp_bytes *value)
 {
     if (op->kind == TDDP_OP_BARRIER || (op->kind == TDDP_OP_BROADCAST && op->root != self->rank)) {
@@ -146,7 +147,7 @@ static tddp_status build(const context *self, const tddp_op *op, tddp_bytes *val
         status = append_data(self, op, value);
     }
     if (status == TDDP_OK && reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
-        /* What comes before the elements keeps them aligned: it is a multiple of 8 bytes. */
+        /* The header's size is a multiple of 8 bytes, which keeps the elements aligned. */
         size_t size = tddp_dtype_size(op->input.dtype);
         tddp_scale(op->input.dtype, value->data + start, (value->size - start) / size, op->premul);
     }
@@ -166,7 +167,7 @@ static tddp_status publish(const context *self, const tddp_op *op, const tddp_wa
     return status;
 }
 
-/* How many bytes a rank's data must have, from what it says itself. */
+/* The size that a rank's data must have according to its header. */
 static uint64_t bytes_sent(const context *self, const contribution *from, int rank)
 {
     tddp_op_kind kind = (tddp_op_kind)from->head->kind;
@@ -178,7 +179,7 @@ static uint64_t bytes_sent(const context *self, const contribution *from, int ra
     if (kind == TDDP_OP_ALL_GATHER) {
         return from->sends[0] * size;
     }
-    for (int peer = 0; has_pieces(kind) && peer < self->world_size; peer++) {
+    for (int peer = 0; has_parts(kind) && peer < self->world_size; peer++) {
         count += from->sends[peer];
     }
     return count * size;
@@ -189,7 +190,7 @@ static tddp_status read_value(const context *self, int rank, contribution *from)
     const tddp_blob *value = &from->value;
     size_t start = sizeof(header) + 2 * (size_t)self->world_size * sizeof(uint64_t);
     if (value->size >= start) {
-        /* A blob's bytes are allocated by themselves, so they are aligned. */
+        /* A blob has its own allocation, so its data are aligned. */
         from->head = (const header *)(const void *)value->data;
         from->sends = (const uint64_t *)(const void *)(value->data + sizeof(header));
         from->expects = from->sends + self->world_size;
@@ -223,7 +224,7 @@ static tddp_status check_heads(const header *mine, int rank, const header *their
     return TDDP_OK;
 }
 
-/* Every pair of ranks, so that those not concerned learn of it too. */
+/* Checks every pair of ranks, so that all ranks see a mismatch. */
 static tddp_status check_pieces(const context *self, const contribution *all)
 {
     for (int from = 0; from < self->world_size; from++) {
@@ -246,7 +247,7 @@ static void copy(const tddp_buffer *to, const char *data)
     }
 }
 
-/* Where in a rank's data that which is for this rank begins. */
+/* The offset of this rank's part in another rank's data. */
 static const char *part_for(const context *self, const contribution *from)
 {
     uint64_t before = 0;
@@ -256,7 +257,7 @@ static const char *part_for(const context *self, const contribution *from)
     return from->data + before * tddp_dtype_size((tddp_dtype)from->head->dtype);
 }
 
-/* Puts what `peer` contributes into the result; called for all ranks in their order. */
+/* Adds the data of `peer` to the result; called for all ranks in order. */
 static void combine(const context *self, const tddp_op *op, int peer, const contribution *from)
 {
     const char *data = from->data;
@@ -299,7 +300,7 @@ static void combine(const context *self, const tddp_op *op, int peer, const cont
     }
 }
 
-/* Sets the text for a timeout: who has not come. */
+/* Sets the text for a timeout: the missing ranks. */
 static tddp_status name_missing(const context *self, const tddp_op *op)
 {
     tddp_bytes ranks = {0};
@@ -323,7 +324,7 @@ static tddp_status name_missing(const context *self, const tddp_op *op)
     return status;
 }
 
-/* Reads every rank's key before the result is touched: it may be the same memory as the input. */
+/* Reads every rank's key before it writes the result, which may be the same memory as the input. */
 static tddp_status collect(const context *self, const tddp_op *op, const tddp_wait *wait,
                            contribution *all)
 {
@@ -380,7 +381,7 @@ static void forget(const context *self, uint64_t sequence)
     char key[KEY_BYTES];
     int deleted;
     tddp_wait wait = {TELL_MS, self->cancel};
-    /* The key is of no use any more; that it stays if the store is gone harms nobody. */
+    /* If the store is gone, the key may stay. */
     if (tddp_store_delete_key(self->store, key_of(key, sequence, self->rank), &wait, &deleted)) {
         tddp_log(TDDP_LOG_DEBUG, "fake", "%s", tddp_error_message());
     }

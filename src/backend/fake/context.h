@@ -6,13 +6,13 @@
 #include "base/base.h"
 
 /* messages.c: the sends and receives of a group. */
-typedef struct tddp_fake_mail {
+typedef struct tddp_fake_p2p {
     pthread_mutex_t mutex; /* guards what follows */
-    tddp_store *store;     /* a connection of its own, made for the first message: a collective may
-                              block the other one */
-    struct tddp_fake_lane *lanes;
-    struct tddp_fake_message *undecided; /* receives without a sender yet, in their order */
-} tddp_fake_mail;
+    tddp_store *store; /* its own connection, opened for the first message: a collective may block
+                          the other one */
+    struct tddp_fake_counter *counters;
+    struct tddp_fake_message *unmatched; /* wildcard receives and those behind them, in order */
+} tddp_fake_p2p;
 
 typedef struct tddp_fake_context {
     int rank;
@@ -20,18 +20,19 @@ typedef struct tddp_fake_context {
     tddp_store *store;
     tddp_cancel *cancel;
     tddp_fake_faults faults;
-    tddp_fake_mail mail;
+    tddp_fake_p2p p2p;
 } tddp_fake_context;
 
-/* What a failed call of the store means to the operation: an aborted group's end as canceled. */
+/* The status of an operation whose store call failed: TDDP_GROUP_FAILED for one canceled by an
+ * abort. */
 TDDP_NODISCARD tddp_status tddp_fake_translate(const tddp_fake_context *self, tddp_status status);
 
-/* collectives.c: the run slot of every collective. */
+/* collectives.c: runs any collective. */
 TDDP_NODISCARD tddp_status tddp_fake_run(void *context, const tddp_op *op);
 
 /* messages.c: the slots of sends and receives. */
 TDDP_NODISCARD tddp_status tddp_fake_post(void *context, const tddp_op *op, void **request);
 TDDP_NODISCARD tddp_status tddp_fake_finish(void *context, void *request, int *source);
-void tddp_fake_mail_free(tddp_fake_mail *mail);
+void tddp_fake_p2p_free(tddp_fake_p2p *p2p);
 
 #endif

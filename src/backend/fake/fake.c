@@ -1,6 +1,6 @@
 /*
- * The `fake` backend's table; making and ending a context. A context is made and ended by one
- * thread; abort() comes from any and only triggers a cancel token, which all waits watch.
+ * The `fake` backend's table and contexts. One thread creates and destroys a context; abort() may
+ * be called on any, and only triggers a cancel token, which all waits watch.
  */
 #include <stdlib.h>
 
@@ -18,14 +18,14 @@ static void destroy(void *data)
 {
     tddp_fake_context *self = data;
     if (self) {
-        tddp_fake_mail_free(&self->mail);
+        tddp_fake_p2p_free(&self->p2p);
         tddp_store_release(self->store);
         tddp_cancel_free(self->cancel);
         free(self);
     }
 }
 
-static void stop(void *data)
+static void abort_all(void *data)
 {
     tddp_fake_context *self = data;
     tddp_cancel_trigger(self->cancel);
@@ -38,7 +38,7 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
     }
-    pthread_mutex_init(&self->mail.mutex, NULL);
+    pthread_mutex_init(&self->p2p.mutex, NULL);
     self->rank = opts->rank;
     self->world_size = opts->world_size;
     tddp_status status = tddp_fake_read_faults(opts->rank, &self->faults);
@@ -65,7 +65,7 @@ const tddp_backend_v1 *tddp_fake_backend(void)
         .name = "fake",
         .device_types = 1u << TDDP_CPU,
         .create = create,
-        .abort = stop,
+        .abort = abort_all,
         .destroy = destroy,
         .post = tddp_fake_post,
         .finish = tddp_fake_finish,

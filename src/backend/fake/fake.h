@@ -1,21 +1,21 @@
 /*
- * The `fake` backend: the right results by the plainest means, and faults on demand, for tests of
- * everything above backends. Works wherever the ranks share a store: threads with a hash store,
- * processes with a file or TCP store. Each operation goes through the store: every rank sets a key,
- * reads all others' and computes the result itself, so it is slow, and what a rank contributes must
- * fit into a value of the store.
+ * The `fake` backend: correct results in the simplest way, and faults on demand, for tests of
+ * everything above backends. It works wherever ranks share a store: threads with a hash store,
+ * processes with a file or TCP store. In each operation every rank sets a key, reads all others'
+ * and computes the result itself. So it is slow, and a rank's data must fit into a value of the
+ * store.
  *
- * TDDP_FAKE, read when a group is made, asks for faults: words separated by commas.
+ * TDDP_FAKE, read when a group is created, requests faults, separated by commas.
  *
  *     delay_ms=N      each operation takes N milliseconds longer
  *     fail_at=N       the group's Nth operation returns TDDP_NETWORK
  *     drop_at=N       the Nth operation never ends: it waits for its timeout or for abort()
  *     lose_at=N       the Nth operation returns TDDP_PEER_LOST
- *     p2p_fail_at=N   so for this rank's Nth send or receive, counted together
+ *     p2p_fail_at=N   the same for this rank's Nth send or receive, counted together
  *     p2p_drop_at=N
  *     p2p_lose_at=N
  *     post_fail_at=N  the Nth send or receive cannot be posted: TDDP_NETWORK
- *     create_fail=1   the group cannot be made: TDDP_NETWORK
+ *     create_fail=1   the group cannot be created: TDDP_NETWORK
  *     rank=N          only on rank N of the group
  */
 #ifndef TDDP_BACKEND_FAKE_H

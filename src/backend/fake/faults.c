@@ -1,6 +1,6 @@
 /*
- * Reads TDDP_FAKE and commits the faults it asks for. Reading happens when a group is made, faults
- * on its threads; nothing here changes after reading.
+ * Parses TDDP_FAKE and injects the requested faults. Parsing happens when a group is created,
+ * faults on its threads; nothing changes in between.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -11,8 +11,8 @@
 #include "backend/fake/faults.h"
 #include "base/base.h"
 
-static tddp_status read_word(const char *word, size_t length, tddp_fake_faults *faults,
-                             int64_t *rank)
+static tddp_status parse_item(const char *word, size_t length, tddp_fake_faults *faults,
+                              int64_t *rank)
 {
     const struct {
         const char *name;
@@ -51,7 +51,7 @@ tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out)
     const char *words = getenv("TDDP_FAKE");
     while (words && *words) {
         size_t length = strcspn(words, ",");
-        tddp_status status = length ? read_word(words, length, &faults, &only) : TDDP_OK;
+        tddp_status status = length ? parse_item(words, length, &faults, &only) : TDDP_OK;
         if (status) {
             return status;
         }
@@ -61,7 +61,7 @@ tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out)
     return TDDP_OK;
 }
 
-/* Sleeps; true if the token was triggered meanwhile. */
+/* Sleeps until the deadline; true if the token was triggered before. */
 static bool pause_until(int64_t deadline, const tddp_cancel *cancel)
 {
     struct pollfd entry = {.fd = tddp_cancel_fd(cancel), .events = POLLIN};

@@ -1,4 +1,4 @@
-/* The faults that TDDP_FAKE asks for; their meaning is in fake.h. */
+/* The faults that TDDP_FAKE requests; fake.h describes them. */
 #ifndef TDDP_BACKEND_FAKE_FAULTS_H
 #define TDDP_BACKEND_FAKE_FAULTS_H
 
@@ -16,7 +16,7 @@ typedef struct tddp_fake_faults {
     int64_t create_fail;
 } tddp_fake_faults;
 
-/* Reads TDDP_FAKE; all zero if it is not set or speaks of another rank. */
+/* Parses TDDP_FAKE; all zero if it is unset or for another rank. */
 TDDP_NODISCARD tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out);
 
 /* Delays, drops or fails an operation that is about to run. */

@@ -1,12 +1,12 @@
 /*
- * The `fake` backend's sends and receives over a store: message n from one rank to another with one
- * tag is the key `message/<from>/<to>/<tag>/<n>`. A send is done when its key is set; the receiver
- * removes it. Posted from any thread, one at a time; finished by several at once.
+ * The `fake` backend's sends and receives, over a store: message n from one rank to another with a
+ * tag has the key `message/<from>/<to>/<tag>/<n>`. A send is complete when its key is set; the
+ * receiver removes it. Posted on any thread, one at a time; finished by several at once.
  *
- * Which n a receive takes is decided when it is posted, unless its sender is open or an earlier
- * open one may take messages of the same rank: then when it is its turn and a message is there.
- * Nothing here blocks in the store, whose connection the others need meanwhile: a receive looks
- * again and again.
+ * A receive gets its number n when it is posted, except a wildcard receive, and one behind a
+ * wildcard receive that may take the same message: they get it when they are first in order and a
+ * message is there. Nothing here blocks in the store, whose connection the other threads need: a
+ * receive polls.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,54 +17,54 @@
 
 #include "backend/fake/context.h"
 
-enum { KEY_BYTES = 96, LOOK_MS = 1 };
+enum { KEY_BYTES = 96, POLL_MS = 1 };
 
 typedef tddp_fake_context context;
 
-/* Precedes the bytes of a message. */
+/* Precedes a message's data. */
 typedef struct header {
     uint32_t dtype;
     uint32_t fingerprint;
     uint64_t count;
 } header;
 
-/* Counts the messages from or to one rank with one tag. */
-typedef struct tddp_fake_lane {
+/* Counts the messages to or from one rank with one tag. */
+typedef struct tddp_fake_counter {
     int peer;
     bool inbound;
     uint32_t tag;
     uint64_t next;
-    struct tddp_fake_lane *link;
-} lane;
+    struct tddp_fake_counter *link;
+} counter;
 
 typedef struct tddp_fake_message {
     const tddp_op *op;
     int64_t deadline;
     bool decided;
-    int peer;        /* once decided, with the next */
-    uint64_t number; /* of the message on its lane */
+    int peer;        /* valid once the number is assigned */
+    uint64_t number; /* of the message */
     struct tddp_fake_message *link;
 } message;
 
-static lane *find_lane(tddp_fake_mail *mail, int peer, bool inbound, uint32_t tag)
+static counter *find_counter(tddp_fake_p2p *p2p, int peer, bool inbound, uint32_t tag)
 {
-    for (lane *each = mail->lanes; each; each = each->link) {
+    for (counter *each = p2p->counters; each; each = each->link) {
         if (each->peer == peer && each->inbound == inbound && each->tag == tag) {
             return each;
         }
     }
-    lane *added = tddp_alloc(sizeof *added);
+    counter *added = tddp_alloc(sizeof *added);
     if (added) {
-        *added = (lane){peer, inbound, tag, 0, mail->lanes};
-        mail->lanes = added;
+        *added = (counter){peer, inbound, tag, 0, p2p->counters};
+        p2p->counters = added;
     }
     return added;
 }
 
-/* Gives a message its number on the lane of a peer. With the lock held. */
-static tddp_status decide(tddp_fake_mail *mail, message *self, int peer)
+/* Assigns the next number of a peer's messages. With the lock held. */
+static tddp_status assign_number(tddp_fake_p2p *p2p, message *self, int peer)
 {
-    lane *of = find_lane(mail, peer, self->op->kind == TDDP_OP_RECV, self->op->tag);
+    counter *of = find_counter(p2p, peer, self->op->kind == TDDP_OP_RECV, self->op->tag);
     if (!of) {
         return TDDP_OUT_OF_MEMORY;
     }
@@ -74,10 +74,10 @@ static tddp_status decide(tddp_fake_mail *mail, message *self, int peer)
     return TDDP_OK;
 }
 
-/* Whether an earlier receive that is undecided may take the next message of a peer. */
-static bool earlier_claims(const tddp_fake_mail *mail, const message *self, int peer)
+/* Whether an earlier unmatched receive may take the next message of a peer. */
+static bool earlier_claims(const tddp_fake_p2p *p2p, const message *self, int peer)
 {
-    for (const message *each = mail->undecided; each && each != self; each = each->link) {
+    for (const message *each = p2p->unmatched; each && each != self; each = each->link) {
         if (each->op->tag == self->op->tag &&
             (each->op->peer == TDDP_ANY_SOURCE || each->op->peer == peer)) {
             return true;
@@ -86,18 +86,18 @@ static bool earlier_claims(const tddp_fake_mail *mail, const message *self, int 
     return false;
 }
 
-static void add_undecided(tddp_fake_mail *mail, message *self)
+static void add_unmatched(tddp_fake_p2p *p2p, message *self)
 {
-    message **end = &mail->undecided;
+    message **end = &p2p->unmatched;
     while (*end) {
         end = &(*end)->link;
     }
     *end = self;
 }
 
-static void remove_undecided(tddp_fake_mail *mail, message *self)
+static void remove_unmatched(tddp_fake_p2p *p2p, message *self)
 {
-    message **link = &mail->undecided;
+    message **link = &p2p->unmatched;
     while (*link && *link != self) {
         link = &(*link)->link;
     }
@@ -119,15 +119,15 @@ tddp_status tddp_fake_post(void *data, const tddp_op *op, void **request)
     added->op = op;
     added->deadline = tddp_deadline_after_ms(op->timeout_ms);
     tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&self->mail.mutex);
+    pthread_mutex_lock(&self->p2p.mutex);
     bool is_open = op->kind == TDDP_OP_RECV &&
-                   (op->peer == TDDP_ANY_SOURCE || earlier_claims(&self->mail, added, op->peer));
+                   (op->peer == TDDP_ANY_SOURCE || earlier_claims(&self->p2p, added, op->peer));
     if (is_open) {
-        add_undecided(&self->mail, added);
+        add_unmatched(&self->p2p, added);
     } else {
-        status = decide(&self->mail, added, op->peer);
+        status = assign_number(&self->p2p, added, op->peer);
     }
-    pthread_mutex_unlock(&self->mail.mutex);
+    pthread_mutex_unlock(&self->p2p.mutex);
     if (status) {
         free(added);
         return status;
@@ -148,16 +148,16 @@ static tddp_wait time_left(const context *self, const message *of)
     return (tddp_wait){tddp_deadline_poll_ms(of->deadline), self->cancel};
 }
 
-/* Opens the messages' store for the first of them. */
+/* Opens the store's connection for messages before the first one. */
 static tddp_status open_store(context *self, const message *first)
 {
     tddp_status status = TDDP_OK;
     tddp_wait wait = time_left(self, first);
-    pthread_mutex_lock(&self->mail.mutex);
-    if (!self->mail.store) {
-        status = tddp_store_clone(self->store, &wait, &self->mail.store);
+    pthread_mutex_lock(&self->p2p.mutex);
+    if (!self->p2p.store) {
+        status = tddp_store_clone(self->store, &wait, &self->p2p.store);
     }
-    pthread_mutex_unlock(&self->mail.mutex);
+    pthread_mutex_unlock(&self->p2p.mutex);
     return status;
 }
 
@@ -174,7 +174,7 @@ static tddp_status send_it(const context *self, const message *sent)
                                    op->input.count * tddp_dtype_size(op->input.dtype));
     }
     if (status == TDDP_OK) {
-        status = tddp_store_set(self->mail.store,
+        status = tddp_store_set(self->p2p.store,
                                 key_of(key, self->rank, sent->peer, op->tag, sent->number),
                                 (tddp_slice){value.data, value.size}, &wait);
     }
@@ -215,43 +215,43 @@ static tddp_status accept_value(const context *self, const message *received,
     return TDDP_OK;
 }
 
-/* The next message of a rank, if the receive is decided for it. */
+/* Whether a receive's next message from a rank is there. */
 static tddp_status is_there(const context *self, const message *received, int peer, uint64_t number,
                             int *there)
 {
     char key[KEY_BYTES];
     tddp_slice name = key_of(key, peer, self->rank, received->op->tag, number);
     tddp_wait wait = time_left(self, received);
-    return tddp_store_check(self->mail.store, &name, 1, &wait, there);
+    return tddp_store_check(self->p2p.store, &name, 1, &wait, there);
 }
 
-/* Decides an open receive if it can be now. With the lock held. */
+/* Matches an unmatched receive if possible. With the lock held. */
 static tddp_status try_to_decide(context *self, message *received)
 {
-    tddp_fake_mail *mail = &self->mail;
+    tddp_fake_p2p *p2p = &self->p2p;
     int wanted = received->op->peer;
     tddp_status status = TDDP_OK;
     for (int peer = 0; peer < self->world_size && status == TDDP_OK && !received->decided; peer++) {
         if (peer == self->rank || (wanted != TDDP_ANY_SOURCE && peer != wanted) ||
-            earlier_claims(mail, received, peer)) {
+            earlier_claims(p2p, received, peer)) {
             continue;
         }
         int there = wanted != TDDP_ANY_SOURCE;
         if (!there) {
-            lane *of = find_lane(mail, peer, true, received->op->tag);
+            counter *of = find_counter(p2p, peer, true, received->op->tag);
             status = of ? is_there(self, received, peer, of->next, &there) : TDDP_OUT_OF_MEMORY;
         }
         if (status == TDDP_OK && there) {
-            status = decide(mail, received, peer);
+            status = assign_number(p2p, received, peer);
         }
     }
     if (received->decided) {
-        remove_undecided(mail, received);
+        remove_unmatched(p2p, received);
     }
     return status;
 }
 
-/* Sleeps a moment; says if there is no time left, or the group was aborted. */
+/* Sleeps a moment; fails at the deadline or after an abort. */
 static tddp_status nap(const context *self, const message *received)
 {
     struct pollfd entry = {.fd = tddp_cancel_fd(self->cancel), .events = POLLIN};
@@ -267,22 +267,22 @@ static tddp_status nap(const context *self, const message *received)
                          " ms: waiting for rank(s) %d",
                          received->op->tag, received->op->timeout_ms, received->op->peer);
     }
-    if (poll(&entry, 1, LOOK_MS) < 0 && errno != EINTR) {
+    if (poll(&entry, 1, POLL_MS) < 0 && errno != EINTR) {
         return tddp_fail_errno("poll");
     }
     return tddp_cancel_triggered(self->cancel) ? tddp_fail(TDDP_CANCELED, "aborted") : TDDP_OK;
 }
 
-/* Waits until a message is there that is this receive's. */
+/* Waits until this receive's message is there. */
 static tddp_status await_message(context *self, message *received)
 {
     tddp_status status = TDDP_OK;
     int there = 0;
     while (status == TDDP_OK && !there) {
         if (!received->decided) {
-            pthread_mutex_lock(&self->mail.mutex);
+            pthread_mutex_lock(&self->p2p.mutex);
             status = try_to_decide(self, received);
-            pthread_mutex_unlock(&self->mail.mutex);
+            pthread_mutex_unlock(&self->p2p.mutex);
         }
         if (status == TDDP_OK && received->decided) {
             status = is_there(self, received, received->peer, received->number, &there);
@@ -305,9 +305,9 @@ static tddp_status receive_it(context *self, message *received)
     int deleted;
     tddp_wait wait = time_left(self, received);
     tddp_slice name = key_of(key, received->peer, self->rank, received->op->tag, received->number);
-    status = tddp_store_get(self->mail.store, name, &wait, &value);
+    status = tddp_store_get(self->p2p.store, name, &wait, &value);
     if (status == TDDP_OK) {
-        status = tddp_store_delete_key(self->mail.store, name, &wait, &deleted);
+        status = tddp_store_delete_key(self->p2p.store, name, &wait, &deleted);
     }
     if (status == TDDP_OK) {
         status = accept_value(self, received, &value);
@@ -328,11 +328,11 @@ tddp_status tddp_fake_finish(void *data, void *request, int *source)
     if (status == TDDP_OK) {
         status = receives ? receive_it(self, finished) : send_it(self, finished);
     }
-    pthread_mutex_lock(&self->mail.mutex);
+    pthread_mutex_lock(&self->p2p.mutex);
     if (!finished->decided) {
-        remove_undecided(&self->mail, finished);
+        remove_unmatched(&self->p2p, finished);
     }
-    pthread_mutex_unlock(&self->mail.mutex);
+    pthread_mutex_unlock(&self->p2p.mutex);
     if (status == TDDP_OK && receives) {
         *source = finished->peer;
     }
@@ -340,13 +340,13 @@ tddp_status tddp_fake_finish(void *data, void *request, int *source)
     return tddp_fake_translate(self, status);
 }
 
-void tddp_fake_mail_free(tddp_fake_mail *mail)
+void tddp_fake_p2p_free(tddp_fake_p2p *p2p)
 {
-    while (mail->lanes) {
-        lane *next = mail->lanes->link;
-        free(mail->lanes);
-        mail->lanes = next;
+    while (p2p->counters) {
+        counter *next = p2p->counters->link;
+        free(p2p->counters);
+        p2p->counters = next;
     }
-    pthread_mutex_destroy(&mail->mutex);
-    tddp_store_release(mail->store);
+    pthread_mutex_destroy(&p2p->mutex);
+    tddp_store_release(p2p->store);
 }

@@ -190,7 +190,7 @@ void Mesh::fail(const Task &task, tddp_status status, const std::string &text)
             now.mine = tddp_call_of(task.op, rank, peer);
             memcpy(&now.theirs, one.inbox_data[one.turn], sizeof now.theirs);
             if (!tddp_calls_agree(&now.mine, &now.theirs)) {
-                Failure::check(tddp_calls_disagree(name(rank), name(peer), &now, &one.before));
+                Failure::check(tddp_calls_mismatch(name(rank), name(peer), &now, &one.before));
             }
         }
     }

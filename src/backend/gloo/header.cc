@@ -23,7 +23,7 @@ tddp_call own_call(const tddp_op &op, int rank, int peer)
 uint64_t slot_of(const tddp_call &call, uint64_t elements)
 {
     tddp_call facts = call;
-    facts.gives = elements;
+    facts.sends = elements;
     facts.expects = elements;
     facts.fingerprint = 0;
     facts.premul = 0;
@@ -36,7 +36,7 @@ uint64_t slot_of(const tddp_call &call, uint64_t elements)
 uint64_t slot_of_given(const tddp_op &op, int rank, int peer)
 {
     const tddp_call call = own_call(op, rank, peer);
-    return slot_of(call, call.gives);
+    return slot_of(call, call.sends);
 }
 
 uint64_t slot_of_expected(const tddp_op &op, int rank, int peer)

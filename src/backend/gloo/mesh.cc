@@ -81,7 +81,7 @@ void Mesh::compare(const tddp_op &op, int peer, const char *header)
     now.mine = tddp_call_of(&op, rank, peer);
     memcpy(&now.theirs, header, sizeof now.theirs);
     if (!tddp_calls_agree(&now.mine, &now.theirs)) {
-        Failure::check(tddp_calls_disagree(name(rank), name(peer), &now, &one.before));
+        Failure::check(tddp_calls_mismatch(name(rank), name(peer), &now, &one.before));
     }
     one.before = now;
     one.agreed = op.sequence;

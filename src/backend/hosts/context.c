@@ -1,9 +1,10 @@
 /*
- * Making and ending a context. Made and ended on the thread that makes or ends the group; abort()
- * comes from any; scratch memory belongs to the operation that runs.
+ * Creates and destroys a context: the map of ranks to hosts, the communicators, scratch memory.
+ * Runs on the thread that creates or destroys the group; abort() on any. Scratch memory belongs to
+ * the running operation.
  *
- * Invariant: all ranks make their channels in the same order, the wide one first, so that a rank
- * that fails in one is missed in it by all that it has to tell.
+ * Invariant: all ranks create their communicators in the same order, the global one first. So the
+ * ranks that wait in a communicator for a rank that failed are exactly those that it must tell.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 
 enum { PREFIX_BYTES = 32 };
 
-/* --- who is where ---------------------------------------------------------------------------- */
+/* --- ranks and hosts ------------------------------------------------------------------------- */
 
 static tddp_status allocate_lists(tddp_hosts *self)
 {
@@ -26,7 +27,7 @@ static tddp_status allocate_lists(tddp_hosts *self)
     return all ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-static tddp_status lay_out(tddp_hosts *self, const int *hosts)
+static tddp_status set_layout(tddp_hosts *self, const int *hosts)
 {
     tddp_status status = allocate_lists(self);
     if (status) {
@@ -45,8 +46,8 @@ static tddp_status lay_out(tddp_hosts *self, const int *hosts)
         self->starts[host + 1] = placed;
         self->host_count = host + 1;
         int size = tddp_hosts_size_of(self, host);
-        self->most = size > self->most ? size : self->most;
-        self->carriers = host == 0 || size < self->carriers ? size : self->carriers;
+        self->max_local_size = size > self->max_local_size ? size : self->max_local_size;
+        self->leaders = host == 0 || size < self->leaders ? size : self->leaders;
     }
     self->host = self->host_of[self->rank];
     self->local_rank = self->local_of[self->rank];
@@ -54,27 +55,27 @@ static tddp_status lay_out(tddp_hosts *self, const int *hosts)
     return TDDP_OK;
 }
 
-/* --- channels -------------------------------------------------------------------------------- */
+/* --- communicators --------------------------------------------------------------------------- */
 
-static tddp_status open_channel(const tddp_hosts *self, const tddp_backend_opts *opts,
-                                const char *prefix, int64_t deadline, tddp_cancel *cancel,
-                                tddp_hosts_channel *channel)
+static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
+                             const char *prefix, int64_t deadline, tddp_cancel *cancel,
+                             tddp_hosts_comm *comm)
 {
-    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &channel->store);
+    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &comm->store);
     if (status) {
         return status;
     }
     tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-    tddp_backend_opts wanted = *opts;
-    wanted.store = channel->store;
-    wanted.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
-    wanted.same_host = 0;
-    wanted.hosts = NULL;
-    return self->between->create(&wanted, &left, &channel->context);
+    tddp_backend_opts comm_opts = *opts;
+    comm_opts.store = comm->store;
+    comm_opts.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
+    comm_opts.same_host = 0;
+    comm_opts.hosts = NULL;
+    return self->between->create(&comm_opts, &left, &comm->context);
 }
 
-static tddp_status open_across(tddp_hosts *self, const tddp_backend_opts *opts, int64_t deadline,
-                               tddp_cancel *cancel)
+static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *opts,
+                                    int64_t deadline, tddp_cancel *cancel)
 {
     int *names = tddp_alloc_array((size_t)self->host_count, sizeof *names);
     if (!names) {
@@ -85,26 +86,26 @@ static tddp_status open_across(tddp_hosts *self, const tddp_backend_opts *opts, 
         names[host] = opts->names ? opts->names[rank] : rank;
     }
     char prefix[PREFIX_BYTES];
-    (void)snprintf(prefix, sizeof prefix, "across/%d", self->local_rank);
-    tddp_backend_opts wanted = *opts;
-    wanted.rank = self->host;
-    wanted.world_size = self->host_count;
-    wanted.names = names;
-    tddp_status status = open_channel(self, &wanted, prefix, deadline, cancel, &self->across);
+    (void)snprintf(prefix, sizeof prefix, "leaders/%d", self->local_rank);
+    tddp_backend_opts comm_opts = *opts;
+    comm_opts.rank = self->host;
+    comm_opts.world_size = self->host_count;
+    comm_opts.names = names;
+    tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
     free(names);
     return status;
 }
 
-static void close_channel(const tddp_hosts *self, tddp_hosts_channel *channel)
+static void close_comm(const tddp_hosts *self, tddp_hosts_comm *comm)
 {
-    if (channel->context) {
-        self->between->destroy(channel->context);
+    if (comm->context) {
+        self->between->destroy(comm->context);
     }
-    tddp_store_release(channel->store);
-    *channel = (tddp_hosts_channel){0};
+    tddp_store_release(comm->store);
+    *comm = (tddp_hosts_comm){0};
 }
 
-/* --- life ------------------------------------------------------------------------------------ */
+/* --- life cycle ------------------------------------------------------------------------------ */
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
 {
@@ -130,21 +131,22 @@ tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
     self->world_size = opts->world_size;
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_cancel *cancel = tddp_wait_cancel(wait);
-    tddp_status status = lay_out(self, opts->hosts);
+    tddp_status status = set_layout(self, opts->hosts);
     if (status == TDDP_OK) {
-        status = open_channel(self, opts, "wide", deadline, cancel, &self->wide);
+        status = open_comm(self, opts, "global", deadline, cancel, &self->global_comm);
     }
-    if (status == TDDP_OK && tddp_hosts_carries(self)) {
-        status = open_across(self, opts, deadline, cancel);
+    if (status == TDDP_OK && tddp_hosts_is_leader(self)) {
+        status = open_leader_comm(self, opts, deadline, cancel);
     }
     if (status) {
         tddp_hosts_destroy(self);
         return status;
     }
-    tddp_log(TDDP_LOG_DEBUG, "hosts",
-             "rank %d is number %d of %d on host %d of %d, %s between them by %d ranks of each",
-             self->rank, self->local_rank, self->local_size, self->host, self->host_count,
-             between->name, self->carriers);
+    tddp_log(
+        TDDP_LOG_DEBUG, "hosts",
+        "rank %d is local rank %d of %d on host %d of %d; %s between hosts, %d leaders on each",
+        self->rank, self->local_rank, self->local_size, self->host, self->host_count, between->name,
+        self->leaders);
     *out = self;
     return TDDP_OK;
 }
@@ -152,10 +154,10 @@ tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
 void tddp_hosts_abort(tddp_hosts *self)
 {
     tddp_shm_abort(self->shm);
-    if (self->across.context) {
-        self->between->abort(self->across.context);
+    if (self->leader_comm.context) {
+        self->between->abort(self->leader_comm.context);
     }
-    self->between->abort(self->wide.context);
+    self->between->abort(self->global_comm.context);
 }
 
 static void free_scratch(tddp_hosts *self)
@@ -172,8 +174,8 @@ static void free_scratch(tddp_hosts *self)
 
 void tddp_hosts_destroy(tddp_hosts *self)
 {
-    close_channel(self, &self->across);
-    close_channel(self, &self->wide);
+    close_comm(self, &self->leader_comm);
+    close_comm(self, &self->global_comm);
     free_scratch(self);
     tddp_shm_destroy(self->shm);
     free(self->host_of);

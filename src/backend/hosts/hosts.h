@@ -1,23 +1,24 @@
 /*
- * Several hosts with more ranks than hosts: shared memory within each, the backend asked for
- * between them. What the files of this room use of each other, and src/backend/open.c of it.
+ * Hierarchical collectives on several hosts with more ranks than hosts: shared memory within each
+ * host, the requested backend between hosts. Declares what the files of this folder, and
+ * src/backend/open.c, use.
  *
- *     context.c     making and ending a context, its ranks and channels, scratch memory
- *     stage.c       the operations of which one of the group's is made
+ *     context.c     life cycle, ranks and communicators, scratch memory
+ *     stage.c       the stages that an operation consists of
  *     reductions.c  all_reduce, reduce, reduce_scatter
- *     moves.c       all others
- *     table.c       the backend table; what becomes of failures; sends and receives
+ *     moves.c       all other collectives
+ *     table.c       the backend table; failures; sends and receives
  *
- * The ranks of a host are numbered as they come in the group ("local"). The first of them are
- * carriers: as many on every host as the host with the fewest ranks has. The carriers of one number
- * on all hosts make up a channel of the backend asked for, in which a rank's number is its host's
- * ("across"); one more channel has all ranks of the group ("wide").
+ * The ranks of a host are numbered in the order of the group: local ranks. The first of them are
+ * leaders, on every host as many as the host with the fewest ranks has. The leaders with the same
+ * local rank on all hosts form a communicator of the requested backend, in which a leader's rank is
+ * the number of its host. One more communicator, the global one, has all ranks of the group.
  *
- * An operation is made of stages, each an operation of its own in shared memory or in a channel,
- * with a number of its own there. The first stage is always a local one in which all ranks of the
- * host take part, the first carriers of all hosts meet in each operation, and nobody's last stage
- * can end well before they have: so ranks that do not call the same are told so, wherever they are.
- * `part_of` says what they have called.
+ * An operation consists of stages. Each stage is an operation of its own in shared memory or in a
+ * communicator, with its own sequence number there. The first stage is always local and includes
+ * all ranks of the host. In each operation the first leaders of all hosts synchronise, and no
+ * rank's last stage can succeed before they have. Therefore ranks whose calls differ are told so on
+ * any host; `part_of` has the call that they compare.
  */
 #ifndef TDDP_HOSTS_H
 #define TDDP_HOSTS_H
@@ -31,26 +32,27 @@
 
 typedef struct tddp_hosts tddp_hosts;
 
-/* "hosts"; its create() is never asked. */
+/* The backend "hosts"; its create() only fails. */
 const tddp_backend_v1 *tddp_hosts_backend(void);
 
-/* Whether a backend can do what is needed between hosts. */
+/* Whether a backend has everything needed between hosts. */
 bool tddp_hosts_can_use(const tddp_backend_v1 *between);
 
-/* Connects all ranks of the group by `between`; `opts` are the group's. `shm` is this rank's with
- * those of its host, and taken over in any case. Errors: those of the backend's create(). */
+/* Connects all ranks of the group by `between`; `opts` are the group's. Takes ownership of
+ * `shm`, which connects this rank to those of its host, in any case. Errors: those of the
+ * backend's create(). */
 TDDP_NODISCARD tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              tddp_hosts **out);
 
 /* --- a context ------------------------------------------------------------------------------- */
 
-/* Ranks connected by the backend between hosts. All zero: none. */
-typedef struct tddp_hosts_channel {
+/* A communicator of the backend between hosts. All zero: none. */
+typedef struct tddp_hosts_comm {
     tddp_store *store;
     void *context;
-    uint64_t sequence; /* of the last stage there */
-} tddp_hosts_channel;
+    uint64_t sequence; /* of its last stage */
+} tddp_hosts_comm;
 
 struct tddp_hosts {
     const tddp_backend_v1 *between;
@@ -60,27 +62,28 @@ struct tddp_hosts {
     int host_count;
     int local_rank;
     int local_size;
-    int carriers;
-    int most;     /* ranks on any host */
-    int *host_of; /* by rank, as the next */
+    int leaders;
+    int max_local_size; /* most ranks on any host */
+    int *host_of;       /* by rank, like the next */
     int *local_of;
-    int *members; /* ranks, host by host */
-    int *starts;  /* of each host in `members`, and their end */
+    int *members; /* all ranks, sorted by host */
+    int *starts;  /* offset of each host in `members`, and the end */
     tddp_shm *shm;
     uint64_t local_sequence;
-    tddp_hosts_channel wide;
-    tddp_hosts_channel across; /* of a carrier */
-    void *scratch;             /* what was allocated, shared memory or plain; NULL: nothing */
+    tddp_hosts_comm global_comm;
+    tddp_hosts_comm leader_comm; /* only on leaders */
+    void *scratch;               /* shared or plain memory; NULL: nothing allocated */
     void *scratch_data;
     size_t scratch_bytes;
     bool scratch_is_shared;
-    atomic_bool ended; /* others were told that this rank takes part in nothing any more */
+    atomic_bool failure_reported; /* other ranks know that this one takes no further part */
 };
 
 void tddp_hosts_destroy(tddp_hosts *self);
 void tddp_hosts_abort(tddp_hosts *self);
 
-/* Memory of this rank until the next call, at a multiple of 64 bytes; contents are lost. */
+/* Returns memory that stays valid until the next call, aligned to 64 bytes; its contents are
+ * lost. */
 TDDP_NODISCARD tddp_status tddp_hosts_scratch(tddp_hosts *self, size_t bytes, void **out);
 
 static inline int tddp_hosts_size_of(const tddp_hosts *self, int host)
@@ -88,45 +91,46 @@ static inline int tddp_hosts_size_of(const tddp_hosts *self, int host)
     return self->starts[host + 1] - self->starts[host];
 }
 
-/* The group's number of a host's rank. */
+/* The group's number of a local rank of a host. */
 static inline int tddp_hosts_member(const tddp_hosts *self, int host, int local)
 {
     return self->members[self->starts[host] + local];
 }
 
-static inline bool tddp_hosts_carries(const tddp_hosts *self)
+static inline bool tddp_hosts_is_leader(const tddp_hosts *self)
 {
-    return self->local_rank < self->carriers;
+    return self->local_rank < self->leaders;
 }
 
-/* --- an operation under way ------------------------------------------------------------------ */
+/* --- a running operation --------------------------------------------------------------------- */
 
 typedef struct tddp_hosts_run {
     tddp_hosts *self;
     const tddp_op *op;
     int64_t deadline;
-    uint32_t layout; /* of all ranks' parts, where each rank knows them; or 0 */
-    /* Two lists of buffers for stages, as long as there are ranks. */
-    tddp_buffer *given;
-    tddp_buffer *wanted;
+    uint32_t layout; /* hash of the sizes of all ranks' parts, if each rank knows them; or 0 */
+    /* Two lists of world_size buffers, for stages. */
+    tddp_buffer *send_parts;
+    tddp_buffer *recv_parts;
 } tddp_hosts_run;
 
-/* One stage, among the ranks of this host, in this carrier's channel, or in that of all ranks. What
- * all stages have in common is filled in here. */
-TDDP_NODISCARD tddp_status tddp_hosts_local(tddp_hosts_run *run, tddp_op *stage);
-TDDP_NODISCARD tddp_status tddp_hosts_across(tddp_hosts_run *run, tddp_op *stage);
-TDDP_NODISCARD tddp_status tddp_hosts_wide(tddp_hosts_run *run, tddp_op *stage);
-/* A local barrier; one of the first carriers, nothing for others. */
-TDDP_NODISCARD tddp_status tddp_hosts_meet(tddp_hosts_run *run);
-TDDP_NODISCARD tddp_status tddp_hosts_meet_across(tddp_hosts_run *run);
+/* Each runs one stage: among the ranks of this host, among the leaders with this local rank, or
+ * among all ranks. Fills in what all stages have in common. */
+TDDP_NODISCARD tddp_status tddp_hosts_run_local(tddp_hosts_run *run, tddp_op *stage);
+TDDP_NODISCARD tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage);
+TDDP_NODISCARD tddp_status tddp_hosts_run_global(tddp_hosts_run *run, tddp_op *stage);
+/* A barrier among the ranks of this host; one among the first leaders, which does nothing on
+ * other ranks. */
+TDDP_NODISCARD tddp_status tddp_hosts_local_barrier(tddp_hosts_run *run);
+TDDP_NODISCARD tddp_status tddp_hosts_leader_barrier(tddp_hosts_run *run);
 
-/* A piece of a buffer, which is empty beyond its end. */
-tddp_buffer tddp_hosts_piece(const tddp_buffer *whole, size_t at, size_t count);
-/* So many parts as one: in one place if they lie end to end, else nowhere. */
-tddp_buffer tddp_hosts_joined(const tddp_buffer *parts, int count);
+/* Elements of a buffer from `at` on; fewer at its end. */
+tddp_buffer tddp_hosts_subrange(const tddp_buffer *buffer, size_t at, size_t count);
+/* Parts as one buffer: with their address if they are contiguous, else without data. */
+tddp_buffer tddp_hosts_concatenated(const tddp_buffer *parts, int count);
 
-/* Into parts[local_size]: a message cut into slices, one for each carrier, the others empty. */
-void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *whole, tddp_buffer *parts);
+/* Cuts a buffer into parts[local_size]: a slice for each leader, the others empty. */
+void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *buffer, tddp_buffer *parts);
 
 /* --- algorithms ------------------------------------------------------------------------------ */
 

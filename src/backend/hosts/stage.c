@@ -1,22 +1,21 @@
 /*
- * The stages of an operation: what is filled in, where it runs, how memory is cut for it. On the
- * thread that runs the operation.
+ * Runs the stages of an operation, and cuts buffers for them. Runs on the operation's thread.
  *
- * Invariant: a stage has the number after the last one of its channel, or of this host's shared
- * memory. All who take part in it count alike, since which stages an operation has is told by the
- * operation and by where its ranks are.
+ * Invariant: a stage's sequence number follows the last one of its communicator, or of this host's
+ * shared memory. All participants count the same, since the stages of an operation depend only on
+ * the operation and the placement of ranks.
  */
 #include "backend/hosts/hosts.h"
 
-/* Smaller slices would cost more messages than they save bytes. */
-enum { LEAST_SLICE = 8 * 1024, LINE = 64 };
+/* Smaller slices would cost more in messages than they save in bytes. */
+enum { MIN_SLICE = 8 * 1024, LINE = 64 };
 
 static bool has_layout(tddp_op_kind kind)
 {
     return kind == TDDP_OP_ALL_GATHER || kind == TDDP_OP_REDUCE_SCATTER;
 }
 
-/* The time that is left is checked by whoever waits; a stage begins with some in any case. */
+/* Each wait checks the remaining time; a stage always gets some. */
 static void fill_in(const tddp_hosts_run *run, tddp_op *stage, uint64_t *sequence)
 {
     const tddp_op *op = run->op;
@@ -29,83 +28,84 @@ static void fill_in(const tddp_hosts_run *run, tddp_op *stage, uint64_t *sequenc
     stage->cancel = NULL;
 }
 
-tddp_status tddp_hosts_local(tddp_hosts_run *run, tddp_op *stage)
+tddp_status tddp_hosts_run_local(tddp_hosts_run *run, tddp_op *stage)
 {
     tddp_hosts *self = run->self;
     fill_in(run, stage, &self->local_sequence);
     return tddp_shm_backend()->run[stage->kind](self->shm, stage);
 }
 
-static tddp_status run_in(tddp_hosts_run *run, tddp_hosts_channel *channel, tddp_op *stage)
+static tddp_status run_on(tddp_hosts_run *run, tddp_hosts_comm *comm, tddp_op *stage)
 {
-    fill_in(run, stage, &channel->sequence);
-    return run->self->between->run[stage->kind](channel->context, stage);
+    fill_in(run, stage, &comm->sequence);
+    return run->self->between->run[stage->kind](comm->context, stage);
 }
 
-tddp_status tddp_hosts_across(tddp_hosts_run *run, tddp_op *stage)
+tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage)
 {
-    return run_in(run, &run->self->across, stage);
+    return run_on(run, &run->self->leader_comm, stage);
 }
 
-tddp_status tddp_hosts_wide(tddp_hosts_run *run, tddp_op *stage)
+tddp_status tddp_hosts_run_global(tddp_hosts_run *run, tddp_op *stage)
 {
-    return run_in(run, &run->self->wide, stage);
+    return run_on(run, &run->self->global_comm, stage);
 }
 
-tddp_status tddp_hosts_meet(tddp_hosts_run *run)
+tddp_status tddp_hosts_local_barrier(tddp_hosts_run *run)
 {
     tddp_op stage = {.kind = TDDP_OP_BARRIER};
-    return tddp_hosts_local(run, &stage);
+    return tddp_hosts_run_local(run, &stage);
 }
 
-tddp_status tddp_hosts_meet_across(tddp_hosts_run *run)
+tddp_status tddp_hosts_leader_barrier(tddp_hosts_run *run)
 {
     tddp_op stage = {.kind = TDDP_OP_BARRIER};
-    return run->self->local_rank == 0 ? tddp_hosts_across(run, &stage) : TDDP_OK;
+    return run->self->local_rank == 0 ? tddp_hosts_run_leaders(run, &stage) : TDDP_OK;
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-tddp_buffer tddp_hosts_piece(const tddp_buffer *whole, size_t at, size_t count)
+tddp_buffer tddp_hosts_subrange(const tddp_buffer *buffer, size_t at, size_t count)
 {
-    tddp_buffer piece = *whole;
-    size_t left = at < whole->count ? whole->count - at : 0;
-    piece.count = count < left ? count : left;
-    piece.data = piece.count > 0 ? (char *)whole->data + at * tddp_dtype_size(whole->dtype) : NULL;
-    return piece;
+    tddp_buffer chunk = *buffer;
+    size_t left = at < buffer->count ? buffer->count - at : 0;
+    chunk.count = count < left ? count : left;
+    chunk.data =
+        chunk.count > 0 ? (char *)buffer->data + at * tddp_dtype_size(buffer->dtype) : NULL;
+    return chunk;
 }
 
-tddp_buffer tddp_hosts_joined(const tddp_buffer *parts, int count)
+tddp_buffer tddp_hosts_concatenated(const tddp_buffer *parts, int count)
 {
-    tddp_buffer whole = parts[0];
+    tddp_buffer buffer = parts[0];
     const char *end = NULL;
-    bool together = true;
-    whole.data = NULL;
-    whole.count = 0;
+    bool contiguous = true;
+    buffer.data = NULL;
+    buffer.count = 0;
     for (int i = 0; i < count; i++) {
         if (parts[i].count == 0) {
             continue;
         }
-        together = together && (!end || parts[i].data == end);
-        whole.data = whole.data ? whole.data : parts[i].data;
-        whole.count += parts[i].count;
+        contiguous = contiguous && (!end || parts[i].data == end);
+        buffer.data = buffer.data ? buffer.data : parts[i].data;
+        buffer.count += parts[i].count;
         end = (const char *)parts[i].data + parts[i].count * tddp_dtype_size(parts[i].dtype);
     }
-    if (!together) {
-        whole.data = NULL;
+    if (!contiguous) {
+        buffer.data = NULL;
     }
-    return whole;
+    return buffer;
 }
 
-void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *whole, tddp_buffer *parts)
+void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *buffer, tddp_buffer *parts)
 {
-    size_t line = LINE / tddp_dtype_size(whole->dtype);
-    size_t least = LEAST_SLICE / tddp_dtype_size(whole->dtype);
-    size_t carriers = (size_t)self->carriers;
-    size_t each = (whole->count + carriers - 1) / carriers;
+    size_t line = LINE / tddp_dtype_size(buffer->dtype);
+    size_t min_count = MIN_SLICE / tddp_dtype_size(buffer->dtype);
+    size_t leaders = (size_t)self->leaders;
+    size_t each = (buffer->count + leaders - 1) / leaders;
     each = (each + line - 1) / line * line;
-    each = each > least ? each : least;
+    each = each > min_count ? each : min_count;
     for (int i = 0; i < self->local_size; i++) {
-        parts[i] = tddp_hosts_piece(whole, (size_t)i * each, i < self->carriers ? each : 0);
+        parts[i] = tddp_hosts_subrange(buffer, (size_t)i * each, i < self->leaders ? each : 0);
     }
 }

@@ -1,11 +1,11 @@
 /*
- * The table of a group on several hosts: its operations, what becomes of failures, sends and
- * receives. Operations run on the group's progress thread, or on one that waits; sends and receives
- * begin and end on any thread, all of them in the wide channel, since a receive from any rank can
- * listen to one channel only.
+ * The backend table for several hosts: collectives, reports of failures, sends and receives.
+ * Collectives run on the group's progress thread, or on a waiting one. Sends and receives are
+ * posted and finished on any thread, always in the global communicator, since a wildcard receive
+ * can only use one.
  *
- * Invariant: after a failure the others of this rank's host, and in its channels, are told why, in
- * the words of the stage that failed, before anything is closed.
+ * Invariant: after a failure the ranks of this host and of its communicators are told why, in the
+ * text of the stage that failed, before anything is closed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,38 +16,31 @@
 
 enum { TEXT_BYTES = 2048 };
 
-/* Whether others may be out of step after it. */
-static bool breaks(tddp_status status)
+static void report_to(const tddp_hosts *self, const tddp_hosts_comm *comm, tddp_status status,
+                      const char *text)
 {
-    return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
-           status != TDDP_CANCELED;
-}
-
-static void tell(const tddp_hosts *self, const tddp_hosts_channel *channel, tddp_status status,
-                 const char *text)
-{
-    if (channel->context && self->between->report_failure) {
-        self->between->report_failure(channel->context, status, text);
+    if (comm->context && self->between->report_failure) {
+        self->between->report_failure(comm->context, status, text);
     }
 }
 
-/* Hands a stage's status on. */
-static tddp_status conclude(tddp_hosts *self, tddp_status status)
+/* Reports a stage's failure, and returns its status. */
+static tddp_status report_if_fatal(tddp_hosts *self, tddp_status status)
 {
-    if (!breaks(status) || atomic_exchange(&self->ended, true)) {
+    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
         return status;
     }
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     tddp_shm_report_failure(self->shm, status, text);
-    tell(self, &self->across, status, text);
-    tell(self, &self->wide, status, text);
+    report_to(self, &self->leader_comm, status, text);
+    report_to(self, &self->global_comm, status, text);
     return tddp_fail(status, "%s", text);
 }
 
 /* --- collectives ----------------------------------------------------------------------------- */
 
-/* Parts whose sizes all ranks know, in 32 bits; 0: there are none. */
+/* A digest of the part sizes if all ranks know them; 0: there are none. */
 static uint32_t layout_of(const tddp_hosts *self, const tddp_op *op)
 {
     const tddp_buffer *parts = NULL;
@@ -70,13 +63,13 @@ static tddp_status run(void *context, const tddp_op *op, tddp_status (*body)(tdd
                          .op = op,
                          .deadline = tddp_deadline_after_ms(op->timeout_ms),
                          .layout = layout_of(self, op)};
-    it.given = tddp_alloc_array(2 * (size_t)self->world_size, sizeof *it.given);
-    if (!it.given) {
-        return conclude(self, TDDP_OUT_OF_MEMORY);
+    it.send_parts = tddp_alloc_array(2 * (size_t)self->world_size, sizeof *it.send_parts);
+    if (!it.send_parts) {
+        return report_if_fatal(self, TDDP_OUT_OF_MEMORY);
     }
-    it.wanted = it.given + self->world_size;
-    tddp_status status = conclude(self, body(&it));
-    free(it.given);
+    it.recv_parts = it.send_parts + self->world_size;
+    tddp_status status = report_if_fatal(self, body(&it));
+    free(it.send_parts);
     return status;
 }
 
@@ -101,13 +94,13 @@ SLOT(all_to_all)
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
     tddp_hosts *self = context;
-    return conclude(self, self->between->post(self->wide.context, op, request));
+    return report_if_fatal(self, self->between->post(self->global_comm.context, op, request));
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
     tddp_hosts *self = context;
-    return conclude(self, self->between->finish(self->wide.context, request, source));
+    return report_if_fatal(self, self->between->finish(self->global_comm.context, request, source));
 }
 
 /* --- the table ------------------------------------------------------------------------------- */
@@ -122,7 +115,7 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
                      opts->group ? opts->group : "");
 }
 
-static void stop(void *context)
+static void abort_all(void *context)
 {
     tddp_hosts_abort(context);
 }
@@ -134,7 +127,7 @@ static void destroy(void *context)
 
 static void report_failure(void *context, tddp_status status, const char *text)
 {
-    (void)conclude(context, tddp_fail(status, "%s", text));
+    (void)report_if_fatal(context, tddp_fail(status, "%s", text));
 }
 
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
@@ -151,7 +144,7 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .name = "hosts",
         .device_types = 1u << TDDP_CPU,
         .create = create,
-        .abort = stop,
+        .abort = abort_all,
         .destroy = destroy,
         .post = post,
         .finish = finish,

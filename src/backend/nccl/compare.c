@@ -63,7 +63,7 @@ static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int
         memcpy(&now->theirs, (const char *)blob.data + (size_t)self->rank * sizeof(tddp_call),
                sizeof now->theirs);
         if (!tddp_calls_agree(&now->mine, &now->theirs)) {
-            status = tddp_calls_disagree(self->rank, peer, now, &before);
+            status = tddp_calls_mismatch(self->rank, peer, now, &before);
         }
     }
     tddp_blob_free(&blob);

@@ -11,13 +11,13 @@
 static const char *const names[] = {"libnccl.so.2", NULL};
 static const char *const folders[] = {"libnccl.so.2", "../../nvidia/nccl/lib/libnccl.so.2", NULL};
 
-static const tddp_library_quest quest = {
+static const tddp_library_spec quest = {
     .title = "NCCL",
     .variable = "TDDP_NCCL_LIBRARY",
     .prefix = "libnccl.so",
     .names = names,
     .folders = folders,
-    .cure = "install libnccl2, use a libtorch for CUDA, which brings it along, or name the file "
+    .hint = "install libnccl2, use a libtorch for CUDA, which brings it along, or name the file "
             "with TDDP_NCCL_LIBRARY",
 };
 
@@ -42,11 +42,11 @@ static tddp_status find_nccl(tddp_nccl_libraries *out)
     if (out->nccl_version < TDDP_NCCL_LEAST_VERSION) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s is NCCL %s: expected 2.18 or newer; %s",
                          library.path, tddp_nccl_version_text(out->nccl_version, version),
-                         quest.cure);
+                         quest.hint);
     }
-#define FIND(result, name, arguments)                                     \
-    if (!tddp_library_symbol(&library, #name, &out->nccl.name)) {         \
-        return tddp_library_lacks(&library, #name, "NCCL 2.18 or newer"); \
+#define FIND(result, name, arguments)                                            \
+    if (!tddp_library_symbol(&library, #name, &out->nccl.name)) {                \
+        return tddp_library_fail_missing(&library, #name, "NCCL 2.18 or newer"); \
     }
     TDDP_NCCL_CALLS(FIND)
 #undef FIND

@@ -64,7 +64,7 @@ static uint64_t mix(uint64_t digest, uint64_t value)
 /* 0 only for calls that must be compared themselves. */
 static uint64_t digest_of(const tddp_call *call, const tddp_op *op, int size)
 {
-    uint64_t count = call->gives;
+    uint64_t count = call->sends;
     if (!same_to_all_ranks(call) && !is_uniform(op, size, &count)) {
         return 0;
     }
@@ -151,7 +151,7 @@ static tddp_status compare(const tddp_shm *shm, int peer)
         return TDDP_OK;
     }
     tddp_calls before = calls_with(shm, peer, shm->epoch - 1);
-    return tddp_calls_disagree(tddp_shm_rank_name(shm, shm->rank), tddp_shm_rank_name(shm, peer),
+    return tddp_calls_mismatch(tddp_shm_rank_name(shm, shm->rank), tddp_shm_rank_name(shm, peer),
                                &now, &before);
 }
 

@@ -1,6 +1,4 @@
-/*
- * What arithmetic over many sources gives, one element after the other, for tests to compare with.
- */
+/* Arithmetic over many sources, one element at a time, as a reference for tests. */
 #ifndef TDDP_TEST_ARITH_ELEMENTS_H
 #define TDDP_TEST_ARITH_ELEMENTS_H
 
@@ -13,28 +11,28 @@
 #include "backend/half.h"
 
 /* Volatile, so that no compiler fuses a product with a sum. */
-#define DEFINE_REAL(real, suffix)                                                \
-    static real combine_##suffix(tddp_reduce_op op, real a, real b, bool *loose) \
-    {                                                                            \
-        volatile real result;                                                    \
-        *loose = *loose || (isnan(a) && isnan(b));                               \
-        switch (op) {                                                            \
-        case TDDP_REDUCE_PRODUCT:                                                \
-            result = a * b;                                                      \
-            return result;                                                       \
-        case TDDP_REDUCE_MIN:                                                    \
-            return isnan(a) ? a : isnan(b) || b < a ? b : a;                     \
-        case TDDP_REDUCE_MAX:                                                    \
-            return isnan(a) ? a : isnan(b) || b > a ? b : a;                     \
-        default:                                                                 \
-            result = a + b;                                                      \
-            return result;                                                       \
-        }                                                                        \
-    }                                                                            \
-    static real times_##suffix(real a, double factor)                            \
-    {                                                                            \
-        volatile real result = a * (real)factor;                                 \
-        return result;                                                           \
+#define DEFINE_REAL(real, suffix)                                                  \
+    static real combine_##suffix(tddp_reduce_op op, real a, real b, bool *any_nan) \
+    {                                                                              \
+        volatile real result;                                                      \
+        *any_nan = *any_nan || (isnan(a) && isnan(b));                             \
+        switch (op) {                                                              \
+        case TDDP_REDUCE_PRODUCT:                                                  \
+            result = a * b;                                                        \
+            return result;                                                         \
+        case TDDP_REDUCE_MIN:                                                      \
+            return isnan(a) ? a : isnan(b) || b < a ? b : a;                       \
+        case TDDP_REDUCE_MAX:                                                      \
+            return isnan(a) ? a : isnan(b) || b > a ? b : a;                       \
+        default:                                                                   \
+            result = a + b;                                                        \
+            return result;                                                         \
+        }                                                                          \
+    }                                                                              \
+    static real times_##suffix(real a, double factor)                              \
+    {                                                                              \
+        volatile real result = a * (real)factor;                                   \
+        return result;                                                             \
     }
 
 DEFINE_REAL(float, float)
@@ -107,34 +105,34 @@ static float arith_half(tddp_dtype dtype, const void *from)
         real next;                                                          \
         read;                                                               \
         next = job->factors ? times_##suffix(next, job->factors[k]) : next; \
-        sum = k ? combine_##suffix(job->op, sum, next, &loose) : next;      \
+        sum = k ? combine_##suffix(job->op, sum, next, &any_nan) : next;    \
     }                                                                       \
     sum = job->factor != 1 ? times_##suffix(sum, job->factor) : sum
 
 static bool expect_float(const tddp_arith_job *job, size_t i, void *into)
 {
-    bool loose = false;
+    bool any_nan = false;
     EXPECT_REAL(float, float, memcpy(&next, at(job, k, i), sizeof next));
     memcpy(into, &sum, sizeof sum);
-    return loose;
+    return any_nan;
 }
 
 static bool expect_double(const tddp_arith_job *job, size_t i, void *into)
 {
-    bool loose = false;
+    bool any_nan = false;
     EXPECT_REAL(double, double, memcpy(&next, at(job, k, i), sizeof next));
     memcpy(into, &sum, sizeof sum);
-    return loose;
+    return any_nan;
 }
 
 static bool expect_half(const tddp_arith_job *job, size_t i, void *into)
 {
-    bool loose = false;
+    bool any_nan = false;
     EXPECT_REAL(float, float, next = arith_half(job->dtype, at(job, k, i)));
     uint16_t half =
         job->dtype == TDDP_FLOAT16 ? tddp_backend_to_float16(sum) : tddp_backend_to_bfloat16(sum);
     memcpy(into, &half, sizeof half);
-    return loose;
+    return any_nan;
 }
 
 #define EXPECT_COMPLEX(real)                                                               \
@@ -158,7 +156,7 @@ static bool expect_half(const tddp_arith_job *job, size_t i, void *into)
         memcpy(into, &sum, sizeof sum);                                                    \
     } while (0)
 
-/* Whether the bits of NaN may differ: where two of them meet, either may go on. */
+/* Whether the bits of NaN may differ: where two NaN meet, either may be the result. */
 static bool arith_expect(const tddp_arith_job *job, size_t i, void *into)
 {
     if (job->source_count == 1 && job->factor == 1 && !job->factors) {

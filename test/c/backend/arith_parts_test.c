@@ -19,7 +19,7 @@ static uint16_t halves[HALVES];
 static uint16_t narrow[HALVES];
 static float floats[HALVES];
 
-TEST(every_half_becomes_the_same_float)
+TEST(every_set_widens_halves_to_the_same_floats)
 {
     for (int i = 0; i < HALVES; i++) {
         halves[i] = (uint16_t)i;
@@ -41,7 +41,7 @@ TEST(every_half_becomes_the_same_float)
     }
 }
 
-TEST(halves_go_there_and_back)
+TEST(halves_round_trip)
 {
     for (int i = 0; i < HALVES; i++) {
         halves[i] = (uint16_t)i;
@@ -76,7 +76,7 @@ static void check_narrowing(const tddp_arith_set *set, uint32_t low_bits)
     }
 }
 
-TEST(every_set_rounds_alike)
+TEST(every_set_rounds_the_same)
 {
     static const uint32_t low_bits[] = {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x2000,
                                         0x3000, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff};
@@ -97,10 +97,10 @@ TEST(bfloat16_sums_round_to_nearest_even)
     static uint16_t small[HALVES];
     for (int n = 0; n < NAMES; n++) {
         const tddp_arith_set *set = tddp_arith_find(names[n]);
-        for (int apart = 7; set && apart < 11; apart++) {
+        for (int distance = 7; set && distance < 11; distance++) {
             for (int i = 0; i < HALVES; i++) {
                 halves[i] = (uint16_t)i;
-                small[i] = (uint16_t)(i - (apart << 7));
+                small[i] = (uint16_t)(i - (distance << 7));
             }
             tddp_arith_reduce_by(set, &(tddp_arith_job){
                                           .op = TDDP_REDUCE_SUM,
@@ -161,7 +161,7 @@ static void count_line(tddp_log_level level, const char *room, const char *text,
     lines++;
 }
 
-TEST(the_baseline_can_be_asked_for)
+TEST(the_baseline_can_be_requested)
 {
     const char *name = tddp_arith_find("neon") ? "neon" : "baseline";
     tddp_log_set_sink(count_line, NULL);
@@ -170,7 +170,7 @@ TEST(the_baseline_can_be_asked_for)
     CHECK_INT(lines, 0);
 }
 
-TEST(an_unknown_set_changes_nothing_but_is_told_of_once)
+TEST(an_unknown_set_is_ignored_and_logged_once)
 {
     tddp_log_set_sink(count_line, NULL);
     setenv("TDDP_ARITH", "abacus", 1);

@@ -1,6 +1,6 @@
 /*
- * Arithmetic over many sources: every set of loops that this processor has gives the bits that one
- * element after the other gives, wherever its operands lie.
+ * Arithmetic over many sources: every set of loops that this processor supports gives the bits of
+ * the reference, wherever its operands are.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -14,7 +14,7 @@
 #include "backend/half.h"
 #include "check.h"
 
-enum { MOST_SOURCES = 9, MOST_RESULTS = 4, MOST_COUNT = 9000, GUARD = 128 };
+enum { MAX_SOURCES = 9, MAX_RESULTS = 4, MAX_COUNT = 9000, GUARD = 128 };
 
 static const char *const names[] = {"avx512", "avx2", "neon", "baseline"};
 enum { NAMES = sizeof names / sizeof *names };
@@ -82,15 +82,15 @@ static void fill(tddp_dtype dtype, void *data, size_t count)
 
 /* Memory of a source or result; what surrounds its elements must stay. */
 typedef struct place {
-    _Alignas(64) unsigned char memory[MOST_COUNT * 16 + 2 * GUARD];
-    unsigned char before[MOST_COUNT * 16 + 2 * GUARD];
+    _Alignas(64) unsigned char memory[MAX_COUNT * 16 + 2 * GUARD];
+    unsigned char before[MAX_COUNT * 16 + 2 * GUARD];
     size_t offset;
 } place;
 
-static place sources[MOST_SOURCES];
-static place results[MOST_RESULTS];
-static unsigned char expected[MOST_COUNT * 16];
-static bool loose[MOST_COUNT];
+static place sources[MAX_SOURCES];
+static place results[MAX_RESULTS];
+static unsigned char expected[MAX_COUNT * 16];
+static bool any_nan[MAX_COUNT];
 
 static bool both_nan(tddp_dtype dtype, const unsigned char *a, const unsigned char *b)
 {
@@ -135,7 +135,7 @@ static void check_result(const tddp_arith_job *job, const char *set, const unsig
     for (size_t i = 0; i < job->count; i++) {
         const unsigned char *a = got + i * size;
         const unsigned char *b = expected + i * size;
-        if (memcmp(a, b, size) != 0 && !(loose[i] && both_nan(job->dtype, a, b))) {
+        if (memcmp(a, b, size) != 0 && !(any_nan[i] && both_nan(job->dtype, a, b))) {
             char text[256];
             text_of(text, sizeof text, job, set, i);
             uint64_t x = 0;
@@ -161,9 +161,9 @@ static void check_rest(const place *where, size_t bytes, bool is_result)
 static void run(tddp_arith_job job, const int shared[])
 {
     const size_t bytes = job.count * tddp_dtype_size(job.dtype);
-    const void *from[MOST_SOURCES];
-    void *into[MOST_RESULTS];
-    place *places[MOST_RESULTS];
+    const void *from[MAX_SOURCES];
+    void *into[MAX_RESULTS];
+    place *places[MAX_RESULTS];
     for (int k = 0; k < job.source_count; k++) {
         from[k] = sources[k].memory + sources[k].offset;
     }
@@ -174,7 +174,7 @@ static void run(tddp_arith_job job, const int shared[])
     job.sources = from;
     job.results = into;
     for (size_t i = 0; i < job.count; i++) {
-        loose[i] = arith_expect(&job, i, expected + i * tddp_dtype_size(job.dtype));
+        any_nan[i] = arith_expect(&job, i, expected + i * tddp_dtype_size(job.dtype));
     }
     for (int n = 0; n < NAMES; n++) {
         const tddp_arith_set *set = tddp_arith_find(names[n]);
@@ -202,7 +202,7 @@ static void lay(place *where, size_t bytes, size_t offset)
 static void try_job(tddp_reduce_op op, tddp_dtype dtype, size_t count, int source_count,
                     int result_count)
 {
-    static const double factors[MOST_SOURCES] = {0.5, 3, -1, 0.1, 1, 7, 0.25, -0.3, 2};
+    static const double factors[MAX_SOURCES] = {0.5, 3, -1, 0.1, 1, 7, 0.25, -0.3, 2};
     const size_t size = tddp_dtype_size(dtype);
     const int misplaced = below(3);
     for (int k = 0; k < source_count; k++) {
@@ -218,7 +218,7 @@ static void try_job(tddp_reduce_op op, tddp_dtype dtype, size_t count, int sourc
     const int sharing = below(3);
     const int first = below(result_count);
     const int shift = below(source_count);
-    int shared[MOST_RESULTS];
+    int shared[MAX_RESULTS];
     for (int k = 0; k < result_count; k++) {
         const bool is_shared = sharing == 2 ? k < source_count : sharing == 1 && k == first;
         shared[k] = is_shared ? (k + shift) % source_count : -1;
@@ -252,13 +252,13 @@ static void try_dtypes(tddp_dtype first, tddp_dtype last)
             }
             for (size_t count = 0; count <= 70; count++) {
                 for (int i = 0; i < 4; i++) {
-                    try_job((tddp_reduce_op)op, (tddp_dtype)dtype, count, 1 + below(MOST_SOURCES),
-                            1 + below(MOST_RESULTS));
+                    try_job((tddp_reduce_op)op, (tddp_dtype)dtype, count, 1 + below(MAX_SOURCES),
+                            1 + below(MAX_RESULTS));
                 }
             }
             for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
-                try_job((tddp_reduce_op)op, (tddp_dtype)dtype, large[i], 1 + below(MOST_SOURCES),
-                        1 + below(MOST_RESULTS));
+                try_job((tddp_reduce_op)op, (tddp_dtype)dtype, large[i], 1 + below(MAX_SOURCES),
+                        1 + below(MAX_RESULTS));
             }
         }
     }
@@ -280,8 +280,8 @@ TEST(sums_of_every_number_of_sources_and_results)
     static const tddp_dtype dtypes[] = {TDDP_FLOAT32, TDDP_FLOAT64, TDDP_FLOAT16, TDDP_BFLOAT16,
                                         TDDP_COMPLEX64};
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
-        for (int from = 1; from <= MOST_SOURCES; from++) {
-            for (int into = 1; into <= MOST_RESULTS; into++) {
+        for (int from = 1; from <= MAX_SOURCES; from++) {
+            for (int into = 1; into <= MAX_RESULTS; into++) {
                 for (int i = 0; i < 8; i++) {
                     try_job(i % 2 ? TDDP_REDUCE_AVG : TDDP_REDUCE_SUM, dtypes[d],
                             (size_t)below(i < 6 ? 300 : 5000), from, into);

@@ -1,5 +1,7 @@
-/* The `fake` backend by its table, without a group above it: what is posted and finished when, what
- * an abort ends, what the ranks' words for one operation must agree on. */
+/*
+ * The `fake` backend by its table, without a group: what is posted and finished when, what an abort
+ * ends, what the ranks' calls must agree on.
+ */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,7 +97,7 @@ static void *finish_one(void *data)
     return NULL;
 }
 
-TEST(abort_ends_what_waits_and_what_comes)
+TEST(abort_ends_current_and_later_operations)
 {
     ends self = make_ends("");
     int32_t got[2];
@@ -122,7 +124,7 @@ TEST(abort_ends_what_waits_and_what_comes)
     drop_ends(&self);
 }
 
-TEST(a_collective_that_nobody_joins_names_who_is_missing)
+TEST(a_timeout_names_the_missing_ranks)
 {
     ends self = make_ends("");
     tddp_op op = {.kind = TDDP_OP_BARRIER, .sequence = 1, .timeout_ms = 50};
@@ -140,7 +142,7 @@ TEST(a_collective_that_nobody_joins_names_who_is_missing)
 }
 
 /* Only texts that both have are compared. */
-TEST(fingerprints_are_compared_where_both_have_one)
+TEST(fingerprints_are_compared_if_both_have_one)
 {
     const uint32_t theirs[3] = {7, 0, 8};
     for (int i = 0; i < 3; i++) {
@@ -162,7 +164,7 @@ TEST(fingerprints_are_compared_where_both_have_one)
     }
 }
 
-TEST(a_context_forgets_what_it_kept)
+TEST(a_context_frees_unfinished_messages)
 {
     ends self = make_ends("");
     int32_t number = 5;

@@ -86,7 +86,7 @@ TEST(integers_wrap)
     CHECK_INT(g, -5);
 }
 
-TEST(nan_is_handed_on_by_min_and_max)
+TEST(min_and_max_propagate_nan)
 {
     float a[4] = {NAN, 1, NAN, -1};
     float b[4] = {1, NAN, NAN, -2};
@@ -170,7 +170,7 @@ static double meaning(uint16_t half)
     return sign * (exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24));
 }
 
-TEST(every_float16_survives_the_way_there_and_back)
+TEST(every_float16_round_trips)
 {
     for (uint32_t bits = 0; bits < 65536; bits++) {
         float value = tddp_backend_from_float16((uint16_t)bits);
@@ -207,7 +207,7 @@ TEST(rounding_is_to_nearest_even)
         tddp_backend_to_bfloat16(tddp_backend_bits_to_float(0x7f800001)))));
 }
 
-TEST(what_is_not_defined_is_refused)
+TEST(undefined_reductions_are_refused)
 {
     CHECK_STATUS(tddp_reduce_check(TDDP_REDUCE_AVG, TDDP_INT32), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "cannot reduce int32 by avg");

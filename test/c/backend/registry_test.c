@@ -1,4 +1,4 @@
-/* Backends by name: built in, registered, loaded, missing, unfit. */
+/* Backends by name: built in, registered, loaded, missing, invalid. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ TEST(fake_is_built_in)
     CHECK_TEXT(tddp_op_name(TDDP_OP_COUNT), "unknown");
 }
 
-TEST(a_registered_one_is_found_and_its_name_is_taken)
+TEST(a_registered_backend_is_found_and_its_name_is_taken)
 {
     static tddp_backend_v1 mine;
     mine = table("mine");
@@ -62,7 +62,7 @@ TEST(a_registered_one_is_found_and_its_name_is_taken)
     CHECK_STATUS(tddp_backend_register(&fake), TDDP_INVALID_ARGUMENT);
 }
 
-TEST(unfit_tables_are_refused)
+TEST(invalid_tables_are_refused)
 {
     tddp_backend_v1 other = table("other");
     other.abi = 7;
@@ -85,7 +85,7 @@ TEST(unfit_tables_are_refused)
     CHECK_STATUS(tddp_backend_register(NULL), TDDP_INVALID_ARGUMENT);
 }
 
-TEST(a_missing_one_says_where_it_was_looked_for)
+TEST(a_missing_backend_lists_where_it_was_looked_for)
 {
     const tddp_backend_v1 *found = NULL;
     setenv("TDDP_BACKEND_PATH", "/nowhere:/neither", 1);
@@ -96,7 +96,7 @@ TEST(a_missing_one_says_where_it_was_looked_for)
     CHECK(found == NULL);
 }
 
-TEST(a_name_is_no_path)
+TEST(a_name_cannot_be_a_path)
 {
     const tddp_backend_v1 *found = NULL;
     CHECK_STATUS(tddp_backend_find("../gloo", &found), TDDP_INVALID_ARGUMENT);

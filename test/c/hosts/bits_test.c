@@ -1,12 +1,13 @@
-/* What sums over made-up hosts are made of: the same bits on all ranks and every time, means that
- * do not overflow. */
+/*
+ * Sums over made-up hosts: the same bits on all ranks and in every run, means that do not overflow.
+ */
 #include "member.h"
 
 static const int HALVES[] = {0, 0, 1, 1};
 static const int UNEVEN[] = {0, 0, 0, 1};
 static const int MIXED[] = {0, 1, 2, 1, 0, 1, 0};
 
-/* Sums whose last bits depend on the order: all ranks have the same, and twice. */
+/* Sums whose last bits depend on the order: equal on all ranks, and in both runs. */
 static uint64_t bits_of_sum(member *self, size_t count, tddp_reduce_op reduce)
 {
     float *data = malloc(count * sizeof *data);
@@ -31,8 +32,8 @@ static void check_bits(const int *hosts, int rank, int size, int port)
     for (size_t count = 3; count < 400000; count *= 7) {
         uint64_t first = bits_of_sum(&self, count, TDDP_REDUCE_AVG);
         CHECK(bits_of_sum(&self, count, TDDP_REDUCE_AVG) == first);
-        uint64_t all[MOST_RANKS] = {0};
-        tddp_buffer parts[MOST_RANKS];
+        uint64_t all[MAX_RANKS] = {0};
+        tddp_buffer parts[MAX_RANKS];
         for (int each = 0; each < size; each++) {
             parts[each] = buffer_of(&all[each], 1, TDDP_INT64);
         }
@@ -63,7 +64,7 @@ MULTI_TEST(the_same_bits_on_three_hosts, 7, 30)
     check_bits(MIXED, rank, world_size, port);
 }
 
-/* Each rank has 30000, and four times that is more than float16 knows. */
+/* Each rank has 30000; four times that overflows float16. */
 MULTI_TEST(means_of_float16_do_not_overflow, 4, 20)
 {
     member self = join("gloo", UNEVEN, rank, world_size, port);

@@ -1,6 +1,6 @@
 /*
  * All collectives on made-up hosts, over Gloo and over `fake`: hosts with different numbers of
- * ranks, in turns, memory of the group's and any, parts of any size.
+ * ranks, alternating hosts, the group's memory and other memory, parts of any size.
  */
 #include "member.h"
 
@@ -28,7 +28,7 @@ static void release(member *self, void *data, void *handle)
     }
 }
 
-/* Means of float16 are rounded inside hosts and between them. */
+/* Means of float16 are rounded within hosts and between them. */
 static void check_sums(const void *data, tddp_dtype dtype, tddp_reduce_op op, int size,
                        size_t start, size_t count)
 {
@@ -75,17 +75,17 @@ static void reduce(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t
     release(self, data, handle);
 }
 
-/* Parts for rank r of count + r * more elements; `apart`: they do not lie end to end. */
+/* Parts for rank r of count + r * more elements; `gaps`: not contiguous. */
 static void reduce_scatter(member *self, tddp_dtype dtype, tddp_reduce_op reduce, size_t count,
-                           size_t more, bool apart, bool registered)
+                           size_t more, bool gaps, bool registered)
 {
     const size_t element = tddp_dtype_size(dtype);
     size_t total = 0;
-    size_t starts[MOST_RANKS];
-    tddp_buffer parts[MOST_RANKS];
+    size_t starts[MAX_RANKS];
+    tddp_buffer parts[MAX_RANKS];
     for (int rank = 0; rank < self->size; rank++) {
         starts[rank] = total;
-        total += count + (size_t)rank * more + (apart ? 1 : 0);
+        total += count + (size_t)rank * more + (gaps ? 1 : 0);
     }
     void *handle;
     void *out_handle;
@@ -94,17 +94,17 @@ static void reduce_scatter(member *self, tddp_dtype dtype, tddp_reduce_op reduce
     for (int rank = 0; rank < self->size; rank++) {
         parts[rank] = buffer_of(data + starts[rank] * element, count + (size_t)rank * more, dtype);
     }
-    tddp_buffer own = parts[self->rank];
-    own.data = memory_of(self, false, own.count * element, &out_handle);
-    void *output = own.data;
+    tddp_buffer local = parts[self->rank];
+    local.data = memory_of(self, false, local.count * element, &out_handle);
+    void *output = local.data;
     tddp_op op = {.kind = TDDP_OP_REDUCE_SCATTER,
-                  .input = buffer_of(apart ? NULL : data, total, dtype),
-                  .output = own,
+                  .input = buffer_of(gaps ? NULL : data, total, dtype),
+                  .output = local,
                   .input_parts = parts,
                   .reduce = reduce,
                   .premul = 0.5};
     CHECK_OK(run(self, &op));
-    check_sums(output, dtype, reduce, self->size, starts[self->rank], own.count);
+    check_sums(output, dtype, reduce, self->size, starts[self->rank], local.count);
     check_numbers(data, dtype, self->rank, 0, total);
     release(self, data, handle);
     release(self, output, out_handle);
@@ -131,7 +131,7 @@ static size_t part_of_rank(int rank, size_t count, size_t more)
 
 static void all_gather(member *self, tddp_dtype dtype, size_t count, size_t more, bool registered)
 {
-    tddp_buffer parts[MOST_RANKS];
+    tddp_buffer parts[MAX_RANKS];
     size_t bytes = 0;
     size_t element = tddp_dtype_size(dtype);
     for (int rank = 0; rank < self->size; rank++) {
@@ -146,11 +146,11 @@ static void all_gather(member *self, tddp_dtype dtype, size_t count, size_t more
         parts[rank].data = parts[rank].count > 0 ? at : NULL;
         at += parts[rank].count * element;
     }
-    size_t own = parts[self->rank].count;
-    void *input = memory_of(self, registered, own * element, &own_handle);
-    fill_numbers(input, dtype, self->rank, 0, own);
+    size_t local = parts[self->rank].count;
+    void *input = memory_of(self, registered, local * element, &own_handle);
+    fill_numbers(input, dtype, self->rank, 0, local);
     tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
-                  .input = buffer_of(input, own, dtype),
+                  .input = buffer_of(input, local, dtype),
                   .output = buffer_of(data, bytes / element, dtype),
                   .output_parts = parts};
     CHECK_OK(run(self, &op));
@@ -161,7 +161,7 @@ static void all_gather(member *self, tddp_dtype dtype, size_t count, size_t more
     release(self, input, own_handle);
 }
 
-/* What `from` has for `to` begins at a place of its own. */
+/* The data from `from` to `to` begin at their own position. */
 static size_t first_place(int from, int to)
 {
     return (size_t)(from * 16 + to);
@@ -188,12 +188,12 @@ static void free_parts(const member *self, tddp_buffer *parts)
 
 static void gather(member *self, tddp_dtype dtype, size_t count, size_t more, int root)
 {
-    tddp_buffer parts[MOST_RANKS];
+    tddp_buffer parts[MAX_RANKS];
     make_parts(self, parts, dtype, part_of_rank, count, more);
-    size_t own = part_of_rank(self->rank, count, more);
-    void *input = calloc(own + 1, tddp_dtype_size(dtype));
-    fill_numbers(input, dtype, self->rank, 0, own);
-    tddp_op op = {.kind = TDDP_OP_GATHER, .input = buffer_of(input, own, dtype), .root = root};
+    size_t local = part_of_rank(self->rank, count, more);
+    void *input = calloc(local + 1, tddp_dtype_size(dtype));
+    fill_numbers(input, dtype, self->rank, 0, local);
+    tddp_op op = {.kind = TDDP_OP_GATHER, .input = buffer_of(input, local, dtype), .root = root};
     op.output = buffer_of(NULL, 0, dtype);
     if (self->rank == root) {
         op.output_parts = parts;
@@ -208,47 +208,48 @@ static void gather(member *self, tddp_dtype dtype, size_t count, size_t more, in
 
 static void scatter(member *self, tddp_dtype dtype, size_t count, size_t more, int root)
 {
-    tddp_buffer parts[MOST_RANKS];
+    tddp_buffer parts[MAX_RANKS];
     make_parts(self, parts, dtype, part_of_rank, count, more);
     for (int rank = 0; rank < self->size; rank++) {
         fill_numbers(parts[rank].data, dtype, root, first_place(root, rank), parts[rank].count);
     }
-    size_t own = part_of_rank(self->rank, count, more);
-    void *output = calloc(own + 1, tddp_dtype_size(dtype));
-    tddp_op op = {.kind = TDDP_OP_SCATTER, .output = buffer_of(output, own, dtype), .root = root};
+    size_t local = part_of_rank(self->rank, count, more);
+    void *output = calloc(local + 1, tddp_dtype_size(dtype));
+    tddp_op op = {.kind = TDDP_OP_SCATTER, .output = buffer_of(output, local, dtype), .root = root};
     op.input = buffer_of(NULL, 0, dtype);
     if (self->rank == root) {
         op.input_parts = parts;
     }
     CHECK_OK(run(self, &op));
-    check_numbers(output, dtype, root, first_place(root, self->rank), own);
+    check_numbers(output, dtype, root, first_place(root, self->rank), local);
     free_parts(self, parts);
     free(output);
 }
 
 static void all_to_all(member *self, tddp_dtype dtype, size_t count, size_t more)
 {
-    tddp_buffer given[MOST_RANKS];
-    tddp_buffer wanted[MOST_RANKS];
-    make_parts(self, given, dtype, part_of_rank, count, more);
+    tddp_buffer send_parts[MAX_RANKS];
+    tddp_buffer recv_parts[MAX_RANKS];
+    make_parts(self, send_parts, dtype, part_of_rank, count, more);
     for (int rank = 0; rank < self->size; rank++) {
-        size_t own = part_of_rank(self->rank, count, more);
-        fill_numbers(given[rank].data, dtype, self->rank, first_place(self->rank, rank),
-                     given[rank].count);
-        wanted[rank] = buffer_of(own ? calloc(own, tddp_dtype_size(dtype)) : NULL, own, dtype);
+        size_t local = part_of_rank(self->rank, count, more);
+        fill_numbers(send_parts[rank].data, dtype, self->rank, first_place(self->rank, rank),
+                     send_parts[rank].count);
+        recv_parts[rank] =
+            buffer_of(local ? calloc(local, tddp_dtype_size(dtype)) : NULL, local, dtype);
     }
     tddp_op op = {.kind = TDDP_OP_ALL_TO_ALL,
                   .input = buffer_of(NULL, 0, dtype),
                   .output = buffer_of(NULL, 0, dtype),
-                  .input_parts = given,
-                  .output_parts = wanted};
+                  .input_parts = send_parts,
+                  .output_parts = recv_parts};
     CHECK_OK(run(self, &op));
     for (int rank = 0; rank < self->size; rank++) {
-        check_numbers(wanted[rank].data, dtype, rank, first_place(rank, self->rank),
-                      wanted[rank].count);
+        check_numbers(recv_parts[rank].data, dtype, rank, first_place(rank, self->rank),
+                      recv_parts[rank].count);
     }
-    free_parts(self, given);
-    free_parts(self, wanted);
+    free_parts(self, send_parts);
+    free_parts(self, recv_parts);
 }
 
 /* --- all of it ------------------------------------------------------------------------------- */
@@ -259,7 +260,7 @@ static void barrier(member *self)
     CHECK_OK(run(self, &op));
 }
 
-/* Every dtype with every operation that it knows. */
+/* Every dtype with every operation that it supports. */
 static void reduce_all_dtypes(member *self, size_t count)
 {
     for (int dtype = 0; dtype <= TDDP_BOOL; dtype++) {
@@ -352,8 +353,8 @@ MULTI_TEST(all_over_fake_unevenly, 4, 60)
     exercise("fake", UNEVEN, rank, world_size, port);
 }
 
-/* Pieces: reduce and reduce_scatter work in scratch memory of 4 MiB for each carrier and host. */
-MULTI_TEST(messages_of_several_pieces, 4, 60)
+/* reduce and reduce_scatter work in chunks in scratch memory of 4 MiB for each leader and host. */
+MULTI_TEST(buffers_of_several_chunks, 4, 60)
 {
     member self = join("gloo", world_size % 2 ? UNEVEN : HALVES, rank, world_size, port);
     const size_t count = 2500001;

@@ -1,8 +1,10 @@
-/* What ranks on made-up hosts are told when others disagree, die, or are late; and who decides that
- * there is no shared memory. */
+/*
+ * What ranks on made-up hosts report when others disagree, die, or are late; and which settings
+ * turn shared memory off.
+ */
 #include "member.h"
 
-enum { TOLD, RANK }; /* events; one for each rank from RANK on */
+enum { NOTIFIED, RANK }; /* events; one for each rank from RANK on */
 
 static const int HALVES[] = {0, 0, 1, 1};
 static const int TURNS[] = {0, 1, 0, 1};
@@ -13,8 +15,8 @@ static tddp_op sum_of(float *data, size_t count)
     return (tddp_op){.kind = TDDP_OP_ALL_REDUCE, .input = buffer, .output = buffer};
 }
 
-/* Whatever this rank is told, it is that the two sides disagree, in the words of the call. */
-static void check_told(tddp_status status, const char *one, const char *other)
+/* Whatever this rank reports, it is the mismatch of the two sides, in the words of the call. */
+static void check_error(tddp_status status, const char *one, const char *other)
 {
     CHECK(status == TDDP_MISMATCH || status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
     if (status == TDDP_MISMATCH) {
@@ -32,15 +34,15 @@ MULTI_TEST(hosts_that_disagree_on_a_size, 4, 20)
     CHECK_OK(run(&self, &before));
     tddp_op op = sum_of(data, rank >= 2 ? 300000 : 5);
     tddp_status status = run(&self, &op);
-    check_told(status, "rank 0 runs all_reduce (operation 2, 5 elements of float32, sum)",
-               "rank 2 runs all_reduce (operation 2, 300000 elements of float32, sum)");
+    check_error(status, "rank 0 runs all_reduce (operation 2, 5 elements of float32, sum)",
+                "rank 2 runs all_reduce (operation 2, 300000 elements of float32, sum)");
     if (rank % 2 == 0) {
         CHECK_STATUS(status, TDDP_MISMATCH);
     }
     part(&self);
 }
 
-/* Rank 3 calls something else: its neighbour finds out, and the other host is told of it. */
+/* Rank 3 calls something else: its neighbour detects it, and reports it to the other host. */
 MULTI_TEST(a_rank_that_calls_something_else, 4, 20)
 {
     member self = join("gloo", HALVES, rank, world_size, port);
@@ -50,8 +52,8 @@ MULTI_TEST(a_rank_that_calls_something_else, 4, 20)
         op = (tddp_op){.kind = TDDP_OP_BARRIER};
     }
     tddp_status status = run(&self, &op);
-    check_told(status, "all_reduce (operation 1, 1000 elements of float32, sum)",
-               "barrier (operation 1)");
+    check_error(status, "all_reduce (operation 1, 1000 elements of float32, sum)",
+                "barrier (operation 1)");
     if (rank >= 2) {
         CHECK_STATUS(status, TDDP_MISMATCH);
     } else {
@@ -61,17 +63,17 @@ MULTI_TEST(a_rank_that_calls_something_else, 4, 20)
     part(&self);
 }
 
-/* One host reduces, the other gathers: operations of different channels. */
-MULTI_TEST(hosts_that_call_different_things, 4, 20)
+/* One host reduces, the other gathers: operations of different communicators. */
+MULTI_TEST(hosts_that_call_different_operations, 4, 20)
 {
     member self = join("gloo", TURNS, rank, world_size, port);
     static float data[100];
-    static float pieces[400];
+    static float memory[400];
     tddp_buffer parts[4];
     tddp_op op = sum_of(data, 100);
     if (rank % 2 == 1) {
         for (int each = 0; each < 4; each++) {
-            parts[each] = buffer_of(pieces + 100 * each, 100, TDDP_FLOAT32);
+            parts[each] = buffer_of(memory + 100 * each, 100, TDDP_FLOAT32);
         }
         op = (tddp_op){.kind = TDDP_OP_GATHER,
                        .input = buffer_of(data, 100, TDDP_FLOAT32),
@@ -80,34 +82,34 @@ MULTI_TEST(hosts_that_call_different_things, 4, 20)
                        .root = 1};
     }
     tddp_status status = run(&self, &op);
-    check_told(status, "all_reduce (operation 1, 100 elements of float32, sum)",
-               "gather (operation 1");
+    check_error(status, "all_reduce (operation 1, 100 elements of float32, sum)",
+                "gather (operation 1");
     if (rank < 2) {
         CHECK_STATUS(status, TDDP_MISMATCH);
     }
     part(&self);
 }
 
-/* Rank 0 expects other parts of the ranks of the other host than they give. */
+/* Rank 0 expects other sizes from the ranks of the other host than they send. */
 MULTI_TEST(parts_of_another_host_that_differ, 4, 20)
 {
     member self = join("gloo", HALVES, rank, world_size, port);
-    static int32_t own[8];
-    static int32_t pieces[64];
+    static int32_t local[8];
+    static int32_t memory[64];
     tddp_buffer parts[4];
     for (int each = 0; each < 4; each++) {
         /* In sum they agree. */
         size_t count = rank >= 2 || each < 2 ? 4 : each == 2 ? 3 : 5;
-        parts[each] = buffer_of(pieces + 8 * each, count, TDDP_INT32);
+        parts[each] = buffer_of(memory + 8 * each, count, TDDP_INT32);
     }
     tddp_op op = {.kind = TDDP_OP_ALL_GATHER,
-                  .input = buffer_of(own, 4, TDDP_INT32),
+                  .input = buffer_of(local, 4, TDDP_INT32),
                   .output = buffer_of(NULL, 16, TDDP_INT32),
                   .output_parts = parts};
     tddp_status status = run(&self, &op);
-    check_told(status,
-               "differ on the sizes of the parts in all_gather (operation 1, elements of int32)",
-               "");
+    check_error(status,
+                "differ on the sizes of the parts in all_gather (operation 1, elements of int32)",
+                "");
     if (rank % 2 == 0) {
         CHECK_STATUS(status, TDDP_MISMATCH);
     }
@@ -116,7 +118,7 @@ MULTI_TEST(parts_of_another_host_that_differ, 4, 20)
 
 /* --- ends ------------------------------------------------------------------------------------ */
 
-/* `dying` is no rank that others wait for directly but those of its host. */
+/* Only ranks of its host wait directly for `dying`. */
 static void lose(int dying, const int *hosts, int rank, int size, int port)
 {
     member self = join("gloo", hosts, rank, size, port);
@@ -145,29 +147,29 @@ static void lose(int dying, const int *hosts, int rank, int size, int port)
     part(&self);
 }
 
-MULTI_TEST(a_carrier_of_another_host_dies, 4, 20)
+MULTI_TEST(a_leader_of_another_host_dies, 4, 20)
 {
     lose(2, HALVES, rank, world_size, port);
 }
 
-MULTI_TEST(a_rank_of_another_host_that_carries_nothing_dies, 5, 20)
+MULTI_TEST(a_rank_of_another_host_that_is_no_leader_dies, 5, 20)
 {
     static const int hosts[] = {0, 0, 1, 1, 1};
     lose(4, hosts, rank, world_size, port);
 }
 
-MULTI_TEST(one_of_this_host_dies, 4, 20)
+MULTI_TEST(a_rank_of_this_host_dies, 4, 20)
 {
     lose(3, TURNS, rank, world_size, port);
 }
 
-MULTI_TEST(a_late_rank_is_named, 4, 20)
+MULTI_TEST(a_late_rank_is_reported, 4, 20)
 {
     member self = join("gloo", HALVES, rank, world_size, port);
     self.timeout_ms = rank == 2 ? 300 : TIMEOUT_MS;
     tddp_op op = {.kind = TDDP_OP_BARRIER};
     if (rank == 3) {
-        CHECK_AWAIT(TOLD, 3);
+        CHECK_AWAIT(NOTIFIED, 3);
     } else {
         tddp_status status = run(&self, &op);
         if (rank == 2) {
@@ -176,17 +178,17 @@ MULTI_TEST(a_late_rank_is_named, 4, 20)
         } else {
             CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
         }
-        check_signal(TOLD);
+        check_signal(NOTIFIED);
     }
     part(&self);
 }
 
-MULTI_TEST(an_abort_ends_it, 4, 20)
+MULTI_TEST(an_abort_ends_an_operation, 4, 20)
 {
     member self = join("gloo", HALVES, rank, world_size, port);
     self.table->abort(self.context);
     tddp_op op = {.kind = TDDP_OP_BARRIER};
-    /* Its own end, or that of another. */
+    /* Its own end, or that of another rank. */
     tddp_status status = run(&self, &op);
     CHECK(status == TDDP_GROUP_FAILED || status == TDDP_PEER_LOST);
     part(&self);
@@ -200,7 +202,7 @@ static const char *logged(void)
     return text;
 }
 
-static void take_line(tddp_log_level level, const char *room, const char *text, void *data)
+static void capture_line(tddp_log_level level, const char *room, const char *text, void *data)
 {
     (void)level;
     (void)data;
@@ -209,12 +211,12 @@ static void take_line(tddp_log_level level, const char *room, const char *text, 
     }
 }
 
-static void check_without(const int *hosts, const char *wish, int rank, int size, int port,
+static void check_without(const int *hosts, const char *setting, int rank, int size, int port,
                           const char *why)
 {
     member self;
-    tddp_log_set_sink(take_line, NULL);
-    CHECK(setenv("TDDP_SHM", wish, 1) == 0);
+    tddp_log_set_sink(capture_line, NULL);
+    CHECK(setenv("TDDP_SHM", setting, 1) == 0);
     CHECK_OK(try_join(&self, "gloo", hosts, rank, size, port));
     CHECK_TEXT(self.table->name, "gloo");
     if (why && rank == 0) {
@@ -230,18 +232,18 @@ static void check_without(const int *hosts, const char *wish, int rank, int size
     part(&self);
 }
 
-MULTI_TEST(one_that_has_it_turned_off_turns_it_off_for_all, 4, 20)
+MULTI_TEST(a_rank_without_shared_memory_turns_it_off_for_all, 4, 20)
 {
     check_without(HALVES, rank == 3 ? "0" : "1", rank, world_size, port, "rank 3");
 }
 
-MULTI_TEST(one_that_has_it_turned_off_on_one_host, 2, 20)
+MULTI_TEST(a_rank_without_shared_memory_on_one_host, 2, 20)
 {
     static const int one[] = {0, 0};
     check_without(one, rank == 1 ? "0" : "1", rank, world_size, port, "rank 1");
 }
 
-MULTI_TEST(all_have_it_turned_off, 2, 20)
+MULTI_TEST(all_ranks_without_shared_memory, 2, 20)
 {
     static const int one[] = {0, 0};
     check_without(one, "0", rank, world_size, port, NULL);
@@ -249,11 +251,11 @@ MULTI_TEST(all_have_it_turned_off, 2, 20)
 
 MULTI_TEST(ranks_alone_on_their_hosts_have_none, 2, 20)
 {
-    static const int apart[] = {0, 1};
-    check_without(apart, "1", rank, world_size, port, NULL);
+    static const int alone[] = {0, 1};
+    check_without(alone, "1", rank, world_size, port, NULL);
 }
 
-MULTI_TEST(an_unfit_wish_is_told_to_all, 3, 20)
+MULTI_TEST(an_invalid_setting_is_reported_to_all, 3, 20)
 {
     static const int hosts[] = {0, 0, 1};
     member self;

@@ -1,6 +1,6 @@
 /*
- * Made-up hosts: the linker sends the group's question who shares a host to this place. LAYOUT says
- * how the ranks are shared out:
+ * Made-up hosts: the linker redirects the group's query of its ranks' hosts to this file. LAYOUT
+ * selects how the ranks are placed:
  *
  *     halves    0 0 1 1
  *     turns     0 1 0 1

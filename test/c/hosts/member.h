@@ -1,4 +1,4 @@
-/* A rank of a group on made-up hosts, at the level of backend tables. */
+/* A rank of a group on made-up hosts, with backend tables and no group. */
 #ifndef TDDP_TEST_MEMBER_H
 #define TDDP_TEST_MEMBER_H
 
@@ -13,7 +13,7 @@
 #include "gloo/numbers.h"
 #include "hosted_store.h"
 
-enum { TIMEOUT_MS = 15000, MOST_RANKS = 8 };
+enum { TIMEOUT_MS = 15000, MAX_RANKS = 8 };
 
 typedef struct member {
     int rank;
@@ -25,7 +25,7 @@ typedef struct member {
     int64_t timeout_ms;
 } member;
 
-/* Like a backend that shares hosts, whatever it says of itself. */
+/* Like a backend with TDDP_BACKEND_SHARES_HOSTS, whatever its traits. */
 static inline const tddp_backend_v1 *sharing(const char *name)
 {
     static tddp_backend_v1 copy;
@@ -95,7 +95,7 @@ static inline tddp_buffer buffer_of(void *data, size_t count, tddp_dtype dtype)
     return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CPU, 0, NULL};
 }
 
-/* Memory of the group's, for zero copy; to be given back. */
+/* Shared memory of the group, for zero copy; freed by the caller. */
 static inline void *shared(member *self, size_t bytes, void **handle)
 {
     void *data;

@@ -11,7 +11,7 @@ static void *post(member *self, tddp_op *op)
     return request;
 }
 
-/* Everybody sends to everybody, of one's own host and others. */
+/* Every rank sends to every other, on its own host and on others. */
 MULTI_TEST(messages_go_to_all_hosts, 4, 20)
 {
     member self = join("gloo", TURNS, rank, world_size, port);

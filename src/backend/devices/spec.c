@@ -1,4 +1,4 @@
-/* What names such as "cpu:gloo,cuda:nccl" say. Any thread; keeps nothing. */
+/* Parses names such as "cpu:gloo,cuda:nccl". Any thread; keeps no state. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,22 +7,22 @@
 
 #define EXPECTED "expected one for cpu, for cuda or for each, as in \"cpu:gloo,cuda:nccl\""
 
-enum { MOST_BYTES = 128 };
+enum { MAX_BYTES = 128 };
 
-bool tddp_devices_is_text(const char *name)
+bool tddp_devices_is_spec(const char *name)
 {
     return strpbrk(name, ":,") != NULL;
 }
 
-/* The names of the parts, in the text's own memory. */
-typedef struct reading {
+/* The names of the parts point into `copy`. */
+typedef struct parser {
     const char *text;
-    char copy[MOST_BYTES];
+    char copy[MAX_BYTES];
     const char *names[TDDP_DEVICE_TYPES];
-} reading;
+} parser;
 
-/* One "device:backend", which ends with a NUL. */
-static tddp_status read_one(reading *self, char *item)
+/* Parses one "device:backend", terminated by NUL. */
+static tddp_status parse_item(parser *self, char *item)
 {
     char *colon = strchr(item, ':');
     if (!colon) {
@@ -53,7 +53,7 @@ static tddp_status read_one(reading *self, char *item)
     return TDDP_OK;
 }
 
-static tddp_status read_text(reading *self)
+static tddp_status parse_spec(parser *self)
 {
     size_t length = strlen(self->text);
     if (length >= sizeof self->copy) {
@@ -67,24 +67,24 @@ static tddp_status read_text(reading *self)
         if (comma) {
             *comma = '\0';
         }
-        status = read_one(self, item);
+        status = parse_item(self, item);
         item = comma ? comma + 1 : NULL;
     }
     return status;
 }
 
-static bool takes(const tddp_backend_v1 *backend, tddp_device_type type)
+static bool supports(const tddp_backend_v1 *backend, tddp_device_type type)
 {
     return (backend->device_types >> type & 1u) != 0;
 }
 
-/* Who serves what: a backend that does not take CUDA memory has the group copy it, for which one
- * context is enough. */
-static tddp_status choose(const char *text, const tddp_backend_v1 *for_cpu,
-                          const tddp_backend_v1 *for_cuda, tddp_devices *made)
+/* Assigns backends to kinds of memory. If a backend doesn't support CUDA memory, the group
+ * copies it, and one context is enough. */
+static tddp_status select_parts(const char *text, const tddp_backend_v1 *for_cpu,
+                                const tddp_backend_v1 *for_cuda, tddp_devices *made)
 {
-    const tddp_backend_v1 *wrong = for_cpu && !takes(for_cpu, TDDP_CPU) ? for_cpu : NULL;
-    if (!wrong && for_cuda && !takes(for_cuda, TDDP_CUDA) && !takes(for_cuda, TDDP_CPU)) {
+    const tddp_backend_v1 *wrong = for_cpu && !supports(for_cpu, TDDP_CPU) ? for_cpu : NULL;
+    if (!wrong && for_cuda && !supports(for_cuda, TDDP_CUDA) && !supports(for_cuda, TDDP_CPU)) {
         wrong = for_cuda;
     }
     if (wrong) {
@@ -93,7 +93,7 @@ static tddp_status choose(const char *text, const tddp_backend_v1 *for_cpu,
                          "\"cpu:gloo,cuda:nccl\"",
                          text, wrong->name, wrong == for_cpu ? "cpu" : "cuda");
     }
-    bool copied = for_cuda && !takes(for_cuda, TDDP_CUDA);
+    bool copied = for_cuda && !supports(for_cuda, TDDP_CUDA);
     made->parts[TDDP_CPU] = for_cpu ? for_cpu : copied ? for_cuda : NULL;
     made->parts[TDDP_CUDA] = copied || for_cuda == for_cpu ? NULL : for_cuda;
     return TDDP_OK;
@@ -101,9 +101,9 @@ static tddp_status choose(const char *text, const tddp_backend_v1 *for_cpu,
 
 tddp_status tddp_devices_create(const char *text, tddp_devices **out)
 {
-    reading names = {.text = text};
+    parser names = {.text = text};
     const tddp_backend_v1 *found[TDDP_DEVICE_TYPES] = {NULL};
-    tddp_status status = read_text(&names);
+    tddp_status status = parse_spec(&names);
     for (int type = 0; type < TDDP_DEVICE_TYPES && status == TDDP_OK; type++) {
         if (names.names[type]) {
             status = tddp_backend_find(names.names[type], &found[type]);
@@ -118,7 +118,7 @@ tddp_status tddp_devices_create(const char *text, tddp_devices **out)
         free(made);
         return TDDP_OUT_OF_MEMORY;
     }
-    status = choose(text, found[TDDP_CPU], found[TDDP_CUDA], made);
+    status = select_parts(text, found[TDDP_CPU], found[TDDP_CUDA], made);
     if (status) {
         free(name);
         free(made);
