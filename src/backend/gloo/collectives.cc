@@ -1,143 +1,142 @@
 /*
- * The collectives that only move data, as direct exchanges between pairs of ranks: each piece goes
- * straight from the one's memory to the other's, or with the header where it is small. Runs on the
- * group's progress thread.
+ * The collectives that only move data, as direct exchanges between pairs of ranks: large parts go
+ * from the sender's memory to the receiver's, small ones with the header. Runs on the group's
+ * progress thread.
  */
 #include "collectives.h"
 
 #include <vector>
 
 #include "failure.h"
-#include "parts.h"
-#include "round.h"
+#include "op_messages.h"
+#include "partition.h"
 
 namespace tddp_gloo
 {
 namespace
 {
 
-/* Only a caller that did not check can come here: the others wait for a rank that knows better. */
-void check_own(const Mesh &mesh, const tddp_op &op, const tddp_buffer &given,
-               const tddp_buffer &wanted)
+/* Only an unchecked call can fail here; the other ranks wait for this one meanwhile. */
+void check_local_part(const Mesh &mesh, const tddp_op &op, const tddp_buffer &send_part,
+                      const tddp_buffer &recv_part)
 {
-    if (bytes_of(given) != bytes_of(wanted)) {
-        throw Failure(TDDP_MISMATCH, std::string(tddp_op_name(op.kind)) + ": " +
-                                         mesh.called(mesh.rank) + " gives itself " +
-                                         std::to_string(given.count) + " elements and expects " +
-                                         std::to_string(wanted.count));
+    if (bytes_of(send_part) != bytes_of(recv_part)) {
+        throw Failure(TDDP_MISMATCH,
+                      std::string(tddp_op_name(op.kind)) + ": " + mesh.rank_text(mesh.rank) +
+                          " sends itself " + std::to_string(send_part.count) +
+                          " elements and expects " + std::to_string(recv_part.count));
     }
 }
 
-/* `given(rank)` goes to each rank, `wanted(rank)` is where its piece goes: buffers, empty where
- * nothing travels. */
-template <typename Given, typename Wanted>
-void exchange(Mesh &mesh, const tddp_op &op, Given given, Wanted wanted)
+/* `send_part(rank)` is the buffer sent to a rank, `recv_part(rank)` the one received from it;
+ * empty if nothing is sent. */
+template <typename SendPart, typename RecvPart>
+void exchange(Mesh &mesh, const tddp_op &op, SendPart send_part, RecvPart recv_part)
 {
-    check_own(mesh, op, given(mesh.rank), wanted(mesh.rank));
-    std::vector<Buffer *> inbound(static_cast<size_t>(mesh.size));
-    Round round(mesh, op);
+    check_local_part(mesh, op, send_part(mesh.rank), recv_part(mesh.rank));
+    std::vector<Buffer *> incoming(static_cast<size_t>(mesh.size));
+    OpMessages messages(mesh, op);
     each_peer(mesh, [&](int peer) {
-        const tddp_buffer out = given(peer);
-        const tddp_buffer in = wanted(peer);
+        const tddp_buffer out = send_part(peer);
+        const tddp_buffer in = recv_part(peer);
         const bool eager = bytes_of(out) <= EAGER_BYTES;
-        round.greet(peer, out.data, eager ? bytes_of(out) : 0);
+        messages.send_header(peer, out.data, eager ? bytes_of(out) : 0);
         if (bytes_of(in) > EAGER_BYTES) {
-            Buffer &region = round.region(in.data, bytes_of(in));
-            inbound[static_cast<size_t>(peer)] = &region;
-            round.recv(region, peer, WHOLE, 0, bytes_of(in));
+            Buffer &region = messages.region(in.data, bytes_of(in));
+            incoming[static_cast<size_t>(peer)] = &region;
+            messages.recv(region, peer, DIRECT, 0, bytes_of(in));
         }
         if (!eager) {
-            round.send(round.region(out.data, bytes_of(out)), peer, WHOLE, 0, bytes_of(out));
+            messages.send(messages.region(out.data, bytes_of(out)), peer, DIRECT, 0, bytes_of(out));
         }
     });
-    copy(wanted(mesh.rank).data, given(mesh.rank).data, bytes_of(given(mesh.rank)));
+    copy(recv_part(mesh.rank).data, send_part(mesh.rank).data, bytes_of(send_part(mesh.rank)));
     each_peer(mesh, [&](int peer) {
-        const char *data = round.answer(peer);
-        if (!inbound[static_cast<size_t>(peer)]) {
-            copy(wanted(peer).data, data, bytes_of(wanted(peer)));
+        const char *data = messages.recv_header(peer);
+        if (!incoming[static_cast<size_t>(peer)]) {
+            copy(recv_part(peer).data, data, bytes_of(recv_part(peer)));
         }
     });
     each_peer(mesh, [&](int peer) {
-        if (inbound[static_cast<size_t>(peer)]) {
-            mesh.wait_recv(*inbound[static_cast<size_t>(peer)], peer);
+        if (incoming[static_cast<size_t>(peer)]) {
+            mesh.wait_recv(*incoming[static_cast<size_t>(peer)], peer);
         }
     });
-    round.finish();
+    messages.finish();
 }
 
-const tddp_buffer NOTHING = {};
+const tddp_buffer EMPTY = {};
 
-/* Up to here a second way costs more than it saves: three and four ranks on one host. */
-constexpr size_t STRAIGHT_BYTES = 512 * 1024;
+/* Up to this size a second step costs more than it saves: three and four ranks on one host. */
+constexpr size_t DIRECT_BYTES = 512 * 1024;
 
-/*
- * From the root straight to everybody, each byte would leave it once for each rank. So it deals the
- * message out instead, a part to each of the others, and they pass their parts on to each other:
- * all send about as much as they receive.
- */
-void broadcast_in_parts(Mesh &mesh, const tddp_op &op)
+/* Sent directly to every rank, each byte would leave the root once for each rank. Instead the
+ * root sends a different part to each of the others, and they forward their parts to each other
+ * (scatter and all_gather): each rank sends about as much as it receives. */
+void broadcast_scattered(Mesh &mesh, const tddp_op &op)
 {
     const size_t bytes = bytes_of(op.output);
-    const Parts parts(op.output.count, mesh.size - 1, tddp_dtype_size(op.output.dtype));
-    auto owned_by = [&](int rank) { return rank < op.root ? rank : rank - 1; };
-    std::vector<Buffer *> whole(static_cast<size_t>(mesh.size));
-    Round round(mesh, op);
+    const Partition parts(op.output.count, mesh.size - 1, tddp_dtype_size(op.output.dtype));
+    auto part_of_rank = [&](int rank) { return rank < op.root ? rank : rank - 1; };
+    std::vector<Buffer *> regions(static_cast<size_t>(mesh.size));
+    OpMessages messages(mesh, op);
     each_peer(mesh, [&](int peer) {
-        round.greet(peer, nullptr, 0);
-        Buffer &region = round.region(op.output.data, bytes);
-        whole[static_cast<size_t>(peer)] = &region;
-        /* The root has no part: what comes from it is this rank's own. */
-        const int part = owned_by(mesh.rank == op.root || peer != op.root ? peer : mesh.rank);
+        messages.send_header(peer, nullptr, 0);
+        Buffer &region = messages.region(op.output.data, bytes);
+        regions[static_cast<size_t>(peer)] = &region;
+        /* The root owns no part: from it this rank receives its own part. */
+        const int part = part_of_rank(mesh.rank == op.root || peer != op.root ? peer : mesh.rank);
         const size_t start = parts.offset(part);
-        each_piece(parts.bytes(part), [&](size_t at, size_t length) {
+        each_chunk(parts.bytes(part), [&](size_t at, size_t length) {
             if (mesh.rank == op.root) {
-                round.send(region, peer, TO_OWNER, start + at, length);
+                messages.send(region, peer, TO_OWNER, start + at, length);
             } else {
-                round.recv(region, peer, peer == op.root ? TO_OWNER : FROM_OWNER, start + at,
-                           length);
+                messages.recv(region, peer, peer == op.root ? TO_OWNER : FROM_OWNER, start + at,
+                              length);
             }
         });
     });
-    each_peer(mesh, [&](int peer) { round.answer(peer); });
-    auto wait_for = [&](int peer) { mesh.wait_recv(*whole[static_cast<size_t>(peer)], peer); };
+    each_peer(mesh, [&](int peer) { messages.recv_header(peer); });
+    auto wait_for = [&](int peer) { mesh.wait_recv(*regions[static_cast<size_t>(peer)], peer); };
     if (mesh.rank != op.root) {
-        const size_t start = parts.offset(owned_by(mesh.rank));
-        each_piece(parts.bytes(owned_by(mesh.rank)), [&](size_t at, size_t length) {
+        const size_t start = parts.offset(part_of_rank(mesh.rank));
+        each_chunk(parts.bytes(part_of_rank(mesh.rank)), [&](size_t at, size_t length) {
             wait_for(op.root);
             each_peer(mesh, [&](int peer) {
                 if (peer != op.root) {
-                    Buffer &region = *whole[static_cast<size_t>(peer)];
-                    round.send(region, peer, FROM_OWNER, start + at, length);
+                    Buffer &region = *regions[static_cast<size_t>(peer)];
+                    messages.send(region, peer, FROM_OWNER, start + at, length);
                 }
             });
         });
         each_peer(mesh, [&](int peer) {
             if (peer != op.root) {
-                each_piece(parts.bytes(owned_by(peer)), [&](size_t, size_t) { wait_for(peer); });
+                each_chunk(parts.bytes(part_of_rank(peer)),
+                           [&](size_t, size_t) { wait_for(peer); });
             }
         });
     }
-    round.finish();
+    messages.finish();
 }
 
 } // namespace
 
 void broadcast(Mesh &mesh, const tddp_op &op)
 {
-    if (mesh.size > 2 && bytes_of(op.output) > STRAIGHT_BYTES) {
-        broadcast_in_parts(mesh, op);
+    if (mesh.size > 2 && bytes_of(op.output) > DIRECT_BYTES) {
+        broadcast_scattered(mesh, op);
         return;
     }
-    const bool gives = mesh.rank == op.root;
+    const bool is_root = mesh.rank == op.root;
     exchange(
-        mesh, op, [&](int peer) { return gives && peer != op.root ? op.output : NOTHING; },
-        [&](int peer) { return !gives && peer == op.root ? op.output : NOTHING; });
+        mesh, op, [&](int peer) { return is_root && peer != op.root ? op.output : EMPTY; },
+        [&](int peer) { return !is_root && peer == op.root ? op.output : EMPTY; });
 }
 
 void barrier(Mesh &mesh, const tddp_op &op)
 {
     exchange(
-        mesh, op, [](int) { return NOTHING; }, [](int) { return NOTHING; });
+        mesh, op, [](int) { return EMPTY; }, [](int) { return EMPTY; });
 }
 
 void all_gather(Mesh &mesh, const tddp_op &op)
@@ -149,15 +148,15 @@ void all_gather(Mesh &mesh, const tddp_op &op)
 void gather(Mesh &mesh, const tddp_op &op)
 {
     exchange(
-        mesh, op, [&](int peer) { return peer == op.root ? op.input : NOTHING; },
-        [&](int peer) { return mesh.rank == op.root ? op.output_parts[peer] : NOTHING; });
+        mesh, op, [&](int peer) { return peer == op.root ? op.input : EMPTY; },
+        [&](int peer) { return mesh.rank == op.root ? op.output_parts[peer] : EMPTY; });
 }
 
 void scatter(Mesh &mesh, const tddp_op &op)
 {
     exchange(
-        mesh, op, [&](int peer) { return mesh.rank == op.root ? op.input_parts[peer] : NOTHING; },
-        [&](int peer) { return peer == op.root ? op.output : NOTHING; });
+        mesh, op, [&](int peer) { return mesh.rank == op.root ? op.input_parts[peer] : EMPTY; },
+        [&](int peer) { return peer == op.root ? op.output : EMPTY; });
 }
 
 void all_to_all(Mesh &mesh, const tddp_op &op)

@@ -1,4 +1,4 @@
-/* The collectives over a mesh. They throw Failure. */
+/* The collectives of this backend. They throw Failure. */
 #ifndef TDDP_GLOO_COLLECTIVES_H
 #define TDDP_GLOO_COLLECTIVES_H
 

@@ -1,10 +1,9 @@
 /*
- * Connects this rank to every other through the group's store. Runs on the thread that makes the
+ * Connects this rank to all others through the group's store. Runs on the thread that creates the
  * group.
  *
- * This is done here rather than by Gloo's rendezvous, which differs between Gloo's versions, cannot
- * be interrupted, and looks at this host's name. Devices, pairs and their addresses are the same
- * from 2022 on.
+ * Gloo's own rendezvous differs between its versions, cannot be interrupted, and resolves the
+ * host's name. Devices, pairs and their addresses are the same in all versions since 2022.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -37,7 +36,8 @@ tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
     return tddp_wait{left > 0 ? left : 0, cancel};
 }
 
-/* Begins what a rank leaves in place of its addresses; no length of an address looks so. */
+/* The prefix of a failure that a rank publishes instead of its addresses; no address has a
+ * length that looks so. */
 const char FAILED_MARK[] = "failed: ";
 
 std::string key_of(int rank)
@@ -45,7 +45,7 @@ std::string key_of(int rank)
     return "gloo/" + std::to_string(rank);
 }
 
-/* What a rank leaves that fails when the others know its addresses. */
+/* Where a rank publishes a failure after its addresses. */
 std::string failure_key_of(int rank)
 {
     return key_of(rank) + "/failed";
@@ -56,8 +56,8 @@ tddp_slice slice(const std::string &text)
     return tddp_slice{text.data(), text.size()};
 }
 
-/* Addresses one after the other, each behind its length; in a rank's own place that of its beacon.
- */
+/* Serialises addresses, each after its length. At a rank's own place is the address of its
+ * beacon. */
 void append(std::string &all, const std::vector<char> &address)
 {
     uint32_t length = static_cast<uint32_t>(address.size());
@@ -85,8 +85,8 @@ std::vector<char> extract(const tddp_blob &all, int which)
     }
 }
 
-/* The address and port at which a socket begins, in a form to compare; empty if it has none. */
-std::string place(const sockaddr_storage &address)
+/* A socket's local address and port, to be compared; empty if it has none. */
+std::string socket_key(const sockaddr_storage &address)
 {
     std::string text;
     if (address.ss_family == AF_INET) {
@@ -101,8 +101,8 @@ std::string place(const sockaddr_storage &address)
     return text;
 }
 
-/* What a rank that is gone has left as its reason; empty if it had no time to. */
-std::string reason_of(tddp_store *store, int peer)
+/* The reason that a lost rank published; empty if it had no time to. */
+std::string failure_reason_of(tddp_store *store, int peer)
 {
     tddp_wait brief = {200, nullptr};
     tddp_blob blob = {};
@@ -126,8 +126,9 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     try {
         open(opts, deadline, wait ? wait->cancel : nullptr);
     } catch (const std::exception &cause) {
-        /* The others wait for our addresses, or for us: they get the reason instead. */
-        std::string text = published_ ? plain(cause) : FAILED_MARK + plain(cause);
+        /* The others wait for this rank's addresses, or its connection: publish the reason
+         * instead. */
+        std::string text = published_ ? strip_location(cause) : FAILED_MARK + strip_location(cause);
         std::string key = published_ ? failure_key_of(rank) : key_of(rank);
         tddp_wait brief = {1000, nullptr};
         if (tddp_store_set(opts.store, slice(key), slice(text), &brief)) {
@@ -148,19 +149,19 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
             context_->createPair(peer);
         }
     }
-    auto *own = dynamic_cast<const gloo::transport::tcp::Address *>(
+    auto *local_address = dynamic_cast<const gloo::transport::tcp::Address *>(
         &context_->getPair(rank == 0 ? 1 : 0)->address());
-    if (own) {
-        beacon_.open(own->getSockaddr(), size);
+    if (local_address) {
+        beacon_.open(local_address->getSockaddr(), size);
     }
     {
         std::lock_guard<std::mutex> lock(mutex_);
         connecting_ = true;
         cancel_ = cancel;
         connect_deadline_ = deadline;
-        busy_++;
+        active_++;
     }
-    start_watch();
+    start_watcher();
     tddp_wait left = until(deadline, cancel);
     publish(opts.store, &left);
     for (int peer = 0; peer < size; peer++) {
@@ -172,15 +173,15 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
     set_up_sockets(seconds);
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        linked_ = true;
+        links_ready_ = true;
     }
-    greet(opts.store, deadline, cancel);
+    exchange_connected(opts.store, deadline, cancel);
     beacon_.close();
     std::lock_guard<std::mutex> lock(mutex_);
     connecting_ = false;
     cancel_ = nullptr;
     probe_.reset();
-    busy_--;
+    active_--;
 }
 
 void Mesh::publish(tddp_store *store, const tddp_wait *wait)
@@ -195,23 +196,23 @@ void Mesh::publish(tddp_store *store, const tddp_wait *wait)
     published_ = true;
 }
 
-/* Whom the watch is to look at while this thread waits for a connection; -1: nobody. */
-void Mesh::await_peer(int peer, const std::vector<char> &beacon)
+/* Sets the peer that the watcher checks while this thread connects to it; -1: none. */
+void Mesh::set_connecting_to(int peer, const std::vector<char> &beacon)
 {
     std::lock_guard<std::mutex> lock(mutex_);
-    awaited_ = peer;
-    awaited_since_ = Clock::now();
-    awaited_beacon_ = {};
-    if (beacon.size() == sizeof awaited_beacon_) {
-        memcpy(&awaited_beacon_, beacon.data(), sizeof awaited_beacon_);
+    connecting_to_ = peer;
+    peer_checked_at_ = Clock::now();
+    peer_beacon_ = {};
+    if (beacon.size() == sizeof peer_beacon_) {
+        memcpy(&peer_beacon_, beacon.data(), sizeof peer_beacon_);
     }
     probe_.reset();
 }
 
-bool Mesh::awaited_is_dead()
+bool Mesh::connecting_peer_died()
 {
     std::lock_guard<std::mutex> lock(mutex_);
-    return awaited_is_dead_;
+    return connecting_peer_died_;
 }
 
 void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
@@ -223,36 +224,36 @@ void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
     std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
     /* A blob is followed by a NUL. */
     if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
-        throw Failure(TDDP_PEER_LOST,
-                      called(peer) + " could not connect: " + (blob.data + sizeof FAILED_MARK - 1));
+        throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " +
+                                          (blob.data + sizeof FAILED_MARK - 1));
     }
-    std::string why;
-    await_peer(peer, extract(blob, peer));
+    std::string error;
+    set_connecting_to(peer, extract(blob, peer));
     try {
         context_->getPair(peer)->connect(extract(blob, rank));
     } catch (const std::exception &cause) {
-        why = plain(cause);
+        error = strip_location(cause);
     }
-    await_peer(-1, {});
+    set_connecting_to(-1, {});
     if (cancel && tddp_cancel_triggered(cancel)) {
-        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + called(peer));
+        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + rank_text(peer));
     }
     if (Clock::now() >= deadline) {
-        throw Failure(TDDP_TIMEOUT, "no connection to " + called(peer) +
+        throw Failure(TDDP_TIMEOUT, "no connection to " + rank_text(peer) +
                                         " in the time given: is it alive, and can its address be "
                                         "reached from here? " +
-                                        why);
+                                        error);
     }
-    if (awaited_is_dead()) {
-        throw Failure(TDDP_PEER_LOST, "lost " + called(peer) +
+    if (connecting_peer_died()) {
+        throw Failure(TDDP_PEER_LOST, "lost " + rank_text(peer) +
                                           ", which ended while connections were made" +
-                                          reason_of(store, peer));
+                                          failure_reason_of(store, peer));
     }
-    if (!why.empty()) {
-        std::string reason = reason_of(store, peer);
+    if (!error.empty()) {
+        std::string reason = failure_reason_of(store, peer);
         throw Failure(
             TDDP_PEER_LOST,
-            "cannot connect to " + called(peer) + " (" + why + ")" +
+            "cannot connect to " + rank_text(peer) + " (" + error + ")" +
                 (reason.empty() ? ": has it ended, or does a firewall stand between?" : reason));
     }
 }
@@ -279,21 +280,19 @@ void Mesh::make_links()
         one.inbox[0] = buffer(one.inbox_data[0], bytes);
         one.inbox[1] = buffer(one.inbox_data[1], bytes);
         one.outbox = buffer(one.outbox_data, bytes);
-        one.farewell_data.reset(new Farewell());
-        one.farewell = buffer(one.farewell_data.get(), sizeof(Farewell));
+        one.close_notice_data.reset(new CloseNotice());
+        one.close_notice = buffer(one.close_notice_data.get(), sizeof(CloseNotice));
         one.sentinel = buffer(&one.sentinel, 0);
         recv(*one.sentinel, peer, SENTINEL_SLOT, 0, 0);
-        recv(*one.farewell, peer, FAREWELL_SLOT, 0, sizeof(Farewell));
+        recv(*one.close_notice, peer, CLOSE_NOTICE_SLOT, 0, sizeof(CloseNotice));
         post_inbox(peer, 0);
     }
-    farewell_ = buffer(&farewell_data_, sizeof farewell_data_);
+    close_notice_ = buffer(&close_notice_data_, sizeof close_notice_data_);
 }
 
-/*
- * Nobody goes on before all are connected to all. A rank that ended at once would else be taken for
- * one that cannot be reached, and its last words would find nobody who has asked for them yet.
- */
-void Mesh::greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
+/* Waits until every rank is connected to all others. Otherwise a rank that ends at once would
+ * look unreachable, and its close notice would arrive before a peer has posted the receive. */
+void Mesh::exchange_connected(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
 {
     char word[2] = {};
     std::unique_ptr<Buffer> ours = buffer(&word[0], 1);
@@ -305,8 +304,8 @@ void Mesh::greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *can
         for (int peer = 0; peer < size; peer++) {
             if (peer != rank) {
                 missing.insert(peer);
-                recv(task, *theirs, peer, GREETING_SLOT, 0, 1);
-                send(task, *ours, peer, GREETING_SLOT, 0, 1);
+                recv(task, *theirs, peer, CONNECTED_SLOT, 0, 1);
+                send(task, *ours, peer, CONNECTED_SLOT, 0, 1);
             }
         }
         for (int i = 1; i < size; i++) {
@@ -323,23 +322,21 @@ void Mesh::greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *can
             status = TDDP_TIMEOUT;
             text = "these have not connected to all others in the time given:";
             for (int peer : missing) {
-                text += (peer == *missing.begin() ? " " : ", ") + called(peer);
+                text += (peer == *missing.begin() ? " " : ", ") + rank_text(peer);
             }
         } else {
             for (int peer : missing) {
-                text += is_gone(peer) ? reason_of(store, peer) : "";
+                text += is_inactive(peer) ? failure_reason_of(store, peer) : "";
             }
         }
-        say_farewell(status, text);
+        send_close_notice(status, text);
         throw Failure(status, text);
     }
 }
 
-/*
- * Gloo leaves its sockets open in programs that this process starts. Such a program would hold the
- * connections after this process's death, and the others would wait instead of being told. Gloo
- * does not say which descriptors are its own; the addresses of its pairs tell.
- */
+/* Gloo's sockets stay open in programs that this process executes. Such a program would keep the
+ * connections open after this process's death, and the others would not notice it. Gloo does not
+ * tell its descriptors; the addresses of its pairs identify them. */
 void Mesh::set_up_sockets(int seconds)
 {
     std::set<std::string> ours;
@@ -348,7 +345,7 @@ void Mesh::set_up_sockets(int seconds)
             auto *address = dynamic_cast<const gloo::transport::tcp::Address *>(
                 &context_->getPair(peer)->address());
             if (address) {
-                ours.insert(place(address->getSockaddr()));
+                ours.insert(socket_key(address->getSockaddr()));
             }
         }
     }
@@ -358,9 +355,9 @@ void Mesh::set_up_sockets(int seconds)
         sockaddr_storage address = {};
         socklen_t length = sizeof address;
         if (getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length) == 0 &&
-            ours.count(place(address)) > 0) {
+            ours.count(socket_key(address)) > 0) {
             (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-            end_when_silent(fd, seconds);
+            set_keepalive(fd, seconds);
             sockets_.push_back(fd);
         }
     }

@@ -1,7 +1,7 @@
 /*
- * Chooses the address on which the other ranks reach this one and makes Gloo's device on it. Runs
- * on the thread that makes the group. Gloo would look up this host's name, which fails on many
- * plain machines; given a numeric address it asks nobody.
+ * Selects the address at which other ranks reach this one, and creates Gloo's device on it. Runs on
+ * the thread that creates the group. Without a numeric address Gloo would resolve the host's name,
+ * which fails on many machines.
  */
 #include "device.h"
 
@@ -62,7 +62,7 @@ std::vector<Interface> interfaces()
     return found;
 }
 
-/* IPv4 before IPv6, as every Gloo understands it. Empty: there is none. */
+/* IPv4 before IPv6, since every version of Gloo supports it. Empty: there is none. */
 template <typename Accept> std::string pick(const std::vector<Interface> &all, Accept accept)
 {
     for (bool v4 : {true, false}) {
@@ -100,8 +100,8 @@ std::string choose_address(const tddp_backend_opts &opts)
     if (wanted && *wanted) {
         return address_by_name(wanted, interfaces());
     }
-    bool told = opts.size >= offsetof(tddp_backend_opts, address) + sizeof opts.address;
-    if (told && opts.address) {
+    bool has_address = opts.size >= offsetof(tddp_backend_opts, address) + sizeof opts.address;
+    if (has_address && opts.address) {
         return opts.address;
     }
     std::string address;
@@ -112,10 +112,10 @@ std::string choose_address(const tddp_backend_opts &opts)
 }
 
 /*
- * Gloo's thread inherits what the thread that starts it has: the signal mask, and the scheduling
- * policy. It spins while another thread of ours holds a connection's lock, so it must not push that
- * one off its processor: batch threads never do (sched(7)). A training step of two ranks on two
- * cores is a seventh faster for it.
+ * Gloo's thread inherits the signal mask and the scheduling policy of the thread that starts it.
+ * It spins while another thread holds a connection's lock, so it must not preempt that thread:
+ * SCHED_BATCH threads never do (sched(7)). This makes a training step of two ranks on two cores
+ * a seventh faster.
  */
 class StartsGlooThread
 {
@@ -137,7 +137,7 @@ class StartsGlooThread
     StartsGlooThread &operator=(const StartsGlooThread &) = delete;
 
   private:
-    /* What is refused is left as it is: only time is lost. */
+    /* A failure costs only time. */
     static void set_policy(int policy)
     {
         sched_param none = {};

@@ -1,4 +1,4 @@
-/* Which network address Gloo uses, and the Gloo device on it. */
+/* Selects this rank's network address, and creates Gloo's device on it. */
 #ifndef TDDP_GLOO_DEVICE_H
 #define TDDP_GLOO_DEVICE_H
 
@@ -12,9 +12,10 @@ namespace tddp_gloo
 {
 
 /*
- * GLOO_SOCKET_IFNAME (a list with commas: the first that exists) decides; else the address that
- * libtddp names; else that of the first interface that is up and not loopback. Always numeric, so
- * that nothing looks the host's name up. Starts Gloo's thread, with all signals blocked.
+ * Selects the address by GLOO_SOCKET_IFNAME (a list with commas: the first interface that
+ * exists); else takes the one that libtddp passes; else that of the first interface that is up
+ * and not loopback. The address is always numeric, so that the host's name is never resolved.
+ * Starts Gloo's thread with all signals blocked.
  */
 std::shared_ptr<gloo::transport::Device> make_device(const tddp_backend_opts &opts);
 

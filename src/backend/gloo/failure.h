@@ -1,6 +1,6 @@
 /*
- * How a fault travels inside this module: as one exception that knows its status. It is thrown
- * where the fault is found and caught at the slot, never beyond.
+ * The exception of this module: a text with a status. It is thrown where an error is detected, and
+ * caught at the backend table's slot.
  */
 #ifndef TDDP_GLOO_FAILURE_H
 #define TDDP_GLOO_FAILURE_H
@@ -25,7 +25,7 @@ class Failure : public std::runtime_error
         return status_;
     }
 
-    /* Throws what a call into libtddp has left on this thread, unless it went well. */
+    /* Throws the error that a call into libtddp has set on this thread, unless it succeeded. */
     static void check(tddp_status status)
     {
         if (status != TDDP_OK) {

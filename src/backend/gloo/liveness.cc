@@ -1,6 +1,6 @@
 /*
- * Beacons and questions to silent peers. Beacons are made on the thread that makes the group,
- * probes on its watch. Nothing here knows ranks.
+ * Beacons, probes and TCP keepalive. The thread that creates the group uses beacons, the watcher
+ * probes. Nothing here knows ranks.
  */
 #include "liveness.h"
 
@@ -28,7 +28,7 @@ namespace
 {
 
 constexpr int DEFAULT_SECONDS = 15;
-constexpr int MOST_SECONDS = 24 * 60 * 60;
+constexpr int MAX_SECONDS = 24 * 60 * 60;
 
 socklen_t length_of(const sockaddr_storage &address)
 {
@@ -40,7 +40,7 @@ int new_socket(const sockaddr_storage &address)
     return socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
-/* What fails is left as the system has it: ends are then noticed later. */
+/* If an option can't be set, the system's default applies, and a dead peer is noticed later. */
 void set(int fd, int level, int option, int value)
 {
     if (setsockopt(fd, level, option, &value, sizeof value) != 0) {
@@ -59,43 +59,41 @@ int peer_timeout()
     char *end = nullptr;
     errno = 0;
     long seconds = strtol(text, &end, 10);
-    if (*end || errno || seconds < 0 || seconds > MOST_SECONDS) {
+    if (*end || errno || seconds < 0 || seconds > MAX_SECONDS) {
         throw Failure(TDDP_INVALID_ARGUMENT, std::string("TDDP_PEER_TIMEOUT=\"") + text +
                                                  "\": expected seconds from 1 to " +
-                                                 std::to_string(MOST_SECONDS) + ", or 0 for never");
+                                                 std::to_string(MAX_SECONDS) + ", or 0 for never");
     }
     return static_cast<int>(seconds);
 }
 
-/*
- * The first question comes after a third of the time. The kernel counts questions while nothing is
- * under way, and time (TCP_USER_TIMEOUT) while something is; the latter also ends a connection on
- * which a peer's process takes nothing for so long, as when it is stopped.
- */
-void end_when_silent(int fd, int seconds)
+/* The first probe is sent after a third of the time. The kernel counts probes while no data are
+ * in flight, and time (TCP_USER_TIMEOUT) while there are; the latter also ends a connection
+ * whose peer receives nothing for so long, as when its process is stopped. */
+void set_keepalive(int fd, int seconds)
 {
     if (seconds == 0) {
         return;
     }
     const int idle = std::max(1, seconds / 3);
     const int interval = std::max(1, seconds / 6);
-    const int questions = std::max(1, (seconds - idle + interval - 1) / interval);
+    const int probes = std::max(1, (seconds - idle + interval - 1) / interval);
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
-    set(fd, IPPROTO_TCP, TCP_KEEPCNT, questions);
+    set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
     set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
 }
 
 void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit)
 {
-    constexpr std::chrono::milliseconds LOOK{1};
+    constexpr std::chrono::milliseconds POLL_INTERVAL{1};
     const auto end = std::chrono::steady_clock::now() + limit;
     for (int fd : fds) {
         int left = 0;
         while (ioctl(fd, SIOCOUTQ, &left) == 0 && left > 0 &&
                std::chrono::steady_clock::now() < end) {
-            std::this_thread::sleep_for(LOOK);
+            std::this_thread::sleep_for(POLL_INTERVAL);
         }
     }
 }
@@ -105,7 +103,7 @@ Beacon::~Beacon()
     close();
 }
 
-void Beacon::open(const sockaddr_storage &near, int visitors)
+void Beacon::open(const sockaddr_storage &near, int backlog)
 {
     sockaddr_storage address = near;
     auto *bare = reinterpret_cast<sockaddr *>(&address);
@@ -116,7 +114,7 @@ void Beacon::open(const sockaddr_storage &near, int visitors)
         reinterpret_cast<sockaddr_in &>(address).sin_port = 0;
     }
     fd_ = new_socket(address);
-    if (fd_ < 0 || bind(fd_, bare, length) != 0 || listen(fd_, visitors) != 0 ||
+    if (fd_ < 0 || bind(fd_, bare, length) != 0 || listen(fd_, backlog) != 0 ||
         getsockname(fd_, bare, &length) != 0) {
         tddp_log(TDDP_LOG_DEBUG, "gloo", "no beacon: %s", strerror(errno));
         close();
@@ -143,7 +141,7 @@ Probe::Probe(const sockaddr_storage &beacon)
     if (fd_ >= 0 &&
         ::connect(fd_, reinterpret_cast<const sockaddr *>(&beacon), length_of(beacon)) != 0 &&
         errno != EINPROGRESS && errno != EINTR) {
-        over_ = errno == ECONNREFUSED;
+        closed_ = errno == ECONNREFUSED;
     }
 }
 
@@ -154,22 +152,22 @@ Probe::~Probe()
     }
 }
 
-bool Probe::over()
+bool Probe::closed()
 {
-    if (fd_ < 0 || over_) {
-        return over_;
+    if (fd_ < 0 || closed_) {
+        return closed_;
     }
-    /* Nothing is ever said here: what can be read is the end. */
+    /* Nothing is ever sent here: readable means closed. */
     pollfd one = {fd_, POLLIN | POLLRDHUP, 0};
     if (poll(&one, 1, 0) == 1 && one.revents) {
         int error = 0;
         socklen_t length = sizeof error;
         (void)getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length);
-        over_ = error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT;
+        closed_ = error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT;
         ::close(fd_);
         fd_ = -1;
     }
-    return over_;
+    return closed_;
 }
 
 } // namespace tddp_gloo

@@ -1,6 +1,6 @@
 /*
- * How a peer's end is noticed that nobody tells: while connections are made, by a beacon; later, by
- * the kernel's own questions on connections where nothing is heard.
+ * Detects dead peers without their help: by a beacon while connections are made, by TCP keepalive
+ * later.
  */
 #ifndef TDDP_GLOO_LIVENESS_H
 #define TDDP_GLOO_LIVENESS_H
@@ -14,26 +14,20 @@
 namespace tddp_gloo
 {
 
-/*
- * Seconds after which a machine that does not answer counts as gone: TDDP_PEER_TIMEOUT, or 15. 0:
- * only the system's own limits count, which may be hours. Throws TDDP_INVALID_ARGUMENT.
- */
+/* Seconds without an answer after which a machine counts as dead: TDDP_PEER_TIMEOUT, default 15.
+ * 0: only the system's own limits, which may be hours. Throws TDDP_INVALID_ARGUMENT. */
 int peer_timeout();
 
-/* Sets a connection up so that it ends after so many seconds without an answer. */
-void end_when_silent(int fd, int seconds);
+/* Enables keepalive, so that a connection ends after so many seconds without an answer. */
+void set_keepalive(int fd, int seconds);
 
-/*
- * Waits until peers' systems have all that was written to these connections, or the time is over.
- * A connection closed with bytes in it that nobody read is reset, and then what has not left yet is
- * lost.
- */
+/* Waits until the peers' systems have acknowledged everything written to these connections, or
+ * until the limit. Closing a connection that has unread input resets it, and output that was not
+ * acknowledged is lost. */
 void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit);
 
-/*
- * A socket that listens as long as its rank is making connections. Nobody accepts: the system
- * connects those who come, and lets go of them when the socket is closed or the process ends.
- */
+/* A socket that listens while its rank is making connections. Connections are never accepted:
+ * the kernel completes them, and closes them when the socket is closed or the process ends. */
 class Beacon
 {
   public:
@@ -42,12 +36,12 @@ class Beacon
     Beacon(const Beacon &) = delete;
     Beacon &operator=(const Beacon &) = delete;
 
-    /* On the same network address as `near`. Without a beacon, should this fail, others wait for
-     * their deadline. */
-    void open(const sockaddr_storage &near, int visitors);
+    /* Listens on the same network address as `near`. If that fails, other ranks wait until their
+     * deadline. */
+    void open(const sockaddr_storage &near, int backlog);
     void close();
 
-    /* Family AF_UNSPEC: it is not open. */
+    /* Family AF_UNSPEC: not open. */
     const sockaddr_storage &address() const
     {
         return address_;
@@ -67,12 +61,12 @@ class Probe
     Probe(const Probe &) = delete;
     Probe &operator=(const Probe &) = delete;
 
-    /* Whether the beacon is gone. Does not block. */
-    bool over();
+    /* Whether the beacon is closed. Does not block. */
+    bool closed();
 
   private:
     int fd_ = -1;
-    bool over_ = false;
+    bool closed_ = false;
 };
 
 } // namespace tddp_gloo

@@ -1,9 +1,9 @@
 /*
- * The connections' life, and waiting on Gloo's buffers. Used by the group's progress thread, and by
- * those that post and finish sends and receives; abort() comes from any thread.
+ * The life of the connections, and waiting on Gloo's buffers. Used by the group's progress thread
+ * and by threads that post and finish sends and receives; abort() on any thread.
  *
- * Invariant: a wait that is woken hides what is done in that moment, so nobody gives up before a
- * wait has come to nothing that nothing woke. What is said then is in ends.cc.
+ * Invariant: waking a wait may hide a completion at the same moment. So a wait fails only after
+ * another wait, which nothing woke, has not completed. errors.cc has the texts.
  */
 #include "mesh.h"
 
@@ -17,16 +17,16 @@ namespace
 
 using std::chrono::milliseconds;
 
-/* How often a thread may lose its core just before it waits, without something being missed. */
-constexpr int LOOKS = 3;
-/* For what the kernel still has to deliver when a group ends. */
-constexpr std::chrono::milliseconds LAST_BYTES{2000};
-/* The same when it is aborted, and others may wait for that. */
-constexpr std::chrono::milliseconds LAST_WORDS{100};
+/* How often the thread may be preempted just before it waits, without missing a completion. */
+constexpr int MAX_CHECKS = 3;
+/* For data that the kernel still has to deliver when a group ends. */
+constexpr std::chrono::milliseconds SEND_TIMEOUT{2000};
+/* The same after an abort, for which others may wait. */
+constexpr std::chrono::milliseconds ABORT_SEND_TIMEOUT{100};
 
 std::vector<int> names_in(const tddp_backend_opts &opts)
 {
-    /* A core that is older than names does not give any. */
+    /* Older cores don't pass names. */
     if (opts.size < sizeof opts || !opts.names) {
         return {};
     }
@@ -37,11 +37,11 @@ std::vector<int> names_in(const tddp_backend_opts &opts)
 
 Clock::time_point deadline_after(int64_t ms)
 {
-    constexpr int64_t most = GLOO_TIMEOUT.count();
-    return Clock::now() + milliseconds(ms < most ? ms : most);
+    constexpr int64_t max_ms = GLOO_TIMEOUT.count();
+    return Clock::now() + milliseconds(ms < max_ms ? ms : max_ms);
 }
 
-std::string plain(const std::exception &cause)
+std::string strip_location(const std::exception &cause)
 {
     const char *text = cause.what();
     const char *bracket = *text == '[' ? strstr(text, "] ") : nullptr;
@@ -56,14 +56,14 @@ Mesh::Mesh(const tddp_backend_opts &opts)
 
 Mesh::~Mesh()
 {
-    stop_watch();
-    say_farewell(TDDP_OK, "");
+    stop_watcher();
+    send_close_notice(TDDP_OK, "");
     if (!aborted_) {
-        wait_until_sent(sockets_, LAST_BYTES);
+        wait_until_sent(sockets_, SEND_TIMEOUT);
     }
-    parcels.clear();
+    eager_buffers.clear();
     links_.clear();
-    farewell_.reset();
+    close_notice_.reset();
     /* The pairs refer to the device. */
     context_.reset();
     device_.reset();
@@ -81,7 +81,7 @@ void Mesh::compare(const tddp_op &op, int peer, const char *header)
     now.mine = tddp_call_of(&op, rank, peer);
     memcpy(&now.theirs, header, sizeof now.theirs);
     if (!tddp_calls_agree(&now.mine, &now.theirs)) {
-        Failure::check(tddp_calls_mismatch(name(rank), name(peer), &now, &one.before));
+        Failure::check(tddp_calls_mismatch(rank_name(rank), rank_name(peer), &now, &one.before));
     }
     one.before = now;
     one.agreed = op.sequence;
@@ -89,9 +89,9 @@ void Mesh::compare(const tddp_op &op, int peer, const char *header)
 
 void Mesh::abort()
 {
-    say_farewell(TDDP_GROUP_FAILED, "its group was destroyed while operations were under way");
+    send_close_notice(TDDP_GROUP_FAILED, "its group was destroyed while operations were under way");
     if (!aborted_) {
-        wait_until_sent(sockets_, LAST_WORDS);
+        wait_until_sent(sockets_, ABORT_SEND_TIMEOUT);
     }
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -111,14 +111,14 @@ void Mesh::begin(const tddp_op &op)
     if (aborted_) {
         throw Failure(TDDP_GROUP_FAILED, "aborted");
     }
-    enter();
+    begin_wait();
     std::lock_guard<std::mutex> lock(mutex_);
     sequence_ = op.sequence;
 }
 
 void Mesh::end()
 {
-    leave();
+    end_wait();
 }
 
 std::unique_ptr<Buffer> Mesh::buffer(void *data, size_t bytes)
@@ -132,7 +132,7 @@ void Mesh::send(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_
     try {
         buffer.send(peer, slot, offset, bytes);
     } catch (const std::exception &cause) {
-        lost(task, peer, plain(cause));
+        fail_lost(task, peer, strip_location(cause));
     }
 }
 
@@ -141,21 +141,21 @@ void Mesh::recv(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_
 {
     try {
         if (peer == TDDP_ANY_SOURCE) {
-            buffer.recv(peers_here(), slot, offset, bytes);
+            buffer.recv(active_peers(), slot, offset, bytes);
         } else {
             buffer.recv(peer, slot, offset, bytes);
         }
     } catch (const std::exception &cause) {
-        lost(task, peer, plain(cause));
+        fail_lost(task, peer, strip_location(cause));
     }
 }
 
-std::vector<int> Mesh::peers_here()
+std::vector<int> Mesh::active_peers()
 {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<int> here;
     for (int peer = 0; peer < size; peer++) {
-        if (peer != rank && peers_[static_cast<size_t>(peer)].state == Peer::HERE) {
+        if (peer != rank && peers_[static_cast<size_t>(peer)].state == Peer::ACTIVE) {
             here.push_back(peer);
         }
     }
@@ -165,14 +165,14 @@ std::vector<int> Mesh::peers_here()
 void Mesh::check_peers(const Task &task, int peer)
 {
     std::unique_lock<std::mutex> lock(mutex_);
-    look_at_peers();
+    update_peers();
     Waiter waiter = {&task, nullptr, peer, false};
     bool any_lost = std::any_of(peers_.begin(), peers_.end(),
                                 [](const Peer &each) { return each.state == Peer::LOST; });
-    tddp_status status = any_lost && !aborted_ ? TDDP_PEER_LOST : verdict(waiter, Clock::now());
+    tddp_status status = any_lost && !aborted_ ? TDDP_PEER_LOST : check_wait(waiter, Clock::now());
     if (status == TDDP_PEER_LOST) {
-        reason_ = explain(status, waiter);
-        throw Failure(status, reason_);
+        first_failure_ = describe_failure(status, waiter);
+        throw Failure(status, first_failure_);
     }
     if (status == TDDP_GROUP_FAILED) {
         throw Failure(status, "aborted");
@@ -206,19 +206,19 @@ int Mesh::wait(const Task &task, Buffer &buffer, int peer, bool receives)
 {
     Waiter waiter = {&task, &buffer, peer, receives};
     int source = peer;
-    std::string why;
+    std::string reason;
     for (;;) {
-        Outcome outcome = wait_once(waiter, &source, &why);
+        Outcome outcome = wait_once(waiter, &source, &reason);
         if (outcome == Outcome::FAILED) {
-            lost(task, peer, why);
+            fail_lost(task, peer, reason);
         }
-        if (outcome == Outcome::DONE || settle(waiter, &source)) {
+        if (outcome == Outcome::DONE || check_woken(waiter, &source)) {
             return source;
         }
     }
 }
 
-Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *why)
+Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *reason)
 {
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -227,7 +227,7 @@ Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *why)
         }
         if (waiter.brief) {
             waiter.since = Clock::now();
-            hurry_ = true;
+            wake_early_ = true;
             changed_.notify_one();
         }
         waiters_.push_back(&waiter);
@@ -238,7 +238,7 @@ Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *why)
                                     : waiter.buffer->waitSend(nullptr, GLOO_TIMEOUT);
         outcome = done ? Outcome::DONE : Outcome::WOKEN;
     } catch (const std::exception &cause) {
-        *why = plain(cause);
+        *reason = strip_location(cause);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     *std::find(waiters_.begin(), waiters_.end(), &waiter) = waiters_.back();
@@ -246,15 +246,15 @@ Mesh::Outcome Mesh::wait_once(Waiter &waiter, int *source, std::string *why)
     return outcome;
 }
 
-/* A wait was woken. True: it is done after all; it throws if it will never be. */
-bool Mesh::settle(const Waiter &waiter, int *source)
+/* After a wait was woken. Returns true if it has completed after all; throws if it never will. */
+bool Mesh::check_woken(const Waiter &waiter, int *source)
 {
     tddp_status status;
     std::string text;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        status = verdict(waiter, Clock::now());
-        text = status == TDDP_OK ? "" : explain(status, waiter);
+        status = check_wait(waiter, Clock::now());
+        text = status == TDDP_OK ? "" : describe_failure(status, waiter);
     }
     if (status == TDDP_OK) {
         return false;
@@ -262,22 +262,22 @@ bool Mesh::settle(const Waiter &waiter, int *source)
     if (status == TDDP_GROUP_FAILED) {
         throw Failure(status, waiter.peer == TDDP_ANY_SOURCE
                                   ? "aborted while waiting for any rank"
-                                  : "aborted while waiting for " + called(waiter.peer));
+                                  : "aborted while waiting for " + rank_text(waiter.peer));
     }
-    if (look_again(waiter, source)) {
+    if (wait_briefly(waiter, source)) {
         return true;
     }
     fail(*waiter.task, status, text);
 }
 
-/* Whether all has arrived, or left. */
-bool Mesh::look_again(Waiter waiter, int *source)
+/* Whether the transfer has completed. */
+bool Mesh::wait_briefly(Waiter waiter, int *source)
 {
-    std::string why;
+    std::string reason;
     Outcome outcome = Outcome::WOKEN;
     waiter.brief = true;
-    for (int i = 0; i < LOOKS && outcome == Outcome::WOKEN; i++) {
-        outcome = wait_once(waiter, source, &why);
+    for (int i = 0; i < MAX_CHECKS && outcome == Outcome::WOKEN; i++) {
+        outcome = wait_once(waiter, source, &reason);
     }
     return outcome == Outcome::DONE;
 }

@@ -1,10 +1,10 @@
 /*
  * The connections of one rank to all others, and waiting on them.
  *
- * Gloo's waits end by its own timeout only, which closes every connection; a transfer that a peer's
- * death interrupts half way, and a receive from any source, are never told of it. So a watch thread
- * looks every TICK at what became of the peers, and wakes the waits that this concerns, or whose
- * time is over; they find out by themselves what to do. The watch sleeps while nothing runs.
+ * Gloo's waits end only by Gloo's own timeout, which closes every connection. Gloo also never ends
+ * a transfer that a peer's death interrupts, or a receive from any source. Therefore a watcher
+ * thread checks the peers every CHECK_INTERVAL, and wakes the waits that a lost peer or a deadline
+ * concerns; the woken thread decides what to do. The watcher sleeps while no operation runs.
  */
 #ifndef TDDP_GLOO_MESH_H
 #define TDDP_GLOO_MESH_H
@@ -26,10 +26,10 @@
 
 #include <tddp/backend.h>
 
+#include "eager_buffers.h"
 #include "failure.h"
-#include "header.h"
 #include "liveness.h"
-#include "parcels.h"
+#include "slots.h"
 
 namespace tddp_gloo
 {
@@ -37,81 +37,79 @@ namespace tddp_gloo
 using Buffer = gloo::transport::UnboundBuffer;
 using Clock = std::chrono::steady_clock;
 
-/* Longer than any operation: deadlines are kept here, not by Gloo. */
+/* Longer than any operation: this module keeps the deadlines, not Gloo. */
 constexpr std::chrono::milliseconds GLOO_TIMEOUT{std::chrono::hours(24 * 365)};
 
 Clock::time_point deadline_after(int64_t ms);
 
-/* A text of Gloo's without the place in its source that it begins with. */
-std::string plain(const std::exception &cause);
+/* Gloo's text without the source location at its start. */
+std::string strip_location(const std::exception &cause);
 
-/* Bytes of payload that travel together with an operation's header, in memory of our own. */
+/* Largest payload that is sent with an operation's header, through memory of this module. */
 constexpr size_t EAGER_BYTES = 64 * 1024;
-/* What a header may need; keeps the payload behind it aligned. */
+/* Space for a header; keeps the payload behind it aligned. */
 constexpr size_t HEADER_BYTES = 64;
 
 /*
- * Slots, by which Gloo matches what is sent with what is received, first in, first out for each
- * pair. The payloads of collectives have the highest bit clear (see slot_of()); everything else has
- * it set: messages between two ranks their tag, and a number where they are large (see p2p.cc), and
- * the following the largest number.
+ * Gloo matches sends with receives by slots, in order for each pair. Slots of collectives'
+ * payloads have the highest bit clear (see slot_of()). All others have it set: point-to-point
+ * messages also contain the tag, and a number if they are large (see p2p.cc); the following use
+ * the largest number.
  */
-constexpr uint64_t HEADER_SLOT = ~UINT64_C(0);      /* headers of collectives */
-constexpr uint64_t SENTINEL_SLOT = HEADER_SLOT - 1; /* nothing is ever sent there */
-constexpr uint64_t FAREWELL_SLOT = HEADER_SLOT - 2; /* a rank's last words */
-constexpr uint64_t GREETING_SLOT = HEADER_SLOT - 3; /* a rank's first: it is connected to all */
+constexpr uint64_t HEADER_SLOT = ~UINT64_C(0);          /* headers of collectives */
+constexpr uint64_t SENTINEL_SLOT = HEADER_SLOT - 1;     /* never sent to */
+constexpr uint64_t CLOSE_NOTICE_SLOT = HEADER_SLOT - 2; /* the last message of a rank */
+constexpr uint64_t CONNECTED_SLOT = HEADER_SLOT - 3;    /* the first: connected to all */
 constexpr uint32_t LARGEST_NUMBER = 0x7fffffff;
 
-/* What a rank tells the others before it closes its connections, so that they know why. */
-struct Farewell {
+/* Sent before a rank closes its connections, with the reason. */
+struct CloseNotice {
     uint64_t sequence; /* of its last collective */
-    uint32_t status;   /* TDDP_OK: the group was destroyed; else what failed */
-    uint32_t check;    /* FAREWELL_CHECK: all of it has arrived */
+    uint32_t status;   /* TDDP_OK: the group was destroyed; else the failure */
+    uint32_t check;    /* CLOSE_NOTICE_CHECK: it has arrived completely */
     char text[496];
 };
-constexpr uint32_t FAREWELL_CHECK = 0x65796221;
+constexpr uint32_t CLOSE_NOTICE_CHECK = 0x65796221;
 
-/*
- * What goes to and from one peer outside the caller's buffers. Two inboxes take turns: while the
- * header of one operation is looked at, the next one's may arrive. The sentinel is a receive that
- * never gets anything but Gloo's exception when the connection ends.
- */
+/* Buffers for a peer other than the caller's. Two inboxes are used alternately: the next
+ * operation's header may arrive before the current one is processed. The sentinel is a receive
+ * that completes only by Gloo's exception, when the connection ends. */
 struct Link {
     std::unique_ptr<char[]> memory;
     char *inbox_data[2];
     char *outbox_data;
     std::unique_ptr<Buffer> inbox[2];
     std::unique_ptr<Buffer> outbox;
-    unsigned turn = 0;      /* the inbox in which the current operation's header arrives */
-    tddp_calls before = {}; /* of the last operation in which they agreed */
-    uint64_t agreed = 0;    /* its number */
-    std::unique_ptr<Farewell> farewell_data;
-    std::unique_ptr<Buffer> farewell;
+    unsigned inbox_index = 0; /* of the current operation's header */
+    tddp_calls before = {};   /* the calls of the last operation that agreed */
+    uint64_t agreed = 0;      /* that operation's number */
+    std::unique_ptr<CloseNotice> close_notice_data;
+    std::unique_ptr<Buffer> close_notice;
     std::unique_ptr<Buffer> sentinel;
-    uint32_t messages = 0; /* large ones sent so far; see p2p.cc */
-    uint64_t examined = 0; /* the collective whose header was found in an inbox by has_come() */
+    uint32_t messages = 0; /* large messages sent so far; see p2p.cc */
+    uint64_t examined = 0; /* the collective whose header has_entered() found in an inbox */
 };
 
-/* What became of a peer. */
+/* The state of a peer. */
 struct Peer {
-    enum { HERE, LEFT, LOST } state = HERE;
+    enum { ACTIVE, LEFT, LOST } state = ACTIVE;
     Clock::time_point since;
     uint64_t sequence = 0;        /* LEFT: its last collective */
-    tddp_status status = TDDP_OK; /* LOST: why it gave up; TDDP_OK: it did not say */
-    std::string why;
+    tddp_status status = TDDP_OK; /* LOST: the failure that it reported; TDDP_OK: none */
+    std::string reason;
 };
 
-/* One operation, as far as its waits must know it. */
+/* An operation, as its waits see it. */
 struct Task {
     const tddp_op *op = nullptr;
     Clock::time_point deadline;
-    bool matched = false; /* point to point: both ends are there, the payload is on its way */
+    bool matched = false; /* point to point: both sides have arrived */
 
     Task() = default;
     explicit Task(const tddp_op &it) : op(&it), deadline(deadline_after(it.timeout_ms)) {}
 };
 
-/* Whether a text of Gloo's speaks of connections that one of our own waits has closed. */
+/* Whether Gloo's text is about connections that this rank's own wait has closed. */
 bool closed_by_ourselves(const std::string &gloo_text);
 
 class Mesh
@@ -127,30 +125,30 @@ class Mesh
 
     void connect(const tddp_backend_opts &opts, const tddp_wait *wait);
 
-    /* Any thread: all operations under way and to come fail soon. */
+    /* Any thread. Current and later operations fail soon. */
     void abort();
-    /* Tells the peers, once, why this rank's connections will close; at the end, or when an
-     * operation has failed and the group will. */
-    void say_farewell(tddp_status status, const std::string &text) noexcept;
+    /* Tells the peers, once, why this rank's connections will close: the end of the group, or a
+     * failure. */
+    void send_close_notice(tddp_status status, const std::string &text) noexcept;
 
-    /* Around each collective. */
+    /* Enclose each collective. */
     void begin(const tddp_op &op);
     void end();
-    /* Around waits of other operations: the watch looks at them meanwhile. */
-    void enter();
-    void leave();
+    /* Enclose waits of other operations: the watcher is active meanwhile. */
+    void begin_wait();
+    void end_wait();
 
-    /* All these throw Failure, with the peer's rank in its text. */
+    /* These throw Failure, with the peer's rank in the text. */
     std::unique_ptr<Buffer> buffer(void *data, size_t bytes);
     void send(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_t offset,
               size_t bytes);
     void recv(const Task &task, Buffer &buffer, int peer, uint64_t slot, size_t offset,
               size_t bytes);
     void wait_send(const Task &task, Buffer &buffer, int peer);
-    /* `peer` may be TDDP_ANY_SOURCE; returns whose it was. */
+    /* `peer` may be TDDP_ANY_SOURCE; returns the source. */
     int wait_recv(const Task &task, Buffer &buffer, int peer);
 
-    /* The same for the collective that runs. */
+    /* The same for the running collective. */
     void send(Buffer &buffer, int peer, uint64_t slot, size_t offset, size_t bytes)
     {
         send(current_, buffer, peer, slot, offset, bytes);
@@ -168,7 +166,7 @@ class Mesh
         (void)wait_recv(current_, buffer, peer);
     }
 
-    /* Fails if a peer is lost, if `peer` has left, or if nobody is left for TDDP_ANY_SOURCE. */
+    /* Fails if a peer is lost, if `peer` has left, or if no source is left for TDDP_ANY_SOURCE. */
     void check_peers(const Task &task, int peer);
 
     Link &link(int peer)
@@ -176,37 +174,37 @@ class Mesh
         return links_[static_cast<size_t>(peer)];
     }
 
-    /* Posts the receive of the next header but one; see Link. */
+    /* Posts the receive of a later header; see Link. */
     void post_inbox(int peer, unsigned which);
 
-    /* Fails if a peer's call, as it came from it, and this rank's do not agree. */
+    /* Fails if a peer's call, in its header, and this rank's do not agree. */
     void compare(const tddp_op &op, int peer, const char *header);
 
-    /* What a rank is called in messages. */
-    int name(int peer) const
+    /* A rank's number in messages. */
+    int rank_name(int peer) const
     {
         return names_.empty() ? peer : names_[static_cast<size_t>(peer)];
     }
     /* "rank 3" */
-    std::string called(int peer) const
+    std::string rank_text(int peer) const
     {
-        return "rank " + std::to_string(name(peer));
+        return "rank " + std::to_string(rank_name(peer));
     }
 
-    /* Memory for messages between two ranks. */
-    Parcels parcels;
+    /* For point-to-point messages. */
+    EagerBuffers eager_buffers;
 
-    /* Memory that lasts, for what arrives. Contents are lost when it grows. */
+    /* Reused memory for received data. Its contents are lost when it grows. */
     char *scratch(size_t bytes);
 
   private:
-    /* A wait under way, in the list of those that the watch may wake. */
+    /* A wait, in the list of those that the watcher may wake. */
     struct Waiter {
         const Task *task;
         Buffer *buffer;
         int peer;
         bool receives;
-        bool brief = false; /* to be woken at the next tick but one in any case */
+        bool brief = false; /* woken after BRIEF_INTERVAL in any case */
         Clock::time_point since = {};
     };
     enum class Outcome { DONE, WOKEN, FAILED };
@@ -214,82 +212,82 @@ class Mesh
     /* connect.cc */
     void open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel);
     void publish(tddp_store *store, const tddp_wait *wait);
-    void await_peer(int peer, const std::vector<char> &beacon);
-    bool awaited_is_dead();
+    void set_connecting_to(int peer, const std::vector<char> &beacon);
+    bool connecting_peer_died();
     void connect_pair(tddp_store *store, int peer, Clock::time_point deadline, tddp_cancel *cancel);
     void make_links();
     void set_up_sockets(int seconds);
-    void greet(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
+    void exchange_connected(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
 
     /* mesh.cc */
     int wait(const Task &task, Buffer &buffer, int peer, bool receives);
-    Outcome wait_once(Waiter &waiter, int *source, std::string *why);
-    bool settle(const Waiter &waiter, int *source);
-    bool look_again(Waiter waiter, int *source);
-    std::vector<int> peers_here();
-    bool is_gone(int peer);
+    Outcome wait_once(Waiter &waiter, int *source, std::string *reason);
+    bool check_woken(const Waiter &waiter, int *source);
+    bool wait_briefly(Waiter waiter, int *source);
+    std::vector<int> active_peers();
+    bool is_inactive(int peer);
 
-    /* ends.cc */
-    [[noreturn]] void lost(const Task &task, int peer, const std::string &why);
+    /* errors.cc */
+    [[noreturn]] void fail_lost(const Task &task, int peer, const std::string &reason);
     [[noreturn]] void fail(const Task &task, tddp_status status, const std::string &text);
-    bool has_come(const Task &task, int peer);
-    bool look_for_header(const Task &task, int peer);
-    std::string attendance(const Task &task);
+    bool has_entered(const Task &task, int peer);
+    bool has_header(const Task &task, int peer);
+    std::string entered_and_missing(const Task &task);
     /* With the lock held: */
-    std::string explain(tddp_status status, const Waiter &waiter) const;
-    std::string who_is_gone() const;
+    std::string describe_failure(tddp_status status, const Waiter &waiter) const;
+    std::string describe_lost() const;
 
-    /* watch.cc */
-    void start_watch();
-    void stop_watch();
-    void watch();
-    void look_at_waits(Clock::time_point now);
-    bool connecting_must_end(Clock::time_point now);
+    /* watcher.cc */
+    void start_watcher();
+    void stop_watcher();
+    void watch_peers();
+    void wake_waits(Clock::time_point now);
+    bool connect_must_stop(Clock::time_point now);
     void close_pairs();
     /* With the lock held: */
-    void look_at_peers();
-    void look_at_peer(int peer);
-    tddp_status verdict(const Waiter &waiter, Clock::time_point now) const;
+    void update_peers();
+    void update_peer(int peer);
+    tddp_status check_wait(const Waiter &waiter, Clock::time_point now) const;
 
-    const std::vector<int> names_; /* empty: as they are numbered */
+    const std::vector<int> names_; /* empty: the ranks' own numbers */
     std::shared_ptr<gloo::transport::Device> device_;
     std::shared_ptr<gloo::transport::Context> context_;
     std::vector<Link> links_;
     std::unique_ptr<char[]> scratch_;
     size_t scratch_bytes_ = 0;
-    Task current_; /* the collective that runs */
+    Task current_; /* the running collective */
     std::atomic<bool> aborted_{false};
     std::once_flag closed_;
-    std::once_flag farewell_said_;
-    Farewell farewell_data_ = {};
-    std::vector<int> sockets_; /* of the pairs; Gloo's to close */
-    std::unique_ptr<Buffer> farewell_;
-    bool published_ = false; /* the others know this rank's addresses */
+    std::once_flag close_notice_sent_;
+    CloseNotice close_notice_data_ = {};
+    std::vector<int> sockets_; /* of the pairs; owned by Gloo */
+    std::unique_ptr<Buffer> close_notice_;
+    bool published_ = false; /* other ranks have this rank's addresses */
     Beacon beacon_;
 
-    std::thread watch_thread_;
-    std::mutex mutex_; /* guards what follows */
+    std::thread watcher_thread_;
+    std::mutex mutex_; /* guards the following */
     std::condition_variable changed_;
     bool stop_ = false;
-    bool asleep_ = false;
-    bool hurry_ = false;    /* a brief waiter has come */
-    bool linked_ = false;   /* `links_` are complete */
-    int busy_ = 0;          /* operations under way, and connecting */
-    uint64_t sequence_ = 0; /* of the last collective */
+    bool idle_ = false;
+    bool wake_early_ = false;  /* a brief wait has begun */
+    bool links_ready_ = false; /* `links_` is complete */
+    int active_ = 0;           /* running operations, and connecting */
+    uint64_t sequence_ = 0;    /* of the last collective */
     std::vector<Waiter *> waiters_;
     std::vector<Peer> peers_;
-    int gone_ = 0;       /* of these: not HERE */
-    std::string reason_; /* why the first operation that failed did */
+    int inactive_count_ = 0;    /* peers that are not ACTIVE */
+    std::string first_failure_; /* text of the first failed operation */
 
-    /* While connecting. */
+    /* While connecting: */
     bool connecting_ = false;
     tddp_cancel *cancel_ = nullptr;
     Clock::time_point connect_deadline_;
-    int awaited_ = -1; /* the peer to which a connection is made */
-    sockaddr_storage awaited_beacon_ = {};
-    Clock::time_point awaited_since_;
+    int connecting_to_ = -1; /* the peer, or -1 */
+    sockaddr_storage peer_beacon_ = {};
+    Clock::time_point peer_checked_at_;
     std::unique_ptr<Probe> probe_;
-    bool awaited_is_dead_ = false;
+    bool connecting_peer_died_ = false;
 };
 
 } // namespace tddp_gloo

@@ -1,6 +1,6 @@
 /*
- * The module's face: the backend table, and the line no exception crosses. Slots run on the group's
- * threads; abort on any.
+ * The backend table "gloo". No exception leaves its slots. Slots run on the group's threads; abort
+ * on any.
  */
 #include <exception>
 #include <new>
@@ -37,30 +37,30 @@ template <typename Body> tddp_status guarded(Body body) noexcept
     }
 }
 
-/* For operations: a failure after which the group is of no more use is told to the peers. */
+/* For operations: reports a failure after which the group is unusable to the peers. */
 template <typename Body> tddp_status guarded_for(Mesh &mesh, Body body) noexcept
 {
     tddp_status status = guarded(body);
     if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED) {
-        mesh.say_farewell(status, tddp_error_message());
+        mesh.send_close_notice(status, tddp_error_message());
     }
     return status;
 }
 
-/* The watch looks at waits only while an operation runs. */
-class Running
+/* Activates the watcher while an operation runs. */
+class OpScope
 {
   public:
-    Running(Mesh &mesh, const tddp_op &op) : mesh_(mesh)
+    OpScope(Mesh &mesh, const tddp_op &op) : mesh_(mesh)
     {
         mesh_.begin(op);
     }
-    ~Running()
+    ~OpScope()
     {
         mesh_.end();
     }
-    Running(const Running &) = delete;
-    Running &operator=(const Running &) = delete;
+    OpScope(const OpScope &) = delete;
+    OpScope &operator=(const OpScope &) = delete;
 
   private:
     Mesh &mesh_;
@@ -71,7 +71,7 @@ tddp_status run(void *context, const tddp_op *op)
 {
     Mesh &mesh = *static_cast<Mesh *>(context);
     return guarded_for(mesh, [&] {
-        Running running(mesh, *op);
+        OpScope scope(mesh, *op);
         Collective(mesh, *op);
     });
 }
@@ -98,10 +98,10 @@ void destroy(void *context)
     (void)guarded([&] { delete static_cast<Mesh *>(context); });
 }
 
-void farewell(void *context, tddp_status status, const char *text)
+void report_failure(void *context, tddp_status status, const char *text)
 {
     NoBrokenPipe guard;
-    (void)guarded([&] { static_cast<Mesh *>(context)->say_farewell(status, text); });
+    (void)guarded([&] { static_cast<Mesh *>(context)->send_close_notice(status, text); });
 }
 
 tddp_status post(void *context, const tddp_op *op, void **request)
@@ -132,7 +132,7 @@ const tddp_backend_v1 backend = {
     TDDP_BACKEND_SHARES_HOSTS,
     nullptr, // it has no memory of its own
     nullptr,
-    farewell,
+    report_failure,
     nullptr, // and no device
     nullptr,
     nullptr,

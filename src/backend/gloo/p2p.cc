@@ -1,20 +1,22 @@
 /*
  * Sends and receives. Posted by any thread, one at a time; finished by any, several at a time.
  *
- * A message is a header, with a payload of at most EAGER_BYTES, in a parcel: memory of our own that
- * takes the largest of them, for Gloo cannot bear a message that is larger than the memory which it
- * goes to. Parcels go under a slot made of the tag, so that they match in their order. A larger
- * payload goes from the sender's memory to the receiver's, under a slot of its own that the header
- * names: the receiver asks for it when it has read the header and found that it expects the same.
- * So the payload never leaves for memory that does not fit, and two large messages at once do not
- * wait for each other; nothing here runs but Gloo's thread and those that finish.
+ * A message is a header with a payload of at most EAGER_BYTES, in an eager buffer of maximum size:
+ * Gloo does not support receiving a message larger than the buffer. Its slot contains the tag, so
+ * that messages match in order. A larger payload uses a rendezvous: it goes from the sender's
+ * memory to the receiver's, with its own slot, which the header names. The receiver posts its
+ * receive after it has checked the header. So the payload is never sent to memory that does not
+ * fit, and two large messages at once do not wait for each other; no thread is needed but Gloo's
+ * and those that finish.
  *
- * Receives from any source and from one rank with the same tag: each message is matched by one of
+ * With wildcard receives and receives from one rank for the same tag, each message matches one of
  * them, but not always the one that was posted first.
  */
 #include "p2p.h"
 
 #include <cstring>
+
+#include "partition.h"
 
 namespace tddp_gloo
 {
@@ -24,20 +26,14 @@ namespace
 struct Message {
     uint64_t count;
     uint32_t dtype;
-    uint32_t number; /* of the slot where a large payload is; 0: it is with this header */
+    uint32_t number; /* of a large payload's slot; 0: the payload is with this header */
 };
 static_assert(sizeof(Message) <= HEADER_BYTES, "a header has its place");
 
-/* Number 0 is for the messages themselves; the largest is kept from all of them, see HEADER_SLOT.
- */
+/* Number 0 is for headers. The largest number is reserved, see HEADER_SLOT. */
 uint64_t slot_of_message(uint32_t tag, uint32_t number)
 {
     return (UINT64_C(1) << 63) | (static_cast<uint64_t>(number) << 32) | tag;
-}
-
-size_t bytes_of_buffer(const tddp_buffer &buffer)
-{
-    return buffer.count * tddp_dtype_size(buffer.dtype);
 }
 
 std::string describe(uint64_t count, tddp_dtype dtype)
@@ -45,38 +41,38 @@ std::string describe(uint64_t count, tddp_dtype dtype)
     return std::to_string(count) + " elements of " + tddp_dtype_name(dtype);
 }
 
-/* Unique among a pair's large messages under way in one direction. */
+/* Unique among the large messages in flight to one peer. */
 uint32_t next_number(Link &link)
 {
     link.messages = link.messages % (LARGEST_NUMBER - 1) + 1;
     return link.messages;
 }
 
-Parcel take_parcel(Mesh &mesh)
+EagerBuffer take_eager_buffer(Mesh &mesh)
 {
-    Parcel parcel = mesh.parcels.take();
-    if (!parcel.buffer) {
+    EagerBuffer eager = mesh.eager_buffers.take();
+    if (!eager.buffer) {
         constexpr size_t bytes = HEADER_BYTES + EAGER_BYTES;
-        parcel.memory.reset(new char[bytes]);
-        parcel.buffer = mesh.buffer(parcel.memory.get(), bytes);
+        eager.memory.reset(new char[bytes]);
+        eager.buffer = mesh.buffer(eager.memory.get(), bytes);
     }
-    return parcel;
+    return eager;
 }
 
-/* The watch looks at waits only while an operation runs. */
-class Entered
+/* Activates the watcher while a request is finished. */
+class WaitScope
 {
   public:
-    explicit Entered(Mesh &mesh) : mesh_(mesh)
+    explicit WaitScope(Mesh &mesh) : mesh_(mesh)
     {
-        mesh_.enter();
+        mesh_.begin_wait();
     }
-    ~Entered()
+    ~WaitScope()
     {
-        mesh_.leave();
+        mesh_.end_wait();
     }
-    Entered(const Entered &) = delete;
-    Entered &operator=(const Entered &) = delete;
+    WaitScope(const WaitScope &) = delete;
+    WaitScope &operator=(const WaitScope &) = delete;
 
   private:
     Mesh &mesh_;
@@ -89,8 +85,8 @@ struct Request {
 
     const tddp_op &op;
     Task task;
-    Parcel parcel;
-    std::unique_ptr<Buffer> payload; /* a large one */
+    EagerBuffer eager;
+    std::unique_ptr<Buffer> payload; /* large payload */
 };
 
 namespace
@@ -99,9 +95,9 @@ namespace
 void post_send(Mesh &mesh, Request &request)
 {
     const tddp_op &op = request.op;
-    const size_t bytes = bytes_of_buffer(op.input);
+    const size_t bytes = bytes_of(op.input);
     const bool eager = bytes <= EAGER_BYTES;
-    char *data = request.parcel.memory.get();
+    char *data = request.eager.memory.get();
     Message message = {op.input.count, static_cast<uint32_t>(op.input.dtype), 0};
     if (!eager) {
         message.number = next_number(mesh.link(op.peer));
@@ -110,7 +106,7 @@ void post_send(Mesh &mesh, Request &request)
     }
     memcpy(data, &message, sizeof message);
     memset(data + sizeof message, 0, HEADER_BYTES - sizeof message);
-    mesh.send(request.task, *request.parcel.buffer, op.peer, slot_of_message(op.tag, 0), 0,
+    mesh.send(request.task, *request.eager.buffer, op.peer, slot_of_message(op.tag, 0), 0,
               HEADER_BYTES + (eager ? bytes : 0));
     if (!eager) {
         request.payload = mesh.buffer(op.input.data, bytes);
@@ -121,7 +117,7 @@ void post_send(Mesh &mesh, Request &request)
 
 void finish_send(Mesh &mesh, Request &request)
 {
-    mesh.wait_send(request.task, *request.parcel.buffer, request.op.peer);
+    mesh.wait_send(request.task, *request.eager.buffer, request.op.peer);
     request.task.matched = true;
     if (request.payload) {
         mesh.wait_send(request.task, *request.payload, request.op.peer);
@@ -131,17 +127,17 @@ void finish_send(Mesh &mesh, Request &request)
 int finish_recv(Mesh &mesh, Request &request)
 {
     const tddp_op &op = request.op;
-    const size_t bytes = bytes_of_buffer(op.output);
-    const int source = mesh.wait_recv(request.task, *request.parcel.buffer, op.peer);
+    const size_t bytes = bytes_of(op.output);
+    const int source = mesh.wait_recv(request.task, *request.eager.buffer, op.peer);
     request.task.matched = true;
     Message message;
-    memcpy(&message, request.parcel.memory.get(), sizeof message);
+    memcpy(&message, request.eager.memory.get(), sizeof message);
     if (message.count != op.output.count ||
         message.dtype != static_cast<uint32_t>(op.output.dtype)) {
         throw Failure(TDDP_MISMATCH,
-                      mesh.called(source) + " sends " +
+                      mesh.rank_text(source) + " sends " +
                           describe(message.count, static_cast<tddp_dtype>(message.dtype)) + ", " +
-                          mesh.called(mesh.rank) + " receives " +
+                          mesh.rank_text(mesh.rank) + " receives " +
                           describe(op.output.count, op.output.dtype) + " with tag " +
                           std::to_string(op.tag) + ": both must be the same");
     }
@@ -151,7 +147,7 @@ int finish_recv(Mesh &mesh, Request &request)
                   0, bytes);
         mesh.wait_recv(request.task, *request.payload, source);
     } else if (bytes > 0) {
-        memcpy(op.output.data, request.parcel.memory.get() + HEADER_BYTES, bytes);
+        memcpy(op.output.data, request.eager.memory.get() + HEADER_BYTES, bytes);
     }
     return source;
 }
@@ -165,11 +161,11 @@ Request *post(Mesh &mesh, const tddp_op &op)
         throw Failure(TDDP_INVALID_ARGUMENT, "there is no other rank");
     }
     mesh.check_peers(request->task, op.peer);
-    request->parcel = take_parcel(mesh);
+    request->eager = take_eager_buffer(mesh);
     if (op.kind == TDDP_OP_SEND) {
         post_send(mesh, *request);
     } else {
-        mesh.recv(request->task, *request->parcel.buffer, op.peer, slot_of_message(op.tag, 0), 0,
+        mesh.recv(request->task, *request->eager.buffer, op.peer, slot_of_message(op.tag, 0), 0,
                   HEADER_BYTES + EAGER_BYTES);
     }
     return request.release();
@@ -178,14 +174,14 @@ Request *post(Mesh &mesh, const tddp_op &op)
 int finish(Mesh &mesh, Request *it)
 {
     std::unique_ptr<Request> request(it);
-    Entered entered(mesh);
+    WaitScope scope(mesh);
     int source = mesh.rank;
     if (request->op.kind == TDDP_OP_SEND) {
         finish_send(mesh, *request);
     } else {
         source = finish_recv(mesh, *request);
     }
-    mesh.parcels.give_back(std::move(request->parcel));
+    mesh.eager_buffers.give_back(std::move(request->eager));
     return source;
 }
 

@@ -1,4 +1,4 @@
-/* Messages between two ranks over a mesh. These throw Failure. */
+/* Sends and receives between two ranks. They throw Failure. */
 #ifndef TDDP_GLOO_P2P_H
 #define TDDP_GLOO_P2P_H
 
@@ -9,10 +9,10 @@ namespace tddp_gloo
 
 struct Request;
 
-/* Begins a send or a receive, one at a time; the request is for finish(). */
+/* Starts a send or a receive, one at a time. finish() takes the request. */
 Request *post(Mesh &mesh, const tddp_op &op);
 
-/* Waits until it is done and frees the request; returns the sender's rank for a receive. */
+/* Waits until the request is complete and frees it; returns the sender's rank for a receive. */
 int finish(Mesh &mesh, Request *request);
 
 } // namespace tddp_gloo

@@ -1,8 +1,8 @@
 /*
  * reduce and reduce_scatter. Runs on the group's progress thread.
  *
- * What a rank contributes may be memory that must stay as it is, so factors that come before the
- * sum are applied by the one who combines, to what has arrived.
+ * The input must not change, so the rank that combines applies the other ranks' factors to the
+ * received data.
  */
 #include <memory>
 #include <vector>
@@ -16,36 +16,36 @@ namespace tddp_gloo
 namespace
 {
 
-/* All send to the root, which combines. */
+/* All ranks send to the root, which combines. */
 void reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
 {
-    Round round(mesh, op);
-    each_peer(mesh,
-              [&](int peer) { round.greet(peer, op.input.data, peer == op.root ? bytes : 0); });
+    OpMessages messages(mesh, op);
+    each_peer(mesh, [&](int peer) {
+        messages.send_header(peer, op.input.data, peer == op.root ? bytes : 0);
+    });
     if (mesh.rank == op.root) {
-        combine_answers(mesh, round, op, static_cast<char *>(op.output.data), op.output.count,
-                        Shares::PLAIN);
+        combine_inline(mesh, messages, op, static_cast<char *>(op.output.data), op.output.count,
+                       Scaling::UNSCALED);
     } else {
-        each_peer(mesh, [&](int peer) { round.answer(peer); });
+        each_peer(mesh, [&](int peer) { messages.recv_header(peer); });
     }
-    round.finish();
+    messages.finish();
 }
 
-/* Up to here a second way costs more than it saves: three and four ranks on one host. */
-constexpr size_t STRAIGHT_BYTES = 2 * 1024 * 1024;
+/* Up to this size a second step costs more than it saves: three and four ranks on one host. */
+constexpr size_t DIRECT_BYTES = 2 * 1024 * 1024;
 
-/*
- * Each rank combines a part, as in all_reduce, but sends it to the root alone: otherwise everything
- * would have to enter the root. With two ranks, and where that is not much, the root combines all.
- */
+/* Each rank combines a part, as in all_reduce, but sends it only to the root: otherwise all data
+ * would have to enter the root. With two ranks, and with less data, the root combines
+ * everything. */
 class LargeReduce
 {
   public:
     LargeReduce(Mesh &mesh, const tddp_op &op)
-        : mesh_(mesh), op_(op), round_(mesh, op), data_(static_cast<char *>(op.output.data)),
-          owners_(mesh.size == 2 || bytes_of(op.output) <= STRAIGHT_BYTES ? 1 : mesh.size),
+        : mesh_(mesh), op_(op), messages_(mesh, op), data_(static_cast<char *>(op.output.data)),
+          owners_(mesh.size == 2 || bytes_of(op.output) <= DIRECT_BYTES ? 1 : mesh.size),
           parts_(op.output.count, owners_, tddp_dtype_size(op.output.dtype)),
-          whole_(static_cast<size_t>(mesh.size))
+          regions_(static_cast<size_t>(mesh.size))
     {
     }
 
@@ -57,7 +57,7 @@ class LargeReduce
         } else {
             combine_elsewhere();
         }
-        round_.finish();
+        messages_.finish();
     }
 
   private:
@@ -78,58 +78,60 @@ class LargeReduce
     {
         return (rank - op_.root + mesh_.size) % mesh_.size;
     }
-    Buffer &whole(int peer)
+    Buffer &region(int peer)
     {
-        return *whole_[static_cast<size_t>(peer)];
+        return *regions_[static_cast<size_t>(peer)];
     }
 
     void begin(int peer);
     void combine_at_root();
-    /* The result of this rank's part has no place in its own buffer, which keeps its contents. */
+    /* The result goes to scratch memory, since this rank's buffer must not change. */
     void combine_elsewhere();
 
     Mesh &mesh_;
     const tddp_op &op_;
-    Round round_;
+    OpMessages messages_;
     char *data_;
     const int owners_;
-    const Parts parts_;
-    std::vector<Buffer *> whole_;
+    const Partition parts_;
+    std::vector<Buffer *> regions_;
 };
 
 void LargeReduce::begin(int peer)
 {
-    round_.greet(peer, nullptr, 0);
-    whole_[static_cast<size_t>(peer)] = &round_.region(data_, bytes_of(op_.output));
-    each_piece(bytes(peer), [&](size_t at, size_t length) {
-        round_.send(whole(peer), peer, TO_OWNER, start(peer) + at, length);
+    messages_.send_header(peer, nullptr, 0);
+    regions_[static_cast<size_t>(peer)] = &messages_.region(data_, bytes_of(op_.output));
+    each_chunk(bytes(peer), [&](size_t at, size_t length) {
+        messages_.send(region(peer), peer, TO_OWNER, start(peer) + at, length);
         if (is_root()) {
-            /* Comes after the peer has got what is sent from there now. */
-            round_.recv(whole(peer), peer, FROM_OWNER, start(peer) + at, length);
+            /* The peer sends this after it has received the data sent from here now. */
+            messages_.recv(region(peer), peer, FROM_OWNER, start(peer) + at, length);
         }
     });
 }
 
 void LargeReduce::combine_at_root()
 {
-    char *own = data_ + start(mesh_.rank);
-    const Part part = {own, own, bytes(mesh_.rank), Shares::PLAIN};
-    char *inbound = mesh_.scratch(inbound_bytes(mesh_, part.bytes));
-    combine(mesh_, round_, op_, part, inbound, [](size_t, size_t) {});
+    char *local = data_ + start(mesh_.rank);
+    const LocalPart part = {local, local, bytes(mesh_.rank), Scaling::UNSCALED};
+    char *incoming = mesh_.scratch(window_bytes(mesh_, part.bytes));
+    combine(mesh_, messages_, op_, part, incoming, [](size_t, size_t) {});
     each_peer(mesh_, [&](int peer) {
-        each_piece(bytes(peer), [&](size_t, size_t) { mesh_.wait_recv(whole(peer), peer); });
+        each_chunk(bytes(peer), [&](size_t, size_t) { mesh_.wait_recv(region(peer), peer); });
     });
 }
 
 void LargeReduce::combine_elsewhere()
 {
     const size_t length = bytes(mesh_.rank);
-    const size_t inbound = (inbound_bytes(mesh_, length) + 63) / 64 * 64;
-    char *memory = mesh_.scratch(inbound + length);
-    Buffer &result = round_.region(memory + inbound, length);
-    const Part part = {data_ + start(mesh_.rank), memory + inbound, length, Shares::PLAIN};
-    combine(mesh_, round_, op_, part, memory,
-            [&](size_t at, size_t piece) { round_.send(result, op_.root, FROM_OWNER, at, piece); });
+    const size_t incoming = (window_bytes(mesh_, length) + 63) / 64 * 64;
+    char *memory = mesh_.scratch(incoming + length);
+    Buffer &result = messages_.region(memory + incoming, length);
+    const LocalPart part = {data_ + start(mesh_.rank), memory + incoming, length,
+                            Scaling::UNSCALED};
+    combine(mesh_, messages_, op_, part, memory, [&](size_t at, size_t chunk) {
+        messages_.send(result, op_.root, FROM_OWNER, at, chunk);
+    });
 }
 
 } // namespace
@@ -148,36 +150,37 @@ void reduce(Mesh &mesh, const tddp_op &op)
 
 void reduce_scatter(Mesh &mesh, const tddp_op &op)
 {
-    const tddp_buffer &own = op.input_parts[mesh.rank];
+    const tddp_buffer &local = op.input_parts[mesh.rank];
     char *output = static_cast<char *>(op.output.data);
     const size_t bytes = bytes_of(op.output);
-    if (own.count != op.output.count) {
+    if (local.count != op.output.count) {
         throw Failure(TDDP_MISMATCH, "reduce_scatter: part " + std::to_string(mesh.rank) +
-                                         " of the input has " + std::to_string(own.count) +
+                                         " of the input has " + std::to_string(local.count) +
                                          " elements, the output " +
                                          std::to_string(op.output.count));
     }
-    Round round(mesh, op);
+    OpMessages messages(mesh, op);
     each_peer(mesh, [&](int peer) {
         const tddp_buffer &theirs = op.input_parts[peer];
         const bool eager = bytes_of(theirs) <= EAGER_BYTES;
-        round.greet(peer, theirs.data, eager ? bytes_of(theirs) : 0);
+        messages.send_header(peer, theirs.data, eager ? bytes_of(theirs) : 0);
         if (!eager) {
-            Buffer &region = round.region(theirs.data, bytes_of(theirs));
-            each_piece(bytes_of(theirs), [&](size_t at, size_t length) {
-                round.send(region, peer, TO_OWNER, at, length);
+            Buffer &region = messages.region(theirs.data, bytes_of(theirs));
+            each_chunk(bytes_of(theirs), [&](size_t at, size_t length) {
+                messages.send(region, peer, TO_OWNER, at, length);
             });
         }
     });
     if (bytes <= EAGER_BYTES) {
-        copy(output, own.data, bytes);
-        combine_answers(mesh, round, op, output, op.output.count, Shares::PLAIN);
+        copy(output, local.data, bytes);
+        combine_inline(mesh, messages, op, output, op.output.count, Scaling::UNSCALED);
     } else {
-        const Part part = {static_cast<const char *>(own.data), output, bytes, Shares::PLAIN};
-        char *inbound = mesh.scratch(inbound_bytes(mesh, bytes));
-        combine(mesh, round, op, part, inbound, [](size_t, size_t) {});
+        const LocalPart part = {static_cast<const char *>(local.data), output, bytes,
+                                Scaling::UNSCALED};
+        char *incoming = mesh.scratch(window_bytes(mesh, bytes));
+        combine(mesh, messages, op, part, incoming, [](size_t, size_t) {});
     }
-    round.finish();
+    messages.finish();
 }
 
 } // namespace tddp_gloo

@@ -1,6 +1,4 @@
-/*
- * Arithmetic on what peers send. Runs on the group's progress thread.
- */
+/* Arithmetic on received data. Runs on the group's progress thread. */
 #include "reduction.h"
 
 #include <vector>
@@ -10,7 +8,7 @@ namespace tddp_gloo
 namespace
 {
 
-/* Half of a processor's smallest first-level cache: the factor finds the sum still there. */
+/* Half of the smallest first-level cache: the factor is applied while the sum is in the cache. */
 constexpr size_t BLOCK_BYTES = 16 * 1024;
 
 bool is_half(tddp_dtype dtype)
@@ -18,14 +16,14 @@ bool is_half(tddp_dtype dtype)
     return dtype == TDDP_FLOAT16 || dtype == TDDP_BFLOAT16;
 }
 
-/* What a rank's share is still to be multiplied by. */
-double missing_factor(const Mesh &mesh, const Round &round, const tddp_op &op, Shares shares,
-                      int rank)
+/* The factor that a rank's data still need. */
+double missing_factor(const Mesh &mesh, const OpMessages &messages, const tddp_op &op,
+                      Scaling scaling, int rank)
 {
-    if (shares == Shares::SCALED) {
+    if (scaling == Scaling::SCALED) {
         return 1.0;
     }
-    return factor_before(mesh, op, rank == mesh.rank ? op.premul : round.premul(rank));
+    return factor_before(mesh, op, rank == mesh.rank ? op.premul : messages.premul(rank));
 }
 
 } // namespace
@@ -60,8 +58,8 @@ void combine_scaled(const tddp_op &op, char *into, const char *from, size_t byte
     }
 }
 
-void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, size_t count,
-                     Shares shares)
+void combine_inline(Mesh &mesh, OpMessages &messages, const tddp_op &op, char *data, size_t count,
+                    Scaling scaling)
 {
     const tddp_dtype dtype = op.input.dtype;
     const size_t bytes = count * tddp_dtype_size(dtype);
@@ -70,12 +68,12 @@ void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, si
         mine = mesh.scratch(bytes);
         copy(mine, data, bytes);
     }
-    scale(dtype, mine, count, missing_factor(mesh, round, op, shares, mesh.rank));
+    scale(dtype, mine, count, missing_factor(mesh, messages, op, scaling, mesh.rank));
     for (int rank = 0; rank < mesh.size; rank++) {
         char *share = mine;
         if (rank != mesh.rank) {
-            share = round.answer(rank);
-            scale(dtype, share, count, missing_factor(mesh, round, op, shares, rank));
+            share = messages.recv_header(rank);
+            scale(dtype, share, count, missing_factor(mesh, messages, op, scaling, rank));
         }
         if (rank == 0) {
             copy(data, share, bytes);
@@ -86,45 +84,45 @@ void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, si
     scale(dtype, data, count, factor_after(mesh, op));
 }
 
-size_t inbound_bytes(const Mesh &mesh, size_t bytes)
+size_t window_bytes(const Mesh &mesh, size_t bytes)
 {
-    return std::min(WINDOW * PIECE_BYTES, bytes) * static_cast<size_t>(mesh.size);
+    return std::min(WINDOW * CHUNK_BYTES, bytes) * static_cast<size_t>(mesh.size);
 }
 
-void combine(Mesh &mesh, Round &round, const tddp_op &op, const Part &part, char *inbound,
-             const std::function<void(size_t at, size_t bytes)> &done)
+void combine(Mesh &mesh, OpMessages &messages, const tddp_op &op, const LocalPart &part,
+             char *incoming, const std::function<void(size_t at, size_t bytes)> &done)
 {
-    const size_t window = std::min(WINDOW * PIECE_BYTES, part.bytes);
+    const size_t window = std::min(WINDOW * CHUNK_BYTES, part.bytes);
     const size_t element = tddp_dtype_size(op.input.dtype);
-    auto place = [&](int peer, size_t at) {
-        return inbound + window * static_cast<size_t>(peer) + at % (WINDOW * PIECE_BYTES);
+    auto slot_address = [&](int peer, size_t at) {
+        return incoming + window * static_cast<size_t>(peer) + at % (WINDOW * CHUNK_BYTES);
     };
     std::vector<Buffer *> regions(static_cast<size_t>(mesh.size));
     auto post = [&](int peer, size_t at) {
         if (at < part.bytes) {
-            round.recv(*regions[static_cast<size_t>(peer)], peer, TO_OWNER,
-                       at % (WINDOW * PIECE_BYTES), std::min(PIECE_BYTES, part.bytes - at));
+            messages.recv(*regions[static_cast<size_t>(peer)], peer, TO_OWNER,
+                          at % (WINDOW * CHUNK_BYTES), std::min(CHUNK_BYTES, part.bytes - at));
         }
     };
     each_peer(mesh, [&](int peer) {
-        regions[static_cast<size_t>(peer)] = &round.region(place(peer, 0), window);
+        regions[static_cast<size_t>(peer)] = &messages.region(slot_address(peer, 0), window);
         for (size_t i = 0; i < WINDOW; i++) {
-            post(peer, i * PIECE_BYTES);
+            post(peer, i * CHUNK_BYTES);
         }
     });
-    each_peer(mesh, [&](int peer) { round.answer(peer); });
-    each_piece(part.bytes, [&](size_t at, size_t length) {
-        copy(part.into + at, part.own + at, length);
+    each_peer(mesh, [&](int peer) { messages.recv_header(peer); });
+    each_chunk(part.bytes, [&](size_t at, size_t length) {
+        copy(part.into + at, part.local + at, length);
         scale(op.input.dtype, part.into + at, length / element,
-              missing_factor(mesh, round, op, part.shares, mesh.rank));
+              missing_factor(mesh, messages, op, part.scaling, mesh.rank));
         int left = mesh.size - 1;
         each_peer(mesh, [&](int peer) {
             mesh.wait_recv(*regions[static_cast<size_t>(peer)], peer);
-            scale(op.input.dtype, place(peer, at), length / element,
-                  missing_factor(mesh, round, op, part.shares, peer));
+            scale(op.input.dtype, slot_address(peer, at), length / element,
+                  missing_factor(mesh, messages, op, part.scaling, peer));
             const double after = --left == 0 ? factor_after(mesh, op) : 1.0;
-            combine_scaled(op, part.into + at, place(peer, at), length, after);
-            post(peer, at + WINDOW * PIECE_BYTES);
+            combine_scaled(op, part.into + at, slot_address(peer, at), length, after);
+            post(peer, at + WINDOW * CHUNK_BYTES);
         });
         done(at, length);
     });

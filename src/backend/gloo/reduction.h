@@ -1,22 +1,20 @@
-/*
- * What the reducing collectives share: factors, and combining what peers send.
- */
+/* The common part of reductions: factors, and combining the data of peers. */
 #ifndef TDDP_GLOO_REDUCTION_H
 #define TDDP_GLOO_REDUCTION_H
 
 #include <functional>
 
-#include "parts.h"
-#include "round.h"
+#include "op_messages.h"
+#include "partition.h"
 
 namespace tddp_gloo
 {
 
-/* Pieces of one peer's that may be on their way to us. */
+/* Chunks of one peer that may be in transit to this rank. */
 constexpr size_t WINDOW = 4;
 
-/* The factor on what a rank contributes, whose own factor for PREMUL_SUM is `premul`. A sum of
- * float16 could overflow before it is divided. */
+/* The factor on the data of a rank whose factor for PREMUL_SUM is `premul`. For AVG of float16
+ * it divides, since the sum could overflow. */
 double factor_before(const Mesh &mesh, const tddp_op &op, double premul);
 /* The factor on the result. */
 double factor_after(const Mesh &mesh, const tddp_op &op);
@@ -26,33 +24,29 @@ void scale(tddp_dtype dtype, void *data, size_t count, double factor);
 /* into = (into op from) * factor */
 void combine_scaled(const tddp_op &op, char *into, const char *from, size_t bytes, double factor);
 
-/* Whether what ranks contribute has had its factor when it was sent. */
-enum class Shares { SCALED, PLAIN };
+/* Whether a rank's data were multiplied by its factor before they were sent. */
+enum class Scaling { SCALED, UNSCALED };
 
-/*
- * Combines what all ranks sent with their headers, in the order of ranks, so that whoever does it
- * gets the same bits. `data` holds this rank's share, then the result.
- */
-void combine_answers(Mesh &mesh, Round &round, const tddp_op &op, char *data, size_t count,
-                     Shares shares);
+/* Combines the data in all ranks' headers, in the order of ranks, so that the bits don't depend
+ * on the rank. `data` has this rank's data, then the result. */
+void combine_inline(Mesh &mesh, OpMessages &messages, const tddp_op &op, char *data, size_t count,
+                    Scaling scaling);
 
-/* A part of the message, to be combined on this rank from what all ranks have of it. */
-struct Part {
-    const char *own; /* this rank's share; may be `into` itself */
+/* A part that this rank combines from all ranks' data. */
+struct LocalPart {
+    const char *local; /* this rank's data; may be the same as `into` */
     char *into;
     size_t bytes;
-    Shares shares;
+    Scaling scaling;
 };
 
-/* Memory that combine() needs for what arrives. */
-size_t inbound_bytes(const Mesh &mesh, size_t bytes);
+/* The memory that combine() needs for received data. */
+size_t window_bytes(const Mesh &mesh, size_t bytes);
 
-/*
- * Receives every peer's share of this rank's part, in the phase TO_OWNER, and combines them.
- * `done(at, bytes)` is told of each piece.
- */
-void combine(Mesh &mesh, Round &round, const tddp_op &op, const Part &part, char *inbound,
-             const std::function<void(size_t at, size_t bytes)> &done);
+/* Receives all peers' data of this rank's part, in phase TO_OWNER, and combines them. Calls
+ * `done(at, bytes)` after each chunk. */
+void combine(Mesh &mesh, OpMessages &messages, const tddp_op &op, const LocalPart &part,
+             char *incoming, const std::function<void(size_t at, size_t bytes)> &done);
 
 } // namespace tddp_gloo
 

@@ -1,4 +1,4 @@
-/* Guards for what signals do to this thread and to those it starts. */
+/* Scopes that control signals on this thread and on threads it starts. */
 #ifndef TDDP_GLOO_SIGNALS_H
 #define TDDP_GLOO_SIGNALS_H
 
@@ -10,8 +10,8 @@
 namespace tddp_gloo
 {
 
-/* Threads that are started meanwhile inherit it: the host language's handlers never run there, and
- * a write to a closed connection does not end the process. */
+/* Threads started in this scope inherit the mask: the host language's handlers never run there,
+ * and a write to a closed connection does not end the process. */
 class SignalsBlocked
 {
   public:
@@ -32,8 +32,8 @@ class SignalsBlocked
     sigset_t before_;
 };
 
-/* For threads of the caller's: Gloo may write to a closed connection, and the signal for that,
- * which would end the process, is taken away. */
+/* For callers' threads: Gloo may write to a closed connection. Blocks SIGPIPE, which would end
+ * the process, and removes a pending one at the end. */
 class NoBrokenPipe
 {
   public:

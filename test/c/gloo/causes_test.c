@@ -1,5 +1,7 @@
-/* Who is to blame when operations over Gloo fail: named on every rank, with host, pid, operation
- * and number, and before any time is over. */
+/*
+ * The root cause of failures over Gloo: reported on every rank, with host, pid, operation and
+ * number, before any timeout.
+ */
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,7 +14,7 @@
 #include "recorded.h"
 #include "world.h"
 
-enum { TOLD, LEFT, STARTED, STORE }; /* events */
+enum { NOTIFIED, LEFT, STARTED, STORE }; /* events */
 
 static float x[1000];
 
@@ -42,8 +44,8 @@ static tddp_store *open_some_store(int rank, int world_size, int port, bool of_r
                      : open_store(rank, world_size, port);
 }
 
-/* The rank that dies is a child of the test's process, killed as the system would. Its parent does
- * not ask for its end before all others have failed: a dead process may stay a zombie. */
+/* The rank that dies is a child of the test's process, killed as by the system. Its parent does
+ * not wait for it before all other ranks have failed: a dead process may stay a zombie. */
 static void dies(int rank, int world_size, int port, bool of_rank_0)
 {
     pid_t child = fork();
@@ -57,12 +59,12 @@ static void dies(int rank, int world_size, int port, bool of_rank_0)
         _exit(1);
     }
     int status = -1;
-    CHECK_AWAIT(TOLD, world_size - 1);
+    CHECK_AWAIT(NOTIFIED, world_size - 1);
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK(WIFSIGNALED(status));
 }
 
-/* The last rank is killed; the one before comes when all others have failed. */
+/* The last rank is killed; the one before it calls when all others have failed. */
 static void one_is_killed(int rank, int world_size, int port)
 {
     int dead = world_size - 1;
@@ -74,7 +76,7 @@ static void one_is_killed(int rank, int world_size, int port)
     tddp_group *group = open_group(store, rank, world_size, 20000);
     CHECK_OK(tddp_barrier(group, NULL));
     int late = rank > 0 && rank == dead - 1;
-    CHECK_AWAIT(TOLD, late ? dead - 1 : 0);
+    CHECK_AWAIT(NOTIFIED, late ? dead - 1 : 0);
     CHECK_STATUS(sum(group, 7), TDDP_PEER_LOST);
     if (!late) {
         char operation[128];
@@ -87,7 +89,7 @@ static void one_is_killed(int rank, int world_size, int port)
     CHECK_CONTAINS(tddp_error_message(), "its process has ended");
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     CHECK_CONTAINS(tddp_error_message(), name_of(group, dead));
-    check_signal(TOLD);
+    check_signal(NOTIFIED);
     tddp_group_release(group);
     tddp_store_release(store);
 }
@@ -107,8 +109,8 @@ MULTI_TEST(one_of_four_is_killed, 4, 30)
     one_is_killed(rank, world_size, port);
 }
 
-/* The store dies with rank 0: what the others see of its process is all there is. */
-MULTI_TEST(the_host_of_the_store_is_killed, 3, 30)
+/* The store dies with rank 0: the others only see the end of its process. */
+MULTI_TEST(the_rank_that_hosts_the_store_is_killed, 3, 30)
 {
     if (rank == 0) {
         dies(rank, world_size, port, true);
@@ -120,14 +122,15 @@ MULTI_TEST(the_host_of_the_store_is_killed, 3, 30)
     tddp_status status = sum(group, 7);
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), name_of(group, 0));
-    CHECK_CONTAINS(tddp_error_message(), "ended"); /* so may have the other survivor, by now */
-    check_signal(TOLD);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "ended"); /* the other survivor may have failed by now, too */
+    check_signal(NOTIFIED);
     tddp_group_release(group);
     tddp_store_release(store);
 }
 
-/* It ended well, but too early for the others. */
-MULTI_TEST(one_leaves_early, 3, 30)
+/* It exited without an error, but before the others' last operation. */
+MULTI_TEST(a_rank_leaves_early, 3, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
@@ -135,26 +138,26 @@ MULTI_TEST(one_leaves_early, 3, 30)
     if (rank == 1) {
         tddp_group_shutdown(group, 1000);
         check_signal(LEFT);
-        CHECK_AWAIT(TOLD, 2); /* its process lives */
+        CHECK_AWAIT(NOTIFIED, 2); /* its process lives */
     } else {
         CHECK_AWAIT(LEFT, rank == 2);
         CHECK_STATUS(sum(group, 7), TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), name_of(group, 1));
         CHECK_CONTAINS(tddp_error_message(),
                        " has destroyed the group: do all ranks make the same");
-        check_signal(TOLD);
+        check_signal(NOTIFIED);
     }
     tddp_group_release(group);
     tddp_store_release(store);
 }
 
-/* One rank's call differs; another is not even there. */
+/* One rank's call differs; another rank hasn't called yet. */
 MULTI_TEST(a_mismatch_reaches_all_ranks, 4, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
     CHECK_OK(tddp_barrier(group, NULL));
-    CHECK_AWAIT(TOLD, rank == 3 ? 3 : 0);
+    CHECK_AWAIT(NOTIFIED, rank == 3 ? 3 : 0);
     CHECK_STATUS(sum(group, rank == 1 ? 9 : 7), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "9 elements of float32");
     CHECK_CONTAINS(tddp_error_message(), "7 elements of float32");
@@ -162,12 +165,12 @@ MULTI_TEST(a_mismatch_reaches_all_ranks, 4, 30)
     CHECK_CONTAINS(tddp_error_message(), "pid ");
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     CHECK_CONTAINS(tddp_error_message(), "TDDP_MISMATCH");
-    check_signal(TOLD);
+    check_signal(NOTIFIED);
     tddp_group_release(group);
     tddp_store_release(store);
 }
 
-MULTI_TEST(descriptions_that_differ_are_both_shown, 3, 30)
+MULTI_TEST(fingerprints_that_differ_are_both_shown, 3, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
@@ -181,14 +184,14 @@ MULTI_TEST(descriptions_that_differ_are_both_shown, 3, 30)
     tddp_store_release(store);
 }
 
-MULTI_TEST(a_timeout_tells_who_has_arrived, 4, 30)
+MULTI_TEST(a_timeout_lists_the_ranks_that_arrived, 4, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
     CHECK_OK(tddp_barrier(group, NULL));
     limit_to(group, rank == 0 ? 400 : 20000);
-    CHECK_AWAIT(STARTED, rank == 0 ? 2 : 0); /* 1 and 2 are there */
-    CHECK_AWAIT(TOLD, rank == 3);
+    CHECK_AWAIT(STARTED, rank == 0 ? 2 : 0); /* ranks 1 and 2 have arrived */
+    CHECK_AWAIT(NOTIFIED, rank == 3);
     tddp_work *work = NULL;
     tddp_status status = begin_sum(group, 7, &work);
     if (rank == 1 || rank == 2) {
@@ -198,7 +201,7 @@ MULTI_TEST(a_timeout_tells_who_has_arrived, 4, 30)
     status = status ? status : tddp_work_wait(work, NULL);
     tddp_work_release(work);
     if (rank == 0) {
-        check_signal(TOLD);
+        check_signal(NOTIFIED);
         char late[300];
         snprintf(late, sizeof late, "not arrived: %s: in no operation, its last was barrier 1, 0.",
                  name_of(group, 3));

@@ -1,5 +1,7 @@
-/* The collectives over Gloo that only move data, beyond what random programs do (test/c/sequences):
- * eight ranks, large messages, ranks that come late. */
+/*
+ * Collectives over Gloo that only move data, beyond what random sequences (test/c/sequences) do:
+ * eight ranks, large data, late ranks.
+ */
 #include <time.h>
 
 #include "moving.h"
@@ -25,7 +27,7 @@ MULTI_TEST(eight_ranks, 8, 110)
     leave(it.group, store);
 }
 
-/* More pieces than two for each of those who pass them on. */
+/* More than two chunks for each rank that forwards them. */
 MULTI_TEST(a_large_broadcast, 4, 60)
 {
     tddp_store *store;
@@ -38,8 +40,8 @@ MULTI_TEST(a_large_broadcast, 4, 60)
     leave(it.group, store);
 }
 
-/* Ranks that are late, each in turn, while the others go on as far as they can. */
-MULTI_TEST(ranks_that_come_late, 3, 60)
+/* Each rank in turn is late, while the others continue as far as they can. */
+MULTI_TEST(late_ranks, 3, 60)
 {
     tddp_store *store;
     mover it = open_mover(rank, world_size, port, 20000, &store);

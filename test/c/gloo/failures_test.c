@@ -1,5 +1,7 @@
-/* What goes wrong between ranks over Gloo: peers that die or stall, calls that differ, addresses
- * that are none; and the end of a process with a group alive. */
+/*
+ * Failures between ranks over Gloo: peers that die or stall, calls that differ, invalid addresses;
+ * and a process that exits with a live group.
+ */
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -20,12 +22,12 @@ enum { GAVE_UP, DONE, PROGRAM }; /* events */
 
 static float large[LARGE];
 
-/* What a process ends with; the leak checker finds it here. */
+/* Run at exit, for the leak checker. */
 static volatile world kept;
 
-MULTI_TEST(a_dead_peer_is_named, 3, 30)
+MULTI_TEST(a_dead_peer_is_reported, 3, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 2) {
@@ -38,13 +40,13 @@ MULTI_TEST(a_dead_peer_is_named, 3, 30)
     CHECK_CONTAINS(tddp_error_message(), "lost rank");
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     CHECK_CONTAINS(tddp_error_message(), "TDDP_PEER_LOST");
-    drop_world(here);
+    abandon_world(here);
 }
 
-/* The other is in the middle of sending or receiving: Gloo itself never reports that. */
+/* The other rank is in the middle of sending or receiving: Gloo itself never reports that. */
 MULTI_TEST(a_peer_that_dies_half_way_is_noticed, 2, 40)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 1) {
@@ -53,7 +55,7 @@ MULTI_TEST(a_peer_that_dies_half_way_is_noticed, 2, 40)
             CHECK_OK(tddp_all_reduce(group, buffer_of(large, LARGE, TDDP_FLOAT32), TDDP_REDUCE_SUM,
                                      0, &works[i]));
         }
-        CHECK_OK(tddp_work_wait(works[2], NULL)); /* the next one runs */
+        CHECK_OK(tddp_work_wait(works[2], NULL)); /* the next operation runs */
         die();
     }
     tddp_status status = TDDP_OK;
@@ -63,12 +65,12 @@ MULTI_TEST(a_peer_that_dies_half_way_is_noticed, 2, 40)
     }
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "lost rank 1");
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(a_peer_that_stalls_times_out, 2, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     limit_to(group, rank == 0 ? 300 : 20000);
@@ -82,10 +84,10 @@ MULTI_TEST(a_peer_that_stalls_times_out, 2, 30)
         check_signal(GAVE_UP);
     } else {
         CHECK_AWAIT(GAVE_UP, 1);
-        /* Rank 0 has given up: that is news here too. */
+        /* Rank 0 has given up, which is reported here too. */
         CHECK_STATUS(tddp_barrier(group, NULL), TDDP_PEER_LOST);
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
 static void expect_mismatch(tddp_status status, const char *mine, const char *theirs)
@@ -97,39 +99,39 @@ static void expect_mismatch(tddp_status status, const char *mine, const char *th
 
 MULTI_TEST(different_sizes_are_a_mismatch_small, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 10000);
+    world here = open_world(rank, world_size, port, 10000);
     tddp_group *group = here.group;
     expect_mismatch(tddp_all_reduce(group, buffer_of(large, rank ? 10 : 12, TDDP_FLOAT32),
                                     TDDP_REDUCE_SUM, 0, NULL),
                     "10 elements of float32", "12 elements of float32");
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(different_sizes_are_a_mismatch_large, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 10000);
+    world here = open_world(rank, world_size, port, 10000);
     tddp_group *group = here.group;
     expect_mismatch(tddp_all_reduce(group, buffer_of(large, rank ? 10 : LARGE, TDDP_FLOAT32),
                                     TDDP_REDUCE_SUM, 0, NULL),
                     "10 elements of float32", "4000000 elements of float32");
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(different_operations_are_a_mismatch, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 10000);
+    world here = open_world(rank, world_size, port, 10000);
     tddp_group *group = here.group;
     tddp_buffer buffer = buffer_of(large, LARGE, TDDP_FLOAT32);
     tddp_status status = rank ? tddp_broadcast(group, buffer, 1, NULL)
                               : tddp_all_reduce(group, buffer, TDDP_REDUCE_MAX, 0, NULL);
     expect_mismatch(status, "runs broadcast (operation 1, 4000000 elements of float32, root 1)",
                     "runs all_reduce (operation 1, 4000000 elements of float32, max)");
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(shutdown_ends_a_blocked_operation, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 0) {
@@ -143,12 +145,12 @@ MULTI_TEST(shutdown_ends_a_blocked_operation, 2, 20)
     } else {
         CHECK_AWAIT(DONE, 1);
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
-/* A program started by the one that dies lives on; it must not hold the connections. */
-/* It outlasts the operation's time by far: connections that it held would end that with a timeout.
- */
+/* A program started by the process that dies lives on; it must not keep the connections open. */
+/* It lives much longer than the operation's timeout: if it kept connections open, that would end
+ * in a timeout. */
 static pid_t start_sleeper(void)
 {
     int exec_done[2];
@@ -167,7 +169,7 @@ static pid_t start_sleeper(void)
 
 MULTI_TEST(a_started_program_does_not_hide_a_death, 2, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 1) {
@@ -178,12 +180,12 @@ MULTI_TEST(a_started_program_does_not_hide_a_death, 2, 30)
     CHECK_AWAIT(PROGRAM, 1);
     CHECK_INT(kill(check_signals(PROGRAM), SIGKILL), 0);
     CHECK_STATUS(status, TDDP_PEER_LOST);
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(exit_with_a_group_alive, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 0) {
@@ -191,7 +193,7 @@ MULTI_TEST(exit_with_a_group_alive, 2, 20)
         CHECK_OK(tddp_barrier(group, &work));
         await_started(group, 2);
     }
-    /* An operation is under way on rank 0; nothing is cleaned up. */
+    /* An operation is running on rank 0; nothing is cleaned up. */
     kept = here;
     exit(0);
 }
@@ -212,7 +214,8 @@ MULTI_TEST(the_last_data_arrive_before_the_end, 2, 30)
         large[LARGE - 1] = rank == 0 ? (float)(i + 1) : 0;
         CHECK_OK(tddp_broadcast(group, buffer_of(large, LARGE, TDDP_FLOAT32), 0, NULL));
         CHECK_DOUBLE(large[LARGE - 1], i + 1, 0);
-        /* The root is done once its data have left it; the other reads while it goes. */
+        /* The root has finished once its data have left; the other rank still reads while the
+         * root exits. */
         tddp_group_release(group);
     }
     tddp_group *group = open_group(store, rank, world_size, 20000);
@@ -233,7 +236,7 @@ static void expect_create(tddp_store *store, int rank, int world_size, tddp_stat
     CHECK_CONTAINS(tddp_error_message(), text);
 }
 
-MULTI_TEST(an_unknown_interface_is_named, 2, 20)
+MULTI_TEST(an_unknown_interface_is_reported, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     setenv("GLOO_SOCKET_IFNAME", "wlan99,eth77", 1);
@@ -243,7 +246,7 @@ MULTI_TEST(an_unknown_interface_is_named, 2, 20)
     tddp_store_release(store);
 }
 
-MULTI_TEST(a_rank_that_cannot_connect_tells_the_others, 2, 20)
+MULTI_TEST(a_failure_to_connect_is_reported_to_all, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     if (rank == 1) {
@@ -259,7 +262,7 @@ MULTI_TEST(a_rank_that_cannot_connect_tells_the_others, 2, 20)
     leave(group, store);
 }
 
-/* Straight to the backend: the group would have everyone meet first. */
+/* The backend's own create(): a group would synchronise all ranks first. */
 static tddp_status create_at(const char *address, tddp_store *store, int rank, void **context)
 {
     const tddp_backend_v1 *gloo;
@@ -281,15 +284,15 @@ static tddp_status create_alone(tddp_store *store, int rank, void **context)
     return create_at("127.0.0.1", store, rank, context);
 }
 
-/* Once this process has said where it is to be reached. */
+/* After this process has published its addresses. */
 static void *die_when_published(void *store)
 {
     int64_t keys = 0;
-    tddp_store *own;
-    CHECK_OK(tddp_store_clone(store, NULL, &own));
+    tddp_store *private_store;
+    CHECK_OK(tddp_store_clone(store, NULL, &private_store));
     while (keys == 0) {
         tddp_blob_list list;
-        CHECK_OK(tddp_store_list_keys(own, NULL, &list));
+        CHECK_OK(tddp_store_list_keys(private_store, NULL, &list));
         keys = (int64_t)list.count;
         tddp_blob_list_free(&list);
     }
@@ -297,7 +300,7 @@ static void *die_when_published(void *store)
     return NULL;
 }
 
-/* Each pair of ranks is a world; which side waits for the other's connection is Gloo's choice, so
+/* Each pair of ranks is a world. Gloo decides which side waits for the other's connection, so
  * there are several. */
 MULTI_TEST(a_rank_that_dies_while_connecting_is_noticed, 6, 30)
 {
@@ -308,26 +311,26 @@ MULTI_TEST(a_rank_that_dies_while_connecting_is_noticed, 6, 30)
         }
         char name[16];
         snprintf(name, sizeof name, "pair%d", other);
-        tddp_store *own;
+        tddp_store *private_store;
         void *context;
-        CHECK_OK(tddp_prefix_store_create(name, store, &own));
+        CHECK_OK(tddp_prefix_store_create(name, store, &private_store));
         int role = (rank == 0) == (other % 2 == 0);
         if (rank != 0) {
             pthread_t thread;
-            CHECK_INT(pthread_create(&thread, NULL, die_when_published, own), 0);
-            (void)create_alone(own, role, &context);
+            CHECK_INT(pthread_create(&thread, NULL, die_when_published, private_store), 0);
+            (void)create_alone(private_store, role, &context);
             check_failed(__FILE__, __LINE__, "nobody should have come");
         }
         CHECK_AWAIT_END(other);
-        CHECK_STATUS(create_alone(own, role, &context), TDDP_PEER_LOST);
+        CHECK_STATUS(create_alone(private_store, role, &context), TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), role == 0 ? "rank 1" : "rank 0");
-        tddp_store_release(own);
+        tddp_store_release(private_store);
     }
     tddp_store_release(store);
 }
 
-/* What a rank knows of the cause reaches those who wait for it. */
-MULTI_TEST(a_rank_that_gives_up_while_connecting_says_why, 2, 30)
+/* The waiting ranks report the reason that a rank has published. */
+MULTI_TEST(a_rank_that_gives_up_while_connecting_reports_why, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     void *context;
@@ -349,7 +352,7 @@ MULTI_TEST(a_rank_that_gives_up_while_connecting_says_why, 2, 30)
         CHECK_STATUS(gloo->create(&opts, &wait, &context), TDDP_TIMEOUT);
         tddp_cancel_free(cancel);
         check_signal(GAVE_UP);
-        CHECK_AWAIT(DONE, 1); /* its end is not the cause */
+        CHECK_AWAIT(DONE, 1); /* its end isn't the cause */
     } else {
         CHECK_AWAIT(GAVE_UP, 1);
         CHECK_STATUS(create_alone(store, 0, &context), TDDP_PEER_LOST);
@@ -360,7 +363,7 @@ MULTI_TEST(a_rank_that_gives_up_while_connecting_says_why, 2, 30)
     tddp_store_release(store);
 }
 
-MULTI_TEST(the_time_for_silent_machines_is_checked, 2, 20)
+MULTI_TEST(the_peer_timeout_is_validated, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     setenv("TDDP_PEER_TIMEOUT", "soon", 1);
@@ -371,7 +374,7 @@ MULTI_TEST(the_time_for_silent_machines_is_checked, 2, 20)
     leave(group, store);
 }
 
-/* How many of this process's connections the system ends after so many milliseconds without an
+/* Returns how many of this process's connections end after so many milliseconds without an
  * answer. */
 static int connections_ending_after(unsigned ms)
 {
@@ -379,34 +382,34 @@ static int connections_ending_after(unsigned ms)
     DIR *folder = opendir("/proc/self/fd");
     CHECK(folder != NULL);
     for (struct dirent *each = readdir(folder); each; each = readdir(folder)) {
-        unsigned patience;
-        socklen_t length = sizeof patience;
+        unsigned user_timeout;
+        socklen_t length = sizeof user_timeout;
         int fd = atoi(each->d_name);
-        found += getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, &length) == 0 &&
-                 patience == ms;
+        found += getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, &length) == 0 &&
+                 user_timeout == ms;
     }
     closedir(folder);
     return found;
 }
 
-MULTI_TEST(silent_machines_have_fifteen_seconds_unless_it_is_said_otherwise, 2, 30)
+MULTI_TEST(the_peer_timeout_sets_keepalive, 2, 30)
 {
     static const char *const settings[] = {NULL, "60", "0"};
     (void)unsetenv("TDDP_PEER_TIMEOUT");
     tddp_store *store = open_store(rank, world_size, port);
     for (int i = 0; i < 3; i++) {
         char name[16];
-        tddp_store *own;
+        tddp_store *private_store;
         if (settings[i]) {
             CHECK_INT(setenv("TDDP_PEER_TIMEOUT", settings[i], 1), 0);
         }
         (void)snprintf(name, sizeof name, "setting%d", i);
-        CHECK_OK(tddp_prefix_store_create(name, store, &own));
-        tddp_group *group = open_group(own, rank, world_size, 5000);
+        CHECK_OK(tddp_prefix_store_create(name, store, &private_store));
+        tddp_group *group = open_group(private_store, rank, world_size, 5000);
         CHECK_OK(tddp_barrier(group, NULL));
         CHECK_INT(connections_ending_after(15000) > 0, i == 0);
         CHECK_INT(connections_ending_after(60000) > 0, i == 1);
-        leave(group, own);
+        leave(group, private_store);
     }
     tddp_store_release(store);
 }
@@ -420,7 +423,7 @@ static void keep_address(tddp_log_level level, const char *room, const char *tex
     }
 }
 
-/* Rather than the address that the group was given. */
+/* Instead of the address passed to the group. */
 MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
 {
     char used[32] = "";
@@ -438,7 +441,7 @@ MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
     tddp_store_release(store);
 }
 
-MULTI_TEST(missing_ranks_are_named_and_the_wait_can_be_cancelled, 1, 20)
+MULTI_TEST(missing_ranks_are_reported_and_the_wait_can_be_cancelled, 1, 20)
 {
     tddp_store *store = open_store(0, 1, port);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;

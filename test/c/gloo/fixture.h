@@ -1,5 +1,4 @@
-/* A rank's store and group together, for tests in which ranks leave or die; and the means for it.
- */
+/* A rank's store and group, for tests in which ranks leave or die. */
 #ifndef TDDP_TEST_FIXTURE_H
 #define TDDP_TEST_FIXTURE_H
 
@@ -15,28 +14,28 @@ typedef struct world {
     tddp_group *group;
 } world;
 
-/* All ranks have come when this returns. */
-static inline world enter_world(int rank, int world_size, int port, int64_t timeout_ms)
+/* Returns when all ranks have arrived. */
+static inline world open_world(int rank, int world_size, int port, int64_t timeout_ms)
 {
     tddp_store *store = open_store(rank, world_size, port);
     return (world){store, open_group(store, rank, world_size, timeout_ms)};
 }
 
-/* With all others. */
-static inline void leave_world(world it)
+/* Waits for all others. */
+static inline void close_world(world it)
 {
     leave(it.group, it.store);
 }
 
-/* For groups that have failed, and ranks that go before the others. */
-static inline void drop_world(world it)
+/* For failed groups, and for ranks that leave before the others. */
+static inline void abandon_world(world it)
 {
     tddp_group_release(it.group);
     tddp_store_release(it.store);
 }
 
-/* Ends this process at once, as a kill would, but well for the test's runner. _exit would let a
- * sanitizer linger, with the connections open. */
+/* Ends this process at once, like a kill, but successfully for the test's runner. _exit would
+ * let a sanitizer run, with the connections open. */
 static inline void die(void)
 {
     syscall(SYS_exit_group, 0);
@@ -54,21 +53,21 @@ static inline tddp_buffer bytes_of(void *data, size_t bytes)
     return buffer_of(data, bytes, TDDP_UINT8);
 }
 
-static inline tddp_work *begin_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
+static inline tddp_work *post_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
 {
     tddp_work *work;
     CHECK_OK(tddp_send(group, buffer, peer, tag, &work));
     return work;
 }
 
-static inline tddp_work *begin_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
+static inline tddp_work *post_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag)
 {
     tddp_work *work;
     CHECK_OK(tddp_recv(group, buffer, peer, tag, &work));
     return work;
 }
 
-/* Its outcome; the work is let go. */
+/* Waits for a work, releases it and returns its outcome. */
 static inline tddp_status end(tddp_work *work)
 {
     tddp_status status = tddp_work_wait(work, NULL);
@@ -76,7 +75,7 @@ static inline tddp_status end(tddp_work *work)
     return status;
 }
 
-static inline int end_from(tddp_work *work)
+static inline int wait_for_source(tddp_work *work)
 {
     CHECK_OK(tddp_work_wait(work, NULL));
     int source = tddp_work_source(work);

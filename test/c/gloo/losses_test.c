@@ -1,21 +1,23 @@
-/* How operations between ranks over Gloo end when messages differ, do not come, or a rank dies or
- * leaves: with its name, and before any time is over. */
+/*
+ * Failed operations over Gloo: mismatched messages, missing ranks, ranks that die or leave. The
+ * error names the rank, before any timeout.
+ */
 #include <stdbool.h>
 #include <unistd.h>
 
 #include "fixture.h"
 
-enum { MUCH = 5 * 1024 * 1024 };
+enum { LARGE_BYTES = 5 * 1024 * 1024 };
 
 enum { DONE, RANK_0, RANK_2, RANK_3 }; /* events */
 
-static uint8_t out[MUCH];
-static uint8_t in[MUCH];
+static uint8_t out[LARGE_BYTES];
+static uint8_t in[LARGE_BYTES];
 
 static void differing(int rank, int world_size, int port, size_t sent, size_t received,
                       tddp_dtype dtype, const char *theirs, const char *mine)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     if (rank == 0) {
         CHECK_STATUS(tddp_recv(here.group, buffer_of(in, received, dtype), 1, 3, NULL),
                      TDDP_MISMATCH);
@@ -24,7 +26,7 @@ static void differing(int rank, int world_size, int port, size_t sent, size_t re
     } else {
         tddp_status status = tddp_send(here.group, buffer_of(out, sent, TDDP_FLOAT32), 0, 3, NULL);
         if (status == TDDP_OK) {
-            /* A small message is gone before anyone looks at it. */
+            /* A small message completes before the receiver looks at it. */
             status = tddp_barrier(here.group, NULL);
         }
         CHECK_STATUS(status, TDDP_MISMATCH);
@@ -32,7 +34,7 @@ static void differing(int rank, int world_size, int port, size_t sent, size_t re
         CHECK_CONTAINS(tddp_error_message(), theirs);
         CHECK_CONTAINS(tddp_error_message(), mine);
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(a_small_message_of_another_size, 2, 20)
@@ -59,9 +61,9 @@ MULTI_TEST(a_small_message_where_a_large_one_is_expected, 2, 20)
               "rank 0 receives 500000 elements of float32");
 }
 
-MULTI_TEST(nobody_sends, 2, 20)
+MULTI_TEST(a_receive_without_a_send_times_out, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     limit_to(here.group, rank == 0 ? 300 : 20000);
     if (rank == 0) {
@@ -74,12 +76,12 @@ MULTI_TEST(nobody_sends, 2, 20)
         CHECK_STATUS(tddp_recv(here.group, bytes_of(in, 8), 0, 1, NULL), TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), "not done after 300 ms; rank 1 has not sent it");
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
-MULTI_TEST(nobody_receives, 2, 20)
+MULTI_TEST(a_send_without_a_receive_times_out, 2, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     limit_to(here.group, rank == 0 ? 300 : 20000);
     if (rank == 0) {
@@ -88,12 +90,12 @@ MULTI_TEST(nobody_receives, 2, 20)
                        "not done after 300 ms; rank 1 has not received it with tag 5");
     }
     CHECK_MEET(DONE, world_size);
-    drop_world(here);
+    abandon_world(here);
 }
 
-MULTI_TEST(no_rank_sends, 3, 20)
+MULTI_TEST(a_wildcard_receive_times_out, 3, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     limit_to(here.group, rank == 0 ? 300 : 20000);
     if (rank == 0) {
@@ -102,23 +104,24 @@ MULTI_TEST(no_rank_sends, 3, 20)
         CHECK_CONTAINS(tddp_error_message(), "no rank has sent one with tag 5");
     }
     CHECK_MEET(DONE, world_size);
-    drop_world(here);
+    abandon_world(here);
 }
 
-/* Those that came are told from those that did not, also where nobody has looked at them yet. */
-MULTI_TEST(a_timeout_says_who_has_come, 4, 20)
+/* The text lists ranks that have entered and ranks that haven't, also those whose headers were
+ * not processed yet. */
+MULTI_TEST(a_timeout_lists_entered_and_missing_ranks, 4, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     limit_to(here.group, rank == 0 ? 500 : 20000);
     if (rank == 0) {
-        /* The others are there, or on their way: the last is seen when it is at rest. */
+        /* The others have entered or are about to; the last one is seen when it blocks. */
         CHECK_AWAIT_BLOCKED(RANK_2);
         CHECK_AWAIT_BLOCKED(RANK_3);
         CHECK_STATUS(tddp_all_gather(here.group, bytes_of(out, 8), bytes_of(in, 32), NULL),
                      TDDP_TIMEOUT);
         CHECK_CONTAINS(tddp_error_message(), "not done after 500 ms; rank 1 has not done its part; "
-                                             "come to it: rank 2, rank 3; not come: rank 1 (last "
+                                             "entered: rank 2, rank 3; not entered: rank 1 (last "
                                              "in barrier, operation 1)");
     } else if (rank > 1) {
         check_will_block(rank == 2 ? RANK_2 : RANK_3);
@@ -128,7 +131,7 @@ MULTI_TEST(a_timeout_says_who_has_come, 4, 20)
         CHECK_CONTAINS(tddp_error_message(), "not done after 500 ms; rank 1 has not done its part");
     }
     CHECK_MEET(DONE, world_size);
-    drop_world(here);
+    abandon_world(here);
 }
 
 /* Each kind of operation on rank 0 while rank 1 dies; with a third rank that stays. */
@@ -156,7 +159,7 @@ static tddp_status send_to_1(tddp_group *group)
 
 static tddp_status send_much_to_1(tddp_group *group)
 {
-    return tddp_send(group, bytes_of(out, MUCH), 1, 0, NULL);
+    return tddp_send(group, bytes_of(out, LARGE_BYTES), 1, 0, NULL);
 }
 
 static tddp_status send_to_2(tddp_group *group)
@@ -171,7 +174,7 @@ static tddp_status broadcast_from_2(tddp_group *group)
 
 static void killed(int rank, int world_size, int port, pending run, bool before)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     if (rank == 1) {
         if (!before) {
@@ -189,12 +192,12 @@ static void killed(int rank, int world_size, int port, pending run, bool before)
         CHECK_STATUS(recv_from_2(here.group), TDDP_GROUP_FAILED);
         check_signal(DONE);
     } else {
-        /* Rank 0 ends its group now. */
+        /* Rank 0 destroys its group now. */
         CHECK_AWAIT(DONE, 1);
         CHECK_STATUS(broadcast_from_2(here.group), TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), "lost rank 1 (");
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
 #define KILLED(operation)                                 \
@@ -215,10 +218,10 @@ KILLED(send_much_to_1)
 KILLED(send_to_2)
 KILLED(broadcast_from_2)
 
-/* Who destroys the group when done is not lost: the others go on without. */
+/* A rank that destroys its group when it has finished isn't lost: the others continue. */
 MULTI_TEST(workers_leave_one_by_one, 4, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     if (rank > 0) {
         if (rank > 1) {
@@ -226,36 +229,35 @@ MULTI_TEST(workers_leave_one_by_one, 4, 20)
         }
         int32_t x = rank;
         CHECK_OK(tddp_send(here.group, buffer_of(&x, 1, TDDP_INT32), 0, 0, NULL));
-        drop_world(here);
+        abandon_world(here);
         return;
     }
     for (int i = 1; i < world_size; i++) {
         int32_t got = 0;
-        tddp_work *work =
-            begin_recv(here.group, buffer_of(&got, 1, TDDP_INT32), TDDP_ANY_SOURCE, 0);
-        CHECK_INT(end_from(work), i);
+        tddp_work *work = post_recv(here.group, buffer_of(&got, 1, TDDP_INT32), TDDP_ANY_SOURCE, 0);
+        CHECK_INT(wait_for_source(work), i);
         CHECK_INT(got, i);
     }
     CHECK_AWAIT_END(world_size - 1);
     CHECK_STATUS(recv_from_any(here.group), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(),
                    "rank 1 has left the group; rank 2 has left the group; rank 3 has left");
-    drop_world(here);
+    abandon_world(here);
 }
 
 MULTI_TEST(a_rank_that_has_left, 3, 20)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     if (rank == 1) {
         CHECK_AWAIT_BLOCKED(RANK_0);
-        drop_world(here);
+        abandon_world(here);
         return;
     }
     int32_t x = rank;
     tddp_buffer buffer = buffer_of(&x, 1, TDDP_INT32);
     if (rank == 0) {
-        /* It leaves during this, which does not need it. */
+        /* It leaves during this operation, which doesn't need it. */
         check_will_block(RANK_0);
         CHECK_OK(tddp_recv(here.group, buffer, 2, 0, NULL));
         CHECK_INT(x, 2);
@@ -266,5 +268,5 @@ MULTI_TEST(a_rank_that_has_left, 3, 20)
         CHECK_OK(tddp_send(here.group, buffer, 0, 0, NULL));
         CHECK_AWAIT_END(0);
     }
-    drop_world(here);
+    abandon_world(here);
 }

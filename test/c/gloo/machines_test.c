@@ -1,5 +1,7 @@
-/* A machine that vanishes without a word: two ranks in network namespaces of their own, and a cable
- * between them that is cut. Needs root and ip(8); what it makes ends with its processes. */
+/*
+ * A machine that disappears: two ranks in their own network namespaces, and a cut of the link
+ * between them. Needs root and ip(8); the namespaces end with the processes.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -12,10 +14,10 @@
 
 #include "fixture.h"
 
-enum { MUCH = 8 * 1024 * 1024 };
+enum { LARGE_BYTES = 8 * 1024 * 1024 };
 
-static uint8_t out[MUCH];
-static uint8_t in[MUCH];
+static uint8_t out[LARGE_BYTES];
+static uint8_t in[LARGE_BYTES];
 
 static int run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static int run(const char *format, ...)
@@ -28,10 +30,10 @@ static int run(const char *format, ...)
     return system(command);
 }
 
-enum { PID, ANSWER }; /* events: what the ranks cannot yet say over the network */
+enum { PID, ANSWER }; /* events: exchanged before the ranks can use the network */
 enum { JOINED = 1, NOT_JOINED };
 
-/* Puts this rank into a namespace that is joined to the other's. */
+/* Moves this rank to a namespace that is linked to the other's. */
 static void move_out(int rank)
 {
     if (run("ip -V >/dev/null 2>&1") != 0) {
@@ -59,7 +61,7 @@ static void move_out(int rank)
     }
 }
 
-static world enter_across(int rank, int port)
+static world open_world_in_namespace(int rank, int port)
 {
     tddp_tcp_store_opts at = TDDP_TCP_STORE_OPTS_INIT;
     world here;
@@ -75,7 +77,7 @@ static world enter_across(int rank, int port)
     return here;
 }
 
-/* Nothing of what either end says from now on arrives. */
+/* From then on nothing arrives at either end. */
 static void *cut_soon(void *unused)
 {
     (void)unused;
@@ -88,7 +90,7 @@ static void *cut_soon(void *unused)
 
 static void vanish(int rank, int port, tddp_status (*step)(tddp_group *group, int rank))
 {
-    world here = enter_across(rank, port);
+    world here = open_world_in_namespace(rank, port);
     pthread_t cutter;
     CHECK_OK(tddp_barrier(here.group, NULL));
     if (rank == 1) {
@@ -102,15 +104,15 @@ static void vanish(int rank, int port, tddp_status (*step)(tddp_group *group, in
     double took = now() - start;
     CHECK_STATUS(status, TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), rank == 0 ? "lost rank 1 (" : "lost rank 0 (");
-    /* 3 seconds after the last answer, and not at once. The kernel calls it a timeout or, having
-     * looked for the neighbour in vain, unreachable. */
+    /* 3 seconds after the last answer, not at once. The kernel reports a timeout or, when the
+     * neighbour can't be resolved, an unreachable host. */
     CHECK(took > 2);
     if (rank == 1) {
-        /* Its store is out of reach. */
+        /* Its store is unreachable. */
         pthread_join(cutter, NULL);
         die();
     }
-    drop_world(here);
+    abandon_world(here);
 }
 
 static tddp_status wait_for_the_other(tddp_group *group, int rank)
@@ -120,16 +122,16 @@ static tddp_status wait_for_the_other(tddp_group *group, int rank)
 
 static tddp_status send_much(tddp_group *group, int rank)
 {
-    return rank == 0 ? tddp_send(group, bytes_of(out, MUCH), 1, 0, NULL)
-                     : tddp_recv(group, bytes_of(in, MUCH), 0, 0, NULL);
+    return rank == 0 ? tddp_send(group, bytes_of(out, LARGE_BYTES), 1, 0, NULL)
+                     : tddp_recv(group, bytes_of(in, LARGE_BYTES), 0, 0, NULL);
 }
 
-MULTI_TEST(a_silent_machine_is_noticed_while_nothing_moves, 2, 40)
+MULTI_TEST(a_dead_machine_is_noticed_on_an_idle_connection, 2, 40)
 {
     vanish(rank, port, wait_for_the_other);
 }
 
-MULTI_TEST(a_silent_machine_is_noticed_while_data_move, 2, 40)
+MULTI_TEST(a_dead_machine_is_noticed_during_a_transfer, 2, 40)
 {
     vanish(rank, port, send_much);
 }

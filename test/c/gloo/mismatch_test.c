@@ -1,5 +1,7 @@
-/* Calls over Gloo that differ between ranks: each rank that sees a difference says so, with both
- * sides, and none waits for its timeout. */
+/*
+ * Calls over Gloo that differ between ranks: each rank that sees the mismatch reports both sides,
+ * and none waits for its timeout.
+ */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,14 +9,14 @@
 #include "events.h"
 #include "world.h"
 
-/* Who waits for the time to be over is out of the test's time. */
+/* The timeout is longer than a test may take. */
 enum { SMALL = 12, LARGE = 500000, MOST = 4, TIMEOUT_MS = 300000 };
-enum { COMING, TOLD }; /* events */
+enum { ENTERING, NOTIFIED }; /* events */
 
 static float memory[MOST][LARGE + 8];
 static float more[MOST][LARGE + 8];
 
-/* What one rank calls. */
+/* The call of one rank. */
 typedef struct call {
     tddp_op_kind kind;
     size_t count;
@@ -23,7 +25,7 @@ typedef struct call {
     double premul;
     int root;
     const char *description;
-    size_t counts[MOST]; /* of the parts, where it has parts of its own choice */
+    size_t counts[MOST]; /* of the parts, if it has its own */
     bool uneven;
 } call;
 
@@ -39,7 +41,7 @@ static void make_parts(tddp_buffer *parts, float (*data)[LARGE + 8], const call 
     }
 }
 
-/* Parts lie apart; the own piece is that of the own part. */
+/* Parts aren't contiguous; the local part has this rank's index. */
 static tddp_status run(tddp_group *group, const call *c)
 {
     int rank = tddp_group_rank(group);
@@ -92,8 +94,8 @@ typedef struct world {
     int world_size;
 } world;
 
-/* A group of its own for each case, since a disagreement ends it. */
-static void meet(world *w, int number)
+/* Each case has its own group, since a mismatch ends it. */
+static void open_case(world *w, int number)
 {
     char name[16] = {(char)('a' + number / 26), (char)('a' + number % 26), 0};
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -105,22 +107,22 @@ static void meet(world *w, int number)
     opts.timeout_ms = TIMEOUT_MS;
     CHECK_OK(tddp_group_create(&opts, NULL, &w->group));
     CHECK_OK(tddp_barrier(w->group, NULL));
-    /* Nobody goes on before all are through: a failure ends what is under way elsewhere. */
+    /* No rank continues before all have finished: a failure ends operations elsewhere. */
     CHECK_OK(tddp_monitored_barrier(w->group, 0, 1, NULL));
 }
 
-static void part(world *w)
+static void end_world(world *w)
 {
     w->group = open_group(w->store, w->rank, w->world_size, TIMEOUT_MS);
     leave(w->group, w->store);
 }
 
-/* All ranks call one thing, the last rank another; all of them must say so, with `all` and `last`
- * in the text. */
+/* All ranks make the call `all`, except the last one, which makes `last`; all must report the
+ * mismatch, with both texts. */
 static void differ(world *w, int number, call all, call last, const char *all_text,
                    const char *last_text)
 {
-    meet(w, number);
+    open_case(w, number);
     tddp_status status = run(w->group, w->rank == w->world_size - 1 ? &last : &all);
     CHECK_STATUS(status, TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), all_text);
@@ -151,7 +153,7 @@ static void different_kinds(int rank, int world_size, int port)
             }
         }
     }
-    part(&w);
+    end_world(&w);
 }
 
 MULTI_TEST(different_kinds_on_two_ranks, 2, 60)
@@ -205,7 +207,7 @@ static void different_details(int rank, int world_size, int port)
             differ(&w, number++, all, last, before, "500001 elements");
         }
     }
-    part(&w);
+    end_world(&w);
 }
 
 MULTI_TEST(different_details_on_two_ranks, 2, 60)
@@ -218,20 +220,21 @@ MULTI_TEST(different_details_on_four_ranks, 4, 100)
     different_details(rank, world_size, port);
 }
 
-/* Rank 0 says one size, rank 1 expects another. */
+/* Rank 0 sends one size, rank 1 expects another. */
 static void uneven(world *w, int number, tddp_op_kind kind, int root, size_t here, size_t there,
                    const char *text, const char *back)
 {
-    meet(w, number);
+    open_case(w, number);
     call c = call_of(kind, 4);
     c.root = root;
     c.uneven = true;
     for (int r = 0; r < MOST; r++) {
         c.counts[r] = 4;
     }
-    /* Part 0 is what rank 0 gives in all_gather and gather, part 1 what rank 1 gets in scatter. */
-    size_t *disputed = &c.counts[kind == TDDP_OP_SCATTER ? 1 : 0];
-    *disputed = w->rank == 0 ? here : there;
+    /* Part 0 is what rank 0 sends in all_gather and gather, part 1 what rank 1 receives in
+     * scatter. */
+    size_t *changed = &c.counts[kind == TDDP_OP_SCATTER ? 1 : 0];
+    *changed = w->rank == 0 ? here : there;
     CHECK_STATUS(run(w->group, &c), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), text);
     CHECK_CONTAINS(tddp_error_message(), back);
@@ -239,7 +242,7 @@ static void uneven(world *w, int number, tddp_op_kind kind, int root, size_t her
     tddp_group_release(w->group);
 }
 
-MULTI_TEST(uneven_sizes_are_told_by_both_sides, 2, 60)
+MULTI_TEST(unequal_sizes_are_reported_by_both_sides, 2, 60)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
     uneven(&w, 0, TDDP_OP_ALL_GATHER, 0, 3, 5,
@@ -258,16 +261,16 @@ MULTI_TEST(uneven_sizes_are_told_by_both_sides, 2, 60)
            "rank 0 sends 500001 elements of float32, rank 1 expects 500000");
     uneven(&w, 7, TDDP_OP_REDUCE_SCATTER, 0, 7, 8, "reduce_scatter (operation 2): ",
            "rank 1 sends 8 elements of float32, rank 0 expects 7");
-    part(&w);
+    end_world(&w);
 }
 
-/* Both directions are looked at: what either rank sends is not what the other expects. */
-MULTI_TEST(all_to_all_tells_both_directions, 2, 30)
+/* Both directions are reported: neither rank sends what the other expects. */
+MULTI_TEST(all_to_all_reports_both_directions, 2, 30)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
     for (int large = 0; large < 2; large++) {
         size_t base = large ? 100000 : 0;
-        meet(&w, large);
+        open_case(&w, large);
         tddp_buffer inputs[2];
         tddp_buffer outputs[2];
         for (int r = 0; r < 2; r++) {
@@ -286,10 +289,10 @@ MULTI_TEST(all_to_all_tells_both_directions, 2, 30)
                                                      "expects 5");
         tddp_group_release(w.group);
     }
-    part(&w);
+    end_world(&w);
 }
 
-/* Each rank is in another operation; no two of them would exchange data in it. */
+/* Each rank runs another operation; no two of them would exchange data in it. */
 MULTI_TEST(three_ranks_in_three_operations, 3, 30)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
@@ -299,16 +302,16 @@ MULTI_TEST(three_ranks_in_three_operations, 3, 30)
         calls[1] = call_of(TDDP_OP_GATHER, large ? LARGE : SMALL);
         calls[2] = calls[1];
         calls[2].root = 1;
-        meet(&w, large);
+        open_case(&w, large);
         CHECK_STATUS(run(w.group, &calls[rank]), TDDP_MISMATCH);
         tddp_group_release(w.group);
     }
-    part(&w);
+    end_world(&w);
 }
 
-/* The two that agree are the root and one more; the third one waits for a root that knows nothing
- * of it. */
-MULTI_TEST(a_root_of_ones_own, 3, 30)
+/* The two ranks that agree are the root and another one; the third waits for a root that doesn't
+ * know of it. */
+MULTI_TEST(a_root_that_differs, 3, 30)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
     const tddp_op_kind rooted[] = {TDDP_OP_BROADCAST, TDDP_OP_SCATTER, TDDP_OP_GATHER,
@@ -319,16 +322,16 @@ MULTI_TEST(a_root_of_ones_own, 3, 30)
         last.root = 1;
         differ(&w, k, all, last, "root 0", "root 1");
     }
-    part(&w);
+    end_world(&w);
 }
 
-/* Rank 1 leaves the second of two operations out. */
-MULTI_TEST(a_rank_that_left_out_a_call_is_told_as_such, 2, 30)
+/* Rank 1 leaves out the second of two operations. */
+MULTI_TEST(a_missing_call_is_reported_as_such, 2, 30)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
     call first = call_of(TDDP_OP_ALL_REDUCE, SMALL);
     call second = call_of(TDDP_OP_BROADCAST, LARGE);
-    meet(&w, 0);
+    open_case(&w, 0);
     CHECK_OK(run(w.group, &first));
     CHECK_STATUS(run(w.group, rank == 0 ? &second : &first), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "runs broadcast (operation 3, 500000 elements");
@@ -336,11 +339,11 @@ MULTI_TEST(a_rank_that_left_out_a_call_is_told_as_such, 2, 30)
     CHECK_CONTAINS(tddp_error_message(), "rank 1 calls what both called in operation 2: it has "
                                          "left out a call, or made that one twice");
     tddp_group_release(w.group);
-    part(&w);
+    end_world(&w);
 }
 
-/* One description is not compared with none. */
-MULTI_TEST(a_description_is_compared_with_another_only, 2, 30)
+/* A fingerprint isn't compared with none. */
+MULTI_TEST(a_fingerprint_is_compared_only_with_another, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, TIMEOUT_MS);
@@ -356,23 +359,23 @@ MULTI_TEST(a_description_is_compared_with_another_only, 2, 30)
     leave(group, store);
 }
 
-/* A rank that comes when the others have parted learns what they ran, not only that they are gone.
- * Where it shares a host with one of them, that one compares with the other host once it is there.
- */
-MULTI_TEST(a_late_rank_learns_of_the_difference, 3, 30)
+/* A rank that calls when the others have failed reports their call, not only that they are gone.
+ * Where it shares a host with one of them, that one compares with the other host after it has
+ * arrived. */
+MULTI_TEST(a_late_rank_reports_the_mismatch, 3, 30)
 {
     world w = {open_store(rank, world_size, port), NULL, rank, world_size};
     call calls[] = {call_of(TDDP_OP_ALL_REDUCE, SMALL), call_of(TDDP_OP_BARRIER, 0),
                     call_of(TDDP_OP_BARRIER, 0)};
     const char *layout = getenv("LAYOUT");
-    int late_after = layout && strcmp(layout, "turns") == 0 ? COMING : TOLD;
-    meet(&w, 0);
+    int late_after = layout && strcmp(layout, "turns") == 0 ? ENTERING : NOTIFIED;
+    open_case(&w, 0);
     CHECK_AWAIT(late_after, rank == 2 ? 2 : 0);
-    check_signal(COMING);
+    check_signal(ENTERING);
     CHECK_STATUS(run(w.group, &calls[rank]), TDDP_MISMATCH);
-    check_signal(TOLD);
+    check_signal(NOTIFIED);
     CHECK_CONTAINS(tddp_error_message(), "runs all_reduce (operation 2, 12 elements of float32");
     CHECK_CONTAINS(tddp_error_message(), "runs barrier (operation 2)");
     tddp_group_release(w.group);
-    part(&w);
+    end_world(&w);
 }

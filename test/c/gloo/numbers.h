@@ -1,4 +1,7 @@
-/* Numbers of every dtype that differ between ranks and places, and what they combine to. */
+/*
+ * Numbers of every dtype that differ between ranks and positions, and the results of combining
+ * them.
+ */
 #ifndef TDDP_TEST_NUMBERS_H
 #define TDDP_TEST_NUMBERS_H
 
@@ -11,10 +14,10 @@
 #include "check.h"
 #include "repeats.h"
 
-/* After so many elements numbers come again. */
+/* The numbers repeat after so many elements. */
 enum { NUMBERS_PERIOD = 4 };
 
-/* Small numbers that every dtype holds, different on each rank and at each place. */
+/* Small numbers that every dtype holds exactly, different on each rank and at each position. */
 static inline double number(int rank, size_t i)
 {
     return (double)((i * 3 + (size_t)rank * 5) % 4 + 1);
@@ -110,7 +113,7 @@ static inline double get(const void *data, tddp_dtype dtype, size_t i)
     return NAN;
 }
 
-/* The real part of what all ranks' numbers at place i combine to. */
+/* The real part of the result at position i. */
 static inline double expected(tddp_reduce_op op, tddp_dtype dtype, int world_size, size_t i,
                               double premul)
 {
@@ -119,9 +122,9 @@ static inline double expected(tddp_reduce_op op, tddp_dtype dtype, int world_siz
     double imaginary = 0;
     for (int rank = 0; rank < world_size; rank++) {
         double x = number(rank, i);
-        int whole = (int)x;
+        int integer = (int)x;
         if (dtype == TDDP_BOOL) {
-            x = whole = x > 2;
+            x = integer = x > 2;
         }
         if (rank == 0) {
             real = x;
@@ -141,13 +144,13 @@ static inline double expected(tddp_reduce_op op, tddp_dtype dtype, int world_siz
             real = fmax(real, x);
             break;
         case TDDP_REDUCE_BAND:
-            real = (int)real & whole;
+            real = (int)real & integer;
             break;
         case TDDP_REDUCE_BOR:
-            real = (int)real | whole;
+            real = (int)real | integer;
             break;
         case TDDP_REDUCE_BXOR:
-            real = (int)real ^ whole;
+            real = (int)real ^ integer;
             break;
         default:
             real = dtype == TDDP_BOOL ? fmax(real, x) : real + x;
@@ -159,7 +162,7 @@ static inline double expected(tddp_reduce_op op, tddp_dtype dtype, int world_siz
                                           : real;
 }
 
-/* float16 and bfloat16 round at each step; the others are exact but for the division. */
+/* float16 and bfloat16 round at each step; the others are exact except for the division. */
 static inline double tolerance(tddp_dtype dtype, tddp_reduce_op op, double value)
 {
     double unit = dtype == TDDP_FLOAT16 ? 1.0 / 1024 : dtype == TDDP_BFLOAT16 ? 1.0 / 64 : 1e-6;
@@ -167,7 +170,7 @@ static inline double tolerance(tddp_dtype dtype, tddp_reduce_op op, double value
     return exact ? 0 : fabs(value) * unit;
 }
 
-/* A rank's numbers from place `start` on. */
+/* Writes a rank's numbers from position `start` on. */
 static inline void fill_numbers(void *data, tddp_dtype dtype, int rank, size_t start, size_t count)
 {
     size_t size = tddp_dtype_size(dtype);
@@ -177,7 +180,7 @@ static inline void fill_numbers(void *data, tddp_dtype dtype, int rank, size_t s
     repeat_bytes(data, NUMBERS_PERIOD * size, count * size);
 }
 
-/* They are what fill_numbers() gave. */
+/* Checks that they are unchanged since fill_numbers(). */
 static inline void check_numbers(const void *data, tddp_dtype dtype, int rank, size_t start,
                                  size_t count)
 {
@@ -190,14 +193,15 @@ static inline void check_numbers(const void *data, tddp_dtype dtype, int rank, s
     }
 }
 
-/* They are what all ranks' numbers combine to; `slack`: times the tolerance. */
+/* Checks that they are the result of all ranks' numbers. */
 static inline void check_combined(const void *data, tddp_dtype dtype, tddp_reduce_op op,
-                                  int world_size, size_t start, size_t count, double slack)
+                                  int world_size, size_t start, size_t count,
+                                  double tolerance_factor)
 {
     size_t checked = elements_to_check(data, tddp_dtype_size(dtype), NUMBERS_PERIOD, count);
     for (size_t i = 0; i < checked; i++) {
         double value = expected(op, dtype, world_size, start + i, 0.5);
-        CHECK_DOUBLE(get(data, dtype, i), value, slack * tolerance(dtype, op, value));
+        CHECK_DOUBLE(get(data, dtype, i), value, tolerance_factor * tolerance(dtype, op, value));
     }
 }
 

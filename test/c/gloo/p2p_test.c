@@ -1,5 +1,7 @@
-/* Sends and receives over Gloo: every dtype, sizes from nothing to several MiB, tags, any source,
- * many at once. How they end badly is in losses_test.c. */
+/*
+ * Sends and receives over Gloo: every dtype, sizes from zero to several MiB, tags, wildcard
+ * sources, many requests at once. Failures are in losses_test.c.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,7 +17,7 @@ enum { DTYPES = sizeof dtypes / sizeof *dtypes, EAGER = 64 * 1024, MOST = 5 * 10
 static uint8_t out[MOST];
 static uint8_t in[MOST];
 
-/* Bytes that tell the sender, the message and the place. */
+/* Bytes that depend on the sender, the message and the position. */
 static uint8_t byte_of(int sender, int message, size_t at)
 {
     return (uint8_t)(at * 7 + (at >> 8) + (size_t)sender * 31 + (size_t)message * 5 + 1);
@@ -39,7 +41,7 @@ static void check_bytes(const void *data, size_t bytes, int sender, int message)
     }
 }
 
-/* Everyone sends to the next rank and receives from the one before. */
+/* Every rank sends to its successor and receives from its predecessor. */
 static void round_the_ring(tddp_group *group, int rank, int world_size, tddp_dtype dtype,
                            size_t count, int message)
 {
@@ -48,8 +50,8 @@ static void round_the_ring(tddp_group *group, int rank, int world_size, tddp_dty
     size_t bytes = count * tddp_dtype_size(dtype);
     fill(out, bytes, rank, message);
     memset(in, 0, bytes + 1);
-    tddp_work *sent = begin_send(group, buffer_of(out, count, dtype), next, 0);
-    CHECK_INT(end_from(begin_recv(group, buffer_of(in, count, dtype), before, 0)), before);
+    tddp_work *sent = post_send(group, buffer_of(out, count, dtype), next, 0);
+    CHECK_INT(wait_for_source(post_recv(group, buffer_of(in, count, dtype), before, 0)), before);
     CHECK_OK(end(sent));
     check_bytes(in, bytes, before, message);
     CHECK_INT(in[bytes], 0);
@@ -58,7 +60,7 @@ static void round_the_ring(tddp_group *group, int rank, int world_size, tddp_dty
 static void all_dtypes_and_sizes(int rank, int world_size, int port)
 {
     static const size_t sizes[] = {0, 1, 3, 1001, EAGER, EAGER + 1, 300007};
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     int message = 0;
     for (size_t d = 0; d < DTYPES; d++) {
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -68,7 +70,7 @@ static void all_dtypes_and_sizes(int rank, int world_size, int port)
         }
     }
     round_the_ring(here.group, rank, world_size, TDDP_UINT8, MOST - 1, message);
-    leave_world(here);
+    close_world(here);
 }
 
 MULTI_TEST(all_dtypes_and_sizes_2, 2, 60)
@@ -86,14 +88,14 @@ MULTI_TEST(all_dtypes_and_sizes_4, 4, 60)
     all_dtypes_and_sizes(rank, world_size, port);
 }
 
-/* Just below, at and above what travels with the header. */
+/* Just below, at and above the size that is sent with the header. */
 MULTI_TEST(sizes_round_the_limit, 2, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     for (int i = -2; i <= 2; i++) {
         round_the_ring(here.group, rank, world_size, TDDP_UINT8, (size_t)(EAGER + i), i + 2);
     }
-    leave_world(here);
+    close_world(here);
 }
 
 MULTI_TEST(tags_match_in_any_order, 2, 30)
@@ -101,13 +103,13 @@ MULTI_TEST(tags_match_in_any_order, 2, 30)
     static const uint32_t sent[] = {5, 3, 0, UINT32_MAX, 7};
     static const uint32_t received[] = {UINT32_MAX, 7, 5, 0, 3};
     enum { COUNT = 5 };
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     for (size_t bytes = 10; bytes <= 200000; bytes *= 20000) {
         tddp_work *works[COUNT];
         for (int i = 0; i < COUNT; i++) {
             if (rank == 0) {
                 fill(out + 200000 * i, bytes, 0, (int)sent[i]);
-                works[i] = begin_send(here.group, bytes_of(out + 200000 * i, bytes), 1, sent[i]);
+                works[i] = post_send(here.group, bytes_of(out + 200000 * i, bytes), 1, sent[i]);
             } else {
                 CHECK_OK(tddp_recv(here.group, bytes_of(in, bytes), 0, received[i], NULL));
                 check_bytes(in, bytes, 0, (int)received[i]);
@@ -117,7 +119,7 @@ MULTI_TEST(tags_match_in_any_order, 2, 30)
             CHECK_OK(end(works[i]));
         }
     }
-    leave_world(here);
+    close_world(here);
 }
 
 static size_t size_of_message(int message)
@@ -125,11 +127,12 @@ static size_t size_of_message(int message)
     return message % 3 == 0 ? 100000 : message % 3 == 1 ? 8 : 0;
 }
 
-/* One tag: the order of the calls decides, however they are finished. */
+/* With one tag, messages match in the order of the calls, in whatever order the requests are
+ * finished. */
 MULTI_TEST(many_in_flight_match_in_order, 2, 60)
 {
     enum { COUNT = 48 };
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     for (int turn = 0; turn < 3; turn++) {
         tddp_work *works[COUNT];
         for (int i = 0; i < COUNT; i++) {
@@ -137,10 +140,10 @@ MULTI_TEST(many_in_flight_match_in_order, 2, 60)
             size_t bytes = size_of_message(i);
             if (rank == 0) {
                 fill(place, bytes, turn, i);
-                works[i] = begin_send(here.group, bytes_of(place, bytes), 1, 9);
+                works[i] = post_send(here.group, bytes_of(place, bytes), 1, 9);
             } else {
                 memset(place, 0, bytes);
-                works[i] = begin_recv(here.group, bytes_of(place, bytes), 0, 9);
+                works[i] = post_recv(here.group, bytes_of(place, bytes), 0, 9);
             }
         }
         for (int k = 0; k < COUNT; k++) {
@@ -151,14 +154,14 @@ MULTI_TEST(many_in_flight_match_in_order, 2, 60)
             }
         }
     }
-    leave_world(here);
+    close_world(here);
 }
 
-/* In memory of their own: whose message comes in which receive is not known before. */
+/* Each receive has its own memory, since its message's source isn't known before. */
 static void from_any_source(int rank, int world_size, int port, size_t bytes)
 {
     enum { EACH = 6 };
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     int others = world_size - 1;
     if (rank > 0) {
         for (int i = 0; i < EACH; i++) {
@@ -170,19 +173,19 @@ static void from_any_source(int rank, int world_size, int port, size_t bytes)
         int seen[4] = {0};
         for (int i = 0; i < EACH * others; i++) {
             works[i] =
-                begin_recv(here.group, bytes_of(in + bytes * (size_t)i, bytes), TDDP_ANY_SOURCE, 4);
+                post_recv(here.group, bytes_of(in + bytes * (size_t)i, bytes), TDDP_ANY_SOURCE, 4);
         }
         for (int i = 0; i < EACH * others; i++) {
-            int source = end_from(works[i]);
+            int source = wait_for_source(works[i]);
             CHECK(source > 0 && source < world_size);
-            /* A sender waits for each message, so its own come in order. */
+            /* A sender waits for each message, so its own messages arrive in order. */
             check_bytes(in + bytes * (size_t)i, bytes, source, seen[source]++);
         }
         for (int peer = 1; peer < world_size; peer++) {
             CHECK_INT(seen[peer], EACH);
         }
     }
-    leave_world(here);
+    close_world(here);
 }
 
 MULTI_TEST(small_from_any_source, 4, 30)
@@ -197,47 +200,47 @@ MULTI_TEST(large_from_any_source, 3, 30)
 
 MULTI_TEST(any_source_beside_one_source, 3, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     int32_t x = rank * 10;
     if (rank == 0) {
         int32_t got[2] = {-1, -1};
-        /* In the other order some backends let the first one have either message. */
-        tddp_work *one = begin_recv(here.group, buffer_of(&got[1], 1, TDDP_INT32), 2, 0);
-        tddp_work *any = begin_recv(here.group, buffer_of(&got[0], 1, TDDP_INT32), -1, 0);
+        /* In the other order some backends let the first receive take either message. */
+        tddp_work *one = post_recv(here.group, buffer_of(&got[1], 1, TDDP_INT32), 2, 0);
+        tddp_work *any = post_recv(here.group, buffer_of(&got[0], 1, TDDP_INT32), -1, 0);
         CHECK_OK(tddp_barrier(here.group, NULL));
-        CHECK_INT(end_from(any), 1);
-        CHECK_INT(end_from(one), 2);
+        CHECK_INT(wait_for_source(any), 1);
+        CHECK_INT(wait_for_source(one), 2);
         CHECK_INT(got[0], 10);
         CHECK_INT(got[1], 20);
     } else {
-        /* Else the first receive might take the message that the second waits for. */
+        /* Otherwise the first receive might take the message that the second one waits for. */
         CHECK_OK(tddp_barrier(here.group, NULL));
         CHECK_OK(tddp_send(here.group, buffer_of(&x, 1, TDDP_INT32), 0, 0, NULL));
     }
-    leave_world(here);
+    close_world(here);
 }
 
 MULTI_TEST(large_messages_both_ways_at_once, 2, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     for (int turn = 0; turn < 4; turn++) {
-        /* The sends first on both sides: neither waits for the other's receive. */
+        /* Both sides post their send first: neither waits for the other's receive. */
         fill(out, MOST, rank, turn);
-        tddp_work *sent = begin_send(here.group, bytes_of(out, MOST), 1 - rank, 1);
+        tddp_work *sent = post_send(here.group, bytes_of(out, MOST), 1 - rank, 1);
         usleep(turn == rank ? 30000 : 0);
-        tddp_work *received = begin_recv(here.group, bytes_of(in, MOST), 1 - rank, 1);
+        tddp_work *received = post_recv(here.group, bytes_of(in, MOST), 1 - rank, 1);
         CHECK_OK(end(received));
         CHECK_OK(end(sent));
         check_bytes(in, MOST, 1 - rank, turn);
     }
-    leave_world(here);
+    close_world(here);
 }
 
 MULTI_TEST(beside_collectives, 3, 60)
 {
     enum { TURNS = 30, SIZE = 100000 };
     static float sums[TURNS][SIZE];
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_work *collectives[TURNS];
     int next = (rank + 1) % 3;
     int before = (rank + 2) % 3;
@@ -250,7 +253,7 @@ MULTI_TEST(beside_collectives, 3, 60)
                                  TDDP_REDUCE_SUM, 0, &collectives[i]));
         size_t bytes = i % 3 ? 16 : 150000;
         fill(out, bytes, rank, i);
-        tddp_work *sent = begin_send(here.group, bytes_of(out, bytes), next, (uint32_t)i);
+        tddp_work *sent = post_send(here.group, bytes_of(out, bytes), next, (uint32_t)i);
         CHECK_OK(tddp_recv(here.group, bytes_of(in, bytes), before, (uint32_t)i, NULL));
         CHECK_OK(end(sent));
         check_bytes(in, bytes, before, i);
@@ -259,26 +262,26 @@ MULTI_TEST(beside_collectives, 3, 60)
         CHECK_OK(end(collectives[i]));
         CHECK_DOUBLE(sums[i][4], 3 + 3 * i, 0);
     }
-    leave_world(here);
+    close_world(here);
 }
 
-/* A receive that nobody answers does not hold up the collectives, nor the group's end. */
-MULTI_TEST(the_end_takes_back_what_is_posted, 2, 30)
+/* Unmatched requests block neither collectives nor the group's shutdown. */
+MULTI_TEST(shutdown_cancels_posted_requests, 2, 30)
 {
-    world here = enter_world(rank, world_size, port, 20000);
+    world here = open_world(rank, world_size, port, 20000);
     tddp_work *works[4];
-    works[0] = begin_recv(here.group, bytes_of(in, 100), 1 - rank, 1);
-    works[1] = begin_recv(here.group, bytes_of(in + 1000, 200000), 1 - rank, 2);
-    works[2] = begin_recv(here.group, bytes_of(in + 300000, 100), TDDP_ANY_SOURCE, 3);
-    works[3] = begin_send(here.group, bytes_of(out, 200000), 1 - rank, 4);
+    works[0] = post_recv(here.group, bytes_of(in, 100), 1 - rank, 1);
+    works[1] = post_recv(here.group, bytes_of(in + 1000, 200000), 1 - rank, 2);
+    works[2] = post_recv(here.group, bytes_of(in + 300000, 100), TDDP_ANY_SOURCE, 3);
+    works[3] = post_send(here.group, bytes_of(out, 200000), 1 - rank, 4);
     CHECK_OK(tddp_barrier(here.group, NULL));
     tddp_group_shutdown(here.group, 0);
     for (int i = 0; i < 4; i++) {
-        /* The first one to go is lost for the other. */
+        /* The first rank to leave is lost for the other. */
         tddp_status status = tddp_work_wait(works[i], NULL);
         CHECK(status == TDDP_GROUP_CLOSED || status == TDDP_PEER_LOST ||
               status == TDDP_GROUP_FAILED);
         tddp_work_release(works[i]);
     }
-    drop_world(here);
+    abandon_world(here);
 }

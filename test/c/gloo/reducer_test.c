@@ -140,14 +140,14 @@ static form plain(void)
     return (form){.opts = TDDP_REDUCER_OPTS_INIT, .tolerance = 1e-5};
 }
 
-MULTI_TEST(four_ranks_leave_parameters_out, 4, 60)
+MULTI_TEST(unused_parameters_on_four_ranks, 4, 60)
 {
     form how = plain();
     how.opts.find_unused = 1;
     train(rank, world_size, port, how);
 }
 
-MULTI_TEST(three_ranks_skip_what_none_uses, 3, 60)
+MULTI_TEST(unused_buckets_are_skipped_on_three_ranks, 3, 60)
 {
     form how = plain();
     how.opts.find_unused = how.opts.skip_unused = 1;

@@ -1,5 +1,7 @@
-/* all_reduce, reduce and reduce_scatter over Gloo, beyond what random programs do
- * (test/c/sequences): eight ranks, many pieces, equal bits, means of large halves. */
+/*
+ * all_reduce, reduce and reduce_scatter over Gloo, beyond what random sequences (test/c/sequences)
+ * do: eight ranks, many chunks, equal bits, means of large float16.
+ */
 #include <tddp/backend.h>
 
 #include "numbers.h"
@@ -7,7 +9,7 @@
 
 enum { GUARD = 64 };
 
-/* Room for `count` elements, between bytes that stay as they are. */
+/* Memory for `count` elements, between guard bytes. */
 static char *guarded(size_t count, tddp_dtype dtype)
 {
     size_t bytes = count * tddp_dtype_size(dtype) + (size_t)2 * GUARD;
@@ -64,10 +66,10 @@ static void reduce_scatter(tddp_group *group, size_t count, tddp_dtype dtype, td
     check_combined(output, dtype, op, world_size, count * (size_t)rank, count, 1);
     check_numbers(input, dtype, rank, 0, total);
     /* In place: the output is this rank's part of the input. */
-    char *own = input + count * (size_t)rank * tddp_dtype_size(dtype);
+    char *local = input + count * (size_t)rank * tddp_dtype_size(dtype);
     CHECK_OK(tddp_reduce_scatter(group, buffer_of(input, total, dtype),
-                                 buffer_of(own, count, dtype), op, 0.5, NULL));
-    check_combined(own, dtype, op, world_size, count * (size_t)rank, count, 1);
+                                 buffer_of(local, count, dtype), op, 0.5, NULL));
+    check_combined(local, dtype, op, world_size, count * (size_t)rank, count, 1);
     release(input, total * tddp_dtype_size(dtype));
     release(output, count * tddp_dtype_size(dtype));
 }
@@ -77,27 +79,27 @@ static size_t part_size(int rank, size_t count)
     return rank % 3 == 1 ? 0 : rank % 3 == 2 ? count / 2 + 1 : count;
 }
 
-/* Parts in pieces of memory of their own, in which element i of part r is at place r + i. */
+/* Parts in separate memory; element i of part r is at position r + i. */
 static void reduce_scatter_list(tddp_group *group, size_t count, tddp_dtype dtype,
                                 tddp_reduce_op op)
 {
     int rank = tddp_group_rank(group);
     int world_size = tddp_group_world_size(group);
     tddp_buffer parts[8];
-    size_t own = part_size(rank, count);
-    char *output = guarded(own, dtype);
+    size_t local = part_size(rank, count);
+    char *output = guarded(local, dtype);
     for (int r = 0; r < world_size; r++) {
         parts[r] = buffer_of(guarded(part_size(r, count), dtype), part_size(r, count), dtype);
         fill_numbers(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
     }
     CHECK_OK(tddp_reduce_scatter_list(group, parts, (size_t)world_size,
-                                      buffer_of(output, own, dtype), op, 0.5, NULL));
-    check_combined(output, dtype, op, world_size, (size_t)rank, own, 1);
+                                      buffer_of(output, local, dtype), op, 0.5, NULL));
+    check_combined(output, dtype, op, world_size, (size_t)rank, local, 1);
     for (int r = 0; r < world_size; r++) {
         check_numbers(parts[r].data, dtype, rank, (size_t)r, parts[r].count);
         release(parts[r].data, parts[r].count * tddp_dtype_size(dtype));
     }
-    release(output, own * tddp_dtype_size(dtype));
+    release(output, local * tddp_dtype_size(dtype));
 }
 
 static void all_kinds(tddp_group *group, size_t count, tddp_dtype dtype, tddp_reduce_op op)
@@ -125,8 +127,8 @@ MULTI_TEST(eight_ranks, 8, 110)
     leave(group, store);
 }
 
-/* More pieces than fit into the window, with ends that divide evenly by nothing. */
-static void many_pieces(int rank, int world_size, int port)
+/* More chunks than fit into the window, with sizes that divide evenly by nothing. */
+static void check_many_chunks(int rank, int world_size, int port)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 60000);
@@ -140,18 +142,18 @@ static void many_pieces(int rank, int world_size, int port)
     leave(group, store);
 }
 
-MULTI_TEST(many_pieces_on_two_ranks, 2, 60)
+MULTI_TEST(many_chunks_on_two_ranks, 2, 60)
 {
-    many_pieces(rank, world_size, port);
+    check_many_chunks(rank, world_size, port);
 }
 
-MULTI_TEST(many_pieces_on_four_ranks, 4, 100)
+MULTI_TEST(many_chunks_on_four_ranks, 4, 100)
 {
-    many_pieces(rank, world_size, port);
+    check_many_chunks(rank, world_size, port);
 }
 
-/* All ranks hold the same bits, also of numbers whose sum depends on the order; and the root of a
- * small reduce, which takes the ranks in the same order. */
+/* All ranks have the same bits, also of numbers whose sum depends on the order; and so has the
+ * root of a small reduce, which combines in the same order. */
 MULTI_TEST(all_ranks_get_the_same_bits, 3, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -185,7 +187,7 @@ MULTI_TEST(all_ranks_get_the_same_bits, 3, 30)
     leave(group, store);
 }
 
-/* The mean of numbers near the largest one of float16, whose sum it cannot hold. */
+/* The mean of numbers near the largest float16, whose sum would overflow. */
 MULTI_TEST(means_of_halves_do_not_overflow, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);

@@ -1,4 +1,4 @@
-/* Several operations under way at once, and several groups. */
+/* Several operations in flight at once, and several groups. */
 #include "world.h"
 
 MULTI_TEST(many_operations_under_way, 2, 30)

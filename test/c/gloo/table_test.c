@@ -1,5 +1,7 @@
-/* The backend's table driven directly, with operations that no group would let through: numbers
- * that differ between ranks, parts of oneself that do not fit. */
+/*
+ * The backend's table used directly, with operations that a group would refuse: sequence numbers
+ * that differ between ranks, a local part whose sizes differ.
+ */
 #include <stdio.h>
 
 #include <tddp/backend.h>
@@ -48,8 +50,8 @@ static void part(member *self)
     tddp_store_release(self->store);
 }
 
-/* Rank 1 has counted one operation more. */
-MULTI_TEST(another_number_is_told, 2, 20)
+/* Rank 1 has counted one more operation. */
+MULTI_TEST(another_sequence_number_is_reported, 2, 20)
 {
     member self = join(rank, world_size, port);
     static float data[100000];
@@ -74,8 +76,8 @@ MULTI_TEST(another_number_is_told, 2, 20)
     part(&self);
 }
 
-/* The number alone differs, and memory would fit. */
-MULTI_TEST(the_same_call_under_another_number_is_told, 2, 20)
+/* Only the sequence number differs; the sizes would match. */
+MULTI_TEST(the_same_call_with_another_sequence_number_is_reported, 2, 20)
 {
     member self = join(rank, world_size, port);
     static int32_t data[50000];
@@ -91,7 +93,7 @@ MULTI_TEST(the_same_call_under_another_number_is_told, 2, 20)
     part(&self);
 }
 
-MULTI_TEST(parts_of_oneself_must_fit, 1, 20)
+MULTI_TEST(local_parts_must_agree, 1, 20)
 {
     member self = join(rank, world_size, port);
     int32_t from[4] = {1, 2, 3, 4};
@@ -105,7 +107,7 @@ MULTI_TEST(parts_of_oneself_must_fit, 1, 20)
                   .input_parts = &input,
                   .output_parts = &output};
     CHECK_STATUS(run(&self, &op), TDDP_MISMATCH);
-    CHECK_CONTAINS(tddp_error_message(), "rank 0 gives itself 4 elements and expects 3");
+    CHECK_CONTAINS(tddp_error_message(), "rank 0 sends itself 4 elements and expects 3");
     CHECK_INT(to[0], 0);
     part(&self);
     self = join(rank, world_size, port);
@@ -117,7 +119,7 @@ MULTI_TEST(parts_of_oneself_must_fit, 1, 20)
 }
 
 /* Point to point is posted, everything else is run. */
-MULTI_TEST(a_table_knows_every_collective, 1, 20)
+MULTI_TEST(the_table_has_every_collective, 1, 20)
 {
     const tddp_backend_v1 *backend;
     CHECK_OK(tddp_backend_find("gloo", &backend));

@@ -4,8 +4,8 @@
 
 #include "hosted_store.h"
 
-/* The time of its operations from now on; to be set when the ranks have met, for a rank may come to
- * that late. */
+/* Sets the timeout of later operations. Call it after the ranks have synchronised, since a rank
+ * may be late to that. */
 static inline void limit_to(tddp_group *group, int64_t ms)
 {
     CHECK_OK(tddp_group_set_timeout(group, ms));
@@ -25,7 +25,7 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
     return group;
 }
 
-/* With all others: a rank that is through may have data yet to pass on. */
+/* With all others: a rank that has finished may still have data to forward. */
 static inline void leave(tddp_group *group, tddp_store *store)
 {
     CHECK_OK(tddp_barrier(group, NULL));

@@ -1,6 +1,6 @@
-/* How pieces of memory are shared out between ranks. */
-#ifndef TDDP_GLOO_PARTS_H
-#define TDDP_GLOO_PARTS_H
+/* Divides buffers into parts for ranks, and parts into chunks. */
+#ifndef TDDP_GLOO_PARTITION_H
+#define TDDP_GLOO_PARTITION_H
 
 #include <algorithm>
 #include <cstring>
@@ -10,15 +10,13 @@
 namespace tddp_gloo
 {
 
-/*
- * Pieces are small enough to be combined while the next one arrives, large enough not to be all
- * messages. Two ranks over loopback, all_reduce of 1 to 8 MiB: pieces of 128 KiB and 256 KiB cost a
- * fifth more, 1 MiB and 2 MiB nothing less.
- */
-constexpr size_t PIECE_BYTES = 512 * 1024;
+/* Small enough to combine one chunk while the next arrives, large enough not to be dominated by
+ * per-message cost. Two ranks over loopback, all_reduce of 1 to 8 MiB: chunks of 128 KiB and 256
+ * KiB cost a fifth more, 1 MiB and 2 MiB cost the same. */
+constexpr size_t CHUNK_BYTES = 512 * 1024;
 
-/* What a transfer is for: between two ranks those of one phase are in order. */
-enum Phase : unsigned { TO_OWNER = 0, FROM_OWNER = 1, WHOLE = 2 };
+/* The purpose of a transfer. Between two ranks transfers of one phase are ordered. */
+enum Phase : unsigned { TO_OWNER = 0, FROM_OWNER = 1, DIRECT = 2 };
 
 inline size_t bytes_of(const tddp_buffer &buffer)
 {
@@ -41,18 +39,18 @@ template <typename Visit> void each_peer(const Mesh &mesh, Visit visit)
     }
 }
 
-template <typename Visit> void each_piece(size_t bytes, Visit visit)
+template <typename Visit> void each_chunk(size_t bytes, Visit visit)
 {
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        visit(at, std::min(PIECE_BYTES, bytes - at));
+    for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
+        visit(at, std::min(CHUNK_BYTES, bytes - at));
     }
 }
 
-/* Equal parts of `count` elements; all start on a cache line if the whole does. */
-class Parts
+/* Equal parts of `count` elements; all start on a cache line if the buffer does. */
+class Partition
 {
   public:
-    Parts(size_t count, int owners, size_t element) : count_(count), element_(element)
+    Partition(size_t count, int owners, size_t element) : count_(count), element_(element)
     {
         size_t even = (count + static_cast<size_t>(owners) - 1) / static_cast<size_t>(owners);
         size_t line = 64 / element;

@@ -1,0 +1,87 @@
+/*
+ * Headers and payloads of one operation. Runs on the group's progress thread.
+ *
+ * Invariant: in each operation each rank sends exactly one header to every other rank, sends all of
+ * them before it waits for any, and does not return before it has received all. So a peer is at
+ * most one header ahead, and two inboxes suffice; and a rank that detects a mismatch has sent its
+ * call to all others, so that they detect it too.
+ */
+#include "op_messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "failure.h"
+
+namespace tddp_gloo
+{
+
+static_assert(sizeof(tddp_call) <= HEADER_BYTES, "a header has its place");
+
+OpMessages::OpMessages(Mesh &mesh, const tddp_op &op) : mesh_(mesh), op_(op) {}
+
+void OpMessages::send_header(int peer, const void *data, size_t bytes)
+{
+    Link &link = mesh_.link(peer);
+    const tddp_call call = tddp_call_of(&op_, mesh_.rank, peer);
+    mesh_.post_inbox(peer, link.inbox_index ^ 1u);
+    memcpy(link.outbox_data, &call, sizeof call);
+    if (bytes > 0) {
+        memcpy(link.outbox_data + HEADER_BYTES, data, bytes);
+    }
+    mesh_.send(*link.outbox, peer, HEADER_SLOT, 0, HEADER_BYTES + bytes);
+    sent_.push_back({link.outbox.get(), peer});
+}
+
+char *OpMessages::recv_header(int peer)
+{
+    Link &link = mesh_.link(peer);
+    mesh_.wait_recv(*link.inbox[link.inbox_index], peer);
+    char *data = link.inbox_data[link.inbox_index];
+    link.inbox_index ^= 1u;
+    mesh_.compare(op_, peer, data);
+    return data + HEADER_BYTES;
+}
+
+double OpMessages::premul(int peer) const
+{
+    return mesh_.link(peer).before.theirs.premul;
+}
+
+Buffer &OpMessages::region(const void *data, size_t bytes)
+{
+    /* Gloo has one pointer type for both directions; a send doesn't write. */
+    regions_.push_back(mesh_.buffer(const_cast<void *>(data), bytes));
+    return *regions_.back();
+}
+
+void OpMessages::send(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
+{
+    mesh_.send(region, peer, send_slot_of(op_, mesh_.rank, peer) | phase, offset, bytes);
+    sent_.push_back({&region, peer});
+}
+
+void OpMessages::recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
+{
+    mesh_.recv(region, peer, recv_slot_of(op_, mesh_.rank, peer) | phase, offset, bytes);
+}
+
+void OpMessages::wait_sent(Buffer &region, int peer)
+{
+    auto oldest = std::find_if(sent_.begin(), sent_.end(),
+                               [&](const Sent &each) { return each.buffer == &region; });
+    if (oldest != sent_.end()) {
+        mesh_.wait_send(region, peer);
+        sent_.erase(oldest);
+    }
+}
+
+void OpMessages::finish()
+{
+    for (const Sent &each : sent_) {
+        mesh_.wait_send(*each.buffer, each.peer);
+    }
+    sent_.clear();
+}
+
+} // namespace tddp_gloo
