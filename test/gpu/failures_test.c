@@ -20,7 +20,7 @@ static void live_until_killed(int rank, int world_size, int port, int ready, boo
     tddp_group *group = open_group(store, rank, world_size, connects ? 0 : -1, SHORT_MS);
     tddp_buffer buffer = {0};
     if (connects) {
-        buffer = put(data, COUNT, TDDP_FLOAT32);
+        buffer = to_device(data, COUNT, TDDP_FLOAT32);
         CHECK_OK(sum(group, buffer));
     }
     CHECK_INT(write(ready, "r", 1), 1);
@@ -57,7 +57,7 @@ static void be_killed(int rank, int world_size, int port, bool connects)
 static void check_lost(tddp_group *group, const char *what)
 {
     static float data[COUNT];
-    tddp_buffer buffer = put(data, COUNT, TDDP_FLOAT32);
+    tddp_buffer buffer = to_device(data, COUNT, TDDP_FLOAT32);
     double start = seconds_now();
     double began = start;
     tddp_status status;
@@ -108,7 +108,7 @@ MULTI_TEST(a_rank_that_is_late_is_a_timeout, 2, 60)
     live_apart(rank);
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 0, 2000);
-    tddp_buffer buffer = put(data, 3, TDDP_FLOAT32);
+    tddp_buffer buffer = to_device(data, 3, TDDP_FLOAT32);
     if (rank == 0) {
         double start = seconds_now();
         CHECK_STATUS(sum(group, buffer), TDDP_TIMEOUT);
@@ -116,6 +116,6 @@ MULTI_TEST(a_rank_that_is_late_is_a_timeout, 2, 60)
         note("- a rank is late: after %.2f s (timeout 2 s): %s", lasted, tddp_error_message());
         CHECK(lasted > 1.5 && lasted < 5);
     }
-    take(data, buffer);
+    from_device(data, buffer);
     leave(group, store);
 }

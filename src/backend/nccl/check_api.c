@@ -1,6 +1,6 @@
 /*
- * Holds the declarations of this room against the libraries' own headers, where these are: compiled
- * in a build that has them (-DTDDP_NCCL_HEADERS=ON), and empty.
+ * Compares the declarations in this folder with the libraries' own headers. Compiled only in a
+ * build that has them (-DTDDP_NCCL_HEADERS=ON), otherwise empty.
  */
 #ifdef TDDP_NCCL_HEADERS
 
@@ -9,8 +9,7 @@
 
 #include "backend/nccl/nccl_api.h"
 
-/* Enumerations are int to a caller, handles are pointers to the very structs that are named here.
- */
+/* Enumerations are passed as int, and handles are pointers to the same structs. */
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #ours)
 
 SAME(TDDP_CUDA_SUCCESS, cudaSuccess);
@@ -63,7 +62,7 @@ _Static_assert(offsetof(ncclConfig_t, splitShare) == offsetof(tddp_nccl_config, 
 
 #else
 
-/* ISO C wants a declaration in each file. */
+/* ISO C requires a declaration in each file. */
 typedef int tddp_nccl_headers_are_not_here;
 
 #endif

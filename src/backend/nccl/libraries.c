@@ -1,4 +1,4 @@
-/* NCCL as a table of its calls, beside the CUDA runtime's. Any thread; one lock guards all. */
+/* NCCL as a table of functions, beside the CUDA runtime's. Any thread; a lock guards the table. */
 #include "backend/nccl/libraries.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 static const char *const names[] = {"libnccl.so.2", NULL};
 static const char *const folders[] = {"libnccl.so.2", "../../nvidia/nccl/lib/libnccl.so.2", NULL};
 
-static const tddp_library_spec quest = {
+static const tddp_library_spec spec = {
     .title = "NCCL",
     .variable = "TDDP_NCCL_LIBRARY",
     .prefix = "libnccl.so",
@@ -29,20 +29,20 @@ static tddp_status find_nccl(tddp_nccl_libraries *out)
 {
     char version[TDDP_NCCL_VERSION_TEXT];
     tddp_library library;
-    tddp_status status = tddp_library_find(&quest, &library);
+    tddp_status status = tddp_library_find(&spec, &library);
     if (status) {
         return status;
     }
-    /* First, as an old one may lack calls. */
+    /* Before the others, since an old NCCL may lack some. */
     if (!tddp_library_symbol(&library, "ncclGetVersion", &out->nccl.ncclGetVersion) ||
         out->nccl.ncclGetVersion(&out->nccl_version) != TDDP_NCCL_SUCCESS) {
-        return tddp_fail(TDDP_UNAVAILABLE, "%s does not tell its version: expected NCCL",
+        return tddp_fail(TDDP_UNAVAILABLE, "%s does not report its version: expected NCCL",
                          library.path);
     }
     if (out->nccl_version < TDDP_NCCL_LEAST_VERSION) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s is NCCL %s: expected 2.18 or newer; %s",
                          library.path, tddp_nccl_version_text(out->nccl_version, version),
-                         quest.hint);
+                         spec.hint);
     }
 #define FIND(result, name, arguments)                                            \
     if (!tddp_library_symbol(&library, #name, &out->nccl.name)) {                \
@@ -73,7 +73,7 @@ tddp_status tddp_nccl_libraries_get(const tddp_nccl_libraries **out)
     return status;
 }
 
-/* Before 2.9 the numbers were a digit shorter. */
+/* Before 2.9 the numbers had a digit less. */
 const char *tddp_nccl_version_text(int version, char text[TDDP_NCCL_VERSION_TEXT])
 {
     int big = version < 10000 ? 1000 : 10000;

@@ -1,6 +1,6 @@
 /*
- * NCCL and the CUDA runtime, found when first asked for: a program with libtorch for CUDA has both
- * in its process already, and these are then the ones.
+ * NCCL and the CUDA runtime, loaded on first use. A program with libtorch for CUDA has loaded both
+ * already, and then those are used.
  */
 #ifndef TDDP_NCCL_LIBRARIES_H
 #define TDDP_NCCL_LIBRARIES_H
@@ -15,14 +15,12 @@ typedef struct tddp_nccl_libraries {
     int nccl_version; /* 22005 is 2.20.5 */
 } tddp_nccl_libraries;
 
-/*
- * Any thread. What was found stays for the life of the process; what was not is looked for again by
- * the next call. TDDP_NCCL_LIBRARY names a file to take and no other.
- * Errors: TDDP_UNAVAILABLE, with what was tried and what to install.
- */
+/* Any thread. Loaded libraries stay for the life of the process; after a failure the next call
+ * tries again. TDDP_NCCL_LIBRARY names the only file to try. Errors: TDDP_UNAVAILABLE, with what
+ * was tried and what to install. */
 TDDP_NODISCARD tddp_status tddp_nccl_libraries_get(const tddp_nccl_libraries **out);
 
-/* "2.20.5" of 22005. */
+/* Writes 22005 as "2.20.5". */
 enum { TDDP_NCCL_VERSION_TEXT = 32 };
 const char *tddp_nccl_version_text(int version, char text[TDDP_NCCL_VERSION_TEXT]);
 

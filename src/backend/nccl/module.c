@@ -1,10 +1,10 @@
 /*
- * The backend's table, and what a group has: the communicator of all its ranks on each device it
- * uses, and those of messages, made when first needed.
+ * The backend table "nccl", and a group's context: a communicator of all ranks for each device that
+ * it uses, and those for messages, created on first use.
  *
- * Threads: as <tddp/backend.h> says. `mutex` guards the lists of channels; a channel that is in a
- * list stays until the end. Messages of one direction between two ranks are launched in the order
- * of their tickets, which they get when they are posted.
+ * Threads: as <tddp/backend.h> says. `mutex` guards the communicators; one that is in the context
+ * stays until the end. Messages of one direction between two ranks are launched in the order in
+ * which they were posted, by tickets.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,83 +12,85 @@
 
 #include <tddp/log.h>
 
-#include "backend/nccl/compare.h"
+#include "backend/nccl/call_check.h"
 #include "backend/nccl/operations.h"
 
-enum { MOST_DEVICES = 64 };
+enum { MAX_DEVICES = 64 };
 
-/* One direction between this rank and another. */
-typedef struct lane {
+/* The messages in one direction between this rank and another. */
+typedef struct p2p_pair {
     pthread_mutex_t mutex;
-    pthread_cond_t turned;
+    pthread_cond_t launched_changed;
     uint64_t posted;
     uint64_t launched;
-    tddp_nccl_channel *channel; /* NULL: not made yet */
-} lane;
+    tddp_nccl_communicator *communicator; /* NULL: not created yet */
+} p2p_pair;
 
 typedef struct context {
     const tddp_nccl_libraries *libraries;
     int rank;
     int size;
-    int device; /* -1: as the buffers say */
-    bool bound; /* no other one */
+    int device; /* -1: the buffers' device */
+    bool bound; /* only this device */
     tddp_store *store;
     int64_t timeout_ms;
     _Atomic bool aborted;
-    tddp_nccl_comparer comparer;
-    lane *lanes[2]; /* to each rank, and from each */
+    tddp_nccl_call_checker call_checker;
+    p2p_pair *pairs[2]; /* sends to each rank, and receives from each */
     pthread_mutex_t mutex;
-    int made; /* communicators of all ranks so far: equal on all ranks, as operations are */
-    tddp_nccl_id first_id; /* of the first of them, unless the group is bound */
-    tddp_nccl_channel *channels[MOST_DEVICES];
+    int created; /* communicators of all ranks so far: equal on all ranks, like the order of
+                    operations */
+    tddp_nccl_id first_id; /* of the first communicator, unless the group is bound */
+    tddp_nccl_communicator *communicators[MAX_DEVICES];
 } context;
 
-/* One operation on its way. */
-typedef struct posted {
+/* A posted operation. */
+typedef struct pending_op {
     tddp_nccl_request *request;
-    lane *lane; /* of a message; NULL: of all ranks */
+    p2p_pair *pair; /* of a message; NULL: a collective */
     uint64_t ticket;
-} posted;
+} pending_op;
 
-/* --- channels -------------------------------------------------------------------------------- */
+/* --- communicators --------------------------------------------------------------------------- */
 
-static tddp_nccl_plan plan_of(context *self, int device, const char *key, int64_t deadline_ns,
-                              tddp_cancel *cancel)
+static tddp_nccl_communicator_opts opts_for(context *self, int device, const char *key,
+                                            int64_t deadline_ns, tddp_cancel *cancel)
 {
-    return (tddp_nccl_plan){.device = device,
-                            .rank = self->rank,
-                            .size = self->size,
-                            .store = self->store,
-                            .key = key,
-                            .until = {deadline_ns, cancel, &self->aborted}};
+    return (tddp_nccl_communicator_opts){.device = device,
+                                         .rank = self->rank,
+                                         .size = self->size,
+                                         .store = self->store,
+                                         .key = key,
+                                         .limits = {deadline_ns, cancel, &self->aborted}};
 }
 
-static tddp_status open_channel(context *self, int device, int64_t deadline_ns, tddp_cancel *cancel,
-                                tddp_nccl_channel *from, tddp_nccl_channel **out)
+static tddp_status create_communicator(context *self, int device, int64_t deadline_ns,
+                                       tddp_cancel *cancel, tddp_nccl_communicator *parent,
+                                       tddp_nccl_communicator **out)
 {
     char key[64];
-    const bool first = self->made == 0 && !self->bound;
-    (void)snprintf(key, sizeof key, "nccl/%d", self->made++);
-    tddp_nccl_plan plan = plan_of(self, device, key, deadline_ns, cancel);
-    plan.from = from;
-    plan.id = first ? &self->first_id : NULL;
-    tddp_nccl_channel *made;
-    tddp_status status = tddp_nccl_channel_open(self->libraries, &plan, &made);
+    const bool first = self->created == 0 && !self->bound;
+    (void)snprintf(key, sizeof key, "nccl/%d", self->created++);
+    tddp_nccl_communicator_opts opts = opts_for(self, device, key, deadline_ns, cancel);
+    opts.parent = parent;
+    opts.id = first ? &self->first_id : NULL;
+    tddp_nccl_communicator *created;
+    tddp_status status = tddp_nccl_communicator_create(self->libraries, &opts, &created);
     if (status) {
         return status;
     }
     pthread_mutex_lock(&self->mutex);
-    self->channels[device] = made;
+    self->communicators[device] = created;
     bool late = atomic_load(&self->aborted);
     pthread_mutex_unlock(&self->mutex);
     if (late) {
-        tddp_nccl_channel_abort(made);
+        tddp_nccl_communicator_abort(created);
     }
-    *out = made;
+    *out = created;
     return TDDP_OK;
 }
 
-/* The device of an operation: that of its memory, or the group's. */
+/* The device of an operation: its memory's, or the group's. */
 static tddp_status device_of(const context *self, const tddp_op *op, int *device)
 {
     const tddp_buffer *buffer = op->input.device_type == TDDP_CUDA ? &op->input : &op->output;
@@ -96,9 +98,9 @@ static tddp_status device_of(const context *self, const tddp_op *op, int *device
     if (op->kind == TDDP_OP_BARRIER) {
         found = self->device < 0 ? 0 : self->device;
     }
-    if (found < 0 || found >= MOST_DEVICES) {
+    if (found < 0 || found >= MAX_DEVICES) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "device %d: expected 0 to %d", found,
-                         MOST_DEVICES - 1);
+                         MAX_DEVICES - 1);
     }
     if (self->bound && found != self->device) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -110,27 +112,27 @@ static tddp_status device_of(const context *self, const tddp_op *op, int *device
     return TDDP_OK;
 }
 
-static tddp_status channel_on(context *self, int device, int64_t deadline_ns,
-                              tddp_nccl_channel **out)
+static tddp_status communicator_on(context *self, int device, int64_t deadline_ns,
+                                   tddp_nccl_communicator **out)
 {
-    *out = self->channels[device];
-    return *out ? TDDP_OK : open_channel(self, device, deadline_ns, NULL, NULL, out);
+    *out = self->communicators[device];
+    return *out ? TDDP_OK : create_communicator(self, device, deadline_ns, NULL, NULL, out);
 }
 
-/* --- operations of all ranks ----------------------------------------------------------------- */
+/* --- collectives ----------------------------------------------------------------------------- */
 
 static tddp_status launch_on(context *self, tddp_nccl_request *request)
 {
-    tddp_nccl_channel *channel;
+    tddp_nccl_communicator *communicator;
     tddp_status status = TDDP_OK;
-    if (tddp_nccl_compares(request->op)) {
-        const tddp_nccl_until until = {request->deadline_ns, NULL, &self->aborted};
-        status = tddp_nccl_compare(&self->comparer, request->op, until);
+    if (tddp_nccl_checks_calls(request->op)) {
+        const tddp_nccl_limits limits = {request->deadline_ns, NULL, &self->aborted};
+        status = tddp_nccl_check_calls(&self->call_checker, request->op, limits);
     }
     if (status == TDDP_OK) {
-        status = channel_on(self, request->device, request->deadline_ns, &channel);
+        status = communicator_on(self, request->device, request->deadline_ns, &communicator);
     }
-    return status ? status : tddp_nccl_launch(request, channel);
+    return status ? status : tddp_nccl_launch(request, communicator);
 }
 
 static tddp_status run(void *data, const tddp_op *op)
@@ -146,7 +148,7 @@ static tddp_status run(void *data, const tddp_op *op)
         status = launch_on(self, request);
     }
     if (status == TDDP_OK) {
-        status = tddp_nccl_request_await(request);
+        status = tddp_nccl_request_wait(request);
     }
     tddp_nccl_request_free(request);
     return status;
@@ -155,59 +157,60 @@ static tddp_status run(void *data, const tddp_op *op)
 /* --- messages -------------------------------------------------------------------------------- */
 
 /* Messages of one direction are launched in the order of their tickets. */
-static void take_ticket(context *self, posted *it)
+static void take_ticket(context *self, pending_op *pending)
 {
-    const tddp_op *op = it->request->op;
-    it->lane = &self->lanes[op->kind == TDDP_OP_RECV][op->peer];
-    pthread_mutex_lock(&it->lane->mutex);
-    it->ticket = it->lane->posted++;
-    pthread_mutex_unlock(&it->lane->mutex);
+    const tddp_op *op = pending->request->op;
+    pending->pair = &self->pairs[op->kind == TDDP_OP_RECV][op->peer];
+    pthread_mutex_lock(&pending->pair->mutex);
+    pending->ticket = pending->pair->posted++;
+    pthread_mutex_unlock(&pending->pair->mutex);
 }
 
-/* With the lane's lock held, which is free while ranks connect. */
-static tddp_status connect_lane(context *self, const posted *it)
+/* With the pair's lock held, except while the ranks connect. */
+static tddp_status connect_pair(context *self, const pending_op *pending)
 {
-    const tddp_op *op = it->request->op;
+    const tddp_op *op = pending->request->op;
     const bool sends = op->kind == TDDP_OP_SEND;
     char key[64];
     (void)snprintf(key, sizeof key, "nccl/%d to %d", sends ? self->rank : op->peer,
                    sends ? op->peer : self->rank);
-    tddp_nccl_plan plan = plan_of(self, it->request->device, key, it->request->deadline_ns, NULL);
-    plan.rank = sends ? 0 : 1;
-    plan.size = 2;
-    tddp_nccl_channel *made = NULL;
-    pthread_mutex_unlock(&it->lane->mutex);
-    tddp_status status = tddp_nccl_channel_open(self->libraries, &plan, &made);
-    pthread_mutex_lock(&it->lane->mutex);
-    it->lane->channel = made;
-    if (made && atomic_load(&self->aborted)) {
-        tddp_nccl_channel_abort(made);
+    tddp_nccl_communicator_opts opts =
+        opts_for(self, pending->request->device, key, pending->request->deadline_ns, NULL);
+    opts.rank = sends ? 0 : 1;
+    opts.size = 2;
+    tddp_nccl_communicator *created = NULL;
+    pthread_mutex_unlock(&pending->pair->mutex);
+    tddp_status status = tddp_nccl_communicator_create(self->libraries, &opts, &created);
+    pthread_mutex_lock(&pending->pair->mutex);
+    pending->pair->communicator = created;
+    if (created && atomic_load(&self->aborted)) {
+        tddp_nccl_communicator_abort(created);
     }
     return status;
 }
 
-/* Waits for the turn of its ticket; those before it are launched, or have failed, soon. */
-static tddp_status launch_in_turn(context *self, posted *it)
+/* Waits until all earlier tickets are launched or have failed. */
+static tddp_status launch_in_order(context *self, pending_op *pending)
 {
-    lane *way = it->lane;
+    p2p_pair *pair = pending->pair;
     tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&way->mutex);
-    while (way->launched != it->ticket) {
-        pthread_cond_wait(&way->turned, &way->mutex);
+    pthread_mutex_lock(&pair->mutex);
+    while (pair->launched != pending->ticket) {
+        pthread_cond_wait(&pair->launched_changed, &pair->mutex);
     }
-    if (!way->channel) {
-        status = connect_lane(self, it);
+    if (!pair->communicator) {
+        status = connect_pair(self, pending);
     }
     if (status == TDDP_OK) {
-        status = tddp_nccl_launch_message(it->request, way->channel);
+        status = tddp_nccl_launch_message(pending->request, pair->communicator);
     }
-    way->launched++;
-    pthread_cond_broadcast(&way->turned);
-    pthread_mutex_unlock(&way->mutex);
+    pair->launched++;
+    pthread_cond_broadcast(&pair->launched_changed);
+    pthread_mutex_unlock(&pair->mutex);
     return status;
 }
 
-/* --- an operation's way ---------------------------------------------------------------------- */
+/* --- slots of an operation ------------------------------------------------------------------- */
 
 static tddp_status post(void *data, const tddp_op *op, void **request)
 {
@@ -217,104 +220,104 @@ static tddp_status post(void *data, const tddp_op *op, void **request)
         return tddp_fail(TDDP_UNSUPPORTED, "nccl cannot receive from any rank: name the sender, or "
                                            "use gloo");
     }
-    posted *it = calloc(1, sizeof *it);
-    if (!it) {
+    pending_op *pending = calloc(1, sizeof *pending);
+    if (!pending) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
     tddp_status status = device_of(self, op, &device);
     if (status == TDDP_OK) {
-        status = tddp_nccl_request_create(self->libraries, op, device, &it->request);
+        status = tddp_nccl_request_create(self->libraries, op, device, &pending->request);
     }
     if (status) {
-        free(it);
+        free(pending);
         return status;
     }
     if (tddp_op_is_p2p(op->kind)) {
-        take_ticket(self, it);
+        take_ticket(self, pending);
     }
-    *request = it;
+    *request = pending;
     return TDDP_OK;
 }
 
-static tddp_status launch_posted(void *data, void *request)
+static tddp_status launch(void *data, void *request)
 {
-    posted *it = request;
-    return it->lane ? launch_in_turn(data, it) : launch_on(data, it->request);
+    pending_op *pending = request;
+    return pending->pair ? launch_in_order(data, pending) : launch_on(data, pending->request);
 }
 
 static tddp_status order(void *data, void *request, void *stream)
 {
     (void)data;
-    return tddp_nccl_request_order(((posted *)request)->request, stream);
+    return tddp_nccl_request_order(((pending_op *)request)->request, stream);
 }
 
 static tddp_status await(void *data, void *request)
 {
     (void)data;
-    return tddp_nccl_request_await(((posted *)request)->request);
+    return tddp_nccl_request_wait(((pending_op *)request)->request);
 }
 
 static tddp_status finish(void *data, void *request, int *source)
 {
     (void)data;
-    posted *it = request;
-    const tddp_op *op = it->request->op;
-    if (op->device_ns && it->request->channel) {
-        *op->device_ns = tddp_nccl_request_ns(it->request);
+    pending_op *pending = request;
+    const tddp_op *op = pending->request->op;
+    if (op->device_ns && pending->request->communicator) {
+        *op->device_ns = tddp_nccl_request_ns(pending->request);
     }
     if (op->kind == TDDP_OP_RECV) {
         *source = op->peer;
     }
-    tddp_nccl_request_free(it->request);
-    free(it);
+    tddp_nccl_request_free(pending->request);
+    free(pending);
     return TDDP_OK;
 }
 
-/* --- a group's life -------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------ */
 
 static void abort_all(void *data)
 {
     context *self = data;
     atomic_store(&self->aborted, true);
     pthread_mutex_lock(&self->mutex);
-    for (int i = 0; i < MOST_DEVICES; i++) {
-        if (self->channels[i]) {
-            tddp_nccl_channel_abort(self->channels[i]);
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        if (self->communicators[i]) {
+            tddp_nccl_communicator_abort(self->communicators[i]);
         }
     }
     pthread_mutex_unlock(&self->mutex);
     for (int i = 0; i < 2 * self->size; i++) {
-        lane *way = &self->lanes[i % 2][i / 2];
-        pthread_mutex_lock(&way->mutex);
-        if (way->channel) {
-            tddp_nccl_channel_abort(way->channel);
+        p2p_pair *pair = &self->pairs[i % 2][i / 2];
+        pthread_mutex_lock(&pair->mutex);
+        if (pair->communicator) {
+            tddp_nccl_communicator_abort(pair->communicator);
         }
-        pthread_mutex_unlock(&way->mutex);
+        pthread_mutex_unlock(&pair->mutex);
     }
 }
 
 static void destroy(void *data)
 {
     context *self = data;
-    for (int i = 0; i < MOST_DEVICES; i++) {
-        tddp_nccl_channel_close(self->channels[i]);
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        tddp_nccl_communicator_destroy(self->communicators[i]);
     }
-    for (int i = 0; i < 2 * self->size && self->lanes[0] && self->lanes[1]; i++) {
-        lane *way = &self->lanes[i % 2][i / 2];
-        tddp_nccl_channel_close(way->channel);
-        pthread_cond_destroy(&way->turned);
-        pthread_mutex_destroy(&way->mutex);
+    for (int i = 0; i < 2 * self->size && self->pairs[0] && self->pairs[1]; i++) {
+        p2p_pair *pair = &self->pairs[i % 2][i / 2];
+        tddp_nccl_communicator_destroy(pair->communicator);
+        pthread_cond_destroy(&pair->launched_changed);
+        pthread_mutex_destroy(&pair->mutex);
     }
-    free(self->lanes[0]);
-    free(self->lanes[1]);
-    free(self->comparer.calls);
+    free(self->pairs[0]);
+    free(self->pairs[1]);
+    free(self->call_checker.calls);
     tddp_store_release(self->store);
     pthread_mutex_destroy(&self->mutex);
     free(self);
 }
 
-static tddp_status make(const tddp_backend_opts *opts, const tddp_nccl_libraries *libraries,
-                        context **out)
+static tddp_status create_context(const tddp_backend_opts *opts,
+                                  const tddp_nccl_libraries *libraries, context **out)
 {
     context *self = calloc(1, sizeof *self);
     if (!self) {
@@ -327,76 +330,76 @@ static tddp_status make(const tddp_backend_opts *opts, const tddp_nccl_libraries
     self->bound = opts->device_bound;
     self->timeout_ms = opts->timeout_ms;
     self->store = tddp_store_retain(opts->store);
-    self->comparer =
-        (tddp_nccl_comparer){.rank = self->rank, .size = self->size, .store = self->store};
+    self->call_checker =
+        (tddp_nccl_call_checker){.rank = self->rank, .size = self->size, .store = self->store};
     pthread_mutex_init(&self->mutex, NULL);
     for (int side = 0; side < 2; side++) {
-        self->lanes[side] = calloc((size_t)self->size, sizeof(lane));
+        self->pairs[side] = calloc((size_t)self->size, sizeof(p2p_pair));
     }
-    if (!self->lanes[0] || !self->lanes[1]) {
+    if (!self->pairs[0] || !self->pairs[1]) {
         destroy(self);
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
     for (int i = 0; i < 2 * self->size; i++) {
-        pthread_mutex_init(&self->lanes[i % 2][i / 2].mutex, NULL);
-        pthread_cond_init(&self->lanes[i % 2][i / 2].turned, NULL);
+        pthread_mutex_init(&self->pairs[i % 2][i / 2].mutex, NULL);
+        pthread_cond_init(&self->pairs[i % 2][i / 2].launched_changed, NULL);
     }
     *out = self;
     return TDDP_OK;
 }
 
-/* The communicator that those of groups made from a bound one are split off from. */
-static tddp_nccl_channel *trunk(const context *parent)
+/* The communicator from which those of subgroups are split: that of a bound group. */
+static tddp_nccl_communicator *split_parent(const context *parent)
 {
-    return parent && parent->bound ? parent->channels[parent->device] : NULL;
+    return parent && parent->bound ? parent->communicators[parent->device] : NULL;
 }
 
 static tddp_status decline(void *data, const tddp_wait *wait)
 {
     context *self = data;
-    tddp_nccl_channel *from = trunk(self);
-    if (!from) {
+    tddp_nccl_communicator *parent = split_parent(self);
+    if (!parent) {
         return TDDP_OK;
     }
     bool timed = wait && wait->timeout_ms >= 0;
     int64_t deadline = tddp_nccl_deadline(timed ? wait->timeout_ms : self->timeout_ms);
-    tddp_nccl_plan plan =
-        plan_of(self, self->device, "a group of others", deadline, wait ? wait->cancel : NULL);
-    return tddp_nccl_channel_decline(from, &plan);
+    tddp_nccl_communicator_opts opts =
+        opts_for(self, self->device, "a group of others", deadline, wait ? wait->cancel : NULL);
+    return tddp_nccl_communicator_decline(parent, &opts);
 }
 
-/* Bound to a device all ranks connect at once, else with their first operation there, for which all
- * get what they need here: the store may have ended by then. What is made from a bound group is
- * bound as that is. */
+/* In a group bound to a device all ranks connect here. Otherwise they connect with their first
+ * operation, and get the unique id here, since the store may have ended by then. A group created
+ * from a bound one is bound to the same device. */
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     const tddp_nccl_libraries *libraries;
     context *self = NULL;
     tddp_status status = tddp_nccl_libraries_get(&libraries);
-    if (status == TDDP_OK && opts->device_index >= MOST_DEVICES) {
+    if (status == TDDP_OK && opts->device_index >= MAX_DEVICES) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "device %d: expected 0 to %d", opts->device_index,
-                           MOST_DEVICES - 1);
+                           MAX_DEVICES - 1);
     }
     if (status == TDDP_OK) {
-        status = make(opts, libraries, &self);
+        status = create_context(opts, libraries, &self);
     }
     if (status) {
         return status;
     }
-    tddp_nccl_channel *from = trunk(opts->parent);
-    if (from) {
-        self->device = from->device;
+    tddp_nccl_communicator *parent = split_parent(opts->parent);
+    if (parent) {
+        self->device = parent->device;
         self->bound = true;
     }
     bool timed = wait && wait->timeout_ms >= 0;
     int64_t deadline = tddp_nccl_deadline(timed ? wait->timeout_ms : opts->timeout_ms);
     tddp_cancel *cancel = wait ? wait->cancel : NULL;
     if (self->bound) {
-        tddp_nccl_channel *channel;
-        status = open_channel(self, self->device, deadline, cancel, from, &channel);
+        tddp_nccl_communicator *communicator;
+        status = create_communicator(self, self->device, deadline, cancel, parent, &communicator);
     } else {
-        const tddp_nccl_plan plan = plan_of(self, -1, "nccl/id", deadline, cancel);
-        status = tddp_nccl_share_id(libraries, &plan, &self->first_id);
+        const tddp_nccl_communicator_opts id_opts = opts_for(self, -1, "nccl/id", deadline, cancel);
+        status = tddp_nccl_share_id(libraries, &id_opts, &self->first_id);
     }
     if (status) {
         destroy(self);
@@ -417,7 +420,7 @@ static const tddp_backend_v1 backend = {
     .post = post,
     .finish = finish,
     .traits = TDDP_BACKEND_QUEUES,
-    .launch = launch_posted,
+    .launch = launch,
     .order = order,
     .await = await,
     .decline = decline,
@@ -435,7 +438,7 @@ static const tddp_backend_v1 backend = {
 
 TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);
 
-/* Without the libraries the backend is not there. */
+/* NULL if the libraries are missing. */
 const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi)
 {
     const tddp_nccl_libraries *libraries;

@@ -1,7 +1,7 @@
 /*
- * What this room calls of NCCL, as its documentation has it from 2.18 on: declared here, so that it
- * compiles without NCCL and finds the library when it runs. Where NCCL's header is, check_api.c
- * compares.
+ * The part of NCCL's API in use, after its documentation from 2.18 on. Declared here, so that it
+ * compiles without NCCL, which is loaded at run time. With NCCL's header, check_api.c compares
+ * them.
  */
 #ifndef TDDP_NCCL_NCCL_API_H
 #define TDDP_NCCL_NCCL_API_H
@@ -11,10 +11,10 @@
 
 #include <tddp/cuda.h>
 
-/* The oldest version that has all of the calls below. */
+/* The oldest version with all functions below. */
 enum { TDDP_NCCL_LEAST_VERSION = 21800, TDDP_NCCL_CONFIG_VERSION = 21801 };
 
-/* The first that reduces numbers of eight bits. */
+/* The first version that reduces 8-bit floating-point numbers. */
 enum { TDDP_NCCL_FLOAT8_VERSION = 22400 };
 
 /* ncclResult_t */
@@ -39,7 +39,7 @@ enum {
     TDDP_NCCL_FLOAT32 = 7,
     TDDP_NCCL_FLOAT64 = 8,
     TDDP_NCCL_BFLOAT16 = 9,
-    TDDP_NCCL_FLOAT8_E4M3 = 10, /* this and the next from 2.24 on */
+    TDDP_NCCL_FLOAT8_E4M3 = 10, /* these two since 2.24 */
     TDDP_NCCL_FLOAT8_E5M2 = 11,
 };
 
@@ -63,7 +63,7 @@ typedef struct tddp_nccl_id {
     char internal[128];
 } tddp_nccl_id;
 
-/* ncclConfig_t of 2.18, which newer versions read by its size and version. */
+/* ncclConfig_t of 2.18; newer versions go by its size and version. */
 typedef struct tddp_nccl_config {
     size_t size;
     unsigned magic;

@@ -1,19 +1,19 @@
 /*
- * Each operation in NCCL's calls. What NCCL has no call for is a group of sends and receives, or of
- * broadcasts and reductions, which it carries out as one.
+ * Maps each operation to NCCL calls. Where NCCL has no collective, a group of sends and receives,
+ * or of broadcasts and reductions, runs as one.
  *
- * Invariant: which calls are made follows from what is equal on all ranks, as the parts' sizes are.
- * Where the parts lie is not: one rank may have them end to end and the next may not.
+ * Invariant: the calls depend only on what is equal on all ranks, such as the sizes of parts, but
+ * not on their addresses: parts may be contiguous on one rank and not on another.
  */
 #include "backend/nccl/operations.h"
 
 #include "backend/nccl/types.h"
 
-/* Of a launch: the channel's mutex is held, and its device is the thread's. */
+/* A launch: the communicator's mutex is held, and its device is current. */
 typedef struct launch {
     const tddp_nccl *nccl;
     const tddp_cuda *cuda;
-    tddp_nccl_channel *channel;
+    tddp_nccl_communicator *communicator;
     const tddp_op *op;
     int64_t deadline_ns;
 } launch;
@@ -23,36 +23,36 @@ static size_t bytes_of(const tddp_buffer *buffer)
     return buffer->count * tddp_dtype_size(buffer->dtype);
 }
 
-/* A call's result; those within a group are told by the group's end. */
+/* Waits for a call. Errors of calls within a group are reported at its end. */
 static tddp_status check(const launch *self, tddp_nccl_result result, const char *what)
 {
-    return tddp_nccl_settle(self->channel, result, what, self->deadline_ns);
+    return tddp_nccl_wait_call(self->communicator, result, what, self->deadline_ns);
 }
 
 /* --- groups of calls ------------------------------------------------------------------------- */
 
-/* The first failure within it is what it ends with. */
-static tddp_nccl_result first_of(tddp_nccl_result one, tddp_nccl_result other)
+/* The first error of a group is its result. */
+static tddp_nccl_result first_error(tddp_nccl_result one, tddp_nccl_result other)
 {
     return one != TDDP_NCCL_SUCCESS && one != TDDP_NCCL_IN_PROGRESS ? one : other;
 }
 
 static tddp_status end_group(const launch *self, tddp_nccl_result so_far, const char *what)
 {
-    tddp_nccl_result result = first_of(so_far, self->nccl->ncclGroupEnd());
+    tddp_nccl_result result = first_error(so_far, self->nccl->ncclGroupEnd());
     return check(self, result, what);
 }
 
 static tddp_nccl_result send_bytes(const launch *self, const tddp_buffer *from, int peer)
 {
     return self->nccl->ncclSend(from->data, bytes_of(from), TDDP_NCCL_UINT8, peer,
-                                self->channel->comm, self->channel->stream);
+                                self->communicator->comm, self->communicator->stream);
 }
 
 static tddp_nccl_result receive_bytes(const launch *self, const tddp_buffer *into, int peer)
 {
     return self->nccl->ncclRecv(into->data, bytes_of(into), TDDP_NCCL_UINT8, peer,
-                                self->channel->comm, self->channel->stream);
+                                self->communicator->comm, self->communicator->stream);
 }
 
 static tddp_status copy(const launch *self, const void *from, void *into, size_t bytes)
@@ -60,17 +60,17 @@ static tddp_status copy(const launch *self, const void *from, void *into, size_t
     if (from == into || bytes == 0) {
         return TDDP_OK;
     }
-    return tddp_cuda_check(
-        self->cuda,
-        self->cuda->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, self->channel->stream),
-        "cudaMemcpyAsync");
+    return tddp_cuda_check(self->cuda,
+                           self->cuda->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY,
+                                                       self->communicator->stream),
+                           "cudaMemcpyAsync");
 }
 
 /* --- equal parts ----------------------------------------------------------------------------- */
 
 static bool all_equal(const launch *self, const tddp_buffer *parts)
 {
-    for (int rank = 1; rank < self->channel->size; rank++) {
+    for (int rank = 1; rank < self->communicator->size; rank++) {
         if (parts[rank].count != parts->count) {
             return false;
         }
@@ -78,39 +78,40 @@ static bool all_equal(const launch *self, const tddp_buffer *parts)
     return true;
 }
 
-/* Memory in which equal parts lie end to end: theirs if they do (`whole`), else the channel's
- * stream's own until it has got there. */
-static tddp_status take_room(const launch *self, const tddp_buffer *whole, void **room)
+/* Contiguous memory for equal parts: the parts' own if they are contiguous, else allocated on
+ * the stream. */
+static tddp_status get_packed(const launch *self, const tddp_buffer *buffer, void **packed)
 {
-    *room = whole->data;
-    if (*room) {
+    *packed = buffer->data;
+    if (*packed) {
         return TDDP_OK;
     }
     return tddp_cuda_check(
-        self->cuda, self->cuda->cudaMallocAsync(room, bytes_of(whole), self->channel->stream),
+        self->cuda,
+        self->cuda->cudaMallocAsync(packed, bytes_of(buffer), self->communicator->stream),
         "cudaMallocAsync, for parts that do not lie end to end");
 }
 
-static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char *room, bool in)
+static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char *packed, bool in)
 {
     const size_t each = bytes_of(parts);
     tddp_status status = TDDP_OK;
-    for (int rank = 0; rank < self->channel->size && status == TDDP_OK; rank++) {
-        char *place = room + (size_t)rank * each;
-        status = in ? copy(self, parts[rank].data, place, each)
-                    : copy(self, place, parts[rank].data, each);
+    for (int rank = 0; rank < self->communicator->size && status == TDDP_OK; rank++) {
+        char *slot = packed + (size_t)rank * each;
+        status = in ? copy(self, parts[rank].data, slot, each)
+                    : copy(self, slot, parts[rank].data, each);
     }
     return status;
 }
 
-/* With the status so far. */
-static tddp_status leave_room(const launch *self, const tddp_buffer *whole, void *room,
-                              tddp_status status)
+/* Returns the status passed in, or the release's own failure. */
+static tddp_status release_packed(const launch *self, const tddp_buffer *buffer, void *packed,
+                                  tddp_status status)
 {
-    if (room == whole->data) {
+    if (packed == buffer->data) {
         return status;
     }
-    tddp_cuda_error error = self->cuda->cudaFreeAsync(room, self->channel->stream);
+    tddp_cuda_error error = self->cuda->cudaFreeAsync(packed, self->communicator->stream);
     if (status) {
         (void)self->cuda->cudaGetLastError();
         return status;
@@ -120,22 +121,22 @@ static tddp_status leave_room(const launch *self, const tddp_buffer *whole, void
 
 /* --- reductions ------------------------------------------------------------------------------ */
 
-/* NCCL's type and operation; one made for a factor is to be given back. */
+/* NCCL's dtype and operation. `*made`: it was created for a factor, and must be released. */
 static tddp_status find_reduction(const launch *self, tddp_nccl_type *type, int *redop, bool *made)
 {
     const tddp_op *op = self->op;
     const tddp_dtype dtype = op->output.dtype;
     *made = false;
     tddp_status status = tddp_nccl_type_to_reduce(
-        dtype, op->reduce, self->channel->libraries->nccl_version, type, redop);
+        dtype, op->reduce, self->communicator->libraries->nccl_version, type, redop);
     if (status || op->reduce != TDDP_REDUCE_PREMUL_SUM) {
         return status;
     }
     uint64_t factor = 0;
     tddp_nccl_scalar(dtype, op->premul, &factor);
     status = check(self,
-                   self->nccl->ncclRedOpCreatePreMulSum(redop, &factor, type->type,
-                                                        TDDP_NCCL_HOST_SCALAR, self->channel->comm),
+                   self->nccl->ncclRedOpCreatePreMulSum(
+                       redop, &factor, type->type, TDDP_NCCL_HOST_SCALAR, self->communicator->comm),
                    "ncclRedOpCreatePreMulSum");
     *made = status == TDDP_OK;
     return status;
@@ -144,43 +145,44 @@ static tddp_status find_reduction(const launch *self, tddp_nccl_type *type, int 
 static void release_reduction(const launch *self, int redop, bool made)
 {
     if (made) {
-        (void)self->nccl->ncclRedOpDestroy(redop, self->channel->comm);
+        (void)self->nccl->ncclRedOpDestroy(redop, self->communicator->comm);
     }
 }
 
-/* Several buffers, each in place: NCCL puts them into one launch. */
+/* Several buffers, each in place: NCCL fuses them into one launch. */
 static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int redop)
 {
     const tddp_op *op = self->op;
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (size_t i = 0; i < op->bundled; i++) {
         const tddp_buffer *each = &op->output_parts[i];
-        result = first_of(result, self->nccl->ncclAllReduce(
-                                      each->data, each->data, each->count * type.each, type.type,
-                                      redop, self->channel->comm, self->channel->stream));
+        result = first_error(result, self->nccl->ncclAllReduce(each->data, each->data,
+                                                               each->count * type.each, type.type,
+                                                               redop, self->communicator->comm,
+                                                               self->communicator->stream));
     }
     return end_group(self, result, "ncclAllReduce");
 }
 
-static tddp_status scatter_equal(const launch *self, tddp_nccl_type type, int redop)
+static tddp_status scatter_equal_parts(const launch *self, tddp_nccl_type type, int redop)
 {
     const tddp_op *op = self->op;
-    void *room;
-    tddp_status status = take_room(self, &op->input, &room);
+    void *packed;
+    tddp_status status = get_packed(self, &op->input, &packed);
     if (status) {
         return status;
     }
-    if (room != op->input.data) {
-        status = copy_parts(self, op->input_parts, room, true);
+    if (packed != op->input.data) {
+        status = copy_parts(self, op->input_parts, packed, true);
     }
     if (status == TDDP_OK) {
         status = check(self,
-                       self->nccl->ncclReduceScatter(room, op->output.data,
-                                                     op->output.count * type.each, type.type, redop,
-                                                     self->channel->comm, self->channel->stream),
+                       self->nccl->ncclReduceScatter(
+                           packed, op->output.data, op->output.count * type.each, type.type, redop,
+                           self->communicator->comm, self->communicator->stream),
                        "ncclReduceScatter");
     }
-    return leave_room(self, &op->input, room, status);
+    return release_packed(self, &op->input, packed, status);
 }
 
 static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int redop)
@@ -190,15 +192,15 @@ static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int r
         return TDDP_OK;
     }
     if (all_equal(self, op->input_parts)) {
-        return scatter_equal(self, type, redop);
+        return scatter_equal_parts(self, type, redop);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->channel->size; rank++) {
+    for (int rank = 0; rank < self->communicator->size; rank++) {
         const tddp_buffer *part = &op->input_parts[rank];
-        result =
-            first_of(result, self->nccl->ncclReduce(part->data, op->output.data,
-                                                    part->count * type.each, type.type, redop, rank,
-                                                    self->channel->comm, self->channel->stream));
+        result = first_error(result, self->nccl->ncclReduce(part->data, op->output.data,
+                                                            part->count * type.each, type.type,
+                                                            redop, rank, self->communicator->comm,
+                                                            self->communicator->stream));
     }
     return end_group(self, result, "ncclReduce");
 }
@@ -207,8 +209,8 @@ static tddp_status reduce(const launch *self)
 {
     const tddp_op *op = self->op;
     const tddp_nccl *nccl = self->nccl;
-    tddp_nccl_comm comm = self->channel->comm;
-    tddp_cuda_stream stream = self->channel->stream;
+    tddp_nccl_comm comm = self->communicator->comm;
+    tddp_cuda_stream stream = self->communicator->stream;
     tddp_nccl_type type;
     int redop = 0;
     bool made;
@@ -238,35 +240,35 @@ static tddp_status reduce(const launch *self)
     return status;
 }
 
-/* --- moves ----------------------------------------------------------------------------------- */
+/* --- data movement --------------------------------------------------------------------------- */
 
 static tddp_status broadcast(const launch *self)
 {
     const tddp_op *op = self->op;
     return check(self,
                  self->nccl->ncclBroadcast(op->input.data, op->output.data, bytes_of(&op->output),
-                                           TDDP_NCCL_UINT8, op->root, self->channel->comm,
-                                           self->channel->stream),
+                                           TDDP_NCCL_UINT8, op->root, self->communicator->comm,
+                                           self->communicator->stream),
                  "ncclBroadcast");
 }
 
-static tddp_status all_gather_equal(const launch *self)
+static tddp_status all_gather_equal_parts(const launch *self)
 {
     const tddp_op *op = self->op;
-    void *room;
-    tddp_status status = take_room(self, &op->output, &room);
+    void *packed;
+    tddp_status status = get_packed(self, &op->output, &packed);
     if (status) {
         return status;
     }
-    status =
-        check(self,
-              self->nccl->ncclAllGather(op->input.data, room, bytes_of(&op->input), TDDP_NCCL_UINT8,
-                                        self->channel->comm, self->channel->stream),
-              "ncclAllGather");
-    if (status == TDDP_OK && room != op->output.data) {
-        status = copy_parts(self, op->output_parts, room, false);
+    status = check(self,
+                   self->nccl->ncclAllGather(op->input.data, packed, bytes_of(&op->input),
+                                             TDDP_NCCL_UINT8, self->communicator->comm,
+                                             self->communicator->stream),
+                   "ncclAllGather");
+    if (status == TDDP_OK && packed != op->output.data) {
+        status = copy_parts(self, op->output_parts, packed, false);
     }
-    return leave_room(self, &op->output, room, status);
+    return release_packed(self, &op->output, packed, status);
 }
 
 static tddp_status all_gather(const launch *self)
@@ -276,39 +278,39 @@ static tddp_status all_gather(const launch *self)
         return TDDP_OK;
     }
     if (all_equal(self, op->output_parts)) {
-        return all_gather_equal(self);
+        return all_gather_equal_parts(self);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->channel->size; rank++) {
+    for (int rank = 0; rank < self->communicator->size; rank++) {
         const tddp_buffer *part = &op->output_parts[rank];
-        const void *from = rank == self->channel->rank ? op->input.data : part->data;
-        result = first_of(
-            result, self->nccl->ncclBroadcast(from, part->data, bytes_of(part), TDDP_NCCL_UINT8,
-                                              rank, self->channel->comm, self->channel->stream));
+        const void *from = rank == self->communicator->rank ? op->input.data : part->data;
+        result = first_error(result, self->nccl->ncclBroadcast(
+                                         from, part->data, bytes_of(part), TDDP_NCCL_UINT8, rank,
+                                         self->communicator->comm, self->communicator->stream));
     }
     return end_group(self, result, "ncclBroadcast");
 }
 
-/* What each rank gives and gets; NULL: nothing. */
-static const tddp_buffer *given(const launch *self, int peer)
+/* The part sent to a rank, and received from it; NULL: nothing. */
+static const tddp_buffer *send_part(const launch *self, int peer)
 {
     const tddp_op *op = self->op;
     switch (op->kind) {
     case TDDP_OP_GATHER:
         return op->root == peer ? &op->input : NULL;
     case TDDP_OP_SCATTER:
-        return op->root == self->channel->rank ? &op->input_parts[peer] : NULL;
+        return op->root == self->communicator->rank ? &op->input_parts[peer] : NULL;
     default:
         return &op->input_parts[peer];
     }
 }
 
-static const tddp_buffer *taken(const launch *self, int peer)
+static const tddp_buffer *recv_part(const launch *self, int peer)
 {
     const tddp_op *op = self->op;
     switch (op->kind) {
     case TDDP_OP_GATHER:
-        return op->root == self->channel->rank ? &op->output_parts[peer] : NULL;
+        return op->root == self->communicator->rank ? &op->output_parts[peer] : NULL;
     case TDDP_OP_SCATTER:
         return op->root == peer ? &op->output : NULL;
     default:
@@ -318,9 +320,9 @@ static const tddp_buffer *taken(const launch *self, int peer)
 
 static tddp_status exchange(const launch *self)
 {
-    const int own = self->channel->rank;
-    const tddp_buffer *from = given(self, own);
-    const tddp_buffer *into = taken(self, own);
+    const int local = self->communicator->rank;
+    const tddp_buffer *from = send_part(self, local);
+    const tddp_buffer *into = recv_part(self, local);
     if (from && into) {
         tddp_status status = copy(self, from->data, into->data, bytes_of(from));
         if (status) {
@@ -328,26 +330,26 @@ static tddp_status exchange(const launch *self)
         }
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int peer = 0; peer < self->channel->size; peer++) {
-        const tddp_buffer *out = given(self, peer);
-        const tddp_buffer *in = taken(self, peer);
-        if (peer != own && out && out->count > 0) {
-            result = first_of(result, send_bytes(self, out, peer));
+    for (int peer = 0; peer < self->communicator->size; peer++) {
+        const tddp_buffer *out = send_part(self, peer);
+        const tddp_buffer *in = recv_part(self, peer);
+        if (peer != local && out && out->count > 0) {
+            result = first_error(result, send_bytes(self, out, peer));
         }
-        if (peer != own && in && in->count > 0) {
-            result = first_of(result, receive_bytes(self, in, peer));
+        if (peer != local && in && in->count > 0) {
+            result = first_error(result, receive_bytes(self, in, peer));
         }
     }
     return end_group(self, result, "ncclSend and ncclRecv");
 }
 
-/* Everybody is there when one element from each has come. */
+/* A rank has one element from each other rank when all have arrived. */
 static tddp_status barrier(const launch *self)
 {
-    void *memory = self->channel->scratch;
+    void *memory = self->communicator->scratch;
     return check(self,
                  self->nccl->ncclAllReduce(memory, memory, 1, TDDP_NCCL_INT32, TDDP_NCCL_SUM,
-                                           self->channel->comm, self->channel->stream),
+                                           self->communicator->comm, self->communicator->stream),
                  "ncclAllReduce");
 }
 
@@ -377,26 +379,26 @@ static tddp_status message(const launch *self)
     return check(self, result, sends ? "ncclSend" : "ncclRecv");
 }
 
-/* --- puttings on a stream -------------------------------------------------------------------- */
+/* --- putting work on a stream ---------------------------------------------------------------- */
 
 static tddp_status record(const tddp_cuda *cuda, tddp_cuda_event event, tddp_cuda_stream stream)
 {
     return tddp_cuda_check(cuda, cuda->cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* With the channel's mutex held. */
-static tddp_status put_between(const launch *self, const tddp_nccl_request *request,
-                               tddp_status (*body)(const launch *self))
+/* With the communicator's mutex held. */
+static tddp_status enqueue_between_events(const launch *self, const tddp_nccl_request *request,
+                                          tddp_status (*body)(const launch *self))
 {
     const tddp_cuda *cuda = self->cuda;
-    tddp_cuda_stream stream = self->channel->stream;
-    if (!self->channel->comm) {
+    tddp_cuda_stream stream = self->communicator->stream;
+    if (!self->communicator->comm) {
         return tddp_fail(TDDP_GROUP_FAILED, "aborted");
     }
     tddp_status status = tddp_cuda_check(cuda, cuda->cudaStreamWaitEvent(stream, request->ready, 0),
                                          "cudaStreamWaitEvent");
-    if (status == TDDP_OK && request->begun) {
-        status = record(cuda, request->begun, stream);
+    if (status == TDDP_OK && request->started) {
+        status = record(cuda, request->started, stream);
     }
     if (status == TDDP_OK) {
         status = body(self);
@@ -404,33 +406,33 @@ static tddp_status put_between(const launch *self, const tddp_nccl_request *requ
     return status ? status : record(cuda, request->done, stream);
 }
 
-static tddp_status put(tddp_nccl_request *self, tddp_nccl_channel *channel,
-                       tddp_status (*body)(const launch *self))
+static tddp_status enqueue(tddp_nccl_request *self, tddp_nccl_communicator *communicator,
+                           tddp_status (*body)(const launch *self))
 {
-    const launch it = {.nccl = &channel->libraries->nccl,
-                       .cuda = channel->libraries->cuda,
-                       .channel = channel,
+    const launch it = {.nccl = &communicator->libraries->nccl,
+                       .cuda = communicator->libraries->cuda,
+                       .communicator = communicator,
                        .op = self->op,
                        .deadline_ns = self->deadline_ns};
     tddp_cuda_place place;
-    tddp_status status = tddp_cuda_enter(it.cuda, channel->device, &place);
+    tddp_status status = tddp_cuda_enter(it.cuda, communicator->device, &place);
     if (status) {
         return status;
     }
-    pthread_mutex_lock(&channel->mutex);
-    status = put_between(&it, self, body);
-    pthread_mutex_unlock(&channel->mutex);
+    pthread_mutex_lock(&communicator->mutex);
+    status = enqueue_between_events(&it, self, body);
+    pthread_mutex_unlock(&communicator->mutex);
     tddp_cuda_leave(it.cuda, &place);
-    self->channel = status ? NULL : channel;
+    self->communicator = status ? NULL : communicator;
     return status;
 }
 
-tddp_status tddp_nccl_launch(tddp_nccl_request *self, tddp_nccl_channel *channel)
+tddp_status tddp_nccl_launch(tddp_nccl_request *self, tddp_nccl_communicator *communicator)
 {
-    return put(self, channel, collective);
+    return enqueue(self, communicator, collective);
 }
 
-tddp_status tddp_nccl_launch_message(tddp_nccl_request *self, tddp_nccl_channel *channel)
+tddp_status tddp_nccl_launch_message(tddp_nccl_request *self, tddp_nccl_communicator *communicator)
 {
-    return put(self, channel, message);
+    return enqueue(self, communicator, message);
 }

@@ -1,7 +1,7 @@
 /*
- * An operation's events: what its caller's stream had to do before, and its own end, by which it is
- * waited for on the host and on other streams. Made on its caller's thread, launched by
- * operations.c, awaited and freed on a thread of the group's.
+ * The events of a request: the preceding work on the caller's stream, and the end of the operation,
+ * for which the host and other streams wait. Created on the caller's thread, launched by
+ * operations.c, waited for and freed on a thread of the group.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #include "backend/nccl/operations.h"
 
-/* The one whose stream is the caller's: roots of gather and others have one of both alone. */
+/* The buffer whose stream is the caller's: some ranks have only an input or an output. */
 static const tddp_buffer *main_buffer(const tddp_op *op)
 {
     return op->input.device_type == TDDP_CUDA ? &op->input : &op->output;
@@ -22,8 +22,8 @@ static bool wants_times(const tddp_op *op)
     return op->device_ns && (tddp_trace_enabled() || (asked && strcmp(asked, "1") == 0));
 }
 
-/* What is put on a stream that is being captured runs when its graph does: maybe never, or often,
- * and nothing of ours would know. */
+/* Work on a stream that is being captured runs with the graph, never or several times, without
+ * this backend knowing. */
 static tddp_status check_capture(const tddp_cuda *cuda, tddp_cuda_stream stream)
 {
     int capturing = TDDP_CUDA_NO_CAPTURE;
@@ -51,7 +51,7 @@ static tddp_status make_events(tddp_nccl_request *self, tddp_cuda_stream stream)
     status = status ? status : make_event(cuda, TDDP_CUDA_NO_TIMING, &self->ready);
     status = status ? status : make_event(cuda, flags, &self->done);
     if (status == TDDP_OK && timed) {
-        status = make_event(cuda, flags, &self->begun);
+        status = make_event(cuda, flags, &self->started);
     }
     if (status == TDDP_OK) {
         status =
@@ -85,13 +85,13 @@ tddp_status tddp_nccl_request_create(const tddp_nccl_libraries *libraries, const
     return TDDP_OK;
 }
 
-tddp_status tddp_nccl_request_await(tddp_nccl_request *self)
+tddp_status tddp_nccl_request_wait(tddp_nccl_request *self)
 {
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(cuda, self->device, &place);
     if (status == TDDP_OK) {
-        status = tddp_nccl_await(self->channel, self->done, self->deadline_ns);
+        status = tddp_nccl_wait_event(self->communicator, self->done, self->deadline_ns);
         tddp_cuda_leave(cuda, &place);
     }
     return status;
@@ -114,7 +114,7 @@ int64_t tddp_nccl_request_ns(const tddp_nccl_request *self)
 {
     float ms = 0;
     const tddp_cuda *cuda = self->libraries->cuda;
-    if (!self->begun || cuda->cudaEventElapsedTime(&ms, self->begun, self->done)) {
+    if (!self->started || cuda->cudaEventElapsedTime(&ms, self->started, self->done)) {
         (void)cuda->cudaGetLastError();
         return 0;
     }
@@ -127,7 +127,7 @@ void tddp_nccl_request_free(tddp_nccl_request *self)
         return;
     }
     const tddp_cuda *cuda = self->libraries->cuda;
-    tddp_cuda_event events[] = {self->ready, self->begun, self->done};
+    tddp_cuda_event events[] = {self->ready, self->started, self->done};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
         if (events[i]) {
             (void)cuda->cudaEventDestroy(events[i]);

@@ -73,7 +73,7 @@ tddp_status tddp_nccl_type_to_reduce(tddp_dtype dtype, tddp_reduce_op op, int ve
         }
     }
     if (dtype == TDDP_BOOL) {
-        /* Of zeros and ones: "or" is the larger, "and" the smaller. */
+        /* Of 0 and 1: "or" is the maximum, "and" the minimum. */
         bool is_and = op == TDDP_REDUCE_PRODUCT || op == TDDP_REDUCE_MIN || op == TDDP_REDUCE_BAND;
         *redop = is_and ? TDDP_NCCL_MIN : TDDP_NCCL_MAX;
         return op == TDDP_REDUCE_BXOR ? refuse(dtype, op, "\"or\" and \"and\" for bool") : TDDP_OK;

@@ -1,6 +1,6 @@
 /*
- * Memory of the device for tests: given, filled and read by the calls of the CUDA runtime that
- * libtddp found, a GPU's or the stand-in's.
+ * Device memory for tests: allocated, written and read by the CUDA runtime that libtddp found, a
+ * GPU's or the stand-in's.
  */
 #ifndef TDDP_TEST_NCCL_DEVICE_MEMORY_H
 #define TDDP_TEST_NCCL_DEVICE_MEMORY_H
@@ -29,8 +29,8 @@ static inline const tddp_cuda *runtime(void)
         }                                                                  \
     } while (0)
 
-/* What was put on the stream is done. */
-static inline void settle(tddp_cuda_stream stream)
+/* Waits for the stream. */
+static inline void synchronize(tddp_cuda_stream stream)
 {
     tddp_cuda_event event;
     tddp_cuda_error state;
@@ -47,11 +47,11 @@ static inline void settle(tddp_cuda_stream stream)
 static inline void copy(void *into, const void *from, size_t bytes)
 {
     CHECK_CUDA(cudaMemcpyAsync, into, from, bytes, TDDP_CUDA_COPY_ANY, NULL);
-    settle(NULL);
+    synchronize(NULL);
 }
 
-/* Memory of device 0 with what `host` has; take() gives it back. */
-static inline tddp_buffer put(const void *host, size_t count, tddp_dtype dtype)
+/* Allocates memory on device 0 with the contents of `host`; from_device() frees it. */
+static inline tddp_buffer to_device(const void *host, size_t count, tddp_dtype dtype)
 {
     void *data = NULL;
     if (count > 0) {
@@ -61,8 +61,8 @@ static inline tddp_buffer put(const void *host, size_t count, tddp_dtype dtype)
     return (tddp_buffer){data, count, dtype, TDDP_CUDA, 0, NULL};
 }
 
-/* Ends what put() began: `host` gets what is there now. */
-static inline void take(void *host, tddp_buffer buffer)
+/* Copies the memory of to_device() back to `host` and frees it. */
+static inline void from_device(void *host, tddp_buffer buffer)
 {
     if (buffer.count > 0) {
         copy(host, buffer.data, buffer.count * tddp_dtype_size(buffer.dtype));

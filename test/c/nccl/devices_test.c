@@ -1,4 +1,4 @@
-/* A backend for each kind of device in one group, with stand-ins for NCCL and CUDA. */
+/* A composite backend with a part for each kind of device, with stand-ins for NCCL and CUDA. */
 #include "nccl/staged_operations.h"
 
 static void needs(const char *backend)
@@ -9,7 +9,7 @@ static void needs(const char *backend)
     }
 }
 
-/* One group with both kinds of memory, by turns. */
+/* One group with both kinds of memory, alternately. */
 static void check_both(const char *backend, const char *carrier, int rank, int ranks, int port)
 {
     tddp_store *store = open_store(rank, ranks, port);
@@ -60,7 +60,7 @@ MULTI_TEST(the_part_for_the_cpu_has_shared_memory, 3, 60)
     check_both("cpu:gloo,cuda:nccl", "cpu:shm,cuda:nccl", rank, world_size, port);
 }
 
-/* All memory goes to the one part that there is: what it does not take is copied. */
+/* The only part serves all memory: the group copies what it doesn't support. */
 static void check_alone(const char *backend, const char *carrier, int rank, int ranks, int port)
 {
     tddp_store *store = open_store(rank, ranks, port);
@@ -88,7 +88,7 @@ ALONE(cuda_alone_by_a_host_backend, "cuda:shm", "shm")
 ALONE(both_by_host_backends, "cuda:fake,cpu:shm", "shm")
 ALONE(both_by_one, "cpu:shm,cuda:shm", "shm")
 
-/* Memory that operations reduce where it lies is the CPU part's. */
+/* The group's shared memory is the CPU part's. */
 MULTI_TEST(memory_of_the_group, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -106,7 +106,7 @@ MULTI_TEST(memory_of_the_group, 2, 30)
     tddp_store_release(store);
 }
 
-/* What fails in one part ends the group, for the other part too, with the cause everywhere. */
+/* A failure in one part ends the group, also for the other part, with the same cause everywhere. */
 MULTI_TEST(a_part_that_fails, 3, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -118,10 +118,10 @@ MULTI_TEST(a_part_that_fails, 3, 30)
     if (rank == 1) {
         standin_fail_next("cudaStreamWaitEvent", 2);
     }
-    tddp_buffer buffer = filled(&self, given_room, 100, 1);
+    tddp_buffer buffer = filled(&self, input_memory, 100, 1);
     CHECK(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, NULL) != TDDP_OK);
     CHECK_CONTAINS(tddp_error_message(), "cudaStreamWaitEvent: made to fail");
-    buffer = filled(&host, got_room, 100, 1);
+    buffer = filled(&host, output_memory, 100, 1);
     CHECK_STATUS(tddp_all_reduce(self.group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_GROUP_FAILED);
     close_bench(&self);
     tddp_store_release(store);
@@ -144,7 +144,7 @@ TEST(groups_whose_parts_cannot_be_opened)
     tddp_store_release(opts.store);
 }
 
-TEST(names_are_found_again)
+TEST(names_are_registered_once)
 {
     const tddp_backend_v1 *one;
     const tddp_backend_v1 *other;
@@ -159,7 +159,7 @@ TEST(names_are_found_again)
     CHECK_INT(other->device_types, 1u << TDDP_CPU);
 }
 
-TEST(names_that_say_nothing)
+TEST(invalid_names)
 {
     static const struct {
         const char *name;

@@ -1,4 +1,4 @@
-/* Small whole numbers in every dtype: what all of them hold exactly. */
+/* Small integers in every dtype, which all of them hold exactly. */
 #ifndef TDDP_TEST_NCCL_ELEMENTS_H
 #define TDDP_TEST_NCCL_ELEMENTS_H
 
@@ -27,7 +27,7 @@ static inline void set_element(void *data, tddp_dtype dtype, size_t i, double va
 {
     unsigned char *at = (unsigned char *)data + i * tddp_dtype_size(dtype);
     float single = (float)value;
-    int64_t whole = (int64_t)value;
+    int64_t integer = (int64_t)value;
     uint16_t half = half_of(value);
     uint32_t bits;
     memset(at, 0, tddp_dtype_size(dtype));
@@ -49,7 +49,7 @@ static inline void set_element(void *data, tddp_dtype dtype, size_t i, double va
         memcpy(at, &half, sizeof half);
         break;
     default: /* the low bytes come first */
-        memcpy(at, &whole, tddp_dtype_size(dtype));
+        memcpy(at, &integer, tddp_dtype_size(dtype));
     }
 }
 
@@ -58,7 +58,7 @@ static inline double element(const void *data, tddp_dtype dtype, size_t i)
     const unsigned char *at = (const unsigned char *)data + i * tddp_dtype_size(dtype);
     double value = 0;
     float single = 0;
-    int64_t whole = 0;
+    int64_t integer = 0;
     uint16_t half = 0;
     uint32_t bits = 0;
     switch (dtype) {
@@ -79,8 +79,8 @@ static inline double element(const void *data, tddp_dtype dtype, size_t i)
         memcpy(&single, &bits, sizeof single);
         return (double)single;
     default: /* whole numbers here are not negative */
-        memcpy(&whole, at, tddp_dtype_size(dtype));
-        return (double)whole;
+        memcpy(&integer, at, tddp_dtype_size(dtype));
+        return (double)integer;
     }
 }
 

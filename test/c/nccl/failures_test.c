@@ -13,7 +13,7 @@ static tddp_status sum(tddp_group *group, float *data, size_t count)
     return tddp_all_reduce(group, on_device(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
 }
 
-/* Without a word to the others. */
+/* Without telling the others. */
 static void part(tddp_group *group, tddp_store *store)
 {
     tddp_group_release(group);
@@ -52,8 +52,8 @@ MULTI_TEST(a_rank_is_killed_while_ranks_connect, 3, 30)
     part(group, store);
 }
 
-/* NCCL's own threads find it while an operation runs. */
-MULTI_TEST(an_error_that_nccl_finds_later, 2, 30)
+/* NCCL's own threads find the error while an operation runs. */
+MULTI_TEST(an_asynchronous_nccl_error, 2, 30)
 {
     static float data[100];
     tddp_work *work;

@@ -1,4 +1,4 @@
-/* What is said where NCCL or CUDA are missing, or too old. */
+/* The errors for missing or outdated NCCL or CUDA libraries. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -44,14 +44,14 @@ TEST(another_library)
     check_without("TDDP_NCCL_LIBRARY", getenv("TDDP_CUDART_LIBRARY"), "expected NCCL");
 }
 
-TEST(a_device_that_is_not_there)
+TEST(a_missing_device)
 {
     check_no_device(8, "device 8: expected a GPU's number, 0 to 7");
 }
 
-/* --- which file is taken --------------------------------------------------------------------- */
+/* --- which file is loaded --------------------------------------------------------------------- */
 
-static void take_path(tddp_log_level level, const char *room, const char *text, void *data)
+static void capture_path(tddp_log_level level, const char *room, const char *text, void *data)
 {
     const char *colon = strstr(text, ": ");
     if (level == TDDP_LOG_INFO && strcmp(room, "nccl") == 0 && strncmp(text, "NCCL ", 5) == 0) {
@@ -59,45 +59,45 @@ static void take_path(tddp_log_level level, const char *room, const char *text, 
     }
 }
 
-/* Makes FOLDER/libnccl.so.2, a link to the stand-in, which nothing names any more. */
+/* Creates FOLDER/libnccl.so.2, a link to the stand-in, which no variable names any more. */
 static void link_standin(char folder[64], char path[128])
 {
     const char *standin = getenv("TDDP_NCCL_LIBRARY");
     (void)snprintf(folder, 64, "/tmp/test-libraries-XXXXXX");
     CHECK(standin && mkdtemp(folder));
-    /* What it needs is beside the stand-in, not beside the link. */
+    /* The stand-in's dependencies are beside it, not beside the link. */
     CHECK(dlopen(getenv("TDDP_CUDART_LIBRARY"), RTLD_NOW) != NULL);
     (void)snprintf(path, 128, "%s/libnccl.so.2", folder);
     CHECK_INT(symlink(standin, path), 0);
     CHECK_INT(unsetenv("TDDP_NCCL_LIBRARY"), 0);
 }
 
-static void check_taken(const char *path)
+static void check_loaded(const char *path)
 {
-    char taken[256] = "";
+    char loaded[256] = "";
     tddp_store *store;
     tddp_log_set_level(TDDP_LOG_INFO);
-    tddp_log_set_sink(take_path, taken);
+    tddp_log_set_sink(capture_path, loaded);
     CHECK_OK(tddp_hash_store_create(1000, &store));
     tddp_group *group = open_group(store, 0, 1, 0, TIMEOUT_MS);
     tddp_log_set_sink(NULL, NULL);
-    CHECK_TEXT(taken, path);
+    CHECK_TEXT(loaded, path);
     leave(group, store);
 }
 
-TEST(one_that_the_process_has_loaded)
+TEST(a_library_that_the_process_has_loaded)
 {
     char folder[64];
     char path[128];
     link_standin(folder, path);
     CHECK(dlopen(path, RTLD_NOW) != NULL);
-    check_taken(path);
+    check_loaded(path);
     CHECK_INT(unlink(path), 0);
     CHECK_INT(rmdir(folder), 0);
 }
 
-/* Any library will do for libtorch: it is looked at by its name. */
-TEST(one_beside_libtorch)
+/* Any library can stand for libtorch: only its name matters. */
+TEST(a_library_beside_libtorch)
 {
     char folder[64];
     char path[128];
@@ -108,7 +108,7 @@ TEST(one_beside_libtorch)
     CHECK(dlopen(torch, RTLD_NOW) != NULL);
     int system_has_one = dlopen("libnccl.so.2", RTLD_NOW) != NULL;
     if (!system_has_one) {
-        check_taken(path);
+        check_loaded(path);
     }
     CHECK_INT(unlink(torch), 0);
     CHECK_INT(unlink(path), 0);

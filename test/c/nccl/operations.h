@@ -1,6 +1,6 @@
 /*
- * Every operation of a group of the nccl backend, with values asserted: over stand-ins for logic
- * (test/c/nccl), on a GPU for all of it (test/gpu).
+ * Every operation of a group of the nccl backend, with its values: over stand-ins for its logic
+ * (test/c/nccl), on a GPU for everything (test/gpu).
  */
 #ifndef TDDP_TEST_NCCL_OPERATIONS_H
 #define TDDP_TEST_NCCL_OPERATIONS_H
@@ -50,16 +50,16 @@ static inline void check_reductions(tddp_group *group, int rank, int ranks)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (size_t o = 0; o < sizeof ops / sizeof *ops; o++) {
             fill(data, sizes[s], rank);
-            tddp_buffer buffer = put(data, sizes[s], TDDP_FLOAT32);
+            tddp_buffer buffer = to_device(data, sizes[s], TDDP_FLOAT32);
             CHECK_OK(tddp_all_reduce(group, buffer, ops[o], rank + 1, NULL));
-            take(data, buffer);
+            from_device(data, buffer);
             for (size_t i = 0; i < sizes[s]; i++) {
                 CHECK_DOUBLE((double)data[i], reduced(ops[o], ranks, i), 1e-4);
             }
             fill(data, sizes[s], rank);
-            buffer = put(data, sizes[s], TDDP_FLOAT32);
+            buffer = to_device(data, sizes[s], TDDP_FLOAT32);
             CHECK_OK(tddp_reduce(group, buffer, ops[o], rank + 1, ranks - 1, NULL));
-            take(data, buffer);
+            from_device(data, buffer);
             for (size_t i = 0; i < sizes[s]; i++) {
                 CHECK_DOUBLE((double)data[i],
                              rank == ranks - 1 ? reduced(ops[o], ranks, i) : value(rank, i), 1e-4);
@@ -68,7 +68,8 @@ static inline void check_reductions(tddp_group *group, int rank, int ranks)
     }
 }
 
-/* Each dtype that NCCL reduces, by what it has for it; the products of four ranks fit an int8. */
+/* Each dtype that NCCL reduces, with the operations that it supports; the products of four ranks
+ * fit an int8. */
 static inline void check_dtypes(tddp_group *group, int rank, int ranks)
 {
     enum { COUNT = 101 };
@@ -85,9 +86,9 @@ static inline void check_dtypes(tddp_group *group, int rank, int ranks)
             for (size_t i = 0; i < COUNT; i++) {
                 set_element(data, dtype, i, value(rank, i % 2));
             }
-            tddp_buffer buffer = put(data, COUNT, dtype);
+            tddp_buffer buffer = to_device(data, COUNT, dtype);
             CHECK_OK(tddp_all_reduce(group, buffer, ops[o], 0, NULL));
-            take(data, buffer);
+            from_device(data, buffer);
             for (size_t i = 0; i < COUNT; i++) {
                 double got = element(data, dtype, i);
                 double expected = reduced(ops[o], ranks, i % 2);
@@ -106,18 +107,18 @@ static inline void check_bytes(tddp_group *group, int rank, int ranks)
 {
     unsigned char bools[3] = {1, rank == 0, 0};
     int16_t narrow[3] = {(int16_t)(1000 + rank), -7, 3};
-    tddp_buffer buffer = put(bools, 3, TDDP_BOOL);
+    tddp_buffer buffer = to_device(bools, 3, TDDP_BOOL);
     CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
-    take(bools, buffer);
+    from_device(bools, buffer);
     CHECK(bools[0] == 1 && bools[1] == 1 && bools[2] == 0);
     bools[1] = rank == 0;
-    buffer = put(bools, 3, TDDP_BOOL);
+    buffer = to_device(bools, 3, TDDP_BOOL);
     CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_PRODUCT, 0, NULL));
-    take(bools, buffer);
+    from_device(bools, buffer);
     CHECK(bools[0] == 1 && bools[1] == (ranks == 1) && bools[2] == 0);
-    buffer = put(narrow, 3, TDDP_INT16);
+    buffer = to_device(narrow, 3, TDDP_INT16);
     CHECK_OK(tddp_broadcast(group, buffer, ranks - 1, NULL));
-    take(narrow, buffer);
+    from_device(narrow, buffer);
     CHECK(narrow[0] == 1000 + ranks - 1 && narrow[1] == -7 && narrow[2] == 3);
 }
 
@@ -129,25 +130,25 @@ static inline void check_moves(tddp_group *group, int rank, int ranks)
         const size_t each = sizes[s] / 4 + 1;
         const size_t all = each * (size_t)ranks;
         fill(data, each, rank);
-        tddp_buffer one = put(data, each, TDDP_FLOAT32);
+        tddp_buffer one = to_device(data, each, TDDP_FLOAT32);
         CHECK_OK(tddp_broadcast(group, one, ranks - 1, NULL));
-        take(data, one);
+        from_device(data, one);
         CHECK_DOUBLE((double)data[each - 1], value(ranks - 1, each - 1), 0);
         fill(data, each, rank);
-        one = put(data, each, TDDP_FLOAT32);
-        tddp_buffer whole = put(parts, all, TDDP_FLOAT32);
+        one = to_device(data, each, TDDP_FLOAT32);
+        tddp_buffer whole = to_device(parts, all, TDDP_FLOAT32);
         CHECK_OK(tddp_all_gather(group, one, whole, NULL));
-        take(data, one);
-        take(parts, whole);
+        from_device(data, one);
+        from_device(parts, whole);
         for (size_t i = 0; i < all; i++) {
             CHECK_DOUBLE((double)parts[i], value((int)(i / each), i % each), 0);
         }
         fill(parts, all, rank);
-        whole = put(parts, all, TDDP_FLOAT32);
-        one = put(data, each, TDDP_FLOAT32);
+        whole = to_device(parts, all, TDDP_FLOAT32);
+        one = to_device(data, each, TDDP_FLOAT32);
         CHECK_OK(tddp_reduce_scatter(group, whole, one, TDDP_REDUCE_SUM, 0, NULL));
-        take(parts, whole);
-        take(data, one);
+        from_device(parts, whole);
+        from_device(data, one);
         for (size_t i = 0; i < each; i++) {
             CHECK_DOUBLE((double)data[i], reduced(TDDP_REDUCE_SUM, ranks, i + each * (size_t)rank),
                          0);
@@ -155,7 +156,7 @@ static inline void check_moves(tddp_group *group, int rank, int ranks)
     }
 }
 
-/* Rank r gives r + 1 elements to rank 0, r + 2 to rank 1 and so on. */
+/* Rank r sends r + 1 elements to rank 0, r + 2 to rank 1 and so on. */
 static inline void check_uneven(tddp_group *group, int rank, int ranks)
 {
     float in[4][8];
@@ -166,8 +167,8 @@ static inline void check_uneven(tddp_group *group, int rank, int ranks)
     for (int peer = 0; peer < ranks; peer++) {
         size_t count = (size_t)(rank + peer + 1);
         fill(in[peer], 8, 10 * rank + peer);
-        inputs[peer] = put(in[peer], count, TDDP_FLOAT32);
-        outputs[peer] = put(out[peer], count, TDDP_FLOAT32);
+        inputs[peer] = to_device(in[peer], count, TDDP_FLOAT32);
+        outputs[peer] = to_device(out[peer], count, TDDP_FLOAT32);
     }
     CHECK_OK(tddp_all_to_all(group, inputs, outputs, (size_t)ranks, NULL));
     for (int peer = 0; peer < ranks; peer++) {
@@ -181,25 +182,25 @@ static inline void check_uneven(tddp_group *group, int rank, int ranks)
     CHECK_DOUBLE((double)out[0][rank], value(rank, (size_t)rank), 0);
     CHECK_OK(tddp_gather(group, inputs[0], rank == 0 ? outputs : NULL, roots, 0, NULL));
     for (int peer = 0; peer < ranks; peer++) {
-        take(in[peer], inputs[peer]);
-        take(out[peer], outputs[peer]);
+        from_device(in[peer], inputs[peer]);
+        from_device(out[peer], outputs[peer]);
     }
     for (int peer = 0; rank == 0 && peer < ranks; peer++) {
         CHECK_DOUBLE((double)out[peer][peer], value(10 * peer, (size_t)peer), 0);
     }
 }
 
-/* Parts of memory on the device, each `more` elements longer than the one before: end to end on
- * ranks with an even number, with room between on others, so that ranks differ in that alone. */
-static inline void lay(tddp_buffer room, tddp_buffer *parts, int ranks, size_t each, size_t more,
-                       bool apart)
+/* Parts in device memory, each `more` elements longer than the one before: contiguous on even
+ * ranks, with gaps on odd ones, so that ranks differ only in that. */
+static inline void lay_out(tddp_buffer room, tddp_buffer *parts, int ranks, size_t each,
+                           size_t more, bool gaps)
 {
     size_t at = 0;
     for (int part = 0; part < ranks; part++) {
         parts[part] = room;
         parts[part].data = (float *)room.data + at;
         parts[part].count = each + more * (size_t)part;
-        at += parts[part].count + (apart ? 5 : 0);
+        at += parts[part].count + (gaps ? 5 : 0);
     }
 }
 
@@ -208,43 +209,43 @@ static inline size_t begin_of(const tddp_buffer *room, const tddp_buffer *part)
     return (size_t)((const float *)part->data - (const float *)room->data);
 }
 
-/* Lists of parts, whose place in memory is a rank's own affair. */
+/* Lists of parts, whose addresses differ between ranks. */
 static inline void check_layouts(tddp_group *group, int rank, int ranks, size_t each, size_t more)
 {
     enum { ROOM = 4000 };
     static float data[ROOM];
     static float room[ROOM];
     tddp_buffer parts[4];
-    const bool apart = rank % 2 == 1;
+    const bool gaps = rank % 2 == 1;
     const size_t count = each + more * (size_t)rank;
     const size_t world = (size_t)ranks;
     fill(data, count, rank);
-    tddp_buffer one = put(data, count, TDDP_FLOAT32);
-    tddp_buffer whole = put(room, ROOM, TDDP_FLOAT32);
-    lay(whole, parts, ranks, each, more, apart);
+    tddp_buffer one = to_device(data, count, TDDP_FLOAT32);
+    tddp_buffer whole = to_device(room, ROOM, TDDP_FLOAT32);
+    lay_out(whole, parts, ranks, each, more, gaps);
     CHECK_OK(tddp_all_gather_list(group, one, parts, world, NULL));
-    take(data, one);
-    take(room, whole);
+    from_device(data, one);
+    from_device(room, whole);
     for (int part = 0; part < ranks; part++) {
         for (size_t i = 0; i < parts[part].count; i++) {
             CHECK_DOUBLE((double)room[begin_of(&whole, &parts[part]) + i], value(part, i), 0);
         }
     }
     fill(room, ROOM, rank);
-    whole = put(room, ROOM, TDDP_FLOAT32);
-    one = put(data, count, TDDP_FLOAT32);
-    lay(whole, parts, ranks, each, more, apart);
+    whole = to_device(room, ROOM, TDDP_FLOAT32);
+    one = to_device(data, count, TDDP_FLOAT32);
+    lay_out(whole, parts, ranks, each, more, gaps);
     for (int part = 0; part < ranks; part++) {
         fill(data, parts[part].count, rank);
         copy(parts[part].data, data, parts[part].count * sizeof *data);
     }
     CHECK_OK(tddp_reduce_scatter_list(group, parts, world, one, TDDP_REDUCE_SUM, 0, NULL));
-    take(data, one);
+    from_device(data, one);
     for (size_t i = 0; i < count; i++) {
         CHECK_DOUBLE((double)data[i], reduced(TDDP_REDUCE_SUM, ranks, i), 0);
     }
     CHECK_OK(tddp_all_reduce_coalesced(group, parts, world, TDDP_REDUCE_SUM, 0, NULL));
-    take(room, whole);
+    from_device(room, whole);
     for (int part = 0; part < ranks; part++) {
         for (size_t i = 0; i < parts[part].count; i++) {
             CHECK_DOUBLE((double)room[begin_of(&whole, &parts[part]) + i],
@@ -253,7 +254,8 @@ static inline void check_layouts(tddp_group *group, int rank, int ranks, size_t 
     }
 }
 
-/* Each rank sends to the next and gets from the one before, many at a time, some of them empty. */
+/* Each rank sends to its successor and receives from its predecessor, many messages at a time,
+ * some of them empty. */
 static inline void check_messages(tddp_group *group, int rank, int ranks)
 {
     enum { MANY = 20 };
@@ -266,8 +268,8 @@ static inline void check_messages(tddp_group *group, int rank, int ranks)
     for (int i = 0; i < MANY; i++) {
         size_t count = (size_t)(50 * i);
         fill(data, count, rank + i);
-        out[i] = put(data, count, TDDP_FLOAT32);
-        in[i] = put(data, count, TDDP_FLOAT32);
+        out[i] = to_device(data, count, TDDP_FLOAT32);
+        in[i] = to_device(data, count, TDDP_FLOAT32);
     }
     for (int i = 0; i < MANY; i++) {
         CHECK_OK(tddp_send(group, out[i], next, 0, &works[2 * i]));
@@ -278,15 +280,15 @@ static inline void check_messages(tddp_group *group, int rank, int ranks)
         tddp_work_release(works[i]);
     }
     for (int i = 0; i < MANY; i++) {
-        take(data, out[i]);
-        take(data, in[i]);
+        from_device(data, out[i]);
+        from_device(data, in[i]);
         for (size_t at = 0; at < in[i].count; at++) {
             CHECK_DOUBLE((double)data[at], value(last + i, at), 0);
         }
     }
 }
 
-/* What all ranks do together, in a group of its own. */
+/* What all ranks do, in its own group. */
 static inline void check_all(int rank, int ranks, int port, int device)
 {
     tddp_store *store = open_store(rank, ranks, port);

@@ -1,4 +1,4 @@
-/* What the nccl backend makes of each operation, with stand-ins for NCCL and CUDA. */
+/* The NCCL calls of each operation, with stand-ins for NCCL and CUDA. */
 #include "nccl/operations.h"
 #include "events.h"
 #include "standin/standin.h"
@@ -37,7 +37,7 @@ MULTI_TEST(messages, 3, 60)
     leave(group, store);
 }
 
-MULTI_TEST(what_nccl_does_not_have, 2, 30)
+MULTI_TEST(unsupported_operations, 2, 30)
 {
     static int16_t narrow[3];
     static int32_t bits[3];
@@ -53,7 +53,7 @@ MULTI_TEST(what_nccl_does_not_have, 2, 30)
     const tddp_buffer eights = on_device(eight_bits, 3, TDDP_FLOAT8_E4M3FN);
     CHECK_STATUS(tddp_all_reduce(group, eights, TDDP_REDUCE_SUM, 0, NULL), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "NCCL 2.20.5 has no sum of float8_e4m3fn: expected 2.24");
-    /* The group is as good as before. */
+    /* The group still works. */
     CHECK_OK(tddp_broadcast(group, on_device(narrow, 3, TDDP_INT16), 0, NULL));
     CHECK_OK(tddp_broadcast(group, eights, 0, NULL));
     leave(group, store);

@@ -1,5 +1,7 @@
-/* Operations on a device's queue: streams that wait, several on their way, what ends early. With
- * stand-ins for NCCL and CUDA. */
+/*
+ * Operations on a device's queue: streams that wait, several operations in flight, early ends. With
+ * stand-ins for NCCL and CUDA.
+ */
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -42,8 +44,8 @@ static tddp_buffer on_stream(float *data, tddp_cuda_stream stream)
     return buffer;
 }
 
-/* What the caller's stream writes late is what is reduced, and what it reads behind the order is
- * the result, without the host waiting in between. */
+/* The result includes what the caller's stream writes late, and the stream reads it after
+ * order(), without the host waiting in between. */
 MULTI_TEST(streams_wait_for_each_other, 2, 30)
 {
     static float source[COUNT], data[COUNT], result[COUNT];
@@ -60,7 +62,7 @@ MULTI_TEST(streams_wait_for_each_other, 2, 30)
     CHECK_INT(index, 0);
     CHECK_OK(tddp_work_order(work, stream, NULL));
     CHECK_INT(cuda()->cudaMemcpyAsync(result, data, sizeof data, TDDP_CUDA_COPY_ANY, stream), 0);
-    CHECK_INT(tddp_work_completed(work), 0); /* four things that are delayed */
+    CHECK_INT(tddp_work_completed(work), 0); /* four delayed operations */
     tddp_cuda_event end;
     CHECK_INT(cuda()->cudaEventCreateWithFlags(&end, TDDP_CUDA_NO_TIMING), 0);
     CHECK_INT(cuda()->cudaEventRecord(end, stream), 0);
@@ -76,8 +78,8 @@ MULTI_TEST(streams_wait_for_each_other, 2, 30)
     leave(group, store);
 }
 
-/* Each one is launched while those before it are on their way; all kinds, one buffer. */
-MULTI_TEST(several_are_on_their_way, 3, 60)
+/* Each is launched while earlier ones are in flight; all kinds, one buffer. */
+MULTI_TEST(several_operations_in_flight, 3, 60)
 {
     static float data[MANY][COUNT];
     tddp_work *works[MANY];
@@ -89,7 +91,7 @@ MULTI_TEST(several_are_on_their_way, 3, 60)
         fill(data[i], (float)(rank + i));
         CHECK_OK(tddp_all_reduce(group, on_stream(data[i], stream), TDDP_REDUCE_SUM, 0, &works[i]));
     }
-    /* The last is launched before the first is done: its order comes back at once. */
+    /* The last is launched before the first is complete: its order() returns at once. */
     CHECK_OK(tddp_work_order(works[MANY - 1], stream, NULL));
     CHECK_INT(tddp_work_completed(works[MANY - 1]), 0);
     struct pollfd entry = {.events = POLLIN};
@@ -106,7 +108,7 @@ MULTI_TEST(several_are_on_their_way, 3, 60)
     leave(group, store);
 }
 
-MULTI_TEST(buffers_go_in_one_launch, 2, 30)
+MULTI_TEST(buffers_are_fused_into_one_launch, 2, 30)
 {
     static float data[3][COUNT];
     tddp_buffer buffers[3];
@@ -114,7 +116,7 @@ MULTI_TEST(buffers_go_in_one_launch, 2, 30)
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
     for (int i = 0; i < 3; i++) {
         fill(data[i], (float)(rank * 10 + i));
-        /* From the last to the first, so that they are not one piece of memory. */
+        /* From the last to the first, so that they aren't contiguous. */
         buffers[2 - i] = on_device(data[i], (size_t)(COUNT - i), TDDP_FLOAT32);
     }
     CHECK_OK(tddp_all_reduce_coalesced(group, buffers, 3, TDDP_REDUCE_AVG, 0, NULL));
@@ -122,7 +124,7 @@ MULTI_TEST(buffers_go_in_one_launch, 2, 30)
         CHECK_DOUBLE((double)data[i][COUNT - i - 1], 5.0 + i, 0);
     }
     CHECK_DOUBLE((double)data[2][COUNT - 1], rank * 10 + 2, 0);
-    /* One number was taken on every rank. */
+    /* Every rank used one sequence number. */
     tddp_work *work;
     CHECK_OK(tddp_barrier(group, &work));
     CHECK_OK(tddp_work_wait(work, NULL));
@@ -131,7 +133,7 @@ MULTI_TEST(buffers_go_in_one_launch, 2, 30)
     leave(group, store);
 }
 
-MULTI_TEST(a_wait_that_is_shorter, 2, 30)
+MULTI_TEST(a_shorter_wait, 2, 30)
 {
     static float data[COUNT];
     tddp_work *work;
@@ -148,8 +150,8 @@ MULTI_TEST(a_wait_that_is_shorter, 2, 30)
     leave(group, store);
 }
 
-/* The group's end lets what is under way finish; a handle outlives it. */
-MULTI_TEST(the_end_waits_for_the_device, 2, 30)
+/* Shutdown lets operations in flight finish; a handle outlives the group. */
+MULTI_TEST(shutdown_waits_for_the_device, 2, 30)
 {
     static float data[COUNT];
     tddp_work *work;
@@ -186,15 +188,16 @@ MULTI_TEST(a_graph_that_is_captured, 2, 30)
     leave(group, store);
 }
 
-/* What cannot be launched, or fails on its way, fails the group; those behind it are refused. */
-MULTI_TEST(a_failure_ends_all_that_are_under_way, 2, 60)
+/* An operation that can't be launched, or fails in flight, fails the group; later ones are
+ * refused. */
+MULTI_TEST(a_failure_ends_all_operations_in_flight, 2, 60)
 {
     static float data[MANY][COUNT];
     tddp_work *works[MANY];
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 0, 2000);
     CHECK_OK(tddp_barrier(group, NULL));
-    if (rank == 0) { /* the other one does not take part */
+    if (rank == 0) { /* the other rank doesn't take part */
         for (int i = 0; i < MANY; i++) {
             tddp_buffer buffer = on_device(data[i], COUNT, TDDP_FLOAT32);
             CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, &works[i]));
@@ -213,8 +216,8 @@ MULTI_TEST(a_failure_ends_all_that_are_under_way, 2, 60)
     leave(group, store);
 }
 
-/* A duration is the device's own where that is asked for (the stand-in's clock makes it 12.5 ms),
- * and how long the host saw the operation go on where it is not. */
+/* On request a duration is the device's own (12.5 ms by the stand-in's clock), otherwise the
+ * time that the host saw. */
 static double recorded_duration(int rank, int world_size, int port)
 {
     static float data[COUNT];
@@ -246,13 +249,13 @@ MULTI_TEST(the_recorder_has_device_times, 2, 30)
     CHECK_DOUBLE(recorded_duration(rank, world_size, port), 12.5, 0);
 }
 
-MULTI_TEST(device_times_have_to_be_asked_for, 2, 30)
+MULTI_TEST(device_times_are_recorded_on_request, 2, 30)
 {
     CHECK(recorded_duration(rank, world_size, port) != 12.5);
 }
 
-/* Ranks that describe their operations compare them before NCCL gets them. */
-MULTI_TEST(calls_that_differ, 3, 30)
+/* Ranks with fingerprints compare their calls before NCCL gets them. */
+MULTI_TEST(mismatched_calls, 3, 30)
 {
     static float data[COUNT];
     tddp_store *store = open_store(rank, world_size, port);
@@ -281,7 +284,7 @@ static void check_sum(tddp_group *group, tddp_status expected)
     }
 }
 
-/* The last process hosts the store, and ends it when the two others have made their groups. */
+/* The last process hosts the store, and ends it when the two others have created their groups. */
 static void end_of_store(int rank, bool compare_first, tddp_status expected)
 {
     enum { HOSTED };
@@ -309,17 +312,17 @@ static void end_of_store(int rank, bool compare_first, tddp_status expected)
     tddp_store_release(store);
 }
 
-MULTI_TEST(ranks_connect_and_go_on_when_the_store_has_ended, 3, 30)
+MULTI_TEST(ranks_connect_after_the_store_has_ended, 3, 30)
 {
     end_of_store(rank, false, TDDP_OK);
 }
 
-MULTI_TEST(ranks_that_compared_go_on_when_the_store_has_ended, 3, 30)
+MULTI_TEST(comparing_stops_when_the_store_has_ended, 3, 30)
 {
     end_of_store(rank, true, TDDP_OK);
 }
 
-MULTI_TEST(ranks_that_were_asked_to_compare_do_not, 3, 30)
+MULTI_TEST(requested_comparing_fails_when_the_store_has_ended, 3, 30)
 {
     setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL", 1);
     end_of_store(rank, true, TDDP_NETWORK);

@@ -1,5 +1,7 @@
-/* Groups made from a group that is bound to a GPU: communicators are split off from its own. With
- * stand-ins for NCCL and CUDA. */
+/*
+ * Groups created from a group that is bound to a GPU: their communicators are split from its own.
+ * With stand-ins for NCCL and CUDA.
+ */
 #include "nccl/world.h"
 #include "standin/standin.h"
 
@@ -30,12 +32,12 @@ static float sum_of(tddp_group *group, float value)
     return data[1];
 }
 
-/* Two parts, one after the other, and one of all. */
+/* Two subgroups, one after the other, and one of all ranks. */
 MULTI_TEST(parts_of_a_group, 4, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
-    /* Nothing is asked of NCCL for an id. */
+    /* NCCL isn't asked for an id. */
     standin_fail_next("ncclGetUniqueId", TDDP_NCCL_SYSTEM_ERROR);
     CHECK_DOUBLE((double)sum_of(group, (float)rank), 6, 0);
     tddp_group *parts[2] = {NULL, NULL};
@@ -58,7 +60,7 @@ MULTI_TEST(parts_of_a_group, 4, 30)
     leave(group, store);
 }
 
-/* The same of a group for both kinds of devices. */
+/* The same for a group with both kinds of devices. */
 MULTI_TEST(parts_of_a_group_for_host_and_device, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -80,7 +82,7 @@ MULTI_TEST(parts_of_a_group_for_host_and_device, 2, 30)
     leave(group, store);
 }
 
-MULTI_TEST(a_group_that_is_not_bound_has_nothing_to_split, 2, 30)
+MULTI_TEST(an_unbound_group_is_not_split, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);

@@ -1,7 +1,7 @@
 /*
- * Groups of any backend with buffers of either kind, with the stand-in for CUDA: what a rank gives
- * is written by the buffers' stream, late, and what it gets is spoilt there before; so whoever
- * reads too soon, or writes too soon, is found out.
+ * Groups of any backend with buffers of either kind, with the stand-in for CUDA. The buffers'
+ * stream writes the input late, and overwrites the output before, so that reading or writing too
+ * early is detected.
  */
 #ifndef TDDP_TEST_NCCL_STAGED_H
 #define TDDP_TEST_NCCL_STAGED_H
@@ -13,9 +13,9 @@
 #include "nccl/world.h"
 #include "standin/standin.h"
 
-enum { MOST_RANKS = 4 };
+enum { MAX_RANKS = 4 };
 
-/* What a test works with. */
+/* The memory and streams of a test. */
 typedef struct bench {
     const tddp_cuda *cuda;
     tddp_group *group;
@@ -55,7 +55,7 @@ static inline tddp_buffer buffer_on(const bench *self, int32_t *data, size_t cou
                          .stream = self->stream};
 }
 
-/* The memory holds these values once its stream has come so far; a negative tag: nonsense. */
+/* The memory has these values once its stream has got so far; a negative tag: garbage. */
 static inline tddp_buffer filled(const bench *self, int32_t *data, size_t count, int tag)
 {
     filling *it = malloc(sizeof *it);
@@ -65,7 +65,7 @@ static inline tddp_buffer filled(const bench *self, int32_t *data, size_t count,
     return buffer_on(self, data, count);
 }
 
-static inline tddp_buffer spoilt(const bench *self, int32_t *data, size_t count)
+static inline tddp_buffer poisoned(const bench *self, int32_t *data, size_t count)
 {
     return filled(self, data, count, -1);
 }
@@ -90,7 +90,7 @@ static inline tddp_group *open_on(const char *backend, tddp_store *store, int ra
     return group;
 }
 
-/* Streams exist for CUDA memory alone. */
+/* Only CUDA memory has streams. */
 static inline bench open_bench(const char *backend, tddp_store *store, int rank, int ranks,
                                tddp_device_type type)
 {
@@ -103,7 +103,7 @@ static inline bench open_bench(const char *backend, tddp_store *store, int rank,
     return self;
 }
 
-/* Nothing of CUDA's is left then. */
+/* All CUDA resources are freed then. */
 static inline void close_bench(bench *self)
 {
     tddp_group_shutdown(self->group, 1000);

@@ -1,4 +1,4 @@
-/* Copies that fail, that do not end, that nobody waits for: with stand-ins for NCCL and CUDA. */
+/* Copies that fail, that never end, that nobody waits for: with stand-ins for NCCL and CUDA. */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -6,14 +6,14 @@
 
 enum { GO, WAITER = 2 }; /* events; one for each of two ranks */
 
-/* A stream goes on when it is let go: nobody else may wait for that. */
-static void hang(void *rank)
+/* A delayed stream continues when it is released: no other thread may wait for that. */
+static void await_go(void *rank)
 {
     CHECK_AWAIT(GO + *(const int *)rank, 1);
 }
 
-/* Once those who wait for the work know how it ended. The group's end waits for its copies then. */
-static void *let_go(void *work)
+/* After the waiters know the outcome. Shutdown waits for the copies then. */
+static void *let_copies_run(void *work)
 {
     CHECK_UNTIL(tddp_work_completed(work));
     check_signal(GO);
@@ -23,14 +23,14 @@ static void *let_go(void *work)
 static void end_group(tddp_group *group, tddp_work *work)
 {
     pthread_t thread;
-    CHECK_INT(pthread_create(&thread, NULL, let_go, work), 0);
+    CHECK_INT(pthread_create(&thread, NULL, let_copies_run, work), 0);
     tddp_group_shutdown(group, 0);
     CHECK_INT(pthread_join(thread, NULL), 0);
 }
 
 static tddp_status sum(const bench *self, size_t count, tddp_work **work)
 {
-    return tddp_all_reduce(self->group, filled(self, given_room, count, 1), TDDP_REDUCE_SUM, 0,
+    return tddp_all_reduce(self->group, filled(self, input_memory, count, 1), TDDP_REDUCE_SUM, 0,
                            work);
 }
 
@@ -40,7 +40,7 @@ static void check_failing(const char *backend, tddp_device_type type, const char
     CHECK_OK(tddp_hash_store_create(1000, &store));
     bench self = open_bench(backend, store, 0, 1, type);
     if (calls > 0) {
-        CHECK_OK(sum(&self, 100, NULL)); /* what fails is not the first of its kind */
+        CHECK_OK(sum(&self, 100, NULL)); /* the call that fails isn't the first of its kind */
     }
     standin_set_delay_ms(5);
     standin_fail_next(name, 2);
@@ -68,8 +68,8 @@ TEST(calls_that_fail)
     check_failing("nccl", TDDP_CPU, "cudaStreamCreateWithPriority", 1);
 }
 
-/* Two copies in, on two streams, of which one cannot be told to wait for the other. Both are under
- * way: their memory goes once they are over, or never, if nobody can tell when. */
+/* Two input copies on two streams, one of which can't be made to wait for the other. Both are in
+ * flight: their memory is freed when they are complete, or never, if that can't be found out. */
 static void check_two_streams(int failures, int left)
 {
     const int before = standin_alive();
@@ -78,7 +78,8 @@ static void check_two_streams(int failures, int left)
     bench self = open_bench("fake", store, 0, 1, TDDP_CUDA);
     bench other = self;
     CHECK_INT(self.cuda->cudaStreamCreateWithPriority(&other.stream, 1, 0), 0);
-    tddp_buffer both[2] = {filled(&self, given_room, 100, 4), filled(&other, got_room, 100, 5)};
+    tddp_buffer both[2] = {filled(&self, input_memory, 100, 4),
+                           filled(&other, output_memory, 100, 5)};
     standin_set_delay_ms(100);
     standin_fail_times("cudaStreamWaitEvent", 2, failures);
     CHECK_STATUS(tddp_all_reduce_coalesced(self.group, both, 2, TDDP_REDUCE_SUM, 0, NULL),
@@ -107,7 +108,7 @@ static void check_messages_that_fail(int rank, int world_size, int port, bool se
         standin_fail_next("cudaMemcpyAsync", 2);
     }
     tddp_work *work;
-    tddp_buffer buffer = filled(&self, given_room, 100, 1);
+    tddp_buffer buffer = filled(&self, input_memory, 100, 1);
     tddp_status status = rank == 0 ? tddp_send(self.group, buffer, 1, 0, &work)
                                    : tddp_recv(self.group, buffer, 0, 0, &work);
     bool fails = (rank == 0) == sends;
@@ -137,13 +138,13 @@ MULTI_TEST(receives_that_fail, 2, 30)
     check_messages_that_fail(rank, world_size, port, false);
 }
 
-TEST(streams_that_take_too_long)
+TEST(streams_that_time_out)
 {
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(1000, &store));
     bench self = open_bench("shm", store, 0, 1, TDDP_CUDA);
     CHECK_OK(tddp_group_set_timeout(self.group, 200));
-    standin_put(self.stream, hang, &self.rank);
+    standin_put(self.stream, await_go, &self.rank);
     CHECK_STATUS(sum(&self, 1000, NULL), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), "the copy to the host from cuda:0 has not ended within "
                                          "200 ms: what its stream was given before lasts longer");
@@ -152,7 +153,7 @@ TEST(streams_that_take_too_long)
     tddp_store_release(store);
 }
 
-/* The group ends; whoever waits for a copy learns of it. */
+/* The group ends; waits for a copy fail. */
 static void check_ending(const char *backend)
 {
     tddp_work *work;
@@ -160,7 +161,7 @@ static void check_ending(const char *backend)
     CHECK_OK(tddp_hash_store_create(1000, &store));
     bench self = open_bench(backend, store, 0, 1, TDDP_CUDA);
     check_events_clear();
-    standin_put(self.stream, hang, &self.rank);
+    standin_put(self.stream, await_go, &self.rank);
     CHECK_OK(sum(&self, 1000, &work));
     end_group(self.group, work);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
@@ -178,7 +179,7 @@ TEST(groups_that_end_while_copies_run)
 static void *send_blocking(void *data)
 {
     const bench *self = data;
-    tddp_buffer buffer = filled(self, given_room, 1000, 1);
+    tddp_buffer buffer = filled(self, input_memory, 1000, 1);
     check_will_block(WAITER + self->rank);
     CHECK(tddp_send(self->group, buffer, 1 - self->rank, 0, NULL) != TDDP_OK);
     check_signal(GO + self->rank);
@@ -191,7 +192,7 @@ MULTI_TEST(groups_that_end_while_messages_are_copied, 2, 30)
     tddp_store *store = open_store(rank, world_size, port);
     bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
     CHECK_OK(tddp_barrier(self.group, NULL));
-    standin_put(self.stream, hang, &self.rank);
+    standin_put(self.stream, await_go, &self.rank);
     CHECK_INT(pthread_create(&thread, NULL, send_blocking, &self), 0);
     CHECK_AWAIT_BLOCKED(WAITER + rank);
     tddp_group_shutdown(self.group, 0);
@@ -200,7 +201,7 @@ MULTI_TEST(groups_that_end_while_messages_are_copied, 2, 30)
     tddp_store_release(store);
 }
 
-/* A work that is left half way, whose handle outlives its group. */
+/* An unfinished work whose handle outlives its group. */
 TEST(works_that_outlive_their_group)
 {
     const tddp_wait moment = {20, NULL};
@@ -208,7 +209,7 @@ TEST(works_that_outlive_their_group)
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(1000, &store));
     bench self = open_bench("shm", store, 0, 1, TDDP_CUDA);
-    standin_put(self.stream, hang, &self.rank);
+    standin_put(self.stream, await_go, &self.rank);
     CHECK_OK(sum(&self, 1000, &work));
     CHECK_STATUS(tddp_work_wait(work, &moment), TDDP_TIMEOUT);
     end_group(self.group, work);
@@ -220,7 +221,7 @@ TEST(works_that_outlive_their_group)
     tddp_store_release(store);
 }
 
-/* One rank cannot copy: the others are told why, and do not wait for their time to be over. */
+/* One rank cannot copy: the others report why, before their timeout. */
 MULTI_TEST(a_rank_that_cannot_copy, 3, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);

@@ -1,9 +1,10 @@
-/* Operations on memory that what carries a group does not take, with stand-ins for NCCL and CUDA.
+/*
+ * Operations on memory that the group's backend doesn't support, with stand-ins for NCCL and CUDA.
  */
 #include "args.h"
 #include "nccl/staged_operations.h"
 
-static const size_t sizes[] = {0, 1, 3, 1000, MOST_EACH};
+static const size_t sizes[] = {0, 1, 3, 1000, MAX_EACH};
 
 static void check_backend(const char *backend, tddp_device_type type, int rank, int ranks, int port)
 {
@@ -57,7 +58,7 @@ OVER_GLOO(2)
 OVER_GLOO(3)
 OVER_GLOO(4)
 
-/* Memory of this host on one rank, of a device on the other. */
+/* Host memory on one rank, device memory on the other. */
 MULTI_TEST(ranks_with_different_memory, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -67,7 +68,7 @@ MULTI_TEST(ranks_with_different_memory, 2, 30)
     tddp_store_release(store);
 }
 
-/* What is given and what is got have streams of their own. */
+/* Input and output have their own streams. */
 MULTI_TEST(two_streams, 2, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -76,17 +77,18 @@ MULTI_TEST(two_streams, 2, 30)
     CHECK_INT(self.cuda->cudaStreamCreateWithPriority(&other.stream, 1, 0), 0);
     standin_set_delay_ms(20);
     for (int i = 0; i < 3; i++) {
-        tddp_buffer whole = spoilt(&other, got_room, 2000);
-        tddp_buffer own = filled(&self, given_room, 1000, i);
+        tddp_buffer whole = poisoned(&other, output_memory, 2000);
+        tddp_buffer own = filled(&self, input_memory, 1000, i);
         CHECK_OK(tddp_all_gather(self.group, own, whole, NULL));
-        check_values(got_room, 1000, 0, i);
-        check_values(got_room + 1000, 1000, 1, i);
-        (void)spoilt(&other, got_room, 100); /* the second stream is the later one */
-        (void)spoilt(&other, got_room, 100);
-        tddp_buffer both[2] = {filled(&self, given_room, 100, 4), filled(&other, got_room, 100, 5)};
+        check_values(output_memory, 1000, 0, i);
+        check_values(output_memory + 1000, 1000, 1, i);
+        (void)poisoned(&other, output_memory, 100); /* the second stream is the later one */
+        (void)poisoned(&other, output_memory, 100);
+        tddp_buffer both[2] = {filled(&self, input_memory, 100, 4),
+                               filled(&other, output_memory, 100, 5)};
         CHECK_OK(tddp_all_reduce_coalesced(self.group, both, 2, TDDP_REDUCE_SUM, 0, NULL));
-        check_sums(&self, given_room, 100, 4, 0);
-        check_sums(&self, got_room, 100, 5, 0);
+        check_sums(&self, input_memory, 100, 4, 0);
+        check_sums(&self, output_memory, 100, 5, 0);
     }
     standin_set_delay_ms(0);
     CHECK_INT(self.cuda->cudaStreamDestroy(other.stream), 0);
@@ -94,7 +96,7 @@ MULTI_TEST(two_streams, 2, 30)
     tddp_store_release(store);
 }
 
-/* Many works under way, waited for in any order, some of them a little at a time. */
+/* Many works in flight, waited for in any order, some of them repeatedly. */
 MULTI_TEST(works_in_flight, 3, 30)
 {
     enum { WORKS = 8, EACH = 501 };
@@ -104,7 +106,7 @@ MULTI_TEST(works_in_flight, 3, 30)
     for (int round = 0; round < 3; round++) {
         tddp_work *works[WORKS];
         for (int i = 0; i < WORKS; i++) {
-            tddp_buffer buffer = filled(&self, given_room + i * EACH, EACH, i);
+            tddp_buffer buffer = filled(&self, input_memory + i * EACH, EACH, i);
             CHECK_OK(inline_sum(self.group, buffer, round == 2 ? 500 : 0, NULL, &works[i]));
         }
         const tddp_wait moment = {1, NULL};
@@ -114,7 +116,7 @@ MULTI_TEST(works_in_flight, 3, 30)
         for (int i = WORKS - 1; i >= 0; i--) {
             CHECK_OK(tddp_work_wait(works[i], NULL));
             tddp_work_release(works[i]);
-            check_sums(&self, given_room + i * EACH, EACH, i, 0);
+            check_sums(&self, input_memory + i * EACH, EACH, i, 0);
         }
     }
     standin_set_delay_ms(0);
@@ -122,14 +124,14 @@ MULTI_TEST(works_in_flight, 3, 30)
     tddp_store_release(store);
 }
 
-/* Memory for copies is kept for the next operation, and grows with the operations. */
-MULTI_TEST(copies_find_their_memory_again, 1, 30)
+/* Memory for copies is reused by the next operation, and grows with the operations. */
+MULTI_TEST(memory_for_copies_is_reused, 1, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     bench self = open_bench("fake", store, rank, world_size, TDDP_CUDA);
     check_one_buffer(&self, 1000);
     const int before = standin_alive();
-    for (size_t count = 1; count <= MOST_EACH; count = 3 * count + 1) {
+    for (size_t count = 1; count <= MAX_EACH; count = 3 * count + 1) {
         check_one_buffer(&self, count);
         CHECK_INT(standin_alive(), before);
     }
@@ -142,8 +144,8 @@ TEST(buffers_on_different_devices_are_refused)
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(1000, &store));
     tddp_group *group = open_on("shm", store, 0, 1);
-    tddp_buffer host = {given_room, 8, TDDP_INT32, TDDP_CPU, 0, NULL};
-    tddp_buffer device = {got_room, 8, TDDP_INT32, TDDP_CUDA, 1, NULL};
+    tddp_buffer host = {input_memory, 8, TDDP_INT32, TDDP_CPU, 0, NULL};
+    tddp_buffer device = {output_memory, 8, TDDP_INT32, TDDP_CUDA, 1, NULL};
     CHECK_STATUS(tddp_all_gather(group, host, device, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_TEXT(tddp_error_message(),
                "all_gather: input is on cpu:0, output on cuda:1: expected the same");
@@ -162,7 +164,7 @@ TEST(without_cuda_its_memory_is_refused)
     CHECK_OK(tddp_hash_store_create(1000, &store));
     tddp_group *group = open_on("shm", store, 0, 1);
     CHECK_STATUS(
-        tddp_all_reduce(group, on_device(given_room, 8, TDDP_INT32), TDDP_REDUCE_SUM, 0, NULL),
+        tddp_all_reduce(group, on_device(input_memory, 8, TDDP_INT32), TDDP_REDUCE_SUM, 0, NULL),
         TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce: backend shm takes no cuda memory");
     CHECK_CONTAINS(tddp_error_message(), "the CUDA runtime was not found");
@@ -171,7 +173,7 @@ TEST(without_cuda_its_memory_is_refused)
     tddp_store_release(store);
 }
 
-/* Whoever calls stays on his device. */
+/* The caller's current device doesn't change. */
 TEST(callers_keep_their_device)
 {
     tddp_store *store;
@@ -191,7 +193,7 @@ TEST(graphs_cannot_capture_copies)
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(1000, &store));
     tddp_group *group = open_on("shm", store, 0, 1);
-    tddp_buffer buffer = on_device(given_room, 8, TDDP_INT32);
+    tddp_buffer buffer = on_device(input_memory, 8, TDDP_INT32);
     standin_set_capture(1);
     CHECK_STATUS(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce: a CUDA graph is being captured");

@@ -22,7 +22,7 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
-    opts.timeout_ms = 60000; /* a rank may come late to this */
+    opts.timeout_ms = 60000; /* a rank may be late to this */
     opts.device_index = device;
     opts.device_bound = device >= 0;
     CHECK_OK(tddp_group_create(&opts, NULL, &group));
@@ -30,7 +30,7 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
     return group;
 }
 
-/* A group bound to a GPU that there is none of. */
+/* A group bound to a GPU that doesn't exist. */
 static inline void check_no_device(int device, const char *expected)
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -49,7 +49,7 @@ static inline tddp_buffer on_device(void *data, size_t count, tddp_dtype dtype)
     return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CUDA, 0, NULL};
 }
 
-/* Streams, events and pieces of memory that there are; 0 with a GPU, which does not tell. */
+/* Streams, events and allocations that exist; 0 with a GPU, which can't tell. */
 static inline int alive(void)
 {
     const char *path = getenv("TDDP_CUDART_LIBRARY");

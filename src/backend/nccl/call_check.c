@@ -1,11 +1,11 @@
 /*
- * Each rank leaves its calls towards all others under one key and reads theirs. On the progress
- * thread, one operation after the other.
+ * Each rank publishes its calls to all other ranks under one key in the store, and reads theirs.
+ * Runs on the progress thread, one operation at a time.
  *
- * Invariant: who has read what all say of an operation knows that all have read what was said of
- * the one before: that key goes then.
+ * Invariant: a rank that has read all calls of an operation knows that all ranks have read its
+ * calls of the one before, and deletes that key.
  */
-#include "backend/nccl/compare.h"
+#include "backend/nccl/call_check.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,16 +16,16 @@
 
 enum { KEY_BYTES = 64, PROBE_MS = 300 };
 
-static bool is_asked_for(void)
+static bool is_debug_detail(void)
 {
     const char *level = getenv("TORCH_DISTRIBUTED_DEBUG");
     return level && strcmp(level, "DETAIL") == 0;
 }
 
-/* A bundle has a fingerprint of its sizes always; whether it is compared the variable says. */
-bool tddp_nccl_compares(const tddp_op *op)
+/* A bundle always has a fingerprint of its sizes; it is compared only in DETAIL mode. */
+bool tddp_nccl_checks_calls(const tddp_op *op)
 {
-    return op->fingerprint != 0 && (op->bundled == 0 || is_asked_for());
+    return op->fingerprint != 0 && (op->bundled == 0 || is_debug_detail());
 }
 
 static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
@@ -34,20 +34,20 @@ static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
     return (tddp_slice){text, (size_t)length};
 }
 
-static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int peer,
-                                tddp_nccl_until until)
+static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, int peer,
+                              tddp_nccl_limits limits)
 {
     char text[KEY_BYTES];
     const tddp_slice key = key_of(text, op->sequence, peer);
     tddp_blob blob = {0};
-    char lack[128];
-    (void)snprintf(lack, sizeof lack,
-                   "rank %d has not said what it calls: is it alive, and is "
+    char timeout_text[128];
+    (void)snprintf(timeout_text, sizeof timeout_text,
+                   "rank %d has not published its call: is it alive, and is "
                    "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
                    peer);
-    tddp_status status = tddp_nccl_await_key(self->store, key, until, lack);
+    tddp_status status = tddp_nccl_wait_key(self->store, key, limits, timeout_text);
     if (status == TDDP_OK) {
-        const tddp_wait left = tddp_nccl_left(until);
+        const tddp_wait left = tddp_nccl_time_left(limits);
         status = tddp_store_get(self->store, key, &left, &blob);
     }
     if (status) {
@@ -56,7 +56,7 @@ static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int
     const tddp_calls before = self->calls[peer];
     tddp_calls *now = &self->calls[peer];
     if (blob.size != (size_t)self->size * sizeof(tddp_call)) {
-        status = tddp_fail(TDDP_PROTOCOL, "rank %d said %zu bytes of what it calls: expected %zu",
+        status = tddp_fail(TDDP_PROTOCOL, "rank %d published a call of %zu bytes: expected %zu",
                            peer, blob.size, (size_t)self->size * sizeof(tddp_call));
     } else {
         now->mine = tddp_call_of(op, self->rank, peer);
@@ -70,10 +70,11 @@ static tddp_status compare_with(tddp_nccl_comparer *self, const tddp_op *op, int
     return status;
 }
 
-static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+static tddp_status publish_calls(const tddp_nccl_call_checker *self, const tddp_op *op,
+                                 tddp_nccl_limits limits)
 {
     char text[KEY_BYTES];
-    const tddp_wait left = tddp_nccl_left(until);
+    const tddp_wait left = tddp_nccl_time_left(limits);
     tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
     if (!mine) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
@@ -81,27 +82,28 @@ static tddp_status say(const tddp_nccl_comparer *self, const tddp_op *op, tddp_n
     for (int peer = 0; peer < self->size; peer++) {
         mine[peer] = tddp_call_of(op, self->rank, peer);
     }
-    const tddp_slice words = {(const char *)mine, (size_t)self->size * sizeof *mine};
+    const tddp_slice value = {(const char *)mine, (size_t)self->size * sizeof *mine};
     tddp_status status =
-        tddp_store_set(self->store, key_of(text, op->sequence, self->rank), words, &left);
+        tddp_store_set(self->store, key_of(text, op->sequence, self->rank), value, &left);
     free(mine);
     return status;
 }
 
-/* What all have read. That it stays is no harm. */
-static void forget(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+/* Deletes calls that all ranks have read. If that fails, the key may stay. */
+static void delete_previous(tddp_nccl_call_checker *self, const tddp_op *op,
+                            tddp_nccl_limits limits)
 {
     char text[KEY_BYTES];
-    const tddp_wait left = tddp_nccl_left(until);
+    const tddp_wait left = tddp_nccl_time_left(limits);
     int deleted = 0;
-    if (self->last != 0) {
-        (void)!tddp_store_delete_key(self->store, key_of(text, self->last, self->rank), &left,
-                                     &deleted);
+    if (self->last_published != 0) {
+        (void)!tddp_store_delete_key(self->store, key_of(text, self->last_published, self->rank),
+                                     &left, &deleted);
     }
-    self->last = op->sequence;
+    self->last_published = op->sequence;
 }
 
-static tddp_status compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
 {
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
@@ -109,20 +111,20 @@ static tddp_status compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_ncc
             return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
         }
     }
-    tddp_status status = say(self, op, until);
+    tddp_status status = publish_calls(self, op, limits);
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
         if (peer != self->rank) {
-            status = compare_with(self, op, peer, until);
+            status = check_peer(self, op, peer, limits);
         }
     }
     if (status == TDDP_OK) {
-        forget(self, op, until);
+        delete_previous(self, op, limits);
     }
     return status;
 }
 
-/* Whether the server itself has ended, for all ranks, and not this rank's connection alone. */
-static bool has_ended(tddp_store *store)
+/* Whether the server itself has ended, for all ranks, or only this rank's connection. */
+static bool server_has_ended(tddp_store *store)
 {
     static const tddp_wait briefly = {PROBE_MS, NULL};
     tddp_store *fresh;
@@ -133,21 +135,22 @@ static bool has_ended(tddp_store *store)
     return false;
 }
 
-tddp_status tddp_nccl_compare(tddp_nccl_comparer *self, const tddp_op *op, tddp_nccl_until until)
+tddp_status tddp_nccl_check_calls(tddp_nccl_call_checker *self, const tddp_op *op,
+                                  tddp_nccl_limits limits)
 {
-    if (self->gone) {
+    if (self->store_ended) {
         return TDDP_OK;
     }
-    tddp_status status = compare(self, op, until);
-    if (status != TDDP_NETWORK || is_asked_for()) {
+    tddp_status status = check(self, op, limits);
+    if (status != TDDP_NETWORK || is_debug_detail()) {
         return status;
     }
     char text[512];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    if (!has_ended(self->store)) {
+    if (!server_has_ended(self->store)) {
         return tddp_fail(status, "%s", text);
     }
     tddp_log(TDDP_LOG_INFO, "nccl", "operations are not compared any more: %s", text);
-    self->gone = true;
+    self->store_ended = true;
     return TDDP_OK;
 }
