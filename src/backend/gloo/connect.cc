@@ -17,8 +17,6 @@
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/address.h>
 
-#include <tddp/log.h>
-
 #include "device.h"
 #include "failure.h"
 #include "mesh.h"
@@ -35,10 +33,6 @@ tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
     auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
     return tddp_wait{left > 0 ? left : 0, cancel};
 }
-
-/* The prefix of a failure that a rank publishes instead of its addresses; no address has a
- * length that looks so. */
-const char FAILED_MARK[] = "failed: ";
 
 std::string key_of(int rank)
 {
@@ -109,7 +103,8 @@ std::string failure_reason_of(tddp_store *store, int peer)
     if (tddp_store_get(store, slice(failure_key_of(peer)), &brief, &blob) != TDDP_OK) {
         return {};
     }
-    std::string text = ": " + std::string(blob.data, blob.size);
+    const char *reason = tddp_backend_published_failure({blob.data, blob.size});
+    std::string text = reason ? std::string(": ") + reason : std::string();
     tddp_blob_free(&blob);
     return text;
 }
@@ -128,12 +123,8 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     } catch (const std::exception &cause) {
         /* The others wait for this rank's addresses, or its connection: publish the reason
          * instead. */
-        std::string text = published_ ? strip_location(cause) : FAILED_MARK + strip_location(cause);
         std::string key = published_ ? failure_key_of(rank) : key_of(rank);
-        tddp_wait brief = {1000, nullptr};
-        if (tddp_store_set(opts.store, slice(key), slice(text), &brief)) {
-            tddp_log(TDDP_LOG_DEBUG, "gloo", "%s", tddp_error_message());
-        }
+        tddp_backend_publish_failure(opts.store, slice(key), strip_location(cause).c_str());
         throw;
     }
 }
@@ -222,10 +213,8 @@ void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
     tddp_blob blob = {};
     Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
     std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
-    /* A blob is followed by a NUL. */
-    if (strncmp(blob.data, FAILED_MARK, sizeof FAILED_MARK - 1) == 0) {
-        throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " +
-                                          (blob.data + sizeof FAILED_MARK - 1));
+    if (const char *reason = tddp_backend_published_failure({blob.data, blob.size})) {
+        throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " + reason);
     }
     std::string error;
     set_connecting_to(peer, extract(blob, peer));

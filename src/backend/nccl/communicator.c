@@ -25,14 +25,10 @@ enum {
     MAX_SLEEP_NS = 200 * 1000, /* the longest sleep */
     POLLS_PER_CHECK = 8,       /* polls of an event for each check of the communicator */
     CLOSING_MS = 10 * 1000,
-    ID_BRIEFLY_MS = 1000,
     MIN_KEY_POLL_NS = 1000 * 1000, /* between polls for a key */
     MAX_KEY_POLL_NS = 8 * 1000 * 1000,
     SCRATCH_BYTES = 64,
 };
-
-/* The prefix of a failure that rank 0 publishes instead of an id. */
-static const char FAILED[] = "failed: ";
 
 int64_t tddp_nccl_now(void)
 {
@@ -212,14 +208,9 @@ tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
         if (result) {
             tddp_status status = fail_nccl(&without_comm, result, "ncclGetUniqueId");
             char text[1024];
-            int length = snprintf(text, sizeof text, "%s%s", FAILED, tddp_error_message());
-            const tddp_slice failure = {text, (size_t)length < sizeof text ? (size_t)length
-                                                                           : sizeof text - 1};
-            const tddp_wait briefly = {ID_BRIEFLY_MS, NULL};
-            if (tddp_store_set(opts->store, key, failure, &briefly)) {
-                tddp_log(TDDP_LOG_DEBUG, "nccl", "%s", tddp_error_message());
-            }
-            return tddp_fail(status, "%s", text + sizeof FAILED - 1);
+            (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+            tddp_backend_publish_failure(opts->store, key, text);
+            return tddp_fail(status, "%s", text);
         }
         return tddp_store_set(opts->store, key, (tddp_slice){id->internal, sizeof id->internal},
                               &left);
@@ -233,11 +224,11 @@ tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
     if (status) {
         return status;
     }
-    if (blob.size == sizeof id->internal) {
+    const char *reason = tddp_backend_published_failure((tddp_slice){blob.data, blob.size});
+    if (reason) {
+        status = tddp_fail(TDDP_PEER_LOST, "rank 0 could not begin: %s", reason);
+    } else if (blob.size == sizeof id->internal) {
         memcpy(id->internal, blob.data, sizeof id->internal);
-    } else if (strncmp(blob.data, FAILED, sizeof FAILED - 1) == 0) {
-        status =
-            tddp_fail(TDDP_PEER_LOST, "rank 0 could not begin: %s", blob.data + sizeof FAILED - 1);
     } else {
         status = tddp_fail(TDDP_PROTOCOL,
                            "the id of a communicator in the store has %zu bytes: "

@@ -239,12 +239,11 @@ typedef struct tddp_shm_join_store {
 
 /* The number of a rank of the group in messages. */
 int tddp_shm_join_rank_name(const tddp_shm_join_store *self, int group_rank);
-/* Publishes this rank's report of a round. Round 0 is before segments are exchanged, round 1
- * after. */
+/* Publishes this rank's report. Round 0 is before segments are exchanged, round 1 after that. */
 TDDP_NODISCARD tddp_status tddp_shm_join_publish(tddp_shm_join_store *self, int round,
-                                                 const char *text, const tddp_wait *wait);
-TDDP_NODISCARD tddp_status tddp_shm_join_publish_in_time(tddp_shm_join_store *self, int round,
-                                                         const char *text);
+                                                 const char *text);
+/* Publishes a failure in place of the reports that are missing. */
+void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *reason);
 /* Waits for another rank's report, at most `max_ms`. */
 TDDP_NODISCARD tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank,
                                               int round, int64_t max_ms, tddp_shm_join_report *out);

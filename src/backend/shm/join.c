@@ -8,7 +8,8 @@
  *     yes ...       it can share; the first has its socket's name, its arena size, its overrides
  *     no TEXT       it cannot or must not share: all ranks go without
  *     after         it stopped because of another rank's "no"
- *     lost TEXT     it failed for another reason: so do the others
+ *     a failure     it failed for another reason, and so do the others: published by
+ *                   tddp_backend_publish_failure()
  *
  * Invariants: unless it is killed, a rank publishes both reports whatever happens, so that no rank
  * waits for one that gave up. All ranks that see a "no" fail with the same text, that of the lowest
@@ -21,7 +22,7 @@
 
 #include "backend/shm/control.h"
 
-enum { REPORT_BYTES = TDDP_SHM_REPORT_BYTES, REASON_MS = 1000, PUBLISH_MS = 1000, SLICE_MS = 200 };
+enum { REPORT_BYTES = TDDP_SHM_REPORT_BYTES, REASON_MS = 1000, SLICE_MS = 200 };
 
 typedef struct join {
     tddp_shm_join_store reports;
@@ -91,7 +92,7 @@ static tddp_status publish_first(join *self)
         (void)snprintf(text, sizeof text, "yes %s %zu %s", self->size > 1 ? self->address : "-",
                        self->arena, self->overrides[0] ? self->overrides : "-");
     }
-    return tddp_shm_join_publish_in_time(&self->reports, 0, text);
+    return tddp_shm_join_publish(&self->reports, 0, text);
 }
 
 static int local_rank_of(const join *self, int group_rank)
@@ -194,7 +195,7 @@ static tddp_status find_reason(const join *self, int lost, tddp_status status)
  * shows it. */
 static tddp_status decline(join *self, const char *text)
 {
-    tddp_status status = tddp_shm_join_publish_in_time(&self->reports, 1, text);
+    tddp_status status = tddp_shm_join_publish(&self->reports, 1, text);
     tddp_close(self->listen_fd);
     self->listen_fd = -1;
     return status;
@@ -222,7 +223,7 @@ static tddp_status get_segments(join *self)
         status = tddp_shm_matching_create(self->shm, &self->shm->matching);
     }
     if (status == TDDP_OK) {
-        return tddp_shm_join_publish_in_time(&self->reports, 1, "yes");
+        return tddp_shm_join_publish(&self->reports, 1, "yes");
     }
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED || status == TDDP_PEER_LOST) {
         return status;
@@ -294,16 +295,10 @@ static tddp_status run(join *self)
  * itself. */
 static void publish_failure(join *self, tddp_status status)
 {
-    char text[REPORT_BYTES];
     char saved[REPORT_BYTES];
-    tddp_wait short_wait = {PUBLISH_MS, NULL};
     (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
-    (void)snprintf(text, sizeof text, "lost %.900s", saved);
-    for (int round = 0; round < 2 && status != TDDP_UNAVAILABLE; round++) {
-        if (!self->reports.published[round] &&
-            tddp_shm_join_publish(&self->reports, round, text, &short_wait)) {
-            tddp_log(TDDP_LOG_DEBUG, "shm", "%s", tddp_error_message());
-        }
+    if (status != TDDP_UNAVAILABLE) {
+        tddp_shm_join_publish_failure(&self->reports, saved);
     }
     if (self->shm && self->shm->peers && tddp_shm_self(self->shm)->control) {
         tddp_shm_report_failure(self->shm, status, saved);

@@ -20,26 +20,31 @@ static tddp_slice key_of(char text[KEY_BYTES], int group_rank, int round)
     return (tddp_slice){text, (size_t)length};
 }
 
-tddp_status tddp_shm_join_publish(tddp_shm_join_store *self, int round, const char *text,
-                                  const tddp_wait *wait)
-{
-    char key[KEY_BYTES];
-    tddp_status status = tddp_store_set(self->opts->store, key_of(key, self->opts->rank, round),
-                                        (tddp_slice){text, strlen(text)}, wait);
-    self->published[round] = self->published[round] || status == TDDP_OK;
-    return status;
-}
-
 static tddp_wait time_left(const tddp_shm_join_store *self, int64_t max_ms)
 {
     int64_t left = tddp_deadline_poll_ms(self->deadline);
     return (tddp_wait){left < max_ms ? left : max_ms, self->cancel};
 }
 
-tddp_status tddp_shm_join_publish_in_time(tddp_shm_join_store *self, int round, const char *text)
+tddp_status tddp_shm_join_publish(tddp_shm_join_store *self, int round, const char *text)
 {
+    char key[KEY_BYTES];
     tddp_wait wait = time_left(self, INT64_MAX);
-    return tddp_shm_join_publish(self, round, text, &wait);
+    tddp_status status = tddp_store_set(self->opts->store, key_of(key, self->opts->rank, round),
+                                        (tddp_slice){text, strlen(text)}, &wait);
+    self->published[round] = self->published[round] || status == TDDP_OK;
+    return status;
+}
+
+void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *reason)
+{
+    char key[KEY_BYTES];
+    for (int round = 0; round < 2; round++) {
+        if (!self->published[round]) {
+            tddp_backend_publish_failure(self->opts->store, key_of(key, self->opts->rank, round),
+                                         reason);
+        }
+    }
 }
 
 tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank, int round,
@@ -75,9 +80,11 @@ tddp_status tddp_shm_join_check(const tddp_shm_join_store *self, int group_rank,
     if (tddp_shm_report_begins(report, "no ")) {
         return fail_declined(self, group_rank, report);
     }
-    if (tddp_shm_report_begins(report, "lost ")) {
+    const char *reason =
+        tddp_backend_published_failure((tddp_slice){report->text, strlen(report->text)});
+    if (reason) {
         return tddp_fail(TDDP_PEER_LOST, "rank %d gave up while shared memory was set up: %s",
-                         tddp_shm_join_rank_name(self, group_rank), report->text + strlen("lost "));
+                         tddp_shm_join_rank_name(self, group_rank), reason);
     }
     return tddp_shm_report_begins(report, "yes") || tddp_shm_report_begins(report, "after")
                ? TDDP_OK
