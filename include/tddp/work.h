@@ -64,12 +64,13 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*ca
                                                       void *data);
 
 /**
- * A descriptor for poll(2), epoll and event loops: readable (POLLIN) once the work is done, well or
- * not, and from then on; tddp_work_status() has the outcome. The group's threads execute the
- * operation meanwhile: an event loop needs no other call. The first call makes the descriptor,
- * later ones return the same. It belongs to the work and is valid until tddp_work_release(): do not
- * read, write or close it. Each work that is polled takes one. Any thread. Errors:
- * TDDP_INVALID_ARGUMENT, TDDP_SYSTEM (too many descriptors), TDDP_FORKED.
+ * A descriptor for poll(2), epoll and event loops: readable (POLLIN) once the work is done, well
+ * or not, and from then on. tddp_work_status() then has the outcome; ask it before reading the
+ * results, since poll() alone does not order them between threads. The group's threads execute
+ * the operation meanwhile: an event loop needs no other call. The first call makes the
+ * descriptor, later ones return the same. It belongs to the work and is valid until
+ * tddp_work_release(): do not read, write or close it. Each work that is polled takes one. Any
+ * thread. Errors: TDDP_INVALID_ARGUMENT, TDDP_SYSTEM (too many descriptors), TDDP_FORKED.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_fd(tddp_work *work, int *fd);
 

@@ -158,6 +158,7 @@ TEST(messages_are_polled)
     CHECK_OK(tddp_send(self.groups[0], buffer_of(&given, 1, TDDP_INT32), 1, 0, &sent));
     CHECK_INT(readable(fd_of(received), SOON_MS), 1);
     CHECK_INT(readable(fd_of(sent), SOON_MS), 1);
+    CHECK_OK(tddp_work_status(received));
     CHECK_INT(got, 5);
     tddp_work_release(received);
     tddp_work_release(sent);
