@@ -65,7 +65,7 @@ class EtcdCluster
 
   # @return [String] for --rdzv-endpoint
   def endpoints
-    @addresses.map { |host, client,| "#{host}:#{client}" }.join(",")
+    @addresses.map { |address| address.first(2).join(":") }.join(",")
   end
 
   private
