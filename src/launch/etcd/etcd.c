@@ -53,11 +53,10 @@ void tddp_etcd_close(tddp_etcd *etcd)
 const char *tddp_etcd_url(const tddp_etcd *etcd, int endpoint, const char *path,
                           char url[TDDP_ETCD_URL_BYTES])
 {
-    const tddp_launch_endpoint *to = &etcd->opts.endpoints[endpoint];
-    bool bare = strchr(to->host, ':') != NULL;
-    (void)snprintf(url, TDDP_ETCD_URL_BYTES, "%s://%s%s%s:%d%s",
-                   etcd->opts.https ? "https" : "http", bare ? "[" : "", to->host, bare ? "]" : "",
-                   to->port, path);
+    char at[TDDP_LAUNCH_HOST_BYTES + 16];
+    tddp_launch_endpoint_text(&etcd->opts.endpoints[endpoint], at, sizeof at);
+    (void)snprintf(url, TDDP_ETCD_URL_BYTES, "%s://%s%s", etcd->opts.https ? "https" : "http", at,
+                   path);
     return url;
 }
 

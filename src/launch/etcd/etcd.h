@@ -142,9 +142,14 @@ TDDP_NODISCARD tddp_status tddp_etcd_watch_open(tddp_etcd *etcd, tddp_slice key,
                                                 int64_t revision, tddp_etcd_watch **out);
 void tddp_etcd_watch_close(tddp_etcd_watch *watch);
 
+/* Looks at the keys that there are now, `*count` of them: they are the next changes, the oldest
+ * first, and then comes what changes after this. Where it fails the watch is of no further use. */
+TDDP_NODISCARD tddp_status tddp_etcd_watch_list(tddp_etcd_watch *watch, const tddp_wait *wait,
+                                                size_t *count);
+
 /* Waits for the next change; caller: tddp_etcd_pair_free(). TDDP_NOT_FOUND: changes from the
- * revision on are no longer kept, so look at the keys and open another watch. TDDP_TIMEOUT here
- * means that nothing has changed, or no endpoint answers. */
+ * revision on are no longer kept, so list the keys again. TDDP_TIMEOUT here means that nothing has
+ * changed, or no endpoint answers. */
 TDDP_NODISCARD tddp_status tddp_etcd_watch_next(tddp_etcd_watch *watch, const tddp_wait *wait,
                                                 tddp_etcd_pair *out);
 void tddp_etcd_pair_free(tddp_etcd_pair *pair);

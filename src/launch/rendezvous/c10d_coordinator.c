@@ -136,7 +136,7 @@ static tddp_status take(tddp_launch_host *host, bool block, tddp_launch_event *e
     if (status != TDDP_OK) {
         return status == TDDP_TIMEOUT || status == TDDP_CANCELED ? TDDP_NOT_FOUND : status;
     }
-    status = tddp_launch_event_decode(text.data, text.size, event);
+    status = tddp_launch_host_read_event(&text, event);
     tddp_blob_free(&text);
     return status;
 }

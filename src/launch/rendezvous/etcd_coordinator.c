@@ -28,10 +28,7 @@ typedef struct led {
     int64_t lease; /* 0: none */
     int64_t renew_ns;
     int64_t ended_lease; /* of the job's end; 0: none yet */
-    /* Events: those that were there first, then those that come. */
-    tddp_etcd_answer past;
-    size_t past_taken;
-    tddp_etcd_watch *watch;
+    tddp_etcd_watch *events;
     char *taken[MOST_TAKEN]; /* keys of events to delete */
     int taken_count;
     /* Nodes whose leases were there at the last look, as beats to be handed out. */
@@ -119,12 +116,8 @@ static tddp_status start(tddp_launch_host *host)
     return status ? status : campaign(host);
 }
 
-static void forget_events(led *l)
+static void forget_taken(led *l)
 {
-    tddp_etcd_watch_close(l->watch);
-    l->watch = NULL;
-    tddp_etcd_answer_free(&l->past);
-    l->past_taken = 0;
     for (int i = 0; i < l->taken_count; i++) {
         free(l->taken[i]);
     }
@@ -147,7 +140,8 @@ static void stop(tddp_launch_host *host)
     led *l = host->state;
     if (l) {
         give_up_lease(l);
-        forget_events(l);
+        forget_taken(l);
+        tddp_etcd_watch_close(l->events);
         tddp_etcd_answer_free(&l->nodes);
         tddp_etcd_close(l->etcd);
         free(l);
@@ -156,16 +150,18 @@ static void stop(tddp_launch_host *host)
 
 /* --- the thread's ---------------------------------------------------------------------------- */
 
-static tddp_status watch_events(tddp_launch_host *host)
+/* From the first event that is there; of those that were taken it does not know. */
+static tddp_status list_events(tddp_launch_host *host)
 {
     led *l = host->state;
     char key[TDDP_LAUNCH_KEY_BYTES];
+    size_t count;
     tddp_wait wait = answer_wait(host);
     tddp_slice events = tddp_launch_etcd_term_key(host->opts.run_id, host->term, key, "events/");
-    forget_events(l);
-    tddp_status status = tddp_etcd_range(l->etcd, events, true, 0, &wait, &l->past);
-    return status ? status
-                  : tddp_etcd_watch_open(l->etcd, events, true, l->past.revision + 1, &l->watch);
+    forget_taken(l);
+    tddp_status status =
+        l->events ? TDDP_OK : tddp_etcd_watch_open(l->etcd, events, true, 0, &l->events);
+    return status ? status : tddp_etcd_watch_list(l->events, &wait, &count);
 }
 
 /* Message 0 is there from now on, which a node sees go if the term ends. */
@@ -178,7 +174,7 @@ static tddp_status open_term(tddp_launch_host *host)
         tddp_launch_etcd_term_key(host->opts.run_id, host->term, key, "messages/%d", 0);
     tddp_etcd_txn_put(&txn, first, (tddp_slice){"open", 4}, l->lease);
     tddp_status status = commit(host, &txn);
-    return status ? status : watch_events(host);
+    return status ? status : list_events(host);
 }
 
 static void close_term(tddp_launch_host *host, bool ended)
@@ -240,33 +236,25 @@ static tddp_status delete_taken(tddp_launch_host *host)
     return commit(host, &txn);
 }
 
-static tddp_status decode(led *l, const tddp_etcd_pair *pair, tddp_launch_event *event)
-{
-    char *key = tddp_copy_string(pair->key.data);
-    if (!key) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    l->taken[l->taken_count++] = key;
-    return tddp_launch_event_decode(pair->value.data, pair->value.size, event);
-}
-
-static tddp_status take_new(tddp_launch_host *host, bool block, tddp_launch_event *event)
+static tddp_status take_next(tddp_launch_host *host, bool block, tddp_launch_event *event)
 {
     led *l = host->state;
     tddp_wait wait = {block ? SLICE_MS : 0, host->cancel};
     tddp_etcd_pair pair = {0};
     do {
         tddp_etcd_pair_free(&pair);
-        tddp_status status = tddp_etcd_watch_next(l->watch, &wait, &pair);
+        tddp_status status = tddp_etcd_watch_next(l->events, &wait, &pair);
         if (status == TDDP_NOT_FOUND) { /* the watch is too far behind */
             status = delete_taken(host);
-            return status ? status : watch_events(host);
+            return status ? status : list_events(host);
         }
         if (status != TDDP_OK) {
             return status == TDDP_TIMEOUT || status == TDDP_CANCELED ? TDDP_NOT_FOUND : status;
         }
     } while (pair.deleted);
-    tddp_status status = decode(l, &pair, event);
+    l->taken[l->taken_count++] = pair.key.data;
+    pair.key = (tddp_blob){0};
+    tddp_status status = tddp_launch_host_read_event(&pair.value, event);
     tddp_etcd_pair_free(&pair);
     return status;
 }
@@ -280,17 +268,14 @@ static tddp_status take(tddp_launch_host *host, bool block, tddp_launch_event *e
         status = delete_taken(host);
     }
     if (status != TDDP_OK) {
-        return status == TDDP_NOT_FOUND ? TDDP_STORE : status;
+        return status;
     }
     if (l->nodes_taken < l->nodes.count) {
         int64_t slot = tddp_launch_etcd_number(&l->nodes.pairs[l->nodes_taken++].key);
         event->slot = slot > 0 ? (int)slot : 0;
         return TDDP_OK;
     }
-    if (l->past_taken < l->past.count) {
-        return decode(l, &l->past.pairs[l->past_taken++], event);
-    }
-    return take_new(host, block, event);
+    return take_next(host, block, event);
 }
 
 static tddp_status publish(tddp_launch_host *host, int64_t number, tddp_slice text, bool end)

@@ -21,9 +21,7 @@ typedef struct kept {
 /* What lasts as long as the term of a coordinator. */
 typedef struct connection {
     int64_t lease; /* the coordinator's */
-    tddp_etcd_watch *watch;
-    tddp_etcd_answer past; /* messages that were there before the watch */
-    size_t past_taken;
+    tddp_etcd_watch *messages;
     tddp_etcd_pair message; /* the next one; without a key: not known yet */
 } connection;
 
@@ -45,12 +43,13 @@ static tddp_slice term_key(const tddp_launch_node *node, char text[TDDP_LAUNCH_K
 }
 
 /* Executes what makes sense only while the coordinator leads. */
-static tddp_status commit(tddp_launch_node *node, tddp_etcd_txn *txn, tddp_etcd_answer *answer)
+static tddp_status commit(tddp_launch_node *node, tddp_etcd_txn *txn)
 {
     const kept *k = node->backend_state;
+    int64_t revision = 0;
     tddp_wait wait = answer_wait(node, NULL);
-    tddp_status status = tddp_etcd_txn_execute(k->etcd, txn, &wait, answer);
-    return status == TDDP_OK && !answer->succeeded ? lead_is_over() : status;
+    tddp_status status = tddp_etcd_txn_commit(k->etcd, txn, &wait, &revision);
+    return status == TDDP_OK && revision == 0 ? lead_is_over() : status;
 }
 
 static tddp_etcd_txn begin(const tddp_launch_node *node)
@@ -85,10 +84,8 @@ static void close_client(tddp_launch_node *node)
 
 static void forget_messages(connection *c)
 {
-    tddp_etcd_watch_close(c->watch);
-    c->watch = NULL;
-    tddp_etcd_answer_free(&c->past);
-    c->past_taken = 0;
+    tddp_etcd_watch_close(c->messages);
+    c->messages = NULL;
     tddp_etcd_pair_free(&c->message);
 }
 
@@ -186,7 +183,6 @@ static tddp_status put_node_key(tddp_launch_node *node, int slot, int last)
 {
     const kept *k = node->backend_state;
     char key[TDDP_LAUNCH_KEY_BYTES];
-    tddp_etcd_answer answer = {0};
     tddp_etcd_txn txn = begin(node);
     tddp_etcd_txn_put(
         &txn, tddp_launch_etcd_term_key(node->run_id, node->leader.term, key, "nodes/%d", slot),
@@ -196,9 +192,7 @@ static tddp_status put_node_key(tddp_launch_node *node, int slot, int last)
             &txn, tddp_launch_etcd_term_key(node->run_id, node->leader.term, key, "nodes/%d", last),
             false);
     }
-    tddp_status status = commit(node, &txn, &answer);
-    tddp_etcd_answer_free(&answer);
-    return status;
+    return commit(node, &txn);
 }
 
 /* The same, with a new lease if the last one has run out. */
@@ -213,6 +207,31 @@ static tddp_status show_life(tddp_launch_node *node, int slot, int last)
     return status;
 }
 
+/* One more than the last node's slot: how often the key `slots` was written. */
+static tddp_status next_slot(tddp_launch_node *node, int *slot)
+{
+    const kept *k = node->backend_state;
+    const connection *c = node->leader.connection;
+    char key[TDDP_LAUNCH_KEY_BYTES];
+    tddp_etcd_answer answer = {0};
+    tddp_wait wait = answer_wait(node, NULL);
+    tddp_etcd_txn txn = begin(node);
+    tddp_slice slots = term_key(node, key, "slots");
+    tddp_etcd_txn_put(&txn, slots, (tddp_slice){"", 0}, c->lease);
+    tddp_etcd_txn_get(&txn, slots);
+    tddp_status status = tddp_etcd_txn_execute(k->etcd, &txn, &wait, &answer);
+    if (status == TDDP_NOT_FOUND || (status == TDDP_OK && !answer.succeeded)) {
+        status = lead_is_over(); /* its lease is no more, or another one's is there */
+    } else if (status == TDDP_OK && (answer.count != 1 || answer.pairs[0].version < 1 ||
+                                     answer.pairs[0].version > INT32_MAX)) {
+        status = tddp_fail(TDDP_PROTOCOL, "etcd: the transaction's answer has no version");
+    } else if (status == TDDP_OK) {
+        *slot = (int)answer.pairs[0].version;
+    }
+    tddp_etcd_answer_free(&answer);
+    return status;
+}
+
 static tddp_status take_slot(tddp_launch_node *node, int *slot, int *next_message)
 {
     const kept *k = node->backend_state;
@@ -220,21 +239,8 @@ static tddp_status take_slot(tddp_launch_node *node, int *slot, int *next_messag
     char key[TDDP_LAUNCH_KEY_BYTES];
     int64_t count;
     int64_t revision;
-    tddp_etcd_answer answer = {0};
     tddp_wait wait = answer_wait(node, NULL);
-    tddp_etcd_txn txn = begin(node);
-    tddp_slice slots = term_key(node, key, "slots");
-    tddp_etcd_txn_put(&txn, slots, (tddp_slice){"", 0}, c->lease);
-    tddp_etcd_txn_get(&txn, slots);
-    tddp_status status = commit(node, &txn, &answer);
-    bool there = status == TDDP_OK && answer.count == 1 && answer.pairs[0].version > 0 &&
-                 answer.pairs[0].version <= INT32_MAX;
-    *slot = there ? (int)answer.pairs[0].version : 0;
-    tddp_etcd_answer_free(&answer);
-    if (status == TDDP_OK && !there) {
-        return tddp_fail(TDDP_PROTOCOL, "etcd: the transaction's answer has no version");
-    }
-    status = status == TDDP_NOT_FOUND ? lead_is_over() : status; /* its lease is no more */
+    tddp_status status = next_slot(node, slot);
     status = status ? status : show_life(node, *slot, node->slot);
     tddp_slice messages = term_key(node, key, "messages/");
     status = status ? status : tddp_etcd_count(k->etcd, messages, &wait, &count, &revision);
@@ -244,7 +250,7 @@ static tddp_status take_slot(tddp_launch_node *node, int *slot, int *next_messag
     if (status == TDDP_OK) {
         forget_messages(c);
         *next_message = (int)count; /* the first is message 0 */
-        status = tddp_etcd_watch_open(k->etcd, messages, true, revision + 1, &c->watch);
+        status = tddp_etcd_watch_open(k->etcd, messages, true, revision + 1, &c->messages);
     }
     return status;
 }
@@ -254,14 +260,12 @@ static tddp_status push(tddp_launch_node *node, tddp_slice event)
     kept *k = node->backend_state;
     const connection *c = node->leader.connection;
     char key[TDDP_LAUNCH_KEY_BYTES];
-    tddp_etcd_answer answer = {0};
     tddp_etcd_txn txn = begin(node);
     tddp_slice name =
         tddp_launch_etcd_term_key(node->run_id, node->leader.term, key, "events/%s/%lld",
                                   node->self.id, (long long)k->events++);
     tddp_etcd_txn_put(&txn, name, event, c->lease);
-    tddp_status status = commit(node, &txn, &answer);
-    tddp_etcd_answer_free(&answer);
+    tddp_status status = commit(node, &txn);
     return status == TDDP_NOT_FOUND ? lead_is_over() : status; /* its lease is no more */
 }
 
@@ -275,20 +279,24 @@ static tddp_status beat(tddp_launch_node *node)
 
 /* --- messages -------------------------------------------------------------------------------- */
 
-/* All that there are, and a watch for those that follow. */
-static tddp_status look_at_messages(tddp_launch_node *node, const tddp_wait *wait)
+/* From the first message that is there. */
+static tddp_status list_messages(tddp_launch_node *node, const tddp_wait *wait)
 {
     const kept *k = node->backend_state;
     connection *c = node->leader.connection;
     char key[TDDP_LAUNCH_KEY_BYTES];
-    tddp_slice messages = term_key(node, key, "messages/");
+    size_t count = 0;
     forget_messages(c);
-    tddp_status status = tddp_etcd_range(k->etcd, messages, true, 0, wait, &c->past);
-    if (status == TDDP_OK && c->past.count == 0) {
-        return lead_is_over();
+    tddp_status status =
+        tddp_etcd_watch_open(k->etcd, term_key(node, key, "messages/"), true, 0, &c->messages);
+    status = status ? status : tddp_etcd_watch_list(c->messages, wait, &count);
+    if (status == TDDP_OK && count == 0) {
+        status = lead_is_over();
     }
-    return status ? status
-                  : tddp_etcd_watch_open(k->etcd, messages, true, c->past.revision + 1, &c->watch);
+    if (status != TDDP_OK) {
+        forget_messages(c);
+    }
+    return status;
 }
 
 /* Fetches one more message. */
@@ -296,20 +304,14 @@ static tddp_status next_message(tddp_launch_node *node, const tddp_wait *wait)
 {
     connection *c = node->leader.connection;
     tddp_wait answer = answer_wait(node, wait->cancel);
-    tddp_status status = c->watch ? TDDP_OK : look_at_messages(node, &answer);
+    tddp_status status = c->messages ? TDDP_OK : list_messages(node, &answer);
     if (status != TDDP_OK) {
         return status;
     }
     tddp_etcd_pair_free(&c->message);
-    if (c->past_taken < c->past.count) {
-        tddp_etcd_pair *pair = &c->past.pairs[c->past_taken++];
-        c->message = *pair;
-        *pair = (tddp_etcd_pair){0};
-        return TDDP_OK;
-    }
-    status = tddp_etcd_watch_next(c->watch, wait, &c->message);
+    status = tddp_etcd_watch_next(c->messages, wait, &c->message);
     if (status == TDDP_NOT_FOUND) { /* it is too far behind */
-        return look_at_messages(node, &answer);
+        return list_messages(node, &answer);
     }
     return status == TDDP_OK && c->message.deleted ? lead_is_over() : status;
 }

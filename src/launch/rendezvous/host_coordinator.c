@@ -89,15 +89,21 @@ static tddp_status write_messages(leadership *r)
     return status;
 }
 
-/* Takes one event; what is none is passed over. TDDP_NOT_FOUND: there is none. */
-static tddp_status take_event(leadership *r, bool block)
+tddp_status tddp_launch_host_read_event(const tddp_blob *text, tddp_launch_event *event)
 {
-    r->event = (tddp_launch_event){.kind = TDDP_LAUNCH_EVENT_BEAT}; /* of slot 0: of no node */
-    tddp_status status = r->host->backend->take(r->host, block, &r->event);
+    tddp_status status = tddp_launch_event_decode(text->data, text->size, event);
     if (status == TDDP_PROTOCOL) {
         tddp_log(TDDP_LOG_WARN, "launch", "%s", tddp_error_message());
         return TDDP_OK;
     }
+    return status;
+}
+
+/* Takes one event. TDDP_NOT_FOUND: there is none. */
+static tddp_status take_event(leadership *r, bool block)
+{
+    r->event = (tddp_launch_event){.kind = TDDP_LAUNCH_EVENT_BEAT}; /* of slot 0: of no node */
+    tddp_status status = r->host->backend->take(r->host, block, &r->event);
     return status == TDDP_OK
                ? tddp_launch_coordinator_take(r->coordinator, &r->event,
                                               tddp_launch_host_now(r->host), &r->messages)

@@ -31,6 +31,11 @@ struct tddp_launch_host {
 /* The coordinator's thread. */
 void *tddp_launch_host_coordinator(void *data);
 
+/* Reads an event from its text. What is none is logged and leaves `event` as it was. Errors:
+ * TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_host_read_event(const tddp_blob *text,
+                                                       tddp_launch_event *event);
+
 /* The time by which heartbeats and the job's own limits are measured. */
 int64_t tddp_launch_host_now(const tddp_launch_host *host);
 

@@ -119,7 +119,7 @@ static tddp_status survive_loss(tddp_launch_node *node, bool gone, const char *t
     tddp_launch_search search = {.limit_ms = node->times.join_ms};
     if (tddp_launch_node_survives(node)) {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, text);
-        node->slot = 0; /* also where it is the same leader that is found: it joins anew */
+        node->slot = 0; /* also where it is the same leader that is found: it joins again */
         return tddp_launch_find_leader(node, &search, out, end);
     }
     if (gone || !may_wait(node)) {

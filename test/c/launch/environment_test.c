@@ -20,6 +20,7 @@ static const tddp_launch_world world = {.node_rank = 1,
                                         .role_size = 8,
                                         .role_base_rank = 4,
                                         .master_port = 99,
+                                        .generation = 5000000000,
                                         .master_addr = "host0"};
 
 static void forget_threads(void)
@@ -63,6 +64,7 @@ TEST(the_environment_replaces_what_is_there)
     CHECK_TEXT(value_of(list, "GROUP_RANK"), "1");
     CHECK_TEXT(value_of(list, "ROLE_RANK"), "6");
     CHECK_TEXT(value_of(list, "ROLE_NAME"), "trainer");
+    CHECK_TEXT(value_of(list, "TDDP_GENERATION"), "5000000000");
     CHECK_TEXT(value_of(list, "TORCHELASTIC_SIGNALS_TO_HANDLE"), "SIGTERM,SIGUSR1");
     CHECK_TEXT(value_of(list, "TORCHELASTIC_ERROR_FILE"), "/x/error.json");
     CHECK_TEXT(value_of(list, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
