@@ -21,14 +21,6 @@ class ElasticTest < NodesCase
     runs
   end
 
-  def go
-    @go ||= File.join(@folder, "go")
-  end
-
-  def wait_for_go
-    shell(WAIT, go)
-  end
-
   def test_a_node_joins
     port = free_port
     workers = shell(UNTIL, 2)

@@ -6,21 +6,8 @@ require_relative "nodes_case"
 class EndpointsTest < NodesCase
   WAIT = 'echo "$RANK of $WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT at $MASTER_ADDR"; while [ ! -e $1 ]; do sleep 0.05; done'
 
-  def go
-    @go ||= File.join(@folder, "go")
-  end
-
-  def wait_for_go
-    shell(WAIT, go)
-  end
-
   def at(endpoint, *flags, nodes: 2, id: "my-job", **options)
     start("--nnodes=#{nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=#{endpoint}", "--rdzv-id=#{id}", *flags, **options)
-  end
-
-  def finish_all(runs)
-    FileUtils.touch(go)
-    runs.map(&:finish).each { |result| assert_code 0, result }
   end
 
   # --- addresses

@@ -28,14 +28,6 @@ class EtcdTest < NodesCase
     @cluster = EtcdCluster.new(Array.new(members) { ["127.0.0.1", free_port, free_port] }, **options)
   end
 
-  def go
-    @go ||= File.join(@folder, "go")
-  end
-
-  def wait_for_go
-    shell(WAIT, go)
-  end
-
   def meet(*flags, nodes: "2:3", conf: LATE, **options)
     start("--nnodes=#{nodes}", "--rdzv-backend=etcd", "--rdzv-endpoint=#{@cluster.endpoints}", "--rdzv-id=my-job", "--rdzv-conf=#{conf}",
       *flags, **options)
@@ -50,11 +42,6 @@ class EtcdTest < NodesCase
   # The node that coordinates is rank 0 of the first round.
   def leader(runs)
     runs.find { |run| run.out.start_with?("0 of") }
-  end
-
-  def finish_all(runs)
-    FileUtils.touch(go)
-    runs.map(&:finish).each { |result| assert_code 0, result }
   end
 
   def generations(run)
@@ -125,10 +112,12 @@ class EtcdTest < NodesCase
 
   def test_a_worker_fails
     etcd
-    runs = 2.times.map { meet(*shell('[ "$RANK" = 0 ] && exit 7; while :; do sleep 0.1; done'), nodes: 2) }
+    runs = 2.times.map { meet(*shell("[ \"$RANK\" = 0 ] && exit 7; #{IDLE}"), nodes: 2) }
     results = runs.map(&:finish)
     results.each { |result| assert_code 1, result }
-    assert_match(/exit code 7|exit status 7|7/, results.map(&:err).join)
+    said = results.map(&:err).join
+    assert_match(/FAILED: rank 0, exit code 7/, said)
+    assert_match(/FAILED elsewhere: rank 0 on node 0: exit code 7/, said)
   end
 
   # Any one of three members may be away, stopped or killed, while the job runs.

@@ -46,6 +46,22 @@ class NodesCase < LaunchCase
     shell("MARKS='#{@folder}'\n#{AWAIT}\n#{code}")
   end
 
+  # A file for which workers wait before they end.
+  def go
+    @go ||= File.join(@folder, "go")
+  end
+
+  # Workers that do as the class's WAIT says until the file is there.
+  def wait_for_go
+    shell(self.class::WAIT, go)
+  end
+
+  # Lets the workers of these nodes end, well.
+  def finish_all(runs)
+    FileUtils.touch(go)
+    runs.map(&:finish).each { |result| assert_code 0, result }
+  end
+
   # As if a node's machine had lost its power.
   def lose(run)
     @leaves_files = true

@@ -204,9 +204,7 @@ static void coordinate(int told)
     tddp_launch_host_opts opts = {.options = &options, .times = times, .run_id = "job"};
     CHECK_OK(tddp_launch_host_start(&opts, &host));
     CHECK_INT(write(told, "x", 1), 1);
-    while (!tddp_launch_host_over(host)) {
-        (void)!usleep(5000);
-    }
+    CHECK_UNTIL(tddp_launch_host_over(host));
     CHECK_INT(write(told, "x", 1), 1);
     tddp_launch_host_stop(host);
     _exit(0);
