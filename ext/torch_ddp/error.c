@@ -1,7 +1,7 @@
 /*
  * From a status to a Ruby exception: the table of classes, and the exceptions made of them. Entered
- * by Ruby threads that hold the GVL. Leaves the wording to whoever detected the failure: the text
- * is passed on as it is.
+ * by Ruby threads that hold the GVL. The text is that of the code that
+ * detected the failure, unchanged.
  */
 #include "torch_ddp.h"
 

@@ -68,12 +68,12 @@ TDDP_API void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size);
  * parameter and both ranks), then
  * makes the first buckets: as PyTorch, one per dtype and device, for nothing is known of the order
  * yet; with find_unused and no static_graph by `limits`, and then for good. Memory starts zeroed.
- * Sparse parameters are compared and counted as the others, but are in no bucket: whoever reports
- * them sees to their averages. Copies `params` with their names and dims, and keeps a reference to
- * the group. Caller: tddp_reducer_free().
- * Errors: TDDP_INVALID_ARGUMENT (no parameters; one whose dtype has no gradient; options that
- * contradict each other; a memory table that lacks a call), TDDP_UNSUPPORTED (a parameter on a
- * device, and no table), those of tddp_all_gather(), and those of the table.
+ * Sparse parameters are compared and counted as the others, but are in no bucket: the caller
+ * that reports them averages them. Copies `params` with their names and dims, and keeps a reference
+ * to the group. Caller: tddp_reducer_free(). Errors: TDDP_INVALID_ARGUMENT (no parameters; one
+ * whose dtype has no gradient; options that contradict each other; a memory table that lacks a
+ * call), TDDP_UNSUPPORTED (a parameter on a device, and no table), those of tddp_all_gather(), and
+ * those of the table.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params,
                                                         size_t count, const tddp_reducer_opts *opts,
@@ -88,8 +88,8 @@ TDDP_API void tddp_reducer_free(tddp_reducer *reducer);
  * only inside tddp_reducer_rebuild(). NULL if `index` is out of range or sparse. */
 TDDP_API void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index);
 
-/** The memory behind the current buckets, borrowed until they are rebuilt: whoever has tensors on
- *  it retains it. */
+/** The memory behind the current buckets, borrowed until they are rebuilt: a caller that keeps
+ *  tensors on it retains it. */
 TDDP_API tddp_flat_memory *tddp_reducer_memory(const tddp_reducer *reducer);
 
 /**
