@@ -1,7 +1,8 @@
 /*
  * What the files of this room share: the group, its queue of works, and who may touch what.
  *
- *   group.c        making and ending a group, what it is
+ *   group.c        making and ending a group
+ *   attributes.c   what a group is: its rank, names, peers, timeout
  *   join.c         how the ranks find each other through the store
  *   progress.c     the queue and the progress thread
  *   turn.c         which thread carries out what is queued
