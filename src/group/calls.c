@@ -6,11 +6,8 @@
 #include "base/options.h"
 #include "group/checks.h"
 
-typedef tddp_status (*operation_body)(tddp_group *group, const tddp_op_args *args,
-                                      tddp_work **work);
-
 static tddp_status begin(tddp_group *group, const tddp_op_args *args, tddp_work **work,
-                         operation_body body)
+                         tddp_group_operation *body)
 {
     tddp_status status = tddp_group_check_call(group, args->kind);
     return status ? status : body(group, args, work);
@@ -18,7 +15,7 @@ static tddp_status begin(tddp_group *group, const tddp_op_args *args, tddp_work 
 
 /* --- any operation --------------------------------------------------------------------------- */
 
-static operation_body body_of(const tddp_op_args *args)
+static tddp_group_operation *body_of(const tddp_op_args *args)
 {
     switch (args->kind) {
     case TDDP_OP_ALL_REDUCE:
@@ -62,7 +59,7 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
     if (status) {
         return status;
     }
-    operation_body body = body_of(&all);
+    tddp_group_operation *body = body_of(&all);
     if (!body) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);

@@ -195,35 +195,15 @@ void tddp_group_leave(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_await_leaving(tddp_store *names, int world_size,
                                                     int64_t incarnation, const tddp_wait *wait);
 
-/* What checks the arguments of an operation and begins it, for calls.c. In collectives.c, lists.c,
+/* Checks the arguments of an operation and begins it; called by calls.c. In collectives.c, lists.c,
  * coalesce.c and p2p.c. */
-TDDP_NODISCARD tddp_status tddp_group_all_reduce(tddp_group *group, const tddp_op_args *args,
-                                                 tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_reduce(tddp_group *group, const tddp_op_args *args,
-                                             tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_broadcast(tddp_group *group, const tddp_op_args *args,
-                                                tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_barrier(tddp_group *group, const tddp_op_args *args,
-                                              tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_all_gather(tddp_group *group, const tddp_op_args *args,
-                                                 tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_reduce_scatter(tddp_group *group, const tddp_op_args *args,
-                                                     tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_all_gather_list(tddp_group *group, const tddp_op_args *args,
-                                                      tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_gather(tddp_group *group, const tddp_op_args *args,
-                                             tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_scatter(tddp_group *group, const tddp_op_args *args,
-                                              tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_reduce_scatter_list(tddp_group *group,
-                                                          const tddp_op_args *args,
-                                                          tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_all_to_all(tddp_group *group, const tddp_op_args *args,
-                                                 tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *args,
-                                                      tddp_work **work);
-TDDP_NODISCARD tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args,
-                                                   tddp_work **work);
+typedef tddp_status tddp_group_operation(tddp_group *group, const tddp_op_args *args,
+                                         tddp_work **work);
+TDDP_NODISCARD tddp_group_operation tddp_group_all_reduce, tddp_group_reduce, tddp_group_broadcast,
+    tddp_group_barrier, tddp_group_all_gather, tddp_group_reduce_scatter,
+    tddp_group_all_gather_list, tddp_group_gather, tddp_group_scatter,
+    tddp_group_reduce_scatter_list, tddp_group_all_to_all, tddp_group_all_reduce_list,
+    tddp_group_send_or_recv;
 
 /* parts.c: makes a work with the caller's timeout and description, and parts of its own where its
  * operation has some. */
