@@ -80,8 +80,9 @@ char *tddp_format(const char *format, ...) TDDP_PRINTF(1, 2);
 /* Adds to a text in so many bytes, its end included; what has no room is cut. */
 void tddp_add_text(char *text, size_t bytes, const char *format, ...) TDDP_PRINTF(3, 4);
 
-/* Makes the nth allocation from now fail (1: the next one), in this process; 0: none. For tests. */
-TDDP_API void tddp_fail_allocation(long nth);
+/* Makes the nth allocation from now fail (1: the next one), in this process, in whichever thread;
+ * 0: none. Returns whether the one of the call before has failed. For tests. */
+TDDP_API bool tddp_fail_allocation(long nth);
 
 /* A buffer that grows at its end and is read from its start. All zero is an empty one. */
 typedef struct tddp_bytes {

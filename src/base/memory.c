@@ -13,9 +13,9 @@
 /* Allocations left until one fails; 0: never. A global because it stands in for the system's. */
 static atomic_long until_failure;
 
-void tddp_fail_allocation(long nth)
+bool tddp_fail_allocation(long nth)
 {
-    atomic_store(&until_failure, nth);
+    return atomic_exchange(&until_failure, nth) <= 0;
 }
 
 static bool must_fail(void)

@@ -215,7 +215,7 @@ TEST(unknown_faults_are_refused)
 }
 
 /* From base's private header: the nth allocation from now fails. */
-void tddp_fail_allocation(long nth);
+bool tddp_fail_allocation(long nth);
 
 TEST(every_allocation_may_fail)
 {

@@ -7,7 +7,7 @@
 #include "pair.h"
 
 /* From base's private header: the nth allocation from now fails. */
-void tddp_fail_allocation(long nth);
+bool tddp_fail_allocation(long nth);
 
 static float memory[2][16];
 
@@ -60,8 +60,8 @@ static tddp_status step(tddp_group *group, int number)
 TEST(making_and_ending_a_group)
 {
     int failures = 0;
-    int in_a_row = 0;
-    for (long nth = 1; in_a_row < 3; nth++) {
+    bool failed = true;
+    for (long nth = 1; failed; nth++) {
         tddp_store *store;
         tddp_group *group = NULL;
         tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -72,10 +72,9 @@ TEST(making_and_ending_a_group)
         tddp_status status = tddp_group_create(&opts, NULL, &group);
         tddp_group_shutdown(group, 1000);
         tddp_group_release(group);
-        tddp_fail_allocation(0);
+        failed = tddp_fail_allocation(0);
         CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);
         failures += status != TDDP_OK;
-        in_a_row = status ? 0 : in_a_row + 1;
         if (status) {
             /* Its place is free again. */
             CHECK_OK(tddp_group_create(&opts, NULL, &group));
@@ -166,21 +165,20 @@ static int talk(pair *self)
     return good;
 }
 
+/* Until none is left to fail. What fails may be the watch's, which the messages do without. */
 MULTI_TEST(messages, 1, 60)
 {
-    int failures = 0;
-    int in_a_row = 0;
-    for (long nth = 1; in_a_row < 3; nth++) {
+    long nth = 0;
+    for (bool failed = true; failed;) {
         pair self = make_pair(5000);
-        tddp_fail_allocation(nth);
+        tddp_fail_allocation(++nth);
         int good = talk(&self);
-        tddp_fail_allocation(0);
-        failures += !good;
-        in_a_row = good ? in_a_row + 1 : 0;
+        failed = tddp_fail_allocation(0);
+        CHECK(good || failed);
         drop_pair(&self);
         CHECK(nth < 500);
     }
-    CHECK(failures > 12);
+    CHECK(nth > 12);
 }
 
 /* Without threads to be had, a message is refused before it is posted; the group goes on, and

@@ -433,7 +433,7 @@ TEST(dumps_run_beside_operations)
 }
 
 /* From base's private header: the nth allocation from now fails. */
-void tddp_fail_allocation(long nth);
+bool tddp_fail_allocation(long nth);
 
 TEST(a_dump_may_find_no_memory)
 {

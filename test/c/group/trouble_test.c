@@ -4,7 +4,7 @@
 #include "processes.h"
 
 /* From base's private header: the nth allocation from now fails. */
-void tddp_fail_allocation(long nth);
+bool tddp_fail_allocation(long nth);
 
 enum { BEGUN }; /* an event */
 

@@ -185,7 +185,9 @@ tddp_nccl_result ncclCommInitRankConfig(tddp_nccl_comm *comm, int ranks, tddp_nc
     made->rank = rank;
     made->size = ranks;
     atomic_store(&made->shared->pids[rank], getpid());
-    atomic_fetch_add(&made->shared->joined, 1);
+    if (atomic_fetch_add(&made->shared->joined, 1) + 1 == ranks) {
+        (void)unlink(made->path);
+    }
     *comm = made;
     return TDDP_NCCL_IN_PROGRESS;
 }
@@ -201,9 +203,6 @@ tddp_nccl_result ncclCommGetAsyncError(tddp_nccl_comm comm, tddp_nccl_result *re
     if (!comm->seen) {
         /* All have come: the communicator is made, even if one of them has left since. */
         comm->seen = true;
-        if (comm->rank == 0) {
-            (void)unlink(comm->path);
-        }
         return TDDP_NCCL_SUCCESS;
     }
     for (int rank = 0; rank < comm->size; rank++) {
@@ -233,7 +232,7 @@ tddp_nccl_result ncclCommAbort(tddp_nccl_comm comm)
 {
     atomic_store(&comm->aborted, true);
     await_streams(comm);
-    if (!comm->seen && comm->rank == 0) {
+    if (!comm->seen) {
         (void)unlink(comm->path);
     }
     leave(comm, -1);

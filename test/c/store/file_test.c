@@ -58,6 +58,7 @@ TEST(the_file_s_mode_says_who_may_read_it)
         CHECK_INT(stat(path, &entry), 0);
         CHECK_INT(entry.st_mode & 0777, modes[i]);
         tddp_store_release(store);
+        unlink(path);
     }
 }
 
