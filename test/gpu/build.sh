@@ -35,8 +35,7 @@ build_with_cc() {
         *) more= ;;
         esac
         exec $cc $flags $more -c "$1" -o "$objects/$(echo "$1" | tr / _).o"' sh '{}' || return 1
-    "$cc" -shared -pthread -Wl,-soname,libtddp.so.0 -o "$folder/lib/libtddp.so.0" "$objects"/*.o -ldl -lm || return 1
-    ln -sf libtddp.so.0 "$folder/lib/libtddp.so"
+    "$cc" -shared -pthread -Wl,-soname,libtddp.so -o "$folder/lib/libtddp.so" "$objects"/*.o -ldl -lm || return 1
     local link="-L$folder/lib -ltddp -ldl -lm -Wl,-rpath,$(cd "$folder/lib" && pwd)"
     # The flags are many words.
     # shellcheck disable=SC2086

@@ -113,8 +113,6 @@ typedef struct tddp_etcd_txn {
 
 /* The key was made in this revision; 0: it is absent. */
 void tddp_etcd_txn_created_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision);
-/* The key was last written in this revision; 0: it is absent. */
-void tddp_etcd_txn_written_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision);
 /* `lease` 0: none. */
 void tddp_etcd_txn_put(tddp_etcd_txn *txn, tddp_slice key, tddp_slice value, int64_t lease);
 void tddp_etcd_txn_delete(tddp_etcd_txn *txn, tddp_slice key, bool prefix);

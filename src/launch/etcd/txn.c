@@ -23,25 +23,14 @@ static void add_key(tddp_etcd_txn *txn, tddp_bytes *to, tddp_slice key, bool pre
     txn->status = txn->status ? txn->status : tddp_etcd_add_key(to, key, prefix);
 }
 
-static void compare(tddp_etcd_txn *txn, tddp_slice key, const char *target, const char *field,
-                    int64_t revision)
+void tddp_etcd_txn_created_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision)
 {
     char rest[96];
-    (void)snprintf(rest, sizeof rest, ", \"target\": \"%s\", \"%s\": \"%lld\"}", target, field,
+    (void)snprintf(rest, sizeof rest, ", \"target\": \"CREATE\", \"create_revision\": \"%lld\"}",
                    (long long)revision);
     begin_item(txn, &txn->compares, "{");
     add_key(txn, &txn->compares, key, false);
     add(txn, &txn->compares, rest);
-}
-
-void tddp_etcd_txn_created_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision)
-{
-    compare(txn, key, "CREATE", "create_revision", revision);
-}
-
-void tddp_etcd_txn_written_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision)
-{
-    compare(txn, key, "MOD", "mod_revision", revision);
 }
 
 void tddp_etcd_txn_put(tddp_etcd_txn *txn, tddp_slice key, tddp_slice value, int64_t lease)

@@ -53,6 +53,12 @@ typedef struct tddp_launch_node_backend {
 
     /* What a lost coordinator is called, with where it was: "the torchrun that hosts … at H:P". */
     void (*name)(const tddp_launch_node *node, char *text, size_t size);
+
+    /* The job goes on without its coordinator, for which nodes look after the next one. */
+    bool survives;
+
+    /* What to check where no coordinator is found: "check that …". */
+    const char *remedy;
 } tddp_launch_node_backend;
 
 extern const tddp_launch_node_backend tddp_launch_c10d_node;
@@ -84,6 +90,9 @@ typedef struct tddp_launch_coordinator_backend {
 
     /* No more nodes are let in; `ended`: the last message was written. */
     void (*close)(tddp_launch_host *host, bool ended);
+
+    /* Another coordinator takes over from one that is lost; nodes show by leases that they live. */
+    bool survives;
 } tddp_launch_coordinator_backend;
 
 extern const tddp_launch_coordinator_backend tddp_launch_c10d_coordinator;

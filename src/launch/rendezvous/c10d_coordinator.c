@@ -159,4 +159,5 @@ const tddp_launch_coordinator_backend tddp_launch_c10d_coordinator = {
     .take = take,
     .publish = publish,
     .close = close_term,
+    .survives = false,
 };

@@ -233,4 +233,8 @@ const tddp_launch_node_backend tddp_launch_c10d_node = {
     .await_message = await_message,
     .disconnect = disconnect,
     .name = name_leader,
+    .survives = false,
+    .remedy =
+        "torchrun runs there (with --rdzv-conf is_host=1 if that host knows itself by another "
+        "address)",
 };

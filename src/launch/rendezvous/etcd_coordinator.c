@@ -309,4 +309,5 @@ const tddp_launch_coordinator_backend tddp_launch_etcd_coordinator = {
     .take = take,
     .publish = publish,
     .close = close_term,
+    .survives = true,
 };

@@ -140,32 +140,42 @@ static tddp_status examine(tddp_launch_node *node, const tddp_etcd_pair *ended,
     return TDDP_OK;
 }
 
+/* NULL: the key is not among those that were read. */
+static const tddp_etcd_pair *find_pair(const tddp_etcd_answer *answer, const char *key)
+{
+    size_t size = strlen(key);
+    for (size_t i = 0; i < answer->count; i++) {
+        const tddp_blob *each = &answer->pairs[i].key;
+        if (each->size == size && memcmp(each->data, key, size) == 0) {
+            return &answer->pairs[i];
+        }
+    }
+    return NULL;
+}
+
 static tddp_status look(tddp_launch_node *node, tddp_launch_look *seen)
 {
     const kept *k = node->backend_state;
-    char key[TDDP_LAUNCH_KEY_BYTES];
-    tddp_etcd_answer ended = {0};
-    tddp_etcd_answer leader = {0};
+    char ended_key[TDDP_LAUNCH_KEY_BYTES];
+    char leader_key[TDDP_LAUNCH_KEY_BYTES];
+    tddp_etcd_txn txn = {0};
+    tddp_etcd_answer answer = {0};
     tddp_wait wait = {seen->limit_ms, node->cancel};
-    tddp_status status = tddp_etcd_range(k->etcd, tddp_launch_etcd_key(node->run_id, key, "ended"),
-                                         false, 0, &wait, &ended);
-    status = status
-                 ? status
-                 : tddp_etcd_range(k->etcd, tddp_launch_etcd_key(node->run_id, key, "coordinator"),
-                                   false, 0, &wait, &leader);
+    tddp_etcd_txn_get(&txn, tddp_launch_etcd_key(node->run_id, ended_key, "ended"));
+    tddp_etcd_txn_get(&txn, tddp_launch_etcd_key(node->run_id, leader_key, "coordinator"));
+    tddp_status status = tddp_etcd_txn_execute(k->etcd, &txn, &wait, &answer);
+    const tddp_etcd_pair *leader = find_pair(&answer, leader_key);
     if (status == TDDP_OK) {
-        status = examine(node, ended.count ? ended.pairs : NULL, leader.count ? leader.pairs : NULL,
-                         seen);
+        status = examine(node, find_pair(&answer, ended_key), leader, seen);
     }
-    bool vacant = leader.count == 0 && seen->end->kind != TDDP_LAUNCH_MESSAGE_END;
+    bool vacant = !leader && seen->end->kind != TDDP_LAUNCH_MESSAGE_END;
     if (status == TDDP_OK && vacant) {
         status = tddp_launch_host_campaign(node);
     }
     if (status != TDDP_OK && !seen->why[0]) {
         (void)snprintf(seen->why, sizeof seen->why, "%s", tddp_error_message());
     }
-    tddp_etcd_answer_free(&ended);
-    tddp_etcd_answer_free(&leader);
+    tddp_etcd_answer_free(&answer);
     return status;
 }
 
@@ -343,4 +353,6 @@ const tddp_launch_node_backend tddp_launch_etcd_node = {
     .await_message = await_message,
     .disconnect = disconnect,
     .name = name_leader,
+    .survives = true,
+    .remedy = "etcd answers there",
 };

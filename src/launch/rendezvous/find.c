@@ -104,15 +104,11 @@ static void describe_tried(const tddp_launch_node *node, const tddp_launch_look 
 
 static tddp_status fail_search(const tddp_launch_node *node, const char *tried)
 {
-    bool etcd = node->options->backend == TDDP_LAUNCH_ETCD;
     return tddp_fail(TDDP_TIMEOUT,
                      "no torchrun leads the job \"%s\" within %d s: tried %s; check that %s, and "
                      "that all nodes have the same --rdzv-endpoint and --rdzv-id, or raise "
                      "--rdzv-conf join_timeout",
-                     node->run_id, node->options->conf.join_timeout, tried,
-                     etcd ? "etcd answers there"
-                          : "torchrun runs there (with --rdzv-conf is_host=1 if that host knows "
-                            "itself by another address)");
+                     node->run_id, node->options->conf.join_timeout, tried, node->backend->remedy);
 }
 
 /* A line for the user, to be followed by another after a while. */

@@ -35,9 +35,8 @@ void tddp_launch_job_text(const tddp_launch_options *options, char text[TDDP_LAU
 int64_t tddp_launch_host_node_timeout_ms(const tddp_launch_host *host)
 {
     const tddp_launch_times *times = &host->opts.times;
-    bool leases = host->opts.options->backend == TDDP_LAUNCH_ETCD;
     return times->silence_ms - times->margin_ms -
-           (leases ? tddp_launch_node_lease_s(times) * 1000 : 0);
+           (host->backend->survives ? tddp_launch_node_lease_s(times) * 1000 : 0);
 }
 
 static void free_host(tddp_launch_host *host)

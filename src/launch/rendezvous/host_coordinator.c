@@ -45,7 +45,7 @@ static tddp_status create_coordinator(leadership *r)
         .max_restarts = options->max_restarts,
         .elastic = many && !fixed,
         .fixed = fixed,
-        .hands_over = options->backend == TDDP_LAUNCH_ETCD,
+        .hands_over = r->host->backend->survives,
         .run_id = r->host->opts.run_id,
         .where = r->host->where,
         .node_timeout_ns = tddp_launch_host_node_timeout_ms(r->host) * TDDP_NS_PER_MS,

@@ -115,9 +115,6 @@ TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
                                                       tddp_launch_event_kind kind, int round,
                                                       const char *text);
 
-/* Whether the rendezvous goes on when its coordinator is lost. */
-bool tddp_launch_node_survives(const tddp_launch_node *node);
-
 /* If one is due: a sign of life, and a look whether the leader still leads. */
 TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
 

@@ -12,11 +12,6 @@
 
 #include "launch/rendezvous/backend.h"
 
-bool tddp_launch_node_survives(const tddp_launch_node *node)
-{
-    return node->options->backend == TDDP_LAUNCH_ETCD;
-}
-
 /* --local-addr may be a name. */
 tddp_status tddp_launch_node_find_address(tddp_launch_node *node)
 {
@@ -89,9 +84,9 @@ static char *describe_loss(const tddp_launch_node *node, const char *reason)
     node->backend->name(node, name, sizeof name);
     (void)snprintf(silence, sizeof silence, "no answer for %lld s",
                    (long long)((silence_ms + 500) / 1000));
-    return tddp_format(
-        "%s is lost: %s%s", name, reason ? reason : silence,
-        tddp_launch_node_survives(node) ? "" : "; a job with --rdzv-backend=etcd survives that");
+    return tddp_format("%s is lost: %s%s", name, reason ? reason : silence,
+                       node->backend->survives ? ""
+                                               : "; a job with --rdzv-backend=etcd survives that");
 }
 
 /* Whether waiting for a silent host makes sense: no round runs, or it may be run again. */
@@ -117,7 +112,7 @@ static tddp_status survive_loss(tddp_launch_node *node, bool gone, const char *t
                                 tddp_launch_leader *out, tddp_launch_message *end)
 {
     tddp_launch_search search = {.limit_ms = node->times.join_ms};
-    if (tddp_launch_node_survives(node)) {
+    if (node->backend->survives) {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, text);
         node->slot = 0; /* also where it is the same leader that is found: it joins again */
         return tddp_launch_find_leader(node, &search, out, end);
@@ -150,7 +145,7 @@ static tddp_status find_again(tddp_launch_node *node, int64_t last_term, const c
         .limit_ms = limit_ms > times->return_ms ? limit_ms : times->return_ms,
         .exact = true,
         .lost = true,
-        .gone_ms = tddp_launch_node_survives(node) ? 0 : times->return_ms,
+        .gone_ms = node->backend->survives ? 0 : times->return_ms,
         .line = line,
     };
     tddp_status status = tddp_launch_find_leader(node, &search, out, end);

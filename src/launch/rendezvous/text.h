@@ -200,9 +200,6 @@ TDDP_NODISCARD tddp_status tddp_launch_message_decode(const char *data, size_t s
 /* Frees a message's members and clears it. */
 void tddp_launch_message_free(tddp_launch_message *message);
 
-/* "done", "failed", "stopped", "changed". Static. */
-const char *tddp_launch_how_text(tddp_launch_how how);
-
 /* --- between text.c and text_message.c ----------------------------------------------------------
  */
 

@@ -11,11 +11,6 @@
 static const char *const hows[] = {"done", "failed", "stopped", "changed"};
 enum { HOWS = sizeof hows / sizeof hows[0] };
 
-const char *tddp_launch_how_text(tddp_launch_how how)
-{
-    return hows[how];
-}
-
 void tddp_launch_message_free(tddp_launch_message *message)
 {
     free(message->members);

@@ -69,7 +69,7 @@ TEST(transactions_happen_as_a_whole_or_not_at_all)
     tddp_etcd_txn_put(&txn, slice("a/1"), slice("uno"), 0);
     CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
     CHECK(revision > first);
-    tddp_etcd_txn_written_in(&txn, slice("a/1"), first); /* written since */
+    tddp_etcd_txn_created_in(&txn, slice("a/1"), revision); /* only written in that one */
     tddp_etcd_txn_delete(&txn, slice("a/"), true);
     CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
     CHECK_INT(revision, 0);
