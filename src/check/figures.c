@@ -1,6 +1,6 @@
 /*
- * Judges measured links: each against the median of its kind, since links on a host and links
- * between hosts are not alike. Pure: no thread, no global.
+ * Classifies measured links: compares each with the median of its kind, since links on a host and
+ * links between hosts differ. Pure: no thread, no global.
  */
 #include <stdlib.h>
 

@@ -1,6 +1,7 @@
 /*
- * Times what all ranks do together. How often is settled by rank 0 from a first try and told to
- * the others, so that every rank does the same and the whole takes a bounded time. Main thread.
+ * Times operations of all ranks. Rank 0 chooses the number of repetitions from a first run and
+ * sends it to the others, so that every rank does the same and the measurement takes a bounded
+ * time. Main thread.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /*
- * What rank 0 prints: the figures as a table, and the verdict. Pure but for the stream; one thread.
+ * What rank 0 prints: the figures as a table, and the conclusion. Pure but for the stream; one
+ * thread.
  */
 #include "check/check.h"
 

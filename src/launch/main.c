@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "launch/agent/agent.h"
-#include "launch/guard/guard.h"
+#include "launch/front/front.h"
 #include "launch/output/layout.h"
 #include "launch/workers/resources.h"
 
@@ -75,10 +75,10 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
         return complain(EXIT_FAILURE);
     }
     int status;
-    if (tddp_launch_guard_split(&signals, &agent) != TDDP_OK) {
+    if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (agent > 0) {
-        status = tddp_launch_guard_watch(agent, &signals, &strangers, options->private_folder);
+        status = tddp_launch_front_watch(agent, &signals, &strangers, options->private_folder);
     } else {
         status = be_agent(options, program, &signals, local_size);
     }

@@ -1,6 +1,7 @@
 /*
- * A run of torchrun: what is made once, each round's store and workers, and what is left at the
- * end. The agent owns everything it makes and releases it on its one way out. Main thread.
+ * A run of torchrun: creates what lasts for the run, starts each round's store and workers, and
+ * cleans up at the end. The agent owns everything it makes and releases it on its single exit path.
+ * Main thread.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -200,7 +201,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
     agent->phase = TDDP_LAUNCH_FLUSHING;
     if (agent->rendezvous && agent->sequel != TDDP_LAUNCH_SEQUEL_END && agent->signal == 0) {
         /* Whatever it was, the others need not find out by silence. */
-        tddp_launch_agent_tell_leave(agent, "has ended");
+        tddp_launch_agent_send_leave(agent, "has ended");
     }
 }
 

@@ -1,5 +1,5 @@
 /*
- * The agent: starts a node's workers, looks after them, and ends them.
+ * The agent: starts, supervises and ends a node's workers.
  */
 #ifndef TDDP_LAUNCH_AGENT_H
 #define TDDP_LAUNCH_AGENT_H

@@ -1,9 +1,9 @@
 /*
  * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
- * does), news.c (what other nodes' news does), loop.c (the one poll) and verdict.c (what is said of
- * it).
+ * does), notifications.c (what those of other nodes do), loop.c (the event loop) and outcome.c (the
+ * report and the exit status).
  *
- *              all nodes there       first failure, signal, other node's news
+ *              all nodes there       first failure, signal, other node
  *     JOINING ----------------> RUNNING ------------------------> STOPPING
  *        |                         | all succeeded                   ^  | time is up,
  *        |                         v                                 |  v same signal again
@@ -13,7 +13,7 @@
  *        +-----------------------------------------------------------+  |
  *                                    no process of the job is left <----+
  *                                  +--> JOINING or RUNNING again, unless the job is over; with
- *                                  |    several nodes JOINING may still bring news of that
+ *                                  |    several nodes JOINING may still bring that outcome
  *                                  v
  *                              FLUSHING --> OVER
  */
@@ -93,7 +93,7 @@ typedef struct tddp_launch_agent {
     tddp_launch_record record; /* of what failed so far */
     int signal;                /* the first ending signal, or 0 */
     bool front_gone;           /* torchrun's front was killed, and that has been acted on */
-    char text[TDDP_LAUNCH_NEWS_BYTES];
+    char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
     int64_t looked_at;            /* what it was told of last: see look.c */
@@ -111,7 +111,7 @@ void tddp_launch_agent_say_sequel(tddp_launch_agent *agent);
 /* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
 
-/* --- verdict.c: what is said of it ------------------------------------------------------------ */
+/* --- outcome.c: the report ------------------------------------------------------------------- */
 
 /* At the end of a round: reports why it ended, to people at once and to files later. */
 void tddp_launch_agent_say_cause(tddp_launch_agent *agent);
@@ -139,18 +139,18 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 /* After other events: whether the phase is over. */
 void tddp_launch_agent_advance(tddp_launch_agent *agent);
 
-/* --- look.c ---------------------------------------------------------------------------------- */
+/* --- monitor_view.c -------------------------------------------------------------------------- */
 
 /* With --monitor: shows how things stand, if that is due. */
 void tddp_launch_agent_look(tddp_launch_agent *agent);
 
-/* --- news.c ---------------------------------------------------------------------------------- */
+/* --- notifications.c ------------------------------------------------------------------------- */
 
-/* Takes all news that the rendezvous has. */
-void tddp_launch_agent_on_news(tddp_launch_agent *agent);
+/* Handles all notifications that the rendezvous has queued. */
+void tddp_launch_agent_on_notification(tddp_launch_agent *agent);
 
 /* Tells the other nodes that this one leaves: "node 1" with what it did behind it. */
-void tddp_launch_agent_tell_leave(const tddp_launch_agent *agent, const char *what);
+void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what);
 
 /* --- loop.c ---------------------------------------------------------------------------------- */
 

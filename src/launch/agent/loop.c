@@ -1,13 +1,13 @@
 /*
- * The agent's one poll: signals, news of other nodes, what workers write, what our own output
- * takes. Nothing is looked at on a timer but by --monitor; the poll's time limit is the phase's
- * deadline. Main thread.
+ * The agent's event loop, one poll(2): signals, notifications from other nodes, workers' output,
+ * and our own output when it can be written. Only --monitor uses a timer; the poll's timeout is the
+ * phase's deadline. Main thread.
  */
 #include <errno.h>
 
 #include "launch/agent/agent_state.h"
 
-/* Signals, news, and our own output come before the workers' streams. */
+/* Signals, notifications and our own output come before the workers' streams. */
 enum { FIXED = 2 };
 
 static size_t collect(const tddp_launch_agent *agent)
@@ -16,8 +16,8 @@ static size_t collect(const tddp_launch_agent *agent)
     size_t count = 0;
     entries[count++] = (struct pollfd){.fd = agent->signals->fd, .events = POLLIN};
     /* A negative descriptor is passed over by poll. */
-    int news = agent->rendezvous ? tddp_launch_rendezvous_fd(agent->rendezvous) : -1;
-    entries[count++] = (struct pollfd){.fd = news, .events = POLLIN};
+    int notification = agent->rendezvous ? tddp_launch_rendezvous_fd(agent->rendezvous) : -1;
+    entries[count++] = (struct pollfd){.fd = notification, .events = POLLIN};
     count += tddp_launch_console_poll(&agent->console, entries + count);
     for (int i = 0; i < agent->count; i++) {
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
@@ -88,7 +88,7 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
             tddp_launch_agent_fail(agent);
         }
         take_signals(agent);
-        tddp_launch_agent_on_news(agent);
+        tddp_launch_agent_on_notification(agent);
         if (agent->deadline != INT64_MAX && tddp_now_ns() >= agent->deadline) {
             tddp_launch_agent_on_deadline(agent);
         }

@@ -1,5 +1,5 @@
 /*
- * What each event does to the agent; the table of phases is in agent_state.h. Every phase after
+ * Handles events; the table of phases is in agent_state.h. Every phase after
  * RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
  */
 #include <sys/wait.h>
@@ -137,7 +137,7 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
 /* Of a rank that only lost its peer other nodes may know more: that a node is gone, say. */
 static void tell_failure(tddp_launch_agent *agent, const tddp_launch_worker *root)
 {
-    char text[TDDP_LAUNCH_NEWS_BYTES];
+    char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     if (agent->rendezvous) {
         tddp_launch_rendezvous_report(
             agent->rendezvous,
@@ -152,7 +152,7 @@ static void tell_signal(const tddp_launch_agent *agent, int number)
     char name[32];
     char why[64];
     (void)snprintf(why, sizeof why, "was told to end by %s", tddp_launch_signal_name(number, name));
-    tddp_launch_agent_tell_leave(agent, why);
+    tddp_launch_agent_send_leave(agent, why);
 }
 
 /* The first signal that ends the job decides the exit status. */

@@ -1,8 +1,8 @@
 /*
  * Values that are lists with commas between their parts: local ranks, streams by local rank,
- * filters, signals; those about the rendezvous are meeting.c's. Each becomes a field of fixed size;
- * a list that does not fit is refused. Also the questions that others ask of them. Pure: no
- * thread, no global.
+ * filters, signals; those of the rendezvous are in rendezvous_values.c. Each becomes a field of
+ * fixed size; a list that does not fit is refused. Also the questions that others ask of them.
+ * Pure: no thread, no global.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
  * Reads torchrun's command line by the table in flags.c: environment defaults first, then the
- * flags up to the script; everything after the script belongs to the workers. What only several
- * flags together can tell is settle.c's. Pure but for the lookup that is passed in; one thread.
+ * flags up to the script; everything after the script belongs to the workers. Checks of several
+ * flags together are in resolve.c. Pure but for the lookup that is passed in; one thread.
  */
 #include <ctype.h>
 #include <signal.h>
@@ -203,7 +203,7 @@ tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup 
     options.arguments = argv + (index < argc ? index : argc);
     options.argument_count = index < argc ? argc - index : 0;
     if (!options.help && !options.version && !options.print_completion) {
-        status = tddp_launch_options_settle(&options);
+        status = tddp_launch_options_resolve(&options);
     }
     if (status == TDDP_OK) {
         *out = options;

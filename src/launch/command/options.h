@@ -260,7 +260,7 @@ TDDP_NODISCARD tddp_status tddp_launch_value_store(const tddp_launch_flag *flag,
 TDDP_NODISCARD tddp_status tddp_launch_list_store(const tddp_launch_flag *flag, const char *source,
                                                   const char *value, tddp_launch_options *out);
 
-/* meeting.c's, for lists.c. */
+/* rendezvous_values.c, for lists.c. */
 TDDP_NODISCARD tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
                                                        tddp_launch_options *out);
 TDDP_NODISCARD tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,
@@ -280,6 +280,6 @@ TDDP_NODISCARD tddp_status tddp_launch_value_refuse(const char *source, const ch
                                                     const char *expected);
 
 /* What only several flags together tell; settles what they leave open. */
-TDDP_NODISCARD tddp_status tddp_launch_options_settle(tddp_launch_options *options);
+TDDP_NODISCARD tddp_status tddp_launch_options_resolve(tddp_launch_options *options);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Writes to standard output and standard error without blocking, since whoever blocks there would
- * not see signals. The descriptors are shared with other programs (the shell's terminal), so they
- * are not switched to non-blocking: a pipe or terminal is opened anew by its name in /dev/fd, which
- * gives a description of our own. Main thread only.
+ * Writes to standard output and standard error without blocking, since a blocked write
+ * would delay the handling of signals. The descriptors are shared with other programs (the shell's
+ * terminal), so they are not switched to non-blocking: a pipe or terminal is opened anew by its
+ * name in /dev/fd, which gives a description of our own. Main thread only.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 static const size_t full_bytes = (size_t)1 << 20;
 
 enum {
-    SAID_BYTES = 8192 + 256, /* other nodes' news, with what is said of them; the rest is cut */
+    SAID_BYTES = 8192 + 256, /* other nodes' messages with their prefix; the rest is cut */
     CAREFUL_BYTES = 512,     /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
     KEPT_CAPACITY = 1 << 18  /* memory kept for what comes next */
 };

@@ -1,7 +1,7 @@
 /*
  * Appends to log files without a buffer of our own, so that what a worker wrote is there as soon as
- * it was read. A full disk costs what comes until there is room again: whole lines, and nothing
- * else. Main thread.
+ * it was read. On a full disk lines are lost until there is room again, always whole ones. Main
+ * thread.
  */
 #include <errno.h>
 #include <fcntl.h>

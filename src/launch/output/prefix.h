@@ -1,5 +1,5 @@
 /*
- * What stands before a worker's lines: "[default0]:", or what a template says.
+ * The prefix of a worker's lines: "[default0]:", or by a template.
  */
 #ifndef TDDP_LAUNCH_PREFIX_H
 #define TDDP_LAUNCH_PREFIX_H

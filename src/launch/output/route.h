@@ -1,5 +1,5 @@
 /*
- * The way of one worker's stream: to a log file, to the console, to the filtered log.
+ * The route of one worker's stream: to a log file, the console and the filtered log.
  */
 #ifndef TDDP_LAUNCH_ROUTE_H
 #define TDDP_LAUNCH_ROUTE_H

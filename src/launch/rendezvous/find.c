@@ -119,7 +119,8 @@ static void report(const tddp_launch_node *node, const char *tried, int64_t *rep
     }
     char *line = tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
     if (line) {
-        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_STATUS, NULL, line);
+        tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_STATUS,
+                                                 NULL, line);
     }
     free(line);
     *report_at = tddp_deadline_after_ms(node->times.report_ms);
@@ -138,8 +139,8 @@ static void note_lost(const tddp_launch_node *node, const tddp_launch_look *seen
         *deadline = !search->gone && soon < *deadline ? soon : *deadline;
         search->gone = true;
     } else if (search->line && !search->reported && tddp_now_ns() >= silent_at) {
-        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_STATUS, NULL,
-                                         search->line);
+        tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_STATUS,
+                                                 NULL, search->line);
         search->reported = true;
     }
 }

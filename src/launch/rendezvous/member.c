@@ -1,8 +1,8 @@
 /*
  * A node's way through the rounds of a job, at one leader after the other. The thread has one wait:
  * for the coordinator's next message, which an order of the agent or the next sign of life ends
- * early. Invariant: `stage` is WORKING exactly between the agent's JOINED and the news that the
- * round is over, and no round is asked for before the agent has cleared away the last one. Who
+ * early. Invariant: `stage` is WORKING exactly between the agent's JOINED and the notification that
+ * the round is over, and no round is asked for before the agent has cleared away the last one. Who
  * leads is find.c's, what messages do is member_messages.c's, places are member_place.c's.
  */
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "launch/guard/guard.h"
+#include "launch/front/front.h"
 #include "launch/rendezvous/backend.h"
 #include "net/net.h"
 
@@ -32,15 +32,16 @@ tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node)
     return (tddp_wait){node->times.read_ms, NULL};
 }
 
-void tddp_launch_node_send_news(tddp_launch_node *node, tddp_launch_news news, const char *text)
+void tddp_launch_node_send_notification(tddp_launch_node *node,
+                                        tddp_launch_notification notification, const char *text)
 {
-    tddp_launch_rendezvous_send_news(node->mailbox, news, NULL, text);
+    tddp_launch_rendezvous_send_notification(node->mailbox, notification, NULL, text);
 }
 
 /* Nothing more can be done here: says why. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
 {
-    tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_ERROR, text);
+    tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ERROR, text);
     node->over = true;
 }
 
@@ -70,12 +71,13 @@ bool tddp_launch_node_take_orders(tddp_launch_node *node)
     return !orders->leave && !orders->quit;
 }
 
-void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, const char *text)
+void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notification notification,
+                                 const char *text)
 {
     if (node->stage == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_send_news(node, news, text);
+        tddp_launch_node_send_notification(node, notification, text);
     } else if (node->stage == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, text);
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
     }
     node->stage = TDDP_LAUNCH_AWAITING;
     node->ready_told = false;

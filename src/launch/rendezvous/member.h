@@ -25,7 +25,7 @@ typedef struct tddp_launch_orders {
     bool leave;
     bool again;
     bool quit;
-    char failure[TDDP_LAUNCH_NEWS_BYTES];
+    char failure[TDDP_LAUNCH_NOTIFICATION_BYTES];
     char leave_text[256];
 } tddp_launch_orders;
 
@@ -35,8 +35,9 @@ typedef struct tddp_launch_orders {
 tddp_launch_orders tddp_launch_rendezvous_orders(tddp_launch_rendezvous *rendezvous);
 
 /* News for the agent; `world` only for JOINED. */
-void tddp_launch_rendezvous_send_news(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
-                                      const tddp_launch_world *world, const char *text);
+void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous,
+                                              tddp_launch_notification notification,
+                                              const tddp_launch_world *world, const char *text);
 
 /* --- the node -------------------------------------------------------------------------------- */
 
@@ -95,7 +96,7 @@ TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *op
                                                    tddp_cancel *cancel, tddp_launch_node **out);
 void tddp_launch_node_free(tddp_launch_node *node);
 
-/* Takes part until the job is over for this node; the agent has all news then. */
+/* Takes part until the job is over for this node; the agent has all notifications then. */
 void tddp_launch_node_run(tddp_launch_node *node);
 
 /* --- member.c, for the others ---------------------------------------------------------------- */
@@ -119,13 +120,15 @@ TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
 TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
 
 /* Tell the agent. */
-void tddp_launch_node_send_news(tddp_launch_node *node, tddp_launch_news news, const char *text);
+void tddp_launch_node_send_notification(tddp_launch_node *node,
+                                        tddp_launch_notification notification, const char *text);
 
 /* Tells it why nothing more can be done here. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 
 /* Whatever round this node is in is over: FAILED or CHANGED. */
-void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_news news, const char *text);
+void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notification notification,
+                                 const char *text);
 
 /* --- member_leader.c ------------------------------------------------------------------------- */
 

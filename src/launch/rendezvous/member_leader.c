@@ -100,7 +100,7 @@ static bool may_wait(const tddp_launch_node *node)
 static void abandon_round(tddp_launch_node *node, const char *text)
 {
     if (node->stage != TDDP_LAUNCH_AWAITING) {
-        tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_FAILED, text);
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_FAILED, text);
         node->orders.failed = true;
         (void)snprintf(node->orders.failure, sizeof node->orders.failure, "%s", text);
         node->report_failure_at = tddp_now_ns();
@@ -113,7 +113,7 @@ static tddp_status survive_loss(tddp_launch_node *node, bool gone, const char *t
 {
     tddp_launch_search search = {.limit_ms = node->times.join_ms};
     if (node->backend->survives) {
-        tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, text);
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
         node->slot = 0; /* also where it is the same leader that is found: it joins again */
         return tddp_launch_find_leader(node, &search, out, end);
     }
@@ -158,7 +158,7 @@ static tddp_status find_again(tddp_launch_node *node, int64_t last_term, const c
         free(silent);
     } else if (status == TDDP_OK && search.reported && out->term == last_term) {
         (void)snprintf(line, sizeof line, "%s answers again", name);
-        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, line);
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
     }
     return status;
 }
@@ -183,7 +183,7 @@ bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason)
     } else {
         node->leader = found;
         if (!reason || found.term != last_term) {
-            tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, text ? text : "");
+            tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text ? text : "");
             node->slot = 0;
         }
     }

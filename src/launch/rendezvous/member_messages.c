@@ -91,20 +91,21 @@ static tddp_status take_master(tddp_launch_node *node, const tddp_launch_message
     }
     if (node->stage == TDDP_LAUNCH_WORKING) {
         node->clear = false;
-        tddp_launch_rendezvous_send_news(node->mailbox, TDDP_LAUNCH_NEWS_JOINED, &node->world, "");
+        tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_JOINED,
+                                                 &node->world, "");
     }
     return status;
 }
 
 void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message *message)
 {
-    static const tddp_launch_news news[] = {
-        [TDDP_LAUNCH_HOW_DONE] = TDDP_LAUNCH_NEWS_DONE,
-        [TDDP_LAUNCH_HOW_FAILED] = TDDP_LAUNCH_NEWS_ENDED,
-        [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NEWS_STOPPED,
-        [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NEWS_ENDED,
+    static const tddp_launch_notification notification[] = {
+        [TDDP_LAUNCH_HOW_DONE] = TDDP_LAUNCH_NOTIFICATION_DONE,
+        [TDDP_LAUNCH_HOW_FAILED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
+        [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NOTIFICATION_STOPPED,
+        [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
     };
-    tddp_launch_node_send_news(node, news[message->how], message->text);
+    tddp_launch_node_send_notification(node, notification[message->how], message->text);
     node->over = node->ended = true;
     if (node->leader.connection) {
         /* A goodbye that is lost costs the leader a moment. */
@@ -125,8 +126,8 @@ tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
         if (node->stage != TDDP_LAUNCH_AWAITING && message->round == node->round) {
             tddp_launch_node_round_over(node,
                                         message->how == TDDP_LAUNCH_HOW_CHANGED
-                                            ? TDDP_LAUNCH_NEWS_CHANGED
-                                            : TDDP_LAUNCH_NEWS_FAILED,
+                                            ? TDDP_LAUNCH_NOTIFICATION_CHANGED
+                                            : TDDP_LAUNCH_NOTIFICATION_FAILED,
                                         message->text);
         }
         return TDDP_OK;
@@ -141,17 +142,18 @@ tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
         return TDDP_OK;
     case TDDP_LAUNCH_MESSAGE_SPARE:
         if (mine) {
-            tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, message->text);
+            tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS,
+                                               message->text);
         }
         return TDDP_OK;
     case TDDP_LAUNCH_MESSAGE_REJOIN:
         if (mine) {
-            tddp_launch_node_round_over(node, TDDP_LAUNCH_NEWS_CHANGED, message->text);
+            tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, message->text);
             return tddp_launch_node_join(node);
         }
         return TDDP_OK;
     case TDDP_LAUNCH_MESSAGE_STATUS:
-        tddp_launch_node_send_news(node, TDDP_LAUNCH_NEWS_STATUS, message->text);
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, message->text);
         return TDDP_OK;
     }
     return TDDP_OK;

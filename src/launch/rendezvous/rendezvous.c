@@ -1,9 +1,9 @@
 /*
  * The mailbox between the agent and the rendezvous thread, and the thread's life. The thread alone
  * uses the store, whose calls block; the agent's poll must not. Orders go one way (with a cancel
- * token that ends the thread's wait), news the other (with a second token as a bell). Invariant:
- * `lock` covers orders, the queue of news and `over`; the token is triggered and calmed under it,
- * so no order is missed. What the thread does is member.c's.
+ * token that ends the thread's wait), notification the other (with a second token as a bell).
+ * Invariant: `lock` guards orders, the queue of notifications and `over`; the token is triggered
+ * and calmed under it, so no order is missed. What the thread does is member.c's.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -15,38 +15,39 @@
 
 enum { END_MS = 1000 };
 
-typedef struct news_item {
-    struct news_item *next;
-    tddp_launch_news news;
+typedef struct queued_notification {
+    struct queued_notification *next;
+    tddp_launch_notification notification;
     tddp_launch_world world;
     char text[];
-} news_item;
+} queued_notification;
 
 struct tddp_launch_rendezvous {
     tddp_launch_node *node;
     pthread_t thread;
     pthread_mutex_t lock;
     tddp_cancel *cancel;
-    tddp_cancel *bell; /* there are news */
+    tddp_cancel *bell; /* notifications are queued */
     tddp_launch_orders orders;
-    news_item *first;
-    news_item **last; /* where the next news_item is hung on */
+    queued_notification *first;
+    queued_notification **last; /* where the next one is appended */
     bool over;
 };
 
 /* --- the thread's side ----------------------------------------------------------------------- */
 
-void tddp_launch_rendezvous_send_news(tddp_launch_rendezvous *rendezvous, tddp_launch_news news,
-                                      const tddp_launch_world *world, const char *text)
+void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous,
+                                              tddp_launch_notification notification,
+                                              const tddp_launch_world *world, const char *text)
 {
-    size_t length = strnlen(text, TDDP_LAUNCH_NEWS_BYTES - 1);
-    news_item *made = tddp_alloc(sizeof *made + length + 1);
+    size_t length = strnlen(text, TDDP_LAUNCH_NOTIFICATION_BYTES - 1);
+    queued_notification *made = tddp_alloc(sizeof *made + length + 1);
     if (!made) {
         /* What must be known comes again as the end of the thread; nothing else can be done. */
         tddp_log(TDDP_LOG_ERROR, "launch", "%s", tddp_error_message());
         return;
     }
-    made->news = news;
+    made->notification = notification;
     if (world) {
         made->world = *world;
     }
@@ -84,8 +85,8 @@ static void *body(void *data)
 static void release(tddp_launch_rendezvous *rendezvous)
 {
     tddp_launch_node_free(rendezvous->node);
-    for (news_item *each = rendezvous->first; each;) {
-        news_item *next = each->next;
+    for (queued_notification *each = rendezvous->first; each;) {
+        queued_notification *next = each->next;
         free(each);
         each = next;
     }
@@ -129,13 +130,13 @@ int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous)
     return tddp_cancel_fd(rendezvous->bell);
 }
 
-tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
-                                             tddp_launch_world *world,
-                                             char text[TDDP_LAUNCH_NEWS_BYTES])
+tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
+                                                     tddp_launch_world *world,
+                                                     char text[TDDP_LAUNCH_NOTIFICATION_BYTES])
 {
     pthread_mutex_lock(&rendezvous->lock);
     tddp_cancel_reset(rendezvous->bell);
-    news_item *taken = rendezvous->first;
+    queued_notification *taken = rendezvous->first;
     if (taken) {
         rendezvous->first = taken->next;
         if (!taken->next) {
@@ -144,15 +145,15 @@ tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
     }
     pthread_mutex_unlock(&rendezvous->lock);
     if (!taken) {
-        return TDDP_LAUNCH_NEWS_NONE;
+        return TDDP_LAUNCH_NOTIFICATION_NONE;
     }
-    tddp_launch_news news = taken->news;
-    if (news == TDDP_LAUNCH_NEWS_JOINED) {
+    tddp_launch_notification notification = taken->notification;
+    if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
         *world = taken->world;
     }
-    (void)snprintf(text, TDDP_LAUNCH_NEWS_BYTES, "%s", taken->text);
+    (void)snprintf(text, TDDP_LAUNCH_NOTIFICATION_BYTES, "%s", taken->text);
     free(taken);
-    return news;
+    return notification;
 }
 
 void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_launch_node_state state,

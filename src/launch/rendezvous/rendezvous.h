@@ -1,6 +1,6 @@
 /*
  * How the torchruns of several nodes find each other, agree on ranks, and hear of each other's end.
- * All of it happens on a thread of its own; the agent sees a descriptor and news.
+ * All of it happens on a thread of its own; the agent sees a descriptor and notifications.
  */
 #ifndef TDDP_LAUNCH_RENDEZVOUS_H
 #define TDDP_LAUNCH_RENDEZVOUS_H
@@ -11,34 +11,36 @@
 
 typedef struct tddp_launch_rendezvous tddp_launch_rendezvous;
 
-typedef enum tddp_launch_news {
-    TDDP_LAUNCH_NEWS_NONE,
-    TDDP_LAUNCH_NEWS_JOINED,  /* the round has its nodes: start the workers of this world */
-    TDDP_LAUNCH_NEWS_FAILED,  /* the round is over by a failure, which costs a restart */
-    TDDP_LAUNCH_NEWS_CHANGED, /* the round is over because nodes came or went, which costs none */
-    TDDP_LAUNCH_NEWS_DONE,    /* the workers of all nodes have succeeded */
-    TDDP_LAUNCH_NEWS_ENDED,   /* the job has failed: no round follows */
-    TDDP_LAUNCH_NEWS_STOPPED, /* the job is over because a node's torchrun was told to end */
-    TDDP_LAUNCH_NEWS_ERROR,   /* this node cannot take part, or not any more */
-    TDDP_LAUNCH_NEWS_STATUS,  /* nothing has happened: what is waited for, to be shown */
-} tddp_launch_news;
+typedef enum tddp_launch_notification {
+    TDDP_LAUNCH_NOTIFICATION_NONE,
+    TDDP_LAUNCH_NOTIFICATION_JOINED,  /* the round has its nodes: start the workers of this world */
+    TDDP_LAUNCH_NOTIFICATION_FAILED,  /* the round is over by a failure, which costs a restart */
+    TDDP_LAUNCH_NOTIFICATION_CHANGED, /* the round is over because nodes came or went, which costs
+                                         none */
+    TDDP_LAUNCH_NOTIFICATION_DONE,    /* the workers of all nodes have succeeded */
+    TDDP_LAUNCH_NOTIFICATION_ENDED,   /* the job has failed: no round follows */
+    TDDP_LAUNCH_NOTIFICATION_STOPPED, /* the job is over because a node's torchrun was told to end
+                                       */
+    TDDP_LAUNCH_NOTIFICATION_ERROR,   /* this node cannot take part, or not any more */
+    TDDP_LAUNCH_NOTIFICATION_STATUS,  /* nothing has happened: what is waited for, to be shown */
+} tddp_launch_notification;
 
-/* Starts joining; errors come as news. Caller: tddp_launch_rendezvous_end(). `options` and `run_id`
- * must live as long. `times`: tddp_launch_times_of() the options, but in tests. */
+/* Starts joining; errors come as notification. Caller: tddp_launch_rendezvous_end(). `options` and
+ * `run_id` must live as long. `times`: tddp_launch_times_of() the options, but in tests. */
 TDDP_NODISCARD tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
                                                         const tddp_launch_times *times,
                                                         const char *run_id, int local_size,
                                                         tddp_launch_rendezvous **out);
 
-/* Readable when there is news, or the thread has ended. Borrowed. */
+/* Readable when there is a notification, or the thread has ended. Borrowed. */
 int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous);
 
-/* The next news in the order they came, with `*world` for JOINED and `text` for the others (of any
- * number of lines): call it until NONE. Never blocks. */
-enum { TDDP_LAUNCH_NEWS_BYTES = 8192 };
-tddp_launch_news tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
-                                             tddp_launch_world *world,
-                                             char text[TDDP_LAUNCH_NEWS_BYTES]);
+/* The next notification in order of arrival, with `*world` for JOINED and `text` for the others (of
+ * any number of lines): call it until NONE. Never blocks. */
+enum { TDDP_LAUNCH_NOTIFICATION_BYTES = 8192 };
+tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
+                                                     tddp_launch_world *world,
+                                                     char text[TDDP_LAUNCH_NOTIFICATION_BYTES]);
 
 /* How this node fares. */
 typedef enum tddp_launch_node_state {

@@ -1,5 +1,5 @@
 /*
- * The file in which a worker tells what went wrong, in PyTorch's form.
+ * The file in which a worker reports its error, in PyTorch's format.
  */
 #ifndef TDDP_LAUNCH_ERROR_FILE_H
 #define TDDP_LAUNCH_ERROR_FILE_H

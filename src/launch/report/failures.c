@@ -1,7 +1,7 @@
 /*
- * Who failed, how, and in which order: what the report, its JSON and the news for other nodes have
- * in common. Workers that were told to end are no failures, however they ended. Main thread, once
- * the workers concerned have ended.
+ * Which workers failed, how, and in which order: what the report, its JSON and the messages to
+ * other nodes have in common. Workers that torchrun ended are no failures, however they ended. Main
+ * thread, once the workers concerned have ended.
  */
 #include <stdio.h>
 #include <stdlib.h>

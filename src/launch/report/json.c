@@ -1,6 +1,6 @@
 /*
- * JSON for programs that read what became of a job, and its way into a file. Keys are ours and need
- * no escapes; values may be any bytes. Main thread.
+ * JSON for programs that read the outcome of a job, and writing it to a file. Keys are ours and
+ * need no escapes; values may be any bytes. Main thread.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /*
- * Writes JSON: members in order, commas and escapes looked after. What does not fit into memory
- * marks the whole as failed, so that nobody has to ask at each step.
+ * Writes JSON: members in order, commas and escapes looked after. A lack of memory
+ * marks the whole text as failed, so that callers need not check each step.
  */
 #ifndef TDDP_LAUNCH_JSON_H
 #define TDDP_LAUNCH_JSON_H

@@ -1,6 +1,6 @@
 /*
- * What became of the job, for programs: a JSON file with every failed attempt, and the root cause
- * in the form in which PyTorch's launchers hand it up.
+ * The outcome of the job, for programs: a JSON file with every failed attempt, and the root cause
+ * in the form in which PyTorch's launchers report it to their parent.
  */
 #ifndef TDDP_LAUNCH_RECORD_H
 #define TDDP_LAUNCH_RECORD_H

@@ -1,5 +1,5 @@
 /*
- * What people and programs read when workers have failed.
+ * The reports of failed workers, for people and programs.
  */
 #ifndef TDDP_LAUNCH_REPORT_H
 #define TDDP_LAUNCH_REPORT_H

@@ -1,8 +1,7 @@
 /*
  * Spreads workers over a machine's CPUs: first each gets a domain (the NUMA node or socket of its
- * GPU; without GPUs, domains by the CPUs they have), then its part of the domain. Pure: looks at
- * nothing but the topology it is given. What the kernel tells and is told stands in
- * binding_linux.c.
+ * GPU; without GPUs, domains by the CPUs they have), then its part of the domain. Pure: depends
+ * only on the given topology. binding_linux.c reads it and applies the result.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -130,7 +129,7 @@ static int home_of_node(const tddp_launch_spread *all, int node)
     return -1;
 }
 
-static void settle_by_devices(tddp_launch_spread *all, const int *nodes, int count)
+static void resolve_by_devices(tddp_launch_spread *all, const int *nodes, int count)
 {
     for (int i = 0; i < all->workers; i++) {
         int node = nodes[i % count];
@@ -165,7 +164,7 @@ static tddp_status fill(tddp_launch_spread *all, const int *device_nodes, int de
         all->homes[i] = -1;
     }
     if (device_count > 0 && all->kind != TDDP_LAUNCH_BINDING_CORES) {
-        settle_by_devices(all, device_nodes, device_count);
+        resolve_by_devices(all, device_nodes, device_count);
     }
     settle(all);
     for (int i = 0; i < all->workers; i++) {

@@ -1,6 +1,7 @@
 /*
- * --numa-binding: which CPUs each worker may run on. Planned once from what the kernel tells of the
- * machine, within what this process may use; applied in each worker before it becomes its program.
+ * --numa-binding: which CPUs each worker may run on. Planned once from the kernel's description of
+ * the machine, within the CPUs of this process; applied in each worker before it becomes its
+ * program.
  */
 #ifndef TDDP_LAUNCH_BINDING_H
 #define TDDP_LAUNCH_BINDING_H

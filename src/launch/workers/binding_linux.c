@@ -1,7 +1,7 @@
 /*
- * What Linux tells of its CPUs and is told of a worker's: the files below /sys/devices/system, and
- * sched_setaffinity. Files that are missing (a container may hide them)
- * make the machine look simpler, never the job fail. Main thread, and a worker's child.
+ * Reads Linux's description of its CPUs, below /sys/devices/system, and sets a worker's affinity.
+ * Files that are missing (a container may hide them) make the machine look simpler, never the job
+ * fail. Main thread, and a worker's child.
  */
 #include <limits.h>
 #include <sched.h>

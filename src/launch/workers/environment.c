@@ -1,8 +1,8 @@
 /*
  * Makes a worker's environment block. Names and values are PyTorch's, but for the threads: PyTorch
  * gives each worker one, here it gets its share of the cores. OpenBLAS made with pthreads does not
- * read OMP_NUM_THREADS, so it is told by its own name. Made before the fork: between fork and exec
- * nothing may allocate. Main thread.
+ * read OMP_NUM_THREADS, so it has a variable of its own. Made before the fork: between fork and
+ * exec nothing may allocate. Main thread.
  */
 #include <limits.h>
 #include <stdio.h>

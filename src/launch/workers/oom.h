@@ -1,6 +1,6 @@
 /*
- * Whether it was the kernel's out-of-memory killer that killed a worker: by what the kernel counts
- * for this process's memory group, and by its log where that may be read.
+ * Whether the kernel's out-of-memory killer killed a worker: by the counter of this process's
+ * memory cgroup, and by the kernel's log where that is readable.
  */
 #ifndef TDDP_LAUNCH_OOM_H
 #define TDDP_LAUNCH_OOM_H

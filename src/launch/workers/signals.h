@@ -1,7 +1,7 @@
 /*
  * Signals as readable events, and the state in which workers get them back.
  *
- * main() blocks them before anything else; then torchrun becomes two processes (guard/guard.h), of
+ * main() blocks them before anything else; then torchrun becomes two processes (front/front.h), of
  * which the agent opens a descriptor for them.
  */
 #ifndef TDDP_LAUNCH_SIGNALS_H

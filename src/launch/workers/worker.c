@@ -1,5 +1,5 @@
 /*
- * Starts a worker and hands over its output. The child does nothing between fork and exec but
+ * Starts a worker and passes on its output. The child does nothing between fork and exec but
  * system calls (other threads of ours may hold locks that the fork copied); it reports a failed
  * step through a pipe that a good exec closes. Main thread: the parent-death signal follows the
  * thread that forks.

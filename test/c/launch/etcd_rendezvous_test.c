@@ -20,7 +20,7 @@ static tddp_launch_options options;
 static tddp_launch_times times;
 static tddp_launch_rendezvous *nodes[NODES];
 static tddp_launch_world worlds[NODES];
-static char text[TDDP_LAUNCH_NEWS_BYTES];
+static char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
 
 static void set_up(int min_nodes, int max_nodes, int heartbeat_timeout)
 {
@@ -52,16 +52,17 @@ static void start_node(int index)
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &nodes[index]));
 }
 
-/* The next news of a node, but for lines about what is waited for. */
-static tddp_launch_news next_news(int index)
+/* The next notification of a node, but for lines about what is waited for. */
+static tddp_launch_notification next_notification(int index)
 {
     for (;;) {
-        tddp_launch_news news = tddp_launch_rendezvous_next(nodes[index], &worlds[index], text);
-        if (news == TDDP_LAUNCH_NEWS_NONE) {
+        tddp_launch_notification notification =
+            tddp_launch_rendezvous_next(nodes[index], &worlds[index], text);
+        if (notification == TDDP_LAUNCH_NOTIFICATION_NONE) {
             struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(nodes[index]), .events = POLLIN};
             CHECK_INT(poll(&bell, 1, -1), 1);
-        } else if (news != TDDP_LAUNCH_NEWS_STATUS) {
-            return news;
+        } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS) {
+            return notification;
         }
     }
 }
@@ -119,7 +120,7 @@ static void finish(int count)
         tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
     }
     for (int i = 0; i < count; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_DONE);
     }
     for (int i = 0; i < count; i++) {
         await_over(i);
@@ -134,7 +135,7 @@ TEST(a_job_leaves_nothing_but_its_end)
     }
     int ranks = 0;
     for (int i = 0; i < NODES; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
         CHECK_INT(worlds[i].nodes, NODES);
         CHECK_INT(worlds[i].generation, worlds[0].generation);
         ranks |= 1 << worlds[i].node_rank;
@@ -154,7 +155,7 @@ TEST(a_job_leaves_nothing_but_its_end)
         start_node(i);
     }
     for (int i = 0; i < NODES; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
         CHECK(worlds[i].generation > before);
     }
     finish(NODES);
@@ -167,12 +168,12 @@ TEST(the_end_is_announced_only_once_it_is_stored)
     set_up(1, 2, 60);
     times.close_ms = 60 * 1000;
     start_node(0);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     start_node(1); /* it says no goodbye: it is stopped by hand, so the messages stay */
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     tddp_launch_rendezvous_again(nodes[0]);
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
         CHECK_INT(worlds[i].nodes, 2);
     }
     char prefix[64];
@@ -180,7 +181,7 @@ TEST(the_end_is_announced_only_once_it_is_stored)
     stop_etcd(&server);
     tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_FAILED, "rank 0: exit code 3");
     CHECK_INT(kill(server.pid, SIGCONT), 0);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_ENDED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_ENDED);
     CHECK_CONTAINS(text, "rank 0: exit code 3");
     tddp_etcd_answer ended = keys("/torchrun/job/ended");
     CHECK_INT(ended.count, 1);
@@ -191,7 +192,7 @@ TEST(the_end_is_announced_only_once_it_is_stored)
     }
     tddp_etcd_answer_free(&messages);
     tddp_etcd_answer_free(&ended);
-    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_ENDED);
+    CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_ENDED);
     end_node(0);
     end_node(1);
     remove_etcd(&server);
@@ -225,17 +226,17 @@ TEST(a_coordinator_that_was_stopped_beyond_its_lease_decides_nothing)
     }
     CHECK_INT(read(told[0], &byte, 1), 1);
     start_node(0);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     int64_t first = term();
     CHECK_INT(worlds[0].generation, first);
     CHECK_INT(kill(host, SIGSTOP), 0);
     CHECK_INT(waitpid(host, &status, WUNTRACED), host);
     /* A failure that it would answer, had it a moment more. The node coordinates by itself next. */
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     CHECK_CONTAINS(text, "the coordinator in etcd at 127.0.0.1:");
     CHECK_CONTAINS(text, "is lost: it leads no more");
     tddp_launch_rendezvous_again(nodes[0]);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[0].round, 1);
     CHECK_INT(worlds[0].restart, 0);
     CHECK(worlds[0].generation > first);
@@ -263,7 +264,7 @@ TEST(a_server_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothin
         start_node(i);
     }
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
     }
     stop_etcd(&server);
     for (int i = 0; i < 2; i++) {
@@ -271,7 +272,7 @@ TEST(a_server_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothin
     }
     CHECK_INT(kill(server.pid, SIGCONT), 0);
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_DONE);
         await_over(i);
     }
     remove_etcd(&server);
@@ -285,7 +286,7 @@ TEST(a_server_that_is_started_again_costs_nothing)
         start_node(i);
     }
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
     }
     kill_etcd(&server);
     for (int i = 0; i < 2; i++) {
@@ -293,7 +294,7 @@ TEST(a_server_that_is_started_again_costs_nothing)
     }
     start_etcd(&server);
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_DONE);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_DONE);
         await_over(i);
     }
     remove_etcd(&server);
@@ -303,10 +304,10 @@ TEST(another_kind_of_job_is_refused)
 {
     set_up(1, 2, 60);
     start_node(0);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     options.max_restarts = 7;
     start_node(1);
-    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_ERROR);
+    CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_ERROR);
     CHECK_CONTAINS(text, "was started with --nnodes=1:2 --max-restarts=0");
     CHECK_CONTAINS(text, "this node with --nnodes=1:2 --max-restarts=7");
     end_node(1);
@@ -319,24 +320,25 @@ TEST(the_coordinators_node_leaves)
 {
     set_up(1, 2, 60);
     start_node(0);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     start_node(1);
-    CHECK_INT(next_news(0), TDDP_LAUNCH_NEWS_CHANGED);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     tddp_launch_rendezvous_again(nodes[0]);
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_news(i), TDDP_LAUNCH_NEWS_JOINED);
+        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
     }
     int64_t first = term();
     tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "node 0 was told to end");
-    CHECK_INT(next_news(1), TDDP_LAUNCH_NEWS_CHANGED);
+    CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     await_over(0);
     tddp_launch_rendezvous_again(nodes[1]);
-    tddp_launch_news news = next_news(1);
-    while (news == TDDP_LAUNCH_NEWS_CHANGED) { /* it may have been in a round of the old term */
+    tddp_launch_notification notification = next_notification(1);
+    while (notification ==
+           TDDP_LAUNCH_NOTIFICATION_CHANGED) { /* it may have been in a round of the old term */
         tddp_launch_rendezvous_again(nodes[1]);
-        news = next_news(1);
+        notification = next_notification(1);
     }
-    CHECK_INT(news, TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(notification, TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[1].nodes, 1);
     CHECK_UNTIL(term() > first);
     nodes[0] = nodes[1];

@@ -18,7 +18,7 @@ static tddp_launch_times times;
 static tddp_launch_rendezvous *node;
 static pid_t host;
 static tddp_launch_world world;
-static char text[TDDP_LAUNCH_NEWS_BYTES];
+static char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
 static atomic_int resets; /* of the connections that follow: how many meet a reset */
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
@@ -92,16 +92,17 @@ static void signal_host(int number)
     CHECK_INT(waitpid(host, &status, WUNTRACED | WCONTINUED), host);
 }
 
-/* The next news, but for lines about nodes that are waited for. */
-static tddp_launch_news next_news(void)
+/* The next notification, but for lines about nodes that are waited for. */
+static tddp_launch_notification next_notification(void)
 {
     for (;;) {
-        tddp_launch_news news = tddp_launch_rendezvous_next(node, &world, text);
-        if (news == TDDP_LAUNCH_NEWS_NONE) {
+        tddp_launch_notification notification = tddp_launch_rendezvous_next(node, &world, text);
+        if (notification == TDDP_LAUNCH_NOTIFICATION_NONE) {
             struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(node), .events = POLLIN};
             CHECK_INT(poll(&bell, 1, -1), 1);
-        } else if (news != TDDP_LAUNCH_NEWS_STATUS || strncmp(text, "waiting at", 10) != 0) {
-            return news;
+        } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS ||
+                   strncmp(text, "waiting at", 10) != 0) {
+            return notification;
         }
     }
 }
@@ -111,7 +112,7 @@ static void start_round(void)
 {
     start_host();
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.restart, 0);
 }
 
@@ -126,13 +127,13 @@ TEST(a_host_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothing)
     set_up(1, 0);
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_CONTAINS(text, "does not answer; after 60 s it counts as lost");
     signal_host(SIGCONT);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_CONTAINS(text, "answers again");
     tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_DONE);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
 
@@ -143,12 +144,12 @@ TEST(a_host_that_stands_still_for_longer_costs_a_restart)
     times.margin_ms = 100;
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_FAILED);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_FAILED);
     CHECK_CONTAINS(text, "is lost: no answer for ");
     signal_host(SIGCONT);
     tddp_launch_rendezvous_again(node);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_JOINED);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.round, 1);
     CHECK_INT(world.restart, 1);
     tear_down();
@@ -161,8 +162,8 @@ TEST(without_a_restart_left_it_ends_the_job)
     times.margin_ms = 100;
     start_round();
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_ERROR);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_ERROR);
     CHECK_CONTAINS(text, "is lost: no answer for ");
     CHECK_CONTAINS(text, "--rdzv-backend=etcd survives that");
     tear_down();
@@ -179,7 +180,7 @@ TEST(a_host_that_has_ended_is_lost_at_once)
         start_round();
         atomic_store(&resets, reset);
         signal_host(SIGKILL);
-        CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_ERROR);
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_ERROR);
         CHECK_CONTAINS(text, "is lost: ");
         CHECK_CONTAINS(text, "--rdzv-backend=etcd survives that");
         CHECK_INT(atomic_load(&resets), 0);
@@ -198,18 +199,18 @@ TEST(before_a_round_its_return_is_waited_for)
     do {
         struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(node), .events = POLLIN};
         CHECK_INT(poll(&bell, 1, -1), 1);
-    } while (tddp_launch_rendezvous_next(node, &world, text) == TDDP_LAUNCH_NEWS_NONE);
+    } while (tddp_launch_rendezvous_next(node, &world, text) == TDDP_LAUNCH_NOTIFICATION_NONE);
     CHECK_CONTAINS(text, "waiting at 127.0.0.1:");
     signal_host(SIGSTOP);
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_CONTAINS(text, "does not answer; after 1 s it counts as lost");
-    CHECK_INT(next_news(), TDDP_LAUNCH_NEWS_STATUS);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_CONTAINS(text, "looking for who leads the job \"job\": tried 127.0.0.1:");
     signal_host(SIGCONT);
     tddp_launch_rendezvous *other;
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &other));
     do {
-    } while (next_news() == TDDP_LAUNCH_NEWS_STATUS);
+    } while (next_notification() == TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_INT(world.nodes, 2);
     tddp_launch_rendezvous_end(other);
     tear_down();

@@ -1,6 +1,6 @@
 /*
- * What only several flags together can tell: contradictions are refused, and what was left open is
- * settled (ports, the number of workers, what stands for a script). Pure: one thread, no global.
+ * Checks of several flags together: refuses contradictions, and resolves what was left open (ports,
+ * the number of workers, the program). Pure: one thread, no global.
  */
 #include <string.h>
 
@@ -28,7 +28,7 @@ static tddp_status exclusive(const char *one, const char *other)
                      other);
 }
 
-static tddp_status settle_check(const tddp_launch_options *options)
+static tddp_status resolve_check(const tddp_launch_options *options)
 {
     if (options->script) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -40,10 +40,10 @@ static tddp_status settle_check(const tddp_launch_options *options)
                                 : TDDP_OK;
 }
 
-static tddp_status settle_program(tddp_launch_options *options)
+static tddp_status resolve_program(tddp_launch_options *options)
 {
     if (options->check) {
-        return settle_check(options);
+        return resolve_check(options);
     }
     if (options->code && options->no_ruby) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "-e is Ruby code and cannot go with --no-ruby");
@@ -172,7 +172,7 @@ static tddp_status check_backend(const tddp_launch_options *options)
     return TDDP_OK;
 }
 
-static tddp_status settle_endpoints(tddp_launch_options *options)
+static tddp_status resolve_endpoints(tddp_launch_options *options)
 {
     bool is_static = options->backend == TDDP_LAUNCH_STATIC;
     tddp_status checked = check_backend(options);
@@ -196,7 +196,7 @@ static tddp_status settle_endpoints(tddp_launch_options *options)
     return TDDP_OK;
 }
 
-static tddp_status settle_nodes(tddp_launch_options *options)
+static tddp_status resolve_nodes(tddp_launch_options *options)
 {
     if (options->node_rank >= options->max_nodes) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -212,15 +212,15 @@ static tddp_status settle_nodes(tddp_launch_options *options)
         options->endpoint_count = 0;
         return TDDP_OK;
     }
-    tddp_status status = settle_endpoints(options);
+    tddp_status status = resolve_endpoints(options);
     return status == TDDP_OK && options->max_nodes > 1 ? check_several_nodes(options) : status;
 }
 
-tddp_status tddp_launch_options_settle(tddp_launch_options *options)
+tddp_status tddp_launch_options_resolve(tddp_launch_options *options)
 {
-    tddp_status status = settle_program(options);
+    tddp_status status = resolve_program(options);
     if (status == TDDP_OK) {
-        status = settle_nodes(options);
+        status = resolve_nodes(options);
     }
     if (options->processes.kind == TDDP_LAUNCH_PROCESSES_NUMBER && options->processes.number == 0) {
         bool pair = options->check && options->max_nodes == 1;

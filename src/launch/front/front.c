@@ -1,7 +1,7 @@
 /*
- * The front process: waits for signals, hands them to the agent, and clears up should the agent be
- * killed. It has no thread, no descriptor of its own and no memory that grows, so that it goes on
- * whatever befalls the agent. Main thread.
+ * The front process: waits for signals, forwards them to the agent, and cleans up if the agent is
+ * killed. It has no threads, no descriptors of its own and no growing memory, so that it survives
+ * whatever happens to the agent. Main thread.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "launch/guard/guard.h"
+#include "launch/front/front.h"
 #include "launch/output/layout.h"
 
 enum {
@@ -22,7 +22,7 @@ enum {
     STOP_ROUNDS = 8   /* a process may be started while its parent is not stopped yet */
 };
 
-tddp_status tddp_launch_guard_split(tddp_launch_signals *signals, pid_t *agent)
+tddp_status tddp_launch_front_split(tddp_launch_signals *signals, pid_t *agent)
 {
     pid_t front = getpid();
     tddp_status status = tddp_launch_adopt_orphans();
@@ -144,7 +144,7 @@ static bool is_default(int number)
     return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL;
 }
 
-int tddp_launch_guard_watch(pid_t agent, tddp_launch_signals *signals,
+int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
                             const tddp_launch_strangers *strangers, const char *private_folder)
 {
     sigset_t awaited = signals->ending;

@@ -1,5 +1,5 @@
 /*
- * Values that say where and how nodes meet: --rdzv-endpoint and --rdzv-conf. Pure: no thread, no
+ * The values of --rdzv-endpoint and --rdzv-conf. Pure: no thread, no
  * global.
  */
 #include <string.h>

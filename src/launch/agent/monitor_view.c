@@ -1,5 +1,5 @@
 /*
- * What --monitor shows of the agent. Only looks. Main thread.
+ * Collects what --monitor shows of the agent, without changing it. Main thread.
  */
 #include <stdlib.h>
 

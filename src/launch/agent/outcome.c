@@ -1,6 +1,6 @@
 /*
- * What the agent says of a round and of the whole run: the report for people, the record for
- * programs, the exit status. Main thread.
+ * The outcome of a round and of the whole run: the report for people, the JSON record for programs,
+ * the exit status. Main thread.
  */
 #include <stdlib.h>
 

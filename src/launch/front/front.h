@@ -5,13 +5,13 @@
  *                `-- agent ("torchrun-agent")   all the work; a process group of its own
  *                      `-- workers, each in a session of its own, and what they start
  *
- * Each looks after the end of the other. If the front is killed, the agent is told by the kernel
- * and ends the workers in order. If the agent is killed, all that it leaves becomes the front's,
- * and is killed. The agent's group of its own keeps what is meant for torchrun's group (Ctrl-C,
- * kill(1) of a group) from reaching it twice, and SIGKILL for the group from reaching both.
+ * Each watches the other. If the front is killed, the agent gets a signal from the kernel and ends
+ * the workers in order. If the agent is killed, the front adopts all its processes, and kills them.
+ * The agent's group of its own keeps what is meant for torchrun's group (Ctrl-C, kill(1) of a
+ * group) from reaching it twice, and SIGKILL for the group from reaching both.
  */
-#ifndef TDDP_LAUNCH_GUARD_H
-#define TDDP_LAUNCH_GUARD_H
+#ifndef TDDP_LAUNCH_FRONT_H
+#define TDDP_LAUNCH_FRONT_H
 
 #include "launch/workers/processes.h"
 #include "launch/workers/signals.h"
@@ -20,7 +20,7 @@
  * Forks, once signals are blocked and before any thread is started. In the agent `*agent` is 0 and
  * the signals are open; in the front it is the agent's pid. Errors, in either: TDDP_SYSTEM.
  */
-TDDP_NODISCARD tddp_status tddp_launch_guard_split(tddp_launch_signals *signals, pid_t *agent);
+TDDP_NODISCARD tddp_status tddp_launch_front_split(tddp_launch_signals *signals, pid_t *agent);
 
 /*
  * The front's life: passes signals on until the agent has ended; returns torchrun's exit status,
@@ -29,7 +29,7 @@ TDDP_NODISCARD tddp_status tddp_launch_guard_split(tddp_launch_signals *signals,
  * Ctrl-Z stops the workers with the front, and they continue with it; the agent runs on, so that
  * this node is not lost to the others.
  */
-int tddp_launch_guard_watch(pid_t agent, tddp_launch_signals *signals,
+int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
                             const tddp_launch_strangers *strangers, const char *private_folder);
 
 /* In the agent: torchrun's pid as people know it, which is the front's. */
