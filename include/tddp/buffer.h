@@ -43,7 +43,7 @@ typedef enum tddp_device_type {
     TDDP_CUDA = 1,
 } tddp_device_type;
 
-/** A borrowed, contiguous piece of memory. Whoever passes it keeps it alive until the work is done.
+/** A borrowed, contiguous piece of memory. The caller keeps it alive until the work is done.
  */
 typedef struct tddp_buffer {
     void *data;   /**< NULL only if count is 0 */

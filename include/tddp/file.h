@@ -20,7 +20,7 @@ TDDP_API uint32_t tddp_crc32(uint32_t crc, const void *data, size_t size);
 
 /**
  * A piece of a file on its way. Zeroed but for the first five, which stay as they are: a call that
- * was canceled is made again with the same piece, and goes on where it was.
+ * was canceled can be repeated with the same piece, and continues where it was.
  */
 typedef struct tddp_file_piece {
     int fd;           /**< borrowed; its position is not used */
@@ -35,7 +35,7 @@ typedef struct tddp_file_piece {
 /**
  * Writes the piece. Blocks as long as the disk does; `wait` can end it early, its time is not used.
  * Errors: TDDP_CANCELED, TDDP_SYSTEM (the disk is full, for instance: the text names the file and
- * how far it came).
+ * how far it got).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_file_write(tddp_file_piece *piece, const tddp_wait *wait);
 

@@ -25,7 +25,7 @@ extern "C" {
  */
 TDDP_API int tddp_heap_keep(void);
 
-/** Bytes of the heap that are in use, those of mapped blocks included; -1 where it cannot be told.
+/** Bytes of the heap that are in use, those of mapped blocks included; -1 where that is unknown.
  *  Takes some microseconds. */
 TDDP_API int64_t tddp_heap_in_use(void);
 

@@ -35,7 +35,7 @@ TDDP_API void tddp_log_set_level(tddp_log_level level);
 /** Whether a line of this level would be shown: spares the work of making its text. */
 TDDP_API int tddp_log_enabled(tddp_log_level level);
 
-/** Writes one line; `room` names the part that speaks ("store", "gloo"). errno is kept. */
+/** Writes one line; `room` is the part of the library ("store", "gloo"). errno is preserved. */
 TDDP_API void tddp_log(tddp_log_level level, const char *room, const char *format, ...)
     TDDP_PRINTF(3, 4);
 

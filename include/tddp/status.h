@@ -1,6 +1,6 @@
 /**
  * @file status.h
- * @brief What every function of libtddp returns, and the text that goes with a failure.
+ * @brief What every function of libtddp returns, and the text of a failure.
  *
  * One table makes the codes, their names and texts. Failures are grouped by what is broken
  * afterwards:
@@ -21,25 +21,25 @@ extern "C" {
 #endif
 
 /* X(name, code, text) */
-#define TDDP_STATUS_MAP(X)                                          \
-    X(OK, 0, "success")                                             \
-    X(INVALID_ARGUMENT, 10, "invalid argument")                     \
-    X(UNSUPPORTED, 11, "not supported")                             \
-    X(TIMEOUT, 20, "timed out")                                     \
-    X(CANCELED, 21, "interrupted")                                  \
-    X(NOT_FOUND, 22, "not found")                                   \
-    X(MISMATCH, 23, "ranks disagree")                               \
-    X(PEER_LOST, 30, "a peer was lost")                             \
-    X(GROUP_FAILED, 31, "the process group has failed")             \
-    X(GROUP_CLOSED, 32, "the process group is destroyed")           \
-    X(FORKED, 33, "made before a fork, used in the child")          \
-    X(NETWORK, 40, "network failure")                               \
-    X(ADDRESS_IN_USE, 41, "address already in use")                 \
-    X(STORE, 42, "store failure")                                   \
-    X(PROTOCOL, 43, "the peer does not speak the store's protocol") \
-    X(SYSTEM, 50, "system call failed")                             \
-    X(OUT_OF_MEMORY, 51, "out of memory")                           \
-    X(UNAVAILABLE, 52, "not available in this installation")        \
+#define TDDP_STATUS_MAP(X)                                        \
+    X(OK, 0, "success")                                           \
+    X(INVALID_ARGUMENT, 10, "invalid argument")                   \
+    X(UNSUPPORTED, 11, "not supported")                           \
+    X(TIMEOUT, 20, "timed out")                                   \
+    X(CANCELED, 21, "interrupted")                                \
+    X(NOT_FOUND, 22, "not found")                                 \
+    X(MISMATCH, 23, "ranks disagree")                             \
+    X(PEER_LOST, 30, "a peer was lost")                           \
+    X(GROUP_FAILED, 31, "the process group has failed")           \
+    X(GROUP_CLOSED, 32, "the process group is destroyed")         \
+    X(FORKED, 33, "made before a fork, used in the child")        \
+    X(NETWORK, 40, "network failure")                             \
+    X(ADDRESS_IN_USE, 41, "address already in use")               \
+    X(STORE, 42, "store failure")                                 \
+    X(PROTOCOL, 43, "the peer does not use the store's protocol") \
+    X(SYSTEM, 50, "system call failed")                           \
+    X(OUT_OF_MEMORY, 51, "out of memory")                         \
+    X(UNAVAILABLE, 52, "not available in this installation")      \
     X(INTERNAL, 53, "internal error")
 
 typedef enum tddp_status {

@@ -13,10 +13,10 @@
  * used in the child).
  *
  * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore.
- * Server and client also speak the wire format of PyTorch 1.13 to whoever speaks no other: the
- * server tells it by a client's first bytes (and has its watching of keys too), the client by a
- * server that hangs up on the newer hello and then answers the older one. What 1.13 lacks is made
- * of what it has (append, multi_get, multi_set), or TDDP_UNSUPPORTED (queues, list_keys, barrier).
+ * Server and client also support the wire format of PyTorch 1.13: the server detects it by a
+ * client's first bytes (and supports its watching of keys too), the client by a server that hangs
+ * up on the newer hello and then answers the older one. What 1.13 lacks is emulated (append,
+ * multi_get, multi_set), or TDDP_UNSUPPORTED (queues, list_keys, barrier).
  */
 #ifndef TDDP_STORE_H
 #define TDDP_STORE_H
@@ -66,7 +66,8 @@ typedef struct tddp_slice {
 /**
  * Whom a server listens to, and what it takes from a client. Where a field is 0 (or NULL), a
  * variable of the server's environment decides; where that is not set, the default. A client that
- * goes beyond is dropped, with one line that says its address and why; nobody else notices.
+ * goes beyond is dropped, with a log line of its address and the reason; other clients are not
+ * affected.
  *
  *   field              variable                      default
  *   max_key_bytes      TDDP_STORE_MAX_KEY_BYTES      8 KiB
@@ -85,14 +86,14 @@ typedef struct tddp_slice {
  *                                                    that the process may have: connections that
  *                                                    have not yet sent a first message (with a
  *                                                    secret: proved it)
- *   patience_ms        TDDP_STORE_PATIENCE_MS        60 s
+ *   client_timeout_ms        TDDP_STORE_CLIENT_TIMEOUT_MS        60 s
  *   secret             TDDP_STORE_SECRET             none
  *
- * Patience: a connection has so long for its first message. Later, while the rest of a message or
- * the reading of an answer is due from a client, it must move 1 KiB for each second of every such
- * period; single bytes do not prolong it. A client that owes nothing may be idle for ever. Clients
- * of PyTorch 1.13 open a second connection that never says anything: a silent one is kept while
- * another client at the same address speaks that dialect.
+ * Client timeout: the time for the first message of a connection. Later, while a client has to send
+ * the rest of a message or to read an answer, it must transfer 1 KiB per second on average in every
+ * such period; single bytes do not extend it. Otherwise a client may be idle for ever. Clients of
+ * PyTorch 1.13 open a second connection on which they send nothing: a silent one is kept while
+ * another client at the same address uses that protocol.
  *
  * Buffers: when requests that have partly arrived (and the keys that clients wait for) take more
  * than their half, the client that holds most of it is dropped. While unsent answers take more than
@@ -119,7 +120,7 @@ typedef struct tddp_store_server_opts {
     size_t max_request_bytes;
     size_t max_total_bytes;
     size_t max_clients;
-    int64_t patience_ms;
+    int64_t client_timeout_ms;
     const char *secret; /**< "": none, whatever the environment says */
     size_t max_buffered_bytes;
     size_t max_pending;
@@ -136,7 +137,7 @@ TDDP_API void tddp_store_server_opts_init(tddp_store_server_opts *opts, size_t s
 
 /**
  * Binds, listens and serves from one thread of its own until stopped. A client that sends half a
- * message, garbage or nothing delays nobody. Caller: tddp_store_server_stop().
+ * message, garbage or nothing delays no other client. Caller: tddp_store_server_stop().
  * Errors: TDDP_INVALID_ARGUMENT (also for a variable whose value is none), TDDP_ADDRESS_IN_USE (the
  * text names the address), TDDP_NETWORK, TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
  */
@@ -160,7 +161,7 @@ typedef struct tddp_tcp_store_opts {
     size_t size;          /**< sizeof(tddp_tcp_store_opts) */
     const char *host;     /**< name or numeric address of the server; required */
     int port;             /**< 1 to 65535, 0 only with is_server: the system chooses */
-    int world_size;       /**< clients to wait for; 0: unknown, nobody is waited for */
+    int world_size;       /**< clients to wait for; 0: unknown, does not wait */
     int is_server;        /**< this process hosts the server; it stops with the last reference */
     int wait_for_workers; /**< with world_size: count in at `init/`; the server's process returns
                                once all are there */
@@ -179,7 +180,7 @@ TDDP_API void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size);
 
 /**
  * Connects to a store server (starting it first with is_server), retrying until the time is up.
- * Every ten seconds a line says which address does not answer or how many workers are missing.
+ * An address that does not answer, and the number of missing workers, are logged every ten seconds.
  * The reference returned is the caller's: tddp_store_release().
  * Errors beside the common ones: TDDP_NETWORK when the server could not be reached in the time (the
  * text has host, port, the last reason), TDDP_TIMEOUT when workers are missing (how many),
@@ -217,9 +218,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_clone(tddp_store *store, const td
 
 /**
  * For the process that hosts a TCP store's server, before it ends: returns once all `keys` exist,
- * by which the clients say goodbye, or no other process is connected to the server. For a store
- * that this process does not host (and one in a file or in memory): at once. The store can be used
- * meanwhile. TDDP_TIMEOUT: the text tells how many connections are left.
+ * by which the clients announce that they leave, or no other process is connected to the server.
+ * For a store that this process does not host (and one in a file or in memory): at once. The store
+ * can be used meanwhile. TDDP_TIMEOUT: the text has the number of connections that are left.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_await_clients(tddp_store *store,
                                                              const tddp_slice *keys, size_t count,
@@ -302,8 +303,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_list_keys(tddp_store *store, cons
 /* --- queues and barriers --------------------------------------------------------------------- */
 
 /*
- * A queue is made by its first value and gone with its last. Its name is apart from keys: the value
- * of a key and a queue may bear the same, but waiting for that name then ends for either.
+ * The first value creates a queue, and removing the last one deletes it. Queues and keys have
+ * separate namespaces, but a wait for a name that both have ends for either.
  *
  * TDDP_UNSUPPORTED: the server is PyTorch's and has no such thing. The store stays usable.
  */
@@ -313,8 +314,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_push(tddp_store *store, tdd
                                                           tddp_slice value, const tddp_wait *wait);
 
 /** Takes the value at the start of a queue: tddp_blob_free(). While the queue is empty it waits
- * with `block`, and else returns TDDP_NOT_FOUND. One value goes to one caller; nothing was taken
- * unless the result is TDDP_OK. */
+ * with `block`, and else returns TDDP_NOT_FOUND. Each value is returned to one caller; none is
+ * removed unless the result is TDDP_OK. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_pop(tddp_store *store, tddp_slice key,
                                                          int block, const tddp_wait *wait,
                                                          tddp_blob *out);
@@ -324,9 +325,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_store_queue_len(tddp_store *store, tddp
                                                          const tddp_wait *wait, int64_t *out);
 
 /**
- * Returns once `world_size` callers have come. The key keeps their count, so each barrier needs a
- * key of its own, and a caller that gave up is counted still. TDDP_TIMEOUT: the text tells how many
- * had come.
+ * Returns once `world_size` callers have arrived. The key holds their count, so each barrier needs
+ * its own key, and a caller that timed out still counts. TDDP_TIMEOUT: the text has the number of
+ * callers that arrived.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_barrier(tddp_store *store, tddp_slice key,
                                                        int world_size, const tddp_wait *wait);

@@ -11,7 +11,7 @@
  * that overlap without one holding the other get a further row of their lane.
  *
  * Spans are kept in memory and written about once a second by a thread that lives from open to
- * close; the file is whole JSON after each of these writes, also if the process is killed. A kill
+ * close; the file is valid JSON after each of these writes, also if the process is killed. A kill
  * within a write leaves what it had written of it, one event a line: the last may be cut and the
  * closing bracket missing, which viewers and torchtrace do without. When it cannot be written, one
  * line is logged and tracing stops; the program goes on. A forked child does not trace until it

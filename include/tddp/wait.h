@@ -21,7 +21,7 @@ typedef struct tddp_cancel tddp_cancel;
 typedef struct tddp_wait {
     /** Milliseconds from the start of the call; 0 polls once; negative: the object's default. */
     int64_t timeout_ms;
-    /** Borrowed for the call; NULL if nobody will end it early. */
+    /** Borrowed for the call; NULL: it cannot be canceled. */
     tddp_cancel *cancel;
 } tddp_wait;
 

@@ -1,5 +1,5 @@
 /*
- * What every room stands on: time and deadlines, memory, growing buffers, threads, small system
+ * What every room uses: time and deadlines, memory, growing buffers, threads, small system
  * helpers, SHA-256, SipHash. Public parts of this room: <tddp/status.h>, <tddp/wait.h>,
  * <tddp/log.h>, <tddp/buffer.h>.
  */
@@ -35,7 +35,7 @@ int64_t tddp_deadline_from(int64_t now_ns, int64_t timeout_ms);
 /* Milliseconds left, rounded up, 0 if it has passed; at most INT_MAX, for poll(2). */
 int tddp_deadline_poll_ms(int64_t deadline_ns);
 
-/* The deadline that a tddp_wait asks for; `wait` may be NULL, `default_ms` is the object's own. */
+/* The deadline of a tddp_wait; `wait` may be NULL, `default_ms` is the default of the object. */
 int64_t tddp_wait_deadline(const tddp_wait *wait, int64_t default_ms);
 
 /* --- cancel.c -------------------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ int64_t tddp_wait_deadline(const tddp_wait *wait, int64_t default_ms);
 /*
  * A token. One on the stack, for a call that ends at a time of its own too, is made of another's:
  * {.fd = tddp_cancel_fd(also), .also = also, .deadline = deadline}; `also` may be NULL, and then it
- * cannot be polled, only asked.
+ * cannot be polled, only queried.
  */
 struct tddp_cancel {
     int fd;
@@ -54,7 +54,7 @@ struct tddp_cancel {
     int64_t deadline;         /* triggered from then on; 0: by nothing but the others */
 };
 
-/* From when on a token is triggered without anybody's doing, for who sleeps meanwhile; INT64_MAX:
+/* When a token triggers by itself, for a thread that sleeps meanwhile; INT64_MAX:
  * never. NULL is fine. */
 int64_t tddp_cancel_deadline(const tddp_cancel *cancel);
 
@@ -69,8 +69,8 @@ static inline tddp_cancel *tddp_wait_cancel(const tddp_wait *wait)
 
 /* --- memory.c -------------------------------------------------------------------------------- */
 
-/* As calloc, realloc, strdup and vasprintf, but NULL comes with a status text; and in test builds
- * the nth of them can be made to fail. Freed with free(). */
+/* As calloc, realloc, strdup and vasprintf, but NULL is returned with an error text; and in test
+ * builds the nth of them can be made to fail. Freed with free(). */
 void *tddp_alloc(size_t bytes);
 void *tddp_alloc_array(size_t count, size_t bytes_each);
 void *tddp_resize(void *memory, size_t bytes);
@@ -153,7 +153,7 @@ void tddp_sha256(const void *data, size_t size, unsigned char out[TDDP_SHA256_BY
 void tddp_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size,
                       unsigned char out[TDDP_SHA256_BYTES]);
 
-/* Compares in a time that does not tell where the first difference is. */
+/* Compares in constant time. */
 bool tddp_equal_bytes(const void *a, const void *b, size_t size);
 
 /* --- siphash.c ------------------------------------------------------------------------------- */

@@ -3,10 +3,10 @@
  * it returns, and later ones at once. Any thread, also a signal handler, may trigger; reading it
  * never consumes the event.
  *
- * Beside it triggers are counted, so that asking costs no system call: as they begin, and once they
- * are written. Invariant: a token is triggered while more have begun than were settled, and only
- * what was written before the descriptor was read is settled; a trigger that comes beside a reset
- * is either settled by it or left whole.
+ * Triggers are also counted, when they begin and when they are written, so that querying a token
+ * costs no system call. Invariant: a token is triggered while more have begun than were cleared; a
+ * reset clears only those written before it read the descriptor, so a concurrent trigger is either
+ * cleared or stays entirely.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,11 +48,11 @@ void tddp_cancel_reset(tddp_cancel *cancel)
     if (begun == atomic_load(&cancel->settled)) {
         return;
     }
-    bool whole = atomic_load(&cancel->written) == begun;
+    bool complete = atomic_load(&cancel->written) == begun;
     uint64_t count;
     ssize_t ignored = read(cancel->fd, &count, sizeof count);
     (void)ignored;
-    if (whole) {
+    if (complete) {
         atomic_store(&cancel->settled, begun);
     }
 }

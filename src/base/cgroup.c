@@ -85,7 +85,7 @@ void tddp_cgroup_walk(const char *root, const char *controller, tddp_cgroup_visi
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-/* What the files of one version are called; version 1 says "no limit" with a number near 2^63. */
+/* The files of one version; version 1 expresses "no limit" by a number near 2^63. */
 typedef struct dialect {
     const char *limit;
     const char *usage;

@@ -1,6 +1,6 @@
 /*
- * The monotonic clock and deadlines on it. A wait is told how long it may take once, at its start;
- * everything inside works with the moment at which it is over.
+ * The monotonic clock and deadlines on it. A timeout becomes a deadline at the
+ * start of a wait; everything inside uses the deadline.
  */
 #include <limits.h>
 #include <time.h>

@@ -1,7 +1,7 @@
 /*
- * CRC-32 as zlib, gzip and PNG have it, eight bytes at a time: the tables tell what a byte does to
- * the checksum when it has zero to seven bytes behind it. Any thread; the tables are made once.
- * Leaves long data to crc32_fold.c where the processor allows.
+ * CRC-32 as zlib, gzip and PNG have it, eight bytes at a time: the tables have the effect
+ * of a byte with zero to seven bytes behind it. Any thread; the tables are made once.
+ * crc32_fold.c processes long data where the processor allows.
  */
 #include "base/base.h"
 
@@ -59,11 +59,11 @@ uint32_t tddp_crc32(uint32_t crc, const void *data, size_t size)
     pthread_once(&made, prepare);
     const unsigned char *at = data;
     crc = ~crc;
-    const size_t whole = folds ? size - size % TDDP_BASE_CRC32_STRIDE : 0;
-    if (whole > 0) {
+    const size_t folded = folds ? size - size % TDDP_BASE_CRC32_STRIDE : 0;
+    if (folded > 0) {
         unsigned char rest[TDDP_BASE_CRC32_REST];
-        tddp_base_crc32_fold(crc, at, whole, rest);
+        tddp_base_crc32_fold(crc, at, folded, rest);
         crc = take(0, rest, sizeof rest);
     }
-    return ~take(crc, at + whole, size - whole);
+    return ~take(crc, at + folded, size - folded);
 }

@@ -1,7 +1,7 @@
 /*
  * CRC-32 by multiplication without carries, where the processor has it: 64 bytes at a time are
  * folded into the 64 that follow, at several times the speed of tables. What is left are 16 bytes
- * with the same remainder, for the tables. Any thread. Leaves short and other data to crc32.c.
+ * with the same remainder, for the tables. Any thread. crc32.c processes the rest.
  */
 #include "base/crc32.h"
 

@@ -1,8 +1,8 @@
 /*
  * Memory to a file and back in pieces, each with its CRC-32. Any thread; the descriptor is the
  * caller's. Invariant: `done` bytes of a piece are through and `crc` is theirs, whenever a function
- * returns, so that a canceled call can be made again. Leaves it to the caller to make files
- * durable, to name them, and to know what the checksum should be.
+ * returns, so that a canceled call can be made again. The caller makes files durable,
+ * names them, and knows the expected checksum.
  */
 #include "base/base.h"
 
@@ -58,7 +58,7 @@ tddp_status tddp_file_write(tddp_file_piece *piece, const tddp_wait *wait)
         if (count < 0 && errno != EINTR) {
             return failed(piece, "cannot write", errno);
         }
-        /* A disk that takes nothing has no room, though POSIX does not say how that is told. */
+        /* A disk that takes nothing has no room, though POSIX does not say how that is reported. */
         if (count == 0) {
             return failed(piece, "cannot write", ENOSPC);
         }

@@ -1,7 +1,7 @@
 /*
  * How the C library's malloc treats large blocks, and how much of it is in use. The settings are
- * the process's, and malloc's own locks guard them. What to do with what is learnt is for the
- * language above, whose collector decides when tensors are freed.
+ * the process's, and malloc's own locks guard them. The language above decides how
+ * to use these, since its collector frees the tensors.
  */
 #include <stdbool.h>
 #include <stdlib.h>

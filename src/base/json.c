@@ -1,6 +1,6 @@
 /*
  * Texts as JSON strings, for what people and tools read later: the flight recorder's files, traces.
- * Pure functions, any thread. What else there is to JSON its writers say with format strings.
+ * Pure functions, any thread. The rest of JSON is written by format strings.
  */
 #include <stdio.h>
 

@@ -212,7 +212,7 @@ static bool read_value(reader *in, const char *key, int depth)
 bool tddp_json_read(const char *text, size_t size, const tddp_json_visitor *visitor)
 {
     reader in = {text, text + size, visitor};
-    bool whole = read_value(&in, "", 0);
+    bool valid = read_value(&in, "", 0);
     skip_space(&in);
-    return whole && in.at == in.end;
+    return valid && in.at == in.end;
 }

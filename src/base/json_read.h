@@ -19,8 +19,8 @@ typedef struct tddp_json_visitor {
     void (*scalar)(void *context, const char *key, const char *text);
 } tddp_json_visitor;
 
-/* Visits the items; false if the text is no whole JSON value, after those before the fault. Depth
- * is bounded. Any thread. */
+/* Visits the items; false if the text is no valid JSON value, after the items before the error.
+ * Depth is bounded. Any thread. */
 bool tddp_json_read(const char *text, size_t size, const tddp_json_visitor *visitor);
 
 #endif

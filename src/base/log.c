@@ -74,7 +74,7 @@ void tddp_log(tddp_log_level level, const char *room, const char *format, ...)
     } else {
         size_t length = strlen(line);
         line[length] = '\n';
-        /* A line that cannot be shown is lost: there is nowhere left to say so. */
+        /* A line that cannot be written is lost: there is no other place for it. */
         ssize_t ignored = write(STDERR_FILENO, line, length + 1);
         (void)ignored;
     }

@@ -1,7 +1,7 @@
 /*
  * SipHash-2-4, after "SipHash: a fast short-input PRF" (Aumasson and Bernstein, 2012): a keyed hash
- * for tables whose keys others choose, who then cannot aim at one bucket. Pure functions, but for
- * this process's key, which is made once.
+ * for tables with untrusted keys, so that these cannot be chosen to collide. Pure functions, but
+ * for this process's key, which is made once.
  */
 #include <endian.h>
 #include <errno.h>
@@ -48,15 +48,15 @@ uint64_t tddp_siphash(const uint64_t key[2], const void *data, size_t size)
     const unsigned char *bytes = data;
     state s = {key[0] ^ UINT64_C(0x736f6d6570736575), key[1] ^ UINT64_C(0x646f72616e646f6d),
                key[0] ^ UINT64_C(0x6c7967656e657261), key[1] ^ UINT64_C(0x7465646279746573)};
-    size_t whole = size - size % 8;
-    for (size_t i = 0; i < whole; i += 8) {
+    size_t aligned = size - size % 8;
+    for (size_t i = 0; i < aligned; i += 8) {
         uint64_t word;
         memcpy(&word, bytes + i, sizeof word);
         compress(&s, le64toh(word));
     }
     uint64_t last = (uint64_t)size << 56;
-    for (size_t i = whole; i < size; i++) {
-        last |= (uint64_t)bytes[i] << 8 * (i - whole);
+    for (size_t i = aligned; i < size; i++) {
+        last |= (uint64_t)bytes[i] << 8 * (i - aligned);
     }
     compress(&s, last);
     s.v2 ^= 0xff;

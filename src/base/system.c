@@ -1,6 +1,6 @@
 /*
- * Small helpers round system calls and numbers in text; the process's number, which a forked child
- * learns anew before fork(2) returns there.
+ * Small helpers round system calls and numbers in text; the process id, which a forked child
+ * updates before fork(2) returns there.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 
-/* 0: not asked yet, or nobody would tell a child. */
+/* 0: not known yet, or no fork handler could be registered. */
 static _Atomic pid_t process_id;
 static pthread_once_t process_asked = PTHREAD_ONCE_INIT;
 

@@ -1,6 +1,6 @@
 /*
  * Threads and timed waits. Every thread of the library starts here, with all signals blocked: the
- * host language's handlers must run on its own threads, and a signal must not end our waits.
+ * host language handles signals on its own threads, and a signal must not interrupt our waits.
  */
 #include <errno.h>
 #include <signal.h>

@@ -3,9 +3,10 @@
  * trace's own takes the buffer about once a second and writes it, so that neither training nor a
  * group's progress ever waits for the disk.
  *
- * Invariant: `life` is held to open and close, `mutex` for moments only; in that order. `writing`
- * and `file` belong to the writer while it runs. There is one trace a process: spans come from
- * places that know of no other. A forked child begins without one and never writes to its parent's.
+ * Invariant: `life` is held to open and close, `mutex` for moments only; `life` is locked first.
+ * `writing` and `file` belong to the writer while it runs. There is one trace a process: spans come
+ * from places that know of no other. A forked child begins without one and never writes to its
+ * parent's.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -148,7 +149,7 @@ static tddp_status append_span(tddp_bytes *to, const tddp_trace_place *place, co
     return status ? status : append(to, "}");
 }
 
-/* What the wall clock says more than the monotonic one. */
+/* The offset of the wall clock from the monotonic one. */
 static int64_t wall_offset(void)
 {
     struct timespec now;

@@ -1,7 +1,7 @@
 /*
  * A trace's file: a JSON array whose closing bracket is written with every batch of events and
- * overwritten by the next, so that whoever reads it between two writes, or after the process was
- * killed there, finds whole JSON. Entered by the thread that opens the trace, then by its writer
+ * overwritten by the next, so that a reader between two writes, or after a kill there, finds valid
+ * JSON. Entered by the thread that opens the trace, then by its writer
  * alone.
  *
  * Invariant: between two calls the file's text ends at `end` and the closing bracket after it.
@@ -67,7 +67,7 @@ static tddp_status write_at(int fd, const char *data, size_t size, off_t at)
 {
     while (size > 0) {
         ssize_t written = pwrite(fd, data, size, at);
-        /* A disk that takes nothing has no room, though POSIX does not say how that is told. */
+        /* A disk that takes nothing has no room, though POSIX does not say how that is reported. */
         if (written == 0) {
             errno = ENOSPC;
         }

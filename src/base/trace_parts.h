@@ -1,6 +1,6 @@
 /*
- * What the files of traces share: trace.c takes spans and has them written, trace_file.c keeps the
- * file whole, trace_rows.c finds a place for each span. Nobody else includes this.
+ * What the files of traces share: trace.c accepts spans and has them written, trace_file.c keeps
+ * the file valid, trace_rows.c assigns a row to each span. Internal to these.
  */
 #ifndef TDDP_TRACE_PARTS_H
 #define TDDP_TRACE_PARTS_H
@@ -11,7 +11,7 @@
 
 /* --- trace_file.c ---------------------------------------------------------------------------- */
 
-/* A JSON array that is whole after every write. One thread at a time. */
+/* A JSON array that is valid after every write. One thread at a time. */
 typedef struct tddp_trace_file {
     char *path;
     int fd;
@@ -24,7 +24,7 @@ typedef struct tddp_trace_file {
 TDDP_NODISCARD tddp_status tddp_trace_file_open(const char *dir, int rank, const char *first,
                                                 const tddp_trace_file *known, tddp_trace_file *out);
 
-/* Appends events, each with ",\n" before it. On failure what was there before stays, whole. */
+/* Appends events, each with ",\n" before it. On failure the file stays valid, without them. */
 TDDP_NODISCARD tddp_status tddp_trace_file_append(tddp_trace_file *file, tddp_bytes *events);
 
 /* Closes the descriptor; path and end stay, for another open. */

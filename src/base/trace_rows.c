@@ -1,7 +1,7 @@
 /*
  * Where spans are shown. A viewer draws the spans of one row as a flame graph, so two of them must
- * lie apart or one within the other; what overlaps otherwise (operations of two groups, sends and
- * receives under way together) goes to further rows of its lane. Used under trace.c's lock.
+ * be disjoint or nested; spans that overlap otherwise (concurrent operations of two groups, or
+ * sends and receives) are placed in further rows of their lane. Used under trace.c's lock.
  *
  * Each row remembers its last spans only: one that overlaps an older one is drawn badly, no more.
  */
@@ -41,7 +41,7 @@ tddp_trace_rows *tddp_trace_rows_create(void)
 {
     tddp_trace_rows *rows = tddp_alloc(sizeof *rows);
     if (rows) {
-        /* These two stand first and together, whoever comes first. */
+        /* These two are shown first and together, in whatever order they arrive. */
         (void)add_lane(rows, "training");
         (void)add_lane(rows, "communication");
     }
@@ -67,10 +67,10 @@ static bool fits(const row *self, int64_t start, int64_t end)
     for (size_t i = 0; i < known; i++) {
         int64_t its_start = self->spans[i].start;
         int64_t its_end = self->spans[i].end;
-        bool apart = its_end <= start || end <= its_start;
+        bool disjoint = its_end <= start || end <= its_start;
         bool nested =
             (start <= its_start && its_end <= end) || (its_start <= start && end <= its_end);
-        if (!apart && !nested) {
+        if (!disjoint && !nested) {
             return false;
         }
     }

@@ -1,6 +1,6 @@
 /*
- * Numeric addresses and ports as text and back. Pure: asks nobody, so it can neither block nor fail
- * for reasons outside its arguments. Names are resolve.c's.
+ * Numeric addresses and ports as text and back. Pure functions without I/O, which can neither
+ * block nor fail for reasons outside their arguments. resolve.c resolves names.
  */
 #include <arpa/inet.h>
 #include <net/if.h>

@@ -1,6 +1,6 @@
 /*
- * What this host is: an identity that two processes can compare, the addresses of its interfaces,
- * and the one it would use towards a peer. Asks the kernel only; nothing is cached, since a process
+ * Describes this host: an identity that two processes can compare, the addresses of its interfaces,
+ * and the one it would use towards a peer. Only asks the kernel; nothing is cached, since a process
  * may be moved to another network namespace.
  */
 #include <errno.h>

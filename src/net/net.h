@@ -1,9 +1,8 @@
 /*
- * Addresses, sockets, exact sends and receives, and what this host is called. Every wait takes the
- * moment at which it is over (base's deadlines) and a descriptor whose readability ends it early
- * (tddp_cancel_fd(), or -1). Statuses: TDDP_TIMEOUT, TDDP_CANCELED, TDDP_NETWORK, TDDP_SYSTEM,
- * TDDP_INVALID_ARGUMENT. All sockets made here are CLOEXEC and non-blocking, and no send raises
- * SIGPIPE.
+ * Addresses, sockets, exact sends and receives, and this host's names. Every wait takes a deadline
+ * (base's) and a descriptor whose readability ends it early (tddp_cancel_fd(), or -1). Statuses:
+ * TDDP_TIMEOUT, TDDP_CANCELED, TDDP_NETWORK, TDDP_SYSTEM, TDDP_INVALID_ARGUMENT. All sockets made
+ * here are CLOEXEC and non-blocking, and no send raises SIGPIPE.
  */
 #ifndef TDDP_NET_H
 #define TDDP_NET_H
@@ -57,15 +56,16 @@ TDDP_NODISCARD tddp_status tddp_net_split_endpoint(const char *text, int default
 /* More of them than any host of a job has. */
 enum { TDDP_NET_MAX_ADDRESSES = 16 };
 
-/* The addresses of a host, at most `capacity`, in the system's order. A numeric host asks nobody; a
- * name is looked up on a helper thread, so that the deadline and the cancel descriptor count. */
+/* The addresses of a host, at most `capacity`, in the system's order. A numeric host needs no
+ * lookup; a name is looked up on a helper thread, so that the deadline and the cancel descriptor
+ * count. */
 TDDP_NODISCARD tddp_status tddp_net_resolve(const char *host, int port, int64_t deadline_ns,
                                             int cancel_fd, tddp_net_address *out, size_t capacity,
                                             size_t *count);
 
 /* --- socket.c -------------------------------------------------------------------------------- */
 
-/* Waits until `fd` has one of `events` (or has failed: the next call on it will tell). */
+/* Waits until `fd` has one of `events` (or has failed: the next call on it reports that). */
 TDDP_NODISCARD tddp_status tddp_net_poll(int fd, short events, int64_t deadline_ns, int cancel_fd);
 
 /* Sleeps until the deadline; TDDP_OK at its end, TDDP_CANCELED before. */
@@ -87,7 +87,7 @@ TDDP_NODISCARD tddp_status tddp_net_listen(const char *host, int port, int *out)
 /* Accepts one connection without waiting; false with errno set if there is none or it failed. */
 bool tddp_net_accept(int listen_fd, int *out, tddp_net_address *from);
 
-/* Makes a descriptor that came from elsewhere CLOEXEC and non-blocking. */
+/* Makes an inherited descriptor CLOEXEC and non-blocking. */
 TDDP_NODISCARD tddp_status tddp_net_adopt(int fd);
 
 /* This end's and the other end's address. */
@@ -98,8 +98,8 @@ TDDP_NODISCARD tddp_status tddp_net_peer(int fd, tddp_net_address *out);
 
 /*
  * Send or receive exactly `size` bytes. `*done` counts those moved: it starts at 0 and, after
- * TDDP_TIMEOUT or TDDP_CANCELED, the same call goes on from there. TDDP_NETWORK: the connection is
- * gone.
+ * TDDP_TIMEOUT or TDDP_CANCELED, the same call continues from there. TDDP_NETWORK: the connection
+ * is gone.
  */
 TDDP_NODISCARD tddp_status tddp_net_send(int fd, const void *data, size_t size, size_t *done,
                                          int64_t deadline_ns, int cancel_fd);

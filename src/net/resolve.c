@@ -1,7 +1,7 @@
 /*
  * Names to addresses. getaddrinfo(3) knows no deadline, so it runs on a helper thread of its own;
- * who asked waits on an eventfd and may leave at any time. The request is shared by both and freed
- * by whoever lets go of it last, which is the invariant kept here.
+ * the caller waits on an eventfd and may return at any time. Both share the request, which is freed
+ * by the last of them to release it.
  */
 #include <errno.h>
 #include <netdb.h>

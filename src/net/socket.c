@@ -1,7 +1,7 @@
 /*
- * Sockets: waiting for them, connecting, listening, accepting. Any thread; nothing is kept here
- * between calls. Every socket is CLOEXEC and non-blocking from its first moment, so all waiting is
- * in tddp_net_poll() with its deadline. Moving bytes is transfer.c's.
+ * Sockets: waiting for them, connecting, listening, accepting. Any thread; no state. Every socket
+ * is CLOEXEC and non-blocking from its first moment, so all waiting is in tddp_net_poll() with its
+ * deadline. transfer.c sends and receives.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /*
  * Exact sends and receives on non-blocking sockets. Tries first and polls only when the kernel says
  * to wait, so an idle connection costs one system call a message. Progress is the caller's
- * variable: a call that ran out of time can be taken up again.
+ * variable: a call that timed out can be continued.
  */
 #include <errno.h>
 #include <poll.h>

@@ -1,7 +1,7 @@
 /*
  * The shared secret: where it comes from, how it is proved, and the client's side of the exchange
- * (server/admit.c has the server's). Any thread; nothing is kept between calls. The secret leaves
- * this process in no form but proofs, and no text names it.
+ * (server/admit.c has the server's). Any thread; nothing is kept between calls. Only proofs of
+ * the secret leave this process, and no error text contains it.
  */
 #include <endian.h>
 #include <errno.h>
@@ -18,18 +18,19 @@
 static const char secret_variable[] = "TDDP_STORE_SECRET";
 static const char file_variable[] = "TDDP_STORE_SECRET_FILE";
 
-/* Each once a process, and not by workers of torchrun, which has told them itself. */
-static bool is_news(atomic_flag *told)
+/* Each warning is logged once a process, and not by workers of torchrun, which logs them itself. */
+static bool is_first(atomic_flag *logged)
 {
-    return !getenv("TORCHELASTIC_USE_AGENT_STORE") && !atomic_flag_test_and_set(told);
+    return !getenv("TORCHELASTIC_USE_AGENT_STORE") && !atomic_flag_test_and_set(logged);
 }
 
 static void warn_of_short(const char *secret)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (strlen(secret) < TDDP_AUTH_LEAST_BYTES && is_news(&told)) {
+    static atomic_flag logged = ATOMIC_FLAG_INIT;
+    if (strlen(secret) < TDDP_AUTH_LEAST_BYTES && is_first(&logged)) {
         tddp_log(TDDP_LOG_WARN, "store",
-                 "%s has %zu bytes: whoever sees one connection can try that out; take a random "
+                 "%s has %zu bytes: an eavesdropper on one connection can find it by trying; take "
+                 "a random "
                  "one of %d or more, as of `openssl rand -hex 16`",
                  secret_variable, strlen(secret), TDDP_AUTH_LEAST_BYTES);
     }
@@ -37,9 +38,9 @@ static void warn_of_short(const char *secret)
 
 static void warn_of_readers(const char *path, int fd)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
+    static atomic_flag logged = ATOMIC_FLAG_INIT;
     struct stat file;
-    if (fstat(fd, &file) == 0 && (file.st_mode & (S_IRGRP | S_IROTH)) && is_news(&told)) {
+    if (fstat(fd, &file) == 0 && (file.st_mode & (S_IRGRP | S_IROTH)) && is_first(&logged)) {
         tddp_log(TDDP_LOG_WARN, "store",
                  "%s: %.500s has mode %04o, so others than its owner can read the secret: "
                  "chmod 600",
@@ -117,7 +118,7 @@ tddp_status tddp_auth_secret(char **out)
 {
     const char *text = getenv(secret_variable);
     const char *path = getenv(file_variable);
-    /* An empty one is more likely a mishap than a wish to be open to everybody. */
+    /* An empty one is more likely a mistake than a decision to admit every client. */
     if (text && !*text) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "%s is empty: expected a secret, or no such variable", secret_variable);
@@ -176,8 +177,8 @@ static tddp_status fail_unknown_there(const char *how)
 }
 
 /* Sends one message and receives its answer, a byte that grants or refuses and 32 more. */
-static tddp_status ask(int fd, const void *message, size_t size, unsigned char answer[33],
-                       int64_t deadline_ns, int cancel_fd)
+static tddp_status request(int fd, const void *message, size_t size, unsigned char answer[33],
+                           int64_t deadline_ns, int cancel_fd)
 {
     size_t done = 0;
     tddp_status status = tddp_net_send(fd, message, size, &done, deadline_ns, cancel_fd);
@@ -207,9 +208,9 @@ static tddp_status prove_each_other(int fd, const char *secret, int64_t deadline
     }
     memcpy(begin + 1, &magic, sizeof magic);
     memcpy(begin + 6, auth.client, sizeof auth.client);
-    status = ask(fd, begin, sizeof begin, answer, deadline_ns, cancel_fd);
+    status = request(fd, begin, sizeof begin, answer, deadline_ns, cancel_fd);
     if (status == TDDP_NETWORK) {
-        return fail_unknown_there("the server hung up when it heard of a secret");
+        return fail_unknown_there("the server hung up at the offer to prove a secret");
     }
     if (status) {
         return status;
@@ -219,7 +220,7 @@ static tddp_status prove_each_other(int fd, const char *secret, int64_t deadline
     }
     memcpy(auth.server, answer + 1, sizeof auth.server);
     tddp_auth_proof(secret, false, &auth, prove + 1);
-    status = ask(fd, prove, sizeof prove, answer, deadline_ns, cancel_fd);
+    status = request(fd, prove, sizeof prove, answer, deadline_ns, cancel_fd);
     if (status) {
         return status;
     }

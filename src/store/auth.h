@@ -12,8 +12,9 @@
  *
  * NC and NS are random and new for each connection, so no recording can be played again; the labels
  * differ, so neither end can be made to prove itself with its own answer. The client proves first:
- * a stranger who connects learns nothing that depends on the secret. A client that goes on without
- * proof is dropped; if it asks with a PING, as all of 2.x do, the answer is TDDP_AUTH_WANTED.
+ * an unrelated process that connects learns nothing that depends on the secret. A client that sends
+ * other requests without proof is dropped; a PING, with which all clients of 2.x begin, is answered
+ * with TDDP_AUTH_WANTED.
  */
 #ifndef TDDP_STORE_AUTH_H
 #define TDDP_STORE_AUTH_H
@@ -51,12 +52,12 @@ TDDP_NODISCARD tddp_status tddp_auth_random(unsigned char out[TDDP_WIRE_AUTH_BYT
 void tddp_auth_proof(const char *secret, bool of_server, const tddp_auth *auth,
                      unsigned char out[TDDP_WIRE_AUTH_BYTES]);
 
-/* The client's side on a fresh connection, if its environment has a secret: then VALIDATE is said
+/* The client's side on a fresh connection, if its environment has a secret: then VALIDATE is sent
  * too (`*validated`). TDDP_STORE: the ends do not share the secret; trying again is of no use. */
 TDDP_NODISCARD tddp_status tddp_auth_to_server(int fd, int64_t deadline_ns, int cancel_fd,
                                                bool *validated);
 
-/* What a client says when its server wanted a secret that it has not. */
+/* The failure of a client without a secret whose server requires one. */
 tddp_status tddp_auth_fail_wanted(void);
 
 #endif

@@ -2,7 +2,7 @@
  * A store inside this process, for threads and tests. One mutex, held for moments only, guards the
  * maps and the list of waiting calls; each waiting call has a notifier of its own, so that it can
  * wait for that, its deadline and its cancel token at once. A waiter is in the list exactly while
- * its call waits, and whoever changes something looks what each of them wants.
+ * its call waits; each change of a value checks the condition of every waiter.
  */
 #include <stdlib.h>
 
@@ -33,8 +33,8 @@ typedef struct wanted {
 struct waiter {
     waiter *next;
     const wanted *wanted;
-    bool found;        /* it was there, at least for a moment */
-    tddp_cancel *told; /* a token is an event that can be polled: here "it was found" */
+    bool found;         /* the condition held, at least for a moment */
+    tddp_cancel *event; /* a cancel token, used as an event that can be polled: "found" */
 };
 
 static const char store_name[] = "hash store";
@@ -52,13 +52,13 @@ static tddp_status unlock(hash_store *hash, tddp_status status)
     return status;
 }
 
-/* After every change: whoever waits for what now is there need not find it there still. */
-static void tell_waiters(hash_store *hash)
+/* After every change. A waiter that is woken may find the value gone again. */
+static void wake_waiters(hash_store *hash)
 {
     for (waiter *each = hash->waiters; each; each = each->next) {
         if (!each->found && each->wanted->there(hash, each->wanted)) {
             each->found = true;
-            tddp_cancel_trigger(each->told);
+            tddp_cancel_trigger(each->event);
         }
     }
 }
@@ -66,7 +66,7 @@ static void tell_waiters(hash_store *hash)
 static tddp_status unlock_changed(hash_store *hash, tddp_status status)
 {
     if (status == TDDP_OK) {
-        tell_waiters(hash);
+        wake_waiters(hash);
     }
     return unlock(hash, status);
 }
@@ -82,20 +82,21 @@ static bool keys_there(const hash_store *hash, const wanted *w)
     return true;
 }
 
-/* Holding the mutex, lets go of it until what is wanted is there. Sets no text. */
+/* Called with the mutex held, which is released while it waits for the condition. Sets no error
+ * text. */
 static tddp_status wait_locked(hash_store *hash, const wanted *w, const tddp_store_call *call)
 {
     if (w->there(hash, w)) {
         return TDDP_OK;
     }
     waiter self = {.next = hash->waiters, .wanted = w};
-    tddp_status status = tddp_cancel_create(&self.told);
+    tddp_status status = tddp_cancel_create(&self.event);
     if (status) {
         return status;
     }
     hash->waiters = &self;
     (void)pthread_mutex_unlock(&hash->mutex);
-    status = tddp_net_poll(tddp_cancel_fd(self.told), POLLIN, call->deadline_ns,
+    status = tddp_net_poll(tddp_cancel_fd(self.event), POLLIN, call->deadline_ns,
                            tddp_store_call_cancel_fd(call));
     (void)pthread_mutex_lock(&hash->mutex);
     waiter **link = &hash->waiters;
@@ -103,7 +104,7 @@ static tddp_status wait_locked(hash_store *hash, const wanted *w, const tddp_sto
         link = &(*link)->next;
     }
     *link = self.next;
-    tddp_cancel_free(self.told);
+    tddp_cancel_free(self.event);
     return self.found ? TDDP_OK : status;
 }
 
@@ -258,7 +259,7 @@ static tddp_status hash_queue_pop(tddp_store *store, tddp_slice key, bool block,
     wanted w = {.there = queue_there, .keys = &key};
     tddp_status status = TDDP_OK;
     while (status == TDDP_OK && !tddp_store_queues_pop(&hash->queues, key, out)) {
-        /* Who else was told may have been quicker. */
+        /* Another waiter may have taken it first. */
         status = block ? wait_locked(hash, &w, call) : TDDP_NOT_FOUND;
     }
     (void)unlock(hash, TDDP_OK);

@@ -1,7 +1,7 @@
 /*
  * A view of another store in which key k is `prefix/k`. Keeps no state but its prefix and its
- * reference, so it is as thread-safe as what it looks into. Calls the table beneath directly: the
- * arguments were checked and the deadline reckoned once, at the outermost view.
+ * reference, so it is as thread-safe as the store beneath. Calls that store's table directly: the
+ * outermost view has checked the arguments and computed the deadline.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
- * A queue is a list of blobs with both ends and its length at hand, so that pushing and popping
- * cost the same however long it is. One thread at a time. Invariant: an entry of the map is there
- * exactly while its queue holds something.
+ * A queue is a list of blobs with pointers to both ends and a length, so that pushing and popping
+ * take constant time. One thread at a time. Invariant: the map has an entry exactly
+ * while its queue is not empty.
  */
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /*
- * Queues in a map: an entry's `data` is one while it holds something. Not for several threads at
+ * Queues in a map: the `data` of an entry is a queue that is not empty. Not for several threads at
  * once. The map's bytes count the values too. An allocation that fails leaves everything as it was.
  */
 #ifndef TDDP_STORE_QUEUE_H

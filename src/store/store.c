@@ -1,7 +1,7 @@
 /*
- * The public face of every store: checks arguments, reckons the deadline, and calls the kind's
- * table. Any thread; the only state here is the reference count. What a call means is the kind's
- * affair: tcp/, file/, hash.c, prefix.c.
+ * The public functions of every store: they check arguments, compute the deadline, and call the
+ * implementation's table. Any thread; the only state here is the reference count. The
+ * implementations are tcp/, file/, hash.c and prefix.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +111,7 @@ static tddp_status begin(const tddp_store *store, const void *out, const tddp_wa
         return tddp_fail(TDDP_INVALID_ARGUMENT, "the %s is NULL", store ? "result" : "store");
     }
     if (wait && wait->cancel && tddp_cancel_triggered(wait->cancel)) {
-        return tddp_fail(TDDP_CANCELED, "interrupted before the store was asked");
+        return tddp_fail(TDDP_CANCELED, "interrupted before the request was sent");
     }
     *call = tddp_store_call_begin(wait, tddp_store_timeout(store));
     return TDDP_OK;

@@ -1,15 +1,15 @@
 /*
- * What the kinds of store share: the table of operations each fills, and small helpers. store.c has
- * checked every argument before an operation is called: slices are sound, keys are not empty, out
- * pointers are there.
+ * What the implementations of stores share: the table of operations that each fills, and small
+ * helpers. store.c has checked every argument before an operation is called: slices are valid, keys
+ * are not empty, out pointers are not NULL.
  *
- *   store.c   the public face of every store
+ *   store.c   the public functions of every store
  *   tcp/      a client of a server          file/    a store in a file
  *   hash.c    a store inside this process   prefix.c a view of another store
- *   server/   what a TCP store's clients talk to
- *   values.c  what the operations do to a map of values, map.c; queue.c so for queues
- *   wire.c    the protocol's bytes, auth.c the secret, on both its ends
- *   texts.c   what is told of keys
+ *   server/   the server of TCP stores
+ *   values.c  the operations on a map of values (map.c); queue.c on queues
+ *   wire.c    the wire protocol, auth.c the shared secret, for client and server
+ *   key_text.c   keys in error texts
  */
 #ifndef TDDP_STORE_IMPL_H
 #define TDDP_STORE_IMPL_H
@@ -94,7 +94,7 @@ TDDP_NODISCARD tddp_status tddp_blob_list_make(size_t count, tddp_blob_list *out
 TDDP_NODISCARD tddp_status tddp_store_prefixed(tddp_slice prefix, const tddp_slice *keys,
                                                size_t count, tddp_slice **out);
 
-/* --- texts.c --------------------------------------------------------------------------------- */
+/* --- key_text.c ------------------------------------------------------------------------------ */
 
 /* Writes the keys for a person: at most ten, long and binary ones shortened; returns `text`. */
 enum { TDDP_STORE_KEYS_TEXT_BYTES = 1024 };

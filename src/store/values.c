@@ -1,6 +1,6 @@
 /*
- * The operations on a map of values, as PyTorch's servers do them. One thread at a time; waiting
- * and waking are the stores' own. A failure leaves the map as it was.
+ * The operations on a map of values, with the semantics of PyTorch's servers. One thread at a time;
+ * the stores themselves wait and wake. A failure leaves the map as it was.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * What the operations do to a map of values: the meaning that every kind of store shares.
+ * The operations on a map of values, with the same semantics for every implementation of stores.
  */
 #ifndef TDDP_STORE_VALUES_H
 #define TDDP_STORE_VALUES_H

@@ -1,8 +1,8 @@
 /*
- * Reads and writes the protocol's bytes. A request is described by a row of field letters; one
- * cursor walks it over the buffer and stops at the first byte that is missing or wrong, so a
- * gigantic length is refused as soon as its eight bytes are there. Pure functions; what a request
- * does is server/requests.c's affair.
+ * Reads and writes the protocol's bytes. A string of field letters describes each kind
+ * of request; a cursor follows it through the buffer and stops at the first byte that is missing or
+ * wrong, so an excessive length is refused as soon as its eight bytes have arrived. Pure functions;
+ * server/requests.c executes the requests.
  */
 #include <endian.h>
 #include <stdio.h>
@@ -83,13 +83,13 @@ static const char *refuse(cursor *c, const char *what, uint64_t got, uint64_t mo
 /* The next `size` bytes, or NULL with the result set. */
 static const char *take(cursor *c, uint64_t size)
 {
-    uint64_t whole = c->at + size + c->owed;
-    if (whole > c->limits->request_bytes) {
-        return refuse(c, "request of bytes", whole, c->limits->request_bytes, "REQUEST_BYTES");
+    uint64_t total = c->at + size + c->owed;
+    if (total > c->limits->request_bytes) {
+        return refuse(c, "request of bytes", total, c->limits->request_bytes, "REQUEST_BYTES");
     }
     if (c->size - c->at < size) {
         c->result = TDDP_WIRE_MORE;
-        c->out->needed = (size_t)whole;
+        c->out->needed = (size_t)total;
         return NULL;
     }
     const char *bytes = c->data + c->at;
@@ -256,7 +256,7 @@ static tddp_wire_result choose_1_13(unsigned char first, const tddp_wire_dialect
 {
     if (first >= tddp_wire_1_13.opcodes) {
         snprintf(out->fault, sizeof out->fault,
-                 "it speaks the store protocol of neither PyTorch 2.x nor 1.13");
+                 "it uses the store protocol of neither PyTorch 2.x nor 1.13");
         return TDDP_WIRE_MALFORMED;
     }
     *dialect = &tddp_wire_1_13;
@@ -273,7 +273,7 @@ tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire
             return TDDP_WIRE_MORE;
         }
         if ((unsigned char)data[i] != hello_2x[i]) {
-            /* A SET of 1.13 begins with the same byte, and its length then tells. */
+            /* A SET of 1.13 begins with the same byte; its length then distinguishes the two. */
             return choose_1_13((unsigned char)data[0], dialect, out);
         }
     }

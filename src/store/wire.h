@@ -1,13 +1,13 @@
 /*
- * The store protocol's bytes: requests out of a buffer, and messages into one. Pure: no I/O, no
- * allocation while parsing, any input is answered.
+ * The wire protocol of stores: parses requests from a buffer, and serialises messages into one.
+ * Pure: no I/O, no allocation while parsing; any input is valid input.
  *
  *     +--------+----------------------------------------------------------+
  *     | opcode | fields: string = u64 length, bytes; numbers little-endian |
  *     +--------+----------------------------------------------------------+
  *
- * A dialect maps opcodes to kinds of request; the first bytes of a connection decide which one it
- * speaks. A kind has the same fields in every dialect.
+ * A dialect maps opcodes to kinds of request; the first bytes of a connection decide its dialect. A
+ * kind has the same fields in every dialect.
  */
 #ifndef TDDP_STORE_WIRE_H
 #define TDDP_STORE_WIRE_H
@@ -76,7 +76,7 @@ typedef struct tddp_wire_limits {
     uint64_t key_bytes;
     uint64_t value_bytes;
     uint64_t keys;          /* in one request */
-    uint64_t request_bytes; /* of one request as a whole */
+    uint64_t request_bytes; /* of one complete request */
 } tddp_wire_limits;
 
 /* Limits from an option's bytes of key and value; 0 means the default, 8 KiB and 8 MiB. */
@@ -94,7 +94,7 @@ typedef enum tddp_wire_result {
 /* One request. Slices point into the parsed bytes. */
 typedef struct tddp_wire_request {
     tddp_wire_kind kind;
-    size_t size;          /* bytes of the whole request */
+    size_t size;          /* bytes of the complete request */
     tddp_slice key;       /* of requests with one key */
     tddp_slice values[2]; /* value; or expected and desired; AUTH_*: the 32 bytes */
     int64_t number;       /* ADD: delta; BARRIER: world size; VALIDATE, PING: u32 */
@@ -108,8 +108,8 @@ typedef struct tddp_wire_parse {
     char fault[160];           /* if malformed: what was wrong */
 } tddp_wire_parse;
 
-/* Tells the dialect of a connection by its first bytes: PyTorch 2.x says hello, 1.13 starts with a
- * request. At most five bytes are wanted, and only while they may still become the hello. */
+/* Detects the dialect of a connection from its first bytes: PyTorch 2.x sends a hello, 1.13 starts
+ * with a request. At most five bytes are wanted, and only while they may still become the hello. */
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out);
 
@@ -122,8 +122,8 @@ typedef struct tddp_wire_progress {
     uint64_t done; /* elements of the list */
 } tddp_wire_progress;
 
-/* The same, for a request that comes in pieces: does not read again what was read before. `data` is
- * the request from its start each time. */
+/* The same, for a request that arrives in pieces: does not parse again what was parsed before.
+ * `data` is the request from its start each time. */
 tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
                                    const char *data, size_t size, tddp_wire_progress *progress,
                                    tddp_wire_parse *out);

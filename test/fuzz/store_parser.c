@@ -107,7 +107,7 @@ static void set_up(tddp_store_server *server, char *secret)
     server->most_bytes = 64 << 10;
     server->unsent_end = &server->unsent;
     server->secret = secret;
-    server->patience_ms = 1000;
+    server->client_timeout_ms = 1000;
     server->most_buffered = 1 << 20;
     server->epoll_fd = -1;
 }
@@ -115,7 +115,7 @@ static void set_up(tddp_store_server *server, char *secret)
 static void clear(tddp_store_server *server)
 {
     demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
-    demand(server->old_hosts.count == 0 && server->client_count == 0 && !server->late);
+    demand(server->legacy_hosts.count == 0 && server->client_count == 0 && !server->late);
     demand(server->pending_count == 0 && server->in_bytes == 0 && server->out_bytes == 0);
     tddp_server_clear(server);
     server->unsent = NULL;

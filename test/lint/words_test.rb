@@ -24,6 +24,11 @@ class WordsTest < Minitest::Test
     "src/backend/**/*.{c,cc,h}" => {
       "carrier" => "leader", "everybody" => "all ranks", "lane" => "pair of ranks", "somebody" => "another thread", "whoever" => "the thread that"
     },
+    "{src/{base,net,store},test/c/{base,net,store}}/**/*.{c,h}" => {
+      "dial" => "connect", "everybody" => "all clients", "farewell" => "departure", "goodbye" => "departure", "heard" => "received",
+      "lets go" => "releases", "patience" => "timeout", "patient" => "with a timeout", "somebody" => "a client, a caller",
+      "speak" => "use a protocol", "told" => "notified, logged", "whoever" => "the client that, the thread that"
+    },
     "src/backend/shm/*.{c,h}" => {"offer" => "rendezvous", "turn" => "epoch", "visit" => "connection"}
   }.freeze
 

@@ -115,7 +115,7 @@ module Torch
     # The master listens to its own host alone if `host` is `localhost` or a loopback address, else on every address.
     # Variables of its environment limit what its clients can do: `TDDP_STORE_MAX_KEY_BYTES`, `_MAX_VALUE_BYTES`,
     # `_MAX_KEYS`, `_MAX_REQUEST_BYTES`, `_MAX_TOTAL_BYTES`, `_MAX_BUFFERED_BYTES`, `_MAX_CLIENTS`, `_MAX_PENDING` and
-    # `TDDP_STORE_PATIENCE_MS`. With `TDDP_STORE_SECRET` set to the same text everywhere (or `TDDP_STORE_SECRET_FILE`,
+    # `TDDP_STORE_CLIENT_TIMEOUT_MS`. With `TDDP_STORE_SECRET` set to the same text everywhere (or `TDDP_STORE_SECRET_FILE`,
     # naming a file that has it) the master serves only those who know it. README.md has the table.
     class TCPStore < Store
       # @!attribute [r] host

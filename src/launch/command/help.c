@@ -81,7 +81,7 @@ void tddp_launch_options_help(FILE *to)
         "thread).\n\nTDDP_STORE_SECRET, the same text on all machines, or TDDP_STORE_SECRET_FILE, "
         "a "
         "file that has it,\nkeeps out of the job who does not know it; TDDP_STORE_MAX_* and "
-        "TDDP_STORE_PATIENCE_MS limit what\nclients of its stores can do. TDDP_LOG=info tells "
+        "TDDP_STORE_CLIENT_TIMEOUT_MS limit what\nclients of its stores can do. TDDP_LOG=info tells "
         "more, debug most. The README lists all variables.\n"
         "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
         "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");

@@ -1,9 +1,9 @@
 /*
- * A store kept in a file, as PyTorch's FileStore keeps it. Any thread and any process: one mutex,
- * held for one access at a time, guards what is known of the file, and the file's own lock guards
- * the file. Waiting is looking again every ten milliseconds, without mutex or lock. Keys of users
- * carry a slash in the file; `refcount/` and `cleanup/` count its users. What is done to keys is
- * ops.c's and queue.c's.
+ * A store in a file, in the format of PyTorch's FileStore. Any thread and any process: a mutex,
+ * held for one access at a time, guards this process's copy of the values, and the file's lock
+ * guards the file. Waits poll every ten milliseconds, without mutex or lock. Users' keys begin with
+ * a slash in the file; `refcount/` and `cleanup/` count its users. The operations are in ops.c and
+ * queue.c.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ static const tddp_slice users_key = {"refcount/", 9};
 static const tddp_slice finished_key = {"cleanup/", 8};
 
 /* One access, tried again until the deadline while another process has the lock, or while the body
- * says TDDP_NOT_FOUND. */
+ * returns TDDP_NOT_FOUND. */
 tddp_status tddp_file_run(tddp_store *store, tddp_file_task *task, const tddp_store_call *call)
 {
     tddp_file_store *file = (tddp_file_store *)store;

@@ -1,9 +1,9 @@
 /*
- * The file store's parts.
+ * The parts of the file store.
  *
- *   file.c   a store's life, and one access with its patience
- *   log.c    the file: its lock, its records
- *   ops.c    what is done to keys
+ *   file.c   opening and closing, and one access with its deadline
+ *   log.c    the file: lock and records
+ *   ops.c    the operations on keys
  *   queue.c  queues, barriers, lists
  */
 #ifndef TDDP_STORE_FILE_H
@@ -40,7 +40,8 @@ TDDP_NODISCARD tddp_status tddp_file_put(tddp_file_access *access, tddp_slice ke
                                          tddp_slice value);
 TDDP_NODISCARD tddp_status tddp_file_put_deletion(tddp_file_access *access, tddp_slice key);
 
-/* Writes the records if `status` is TDDP_OK, lets go of the file, returns how it went. */
+/* Writes the records if `status` is TDDP_OK, and unlocks and closes the file. Returns the first
+ * failure. */
 TDDP_NODISCARD tddp_status tddp_file_end(tddp_file_log *log, tddp_file_access *access,
                                          tddp_status status);
 
@@ -69,7 +70,7 @@ typedef struct tddp_file_task {
 } tddp_file_task;
 
 /* One access, tried again until the deadline while another process has the lock, or while the body
- * says TDDP_NOT_FOUND. */
+ * returns TDDP_NOT_FOUND. */
 TDDP_NODISCARD tddp_status tddp_file_run(tddp_store *store, tddp_file_task *task,
                                          const tddp_store_call *call);
 

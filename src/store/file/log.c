@@ -1,9 +1,9 @@
 /*
- * The file of a file store: records `u32 key length, key, u32 value length, value`, the last one of
- * a key counts, and a key of `-/k` removes /k (as any key with a dash in front the one behind it).
- * Written under an exclusive flock, read under a shared one, through a descriptor opened for each
- * access, since a lock belongs to a descriptor. Invariant: `values` is what the first `read_to`
- * bytes of the file said.
+ * The file of a file store: records `u32 key length, key, u32 value length, value`, a key has
+ * the value of its last record, and a record of `-/k` removes /k (likewise for every key with a
+ * dash in front). Written under an exclusive flock, read under a shared one, through a descriptor
+ * opened for each access, since a lock belongs to a descriptor. Invariant: `values` is the state
+ * after the first `read_to` bytes of the file.
  */
 #include <endian.h>
 #include <errno.h>
@@ -81,10 +81,11 @@ static tddp_status read_records(tddp_file_log *log, int fd, size_t size)
         tddp_slice key = {0};
         tddp_slice value = {0};
         if (!take(&left, &key) || !take(&left, &value)) {
-            status = tddp_fail(TDDP_STORE,
-                               "file store %s: no whole record at byte %lld: not a store's file, "
-                               "or its writer was killed; use a fresh path",
-                               log->path, (long long)log->read_to);
+            status =
+                tddp_fail(TDDP_STORE,
+                          "file store %s: no complete record at byte %lld: not a store's file, "
+                          "or its writer was killed; use a fresh path",
+                          log->path, (long long)log->read_to);
         } else {
             status = apply(log, key, value);
         }

@@ -1,6 +1,6 @@
 /*
- * What a file store does to keys and their values: each operation is a task that runs while the
- * file is locked. Any thread and any process; patience and locks are file.c's.
+ * The file store's operations on keys: each is a task that runs while the file is locked. Any
+ * thread and any process; file.c has deadlines and locks.
  */
 
 #include "store/file/file.h"
@@ -93,14 +93,14 @@ static tddp_status append_one(tddp_file_task *task, tddp_file_log *log, tddp_fil
     if (!entry) {
         return put_all(task, log, access);
     }
-    tddp_bytes whole = {0};
-    tddp_status status = tddp_bytes_append(&whole, entry->value.data, entry->value.size);
+    tddp_bytes joined = {0};
+    tddp_status status = tddp_bytes_append(&joined, entry->value.data, entry->value.size);
     status =
-        status ? status : tddp_bytes_append(&whole, task->values[0].data, task->values[0].size);
+        status ? status : tddp_bytes_append(&joined, task->values[0].data, task->values[0].size);
     if (status == TDDP_OK) {
-        status = tddp_file_put(access, task->keys[0], (tddp_slice){whole.data, whole.size});
+        status = tddp_file_put(access, task->keys[0], (tddp_slice){joined.data, joined.size});
     }
-    tddp_bytes_free(&whole);
+    tddp_bytes_free(&joined);
     return status;
 }
 

@@ -1,7 +1,7 @@
 /*
  * Queues, barriers and lists of a file store. PyTorch's has no queues and no barriers, so these are
- * records that it passes over: they have no slash in front, as `refcount/` has none, and a dash
- * removes them as it removes keys. Any thread and any process; patience and locks are file.c's.
+ * records that it ignores: like `refcount/` they do not begin with a slash, and a dash in front
+ * removes them. Any thread and any process; file.c has deadlines and locks.
  *
  *     queue/k      "FIRST COUNT": which values the queue of the key k holds; absent while empty
  *     queue@7/k    its value number 7
@@ -197,8 +197,8 @@ tddp_status tddp_file_queue_len(tddp_store *store, tddp_slice key, const tddp_st
 
 /* --- barriers -------------------------------------------------------------------------------- */
 
-/* Comes to a barrier of `other` callers. `number` becomes how many have come, `other` how often it
- * was complete before. */
+/* Arrives at a barrier of `other` callers. `number` becomes how many have arrived, `other` how
+ * often it was complete before. */
 static tddp_status arrive(tddp_file_task *task, tddp_file_log *log, tddp_file_access *access)
 {
     tddp_bytes name = {0};
@@ -226,7 +226,7 @@ static tddp_status need_complete(tddp_file_task *task, tddp_file_log *log, tddp_
     status = status ? status : tddp_store_values_sum(&log->values, slice_of(&name), 0, &now);
     tddp_bytes_free(&name);
     if (tddp_store_values_sum(&log->values, task->keys[0], 0, &task->number)) {
-        task->number = -1; /* somebody made it a word: then it cannot be told how many came */
+        task->number = -1; /* a caller has overwritten it: the count is unknown */
     }
     return status || now > task->other ? status : TDDP_NOT_FOUND;
 }
@@ -234,12 +234,12 @@ static tddp_status need_complete(tddp_file_task *task, tddp_file_log *log, tddp_
 tddp_status tddp_file_barrier(tddp_store *store, tddp_slice key, int world_size,
                               const tddp_store_call *call)
 {
-    tddp_file_task come = {.body = arrive, .write = true, .other = world_size};
-    tddp_status status = tddp_file_run_on_keys(store, &come, &key, 1, call);
-    if (status || come.number >= world_size) {
+    tddp_file_task arrival = {.body = arrive, .write = true, .other = world_size};
+    tddp_status status = tddp_file_run_on_keys(store, &arrival, &key, 1, call);
+    if (status || arrival.number >= world_size) {
         return status;
     }
-    tddp_file_task wait = {.body = need_complete, .other = come.other};
+    tddp_file_task wait = {.body = need_complete, .other = arrival.other};
     status = tddp_file_run_keys(store, &wait, &key, 1, call);
     if (status == TDDP_NOT_FOUND || status == TDDP_CANCELED) {
         status = status == TDDP_NOT_FOUND ? TDDP_TIMEOUT : status;

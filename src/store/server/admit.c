@@ -1,8 +1,8 @@
 /*
- * Who is let in, and how long a client may owe the rest of a message, or the reading of an answer.
- * Server thread only. The list of late clients is ordered by its moments, since all have periods of
- * the same length: looking at its head is enough. Invariant: a client is in the list exactly while
- * its late_ns is not 0; pending_count is how many clients are there that are not admitted.
+ * Admits clients, and drops those that do not complete a message, or do not read their answers, in
+ * time. Server thread only. The list of late clients is ordered by deadline, since all periods have
+ * the same length: checking its head is enough. Invariant: a client is in the list exactly while
+ * its late_ns is not 0; pending_count is the number of clients that are not admitted.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 
 #include "store/server/server.h"
 
-/* What a client that owes something moves at least, and how often a line tells of evictions. */
-enum { LEAST_BYTES_A_SECOND = 1024, TELL_EVERY_S = 10 };
+/* The least rate of a client that has to send or read something; how often evictions are logged. */
+enum { LEAST_BYTES_A_SECOND = 1024, REPORT_EVERY_S = 10 };
 
 static void let_in(tddp_store_server *server, tddp_server_client *client)
 {
@@ -28,7 +28,7 @@ tddp_status tddp_server_may_send(tddp_store_server *server, tddp_server_client *
         return TDDP_OK;
     }
     if (client->dialect == &tddp_wire_1_13) {
-        return tddp_fail(TDDP_STORE, "it speaks the store protocol of PyTorch 1.13, which cannot "
+        return tddp_fail(TDDP_STORE, "it uses the store protocol of PyTorch 1.13, which cannot "
                                      "prove that it knows the secret that is set here "
                                      "(TDDP_STORE_SECRET)");
     }
@@ -78,7 +78,7 @@ static tddp_status prove(tddp_store_server *server, tddp_server_client *client, 
     const char *secret = server->secret;
     unsigned char proof[TDDP_WIRE_AUTH_BYTES];
     if (!client->auth) {
-        return tddp_fail(TDDP_PROTOCOL, "it proved a secret that it was not asked for");
+        return tddp_fail(TDDP_PROTOCOL, "it sent an unexpected proof of a secret");
     }
     tddp_auth_proof(secret, false, client->auth, proof);
     if (!tddp_equal_bytes(proof, theirs, sizeof proof)) {
@@ -119,11 +119,11 @@ tddp_status tddp_server_admit(tddp_store_server *server, tddp_server_client *cli
 {
     tddp_store_entry *host;
     if (server->secret || kind == TDDP_WIRE_VALIDATE) {
-        return TDDP_OK; /* the proof, or a first request, is still to come */
+        return TDDP_OK; /* the proof, or a first request, has not arrived yet */
     }
     if (client->dialect == &tddp_wire_1_13) {
         tddp_status status =
-            tddp_store_map_obtain(&server->old_hosts, host_of(&client->address), &host);
+            tddp_store_map_obtain(&server->legacy_hosts, host_of(&client->address), &host);
         if (status) {
             return status;
         }
@@ -141,15 +141,16 @@ void tddp_server_forget(tddp_store_server *server, tddp_server_client *client)
     free(client->auth);
     client->auth = NULL;
     if (client->admitted && client->dialect == &tddp_wire_1_13) {
-        tddp_store_entry *host = tddp_store_map_find(&server->old_hosts, host_of(&client->address));
+        tddp_store_entry *host =
+            tddp_store_map_find(&server->legacy_hosts, host_of(&client->address));
         host->data = (void *)((uintptr_t)host->data - 1);
         if (!host->data) {
-            tddp_store_map_remove(&server->old_hosts, host);
+            tddp_store_map_remove(&server->legacy_hosts, host);
         }
     }
 }
 
-/* --- patience -------------------------------------------------------------------------------- */
+/* --- time limits ----------------------------------------------------------------------------- */
 
 void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client)
 {
@@ -173,7 +174,7 @@ void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
 {
     tddp_server_in_time(server, client);
     client->moved = 0;
-    client->late_ns = tddp_deadline_after_ms(server->patience_ms);
+    client->late_ns = tddp_deadline_after_ms(server->client_timeout_ms);
     client->next_late = NULL;
     client->previous_late = server->last_late;
     if (server->last_late) {
@@ -198,7 +199,7 @@ static bool owes_bytes(const tddp_server_client *client)
 void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *client,
                                bool completed)
 {
-    /* The first message has one period, whatever comes of it. */
+    /* The first message has a single period, which progress does not extend. */
     if (!client->admitted || client->dropped) {
         return;
     }
@@ -213,39 +214,40 @@ void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *cl
 static void drop_late(tddp_store_server *server, tddp_server_client *client)
 {
     char why[160];
-    double seconds = (double)server->patience_ms / 1000;
-    if (!client->heard) {
-        snprintf(why, sizeof why, "it said nothing for %g s (TDDP_STORE_PATIENCE_MS)", seconds);
+    double seconds = (double)server->client_timeout_ms / 1000;
+    if (!client->received) {
+        snprintf(why, sizeof why, "it sent nothing for %g s (TDDP_STORE_CLIENT_TIMEOUT_MS)",
+                 seconds);
     } else if (!client->admitted) {
         snprintf(why, sizeof why,
-                 "its first message is not whole after %g s "
-                 "(TDDP_STORE_PATIENCE_MS)",
+                 "its first message is not complete after %g s "
+                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
                  seconds);
     } else if (owes_reading(client)) {
         snprintf(why, sizeof why,
-                 "it read %llu bytes of its answers in %g s, %zu wait for it "
-                 "(TDDP_STORE_PATIENCE_MS)",
+                 "it read %llu bytes of its answers in %g s, %zu are left "
+                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
                  (unsigned long long)client->moved, seconds, client->out.size - client->out_sent);
     } else {
         snprintf(why, sizeof why,
-                 "%zu bytes of a message of %zu or more came, only %llu more in %g s "
-                 "(TDDP_STORE_PATIENCE_MS)",
+                 "%zu bytes of a message of %zu or more arrived, only %llu more in %g s "
+                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
                  client->in.size, client->in_needed, (unsigned long long)client->moved, seconds);
     }
     tddp_server_client_drop(server, client, why);
 }
 
-/* Each client of 1.13 has a second connection that is for events and says nothing. */
+/* Each client of 1.13 has a second connection, for events, on which it sends nothing. */
 static bool may_be_silent(const tddp_store_server *server, const tddp_server_client *client)
 {
-    return !client->heard && !server->secret &&
-           tddp_store_map_find(&server->old_hosts, host_of(&client->address));
+    return !client->received && !server->secret &&
+           tddp_store_map_find(&server->legacy_hosts, host_of(&client->address));
 }
 
 static bool moves(const tddp_store_server *server, const tddp_server_client *client)
 {
-    uint64_t least = (uint64_t)server->patience_ms / 1000 * LEAST_BYTES_A_SECOND +
-                     (uint64_t)server->patience_ms % 1000 * LEAST_BYTES_A_SECOND / 1000;
+    uint64_t least = (uint64_t)server->client_timeout_ms / 1000 * LEAST_BYTES_A_SECOND +
+                     (uint64_t)server->client_timeout_ms % 1000 * LEAST_BYTES_A_SECOND / 1000;
     return client->admitted && client->moved > 0 && client->moved >= least;
 }
 
@@ -273,18 +275,19 @@ static tddp_server_client *oldest_pending(const tddp_store_server *server)
     return client;
 }
 
-static void tell_evictions(tddp_store_server *server, const tddp_server_client *client)
+static void log_eviction(tddp_store_server *server, const tddp_server_client *client)
 {
     char text[TDDP_NET_TEXT_BYTES];
     int64_t now = tddp_now_ns();
-    if (server->evict_told_ns == 0 || now - server->evict_told_ns > TELL_EVERY_S * TDDP_NS_PER_S) {
-        server->evict_told_ns = now;
-        tddp_log(TDDP_LOG_WARN, "store",
-                 "dropped client %s, which has not sent a whole message, in favour of a new one: "
-                 "%llu such are connected (TDDP_STORE_MAX_PENDING); of more only one in %d s is "
-                 "told",
-                 tddp_net_text(&client->address, text), (unsigned long long)server->pending_count,
-                 TELL_EVERY_S);
+    if (server->eviction_logged_ns == 0 ||
+        now - server->eviction_logged_ns > REPORT_EVERY_S * TDDP_NS_PER_S) {
+        server->eviction_logged_ns = now;
+        tddp_log(
+            TDDP_LOG_WARN, "store",
+            "dropped client %s, which has not sent a complete message, in favour of a new one: "
+            "%llu such are connected (TDDP_STORE_MAX_PENDING); this is logged once in %d s",
+            tddp_net_text(&client->address, text), (unsigned long long)server->pending_count,
+            REPORT_EVERY_S);
     }
 }
 
@@ -295,11 +298,11 @@ bool tddp_server_evict(tddp_store_server *server)
     if (!client) {
         return false;
     }
-    /* Its message may have come by now. */
+    /* Its message may have arrived by now. */
     tddp_server_client_receive(server, client);
     tddp_server_flush_unsent(server);
     if (server->pending_count == before) {
-        tell_evictions(server, client);
+        log_eviction(server, client);
         tddp_server_client_drop(server, client, NULL);
     }
     return true;

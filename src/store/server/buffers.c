@@ -1,13 +1,13 @@
 /*
- * What all clients' buffers take together. Server thread only. Invariant: in_bytes and out_bytes of
- * the server are the sums of the clients' own, which lag behind a client's buffers only while it is
- * being served.
+ * Limits the memory of all clients' buffers together. Server thread only. Invariant: in_bytes and
+ * out_bytes of the server are the sums of the clients', which lag behind a client's buffers only
+ * while it is being served.
  *
- * Half of the limit is for input: requests half received, and keys that clients wait for. A client
- * that makes it too much is not to be told from the others, so the largest goes. The other half is
- * for answers: while it is in use, requests are held back, since clients that read make room, and
- * those that do not are dropped in time (admit.c). Requests with long answers are held back from a
- * quarter on, so that clients that do not read cannot keep the others from meeting.
+ * Half of the limit is for input: requests half received, and keys that clients wait for. Beyond
+ * it the client with the largest share is dropped, since an attacker looks like any other. The
+ * other half is for answers: beyond it requests are held back, since clients that read make room,
+ * and those that do not are dropped in time (admit.c). Requests with long answers are held back
+ * from a quarter on, so that clients that do not read cannot block barriers of the others.
  */
 #include <stdio.h>
 

@@ -1,8 +1,8 @@
 /*
- * Connections of the server: bytes in until they make requests, answers out as fast as the client
- * takes them. Server thread only. A client that is slow, silent or halfway through a message costs
- * its buffer and nothing else. Nobody is freed before tddp_server_clients_reap(), since events and
- * lists of the same round may still name it.
+ * Connections of the server: receives until requests are complete, and sends answers as fast as the
+ * client reads them. Server thread only. A client that is slow, silent or in the middle of a
+ * message costs its buffer and nothing else. Clients are freed by tddp_server_clients_reap() only,
+ * since events and lists of the same loop iteration may still point to them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ static void refuse(int fd, const tddp_net_address *from, const char *why)
     tddp_net_close(fd);
 }
 
-/* Makes room for a new connection, at the cost of those that do not speak. */
+/* Makes room for a new connection by dropping one that has not completed a message. */
 static void make_room(tddp_store_server *server)
 {
     while ((server->client_count >= server->most_clients ||
@@ -107,7 +107,7 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     }
     char text[TDDP_NET_TEXT_BYTES];
     if (why && client->out.size) {
-        /* What it asked for before is answered, as far as that goes at once. */
+        /* Its earlier requests are answered, as far as that is possible without waiting. */
         (void)send(client->fd, client->out.data + client->out_sent,
                    client->out.size - client->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
@@ -176,7 +176,7 @@ void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *cl
     }
 }
 
-/* Carries out one request; a failure's text says why the client must go. */
+/* Executes one request; a failure's text says why the client must be dropped. */
 static tddp_status carry_out(tddp_store_server *server, tddp_server_client *client,
                              const tddp_wire_request *request)
 {
@@ -233,7 +233,7 @@ static size_t run_requests(tddp_store_server *server, tddp_server_client *client
     return done;
 }
 
-/* Goes on with requests that were held back or whose last bytes have come. Returns whether there
+/* Continues with requests that were held back or are now complete. Returns whether there
  * were any. */
 static bool run_buffered(tddp_store_server *server, tddp_server_client *client)
 {
@@ -271,7 +271,7 @@ static bool take_bytes(tddp_store_server *server, tddp_server_client *client, co
 void tddp_server_client_take(tddp_store_server *server, tddp_server_client *client,
                              const char *data, size_t size)
 {
-    client->heard = true;
+    client->received = true;
     client->moved += client->out.size ? 0 : size;
     bool completed = take_bytes(server, client, data, size);
     tddp_server_note_progress(server, client, completed);

@@ -1,8 +1,8 @@
 /*
- * Where a server listens. One rule, here and nowhere else: what the job calls the host decides. If
- * that is a loopback address or `localhost`, all of the job is on this host, and nobody else is
- * listened to. Otherwise it listens on every address, as PyTorch does: a name may mean 127.0.1.1
- * here and another address elsewhere, and an address may be that of something in front of us.
+ * Where a server listens, which depends only on the name that the job uses for this host. For a
+ * loopback address or `localhost` all of the job is on this host, and the server listens on
+ * loopback alone. Otherwise it listens on every address, as PyTorch does: a name may resolve to
+ * 127.0.1.1 here and to another address elsewhere, and an address may be that of a proxy.
  */
 #include <strings.h>
 
@@ -11,8 +11,8 @@
 /* The system's choice for one family may be taken in the other. */
 enum { PORT_TRIES = 16 };
 
-/* Clients may be told either by the name, and try one after the other: what answers at one must not
- * be a stranger. */
+/* The name may resolve to either for a client, which tries one after the other: what answers at one
+ * must not be a stranger. */
 static tddp_status listen_on_both(int port, int fds[TDDP_SERVER_LISTENERS])
 {
     int v4 = -1;

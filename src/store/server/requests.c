@@ -1,7 +1,7 @@
 /*
- * What each request does to the server's values, and the answer it gets. One row per kind in the
- * table at the end. Server thread only. The answer to a request is appended before anybody is woken
- * by it. Reading requests is wire.c's affair, sending answers clients.c's.
+ * Executes requests: what each does to the server's values, and its answer. The table at the end
+ * has one row per kind. Server thread only. The answer to a request is appended before other
+ * clients are woken by it. wire.c parses requests, clients.c sends answers.
  */
 #include <stdint.h>
 
@@ -143,7 +143,7 @@ static tddp_status run_check(const context *c)
 
 static tddp_status run_wait(const context *c)
 {
-    /* There is one wait per connection: a client that asks again has given up the first. */
+    /* There is one wait per connection: a client that sends another has given up the first. */
     tddp_server_wait_cancel(c->client);
     tddp_slice list = c->request->list;
     for (uint64_t i = 0; i < c->request->count; i++) {
@@ -179,7 +179,7 @@ static tddp_status run_delete_key(const context *c)
     if (status == TDDP_OK) {
         (void)tddp_store_values_delete(&c->server->values, c->request->key);
     }
-    /* As there, the event comes before the answer. */
+    /* As in PyTorch's, the event precedes the answer. */
     status = tddp_server_change_end(&change, status);
     return status ? status : tddp_wire_put_u64(out(c), 1);
 }
@@ -315,7 +315,7 @@ tddp_status tddp_server_execute(tddp_store_server *server, tddp_server_client *c
          */
         tddp_server_wait_cancel(client);
     }
-    /* Noted first, so that the asker's answer goes out before those of clients it wakes. */
+    /* Queued first, so that this client's answer is sent before those of clients that it wakes. */
     tddp_server_client_unsent(server, client);
     size_t before = client->out.size;
     tddp_status status = run[request->kind](&c);

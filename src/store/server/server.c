@@ -1,8 +1,8 @@
 /*
- * The store server's life: listening, its one thread with its event loop, and its end. The thread
- * owns everything but the fields set before it starts; start and stop are the owner's. In a forked
- * child there is no such thread and its data may be half changed, so there only descriptors are
- * closed and the memory is kept reachable, untouched.
+ * Starts and stops the store server, and runs its event loop on one thread. The thread owns
+ * everything but the fields set before it starts; the owner calls start and stop. In a forked child
+ * the thread does not exist and its data may be inconsistent, so only descriptors are closed there,
+ * and the memory stays reachable and untouched.
  */
 #include <errno.h>
 #include <poll.h>
@@ -36,15 +36,15 @@ static tddp_status watch_listeners(tddp_store_server *server, bool on)
 }
 
 /* No descriptors or memory left: the listener stays readable, so look away for a while rather than
- * spin. Whoever wants to connect waits in the kernel's queue. */
+ * spin. New connections wait in the kernel's queue. */
 static void rest_from_accepting(tddp_store_server *server, int error)
 {
     int64_t now = tddp_now_ns();
-    if (server->accept_told_ns == 0 ||
-        now - server->accept_told_ns > TELL_EVERY_S * TDDP_NS_PER_S) {
+    if (server->accept_logged_ns == 0 ||
+        now - server->accept_logged_ns > TELL_EVERY_S * TDDP_NS_PER_S) {
         tddp_log(TDDP_LOG_WARN, "store", "cannot accept clients on port %d for now: %s",
                  server->port, strerror(error));
-        server->accept_told_ns = now;
+        server->accept_logged_ns = now;
     }
     server->accept_again_ns = tddp_deadline_after_ms(ACCEPT_REST_MS);
     (void)watch_listeners(server, false);
@@ -107,14 +107,14 @@ static bool take_event(tddp_store_server *server, const struct epoll_event *even
     return true;
 }
 
-/* Nobody is to wait for a server that does not serve any more: clients are hung up on, new ones
+/* No client may wait for a server that has stopped: clients are disconnected, new ones
  * refused. The descriptors stay until it is stopped. */
 static void give_up(tddp_store_server *server, int error)
 {
     tddp_log(TDDP_LOG_ERROR, "store", "the server on port %d ends: epoll_wait: %s", server->port,
              strerror(error));
     tddp_server_clients_drop(server);
-    tddp_server_check_goodbyes(server);
+    tddp_server_check_departures(server);
     for (int i = 0; i < TDDP_SERVER_LISTENERS; i++) {
         if (server->listen_fds[i] >= 0) {
             (void)shutdown(server->listen_fds[i], SHUT_RDWR);
@@ -146,7 +146,7 @@ static void *server_body(void *data)
         }
         tddp_server_resume(server);
         tddp_server_clients_reap(server);
-        tddp_server_check_goodbyes(server);
+        tddp_server_check_departures(server);
     }
 }
 
@@ -197,7 +197,7 @@ void tddp_server_clear(tddp_store_server *server)
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
     tddp_store_map_clear(&server->watches);
-    tddp_store_map_clear(&server->old_hosts);
+    tddp_store_map_clear(&server->legacy_hosts);
 }
 
 static void close_and_free(tddp_store_server *server)
@@ -210,7 +210,7 @@ static void close_and_free(tddp_store_server *server)
     tddp_close(server->epoll_fd);
     tddp_close(server->wake_fd);
     tddp_auth_secret_free(server->secret);
-    pthread_mutex_destroy(&server->goodbye_mutex);
+    pthread_mutex_destroy(&server->departures_mutex);
     free(server);
 }
 
@@ -239,7 +239,7 @@ static tddp_status start(const tddp_store_server_opts *opts, tddp_store_server *
     }
     server->epoll_fd = -1;
     server->wake_fd = -1;
-    pthread_mutex_init(&server->goodbye_mutex, NULL);
+    pthread_mutex_init(&server->departures_mutex, NULL);
     server->unsent_end = &server->unsent;
     tddp_status status = tddp_server_configure(server, opts);
     if (status && status != TDDP_INVALID_ARGUMENT) {

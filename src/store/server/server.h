@@ -1,15 +1,15 @@
 /*
- * The server's parts.
+ * The parts of the server.
  *
- *   server.c    life, thread, event loop
+ *   server.c    start, stop, thread, event loop
  *   listen.c    where it listens
  *   settings.c  its limits
  *   clients.c   connections: bytes in, bytes out
- *   admit.c     who is let in, and how long for
- *   buffers.c   what all clients' buffers take together
- *   goodbye.c   waiting for the clients to leave
- *   requests.c  what a request does
- *   waits.c     who waits for what, and who watches what
+ *   admit.c     admission and time limits of clients
+ *   buffers.c   the memory of all clients' buffers
+ *   await_clients.c   waits for the clients to leave
+ *   requests.c  executes requests
+ *   waits.c     which clients wait for a key, and which watch one
  *
  * All but start and stop run on the server's one thread.
  */
@@ -28,7 +28,7 @@
 #include <tddp/store.h>
 
 typedef struct tddp_server_client tddp_server_client;
-typedef struct tddp_server_goodbye tddp_server_goodbye;
+typedef struct tddp_server_departure tddp_server_departure;
 
 /* One key that a client waits for or watches: in the key's list and in its client's. */
 typedef struct tddp_server_wait {
@@ -54,13 +54,13 @@ struct tddp_server_client {
     int fd;
     atomic_int *slot; /* where a forked child finds the descriptor */
     tddp_net_address address;
-    const tddp_wire_dialect *dialect; /* NULL until its first bytes have told */
+    const tddp_wire_dialect *dialect; /* NULL until its first bytes have arrived */
     bool validated;
-    bool admitted; /* its first message has come, and its proof where one is asked for */
+    bool admitted; /* its first message has arrived, and its proof where one is required */
     bool unsent;
     bool dropped;
-    bool heard;       /* it has said something */
-    tddp_auth *auth;  /* while it proves that it knows the secret */
+    bool received;    /* it has sent something */
+    tddp_auth *auth;  /* during the challenge and response */
     uint32_t events;  /* what epoll watches for */
     tddp_bytes in;    /* the start of a request, or requests held back */
     size_t in_needed; /* bytes before parsing is worth while */
@@ -75,8 +75,8 @@ struct tddp_server_client {
     size_t watching_bytes;
 };
 
-/* Descriptors of all connections, in a form that is whole at every moment, since a fork copies it
- * at any moment. */
+/* Descriptors of all connections, in a form that is consistent at every moment, since a fork may
+ * copy it at any moment. */
 typedef struct tddp_server_slots {
     struct tddp_server_slots *_Atomic next;
     atomic_int fds[256]; /* descriptor + 1, or 0 */
@@ -94,19 +94,19 @@ struct tddp_store_server {
     int epoll_fd;
     int wake_fd;
     atomic_bool stopping;
-    pthread_mutex_t goodbye_mutex; /* guards the list and what is in it */
-    tddp_server_goodbye *goodbyes; /* who waits for the clients to leave */
-    atomic_bool goodbye_wanted;    /* the list is not empty */
+    pthread_mutex_t departures_mutex;  /* guards the list and what is in it */
+    tddp_server_departure *departures; /* threads that wait for the clients to leave */
+    atomic_bool departures_awaited;    /* the list is not empty */
     tddp_wire_limits limits;
     uint64_t most_bytes;
     uint64_t most_clients;
     uint64_t most_pending;
     uint64_t most_buffered;
-    int64_t patience_ms;
+    int64_t client_timeout_ms;
     char *secret;            /* NULL: none */
     int64_t accept_again_ns; /* 0, or accepting rests until then */
-    int64_t accept_told_ns;
-    int64_t evict_told_ns;
+    int64_t accept_logged_ns;
+    int64_t eviction_logged_ns;
     tddp_server_client *clients;
     uint64_t client_count;
     uint64_t pending_count; /* of those, not admitted yet */
@@ -119,11 +119,11 @@ struct tddp_store_server {
     tddp_server_client **unsent_end;
     tddp_server_client *dropped;
     tddp_store_map values;
-    tddp_store_map queues;    /* see queue.h */
-    tddp_store_map waits;     /* data: first tddp_server_wait */
-    tddp_store_map barriers;  /* the same */
-    tddp_store_map watches;   /* the same */
-    tddp_store_map old_hosts; /* addresses of 1.13 clients; data: how many */
+    tddp_store_map queues;       /* see queue.h */
+    tddp_store_map waits;        /* data: first tddp_server_wait */
+    tddp_store_map barriers;     /* the same */
+    tddp_store_map watches;      /* the same */
+    tddp_store_map legacy_hosts; /* addresses of 1.13 clients; data: how many */
     tddp_server_slots slots;
     struct tddp_store_server *next_abandoned;
     char scratch[64 << 10]; /* what was read last */
@@ -131,7 +131,7 @@ struct tddp_store_server {
 
 /* --- server.c -------------------------------------------------------------------------------- */
 
-/* Frees what is stored and waited for; nobody uses it any more. */
+/* Frees values and waits, which are no longer used. */
 void tddp_server_clear(tddp_store_server *server);
 
 /* Any thread: the server's thread has something to look at. */
@@ -145,7 +145,7 @@ TDDP_NODISCARD tddp_status tddp_server_listen(const char *host, int port,
 
 /* --- settings.c ------------------------------------------------------------------------------ */
 
-/* Sets limits, patience and secret from the options, the environment and the defaults. */
+/* Sets limits, time limit and secret from the options, the environment and the defaults. */
 TDDP_NODISCARD tddp_status tddp_server_configure(tddp_store_server *server,
                                                  const tddp_store_server_opts *opts);
 
@@ -169,17 +169,17 @@ TDDP_NODISCARD tddp_status tddp_server_admit(tddp_store_server *server, tddp_ser
 void tddp_server_late(tddp_store_server *server, tddp_server_client *client);
 void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client);
 
-/* Drops who is too late. */
+/* Drops the clients whose period is over. */
 void tddp_server_late_drop(tddp_store_server *server);
 
-/* What is kept about a client that goes. */
+/* Removes a dropped client from lists and sums. */
 void tddp_server_forget(tddp_store_server *server, tddp_server_client *client);
 
 /* Drops the oldest connection that has not sent its first message; false if there is none. */
 bool tddp_server_evict(tddp_store_server *server);
 
 /* After something was received or sent: whether the client owes anything now. `completed`: a
- * request of it was carried out. */
+ * request of it was executed. */
 void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *client,
                                bool completed);
 
@@ -195,13 +195,13 @@ void tddp_server_limit_input(tddp_store_server *server);
 bool tddp_server_is_full(const tddp_store_server *server);
 
 /* Whether a request has to wait until clients have read their answers; tddp_server_resume() then
- * goes on with it. */
+ * executes it. */
 bool tddp_server_holds(tddp_store_server *server, const tddp_wire_request *request);
 
-/* Has requests that were held back carried out, if there is room again. */
+/* Executes requests that were held back, if there is room again. */
 void tddp_server_resume(tddp_store_server *server);
 
-/* --- goodbye.c ------------------------------------------------------------------------------- */
+/* --- await_clients.c ------------------------------------------------------------------------- */
 
 /* Blocks the caller, any thread, as tddp_store_await_clients() says. `own` counts the connections
  * of this process; keys as they are stored. */
@@ -210,28 +210,28 @@ TDDP_NODISCARD tddp_status tddp_server_await_clients(tddp_store_server *server,
                                                      size_t count, const tddp_store_call *call);
 
 /* Server thread, once a round: wakes those whose wait is over. */
-void tddp_server_check_goodbyes(tddp_store_server *server);
+void tddp_server_check_departures(tddp_store_server *server);
 
 /* --- clients.c ------------------------------------------------------------------------------- */
 
 /* Takes over a connection; closes it if that fails. */
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from);
 
-/* Reads what has come from a client, once. */
+/* Receives from a client, once. */
 void tddp_server_client_receive(tddp_store_server *server, tddp_server_client *client);
 
-/* Sends all that is fresh, in the order it was made, and goes on with requests held back. */
+/* Sends all unsent answers, in order, and continues with requests held back. */
 void tddp_server_flush_unsent(tddp_store_server *server);
 
-/* Carries out what has arrived and sends all that is fresh. */
+/* Executes what has arrived and sends all unsent answers. */
 void tddp_server_client_event(tddp_store_server *server, tddp_server_client *client,
                               uint32_t events);
 
-/* What a client has sent: carries out the requests that are whole and keeps the rest. */
+/* Executes the complete requests in what a client has sent, and keeps the rest. */
 void tddp_server_client_take(tddp_store_server *server, tddp_server_client *client,
                              const char *data, size_t size);
 
-/* Ends a client with a line that says why (NULL: it went by itself). Freed later, by
+/* Ends a client with a line that says why (NULL: it left by itself). Freed later, by
  * tddp_server_clients_reap(), when nothing points to it. */
 void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *client,
                              const char *why);
@@ -245,7 +245,7 @@ void tddp_server_clients_free(tddp_store_server *server);
 
 /* --- requests.c ------------------------------------------------------------------------------ */
 
-/* Carries out one request; a failure's text says why the client must go. */
+/* Executes one request; a failure's text says why the client must be dropped. */
 TDDP_NODISCARD tddp_status tddp_server_execute(tddp_store_server *server,
                                                tddp_server_client *client,
                                                const tddp_wire_request *request);
@@ -263,14 +263,14 @@ void tddp_server_wake(tddp_store_server *server, tddp_store_map *map, tddp_slice
 /* Forgets what a client waits for. */
 void tddp_server_wait_cancel(tddp_server_client *client);
 
-/* From now on the client is told of every change of the key's value. */
+/* From now on the client is notified of every change of the key's value. */
 TDDP_NODISCARD tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client,
                                              tddp_slice key);
 
 /* Forgets what a client watches. */
 void tddp_server_watch_cancel(tddp_server_client *client);
 
-/* One change of a value: what it was, kept only if somebody watches it. */
+/* One change of a value: the old one is kept only if a client watches the key. */
 typedef struct tddp_server_change {
     tddp_store_server *server;
     tddp_slice key; /* borrowed */
@@ -289,8 +289,8 @@ TDDP_NODISCARD tddp_status tddp_server_check_total(const tddp_store_server *serv
 TDDP_NODISCARD tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
                                                     size_t bytes, tddp_server_change *out);
 
-/* After it: if it went well, wakes who waits for the key and tells who watches it. Returns
- * `status`. */
+/* After it: with TDDP_OK, wakes clients that wait for the key and notifies those that watch it.
+ * Returns `status`. */
 tddp_status tddp_server_change_end(tddp_server_change *change, tddp_status status);
 
 #endif

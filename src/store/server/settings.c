@@ -1,5 +1,5 @@
 /*
- * A server's limits, patience and secret: the option's value, else the environment's, else the
+ * A server's limits, time limit and secret: the option's value, else the environment's, else the
  * default. Runs once, before the server's thread. The variables are listed in <tddp/store.h>.
  */
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "store/server/server.h"
 
-enum { KEYS = 131072, CLIENTS = 65536, PENDING = 1024, PATIENCE_MS = 60 * 1000 };
+enum { KEYS = 131072, CLIENTS = 65536, PENDING = 1024, CLIENT_TIMEOUT_MS = 60 * 1000 };
 
 /* Buffers: a request half received may take up twice its size, and has half of them. */
 enum { BUFFERED_REQUESTS = 4 };
@@ -55,7 +55,8 @@ static uint64_t default_buffered(uint64_t request_bytes)
 
 tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_server_opts *opts)
 {
-    uint64_t patience_ms = opts->patience_ms > 0 ? (uint64_t)opts->patience_ms : 0;
+    uint64_t client_timeout_ms =
+        opts->client_timeout_ms > 0 ? (uint64_t)opts->client_timeout_ms : 0;
     uint64_t key = opts->max_key_bytes;
     uint64_t value = opts->max_value_bytes;
     uint64_t keys = opts->max_keys;
@@ -68,11 +69,15 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
         const char *name;
         uint64_t *value;
     } rows[] = {
-        {"TDDP_STORE_MAX_KEY_BYTES", &key},       {"TDDP_STORE_MAX_VALUE_BYTES", &value},
-        {"TDDP_STORE_MAX_KEYS", &keys},           {"TDDP_STORE_MAX_REQUEST_BYTES", &request},
-        {"TDDP_STORE_MAX_TOTAL_BYTES", &total},   {"TDDP_STORE_MAX_CLIENTS", &clients},
-        {"TDDP_STORE_MAX_PENDING", &pending},     {"TDDP_STORE_MAX_BUFFERED_BYTES", &buffered},
-        {"TDDP_STORE_PATIENCE_MS", &patience_ms},
+        {"TDDP_STORE_MAX_KEY_BYTES", &key},
+        {"TDDP_STORE_MAX_VALUE_BYTES", &value},
+        {"TDDP_STORE_MAX_KEYS", &keys},
+        {"TDDP_STORE_MAX_REQUEST_BYTES", &request},
+        {"TDDP_STORE_MAX_TOTAL_BYTES", &total},
+        {"TDDP_STORE_MAX_CLIENTS", &clients},
+        {"TDDP_STORE_MAX_PENDING", &pending},
+        {"TDDP_STORE_MAX_BUFFERED_BYTES", &buffered},
+        {"TDDP_STORE_CLIENT_TIMEOUT_MS", &client_timeout_ms},
     };
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == TDDP_OK; i++) {
@@ -88,7 +93,7 @@ tddp_status tddp_server_configure(tddp_store_server *server, const tddp_store_se
     server->most_clients = or_default(clients, CLIENTS);
     server->most_pending = or_default(pending, default_pending());
     server->most_buffered = or_default(buffered, default_buffered(server->limits.request_bytes));
-    server->patience_ms = (int64_t)or_default(patience_ms, PATIENCE_MS);
+    server->client_timeout_ms = (int64_t)or_default(client_timeout_ms, CLIENT_TIMEOUT_MS);
     return opts->secret ? tddp_auth_secret_copy(opts->secret, &server->secret)
                         : tddp_auth_secret(&server->secret);
 }

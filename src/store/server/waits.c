@@ -1,8 +1,8 @@
 /*
- * Who waits for which key, and who watches one. Both hang in lists by key, so a SET looks at those
- * who want that key and at nobody else. Server thread only. Invariant: a key has an entry in the
- * map of waits (or of watches) exactly while somebody waits for it (or watches it), and
- * client->missing counts the client's waits with an entry.
+ * Which clients wait for a key, and which watch one. Both are lists by key, so that a SET visits
+ * only the clients that want this key. Server thread only. Invariant: a key has an entry in the map
+ * of waits (or of watches) exactly while a client waits for it (or watches it), and client->missing
+ * is the number of the client's waits with an entry.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -151,7 +151,7 @@ static tddp_status put_event(tddp_server_change *change, tddp_server_client *cli
     return status;
 }
 
-static void tell(tddp_server_change *change, const tddp_store_entry *present)
+static void notify(tddp_server_change *change, const tddp_store_entry *present)
 {
     tddp_wire_event kind = !present          ? TDDP_WIRE_KEY_DELETED
                            : change->existed ? TDDP_WIRE_KEY_UPDATED
@@ -220,7 +220,7 @@ tddp_status tddp_server_change_end(tddp_server_change *change, tddp_status statu
             tddp_server_wake(server, &server->waits, change->key, SIZE_MAX);
         }
         if (change->watched && (present || change->existed)) {
-            tell(change, present);
+            notify(change, present);
         }
     }
     tddp_bytes_free(&change->old);

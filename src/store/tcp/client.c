@@ -1,7 +1,7 @@
 /*
- * The operations of a TCP store: each builds its request, has it exchanged, and reads the answer.
- * Any thread. Keys of users carry a slash on the wire. Taking turns, deadlines and what becomes of
- * a connection are exchange.c's.
+ * The operations of a TCP store: each serialises a request, sends it, and parses the answer. Any
+ * thread. Users' keys begin with a slash on the wire. exchange.c has the lock, the deadlines and
+ * the state of the connection.
  */
 #include <stdlib.h>
 
@@ -47,8 +47,9 @@ static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice valu
                               const tddp_store_call *call)
 {
     TDDP_TCP_BEGIN("append");
-    status = tddp_tcp_is_old(exchange.store) ? tddp_tcp_old_append(&exchange, key, value)
-                                             : send_value(&exchange, TDDP_WIRE_APPEND, key, value);
+    status = tddp_tcp_is_legacy(exchange.store)
+                 ? tddp_tcp_legacy_append(&exchange, key, value)
+                 : send_value(&exchange, TDDP_WIRE_APPEND, key, value);
     return tddp_tcp_end(&exchange, status);
 }
 
@@ -169,8 +170,8 @@ static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size
 {
     TDDP_TCP_BEGIN("multi_get");
     status = tddp_tcp_wait(&exchange, keys, count);
-    if (status == TDDP_OK && tddp_tcp_is_old(exchange.store)) {
-        return tddp_tcp_end(&exchange, tddp_tcp_old_multi_get(&exchange, keys, count, out));
+    if (status == TDDP_OK && tddp_tcp_is_legacy(exchange.store)) {
+        return tddp_tcp_end(&exchange, tddp_tcp_legacy_multi_get(&exchange, keys, count, out));
     }
     if (status == TDDP_OK) {
         status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
@@ -191,8 +192,8 @@ static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
                                  const tddp_store_call *call)
 {
     TDDP_TCP_BEGIN("multi_set");
-    if (tddp_tcp_is_old(exchange.store)) {
-        return tddp_tcp_end(&exchange, tddp_tcp_old_multi_set(&exchange, keys, values, count));
+    if (tddp_tcp_is_legacy(exchange.store)) {
+        return tddp_tcp_end(&exchange, tddp_tcp_legacy_multi_set(&exchange, keys, values, count));
     }
     tddp_bytes *request = &exchange.request;
     status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_MULTI_SET);
@@ -206,7 +207,7 @@ static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
 
 static bool tcp_extended(const tddp_store *store)
 {
-    return !tddp_tcp_is_old((const tddp_tcp_store *)store);
+    return !tddp_tcp_is_legacy((const tddp_tcp_store *)store);
 }
 
 static tddp_status tcp_clone(tddp_store *store, const tddp_store_call *call, tddp_store **out)

@@ -1,6 +1,6 @@
 /*
  * One request and its answer on a store's connection. Any thread; one at a time has the lock.
- * Invariant: whoever releases it leaves no unread answer behind, or has marked the store broken.
+ * Invariant: when the lock is released no answer is unread, or the store is marked as broken.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ static tddp_status dial_again(const tddp_tcp_exchange *exchange)
     const tddp_store_call *call = exchange->call;
     int64_t least = tddp_deadline_after_ms(GRACE_MS);
     int64_t until = call->deadline_ns > least ? call->deadline_ns : least;
-    tddp_status status = tddp_tcp_redial(store, until, tddp_store_call_cancel_fd(call));
+    tddp_status status = tddp_tcp_reconnect(store, until, tddp_store_call_cancel_fd(call));
     if (status == TDDP_NETWORK || status == TDDP_PROTOCOL) {
         status = tddp_fail(status, "%s, %s: the connection could not be made again: %s",
                            store->name, exchange->operation, tddp_error_message());
@@ -95,8 +95,8 @@ tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)
 bool tddp_tcp_recover(tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
-    if (tddp_tcp_redial(store, tddp_deadline_after_ms(GRACE_MS),
-                        tddp_store_call_cancel_fd(exchange->call))) {
+    if (tddp_tcp_reconnect(store, tddp_deadline_after_ms(GRACE_MS),
+                           tddp_store_call_cancel_fd(exchange->call))) {
         return false;
     }
     store->broken = false;
@@ -207,7 +207,7 @@ tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out)
 static tddp_status fail_protocol(tddp_tcp_exchange *exchange, const char *what, uint64_t got)
 {
     tddp_status status =
-        tddp_fail(TDDP_PROTOCOL, "%s answered %s with %s %llu: it speaks another protocol",
+        tddp_fail(TDDP_PROTOCOL, "%s answered %s with %s %llu: it uses another protocol",
                   exchange->store->name, exchange->operation, what, (unsigned long long)got);
     return tddp_tcp_break(exchange->store, status);
 }
@@ -249,7 +249,7 @@ tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
     return TDDP_OK;
 }
 
-/* After CANCEL_WAIT the server answers 01; if the keys came at that moment, 00 and then 01.
+/* After CANCEL_WAIT the server answers 01; if the keys were set at that moment, 00 and then 01.
  * TDDP_OK: they are there. */
 static tddp_status cancel_wait(tddp_tcp_exchange *exchange, tddp_status reason)
 {
@@ -282,7 +282,7 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
                                        tddp_store_call_cancel_fd(exchange->call));
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
         tddp_status reason = status;
-        if (tddp_tcp_is_old(store)) {
+        if (tddp_tcp_is_legacy(store)) {
             /* A wait cannot be taken back there, and its answer would be taken for another's. */
             tddp_tcp_count(store, false);
             tddp_net_close(store->fd);
@@ -298,7 +298,7 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
     return answer == TDDP_WIRE_STOP_WAITING ? TDDP_OK : fail_protocol(exchange, "a byte", answer);
 }
 
-/* WAIT as it goes over the wire. */
+/* WAIT as it is sent. */
 static tddp_status wait_there(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
 {
     tddp_bytes *request = &exchange->request;
@@ -316,7 +316,7 @@ tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
     const tddp_store_call *call = exchange->call;
     tddp_status status = TDDP_OK;
     bool there = false;
-    if (tddp_tcp_is_old(exchange->store) &&
+    if (tddp_tcp_is_legacy(exchange->store) &&
         call->deadline_ns - tddp_now_ns() < LOOK_FIRST_MS * TDDP_NS_PER_MS) {
         /* A wait that runs out costs the connection there, and a short one may do so although the
          * keys are there. */

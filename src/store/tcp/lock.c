@@ -1,7 +1,8 @@
 /*
- * The lock of a store's connection. It is fair: a caller that waits for a key in short slices would
- * otherwise take it again before any other thread wakes. Waiting has a deadline and a cancel token.
- * Any thread. Invariant: while somebody waits, the lock is held; the holder passes it to the first.
+ * The fair lock of a store's connection: a caller that waits for a key in short slices would
+ * otherwise acquire it again before any other thread wakes. Acquiring has a deadline and a cancel
+ * token. Any thread. Invariant: while a thread waits, the lock is held; the holder passes it to the
+ * first.
  */
 #include <errno.h>
 #include <poll.h>

@@ -1,7 +1,7 @@
 /*
- * How a TCP store is opened: its options, the server it may host, waiting for the other workers.
- * Any thread; a store is not shared before it is finished. One line every ten seconds tells a
- * person how many workers are missing. Connections are dial.c's.
+ * Opens a TCP store: checks its options, starts the server that it may host, and waits for the
+ * other workers. Any thread; a store is not shared before it is open. The number of missing workers
+ * is logged every ten seconds. connect.c makes the connections.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +20,12 @@ static tddp_status count_in(tddp_tcp_store *tcp, int64_t delta, const tddp_store
     return tddp_tcp_add(tcp, workers_key, false, delta, call, count);
 }
 
-/* Counts in; the server's own process stays until all have. */
+/* Increments the count of workers; the process with the server waits until all have. */
 static tddp_status wait_for_workers(tddp_tcp_store *tcp, const tddp_tcp_store_opts *opts,
                                     const tddp_store_call *call)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell_at = start + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
+    int64_t report_at = start + tddp_tcp_report_every_ms * TDDP_NS_PER_MS;
     int64_t joined;
     tddp_status status = count_in(tcp, 1, call, &joined);
     while (status == TDDP_OK && opts->is_server && joined < opts->world_size) {
@@ -36,12 +36,12 @@ static tddp_status wait_for_workers(tddp_tcp_store *tcp, const tddp_tcp_store_op
                              (double)call->timeout_ms / 1000, (long long)joined, opts->world_size,
                              tcp->name + strlen("store "));
         }
-        if (now >= tell_at) {
+        if (now >= report_at) {
             tddp_log(TDDP_LOG_WARN, "store",
                      "waiting for %lld of %d workers at the %s, %lld s so far",
                      (long long)(opts->world_size - joined), opts->world_size, tcp->name,
                      (long long)((now - start) / TDDP_NS_PER_S));
-            tell_at = now + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
+            report_at = now + tddp_tcp_report_every_ms * TDDP_NS_PER_MS;
         }
         int64_t pause_end = now + WORKERS_POLL_MS * TDDP_NS_PER_MS;
         status = tddp_net_sleep(pause_end, tddp_store_call_cancel_fd(call));

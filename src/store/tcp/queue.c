@@ -1,8 +1,8 @@
 /*
  * The operations that only newer servers have: queues, the list of keys, the barrier. Any thread.
- * What a server lacks it does not say: it hangs up. So before the first use of each it is tried,
- * with requests that leave nothing behind, and a server that hangs up and then takes a new
- * connection is remembered as one that lacks it.
+ * A server does not say what it lacks: it hangs up. So each feature is probed before its first use,
+ * with requests that leave nothing behind; a server that hangs up and then accepts a new connection
+ * is remembered as one that lacks it.
  */
 #include <string.h>
 
@@ -25,13 +25,14 @@ static const tddp_slice trial_key = {"tddp/barrier", 12};
 
 static tddp_status fail_lacking(const tddp_tcp_exchange *exchange)
 {
-    return tddp_fail(TDDP_UNSUPPORTED,
-                     "%s: its server hangs up when asked for %s, so it is a PyTorch that lacks it "
-                     "(queues need its libuv backend); host the store with torch-ddp",
-                     exchange->store->name, exchange->operation);
+    return tddp_fail(
+        TDDP_UNSUPPORTED,
+        "%s: its server hangs up at a request for %s, so it is a PyTorch that lacks it "
+        "(queues need its libuv backend); host the store with torch-ddp",
+        exchange->store->name, exchange->operation);
 }
 
-/* Passes on what a first use of the feature came to, and notes what that says of the server. */
+/* Returns the status of the first use of a feature, and remembers whether the server has it. */
 static tddp_status learn(tddp_tcp_exchange *exchange, tddp_tcp_feature feature, int64_t start_ns,
                          tddp_status status)
 {
@@ -60,7 +61,7 @@ static tddp_status ask_length(tddp_tcp_exchange *exchange, tddp_wire_kind kind, 
     return status ? status : tddp_tcp_receive_u64(exchange, out);
 }
 
-/* QUEUE_LEN, which also tells whether there are queues at all. */
+/* QUEUE_LEN, which also shows whether there are queues at all. */
 static tddp_status length_of(tddp_tcp_exchange *exchange, tddp_slice key, uint64_t *out)
 {
     int64_t start = tddp_now_ns();
@@ -118,7 +119,7 @@ static tddp_status wait_a_while(tddp_tcp_exchange *exchange, tddp_slice key)
     return status == TDDP_TIMEOUT && !last && !exchange->store->broken ? TDDP_OK : status;
 }
 
-static tddp_status pop_patiently(tddp_tcp_exchange *exchange, tddp_slice key, tddp_blob *out)
+static tddp_status pop_with_retries(tddp_tcp_exchange *exchange, tddp_slice key, tddp_blob *out)
 {
     int64_t pause_ms = 0;
     for (;;) {
@@ -151,7 +152,7 @@ tddp_status tddp_tcp_queue_pop(tddp_store *store, tddp_slice key, bool block,
     TDDP_TCP_BEGIN("queue_pop");
     status = need_queues(&exchange, key);
     if (status == TDDP_OK) {
-        status = block ? pop_patiently(&exchange, key, out) : pop_once(&exchange, key, out);
+        status = block ? pop_with_retries(&exchange, key, out) : pop_once(&exchange, key, out);
     }
     return tddp_tcp_end(&exchange, status);
 }
@@ -226,7 +227,7 @@ tddp_status tddp_tcp_list_keys(tddp_store *store, const tddp_store_call *call, t
 
 /* --- the barrier ----------------------------------------------------------------------------- */
 
-/* How many have come, negative if the server does not say: it counts them in the key. */
+/* How many callers have arrived; negative if unknown. The server counts them in the key. */
 static int64_t arrived_at(tddp_tcp_exchange *exchange, tddp_slice key)
 {
     uint64_t sum;

@@ -1,13 +1,13 @@
 /*
  * The parts of the TCP client.
  *
- *   open.c      options, the own server, waiting for the workers
- *   dial.c      connections and their hello
- *   lock.c      which thread has the connection
+ *   open.c      options, the server in this process, waiting for the workers
+ *   connect.c   connections and their hello
+ *   lock.c      which thread uses the connection
  *   exchange.c  one request and its answer on the connection
  *   client.c    the operations
  *   queue.c     those that only newer servers have
- *   old.c       what a server of PyTorch 1.13 lacks, made of what it has
+ *   legacy.c    emulates what a server of PyTorch 1.13 lacks
  */
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
@@ -23,11 +23,11 @@
 /* A server that several stores of this process (one and its clones) keep alive. */
 typedef struct tddp_tcp_server {
     atomic_int owners;
-    atomic_int connections; /* of the owners, so that a server can tell them from others' */
+    atomic_int connections; /* of the owners, so that a server can distinguish them from others' */
     tddp_store_server *server;
 } tddp_tcp_server;
 
-/* What not every server of PyTorch 2.x has. Nothing in the hello tells, so it is tried. */
+/* What not every server of PyTorch 2.x has. The hello does not say, so it is probed. */
 typedef enum tddp_tcp_feature {
     TDDP_TCP_QUEUES,
     TDDP_TCP_LIST_KEYS,
@@ -36,7 +36,7 @@ typedef enum tddp_tcp_feature {
 } tddp_tcp_feature;
 
 /* Intervals, in milliseconds; constants but for tests, which shorten them. */
-extern int64_t tddp_tcp_tell_every_ms; /* between lines that say what is waited for */
+extern int64_t tddp_tcp_report_every_ms; /* between log lines of what is waited for */
 extern int64_t tddp_tcp_stale_ms; /* the lock of appends held for so long: its client was killed */
 
 typedef enum tddp_tcp_support {
@@ -45,7 +45,7 @@ typedef enum tddp_tcp_support {
     TDDP_TCP_LACKS,
 } tddp_tcp_support;
 
-/* What is known of a server; a clone is told. */
+/* What is known of a server; clones inherit it. */
 typedef struct tddp_tcp_traits {
     const tddp_wire_dialect *dialect; /* NULL before the first hello was answered */
     tddp_tcp_support support[TDDP_TCP_FEATURES];
@@ -56,7 +56,7 @@ typedef struct tddp_tcp_lock {
     bool ready;
     pthread_mutex_t mutex; /* guards what follows */
     bool held;
-    struct tddp_tcp_waiter *waiters; /* in the order in which they came */
+    struct tddp_tcp_waiter *waiters; /* in order of arrival */
 } tddp_tcp_lock;
 
 TDDP_NODISCARD tddp_status tddp_tcp_lock_init(tddp_tcp_lock *lock);
@@ -112,7 +112,7 @@ TDDP_NODISCARD tddp_status tddp_tcp_end(tddp_tcp_exchange *exchange, tddp_status
         return status;                                                      \
     }
 
-/* Sends `request` in one write and empties it; `status` is what building it came to. */
+/* Sends `request` in one write and empties it; `status` is the outcome of building it. */
 TDDP_NODISCARD tddp_status tddp_tcp_send(tddp_tcp_exchange *exchange, tddp_status status);
 TDDP_NODISCARD tddp_status tddp_tcp_receive(tddp_tcp_exchange *exchange, void *data, size_t size);
 TDDP_NODISCARD tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out);
@@ -127,7 +127,7 @@ TDDP_NODISCARD tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_w
 TDDP_NODISCARD tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
                                              tddp_slice key);
 
-static inline bool tddp_tcp_is_old(const tddp_tcp_store *store)
+static inline bool tddp_tcp_is_legacy(const tddp_tcp_store *store)
 {
     return store->traits.dialect == &tddp_wire_1_13;
 }
@@ -158,25 +158,25 @@ TDDP_NODISCARD tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp
 
 extern const tddp_store_ops tddp_tcp_ops;
 
-/* Adds to a counter; `prefixed` tells whether the key is a user's. */
+/* Adds to a counter; `prefixed` says whether the key is a user's. */
 TDDP_NODISCARD tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed,
                                         int64_t delta, const tddp_store_call *call, int64_t *out);
 
-/* --- old.c ----------------------------------------------------------------------------------- */
+/* --- legacy.c -------------------------------------------------------------------------------- */
 
 /* The hello of 1.13, which has none: a request that only its servers echo. */
-TDDP_NODISCARD tddp_status tddp_tcp_old_hello(int fd, int64_t deadline_ns, int cancel_fd);
+TDDP_NODISCARD tddp_status tddp_tcp_legacy_hello(int fd, int64_t deadline_ns, int cancel_fd);
 
-TDDP_NODISCARD tddp_status tddp_tcp_old_append(tddp_tcp_exchange *exchange, tddp_slice key,
-                                               tddp_slice value);
+TDDP_NODISCARD tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key,
+                                                  tddp_slice value);
 
 /* Fills `out` with the values of keys that are there. */
-TDDP_NODISCARD tddp_status tddp_tcp_old_multi_get(tddp_tcp_exchange *exchange,
-                                                  const tddp_slice *keys, size_t count,
-                                                  tddp_blob *out);
-TDDP_NODISCARD tddp_status tddp_tcp_old_multi_set(tddp_tcp_exchange *exchange,
-                                                  const tddp_slice *keys, const tddp_slice *values,
-                                                  size_t count);
+TDDP_NODISCARD tddp_status tddp_tcp_legacy_multi_get(tddp_tcp_exchange *exchange,
+                                                     const tddp_slice *keys, size_t count,
+                                                     tddp_blob *out);
+TDDP_NODISCARD tddp_status tddp_tcp_legacy_multi_set(tddp_tcp_exchange *exchange,
+                                                     const tddp_slice *keys,
+                                                     const tddp_slice *values, size_t count);
 
 /* --- queue.c --------------------------------------------------------------------------------- */
 
@@ -188,7 +188,7 @@ tddp_status tddp_tcp_queue_len(tddp_store *, tddp_slice key, const tddp_store_ca
 tddp_status tddp_tcp_list_keys(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
 tddp_status tddp_tcp_barrier(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
 
-/* --- dial.c ---------------------------------------------------------------------------------- */
+/* --- connect.c ------------------------------------------------------------------------------- */
 
 /* Makes a store with a connection to the server; takes a share of `server` (may be NULL) on
  * success. `traits`: what is known of the server, or NULL. */
@@ -198,8 +198,8 @@ TDDP_NODISCARD tddp_status tddp_tcp_connect(const char *host, const char *reach_
                                             const tddp_store_call *call, tddp_tcp_store **out);
 
 /* Makes the connection anew, with one attempt, to a server that was met before. */
-TDDP_NODISCARD tddp_status tddp_tcp_redial(tddp_tcp_store *store, int64_t deadline_ns,
-                                           int cancel_fd);
+TDDP_NODISCARD tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns,
+                                              int cancel_fd);
 void tddp_tcp_destroy(tddp_store *store);
 
 /* Whether the store has a connection to its own server that is in use: a server may know of one

@@ -1,6 +1,6 @@
 /*
  * Pieces of files: the checksum against known values and against itself in any division, what is
- * written is read, a full disk and a short file are told, and a canceled call goes on.
+ * written is read, a full disk and a short file are reported, and a canceled call continues.
  */
 #include <signal.h>
 #include <stdlib.h>

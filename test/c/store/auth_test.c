@@ -12,13 +12,13 @@
 #define NONCE "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 
 /* One that hangs up on who has not proved the secret for so long. */
-static tddp_store_server *server_patient(const char *secret, int64_t patience_ms)
+static tddp_store_server *server_with_timeout(const char *secret, int64_t client_timeout_ms)
 {
     tddp_log_set_sink(keep_log, NULL);
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
     opts.host = "127.0.0.1";
     opts.secret = secret;
-    opts.patience_ms = patience_ms;
+    opts.client_timeout_ms = client_timeout_ms;
     tddp_store_server *server;
     CHECK_OK(tddp_store_server_start(&opts, &server));
     return server;
@@ -26,7 +26,7 @@ static tddp_store_server *server_patient(const char *secret, int64_t patience_ms
 
 static tddp_store_server *server_with(const char *secret)
 {
-    return server_patient(secret, 60000);
+    return server_with_timeout(secret, 60000);
 }
 
 static tddp_status open_client(tddp_store_server *server, tddp_store **out)
@@ -55,14 +55,14 @@ static void check_refused(tddp_store_server *server, const char *text_of_client,
 TEST(who_knows_the_secret_is_served)
 {
     setenv("TDDP_STORE_SECRET", SECRET, 1);
-    tddp_store_server *server = server_patient(NULL, 1000);
+    tddp_store_server *server = server_with_timeout(NULL, 1000);
     tddp_store *store;
     tddp_store *clone;
     CHECK_OK(open_client(server, &store));
     CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
     CHECK_OK(tddp_store_clone(store, NULL, &clone));
     CHECK_VALUE(clone, "k", "v");
-    usleep(1200000); /* longer than the server's patience: there is nothing left to prove */
+    usleep(1200000); /* longer than the server's timeout: there is nothing left to prove */
     CHECK_VALUE(store, "k", "v");
     CHECK_LOG_LINES(0);
     tddp_store_release(clone);
@@ -281,9 +281,9 @@ static const struct {
     {MAGIC "0c", "", "did not prove that it knows"},
     {MAGIC "f2", "", "did not prove that it knows"},
     {MAGIC MAGIC, "", "a second VALIDATE"},
-    {MAGIC "f1" NONCE, "", "it proved a secret that it was not asked for"},
-    {"00 [2]2f6b [1]76", "", "speaks the store protocol of PyTorch 1.13, which cannot prove"},
-    {"03 [5]696e69742f [1]", "", "speaks the store protocol of PyTorch 1.13, which cannot prove"},
+    {MAGIC "f1" NONCE, "", "it sent an unexpected proof of a secret"},
+    {"00 [2]2f6b [1]76", "", "uses the store protocol of PyTorch 1.13, which cannot prove"},
+    {"03 [5]696e69742f [1]", "", "uses the store protocol of PyTorch 1.13, which cannot prove"},
     {"f0" NONCE, "", "neither PyTorch 2.x nor 1.13"},
     {"474554202f20485454502f312e310d0a", "", "neither PyTorch 2.x nor 1.13"},
 };
@@ -342,7 +342,7 @@ TEST(half_a_handshake_is_dropped_in_time)
 {
     static const char *const halves[] = {"", MAGIC, MAGIC "f0 0001", MAGIC "f0" NONCE,
                                          MAGIC "f0" NONCE "f1 0001"};
-    tddp_store_server *server = server_patient(SECRET, 300);
+    tddp_store_server *server = server_with_timeout(SECRET, 300);
     for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
         int before = log_lines();
         int fd = raw_connect(tddp_store_server_port(server));
@@ -353,7 +353,8 @@ TEST(half_a_handshake_is_dropped_in_time)
         }
         CHECK_HUNG_UP(fd);
         CHECK_LOG_LINES(before + 1);
-        CHECK_LOG(i ? "its first message is not whole after 0.3 s" : "it said nothing for 0.3 s");
+        CHECK_LOG(i ? "its first message is not complete after 0.3 s"
+                    : "it sent nothing for 0.3 s");
         tddp_net_close(fd);
     }
     tddp_store_server_stop(server);
@@ -445,7 +446,7 @@ TEST(a_client_with_a_secret_trusts_no_stranger)
     setenv("TDDP_STORE_SECRET", SECRET, 1);
     /* PyTorch's own server hangs up on an opcode that it has not; there is no falling back. */
     check_meets((script){.first = 38, .answer = ""},
-                "the server hung up when it heard of a secret");
+                "the server hung up at the offer to prove a secret");
     check_meets((script){.first = 38, .answer = "01"}, "but not for the server");
     check_meets((script){0, 38, "00" NONCE, 33, "01"}, "the server's secret is another");
     /* It grants everything, but knows nothing. */

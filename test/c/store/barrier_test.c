@@ -9,7 +9,7 @@
 typedef struct participant {
     tddp_store *store;
     int rank;
-    atomic_int *came;
+    atomic_int *arrived;
 } participant;
 
 static void *come(void *data)
@@ -19,9 +19,9 @@ static void *come(void *data)
         char key[16];
         snprintf(key, sizeof key, "b%d", round);
         usleep((useconds_t)(c->rank * 10000));
-        atomic_fetch_add(c->came, 1);
+        atomic_fetch_add(c->arrived, 1);
         CHECK_OK(tddp_store_barrier(c->store, text(key), 4, NULL));
-        CHECK(atomic_load(c->came) >= 4 * (round + 1));
+        CHECK(atomic_load(c->arrived) >= 4 * (round + 1));
     }
     return NULL;
 }
@@ -32,9 +32,9 @@ TEST(a_barrier_lets_nobody_go_before_all_have_come)
     {
         participant participants[4];
         pthread_t threads[4];
-        atomic_int came = 0;
+        atomic_int arrived = 0;
         for (int i = 0; i < 4; i++) {
-            participants[i] = (participant){.rank = i, .came = &came};
+            participants[i] = (participant){.rank = i, .arrived = &arrived};
             CHECK_OK(tddp_store_clone(f.store, NULL, &participants[i].store));
             CHECK_INT(pthread_create(&threads[i], NULL, come, &participants[i]), 0);
         }
@@ -49,7 +49,7 @@ TEST(a_barrier_lets_nobody_go_before_all_have_come)
     }
 }
 
-TEST(a_barrier_that_runs_out_of_time_tells_how_many_came)
+TEST(a_barrier_that_runs_out_of_time_tells_how_many_arrived)
 {
     FOR_EACH_NEWER_KIND(f)
     {
@@ -174,7 +174,7 @@ TEST(a_prefix_store_lists_its_own_keys_only)
         check_listed(f.store, (const char *[]){"plain", "p", "pp/x", "p/mine", "p/deeper/x"}, 5);
         check_listed(view, (const char *[]){"mine", "deeper/x"}, 2);
         check_listed(inner, (const char *[]){"x"}, 1);
-        /* Queues and barriers are apart as well. */
+        /* Queues and barriers are separate as well. */
         CHECK_OK(tddp_store_queue_push(view, text("q"), text("v"), NULL));
         CHECK_INT(length(f.store, "q"), 0);
         CHECK_INT(length(f.store, "p/q"), 1);

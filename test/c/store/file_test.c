@@ -185,7 +185,7 @@ TEST(a_file_that_is_no_store_is_left_alone)
     tddp_store *store;
     CHECK_STATUS(tddp_file_store_open(path, 1, 5000, &store), TDDP_STORE);
     CHECK_CONTAINS(tddp_error_message(), path);
-    CHECK_CONTAINS(tddp_error_message(), "no whole record at byte 0");
+    CHECK_CONTAINS(tddp_error_message(), "no complete record at byte 0");
     check_file(path, "48656c6c6f 2c20 776f726c64 0a");
     unlink(path);
 }
@@ -197,7 +197,7 @@ TEST(half_a_record_is_named)
     CHECK_OK(tddp_file_store_open(path, 0, 5000, &store));
     write_file(path, "02000000 2f");
     CHECK_STATUS(tddp_store_set(store, text("k"), text("v"), NULL), TDDP_STORE);
-    CHECK_CONTAINS(tddp_error_message(), "no whole record at byte 18");
+    CHECK_CONTAINS(tddp_error_message(), "no complete record at byte 18");
     tddp_log_set_sink(keep_log, NULL);
     tddp_store_release(store);
     CHECK_LOG("cannot count out");

@@ -1,6 +1,6 @@
 /*
  * Stores of every kind for tests that hold for all of them, and a gate that makes of our server one
- * that speaks the dialect of PyTorch 1.13 only.
+ * that uses the protocol of PyTorch 1.13 only.
  */
 #ifndef TDDP_STORE_KINDS_H
 #define TDDP_STORE_KINDS_H
@@ -66,9 +66,9 @@ static inline void gate_admit(gate *g, int fd)
 {
     unsigned char first = 0;
     tddp_status status = tddp_net_poll(fd, POLLIN, tddp_deadline_after_ms(5000), -1);
-    bool came = status == TDDP_OK && recv(fd, &first, 1, MSG_PEEK) == 1;
+    bool received = status == TDDP_OK && recv(fd, &first, 1, MSG_PEEK) == 1;
     bool refuse = first == 0 && (g->refusals < 0 || atomic_load(&g->refused) < g->refusals);
-    if (!came || refuse) {
+    if (!received || refuse) {
         atomic_fetch_add(&g->refused, 1);
         tddp_net_close(fd);
         return;

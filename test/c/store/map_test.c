@@ -36,7 +36,7 @@ TEST(many_keys_are_found_removed_and_walked)
     tddp_store_map_clear(&map);
 }
 
-/* What the table once took for a hash: anybody can reckon where a key goes. */
+/* What the table once took for a hash: an attacker can compute its bucket. */
 static uint64_t fnv(tddp_slice key)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);

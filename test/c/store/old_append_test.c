@@ -64,7 +64,7 @@ static void *append_much(void *store)
     return NULL;
 }
 
-/* Equal values: no answer of compare_set tells whose of two was stored. */
+/* Equal values: no answer of compare_set shows whose of two was stored. */
 TEST(no_append_is_lost_among_many)
 {
     setting s;

@@ -136,7 +136,7 @@ TEST(clones_know_that_the_server_is_an_old_one)
     setting_close(&s);
 }
 
-/* Speaks 2.x alone: hangs up on the first `starting` connections, and is slow to answer others. */
+/* Supports 2.x only: hangs up on the first `starting` connections, and is slow to answer others. */
 typedef struct newer {
     int listen_fd;
     int starting;
@@ -265,13 +265,13 @@ TEST(what_a_newer_server_lacks_is_found_out_once_and_named)
     tddp_store *store = client_of(s.port);
     CHECK_OK(tddp_store_set(store, text("k"), text("v"), NULL));
     CHECK_VALUE(store, "k", "v"); /* the gate looks at the first byte of what comes together */
-    check_lacking(store, "its server hangs up when asked for ");
+    check_lacking(store, "its server hangs up at a request for ");
     CHECK_INT(atomic_load(&s.gate.accepted), 4); /* the first, and one after each of three */
-    check_lacking(store, "its server hangs up when asked for ");
+    check_lacking(store, "its server hangs up at a request for ");
     CHECK_INT(atomic_load(&s.gate.accepted), 4);
     tddp_store *clone;
     CHECK_OK(tddp_store_clone(store, NULL, &clone));
-    check_lacking(clone, "its server hangs up when asked for ");
+    check_lacking(clone, "its server hangs up at a request for ");
     CHECK_INT(atomic_load(&s.gate.accepted), 5);
     tddp_store_release(clone);
     tddp_store_release(store);

@@ -158,7 +158,7 @@ TEST(both_dialects_share_one_server)
     tddp_store_server_stop(server);
 }
 
-/* A client whose time is up says nothing, so its next request shows that nobody waits. */
+/* A client does not announce its timeout; its next request shows that it waits no more. */
 TEST(a_wait_left_behind_is_not_answered_into_the_next_request)
 {
     tddp_store_server *server = loopback_server();
@@ -230,7 +230,7 @@ TEST(watchers_are_told_of_changes_in_either_dialect)
 TEST(a_watcher_that_never_reads_is_dropped_at_last)
 {
     tddp_store_server_opts opts = loopback_opts();
-    opts.patience_ms = 24 * 60 * 60 * 1000; /* else a slow machine drops it for that first */
+    opts.client_timeout_ms = 24 * 60 * 60 * 1000; /* else a slow machine drops it for that first */
     tddp_store_server *server = start(&opts);
     int watcher = raw_connect(tddp_store_server_port(server));
     raw_send(watcher, "07 [4]2f626967");

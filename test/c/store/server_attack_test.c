@@ -1,6 +1,6 @@
 /*
  * Clients that want to keep the server from serving others, or to have it take all memory: answers
- * without end, halves of requests, answers that nobody reads, connections that say nothing, bytes
+ * without end, halves of requests, answers that are not read, silent connections, bytes
  * that trickle. Each beside a client that must be served meanwhile.
  */
 #include <errno.h>
@@ -277,7 +277,7 @@ static bench *bench_open(void)
     tddp_store_server_opts opts = loopback_opts();
     int ends[2];
     CHECK(b);
-    opts.patience_ms = 60000;
+    opts.client_timeout_ms = 60000;
     CHECK_OK(tddp_server_configure(&b->server, &opts));
     CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
     b->client = calloc(1, sizeof *b->client);
@@ -341,7 +341,7 @@ TEST(single_bytes_do_not_prolong_a_message)
     }
     CHECK_INT(b->client->late_ns, end);
     CHECK(!bench_survives(b));
-    CHECK_LOG("more came, only 100 more in 60 s (TDDP_STORE_PATIENCE_MS)");
+    CHECK_LOG("more arrived, only 100 more in 60 s (TDDP_STORE_CLIENT_TIMEOUT_MS)");
     bench_close(b);
 }
 
@@ -363,7 +363,7 @@ TEST(a_slow_message_that_moves_has_time)
     bench_close(b);
 }
 
-/* A message that is whole gives the next one its own time, but nobody who does not read. */
+/* A complete message gives the next one its own period, but not to a client that does not read. */
 TEST(whole_messages_do_not_prolong_the_reading)
 {
     bench *b = bench_open();
@@ -392,6 +392,6 @@ TEST(a_first_message_has_one_period_however_much_of_it_comes)
     bench_take(b, "00 [2]2f6b [1000000]");
     bench_take_zeros(b, 500000);
     CHECK(!bench_survives(b));
-    CHECK_LOG("its first message is not whole after 60 s");
+    CHECK_LOG("its first message is not complete after 60 s");
     bench_close(b);
 }

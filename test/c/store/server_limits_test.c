@@ -82,7 +82,7 @@ TEST(what_is_not_set_is_as_documented)
     CHECK_INT(server.most_bytes, 1024 * mib);
     CHECK_INT(server.most_clients, 65536);
     CHECK_INT(server.most_buffered, 1024 * mib);
-    CHECK_INT(server.patience_ms, 60000);
+    CHECK_INT(server.client_timeout_ms, 60000);
     descriptors.rlim_cur = 400;
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &descriptors), 0);
     CHECK_INT(configured().most_pending, 101);
@@ -97,9 +97,11 @@ TEST(what_is_not_set_is_as_documented)
 TEST(each_variable_sets_its_own_limit)
 {
     static const char *const names[] = {
-        "TDDP_STORE_MAX_KEY_BYTES",     "TDDP_STORE_MAX_VALUE_BYTES",    "TDDP_STORE_MAX_KEYS",
-        "TDDP_STORE_MAX_REQUEST_BYTES", "TDDP_STORE_MAX_TOTAL_BYTES",    "TDDP_STORE_MAX_CLIENTS",
-        "TDDP_STORE_MAX_PENDING",       "TDDP_STORE_MAX_BUFFERED_BYTES", "TDDP_STORE_PATIENCE_MS"};
+        "TDDP_STORE_MAX_KEY_BYTES",    "TDDP_STORE_MAX_VALUE_BYTES",
+        "TDDP_STORE_MAX_KEYS",         "TDDP_STORE_MAX_REQUEST_BYTES",
+        "TDDP_STORE_MAX_TOTAL_BYTES",  "TDDP_STORE_MAX_CLIENTS",
+        "TDDP_STORE_MAX_PENDING",      "TDDP_STORE_MAX_BUFFERED_BYTES",
+        "TDDP_STORE_CLIENT_TIMEOUT_MS"};
     enum { COUNT = sizeof names / sizeof *names };
     for (int i = 0; i < COUNT; i++) {
         char value[16];
@@ -110,7 +112,7 @@ TEST(each_variable_sets_its_own_limit)
     const uint64_t got[COUNT] = {
         server.limits.key_bytes,     server.limits.value_bytes, server.limits.keys,
         server.limits.request_bytes, server.most_bytes,         server.most_clients,
-        server.most_pending,         server.most_buffered,      (uint64_t)server.patience_ms};
+        server.most_pending,         server.most_buffered,      (uint64_t)server.client_timeout_ms};
     for (int i = 0; i < COUNT; i++) {
         CHECK_INT(got[i], 100 + i);
     }
@@ -119,9 +121,11 @@ TEST(each_variable_sets_its_own_limit)
 TEST(variables_are_checked)
 {
     static const char *const names[] = {
-        "TDDP_STORE_MAX_KEY_BYTES",     "TDDP_STORE_MAX_VALUE_BYTES",    "TDDP_STORE_MAX_KEYS",
-        "TDDP_STORE_MAX_REQUEST_BYTES", "TDDP_STORE_MAX_TOTAL_BYTES",    "TDDP_STORE_MAX_CLIENTS",
-        "TDDP_STORE_MAX_PENDING",       "TDDP_STORE_MAX_BUFFERED_BYTES", "TDDP_STORE_PATIENCE_MS"};
+        "TDDP_STORE_MAX_KEY_BYTES",    "TDDP_STORE_MAX_VALUE_BYTES",
+        "TDDP_STORE_MAX_KEYS",         "TDDP_STORE_MAX_REQUEST_BYTES",
+        "TDDP_STORE_MAX_TOTAL_BYTES",  "TDDP_STORE_MAX_CLIENTS",
+        "TDDP_STORE_MAX_PENDING",      "TDDP_STORE_MAX_BUFFERED_BYTES",
+        "TDDP_STORE_CLIENT_TIMEOUT_MS"};
     tddp_store_server_opts opts = loopback_opts();
     tddp_store_server *server;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -226,24 +230,25 @@ TEST(clients_have_a_limit)
     tddp_store_server_stop(server);
 }
 
-/* Who owes something is dropped when patience ends, with one line each; who owes nothing never. */
+/* A client that has to send or read something is dropped after the timeout, with one line each; an
+ * idle one never. */
 TEST(who_stops_in_the_middle_is_dropped_in_time)
 {
     static const struct {
         const char *bytes;
         const char *line;
     } rows[] = {
-        {"", "it said nothing for 0.6 s (TDDP_STORE_PATIENCE_MS)"},
-        {"00", "its first message is not whole after 0.6 s"},
-        {"00 cef785", "its first message is not whole after 0.6 s"},
-        {"00 cef7853c", "its first message is not whole after 0.6 s"},
-        {"00 [2]2f", "its first message is not whole after 0.6 s"},
-        {"05 [9] [2]2f6b", "its first message is not whole after 0.6 s"},
-        {HELLO "01 [2]2f", "10 bytes of a message of 11 or more came, only 0 more in 0.6 s"},
-        {HELLO "01 [2]2f6b [100]3132", "21 bytes of a message of 119 or more came"},
+        {"", "it sent nothing for 0.6 s (TDDP_STORE_CLIENT_TIMEOUT_MS)"},
+        {"00", "its first message is not complete after 0.6 s"},
+        {"00 cef785", "its first message is not complete after 0.6 s"},
+        {"00 cef7853c", "its first message is not complete after 0.6 s"},
+        {"00 [2]2f", "its first message is not complete after 0.6 s"},
+        {"05 [9] [2]2f6b", "its first message is not complete after 0.6 s"},
+        {HELLO "01 [2]2f", "10 bytes of a message of 11 or more arrived, only 0 more in 0.6 s"},
+        {HELLO "01 [2]2f6b [100]3132", "21 bytes of a message of 119 or more arrived"},
     };
     tddp_store_server_opts opts = loopback_opts();
-    opts.patience_ms = 600;
+    opts.client_timeout_ms = 600;
     tddp_store_server *server = start(&opts);
     int port_used = tddp_store_server_port(server);
     tddp_store *good = client_of(port_used);
@@ -277,7 +282,7 @@ TEST(who_stops_in_the_middle_is_dropped_in_time)
 TEST(the_silent_connection_of_an_older_client_stays)
 {
     tddp_store_server_opts opts = loopback_opts();
-    opts.patience_ms = 600;
+    opts.client_timeout_ms = 600;
     tddp_store_server *server = start(&opts);
     int silent = raw_connect(tddp_store_server_port(server));
     int asking = raw_connect(tddp_store_server_port(server));
@@ -292,11 +297,11 @@ TEST(the_silent_connection_of_an_older_client_stays)
     CHECK_RAW(silent, "03");
     CHECK_LOG_LINES(0);
     tddp_net_close(silent);
-    /* When the last that speaks so is gone, so is the reason to be patient. */
+    /* Once the last client of that protocol has left, silent connections are dropped again. */
     silent = raw_connect(tddp_store_server_port(server));
     tddp_net_close(asking);
     CHECK_HUNG_UP(silent);
-    CHECK_LOG("it said nothing for 0.6 s");
+    CHECK_LOG("it sent nothing for 0.6 s");
     tddp_net_close(silent);
     tddp_store_server_stop(server);
 }

@@ -218,8 +218,7 @@ static const struct {
     const char *bytes;
     const char *line;
 } misdeeds[] = {
-    {"474554202f20485454502f312e310d0a",
-     "speaks the store protocol of neither PyTorch 2.x nor 1.13"},
+    {"474554202f20485454502f312e310d0a", "uses the store protocol of neither PyTorch 2.x nor 1.13"},
     {"00 cef7853d 00000000", "key of bytes 1032189902, at most 8192"},
     {"0d d5590000", "neither"},
     {"16 03 01 02 00 01 00 01 fc", "neither"},

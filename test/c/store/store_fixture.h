@@ -1,6 +1,6 @@
 /*
  * What the store tests share: slices from text, stores of every kind, a server on loopback, raw
- * sockets that speak hex.
+ * sockets that take and return hex.
  */
 #ifndef TDDP_STORE_FIXTURE_H
 #define TDDP_STORE_FIXTURE_H

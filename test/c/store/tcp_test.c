@@ -203,8 +203,8 @@ TEST(missing_workers_are_counted)
 /* Every ten seconds, were it not for the test. */
 MULTI_TEST(a_line_tells_now_and_then_what_is_waited_for, 2, 30)
 {
-    CHECK_INT(tddp_tcp_tell_every_ms, 10000);
-    tddp_tcp_tell_every_ms = 1000;
+    CHECK_INT(tddp_tcp_report_every_ms, 10000);
+    tddp_tcp_report_every_ms = 1000;
     tddp_log_set_sink(keep_log, NULL);
     tddp_store *store;
     /* One hosts a server and misses workers, the other asks at a port where nobody is. */

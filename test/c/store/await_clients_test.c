@@ -1,7 +1,7 @@
 /*
- * The process that hosts a store waits for its clients before it ends: until they have said goodbye
- * by their keys, or have closed their connections, or died. A connection that is opened by address
- * counts as another process's, whoever opens it.
+ * The process that hosts a store waits for its clients before it ends: until they have announced
+ * that they leave by their keys, or have closed their connections, or died. A connection that is
+ * opened by address counts as another process's, whichever thread opens it.
  */
 #include <signal.h>
 #include <sys/wait.h>
@@ -91,7 +91,7 @@ static void check_ends(waiting *w, void (*end)(void *), void *data, tddp_status 
     CHECK_INT(w->status, expected);
 }
 
-static void say_goodbye(void *store)
+static void announce_leaving(void *store)
 {
     CHECK_OK(tddp_store_set(store, text("p/bye"), text("1"), NULL));
 }
@@ -117,7 +117,7 @@ TEST(a_wait_ends_by_a_key_by_a_close_and_by_a_token)
     waiting w = {view, {20000, cancel}, "bye", TDDP_OK};
     check_ends(&w, trigger, cancel, TDDP_CANCELED);
     tddp_cancel_reset(cancel);
-    check_ends(&w, say_goodbye, other, TDDP_OK);
+    check_ends(&w, announce_leaving, other, TDDP_OK);
     CHECK_STATUS(await_none(store, 20), TDDP_TIMEOUT); /* it is connected still */
     waiting again = {view, {20000, cancel}, "never", TDDP_OK};
     check_ends(&again, release, other, TDDP_OK);

@@ -1,8 +1,8 @@
 /*
- * A store's connection: made with patience, greeted, made anew, and the store's end. Any thread; a
- * store is not shared before it is finished. One line every ten seconds tells a person which
- * address does not answer. Invariant: a server is taken for an old one only after it has answered
- * as only an old one does.
+ * Connects a store, with retries and the hello of the protocol, reconnects it, and closes it. Any
+ * thread; a store is not shared before it is open. An address that does not answer is logged every
+ * ten seconds. Invariant: a server is treated as PyTorch 1.13's only after it has answered as only
+ * that does.
  */
 #include <endian.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@
 #include "store/auth.h"
 #include "store/tcp/tcp.h"
 
-int64_t tddp_tcp_tell_every_ms = 10000;
+int64_t tddp_tcp_report_every_ms = 10000;
 
 enum {
     /* A name that cannot be found is more likely wrong than late. */
-    NAME_PATIENCE_MS = 30000,
+    NAME_TIMEOUT_MS = 30000,
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 1000,
     ATTEMPT_LEAST_MS = 2000,
@@ -101,7 +101,7 @@ static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
     return status;
 }
 
-/* One attempt, and how far it came. */
+/* One attempt, and how far it got. */
 typedef struct attempt {
     int64_t deadline_ns;
     int cancel_fd;
@@ -110,7 +110,8 @@ typedef struct attempt {
     int fd;
 } attempt;
 
-static tddp_status dial(const tddp_tcp_store *tcp, const tddp_wire_dialect *dialect, attempt *a)
+static tddp_status say_hello(const tddp_tcp_store *tcp, const tddp_wire_dialect *dialect,
+                             attempt *a)
 {
     int64_t deadline_ns = a->deadline_ns;
     int cancel_fd = a->cancel_fd;
@@ -128,7 +129,7 @@ static tddp_status dial(const tddp_tcp_store *tcp, const tddp_wire_dialect *dial
     if (status) {
         return status;
     }
-    status = dialect == &tddp_wire_1_13 ? tddp_tcp_old_hello(fd, deadline_ns, cancel_fd)
+    status = dialect == &tddp_wire_1_13 ? tddp_tcp_legacy_hello(fd, deadline_ns, cancel_fd)
                                         : say_hello(fd, deadline_ns, cancel_fd);
     if (status) {
         a->hung_up = status == TDDP_NETWORK;
@@ -149,14 +150,14 @@ static tddp_status dial_old(tddp_tcp_store *tcp, attempt *a)
     char reason[REASON_BYTES];
     snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
     attempt old = *a;
-    tddp_status status = dial(tcp, &tddp_wire_1_13, &old);
+    tddp_status status = say_hello(tcp, &tddp_wire_1_13, &old);
     if (status == TDDP_CANCELED || status == TDDP_OUT_OF_MEMORY) {
         return status;
     }
     if (status) {
         return tddp_fail(TDDP_NETWORK, "%s", reason);
     }
-    status = dial(tcp, &tddp_wire_2x, a);
+    status = say_hello(tcp, &tddp_wire_2x, a);
     if (status == TDDP_OK) {
         tddp_net_close(old.fd);
         tcp->traits.dialect = &tddp_wire_2x;
@@ -170,18 +171,18 @@ static tddp_status dial_old(tddp_tcp_store *tcp, attempt *a)
     return status;
 }
 
-/* One connection with a hello, in whichever dialect the server speaks. */
+/* One connection with a hello, in the dialect of the server. */
 static tddp_status connect_once(tddp_tcp_store *tcp, attempt *a)
 {
     tddp_status status;
-    if (tddp_tcp_is_old(tcp)) {
-        status = dial(tcp, &tddp_wire_1_13, a);
+    if (tddp_tcp_is_legacy(tcp)) {
+        status = say_hello(tcp, &tddp_wire_1_13, a);
         if (!a->hung_up) {
             return status;
         }
         tcp->traits = (tddp_tcp_traits){0}; /* another server is there now */
     }
-    status = dial(tcp, &tddp_wire_2x, a);
+    status = say_hello(tcp, &tddp_wire_2x, a);
     if (status == TDDP_OK) {
         tcp->traits.dialect = &tddp_wire_2x;
     }
@@ -189,13 +190,13 @@ static tddp_status connect_once(tddp_tcp_store *tcp, attempt *a)
     return a->hung_up && !tddp_auth_wanted() ? dial_old(tcp, a) : status;
 }
 
-tddp_status tddp_tcp_redial(tddp_tcp_store *store, int64_t deadline_ns, int cancel_fd)
+tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns, int cancel_fd)
 {
     attempt a = {.deadline_ns = deadline_ns, .cancel_fd = cancel_fd, .fd = -1};
     tddp_tcp_count(store, false);
     tddp_net_close(store->fd);
     store->fd = -1;
-    tddp_status status = dial(store, store->traits.dialect, &a);
+    tddp_status status = say_hello(store, store->traits.dialect, &a);
     if (status == TDDP_OK) {
         store->fd = a.fd;
         tddp_tcp_count(store, true);
@@ -222,21 +223,21 @@ static tddp_status give_up(const tddp_tcp_store *tcp, int64_t start_ns, const ch
                      tcp->name, seconds, reason);
 }
 
-static void tell(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, const char *reason,
-                 int64_t *tell_at)
+static void report(const tddp_tcp_store *tcp, int64_t start_ns, int64_t now, const char *reason,
+                   int64_t *report_at)
 {
-    if (now >= *tell_at) {
+    if (now >= *report_at) {
         tddp_log(TDDP_LOG_WARN, "store", "the %s does not answer after %lld s: %s", tcp->name,
                  (long long)((now - start_ns) / TDDP_NS_PER_S), reason);
-        *tell_at = now + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
+        *report_at = now + tddp_tcp_report_every_ms * TDDP_NS_PER_MS;
     }
 }
 
 /* Tries until it succeeds, or there is no more point or time. */
-static tddp_status connect_patiently(tddp_tcp_store *tcp, const tddp_store_call *call)
+static tddp_status connect_with_retries(tddp_tcp_store *tcp, const tddp_store_call *call)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell_at = start + tddp_tcp_tell_every_ms * TDDP_NS_PER_MS;
+    int64_t report_at = start + tddp_tcp_report_every_ms * TDDP_NS_PER_MS;
     int64_t pause_ms = FIRST_PAUSE_MS;
     int cancel_fd = tddp_store_call_cancel_fd(call);
     attempt a = {.cancel_fd = cancel_fd, .fd = -1};
@@ -244,7 +245,7 @@ static tddp_status connect_patiently(tddp_tcp_store *tcp, const tddp_store_call 
     for (;;) {
         /* An attempt ends when a line is due, but has two seconds at least. */
         a.deadline_ns =
-            earlier(later(tell_at, tddp_deadline_after_ms(ATTEMPT_LEAST_MS)), call->deadline_ns);
+            earlier(later(report_at, tddp_deadline_after_ms(ATTEMPT_LEAST_MS)), call->deadline_ns);
         tddp_status status = connect_once(tcp, &a);
         tcp->fd = a.fd;
         if (status == TDDP_OK || status == TDDP_CANCELED || status == TDDP_OUT_OF_MEMORY) {
@@ -253,18 +254,18 @@ static tddp_status connect_patiently(tddp_tcp_store *tcp, const tddp_store_call 
         if (status != TDDP_NETWORK && status != TDDP_TIMEOUT) {
             return tddp_fail(status, "%s: %s", tcp->name, tddp_error_message());
         }
-        /* That the last attempt ran out of time says less than why those before it failed. */
+        /* The reason of an earlier attempt says more than the timeout of the last one. */
         if (status == TDDP_NETWORK || !*reason) {
             snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
         }
         int64_t now = tddp_now_ns();
         if (now >= call->deadline_ns ||
-            (!a.name_known && now - start >= NAME_PATIENCE_MS * TDDP_NS_PER_MS)) {
+            (!a.name_known && now - start >= NAME_TIMEOUT_MS * TDDP_NS_PER_MS)) {
             return give_up(tcp, start, reason);
         }
-        tell(tcp, start, now, reason, &tell_at);
+        report(tcp, start, now, reason, &report_at);
         int64_t pause_end =
-            earlier(earlier(now + pause_ms * TDDP_NS_PER_MS, tell_at), call->deadline_ns);
+            earlier(earlier(now + pause_ms * TDDP_NS_PER_MS, report_at), call->deadline_ns);
         if (tddp_net_sleep(pause_end, cancel_fd)) {
             return TDDP_CANCELED;
         }
@@ -303,7 +304,7 @@ tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
     }
     tddp_status status = fill(tcp, host, reach_at, port);
     if (status == TDDP_OK) {
-        status = connect_patiently(tcp, call);
+        status = connect_with_retries(tcp, call);
     }
     if (status) {
         tddp_tcp_destroy(&tcp->base);

@@ -1,8 +1,8 @@
 /*
- * What a server of PyTorch 1.13 lacks, made of what it has: the hello, APPEND, MULTI_GET and
- * MULTI_SET. Any thread, holding the turn. Everything rests on COMPARE_SET: where a key is absent,
- * and something was expected, nothing is stored and what was expected comes back; so a random token
- * is echoed, which asks for a value without harm (a GET of an absent key would end the connection).
+ * Emulates what a server of PyTorch 1.13 lacks: the hello, APPEND, MULTI_GET and MULTI_SET. Any
+ * thread, holding the lock. Everything is based on COMPARE_SET: if the key is absent and a value is
+ * expected, nothing is stored and the expected value is returned; so expecting a random token reads
+ * a value safely (a GET of an absent key would end the connection).
  */
 #include <string.h>
 #include <sys/random.h>
@@ -48,7 +48,7 @@ static tddp_slice slice_of(const tddp_blob *blob)
     return (tddp_slice){blob->data, blob->size};
 }
 
-tddp_status tddp_tcp_old_hello(int fd, int64_t deadline_ns, int cancel_fd)
+tddp_status tddp_tcp_legacy_hello(int fd, int64_t deadline_ns, int cancel_fd)
 {
     enum { COMPARE_SET_1_13 = 1, ANSWER_BYTES = 8 + TOKEN_BYTES };
     token t;
@@ -140,7 +140,7 @@ static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange, int64_t *pa
 }
 
 /* Takes the lock that all appends on this server share: without it two of the same value could not
- * tell whose of them was stored. The token makes the answer plain here. */
+ * say whose value was stored. The token makes the answer unambiguous here. */
 static tddp_status take_lock(tddp_tcp_exchange *exchange, const token *mine)
 {
     holder seen = {.size = 0};
@@ -185,21 +185,21 @@ static tddp_status extend(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slic
                           tddp_blob *now)
 {
     for (;;) {
-        tddp_bytes whole = {0};
+        tddp_bytes joined = {0};
         tddp_blob answer = {0};
-        tddp_status status = tddp_bytes_append(&whole, now->data, now->size);
-        status = status ? status : tddp_bytes_append(&whole, value.data, value.size);
-        tddp_slice wanted = {whole.data, whole.size};
+        tddp_status status = tddp_bytes_append(&joined, now->data, now->size);
+        status = status ? status : tddp_bytes_append(&joined, value.data, value.size);
+        tddp_slice wanted = {joined.data, joined.size};
         if (status == TDDP_OK) {
             status = swap(exchange, key, slice_of(now), wanted, &answer);
         }
         bool stored = status == TDDP_OK && equal(slice_of(&answer), wanted);
-        bool gone =
+        bool deleted =
             status == TDDP_OK && !stored && now->size && equal(slice_of(&answer), slice_of(now));
-        tddp_bytes_free(&whole);
+        tddp_bytes_free(&joined);
         tddp_blob_free(now);
         *now = answer;
-        if (gone) {
+        if (deleted) {
             return create(exchange, key, value);
         }
         if (status || stored) {
@@ -213,7 +213,7 @@ static tddp_status append_locked(tddp_tcp_exchange *exchange, const token *mine,
 {
     tddp_blob now = {0};
     tddp_status status =
-        swap(exchange, key, token_slice(mine), token_slice(mine), &now); /* only asks */
+        swap(exchange, key, token_slice(mine), token_slice(mine), &now); /* only reads */
     if (status == TDDP_OK && equal(slice_of(&now), token_slice(mine))) {
         status = create(exchange, key, value);
     } else if (status == TDDP_OK) {
@@ -223,7 +223,7 @@ static tddp_status append_locked(tddp_tcp_exchange *exchange, const token *mine,
     return status;
 }
 
-tddp_status tddp_tcp_old_append(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice value)
+tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice value)
 {
     token mine;
     tddp_status status = make_token(&mine);
@@ -241,8 +241,8 @@ tddp_status tddp_tcp_old_append(tddp_tcp_exchange *exchange, tddp_slice key, tdd
 
 /* --- several keys ---------------------------------------------------------------------------- */
 
-tddp_status tddp_tcp_old_multi_get(tddp_tcp_exchange *exchange, const tddp_slice *keys,
-                                   size_t count, tddp_blob *out)
+tddp_status tddp_tcp_legacy_multi_get(tddp_tcp_exchange *exchange, const tddp_slice *keys,
+                                      size_t count, tddp_blob *out)
 {
     tddp_status status = TDDP_OK;
     for (size_t first = 0, next = 0; first < count && status == TDDP_OK; first = next) {
@@ -260,8 +260,8 @@ tddp_status tddp_tcp_old_multi_get(tddp_tcp_exchange *exchange, const tddp_slice
     return status;
 }
 
-tddp_status tddp_tcp_old_multi_set(tddp_tcp_exchange *exchange, const tddp_slice *keys,
-                                   const tddp_slice *values, size_t count)
+tddp_status tddp_tcp_legacy_multi_set(tddp_tcp_exchange *exchange, const tddp_slice *keys,
+                                      const tddp_slice *values, size_t count)
 {
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {

@@ -1,6 +1,6 @@
 /*
- * What is told of keys: shown for a person, binary ones escaped and long ones shortened, and the
- * texts of waits that ended without what they waited for. Any thread; no state.
+ * Keys in error texts, binary ones escaped and long ones shortened, and the texts of waits that
+ * timed out. Any thread; no state.
  */
 #include <stdio.h>
 
