@@ -110,8 +110,8 @@ typedef struct attempt {
     int fd;
 } attempt;
 
-static tddp_status say_hello(const tddp_tcp_store *tcp, const tddp_wire_dialect *dialect,
-                             attempt *a)
+static tddp_status connect_with(const tddp_tcp_store *tcp, const tddp_wire_dialect *dialect,
+                                attempt *a)
 {
     int64_t deadline_ns = a->deadline_ns;
     int cancel_fd = a->cancel_fd;
@@ -145,19 +145,19 @@ static tddp_status say_hello(const tddp_tcp_store *tcp, const tddp_wire_dialect 
  * ends just now, or a proxy before it. Only the first answers the older hello; and where a server
  * has both, it did not mean what it did: so the newer one gets another chance.
  */
-static tddp_status dial_old(tddp_tcp_store *tcp, attempt *a)
+static tddp_status connect_legacy(tddp_tcp_store *tcp, attempt *a)
 {
     char reason[REASON_BYTES];
     snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
     attempt old = *a;
-    tddp_status status = say_hello(tcp, &tddp_wire_1_13, &old);
+    tddp_status status = connect_with(tcp, &tddp_wire_1_13, &old);
     if (status == TDDP_CANCELED || status == TDDP_OUT_OF_MEMORY) {
         return status;
     }
     if (status) {
         return tddp_fail(TDDP_NETWORK, "%s", reason);
     }
-    status = say_hello(tcp, &tddp_wire_2x, a);
+    status = connect_with(tcp, &tddp_wire_2x, a);
     if (status == TDDP_OK) {
         tddp_net_close(old.fd);
         tcp->traits.dialect = &tddp_wire_2x;
@@ -176,18 +176,18 @@ static tddp_status connect_once(tddp_tcp_store *tcp, attempt *a)
 {
     tddp_status status;
     if (tddp_tcp_is_legacy(tcp)) {
-        status = say_hello(tcp, &tddp_wire_1_13, a);
+        status = connect_with(tcp, &tddp_wire_1_13, a);
         if (!a->hung_up) {
             return status;
         }
         tcp->traits = (tddp_tcp_traits){0}; /* another server is there now */
     }
-    status = say_hello(tcp, &tddp_wire_2x, a);
+    status = connect_with(tcp, &tddp_wire_2x, a);
     if (status == TDDP_OK) {
         tcp->traits.dialect = &tddp_wire_2x;
     }
     /* With a secret there is no older dialect to fall back to: it cannot prove one. */
-    return a->hung_up && !tddp_auth_wanted() ? dial_old(tcp, a) : status;
+    return a->hung_up && !tddp_auth_wanted() ? connect_legacy(tcp, a) : status;
 }
 
 tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns, int cancel_fd)
@@ -196,7 +196,7 @@ tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns, int c
     tddp_tcp_count(store, false);
     tddp_net_close(store->fd);
     store->fd = -1;
-    tddp_status status = say_hello(store, store->traits.dialect, &a);
+    tddp_status status = connect_with(store, store->traits.dialect, &a);
     if (status == TDDP_OK) {
         store->fd = a.fd;
         tddp_tcp_count(store, true);

@@ -43,7 +43,7 @@ tddp_status tddp_tcp_check_process(const tddp_tcp_store *store)
 
 /* A connection that was given up is made again; what the call still has of time counts, but a short
  * timeout shall not cost the store. */
-static tddp_status dial_again(const tddp_tcp_exchange *exchange)
+static tddp_status reconnect(const tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
     const tddp_store_call *call = exchange->call;
@@ -71,7 +71,7 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
                            store->name, store->broken_why);
         return tddp_tcp_end(exchange, status);
     }
-    status = store->fd < 0 ? dial_again(exchange) : TDDP_OK;
+    status = store->fd < 0 ? reconnect(exchange) : TDDP_OK;
     return status ? tddp_tcp_end(exchange, status) : TDDP_OK;
 }
 

@@ -103,7 +103,7 @@ TEST(what_is_written_is_read)
     free(data);
 }
 
-TEST(a_file_that_ends_too_early_is_told)
+TEST(a_file_that_ends_too_early_is_reported)
 {
     const int fd = temporary();
     tddp_file_piece out = {.fd = fd, .name = "part.safetensors", .data = "12345", .size = 5};
@@ -116,7 +116,7 @@ TEST(a_file_that_ends_too_early_is_told)
     close(fd);
 }
 
-TEST(a_full_disk_is_told)
+TEST(a_full_disk_is_reported)
 {
     unsigned char *data = pattern();
     signal(SIGXFSZ, SIG_IGN);

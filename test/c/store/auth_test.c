@@ -121,7 +121,7 @@ TEST(a_secret_of_sixteen_bytes_that_its_owner_alone_can_read_is_fine)
     CHECK_INT(lines_of("0123456789abcdef", 0400), 0);
 }
 
-TEST(a_short_secret_is_told_of_once)
+TEST(a_short_secret_is_warned_of_once)
 {
     CHECK_INT(lines_of("0123456789abcde", 0600), 1);
     CHECK_LOG("TDDP_STORE_SECRET has 15 bytes");

@@ -103,7 +103,7 @@ static void *come_and_delete(void *store)
     return NULL;
 }
 
-TEST(whoever_deletes_a_barriers_key_leaves_nobody_behind)
+TEST(deleting_a_barriers_key_ends_all_waits)
 {
     FOR_EACH_NEWER_KIND(f)
     {

@@ -183,7 +183,7 @@ TEST(a_wait_left_behind_is_not_answered_into_the_next_request)
     tddp_store_server_stop(server);
 }
 
-TEST(watchers_are_told_of_changes_in_either_dialect)
+TEST(watchers_are_notified_of_changes_in_either_dialect)
 {
     static const struct {
         const char *request;

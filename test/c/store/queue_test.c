@@ -46,7 +46,7 @@ TEST(values_of_a_queue_may_be_any_bytes_and_large)
     }
 }
 
-TEST(an_empty_queue_says_so_to_whoever_does_not_wait)
+TEST(an_empty_queue_is_not_found_without_waiting)
 {
     FOR_EACH_NEWER_KIND(f)
     {
