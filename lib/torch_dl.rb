@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# What scripts for torch-dl 0.1 ask for: `DataParallel` at the top level, and `TorchDL`.
+# What scripts for torch-dl 0.1 need: `DataParallel` at the top level, and `TorchDL`.
 require "torch/nn/parallel/data_parallel"
 
 # The names of torch-dl.

@@ -52,7 +52,7 @@ unless system(python, "-c", "import torch.distributed", err: File::NULL)
 end
 programs = {"torch-ddp" => [RbConfig.ruby, File.join(__dir__, "ddp_step.rb")], "PyTorch" => [python, File.join(__dir__, "ddp_step.py")]}
 
-# A line for whoever waits; the figures alone go to standard output.
+# Progress goes to standard error; the figures alone go to standard output.
 say = ->(line) { warn line }
 begin
   comparison = Comparison.new(programs, options, say)

@@ -56,7 +56,7 @@ class Comparison
     @options[:rounds].times do |round|
       cases.each do |model, batch|
         order = order(model, batch).merge(warmup: @options[:warmup], steps: steps(model, batch))
-        # Whoever begins finds the machine as the case before left it: each round another one does.
+        # The first program finds the machine as the case before left it, so the rounds alternate.
         @settings.product(@entries.rotate(round)) { |setting, entry| turn(model, batch, setting, entry, order) }
       end
       @say.call("round #{round + 1} of #{@options[:rounds]} done")

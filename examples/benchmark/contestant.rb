@@ -94,7 +94,7 @@ class Contestant
     "#{@title}, #{@processes} #{(@processes == 1) ? "rank" : "ranks"}, #{what}#{":\n#{ends_of(said)}" if said}"
   end
 
-  # Ruby tells first what was raised, Python last.
+  # Ruby prints the exception first, Python last.
   def ends_of(text)
     lines = text.lines
     (lines.size > 8) ? [*lines.first(4), "...\n", *lines.last(4)].join : text

@@ -42,9 +42,9 @@ end
 backends = options[:backends] || [options[:backend] || Torch::Distributed.get_default_backend_for_device(nil)]
 batch_sizes = options[:batch_sizes] || [options[:batch_size] || 128]
 sizes = Ranks.launched? ? [Ranks.launched_size] : options[:group_sizes] || (1..options[:gpus]).to_a
-speaks = Ranks.launched? ? Ranks.first_launched? : !ENV.key?(Torch::Distributed::SPAWN_ENV_KEY)
+prints = Ranks.launched? ? Ranks.first_launched? : !ENV.key?(Torch::Distributed::SPAWN_ENV_KEY)
 begin
-  MNISTData.fetch(options[:data_dir]) { |line| puts line if speaks } unless options[:synthetic]
+  MNISTData.fetch(options[:data_dir]) { |line| puts line if prints } unless options[:synthetic]
 rescue MNISTData::Error => e
   abort "#{File.basename($PROGRAM_NAME)}: #{e.message}. --synthetic does without"
 end
@@ -63,7 +63,7 @@ backends.product(sizes, batch_sizes) do |backend, processes, batch_size|
     report.not_measured(backend, processes, batch_size, reason)
     next
   end
-  if speaks
+  if prints
     puts "#{backend}, #{processes} #{(processes == 1) ? "process" : "processes"}, batch #{batch_size} ..."
     $stdout.flush
   end
@@ -74,7 +74,7 @@ backends.product(sizes, batch_sizes) do |backend, processes, batch_size|
     report.not_measured(backend, processes, batch_size, e.message.lines.first.strip)
   end
 end
-exit unless speaks
+exit unless prints
 
 puts "", report.table, "",
   "Images/s: of all processes together. Loss/step and Loss/s: how much the loss fell on average in a step and in a second."

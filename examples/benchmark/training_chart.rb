@@ -134,7 +134,7 @@ class TrainingChart
     end
   end
 
-  # Each step with the two before and after it: single batches vary too much to be told apart.
+  # Each step with the two before and after it: single batches vary too much to be distinguished.
   def smoothed(losses)
     losses.each_index.map do |i|
       near = losses[[i - 2, 0].max..i + 2]

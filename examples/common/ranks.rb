@@ -36,7 +36,7 @@ module Ranks
     launched? ? [block.call] : start(count, &block)
   end
 
-  # A launcher tells of Ctrl-C itself; here this process does.
+  # A launcher reports Ctrl-C itself; here this process does.
   def start(count, &block)
     Torch::Distributed.fork_world(count, start_method: :spawn) { block.call }
   rescue Interrupt

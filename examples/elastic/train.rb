@@ -17,7 +17,7 @@ require_relative "../common/command_line"
 require_relative "../common/ranks"
 require_relative "spirals"
 
-# A network that tells two spirals apart, trained by as many ranks as there are now.
+# A network that separates two spirals, trained by as many ranks as there are now.
 class ElasticTraining
   SEED = 1
 

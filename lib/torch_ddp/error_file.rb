@@ -20,7 +20,7 @@ module TorchDDP
         return if @worker == Process.pid
 
         @worker = Process.pid
-        at_exit { write($!) if @worker == Process.pid && tells?($!) }
+        at_exit { write($!) if @worker == Process.pid && reports?($!) }
       end
 
       # Writes an exception, at once and whole or not at all. The error itself goes its own way: nothing is raised here.
@@ -31,7 +31,7 @@ module TorchDDP
         path = ENV[VARIABLE]
         return false if path.nil? || path.empty?
         return true if @written.equal?(error)
-        # Somebody else has said more already.
+        # Another report with more detail is there already.
         return false if @written.nil? && File.exist?(path)
 
         replace(path, report(error))
@@ -44,7 +44,7 @@ module TorchDDP
       private
 
       # Programs end by exit, too, and launchers end them by signals: only `abort` has something to say.
-      def tells?(error)
+      def reports?(error)
         case error
         when nil, SignalException then false
         when SystemExit then !error.success? && error.message != "exit"

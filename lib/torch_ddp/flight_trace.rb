@@ -9,7 +9,7 @@ require_relative "flight_trace/analysis"
 module TorchDDP
   # `torchfrtrace`: merges what the ranks' flight recorders wrote and says who went astray.
   module FlightTrace
-    # The command. Exit status: 0 nothing is wrong, 1 something is, 2 it could not be told.
+    # The command. Exit status: 0 nothing is wrong, 1 something is, 2 unknown.
     class Command
       USAGE = <<~TEXT
         Usage: torchfrtrace [options] FOLDER|FILE...

@@ -3,7 +3,7 @@
 # Loaded before the script in every Ruby worker that bin/torchrun starts. It needs no library and loads no torch.
 #
 # A worker's output goes through a pipe, which Ruby would fill 64 KiB before anyone saw a line. And what ends a
-# worker is written where torchrun looks for it, so that its report has the message. Of Ctrl-C torchrun tells, and no
+# worker is written where torchrun looks for it, so that its report has the message. torchrun reports Ctrl-C, and no
 # worker besides.
 
 require_relative "error_file"
@@ -15,7 +15,7 @@ $stderr.sync = true
 ENV.delete("TDDP_RUBY_PRELOAD")
 
 at_exit do
-  # After all other exit handlers, which were registered later. Ruby still ends by the signal, but tells nobody
+  # After all other exit handlers, which were registered later. Ruby still ends by the signal, but reports nothing
   # where it was; RUBYOPT=-w lets it.
   $stderr = File.open(File::NULL, "w") if $!.is_a?(Interrupt) && !$VERBOSE
 end

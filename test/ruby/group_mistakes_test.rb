@@ -106,8 +106,8 @@ class GroupMistakesTest < Minitest::Test
   def test_a_long_wait_says_for_whom
     told = Event.new
     said = world(3) do |rank|
-      Distributed::Agreement.send(:remove_const, :TELL)
-      Distributed::Agreement.const_set(:TELL, 0.9)
+      Distributed::Agreement.send(:remove_const, :REPORT_EVERY)
+      Distributed::Agreement.const_set(:REPORT_EVERY, 0.9)
       written = Tempfile.create
       File.unlink(written)
       $stderr.reopen(written)

@@ -2,26 +2,26 @@
 
 module Torch
   module Distributed
-    # One call that all processes of a group make alike, through the group's store: whoever asks for something else, is
-    # refused an argument, is interrupted or does not come, is told to everybody.
+    # A call that all processes of a group must make with the same arguments, checked through the group's store: a rank
+    # that calls something else, fails before, is interrupted or does not arrive, is reported on all ranks.
     #
-    # Keys: `terms` what the first to come asked for; `at/RANK` who is there and has not left; `arrived` how many agree;
-    # `done` the verdict, which the first to know it gives; `parted` how many are through; `left` once all are.
+    # Keys: `call` the call of the first rank to arrive; `at/RANK` this rank is there; `arrived` how many agree; `outcome`
+    # set by the first rank that knows it; `finished` how many are done; `left` all are.
     #
     # @api private
     class Agreement
-      # Seconds: how often to look after the others (a TCP store serves one call at a time, so other threads also want
-      # waits to be short); when to say who is missed; how long the store's host stays for the others' sake after a
-      # failure; how long a process may take to end after its connections have.
+      # Seconds: between checks of the other processes (a TCP store serves one call at a time, so other threads also need
+      # waits to be short); between log lines that name the missing ranks; how long the store's host waits for the
+      # others after a failure; how long a process may take to end after its connections have.
       SLICE = 0.25
-      TELL = 10
-      FAREWELL = 0.5
-      ENDING = 0.3
+      REPORT_EVERY = 10
+      LEAVE_TIMEOUT = 0.5
+      END_TIMEOUT = 0.3
 
-      # What the others are told of the terms, and the verdict if all agree.
+      # How much of a call is shown to the others, and the outcome if all agree.
       SHOWN = 160
       AGREED = "agreed"
-      private_constant :SLICE, :TELL, :FAREWELL, :ENDING, :SHOWN, :AGREED
+      private_constant :SLICE, :REPORT_EVERY, :LEAVE_TIMEOUT, :END_TIMEOUT, :SHOWN, :AGREED
 
       # @param store [Store] for this call alone
       # @param operation [String] for the texts: "new_group"
@@ -37,8 +37,8 @@ module Torch
         @started = now
       end
 
-      # Runs the block, which is to call {#reach} once its arguments are checked; if it does not come to that, the
-      # others learn why.
+      # Runs the block, which must call {#reach} once its arguments are checked; if it fails before, the reason is reported
+      # on the other ranks.
       def hold
         before = $!
         value = yield
@@ -47,26 +47,26 @@ module Torch
       rescue NetworkError, StoreError => e
         raise explained(e)
       ensure
-        give_up($!.equal?(before) ? nil : $!) unless @verdict
-        part(fine)
+        report_failure($!.equal?(before) ? nil : $!) unless @outcome
+        leave(fine)
       end
 
       # Waits for all others.
-      # @param terms [String] what this process asks for
+      # @param call [String] the call with its arguments
       # @param timeout [Numeric] seconds since this was made
-      # @raise [MismatchError] if somebody asks for something else
-      # @raise [TimeoutError] naming those who did not come
-      # @raise [PeerLostError] naming one that has ended
-      def reach(terms, timeout = @timeout)
+      # @raise [MismatchError] if a rank makes another call
+      # @raise [TimeoutError] naming the ranks that did not arrive
+      # @raise [PeerLostError] naming a rank whose process has ended
+      def reach(call, timeout = @timeout)
         @timeout = timeout
         @store.timeout = timeout
-        terms = terms.b
-        first, theirs = @store.compare_set("terms", "", "#{@rank} #{terms}").split(" ", 2)
+        call = call.b
+        first, theirs = @store.compare_set("call", "", "#{@rank} #{call}").split(" ", 2)
         @store.set("at/#{@rank}", "1")
-        differ(terms, first, theirs) unless theirs == terms
-        settle_text(AGREED) if @store.add("arrived", 1) == @ranks.size
-        @verdict || wait_for_verdict
-        raise_verdict unless @verdict == AGREED
+        differ(call, first, theirs) unless theirs == call
+        set_outcome_text(AGREED) if @store.add("arrived", 1) == @ranks.size
+        @outcome || wait_for_outcome
+        raise_outcome unless @outcome == AGREED
       end
 
       private
@@ -77,12 +77,12 @@ module Torch
 
       # A store that is gone went with the process that hosts it, if one has just ended.
       def explained(error)
-        limit = now + ENDING
+        limit = now + END_TIMEOUT
         rank, who = ended.first
         until rank
           return error if now > limit
 
-          sleep(ENDING / 30)
+          sleep(END_TIMEOUT / 30)
           rank, who = ended.first
         end
 
@@ -94,51 +94,51 @@ module Torch
         @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact
       end
 
-      def give_up(cause)
-        settle(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
+      def report_failure(cause)
+        set_outcome(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
           (cause ? [cause.message, "(#{cause.class.name})"].reject(&:empty?).join(" ") : "it was interrupted"))
       rescue Error
-        # The store is gone: that is the news, and nobody can be told.
+        # The store is lost, which is reported instead.
         nil
       end
 
-      def differ(terms, first, theirs)
-        at = terms.bytes.zip(theirs.bytes).index { |mine, other| mine != other } || terms.size
-        settle(MismatchError, "the ranks disagree on a group: global rank #{@rank} calls #{excerpt(terms, at)}, " \
+      def differ(call, first, theirs)
+        at = call.bytes.zip(theirs.bytes).index { |mine, other| mine != other } || call.size
+        set_outcome(MismatchError, "the ranks disagree on a group: global rank #{@rank} calls #{excerpt(call, at)}, " \
           "global rank #{first} #{excerpt(theirs, at)}: all must make the same calls, in the same order")
-        raise_verdict
+        raise_outcome
       end
 
       # Long lists of ranks are shown from a little before the place where they differ.
-      def excerpt(terms, at)
-        from = (terms.size <= SHOWN) ? 0 : [at - SHOWN / 2, 0].max
-        part = terms[from, SHOWN].force_encoding(Encoding::UTF_8).scrub
-        "#{"... " if from.positive?}#{part}#{" ..." if from + SHOWN < terms.size}"
+      def excerpt(call, at)
+        from = (call.size <= SHOWN) ? 0 : [at - SHOWN / 2, 0].max
+        part = call[from, SHOWN].force_encoding(Encoding::UTF_8).scrub
+        "#{"... " if from.positive?}#{part}#{" ..." if from + SHOWN < call.size}"
       end
 
-      def settle(kind, text)
-        settle_text("#{kind.name[/\w+\z/]} #{text}")
+      def set_outcome(kind, text)
+        set_outcome_text("#{kind.name[/\w+\z/]} #{text}")
       end
 
-      # The first verdict stands. Servers of PyTorch do not wake those who wait for a key made by compare_set: it is
-      # set again.
-      def settle_text(text)
-        standing = @store.compare_set("done", "", text.b)
-        @store.set("done", standing) if standing == text.b
-        @verdict = standing.force_encoding(Encoding::UTF_8)
+      # The first outcome counts. Servers of PyTorch do not wake waiters for a key that compare_set created: it is set
+      # again.
+      def set_outcome_text(text)
+        standing = @store.compare_set("outcome", "", text.b)
+        @store.set("outcome", standing) if standing == text.b
+        @outcome = standing.force_encoding(Encoding::UTF_8)
       end
 
-      def wait_for_verdict
-        tell = @started + TELL
-        until @verdict ||= wait_for("done")
+      def wait_for_outcome
+        report_at = @started + REPORT_EVERY
+        until @outcome ||= wait_for("outcome")
           if now >= @started + @timeout
-            return settle(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for " \
+            return set_outcome(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for " \
               "#{name(missing)} to call #{@operation} as well")
           end
-          look_after_the_others
-          next if now < tell || @verdict
+          check_processes
+          next if now < report_at || @outcome
 
-          tell += TELL
+          report_at += REPORT_EVERY
           warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{name(missing)}"
         end
       end
@@ -147,13 +147,13 @@ module Torch
         ranks.reject { |rank| @store.check(["at/#{rank}"]) }
       end
 
-      # A process that has ended will not come.
-      def look_after_the_others
+      # A process that has ended will not arrive.
+      def check_processes
         gone = ended
         rank = missing(gone.keys).first
         return unless rank
 
-        settle(PeerLostError, "global rank #{rank} (#{gone[rank]}) has ended and will not call #{@operation} as well; " \
+        set_outcome(PeerLostError, "global rank #{rank} (#{gone[rank]}) has ended and will not call #{@operation} as well; " \
           "global rank #{@rank} has waited #{(now - @started).round(1)} s for it")
       end
 
@@ -169,25 +169,25 @@ module Torch
         "global rank#{"s" if ranks.size > 1} #{shown}#{", ... (#{ranks.size} in all)" if ranks.size > 8} of #{@ranks.size}"
       end
 
-      def raise_verdict
-        kind, text = @verdict.split(" ", 2)
+      def raise_outcome
+        kind, text = @outcome.split(" ", 2)
         raise Distributed.const_get(kind), text
       end
 
       # Global rank 0, which may host the store, leaves last.
-      def part(fine)
-        @store.timeout = FAREWELL unless fine
+      def leave(fine)
+        @store.timeout = LEAVE_TIMEOUT unless fine
         @store.delete_key("at/#{@rank}") if fine
-        @store.set("left", "1") if @store.add("parted", 1) == @ranks.size
+        @store.set("left", "1") if @store.add("finished", 1) == @ranks.size
         wait_until_all_left(fine) if @rank.zero?
       rescue Error
-        # What went wrong before is the news.
+        # The earlier failure is reported instead.
         raise if fine
       end
 
       def wait_until_all_left(fine)
-        # Others may fail in making their group when their time is over: a moment longer.
-        @timeout = fine ? @timeout + FAREWELL : now - @started + FAREWELL
+        # Others may still fail in making their group at their timeout: waits a moment longer.
+        @timeout = fine ? @timeout + LEAVE_TIMEOUT : now - @started + LEAVE_TIMEOUT
         until wait_for("left")
           next if now < @started + @timeout
           return unless fine

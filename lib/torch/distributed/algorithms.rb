@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # What builds on operations and is no operation itself.
+    # Algorithms on top of the operations.
     module Algorithms
       autoload :Join, "torch/distributed/algorithms/join"
       autoload :JoinHook, "torch/distributed/algorithms/join"

@@ -4,7 +4,7 @@ require "torch/distributed"
 
 module Torch
   module Distributed
-    # A checkpoint could not be saved or loaded. On all ranks alike: the text names the rank on which it failed.
+    # A checkpoint could not be saved or loaded. Raised on all ranks: the text names the rank on which it failed.
     class CheckpointError < Error; end
 
     # Saves and restores a training run: models, optimizers, schedulers, samplers, random numbers and what else belongs to
@@ -20,7 +20,7 @@ module Torch
     #
     # **A checkpoint is a folder.** `manifest.json`, written last, makes it one: it has the numbers and texts, and for each
     # tensor its dtype, shape, file, place and CRC-32. The tensors lie in files of the safetensors layout, which other
-    # languages read as well. Nothing that is loaded can run code. Whoever looks into the folder finds the whole old
+    # languages read as well. Nothing that is loaded can run code. A reader of the folder finds the whole old
     # checkpoint or the whole new one, also after a crash, `kill -9` or on a full disk; what an interrupted save left is
     # removed by the next one.
     #
@@ -118,7 +118,7 @@ module Torch
             "it, or a file of PyTorch's"
         end
 
-        # The newest checkpoint of a folder, as far as its manifest tells; {.load} reads the newest whose data are good too.
+        # The newest checkpoint of a folder, according to its manifest; {.load} reads the newest whose data are good too.
         # Looks at this process's files alone: no other rank need call it.
         #
         # @param dir [String]

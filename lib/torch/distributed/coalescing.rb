@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # Several operations made one.
+    # Combines several operations into one.
     module Coalescing
       # Operations on `group` that the block calls on this thread become parts of one: they return nil at once, and
       # are done when this returns. All-reduces of the same kind and dtype that follow each other are carried out

@@ -2,9 +2,9 @@
 
 module Torch
   module Distributed
-    # How much is checked and told: `TORCH_DISTRIBUTED_DEBUG`, OFF, INFO or DETAIL.
+    # How much is checked and logged: `TORCH_DISTRIBUTED_DEBUG`, OFF, INFO or DETAIL.
     #
-    # With DETAIL the ranks compare, with each operation, the dtype and shape of what must be alike on all of them, so
+    # With DETAIL the ranks compare, with each operation, the dtype and shape of what must be equal on all of them, so
     # that two tensors of as many elements but another shape are a {MismatchError} that shows both. What may
     # differ from rank to rank (the pieces of gather, scatter and all_to_all, messages) is not compared. A model wrapped
     # while it is on has the names of its parameters compared with each bucket of gradients.

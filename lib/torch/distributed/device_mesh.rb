@@ -193,8 +193,8 @@ module Torch
 
       # The lists of ranks that need a group, of all processes along each of the axes.
       def lines(axes)
-        everybody = Distributed.default_process_group.ranks
-        axes.flat_map { |axis| @layout.lines(axis) }.uniq - [everybody]
+        all_ranks = Distributed.default_process_group.ranks
+        axes.flat_map { |axis| @layout.lines(axis) }.uniq - [all_ranks]
       end
 
       # `made` are the groups of {#lines}; a process is in one at most for each axis.

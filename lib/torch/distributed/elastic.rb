@@ -4,15 +4,15 @@ require "torch_ddp/error_file"
 
 module Torch
   module Distributed
-    # What a worker has to do with its launcher, torchrun, ours or Python's.
+    # A worker's dealings with its launcher, our torchrun or Python's.
     #
-    # An exception that nobody rescues is told to it by itself, in the file that TORCHELASTIC_ERROR_FILE names, once
+    # An exception that is not rescued is reported automatically, in the file that TORCHELASTIC_ERROR_FILE names, once
     # `torch/distributed` is loaded; under our torchrun from the script's first line on.
     module Elastic
       FAILURES = [StandardError, ScriptError, NoMemoryError, SystemStackError].freeze
       private_constant :FAILURES
 
-      # Tells the launcher of an exception that passes by, also where the program rescues it later; PyTorch's `record`.
+      # Reports an exception in the block to the launcher, also if the program rescues it later; PyTorch's `record`.
       #
       #   Torch::Distributed::Elastic.record { train }
       #

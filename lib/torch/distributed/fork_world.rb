@@ -6,7 +6,7 @@ require_relative "launching/spawned"
 
 module Torch
   module Distributed
-    # The variables by which a process that {Launching#fork_world} spawned knows its place. SCRIPT and TEST may be
+    # The variables by which a process that {Launching#fork_world} spawned knows its rank. SCRIPT and TEST may be
     # set by the program: the file to run instead of the program's own, and the test to run in it.
     SPAWN_ENV_KEY = "TORCH_DISTRIBUTED_SPAWNED"
     SPAWN_RANK_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RANK"
@@ -75,7 +75,7 @@ module Torch
       end
 
       # @param host [String] an address of this machine
-      # @return [Integer] a TCP port that nobody uses now
+      # @return [Integer] a TCP port that is free now
       def free_port(host: "127.0.0.1")
         server = TCPServer.new(host, 0)
         server.addr[1]
@@ -96,7 +96,7 @@ module Torch
         yield rank, port
       end
 
-      # OpenMP's threads do not survive a fork, and whoever waits for them waits for ever.
+      # OpenMP's threads do not survive a fork, and waiting for them would never end.
       def run_forked(rank, world_size, host, port, store_port, &block)
         _set_num_threads(1)
         run_here(rank, world_size, host, port, store_port, &block)

@@ -4,7 +4,7 @@ require "monitor"
 
 module Torch
   module Distributed
-    # What an operation will have given, and what is made of it then: what communication hooks return.
+    # The value of an operation, once it is done, and callbacks on it: what communication hooks return.
     #
     #   work = Torch::Distributed.all_reduce(bucket.buffer, async_op: true)
     #   work.get_future.then { |future| future.value.first / world_size }

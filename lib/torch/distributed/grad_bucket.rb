@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # A bucket of gradients, as a communication hook in Ruby sees it.
+    # A bucket of gradients, as passed to a communication hook in Ruby.
     #
     # @!method index
     #   @return [Integer] its place: buckets are handed over in this order

@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # The life of the default process group, and what is known of any group.
+    # Creates and destroys the default process group, and answers queries about any group.
     module Groups
       # Seconds that operations under way get to finish when groups are destroyed, when that happens because of
       # an exception (the other ranks may not come any more), and at the process's exit. As long again a process that
@@ -60,7 +60,7 @@ module Torch
       #   mpiexec -n 8 ruby train.rb          # MPICH and others with Hydra, by PMI_RANK and its like
       #
       # Rank 0 serves the store there. On one machine the others meet it at 127.0.0.1; on several at the first host of
-      # Slurm's step, or where mpirun runs (MPICH does not tell: set MASTER_ADDR). The port is made from the number of the
+      # Slurm's step, or where mpirun runs (MPICH does not say: set MASTER_ADDR). The port is made from the number of the
       # job and the step, so that jobs that share a machine do not meet. Variables that are set go before all this, and
       # those that are not, LOCAL_RANK and LOCAL_WORLD_SIZE among them, are set for the script then; processes that it
       # starts have them too.
@@ -73,7 +73,7 @@ module Torch
       # @param rank [Integer, nil] this process's place, from 0
       # @param world_size [Integer, nil] how many processes there are
       # @param timeout [Numeric] seconds: of joining, and of each operation later
-      # @param wait_for_workers [Boolean] whether the store's server waits for everybody first
+      # @param wait_for_workers [Boolean] whether the store's server waits for all workers first
       # @param device_id [Integer, Torch::Device, nil] the GPU of this process, for nccl: its ranks connect at once, and
       #   tensors on other GPUs are refused; nil: as the tensors are, and that of LOCAL_RANK for barriers
       # @yield with a block: runs it, and then destroys all groups, however it ends
@@ -103,7 +103,7 @@ module Torch
       end
 
       # Ends a group, or all of them: operations under way get a moment to finish. Each rank may end its groups in an
-      # order of its own; all operations of a group should be done on every rank first. Nobody waits for the other
+      # order of its own; all operations of a group should be done on every rank first. It does not wait for the other
       # ranks, with one exception: a process that hosts the TCP store by which the default group was made stays until
       # the others have destroyed theirs or are gone, ten seconds at most (half a second on the way out of an exception).
       # Harmless where there is no group, or none any more.

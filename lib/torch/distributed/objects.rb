@@ -6,7 +6,7 @@ module Torch
   module Distributed
     # Operations on Ruby objects. They are slower than those on tensors, which they use, and always wait.
     #
-    # **For trusted jobs only**: what comes from other ranks is read by Marshal, which lets whoever sends it run code
+    # **For trusted jobs only**: objects from other ranks are loaded by Marshal, which lets their sender run code
     # here. `serializer: :json` reads plain data only (keys become strings); an object with `dump(object)`, which returns
     # a String, and `load(string)` is taken as well. All ranks must name the same.
     #

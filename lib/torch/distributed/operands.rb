@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # What all operations do alike with their arguments: which group, what becomes of the handle, tensors that do not
+    # What all operations do with their arguments: the group, the returned handle, tensors that do not
     # lie in one piece, lists by rank. Everything is checked before anything is sent.
     #
     # @api private

@@ -2,13 +2,13 @@
 
 module Torch
   module Distributed
-    # Ranks that carry out the same operations in the same order. Made by {Torch::Distributed.init_process_group} and
+    # Ranks that execute the same operations in the same order. Made by {Torch::Distributed.init_process_group} and
     # {Torch::Distributed.new_group}; it lives until {Torch::Distributed.destroy_process_group}, whether or not the
     # program still refers to it.
     #
     # Threads: groups are independent of each other, so each thread may have its own. Several threads may also use one
     # group, each call is queued whole; but every rank must queue the same operations in the same order, so threads
-    # whose order is left to chance need a lock that all their ranks take alike, or groups of their own.
+    # whose order is not determined need a lock that all their ranks acquire in the same order, or groups of their own.
     #
     # @!method rank
     #   @return [Integer] this process's place in the group
@@ -65,7 +65,7 @@ module Torch
 
       # @api private
       # @param ranks [Array<Integer>, nil] those that count by themselves; nil: all of the group
-      # @return [Integer] how many groups this process asked for before, for names that all ranks derive alike
+      # @return [Integer] how many groups this process asked for before, for names that are the same on all ranks
       def _next_child(ranks = nil)
         COUNTERS.synchronize do
           @children ||= Hash.new(-1)

@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # What stands for a group where there is no {ProcessGroup} to hand.
+    # Stand-ins for a group where there is no {ProcessGroup}.
     module GroupMember
       # A place that is taken for a group.
       class Placeholder

@@ -4,7 +4,7 @@ require "uri"
 
 module Torch
   module Distributed
-    # From an `init_method` and the environment to a store, a rank and a world size.
+    # Determines store, rank and world size from an `init_method` and the environment.
     #
     # @api private
     module Rendezvous

@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # Who this process is where no torchrun started it but a scheduler's launcher: Slurm's srun, Open MPI's mpirun or
+    # Rank and world size of a process that was started by a scheduler's launcher instead of torchrun: Slurm's srun, Open MPI's mpirun or
     # MPICH's mpiexec. PyTorch's own variables go before theirs.
     #
     # @api private

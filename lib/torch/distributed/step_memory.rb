@@ -2,18 +2,18 @@
 
 module Torch
   module Distributed
-    # Sees to it that the tensors of past training steps are freed in time, so that the next ones lie in the same
-    # memory. To Ruby's collector a tensor is a small object whatever memory hangs on it: left to itself it runs once
-    # in many steps, by then the process holds gigabytes, and each step touches fresh pages instead of warm ones.
+    # Frees the tensors of past training steps in time, so that the next ones reuse their memory. To Ruby's garbage
+    # collector a tensor is a small object however much memory it owns: on its own it runs once in many steps; by then
+    # the process holds gigabytes, and each step touches fresh pages instead of cached ones.
     #
-    # Looks at the heap from step to step, learns how much each leaves behind, and collects young objects whenever
-    # some {BUDGET} bytes have come together. {DistributedDataParallel} calls {#step} before each forward, and
+    # Measures how much garbage each step leaves, and collects young objects whenever some {BUDGET} bytes have
+    # accumulated. {DistributedDataParallel} calls {#step} before each forward, and
     # {Distributed.keep_memory} does so for programs without it.
     class StepMemory
-      # Bytes that steps may leave behind before they are collected.
+      # Bytes of garbage that steps may leave before it is collected.
       BUDGET = 32 * 1024 * 1024
 
-      # Steps that leave next to nothing behind are for Ruby to judge.
+      # Steps that leave next to nothing are left to Ruby.
       MOST_STEPS = 1000
       private_constant :MOST_STEPS
 
@@ -50,13 +50,13 @@ module Torch
 
       private
 
-      # Alternately: one step after a collection, how much is there more than right after it; and, when as many steps
-      # as fill the budget have passed, the next collection.
+      # Alternately: one step after a collection, measures the growth since then; and, after as many steps as fill the
+      # budget, collects.
       def look
         if @after
           grown = @in_use.call - @after
           @after = nil
-          # Less than before: Ruby has collected meanwhile, so nothing was learnt.
+          # Less than before: Ruby has collected meanwhile, so the growth is unknown.
           @period = (BUDGET / grown).clamp(1, MOST_STEPS) if grown.positive?
           @left = @period - 1
           return if @left.positive?
@@ -67,7 +67,7 @@ module Torch
       end
     end
 
-    # What a process does with the memory of past training steps.
+    # The memory of past training steps.
     module KeptMemory
       # Has this process keep the memory that a training step frees for the next one, and frees the tensors of past
       # steps in time. {Torch::NN::Parallel::DistributedDataParallel} does the same by itself: a program that trains

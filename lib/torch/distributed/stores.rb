@@ -38,7 +38,7 @@ module Torch
     # @!method list_keys
     #   The store's own keys and queues are not among them; a {PrefixStore}'s are those beneath its prefix, without it.
     #   @return [Array<String>] the keys, in no order
-    #   @raise [UnsupportedError] if the server is a PyTorch that cannot tell
+    #   @raise [UnsupportedError] if the server is a PyTorch without it
     # @!method queue_push(key, value)
     #   Adds a value at the end of a queue, which the first value makes. Queues are apart from keys of the same name.
     #   @raise [UnsupportedError] if the server is a PyTorch without queues
@@ -55,7 +55,7 @@ module Torch
     #   @raise [UnsupportedError] if the server is a PyTorch without queues
     # @!method barrier(key, world_size, timeout = nil)
     #   Returns once `world_size` callers have come. The key counts them, so each barrier needs a key of its own; and
-    #   whoever gave up is counted still.
+    #   a caller that timed out still counts.
     #   @param timeout [Numeric, nil] seconds; nil: the store's own
     #   @raise [TimeoutError] telling how many had come
     #   @raise [UnsupportedError] if the server is a PyTorch without barriers
@@ -125,12 +125,12 @@ module Torch
 
       # @param host [String] name or address of the process that serves
       # @param port [Integer] its port; 0 on the master lets the system choose
-      # @param world_size [Integer, nil] clients that will come; nil: unknown, nobody is waited for
+      # @param world_size [Integer, nil] clients that will come; nil: unknown, does not wait
       # @param is_master [Boolean] whether this process serves
       # @param wait_for_workers [Boolean] whether the master waits until all clients are there
       # @param timeout [Numeric] seconds, of this call and of the store's later ones
       # @param multi_tenant [Boolean] whether masters of this process on one port share one server: the second and
-      #   later ones then are its clients, wait for nobody, and it stays until all are closed
+      #   later ones then are its clients and do not wait; it stays until all are closed
       # @param master_listen_fd [Integer, IO, nil] a listening socket for the master to take over
       # @param use_libuv [Boolean] accepted for PyTorch's scripts: there is only one kind of server here
       def initialize(host, port, world_size = nil, is_master = false, wait_for_workers: true, timeout: DEFAULT_TIMEOUT,
@@ -190,7 +190,7 @@ module Torch
       attr_reader :path
 
       # @param path [String] made when absent
-      # @param world_size [Integer, nil] after so many have let go of it the file is removed
+      # @param world_size [Integer, nil] after so many have released it the file is removed
       # @param timeout [Numeric] seconds that its calls wait
       def initialize(path, world_size = nil, timeout: DEFAULT_TIMEOUT)
         super()

@@ -8,7 +8,7 @@ module Torch
     #
     # All processes of the parent group (the default group, where none is given) make these calls, members or not, with
     # the same arguments and in the same order; each returns when all have come. What one of them is refused, what they
-    # disagree on and who does not come is told to all of them.
+    # disagree on, and ranks that do not arrive, are reported on all of them.
     module Subgroups
       LOCK = Mutex.new
       private_constant :LOCK

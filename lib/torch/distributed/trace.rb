@@ -63,7 +63,7 @@ module Torch
         JSON.generate(args.to_h { |key, value| [trace_text(key), trace_text(value)] })
       end
 
-      # Called when a default group is there. A trace that cannot be written keeps nobody from training.
+      # Called once there is a default group. A trace that cannot be written does not prevent training.
       def open_trace(rank)
         folder = ENV[VARIABLE]
         return if folder.nil? || folder.empty? || _trace_enabled?

@@ -71,7 +71,7 @@ module Torch
 
       private
 
-      # Whoever comes second waits until the first is through.
+      # A second caller waits until the first is done.
       def conclude
         @lock.synchronize do
           @steps.shift.call until @steps.empty?

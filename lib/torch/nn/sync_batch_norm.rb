@@ -10,7 +10,7 @@ module Torch
     #   model = Torch::NN::SyncBatchNorm.convert_sync_batchnorm(model)
     #   model = Torch::NN::Parallel::DistributedDataParallel.new(model)
     #
-    # In training, forward and backward are collective calls: every process of the group makes them alike, but batches
+    # In training, forward and backward are collective calls: every process of the group makes the same ones, but batches
     # may differ in size, and be empty on some. Otherwise, and without a process group, it is a plain BatchNorm. It takes
     # input of two to five dimensions, [N, C] or [N, C, ...]; in float16 and bfloat16, as in mixed precision, it computes in
     # float32.

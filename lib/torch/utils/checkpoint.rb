@@ -30,7 +30,7 @@ module Torch
         #   x = checkpoint(x) { |input| second.call(first.call(input)) }
         #
         # A module is the better choice where there is one. A block keeps all local variables of the place where it is
-        # written, and so, in the second line, its own result. Backward over the segment lets go of the block. Where no
+        # written, and so, in the second line, its own result. Backward over the segment releases the block. Where no
         # backward will run over it, give such variables another value (`x = nil`), or use `Torch.no_grad`: else what they
         # hold stays in memory, also when the surrounding method has returned.
         #

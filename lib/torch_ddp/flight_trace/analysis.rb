@@ -2,7 +2,7 @@
 
 module TorchDDP
   module FlightTrace
-    # Lays the ranks' records of one group side by side and says who went astray.
+    # Compares the ranks' records of one group and finds the ranks that diverged.
     class Analysis
       # `kind` is :failure, :mismatch, :behind, :stuck, :message or :silent; `ranks` are the group's.
       Finding = Struct.new(:kind, :ranks, :operation, :text)

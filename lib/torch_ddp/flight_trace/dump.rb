@@ -4,7 +4,7 @@ require "json"
 
 module TorchDDP
   module FlightTrace
-    # A file that is no flight recorder's.
+    # A file that is not a flight recorder's.
     class Unreadable < StandardError; end
 
     # What one rank wrote; the fields are described in include/tddp/recorder.h.

@@ -5,7 +5,7 @@ require_relative "intervals"
 
 module TorchDDP
   module Trace
-    # What is wrong with the files that were given.
+    # An error in the given files.
     class Unreadable < StandardError; end
 
     # One rank's file, as include/tddp/trace.h describes it. It has an event a line, so that one of which the end is

@@ -5,7 +5,7 @@ require "torch/distributed"
 module Torch
   module Distributed
     module Algorithms
-      # What a process whose inputs have ended does in place of the others' iterations.
+      # What a process whose inputs have ended does while the others still iterate.
       class JoinHook
         # Called again and again while some process still has inputs: takes part in every operation that these call in
         # one iteration, in the same order.
@@ -57,7 +57,7 @@ module Torch
         attr_writer :join_config
       end
 
-      # Lets processes with different numbers of inputs train together: whoever has none left takes part in the others'
+      # Lets processes with different numbers of inputs train together: a process that has none left takes part in the others'
       # operations until all are through.
       #
       #   Torch::Distributed::Algorithms::Join.run([model, optimizer]) do
@@ -77,7 +77,7 @@ module Torch
             new(joinables, **options).run(&block)
           end
 
-          # Called by joinables before the operations of an iteration. Tells the processes that have no more inputs that
+          # Called by joinables before the operations of an iteration. Announces to the processes that have no more inputs that
           # there is one more; does nothing outside of {#run} and for all joinables but the first.
           #
           # @param joinable [Joinable]

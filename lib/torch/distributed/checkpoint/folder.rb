@@ -64,7 +64,7 @@ module Torch
           stale = children(folder).select { |name| name == Manifest::PARTIAL || (DATA.match?(name) && !kept.include?(name)) }
           stale.each { |name| delete(File.join(folder, name)) }
         rescue DamagedError
-          # Nobody knows which files it needs.
+          # Which files it needs is unknown.
           nil
         end
 
@@ -74,7 +74,7 @@ module Torch
           children(folder).grep(OURS).each { |name| delete(File.join(folder, name)) }
           Dir.rmdir(folder)
         rescue Errno::ENOTEMPTY, Errno::EEXIST, Errno::ENOENT
-          # Somebody keeps other files there.
+          # It contains files that are not a checkpoint's.
           nil
         end
 
@@ -101,7 +101,7 @@ module Torch
           delete(partial)
         end
 
-        # Runs the block while nobody else saves into `dir`.
+        # Runs the block while no other process saves into `dir`.
         def lock(dir)
           file = File.open(File.join(dir, LOCK), File::RDWR | File::CREAT)
           unless locked?(file)

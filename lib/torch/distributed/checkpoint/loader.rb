@@ -5,7 +5,7 @@ require "set"
 module Torch
   module Distributed
     module Checkpoint
-      # One load, on all ranks: rank 0 says which checkpoint, everybody reads it and compares its checksums, and only when
+      # One load, on all ranks: rank 0 chooses the checkpoint, every rank reads it and compares its checksums, and only when
       # that went well on all is anything changed. If the newest is damaged they go on to the one before together.
       #
       # @api private
@@ -70,7 +70,7 @@ module Torch
           Folder.newest_first(@path) { |folder, error| skip(folder, error.message) }.map(&:folder)
         end
 
-        # Tells one save from the next.
+        # Distinguishes one save from the next.
         def stamp(path)
           stat = File.stat(File.directory?(path) ? File.join(path, Manifest::FILE) : path)
           [stat.ino, stat.size, stat.mtime.to_r.to_s]

@@ -5,7 +5,7 @@ require "json"
 module Torch
   module Distributed
     module Checkpoint
-      # What makes a folder a checkpoint: it is written last, and says what there is and what it must be like.
+      # The manifest makes a folder a checkpoint: it is written last, and lists the files with their checksums.
       #
       #   {"crc32":"89abcdef","content":{"format":"torch-ddp checkpoint","version":1,…}}
       #

@@ -3,8 +3,8 @@
 module Torch
   module Distributed
     module Checkpoint
-      # What all ranks do together: each does its part, then all learn how it went everywhere. So an error of one is an error
-      # of all, and nobody waits for a rank that has given up.
+      # Steps of all ranks together: each does its part, then all exchange the outcome. So an error of one is an error
+      # of all, and no rank waits for one that has failed.
       #
       # @api private
       class Together

@@ -8,7 +8,7 @@ require "time"
 module Torch
   module Distributed
     module Checkpoint
-      # One save, on all ranks: rank 0 makes room, everybody writes what is its part, rank 0 publishes the manifest once all
+      # One save, on all ranks: rank 0 makes a folder, every rank writes its part, rank 0 publishes the manifest once all
       # of it is on the disk, and then removes what is older.
       #
       # @api private
@@ -111,7 +111,7 @@ module Torch
           end
         end
 
-        # The largest first, each to the rank that has least: alike on all. What may differ between ranks is rank 0's.
+        # The largest first, each to the rank that has least: the same on all. What may differ between ranks is rank 0's.
         def share(entries)
           parts = Array.new(@together.size) { [] }
           sizes = Array.new(@together.size, 0)

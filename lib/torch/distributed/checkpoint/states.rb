@@ -3,7 +3,7 @@
 module Torch
   module Distributed
     module Checkpoint
-      # Between objects and their states: what is saved of a model, an optimizer, a sampler or a hash of such, and how it
+      # Converts between objects and their states: what is saved of a model, an optimizer, a sampler or a hash of such, and how it
       # goes back.
       #
       # @api private
@@ -79,7 +79,7 @@ module Torch
           else
             return saved unless object.respond_to?(:load_state_dict)
 
-            told(name) { object.load_state_dict(saved) }
+            naming(name) { object.load_state_dict(saved) }
           end
           object
         end
@@ -149,7 +149,7 @@ module Torch
         end
 
         # An object's own complaint, with its name.
-        def told(name)
+        def naming(name)
           yield
         rescue ArgumentError => e
           raise ArgumentError, "#{name}: #{e.message}"

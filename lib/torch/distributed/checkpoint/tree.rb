@@ -5,7 +5,7 @@ require "json"
 module Torch
   module Distributed
     module Checkpoint
-      # States as JSON: tensors are taken out and stand there by name, `{"$tensor": "model.fc.weight"}`. What JSON has no
+      # States as JSON: tensors are replaced by their names, `{"$tensor": "model.fc.weight"}`. What JSON has no
       # word for is tagged in the same way, so that everything comes back as it was: symbols, keys that are no text, numbers
       # that are not finite, bytes that are no UTF-8. Nothing else is taken, and nothing that is read runs code.
       #

@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # What a worker process tells its parent: one Marshal dump in a pipe, and its exit status.
+    # What a worker process reports to its parent: one Marshal dump in a pipe, and its exit status.
     #
     # @api private
     module Outcome
@@ -60,7 +60,7 @@ module Torch
           pipe.write(dump)
           pipe.close
         rescue Errno::EPIPE
-          # The parent has gone, and nobody is left to tell.
+          # The parent has ended: there is no reader.
         end
       end
     end

@@ -5,7 +5,7 @@ require "tempfile"
 
 module Torch
   module Distributed
-    # How a program that is run again finds its way to the call of {Launching#fork_world} that started it.
+    # Brings a program that is run again as a worker to the call of {Launching#fork_world} that started it.
     #
     # A call is known by its place in the program, the test it is in and the environment, and by how many calls
     # with all of these equal came before. A program that steers its new processes through the environment

@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # A worker process as its parent sees it.
+    # The parent's view of a worker process.
     #
     # @api private
     class Worker

@@ -9,7 +9,7 @@ require_relative "worker"
 
 module Torch
   module Distributed
-    # The processes of one {Launching#fork_world}: started, listened to, and gone at the end.
+    # The processes of one {Launching#fork_world}: starts them, reads their results, and ends them.
     #
     # @api private
     class World
@@ -51,7 +51,7 @@ module Torch
 
       private
 
-      # Binds a port without listening on it: the system gives it to nobody else, and a rank may listen on it.
+      # Binds a port without listening on it: the system assigns it to no other process, and a rank may listen on it.
       def bind_port
         address = Addrinfo.tcp(@host, 0)
         socket = Socket.new(address.afamily, :STREAM)
@@ -79,7 +79,7 @@ module Torch
 
       def start(rank)
         reader, writer = IO.pipe(binmode: true)
-        # An exception from another thread must not come between a worker's start and its entry here: nobody would end it.
+        # An exception from another thread must not come between a worker's start and its entry here: the worker would never be ended.
         Thread.handle_interrupt(Object => :never) do
           pid = (@method == :fork) ? fork_worker(rank, reader, writer) : spawn_worker(rank, writer)
           @workers << Worker.new(rank, pid, reader)
@@ -111,7 +111,7 @@ module Torch
         close_sockets
       end
 
-      # A group of its own, so that what a worker starts ends with it. Both sides set it: whoever is second fails.
+      # A group of its own, so that what a worker starts ends with it. Both sides set it: the second one fails.
       def set_group(pid)
         Process.setpgid(pid, pid)
       rescue Errno::EACCES, Errno::ESRCH
@@ -130,7 +130,7 @@ module Torch
         results&.close
       end
 
-      # Until everybody is done, or somebody has failed and the cause is known.
+      # Until all are done, or one has failed and the cause is known.
       def listen
         deadline = nil
         until @workers.all?(&:done?)
@@ -144,7 +144,7 @@ module Torch
         end
       end
 
-      # Until something comes. A process that closed its pipe is about to end, which nothing tells us.
+      # Until something arrives. A process that closed its pipe is about to end, of which there is no event.
       def look_at_pipes(seconds)
         ending = @workers.any? { |worker| worker.reader.closed? && !worker.done? }
         readers = @workers.map(&:reader).reject(&:closed?)

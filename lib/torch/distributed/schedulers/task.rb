@@ -64,7 +64,7 @@ module Torch
         end
 
         def unknown_host(why)
-          raise ArgumentError, "MASTER_ADDR is not set, and #{launcher} does not tell where rank 0 runs: #{why}. Set MASTER_ADDR to " \
+          raise ArgumentError, "MASTER_ADDR is not set, and #{launcher} does not say where rank 0 runs: #{why}. Set MASTER_ADDR to " \
             "the host of rank 0, for instance by #{self.class::SETTING}"
         end
       end

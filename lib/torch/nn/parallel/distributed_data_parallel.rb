@@ -169,8 +169,8 @@ module Torch
             divide_by_initial_world_size: divide_by_initial_world_size, &block)
         end
 
-        # Does something else with the gradients of a bucket than averaging them. Once, on all ranks alike, before the first
-        # backward.
+        # Registers a hook that processes the gradients of a bucket instead of averaging them. To be called once, on all
+        # ranks, before the first backward.
         #
         #   model.register_comm_hook(:fp16_compress)
         #   model.register_comm_hook(PowerSGDState.new(matrix_approximation_rank: 2), DDPCommHooks.power_sgd_hook)
@@ -251,7 +251,7 @@ module Torch
           @arguments.output_device ? moved(output, @arguments.output_device) : output
         end
 
-        # Copies would share what answers to the gradients.
+        # Copies would share the gradient hooks.
         def initialize_copy(_other)
           refuse_copy
         end
@@ -265,11 +265,11 @@ module Torch
           return unless Torch.grad_enabled?
 
           Torch::Distributed::StepMemory.instance.step
-          # There is none if the ranks differed when they were to be tied anew.
+          # There is no core if the ranks differed when parameters were to be hooked again.
           tie(false) if @core.nil? || @core.stale?
           @logging.sample(@core) if @sync_gradients
-          # First, for it names the parameters that the backward before left out; ranks that differ there would
-          # only learn from the buffers that they do.
+          # First, since it names the parameters that the last backward left out; with the buffers first, ranks that
+          # differ there would only see a mismatch of operations.
           @core.prepare(@sync_gradients)
           @core.sync_buffers(0) if buffers_due?
           # As in PyTorch: what a forward without synchronization left alone, the next one leaves alone as well.
@@ -280,7 +280,7 @@ module Torch
           @training && Torch.grad_enabled? && will_sync_module_buffers?
         end
 
-        # Hooks the parameters that train, and makes all ranks' alike.
+        # Registers hooks on the parameters that train, and broadcasts rank 0's values.
         def tie(init_sync)
           found = Parameters.new(@module)
           release
@@ -291,7 +291,7 @@ module Torch
           broadcast_all(found.frozen, 0) if init_sync
         end
 
-        # Else both cores would answer to the same gradients until the collector comes.
+        # Otherwise both cores would react to the same gradients until the garbage collector runs.
         def release
           return unless @core
 
@@ -308,7 +308,7 @@ module Torch
           arguments = @arguments
           named = @module.named_parameters
           trigger = named[arguments.delayed_by]
-          # The one that the others wait for does not wait for itself.
+          # The parameter that triggers the delayed all_reduce is not delayed itself.
           flags = found.flags(named.values_at(*arguments.delayed).reject { |parameter| parameter.equal?(trigger) })
           Torch::Distributed::GradientSync._create(@process_group, found.trained, found.names, flags, found.frozen,
             (arguments.forward_sync_buffers? || arguments.initial_buffers?) ? found.buffers : [],
@@ -326,7 +326,7 @@ module Torch
           Torch::Distributed::Nested.map(value) { |tensor| tensor.to(device) }
         end
 
-        # Has the core see what backward will begin with.
+        # Passes the core the outputs that backward will start from.
         def watched(output)
           nested = Torch::Distributed::Nested
           tensors = nested.tensors(output)

@@ -22,7 +22,7 @@ module Torch
         # @param parameters [Torch::Tensor, Enumerable<Torch::Tensor>] those without a gradient are passed over
         # @param max_norm [Numeric]
         # @param norm_type [Numeric] the norm's order; Float::INFINITY for the largest absolute value
-        # @param error_if_nonfinite [Boolean] whether a norm that is infinite or not a number is an error, on all ranks alike
+        # @param error_if_nonfinite [Boolean] whether a norm that is infinite or not a number is an error, on all ranks
         # @param foreach [Object] for PyTorch's sake: it is always one call
         # @param process_group [Torch::Distributed::ProcessGroup, nil]
         # @return [Torch::Tensor] the norm before, of no dimensions

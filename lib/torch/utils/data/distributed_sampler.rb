@@ -88,7 +88,7 @@ module Torch
           self
         end
 
-        # What {#each} yields next, for those who hand it out themselves: they tell {#advance} of it.
+        # What {#each} yields next, for callers that iterate themselves: they report it to {#advance}.
         #
         # @return [Array<Integer>]
         def begin_pass

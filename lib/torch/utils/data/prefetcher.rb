@@ -5,15 +5,15 @@ module Torch
     module Data
       # Threads that make batches in the background, for one pass over a loader. The program's thread asks for batches and
       # takes them in the same order; it decides how many are under way. The threads know only the queue: they end with
-      # {#stop}, or when nobody refers to this object any more, as after an Enumerator that was left in its midst.
+      # {#stop}, or when this object is garbage, as after an Enumerator that was abandoned half way.
       class Prefetcher
         # What an exception of a data set may be. It is raised where the batch is taken.
         FAILURES = [StandardError, ScriptError, NoMemoryError, SystemStackError, SystemExit].freeze
         # They compute in shorter turns than the thread that trains.
         PRIORITY = -3
         # Seconds for a thread to end that is within a call which cannot be interrupted.
-        PATIENCE = 5
-        private_constant :FAILURES, :PRIORITY, :PATIENCE
+        JOIN_TIMEOUT = 5
+        private_constant :FAILURES, :PRIORITY, :JOIN_TIMEOUT
 
         Task = Struct.new(:indices, :answer)
         private_constant :Task
@@ -59,7 +59,7 @@ module Torch
         def stop
           @tasks.clear
           @tasks.close
-          @threads.each(&:kill).each { |thread| thread.join(PATIENCE) }
+          @threads.each(&:kill).each { |thread| thread.join(JOIN_TIMEOUT) }
           @under_way.clear
         end
 

@@ -4,7 +4,7 @@ module Torch
   module Distributed
     module Algorithms
       module DDPCommHooks
-        # A hook of libtddp's, to be made once it is known for which model.
+        # A hook of libtddp, created once the model is known.
         class BuiltIn
           # @return [String]
           attr_reader :name

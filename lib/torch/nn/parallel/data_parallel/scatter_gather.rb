@@ -5,7 +5,7 @@ require "torch/distributed/nested"
 module Torch
   module NN
     module Parallel
-      # Divides inputs among devices, and puts together what came of the parts. Autograd sees all of it.
+      # Divides inputs among devices, and concatenates the outputs of the parts. Autograd records all of it.
       #
       # @api private
       module ScatterGather
@@ -63,7 +63,7 @@ module Torch
             sizes = found.map { |tensor| tensor.size(dim) }.uniq
             return sizes.first if sizes.size <= 1
 
-            raise ArgumentError, "inputs have #{sizes.join(" and ")} samples along dimension #{dim}: expected the same, as they are divided alike; " \
+            raise ArgumentError, "inputs have #{sizes.join(" and ")} samples along dimension #{dim}: expected the same, as they are divided in the same way; " \
               "what every replica is to have whole goes into the module, or through a block"
           end
 

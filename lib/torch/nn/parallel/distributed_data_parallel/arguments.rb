@@ -4,7 +4,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # What was asked for, checked and completed. Nothing here waits for another process.
+        # The arguments of the constructor, validated and completed with defaults. Nothing here waits for another process.
         #
         # @api private
         class Arguments
@@ -113,7 +113,7 @@ module Torch
 
           def check_flags
             FLAGS.each do |name|
-              # What a process is told by a String or a number should not be read as true.
+              # A String or a number, as from an environment variable, must not count as true.
               @given[name] = flag(name, @given[name])
             end
             return unless @given[:check_reduction]

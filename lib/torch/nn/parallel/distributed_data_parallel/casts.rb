@@ -6,7 +6,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # Puts casts in the place of a module's parameters while it runs.
+        # Replaces a module's parameters by casts of them while it runs.
         #
         # @api private
         class Casts

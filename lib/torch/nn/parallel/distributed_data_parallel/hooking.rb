@@ -6,7 +6,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # What is done with buckets in place of averaging them.
+        # Registers communication hooks, which process buckets instead of averaging them.
         #
         # @api private
         module Hooking

@@ -6,9 +6,9 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # Uneven inputs: the part of a rank that has some left, and that of one that has not.
+        # Uneven inputs: what a rank does while it has inputs left, and what it does afterwards.
         #
-        # In each forward the ranks first count who has inputs left, then tell each other what this forward does: whose
+        # In each forward the ranks first count who has inputs left, then exchange what this forward does: whose
         # buffers are sent, whether buckets may be rebuilt, whether gradients will be averaged.
         #
         # @api private
@@ -82,9 +82,9 @@ module Torch
 
           def agree(plan)
             stale = @core.nil? || @core.stale?
-            told = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1], dtype: :int64)
-            told = told.to(@device) if @device
-            root, prepare, sync, stale, fresh = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a
+            exchanged = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1], dtype: :int64)
+            exchanged = exchanged.to(@device) if @device
+            root, prepare, sync, stale, fresh = Torch::Distributed.all_reduce(exchanged, op: :max, group: @process_group).to_a
             Plan.new(root, prepare == 1, sync == 1, stale, fresh.zero?)
           end
 
@@ -109,9 +109,9 @@ module Torch
           # Those who had inputs longest have the model that all go on with.
           def sync_final_model(last)
             @core.divisor = @process_group.size if @divide_by_active
-            told = Torch.tensor([last ? @process_group.rank : -1], dtype: :int64)
-            told = told.to(@device) if @device
-            root = Torch::Distributed.all_reduce(told, op: :max, group: @process_group).to_a.first
+            exchanged = Torch.tensor([last ? @process_group.rank : -1], dtype: :int64)
+            exchanged = exchanged.to(@device) if @device
+            root = Torch::Distributed.all_reduce(exchanged, op: :max, group: @process_group).to_a.first
             broadcast_all(@parameters_of_model.state, root)
           end
 

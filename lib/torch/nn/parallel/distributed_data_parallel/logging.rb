@@ -4,7 +4,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # What is known of the model's training, under PyTorch's names.
+        # Statistics of the model's training, under PyTorch's names.
         #
         # @api private
         class Logging

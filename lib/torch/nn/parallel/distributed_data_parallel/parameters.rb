@@ -4,7 +4,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # What of a module is averaged, watched and broadcast.
+        # The parameters and buffers of a module: which are averaged, which are broadcast.
         #
         # @api private
         class Parameters

@@ -4,7 +4,7 @@ module Torch
   module NN
     module Parallel
       class DistributedDataParallel < Module
-        # What can be asked about a wrapped model.
+        # Queries about a wrapped model.
         module Report
           # Sizes of the buckets in bytes, for the curious: the plan changes once, after the first backward.
           #
