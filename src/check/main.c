@@ -155,8 +155,8 @@ static tddp_status find_hosts(const tddp_group *group, tddp_check_results *resul
     return TDDP_OK;
 }
 
-/* On rank 0: prints; a slow link is an outcome of its own, told by `*good`. */
-static tddp_status tell(const tddp_group *group, tddp_check_results *results, bool *good)
+/* On rank 0: prints; a slow link is an outcome of its own, reported in `*good`. */
+static tddp_status print_results(const tddp_group *group, tddp_check_results *results, bool *good)
 {
     size_t size = (size_t)results->world_size;
     const char **names = calloc(2 * size, sizeof *names);
@@ -196,7 +196,7 @@ static tddp_status run(tddp_group *group, bool *good)
         status = tddp_barrier(group, NULL); /* the others may go before a slow link ends rank 0 */
     }
     if (status == TDDP_OK && tddp_group_rank(group) == 0) {
-        status = tell(group, &results, good);
+        status = print_results(group, &results, good);
     }
     free(links);
     return status;

@@ -152,7 +152,7 @@ tddp_status tddp_check_measure(tddp_group *group, tddp_check_times *out)
         status = time_group(group, nothing, &made.barrier);
     }
     for (int i = 0; status == TDDP_OK && i < TDDP_CHECK_SIZES; i++) {
-        /* The figures are rank 0's on all ranks, so all decide alike. */
+        /* The figures are rank 0's on all ranks, so all decide the same. */
         double ratio = i > 0 ? (double)sizes[i] / (double)sizes[i - 1] : 1;
         if (i > 0 && (made.all_reduce[i - 1] == 0 || made.all_reduce[i - 1] * ratio > too_long)) {
             continue;

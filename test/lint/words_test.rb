@@ -28,6 +28,7 @@ class WordsTest < Minitest::Test
       "dial" => "connect", "everybody" => "all clients", "farewell" => "departure", "goodbye" => "departure", "heard" => "received",
       "lets go" => "releases", "patience" => "timeout", "patient" => "with a timeout", "somebody" => "a client, a caller",
       "speak" => "use a protocol", "told" => "notified, logged", "whoever" => "the client that, the thread that"
+    },
     "{lib,bin}/**/*.rb" => {
       "everybody" => "all ranks", "farewell" => "leaving", "heard" => "received", "let go" => "release", "patience" => "timeout",
       "somebody" => "a rank, another process", "speak" => "use", "told" => "reported, logged", "verdict" => "outcome",

@@ -1,5 +1,5 @@
 /*
- * The names of signals, and which of them torchrun can be told to handle. Pure: no thread, no
+ * The names of signals, and which of them torchrun can handle. Pure: no thread, no
  * global.
  */
 #include <signal.h>

@@ -39,7 +39,7 @@ static tddp_status store_seconds(const tddp_launch_flag *flag, const char *sourc
                                  const char *value, double *out)
 {
     char *end;
-    /* strtod also takes "nan", "inf" and hexadecimal, which nobody means. */
+    /* strtod also takes "nan", "inf" and hexadecimal, which are mistakes here. */
     bool plain = value[0] != '\0' && strspn(value, "0123456789.eE+-") == strlen(value);
     double seconds = plain ? strtod(value, &end) : 0;
     if (!plain || *end != '\0' || !(seconds >= 0 && seconds <= (double)flag->max)) {
