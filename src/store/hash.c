@@ -312,7 +312,7 @@ static tddp_status hash_barrier(tddp_store *store, tddp_slice key, int world_siz
     if (status) {
         return unlock(hash, status);
     }
-    tell_waiters(hash);
+    wake_waiters(hash);
     wanted w = {.there = all_arrived, .keys = &key, .world_size = world_size};
     status = wait_locked(hash, &w, call);
     arrived = arrived_at(hash, key);
