@@ -80,9 +80,10 @@ void tddp_launch_options_help(FILE *to)
         "unless\nthey are set, for its share of the cores that torchrun may use (PyTorch's has one "
         "thread).\n\nTDDP_STORE_SECRET, the same text on all machines, or TDDP_STORE_SECRET_FILE, "
         "a "
-        "file that has it,\nkeeps out of the job who does not know it; TDDP_STORE_MAX_* and "
-        "TDDP_STORE_CLIENT_TIMEOUT_MS limit what\nclients of its stores can do. TDDP_LOG=info tells "
-        "more, debug most. The README lists all variables.\n"
+        "file that has it,\nkeeps processes that do not know it out of the job; "
+        "TDDP_STORE_MAX_* and\nTDDP_STORE_CLIENT_TIMEOUT_MS limit what clients of its stores can "
+        "do. "
+        "TDDP_LOG=info logs more,\ndebug most. The README lists all variables.\n"
         "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
         "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
 }
