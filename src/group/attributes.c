@@ -24,7 +24,7 @@ const char *tddp_group_name(const tddp_group *group)
 
 const char *tddp_group_backend(const tddp_group *group)
 {
-    return group->asked->name;
+    return group->requested->name;
 }
 
 const char *tddp_group_carrier(const tddp_group *group)
@@ -66,7 +66,7 @@ tddp_status tddp_group_peer_ended(const tddp_group *group, int rank, int *out)
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "out is NULL");
     }
     if (status == TDDP_OK) {
-        *out = tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED;
+        *out = tddp_peers_check_liveness(group->peers, group->rank, rank) == TDDP_PEER_ENDED;
     }
     return status;
 }

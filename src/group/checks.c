@@ -19,7 +19,7 @@ static bool known(const tddp_backend_v1 *backend, tddp_op_kind kind)
     return (uint32_t)kind < backend->op_count && backend->run[kind];
 }
 
-tddp_status tddp_group_check_own(const tddp_group *group, const char *what)
+tddp_status tddp_group_check_usable(const tddp_group *group, const char *what)
 {
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", what);
@@ -35,12 +35,12 @@ tddp_status tddp_group_check_own(const tddp_group *group, const char *what)
 
 tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
 {
-    tddp_status status = tddp_group_check_own(group, tddp_op_name(kind));
+    tddp_status status = tddp_group_check_usable(group, tddp_op_name(kind));
     if (status) {
         return status;
     }
     if (!known(group->backend, kind)) {
-        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->asked->name,
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->requested->name,
                          tddp_op_name(kind));
     }
     return TDDP_OK;
@@ -94,8 +94,9 @@ static bool alike(const tddp_buffer *a, const tddp_buffer *b)
            a->device_index == b->device_index;
 }
 
-tddp_status tddp_group_check_alike(tddp_op_kind kind, const char *name, const tddp_buffer *buffer,
-                                   const char *other_name, const tddp_buffer *other)
+tddp_status tddp_group_check_same_type(tddp_op_kind kind, const char *name,
+                                       const tddp_buffer *buffer, const char *other_name,
+                                       const tddp_buffer *other)
 {
     if (alike(buffer, other)) {
         return TDDP_OK;
@@ -140,7 +141,7 @@ static tddp_status check_one(const tddp_group *group, tddp_op_kind kind, const c
     /* Once more, for a text with its own name. */
     status = tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
     if (status == TDDP_OK) {
-        status = tddp_group_check_alike(kind, own, &list[index], name_of(first, name, 0), list);
+        status = tddp_group_check_same_type(kind, own, &list[index], name_of(first, name, 0), list);
     }
     return status;
 }
@@ -206,8 +207,8 @@ tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
 {
     char name[NAME_BYTES];
     if (!alike(piece, &parts[own])) {
-        return tddp_group_check_alike(kind, piece_name, piece,
-                                      name_of(name, parts_name, (size_t)own), &parts[own]);
+        return tddp_group_check_same_type(kind, piece_name, piece,
+                                          name_of(name, parts_name, (size_t)own), &parts[own]);
     }
     if (piece->count != parts[own].count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -226,8 +227,8 @@ tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
     return TDDP_OK;
 }
 
-tddp_status tddp_group_check_apart(tddp_op_kind kind, const char *name, const tddp_buffer *list,
-                                   size_t count)
+tddp_status tddp_group_check_disjoint(tddp_op_kind kind, const char *name, const tddp_buffer *list,
+                                      size_t count)
 {
     /* Mostly they lie one behind the other; only those that do not are compared one by one. */
     uintptr_t end = 0;
@@ -268,7 +269,8 @@ tddp_status tddp_group_check_exchange(const tddp_group *group, tddp_op_kind kind
 {
     size_t world = (size_t)group->world_size;
     size_t own = (size_t)group->rank;
-    tddp_status status = tddp_group_check_alike(kind, "inputs[0]", inputs, "outputs[0]", outputs);
+    tddp_status status =
+        tddp_group_check_same_type(kind, "inputs[0]", inputs, "outputs[0]", outputs);
     if (status) {
         return status;
     }

@@ -8,7 +8,7 @@
 #include "group/group.h"
 
 /* Whether there is a group, and this process may use it. `what` names the call. */
-TDDP_NODISCARD tddp_status tddp_group_check_own(const tddp_group *group, const char *what);
+TDDP_NODISCARD tddp_status tddp_group_check_usable(const tddp_group *group, const char *what);
 
 /* The first of each call: whether this process may use the group, and its backend knows the
  * operation. */
@@ -23,9 +23,10 @@ TDDP_NODISCARD tddp_status tddp_group_check_reduction(const tddp_group *group, t
                                                       const tddp_buffer *buffer);
 
 /* Two buffers of one operation: the same dtype, the same device. */
-TDDP_NODISCARD tddp_status tddp_group_check_alike(tddp_op_kind kind, const char *name,
-                                                  const tddp_buffer *buffer, const char *other_name,
-                                                  const tddp_buffer *other);
+TDDP_NODISCARD tddp_status tddp_group_check_same_type(tddp_op_kind kind, const char *name,
+                                                      const tddp_buffer *buffer,
+                                                      const char *other_name,
+                                                      const tddp_buffer *other);
 
 TDDP_NODISCARD tddp_status tddp_group_check_root(const tddp_group *group, tddp_op_kind kind,
                                                  int root);
@@ -54,8 +55,8 @@ TDDP_NODISCARD tddp_status tddp_group_check_exchange(const tddp_group *group, td
                                                      const tddp_buffer *outputs);
 
 /* No two of these share memory. */
-TDDP_NODISCARD tddp_status tddp_group_check_apart(tddp_op_kind kind, const char *name,
-                                                  const tddp_buffer *list, size_t count);
+TDDP_NODISCARD tddp_status tddp_group_check_disjoint(tddp_op_kind kind, const char *name,
+                                                     const tddp_buffer *list, size_t count);
 
 /* Whether two buffers share memory. */
 bool tddp_group_overlap(const tddp_buffer *a, const tddp_buffer *b);

@@ -62,7 +62,7 @@ static void begin_step(bundle *self, int64_t deadline)
     tddp_op *op = &self->op;
     self->taken = together(self, self->at);
     op->timeout_ms = left > 0 ? left : 1;
-    tddp_group_whole(buffers, self->taken, &op->input);
+    tddp_group_merge_buffers(buffers, self->taken, &op->input);
     self->copies = !op->input.data && op->input.count > 0;
     char *at = self->staging;
     for (size_t i = 0; self->copies && i < self->taken; i++) {
@@ -152,7 +152,7 @@ static tddp_status plan(tddp_work *work, bundle *self)
     for (size_t i = 0; i < self->count; work->steps++) {
         size_t count = together(self, i);
         tddp_buffer whole;
-        tddp_group_whole(self->buffers + i, count, &whole);
+        tddp_group_merge_buffers(self->buffers + i, count, &whole);
         if (!whole.data && bytes_of(&whole) > most) {
             most = bytes_of(&whole);
         }
@@ -227,7 +227,7 @@ tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *ar
     size_t count = args->output_count;
     tddp_status status = tddp_group_check_list(group, args->kind, "buffers", buffers, count);
     if (status == TDDP_OK) {
-        status = tddp_group_check_apart(args->kind, "buffers", buffers, count);
+        status = tddp_group_check_disjoint(args->kind, "buffers", buffers, count);
     }
     if (status == TDDP_OK) {
         status = tddp_group_check_reduction(group, args->reduce, buffers);
@@ -236,7 +236,7 @@ tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *ar
         return status;
     }
     tddp_op wanted = {.kind = args->kind, .reduce = args->reduce, .premul = args->premul};
-    tddp_group_whole(buffers, count, &wanted.input);
+    tddp_group_merge_buffers(buffers, count, &wanted.input);
     wanted.output = wanted.input;
     if (count == 1) {
         return tddp_group_submit(group, &wanted, args, out);

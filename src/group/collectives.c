@@ -16,7 +16,7 @@ static tddp_status check_pair(const tddp_group *group, tddp_op_kind kind, const 
         status = tddp_group_check_buffer(group, kind, "output", output);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_alike(kind, "input", input, "output", output);
+        status = tddp_group_check_same_type(kind, "input", input, "output", output);
     }
     if (status) {
         return status;

@@ -79,13 +79,13 @@ void tddp_group_device_carry_out(tddp_group *group, tddp_work *work)
     tddp_group_device *device = &group->device;
     tddp_status status = tddp_group_device_launch(group, work);
     if (status) {
-        tddp_group_conclude(group, work, status);
+        tddp_group_complete(group, work, status);
         tddp_work_release(work);
         return;
     }
     pthread_mutex_lock(&group->mutex);
     group->in_flight++;
-    atomic_store(&group->turn_over, true); /* from now on it is one of these */
+    atomic_store(&group->completing, true); /* from now on it is one of these */
     pthread_mutex_unlock(&group->mutex);
     pthread_mutex_lock(&device->mutex);
     work->next = NULL;
@@ -125,9 +125,9 @@ static void *body(void *data)
     tddp_work *work;
     while ((work = take_launched(&group->device))) {
         int source;
-        tddp_group_conclude_counted(group, work, tddp_group_device_finish(group, work, &source));
+        tddp_group_complete_in_flight(group, work, tddp_group_device_finish(group, work, &source));
         tddp_work_release(work);
-        tddp_group_let_go(group, true);
+        tddp_group_end_in_flight(group, true);
     }
     return NULL;
 }

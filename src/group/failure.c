@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "group/recorder/recorder.h"
-#include "group/watch/watch.h"
+#include "group/failure_detector/detector.h"
 
 enum { SETTLE_MS = 3000, LAST_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
 
@@ -27,16 +27,16 @@ static bool breaks_group(tddp_status status)
 static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_status status,
                             const char *text)
 {
-    char name[TDDP_ACCOUNT_OP_BYTES];
+    char name[TDDP_REPORT_OP_NAME_BYTES];
     return tddp_fail(status, "%s of group \"%s\" on rank %d of %d: %s",
-                     tddp_account_op(op->kind, op->sequence, op->peer, name), group->name,
-                     group->rank, group->world_size, text);
+                     tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
+                     group->name, group->rank, group->world_size, text);
 }
 
 static void await_cause(tddp_group *group)
 {
     int64_t deadline = tddp_deadline_after_ms(SETTLE_MS);
-    while (group->settling && tddp_now_ns() < deadline) {
+    while (group->failure_pending && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
     }
 }
@@ -46,11 +46,11 @@ static const char *cause(const tddp_group *group)
     return group->failure_text ? group->failure_text : tddp_status_text(group->failure);
 }
 
-tddp_status tddp_group_failed(tddp_group *group, const char *operation)
+tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation)
 {
     await_cause(group);
-    if (group->failed_elsewhere && !group->told) {
-        group->told = true;
+    if (group->failed_elsewhere && !group->failure_returned) {
+        group->failure_returned = true;
         return tddp_fail(group->failure,
                          "%s: group \"%s\" has failed on another rank: %s; destroy the group and "
                          "make a new one",
@@ -85,7 +85,7 @@ static tddp_status follow(tddp_group *group, const tddp_work *work)
     bool missing = !strstr(cause(group), own);
     (void)snprintf(text, sizeof text, "%s%s%s", cause(group),
                    missing ? "; this rank described its own as " : "", missing ? own : "");
-    group->told = true;
+    group->failure_returned = true;
     return describe(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
 }
 
@@ -98,7 +98,7 @@ void tddp_group_abort(tddp_group *group)
 static void end_settling(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
-    group->settling = false;
+    group->failure_pending = false;
     pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
 }
@@ -109,9 +109,9 @@ static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status st
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     const tddp_op *op = &work->op;
-    tddp_watch_tell(group, op, work->description, status, text);
+    tddp_detector_report_failure(group, op, work->description, status, text);
     tddp_group_abort(group);
-    status = tddp_watch_explain(group, op, work->description, status, text);
+    status = tddp_detector_find_cause(group, op, work->description, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     (void)describe(group, op, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
@@ -141,10 +141,10 @@ static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status 
     } else {
         *first = true;
         group->failure = status;
-        group->settling = true;
+        group->failure_pending = true;
     }
-    *writes = breaks && (*first || !group->written || !tddp_op_is_p2p(work->op.kind));
-    group->written = group->written || *writes;
+    *writes = breaks && (*first || !group->dumped || !tddp_op_is_p2p(work->op.kind));
+    group->dumped = group->dumped || *writes;
     pthread_mutex_unlock(&group->mutex);
     return *first ? lead(group, work, status) : status;
 }
@@ -162,7 +162,7 @@ static void linger(tddp_status status)
     }
 }
 
-tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status)
+tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_status status)
 {
     bool first = false;
     bool writes = false;
@@ -182,17 +182,17 @@ tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status sta
     return status;
 }
 
-void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status)
+void tddp_group_complete(tddp_group *group, tddp_work *work, tddp_status status)
 {
-    status = tddp_group_judge(group, work, status);
-    atomic_store(&group->turn_over, true);
+    status = tddp_group_record_outcome(group, work, status);
+    atomic_store(&group->completing, true);
     tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
 }
 
-void tddp_group_conclude_counted(tddp_group *group, tddp_work *work, tddp_status status)
+void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_status status)
 {
-    status = tddp_group_judge(group, work, status);
-    atomic_fetch_add(&group->decided, 1);
+    status = tddp_group_record_outcome(group, work, status);
+    atomic_fetch_add(&group->in_flight_completing, 1);
     tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
 }
 
@@ -203,7 +203,7 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
     bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
     bool writes = false;
     if (first) {
-        tddp_recorder_blame(group->recorder, status, text);
+        tddp_recorder_set_failure(group->recorder, status, text);
         group->failure = status;
         group->failure_text = kept;
         group->failed_elsewhere = true;
@@ -211,9 +211,9 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
         /* Another rank may be an operation further, and what runs here almost done: it may end
          * well. */
         (void)tddp_group_await_idle(group, tddp_deadline_after_ms(LAST_MS), NULL);
-        writes = !group->written; /* else an operation has failed meanwhile, and does */
-        group->written = true;
-        group->settling = writes;
+        writes = !group->dumped; /* else an operation has failed meanwhile, and does */
+        group->dumped = true;
+        group->failure_pending = writes;
     }
     pthread_mutex_unlock(&group->mutex);
     free(kept);

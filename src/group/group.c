@@ -15,7 +15,7 @@
 #include "backend/open.h"
 #include "group/checks.h"
 #include "group/staging.h"
-#include "group/watch/watch.h"
+#include "group/failure_detector/detector.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
 
@@ -94,12 +94,12 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
 /* The parts that no thread uses any more. */
 static void free_group(tddp_group *group)
 {
-    tddp_recorder_end(group->recorder);
-    tddp_group_blocks_release(group->blocks);
-    tddp_watch_release(group->watch);
+    tddp_recorder_close(group->recorder);
+    tddp_group_block_pool_release(group->block_pool);
+    tddp_detector_release(group->watch);
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
-    tddp_store_release(group->names);
+    tddp_store_release(group->membership);
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
@@ -149,7 +149,7 @@ static tddp_status come_to_split(tddp_group *parent, const tddp_wait *wait)
 
 tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
 {
-    tddp_status status = tddp_group_check_own(parent, "split");
+    tddp_status status = tddp_group_check_usable(parent, "split");
     if (status || !is_split(parent)) {
         return status;
     }
@@ -182,7 +182,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     };
     atomic_store(&group->staging_device, wanted.device_index);
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
-    if (opts->split && is_split(opts->parent) && opts->parent->asked == group->asked) {
+    if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
         tddp_status come = come_to_split(opts->parent, &left);
         if (come) {
             free(hosts);
@@ -191,11 +191,11 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         wanted.parent = opts->parent->context;
     }
     tddp_status status =
-        tddp_backend_open(group->asked, &wanted, &left, &group->backend, &group->context);
+        tddp_backend_open(group->requested, &wanted, &left, &group->backend, &group->context);
     free(hosts);
     if (status) {
         return tddp_fail(status, "backend %s of group \"%s\", rank %d of %d: %s",
-                         group->asked->name, group->name, group->rank, group->world_size,
+                         group->requested->name, group->name, group->rank, group->world_size,
                          tddp_error_message());
     }
     return TDDP_OK;
@@ -205,7 +205,7 @@ static tddp_status start_threads(tddp_group *group, tddp_group *parent)
 {
     tddp_status status = tddp_recorder_create(group);
     if (status == TDDP_OK) {
-        status = tddp_watch_enter(group, parent);
+        status = tddp_detector_add_group(group, parent);
     }
     if (status == TDDP_OK) {
         status = tddp_group_device_start(group);
@@ -214,7 +214,7 @@ static tddp_status start_threads(tddp_group *group, tddp_group *parent)
         }
         if (status) {
             tddp_group_device_stop(group);
-            tddp_watch_leave(group);
+            tddp_detector_remove_group(group);
         }
     }
     return status;
@@ -225,7 +225,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     int same_host = 0;
     char *address = NULL;
-    tddp_status status = tddp_backend_find(opts->backend, &group->asked);
+    tddp_status status = tddp_backend_find(opts->backend, &group->requested);
     if (status == TDDP_OK) {
         status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
     }
@@ -259,7 +259,8 @@ static tddp_status create(const tddp_group_opts *opts, const tddp_wait *wait, td
     status = start(group, opts, wait);
     if (status) {
         char *text = tddp_copy_string(tddp_error_message());
-        tddp_watch_abandon(group, opts->parent, status, text ? text : tddp_status_text(status));
+        tddp_detector_report_create_failure(group, opts->parent, status,
+                                            text ? text : tddp_status_text(status));
         tddp_group_leave(group);
         free_group(group);
         if (text) {
@@ -268,7 +269,7 @@ static tddp_status create(const tddp_group_opts *opts, const tddp_wait *wait, td
         free(text);
         return status;
     }
-    tddp_recorder_list(group->recorder);
+    tddp_recorder_register(group->recorder);
     *out = group;
     return TDDP_OK;
 }
@@ -312,25 +313,25 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     }
     int64_t incarnation = group->incarnation;
     tddp_group_progress_stop(group, deadline);
-    tddp_watch_leave(group);
+    tddp_detector_remove_group(group);
     group->backend->destroy(group->context);
     group->context = NULL;
-    tddp_group_blocks_release(group->blocks);
-    group->blocks = NULL;
+    tddp_group_block_pool_release(group->block_pool);
+    group->block_pool = NULL;
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;
     tddp_store *store = group->store;
-    tddp_store *names = group->names;
+    tddp_store *names = group->membership;
     group->store = NULL;
-    group->names = NULL;
+    group->membership = NULL;
     pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
     /* Whoever still has the group, as a model may, keeps no server of the store alive. */
     tddp_store_release(store);
     tddp_status status = TDDP_OK;
     if (host_wait && group->is_root) {
-        status = tddp_group_await_leaving(names, group->world_size, incarnation, host_wait);
+        status = tddp_group_wait_for_leave(names, group->world_size, incarnation, host_wait);
     }
     tddp_store_release(names);
     return status;

@@ -73,9 +73,9 @@ struct tddp_work {
     struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
     struct tddp_record *record; /* recorder.c's, as the next; its entry, NULL: none */
     uint64_t record_id;
-    bool begun;         /* the backend was asked for it */
-    tddp_status failed; /* it has, and is to be concluded by a thread of the group's */
-    char *failed_text;
+    bool started;               /* the backend was asked for it */
+    tddp_status pending_status; /* it has, and is to be concluded by a thread of the group's */
+    char *pending_text;
     int64_t queued_ns; /* for traces; 0: nobody traced then */
     int64_t started_ns;
 };
@@ -90,7 +90,7 @@ typedef struct tddp_group_p2p {
     pthread_cond_t wake;   /* something is posted, or `ending` is set */
     tddp_work *head;       /* posted, not yet taken by a thread */
     tddp_work *tail;
-    size_t spare; /* threads that wait for what is not promised to anyone */
+    size_t idle_threads; /* threads that wait for what is not promised to anyone */
     struct tddp_group_finisher *finishers;
     bool ending;
 } tddp_group_p2p;
@@ -117,7 +117,7 @@ void tddp_group_work_clear(tddp_work *work);
 void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text);
 
 /* Between lines that say who is missing when ranks join; a constant but for tests. */
-extern int64_t tddp_group_tell_every_ms;
+extern int64_t tddp_group_missing_log_interval_ms;
 
 typedef enum tddp_group_state {
     TDDP_GROUP_OPEN,
@@ -134,17 +134,17 @@ struct tddp_group {
     bool is_root;  /* it was made from no other group */
     int root_rank; /* this process's rank in the group that others were made from */
     char *name;
-    const tddp_backend_v1 *asked;   /* the backend by name; for messages */
-    const tddp_backend_v1 *backend; /* what serves in its place; maybe itself */
-    void *context;                  /* the serving backend's; used by one thread at a time */
-    atomic_bool aborted;            /* the backend was */
-    atomic_int staging_device;      /* copies of host memory go there; -1: not settled yet */
-    tddp_store *names;              /* prefix NAME: who has joined and left */
-    tddp_store *store;              /* prefix NAME/INCARNATION: this group's own keys */
-    bool met;                       /* all ranks have joined this incarnation */
-    tddp_peers *peers;              /* who they are, once they have met */
-    struct tddp_recorder *recorder; /* NULL before it is there */
-    struct tddp_watch *watch;       /* NULL with one rank */
+    const tddp_backend_v1 *requested; /* the backend by name; for messages */
+    const tddp_backend_v1 *backend;   /* what serves in its place; maybe itself */
+    void *context;                    /* the serving backend's; used by one thread at a time */
+    atomic_bool aborted;              /* the backend was */
+    atomic_int staging_device;        /* copies of host memory go there; -1: not settled yet */
+    tddp_store *membership;           /* prefix NAME: who has joined and left */
+    tddp_store *store;                /* prefix NAME/INCARNATION: this group's own keys */
+    bool joined;                      /* all ranks have joined this incarnation */
+    tddp_peers *peers;                /* who they are, once they have met */
+    struct tddp_recorder *recorder;   /* NULL before it is there */
+    struct tddp_detector *watch;      /* NULL with one rank */
     int64_t incarnation; /* how many groups of this name this rank has made on this store */
     _Atomic int64_t timeout_ms;
     _Atomic uint64_t monitored_barriers; /* how many this rank has come to */
@@ -156,18 +156,18 @@ struct tddp_group {
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
-    bool running;          /* a thread has the turn */
-    atomic_bool turn_over; /* and its operation an outcome, which is being told */
-    size_t in_flight;      /* sends and receives under way */
-    atomic_size_t decided; /* of these have an outcome, which is being told */
+    bool running;                       /* a thread has the turn */
+    atomic_bool completing;             /* and its operation an outcome, which is being told */
+    size_t in_flight;                   /* sends and receives under way */
+    atomic_size_t in_flight_completing; /* of these have an outcome, which is being told */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
-    bool settling; /* its cause is being looked for, or written; `idle` tells the end */
-    bool written;  /* the flight recorder's file is, or will be before an error is returned */
-    bool failed_elsewhere;            /* the operation was another rank's */
-    bool told;                        /* and an operation of this rank has ended with it */
-    struct tddp_group_blocks *blocks; /* memory for copies; NULL: none was needed */
+    bool failure_pending; /* its cause is being looked for, or written; `idle` tells the end */
+    bool dumped; /* the flight recorder's file is, or will be before an error is returned */
+    bool failed_elsewhere;                    /* the operation was another rank's */
+    bool failure_returned;                    /* and an operation of this rank has ended with it */
+    struct tddp_group_block_pool *block_pool; /* memory for copies; NULL: none was needed */
 
     tddp_group_p2p p2p;
     tddp_group_device device;
@@ -192,8 +192,8 @@ void tddp_group_leave(tddp_group *group);
 
 /* Where this process hosts the store of `names`: waits until all ranks have left the group that was
  * the given incarnation of the name. Errors: those of tddp_store_await_clients(). */
-TDDP_NODISCARD tddp_status tddp_group_await_leaving(tddp_store *names, int world_size,
-                                                    int64_t incarnation, const tddp_wait *wait);
+TDDP_NODISCARD tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size,
+                                                     int64_t incarnation, const tddp_wait *wait);
 
 /* Checks the arguments of an operation and begins it; called by calls.c. In collectives.c, lists.c,
  * coalesce.c and p2p.c. */
@@ -215,7 +215,7 @@ TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, cons
                                                    const tddp_op_args *args, tddp_work *work);
 
 /* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
-void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
+void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
 
 /* describe.c: gives a work its description, which may be NULL. The fingerprint of a text is never
  * 0. */
@@ -271,17 +271,17 @@ void tddp_group_device_stop(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_group_refusal(tddp_group *group, const tddp_op *op);
+TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);
 
 /* turn.c: whether threads that wait carry out operations. */
 bool tddp_group_resumes(const tddp_group *group);
 
 /* Carries out the first operation of the queue, which is not empty, on the progress thread. With
  * the lock held, which is let go meanwhile. */
-void tddp_group_turn(tddp_group *group);
+void tddp_group_execute_next(tddp_group *group);
 
 /* Wakes the progress thread if it has something to do now. With the lock held. */
-void tddp_group_call(tddp_group *group);
+void tddp_group_wake_progress(tddp_group *group);
 
 /* Executes a work that was just queued on the calling thread, if it is the first, as long as
  * tddp_op_args allows. With the lock held, which is released meanwhile. */
@@ -290,10 +290,10 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
 
 /* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
  * far as nobody else does so and the token (may be NULL) is not triggered. */
-void tddp_group_help(tddp_work *work, tddp_cancel *cancel);
+void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
 
 /* Numbers and carries out an operation that nobody else knows of; false if it is not its turn. */
-bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status);
+bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status);
 
 /* Queues an operation: numbers it, and waits for it if `work` is NULL. Of the arguments it reads
  * the options only. */
@@ -305,26 +305,26 @@ TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work,
                                             const tddp_op_args *args, tddp_work **out);
 
 /* Gives the caller's reference to the caller, or waits and releases it. */
-TDDP_NODISCARD tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out);
+TDDP_NODISCARD tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out);
 
 /* Counts one more send or receive under way, or says why there may be none. */
-TDDP_NODISCARD tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op);
+TDDP_NODISCARD tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op);
 
-/* One less under way; `decided`: tddp_group_conclude_counted() has told of it. The group may be
+/* One less under way; `decided`: tddp_group_complete_in_flight() has told of it. The group may be
  * gone afterwards, if its end was waiting for this. */
-void tddp_group_let_go(tddp_group *group, bool decided);
+void tddp_group_end_in_flight(tddp_group *group, bool decided);
 
 /* The calling thread is one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);
 
 /* Says what came of an operation: which it was, and if the ranks may be out of step after it, keeps
  * it as the group's first failure and lets the peers know. Without the lock. */
-tddp_status tddp_group_judge(tddp_group *group, tddp_work *work, tddp_status status);
+tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_status status);
 
 /* Tells a work what came of its operation: as above. Of the one that has the turn, or of one that
  * is counted as under way. */
-void tddp_group_conclude(tddp_group *group, tddp_work *work, tddp_status status);
-void tddp_group_conclude_counted(tddp_group *group, tddp_work *work, tddp_status status);
+void tddp_group_complete(tddp_group *group, tddp_work *work, tddp_status status);
+void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_status status);
 
 /* Whether the caller is one of this group's threads, or acts as one: a callback of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);
@@ -342,7 +342,7 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
 
 /* Sets the text of an operation that is not begun for a group that failed, once the cause is known.
  * With the lock held, which is let go meanwhile. */
-tddp_status tddp_group_failed(tddp_group *group, const char *operation);
+tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation);
 
 /* Has what the backend does, or is waited for before and after it, end soon. Not with the lock. */
 void tddp_group_abort(tddp_group *group);

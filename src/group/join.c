@@ -16,7 +16,7 @@
 
 enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, NAMES_SHOWN = 8, PLACE_BYTES = 200 };
 
-int64_t tddp_group_tell_every_ms = 10000;
+int64_t tddp_group_missing_log_interval_ms = 10000;
 
 static const char loopback[] = "127.0.0.1";
 
@@ -45,14 +45,14 @@ static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
     char key[KEY_BYTES];
     int64_t times;
     tddp_status status =
-        tddp_store_add(group->names, rank_key(key, "joined", group->rank), 1, wait, &times);
+        tddp_store_add(group->membership, rank_key(key, "joined", group->rank), 1, wait, &times);
     if (status) {
         return status;
     }
     int left = 1;
     if (times > 1) {
         tddp_slice before = left_key(key, times - 1, group->rank);
-        status = tddp_store_check(group->names, &before, 1, wait, &left);
+        status = tddp_store_check(group->membership, &before, 1, wait, &left);
     }
     group->incarnation = times;
     if (status == TDDP_OK && !left) {
@@ -78,14 +78,14 @@ static tddp_status sign(tddp_group *group, char how, const tddp_wait *wait)
 
 void tddp_group_leave(tddp_group *group)
 {
-    if (!group->names || group->incarnation == 0) {
+    if (!group->membership || group->incarnation == 0) {
         return;
     }
     char key[KEY_BYTES];
     tddp_wait wait = {LEAVE_MS, NULL};
     tddp_status status;
-    if (group->met) {
-        status = tddp_store_set(group->names, left_key(key, group->incarnation, group->rank),
+    if (group->joined) {
+        status = tddp_store_set(group->membership, left_key(key, group->incarnation, group->rank),
                                 (tddp_slice){"1", 1}, &wait);
     } else {
         int64_t times;
@@ -98,8 +98,8 @@ void tddp_group_leave(tddp_group *group)
             status = sign(group, '-', &wait);
         }
         if (status == TDDP_OK) {
-            status = tddp_store_add(group->names, rank_key(key, "joined", group->rank), -1, &wait,
-                                    &times);
+            status = tddp_store_add(group->membership, rank_key(key, "joined", group->rank), -1,
+                                    &wait, &times);
         }
     }
     if (status) {
@@ -110,8 +110,8 @@ void tddp_group_leave(tddp_group *group)
     group->incarnation = 0;
 }
 
-tddp_status tddp_group_await_leaving(tddp_store *names, int world_size, int64_t incarnation,
-                                     const tddp_wait *wait)
+tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size, int64_t incarnation,
+                                      const tddp_wait *wait)
 {
     size_t count = (size_t)world_size;
     tddp_slice *keys = tddp_alloc_array(count, sizeof *keys);
@@ -234,7 +234,7 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
                                 int64_t deadline)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell = start + tddp_group_tell_every_ms * TDDP_NS_PER_MS;
+    int64_t tell = start + tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
     for (;;) {
         int64_t slice = tddp_deadline_after_ms(SLICE_MS);
         tddp_wait part = time_left(slice < deadline ? slice : deadline, wait);
@@ -248,7 +248,7 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
         if (tddp_now_ns() >= tell) {
             tddp_wait brief = time_left(deadline, wait);
             tell_missing(group, &brief, start);
-            tell += tddp_group_tell_every_ms * TDDP_NS_PER_MS;
+            tell += tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
         }
     }
 }
@@ -273,9 +273,9 @@ static tddp_status read_peers(tddp_group *group, const tddp_slice *keys, const t
 
 static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadline, int *same_host)
 {
-    char mine[TDDP_PEER_WORD_BYTES];
+    char mine[TDDP_PEER_RECORD_BYTES];
     char key[KEY_BYTES];
-    tddp_status status = tddp_peers_introduce(group->root_rank, mine);
+    tddp_status status = tddp_peers_describe_self(group->root_rank, mine);
     if (status) {
         return status;
     }
@@ -292,7 +292,7 @@ static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadli
     }
     if (status == TDDP_OK) {
         status = wait_for_all(group, keys, wait, deadline);
-        group->met = status == TDDP_OK;
+        group->joined = status == TDDP_OK;
     }
     if (status == TDDP_OK) {
         /* All keys are there: a moment more, should the time be just over. */
@@ -332,7 +332,7 @@ static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_
 tddp_status tddp_group_join(tddp_group *group, tddp_store *store, const tddp_wait *wait,
                             int64_t deadline, int *same_host, char **address)
 {
-    tddp_status status = tddp_prefix_store_create(group->name, store, &group->names);
+    tddp_status status = tddp_prefix_store_create(group->name, store, &group->membership);
     tddp_wait left = time_left(deadline, wait);
     if (status == TDDP_OK) {
         status = take_place(group, &left);
@@ -340,7 +340,7 @@ tddp_status tddp_group_join(tddp_group *group, tddp_store *store, const tddp_wai
     if (status == TDDP_OK) {
         char prefix[KEY_BYTES];
         (void)snprintf(prefix, sizeof prefix, "%" PRId64, group->incarnation);
-        status = tddp_prefix_store_create(prefix, group->names, &group->store);
+        status = tddp_prefix_store_create(prefix, group->membership, &group->store);
     }
     if (status == TDDP_OK) {
         status = meet(group, wait, deadline, same_host);

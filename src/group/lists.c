@@ -50,7 +50,7 @@ tddp_status tddp_group_all_gather_list(tddp_group *group, const tddp_op_args *ar
     tddp_status status = check_lists(group, kind, "input", &args->input, "outputs", args->outputs,
                                      args->output_count);
     if (status == TDDP_OK) {
-        status = tddp_group_check_apart(kind, "outputs", args->outputs, args->output_count);
+        status = tddp_group_check_disjoint(kind, "outputs", args->outputs, args->output_count);
     }
     if (status) {
         return status;
@@ -75,7 +75,7 @@ tddp_status tddp_group_gather(tddp_group *group, const tddp_op_args *args, tddp_
     if (args->root == group->rank) {
         status = check_lists(group, kind, "input", &args->input, "outputs", outputs, count);
         if (status == TDDP_OK) {
-            status = tddp_group_check_apart(kind, "outputs", outputs, count);
+            status = tddp_group_check_disjoint(kind, "outputs", outputs, count);
         }
         wanted.output_parts = outputs;
     } else {
@@ -140,7 +140,7 @@ tddp_status tddp_group_all_to_all(tddp_group *group, const tddp_op_args *args, t
         status = tddp_group_check_parts(group, kind, "outputs", args->outputs, args->output_count);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_check_apart(kind, "outputs", args->outputs, args->output_count);
+        status = tddp_group_check_disjoint(kind, "outputs", args->outputs, args->output_count);
     }
     if (status == TDDP_OK) {
         status = tddp_group_check_exchange(group, kind, args->inputs, args->outputs);

@@ -18,7 +18,7 @@ struct tddp_group_memory {
     void *data;
 };
 
-/* Holds the group's backend, if it is still there: tddp_group_let_go(). */
+/* Holds the group's backend, if it is still there: tddp_group_end_in_flight(). */
 static bool hold_backend(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
@@ -35,7 +35,7 @@ static tddp_status allocate_shared(tddp_group *group, size_t bytes, tddp_group_m
         return TDDP_UNAVAILABLE;
     }
     tddp_status status = backend->allocate(group->context, bytes, &memory->handle, &memory->data);
-    tddp_group_let_go(group, false);
+    tddp_group_end_in_flight(group, false);
     if (status == TDDP_OK) {
         memory->deallocate = backend->deallocate;
     } else if (status == TDDP_UNAVAILABLE) {
@@ -61,7 +61,7 @@ static tddp_status allocate_plain(size_t bytes, tddp_group_memory *memory)
 
 tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes, tddp_group_memory **out)
 {
-    tddp_status status = tddp_group_check_own(group, "group memory");
+    tddp_status status = tddp_group_check_usable(group, "group memory");
     if (status) {
         return status;
     }

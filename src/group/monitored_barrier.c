@@ -79,7 +79,8 @@ static tddp_status lost(const barrier *self, int rank)
 static tddp_status check_group(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = group->failure ? tddp_group_failed(group, "monitored_barrier") : TDDP_OK;
+    tddp_status status =
+        group->failure ? tddp_group_fail_unstarted(group, "monitored_barrier") : TDDP_OK;
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
     }
@@ -95,7 +96,7 @@ static tddp_status look(const barrier *self)
     int from = group->rank == 0 ? 1 : 0;
     int to = group->rank == 0 ? group->world_size : 1;
     for (int rank = from; status == TDDP_OK && rank < to; rank++) {
-        if (tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
+        if (tddp_peers_check_liveness(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
             status = lost(self, rank);
         }
     }
@@ -261,7 +262,7 @@ static int first_ended(const tddp_group *group)
     int64_t deadline = tddp_deadline_after_ms(ENDING_MS);
     do {
         for (int rank = 0; rank < group->world_size; rank++) {
-            if (tddp_peers_see(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
+            if (tddp_peers_check_liveness(group->peers, group->rank, rank) == TDDP_PEER_ENDED) {
                 return rank;
             }
         }
@@ -325,7 +326,7 @@ static tddp_status agree(const barrier *self, tddp_status own)
 
 static tddp_status admit(tddp_group *group)
 {
-    tddp_status status = tddp_group_check_own(group, "monitored_barrier");
+    tddp_status status = tddp_group_check_usable(group, "monitored_barrier");
     return status ? status : check_group(group);
 }
 

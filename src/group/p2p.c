@@ -96,8 +96,8 @@ static tddp_work *take_posted(tddp_group_p2p *p2p)
 /* This thread may be had for another message, or ends. With the lock held. */
 static bool offer(tddp_group_p2p *p2p)
 {
-    bool stays = p2p->spare < KEPT_THREADS;
-    p2p->spare += stays;
+    bool stays = p2p->idle_threads < KEPT_THREADS;
+    p2p->idle_threads += stays;
     return stays;
 }
 
@@ -150,7 +150,7 @@ static void *finisher_body(void *data)
             stays = offer(p2p);
             pthread_mutex_unlock(&p2p->mutex);
         }
-        tddp_group_conclude_counted(group, work, status);
+        tddp_group_complete_in_flight(group, work, status);
         tddp_work_release(work);
         pthread_mutex_lock(&p2p->mutex);
         if (status) {
@@ -158,7 +158,7 @@ static void *finisher_body(void *data)
         }
         self->ended = !stays;
         pthread_mutex_unlock(&p2p->mutex);
-        tddp_group_let_go(group, true);
+        tddp_group_end_in_flight(group, true);
         if (!stays) {
             return NULL;
         }
@@ -196,8 +196,8 @@ static tddp_status reserve(tddp_group *group)
     tddp_group_p2p *p2p = &group->p2p;
     pthread_mutex_lock(&p2p->mutex);
     finisher *ended = take_ended(p2p);
-    bool found = p2p->spare > 0;
-    p2p->spare -= found;
+    bool found = p2p->idle_threads > 0;
+    p2p->idle_threads -= found;
     pthread_mutex_unlock(&p2p->mutex);
     join_all(ended);
     return found ? TDDP_OK : add_finisher(group);
@@ -223,7 +223,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
         tddp_group_takes(group, &work->op) ? TDDP_OK : tddp_group_stage_in(group, work);
     pthread_mutex_lock(&p2p->order);
     work->op.sequence = ++p2p->sequence;
-    tddp_recorder_begun(group, work, tddp_now_ns());
+    tddp_recorder_queued_and_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
     status = status ? status : pass_on(group, work);
@@ -233,7 +233,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     if (hands_over) {
         pthread_mutex_lock(&p2p->mutex);
         if (status) {
-            p2p->spare++;
+            p2p->idle_threads++;
         } else {
             if (p2p->tail) {
                 p2p->tail->next = work;
@@ -257,11 +257,11 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
     if (status) {
         return status;
     }
-    status = tddp_group_admit(group, op);
+    status = tddp_group_begin_in_flight(group, op);
     if (status == TDDP_OK && out) {
         status = reserve(group);
         if (status) {
-            tddp_group_let_go(group, false);
+            tddp_group_end_in_flight(group, false);
         }
     }
     if (status) {
@@ -272,11 +272,11 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
     status = post(group, work, out != NULL);
     if (status || !out) {
         status = status ? status : finish(group, work);
-        tddp_group_conclude_counted(group, work, status);
+        tddp_group_complete_in_flight(group, work, status);
         tddp_work_release(work);
-        tddp_group_let_go(group, true);
+        tddp_group_end_in_flight(group, true);
     }
-    return tddp_group_hand_out(work, out);
+    return tddp_group_return_or_wait(work, out);
 }
 
 void tddp_group_p2p_stop(tddp_group *group)

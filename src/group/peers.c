@@ -53,13 +53,13 @@ static bool process_facts(int64_t pid, char *state, uint64_t *started)
     return at != NULL;
 }
 
-static uint64_t pid_space(void)
+static uint64_t pid_namespace(void)
 {
     struct stat space;
     return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
 }
 
-tddp_status tddp_peers_introduce(int root_rank, char text[TDDP_PEER_WORD_BYTES])
+tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_BYTES])
 {
     char host_id[TDDP_NET_HOST_ID_BYTES];
     tddp_status status = tddp_net_host_id(host_id);
@@ -76,8 +76,8 @@ tddp_status tddp_peers_introduce(int root_rank, char text[TDDP_PEER_WORD_BYTES])
     if (!process_facts(getpid(), &state, &started)) {
         started = 0;
     }
-    (void)snprintf(text, TDDP_PEER_WORD_BYTES, "%s %d %" PRIu64 " %" PRIu64 " %d %s", host_id,
-                   (int)getpid(), pid_space(), started, root_rank, host);
+    (void)snprintf(text, TDDP_PEER_RECORD_BYTES, "%s %d %" PRIu64 " %" PRIu64 " %d %s", host_id,
+                   (int)getpid(), pid_namespace(), started, root_rank, host);
     return TDDP_OK;
 }
 
@@ -87,8 +87,8 @@ static bool parse(const tddp_blob *word, tddp_peer_entry *entry)
     /* A blob ends in a NUL that is not counted; the widths are one less than the fields' sizes. */
     return word->data && strlen(word->data) == word->size &&
            sscanf(word->data, "%95s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n", entry->host_id,
-                  &entry->pid, &entry->pid_space, &entry->started, &entry->root_rank, entry->host,
-                  &used) == 6 &&
+                  &entry->pid, &entry->pid_namespace, &entry->started, &entry->root_rank,
+                  entry->host, &used) == 6 &&
            (size_t)used == word->size && entry->pid > 0;
 }
 
@@ -166,13 +166,13 @@ const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PE
     return text;
 }
 
-tddp_peer_sight tddp_peers_see(const tddp_peers *peers, int self, int rank)
+tddp_peer_liveness tddp_peers_check_liveness(const tddp_peers *peers, int self, int rank)
 {
     const tddp_peer_entry *mine = &peers->entries[self];
     const tddp_peer_entry *theirs = &peers->entries[rank];
-    if (strcmp(mine->host_id, theirs->host_id) != 0 || mine->pid_space != theirs->pid_space ||
-        mine->pid_space == 0) {
-        return TDDP_PEER_UNSEEN;
+    if (strcmp(mine->host_id, theirs->host_id) != 0 ||
+        mine->pid_namespace != theirs->pid_namespace || mine->pid_namespace == 0) {
+        return TDDP_PEER_UNKNOWN;
     }
     if (theirs->pid == getpid()) {
         return TDDP_PEER_ALIVE;
@@ -191,8 +191,8 @@ tddp_peer_sight tddp_peers_see(const tddp_peers *peers, int self, int rank)
     return state == 'T' || state == 't' ? TDDP_PEER_STOPPED : TDDP_PEER_ALIVE;
 }
 
-const char *tddp_peers_mentioned(const tddp_peers *peers, int self, const char *text,
-                                 char out[TDDP_PEERS_TEXT_BYTES])
+const char *tddp_peers_annotate(const tddp_peers *peers, int self, const char *text,
+                                char out[TDDP_PEERS_TEXT_BYTES])
 {
     int seen[MENTIONED];
     int count = 0;

@@ -13,19 +13,19 @@
 #include "net/net.h"
 
 enum {
-    TDDP_PEER_HOST_BYTES = 72,   /* a host's name */
-    TDDP_PEER_WORD_BYTES = 256,  /* what a rank says of itself */
-    TDDP_PEER_NAME_BYTES = 128,  /* "rank 2 (host b12, pid 4711)" */
-    TDDP_PEERS_TEXT_BYTES = 1024 /* several such */
+    TDDP_PEER_HOST_BYTES = 72,    /* a host's name */
+    TDDP_PEER_RECORD_BYTES = 256, /* what a rank says of itself */
+    TDDP_PEER_NAME_BYTES = 128,   /* "rank 2 (host b12, pid 4711)" */
+    TDDP_PEERS_TEXT_BYTES = 1024  /* several such */
 };
 
 typedef struct tddp_peer_entry {
     char host_id[TDDP_NET_HOST_ID_BYTES]; /* equal where they reach each other over loopback */
     char host[TDDP_PEER_HOST_BYTES];
     int64_t pid;
-    uint64_t pid_space; /* equal where pids mean the same */
-    uint64_t started;   /* when the process began, so that a new one with its pid is told apart */
-    int root_rank;      /* its rank in the group that others are made from */
+    uint64_t pid_namespace; /* equal where pids mean the same */
+    uint64_t started; /* when the process began, so that a new one with its pid is told apart */
+    int root_rank;    /* its rank in the group that others are made from */
 } tddp_peer_entry;
 
 typedef struct tddp_peers {
@@ -35,7 +35,8 @@ typedef struct tddp_peers {
 } tddp_peers;
 
 /* What this process says of itself, for the others' tables. */
-TDDP_NODISCARD tddp_status tddp_peers_introduce(int root_rank, char text[TDDP_PEER_WORD_BYTES]);
+TDDP_NODISCARD tddp_status tddp_peers_describe_self(int root_rank,
+                                                    char text[TDDP_PEER_RECORD_BYTES]);
 
 /* A table with one reference, from what each rank has said; TDDP_PROTOCOL if one said something
  * else. */
@@ -53,18 +54,18 @@ int *tddp_peers_hosts(const tddp_peers *peers);
 const char *tddp_peers_name(const tddp_peers *peers, int rank, char text[TDDP_PEER_NAME_BYTES]);
 
 /* What can be seen of the rank's process from here. `self` is a rank of this process. */
-typedef enum tddp_peer_sight {
-    TDDP_PEER_UNSEEN, /* it is on another host or in another container */
+typedef enum tddp_peer_liveness {
+    TDDP_PEER_UNKNOWN, /* it is on another host or in another container */
     TDDP_PEER_ALIVE,
     TDDP_PEER_STOPPED, /* by a signal or a debugger */
     TDDP_PEER_ENDED,
-} tddp_peer_sight;
+} tddp_peer_liveness;
 
-tddp_peer_sight tddp_peers_see(const tddp_peers *peers, int self, int rank);
+tddp_peer_liveness tddp_peers_check_liveness(const tddp_peers *peers, int self, int rank);
 
 /* "; rank 1 is pid 4711 on host b12, ..." for the ranks that a text of a backend speaks of, those
  * of this process left out; "" for none. Returns `out`. */
-const char *tddp_peers_mentioned(const tddp_peers *peers, int self, const char *text,
-                                 char out[TDDP_PEERS_TEXT_BYTES]);
+const char *tddp_peers_annotate(const tddp_peers *peers, int self, const char *text,
+                                char out[TDDP_PEERS_TEXT_BYTES]);
 
 #endif

@@ -20,10 +20,10 @@ static tddp_status closed(const tddp_group *group)
 }
 
 /* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
-tddp_status tddp_group_refusal(tddp_group *group, const tddp_op *op)
+tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
 {
     if (group->failure) {
-        return tddp_group_failed(group, tddp_op_name(op->kind));
+        return tddp_group_fail_unstarted(group, tddp_op_name(op->kind));
     }
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
 }
@@ -40,7 +40,7 @@ static void *progress(void *data)
         if (!group->head) {
             break;
         }
-        tddp_group_turn(group);
+        tddp_group_execute_next(group);
     }
     pthread_mutex_unlock(&group->mutex);
     return NULL;
@@ -57,7 +57,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
 {
     work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_refusal(group, &work->op);
+    tddp_status status = tddp_group_check_runnable(group, &work->op);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
@@ -73,13 +73,13 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
         }
         group->tail = work;
         tddp_group_run_inline(group, work, inline_us, cancel);
-        tddp_group_call(group);
+        tddp_group_wake_progress(group);
     }
     pthread_mutex_unlock(&group->mutex);
     return status;
 }
 
-tddp_status tddp_group_hand_out(tddp_work *work, tddp_work **out)
+tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out)
 {
     if (out) {
         *out = work;
@@ -115,7 +115,7 @@ tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_a
         tddp_work_release(work);
         return status;
     }
-    return tddp_group_hand_out(work, out);
+    return tddp_group_return_or_wait(work, out);
 }
 
 /* For a caller that waits without a word: false if it is another thread's turn. */
@@ -124,7 +124,7 @@ static bool submit_at_once(tddp_group *group, const tddp_op *op, const tddp_op_a
 {
     tddp_work work;
     *status = tddp_group_prepare_here(group, op, args, &work);
-    bool ran = *status != TDDP_OK || tddp_group_run_at_once(group, &work, status);
+    bool ran = *status != TDDP_OK || tddp_group_run_unqueued(group, &work, status);
     tddp_group_work_clear(&work);
     return ran;
 }
@@ -142,10 +142,10 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_o
     return status ? status : tddp_group_queue(group, work, args, out);
 }
 
-tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op)
+tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op)
 {
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_refusal(group, op);
+    tddp_status status = tddp_group_check_runnable(group, op);
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
@@ -154,11 +154,11 @@ tddp_status tddp_group_admit(tddp_group *group, const tddp_op *op)
     return status;
 }
 
-void tddp_group_let_go(tddp_group *group, bool decided)
+void tddp_group_end_in_flight(tddp_group *group, bool decided)
 {
     pthread_mutex_lock(&group->mutex);
     if (decided) {
-        atomic_fetch_sub(&group->decided, 1);
+        atomic_fetch_sub(&group->in_flight_completing, 1);
     }
     if (--group->in_flight == 0) {
         pthread_cond_broadcast(&group->idle);
@@ -170,8 +170,8 @@ void tddp_group_let_go(tddp_group *group, bool decided)
  * the thread that has told of it is through. */
 static bool undecided(const tddp_group *group)
 {
-    return group->head || (group->running && !atomic_load(&group->turn_over)) ||
-           group->in_flight > atomic_load(&group->decided);
+    return group->head || (group->running && !atomic_load(&group->completing)) ||
+           group->in_flight > atomic_load(&group->in_flight_completing);
 }
 
 static bool queue_busy(const tddp_group *group)
@@ -208,7 +208,7 @@ bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_canc
 
 tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
 {
-    tddp_status status = tddp_group_check_own(group, "drain");
+    tddp_status status = tddp_group_check_usable(group, "drain");
     if (status) {
         return status;
     }

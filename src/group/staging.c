@@ -41,7 +41,7 @@ static tddp_status check_capture(const tddp_cuda *cuda, const char *name, const 
         "%s: a CUDA graph is being captured, and backend %s copies cuda memory through "
         "the host's, which a graph cannot do: use nccl, or call it outside of the "
         "graph",
-        name, group->asked->name);
+        name, group->requested->name);
 }
 
 /* Without a device of its own a group copies over the one that its first caller is on. */
@@ -60,13 +60,13 @@ tddp_status tddp_group_check_staging(tddp_group *group, const char *name, const 
     const uint32_t both = 1u << TDDP_CPU | 1u << TDDP_CUDA;
     if ((type != TDDP_CPU && type != TDDP_CUDA) || !(group->backend->device_types & both)) {
         return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)",
-                         name, group->asked->name, tddp_device_type_name(type), (int)type);
+                         name, group->requested->name, tddp_device_type_name(type), (int)type);
     }
     const tddp_cuda *cuda;
     if (tddp_cuda_get(&cuda)) {
         return tddp_fail(TDDP_UNSUPPORTED,
                          "%s: backend %s takes no %s memory, and it cannot be copied: %s", name,
-                         group->asked->name, tddp_device_type_name(type), tddp_error_message());
+                         group->requested->name, tddp_device_type_name(type), tddp_error_message());
     }
     if (type == TDDP_CPU) {
         settle_device(group, cuda);
@@ -77,15 +77,16 @@ tddp_status tddp_group_check_staging(tddp_group *group, const char *name, const 
 
 /* --- the state ------------------------------------------------------------------------------- */
 
-static tddp_status open_blocks(tddp_group *group, const tddp_cuda *cuda, tddp_group_blocks **out)
+static tddp_status open_block_pool(tddp_group *group, const tddp_cuda *cuda,
+                                   tddp_group_block_pool **out)
 {
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&group->mutex);
-    if (!group->blocks) {
-        status = tddp_group_blocks_create(cuda, &group->blocks);
+    if (!group->block_pool) {
+        status = tddp_group_block_pool_create(cuda, &group->block_pool);
     }
     if (status == TDDP_OK) {
-        *out = tddp_group_blocks_retain(group->blocks);
+        *out = tddp_group_block_pool_retain(group->block_pool);
     }
     pthread_mutex_unlock(&group->mutex);
     return status;
@@ -97,10 +98,10 @@ void tddp_group_staged_free(staged *self)
         return;
     }
     if (self->block) {
-        tddp_group_blocks_give(self->blocks, self->block, false);
+        tddp_group_block_pool_return(self->block_pool, self->block, false);
     }
-    tddp_group_blocks_release(self->blocks);
-    tddp_group_places_free(&self->places);
+    tddp_group_block_pool_release(self->block_pool);
+    tddp_group_layout_free(&self->layout);
     free(self->parts);
     free(self);
 }
@@ -122,33 +123,33 @@ static bool gets(const tddp_group *group, const tddp_op *op)
 }
 
 /* The buffers of one side: the whole of them where they lie in one piece. */
-static void add_side(tddp_group_places *places, const tddp_buffer *whole, const tddp_buffer *parts,
+static void add_side(tddp_group_layout *layout, const tddp_buffer *whole, const tddp_buffer *parts,
                      size_t count, bool in, bool out)
 {
     if (whole->data || !parts) {
-        tddp_group_places_add(places, whole, in, out);
+        tddp_group_layout_add(layout, whole, in, out);
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        tddp_group_places_add(places, &parts[i], in, out);
+        tddp_group_layout_add(layout, &parts[i], in, out);
     }
 }
 
 static void collect(const tddp_group *group, const tddp_work *work, size_t bundled,
-                    tddp_group_places *places)
+                    tddp_group_layout *layout)
 {
     const tddp_op *op = &work->op;
     const size_t world = (size_t)group->world_size;
     bool in = gives(group, op);
     bool out = gets(group, op);
     if (bundled > 0) {
-        add_side(places, &op->input, work->parts, bundled, true, true);
+        add_side(layout, &op->input, work->parts, bundled, true, true);
     } else if (op->input.data && op->input.data == op->output.data &&
                op->input.count == op->output.count && !op->input_parts && !op->output_parts) {
-        tddp_group_places_add(places, &op->input, in, out);
+        tddp_group_layout_add(layout, &op->input, in, out);
     } else {
-        add_side(places, &op->input, op->input_parts, world, in, false);
-        add_side(places, &op->output, op->output_parts, world, false, out);
+        add_side(layout, &op->input, op->input_parts, world, in, false);
+        add_side(layout, &op->output, op->output_parts, world, false, out);
     }
 }
 
@@ -160,7 +161,7 @@ static tddp_buffer moved(const staged *self, tddp_buffer buffer)
     buffer.device_index = self->type == TDDP_CUDA ? self->device : 0;
     buffer.stream = self->block ? self->block->stream : NULL;
     if (buffer.data && buffer.count > 0) {
-        buffer.data = self->block->data + tddp_group_places_find(&self->places, buffer.data);
+        buffer.data = self->block->data + tddp_group_layout_offset(&self->layout, buffer.data);
     }
     return buffer;
 }
@@ -192,7 +193,7 @@ static tddp_status translate(const tddp_group *group, tddp_work *work, staged *s
     }
     if (bundled > 0) {
         move_all(self, work->parts, self->parts, bundled);
-        tddp_group_whole(self->parts, bundled, &self->op.input);
+        tddp_group_merge_buffers(self->parts, bundled, &self->op.input);
         self->op.output = self->op.input;
         self->op.output_parts = op->bundled > 0 ? self->parts : NULL;
     }
@@ -202,12 +203,12 @@ static tddp_status translate(const tddp_group *group, tddp_work *work, staged *s
     if (inputs > 0) {
         self->op.input_parts = self->parts;
         move_all(self, op->input_parts, self->parts, inputs);
-        tddp_group_whole(self->parts, inputs, &self->op.input);
+        tddp_group_merge_buffers(self->parts, inputs, &self->op.input);
     }
     if (outputs > 0) {
         self->op.output_parts = self->parts + inputs;
         move_all(self, op->output_parts, self->parts + inputs, outputs);
-        tddp_group_whole(self->parts + inputs, outputs, &self->op.output);
+        tddp_group_merge_buffers(self->parts + inputs, outputs, &self->op.output);
     }
     return TDDP_OK;
 }
@@ -230,15 +231,15 @@ static tddp_status begin(tddp_group *group, tddp_work *work, size_t bundled)
 {
     staged *self = work->staged;
     const size_t most = bundled > 0 ? bundled : 2 * (size_t)group->world_size;
-    tddp_status status = tddp_group_places_init(&self->places, most);
+    tddp_status status = tddp_group_layout_init(&self->layout, most);
     if (status) {
         return status;
     }
-    collect(group, work, bundled, &self->places);
-    status = tddp_group_places_settle(&self->places, tddp_dtype_size(work->op.input.dtype));
-    if (status == TDDP_OK && self->places.bytes > 0) {
-        status = tddp_group_blocks_take(self->blocks, self->type, self->device, self->places.bytes,
-                                        &self->block);
+    collect(group, work, bundled, &self->layout);
+    status = tddp_group_layout_assign(&self->layout, tddp_dtype_size(work->op.input.dtype));
+    if (status == TDDP_OK && self->layout.bytes > 0) {
+        status = tddp_group_block_pool_acquire(self->block_pool, self->type, self->device,
+                                               self->layout.bytes, &self->block);
     }
     if (status == TDDP_OK) {
         status = translate(group, work, self, bundled);
@@ -265,7 +266,7 @@ static tddp_status create(tddp_group *group, tddp_work *work)
     self->device = self->type == TDDP_CPU ? op->input.device_index : own >= 0 ? own : 0;
     self->deadline = expiry > 0 ? expiry : tddp_deadline_after_ms(op->timeout_ms);
     work->staged = self;
-    return open_blocks(group, cuda, &self->blocks);
+    return open_block_pool(group, cuda, &self->block_pool);
 }
 
 tddp_status tddp_group_stage_in(tddp_group *group, tddp_work *work)
@@ -331,7 +332,7 @@ tddp_status tddp_group_stage_out(tddp_group *group, tddp_work *work, tddp_status
         return status;
     }
     if (self->block) {
-        tddp_group_blocks_give(self->blocks, self->block, is_over(self, status));
+        tddp_group_block_pool_return(self->block_pool, self->block, is_over(self, status));
         self->block = NULL;
     }
     if (work->bundle) {

@@ -34,22 +34,22 @@ typedef struct tddp_group_extent {
     bool placed;
 } tddp_group_extent;
 
-typedef struct tddp_group_places {
+typedef struct tddp_group_layout {
     tddp_group_piece *pieces; /* as the operation names them */
     size_t count;
     tddp_group_extent *extents; /* by address */
     size_t extent_count;
     size_t bytes; /* of the block */
-} tddp_group_places;
+} tddp_group_layout;
 
-/* Room for so many pieces, tddp_group_places_free(); a buffer that is copied in, out or both. */
-TDDP_NODISCARD tddp_status tddp_group_places_init(tddp_group_places *self, size_t most);
-void tddp_group_places_add(tddp_group_places *self, const tddp_buffer *buffer, bool in, bool out);
+/* Room for so many pieces, tddp_group_layout_free(); a buffer that is copied in, out or both. */
+TDDP_NODISCARD tddp_status tddp_group_layout_init(tddp_group_layout *self, size_t most);
+void tddp_group_layout_add(tddp_group_layout *self, const tddp_buffer *buffer, bool in, bool out);
 /* Once all are added: gives each its place. Elements are `each` bytes. */
-TDDP_NODISCARD tddp_status tddp_group_places_settle(tddp_group_places *self, size_t each);
+TDDP_NODISCARD tddp_status tddp_group_layout_assign(tddp_group_layout *self, size_t each);
 /* Where the first byte of a buffer that was added, and is not empty, or of a part of it lies. */
-size_t tddp_group_places_find(const tddp_group_places *self, const void *data);
-void tddp_group_places_free(tddp_group_places *self);
+size_t tddp_group_layout_offset(const tddp_group_layout *self, const void *data);
+void tddp_group_layout_free(tddp_group_layout *self);
 
 /* --- blocks.c -------------------------------------------------------------------------------- */
 
@@ -66,19 +66,22 @@ typedef struct tddp_group_block {
     struct tddp_group_block *next;
 } tddp_group_block;
 
-typedef struct tddp_group_blocks tddp_group_blocks;
+typedef struct tddp_group_block_pool tddp_group_block_pool;
 
-/* With one reference: tddp_group_blocks_release(). With the last one all memory is freed; after a
- * failure that waits a moment for what still uses it. NULL is fine. */
-TDDP_NODISCARD tddp_status tddp_group_blocks_create(const tddp_cuda *cuda, tddp_group_blocks **out);
-tddp_group_blocks *tddp_group_blocks_retain(tddp_group_blocks *self);
-void tddp_group_blocks_release(tddp_group_blocks *self);
+/* With one reference: tddp_group_block_pool_release(). With the last one all memory is freed; after
+ * a failure that waits a moment for what still uses it. NULL is fine. */
+TDDP_NODISCARD tddp_status tddp_group_block_pool_create(const tddp_cuda *cuda,
+                                                        tddp_group_block_pool **out);
+tddp_group_block_pool *tddp_group_block_pool_retain(tddp_group_block_pool *self);
+void tddp_group_block_pool_release(tddp_group_block_pool *self);
 
-/* A block of at least so many bytes: tddp_group_blocks_give(). The thread is on that device. */
-TDDP_NODISCARD tddp_status tddp_group_blocks_take(tddp_group_blocks *self, tddp_device_type type,
-                                                  int device, size_t bytes, tddp_group_block **out);
+/* A block of at least so many bytes: tddp_group_block_pool_return(). The thread is on that device.
+ */
+TDDP_NODISCARD tddp_status tddp_group_block_pool_acquire(tddp_group_block_pool *self,
+                                                         tddp_device_type type, int device,
+                                                         size_t bytes, tddp_group_block **out);
 /* `idle`: nobody uses it any more. Else it is used for nothing else until the end. */
-void tddp_group_blocks_give(tddp_group_blocks *self, tddp_group_block *block, bool idle);
+void tddp_group_block_pool_return(tddp_group_block_pool *self, tddp_group_block *block, bool idle);
 
 /* --- copies.c -------------------------------------------------------------------------------- */
 
@@ -92,9 +95,9 @@ typedef enum tddp_group_stage {
 /* Of a work that is carried out on copies. */
 struct tddp_group_staged {
     const tddp_cuda *cuda;
-    tddp_group_blocks *blocks;
+    tddp_group_block_pool *block_pool;
     tddp_group_block *block; /* NULL: there is nothing to copy */
-    tddp_group_places places;
+    tddp_group_layout layout;
     tddp_device_type type; /* of the block's memory, as it is carried */
     int device;
     int64_t deadline;

@@ -32,7 +32,7 @@ void tddp_group_work_clear(tddp_work *work)
     tddp_group_bundle_free(work->bundle);
     tddp_group_staged_free(work->staged);
     free(work->description);
-    free(work->failed_text);
+    free(work->pending_text);
     free(work->text);
 }
 
@@ -203,7 +203,7 @@ static void help(tddp_work *work, const waiting *self, tddp_cancel *cancel)
     if (work->group && self->deadline > self->start) {
         tddp_cancel bounded = {
             .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
-        tddp_group_help(work, self->own ? &bounded : cancel);
+        tddp_group_make_progress(work, self->own ? &bounded : cancel);
     }
 }
 

@@ -70,7 +70,7 @@ static tddp_status dump(tddp_recorder *const *all, size_t count, const char *pat
 
 tddp_status tddp_group_dump(tddp_group *group, const char *path)
 {
-    tddp_status status = tddp_group_check_own(group, "dump");
+    tddp_status status = tddp_group_check_usable(group, "dump");
     if (status == TDDP_OK && (!path || !path[0])) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "dump: path is empty");
     }

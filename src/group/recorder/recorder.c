@@ -87,7 +87,7 @@ tddp_status tddp_recorder_create(tddp_group *group)
     }
     atomic_init(&recorder->references, 1);
     pthread_mutex_init(&recorder->mutex, NULL);
-    recorder->backend = group->asked->name;
+    recorder->backend = group->requested->name;
     recorder->rank = group->rank;
     recorder->world_size = group->world_size;
     recorder->root_rank = group->root_rank;
@@ -106,7 +106,7 @@ void tddp_recorder_release(tddp_recorder *recorder)
     }
 }
 
-void tddp_recorder_list(tddp_recorder *recorder)
+void tddp_recorder_register(tddp_recorder *recorder)
 {
     pthread_mutex_lock(&list_mutex);
     recorder->next_listed = listed;
@@ -114,7 +114,7 @@ void tddp_recorder_list(tddp_recorder *recorder)
     pthread_mutex_unlock(&list_mutex);
 }
 
-void tddp_recorder_end(tddp_recorder *recorder)
+void tddp_recorder_close(tddp_recorder *recorder)
 {
     if (!recorder) {
         return;
@@ -223,7 +223,7 @@ void tddp_recorder_queued(tddp_group *group, tddp_work *work)
     pthread_mutex_unlock(&recorder->mutex);
 }
 
-static void set_moment(tddp_recorder_moment *moment, const tddp_work *work, int64_t now)
+static void set_moment(tddp_recorder_op_summary *moment, const tddp_work *work, int64_t now)
 {
     moment->any = true;
     moment->kind = work->op.kind;
@@ -241,7 +241,7 @@ static void enter_operation(tddp_recorder *recorder, tddp_work *work, int64_t no
     } else {
         set_moment(&recorder->position.current, work, now);
     }
-    work->begun = true;
+    work->started = true;
     tddp_record *entry = entry_of(work);
     if (entry) {
         entry->started_ns = now;
@@ -259,7 +259,7 @@ void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now)
     }
 }
 
-void tddp_recorder_begun(tddp_group *group, tddp_work *work, int64_t now)
+void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_t now)
 {
     tddp_recorder *recorder = group->recorder;
     if (recorder) {
@@ -275,7 +275,7 @@ void tddp_recorder_begun(tddp_group *group, tddp_work *work, int64_t now)
 /* Only what had begun moves the position. With the lock held. */
 static void leave_operation(tddp_recorder_position *position, const tddp_work *work, int64_t now)
 {
-    if (!work->begun) {
+    if (!work->started) {
         return;
     }
     if (tddp_op_is_p2p(work->op.kind)) {
@@ -312,7 +312,7 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
     pthread_mutex_unlock(&recorder->mutex);
 }
 
-void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char *text)
+void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, const char *text)
 {
     pthread_mutex_lock(&recorder->mutex);
     recorder->failure = status;
@@ -323,7 +323,7 @@ void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char
 /* --- what is asked of it --------------------------------------------------------------------- */
 
 /* With the lock held. */
-static void find_message(const tddp_recorder *recorder, tddp_recorder_moment *out)
+static void find_message(const tddp_recorder *recorder, tddp_recorder_op_summary *out)
 {
     size_t held =
         recorder->count < recorder->capacity ? (size_t)recorder->count : recorder->capacity;
@@ -342,7 +342,7 @@ static void find_message(const tddp_recorder *recorder, tddp_recorder_moment *ou
     }
 }
 
-tddp_recorder_position tddp_recorder_where(tddp_recorder *recorder)
+tddp_recorder_position tddp_recorder_read_position(tddp_recorder *recorder)
 {
     pthread_mutex_lock(&recorder->mutex);
     tddp_recorder_position position = recorder->position;

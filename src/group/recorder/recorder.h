@@ -49,21 +49,21 @@ typedef struct tddp_record {
 } tddp_record;
 
 /* An operation in few words, for telling where a rank is. */
-typedef struct tddp_recorder_moment {
+typedef struct tddp_recorder_op_summary {
     bool any; /* false: there is none, and the rest means nothing */
     tddp_op_kind kind;
     uint64_t sequence;
     int peer;
     int64_t at_ns; /* when it started, or when it ended */
     char text[TDDP_RECORD_TEXT_BYTES];
-} tddp_recorder_moment;
+} tddp_recorder_op_summary;
 
 /* Where a group is: kept also where the ring is turned off. */
 typedef struct tddp_recorder_position {
-    tddp_recorder_moment current; /* the operation that the progress thread carries out */
-    tddp_recorder_moment last;    /* the one that it ended last */
-    tddp_recorder_moment message; /* the oldest send or receive under way, as far as is known */
-    size_t messages;              /* sends and receives under way */
+    tddp_recorder_op_summary current; /* the operation that the progress thread carries out */
+    tddp_recorder_op_summary last;    /* the one that it ended last */
+    tddp_recorder_op_summary message; /* the oldest send or receive under way, as far as is known */
+    size_t messages;                  /* sends and receives under way */
 } tddp_recorder_position;
 
 /* --- hooks: the works' way through the group. Any thread, with or without the group's lock -------
@@ -76,14 +76,14 @@ void tddp_recorder_queued(tddp_group *group, tddp_work *work);
 void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now);
 
 /* Both at once. */
-void tddp_recorder_begun(tddp_group *group, tddp_work *work, int64_t now);
+void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_t now);
 
-/* Its outcome is known; before anybody else learns of it. tddp_group_conclude() does it. */
+/* Its outcome is known; before anybody else learns of it. tddp_group_complete() does it. */
 void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
                             const char *text);
 
 /* The group has failed without an operation of this rank. */
-void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char *text);
+void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, const char *text);
 
 /* --- the rest of the room -------------------------------------------------------------------- */
 
@@ -91,12 +91,12 @@ void tddp_recorder_blame(tddp_recorder *recorder, tddp_status status, const char
 TDDP_NODISCARD tddp_status tddp_recorder_create(tddp_group *group);
 
 /* Lets dumps of the whole process find it, once the group is made. In group.c alone. */
-void tddp_recorder_list(tddp_recorder *recorder);
+void tddp_recorder_register(tddp_recorder *recorder);
 
 /* The group goes: no dump begins with it any more. NULL is fine. */
-void tddp_recorder_end(tddp_recorder *recorder);
+void tddp_recorder_close(tddp_recorder *recorder);
 
-tddp_recorder_position tddp_recorder_where(tddp_recorder *recorder);
+tddp_recorder_position tddp_recorder_read_position(tddp_recorder *recorder);
 
 /* Writes what TDDP_FR_DUMP asks for after the group's failure; a line is logged if that fails. */
 void tddp_recorder_dump_failure(tddp_group *group);

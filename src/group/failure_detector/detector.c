@@ -12,26 +12,26 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "group/watch/post_mortem.h"
-#include "group/watch/watch_state.h"
+#include "group/failure_detector/root_cause.h"
+#include "group/failure_detector/detector_state.h"
 
 /* For the other ranks to report, which each does as soon as it runs: whoever is stopped or cut off
  * must not hold up the error for long. Of a described call an error without both sides is of little
  * use, so it waits longer. */
 enum { MISMATCH_MS = 400, DESCRIBED_MS = 5000, TIMEOUT_MS = 1000 };
 
-static tddp_watch_entry *find(tddp_watch *watch, const tddp_group *group)
+static tddp_detector_entry *find(tddp_detector *watch, const tddp_group *group)
 {
-    tddp_watch_entry *each = watch->entries;
+    tddp_detector_entry *each = watch->entries;
     while (each && each->group != group) {
         each = each->next;
     }
     return each;
 }
 
-static tddp_status create(tddp_group *group, tddp_watch **out)
+static tddp_status create(tddp_group *group, tddp_detector **out)
 {
-    tddp_watch *watch = tddp_alloc(sizeof *watch);
+    tddp_detector *watch = tddp_alloc(sizeof *watch);
     tddp_status status = watch ? tddp_cancel_create(&watch->wake) : TDDP_OUT_OF_MEMORY;
     if (status == TDDP_OK) {
         status = tddp_cond_init(&watch->changed);
@@ -52,7 +52,7 @@ static tddp_status create(tddp_group *group, tddp_watch **out)
 }
 
 /* A child shares its parent's watch while that is there. */
-static bool share(tddp_watch *watch, tddp_watch_entry *added)
+static bool share(tddp_detector *watch, tddp_detector_entry *added)
 {
     pthread_mutex_lock(&watch->mutex);
     bool shared = !watch->ended;
@@ -65,19 +65,19 @@ static bool share(tddp_watch *watch, tddp_watch_entry *added)
     return shared;
 }
 
-static void name_group(const tddp_group *group, char key[TDDP_WATCH_KEY_BYTES])
+static void name_group(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES])
 {
-    (void)snprintf(key, TDDP_WATCH_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
+    (void)snprintf(key, TDDP_DETECTOR_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
                    tddp_group_fingerprint(group->name), group->incarnation,
                    group->peers->entries[0].root_rank);
 }
 
-tddp_status tddp_watch_enter(tddp_group *group, tddp_group *parent)
+tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
 {
     if (group->world_size == 1) {
         return TDDP_OK;
     }
-    tddp_watch_entry *added = tddp_alloc(sizeof *added);
+    tddp_detector_entry *added = tddp_alloc(sizeof *added);
     if (!added) {
         return TDDP_OUT_OF_MEMORY;
     }
@@ -87,24 +87,24 @@ tddp_status tddp_watch_enter(tddp_group *group, tddp_group *parent)
         group->watch = parent->watch;
         return TDDP_OK;
     }
-    tddp_watch *watch;
+    tddp_detector *watch;
     tddp_status status = create(group, &watch);
     if (status) {
         free(added);
         return status;
     }
     watch->entries = added;
-    status = tddp_thread_start(&watch->thread, "tddp-watch", tddp_watch_keep, watch);
+    status = tddp_thread_start(&watch->thread, "tddp-detector", tddp_detector_run_watcher, watch);
     if (status) {
         watch->ended = true;
-        tddp_watch_release(watch);
+        tddp_detector_release(watch);
         return status;
     }
     group->watch = watch;
     return TDDP_OK;
 }
 
-static void free_entry(tddp_watch_entry *self)
+static void free_entry(tddp_detector_entry *self)
 {
     free(self->described);
     free(self->text);
@@ -112,13 +112,13 @@ static void free_entry(tddp_watch_entry *self)
     free(self);
 }
 
-void tddp_watch_release(tddp_watch *watch)
+void tddp_detector_release(tddp_detector *watch)
 {
     if (!watch || atomic_fetch_sub(&watch->references, 1) != 1) {
         return;
     }
     while (watch->entries) {
-        tddp_watch_entry *next = watch->entries->next;
+        tddp_detector_entry *next = watch->entries->next;
         free_entry(watch->entries);
         watch->entries = next;
     }
@@ -132,20 +132,20 @@ void tddp_watch_release(tddp_watch *watch)
     free(watch);
 }
 
-void tddp_watch_leave(tddp_group *group)
+void tddp_detector_remove_group(tddp_group *group)
 {
-    tddp_watch *watch = group->watch;
+    tddp_detector *watch = group->watch;
     if (!watch) {
         return;
     }
-    int64_t deadline = tddp_deadline_after_ms(TDDP_WATCH_TELL_MS);
+    int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
     pthread_mutex_lock(&watch->mutex);
-    tddp_watch_entry *self = find(watch, group);
+    tddp_detector_entry *self = find(watch, group);
     if (!self) {
         pthread_mutex_unlock(&watch->mutex);
         return;
     }
-    self->leaving = self->stage == TDDP_WATCH_QUIET && !watch->deaf;
+    self->leaving = self->stage == TDDP_DETECTOR_IDLE && !watch->deaf;
     tddp_cancel_trigger(watch->wake);
     while (self->leaving && !watch->deaf && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
@@ -153,7 +153,7 @@ void tddp_watch_leave(tddp_group *group)
     while (self->busy) {
         pthread_cond_wait(&watch->changed, &watch->mutex);
     }
-    tddp_watch_entry **link = &watch->entries;
+    tddp_detector_entry **link = &watch->entries;
     while (*link != self) {
         link = &(*link)->next;
     }
@@ -177,7 +177,7 @@ void tddp_watch_leave(tddp_group *group)
 }
 
 /* The job's part of the store, or if its watch is over the group's; the caller releases it. */
-static tddp_store *hold_store(tddp_group *group, tddp_watch *watch)
+static tddp_store *hold_store(tddp_group *group, tddp_detector *watch)
 {
     tddp_store *store = NULL;
     if (watch) {
@@ -188,21 +188,22 @@ static tddp_store *hold_store(tddp_group *group, tddp_watch *watch)
     return store ? store : tddp_store_retain(group->store);
 }
 
-void tddp_watch_abandon(tddp_group *group, tddp_group *parent, tddp_status status, const char *text)
+void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
+                                         const char *text)
 {
     if (group->world_size == 1 || !group->peers || group->watch) {
         return;
     }
     enum { TEXT_BYTES = 500 };
-    char key[TDDP_WATCH_KEY_BYTES];
+    char key[TDDP_DETECTOR_KEY_BYTES];
     tddp_bytes line = {0};
     tddp_recorder_position nowhere = {.messages = 0};
     tddp_store *store = hold_store(group, parent ? parent->watch : NULL);
     name_group(group, key);
-    tddp_status told = tddp_account_write(&line, TDDP_ACCOUNT_FAILURE, group->rank, status,
-                                          &nowhere, "", text, TEXT_BYTES);
-    told = told ? told : tddp_alarm_say(store, key, &line);
-    told = told ? told : tddp_alarm_raise(store, key);
+    tddp_status told = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
+                                                &nowhere, "", text, TEXT_BYTES);
+    told = told ? told : tddp_notice_append_report(store, key, &line);
+    told = told ? told : tddp_notice_publish(store, key);
     tddp_bytes_free(&line);
     tddp_store_release(store);
     if (told) {
@@ -219,23 +220,23 @@ static int64_t report_timeout_ms(tddp_status status, bool described)
     case TDDP_MISMATCH:
         return described ? DESCRIBED_MS : MISMATCH_MS;
     default:
-        return TDDP_WATCH_LOSS_MS;
+        return TDDP_DETECTOR_REPLY_MS;
     }
 }
 
-void tddp_watch_tell(tddp_group *group, const tddp_op *op, const char *described,
-                     tddp_status status, const char *text)
+void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const char *described,
+                                  tddp_status status, const char *text)
 {
-    tddp_watch *watch = group->watch;
+    tddp_detector *watch = group->watch;
     if (!watch) {
         return;
     }
     /* Without memory for them it is told all the same. */
     char *own_text = tddp_copy_string(text);
     char *own_described = described ? tddp_copy_string(described) : NULL;
-    int64_t deadline = tddp_deadline_after_ms(TDDP_WATCH_TELL_MS);
+    int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
     pthread_mutex_lock(&watch->mutex);
-    tddp_watch_entry *self = find(watch, group);
+    tddp_detector_entry *self = find(watch, group);
     while (self && self->busy && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
     }
@@ -247,9 +248,10 @@ void tddp_watch_tell(tddp_group *group, const tddp_op *op, const char *described
         own_text = own_described = NULL;
         self->status = status;
         self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
-        self->stage = TDDP_WATCH_ASKED;
+        self->stage = TDDP_DETECTOR_UNREPORTED;
         tddp_cancel_trigger(watch->wake);
-        while (self->stage == TDDP_WATCH_ASKED && !watch->deaf && tddp_now_ns() < deadline) {
+        while (self->stage == TDDP_DETECTOR_UNREPORTED && !watch->deaf &&
+               tddp_now_ns() < deadline) {
             (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
         }
     }
@@ -262,12 +264,13 @@ void tddp_watch_tell(tddp_group *group, const tddp_op *op, const char *described
 static tddp_status explain_alone(tddp_group *group, const tddp_op *op, const char *described,
                                  tddp_status status, const char *text)
 {
-    tddp_account *accounts = tddp_alloc_array((size_t)group->world_size, sizeof(tddp_account));
+    tddp_status_report *accounts =
+        tddp_alloc_array((size_t)group->world_size, sizeof(tddp_status_report));
     if (!accounts) {
         return tddp_fail(status, "%s", text);
     }
-    tddp_account_read(NULL, accounts, group->world_size);
-    tddp_evidence evidence = {
+    tddp_status_report_read(NULL, accounts, group->world_size);
+    tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
         .op = op,
@@ -278,28 +281,29 @@ static tddp_status explain_alone(tddp_group *group, const tddp_op *op, const cha
         .deaf = true,
         .last = true,
     };
-    (void)tddp_post_mortem(&evidence, &status);
+    (void)tddp_root_cause_find(&evidence, &status);
     free(accounts);
     return status;
 }
 
-tddp_status tddp_watch_explain(tddp_group *group, const tddp_op *op, const char *described,
-                               tddp_status status, const char *text)
+tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
+                                     tddp_status status, const char *text)
 {
-    tddp_watch *watch = group->watch;
+    tddp_detector *watch = group->watch;
     if (group->world_size == 1) {
         return tddp_fail(status, "%s", text);
     }
     bool explained = false;
     if (watch) {
         pthread_mutex_lock(&watch->mutex);
-        tddp_watch_entry *self = find(watch, group);
-        int64_t deadline = self ? self->deadline + TDDP_WATCH_TELL_MS * TDDP_NS_PER_MS : 0;
-        while (self && self->own && self->stage != TDDP_WATCH_EXPLAINED &&
+        tddp_detector_entry *self = find(watch, group);
+        int64_t deadline = self ? self->deadline + TDDP_DETECTOR_REPORT_MS * TDDP_NS_PER_MS : 0;
+        while (self && self->own && self->stage != TDDP_DETECTOR_RESOLVED &&
                tddp_now_ns() < deadline) {
             (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
         }
-        explained = self && self->own && self->stage == TDDP_WATCH_EXPLAINED && self->verdict_text;
+        explained =
+            self && self->own && self->stage == TDDP_DETECTOR_RESOLVED && self->verdict_text;
         if (explained) {
             status = tddp_fail(self->verdict, "%s", self->verdict_text);
         }

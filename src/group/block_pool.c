@@ -22,7 +22,7 @@ enum {
 /* Larger blocks are made for each operation. */
 #define MOST_KEPT_BYTES ((size_t)256 << 20)
 
-struct tddp_group_blocks {
+struct tddp_group_block_pool {
     atomic_int references;
     pid_t pid;
     const tddp_cuda *cuda;
@@ -32,9 +32,9 @@ struct tddp_group_blocks {
     tddp_group_block *held;
 };
 
-tddp_status tddp_group_blocks_create(const tddp_cuda *cuda, tddp_group_blocks **out)
+tddp_status tddp_group_block_pool_create(const tddp_cuda *cuda, tddp_group_block_pool **out)
 {
-    tddp_group_blocks *self = tddp_alloc(sizeof *self);
+    tddp_group_block_pool *self = tddp_alloc(sizeof *self);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
     }
@@ -46,7 +46,7 @@ tddp_status tddp_group_blocks_create(const tddp_cuda *cuda, tddp_group_blocks **
     return TDDP_OK;
 }
 
-tddp_group_blocks *tddp_group_blocks_retain(tddp_group_blocks *self)
+tddp_group_block_pool *tddp_group_block_pool_retain(tddp_group_block_pool *self)
 {
     atomic_fetch_add(&self->references, 1);
     return self;
@@ -117,7 +117,7 @@ static tddp_status make(const tddp_cuda *cuda, tddp_device_type type, int device
 
 /* The smallest that is large enough, else the largest that is not, taken out; NULL: neither. With
  * the lock held. */
-static tddp_group_block *find(tddp_group_blocks *self, tddp_device_type type, int device,
+static tddp_group_block *find(tddp_group_block_pool *self, tddp_device_type type, int device,
                               size_t bytes)
 {
     tddp_group_block **best = NULL;
@@ -153,8 +153,8 @@ static size_t generous(size_t bytes)
     return size;
 }
 
-tddp_status tddp_group_blocks_take(tddp_group_blocks *self, tddp_device_type type, int device,
-                                   size_t bytes, tddp_group_block **out)
+tddp_status tddp_group_block_pool_acquire(tddp_group_block_pool *self, tddp_device_type type,
+                                          int device, size_t bytes, tddp_group_block **out)
 {
     pthread_mutex_lock(&self->mutex);
     tddp_group_block *found = find(self, type, device, bytes);
@@ -170,7 +170,7 @@ tddp_status tddp_group_blocks_take(tddp_group_blocks *self, tddp_device_type typ
     return TDDP_OK;
 }
 
-void tddp_group_blocks_give(tddp_group_blocks *self, tddp_group_block *block, bool idle)
+void tddp_group_block_pool_return(tddp_group_block_pool *self, tddp_group_block *block, bool idle)
 {
     if (self->pid != tddp_process_id()) {
         return;
@@ -205,7 +205,7 @@ static bool ends(const tddp_cuda *cuda, const tddp_group_block *block, int64_t d
     return !block->lost;
 }
 
-void tddp_group_blocks_release(tddp_group_blocks *self)
+void tddp_group_block_pool_release(tddp_group_block_pool *self)
 {
     if (!self || atomic_fetch_sub(&self->references, 1) != 1 || self->pid != tddp_process_id()) {
         return;

@@ -28,8 +28,8 @@ static void take_line(tddp_log_level level, const char *room, const char *text, 
 /* After ten seconds, were it not for the test. */
 MULTI_TEST(who_is_missing_is_said_after_a_while, 1, 30)
 {
-    CHECK_INT(tddp_group_tell_every_ms, 10000);
-    tddp_group_tell_every_ms = 1000;
+    CHECK_INT(tddp_group_missing_log_interval_ms, 10000);
+    tddp_group_missing_log_interval_ms = 1000;
     static lines seen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     tddp_log_set_sink(take_line, &seen);
     tddp_store *store = open_store(0, 1, port);

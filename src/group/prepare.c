@@ -35,7 +35,7 @@ static void cut(const tddp_buffer *whole, tddp_buffer *parts, size_t world)
     }
 }
 
-void tddp_group_whole(const tddp_buffer *parts, size_t count, tddp_buffer *whole)
+void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *whole)
 {
     size_t size = tddp_dtype_size(parts[0].dtype);
     bool adjoin = true;
@@ -61,7 +61,7 @@ static void settle(const tddp_buffer **given, tddp_buffer *whole, tddp_buffer *p
 {
     if (*given) {
         memcpy(parts, *given, world * sizeof *parts);
-        tddp_group_whole(parts, world, whole);
+        tddp_group_merge_buffers(parts, world, whole);
     } else {
         cut(whole, parts, world);
     }

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "group/watch/watch.h"
+#include "group/failure_detector/detector.h"
 
 enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
 
@@ -22,14 +22,14 @@ static tddp_slice key_of(char text[KEY_BYTES], const char *what, const char *nam
     return (tddp_slice){text, length < KEY_BYTES ? (size_t)length : KEY_BYTES - 1};
 }
 
-tddp_status tddp_alarm_say(tddp_store *store, const char *key, const tddp_bytes *line)
+tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const tddp_bytes *line)
 {
     char text[KEY_BYTES];
     return tddp_store_append(store, key_of(text, "log", key), (tddp_slice){line->data, line->size},
                              &brief);
 }
 
-tddp_status tddp_alarm_raise(tddp_store *store, const char *key)
+tddp_status tddp_notice_publish(tddp_store *store, const char *key)
 {
     char text[KEY_BYTES];
     char digits[24];
@@ -48,7 +48,7 @@ tddp_status tddp_alarm_raise(tddp_store *store, const char *key)
                           &brief);
 }
 
-tddp_status tddp_alarm_read(tddp_store *store, const char *key, char **log)
+tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log)
 {
     char text[KEY_BYTES];
     tddp_slice slice = key_of(text, "log", key);
@@ -91,7 +91,7 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
     }
 }
 
-tddp_status tddp_alarm_hear(tddp_store *store, int64_t number, const tddp_wait *wait, char **key)
+tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait, char **key)
 {
     char text[KEY_BYTES];
     char digits[24];

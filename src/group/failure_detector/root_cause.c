@@ -6,7 +6,7 @@
  * others are its victims; then the first that failed by itself; then one that has left the group.
  * A rank that merely lost another is never the cause.
  */
-#include "group/watch/post_mortem.h"
+#include "group/failure_detector/root_cause.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -34,27 +34,28 @@ static void add(text *to, const char *format, ...)
     }
 }
 
-static void add_rank(text *to, const tddp_evidence *evidence, int rank)
+static void add_rank(text *to, const tddp_failure_evidence *evidence, int rank)
 {
     char name[TDDP_PEER_NAME_BYTES];
     add(to, "%s", tddp_peers_name(evidence->peers, rank, name));
 }
 
-static tddp_peer_sight see(const tddp_evidence *evidence, int rank)
+static tddp_peer_liveness see(const tddp_failure_evidence *evidence, int rank)
 {
-    return tddp_peers_see(evidence->peers, evidence->rank, rank);
+    return tddp_peers_check_liveness(evidence->peers, evidence->rank, rank);
 }
 
-static bool is_silent(const tddp_evidence *evidence, int rank)
+static bool is_silent(const tddp_failure_evidence *evidence, int rank)
 {
-    return rank != evidence->rank && evidence->accounts[rank].kind == TDDP_ACCOUNT_NONE;
+    return rank != evidence->rank && evidence->accounts[rank].kind == TDDP_REPORT_NONE;
 }
 
 /* Whether everybody has spoken who still can. */
-static bool is_complete(const tddp_evidence *evidence)
+static bool is_complete(const tddp_failure_evidence *evidence)
 {
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        tddp_peer_sight sight = is_silent(evidence, rank) ? see(evidence, rank) : TDDP_PEER_ENDED;
+        tddp_peer_liveness sight =
+            is_silent(evidence, rank) ? see(evidence, rank) : TDDP_PEER_ENDED;
         if (sight != TDDP_PEER_ENDED && sight != TDDP_PEER_STOPPED) {
             return false;
         }
@@ -78,13 +79,13 @@ static bool is_mismatch(tddp_status status)
 }
 
 /* The earliest of the other ranks' failures that fits, -1 if there is none. */
-static int first_failure(const tddp_evidence *evidence, bool (*is_wanted)(tddp_status))
+static int first_failure(const tddp_failure_evidence *evidence, bool (*is_wanted)(tddp_status))
 {
     int found = -1;
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        const tddp_account *each = &evidence->accounts[rank];
+        const tddp_status_report *each = &evidence->accounts[rank];
         bool fits =
-            rank != evidence->rank && each->kind == TDDP_ACCOUNT_FAILURE && is_wanted(each->status);
+            rank != evidence->rank && each->kind == TDDP_REPORT_FAILURE && is_wanted(each->status);
         if (fits && (found < 0 || each->order < evidence->accounts[found].order)) {
             found = rank;
         }
@@ -95,12 +96,12 @@ static int first_failure(const tddp_evidence *evidence, bool (*is_wanted)(tddp_s
 /* --- ranks that disagree --------------------------------------------------------------------- */
 
 /* Adds what two ranks said that the operation is; false if only one has told so far. */
-static bool add_descriptions(text *to, const tddp_evidence *evidence, uint64_t sequence,
+static bool add_descriptions(text *to, const tddp_failure_evidence *evidence, uint64_t sequence,
                              const char *known, int known_rank)
 {
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        const tddp_account *each = &evidence->accounts[rank];
-        if (rank != known_rank && rank != evidence->rank && each->kind != TDDP_ACCOUNT_NONE &&
+        const tddp_status_report *each = &evidence->accounts[rank];
+        if (rank != known_rank && rank != evidence->rank && each->kind != TDDP_REPORT_NONE &&
             each->current.any && each->current.sequence == sequence && each->described[0] &&
             strcmp(each->described, known) != 0) {
             add(to, "; rank %d described it as \"%s\", rank %d as \"%s\"", known_rank, known, rank,
@@ -121,13 +122,14 @@ static bool add_descriptions(text *to, const tddp_evidence *evidence, uint64_t s
 }
 
 /* Who the ranks are that a backend's words speak of, but for the one that said them. */
-static void add_mentioned(text *to, const tddp_evidence *evidence, int speaker, const char *words)
+static void add_mentioned(text *to, const tddp_failure_evidence *evidence, int speaker,
+                          const char *words)
 {
     char names[TDDP_PEERS_TEXT_BYTES];
-    add(to, "%s", tddp_peers_mentioned(evidence->peers, speaker, words, names));
+    add(to, "%s", tddp_peers_annotate(evidence->peers, speaker, words, names));
 }
 
-static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
+static bool judge_own_mismatch(const tddp_failure_evidence *evidence, text *to)
 {
     const char *described = evidence->described ? evidence->described : "";
     add(to, "%s", evidence->text);
@@ -137,17 +139,18 @@ static bool judge_own_mismatch(const tddp_evidence *evidence, text *to)
 }
 
 /* " in all_reduce 7"; its group may never have been made. */
-static void add_failed_operation(text *to, const tddp_account *account)
+static void add_failed_operation(text *to, const tddp_status_report *account)
 {
-    char op[TDDP_ACCOUNT_OP_BYTES];
-    const tddp_account_moment *in = &account->current;
+    char op[TDDP_REPORT_OP_NAME_BYTES];
+    const tddp_status_report_op *in = &account->current;
     add(to, " in %s",
-        in->any ? tddp_account_op(in->kind, in->sequence, in->peer, op) : "making the group");
+        in->any ? tddp_status_report_op_name(in->kind, in->sequence, in->peer, op)
+                : "making the group");
 }
 
-static bool judge_mismatch(const tddp_evidence *evidence, int rank, text *to)
+static bool judge_mismatch(const tddp_failure_evidence *evidence, int rank, text *to)
 {
-    const tddp_account *account = &evidence->accounts[rank];
+    const tddp_status_report *account = &evidence->accounts[rank];
     add(to, "ranks disagree, which ");
     add_rank(to, evidence, rank);
     add(to, " found");
@@ -160,14 +163,14 @@ static bool judge_mismatch(const tddp_evidence *evidence, int rank, text *to)
 
 /* --- ranks that are gone --------------------------------------------------------------------- */
 
-static bool has_ended_silently(const tddp_evidence *evidence, int rank)
+static bool has_ended_silently(const tddp_failure_evidence *evidence, int rank)
 {
     return is_silent(evidence, rank) && see(evidence, rank) == TDDP_PEER_ENDED;
 }
 
 /* Adds those that fit, "A, B and 3 more"; the number of them. */
-static int add_ranks(text *to, const tddp_evidence *evidence,
-                     bool (*fits)(const tddp_evidence *, int))
+static int add_ranks(text *to, const tddp_failure_evidence *evidence,
+                     bool (*fits)(const tddp_failure_evidence *, int))
 {
     int found = 0;
     for (int rank = 0; rank < evidence->peers->count; rank++) {
@@ -182,7 +185,8 @@ static int add_ranks(text *to, const tddp_evidence *evidence,
     return found;
 }
 
-static bool any(const tddp_evidence *evidence, bool (*fits)(const tddp_evidence *, int))
+static bool any(const tddp_failure_evidence *evidence,
+                bool (*fits)(const tddp_failure_evidence *, int))
 {
     for (int rank = 0; rank < evidence->peers->count; rank++) {
         if (fits(evidence, rank)) {
@@ -193,24 +197,24 @@ static bool any(const tddp_evidence *evidence, bool (*fits)(const tddp_evidence 
 }
 
 /* Gone before it came to the operation that failed here. */
-static bool has_left_early(const tddp_evidence *evidence, int rank)
+static bool has_left_early(const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_account *account = &evidence->accounts[rank];
+    const tddp_status_report *account = &evidence->accounts[rank];
     bool collective = evidence->op && !tddp_op_is_p2p(evidence->op->kind);
-    return account->kind == TDDP_ACCOUNT_LEFT &&
+    return account->kind == TDDP_REPORT_LEFT &&
            !(collective && account->last.any && account->last.sequence >= evidence->op->sequence);
 }
 
-static void add_left(text *to, const tddp_evidence *evidence)
+static void add_left(text *to, const tddp_failure_evidence *evidence)
 {
     int ranks = add_ranks(to, evidence, has_left_early);
     add(to, " %s destroyed the group: do all ranks make the same calls?",
         ranks > 1 ? "have" : "has");
 }
 
-static void add_failure(text *to, const tddp_evidence *evidence, int rank)
+static void add_failure(text *to, const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_account *account = &evidence->accounts[rank];
+    const tddp_status_report *account = &evidence->accounts[rank];
     add_rank(to, evidence, rank);
     add(to, " failed first,");
     add_failed_operation(to, account);
@@ -218,14 +222,14 @@ static void add_failure(text *to, const tddp_evidence *evidence, int rank)
     add_mentioned(to, evidence, rank, account->text);
 }
 
-static void add_own_words(text *to, const tddp_evidence *evidence)
+static void add_own_words(text *to, const tddp_failure_evidence *evidence)
 {
     if (evidence->status == TDDP_PEER_LOST && evidence->text[0]) {
         add(to, "; seen here: %s", evidence->text);
     }
 }
 
-static bool judge_loss(const tddp_evidence *evidence, text *to)
+static bool judge_loss(const tddp_failure_evidence *evidence, text *to)
 {
     int failed = first_failure(evidence, is_cause);
     if (any(evidence, has_ended_silently)) {
@@ -271,23 +275,23 @@ static bool judge_loss(const tddp_evidence *evidence, text *to)
 
 /* --- ranks that do not come ------------------------------------------------------------------ */
 
-static bool reached(const tddp_account_moment *moment, const tddp_op *op)
+static bool reached(const tddp_status_report_op *moment, const tddp_op *op)
 {
     return moment->any && !tddp_op_is_p2p(moment->kind) &&
            (moment->sequence > op->sequence ||
             (moment->sequence == op->sequence && moment->kind == op->kind));
 }
 
-static bool has_arrived(const tddp_evidence *evidence, int rank)
+static bool has_arrived(const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_account *account = &evidence->accounts[rank];
+    const tddp_status_report *account = &evidence->accounts[rank];
     return rank == evidence->rank ||
-           (account->kind != TDDP_ACCOUNT_NONE &&
+           (account->kind != TDDP_REPORT_NONE &&
             (reached(&account->current, evidence->op) || reached(&account->last, evidence->op)));
 }
 
 /* Of a message only its other end is of interest. */
-static bool is_awaited(const tddp_evidence *evidence, int rank)
+static bool is_awaited(const tddp_failure_evidence *evidence, int rank)
 {
     const tddp_op *op = evidence->op;
     if (tddp_op_is_p2p(op->kind)) {
@@ -297,20 +301,20 @@ static bool is_awaited(const tddp_evidence *evidence, int rank)
 }
 
 /* Nothing can be said of a rank that is not heard and not seen. */
-static bool is_known(const tddp_evidence *evidence, int rank)
+static bool is_known(const tddp_failure_evidence *evidence, int rank)
 {
-    tddp_peer_sight sight = see(evidence, rank);
-    return !evidence->deaf || evidence->accounts[rank].kind != TDDP_ACCOUNT_NONE ||
+    tddp_peer_liveness sight = see(evidence, rank);
+    return !evidence->deaf || evidence->accounts[rank].kind != TDDP_REPORT_NONE ||
            sight == TDDP_PEER_ENDED || sight == TDDP_PEER_STOPPED;
 }
 
-static void add_place(text *to, const tddp_evidence *evidence, int rank)
+static void add_place(text *to, const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_account *account = &evidence->accounts[rank];
-    char place[TDDP_ACCOUNT_PLACE_BYTES];
+    const tddp_status_report *account = &evidence->accounts[rank];
+    char place[TDDP_REPORT_POSITION_BYTES];
     add_rank(to, evidence, rank);
-    if (account->kind != TDDP_ACCOUNT_NONE) {
-        add(to, ": %s", tddp_account_place(account, place));
+    if (account->kind != TDDP_REPORT_NONE) {
+        add(to, ": %s", tddp_status_report_position(account, place));
         return;
     }
     switch (see(evidence, rank)) {
@@ -329,7 +333,7 @@ static void add_place(text *to, const tddp_evidence *evidence, int rank)
     }
 }
 
-static void add_arrived(text *to, const tddp_evidence *evidence, bool all)
+static void add_arrived(text *to, const tddp_failure_evidence *evidence, bool all)
 {
     int arrived = 0;
     add(to, all ? "; all have arrived: rank(s) " : "; arrived: rank(s) ");
@@ -343,7 +347,7 @@ static void add_arrived(text *to, const tddp_evidence *evidence, bool all)
     }
 }
 
-static bool judge_timeout(const tddp_evidence *evidence, text *to)
+static bool judge_timeout(const tddp_failure_evidence *evidence, text *to)
 {
     if (!evidence->last && !evidence->deaf && !is_complete(evidence)) {
         return false;
@@ -369,7 +373,7 @@ static bool judge_timeout(const tddp_evidence *evidence, text *to)
     return true;
 }
 
-bool tddp_post_mortem(const tddp_evidence *evidence, tddp_status *status)
+bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *status)
 {
     text verdict = {.used = 0};
     tddp_status found = evidence->status;

@@ -285,7 +285,7 @@ MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
     tddp_group *all = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
     const char *name = rank < 2 ? "low" : "high";
     tddp_group *half = open_group("fake", name, store, rank % 2, 2, 20000, all);
-    CHECK_INT(check_threads_named("tddp-watch"), 1);
+    CHECK_INT(check_threads_named("tddp-detector"), 1);
     tddp_peer peer;
     CHECK_OK(tddp_group_peer(half, 1, &peer));
     CHECK_INT(peer.global_rank, rank < 2 ? 1 : 3);
@@ -322,17 +322,17 @@ MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
     /* The first group may end before the others. */
     meet(store, "end", world_size);
     tddp_group_release(all);
-    CHECK_INT(check_threads_named("tddp-watch"), 1);
+    CHECK_INT(check_threads_named("tddp-detector"), 1);
     leave(half, store, world_size);
     /* The system forgets a thread a moment after it was joined. */
-    CHECK_UNTIL(check_threads_named("tddp-watch") == 0);
+    CHECK_UNTIL(check_threads_named("tddp-detector") == 0);
 }
 
 MULTI_TEST(a_group_of_one_has_no_watch, 1, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, 0, 1, 1000, NULL);
-    CHECK_INT(check_threads_named("tddp-watch"), 0);
+    CHECK_INT(check_threads_named("tddp-detector"), 0);
     CHECK_OK(tddp_barrier(group, NULL));
     leave(group, store, 1);
 }

@@ -7,7 +7,7 @@
  *
  * where each of the three operations is: whether there is one, its kind, number, peer, age in ms.
  */
-#include "group/watch/account.h"
+#include "group/failure_detector/status_report.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,16 +15,17 @@
 
 enum { FIELDS = 21, MOMENT_FIELDS = 5, NUMBERS = 3 + 3 * MOMENT_FIELDS };
 
-const char *tddp_account_op(tddp_op_kind kind, uint64_t sequence, int peer,
-                            char text[TDDP_ACCOUNT_OP_BYTES])
+const char *tddp_status_report_op_name(tddp_op_kind kind, uint64_t sequence, int peer,
+                                       char text[TDDP_REPORT_OP_NAME_BYTES])
 {
     const char *name = tddp_op_name(kind);
     if (!tddp_op_is_p2p(kind)) {
-        (void)snprintf(text, TDDP_ACCOUNT_OP_BYTES, "%s %" PRIu64, name, sequence);
+        (void)snprintf(text, TDDP_REPORT_OP_NAME_BYTES, "%s %" PRIu64, name, sequence);
     } else if (kind == TDDP_OP_RECV && peer == TDDP_ANY_SOURCE) {
-        (void)snprintf(text, TDDP_ACCOUNT_OP_BYTES, "%s %" PRIu64 " from any rank", name, sequence);
+        (void)snprintf(text, TDDP_REPORT_OP_NAME_BYTES, "%s %" PRIu64 " from any rank", name,
+                       sequence);
     } else {
-        (void)snprintf(text, TDDP_ACCOUNT_OP_BYTES, "%s %" PRIu64 " %s rank %d", name, sequence,
+        (void)snprintf(text, TDDP_REPORT_OP_NAME_BYTES, "%s %" PRIu64 " %s rank %d", name, sequence,
                        kind == TDDP_OP_SEND ? "to" : "from", peer);
     }
     return text;
@@ -48,7 +49,7 @@ static tddp_status put_field(tddp_bytes *line, const char *text, size_t most)
     return status;
 }
 
-static tddp_status put_moment(tddp_bytes *line, const tddp_recorder_moment *moment)
+static tddp_status put_moment(tddp_bytes *line, const tddp_recorder_op_summary *moment)
 {
     char text[112];
     int length = snprintf(text, sizeof text, "\t%d\t%d\t%" PRIu64 "\t%d\t%" PRId64, moment->any,
@@ -57,13 +58,13 @@ static tddp_status put_moment(tddp_bytes *line, const tddp_recorder_moment *mome
     return tddp_bytes_append(line, text, (size_t)length);
 }
 
-tddp_status tddp_account_write(tddp_bytes *line, tddp_account_kind kind, int rank,
-                               tddp_status status, const tddp_recorder_position *position,
-                               const char *elsewhere, const char *text, size_t bytes)
+tddp_status tddp_status_report_write(tddp_bytes *line, tddp_status_report_kind kind, int rank,
+                                     tddp_status status, const tddp_recorder_position *position,
+                                     const char *elsewhere, const char *text, size_t bytes)
 {
     char head[48];
     int length = snprintf(head, sizeof head, "%d\t%d\t%d", (int)kind, rank, (int)status);
-    const tddp_recorder_moment *described =
+    const tddp_recorder_op_summary *described =
         position->current.any ? &position->current : &position->message;
     tddp_status written = tddp_bytes_append(line, head, (size_t)length);
     written = written ? written : put_moment(line, &position->current);
@@ -92,7 +93,7 @@ static bool cut(char *line, char *fields[FIELDS])
     return count == FIELDS && !line;
 }
 
-static bool read_moment(const int64_t *numbers, tddp_account_moment *out)
+static bool read_moment(const int64_t *numbers, tddp_status_report_op *out)
 {
     out->any = numbers[0] == 1;
     out->kind = (tddp_op_kind)numbers[1];
@@ -103,7 +104,7 @@ static bool read_moment(const int64_t *numbers, tddp_account_moment *out)
            numbers[3] >= INT32_MIN && numbers[3] <= INT32_MAX;
 }
 
-static void read_line(char *line, tddp_account *accounts, int count, int *failures)
+static void read_line(char *line, tddp_status_report *accounts, int count, int *failures)
 {
     char *fields[FIELDS];
     int64_t numbers[NUMBERS];
@@ -115,33 +116,33 @@ static void read_line(char *line, tddp_account *accounts, int count, int *failur
             return;
         }
     }
-    tddp_account account = {.kind = (tddp_account_kind)numbers[0],
-                            .status = (tddp_status)numbers[2],
-                            .described = fields[NUMBERS],
-                            .elsewhere = fields[NUMBERS + 1],
-                            .text = fields[NUMBERS + 2]};
+    tddp_status_report account = {.kind = (tddp_status_report_kind)numbers[0],
+                                  .status = (tddp_status)numbers[2],
+                                  .described = fields[NUMBERS],
+                                  .elsewhere = fields[NUMBERS + 1],
+                                  .text = fields[NUMBERS + 2]};
     const int64_t *moments = numbers + 3;
-    if (numbers[0] <= TDDP_ACCOUNT_NONE || numbers[0] > TDDP_ACCOUNT_LEFT || numbers[1] < 0 ||
+    if (numbers[0] <= TDDP_REPORT_NONE || numbers[0] > TDDP_REPORT_LEFT || numbers[1] < 0 ||
         numbers[1] >= count || !read_moment(moments, &account.current) ||
         !read_moment(moments + MOMENT_FIELDS, &account.last) ||
         !read_moment(moments + (ptrdiff_t)2 * MOMENT_FIELDS, &account.message)) {
         return;
     }
-    tddp_account *known = &accounts[numbers[1]];
-    if (known->kind == TDDP_ACCOUNT_FAILURE) {
+    tddp_status_report *known = &accounts[numbers[1]];
+    if (known->kind == TDDP_REPORT_FAILURE) {
         return; /* where it is after its failure helps nobody */
     }
-    if (account.kind == TDDP_ACCOUNT_FAILURE) {
+    if (account.kind == TDDP_REPORT_FAILURE) {
         account.order = ++*failures;
     }
     *known = account;
 }
 
-void tddp_account_read(char *log, tddp_account *accounts, int count)
+void tddp_status_report_read(char *log, tddp_status_report *accounts, int count)
 {
     int failures = 0;
     for (int rank = 0; rank < count; rank++) {
-        accounts[rank] = (tddp_account){.described = "", .elsewhere = "", .text = ""};
+        accounts[rank] = (tddp_status_report){.described = "", .elsewhere = "", .text = ""};
     }
     for (char *line = log; line && *line;) {
         char *end = strchr(line, '\n');
@@ -155,15 +156,15 @@ void tddp_account_read(char *log, tddp_account *accounts, int count)
 
 /* --- telling --------------------------------------------------------------------------------- */
 
-static int show(char *text, size_t room, const tddp_account_moment *moment, const char *described)
+static int show(char *text, size_t room, const tddp_status_report_op *moment, const char *described)
 {
-    char op[TDDP_ACCOUNT_OP_BYTES];
-    (void)tddp_account_op(moment->kind, moment->sequence, moment->peer, op);
+    char op[TDDP_REPORT_OP_NAME_BYTES];
+    (void)tddp_status_report_op_name(moment->kind, moment->sequence, moment->peer, op);
     return described[0] ? snprintf(text, room, "%s (\"%.120s\")", op, described)
                         : snprintf(text, room, "%s", op);
 }
 
-static int show_now(char *text, size_t room, const tddp_account_moment *moment,
+static int show_now(char *text, size_t room, const tddp_status_report_op *moment,
                     const char *described)
 {
     int used = snprintf(text, room, "in ");
@@ -172,12 +173,13 @@ static int show_now(char *text, size_t room, const tddp_account_moment *moment,
     return used;
 }
 
-const char *tddp_account_place(const tddp_account *account, char text[TDDP_ACCOUNT_PLACE_BYTES])
+const char *tddp_status_report_position(const tddp_status_report *account,
+                                        char text[TDDP_REPORT_POSITION_BYTES])
 {
     enum { ELSEWHERE = 200 };
-    const size_t room = TDDP_ACCOUNT_PLACE_BYTES;
+    const size_t room = TDDP_REPORT_POSITION_BYTES;
     int used;
-    if (account->kind == TDDP_ACCOUNT_FAILURE) {
+    if (account->kind == TDDP_REPORT_FAILURE) {
         used = snprintf(text, room, "failed: %.200s (%s)", account->text,
                         tddp_status_name(account->status));
     } else if (account->current.any) {
@@ -192,7 +194,7 @@ const char *tddp_account_place(const tddp_account *account, char text[TDDP_ACCOU
     } else {
         used = snprintf(text, room, "in no operation yet");
     }
-    if (account->kind == TDDP_ACCOUNT_LEFT) {
+    if (account->kind == TDDP_REPORT_LEFT) {
         used += snprintf(text + used, room - (size_t)used, "; it has destroyed the group");
     }
     if (account->elsewhere[0] && (size_t)used < room) {

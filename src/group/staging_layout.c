@@ -12,13 +12,13 @@
 
 enum { LINE = 64 };
 
-tddp_status tddp_group_places_init(tddp_group_places *self, size_t most)
+tddp_status tddp_group_layout_init(tddp_group_layout *self, size_t most)
 {
-    *self = (tddp_group_places){.pieces = tddp_alloc_array(most, sizeof *self->pieces)};
+    *self = (tddp_group_layout){.pieces = tddp_alloc_array(most, sizeof *self->pieces)};
     return self->pieces ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-void tddp_group_places_add(tddp_group_places *self, const tddp_buffer *buffer, bool in, bool out)
+void tddp_group_layout_add(tddp_group_layout *self, const tddp_buffer *buffer, bool in, bool out)
 {
     char *data = buffer->data;
     size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
@@ -43,7 +43,7 @@ static int by_address(const void *a, const void *b)
 }
 
 /* Joins pieces that touch. */
-static void join(tddp_group_places *self, tddp_group_piece **order)
+static void join(tddp_group_layout *self, tddp_group_piece **order)
 {
     tddp_group_extent *last = NULL;
     for (size_t i = 0; i < self->count; i++) {
@@ -64,7 +64,7 @@ static size_t rounded_up(size_t value, size_t unit)
 }
 
 /* What is given and what is got begin at a line of the cache each. */
-static void place(tddp_group_places *self, size_t each)
+static void place(tddp_group_layout *self, size_t each)
 {
     for (size_t i = 0; i < self->count; i++) {
         tddp_group_piece *piece = &self->pieces[i];
@@ -79,7 +79,7 @@ static void place(tddp_group_places *self, size_t each)
     }
 }
 
-tddp_status tddp_group_places_settle(tddp_group_places *self, size_t each)
+tddp_status tddp_group_layout_assign(tddp_group_layout *self, size_t each)
 {
     if (self->count == 0) {
         return TDDP_OK;
@@ -100,7 +100,7 @@ tddp_status tddp_group_places_settle(tddp_group_places *self, size_t each)
     return TDDP_OK;
 }
 
-size_t tddp_group_places_find(const tddp_group_places *self, const void *data)
+size_t tddp_group_layout_offset(const tddp_group_layout *self, const void *data)
 {
     size_t low = 0;
     size_t high = self->extent_count;
@@ -116,9 +116,9 @@ size_t tddp_group_places_find(const tddp_group_places *self, const void *data)
     return extent->at + (size_t)((const char *)data - extent->start);
 }
 
-void tddp_group_places_free(tddp_group_places *self)
+void tddp_group_layout_free(tddp_group_layout *self)
 {
     free(self->pieces);
     free(self->extents);
-    *self = (tddp_group_places){0};
+    *self = (tddp_group_layout){0};
 }

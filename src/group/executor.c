@@ -60,26 +60,27 @@ static int awaited(const tddp_work *work)
 
 static void begin(tddp_group *group, tddp_work *work)
 {
-    if (!work->begun) {
+    if (!work->started) {
         int64_t now = tddp_now_ns();
         atomic_store(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms));
         tddp_recorder_started(group, work, now);
         tddp_group_span_started(work);
-        work->begun = true;
+        work->started = true;
     }
 }
 
 /* What the backend said of it on a thread that cannot conclude it. */
 static void keep_failure(tddp_work *work, tddp_status status)
 {
-    work->failed = status;
-    work->failed_text = tddp_copy_string(tddp_error_message());
+    work->pending_status = status;
+    work->pending_text = tddp_copy_string(tddp_error_message());
 }
 
 static tddp_status failure_kept(const tddp_work *work)
 {
-    return tddp_fail(work->failed, "%s",
-                     work->failed_text ? work->failed_text : tddp_status_text(work->failed));
+    return tddp_fail(work->pending_status, "%s",
+                     work->pending_text ? work->pending_text
+                                        : tddp_status_text(work->pending_status));
 }
 
 /* On a thread of the group's, whose reference to the work ends. */
@@ -90,8 +91,8 @@ static void carry_out(tddp_group *group, tddp_work *work)
         tddp_group_device_carry_out(group, work);
         return;
     }
-    tddp_status status = work->failed ? failure_kept(work) : tddp_group_run(group, work);
-    tddp_group_conclude(group, work, status);
+    tddp_status status = work->pending_status ? failure_kept(work) : tddp_group_run(group, work);
+    tddp_group_complete(group, work, status);
     tddp_work_release(work);
 }
 
@@ -111,7 +112,7 @@ static bool carry_out_here(tddp_group *group, tddp_work *work, tddp_cancel *canc
     }
     const tddp_group *before = acting;
     acting = group;
-    tddp_group_conclude(group, work, TDDP_OK);
+    tddp_group_complete(group, work, TDDP_OK);
     acting = before;
     return true;
 }
@@ -139,24 +140,25 @@ static void put_first(tddp_group *group, tddp_work *work)
 static void end_turn(tddp_group *group)
 {
     group->running = false;
-    atomic_store(&group->turn_over, false);
+    atomic_store(&group->completing, false);
     if (!group->head) {
         pthread_cond_broadcast(&group->idle);
     }
 }
 
-void tddp_group_call(tddp_group *group)
+void tddp_group_wake_progress(tddp_group *group)
 {
     if (!group->running && (group->head || group->state >= TDDP_GROUP_ENDING)) {
         pthread_cond_signal(&group->wake);
     }
 }
 
-void tddp_group_turn(tddp_group *group)
+void tddp_group_execute_next(tddp_group *group)
 {
     tddp_work *work = take_first(group);
     /* What has failed here is told so, also if another rank was faster to tell. */
-    tddp_status status = work->failed ? TDDP_OK : tddp_group_refusal(group, &work->op);
+    tddp_status status =
+        work->pending_status ? TDDP_OK : tddp_group_check_runnable(group, &work->op);
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {
@@ -206,8 +208,8 @@ static tddp_group *lock_group(tddp_work *work)
 /* Nothing stands against carrying out the first of the queue on a thread that waits. */
 static bool is_free(const tddp_group *group)
 {
-    return !group->running && group->head && !group->head->failed && !group->head->on_device &&
-           !group->failure && group->state < TDDP_GROUP_ENDING;
+    return !group->running && group->head && !group->head->pending_status &&
+           !group->head->on_device && !group->failure && group->state < TDDP_GROUP_ENDING;
 }
 
 static bool ended(const tddp_cancel *cancel)
@@ -215,14 +217,14 @@ static bool ended(const tddp_cancel *cancel)
     return cancel && tddp_cancel_triggered(cancel);
 }
 
-void tddp_group_help(tddp_work *work, tddp_cancel *cancel)
+void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
 {
     tddp_group *group = lock_group(work);
     if (group) {
         while (!atomic_load(&work->done) && is_free(group) && !ended(cancel) &&
                turn_here(group, cancel)) {
         }
-        tddp_group_call(group);
+        tddp_group_wake_progress(group);
         pthread_mutex_unlock(&group->mutex);
     }
 }
@@ -264,14 +266,14 @@ static bool take_turn(tddp_group *group, tddp_work *work)
     if (free) {
         group->running = true;
         work->op.sequence = ++group->sequence;
-        tddp_recorder_begun(group, work, now);
-        work->begun = true;
+        tddp_recorder_queued_and_started(group, work, now);
+        work->started = true;
     }
     pthread_mutex_unlock(&group->mutex);
     return free;
 }
 
-bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *status)
+bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status)
 {
     work->op.awaited = 1;
     if (!take_turn(group, work)) {
@@ -279,10 +281,10 @@ bool tddp_group_run_at_once(tddp_group *group, tddp_work *work, tddp_status *sta
     }
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
-    *status = tddp_group_judge(group, work, tddp_group_run(group, work));
+    *status = tddp_group_record_outcome(group, work, tddp_group_run(group, work));
     pthread_mutex_lock(&group->mutex);
     end_turn(group);
-    tddp_group_call(group);
+    tddp_group_wake_progress(group);
     pthread_mutex_unlock(&group->mutex);
     return true;
 }
