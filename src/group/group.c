@@ -1,11 +1,12 @@
 /*
- * Making and ending process groups. Any thread; a group has one progress thread, from its making to
- * its end.
+ * Creates and shuts down process groups. Any thread; a group has one progress thread, from its
+ * creation to its shutdown.
  *
- * Order at the end: no more operations, those under way finish or are aborted, the progress thread
- * ends, the backend's connections go, the store learns of it. Whoever comes second waits for the
- * first. Last, who hosts the store waits for the others to come as far. A forked child never takes
- * the lock, which a thread of the parent may have held.
+ * Order of a shutdown: the group accepts no more operations, those under way finish or are aborted,
+ * the progress thread ends, the backend's connections close, and the store records that this rank
+ * has left. A second caller waits for the first. At last a process that hosts the store waits until
+ * the other ranks have left too. A forked child never takes the lock, which a thread of the parent
+ * may have held.
  */
 #include <stdlib.h>
 
@@ -91,12 +92,12 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
     return TDDP_OK;
 }
 
-/* The parts that no thread uses any more. */
+/* Frees a group that no thread uses any more. */
 static void free_group(tddp_group *group)
 {
     tddp_recorder_close(group->recorder);
     tddp_group_block_pool_release(group->block_pool);
-    tddp_detector_release(group->watch);
+    tddp_detector_release(group->detector);
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
     tddp_store_release(group->membership);
@@ -111,8 +112,8 @@ static void free_group(tddp_group *group)
     free(group);
 }
 
-/* A hint names a place among the ranks of a host, of whose GPUs this process may see fewer: one of
- * its own, for instance. */
+/* A hint is a number among the GPUs of a host, of which this process may see fewer: only its own,
+ * for instance. */
 static int device_of(const tddp_group_opts *opts)
 {
     const tddp_cuda *cuda;
@@ -124,14 +125,14 @@ static int device_of(const tddp_group_opts *opts)
     return opts->device_index % count;
 }
 
-/* Whether a group made from this one takes part of what its backend has. */
+/* Whether a group made from this one shares its backend's resources. */
 static bool is_split(const tddp_group *parent)
 {
     return parent && parent->backend->decline;
 }
 
-/* The parent's ranks do this in the same place among its operations. */
-static tddp_status come_to_split(tddp_group *parent, const tddp_wait *wait)
+/* Waits for the parent's queue: its ranks split it at the same place among its operations. */
+static tddp_status await_split(tddp_group *parent, const tddp_wait *wait)
 {
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
     tddp_cancel *cancel = tddp_wait_cancel(wait);
@@ -154,7 +155,7 @@ tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
         return status;
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
-    status = come_to_split(parent, wait);
+    status = await_split(parent, wait);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     return status ? status : parent->backend->decline(parent->context, &left);
 }
@@ -183,10 +184,10 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     atomic_store(&group->staging_device, wanted.device_index);
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
-        tddp_status come = come_to_split(opts->parent, &left);
-        if (come) {
+        tddp_status ready = await_split(opts->parent, &left);
+        if (ready) {
             free(hosts);
-            return come;
+            return ready;
         }
         wanted.parent = opts->parent->context;
     }
@@ -286,7 +287,7 @@ tddp_status tddp_group_create(const tddp_group_opts *opts, const tddp_wait *wait
     return status ? status : create(&all, wait, out);
 }
 
-/* `host_wait`: how long the store's host stays for the others; NULL: not at all. */
+/* `host_wait`: how long the store's host waits for the others; NULL: not at all. */
 static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wait *host_wait)
 {
     if (!group || group->pid != tddp_process_id()) {
@@ -322,18 +323,19 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;
     tddp_store *store = group->store;
-    tddp_store *names = group->membership;
+    tddp_store *membership = group->membership;
     group->store = NULL;
     group->membership = NULL;
     pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
-    /* Whoever still has the group, as a model may, keeps no server of the store alive. */
+    /* The group's remaining references, a model's for instance, must not keep the store's server
+     * alive. */
     tddp_store_release(store);
     tddp_status status = TDDP_OK;
     if (host_wait && group->is_root) {
-        status = tddp_group_wait_for_leave(names, group->world_size, incarnation, host_wait);
+        status = tddp_group_wait_for_leave(membership, group->world_size, incarnation, host_wait);
     }
-    tddp_store_release(names);
+    tddp_store_release(membership);
     return status;
 }
 

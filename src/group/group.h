@@ -1,33 +1,33 @@
 /*
- * What the files of this room share: the group, its queue of works, and who may touch what.
+ * What the files of this room share: the group, its queue of works, and which thread may use what.
  *
- *   group.c        making and ending a group
- *   attributes.c   what a group is: its rank, names, peers, timeout
- *   join.c         how the ranks find each other through the store
- *   progress.c     the queue and the progress thread
- *   turn.c         which thread carries out what is queued
- *   reaper.c       groups that end where nobody may wait for that
- *   failure.c      operations that fail, and the group after the first of them
- *   calls.c        the calls by which operations begin
- *   collectives.c  the operations on one piece of memory: argument checks, then the queue
- *   lists.c        those with a buffer for each rank
- *   coalesce.c     several buffers in one operation
- *   staging.c      operations on memory that the backend does not take; with copies.c,
- *                  places.c and blocks.c
- *   p2p.c          sends and receives, beside the queue, and the threads that finish them
- *   device.c       operations that a device carries out, and the thread that awaits them
- *   checks.c       what is wrong with arguments
- *   describe.c     what callers say of an operation
- *   parts.c        the pieces of an operation, one for each rank
- *   span.c         operations on the trace's lane "communication"
- *   work.c         handles on operations; they know nothing of the group and outlive it
- *   peers.c        who the ranks are: host, pid
- *   memory.c       memory for buffers
+ *   group.c         creates and shuts down a group
+ *   attributes.c    a group's rank, names, peers and timeout
+ *   join.c          the ranks find each other through the store
+ *   peers.c         the ranks' hosts and processes
+ *   entry_points.c  the public functions that start operations: tddp_submit(), tddp_all_reduce()...
+ *   collectives.c   collectives on one buffer: argument checks, then the queue
+ *   lists.c         collectives with a buffer for each rank
+ *   coalesce.c      one all_reduce of several buffers
+ *   p2p.c           sends and receives, beside the queue, and the threads that finish them
+ *   checks.c        argument checks
+ *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
+ *   describe.c      the caller's description of an operation
+ *   progress.c      the queue and the progress thread
+ *   executor.c      which thread executes queued operations
+ *   device.c        operations that a device executes, and the thread that waits for them
+ *   staging.c       operations on memory that the backend cannot use: on copies; with copies.c,
+ *                   staging_layout.c and block_pool.c
+ *   failure.c       failed operations, and the group after its first failure
+ *   reaper.c        shuts down groups whose last reference is dropped where waiting is forbidden
+ *   span.c          operations as spans of a trace
+ *   work.c          handles on operations; they outlive the group
+ *   memory.c        memory for buffers
  *   monitored_barrier.c
- *                  a barrier through the store that names who is missing
- *   recorder/      the flight recorder: the last operations, as JSON, in files
- *   watch/         how failures become known between the ranks: the thread, its words in the store,
- *                  what a rank says of itself then, who is to blame
+ *                   a barrier through the store that names the missing ranks
+ *   recorder/       the flight recorder: the last operations, as JSON, in files
+ *   failure_detector/
+ *                   makes a failure known to all ranks, with its root cause
  */
 #ifndef TDDP_GROUP_PRIVATE_H
 #define TDDP_GROUP_PRIVATE_H
@@ -43,59 +43,59 @@
 
 struct tddp_work {
     atomic_int references;
-    pid_t pid;              /* who made it */
+    pid_t pid;              /* of the process that made it */
     atomic_bool done;       /* set last, with the lock held */
     atomic_int waiters;     /* threads that wait for it */
-    tddp_group *group;      /* whose queue waiters may help with, while it is not done; or NULL */
-    _Atomic int64_t expiry; /* when the running operation's time is over; 0 before it runs */
+    tddp_group *group;      /* whose queue a waiter may execute, while it is not done; or NULL */
+    _Atomic int64_t expiry; /* the operation's deadline; 0 before it is started */
     tddp_op op;
-    tddp_buffer *parts;                 /* what the operation's parts point to; NULL: it has none */
-    struct tddp_group_bundle *bundle;   /* coalesced: how far it is; NULL: it is not */
-    struct tddp_group_staged *staged;   /* on copies: how far it is; NULL: it is not, or not yet */
-    uint64_t steps;                     /* sequence numbers it takes: 1, if not coalesced */
-    void *request;                      /* the backend's, once posted; NULL: not, or not any more */
-    const struct tddp_group *on_device; /* whose device carries it out; NULL: the CPU does */
-    int64_t device_ns;                  /* how long that took; 0: nobody measured */
-    char *description;                  /* what the caller said of it; NULL: nothing */
-    int source;                         /* of a recv that went well */
+    tddp_buffer *parts;                 /* the operation's parts point here; NULL: it has none */
+    struct tddp_group_bundle *bundle;   /* the progress of a coalesced operation, or NULL */
+    struct tddp_group_staged *staged;   /* the progress of an operation on copies, or NULL */
+    uint64_t steps;                     /* sequence numbers it uses: 1 unless coalesced */
+    void *request;                      /* the backend's, from posting to finishing; else NULL */
+    const struct tddp_group *on_device; /* whose device executes it; NULL: the CPU does */
+    int64_t device_ns;                  /* how long that took; 0: not measured */
+    char *description;                  /* the caller's; NULL: none */
+    int source;                         /* of a recv that succeeded */
     void *_Atomic user;                 /* the caller's */
     pthread_mutex_t mutex;              /* guards what follows */
     pthread_cond_t cond;
     bool launched;     /* it is on the device's queue */
-    int event_fd;      /* readable once done; -1 while nobody needs it */
-    int event_waiters; /* waiters with a cancel token, who do */
-    bool event_kept;   /* so does the caller, who polls it */
+    int event_fd;      /* readable once done; -1 while it is not needed */
+    int event_waiters; /* waiters with a cancel token, which poll it */
+    bool event_kept;   /* the caller polls it */
     tddp_status status;
-    char *text; /* what went wrong; NULL: nothing, or no memory to say it */
+    char *text; /* the error text; NULL: none, or no memory for it */
     bool has_callback;
     void (*callback)(void *data);
     void *callback_data;
     struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
-    struct tddp_record *record; /* recorder.c's, as the next; its entry, NULL: none */
-    uint64_t record_id;
-    bool started;               /* the backend was asked for it */
-    tddp_status pending_status; /* it has, and is to be concluded by a thread of the group's */
+    struct tddp_record *record; /* recorder.c: its entry, or NULL */
+    uint64_t record_id;         /* recorder.c: the entry's id */
+    bool started;               /* the backend was called for it */
+    tddp_status pending_status; /* a failure that a thread of the group's has to complete it with */
     char *pending_text;
-    int64_t queued_ns; /* for traces; 0: nobody traced then */
+    int64_t queued_ns; /* for traces; 0: tracing was off */
     int64_t started_ns;
 };
 
 struct tddp_group_finisher;
 
-/* p2p.c: the works that are posted, and the threads that finish them. */
+/* p2p.c: posted works, and the threads that finish them. */
 typedef struct tddp_group_p2p {
-    pthread_mutex_t order; /* held to number and post */
+    pthread_mutex_t order; /* held to number and post a message */
     uint64_t sequence;     /* of this rank's sends and receives */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t wake;   /* something is posted, or `ending` is set */
-    tddp_work *head;       /* posted, not yet taken by a thread */
+    tddp_work *head;       /* posted works that no thread has dequeued yet */
     tddp_work *tail;
-    size_t idle_threads; /* threads that wait for what is not promised to anyone */
+    size_t idle_threads; /* waiting, and reserved for no work */
     struct tddp_group_finisher *finishers;
     bool ending;
 } tddp_group_p2p;
 
-/* device.c: the works that are on a device's queue, and the thread that awaits them in order. */
+/* device.c: works on a device's queue, and the thread that waits for them in order. */
 typedef struct tddp_group_device {
     pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows */
@@ -106,68 +106,68 @@ typedef struct tddp_group_device {
     bool started;
 } tddp_group_device;
 
-/* A work with two references: its caller's and the queue's. */
+/* Makes a work with two references: the caller's and the queue's. */
 TDDP_NODISCARD tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out);
 
-/* One on its maker's stack, which nobody else gets to see; and frees what it has. */
+/* Initializes a work on the caller's stack, which no other thread sees; frees what it owns. */
 void tddp_group_work_init(tddp_work *work, const tddp_op *op);
 void tddp_group_work_clear(tddp_work *work);
 
-/* Tells the outcome, wakes the waiters, calls the callback. Once a work. */
+/* Stores the outcome, wakes the waiters, calls the callback. Once a work. */
 void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text);
 
-/* Between lines that say who is missing when ranks join; a constant but for tests. */
+/* Between log lines that name the missing ranks while a group is created; only tests change it. */
 extern int64_t tddp_group_missing_log_interval_ms;
 
 typedef enum tddp_group_state {
     TDDP_GROUP_OPEN,
-    TDDP_GROUP_DRAINING, /* takes no more operations, carries out those it has */
-    TDDP_GROUP_ENDING,   /* refuses what is queued, then the thread ends */
+    TDDP_GROUP_DRAINING, /* accepts no more operations, executes the queued ones */
+    TDDP_GROUP_ENDING,   /* refuses queued operations, then the progress thread ends */
     TDDP_GROUP_ENDED,
 } tddp_group_state;
 
 struct tddp_group {
     atomic_int references;
-    pid_t pid; /* who made it: a forked child only forgets */
+    pid_t pid; /* of the process that made it: a forked child only frees memory */
     int rank;
     int world_size;
-    bool is_root;  /* it was made from no other group */
+    bool is_root;  /* it has no parent */
     int root_rank; /* this process's rank in the group that others were made from */
     char *name;
-    const tddp_backend_v1 *requested; /* the backend by name; for messages */
-    const tddp_backend_v1 *backend;   /* what serves in its place; maybe itself */
-    void *context;                    /* the serving backend's; used by one thread at a time */
+    const tddp_backend_v1 *requested; /* the backend that the caller named; for error texts */
+    const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
+    void *context;                    /* of that backend; used by one thread at a time */
     atomic_bool aborted;              /* the backend was */
-    atomic_int staging_device;        /* copies of host memory go there; -1: not settled yet */
-    tddp_store *membership;           /* prefix NAME: who has joined and left */
-    tddp_store *store;                /* prefix NAME/INCARNATION: this group's own keys */
+    atomic_int staging_device;        /* for copies of host memory; -1: not chosen yet */
+    tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
+    tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
     bool joined;                      /* all ranks have joined this incarnation */
-    tddp_peers *peers;                /* who they are, once they have met */
-    struct tddp_recorder *recorder;   /* NULL before it is there */
-    struct tddp_detector *watch;      /* NULL with one rank */
-    int64_t incarnation; /* how many groups of this name this rank has made on this store */
+    tddp_peers *peers;                /* the ranks, once all have joined */
+    struct tddp_recorder *recorder;   /* NULL before it is created */
+    struct tddp_detector *detector;   /* NULL with one rank */
+    int64_t incarnation; /* counts the groups of this name that this rank has made on the store */
     _Atomic int64_t timeout_ms;
-    _Atomic uint64_t monitored_barriers; /* how many this rank has come to */
+    _Atomic uint64_t monitored_barriers; /* how many this rank has entered */
 
     pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
-    pthread_cond_t idle;   /* for those shutting down: nothing is queued, or the state changed */
+    pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
-    bool running;                       /* a thread has the turn */
-    atomic_bool completing;             /* and its operation an outcome, which is being told */
-    size_t in_flight;                   /* sends and receives under way */
-    atomic_size_t in_flight_completing; /* of these have an outcome, which is being told */
+    bool running;           /* a thread has acquired the queue, and executes its first operation */
+    atomic_bool completing; /* that operation has an outcome, which is being delivered */
+    size_t in_flight;       /* sends and receives under way, and operations on a device */
+    atomic_size_t in_flight_completing; /* those of them with an outcome, being delivered */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
     char *failure_text;
-    bool failure_pending; /* its cause is being looked for, or written; `idle` tells the end */
-    bool dumped; /* the flight recorder's file is, or will be before an error is returned */
-    bool failed_elsewhere;                    /* the operation was another rank's */
-    bool failure_returned;                    /* and an operation of this rank has ended with it */
-    struct tddp_group_block_pool *block_pool; /* memory for copies; NULL: none was needed */
+    bool failure_pending;  /* its root cause or its dump is not complete; `idle` signals the end */
+    bool dumped;           /* the flight recorder's file is written before any error is returned */
+    bool failed_elsewhere; /* the operation was another rank's */
+    bool failure_returned; /* and an operation of this rank has returned the failure */
+    struct tddp_group_block_pool *block_pool; /* memory for copies; NULL: not needed so far */
 
     tddp_group_p2p p2p;
     tddp_group_device device;
@@ -177,26 +177,26 @@ struct tddp_group {
 /* group.c: shuts down and frees a group without references. */
 void tddp_group_end(tddp_group *group);
 
-/* reaper.c: has a thread do so; false if there is none to be had. */
+/* reaper.c: does so on another thread; false if none can be started. */
 bool tddp_group_reap(tddp_group *group);
 
-/* join.c: takes this rank's place, waits for the others, says what the backend wants to know. On
- * success `*address` is to be freed; may be NULL. tddp_group_leave() gives the place up. */
+/* join.c: claims this rank, waits for the others, and finds the backend's options. On success
+ * `*address` is to be freed; may be NULL. tddp_group_leave() gives the rank up. */
 TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
                                            const tddp_wait *wait, int64_t deadline, int *same_host,
                                            char **address);
 
-/* Once all have met, the name may be used again after all have left; before, it is as if this rank
- * had never joined. */
+/* If all ranks have joined, the name may be used again after all have left; otherwise it is as if
+ * this rank had never joined. */
 void tddp_group_leave(tddp_group *group);
 
-/* Where this process hosts the store of `names`: waits until all ranks have left the group that was
- * the given incarnation of the name. Errors: those of tddp_store_await_clients(). */
-TDDP_NODISCARD tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size,
+/* Where this process hosts the store: waits until all ranks have left the given incarnation of the
+ * group. Errors: those of tddp_store_await_clients(). */
+TDDP_NODISCARD tddp_status tddp_group_wait_for_leave(tddp_store *membership, int world_size,
                                                      int64_t incarnation, const tddp_wait *wait);
 
-/* Checks the arguments of an operation and begins it; called by calls.c. In collectives.c, lists.c,
- * coalesce.c and p2p.c. */
+/* Checks the arguments of an operation and submits it; called by entry_points.c. In collectives.c,
+ * lists.c, coalesce.c and p2p.c. */
 typedef tddp_status tddp_group_operation(tddp_group *group, const tddp_op_args *args,
                                          tddp_work **work);
 TDDP_NODISCARD tddp_group_operation tddp_group_all_reduce, tddp_group_reduce, tddp_group_broadcast,
@@ -205,79 +205,79 @@ TDDP_NODISCARD tddp_group_operation tddp_group_all_reduce, tddp_group_reduce, td
     tddp_group_reduce_scatter_list, tddp_group_all_to_all, tddp_group_all_reduce_list,
     tddp_group_send_or_recv;
 
-/* parts.c: makes a work with the caller's timeout and description, and parts of its own where its
- * operation has some. */
+/* prepare.c: makes a work with the caller's timeout and description, and a copy of its operation's
+ * parts. */
 TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op,
                                               const tddp_op_args *args, tddp_work **out);
 
-/* The same on the stack: tddp_group_work_clear(), also after a failure. */
+/* The same on the caller's stack: tddp_group_work_clear(), also after a failure. */
 TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
                                                    const tddp_op_args *args, tddp_work *work);
 
-/* What buffers are together: one piece of memory, or, with its data NULL, a number of elements. */
-void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *whole);
+/* Merges buffers into one: contiguous memory, or, with its data NULL, a number of elements. */
+void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *merged);
 
-/* describe.c: gives a work its description, which may be NULL. The fingerprint of a text is never
- * 0. */
+/* describe.c: sets a work's description, which may be NULL, and its fingerprint, which is never 0
+ * for a text. */
 TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work, const char *text);
 uint32_t tddp_group_fingerprint(const char *text);
 
-/* coalesce.c: carries out an operation, or goes on with it after TDDP_CANCELED. By whose turn it
- * is. */
+/* coalesce.c: executes an operation, or resumes it after TDDP_CANCELED. By the thread that has
+ * acquired the queue. */
 TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, tddp_work *work);
 void tddp_group_bundle_free(struct tddp_group_bundle *bundle);
 
-/* How many buffers it has; NULL has none. Has it work on copies of them, which live as long. */
+/* How many buffers it has; NULL has none. Makes it use copies of them, which live as long. */
 size_t tddp_group_bundle_count(const struct tddp_group_bundle *bundle);
 void tddp_group_bundle_use(struct tddp_group_bundle *bundle, const tddp_buffer *buffers);
 
-/* span.c: a work's way as a trace has it: queued, begun, ended before anybody learns of it. Without
- * a trace each costs a load. */
+/* span.c: records when a work was queued, started and ended, before its outcome is delivered.
+ * Without a trace each costs a load. */
 void tddp_group_span_queued(tddp_work *work);
 void tddp_group_span_started(tddp_work *work);
 void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status);
 
-/* p2p.c. The threads end with stop(), after everything under way is over: the backend must have
- * been aborted, if it is to be soon. */
+/* p2p.c. stop() waits for everything under way, then for the threads; abort the backend first for
+ * it to be soon. */
 TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
-/* device.c. Whether the backend's device carries it out, by its queue. */
+/* device.c: whether the operation is executed from a queue of the backend's device. */
 bool tddp_group_queues(const tddp_group *group, const tddp_op *op);
 
-/* Before it is queued, on its caller's thread. */
+/* Posts a work before it is queued, on its caller's thread. */
 TDDP_NODISCARD tddp_status tddp_group_device_post(tddp_group *group, tddp_work *work);
 
-/* It was posted, but is not to be launched. */
+/* Ends a work that was posted but is not launched. */
 void tddp_group_device_drop(tddp_group *group, tddp_work *work);
 
-/* Puts a posted work on the device's queue, and lets those know who wait for that. */
+/* Puts a posted work on the device's queue, and wakes the threads that wait for that. */
 TDDP_NODISCARD tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work);
 
-/* The rest of a work that was launched, on this thread: waits for the device. */
+/* Waits for the device to complete a launched work, on this thread. */
 TDDP_NODISCARD tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work,
                                                     int *source);
 
-/* Launches the work whose turn it is and leaves the rest to the group's thread, which ends it and
- * releases it. On the progress thread. */
+/* Launches the queue's next work and leaves the rest to the group's device thread, which completes
+ * and releases it. On the progress thread. */
 void tddp_group_device_carry_out(tddp_group *group, tddp_work *work);
 
-/* The thread ends after everything under way is over. */
+/* Start and end the device thread, which first completes everything under way. */
 TDDP_NODISCARD tddp_status tddp_group_device_start(tddp_group *group);
 void tddp_group_device_stop(tddp_group *group);
 
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
-/* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
+/* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);
 
-/* turn.c: whether threads that wait carry out operations. */
+/* executor.c: whether waiting threads execute operations. */
 bool tddp_group_resumes(const tddp_group *group);
 
-/* Carries out the first operation of the queue, which is not empty, on the progress thread. With
- * the lock held, which is let go meanwhile. */
+/* Executes the first operation of the queue, which is not empty, on the progress thread. With the
+ * lock held, which is released meanwhile. */
 void tddp_group_execute_next(tddp_group *group);
 
 /* Wakes the progress thread if it has something to do now. With the lock held. */
@@ -288,66 +288,66 @@ void tddp_group_wake_progress(tddp_group *group);
 void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel);
 
-/* Carries out what is in the queue up to this work on the calling thread, which waits for it, as
- * far as nobody else does so and the token (may be NULL) is not triggered. */
+/* Executes queued operations up to this work on the calling thread, which waits for it, unless
+ * another thread does so, until the token (may be NULL) is triggered. */
 void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
 
-/* Numbers and carries out an operation that nobody else knows of; false if it is not its turn. */
+/* Numbers and executes an operation without queueing it; false if others are queued or running. */
 bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status);
 
-/* Queues an operation: numbers it, and waits for it if `work` is NULL. Of the arguments it reads
- * the options only. */
+/* Numbers and queues an operation, and waits for it if `work` is NULL. Reads only the options of
+ * the arguments. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op,
                                              const tddp_op_args *args, tddp_work **work);
 
-/* The same with a work that is prepared; consumed, also on failure. */
+/* The same for a prepared work, which it consumes, also on failure. */
 TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work,
                                             const tddp_op_args *args, tddp_work **out);
 
-/* Gives the caller's reference to the caller, or waits and releases it. */
+/* Returns the caller's reference in `*out`, or, if `out` is NULL, waits and releases it. */
 TDDP_NODISCARD tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out);
 
-/* Counts one more send or receive under way, or says why there may be none. */
+/* Counts one more operation in flight, or returns why the group accepts none. */
 TDDP_NODISCARD tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op);
 
-/* One less under way; `decided`: tddp_group_complete_in_flight() has told of it. The group may be
- * gone afterwards, if its end was waiting for this. */
-void tddp_group_end_in_flight(tddp_group *group, bool decided);
+/* One operation in flight less; `completed`: by tddp_group_complete_in_flight(). The group may be
+ * gone afterwards, if its shutdown was waiting for this. */
+void tddp_group_end_in_flight(tddp_group *group, bool completed);
 
-/* The calling thread is one of the group's, on which callbacks of its works run. */
+/* Marks the calling thread as one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);
 
-/* Says what came of an operation: which it was, and if the ranks may be out of step after it, keeps
- * it as the group's first failure and lets the peers know. Without the lock. */
+/* Determines and records an operation's outcome: names the operation in the error text; a failure
+ * after which the ranks may be out of step becomes the group's first failure, and is reported to
+ * the other ranks. Without the lock. */
 tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Tells a work what came of its operation: as above. Of the one that has the turn, or of one that
- * is counted as under way. */
+/* Records the outcome as above and completes the work: the one that the thread which has acquired
+ * the queue executes, or one that is counted as in flight. */
 void tddp_group_complete(tddp_group *group, tddp_work *work, tddp_status status);
 void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Whether the caller is one of this group's threads, or acts as one: a callback of its works. */
+/* Whether the caller is one of this group's threads, or runs a callback of its works. */
 bool tddp_group_on_progress_thread(const tddp_group *group);
 
-/* Waits until nothing is queued or under way, and tells whether that is so, or else the deadline
- * over or the token (may be NULL) triggered. With the lock held. */
+/* Waits until nothing is queued or in flight; false if the deadline was over or the token (may be
+ * NULL) triggered first. With the lock held. */
 bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel);
 
-/* The same for what is queued alone: what a device or another thread has may be under way. */
+/* The same for queued operations alone: others may be in flight. */
 bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_cancel *cancel);
 
-/* Takes no more operations, lets those there are finish until the deadline, aborts the rest, ends
- * the thread. */
+/* Waits for operations until the deadline, aborts the rest, and ends the threads. */
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
 
-/* Sets the text of an operation that is not begun for a group that failed, once the cause is known.
- * With the lock held, which is let go meanwhile. */
+/* Fails an operation that is not started since the group has failed, once the root cause is known.
+ * With the lock held, which is released meanwhile. */
 tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation);
 
-/* Has what the backend does, or is waited for before and after it, end soon. Not with the lock. */
+/* Makes the backend's operations, and waits for copies, end soon. Not with the lock. */
 void tddp_group_abort(tddp_group *group);
 
-/* The group has failed on another rank. Not with the lock. */
+/* Fails the group because it has failed on another rank. Not with the lock. */
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * What groups ask of their watch: to be under it, to tell the others of a failure, to explain it.
- * Any thread of a group's; the work is done by the watch's own thread (vigil.c), which is asked by
- * setting the group's entry and triggering the token that ends its wait.
+ * What groups call on their failure detector: join and leave it, report a failure, find its root
+ * cause. Any thread of a group's. The watcher thread (watcher.c) does the work: a caller changes
+ * its group's entry and triggers the token that wakes the watcher.
  *
- * The group's lock is never taken with the watch's. All waits here are short, and what the watch
- * does not answer is judged without it. In a forked child the thread is not there and nothing here
- * is touched but the memory.
+ * The group's lock and the detector's are never held together. All waits here are short; without an
+ * answer of the watcher the caller finds the root cause from what this rank knows. A forked child
+ * has no watcher thread and only frees memory.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,14 +15,14 @@
 #include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
-/* For the other ranks to report, which each does as soon as it runs: whoever is stopped or cut off
- * must not hold up the error for long. Of a described call an error without both sides is of little
- * use, so it waits longer. */
+/* How long the error waits for the other ranks' reports, which each sends as soon as it runs: a
+ * stopped or disconnected rank must not delay it for long. A mismatch of described calls waits
+ * longer, since its error is of little use without both descriptions. */
 enum { MISMATCH_MS = 400, DESCRIBED_MS = 5000, TIMEOUT_MS = 1000 };
 
-static tddp_detector_entry *find(tddp_detector *watch, const tddp_group *group)
+static tddp_detector_entry *find(tddp_detector *detector, const tddp_group *group)
 {
-    tddp_detector_entry *each = watch->entries;
+    tddp_detector_entry *each = detector->entries;
     while (each && each->group != group) {
         each = each->next;
     }
@@ -31,41 +31,41 @@ static tddp_detector_entry *find(tddp_detector *watch, const tddp_group *group)
 
 static tddp_status create(tddp_group *group, tddp_detector **out)
 {
-    tddp_detector *watch = tddp_alloc(sizeof *watch);
-    tddp_status status = watch ? tddp_cancel_create(&watch->wake) : TDDP_OUT_OF_MEMORY;
+    tddp_detector *detector = tddp_alloc(sizeof *detector);
+    tddp_status status = detector ? tddp_cancel_create(&detector->wake) : TDDP_OUT_OF_MEMORY;
     if (status == TDDP_OK) {
-        status = tddp_cond_init(&watch->changed);
+        status = tddp_cond_init(&detector->changed);
         if (status) {
-            tddp_cancel_free(watch->wake);
+            tddp_cancel_free(detector->wake);
         }
     }
     if (status) {
-        free(watch);
+        free(detector);
         return status;
     }
-    pthread_mutex_init(&watch->mutex, NULL);
-    atomic_init(&watch->references, 1);
-    watch->pid = getpid();
-    watch->base = tddp_store_retain(group->store);
-    *out = watch;
+    pthread_mutex_init(&detector->mutex, NULL);
+    atomic_init(&detector->references, 1);
+    detector->pid = getpid();
+    detector->base = tddp_store_retain(group->store);
+    *out = detector;
     return TDDP_OK;
 }
 
-/* A child shares its parent's watch while that is there. */
-static bool share(tddp_detector *watch, tddp_detector_entry *added)
+/* Adds a group to its parent's detector, unless that has ended. */
+static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
 {
-    pthread_mutex_lock(&watch->mutex);
-    bool shared = !watch->ended;
-    if (shared) {
-        atomic_fetch_add(&watch->references, 1);
-        added->next = watch->entries;
-        watch->entries = added;
+    pthread_mutex_lock(&detector->mutex);
+    bool running = !detector->ended;
+    if (running) {
+        atomic_fetch_add(&detector->references, 1);
+        added->next = detector->entries;
+        detector->entries = added;
     }
-    pthread_mutex_unlock(&watch->mutex);
-    return shared;
+    pthread_mutex_unlock(&detector->mutex);
+    return running;
 }
 
-static void name_group(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES])
+static void write_key(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES])
 {
     (void)snprintf(key, TDDP_DETECTOR_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
                    tddp_group_fingerprint(group->name), group->incarnation,
@@ -82,25 +82,26 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
         return TDDP_OUT_OF_MEMORY;
     }
     added->group = group;
-    name_group(group, added->key);
-    if (parent && parent->watch && share(parent->watch, added)) {
-        group->watch = parent->watch;
+    write_key(group, added->key);
+    if (parent && parent->detector && add_to_shared(parent->detector, added)) {
+        group->detector = parent->detector;
         return TDDP_OK;
     }
-    tddp_detector *watch;
-    tddp_status status = create(group, &watch);
+    tddp_detector *detector;
+    tddp_status status = create(group, &detector);
     if (status) {
         free(added);
         return status;
     }
-    watch->entries = added;
-    status = tddp_thread_start(&watch->thread, "tddp-detector", tddp_detector_run_watcher, watch);
+    detector->entries = added;
+    status =
+        tddp_thread_start(&detector->thread, "tddp-detector", tddp_detector_run_watcher, detector);
     if (status) {
-        watch->ended = true;
-        tddp_detector_release(watch);
+        detector->ended = true;
+        tddp_detector_release(detector);
         return status;
     }
-    group->watch = watch;
+    group->detector = detector;
     return TDDP_OK;
 }
 
@@ -108,82 +109,82 @@ static void free_entry(tddp_detector_entry *self)
 {
     free(self->described);
     free(self->text);
-    free(self->verdict_text);
+    free(self->cause_text);
     free(self);
 }
 
-void tddp_detector_release(tddp_detector *watch)
+void tddp_detector_release(tddp_detector *detector)
 {
-    if (!watch || atomic_fetch_sub(&watch->references, 1) != 1) {
+    if (!detector || atomic_fetch_sub(&detector->references, 1) != 1) {
         return;
     }
-    while (watch->entries) {
-        tddp_detector_entry *next = watch->entries->next;
-        free_entry(watch->entries);
-        watch->entries = next;
+    while (detector->entries) {
+        tddp_detector_entry *next = detector->entries->next;
+        free_entry(detector->entries);
+        detector->entries = next;
     }
-    tddp_store_release(watch->store);
-    tddp_store_release(watch->base);
-    tddp_cancel_free(watch->wake);
-    if (watch->pid == getpid()) {
-        pthread_cond_destroy(&watch->changed);
-        pthread_mutex_destroy(&watch->mutex);
+    tddp_store_release(detector->store);
+    tddp_store_release(detector->base);
+    tddp_cancel_free(detector->wake);
+    if (detector->pid == getpid()) {
+        pthread_cond_destroy(&detector->changed);
+        pthread_mutex_destroy(&detector->mutex);
     }
-    free(watch);
+    free(detector);
 }
 
 void tddp_detector_remove_group(tddp_group *group)
 {
-    tddp_detector *watch = group->watch;
-    if (!watch) {
+    tddp_detector *detector = group->detector;
+    if (!detector) {
         return;
     }
     int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
-    pthread_mutex_lock(&watch->mutex);
-    tddp_detector_entry *self = find(watch, group);
+    pthread_mutex_lock(&detector->mutex);
+    tddp_detector_entry *self = find(detector, group);
     if (!self) {
-        pthread_mutex_unlock(&watch->mutex);
+        pthread_mutex_unlock(&detector->mutex);
         return;
     }
-    self->leaving = self->stage == TDDP_DETECTOR_IDLE && !watch->deaf;
-    tddp_cancel_trigger(watch->wake);
-    while (self->leaving && !watch->deaf && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+    self->leaving = self->stage == TDDP_DETECTOR_IDLE && !detector->store_lost;
+    tddp_cancel_trigger(detector->wake);
+    while (self->leaving && !detector->store_lost && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
     }
     while (self->busy) {
-        pthread_cond_wait(&watch->changed, &watch->mutex);
+        pthread_cond_wait(&detector->changed, &detector->mutex);
     }
-    tddp_detector_entry **link = &watch->entries;
+    tddp_detector_entry **link = &detector->entries;
     while (*link != self) {
         link = &(*link)->next;
     }
     *link = self->next;
-    bool last = !watch->entries;
-    watch->ended = last;
-    tddp_cancel_trigger(watch->wake);
-    pthread_mutex_unlock(&watch->mutex);
+    bool last = !detector->entries;
+    detector->ended = last;
+    tddp_cancel_trigger(detector->wake);
+    pthread_mutex_unlock(&detector->mutex);
     free_entry(self);
     if (last) {
-        pthread_join(watch->thread, NULL);
-        pthread_mutex_lock(&watch->mutex);
-        tddp_store *store = watch->store;
-        tddp_store *base = watch->base;
-        watch->store = NULL;
-        watch->base = NULL;
-        pthread_mutex_unlock(&watch->mutex);
+        pthread_join(detector->thread, NULL);
+        pthread_mutex_lock(&detector->mutex);
+        tddp_store *store = detector->store;
+        tddp_store *base = detector->base;
+        detector->store = NULL;
+        detector->base = NULL;
+        pthread_mutex_unlock(&detector->mutex);
         tddp_store_release(store);
         tddp_store_release(base);
     }
 }
 
-/* The job's part of the store, or if its watch is over the group's; the caller releases it. */
-static tddp_store *hold_store(tddp_group *group, tddp_detector *watch)
+/* The job's part of the store, or the group's if the detector has ended; the caller releases it. */
+static tddp_store *retain_store(tddp_group *group, tddp_detector *detector)
 {
     tddp_store *store = NULL;
-    if (watch) {
-        pthread_mutex_lock(&watch->mutex);
-        store = watch->base ? tddp_store_retain(watch->base) : NULL;
-        pthread_mutex_unlock(&watch->mutex);
+    if (detector) {
+        pthread_mutex_lock(&detector->mutex);
+        store = detector->base ? tddp_store_retain(detector->base) : NULL;
+        pthread_mutex_unlock(&detector->mutex);
     }
     return store ? store : tddp_store_retain(group->store);
 }
@@ -191,24 +192,25 @@ static tddp_store *hold_store(tddp_group *group, tddp_detector *watch)
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
                                          const char *text)
 {
-    if (group->world_size == 1 || !group->peers || group->watch) {
+    if (group->world_size == 1 || !group->peers || group->detector) {
         return;
     }
     enum { TEXT_BYTES = 500 };
     char key[TDDP_DETECTOR_KEY_BYTES];
     tddp_bytes line = {0};
-    tddp_recorder_position nowhere = {.messages = 0};
-    tddp_store *store = hold_store(group, parent ? parent->watch : NULL);
-    name_group(group, key);
-    tddp_status told = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
-                                                &nowhere, "", text, TEXT_BYTES);
-    told = told ? told : tddp_notice_append_report(store, key, &line);
-    told = told ? told : tddp_notice_publish(store, key);
+    tddp_recorder_position none = {.messages = 0};
+    tddp_store *store = retain_store(group, parent ? parent->detector : NULL);
+    write_key(group, key);
+    tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
+                                                    &none, "", text, TEXT_BYTES);
+    reported = reported ? reported : tddp_notice_append_report(store, key, &line);
+    reported = reported ? reported : tddp_notice_publish(store, key);
     tddp_bytes_free(&line);
     tddp_store_release(store);
-    if (told) {
-        tddp_log(TDDP_LOG_DEBUG, "group", "the others do not learn that \"%s\" cannot be made: %s",
-                 group->name, tddp_error_message());
+    if (reported) {
+        tddp_log(TDDP_LOG_DEBUG, "group",
+                 "cannot report to the other ranks that \"%s\" was not created: %s", group->name,
+                 tddp_error_message());
     }
 }
 
@@ -227,49 +229,49 @@ static int64_t report_timeout_ms(tddp_status status, bool described)
 void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const char *described,
                                   tddp_status status, const char *text)
 {
-    tddp_detector *watch = group->watch;
-    if (!watch) {
+    tddp_detector *detector = group->detector;
+    if (!detector) {
         return;
     }
-    /* Without memory for them it is told all the same. */
-    char *own_text = tddp_copy_string(text);
-    char *own_described = described ? tddp_copy_string(described) : NULL;
+    /* Without memory for the texts the failure is reported without them. */
+    char *text_copy = tddp_copy_string(text);
+    char *described_copy = described ? tddp_copy_string(described) : NULL;
     int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
-    pthread_mutex_lock(&watch->mutex);
-    tddp_detector_entry *self = find(watch, group);
+    pthread_mutex_lock(&detector->mutex);
+    tddp_detector_entry *self = find(detector, group);
     while (self && self->busy && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+        (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
     }
-    if (self && !self->busy && !self->own) {
-        self->own = true;
+    if (self && !self->busy && !self->failed_here) {
+        self->failed_here = true;
         self->op = *op;
-        self->text = own_text;
-        self->described = own_described;
-        own_text = own_described = NULL;
+        self->text = text_copy;
+        self->described = described_copy;
+        text_copy = described_copy = NULL;
         self->status = status;
         self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
         self->stage = TDDP_DETECTOR_UNREPORTED;
-        tddp_cancel_trigger(watch->wake);
-        while (self->stage == TDDP_DETECTOR_UNREPORTED && !watch->deaf &&
+        tddp_cancel_trigger(detector->wake);
+        while (self->stage == TDDP_DETECTOR_UNREPORTED && !detector->store_lost &&
                tddp_now_ns() < deadline) {
-            (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+            (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
         }
     }
-    pthread_mutex_unlock(&watch->mutex);
-    free(own_text);
-    free(own_described);
+    pthread_mutex_unlock(&detector->mutex);
+    free(text_copy);
+    free(described_copy);
 }
 
-/* The watch does not answer: what can be said without it. */
-static tddp_status explain_alone(tddp_group *group, const tddp_op *op, const char *described,
-                                 tddp_status status, const char *text)
+/* Finds the root cause from what this rank knows, for want of the watcher's answer. */
+static tddp_status find_cause_locally(tddp_group *group, const tddp_op *op, const char *described,
+                                      tddp_status status, const char *text)
 {
-    tddp_status_report *accounts =
+    tddp_status_report *reports =
         tddp_alloc_array((size_t)group->world_size, sizeof(tddp_status_report));
-    if (!accounts) {
+    if (!reports) {
         return tddp_fail(status, "%s", text);
     }
-    tddp_status_report_read(NULL, accounts, group->world_size);
+    tddp_status_report_read(NULL, reports, group->world_size);
     tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
@@ -277,37 +279,37 @@ static tddp_status explain_alone(tddp_group *group, const tddp_op *op, const cha
         .described = described,
         .status = status,
         .text = text,
-        .accounts = accounts,
-        .deaf = true,
-        .last = true,
+        .reports = reports,
+        .store_lost = true,
+        .deadline_over = true,
     };
     (void)tddp_root_cause_find(&evidence, &status);
-    free(accounts);
+    free(reports);
     return status;
 }
 
 tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
                                      tddp_status status, const char *text)
 {
-    tddp_detector *watch = group->watch;
+    tddp_detector *detector = group->detector;
     if (group->world_size == 1) {
         return tddp_fail(status, "%s", text);
     }
-    bool explained = false;
-    if (watch) {
-        pthread_mutex_lock(&watch->mutex);
-        tddp_detector_entry *self = find(watch, group);
+    bool resolved = false;
+    if (detector) {
+        pthread_mutex_lock(&detector->mutex);
+        tddp_detector_entry *self = find(detector, group);
         int64_t deadline = self ? self->deadline + TDDP_DETECTOR_REPORT_MS * TDDP_NS_PER_MS : 0;
-        while (self && self->own && self->stage != TDDP_DETECTOR_RESOLVED &&
+        while (self && self->failed_here && self->stage != TDDP_DETECTOR_RESOLVED &&
                tddp_now_ns() < deadline) {
-            (void)tddp_cond_wait_until(&watch->changed, &watch->mutex, deadline);
+            (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
         }
-        explained =
-            self && self->own && self->stage == TDDP_DETECTOR_RESOLVED && self->verdict_text;
-        if (explained) {
-            status = tddp_fail(self->verdict, "%s", self->verdict_text);
+        resolved =
+            self && self->failed_here && self->stage == TDDP_DETECTOR_RESOLVED && self->cause_text;
+        if (resolved) {
+            status = tddp_fail(self->cause, "%s", self->cause_text);
         }
-        pthread_mutex_unlock(&watch->mutex);
+        pthread_mutex_unlock(&detector->mutex);
     }
-    return explained ? status : explain_alone(group, op, described, status, text);
+    return resolved ? status : find_cause_locally(group, op, described, status, text);
 }

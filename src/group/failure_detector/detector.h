@@ -1,13 +1,14 @@
 /*
- * The watch of a job: one thread a process, with a connection of its own to the store, by which a
- * rank whose operation has failed tells the others why, learns from them where they are, and by
- * which it hears of failures that its own operations do not meet.
+ * The failure detector of a job: one watcher thread a process, with its own connection to the
+ * store. A rank whose operation fails publishes a failure notice; the other ranks' watchers receive
+ * it, append their own status reports, and fail the group on their rank too. So every rank names
+ * the same root cause, also where no operation of that rank observes the failure.
  *
- *   watch.c        what the groups ask of it
- *   vigil.c        its thread
- *   alarm.c        the words in the store
- *   account.c      what a rank says of itself, as a line of text
- *   post_mortem.c  what follows from all of it
+ *   detector.c       what the groups call
+ *   watcher.c        the watcher thread
+ *   notice.c         notices and reports in the store
+ *   status_report.c  a rank's report of where it is, as a line of text
+ *   root_cause.c     finds the root cause in the ranks' reports
  */
 #ifndef TDDP_GROUP_DETECTOR_H
 #define TDDP_GROUP_DETECTOR_H
@@ -16,45 +17,49 @@
 
 typedef struct tddp_detector tddp_detector;
 
-/* Puts a group whose ranks have met under its parent's watch, or one of its own. A group of one
+/* Adds a group whose ranks have joined to its parent's detector, or to a new one. A group of one
  * rank needs none. */
 TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent);
 
-/* The watch lets go of the group: it is told no more, and the others know that it has left. The
- * last group's leave ends the thread. Once, by the thread that shuts the group down. */
+/* Removes the group: it receives no more failures, and a report says that this rank has left. The
+ * last group's removal ends the watcher thread. Once, by the thread that shuts the group down. */
 void tddp_detector_remove_group(tddp_group *group);
 
-/* The ranks have met, but the group cannot be made here: the others need not wait for this rank. */
+/* Reports that the ranks have joined, but this rank failed to create the group: the others need
+ * not wait for it. */
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
                                          const char *text);
 
-/* One reference less. NULL is fine; also in a forked child. */
-void tddp_detector_release(tddp_detector *watch);
+/* Drops one reference. NULL is fine; also in a forked child. */
+void tddp_detector_release(tddp_detector *detector);
 
-/* The group's first failure: returns when the others can learn of it, or soon if they cannot. */
+/* Reports the group's first failure: returns when the other ranks can receive it, or soon if they
+ * cannot. */
 void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const char *described,
                                   tddp_status status, const char *text);
 
-/* Then: waits for what the others say, a second at most. Returns what the operation ends with, and
- * sets this thread's error text: the cause, without the operation's name. */
+/* Waits for the other ranks' reports after that, a few seconds at most. Returns the status with
+ * which the operation fails, and sets this thread's error text: the root cause, without the
+ * operation's name. */
 tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
                                      tddp_status status, const char *text);
 
-/* --- alarm.c: the watch's words in the store. `store` is the watch's own, `key` the group's name
- * among those of the job. All of them wait for moments only. -------------------------------------
+/* --- notice.c. `store` is the watcher's connection, `key` the group's name among the job's
+ * groups. All of them return within a fraction of a second. ---------------------------------------
  */
 
-/* Adds a line to the group's log. */
+/* Appends a status report to the group's log. */
 TDDP_NODISCARD tddp_status tddp_notice_append_report(tddp_store *store, const char *key,
                                                      const tddp_bytes *line);
 
-/* Wakes the other ranks' watches, the first time that any rank asks for it. */
+/* Publishes a failure notice, which wakes the other ranks' watchers: once a group, by the first
+ * rank that calls it. */
 TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, const char *key);
 
-/* What has been said, to be freed; an empty text if nothing was. */
+/* Reads the group's log, to be freed; an empty text if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);
 
-/* The key of alarm `number`, from 1, to be freed: waits for it as long as `wait` says. */
+/* Waits for notice `number`, from 1, as long as `wait` says: the key of its group, to be freed. */
 TDDP_NODISCARD tddp_status tddp_notice_wait(tddp_store *store, int64_t number,
                                             const tddp_wait *wait, char **key);
 

@@ -1,10 +1,11 @@
 /*
- * The watch's words in the store. Used by the watch's thread on its own connection, so that a call
- * of another thread that waits there does not hold them up.
+ * Failure notices and status reports in the store. The watcher thread calls these on its own
+ * connection, so that other threads' calls that wait at the store don't delay them.
  *
- * Keys below the first group's own: `watch/log/GROUP` grows by a line whenever a rank says
- * something of that group; `watch/raised/GROUP` counts who wants to wake the others, of whom the
- * first does; `watch/alarms` numbers the alarms, `watch/alarm/N` says for which group the Nth is.
+ * Keys below the first group's own: `failure_detector/reports/GROUP` is the group's log, one line
+ * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, of which
+ * the first writes the notice; `failure_detector/notices` numbers the notices, and
+ * `failure_detector/notice/N` is the name of the group that the Nth is about.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,48 +15,56 @@
 
 enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
 
+#define ROOT "failure_detector/"
+
+static const tddp_slice notice_count_key = {ROOT "notices", sizeof ROOT "notices" - 1};
+
 static const tddp_wait brief = {CALL_MS, NULL};
 
 static tddp_slice key_of(char text[KEY_BYTES], const char *what, const char *name)
 {
-    int length = snprintf(text, KEY_BYTES, "watch/%s/%s", what, name);
+    int length = snprintf(text, KEY_BYTES, ROOT "%s/%s", what, name);
     return (tddp_slice){text, length < KEY_BYTES ? (size_t)length : KEY_BYTES - 1};
+}
+
+static tddp_slice notice_key(char text[KEY_BYTES], int64_t number)
+{
+    int length = snprintf(text, KEY_BYTES, ROOT "notice/%" PRId64, number);
+    return (tddp_slice){text, (size_t)length};
 }
 
 tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const tddp_bytes *line)
 {
     char text[KEY_BYTES];
-    return tddp_store_append(store, key_of(text, "log", key), (tddp_slice){line->data, line->size},
-                             &brief);
+    return tddp_store_append(store, key_of(text, "reports", key),
+                             (tddp_slice){line->data, line->size}, &brief);
 }
 
 tddp_status tddp_notice_publish(tddp_store *store, const char *key)
 {
     char text[KEY_BYTES];
-    char digits[24];
-    int64_t times;
+    int64_t publishers;
     int64_t number;
-    tddp_status status = tddp_store_add(store, key_of(text, "raised", key), 1, &brief, &times);
-    if (status || times > 1) {
+    tddp_status status =
+        tddp_store_add(store, key_of(text, "publishers", key), 1, &brief, &publishers);
+    if (status || publishers > 1) {
         return status;
     }
-    status = tddp_store_add(store, (tddp_slice){"watch/alarms", 12}, 1, &brief, &number);
+    status = tddp_store_add(store, notice_count_key, 1, &brief, &number);
     if (status) {
         return status;
     }
-    (void)snprintf(digits, sizeof digits, "%" PRId64, number);
-    return tddp_store_set(store, key_of(text, "alarm", digits), (tddp_slice){key, strlen(key)},
-                          &brief);
+    return tddp_store_set(store, notice_key(text, number), (tddp_slice){key, strlen(key)}, &brief);
 }
 
 tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log)
 {
     char text[KEY_BYTES];
-    tddp_slice slice = key_of(text, "log", key);
+    tddp_slice slice = key_of(text, "reports", key);
     tddp_blob blob = {0};
-    int there;
-    tddp_status status = tddp_store_check(store, &slice, 1, &brief, &there);
-    if (status == TDDP_OK && there) {
+    int exists;
+    tddp_status status = tddp_store_check(store, &slice, 1, &brief, &exists);
+    if (status == TDDP_OK && exists) {
         status = tddp_store_get(store, slice, &brief, &blob);
     } else if (status == TDDP_OK) {
         blob.data = tddp_copy_string("");
@@ -67,7 +76,7 @@ tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **
     return status;
 }
 
-/* A store without a server is asked now and then: it would hold a lock, or ask all the time. */
+/* Polls a store without a server: its own wait would hold a lock, or poll without pause. */
 static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *wait)
 {
     if (wait->timeout_ms == 0 || tddp_tcp_store_port(store) >= 0) {
@@ -75,15 +84,15 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
     }
     int64_t deadline = tddp_wait_deadline(wait, 0);
     for (;;) {
-        int there;
-        tddp_status status = tddp_store_check(store, &key, 1, wait, &there);
-        if (status || there) {
+        int exists;
+        tddp_status status = tddp_store_check(store, &key, 1, wait, &exists);
+        if (status || exists) {
             return status;
         }
         int64_t pause = tddp_deadline_after_ms(POLL_MS);
         status = tddp_net_sleep(pause < deadline ? pause : deadline, tddp_cancel_fd(wait->cancel));
         if (status == TDDP_OK && tddp_now_ns() >= deadline) {
-            status = tddp_fail(TDDP_TIMEOUT, "no alarm");
+            status = tddp_fail(TDDP_TIMEOUT, "no failure notice");
         }
         if (status) {
             return status;
@@ -94,10 +103,8 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
 tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait, char **key)
 {
     char text[KEY_BYTES];
-    char digits[24];
     tddp_blob blob;
-    (void)snprintf(digits, sizeof digits, "%" PRId64, number);
-    tddp_slice slice = key_of(text, "alarm", digits);
+    tddp_slice slice = notice_key(text, number);
     tddp_status status = wait_for(store, slice, wait);
     if (status == TDDP_OK) {
         status = tddp_store_get(store, slice, &brief, &blob);

@@ -1,10 +1,10 @@
 /*
- * Finds the cause of a group's failure among what the ranks tell of themselves. Runs on the watch's
- * thread, or on the one whose operation failed; keeps nothing.
+ * Finds the root cause of a group's failure in the ranks' status reports, and words it. Runs on the
+ * watcher thread, or on the thread whose operation failed; keeps no state.
  *
- * Who comes first: ranks that disagree; then a process that has ended without a word, since all
- * others are its victims; then the first that failed by itself; then one that has left the group.
- * A rank that merely lost another is never the cause.
+ * Order of precedence: a mismatch between ranks; a process that has ended without a report, since
+ * the other failures follow from it; the first rank that failed by itself; a rank that has left the
+ * group. A rank that merely lost another rank is never the root cause.
  */
 #include "group/failure_detector/root_cause.h"
 
@@ -40,23 +40,23 @@ static void add_rank(text *to, const tddp_failure_evidence *evidence, int rank)
     add(to, "%s", tddp_peers_name(evidence->peers, rank, name));
 }
 
-static tddp_peer_liveness see(const tddp_failure_evidence *evidence, int rank)
+static tddp_peer_liveness liveness_of(const tddp_failure_evidence *evidence, int rank)
 {
     return tddp_peers_check_liveness(evidence->peers, evidence->rank, rank);
 }
 
-static bool is_silent(const tddp_failure_evidence *evidence, int rank)
+static bool has_not_reported(const tddp_failure_evidence *evidence, int rank)
 {
-    return rank != evidence->rank && evidence->accounts[rank].kind == TDDP_REPORT_NONE;
+    return rank != evidence->rank && evidence->reports[rank].kind == TDDP_REPORT_NONE;
 }
 
-/* Whether everybody has spoken who still can. */
+/* Whether all ranks that still can have reported. */
 static bool is_complete(const tddp_failure_evidence *evidence)
 {
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        tddp_peer_liveness sight =
-            is_silent(evidence, rank) ? see(evidence, rank) : TDDP_PEER_ENDED;
-        if (sight != TDDP_PEER_ENDED && sight != TDDP_PEER_STOPPED) {
+        tddp_peer_liveness liveness =
+            has_not_reported(evidence, rank) ? liveness_of(evidence, rank) : TDDP_PEER_ENDED;
+        if (liveness != TDDP_PEER_ENDED && liveness != TDDP_PEER_STOPPED) {
             return false;
         }
     }
@@ -78,29 +78,29 @@ static bool is_mismatch(tddp_status status)
     return status == TDDP_MISMATCH;
 }
 
-/* The earliest of the other ranks' failures that fits, -1 if there is none. */
+/* The other rank whose failure is the earliest that fits, -1 if there is none. */
 static int first_failure(const tddp_failure_evidence *evidence, bool (*is_wanted)(tddp_status))
 {
     int found = -1;
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        const tddp_status_report *each = &evidence->accounts[rank];
+        const tddp_status_report *each = &evidence->reports[rank];
         bool fits =
             rank != evidence->rank && each->kind == TDDP_REPORT_FAILURE && is_wanted(each->status);
-        if (fits && (found < 0 || each->order < evidence->accounts[found].order)) {
+        if (fits && (found < 0 || each->order < evidence->reports[found].order)) {
             found = rank;
         }
     }
     return found;
 }
 
-/* --- ranks that disagree --------------------------------------------------------------------- */
+/* --- mismatches ------------------------------------------------------------------------------ */
 
-/* Adds what two ranks said that the operation is; false if only one has told so far. */
+/* Appends how two ranks described the operation; false if only one description is known yet. */
 static bool add_descriptions(text *to, const tddp_failure_evidence *evidence, uint64_t sequence,
                              const char *known, int known_rank)
 {
     for (int rank = 0; rank < evidence->peers->count; rank++) {
-        const tddp_status_report *each = &evidence->accounts[rank];
+        const tddp_status_report *each = &evidence->reports[rank];
         if (rank != known_rank && rank != evidence->rank && each->kind != TDDP_REPORT_NONE &&
             each->current.any && each->current.sequence == sequence && each->described[0] &&
             strcmp(each->described, known) != 0) {
@@ -121,54 +121,54 @@ static bool add_descriptions(text *to, const tddp_failure_evidence *evidence, ui
     return !known[0];
 }
 
-/* Who the ranks are that a backend's words speak of, but for the one that said them. */
-static void add_mentioned(text *to, const tddp_failure_evidence *evidence, int speaker,
-                          const char *words)
+/* Appends host and pid of the ranks that a backend's error text of rank `reporter` names. */
+static void add_named_peers(text *to, const tddp_failure_evidence *evidence, int reporter,
+                            const char *error)
 {
     char names[TDDP_PEERS_TEXT_BYTES];
-    add(to, "%s", tddp_peers_annotate(evidence->peers, speaker, words, names));
+    add(to, "%s", tddp_peers_annotate(evidence->peers, reporter, error, names));
 }
 
-static bool judge_own_mismatch(const tddp_failure_evidence *evidence, text *to)
+static bool explain_local_mismatch(const tddp_failure_evidence *evidence, text *to)
 {
     const char *described = evidence->described ? evidence->described : "";
     add(to, "%s", evidence->text);
     bool both = add_descriptions(to, evidence, evidence->op->sequence, described, evidence->rank);
-    add_mentioned(to, evidence, evidence->rank, evidence->text);
-    return both || evidence->last || is_complete(evidence);
+    add_named_peers(to, evidence, evidence->rank, evidence->text);
+    return both || evidence->deadline_over || is_complete(evidence);
 }
 
-/* " in all_reduce 7"; its group may never have been made. */
-static void add_failed_operation(text *to, const tddp_status_report *account)
+/* " in all_reduce 7"; the rank may have failed before its group existed. */
+static void add_failed_operation(text *to, const tddp_status_report *report)
 {
     char op[TDDP_REPORT_OP_NAME_BYTES];
-    const tddp_status_report_op *in = &account->current;
+    const tddp_status_report_op *in = &report->current;
     add(to, " in %s",
         in->any ? tddp_status_report_op_name(in->kind, in->sequence, in->peer, op)
                 : "making the group");
 }
 
-static bool judge_mismatch(const tddp_failure_evidence *evidence, int rank, text *to)
+static bool explain_remote_mismatch(const tddp_failure_evidence *evidence, int rank, text *to)
 {
-    const tddp_status_report *account = &evidence->accounts[rank];
+    const tddp_status_report *report = &evidence->reports[rank];
     add(to, "ranks disagree, which ");
     add_rank(to, evidence, rank);
     add(to, " found");
-    add_failed_operation(to, account);
-    add(to, ": %s", account->text);
-    bool both = add_descriptions(to, evidence, account->current.sequence, account->described, rank);
-    add_mentioned(to, evidence, rank, account->text);
-    return both || evidence->last || is_complete(evidence);
+    add_failed_operation(to, report);
+    add(to, ": %s", report->text);
+    bool both = add_descriptions(to, evidence, report->current.sequence, report->described, rank);
+    add_named_peers(to, evidence, rank, report->text);
+    return both || evidence->deadline_over || is_complete(evidence);
 }
 
-/* --- ranks that are gone --------------------------------------------------------------------- */
+/* --- lost ranks ------------------------------------------------------------------------------ */
 
-static bool has_ended_silently(const tddp_failure_evidence *evidence, int rank)
+static bool has_ended_unreported(const tddp_failure_evidence *evidence, int rank)
 {
-    return is_silent(evidence, rank) && see(evidence, rank) == TDDP_PEER_ENDED;
+    return has_not_reported(evidence, rank) && liveness_of(evidence, rank) == TDDP_PEER_ENDED;
 }
 
-/* Adds those that fit, "A, B and 3 more"; the number of them. */
+/* Appends the ranks that fit, "A, B and 3 more"; returns how many they are. */
 static int add_ranks(text *to, const tddp_failure_evidence *evidence,
                      bool (*fits)(const tddp_failure_evidence *, int))
 {
@@ -196,13 +196,13 @@ static bool any(const tddp_failure_evidence *evidence,
     return false;
 }
 
-/* Gone before it came to the operation that failed here. */
+/* Has left before the operation that failed here. */
 static bool has_left_early(const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_status_report *account = &evidence->accounts[rank];
+    const tddp_status_report *report = &evidence->reports[rank];
     bool collective = evidence->op && !tddp_op_is_p2p(evidence->op->kind);
-    return account->kind == TDDP_REPORT_LEFT &&
-           !(collective && account->last.any && account->last.sequence >= evidence->op->sequence);
+    return report->kind == TDDP_REPORT_LEFT &&
+           !(collective && report->last.any && report->last.sequence >= evidence->op->sequence);
 }
 
 static void add_left(text *to, const tddp_failure_evidence *evidence)
@@ -214,83 +214,83 @@ static void add_left(text *to, const tddp_failure_evidence *evidence)
 
 static void add_failure(text *to, const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_status_report *account = &evidence->accounts[rank];
+    const tddp_status_report *report = &evidence->reports[rank];
     add_rank(to, evidence, rank);
     add(to, " failed first,");
-    add_failed_operation(to, account);
-    add(to, ": %s (%s)", account->text, tddp_status_name(account->status));
-    add_mentioned(to, evidence, rank, account->text);
+    add_failed_operation(to, report);
+    add(to, ": %s (%s)", report->text, tddp_status_name(report->status));
+    add_named_peers(to, evidence, rank, report->text);
 }
 
-static void add_own_words(text *to, const tddp_failure_evidence *evidence)
+static void add_local_error(text *to, const tddp_failure_evidence *evidence)
 {
     if (evidence->status == TDDP_PEER_LOST && evidence->text[0]) {
         add(to, "; seen here: %s", evidence->text);
     }
 }
 
-static bool judge_loss(const tddp_failure_evidence *evidence, text *to)
+static bool explain_loss(const tddp_failure_evidence *evidence, text *to)
 {
     int failed = first_failure(evidence, is_cause);
-    if (any(evidence, has_ended_silently)) {
+    if (any(evidence, has_ended_unreported)) {
         add(to, "lost ");
-        int ranks = add_ranks(to, evidence, has_ended_silently);
+        int ranks = add_ranks(to, evidence, has_ended_unreported);
         add(to, ranks > 1 ? ": their processes have ended" : ": its process has ended");
-        if (failed >= 0 && evidence->accounts[failed].status != TDDP_TIMEOUT) {
+        if (failed >= 0 && evidence->reports[failed].status != TDDP_TIMEOUT) {
             add(to, "; ");
             add_failure(to, evidence, failed);
         }
-        add_own_words(to, evidence);
+        add_local_error(to, evidence);
         return true;
     }
     if (failed >= 0) {
         add_failure(to, evidence, failed);
-        add_own_words(to, evidence);
+        add_local_error(to, evidence);
         return true;
     }
     if (any(evidence, has_left_early)) {
         add_left(to, evidence);
-        add_own_words(to, evidence);
+        add_local_error(to, evidence);
         return true;
     }
-    if (!evidence->last && !is_complete(evidence)) {
+    if (!evidence->deadline_over && !is_complete(evidence)) {
         return false;
     }
-    if (any(evidence, is_silent) && !evidence->deaf) {
+    if (any(evidence, has_not_reported) && !evidence->store_lost) {
         add(to, "no sign of life from ");
-        (void)add_ranks(to, evidence, is_silent);
-        add_own_words(to, evidence);
+        (void)add_ranks(to, evidence, has_not_reported);
+        add_local_error(to, evidence);
         return true;
     }
-    /* Somebody was lost who has not told yet: whoever met that knows most. */
+    /* A rank was lost that has not reported: the rank that lost it knows most. */
     int victim = evidence->text[0] ? -1 : first_failure(evidence, is_victim);
     if (victim >= 0) {
         add_failure(to, evidence, victim);
         return true;
     }
     add(to, "%s", evidence->text[0] ? evidence->text : "another rank's operation failed");
-    add_mentioned(to, evidence, evidence->rank, evidence->text);
+    add_named_peers(to, evidence, evidence->rank, evidence->text);
     return true;
 }
 
-/* --- ranks that do not come ------------------------------------------------------------------ */
+/* --- ranks that do not arrive ---------------------------------------------------------------- */
 
-static bool reached(const tddp_status_report_op *moment, const tddp_op *op)
+static bool reached(const tddp_status_report_op *reported, const tddp_op *op)
 {
-    return moment->any && !tddp_op_is_p2p(moment->kind) &&
-           (moment->sequence > op->sequence ||
-            (moment->sequence == op->sequence && moment->kind == op->kind));
+    return reported->any && !tddp_op_is_p2p(reported->kind) &&
+           (reported->sequence > op->sequence ||
+            (reported->sequence == op->sequence && reported->kind == op->kind));
 }
 
 static bool has_arrived(const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_status_report *account = &evidence->accounts[rank];
+    const tddp_status_report *report = &evidence->reports[rank];
     return rank == evidence->rank ||
-           (account->kind != TDDP_REPORT_NONE &&
-            (reached(&account->current, evidence->op) || reached(&account->last, evidence->op)));
+           (report->kind != TDDP_REPORT_NONE &&
+            (reached(&report->current, evidence->op) || reached(&report->last, evidence->op)));
 }
 
-/* Of a message only its other end is of interest. */
+/* Of a send or receive only its peer is awaited. */
 static bool is_awaited(const tddp_failure_evidence *evidence, int rank)
 {
     const tddp_op *op = evidence->op;
@@ -300,24 +300,24 @@ static bool is_awaited(const tddp_failure_evidence *evidence, int rank)
     return !has_arrived(evidence, rank);
 }
 
-/* Nothing can be said of a rank that is not heard and not seen. */
+/* False for a rank of which there is neither a report nor a process that can be observed. */
 static bool is_known(const tddp_failure_evidence *evidence, int rank)
 {
-    tddp_peer_liveness sight = see(evidence, rank);
-    return !evidence->deaf || evidence->accounts[rank].kind != TDDP_REPORT_NONE ||
-           sight == TDDP_PEER_ENDED || sight == TDDP_PEER_STOPPED;
+    tddp_peer_liveness liveness = liveness_of(evidence, rank);
+    return !evidence->store_lost || evidence->reports[rank].kind != TDDP_REPORT_NONE ||
+           liveness == TDDP_PEER_ENDED || liveness == TDDP_PEER_STOPPED;
 }
 
-static void add_place(text *to, const tddp_failure_evidence *evidence, int rank)
+static void add_position(text *to, const tddp_failure_evidence *evidence, int rank)
 {
-    const tddp_status_report *account = &evidence->accounts[rank];
-    char place[TDDP_REPORT_POSITION_BYTES];
+    const tddp_status_report *report = &evidence->reports[rank];
+    char position[TDDP_REPORT_POSITION_BYTES];
     add_rank(to, evidence, rank);
-    if (account->kind != TDDP_REPORT_NONE) {
-        add(to, ": %s", tddp_status_report_position(account, place));
+    if (report->kind != TDDP_REPORT_NONE) {
+        add(to, ": %s", tddp_status_report_position(report, position));
         return;
     }
-    switch (see(evidence, rank)) {
+    switch (liveness_of(evidence, rank)) {
     case TDDP_PEER_ENDED:
         add(to, ": its process has ended");
         break;
@@ -347,9 +347,9 @@ static void add_arrived(text *to, const tddp_failure_evidence *evidence, bool al
     }
 }
 
-static bool judge_timeout(const tddp_failure_evidence *evidence, text *to)
+static bool explain_timeout(const tddp_failure_evidence *evidence, text *to)
 {
-    if (!evidence->last && !evidence->deaf && !is_complete(evidence)) {
+    if (!evidence->deadline_over && !evidence->store_lost && !is_complete(evidence)) {
         return false;
     }
     bool message = tddp_op_is_p2p(evidence->op->kind);
@@ -358,14 +358,14 @@ static bool judge_timeout(const tddp_failure_evidence *evidence, text *to)
     for (int rank = 0; rank < evidence->peers->count; rank++) {
         if (is_awaited(evidence, rank) && is_known(evidence, rank) && awaited++ < NAMED) {
             add(to, "%s", awaited > 1 ? "; " : message ? "; the other end: " : "; not arrived: ");
-            add_place(to, evidence, rank);
+            add_position(to, evidence, rank);
         }
     }
     if (awaited > NAMED) {
         add(to, "; and %d more", awaited - NAMED);
     }
-    if (evidence->deaf) {
-        add_mentioned(to, evidence, evidence->rank, evidence->text);
+    if (evidence->store_lost) {
+        add_named_peers(to, evidence, evidence->rank, evidence->text);
         add(to, "; the store cannot be asked where the other ranks are");
     } else if (!message) {
         add_arrived(to, evidence, awaited == 0);
@@ -375,26 +375,26 @@ static bool judge_timeout(const tddp_failure_evidence *evidence, text *to)
 
 bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *status)
 {
-    text verdict = {.used = 0};
-    tddp_status found = evidence->status;
-    bool clear = true;
-    int disagrees = first_failure(evidence, is_mismatch);
-    bool lost = found == TDDP_OK || is_victim(found);
-    if (found == TDDP_MISMATCH) {
-        clear = judge_own_mismatch(evidence, &verdict);
-    } else if (disagrees >= 0 && (lost || found == TDDP_TIMEOUT)) {
-        found = TDDP_MISMATCH;
-        clear = judge_mismatch(evidence, disagrees, &verdict);
+    text cause = {.used = 0};
+    tddp_status result = evidence->status;
+    bool found = true;
+    int mismatch = first_failure(evidence, is_mismatch);
+    bool lost = result == TDDP_OK || is_victim(result);
+    if (result == TDDP_MISMATCH) {
+        found = explain_local_mismatch(evidence, &cause);
+    } else if (mismatch >= 0 && (lost || result == TDDP_TIMEOUT)) {
+        result = TDDP_MISMATCH;
+        found = explain_remote_mismatch(evidence, mismatch, &cause);
     } else if (lost) {
-        found = TDDP_PEER_LOST;
-        clear = judge_loss(evidence, &verdict);
-    } else if (found == TDDP_TIMEOUT) {
-        clear = judge_timeout(evidence, &verdict);
+        result = TDDP_PEER_LOST;
+        found = explain_loss(evidence, &cause);
+    } else if (result == TDDP_TIMEOUT) {
+        found = explain_timeout(evidence, &cause);
     } else {
-        add(&verdict, "%s", evidence->text);
+        add(&cause, "%s", evidence->text);
     }
-    if (clear) {
-        *status = tddp_fail(found, "%s", verdict.data);
+    if (found) {
+        *status = tddp_fail(result, "%s", cause.data);
     }
-    return clear;
+    return found;
 }

@@ -1,6 +1,7 @@
 /*
- * Why a group has failed: from what this rank met and what the others said, who was first and what
- * all ranks are told. Plain thought on given evidence: nothing here waits, locks or asks a store.
+ * Finds the root cause of a group's failure: from what this rank observed and what the others
+ * reported, which rank failed first, and the text that all ranks raise. A pure function of the
+ * evidence: it neither waits nor locks, and does not use the store.
  */
 #ifndef TDDP_GROUP_ROOT_CAUSE_H
 #define TDDP_GROUP_ROOT_CAUSE_H
@@ -9,20 +10,20 @@
 
 typedef struct tddp_failure_evidence {
     const tddp_peers *peers;
-    int rank;          /* this one */
-    const tddp_op *op; /* that failed here; NULL: none did, another rank has told of a failure */
-    const char *described;              /* the operation, by its caller; NULL: not at all */
-    tddp_status status;                 /* of the operation; TDDP_OK without one */
-    const char *text;                   /* the backend's words on it; "" without one */
-    const tddp_status_report *accounts; /* by rank */
-    bool deaf;                          /* the store is gone: silence says nothing */
-    bool last;                          /* no more will be known */
+    int rank;                          /* this one */
+    const tddp_op *op;                 /* the one that failed here; NULL: another rank's failed */
+    const char *described;             /* the operation, by its caller; NULL: not at all */
+    tddp_status status;                /* of the operation; TDDP_OK without one */
+    const char *text;                  /* the backend's error text; "" without one */
+    const tddp_status_report *reports; /* by rank */
+    bool store_lost;                   /* no reports can be read: a missing one means nothing */
+    bool deadline_over;                /* no more reports are waited for */
 } tddp_failure_evidence;
 
 /*
- * True: the case is clear, or as clear as it will get. `*status` is what the operation ends with
- * then, or pending ones where none failed here, and this thread's error text says why, without
- * naming that operation. False: others may still tell.
+ * True: the root cause is known, or as much of it as ever will be. `*status` is then what the
+ * failed operation, or pending ones where none failed here, end with, and this thread's error text
+ * says why, without naming that operation. False: more reports may still come.
  */
 bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *status);
 

@@ -1,9 +1,9 @@
 /*
- * Lines of a group's log: one rank's word on itself, as fields separated by tabs. Nothing here
- * waits or touches a store. What others have written is not trusted to be well formed: a line that
- * is not is passed over.
+ * Formats and parses the lines of a group's log: one rank's status report, as fields separated by
+ * tabs. Nothing here waits or uses a store. Other ranks' lines are not trusted: malformed ones are
+ * skipped.
  *
- *     kind rank status  CURRENT  LAST  MESSAGE  described elsewhere text
+ *     kind rank status  CURRENT  LAST  MESSAGE  described other_groups text
  *
  * where each of the three operations is: whether there is one, its kind, number, peer, age in ms.
  */
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FIELDS = 21, MOMENT_FIELDS = 5, NUMBERS = 3 + 3 * MOMENT_FIELDS };
+enum { FIELDS = 21, OP_FIELDS = 5, NUMBERS = 3 + 3 * OP_FIELDS };
 
 const char *tddp_status_report_op_name(tddp_op_kind kind, uint64_t sequence, int peer,
                                        char text[TDDP_REPORT_OP_NAME_BYTES])
@@ -33,7 +33,7 @@ const char *tddp_status_report_op_name(tddp_op_kind kind, uint64_t sequence, int
 
 /* --- writing --------------------------------------------------------------------------------- */
 
-/* A field has no tab and its line no end but its own. */
+/* Replaces control characters: tabs separate fields, and a newline ends the line. */
 static tddp_status put_field(tddp_bytes *line, const char *text, size_t most)
 {
     size_t start = line->size;
@@ -49,37 +49,37 @@ static tddp_status put_field(tddp_bytes *line, const char *text, size_t most)
     return status;
 }
 
-static tddp_status put_moment(tddp_bytes *line, const tddp_recorder_op_summary *moment)
+static tddp_status put_op(tddp_bytes *line, const tddp_recorder_op_summary *op)
 {
     char text[112];
-    int length = snprintf(text, sizeof text, "\t%d\t%d\t%" PRIu64 "\t%d\t%" PRId64, moment->any,
-                          (int)moment->kind, moment->sequence, moment->peer,
-                          moment->any ? (tddp_now_ns() - moment->at_ns) / TDDP_NS_PER_MS : 0);
+    int length = snprintf(text, sizeof text, "\t%d\t%d\t%" PRIu64 "\t%d\t%" PRId64, op->any,
+                          (int)op->kind, op->sequence, op->peer,
+                          op->any ? (tddp_now_ns() - op->at_ns) / TDDP_NS_PER_MS : 0);
     return tddp_bytes_append(line, text, (size_t)length);
 }
 
 tddp_status tddp_status_report_write(tddp_bytes *line, tddp_status_report_kind kind, int rank,
                                      tddp_status status, const tddp_recorder_position *position,
-                                     const char *elsewhere, const char *text, size_t bytes)
+                                     const char *other_groups, const char *text, size_t bytes)
 {
     char head[48];
     int length = snprintf(head, sizeof head, "%d\t%d\t%d", (int)kind, rank, (int)status);
     const tddp_recorder_op_summary *described =
         position->current.any ? &position->current : &position->message;
     tddp_status written = tddp_bytes_append(line, head, (size_t)length);
-    written = written ? written : put_moment(line, &position->current);
-    written = written ? written : put_moment(line, &position->last);
-    written = written ? written : put_moment(line, &position->message);
+    written = written ? written : put_op(line, &position->current);
+    written = written ? written : put_op(line, &position->last);
+    written = written ? written : put_op(line, &position->message);
     written = written ? written : put_field(line, described->any ? described->text : "", bytes);
-    written = written ? written : put_field(line, elsewhere, bytes);
+    written = written ? written : put_field(line, other_groups, bytes);
     written = written ? written : put_field(line, text, bytes);
     return written ? written : tddp_bytes_append(line, "\n", 1);
 }
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Cuts a line at its tabs; false if there are not as many fields as there must be. */
-static bool cut(char *line, char *fields[FIELDS])
+/* Splits a line at its tabs; false if it has not exactly FIELDS fields. */
+static bool split(char *line, char *fields[FIELDS])
 {
     int count = 0;
     while (count < FIELDS) {
@@ -93,7 +93,7 @@ static bool cut(char *line, char *fields[FIELDS])
     return count == FIELDS && !line;
 }
 
-static bool read_moment(const int64_t *numbers, tddp_status_report_op *out)
+static bool parse_op(const int64_t *numbers, tddp_status_report_op *out)
 {
     out->any = numbers[0] == 1;
     out->kind = (tddp_op_kind)numbers[1];
@@ -104,11 +104,11 @@ static bool read_moment(const int64_t *numbers, tddp_status_report_op *out)
            numbers[3] >= INT32_MIN && numbers[3] <= INT32_MAX;
 }
 
-static void read_line(char *line, tddp_status_report *accounts, int count, int *failures)
+static void parse_line(char *line, tddp_status_report *reports, int count, int *failures)
 {
     char *fields[FIELDS];
     int64_t numbers[NUMBERS];
-    if (!cut(line, fields)) {
+    if (!split(line, fields)) {
         return;
     }
     for (int i = 0; i < NUMBERS; i++) {
@@ -116,89 +116,91 @@ static void read_line(char *line, tddp_status_report *accounts, int count, int *
             return;
         }
     }
-    tddp_status_report account = {.kind = (tddp_status_report_kind)numbers[0],
-                                  .status = (tddp_status)numbers[2],
-                                  .described = fields[NUMBERS],
-                                  .elsewhere = fields[NUMBERS + 1],
-                                  .text = fields[NUMBERS + 2]};
-    const int64_t *moments = numbers + 3;
+    tddp_status_report report = {.kind = (tddp_status_report_kind)numbers[0],
+                                 .status = (tddp_status)numbers[2],
+                                 .described = fields[NUMBERS],
+                                 .other_groups = fields[NUMBERS + 1],
+                                 .text = fields[NUMBERS + 2]};
+    const int64_t *ops = numbers + 3;
     if (numbers[0] <= TDDP_REPORT_NONE || numbers[0] > TDDP_REPORT_LEFT || numbers[1] < 0 ||
-        numbers[1] >= count || !read_moment(moments, &account.current) ||
-        !read_moment(moments + MOMENT_FIELDS, &account.last) ||
-        !read_moment(moments + (ptrdiff_t)2 * MOMENT_FIELDS, &account.message)) {
+        numbers[1] >= count || !parse_op(ops, &report.current) ||
+        !parse_op(ops + OP_FIELDS, &report.last) ||
+        !parse_op(ops + (ptrdiff_t)2 * OP_FIELDS, &report.message)) {
         return;
     }
-    tddp_status_report *known = &accounts[numbers[1]];
+    tddp_status_report *known = &reports[numbers[1]];
     if (known->kind == TDDP_REPORT_FAILURE) {
-        return; /* where it is after its failure helps nobody */
+        return; /* its position after the failure is of no use */
     }
-    if (account.kind == TDDP_REPORT_FAILURE) {
-        account.order = ++*failures;
+    if (report.kind == TDDP_REPORT_FAILURE) {
+        report.order = ++*failures;
     }
-    *known = account;
+    *known = report;
 }
 
-void tddp_status_report_read(char *log, tddp_status_report *accounts, int count)
+void tddp_status_report_read(char *log, tddp_status_report *reports, int count)
 {
     int failures = 0;
     for (int rank = 0; rank < count; rank++) {
-        accounts[rank] = (tddp_status_report){.described = "", .elsewhere = "", .text = ""};
+        reports[rank] = (tddp_status_report){.described = "", .other_groups = "", .text = ""};
     }
     for (char *line = log; line && *line;) {
         char *end = strchr(line, '\n');
         if (end) {
             *end = '\0';
         }
-        read_line(line, accounts, count, &failures);
+        parse_line(line, reports, count, &failures);
         line = end ? end + 1 : NULL;
     }
 }
 
-/* --- telling --------------------------------------------------------------------------------- */
+/* --- formatting ------------------------------------------------------------------------------ */
 
-static int show(char *text, size_t room, const tddp_status_report_op *moment, const char *described)
+static int format_op(char *text, size_t size, const tddp_status_report_op *op,
+                     const char *described)
 {
-    char op[TDDP_REPORT_OP_NAME_BYTES];
-    (void)tddp_status_report_op_name(moment->kind, moment->sequence, moment->peer, op);
-    return described[0] ? snprintf(text, room, "%s (\"%.120s\")", op, described)
-                        : snprintf(text, room, "%s", op);
+    char name[TDDP_REPORT_OP_NAME_BYTES];
+    (void)tddp_status_report_op_name(op->kind, op->sequence, op->peer, name);
+    return described[0] ? snprintf(text, size, "%s (\"%.120s\")", name, described)
+                        : snprintf(text, size, "%s", name);
 }
 
-static int show_now(char *text, size_t room, const tddp_status_report_op *moment,
-                    const char *described)
+static int format_running(char *text, size_t size, const tddp_status_report_op *op,
+                          const char *described)
 {
-    int used = snprintf(text, room, "in ");
-    used += show(text + used, room - (size_t)used, moment, described);
-    used += snprintf(text + used, room - (size_t)used, " for %.1f s", (double)moment->age_ms / 1e3);
+    int used = snprintf(text, size, "in ");
+    used += format_op(text + used, size - (size_t)used, op, described);
+    used += snprintf(text + used, size - (size_t)used, " for %.1f s", (double)op->age_ms / 1e3);
     return used;
 }
 
-const char *tddp_status_report_position(const tddp_status_report *account,
+const char *tddp_status_report_position(const tddp_status_report *report,
                                         char text[TDDP_REPORT_POSITION_BYTES])
 {
-    enum { ELSEWHERE = 200 };
-    const size_t room = TDDP_REPORT_POSITION_BYTES;
+    enum { OTHER_GROUPS = 200 };
+    const size_t size = TDDP_REPORT_POSITION_BYTES;
     int used;
-    if (account->kind == TDDP_REPORT_FAILURE) {
-        used = snprintf(text, room, "failed: %.200s (%s)", account->text,
-                        tddp_status_name(account->status));
-    } else if (account->current.any) {
-        used = show_now(text, room, &account->current, account->described);
-    } else if (account->message.any) {
-        used = show_now(text, room, &account->message, account->described);
-    } else if (account->last.any) {
-        used = snprintf(text, room, "in no operation, its last was ");
-        used += show(text + used, room - (size_t)used, &account->last, "");
-        used += snprintf(text + used, room - (size_t)used, ", %.1f s ago",
-                         (double)account->last.age_ms / 1e3);
+    if (report->kind == TDDP_REPORT_FAILURE) {
+        used = snprintf(text, size, "failed: %.200s (%s)", report->text,
+                        tddp_status_name(report->status));
+    } else if (report->current.any) {
+        used = format_running(text, size, &report->current, report->described);
+    } else if (report->message.any) {
+        used = format_running(text, size, &report->message, report->described);
+    } else if (report->last.any) {
+        used = snprintf(text, size, "in no operation, its last was ");
+        used += format_op(text + used, size - (size_t)used, &report->last, "");
+        used += snprintf(text + used, size - (size_t)used, ", %.1f s ago",
+                         (double)report->last.age_ms / 1e3);
     } else {
-        used = snprintf(text, room, "in no operation yet");
+        used = snprintf(text, size, "in no operation yet");
     }
-    if (account->kind == TDDP_REPORT_LEFT) {
-        used += snprintf(text + used, room - (size_t)used, "; it has destroyed the group");
+    if (report->kind == TDDP_REPORT_LEFT) {
+        used += snprintf(text + used, size - (size_t)used, "; it has destroyed the group");
     }
-    if (account->elsewhere[0] && (size_t)used < room) {
-        (void)snprintf(text + used, room - (size_t)used, "; %.*s", ELSEWHERE, account->elsewhere);
+    if (report->other_groups[0] && (size_t)used < size) {
+        (void)snprintf(text + used, size - (size_t)used, "; %.*s", OTHER_GROUPS,
+                       report->other_groups);
     }
     return text;
 }

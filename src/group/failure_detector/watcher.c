@@ -1,9 +1,10 @@
 /*
- * The watch's thread: listens for alarms, and does for the groups what their failures need. It
- * tells the others, gathers what they say, and has a group fail here that has failed elsewhere.
+ * The failure detector's watcher thread: waits for failure notices at the store, publishes this
+ * rank's failures, collects the ranks' reports, and fails a group here that failed on another rank.
  *
- * Invariant: an entry stays in the list, and its group alive, while `busy`; what an entry says of
- * an operation does not change meanwhile. The lock is not held while a store or a group is called.
+ * Invariant: while an entry is `busy` it stays in the list, its group stays alive, and its
+ * description of the failed operation does not change. The lock is not held while a store or a
+ * group is called.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,52 +15,55 @@
 
 enum {
     CONNECT_MS = 5000,
-    LISTEN_MS = 600 * 1000,
-    PAUSE_MS = 10, /* between two looks into the log, longer each time */
-    LONG_PAUSE_MS = 100,
-    LOG_BYTES = 4 << 20, /* what a log of all ranks may come to */
-    LEAST_BYTES = 100,
-    MOST_BYTES = 900,
+    NOTICE_WAIT_MS = 600 * 1000,
+    PAUSE_MS = 10, /* between two reads of a log, doubled each time */
+    LONGEST_PAUSE_MS = 100,
+    LOG_BYTES = 4 << 20, /* the size to which all ranks' reports may add up */
+    LEAST_REPORT_BYTES = 100,
+    MOST_REPORT_BYTES = 900,
 };
 
 /* --- for one group --------------------------------------------------------------------------- */
 
-static void go_deaf(tddp_detector *watch)
+static void lose_store(tddp_detector *detector)
 {
-    tddp_log(TDDP_LOG_DEBUG, "group", "the watch hears nothing any more: %s", tddp_error_message());
-    pthread_mutex_lock(&watch->mutex);
-    watch->deaf = true;
-    pthread_cond_broadcast(&watch->changed);
-    pthread_mutex_unlock(&watch->mutex);
+    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector has lost the store: %s",
+             tddp_error_message());
+    pthread_mutex_lock(&detector->mutex);
+    detector->store_lost = true;
+    pthread_cond_broadcast(&detector->changed);
+    pthread_mutex_unlock(&detector->mutex);
 }
 
-/* What this rank does in the job's other groups. */
-static void describe_elsewhere(tddp_detector *watch, const tddp_detector_entry *self, char *text,
-                               size_t size)
+/* Formats this rank's operations in the job's other groups. */
+static void describe_other_groups(tddp_detector *detector, const tddp_detector_entry *self,
+                                  char *text, size_t size)
 {
     size_t used = 0;
     text[0] = '\0';
-    pthread_mutex_lock(&watch->mutex);
-    for (const tddp_detector_entry *each = watch->entries; each && used < size; each = each->next) {
-        tddp_recorder_position where = tddp_recorder_read_position(each->group->recorder);
-        const tddp_recorder_op_summary *now = where.current.any ? &where.current : &where.message;
-        if (each != self && now->any) {
-            char op[TDDP_REPORT_OP_NAME_BYTES];
+    pthread_mutex_lock(&detector->mutex);
+    for (const tddp_detector_entry *each = detector->entries; each && used < size;
+         each = each->next) {
+        tddp_recorder_position position = tddp_recorder_read_position(each->group->recorder);
+        const tddp_recorder_op_summary *op =
+            position.current.any ? &position.current : &position.message;
+        if (each != self && op->any) {
+            char name[TDDP_REPORT_OP_NAME_BYTES];
             int length =
                 snprintf(text + used, size - used, "%sin group \"%.64s\" in %s for %.1f s",
                          used ? ", " : "", each->group->name,
-                         tddp_status_report_op_name(now->kind, now->sequence, now->peer, op),
-                         (double)(tddp_now_ns() - now->at_ns) / 1e9);
+                         tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
+                         (double)(tddp_now_ns() - op->at_ns) / 1e9);
             used += (size_t)length;
         }
     }
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_mutex_unlock(&detector->mutex);
 }
 
-/* The place of a failure is the operation that failed, which others may run beside. */
-static void put_own_operation(const tddp_detector_entry *self, tddp_recorder_position *where)
+/* Reports the failed operation as the current one: others may run beside it. */
+static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_position *position)
 {
-    tddp_recorder_op_summary *current = &where->current;
+    tddp_recorder_op_summary *current = &position->current;
     if (current->any && current->kind == self->op.kind && current->sequence == self->op.sequence) {
         return;
     }
@@ -72,181 +76,185 @@ static void put_own_operation(const tddp_detector_entry *self, tddp_recorder_pos
                    self->described ? self->described : "");
 }
 
-static tddp_status say(tddp_detector *watch, const tddp_detector_entry *self,
-                       tddp_status_report_kind kind)
+static tddp_status append_report(tddp_detector *detector, const tddp_detector_entry *self,
+                                 tddp_status_report_kind kind)
 {
     const tddp_group *group = self->group;
-    char elsewhere[256];
+    char other_groups[256];
     tddp_bytes line = {0};
-    tddp_recorder_position where = tddp_recorder_read_position(group->recorder);
+    tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
     bool failed = kind == TDDP_REPORT_FAILURE;
     if (failed) {
-        put_own_operation(self, &where);
+        set_failed_operation(self, &position);
     }
-    describe_elsewhere(watch, self, elsewhere, sizeof elsewhere);
+    describe_other_groups(detector, self, other_groups, sizeof other_groups);
     size_t most = (size_t)(LOG_BYTES / group->world_size);
-    most = most < LEAST_BYTES ? LEAST_BYTES : most > MOST_BYTES ? MOST_BYTES : most;
-    tddp_status status =
-        tddp_status_report_write(&line, kind, group->rank, failed ? self->status : TDDP_OK, &where,
-                                 elsewhere, failed && self->text ? self->text : "", most);
+    most = most < LEAST_REPORT_BYTES  ? LEAST_REPORT_BYTES
+           : most > MOST_REPORT_BYTES ? MOST_REPORT_BYTES
+                                      : most;
+    tddp_status status = tddp_status_report_write(
+        &line, kind, group->rank, failed ? self->status : TDDP_OK, &position, other_groups,
+        failed && self->text ? self->text : "", most);
     if (status == TDDP_OK) {
-        status = tddp_notice_append_report(watch->store, self->key, &line);
+        status = tddp_notice_append_report(detector->store, self->key, &line);
     }
     tddp_bytes_free(&line);
     return status;
 }
 
-static void tell(tddp_detector *watch, tddp_detector_entry *self)
+static void report_failure(tddp_detector *detector, tddp_detector_entry *self)
 {
-    if (!watch->deaf) {
-        tddp_status status = say(watch, self, TDDP_REPORT_FAILURE);
+    if (!detector->store_lost) {
+        tddp_status status = append_report(detector, self, TDDP_REPORT_FAILURE);
         if (status == TDDP_OK) {
-            status = tddp_notice_publish(watch->store, self->key);
+            status = tddp_notice_publish(detector->store, self->key);
         }
         if (status && status != TDDP_OUT_OF_MEMORY) {
-            go_deaf(watch);
+            lose_store(detector);
         }
     }
-    pthread_mutex_lock(&watch->mutex);
+    pthread_mutex_lock(&detector->mutex);
     self->stage = TDDP_DETECTOR_REPORTED;
-    pthread_cond_broadcast(&watch->changed);
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_cond_broadcast(&detector->changed);
+    pthread_mutex_unlock(&detector->mutex);
 }
 
-static bool consider(tddp_detector *watch, tddp_detector_entry *self, char *log,
-                     tddp_status *verdict)
+static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
+                       tddp_status *cause)
 {
     const tddp_group *group = self->group;
     size_t count = (size_t)group->world_size;
-    tddp_status_report *accounts = tddp_alloc_array(count, sizeof *accounts);
-    if (!accounts) {
-        *verdict = tddp_fail(self->own ? self->status : TDDP_PEER_LOST, "%s",
-                             self->own && self->text ? self->text : "out of memory");
+    tddp_status_report *reports = tddp_alloc_array(count, sizeof *reports);
+    if (!reports) {
+        *cause = tddp_fail(self->failed_here ? self->status : TDDP_PEER_LOST, "%s",
+                           self->failed_here && self->text ? self->text : "out of memory");
         return true;
     }
-    tddp_status_report_read(log, accounts, group->world_size);
+    tddp_status_report_read(log, reports, group->world_size);
     tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
-        .op = self->own ? &self->op : NULL,
+        .op = self->failed_here ? &self->op : NULL,
         .described = self->described,
-        .status = self->own ? self->status : TDDP_OK,
-        .text = self->own && self->text ? self->text : "",
-        .accounts = accounts,
-        .deaf = watch->deaf,
-        .last = tddp_now_ns() >= self->deadline,
+        .status = self->failed_here ? self->status : TDDP_OK,
+        .text = self->failed_here && self->text ? self->text : "",
+        .reports = reports,
+        .store_lost = detector->store_lost,
+        .deadline_over = tddp_now_ns() >= self->deadline,
     };
-    bool clear = tddp_root_cause_find(&evidence, verdict);
-    free(accounts);
-    return clear;
+    bool found = tddp_root_cause_find(&evidence, cause);
+    free(reports);
+    return found;
 }
 
-/* True if it has had the group fail here, which takes its time where an operation is almost done.
- */
-static bool explain(tddp_detector *watch, tddp_detector_entry *self)
+/* Finds the group's root cause if the reports suffice. True if it failed the group here, which
+ * takes a while where an operation is about to end. */
+static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
 {
     char *log = NULL;
-    if (!watch->deaf) {
-        tddp_status status = tddp_notice_read_reports(watch->store, self->key, &log);
+    if (!detector->store_lost) {
+        tddp_status status = tddp_notice_read_reports(detector->store, self->key, &log);
         if (status && status != TDDP_OUT_OF_MEMORY) {
-            go_deaf(watch);
+            lose_store(detector);
         }
     }
-    tddp_status verdict;
-    bool clear = consider(watch, self, log, &verdict);
+    tddp_status cause;
+    bool found = find_cause(detector, self, log, &cause);
     free(log);
-    if (!clear) {
+    if (!found) {
         return false;
     }
     char *text = tddp_copy_string(tddp_error_message());
-    pthread_mutex_lock(&watch->mutex);
+    pthread_mutex_lock(&detector->mutex);
     bool fails = self->stage == TDDP_DETECTOR_NOTIFIED;
-    self->verdict = verdict;
-    free(self->verdict_text);
-    self->verdict_text = text;
+    self->cause = cause;
+    free(self->cause_text);
+    self->cause_text = text;
     self->stage = TDDP_DETECTOR_RESOLVED;
-    pthread_cond_broadcast(&watch->changed);
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_cond_broadcast(&detector->changed);
+    pthread_mutex_unlock(&detector->mutex);
     if (fails) {
-        tddp_group_fail(self->group, verdict, text ? text : tddp_status_text(verdict));
+        tddp_group_fail(self->group, cause, text ? text : tddp_status_text(cause));
     }
     return fails;
 }
 
-static void answer(tddp_detector *watch, tddp_detector_entry *self)
+static void report_position(tddp_detector *detector, tddp_detector_entry *self)
 {
-    self->answered = true;
-    tddp_status status = say(watch, self, TDDP_REPORT_POSITION);
+    self->position_reported = true;
+    tddp_status status = append_report(detector, self, TDDP_REPORT_POSITION);
     if (status && status != TDDP_OUT_OF_MEMORY) {
-        go_deaf(watch);
+        lose_store(detector);
     }
 }
 
-/* Those who ask wait for answers a short time only. With the lock held, which is let go meanwhile.
- */
-static void answer_all(tddp_detector *watch)
+/* Replies to notices first: the other ranks wait for the replies a short time only. With the lock
+ * held, which is released meanwhile. */
+static void report_positions(tddp_detector *detector)
 {
-    for (tddp_detector_entry *each = watch->entries; each; each = each->next) {
-        if (each->stage != TDDP_DETECTOR_NOTIFIED || each->answered) {
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        if (each->stage != TDDP_DETECTOR_NOTIFIED || each->position_reported) {
             continue;
         }
         each->busy = true;
-        pthread_mutex_unlock(&watch->mutex);
-        answer(watch, each);
-        pthread_mutex_lock(&watch->mutex);
+        pthread_mutex_unlock(&detector->mutex);
+        report_position(detector, each);
+        pthread_mutex_lock(&detector->mutex);
         each->busy = false;
-        pthread_cond_broadcast(&watch->changed);
+        pthread_cond_broadcast(&detector->changed);
     }
 }
 
-/* Does what is due; true if it has to be looked at again soon. The entry is busy meanwhile. */
-static bool attend(tddp_detector *watch, tddp_detector_entry *self, tddp_detector_stage now,
-                   bool leaving, bool *failed)
+/* Does what the entry's stage requires; true if the entry has to be processed again soon. The entry
+ * is busy meanwhile. */
+static bool process(tddp_detector *detector, tddp_detector_entry *self, tddp_detector_stage stage,
+                    bool leaving, bool *failed)
 {
-    if (leaving && !watch->deaf && now == TDDP_DETECTOR_IDLE &&
-        say(watch, self, TDDP_REPORT_LEFT) == TDDP_NETWORK) {
-        go_deaf(watch);
+    if (leaving && !detector->store_lost && stage == TDDP_DETECTOR_IDLE &&
+        append_report(detector, self, TDDP_REPORT_LEFT) == TDDP_NETWORK) {
+        lose_store(detector);
     }
-    switch (now) {
+    switch (stage) {
     case TDDP_DETECTOR_UNREPORTED:
-        tell(watch, self);
-        *failed = explain(watch, self);
+        report_failure(detector, self);
+        *failed = resolve(detector, self);
         break;
     case TDDP_DETECTOR_NOTIFIED:
     case TDDP_DETECTOR_REPORTED:
-        *failed = explain(watch, self);
+        *failed = resolve(detector, self);
         break;
     default:
         break;
     }
-    pthread_mutex_lock(&watch->mutex);
+    pthread_mutex_lock(&detector->mutex);
     bool again = self->stage != TDDP_DETECTOR_IDLE && self->stage != TDDP_DETECTOR_RESOLVED;
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_mutex_unlock(&detector->mutex);
     return again;
 }
 
-/* Goes no further when a group has failed here: others may ask meanwhile, and `pause_ms` is 0 then.
- * With the lock held, which is let go meanwhile. */
-static bool attend_all(tddp_detector *watch, int64_t *pause_ms)
+/* Processes every entry that needs it; true if one has to be processed again soon. Stops after an
+ * entry whose group it failed, with `pause_ms` 0: notices may have come meanwhile. With the lock
+ * held, which is released meanwhile. */
+static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    answer_all(watch);
-    for (tddp_detector_entry *each = watch->entries; each && !failed; each = each->next) {
+    report_positions(detector);
+    for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         bool leaving = each->leaving;
-        if (each->stage == TDDP_DETECTOR_IDLE ? !leaving
-                                              : each->stage == TDDP_DETECTOR_RESOLVED && !leaving) {
+        bool unchanged = each->stage == TDDP_DETECTOR_IDLE || each->stage == TDDP_DETECTOR_RESOLVED;
+        if (unchanged && !leaving) {
             continue;
         }
-        tddp_detector_stage now = each->stage;
+        tddp_detector_stage stage = each->stage;
         each->busy = true;
-        pthread_mutex_unlock(&watch->mutex);
-        bool unfinished = attend(watch, each, now, leaving, &failed);
-        pthread_mutex_lock(&watch->mutex);
+        pthread_mutex_unlock(&detector->mutex);
+        bool unfinished = process(detector, each, stage, leaving, &failed);
+        pthread_mutex_lock(&detector->mutex);
         again = unfinished || again;
         each->busy = false;
         each->leaving = false;
-        pthread_cond_broadcast(&watch->changed);
+        pthread_cond_broadcast(&detector->changed);
     }
     *pause_ms = failed ? 0 : *pause_ms;
     return again || failed;
@@ -254,87 +262,88 @@ static bool attend_all(tddp_detector *watch, int64_t *pause_ms)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-static void hear(tddp_detector *watch, const char *key)
+static void receive_notice(tddp_detector *detector, const char *key)
 {
-    pthread_mutex_lock(&watch->mutex);
-    for (tddp_detector_entry *each = watch->entries; each; each = each->next) {
+    pthread_mutex_lock(&detector->mutex);
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
         if (strcmp(each->key, key) == 0 && each->stage == TDDP_DETECTOR_IDLE) {
             each->stage = TDDP_DETECTOR_NOTIFIED;
             each->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
         }
     }
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_mutex_unlock(&detector->mutex);
 }
 
-/* Waits for the next alarm, or to be woken; with `again` no longer than the pause. Takes all that
- * have come: many groups may fail at once, and those who ask wait for answers a short time only. */
-static void wait_for_alarm(tddp_detector *watch, bool again, int64_t pause_ms)
+/* Waits for the next notice, or to be woken; with `again` no longer than the pause. Receives all
+ * notices that are there: many groups may fail at once, and replies are waited for a short time
+ * only. */
+static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_ms)
 {
-    tddp_wait wait = {again ? 0 : LISTEN_MS, watch->wake};
-    if (again || watch->deaf) {
-        int64_t until = tddp_deadline_after_ms(again ? pause_ms : LISTEN_MS);
-        if (tddp_net_sleep(until, tddp_cancel_fd(watch->wake)) || watch->deaf) {
+    tddp_wait wait = {again ? 0 : NOTICE_WAIT_MS, detector->wake};
+    if (again || detector->store_lost) {
+        int64_t until = tddp_deadline_after_ms(again ? pause_ms : NOTICE_WAIT_MS);
+        if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || detector->store_lost) {
             return;
         }
     }
     tddp_status status;
     do {
         char *key;
-        status = tddp_notice_wait(watch->store, watch->heard + 1, &wait, &key);
+        status = tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &key);
         if (status == TDDP_OK) {
-            watch->heard++;
-            hear(watch, key);
+            detector->notices_received++;
+            receive_notice(detector, key);
             free(key);
         }
         wait.timeout_ms = 0;
     } while (status == TDDP_OK);
     if (status != TDDP_TIMEOUT && status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY) {
-        go_deaf(watch);
+        lose_store(detector);
     }
 }
 
-/* A connection of one's own, made here so that making a group does not wait for it. */
-static void open_connection(tddp_detector *watch)
+/* Opens the watcher's connection on its own thread: creating a group does not wait for it. */
+static void open_connection(tddp_detector *detector)
 {
-    tddp_store *own;
+    tddp_store *store;
     tddp_status status;
     bool ended = false;
     do {
-        tddp_wait wait = {CONNECT_MS, watch->wake};
-        status = tddp_store_clone(watch->base, &wait, &own);
-        pthread_mutex_lock(&watch->mutex);
-        ended = watch->ended;
+        tddp_wait wait = {CONNECT_MS, detector->wake};
+        status = tddp_store_clone(detector->base, &wait, &store);
+        pthread_mutex_lock(&detector->mutex);
+        ended = detector->ended;
         if (status == TDDP_CANCELED && !ended) {
-            tddp_cancel_reset(watch->wake); /* what was asked is seen to afterwards */
+            tddp_cancel_reset(detector->wake); /* the changed entries are processed afterwards */
         }
-        pthread_mutex_unlock(&watch->mutex);
+        pthread_mutex_unlock(&detector->mutex);
     } while (status == TDDP_CANCELED && !ended);
     if (status == TDDP_OK) {
-        watch->store = own;
+        detector->store = store;
     } else {
-        go_deaf(watch);
+        lose_store(detector);
     }
 }
 
 void *tddp_detector_run_watcher(void *data)
 {
-    tddp_detector *watch = data;
+    tddp_detector *detector = data;
     int64_t pause = PAUSE_MS;
-    open_connection(watch);
-    pthread_mutex_lock(&watch->mutex);
-    while (!watch->ended) {
-        tddp_cancel_reset(watch->wake);
-        bool again = attend_all(watch, &pause);
-        bool ended = watch->ended;
-        pthread_mutex_unlock(&watch->mutex);
+    open_connection(detector);
+    pthread_mutex_lock(&detector->mutex);
+    while (!detector->ended) {
+        tddp_cancel_reset(detector->wake);
+        bool again = process_all(detector, &pause);
+        bool ended = detector->ended;
+        pthread_mutex_unlock(&detector->mutex);
         if (!ended) {
-            wait_for_alarm(watch, again, pause);
+            wait_for_notices(detector, again, pause);
         }
-        pause = !again || pause == 0        ? PAUSE_MS
-                : pause < LONG_PAUSE_MS / 2 ? 2 * pause
-                                            : LONG_PAUSE_MS;
-        pthread_mutex_lock(&watch->mutex);
+        pause = !again || pause == 0           ? PAUSE_MS
+                : pause < LONGEST_PAUSE_MS / 2 ? 2 * pause
+                                               : LONGEST_PAUSE_MS;
+        pthread_mutex_lock(&detector->mutex);
     }
-    pthread_mutex_unlock(&watch->mutex);
+    pthread_mutex_unlock(&detector->mutex);
     return NULL;
 }

@@ -1,7 +1,7 @@
 /*
- * What the ranks of a group learn of each other's failures, as processes over a TCP store: who is
- * to blame is named on every rank, soon, also where nobody waits for it. The `fake` backend never
- * notices by itself that a process has ended: all of it is the watch's doing.
+ * The failure detector, with ranks as processes over a TCP store: every rank names the root cause
+ * soon, also where no operation waits. The `fake` backend does not detect that a process has ended:
+ * only the failure detector does.
  */
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,8 +26,8 @@ static tddp_work *begin_sum(tddp_group *group, size_t count)
     return work;
 }
 
-/* Its outcome, once the others know that it has started. */
-static tddp_status end_when_seen(tddp_group *group, tddp_work *work)
+/* Signals that the work has started, and returns its outcome. */
+static tddp_status signal_and_wait(tddp_group *group, tddp_work *work)
 {
     await_started(group, (int)tddp_work_sequence(work));
     check_signal(STARTED);
@@ -56,16 +56,16 @@ MULTI_TEST(peers_are_known, 3, 20)
     char host[256];
     CHECK_INT(gethostname(host, sizeof host), 0);
     for (int i = 0; i < world_size; i++) {
-        tddp_blob said;
+        tddp_blob stored;
         tddp_peer peer;
         snprintf(key, sizeof key, "pid%d", i);
-        CHECK_OK(tddp_store_get(store, (tddp_slice){key, strlen(key)}, NULL, &said));
+        CHECK_OK(tddp_store_get(store, (tddp_slice){key, strlen(key)}, NULL, &stored));
         CHECK_OK(tddp_group_peer(group, i, &peer));
-        CHECK_INT(peer.pid, atoi(said.data));
+        CHECK_INT(peer.pid, atoi(stored.data));
         CHECK_TEXT(peer.host, host);
         CHECK_INT(peer.global_rank, i);
         CHECK(strlen(peer.host_id) > 36);
-        tddp_blob_free(&said);
+        tddp_blob_free(&stored);
     }
     tddp_peer peer;
     CHECK_STATUS(tddp_group_peer(group, 3, &peer), TDDP_INVALID_ARGUMENT);
@@ -74,8 +74,8 @@ MULTI_TEST(peers_are_known, 3, 20)
     leave(group, store, world_size);
 }
 
-/* Rank 0 times out and finds that rank 2 is dead; rank 1 learns it in the midst of the same
- * operation, rank 3 before its next one. */
+/* Rank 0 times out and finds that the last rank is dead; rank 1 is notified within the same
+ * operation, others before their next one. */
 static void one_dies(int rank, int world_size, int port)
 {
     tddp_store *store = open_store(rank, world_size, port);
@@ -97,7 +97,7 @@ static void one_dies(int rank, int world_size, int port)
         snprintf(text, sizeof text, "%s: its process has ended", who);
         CHECK_CONTAINS(tddp_error_message(), text);
     } else if (rank == 1) {
-        expect(end_when_seen(group, begin_sum(group, 3)), TDDP_PEER_LOST,
+        expect(signal_and_wait(group, begin_sum(group, 3)), TDDP_PEER_LOST,
                "all_reduce 2 of group \"default_pg\" on rank 1 of", "lost rank ");
         CHECK_CONTAINS(tddp_error_message(), who);
         CHECK_CONTAINS(tddp_error_message(), "its process has ended");
@@ -126,7 +126,7 @@ MULTI_TEST(a_dead_peer_is_named_on_four_ranks, 4, 20)
     one_dies(rank, world_size, port);
 }
 
-MULTI_TEST(the_first_to_fail_is_named_by_its_victims, 3, 20)
+MULTI_TEST(the_first_failed_rank_is_named_by_the_others, 3, 20)
 {
     setenv("TDDP_FAKE", "fail_at=2,rank=1", 1);
     tddp_store *store = open_store(rank, world_size, port);
@@ -141,13 +141,13 @@ MULTI_TEST(the_first_to_fail_is_named_by_its_victims, 3, 20)
     } else {
         snprintf(text, sizeof text,
                  "%s failed first, in barrier 2: asked to fail by TDDP_FAKE (TDDP_NETWORK)", who);
-        /* A rank may come to it after it has heard of the failure. */
+        /* A rank may submit it after the notice of the failure. */
         expect(tddp_barrier(group, NULL), TDDP_PEER_LOST, "group \"default_pg\"", text);
     }
     leave(group, store, world_size);
 }
 
-MULTI_TEST(a_lost_peer_that_lives_is_told_with_its_place, 3, 20)
+MULTI_TEST(a_lost_peer_that_is_alive_is_named_with_its_position, 3, 20)
 {
     setenv("TDDP_FAKE", "lose_at=2,rank=0", 1);
     tddp_store *store = open_store(rank, world_size, port);
@@ -157,7 +157,7 @@ MULTI_TEST(a_lost_peer_that_lives_is_told_with_its_place, 3, 20)
     char text[256];
     snprintf(text, sizeof text, "%s failed first, in barrier 2: asked to lose a peer",
              name_of(group, 0, who));
-    /* A rank may come to it after it has heard of the failure. */
+    /* A rank may submit it after the notice of the failure. */
     expect(tddp_barrier(group, NULL), TDDP_PEER_LOST,
            rank == 0 ? "barrier 2 of group \"default_pg\"" : "group \"default_pg\"",
            rank == 0 ? "asked to lose a peer" : text);
@@ -165,7 +165,7 @@ MULTI_TEST(a_lost_peer_that_lives_is_told_with_its_place, 3, 20)
 }
 
 /* Rank 0 waits alone: 1 is behind, 2 is elsewhere, 3 has left. */
-MULTI_TEST(a_timeout_says_where_all_ranks_are, 4, 20)
+MULTI_TEST(a_timeout_names_the_positions_of_all_ranks, 4, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
@@ -200,7 +200,7 @@ MULTI_TEST(a_timeout_says_where_all_ranks_are, 4, 20)
                                    .output = buffer_of(x, 4, TDDP_FLOAT32),
                                    .description = "weights [4]"};
         CHECK_OK(tddp_submit(group, &args, &work));
-        expect(end_when_seen(group, work), TDDP_PEER_LOST, "broadcast 3 of group",
+        expect(signal_and_wait(group, work), TDDP_PEER_LOST, "broadcast 3 of group",
                "failed first, in all_reduce 3");
     } else {
         tddp_group_shutdown(group, 0);
@@ -221,16 +221,16 @@ MULTI_TEST(a_timeout_where_all_have_arrived_says_so, 2, 20)
         expect(tddp_barrier(group, NULL), TDDP_TIMEOUT, "dropped by TDDP_FAKE",
                "all have arrived: rank(s) 0, 1");
     } else {
-        /* The fake's ranks do not need each other to end. */
+        /* The fake's ranks complete independently. */
         tddp_work *work;
         CHECK_OK(tddp_barrier(group, &work));
-        tddp_status status = end_when_seen(group, work);
+        tddp_status status = signal_and_wait(group, work);
         CHECK(status == TDDP_OK || status == TDDP_PEER_LOST);
     }
     leave(group, store, world_size);
 }
 
-MULTI_TEST(ranks_that_disagree_are_told_everywhere, 4, 20)
+MULTI_TEST(a_mismatch_is_raised_on_all_ranks, 4, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
@@ -257,7 +257,7 @@ MULTI_TEST(both_descriptions_are_shown, 3, 20)
     leave(group, store, world_size);
 }
 
-MULTI_TEST(a_stopped_process_is_told_from_a_dead_one, 2, 20)
+MULTI_TEST(a_stopped_process_is_distinguished_from_a_dead_one, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
@@ -279,7 +279,7 @@ MULTI_TEST(a_stopped_process_is_told_from_a_dead_one, 2, 20)
 }
 
 /* Two groups of two: 0 and 1, 2 and 3. */
-MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
+MULTI_TEST(groups_of_some_ranks_share_a_detector, 4, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *all = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
@@ -310,11 +310,11 @@ MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
         CHECK_OK(tddp_work_wait(other, NULL));
         tddp_work_release(other);
     }
-    /* The others are well. */
+    /* The other groups work. */
     if (rank < 2) {
         CHECK_OK(tddp_barrier(half, NULL));
     } else if (rank == 3) {
-        /* Rank 2 has arrived at this barrier: it would be done if rank 3 had not heard yet. */
+        /* Rank 2 has arrived at this barrier: without the notice it would succeed. */
         CHECK_UNTIL(has_failed(half));
         CHECK_STATUS(tddp_barrier(half, NULL), TDDP_PEER_LOST);
     }
@@ -328,7 +328,7 @@ MULTI_TEST(groups_of_some_ranks_share_a_watch, 4, 20)
     CHECK_UNTIL(check_threads_named("tddp-detector") == 0);
 }
 
-MULTI_TEST(a_group_of_one_has_no_watch, 1, 20)
+MULTI_TEST(a_group_of_one_has_no_detector, 1, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, 0, 1, 1000, NULL);
@@ -337,7 +337,7 @@ MULTI_TEST(a_group_of_one_has_no_watch, 1, 20)
     leave(group, store, 1);
 }
 
-MULTI_TEST(a_forked_child_forgets_the_watch, 2, 20)
+MULTI_TEST(a_forked_child_has_no_detector, 2, 20)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
@@ -369,7 +369,7 @@ MULTI_TEST(the_end_of_the_store_is_no_failure, 3, 20)
     }
     tddp_store *local;
     char path[64];
-    snprintf(path, sizeof path, "/tmp/tddp_watch_test_%d", port);
+    snprintf(path, sizeof path, "/tmp/tddp_detector_test_%d", port);
     CHECK_OK(tddp_file_store_open(path, 2, 20000, &local));
     tddp_group *group = open_group("fake", NULL, local, rank - 1, 2, 20000, NULL);
     tddp_group *other = open_group("fake", "other", store, rank - 1, 2, 20000, NULL);
@@ -384,13 +384,13 @@ MULTI_TEST(the_end_of_the_store_is_no_failure, 3, 20)
     tddp_store_release(store);
 }
 
-/* A file store has no server to wait at: it is asked now and then. */
-MULTI_TEST(a_file_store_is_watched_too, 2, 20)
+/* A file store has no server that notifies: it is polled. */
+MULTI_TEST(a_file_store_works_too, 2, 20)
 {
     tddp_store *store;
     char path[64];
     char who[128];
-    snprintf(path, sizeof path, "/tmp/tddp_watch_test_%d", port);
+    snprintf(path, sizeof path, "/tmp/tddp_detector_test_%d", port);
     CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
     CHECK_OK(tddp_barrier(group, NULL));

@@ -1,5 +1,5 @@
-/* Trouble on top of trouble: failures while memory is short, while a group ends, on several groups
- * at once; and what is said while ranks are missing at the start. */
+/* Failures under difficult conditions: without memory, during a shutdown, in several groups at
+ * once; and the log lines while ranks are missing at creation. */
 #include "group/group.h"
 #include "processes.h"
 
@@ -14,7 +14,7 @@ typedef struct lines {
     char text[512];
 } lines;
 
-static void take_line(tddp_log_level level, const char *room, const char *text, void *data)
+static void store_line(tddp_log_level level, const char *room, const char *text, void *data)
 {
     lines *self = data;
     pthread_mutex_lock(&self->mutex);
@@ -25,13 +25,13 @@ static void take_line(tddp_log_level level, const char *room, const char *text, 
     pthread_mutex_unlock(&self->mutex);
 }
 
-/* After ten seconds, were it not for the test. */
-MULTI_TEST(who_is_missing_is_said_after_a_while, 1, 30)
+/* After one second here, ten outside tests. */
+MULTI_TEST(missing_ranks_are_logged_after_a_while, 1, 30)
 {
     CHECK_INT(tddp_group_missing_log_interval_ms, 10000);
     tddp_group_missing_log_interval_ms = 1000;
     static lines seen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-    tddp_log_set_sink(take_line, &seen);
+    tddp_log_set_sink(store_line, &seen);
     tddp_store *store = open_store(0, 1, port);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *group;
@@ -80,15 +80,15 @@ static void fail_without_memory(int rank, int world_size, tddp_store *store, voi
     pthread_barrier_wait(&self->ready);
     tddp_fail_allocation(0);
     CHECK(self->got[rank] != TDDP_OK);
-    /* A call that found no memory was not queued: then the other's timeout is news. */
+    /* A call without memory was not queued: then the next one raises the other's timeout. */
     tddp_status next = tddp_barrier(group, NULL);
     CHECK(next == TDDP_GROUP_FAILED ||
           (self->got[rank] == TDDP_OUT_OF_MEMORY && next == TDDP_PEER_LOST));
     tddp_group_release(group);
 }
 
-/* Whatever cannot be had, both ranks end, with a failure that has a text. */
-MULTI_TEST(failures_are_told_without_memory, 1, 60)
+/* Whichever allocation fails, both ranks return a failure with a text. */
+MULTI_TEST(failures_are_reported_without_memory, 1, 60)
 {
     setenv("TDDP_FAKE", "fail_at=2,rank=1", 1);
     setenv("TDDP_FR_BUFFER_SIZE", "10", 1);
@@ -122,7 +122,7 @@ static void many_at_once(int rank, int world_size, tddp_store *store, void *data
         CHECK_OK(tddp_group_create(&opts, NULL, &groups[i]));
         works[i] = NULL;
     }
-    /* One rank is missing in each, and one is in a hurry when the third is there. */
+    /* In each one rank is missing, and another times out after the third has started. */
     for (int i = 0; i < GROUPS; i++) {
         if ((i + 2) % world_size == rank) {
             CHECK_OK(tddp_barrier(groups[i], &works[i]));
@@ -160,7 +160,7 @@ TEST(many_groups_fail_at_once)
     run_ranks(3, many_at_once, NULL);
 }
 
-/* One rank's group ends while another's operation fails. */
+/* One rank shuts down while another's operation fails. */
 static void end_meanwhile(int rank, int world_size, tddp_store *store, void *data)
 {
     int pause = *(int *)data;
@@ -177,7 +177,7 @@ static void end_meanwhile(int rank, int world_size, tddp_store *store, void *dat
     tddp_group_release(group);
 }
 
-TEST(a_group_may_end_while_another_rank_fails)
+TEST(a_group_may_be_shut_down_while_another_rank_fails)
 {
     for (int pause = 90000; pause < 130000; pause += 4000) {
         run_ranks(3, end_meanwhile, &pause);
