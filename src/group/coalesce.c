@@ -1,12 +1,12 @@
 /*
- * Carrying out operations, and several buffers combined in one of them. A device takes them all at
- * once; else small ones go together: whoever carries it out copies them into staging memory of the
- * work, has that combined, and copies it back; where they adjoin in memory, nothing is copied.
- * Large ones go by themselves, one after the other.
+ * Executes operations by calling the backend, also a coalesced all_reduce of several buffers. A
+ * device takes all buffers in one call. Otherwise small buffers are reduced together, in one step:
+ * the executing thread copies them into the work's staging memory, reduces that, and copies the
+ * result back; buffers that are contiguous are not copied. Large buffers have a step each.
  *
- * Invariant: what goes together follows from the sizes alone, which are equal on all ranks; where
- * the buffers lie may differ. Each step has a sequence number of its own. If one fails the work has
- * failed: buffers of earlier steps hold results then, those of that step and later ones do not.
+ * Invariant: the steps follow from the buffers' sizes alone, which are equal on all ranks; their
+ * addresses may differ. Each step has its own sequence number. If a step fails the work fails:
+ * buffers of earlier steps then hold results, those of that step and of later ones do not.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,21 +18,21 @@
 #include "group/staging.h"
 
 enum {
-    /* A copy of that much takes a small part of the time that the combining takes; above it the
-     * time of a step that is saved is small beside the bytes'. */
-    TOGETHER_BYTES = 1 << 20,
+    /* To copy so much takes little of the time of its reduction. Above it, a step takes so long
+     * that saving one gains little. */
+    STEP_BYTES = 1 << 20,
     TEXT_BYTES = 256,
 };
 
 typedef struct tddp_group_bundle {
     const tddp_buffer *buffers; /* each in place; the work's parts */
     size_t count;
-    bool on_host;  /* the backend finds them in host memory */
-    char *staging; /* where small buffers go together; NULL: none need to */
-    tddp_op op;    /* of the step */
-    size_t at;     /* buffers that are done */
-    size_t taken;  /* by the step that has begun; 0: none has */
-    bool copies;   /* they are in the staging memory */
+    bool on_host;  /* the backend gets them in host memory */
+    char *staging; /* for steps of several buffers; NULL: not needed */
+    tddp_op op;    /* the step's */
+    size_t done;   /* buffers of earlier steps */
+    size_t active; /* buffers of the running step; 0: none runs */
+    bool copies;   /* those are copied to the staging memory */
 } bundle;
 
 static size_t bytes_of(const tddp_buffer *buffer)
@@ -40,32 +40,33 @@ static size_t bytes_of(const tddp_buffer *buffer)
     return buffer->count * tddp_dtype_size(buffer->dtype);
 }
 
-/* How many of the buffers the next step takes. We cannot copy a device's memory. */
-static size_t together(const bundle *self, size_t at)
+/* How many buffers the step that begins with the buffer `first` has. Device memory cannot be
+ * copied here. */
+static size_t step_count(const bundle *self, size_t first)
 {
-    const tddp_buffer *buffers = self->buffers + at;
-    size_t count = self->count - at;
+    const tddp_buffer *buffers = self->buffers + first;
+    size_t left = self->count - first;
     size_t bytes = bytes_of(buffers);
-    size_t taken = 1;
-    while (taken < count && self->on_host && bytes + bytes_of(&buffers[taken]) <= TOGETHER_BYTES) {
-        bytes += bytes_of(&buffers[taken]);
-        taken++;
+    size_t count = 1;
+    while (count < left && self->on_host && bytes + bytes_of(&buffers[count]) <= STEP_BYTES) {
+        bytes += bytes_of(&buffers[count]);
+        count++;
     }
-    return taken;
+    return count;
 }
 
-/* The buffers of the step, in one piece of memory. */
+/* Starts the next step, with its buffers in contiguous memory. */
 static void begin_step(bundle *self, int64_t deadline)
 {
     int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
-    const tddp_buffer *buffers = self->buffers + self->at;
+    const tddp_buffer *buffers = self->buffers + self->done;
     tddp_op *op = &self->op;
-    self->taken = together(self, self->at);
+    self->active = step_count(self, self->done);
     op->timeout_ms = left > 0 ? left : 1;
-    tddp_group_merge_buffers(buffers, self->taken, &op->input);
+    tddp_group_merge_buffers(buffers, self->active, &op->input);
     self->copies = !op->input.data && op->input.count > 0;
     char *at = self->staging;
-    for (size_t i = 0; self->copies && i < self->taken; i++) {
+    for (size_t i = 0; self->copies && i < self->active; i++) {
         if (buffers[i].count > 0) {
             memcpy(at, buffers[i].data, bytes_of(&buffers[i]));
             at += bytes_of(&buffers[i]);
@@ -79,35 +80,35 @@ static void begin_step(bundle *self, int64_t deadline)
 
 static void end_step(bundle *self)
 {
-    const tddp_buffer *buffers = self->buffers + self->at;
+    const tddp_buffer *buffers = self->buffers + self->done;
     const char *at = self->staging;
-    for (size_t i = 0; self->copies && i < self->taken; i++) {
+    for (size_t i = 0; self->copies && i < self->active; i++) {
         if (buffers[i].count > 0) {
             memcpy(buffers[i].data, at, bytes_of(&buffers[i]));
             at += bytes_of(&buffers[i]);
         }
     }
-    self->at += self->taken;
-    self->taken = 0;
+    self->done += self->active;
+    self->active = 0;
     self->op.sequence++;
 }
 
-/* An operation on memory that the backend takes. */
-static tddp_status carry(tddp_group *group, tddp_work *work, const tddp_op *op)
+/* Executes an operation on memory that the backend can use. */
+static tddp_status execute(tddp_group *group, tddp_work *work, const tddp_op *op)
 {
     bundle *self = work->bundle;
     tddp_backend_run run = group->backend->run[op->kind];
     if (!self) {
         return run(group->context, op);
     }
-    if (self->at == 0 && self->taken == 0) {
+    if (self->done == 0 && self->active == 0) {
         self->op = *op;
     }
     self->op.cancel = op->cancel;
     self->op.awaited = op->awaited;
     tddp_status status = TDDP_OK;
-    while (self->at < self->count && status == TDDP_OK) {
-        if (self->taken == 0) {
+    while (self->done < self->count && status == TDDP_OK) {
+        if (self->active == 0) {
             begin_step(self, atomic_load(&work->expiry));
         }
         status = run(group->context, &self->op);
@@ -121,9 +122,9 @@ static tddp_status carry(tddp_group *group, tddp_work *work, const tddp_op *op)
 tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
 {
     if (tddp_group_takes(group, &work->op)) {
-        return carry(group, work, &work->op);
+        return execute(group, work, &work->op);
     }
-    return tddp_group_run_staged(group, work, carry);
+    return tddp_group_run_staged(group, work, execute);
 }
 
 size_t tddp_group_bundle_count(const bundle *self)
@@ -144,17 +145,17 @@ void tddp_group_bundle_free(bundle *self)
     }
 }
 
-/* Counts the steps and makes what they need. */
+/* Counts the steps and allocates their staging memory. */
 static tddp_status plan(tddp_work *work, bundle *self)
 {
     size_t most = 0;
     work->steps = 0;
     for (size_t i = 0; i < self->count; work->steps++) {
-        size_t count = together(self, i);
-        tddp_buffer whole;
-        tddp_group_merge_buffers(self->buffers + i, count, &whole);
-        if (!whole.data && bytes_of(&whole) > most) {
-            most = bytes_of(&whole);
+        size_t count = step_count(self, i);
+        tddp_buffer merged;
+        tddp_group_merge_buffers(self->buffers + i, count, &merged);
+        if (!merged.data && bytes_of(&merged) > most) {
+            most = bytes_of(&merged);
         }
         i += count;
     }
@@ -167,8 +168,7 @@ static tddp_status plan(tddp_work *work, bundle *self)
     return TDDP_OK;
 }
 
-/* The ranks compare the sizes too, not only their sum: a text of them stands before the caller's.
- */
+/* Puts the sizes in front of the caller's description: ranks compare each, not only their sum. */
 static tddp_status describe_sizes(tddp_work *work, size_t count)
 {
     char text[TEXT_BYTES];
@@ -205,7 +205,7 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     memcpy(work->parts, buffers, count * sizeof *work->parts);
     if (tddp_group_queues(group, &work->op) ||
         tddp_group_stages_for_queue(group, buffers->device_type)) {
-        /* The device takes them all at once. */
+        /* The device takes all buffers in one call. */
         work->op.output_parts = work->parts;
         work->op.bundled = count;
         return describe_sizes(work, count);

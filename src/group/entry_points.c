@@ -1,21 +1,21 @@
 /*
- * The calls by which operations begin: tddp_submit() for all of them, and one for each kind that
- * takes what most callers need. Each finds the body that checks its arguments: collectives.c,
- * lists.c, coalesce.c and p2p.c have them. Any thread.
+ * The public functions that start operations: tddp_submit() for all kinds and options, and one for
+ * each kind with the arguments that most callers need. Each calls the function that checks the
+ * kind's arguments and submits it, in collectives.c, lists.c, coalesce.c or p2p.c. Any thread.
  */
 #include "base/options.h"
 #include "group/checks.h"
 
-static tddp_status begin(tddp_group *group, const tddp_op_args *args, tddp_work **work,
-                         tddp_group_operation *body)
+static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work **work,
+                         tddp_group_operation *operation)
 {
     tddp_status status = tddp_group_check_call(group, args->kind);
-    return status ? status : body(group, args, work);
+    return status ? status : operation(group, args, work);
 }
 
 /* --- any operation --------------------------------------------------------------------------- */
 
-static tddp_group_operation *body_of(const tddp_op_args *args)
+static tddp_group_operation *operation_of(const tddp_op_args *args)
 {
     switch (args->kind) {
     case TDDP_OP_ALL_REDUCE:
@@ -59,19 +59,19 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
     if (status) {
         return status;
     }
-    tddp_group_operation *body = body_of(&all);
-    if (!body) {
+    tddp_group_operation *operation = operation_of(&all);
+    if (!operation) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);
     }
-    return begin(group, &all, work, body);
+    return start(group, &all, work, operation);
 }
 
 /* --- each kind ------------------------------------------------------------------------------- */
 
 /* Sets the options to none. What the kind does not use stays unset: clearing it would be a
  * noticeable part of a small operation's time. */
-static void begin_args(tddp_op_args *args, tddp_op_kind kind)
+static void init_args(tddp_op_args *args, tddp_op_kind kind)
 {
     args->kind = kind;
     args->timeout_ms = 0;
@@ -84,108 +84,108 @@ tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_o
                             tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_ALL_REDUCE);
+    init_args(&args, TDDP_OP_ALL_REDUCE);
     args.output = buffer;
     args.reduce = op;
     args.premul = premul;
-    return begin(group, &args, work, tddp_group_all_reduce);
+    return start(group, &args, work, tddp_group_all_reduce);
 }
 
 tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
                                       tddp_reduce_op op, double premul, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_ALL_REDUCE);
+    init_args(&args, TDDP_OP_ALL_REDUCE);
     args.outputs = buffers;
     args.output_count = count;
     args.reduce = op;
     args.premul = premul;
-    return begin(group, &args, work, tddp_group_all_reduce_list);
+    return start(group, &args, work, tddp_group_all_reduce_list);
 }
 
 tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
                         int root, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_REDUCE);
+    init_args(&args, TDDP_OP_REDUCE);
     args.output = buffer;
     args.reduce = op;
     args.premul = premul;
     args.root = root;
-    return begin(group, &args, work, tddp_group_reduce);
+    return start(group, &args, work, tddp_group_reduce);
 }
 
 tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_BROADCAST);
+    init_args(&args, TDDP_OP_BROADCAST);
     args.output = buffer;
     args.root = root;
-    return begin(group, &args, work, tddp_group_broadcast);
+    return start(group, &args, work, tddp_group_broadcast);
 }
 
 tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_BARRIER);
-    return begin(group, &args, work, tddp_group_barrier);
+    init_args(&args, TDDP_OP_BARRIER);
+    return start(group, &args, work, tddp_group_barrier);
 }
 
 tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
                             tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_ALL_GATHER);
+    init_args(&args, TDDP_OP_ALL_GATHER);
     args.input = input;
     args.output = output;
-    return begin(group, &args, work, tddp_group_all_gather);
+    return start(group, &args, work, tddp_group_all_gather);
 }
 
 tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
                                  size_t count, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_ALL_GATHER);
+    init_args(&args, TDDP_OP_ALL_GATHER);
     args.input = input;
     args.outputs = outputs;
     args.output_count = count;
-    return begin(group, &args, work, tddp_group_all_gather_list);
+    return start(group, &args, work, tddp_group_all_gather_list);
 }
 
 tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
                         size_t count, int root, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_GATHER);
+    init_args(&args, TDDP_OP_GATHER);
     args.input = input;
     args.outputs = outputs;
     args.output_count = count;
     args.root = root;
-    return begin(group, &args, work, tddp_group_gather);
+    return start(group, &args, work, tddp_group_gather);
 }
 
 tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffer *inputs,
                          size_t count, int root, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_SCATTER);
+    init_args(&args, TDDP_OP_SCATTER);
     args.output = output;
     args.inputs = inputs;
     args.input_count = count;
     args.root = root;
-    return begin(group, &args, work, tddp_group_scatter);
+    return start(group, &args, work, tddp_group_scatter);
 }
 
 tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffer output,
                                 tddp_reduce_op op, double premul, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_REDUCE_SCATTER);
+    init_args(&args, TDDP_OP_REDUCE_SCATTER);
     args.input = input;
     args.output = output;
     args.reduce = op;
     args.premul = premul;
-    return begin(group, &args, work, tddp_group_reduce_scatter);
+    return start(group, &args, work, tddp_group_reduce_scatter);
 }
 
 tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *inputs, size_t count,
@@ -193,45 +193,45 @@ tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *input
                                      tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_REDUCE_SCATTER);
+    init_args(&args, TDDP_OP_REDUCE_SCATTER);
     args.inputs = inputs;
     args.input_count = count;
     args.output = output;
     args.reduce = op;
     args.premul = premul;
-    return begin(group, &args, work, tddp_group_reduce_scatter_list);
+    return start(group, &args, work, tddp_group_reduce_scatter_list);
 }
 
 tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
                             const tddp_buffer *outputs, size_t count, tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_ALL_TO_ALL);
+    init_args(&args, TDDP_OP_ALL_TO_ALL);
     args.inputs = inputs;
     args.input_count = count;
     args.outputs = outputs;
     args.output_count = count;
-    return begin(group, &args, work, tddp_group_all_to_all);
+    return start(group, &args, work, tddp_group_all_to_all);
 }
 
 tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
                       tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_SEND);
+    init_args(&args, TDDP_OP_SEND);
     args.input = buffer;
     args.peer = peer;
     args.tag = tag;
-    return begin(group, &args, work, tddp_group_send_or_recv);
+    return start(group, &args, work, tddp_group_send_or_recv);
 }
 
 tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
                       tddp_work **work)
 {
     tddp_op_args args;
-    begin_args(&args, TDDP_OP_RECV);
+    init_args(&args, TDDP_OP_RECV);
     args.output = buffer;
     args.peer = peer;
     args.tag = tag;
-    return begin(group, &args, work, tddp_group_send_or_recv);
+    return start(group, &args, work, tddp_group_send_or_recv);
 }

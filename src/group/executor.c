@@ -1,16 +1,16 @@
 /*
- * Whose turn it is to carry out a group's operations: the progress thread's or, with a backend that
- * bears it (TDDP_BACKEND_RESUMES), that of a thread that submits or waits for one of them. It saves
- * two changes of threads, which take longer than small operations do. Entered by the progress
- * thread and by those others.
+ * Decides which thread executes a group's queued operations: the progress thread or, with a backend
+ * that supports it (TDDP_BACKEND_RESUMES), a thread that submits or waits for one of them. The
+ * latter saves two thread switches, which take longer than small operations do. Entered by the
+ * progress thread and by those callers.
  *
- * Invariants: one thread at a time has the turn (`running`), and the queue is carried out in order
- * whoever has it. While the turn is taken, or a work in the queue is not done, the group does not
- * go: its end waits for both. Whatever is in the queue the progress thread executes unless another
- * thread is faster: a thread that queues something or ends its turn wakes it, so that leaving a
- * wait early never leaves an operation to nobody.
- * Operations that fail are concluded on threads of the group's, or on that of a caller who has no
- * other way to go: it takes its time.
+ * Invariants: one thread at a time has acquired the queue (`running`), and operations are executed
+ * in the order of the queue by whichever thread. The group is not destroyed while the queue is
+ * acquired or a queued work is not done: its shutdown waits for both. The progress thread executes
+ * all queued operations that no other thread executes before it: a thread that queues an operation
+ * or releases the queue wakes it, so that an early end of a wait never leaves an operation behind.
+ * Failed operations are completed by the group's threads, since that may take a while, or by a
+ * caller whose operation no other thread knows of.
  *
  * Locks are taken in the order work, group.
  */
@@ -20,11 +20,11 @@
 
 #include "group/recorder/recorder.h"
 
-/* So many works are looked at for somebody who waits. */
-enum { LOOKS_AHEAD = 32 };
+/* How many queued works are checked for a waiting thread. */
+enum { WORKS_CHECKED = 32 };
 
-/* Of an operation that is executed inline for a limited time: the longest wait, the most memory,
- * and how much of it a microsecond moves. */
+/* Of an operation that is executed inline under a time limit: the longest limit, the most memory,
+ * and the memory that moves in a microsecond. */
 enum { MOST_US = 1000 * 1000, MOST_BYTES = 4 << 20, BYTES_EACH_US = 4096 };
 
 bool tddp_group_resumes(const tddp_group *group)
@@ -32,25 +32,25 @@ bool tddp_group_resumes(const tddp_group *group)
     return group->backend->traits & TDDP_BACKEND_RESUMES;
 }
 
-/* The group whose thread this is, or as whose it acts; NULL on all other threads. */
-static _Thread_local const tddp_group *acting;
+/* The group whose thread this is, or whose callbacks it runs; NULL on all other threads. */
+static _Thread_local const tddp_group *current_group;
 
 bool tddp_group_on_progress_thread(const tddp_group *group)
 {
-    return acting == group;
+    return current_group == group;
 }
 
 void tddp_group_enter_thread(const tddp_group *group)
 {
-    acting = group;
+    current_group = group;
     tddp_cuda_keep_device();
 }
 
-/* Whether anybody waits for this work or one behind it: the thread that waits leaves its core to
- * the one that works. With the lock held. */
+/* Whether a thread waits for this work or one behind it, and so leaves its core to the executing
+ * thread. With the lock held. */
 static int awaited(const tddp_work *work)
 {
-    for (int i = 0; work && i < LOOKS_AHEAD; i++, work = work->next) {
+    for (int i = 0; work && i < WORKS_CHECKED; i++, work = work->next) {
         if (atomic_load_explicit(&work->waiters, memory_order_relaxed) > 0) {
             return 1;
         }
@@ -58,7 +58,7 @@ static int awaited(const tddp_work *work)
     return 0;
 }
 
-static void begin(tddp_group *group, tddp_work *work)
+static void start(tddp_group *group, tddp_work *work)
 {
     if (!work->started) {
         int64_t now = tddp_now_ns();
@@ -69,38 +69,38 @@ static void begin(tddp_group *group, tddp_work *work)
     }
 }
 
-/* What the backend said of it on a thread that cannot conclude it. */
+/* Stores a failure, for one of the group's threads to complete the work with. */
 static void keep_failure(tddp_work *work, tddp_status status)
 {
     work->pending_status = status;
     work->pending_text = tddp_copy_string(tddp_error_message());
 }
 
-static tddp_status failure_kept(const tddp_work *work)
+static tddp_status kept_failure(const tddp_work *work)
 {
     return tddp_fail(work->pending_status, "%s",
                      work->pending_text ? work->pending_text
                                         : tddp_status_text(work->pending_status));
 }
 
-/* On a thread of the group's, whose reference to the work ends. */
-static void carry_out(tddp_group *group, tddp_work *work)
+/* On a thread of the group's; drops the queue's reference to the work. */
+static void execute(tddp_group *group, tddp_work *work)
 {
-    begin(group, work);
+    start(group, work);
     if (work->on_device) {
         tddp_group_device_carry_out(group, work);
         return;
     }
-    tddp_status status = work->pending_status ? failure_kept(work) : tddp_group_run(group, work);
+    tddp_status status = work->pending_status ? kept_failure(work) : tddp_group_run(group, work);
     tddp_group_complete(group, work, status);
     tddp_work_release(work);
 }
 
-/* On one that waits: false if it is not over, since the token ended it or the outcome is still to
- * be told. */
-static bool carry_out_here(tddp_group *group, tddp_work *work, tddp_cancel *cancel)
+/* On a waiting thread: false if the work is not completed, since the token was triggered or the
+ * operation failed. */
+static bool execute_on_caller(tddp_group *group, tddp_work *work, tddp_cancel *cancel)
 {
-    begin(group, work);
+    start(group, work);
     work->op.cancel = cancel;
     tddp_status status = tddp_group_run(group, work);
     work->op.cancel = NULL;
@@ -110,14 +110,15 @@ static bool carry_out_here(tddp_group *group, tddp_work *work, tddp_cancel *canc
         }
         return false;
     }
-    const tddp_group *before = acting;
-    acting = group;
+    const tddp_group *before = current_group;
+    current_group = group;
     tddp_group_complete(group, work, TDDP_OK);
-    acting = before;
+    current_group = before;
     return true;
 }
 
-static tddp_work *take_first(tddp_group *group)
+/* Acquires the queue for its first work, which is removed. With the lock held. */
+static tddp_work *acquire_queue(tddp_group *group)
 {
     tddp_work *work = group->head;
     group->head = work->next;
@@ -128,7 +129,7 @@ static tddp_work *take_first(tddp_group *group)
     return work;
 }
 
-static void put_first(tddp_group *group, tddp_work *work)
+static void put_back(tddp_group *group, tddp_work *work)
 {
     work->next = group->head;
     group->head = work;
@@ -137,7 +138,7 @@ static void put_first(tddp_group *group, tddp_work *work)
     }
 }
 
-static void end_turn(tddp_group *group)
+static void release_queue(tddp_group *group)
 {
     group->running = false;
     atomic_store(&group->completing, false);
@@ -155,8 +156,8 @@ void tddp_group_wake_progress(tddp_group *group)
 
 void tddp_group_execute_next(tddp_group *group)
 {
-    tddp_work *work = take_first(group);
-    /* What has failed here is told so, also if another rank was faster to tell. */
+    tddp_work *work = acquire_queue(group);
+    /* An operation that has failed here returns that, even if another rank reported first. */
     tddp_status status =
         work->pending_status ? TDDP_OK : tddp_group_check_runnable(group, &work->op);
     work->op.awaited = awaited(work);
@@ -169,31 +170,32 @@ void tddp_group_execute_next(tddp_group *group)
         tddp_group_work_finish(work, status, tddp_error_message());
         tddp_work_release(work);
     } else {
-        carry_out(group, work);
+        execute(group, work);
     }
     pthread_mutex_lock(&group->mutex);
-    end_turn(group);
+    release_queue(group);
 }
 
-/* A turn on a thread that waits; false if the work is the first in the queue again. */
-static bool turn_here(tddp_group *group, tddp_cancel *cancel)
+/* Executes the queue's first work on a waiting thread; false if it is the first in the queue
+ * again. */
+static bool execute_next_on_caller(tddp_group *group, tddp_cancel *cancel)
 {
-    tddp_work *work = take_first(group);
+    tddp_work *work = acquire_queue(group);
     work->op.awaited = 1;
     pthread_mutex_unlock(&group->mutex);
-    bool over = carry_out_here(group, work, cancel);
-    if (over) {
+    bool completed = execute_on_caller(group, work, cancel);
+    if (completed) {
         tddp_work_release(work);
     }
     pthread_mutex_lock(&group->mutex);
-    if (!over) {
-        put_first(group, work);
+    if (!completed) {
+        put_back(group, work);
     }
-    end_turn(group);
-    return over;
+    release_queue(group);
+    return completed;
 }
 
-/* The group of a work that is not done, with its lock held; NULL: it is done, or has none. */
+/* Locks the group of a work that is not done; NULL: it is done, or has none. */
 static tddp_group *lock_group(tddp_work *work)
 {
     pthread_mutex_lock(&work->mutex);
@@ -205,14 +207,14 @@ static tddp_group *lock_group(tddp_work *work)
     return group;
 }
 
-/* Nothing stands against carrying out the first of the queue on a thread that waits. */
-static bool is_free(const tddp_group *group)
+/* Whether a waiting thread may execute the first work of the queue. With the lock held. */
+static bool may_execute_on_caller(const tddp_group *group)
 {
     return !group->running && group->head && !group->head->pending_status &&
            !group->head->on_device && !group->failure && group->state < TDDP_GROUP_ENDING;
 }
 
-static bool ended(const tddp_cancel *cancel)
+static bool is_triggered(const tddp_cancel *cancel)
 {
     return cancel && tddp_cancel_triggered(cancel);
 }
@@ -221,8 +223,8 @@ void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
 {
     tddp_group *group = lock_group(work);
     if (group) {
-        while (!atomic_load(&work->done) && is_free(group) && !ended(cancel) &&
-               turn_here(group, cancel)) {
+        while (!atomic_load(&work->done) && may_execute_on_caller(group) && !is_triggered(cancel) &&
+               execute_next_on_caller(group, cancel)) {
         }
         tddp_group_wake_progress(group);
         pthread_mutex_unlock(&group->mutex);
@@ -238,12 +240,12 @@ static size_t bytes_of(const tddp_op *op)
 void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel)
 {
-    if (inline_us == 0 || !tddp_group_resumes(group) || group->head != work || !is_free(group) ||
-        ended(cancel)) {
+    if (inline_us == 0 || !tddp_group_resumes(group) || group->head != work ||
+        !may_execute_on_caller(group) || is_triggered(cancel)) {
         return;
     }
     if (inline_us < 0) {
-        (void)turn_here(group, cancel);
+        (void)execute_next_on_caller(group, cancel);
         return;
     }
     size_t bytes = bytes_of(&work->op);
@@ -252,38 +254,38 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
         us += (int64_t)(bytes / BYTES_EACH_US);
         tddp_cancel until = {
             .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_now_ns() + us * 1000};
-        (void)turn_here(group, &until);
+        (void)execute_next_on_caller(group, &until);
     }
 }
 
-/* Takes the turn for a new operation, if nothing is before it. */
-static bool take_turn(tddp_group *group, tddp_work *work)
+/* Acquires the queue for a new operation, if nothing is queued or running. */
+static bool acquire_empty_queue(tddp_group *group, tddp_work *work)
 {
     int64_t now = tddp_now_ns();
     pthread_mutex_lock(&group->mutex);
-    bool free =
+    bool empty =
         !group->running && !group->head && !group->failure && group->state == TDDP_GROUP_OPEN;
-    if (free) {
+    if (empty) {
         group->running = true;
         work->op.sequence = ++group->sequence;
         tddp_recorder_queued_and_started(group, work, now);
         work->started = true;
     }
     pthread_mutex_unlock(&group->mutex);
-    return free;
+    return empty;
 }
 
 bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status)
 {
     work->op.awaited = 1;
-    if (!take_turn(group, work)) {
+    if (!acquire_empty_queue(group, work)) {
         return false;
     }
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
     *status = tddp_group_record_outcome(group, work, tddp_group_run(group, work));
     pthread_mutex_lock(&group->mutex);
-    end_turn(group);
+    release_queue(group);
     tddp_group_wake_progress(group);
     pthread_mutex_unlock(&group->mutex);
     return true;

@@ -1,12 +1,13 @@
 /*
- * What becomes of operations that fail, and of a group after the first of them. The thread whose
- * operation is the first to fail tells the other ranks, ends the connections, and learns from the
- * others what the cause is; operations that end or are queued meanwhile wait for its word.
+ * What becomes of operations that fail, and of a group after its first failure. The thread whose
+ * operation fails first reports the failure to the other ranks, aborts the backend, and finds the
+ * root cause in the other ranks' reports; operations that end or are submitted meanwhile wait for
+ * it.
  *
- * Invariant: `failure` is set once, by the first failure, and answers everything after it;
- * `settling` is set while its cause is being looked for and its text may still change, or the
- * flight recorder's file is being written. Every other error of the group waits for that, so that
- * nobody ends the process on account of one while a file is half written.
+ * Invariant: `failure` is set once, by the first failure, and all later operations fail because of
+ * it. `failure_pending` is set while the root cause is not known, so that its text may still
+ * change, or the flight recorder's file is being written. All other errors of the group wait for
+ * that: a program that exits on one of them must not leave half a file.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include "group/recorder/recorder.h"
 #include "group/failure_detector/detector.h"
 
-enum { SETTLE_MS = 3000, LAST_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
+enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
 
 /* Whether the other ranks may be out of step after this. */
 static bool breaks_group(tddp_status status)
@@ -23,9 +24,9 @@ static bool breaks_group(tddp_status status)
     return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
 }
 
-/* Says which operation it was, and whose, before what is known of its failure. */
-static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_status status,
-                            const char *text)
+/* Puts the operation's name, group and rank in front of its failure's text. */
+static tddp_status fail_op(const tddp_group *group, const tddp_op *op, tddp_status status,
+                           const char *text)
 {
     char name[TDDP_REPORT_OP_NAME_BYTES];
     return tddp_fail(status, "%s of group \"%s\" on rank %d of %d: %s",
@@ -33,9 +34,9 @@ static tddp_status describe(const tddp_group *group, const tddp_op *op, tddp_sta
                      group->name, group->rank, group->world_size, text);
 }
 
-static void await_cause(tddp_group *group)
+static void wait_for_cause(tddp_group *group)
 {
-    int64_t deadline = tddp_deadline_after_ms(SETTLE_MS);
+    int64_t deadline = tddp_deadline_after_ms(CAUSE_WAIT_MS);
     while (group->failure_pending && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&group->idle, &group->mutex, deadline);
     }
@@ -48,7 +49,7 @@ static const char *cause(const tddp_group *group)
 
 tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation)
 {
-    await_cause(group);
+    wait_for_cause(group);
     if (group->failed_elsewhere && !group->failure_returned) {
         group->failure_returned = true;
         return tddp_fail(group->failure,
@@ -61,32 +62,32 @@ tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation)
                      group->name, cause(group), tddp_status_name(group->failure));
 }
 
-/* The group's own end is no failure. With the lock held. */
-static tddp_status end_early(const tddp_group *group, const tddp_op *op)
+/* An operation that the group's shutdown aborts: no failure of the group. With the lock held. */
+static tddp_status fail_closed(const tddp_group *group, const tddp_op *op)
 {
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "aborted because the group was destroyed (%.2000s)",
                    tddp_error_message());
-    return describe(group, op, TDDP_GROUP_CLOSED, text);
+    return fail_op(group, op, TDDP_GROUP_CLOSED, text);
 }
 
-/* An operation that ended because the group has failed. Where ranks disagree, whoever told of it
- * first did not know yet what this one said. With the lock held. */
-static tddp_status follow(tddp_group *group, const tddp_work *work)
+/* An operation that fails because the group has failed. After a mismatch it adds this rank's
+ * description, which the rank that reported the mismatch did not know yet. With the lock held. */
+static tddp_status fail_after_first(tddp_group *group, const tddp_work *work)
 {
-    await_cause(group);
+    wait_for_cause(group);
     tddp_status failure = group->failure;
     bool shared = group->failed_elsewhere || failure == TDDP_PEER_LOST || failure == TDDP_MISMATCH;
-    char own[TDDP_RECORD_TEXT_BYTES + 2] = "";
+    char described[TDDP_RECORD_TEXT_BYTES + 2] = "";
     char text[TEXT_BYTES];
     if (failure == TDDP_MISMATCH && work->description) {
-        (void)snprintf(own, sizeof own, "\"%s\"", work->description);
+        (void)snprintf(described, sizeof described, "\"%s\"", work->description);
     }
-    bool missing = !strstr(cause(group), own);
+    bool missing = !strstr(cause(group), described);
     (void)snprintf(text, sizeof text, "%s%s%s", cause(group),
-                   missing ? "; this rank described its own as " : "", missing ? own : "");
+                   missing ? "; this rank described its own as " : "", missing ? described : "");
     group->failure_returned = true;
-    return describe(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
+    return fail_op(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
 }
 
 void tddp_group_abort(tddp_group *group)
@@ -95,7 +96,7 @@ void tddp_group_abort(tddp_group *group)
     group->backend->abort(group->context);
 }
 
-static void end_settling(tddp_group *group)
+static void end_pending(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
     group->failure_pending = false;
@@ -103,8 +104,8 @@ static void end_settling(tddp_group *group)
     pthread_mutex_unlock(&group->mutex);
 }
 
-/* The first failure of the group: it is ours to tell and to explain. */
-static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status status)
+/* The group's first failure: reports it and finds its root cause. */
+static tddp_status fail_first(tddp_group *group, const tddp_work *work, tddp_status status)
 {
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
@@ -113,51 +114,51 @@ static tddp_status lead(tddp_group *group, const tddp_work *work, tddp_status st
     tddp_group_abort(group);
     status = tddp_detector_find_cause(group, op, work->description, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    (void)describe(group, op, status, text);
+    (void)fail_op(group, op, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    char *kept = tddp_copy_string(text);
+    char *text_copy = tddp_copy_string(text);
     pthread_mutex_lock(&group->mutex);
     group->failure = status;
-    group->failure_text = kept;
+    group->failure_text = text_copy;
     pthread_mutex_unlock(&group->mutex);
     return tddp_fail(status, "%s", text);
 }
 
-/* What the operation ends with, with its text on this thread; whether it is the group's `*first`,
- * and whether it `*writes` the flight recorder's file. */
-static tddp_status settle(tddp_group *group, const tddp_work *work, tddp_status status, bool *first,
-                          bool *writes)
+/* Returns the status with which the operation fails, with its text on this thread; whether it is
+ * the group's `*first` failure, and whether it `*dumps` the flight recorder. */
+static tddp_status determine_failure(tddp_group *group, const tddp_work *work, tddp_status status,
+                                     bool *first, bool *dumps)
 {
     pthread_mutex_lock(&group->mutex);
     bool breaks = breaks_group(status);
     bool ending = group->state >= TDDP_GROUP_ENDING;
     *first = false;
     if (!breaks) {
-        status = describe(group, &work->op, status, tddp_error_message());
+        status = fail_op(group, &work->op, status, tddp_error_message());
     } else if (group->failure) {
-        status = follow(group, work);
+        status = fail_after_first(group, work);
     } else if (ending) {
-        status = end_early(group, &work->op);
+        status = fail_closed(group, &work->op);
     } else {
         *first = true;
         group->failure = status;
         group->failure_pending = true;
     }
-    *writes = breaks && (*first || !group->dumped || !tddp_op_is_p2p(work->op.kind));
-    group->dumped = group->dumped || *writes;
+    *dumps = breaks && (*first || !group->dumped || !tddp_op_is_p2p(work->op.kind));
+    group->dumped = group->dumped || *dumps;
     pthread_mutex_unlock(&group->mutex);
-    return *first ? lead(group, work, status) : status;
+    return *first ? fail_first(group, work, status) : status;
 }
 
-/* Ranks that disagree learn what the others said of their calls from the store, which may be this
- * process's and end with it: they get the time to read. */
+/* After a mismatch the other ranks read this rank's description from the store, which this process
+ * may host and end: gives them time to read. */
 static void linger(tddp_status status)
 {
     if (status == TDDP_MISMATCH) {
         char text[TEXT_BYTES];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
         tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
-        (void)slept; /* nobody can wake it */
+        (void)slept; /* it cannot be woken */
         (void)tddp_fail(status, "%s", text);
     }
 }
@@ -165,18 +166,18 @@ static void linger(tddp_status status)
 tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_status status)
 {
     bool first = false;
-    bool writes = false;
+    bool dumps = false;
     if (status) {
-        status = settle(group, work, status, &first, &writes);
+        status = determine_failure(group, work, status, &first, &dumps);
     }
     tddp_recorder_finished(group, work, status, status ? tddp_error_message() : NULL);
     tddp_group_span_ended(group, work, status);
-    if (writes) {
-        /* Before anybody learns of it and ends the process. */
+    if (dumps) {
+        /* Before the failure is delivered: the program may exit on it. */
         tddp_recorder_dump_failure(group);
     }
     if (first) {
-        end_settling(group);
+        end_pending(group);
     }
     linger(status);
     return status;
@@ -198,28 +199,27 @@ void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_stat
 
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
 {
-    char *kept = tddp_copy_string(text);
+    char *text_copy = tddp_copy_string(text);
     pthread_mutex_lock(&group->mutex);
     bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
-    bool writes = false;
+    bool dumps = false;
     if (first) {
         tddp_recorder_set_failure(group->recorder, status, text);
         group->failure = status;
-        group->failure_text = kept;
+        group->failure_text = text_copy;
         group->failed_elsewhere = true;
-        kept = NULL;
-        /* Another rank may be an operation further, and what runs here almost done: it may end
-         * well. */
-        (void)tddp_group_await_idle(group, tddp_deadline_after_ms(LAST_MS), NULL);
-        writes = !group->dumped; /* else an operation has failed meanwhile, and does */
+        text_copy = NULL;
+        /* Another rank may be an operation ahead, so the one that runs here may still succeed. */
+        (void)tddp_group_await_idle(group, tddp_deadline_after_ms(LAST_OPS_MS), NULL);
+        dumps = !group->dumped; /* else an operation that failed meanwhile dumps it */
         group->dumped = true;
-        group->failure_pending = writes;
+        group->failure_pending = dumps;
     }
     pthread_mutex_unlock(&group->mutex);
-    free(kept);
-    if (writes) {
+    free(text_copy);
+    if (dumps) {
         tddp_recorder_dump_failure(group);
-        end_settling(group);
+        end_pending(group);
     }
     if (first) {
         tddp_group_abort(group);

@@ -1,16 +1,15 @@
 /*
- * Sends and receives. They are posted in the thread of their caller and finished at once beside
- * each other and the queue: by a thread of the group's for each that is under way, or by the caller
- * itself if it waits.
+ * Sends and receives. They are posted by their caller's thread, and finish concurrently with each
+ * other and the queue: each on a thread of the group's, or on the caller's if it waits.
  *
- * There is no bound to how many are under way but the system's threads: with a bound, receives that
- * wait for a peer could keep the sends that this peer waits for from being finished. So a thread is
- * found before anything is posted; if there is none, the call is refused and nothing has happened.
+ * Only the system's limit of threads bounds how many are in flight: with another bound, receives
+ * that wait for a peer could block the sends that this peer waits for. So a thread is reserved
+ * before anything is posted; if none can be had, the call fails without effect.
  *
- * Invariants: `spare` threads of the group's wait for work that is not promised to anybody.
- * Messages are numbered and posted with `order` held, so that those to one peer match in the order
- * of their numbers. Locks are taken in the order `order`, then `mutex`, then the group's; only
- * `order` is ever held while the backend runs. All threads end before the backend's context does.
+ * Invariants: `idle_threads` threads of the group's wait and are reserved for no work. Messages are
+ * numbered and posted with `order` held, so that messages to one peer match in the order of their
+ * numbers. Locks are taken in the order `order`, then `mutex`, then the group's; only `order` is
+ * ever held while the backend runs. All threads end before the backend's context is destroyed.
  */
 #include <stdlib.h>
 
@@ -19,14 +18,14 @@
 #include "group/staging.h"
 
 enum {
-    KEPT_THREADS = 8, /* that many wait for the next message; more end after theirs */
+    MOST_IDLE_THREADS = 8, /* further threads end after their message */
     STACK_BYTES = 512 * 1024,
 };
 
 struct tddp_group_finisher {
     pthread_t thread;
     tddp_group *group;
-    bool ended; /* has nothing more to do with the group: to be joined */
+    bool ended; /* does not use the group any more: to be joined */
     struct tddp_group_finisher *next;
 };
 
@@ -59,8 +58,8 @@ static void join_all(finisher *list)
     }
 }
 
-/* Takes those that have ended out of the list of threads. With the lock held. */
-static finisher *take_ended(tddp_group_p2p *p2p)
+/* Removes the ended threads from the list. With the lock held. */
+static finisher *remove_ended(tddp_group_p2p *p2p)
 {
     finisher *ended = NULL;
     for (finisher **link = &p2p->finishers; *link;) {
@@ -76,8 +75,8 @@ static finisher *take_ended(tddp_group_p2p *p2p)
     return ended;
 }
 
-/* Waits for a posted work; NULL: the group ends. With the lock held. */
-static tddp_work *take_posted(tddp_group_p2p *p2p)
+/* Waits for a posted work; NULL: the group shuts down. With the lock held. */
+static tddp_work *dequeue_posted(tddp_group_p2p *p2p)
 {
     while (!p2p->head && !p2p->ending) {
         pthread_cond_wait(&p2p->wake, &p2p->mutex);
@@ -93,15 +92,15 @@ static tddp_work *take_posted(tddp_group_p2p *p2p)
     return work;
 }
 
-/* This thread may be had for another message, or ends. With the lock held. */
-static bool offer(tddp_group_p2p *p2p)
+/* Makes this thread available for another message; false if it has to end. With the lock held. */
+static bool become_idle(tddp_group_p2p *p2p)
 {
-    bool stays = p2p->idle_threads < KEPT_THREADS;
+    bool stays = p2p->idle_threads < MOST_IDLE_THREADS;
     p2p->idle_threads += stays;
     return stays;
 }
 
-/* Whether a device carries out what was posted. */
+/* Whether a device executes the posted operation. */
 static bool is_launched(const tddp_group *group, const tddp_work *work)
 {
     return work->on_device ||
@@ -138,23 +137,23 @@ static void *finisher_body(void *data)
     bool stays = true;
     pthread_mutex_lock(&p2p->mutex);
     while (stays) {
-        tddp_work *work = take_posted(p2p);
+        tddp_work *work = dequeue_posted(p2p);
         if (!work) {
             break;
         }
         pthread_mutex_unlock(&p2p->mutex);
         tddp_status status = finish(group, work);
         if (status == TDDP_OK) {
-            /* At once: the next message may come from who waited for this one. */
+            /* Before the completion: a thread that waits for it may post the next message. */
             pthread_mutex_lock(&p2p->mutex);
-            stays = offer(p2p);
+            stays = become_idle(p2p);
             pthread_mutex_unlock(&p2p->mutex);
         }
         tddp_group_complete_in_flight(group, work, status);
         tddp_work_release(work);
         pthread_mutex_lock(&p2p->mutex);
         if (status) {
-            stays = offer(p2p); /* a failure takes its time to be told */
+            stays = become_idle(p2p); /* completing a failure takes a while */
         }
         self->ended = !stays;
         pthread_mutex_unlock(&p2p->mutex);
@@ -190,12 +189,12 @@ static tddp_status add_finisher(tddp_group *group)
     return status;
 }
 
-/* Makes sure that a thread will be there for a work that is about to be posted. */
+/* Reserves a thread for a work that is about to be posted. */
 static tddp_status reserve(tddp_group *group)
 {
     tddp_group_p2p *p2p = &group->p2p;
     pthread_mutex_lock(&p2p->mutex);
-    finisher *ended = take_ended(p2p);
+    finisher *ended = remove_ended(p2p);
     bool found = p2p->idle_threads > 0;
     p2p->idle_threads -= found;
     pthread_mutex_unlock(&p2p->mutex);
@@ -203,8 +202,8 @@ static tddp_status reserve(tddp_group *group)
     return found ? TDDP_OK : add_finisher(group);
 }
 
-/* What is posted: the operation, or that on copies of its memory. */
-static tddp_status pass_on(tddp_group *group, tddp_work *work)
+/* Posts the operation, or the one on copies of its memory, to the backend. */
+static tddp_status post_to_backend(tddp_group *group, tddp_work *work)
 {
     if (tddp_group_queues(group, &work->op)) {
         return tddp_group_device_post(group, work);
@@ -213,9 +212,9 @@ static tddp_status pass_on(tddp_group *group, tddp_work *work)
     return group->backend->post(group->context, op, &work->request);
 }
 
-/* Posts a work; where it goes well and `hands_over`, to one of the group's threads. Copies are made
- * before it has a number: others need not wait for them. */
-static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
+/* Posts a work, and with `on_thread` queues it for the reserved thread. Copies are made before the
+ * work has a number, so that other messages don't wait for them. */
+static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
 {
     tddp_group_p2p *p2p = &group->p2p;
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
@@ -226,11 +225,11 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool hands_over)
     tddp_recorder_queued_and_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
-    status = status ? status : pass_on(group, work);
+    status = status ? status : post_to_backend(group, work);
     if (status && work->staged) {
         status = tddp_group_stage_out(group, work, status);
     }
-    if (hands_over) {
+    if (on_thread) {
         pthread_mutex_lock(&p2p->mutex);
         if (status) {
             p2p->idle_threads++;
@@ -327,12 +326,12 @@ tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args,
     if (status) {
         return status;
     }
-    tddp_buffer nothing = *buffer;
-    nothing.data = NULL;
-    nothing.count = 0;
+    tddp_buffer empty = *buffer;
+    empty.data = NULL;
+    empty.count = 0;
     const tddp_op wanted = {.kind = args->kind,
-                            .input = sends ? *buffer : nothing,
-                            .output = sends ? nothing : *buffer,
+                            .input = sends ? *buffer : empty,
+                            .output = sends ? empty : *buffer,
                             .peer = args->peer,
                             .tag = args->tag,
                             .awaited = work == NULL};

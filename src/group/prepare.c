@@ -1,9 +1,9 @@
 /*
- * A fresh work and the pieces of its operation, one for each rank: copied from the caller or cut
- * from one piece of memory, so that backends always find them in the same form. Runs on the thread
- * that queues.
+ * Prepares a work: the operation's timeout and description, and its parts, one buffer for each
+ * rank. Parts are copied from the caller's list or split from one buffer, so that backends always
+ * find both forms. Runs on the thread that submits.
  *
- * Invariant: a work's parts live and die with it, and its operation points to them.
+ * Invariant: a work owns its parts, and its operation points to them.
  */
 #include <string.h>
 
@@ -21,51 +21,52 @@ static bool has_output_parts(const tddp_op *op, int rank)
            (op->kind == TDDP_OP_GATHER && op->root == rank);
 }
 
-/* Equal parts of one piece of memory. */
-static void cut(const tddp_buffer *whole, tddp_buffer *parts, size_t world)
+/* Splits a buffer into equal parts. */
+static void split(const tddp_buffer *buffer, tddp_buffer *parts, size_t world)
 {
-    size_t each = whole->count / world;
-    size_t bytes = each * tddp_dtype_size(whole->dtype);
+    size_t each = buffer->count / world;
+    size_t bytes = each * tddp_dtype_size(buffer->dtype);
     for (size_t i = 0; i < world; i++) {
-        parts[i] = *whole;
+        parts[i] = *buffer;
         parts[i].count = each;
-        if (whole->data) {
-            parts[i].data = (char *)whole->data + i * bytes;
+        if (buffer->data) {
+            parts[i].data = (char *)buffer->data + i * bytes;
         }
     }
 }
 
-void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *whole)
+void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *merged)
 {
     size_t size = tddp_dtype_size(parts[0].dtype);
-    bool adjoin = true;
-    *whole = parts[0];
-    whole->data = NULL;
-    whole->count = 0;
+    bool contiguous = true;
+    *merged = parts[0];
+    merged->data = NULL;
+    merged->count = 0;
     for (size_t i = 0; i < count; i++) {
         if (parts[i].count == 0) {
-            continue; /* may lie anywhere */
+            continue; /* its address is of no importance */
         }
-        if (whole->count == 0) {
-            whole->data = parts[i].data;
+        if (merged->count == 0) {
+            merged->data = parts[i].data;
         }
-        adjoin = adjoin && parts[i].data == (char *)whole->data + whole->count * size;
-        whole->count += parts[i].count;
+        contiguous = contiguous && parts[i].data == (char *)merged->data + merged->count * size;
+        merged->count += parts[i].count;
     }
-    if (!adjoin) {
-        whole->data = NULL;
+    if (!contiguous) {
+        merged->data = NULL;
     }
 }
 
-static void settle(const tddp_buffer **given, tddp_buffer *whole, tddp_buffer *parts, size_t world)
+/* Fills in `parts` or `*buffer`, whichever the caller left out. */
+static void fill_in(const tddp_buffer **list, tddp_buffer *buffer, tddp_buffer *parts, size_t world)
 {
-    if (*given) {
-        memcpy(parts, *given, world * sizeof *parts);
-        tddp_group_merge_buffers(parts, world, whole);
+    if (*list) {
+        memcpy(parts, *list, world * sizeof *parts);
+        tddp_group_merge_buffers(parts, world, buffer);
     } else {
-        cut(whole, parts, world);
+        split(buffer, parts, world);
     }
-    *given = parts;
+    *list = parts;
 }
 
 static tddp_status add_parts(const tddp_group *group, tddp_work *work)
@@ -82,16 +83,16 @@ static tddp_status add_parts(const tddp_group *group, tddp_work *work)
         return TDDP_OUT_OF_MEMORY;
     }
     if (inputs) {
-        settle(&op->input_parts, &op->input, work->parts, world);
+        fill_in(&op->input_parts, &op->input, work->parts, world);
     }
     if (outputs) {
-        settle(&op->output_parts, &op->output, work->parts + (inputs ? world : 0), world);
+        fill_in(&op->output_parts, &op->output, work->parts + (inputs ? world : 0), world);
     }
     return TDDP_OK;
 }
 
-/* What a fresh work's operation has beside the caller's arguments. */
-static tddp_status complete(const tddp_group *group, const tddp_op_args *args, tddp_work *work)
+/* Sets what a new work needs beside the caller's arguments. */
+static tddp_status prepare(const tddp_group *group, const tddp_op_args *args, tddp_work *work)
 {
     work->op.timeout_ms = args->timeout_ms > 0
                               ? args->timeout_ms
@@ -108,7 +109,7 @@ tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op, const
     if (status) {
         return status;
     }
-    status = complete(group, args, work);
+    status = prepare(group, args, work);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -122,5 +123,5 @@ tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
                                     const tddp_op_args *args, tddp_work *work)
 {
     tddp_group_work_init(work, op);
-    return complete(group, args, work);
+    return prepare(group, args, work);
 }

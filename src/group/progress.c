@@ -1,7 +1,6 @@
 /*
- * A group's queue and its progress thread, which carries out one operation after the other. Any
- * thread queues; who has the turn to carry out is turn.c's, what becomes of operations that fail
- * failure.c's.
+ * A group's queue and its progress thread, which executes one operation after the other. Any thread
+ * queues operations; executor.c decides which thread executes them, failure.c handles failures.
  *
  * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
  * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
@@ -12,14 +11,13 @@
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-enum { DRAIN_LOOK_MS = 20 };
+enum { CANCEL_CHECK_MS = 20 };
 
 static tddp_status closed(const tddp_group *group)
 {
     return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
 }
 
-/* What a queued operation is told instead of being run; TDDP_OK: run it. With the lock held. */
 tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
 {
     if (group->failure) {
@@ -51,7 +49,7 @@ tddp_status tddp_group_progress_start(tddp_group *group)
     return tddp_thread_start(&group->thread, "tddp-progress", progress, group);
 }
 
-/* Executes it for a moment first, if that may be. */
+/* Appends the work to the queue, and executes it inline if its options allow that. */
 static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel)
 {
@@ -90,8 +88,9 @@ tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out)
     return status;
 }
 
-/* Notes what a device has to do before, if one carries it out. */
-static tddp_status enter(tddp_group *group, tddp_work *work, int64_t inline_us, tddp_cancel *cancel)
+/* Posts the work to the device first, if one executes it. */
+static tddp_status post_and_enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
+                                    tddp_cancel *cancel)
 {
     bool queues = tddp_group_queues(group, &work->op);
     tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
@@ -108,8 +107,8 @@ static tddp_status enter(tddp_group *group, tddp_work *work, int64_t inline_us, 
 tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_args *args,
                              tddp_work **out)
 {
-    tddp_status status =
-        out ? enter(group, work, args->inline_us, args->cancel) : enter(group, work, -1, NULL);
+    tddp_status status = out ? post_and_enqueue(group, work, args->inline_us, args->cancel)
+                             : post_and_enqueue(group, work, -1, NULL);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -118,9 +117,9 @@ tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_a
     return tddp_group_return_or_wait(work, out);
 }
 
-/* For a caller that waits without a word: false if it is another thread's turn. */
-static bool submit_at_once(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
-                           tddp_status *status)
+/* For a caller that waits without a work: false if others are queued or running. */
+static bool run_unqueued(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                         tddp_status *status)
 {
     tddp_work work;
     *status = tddp_group_prepare_here(group, op, args, &work);
@@ -135,7 +134,7 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_o
     tddp_work *work;
     tddp_status status;
     if (!out && tddp_group_resumes(group) && !tddp_group_queues(group, op) &&
-        submit_at_once(group, op, args, &status)) {
+        run_unqueued(group, op, args, &status)) {
         return status;
     }
     status = tddp_group_prepare(group, op, args, &work);
@@ -154,10 +153,10 @@ tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op)
     return status;
 }
 
-void tddp_group_end_in_flight(tddp_group *group, bool decided)
+void tddp_group_end_in_flight(tddp_group *group, bool completed)
 {
     pthread_mutex_lock(&group->mutex);
-    if (decided) {
+    if (completed) {
         atomic_fetch_sub(&group->in_flight_completing, 1);
     }
     if (--group->in_flight == 0) {
@@ -166,9 +165,9 @@ void tddp_group_end_in_flight(tddp_group *group, bool decided)
     pthread_mutex_unlock(&group->mutex);
 }
 
-/* Whether something has no outcome yet. Who waited for the last operation may end the group before
- * the thread that has told of it is through. */
-static bool undecided(const tddp_group *group)
+/* Whether an operation has no outcome yet. A caller that has waited for the last operation may shut
+ * the group down while the thread that completed it still delivers the outcome. */
+static bool has_incomplete(const tddp_group *group)
 {
     return group->head || (group->running && !atomic_load(&group->completing)) ||
            group->in_flight > atomic_load(&group->in_flight_completing);
@@ -189,9 +188,10 @@ static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *gro
 {
     while (is_busy(group) && tddp_now_ns() < deadline &&
            !(cancel && tddp_cancel_triggered(cancel))) {
-        /* Nothing wakes this when the token is triggered: it looks now and then. */
-        int64_t look = cancel ? tddp_deadline_after_ms(DRAIN_LOOK_MS) : deadline;
-        (void)tddp_cond_wait_until(&group->idle, &group->mutex, look < deadline ? look : deadline);
+        /* The token does not signal `idle`, so it is polled. */
+        int64_t check = cancel ? tddp_deadline_after_ms(CANCEL_CHECK_MS) : deadline;
+        (void)tddp_cond_wait_until(&group->idle, &group->mutex,
+                                   check < deadline ? check : deadline);
     }
     return !is_busy(group);
 }
@@ -230,7 +230,7 @@ tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
 void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
 {
     pthread_mutex_lock(&group->mutex);
-    bool aborts = !tddp_group_await_idle(group, deadline, NULL) && undecided(group);
+    bool aborts = !tddp_group_await_idle(group, deadline, NULL) && has_incomplete(group);
     group->state = TDDP_GROUP_ENDING;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);

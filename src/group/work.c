@@ -1,10 +1,11 @@
 /*
- * Handles on operations. Finished once by a thread of the group's, waited for by any thread.
+ * Handles on operations. Finished once by the thread that executes the operation, waited for by any
+ * thread.
  *
- * A waiter without a cancel token sleeps on the condition variable; one with a token polls an
- * eventfd, made by the first who needs it, together with the token. The last one to leave closes
- * it, unless the caller was given it to poll: programs keep thousands of handles. Of the group it
- * knows only that a thread that waits may help it (turn.c).
+ * A waiter without a cancel token sleeps on the condition variable; one with a token polls that and
+ * an eventfd, which the first such waiter opens. The last one closes it, unless the caller polls it
+ * too: programs keep thousands of handles. A waiter may execute queued operations of the group
+ * (executor.c).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,11 +16,10 @@
 
 #include "group/staging.h"
 
-/* A backend ends its operation when the time is over; it is given this much more before waiters
- * stop believing in it. */
+/* A backend ends its operation at the deadline; waiters give up on it only so much later. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
 
-#define LAUNCH_LOOK_NS (20 * TDDP_NS_PER_MS)
+#define LAUNCH_CHECK_NS (20 * TDDP_NS_PER_MS)
 
 void tddp_group_work_init(tddp_work *work, const tddp_op *op)
 {
@@ -77,7 +77,7 @@ void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *tex
     }
 }
 
-/* The outcome of a work that is done, with its text on this thread. */
+/* Returns the outcome of a work that is done, with its text on this thread. */
 static tddp_status outcome(const tddp_work *work)
 {
     if (work->status == TDDP_OK) {
@@ -95,24 +95,24 @@ static tddp_status made_before_fork(const tddp_work *work)
                      (int)tddp_process_id());
 }
 
-/* When this wait has to look again, and what it means if the work is not done then. */
+/* One wait: when it has to check again, and by whose deadline it ends. */
 typedef struct waiting {
     int64_t start;
-    int64_t deadline; /* INT64_MAX: as long as the operation's own time lets it */
-    bool own;         /* the caller set a time of its own */
+    int64_t deadline; /* INT64_MAX: until the operation's deadline */
+    bool limited;     /* by the caller's timeout */
 } waiting;
 
-static int64_t next_look(const waiting *self)
+static int64_t next_check(const waiting *self)
 {
-    /* Without a time of one's own the backend's word is watched, once a second. */
-    int64_t look = self->own ? self->deadline : tddp_now_ns() + TDDP_NS_PER_S;
-    return look < self->deadline ? look : self->deadline;
+    /* Without a timeout of the caller's, checks once a second whether the backend is overdue. */
+    int64_t check = self->limited ? self->deadline : tddp_now_ns() + TDDP_NS_PER_S;
+    return check < self->deadline ? check : self->deadline;
 }
 
 static tddp_status check_time(const tddp_work *work, const waiting *self)
 {
     int64_t now = tddp_now_ns();
-    if (self->own && now >= self->deadline) {
+    if (self->limited && now >= self->deadline) {
         return tddp_fail(TDDP_TIMEOUT,
                          "%s %" PRIu64 " is not done after waiting %" PRId64
                          " ms; it goes on and its buffers are still in use",
@@ -120,7 +120,7 @@ static tddp_status check_time(const tddp_work *work, const waiting *self)
                          (now - self->start) / TDDP_NS_PER_MS);
     }
     int64_t expiry = atomic_load(&work->expiry);
-    if (!self->own && expiry > 0 && expiry < INT64_MAX - GRACE_NS && now >= expiry + GRACE_NS) {
+    if (!self->limited && expiry > 0 && expiry < INT64_MAX - GRACE_NS && now >= expiry + GRACE_NS) {
         return tddp_fail(TDDP_TIMEOUT,
                          "%s %" PRIu64 " should have ended after its %" PRId64
                          " ms, but the backend has not returned",
@@ -129,12 +129,12 @@ static tddp_status check_time(const tddp_work *work, const waiting *self)
     return TDDP_OK;
 }
 
-static tddp_status wait_plainly(tddp_work *work, const waiting *self)
+static tddp_status wait_on_condition(tddp_work *work, const waiting *self)
 {
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&work->mutex);
     while (!atomic_load(&work->done) && status == TDDP_OK) {
-        if (!tddp_cond_wait_until(&work->cond, &work->mutex, next_look(self)) &&
+        if (!tddp_cond_wait_until(&work->cond, &work->mutex, next_check(self)) &&
             !atomic_load(&work->done)) {
             status = check_time(work, self);
         }
@@ -179,7 +179,7 @@ static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_ca
     while (status == TDDP_OK && !atomic_load(&work->done)) {
         struct pollfd entries[2] = {{.fd = fd, .events = POLLIN},
                                     {.fd = tddp_cancel_fd(cancel), .events = POLLIN}};
-        int ready = poll(entries, 2, tddp_deadline_poll_ms(next_look(self)));
+        int ready = poll(entries, 2, tddp_deadline_poll_ms(next_check(self)));
         if (ready < 0 && errno != EINTR) {
             status = tddp_fail_errno("poll");
         } else if (atomic_load(&work->done)) {
@@ -197,13 +197,13 @@ static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_ca
     return status;
 }
 
-/* Does what stands in the queue before this, and it, as far as it is nobody else's turn. */
-static void help(tddp_work *work, const waiting *self, tddp_cancel *cancel)
+/* Executes queued operations up to this one, unless another thread does so. */
+static void make_progress(tddp_work *work, const waiting *self, tddp_cancel *cancel)
 {
     if (work->group && self->deadline > self->start) {
         tddp_cancel bounded = {
             .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = self->deadline};
-        tddp_group_make_progress(work, self->own ? &bounded : cancel);
+        tddp_group_make_progress(work, self->limited ? &bounded : cancel);
     }
 }
 
@@ -219,31 +219,32 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
         return made_before_fork(work);
     }
     waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
-    self.own = wait && wait->timeout_ms >= 0;
-    if (self.own) {
+    self.limited = wait && wait->timeout_ms >= 0;
+    if (self.limited) {
         self.deadline = tddp_deadline_from(self.start, wait->timeout_ms);
     }
     tddp_cancel *cancel = tddp_wait_cancel(wait);
-    help(work, &self, cancel);
+    make_progress(work, &self, cancel);
     if (atomic_load(&work->done)) {
         return outcome(work);
     }
     atomic_fetch_add(&work->waiters, 1);
-    tddp_status status = cancel ? wait_cancelable(work, &self, cancel) : wait_plainly(work, &self);
+    tddp_status status =
+        cancel ? wait_cancelable(work, &self, cancel) : wait_on_condition(work, &self);
     atomic_fetch_sub(&work->waiters, 1);
     return status ? status : outcome(work);
 }
 
 /* --- devices --------------------------------------------------------------------------------- */
 
-/* Looks for the token now and then: between queue and device there is little to wait for. With the
- * lock held, until it is launched or done. */
+/* Waits until the work is launched or done, with the lock held. Polls the token: a work is launched
+ * soon after it is queued. */
 static tddp_status await_launch(tddp_work *work, const waiting *self, tddp_cancel *cancel)
 {
     while (!work->launched && !atomic_load(&work->done)) {
-        int64_t look = tddp_now_ns() + LAUNCH_LOOK_NS;
-        look = look < self->deadline ? look : self->deadline;
-        (void)tddp_cond_wait_until(&work->cond, &work->mutex, look);
+        int64_t check = tddp_now_ns() + LAUNCH_CHECK_NS;
+        check = check < self->deadline ? check : self->deadline;
+        (void)tddp_cond_wait_until(&work->cond, &work->mutex, check);
         if (work->launched || atomic_load(&work->done)) {
             break;
         }
@@ -270,14 +271,14 @@ tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait
         return made_before_fork(work);
     }
     waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
-    self.own = wait && wait->timeout_ms >= 0;
-    if (self.own) {
+    self.limited = wait && wait->timeout_ms >= 0;
+    if (self.limited) {
         self.deadline = tddp_deadline_from(self.start, wait->timeout_ms);
     }
     atomic_fetch_add(&work->waiters, 1);
     pthread_mutex_lock(&work->mutex);
     tddp_status status = await_launch(work, &self, tddp_wait_cancel(wait));
-    /* While it has its request it is not done, and its group there. */
+    /* A work with a request is not done, so its group exists. */
     bool orders = status == TDDP_OK && work->request;
     if (orders) {
         const tddp_group *group = work->on_device;
@@ -285,7 +286,7 @@ tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait
     }
     pthread_mutex_unlock(&work->mutex);
     atomic_fetch_sub(&work->waiters, 1);
-    /* Between the device's end and the work's there is only telling what came of it. */
+    /* Without a request the device has finished, and the work is about to be done. */
     return status || orders ? status : tddp_work_wait(work, wait);
 }
 
@@ -334,15 +335,15 @@ tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), voi
         return made_before_fork(work);
     }
     pthread_mutex_lock(&work->mutex);
-    bool taken = work->has_callback;
+    bool has_one = work->has_callback;
     bool now = atomic_load(&work->done);
-    if (!taken) {
+    if (!has_one) {
         work->has_callback = true;
         work->callback = now ? NULL : callback;
         work->callback_data = data;
     }
     pthread_mutex_unlock(&work->mutex);
-    if (taken) {
+    if (has_one) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s %" PRIu64 " has a callback already",
                          tddp_op_name(work->op.kind), work->op.sequence);
     }
@@ -360,8 +361,8 @@ tddp_status tddp_work_fd(tddp_work *work, int *fd)
     if (work->pid != tddp_process_id()) {
         return made_before_fork(work);
     }
-    int own;
-    tddp_status status = open_event(work, &own);
+    int event;
+    tddp_status status = open_event(work, &event);
     if (status) {
         return status;
     }
@@ -369,7 +370,7 @@ tddp_status tddp_work_fd(tddp_work *work, int *fd)
     work->event_kept = true;
     work->event_waiters--;
     pthread_mutex_unlock(&work->mutex);
-    *fd = own;
+    *fd = event;
     return TDDP_OK;
 }
 

@@ -171,7 +171,7 @@ static void refusals(int rank, int world, tddp_store *store, void *data)
                  TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "buffers[1] is float16, buffers[0] float32");
     CHECK(work == NULL);
-    /* Nothing of all that was sent. */
+    /* None of these was sent. */
     CHECK_OK(tddp_barrier(group, &work));
     CHECK_INT(tddp_work_sequence(work), 1);
     CHECK_OK(tddp_work_wait(work, NULL));
@@ -206,7 +206,7 @@ TEST(inputs_may_share_memory)
     run_ranks(RANKS, shared_inputs, NULL);
 }
 
-/* A backend that knows nothing but barriers. */
+/* A backend that supports only barriers. */
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
 {
     (void)opts;
@@ -220,7 +220,7 @@ static void nothing(void *context)
     (void)context;
 }
 
-TEST(what_a_backend_has_not_is_unsupported)
+TEST(operations_that_a_backend_lacks_are_unsupported)
 {
     static const tddp_backend_v1 poor = {.abi = TDDP_BACKEND_ABI,
                                          .size = sizeof(tddp_backend_v1),
@@ -245,7 +245,7 @@ TEST(what_a_backend_has_not_is_unsupported)
     tddp_store_release(store);
 }
 
-TEST(submit_takes_known_kinds_and_structs_of_other_sizes)
+TEST(submit_accepts_known_kinds_and_structs_of_other_sizes)
 {
     struct {
         tddp_op_args known;

@@ -1,4 +1,4 @@
-/* Several buffers in one all_reduce: values, whatever goes together, and what ranks disagree on. */
+/* Several buffers in one all_reduce: values, the steps, and mismatches between ranks. */
 #include <stdbool.h>
 
 #include "ranks.h"
@@ -47,7 +47,7 @@ static void combine(tddp_group *group, tddp_dtype dtype, const size_t *counts, s
             wanted *= op == TDDP_REDUCE_AVG ? 1 : op == TDDP_REDUCE_SUM ? world : 2 * world;
             CHECK_DOUBLE(get(dtype, buffers[k].data, i), as_stored(dtype, wanted), 0);
         }
-        /* What lies between them is nobody's. */
+        /* The memory between them is unchanged. */
         for (size_t i = 0; i < gap; i++) {
             CHECK_DOUBLE(get(dtype, buffers[k].data, counts[k] + i), 1, 0);
         }
@@ -62,7 +62,7 @@ static void values(int rank, int world, tddp_store *store, void *data)
     const size_t small[MOST] = {3, 0, 1, 7, 0, 5};
     for (int dtype = 0; dtype < TDDP_BOOL; dtype++) {
         for (size_t count = 1; count <= MOST; count++) {
-            /* On some ranks they adjoin, on others not. */
+            /* Contiguous on some ranks, not on others. */
             combine(group, (tddp_dtype)dtype, small, count, (size_t)rank % 2, TDDP_REDUCE_SUM);
             combine(group, (tddp_dtype)dtype, small, count, 0, TDDP_REDUCE_SUM);
             combine(group, (tddp_dtype)dtype, small, count, 2, TDDP_REDUCE_SUM);
@@ -76,7 +76,7 @@ static void values(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(small_ones_go_together)
+TEST(small_buffers_are_reduced_in_one_step)
 {
     for (int ranks = 1; ranks <= 4; ranks++) {
         run_ranks(ranks, values, NULL);
@@ -99,7 +99,7 @@ static void large(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(large_ones_go_by_themselves)
+TEST(large_buffers_have_a_step_each)
 {
     run_ranks(2, large, NULL);
 }
@@ -144,7 +144,7 @@ static void other_sizes(int rank, int world, tddp_store *store, void *data)
                               buffer_of(x + 4, rank ? 3 : 2, TDDP_FLOAT32)};
     CHECK_STATUS(tddp_all_reduce_coalesced(group, buffers, 2, TDDP_REDUCE_SUM, 0, NULL),
                  TDDP_MISMATCH);
-    /* Small ones of a failed work are as they were. */
+    /* A failed step leaves the buffers unchanged. */
     for (int i = 0; i < 8; i++) {
         CHECK_DOUBLE(x[i], i + 1, 0);
     }

@@ -1,10 +1,10 @@
-/* What becomes of operations that a thread carries out which waits for them, when they fail, when
- * the group ends or fails meanwhile, and in a forked child. */
+/* Operations that waiting threads execute: when they fail, when the group is shut down or fails
+ * meanwhile, and in a forked child. */
 #include <sys/wait.h>
 
 #include "resumer.h"
 
-TEST(failures_are_told_as_ever)
+TEST(failures_are_the_same_on_any_thread)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -25,7 +25,7 @@ TEST(failures_are_told_as_ever)
     CHECK_STATUS(tddp_work_wait(behind, NULL), TDDP_GROUP_FAILED);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 3 of group \"default_pg\" on rank 0 of 1: ");
-    CHECK_INT(atomic_load(&resumer.count), 4); /* once here, to its end by the progress thread */
+    CHECK_INT(atomic_load(&resumer.count), 4); /* once here, then by the progress thread */
     CHECK_INT(atomic_load(&resumer.aborted), 1);
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     tddp_work_release(work);
@@ -46,7 +46,7 @@ TEST(a_group_fails_on_its_callers_thread)
     drop(group, store);
 }
 
-TEST(who_has_seen_the_end_of_the_last_operation_may_end_the_group)
+TEST(the_group_may_be_shut_down_once_the_last_work_is_done)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -69,7 +69,7 @@ static void *shut_down_soon(void *group)
     return NULL;
 }
 
-TEST(the_groups_end_ends_what_a_caller_carries_out)
+TEST(a_shutdown_aborts_what_a_caller_executes)
 {
     tddp_store *store;
     for (int how = 0; how < 3; how++) {
@@ -105,7 +105,7 @@ static void *fail_soon(void *group)
     return NULL;
 }
 
-TEST(a_failure_elsewhere_ends_what_a_caller_carries_out)
+TEST(a_remote_failure_aborts_what_a_caller_executes)
 {
     tddp_store *store;
     for (int how = 0; how < 2; how++) {

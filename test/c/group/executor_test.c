@@ -1,5 +1,5 @@
-/* Which thread carries out what is queued, with a backend that bears any: the one that waits, the
- * progress thread for the rest; in order, one at a time, and told once. */
+/* Which thread executes queued operations, with a backend that supports any: a waiting thread, or
+ * else the progress thread; in order, one at a time, and completed once. */
 #include "group/recorder/recorder.h"
 #include "recorded.h"
 #include "resumer.h"
@@ -13,7 +13,7 @@ static void *trigger_soon(void *cancel)
     return NULL;
 }
 
-static void *let_go_soon(void *group)
+static void *unhold_soon(void *group)
 {
     CHECK_UNTIL(recorded(group, "\"last_enqueued_collective\": 2") > 0);
     CHECK_AWAIT_BLOCKED(CALLER);
@@ -21,7 +21,7 @@ static void *let_go_soon(void *group)
     return NULL;
 }
 
-TEST(a_caller_that_waits_carries_it_out)
+TEST(a_waiting_caller_executes_its_operation)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -74,7 +74,7 @@ TEST(without_options_the_progress_thread_executes)
     drop(group, store);
 }
 
-TEST(works_are_executed_in_order_whoever_waits)
+TEST(works_are_executed_in_order_by_any_thread)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -92,14 +92,14 @@ TEST(works_are_executed_in_order_whoever_waits)
     drop(group, store);
 }
 
-TEST(behind_a_running_one_the_progress_thread_goes_on_and_knows_who_waits)
+TEST(the_progress_thread_executes_what_is_behind_its_own)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     atomic_store(&resumer.held, 1);
     tddp_work *first = begin(group);
     await_runs(1);
-    pthread_t thread = aside(let_go_soon, group);
+    pthread_t thread = aside(unhold_soon, group);
     check_will_block(CALLER);
     CHECK_OK(tddp_all_reduce(group, floats(0, 2), TDDP_REDUCE_SUM, 0, NULL));
     CHECK_INT(tddp_work_completed(first), 1);
@@ -116,7 +116,7 @@ static void count_up(void *count)
     atomic_fetch_add((atomic_int *)count, 1);
 }
 
-TEST(what_nobody_waits_for_goes_on)
+TEST(operations_without_a_waiter_are_executed)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -150,7 +150,7 @@ TEST(what_nobody_waits_for_goes_on)
     drop(group, store);
 }
 
-/* The group's record has so many entries, the last in this state. */
+/* Checks that the recorder has so many entries, the last in this state. */
 static void check_recorded(tddp_group *group, size_t entries, tddp_record_state state)
 {
     tddp_record *records;
@@ -161,7 +161,7 @@ static void check_recorded(tddp_group *group, size_t entries, tddp_record_state 
     free(records);
 }
 
-TEST(what_is_left_inline_is_the_progress_threads)
+TEST(an_unfinished_inline_operation_is_the_progress_threads)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -193,9 +193,9 @@ TEST(what_is_left_inline_is_the_progress_threads)
     drop(group, store);
 }
 
-/* Nothing is begun on the thread that was interrupted before, and the operation is executed all the
- * same: by nobody's wait. */
-TEST(an_interrupt_that_was_there_before_leaves_nothing_undone)
+/* The interrupted caller does not start the operation; the progress thread executes it, though no
+ * thread waits. */
+TEST(an_interrupt_before_the_call_leaves_the_operation_queued)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -216,7 +216,7 @@ TEST(an_interrupt_that_was_there_before_leaves_nothing_undone)
     drop(group, store);
 }
 
-TEST(a_wait_of_some_time_ends_then)
+TEST(a_wait_ends_at_its_timeout)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -233,7 +233,7 @@ TEST(a_wait_of_some_time_ends_then)
     drop(group, store);
 }
 
-TEST(inline_takes_its_time_and_no_more)
+TEST(inline_execution_ends_at_its_limit)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -247,7 +247,7 @@ TEST(inline_takes_its_time_and_no_more)
     CHECK_INT(tddp_work_completed(work), 0);
     CHECK_INT(ran_here(1), 1);
     tddp_work_release(work);
-    await_runs(3); /* and nobody waits for it */
+    await_runs(3); /* without a waiter */
     CHECK_INT(ran_here(2), 0);
     atomic_store(&resumer.held, 0);
     work = begin_inline(group, INT64_MAX, NULL);
@@ -256,7 +256,7 @@ TEST(inline_takes_its_time_and_no_more)
     drop(group, store);
 }
 
-TEST(under_a_limit_much_memory_is_not_moved_inline)
+TEST(under_a_limit_large_operations_are_not_inline)
 {
     enum { MOST = (4 << 20) / sizeof(float) };
     tddp_store *store;
@@ -290,7 +290,7 @@ static void look_round(void *data)
     tddp_group_shutdown(facts->group, 0); /* refused, with a line in the log */
 }
 
-TEST(callbacks_may_come_on_a_thread_that_waits)
+TEST(callbacks_may_run_on_a_waiting_thread)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
@@ -313,7 +313,7 @@ TEST(callbacks_may_come_on_a_thread_that_waits)
     drop(group, store);
 }
 
-TEST(several_buffers_go_on_where_they_were)
+TEST(a_coalesced_operation_resumes_at_its_step)
 {
     enum { LARGE = (1 << 20) / sizeof(float) };
     tddp_store *store;
@@ -380,7 +380,7 @@ static void *use_it_all(void *data)
     return NULL;
 }
 
-TEST(threads_that_all_queue_and_wait_take_turns)
+TEST(several_threads_may_queue_and_wait)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);

@@ -1,4 +1,4 @@
-/* What goes wrong in a group: faults made by the `fake` backend, timeouts, waits ended early. */
+/* Failures in a group: faults injected by the `fake` backend, timeouts, interrupted waits. */
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-TEST(the_first_failure_answers_all_that_follows)
+TEST(the_first_failure_fails_all_later_operations)
 {
     tddp_store *store;
     tddp_group *group = lone_group("fail_at=2", 5000, &store);
@@ -48,7 +48,7 @@ TEST(the_first_failure_answers_all_that_follows)
     drop(group, store);
 }
 
-TEST(an_operation_has_its_own_time)
+TEST(an_operation_times_out)
 {
     tddp_store *store;
     tddp_group *group = lone_group("drop_at=1", 100, &store);
@@ -59,7 +59,7 @@ TEST(an_operation_has_its_own_time)
     drop(group, store);
 }
 
-TEST(a_queued_operation_does_not_pay_for_the_one_before)
+TEST(time_in_the_queue_does_not_count)
 {
     tddp_store *store;
     tddp_group *group = lone_group("delay_ms=300", 800, &store);
@@ -74,7 +74,7 @@ TEST(a_queued_operation_does_not_pay_for_the_one_before)
     drop(group, store);
 }
 
-TEST(a_wait_that_ends_early_leaves_the_operation_alone)
+TEST(an_interrupted_wait_leaves_the_operation_running)
 {
     pair self = make_pair(20000);
     tddp_group *group = self.groups[0];
@@ -158,7 +158,7 @@ static void count_call(void *data)
     ++*(int *)data;
 }
 
-TEST(a_callback_comes_once_failure_or_not)
+TEST(a_callback_runs_once_also_after_a_failure)
 {
     tddp_store *store;
     tddp_group *group = lone_group("delay_ms=30,lose_at=2", 5000, &store);
@@ -191,7 +191,7 @@ static void disagree(int rank, int world_size, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(ranks_that_disagree_are_told)
+TEST(a_mismatch_is_raised)
 {
     run_ranks(2, disagree, NULL);
 }
@@ -246,7 +246,7 @@ TEST(every_allocation_may_fail)
     CHECK(failures > 20);
 }
 
-TEST(an_operation_may_have_a_time_of_its_own)
+TEST(an_operation_may_have_a_timeout_of_its_own)
 {
     tddp_store *store;
     tddp_group *group = lone_group("drop_at=2", 20000, &store);

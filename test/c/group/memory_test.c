@@ -165,7 +165,8 @@ static int talk(pair *self)
     return good;
 }
 
-/* Until none is left to fail. What fails may be the watch's, which the messages do without. */
+/* Until none is left to fail. What fails may be the failure detector's, without which messages
+ * work. */
 MULTI_TEST(messages, 1, 60)
 {
     long nth = 0;

@@ -327,7 +327,7 @@ MULTI_TEST(everything_on_four_ranks, 1, 100)
     run_ranks(4, everything, NULL);
 }
 
-/* --- what only the ranks together can find ---------------------------------------------------- */
+/* --- mismatches between ranks ----------------------------------------------------------------- */
 
 typedef tddp_status (*quarrel)(tddp_group *group, int rank);
 
@@ -401,7 +401,7 @@ static void quarrel_once(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(all_ranks_learn_of_a_mismatch)
+TEST(a_mismatch_is_raised_on_all_ranks)
 {
     needs_fake();
     quarrels all[] = {
@@ -425,7 +425,7 @@ static void describe(int rank, int world, tddp_store *store, void *data)
     tddp_group *group = make_group("fake", rank, world, store, 5000);
     CHECK_OK(described_sum(group, floats(rank, 3), "the same"));
     CHECK_OK(described_sum(group, floats(rank, 3), ""));
-    /* One rank's alone is compared with nobody's. */
+    /* A single rank's description is not compared. */
     CHECK_OK(described_sum(group, floats(rank, 3), rank ? NULL : "mine"));
     CHECK_OK(tddp_barrier(group, NULL));
     char text[600];

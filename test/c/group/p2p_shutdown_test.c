@@ -45,7 +45,7 @@ TEST(arguments_of_messages_are_checked)
     drop_pair(&self);
 }
 
-TEST(alone_there_is_nobody_to_hear_from)
+TEST(a_single_rank_cannot_receive)
 {
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(5000, &store));
@@ -79,7 +79,7 @@ TEST(a_message_of_another_size_fails_the_group)
     }
 }
 
-TEST(a_message_counts_its_time_from_the_posting)
+TEST(a_messages_timeout_starts_when_it_is_posted)
 {
     pair self = make_pair(300);
     tddp_work *works[3];
@@ -100,7 +100,7 @@ TEST(a_message_counts_its_time_from_the_posting)
     drop_pair(&self);
 }
 
-TEST(the_end_of_a_group_ends_its_messages)
+TEST(a_shutdown_ends_messages)
 {
     for (int drain = 0; drain <= 200; drain += 200) {
         pair self = make_pair(20000);
@@ -137,7 +137,7 @@ static void *send_soon(void *data)
     return NULL;
 }
 
-TEST(shutdown_waits_for_what_comes_in_time)
+TEST(a_shutdown_drains_messages_that_arrive_in_time)
 {
     pair self = make_pair(20000);
     int32_t got = 0;
@@ -159,7 +159,7 @@ static void count_call(void *data)
     ++*(int *)data;
 }
 
-TEST(works_may_be_let_go_while_they_run)
+TEST(works_may_be_released_while_they_run)
 {
     pair self = make_pair(20000);
     int calls[20] = {0};
@@ -186,7 +186,7 @@ static void shut_down(void *group)
     tddp_group_shutdown(group, 0);
 }
 
-TEST(a_callback_cannot_end_its_group)
+TEST(a_callback_cannot_shut_its_group_down)
 {
     pair self = make_pair(20000);
     tddp_work *work;
@@ -195,14 +195,14 @@ TEST(a_callback_cannot_end_its_group)
     CHECK_OK(tddp_send(self.groups[0], ints(1), 1, 0, NULL));
     CHECK_OK(tddp_work_wait(work, NULL));
     tddp_work_release(work);
-    /* Its thread is through with it when it carries the next one. */
+    /* Once its thread finishes the next message, the callback has returned. */
     CHECK_OK(tddp_send(self.groups[1], ints(1), 0, 0, NULL));
     CHECK_INT(tddp_group_closed(self.groups[1]), 0);
     drop_pair(&self);
 }
 
-/* The thread that told of the message may not be through yet: it is not lost for the others. */
-TEST(who_has_waited_may_end_the_group)
+/* The thread that completed the message may still run its callback: the group is not aborted. */
+TEST(the_group_may_be_shut_down_after_the_wait)
 {
     pair self = make_pair(20000);
     tddp_work *work;
@@ -311,7 +311,7 @@ static void *ping(void *data)
     return NULL;
 }
 
-TEST(several_threads_talk_at_once)
+TEST(several_threads_exchange_messages)
 {
     pair self = make_pair(20000);
     caller callers[8];
@@ -326,7 +326,7 @@ TEST(several_threads_talk_at_once)
     drop_pair(&self);
 }
 
-TEST(a_child_process_leaves_messages_alone)
+TEST(a_forked_child_does_not_touch_messages)
 {
     pair self = make_pair(20000);
     tddp_work *work;
@@ -370,12 +370,12 @@ static void leave_one_behind(int rank, int world_size, tddp_store *store, void *
     }
 }
 
-TEST(a_name_used_again_has_messages_of_its_own)
+TEST(a_reused_name_has_separate_messages)
 {
     run_ranks(2, leave_one_behind, NULL);
 }
 
-TEST(threads_come_with_messages_and_go)
+TEST(threads_start_for_messages_and_end)
 {
     enum { MANY = 100, KEPT = 8 };
     static int32_t got[MANY];

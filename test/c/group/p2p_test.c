@@ -90,19 +90,19 @@ static void ring(int rank, int world, tddp_store *store, void *data)
         CHECK_OK(tddp_barrier(group, &barrier));
     }
     CHECK_OK(tddp_work_wait(barrier, NULL));
-    /* Collectives have numbers of their own. */
+    /* Collectives are numbered separately. */
     CHECK_INT(tddp_work_sequence(barrier), 1);
     tddp_work_release(barrier);
     tddp_group_release(group);
 }
 
-TEST(a_token_goes_around_beside_a_barrier)
+TEST(a_token_ring_runs_beside_a_barrier)
 {
     run_ranks(4, ring, NULL);
 }
 
 /* Where the store has a connection, a barrier that waits there does not hold up the messages. */
-MULTI_TEST(so_do_processes_over_tcp, 3, 20)
+MULTI_TEST(a_token_ring_of_processes_runs_beside_a_barrier, 3, 20)
 {
     tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
     tddp_store *store;
@@ -111,7 +111,7 @@ MULTI_TEST(so_do_processes_over_tcp, 3, 20)
     opts.is_server = rank == 0;
     CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
     ring(rank, world_size, store, NULL);
-    /* The host of the store goes last. */
+    /* The host of the store ends last. */
     for (char peer = '1'; rank == 0 && peer <= '2'; peer++) {
         tddp_blob gone;
         CHECK_OK(tddp_store_get(store, (tddp_slice){&peer, 1}, NULL, &gone));
@@ -124,7 +124,7 @@ MULTI_TEST(so_do_processes_over_tcp, 3, 20)
 
 enum { MANY = 60 };
 
-/* Messages of one tag match in the order of the calls, those of others do not matter to them. */
+/* Messages with one tag match in the order of the calls, independently of other tags. */
 static void in_order(int rank, int world, tddp_store *store, void *data)
 {
     (void)data;
@@ -158,7 +158,7 @@ TEST(messages_match_by_tag_in_order)
     run_ranks(2, in_order, NULL);
 }
 
-/* Rank 0 takes what comes; each rank's messages come in their order. */
+/* Rank 0 receives from any source; each rank's messages arrive in order. */
 static void any_source(int rank, int world, tddp_store *store, void *data)
 {
     enum { EACH = 5 };
@@ -202,14 +202,14 @@ static void any_source(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(any_source_says_whose_it_was)
+TEST(any_source_returns_the_sender)
 {
     run_ranks(2, any_source, NULL);
     run_ranks(4, any_source, NULL);
 }
 
-/* A receive from one rank waits its turn behind those that may take that rank's messages. */
-static void turns(int rank, int world, tddp_store *store, void *data)
+/* A receive from one rank is matched after the earlier ones that may match that rank's messages. */
+static void pending_receives(int rank, int world, tddp_store *store, void *data)
 {
     (void)data;
     tddp_group *group = make_group("fake", rank, world, store, 20000);
@@ -234,7 +234,7 @@ static void turns(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(open_receives_keep_their_turn)
+TEST(pending_receives_match_in_order)
 {
-    run_ranks(2, turns, NULL);
+    run_ranks(2, pending_receives, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Ranks as processes: the TCP store that the test's runner hosts, and groups over it. Facts of
- * other ranks are told through the store.
+ * Ranks as processes: the TCP store that the test's runner hosts, and groups over it. Ranks
+ * exchange facts through the store.
  */
 #ifndef TDDP_TEST_PROCESSES_H
 #define TDDP_TEST_PROCESSES_H

@@ -1,5 +1,5 @@
-/* Groups whose last reference goes where nobody may wait: they end all the same, before the process
- * does. */
+/* Groups whose last reference is dropped where waiting is forbidden: they are shut down before the
+ * process exits. */
 #include <sys/wait.h>
 
 #include "resumer.h"
@@ -12,7 +12,7 @@ static void await_destroyed(int count)
     CHECK_INT(atomic_load(&resumer.destroyed), count);
 }
 
-TEST(the_last_reference_goes_without_a_wait)
+TEST(the_last_reference_is_dropped_without_a_wait)
 {
     tddp_store *store;
     tddp_group *groups[3];
@@ -43,18 +43,18 @@ TEST(a_group_that_has_ended_needs_no_thread)
     tddp_store_release(store);
 }
 
-static void let_go(void *group)
+static void release(void *group)
 {
     tddp_group_release_async(group);
 }
 
-TEST(a_callback_may_let_go_of_its_own_group)
+TEST(a_callback_may_release_its_own_group)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
     atomic_store(&resumer.held, 1);
     tddp_work *work = begin(group);
-    CHECK_OK(tddp_work_on_done(work, let_go, group));
+    CHECK_OK(tddp_work_on_done(work, release, group));
     atomic_store(&resumer.held, 0);
     await_destroyed(1);
     CHECK_OK(tddp_work_status(work));

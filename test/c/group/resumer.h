@@ -1,6 +1,6 @@
 /*
- * A backend whose operations may be run by any thread and stopped half way: it keeps who ran what,
- * and can be told to hold an operation or to fail it.
+ * A backend whose operations may be executed by any thread, interrupted and resumed: it records the
+ * threads, and can hold an operation or fail it.
  */
 #ifndef TDDP_TEST_RESUMER_H
 #define TDDP_TEST_RESUMER_H
@@ -28,7 +28,7 @@ static struct {
     atomic_int count;
     atomic_int inside; /* threads; never more than one */
     atomic_int held;   /* operations wait until it is 0 */
-    atomic_int fails;  /* the status of the next ones; 0: they go well */
+    atomic_int fails;  /* the status of the next ones; 0: they succeed */
     atomic_int aborted;
     atomic_int destroy_held; /* destroying waits until it is 0 */
     atomic_int destroyed;
@@ -67,13 +67,13 @@ static tddp_status resumer_work(const tddp_op *op)
             return tddp_fail(TDDP_GROUP_FAILED, "aborted");
         }
         if (op->cancel && tddp_cancel_triggered(op->cancel)) {
-            return tddp_fail(TDDP_CANCELED, "stopped half way");
+            return tddp_fail(TDDP_CANCELED, "interrupted");
         }
         usleep(200);
     }
     int fails = atomic_load(&resumer.fails);
     if (fails) {
-        return tddp_fail((tddp_status)fails, "told to fail");
+        return tddp_fail((tddp_status)fails, "failed by the test");
     }
     for (size_t i = 0; op->kind == TDDP_OP_ALL_REDUCE && i < op->output.count; i++) {
         ((float *)op->output.data)[i] += 1;
@@ -120,7 +120,7 @@ static tddp_group *resumer_group(tddp_store **store)
     return make_group("resumer", 0, 1, *store, 20000);
 }
 
-/* Whether the run at this place was this thread's. */
+/* Whether this thread executed the run with this index. */
 static inline int ran_here(int at)
 {
     CHECK(at < atomic_load(&resumer.count));

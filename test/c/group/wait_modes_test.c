@@ -1,5 +1,5 @@
-/* Waiting for operations that shared memory carries: at once, for a while, until interrupted, by a
- * thread that waits or none; the results are right and every rank's the same whoever did it. */
+/* All ways to wait for operations over shared memory: at once, with a timeout, until interrupted,
+ * or not at all; the results are right and equal on all ranks whichever thread executes them. */
 #include "args.h"
 #include "processes.h"
 
@@ -23,7 +23,7 @@ static void check_sum(const float *data, size_t count, int ranks, int salt)
     }
 }
 
-/* In one of the ways there are, each rank in its own: what it ends with is the operation's. */
+/* Waits in one of several ways, which differ between ranks. */
 static void wait_somehow(tddp_work *work, tddp_cancel *cancel, int how)
 {
     tddp_wait brief = {1, NULL};
@@ -47,7 +47,7 @@ static void wait_somehow(tddp_work *work, tddp_cancel *cancel, int how)
     tddp_work_release(work);
 }
 
-static void go_round(tddp_group *group, tddp_cancel *cancel, int rank, int ranks, int at)
+static void run_round(tddp_group *group, tddp_cancel *cancel, int rank, int ranks, int at)
 {
     size_t counts[4] = {2, (size_t)at % 40 + 1, ELEMENTS, 500};
     tddp_work *works[3];
@@ -72,12 +72,12 @@ static void go_round(tddp_group *group, tddp_cancel *cancel, int rank, int ranks
 static void use(int rank, int world_size, int port)
 {
     tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group("shm", "carried", store, rank, world_size, 60000, NULL);
+    tddp_group *group = open_group("shm", "modes", store, rank, world_size, 60000, NULL);
     tddp_cancel *cancel;
     CHECK_OK(tddp_cancel_create(&cancel));
     CHECK_TEXT(tddp_group_carrier(group), "shm");
     for (int at = 0; at < ROUNDS; at++) {
-        go_round(group, cancel, rank, world_size, at);
+        run_round(group, cancel, rank, world_size, at);
     }
     tddp_cancel_free(cancel);
     leave(group, store, world_size);
@@ -93,7 +93,7 @@ MULTI_TEST(four_ranks_wait_in_every_way, 4, 100)
     use(rank, world_size, port);
 }
 
-MULTI_TEST(an_interrupted_wait_ends_soon_and_its_operation_goes_on, 2, 60)
+MULTI_TEST(a_wait_that_times_out_leaves_its_operation_running, 2, 60)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("shm", "late", store, rank, world_size, 60000, NULL);
@@ -112,7 +112,7 @@ MULTI_TEST(an_interrupted_wait_ends_soon_and_its_operation_goes_on, 2, 60)
         CHECK(now() - start > 0.09);
         CHECK_INT(tddp_work_completed(work), 0);
         meet(store, "waited", world_size);
-        /* Nobody waits for it here: the progress thread does this rank's part. */
+        /* No thread waits for it here: the progress thread executes this rank's part. */
         meet(store, "done", world_size);
         CHECK_OK(tddp_work_wait(work, NULL));
         tddp_work_release(work);
@@ -121,7 +121,7 @@ MULTI_TEST(an_interrupted_wait_ends_soon_and_its_operation_goes_on, 2, 60)
     leave(group, store, world_size);
 }
 
-MULTI_TEST(memory_of_the_group_is_reduced_where_it_lies, 2, 60)
+MULTI_TEST(memory_of_the_group_is_reduced_in_place, 2, 60)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("shm", "memory", store, rank, world_size, 60000, NULL);
@@ -139,7 +139,7 @@ MULTI_TEST(memory_of_the_group_is_reduced_where_it_lies, 2, 60)
     tddp_group_memory_release(memory);
 }
 
-MULTI_TEST(a_lost_rank_is_told_to_who_carries_it_out, 2, 60)
+MULTI_TEST(a_lost_rank_fails_the_call_that_executes, 2, 60)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("shm", "lost", store, rank, world_size, 60000, NULL);

@@ -1,4 +1,4 @@
-/* What a work has for event loops: a descriptor to poll, and a pointer of the caller's. */
+/* Works in event loops: a descriptor to poll, and a pointer of the caller's. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -60,7 +60,7 @@ TEST(a_work_is_polled_with_another_descriptor)
     CHECK_INT(tddp_work_completed(work), 1);
     CHECK_OK(tddp_work_status(work));
     CHECK_INT(ran_here(0), 0);
-    /* It stays so, and it stays the one. */
+    /* It stays readable, and the same. */
     CHECK_OK(tddp_work_wait(work, NULL));
     CHECK_INT(fd_of(work), entries[0].fd);
     CHECK_INT(readable(entries[0].fd, 0), 1);
