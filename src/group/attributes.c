@@ -1,5 +1,5 @@
 /*
- * What a group is: its rank, size, names, peers, store, timeout, and whether it is closed. Any
+ * A group's attributes: its rank, size, names, peers, store, timeout, and whether it is closed. Any
  * thread.
  */
 #include <inttypes.h>

@@ -1,26 +1,26 @@
 /*
- * Memory for the copies that staging.c makes: pinned on the host, or on a device. To make some
- * takes longer than most operations do, so a group keeps what it had for the next one. Any thread;
- * one lock, which is not held while CUDA is called for new memory.
+ * A pool of memory blocks for the copies that staging.c makes: pinned on the host, or on a device.
+ * Allocating one takes longer than most operations, so a group's blocks are reused. Any thread; one
+ * lock, which is not held while CUDA allocates.
  *
- * Invariant: a block is with an operation, or in `free`, where nobody uses it, or in `held`, where
- * a copy or an operation that failed may still do so; that is freed at the end only, after the
- * backend's. A forked child calls nothing of CUDA's: what it has there stays.
+ * Invariant: a block is used by an operation, or in `free`, where it is unused, or in `held`, where
+ * a copy or an operation that failed may still use it; those are freed only with the pool, after
+ * the backend's context is destroyed. A forked child does not call CUDA and frees nothing.
  */
 #include <stdlib.h>
 
 #include "group/staging.h"
 
 enum {
-    KEPT = 8, /* blocks that wait for the next operation */
+    MOST_FREE = 8, /* unused blocks that are kept */
     LEAST_BYTES = 64 * 1024,
     PAGE_BYTES = 2 << 20, /* larger blocks are whole numbers of these */
-    LAST_MS = 1000,       /* for copies, at the end */
-    LOOK_MS = 1,
+    DESTROY_MS = 1000,    /* to wait for copies when the pool is destroyed */
+    POLL_MS = 1,
 };
 
-/* Larger blocks are made for each operation. */
-#define MOST_KEPT_BYTES ((size_t)256 << 20)
+/* Larger blocks are freed after each operation. */
+#define MOST_REUSED_BYTES ((size_t)256 << 20)
 
 struct tddp_group_block_pool {
     atomic_int references;
@@ -113,12 +113,12 @@ static tddp_status make(const tddp_cuda *cuda, tddp_device_type type, int device
     return TDDP_OK;
 }
 
-/* --- those that are kept --------------------------------------------------------------------- */
+/* --- the pool -------------------------------------------------------------------------------- */
 
-/* The smallest that is large enough, else the largest that is not, taken out; NULL: neither. With
- * the lock held. */
-static tddp_group_block *find(tddp_group_block_pool *self, tddp_device_type type, int device,
-                              size_t bytes)
+/* Removes the smallest free block that is large enough, else the largest that is not; NULL: there
+ * is none. With the lock held. */
+static tddp_group_block *remove_best(tddp_group_block_pool *self, tddp_device_type type, int device,
+                                     size_t bytes)
 {
     tddp_group_block **best = NULL;
     for (tddp_group_block **link = &self->free; *link; link = &(*link)->next) {
@@ -141,7 +141,7 @@ static tddp_group_block *find(tddp_group_block_pool *self, tddp_device_type type
     return found;
 }
 
-static size_t generous(size_t bytes)
+static size_t round_up(size_t bytes)
 {
     if (bytes >= PAGE_BYTES) {
         return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -157,14 +157,14 @@ tddp_status tddp_group_block_pool_acquire(tddp_group_block_pool *self, tddp_devi
                                           int device, size_t bytes, tddp_group_block **out)
 {
     pthread_mutex_lock(&self->mutex);
-    tddp_group_block *found = find(self, type, device, bytes);
+    tddp_group_block *found = remove_best(self, type, device, bytes);
     pthread_mutex_unlock(&self->mutex);
     if (found && found->bytes < bytes) {
         destroy(self->cuda, found);
         found = NULL;
     }
     if (!found) {
-        return make(self->cuda, type, device, generous(bytes), out);
+        return make(self->cuda, type, device, round_up(bytes), out);
     }
     *out = found;
     return TDDP_OK;
@@ -176,31 +176,31 @@ void tddp_group_block_pool_return(tddp_group_block_pool *self, tddp_group_block 
         return;
     }
     pthread_mutex_lock(&self->mutex);
-    bool keeps = !idle || (self->free_count < KEPT && block->bytes <= MOST_KEPT_BYTES);
-    if (keeps) {
+    bool kept = !idle || (self->free_count < MOST_FREE && block->bytes <= MOST_REUSED_BYTES);
+    if (kept) {
         tddp_group_block **list = idle ? &self->free : &self->held;
         block->next = *list;
         *list = block;
         self->free_count += idle;
     }
     pthread_mutex_unlock(&self->mutex);
-    if (!keeps) {
+    if (!kept) {
         destroy(self->cuda, block);
     }
 }
 
-/* --- the end --------------------------------------------------------------------------------- */
+/* --- destruction ----------------------------------------------------------------------------- */
 
-/* Whether the copies are over, or soon are. */
-static bool ends(const tddp_cuda *cuda, const tddp_group_block *block, int64_t deadline)
+/* Waits for the block's copies until the deadline; false if they are not known to have ended. */
+static bool wait_for_copies(const tddp_cuda *cuda, const tddp_group_block *block, int64_t deadline)
 {
     while (block->copying && !block->lost &&
            cuda->cudaEventQuery(block->event) == TDDP_CUDA_NOT_READY) {
         if (tddp_now_ns() >= deadline) {
             return false;
         }
-        tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LOOK_MS), -1);
-        (void)slept; /* nobody can wake it */
+        tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(POLL_MS), -1);
+        (void)slept; /* it cannot be woken */
     }
     return !block->lost;
 }
@@ -215,11 +215,11 @@ void tddp_group_block_pool_release(tddp_group_block_pool *self)
         self->free = block->next;
         destroy(self->cuda, block);
     }
-    int64_t deadline = tddp_deadline_after_ms(LAST_MS);
+    int64_t deadline = tddp_deadline_after_ms(DESTROY_MS);
     while (self->held) {
         tddp_group_block *block = self->held;
         self->held = block->next;
-        if (ends(self->cuda, block, deadline)) {
+        if (wait_for_copies(self->cuda, block, deadline)) {
             destroy(self->cuda, block);
         } else {
             tddp_log(TDDP_LOG_WARN, "group",

@@ -1,8 +1,8 @@
 /*
- * Checks of what an operation is given, on the thread of its caller, before anything is queued:
- * what is queued differs between ranks only if the ranks' calls do. Any thread; nothing is kept.
+ * Argument checks, on the caller's thread, before an operation is queued: queues of two ranks
+ * differ only if the ranks' calls do. Any thread; no state.
  *
- * The good case costs no formatting: names of parts are written out only for a text.
+ * A check that succeeds formats no text: names of parts are formatted only for an error.
  */
 #include <stdio.h>
 
@@ -11,7 +11,7 @@
 
 enum { NAME_BYTES = 48 };
 
-static bool known(const tddp_backend_v1 *backend, tddp_op_kind kind)
+static bool supports(const tddp_backend_v1 *backend, tddp_op_kind kind)
 {
     if (tddp_op_is_p2p(kind)) {
         return backend->post && backend->finish;
@@ -39,7 +39,7 @@ tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
     if (status) {
         return status;
     }
-    if (!known(group->backend, kind)) {
+    if (!supports(group->backend, kind)) {
         return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->requested->name,
                          tddp_op_name(kind));
     }
@@ -78,7 +78,7 @@ tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op o
     if (!narrow) {
         return tddp_reduce_check(op, buffer->dtype);
     }
-    /* A device may have arithmetic for them: its backend knows. */
+    /* A device may support their arithmetic: its backend checks. */
     if (tddp_group_carried_type(group, buffer->device_type) != TDDP_CPU) {
         return TDDP_OK;
     }
@@ -88,7 +88,7 @@ tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op o
                      tddp_dtype_name(buffer->dtype), tddp_reduce_op_name(op));
 }
 
-static bool alike(const tddp_buffer *a, const tddp_buffer *b)
+static bool same_type(const tddp_buffer *a, const tddp_buffer *b)
 {
     return a->dtype == b->dtype && a->device_type == b->device_type &&
            a->device_index == b->device_index;
@@ -98,7 +98,7 @@ tddp_status tddp_group_check_same_type(tddp_op_kind kind, const char *name,
                                        const tddp_buffer *buffer, const char *other_name,
                                        const tddp_buffer *other)
 {
-    if (alike(buffer, other)) {
+    if (same_type(buffer, other)) {
         return TDDP_OK;
     }
     if (buffer->dtype != other->dtype) {
@@ -128,20 +128,21 @@ static const char *name_of(char text[NAME_BYTES], const char *list, size_t index
     return text;
 }
 
-/* What is wrong with the one at `index`, if it is wrong by itself or beside the first one. */
+/* Checks the buffer at `index` by itself, and that it has the first one's dtype and device. */
 static tddp_status check_one(const tddp_group *group, tddp_op_kind kind, const char *name,
                              const tddp_buffer *list, size_t index)
 {
-    char own[NAME_BYTES];
+    char indexed[NAME_BYTES];
     char first[NAME_BYTES];
     tddp_status status = tddp_group_check_buffer(group, kind, name, &list[index]);
-    if (status == TDDP_OK && alike(&list[index], list)) {
+    if (status == TDDP_OK && same_type(&list[index], list)) {
         return TDDP_OK;
     }
-    /* Once more, for a text with its own name. */
-    status = tddp_group_check_buffer(group, kind, name_of(own, name, index), &list[index]);
+    /* Once more, for an error text with its index. */
+    status = tddp_group_check_buffer(group, kind, name_of(indexed, name, index), &list[index]);
     if (status == TDDP_OK) {
-        status = tddp_group_check_same_type(kind, own, &list[index], name_of(first, name, 0), list);
+        status =
+            tddp_group_check_same_type(kind, indexed, &list[index], name_of(first, name, 0), list);
     }
     return status;
 }
@@ -203,25 +204,25 @@ bool tddp_group_overlap(const tddp_buffer *a, const tddp_buffer *b)
 
 tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
                                    const char *piece_name, const tddp_buffer *piece,
-                                   const char *parts_name, const tddp_buffer *parts, int own)
+                                   const char *parts_name, const tddp_buffer *parts, int local)
 {
     char name[NAME_BYTES];
-    if (!alike(piece, &parts[own])) {
+    if (!same_type(piece, &parts[local])) {
         return tddp_group_check_same_type(kind, piece_name, piece,
-                                          name_of(name, parts_name, (size_t)own), &parts[own]);
+                                          name_of(name, parts_name, (size_t)local), &parts[local]);
     }
-    if (piece->count != parts[own].count) {
+    if (piece->count != parts[local].count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "%s: %s has %zu elements, %s[%d] has %zu: expected the same on rank %d",
-                         tddp_op_name(kind), piece_name, piece->count, parts_name, own,
-                         parts[own].count, group->rank);
+                         tddp_op_name(kind), piece_name, piece->count, parts_name, local,
+                         parts[local].count, group->rank);
     }
     for (size_t i = 0; i < (size_t)group->world_size; i++) {
-        bool same = i == (size_t)own && piece->data == parts[i].data;
+        bool same = i == (size_t)local && piece->data == parts[i].data;
         if (!same && tddp_group_overlap(piece, &parts[i])) {
             return tddp_fail(TDDP_INVALID_ARGUMENT,
                              "%s: %s and %s[%zu] overlap: only %s[%d] may be the same memory",
-                             tddp_op_name(kind), piece_name, parts_name, i, parts_name, own);
+                             tddp_op_name(kind), piece_name, parts_name, i, parts_name, local);
         }
     }
     return TDDP_OK;
@@ -230,7 +231,7 @@ tddp_status tddp_group_check_piece(const tddp_group *group, tddp_op_kind kind,
 tddp_status tddp_group_check_disjoint(tddp_op_kind kind, const char *name, const tddp_buffer *list,
                                       size_t count)
 {
-    /* Mostly they lie one behind the other; only those that do not are compared one by one. */
+    /* Mostly their addresses ascend; only otherwise are all pairs compared. */
     uintptr_t end = 0;
     bool ascending = true;
     for (size_t i = 0; i < count && ascending; i++) {
@@ -251,7 +252,7 @@ tddp_status tddp_group_check_disjoint(tddp_op_kind kind, const char *name, const
     return TDDP_OK;
 }
 
-/* The memory from the first to the last of these, as one. */
+/* The range from the first byte to the last byte of these. */
 static void extent_of(const tddp_buffer *list, size_t count, uintptr_t *start, uintptr_t *end)
 {
     *start = UINTPTR_MAX;
@@ -268,32 +269,32 @@ tddp_status tddp_group_check_exchange(const tddp_group *group, tddp_op_kind kind
                                       const tddp_buffer *inputs, const tddp_buffer *outputs)
 {
     size_t world = (size_t)group->world_size;
-    size_t own = (size_t)group->rank;
+    size_t local = (size_t)group->rank;
     tddp_status status =
         tddp_group_check_same_type(kind, "inputs[0]", inputs, "outputs[0]", outputs);
     if (status) {
         return status;
     }
-    if (inputs[own].count != outputs[own].count) {
+    if (inputs[local].count != outputs[local].count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "%s: inputs[%zu] has %zu elements, outputs[%zu] has %zu: expected the "
                          "same on rank %d",
-                         tddp_op_name(kind), own, inputs[own].count, own, outputs[own].count,
-                         group->rank);
+                         tddp_op_name(kind), local, inputs[local].count, local,
+                         outputs[local].count, group->rank);
     }
     uintptr_t start[2];
     uintptr_t end[2];
     extent_of(inputs, world, &start[0], &end[0]);
     extent_of(outputs, world, &start[1], &end[1]);
-    bool apart = start[0] >= end[1] || start[1] >= end[0];
-    for (size_t i = 0; i < world && !apart; i++) {
+    bool disjoint = start[0] >= end[1] || start[1] >= end[0];
+    for (size_t i = 0; i < world && !disjoint; i++) {
         for (size_t k = 0; k < world; k++) {
-            bool same = i == own && k == own && inputs[i].data == outputs[k].data;
+            bool same = i == local && k == local && inputs[i].data == outputs[k].data;
             if (!same && tddp_group_overlap(&inputs[i], &outputs[k])) {
                 return tddp_fail(TDDP_INVALID_ARGUMENT,
                                  "%s: inputs[%zu] and outputs[%zu] overlap: only part %zu of both "
                                  "may be the same memory",
-                                 tddp_op_name(kind), i, k, own);
+                                 tddp_op_name(kind), i, k, local);
             }
         }
     }

@@ -1,6 +1,6 @@
 /*
- * The collectives on one piece of memory, and those whose parts are equal: arguments are checked,
- * then the operation is queued. Called by calls.c; any thread.
+ * The collectives on one buffer, and those with equal parts: they check the arguments, then submit
+ * the operation. Called by entry_points.c; any thread.
  */
 #include <stdint.h>
 
@@ -31,10 +31,10 @@ static tddp_status check_pair(const tddp_group *group, tddp_op_kind kind, const 
                          gathers ? "input" : "output", small->count, gathers ? "output" : "input",
                          large->count, group->world_size);
     }
-    /* The one overlap that makes sense: this rank's own part of the larger buffer. */
-    size_t own = (size_t)group->rank * small->count * tddp_dtype_size(small->dtype);
+    /* The one valid overlap: the small buffer as this rank's part of the large one. */
+    size_t offset = (size_t)group->rank * small->count * tddp_dtype_size(small->dtype);
     if (tddp_group_overlap(small, large) &&
-        (uintptr_t)small->data != (uintptr_t)large->data + own) {
+        (uintptr_t)small->data != (uintptr_t)large->data + offset) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "%s: input and output overlap: only part %d of %s may be %s", op,
                          group->rank, gathers ? "output" : "input", gathers ? "input" : "output");

@@ -1,5 +1,5 @@
 /*
- * The caller's description of an operation, shapes or names as text, and the number of it that the
+ * The caller's description of an operation, shapes or names as text, and its fingerprint, which the
  * ranks compare. Any thread.
  */
 #include <string.h>

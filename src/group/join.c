@@ -1,11 +1,12 @@
 /*
- * How the ranks of a group find each other: each takes its place in the store, says who it is, and
- * waits for all others, naming those it misses. Runs on the thread that makes the group.
+ * How the ranks of a group find each other through the store: each claims its rank, publishes its
+ * host and process, and waits for all others; log lines and errors name the missing ranks. Runs on
+ * the thread that creates the group.
  *
  * Keys below the group's name: `joined/RANK` counts how often this rank has joined, `left/N/RANK`
- * says that its Nth group has ended. A place that is taken and not left means two processes with
- * one rank. The keys of the Nth group of that name are below `N/`: `N/host/RANK`, who has come
- * (`N/signs`), and the backend's.
+ * records that it has left the Nth group. A rank that has joined and not left is claimed by another
+ * process. The keys of the Nth group of that name are below `N/`: `N/peer/RANK`, the list of ranks
+ * that have arrived (`N/arrivals`), and the backend's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,14 +15,20 @@
 
 #include "group/group.h"
 
-enum { KEY_BYTES = 64, LEAVE_MS = 1000, SLICE_MS = 1000, NAMES_SHOWN = 8, PLACE_BYTES = 200 };
+enum {
+    KEY_BYTES = 64,
+    LEAVE_MS = 1000,
+    WAIT_SLICE_MS = 1000,
+    NAMES_SHOWN = 8,
+    ADDRESS_BYTES = 200
+};
 
 int64_t tddp_group_missing_log_interval_ms = 10000;
 
 static const char loopback[] = "127.0.0.1";
 
-/* Grows by "+RANK " with each that comes: one request tells who is there, however many they are. */
-static const tddp_slice signs_key = {"signs", 5};
+/* Grows by "+RANK " with each arrival: one request reads the arrivals of any number of ranks. */
+static const tddp_slice arrivals_key = {"arrivals", 8};
 
 static tddp_slice rank_key(char text[KEY_BYTES], const char *what, int rank)
 {
@@ -40,7 +47,7 @@ static tddp_wait time_left(int64_t deadline, const tddp_wait *wait)
     return (tddp_wait){tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
 }
 
-static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
+static tddp_status claim_rank(tddp_group *group, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
     int64_t times;
@@ -68,12 +75,12 @@ static tddp_status take_place(tddp_group *group, const tddp_wait *wait)
     return status;
 }
 
-/* Says that this rank is there or, with '-', that it has gone again: for those who count. */
-static tddp_status sign(tddp_group *group, char how, const tddp_wait *wait)
+/* Records that this rank has arrived or, with '-', that it has given up. */
+static tddp_status append_arrival(tddp_group *group, char change, const tddp_wait *wait)
 {
     char text[24];
-    int length = snprintf(text, sizeof text, "%c%d ", how, group->rank);
-    return tddp_store_append(group->store, signs_key, (tddp_slice){text, (size_t)length}, wait);
+    int length = snprintf(text, sizeof text, "%c%d ", change, group->rank);
+    return tddp_store_append(group->store, arrivals_key, (tddp_slice){text, (size_t)length}, wait);
 }
 
 void tddp_group_leave(tddp_group *group)
@@ -91,11 +98,11 @@ void tddp_group_leave(tddp_group *group)
         int64_t times;
         int deleted;
         status = group->store
-                     ? tddp_store_delete_key(group->store, rank_key(key, "host", group->rank),
+                     ? tddp_store_delete_key(group->store, rank_key(key, "peer", group->rank),
                                              &wait, &deleted)
                      : TDDP_OK;
         if (status == TDDP_OK && group->store) {
-            status = sign(group, '-', &wait);
+            status = append_arrival(group, '-', &wait);
         }
         if (status == TDDP_OK) {
             status = tddp_store_add(group->membership, rank_key(key, "joined", group->rank), -1,
@@ -103,14 +110,14 @@ void tddp_group_leave(tddp_group *group)
         }
     }
     if (status) {
-        /* The store's host has ended before us, mostly: nobody is left who would read it. */
-        tddp_log(TDDP_LOG_DEBUG, "group", "cannot tell the store that rank %d left \"%s\": %s",
+        /* Mostly the store's host has ended first, and no rank is left that would read the key. */
+        tddp_log(TDDP_LOG_DEBUG, "group", "cannot record in the store that rank %d left \"%s\": %s",
                  group->rank, group->name, tddp_error_message());
     }
     group->incarnation = 0;
 }
 
-tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size, int64_t incarnation,
+tddp_status tddp_group_wait_for_leave(tddp_store *membership, int world_size, int64_t incarnation,
                                       const tddp_wait *wait)
 {
     size_t count = (size_t)world_size;
@@ -121,7 +128,7 @@ tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size, int64_t
         for (int rank = 0; rank < world_size; rank++) {
             keys[rank] = left_key(texts[rank], incarnation, rank);
         }
-        status = tddp_store_await_clients(names, keys, count, wait);
+        status = tddp_store_await_clients(membership, keys, count, wait);
     }
     free(texts);
     free(keys);
@@ -130,7 +137,7 @@ tddp_status tddp_group_wait_for_leave(tddp_store *names, int world_size, int64_t
 
 /* --- waiting for the others ------------------------------------------------------------------ */
 
-static void read_signs(const char *text, bool *there, int world_size)
+static void parse_arrivals(const char *text, bool *arrived, int world_size)
 {
     while (*text == '+' || *text == '-') {
         char *end;
@@ -139,68 +146,69 @@ static void read_signs(const char *text, bool *there, int world_size)
             return;
         }
         if (rank >= 0 && rank < world_size) {
-            there[rank] = *text == '+';
+            arrived[rank] = *text == '+';
         }
         text = *end == ' ' ? end + 1 : end;
     }
 }
 
-/* "2", "1, 2, 4", "1, 2, ... (30 in all)", or "" if none is missing. */
+/* Lists the missing ranks: "2", "1, 2, 4", "1, 2, ... (30 in all)", or "" if none is missing. */
 static tddp_status missing_ranks(tddp_group *group, const tddp_wait *wait, char *text, size_t size)
 {
-    tddp_blob signs = {0};
-    bool *there = tddp_alloc_array((size_t)group->world_size, sizeof *there);
-    if (!there) {
+    tddp_blob arrivals = {0};
+    bool *arrived = tddp_alloc_array((size_t)group->world_size, sizeof *arrived);
+    if (!arrived) {
         return TDDP_OUT_OF_MEMORY;
     }
-    /* This rank's own is in it: nothing to wait for. */
-    tddp_status status = tddp_store_get(group->store, signs_key, wait, &signs);
+    /* The key exists, since this rank has arrived: the call does not wait. */
+    tddp_status status = tddp_store_get(group->store, arrivals_key, wait, &arrivals);
     if (status == TDDP_OK) {
-        read_signs(signs.data, there, group->world_size);
+        parse_arrivals(arrivals.data, arrived, group->world_size);
     }
     int missing = 0;
     size_t used = 0;
     text[0] = '\0';
     for (int rank = 0; status == TDDP_OK && rank < group->world_size; rank++) {
-        if (!there[rank] && missing++ < NAMES_SHOWN && used < size) {
+        if (!arrived[rank] && missing++ < NAMES_SHOWN && used < size) {
             used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", rank);
         }
     }
     if (missing > NAMES_SHOWN && used < size) {
         (void)snprintf(text + used, size - used, ", ... (%d in all)", missing);
     }
-    tddp_blob_free(&signs);
-    free(there);
+    tddp_blob_free(&arrivals);
+    free(arrived);
     return status;
 }
 
 /* " at 10.0.0.1:29500"; "" where the store has no address. Returns `text`. */
-static const char *store_place(const tddp_group *group, char text[PLACE_BYTES])
+static const char *store_address(const tddp_group *group, char text[ADDRESS_BYTES])
 {
     const char *host = tddp_tcp_store_host(group->store);
     text[0] = '\0';
     if (host) {
-        (void)snprintf(text, PLACE_BYTES, " at %.180s:%d", host, tddp_tcp_store_port(group->store));
+        (void)snprintf(text, ADDRESS_BYTES, " at %.180s:%d", host,
+                       tddp_tcp_store_port(group->store));
     }
     return text;
 }
 
-static void tell_missing(tddp_group *group, const tddp_wait *wait, int64_t start)
+static void log_missing(tddp_group *group, const tddp_wait *wait, int64_t start)
 {
     char missing[128];
-    char place[PLACE_BYTES];
+    char address[ADDRESS_BYTES];
     if (missing_ranks(group, wait, missing, sizeof missing) == TDDP_OK && missing[0]) {
         tddp_log(TDDP_LOG_WARN, "group",
                  "rank %d of \"%s\" has waited %" PRId64 " s in the store%s for rank(s) %s of %d",
                  group->rank, group->name, (tddp_now_ns() - start) / TDDP_NS_PER_S,
-                 store_place(group, place), missing, group->world_size);
+                 store_address(group, address), missing, group->world_size);
     }
 }
 
-static tddp_status give_up(tddp_group *group, int64_t start, const char *reason)
+static tddp_status fail_missing(tddp_group *group, int64_t start, const char *reason)
 {
     char missing[128];
-    char place[PLACE_BYTES];
+    char address[ADDRESS_BYTES];
     tddp_wait wait = {LEAVE_MS, NULL};
     if (missing_ranks(group, &wait, missing, sizeof missing) || !missing[0]) {
         return tddp_fail(TDDP_TIMEOUT, "rank %d of group \"%s\": %s", group->rank, group->name,
@@ -210,10 +218,10 @@ static tddp_status give_up(tddp_group *group, int64_t start, const char *reason)
                      "rank %d of group \"%s\" waited %.1f s in vain for rank(s) %s of %d: start "
                      "them with the same store%s, name and world size",
                      group->rank, group->name, (double)(tddp_now_ns() - start) / 1e9, missing,
-                     group->world_size, store_place(group, place));
+                     group->world_size, store_address(group, address));
 }
 
-static tddp_slice *host_keys(const tddp_group *group, char (**texts)[KEY_BYTES])
+static tddp_slice *peer_keys(const tddp_group *group, char (**texts)[KEY_BYTES])
 {
     size_t count = (size_t)group->world_size;
     tddp_slice *keys = tddp_alloc_array(count, sizeof *keys);
@@ -224,31 +232,31 @@ static tddp_slice *host_keys(const tddp_group *group, char (**texts)[KEY_BYTES])
         return NULL;
     }
     for (int rank = 0; rank < group->world_size; rank++) {
-        keys[rank] = rank_key((*texts)[rank], "host", rank);
+        keys[rank] = rank_key((*texts)[rank], "peer", rank);
     }
     return keys;
 }
 
-/* A TCP store serves one call at a time: short waits let other threads of this process through. */
+/* Waits in short slices: a TCP store serves one call at a time, and other threads need it too. */
 static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const tddp_wait *wait,
                                 int64_t deadline)
 {
     int64_t start = tddp_now_ns();
-    int64_t tell = start + tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
+    int64_t next_log = start + tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
     for (;;) {
-        int64_t slice = tddp_deadline_after_ms(SLICE_MS);
+        int64_t slice = tddp_deadline_after_ms(WAIT_SLICE_MS);
         tddp_wait part = time_left(slice < deadline ? slice : deadline, wait);
         tddp_status status = tddp_store_wait(group->store, keys, (size_t)group->world_size, &part);
         if (status != TDDP_TIMEOUT) {
             return status;
         }
         if (tddp_now_ns() >= deadline) {
-            return give_up(group, start, tddp_error_message());
+            return fail_missing(group, start, tddp_error_message());
         }
-        if (tddp_now_ns() >= tell) {
+        if (tddp_now_ns() >= next_log) {
             tddp_wait brief = time_left(deadline, wait);
-            tell_missing(group, &brief, start);
-            tell += tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
+            log_missing(group, &brief, start);
+            next_log += tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS;
         }
     }
 }
@@ -256,46 +264,47 @@ static tddp_status wait_for_all(tddp_group *group, const tddp_slice *keys, const
 static tddp_status read_peers(tddp_group *group, const tddp_slice *keys, const tddp_wait *wait)
 {
     size_t count = (size_t)group->world_size;
-    tddp_blob *words = tddp_alloc_array(count, sizeof *words);
-    if (!words) {
+    tddp_blob *records = tddp_alloc_array(count, sizeof *records);
+    if (!records) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_store_multi_get(group->store, keys, count, wait, words);
+    tddp_status status = tddp_store_multi_get(group->store, keys, count, wait, records);
     if (status == TDDP_OK) {
-        status = tddp_peers_create(words, group->world_size, &group->peers);
+        status = tddp_peers_create(records, group->world_size, &group->peers);
     }
     for (size_t i = 0; i < count; i++) {
-        tddp_blob_free(&words[i]);
+        tddp_blob_free(&records[i]);
     }
-    free(words);
+    free(records);
     return status;
 }
 
-static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadline, int *same_host)
+static tddp_status exchange_peers(tddp_group *group, const tddp_wait *wait, int64_t deadline,
+                                  int *same_host)
 {
-    char mine[TDDP_PEER_RECORD_BYTES];
+    char record[TDDP_PEER_RECORD_BYTES];
     char key[KEY_BYTES];
-    tddp_status status = tddp_peers_describe_self(group->root_rank, mine);
+    tddp_status status = tddp_peers_describe_self(group->root_rank, record);
     if (status) {
         return status;
     }
     char(*texts)[KEY_BYTES];
-    tddp_slice *keys = host_keys(group, &texts);
+    tddp_slice *keys = peer_keys(group, &texts);
     if (!keys) {
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_wait left = time_left(deadline, wait);
-    status = tddp_store_set(group->store, rank_key(key, "host", group->rank),
-                            (tddp_slice){mine, strlen(mine)}, &left);
+    status = tddp_store_set(group->store, rank_key(key, "peer", group->rank),
+                            (tddp_slice){record, strlen(record)}, &left);
     if (status == TDDP_OK) {
-        status = sign(group, '+', &left);
+        status = append_arrival(group, '+', &left);
     }
     if (status == TDDP_OK) {
         status = wait_for_all(group, keys, wait, deadline);
         group->joined = status == TDDP_OK;
     }
     if (status == TDDP_OK) {
-        /* All keys are there: a moment more, should the time be just over. */
+        /* All keys exist: the deadline gets a little longer, in case it is just over. */
         left = (tddp_wait){LEAVE_MS, tddp_wait_cancel(wait)};
         status = read_peers(group, keys, &left);
     }
@@ -307,7 +316,7 @@ static tddp_status meet(tddp_group *group, const tddp_wait *wait, int64_t deadli
     return status;
 }
 
-/* The address on which the others reach this host; NULL if nothing tells. */
+/* Finds the address on which the others reach this host; NULL if it cannot be found. */
 static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_t deadline,
                                 int same_host, char **out)
 {
@@ -322,7 +331,7 @@ static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_
         if (status) {
             return status;
         }
-        /* The host of the store itself is called by loopback, which the others cannot reach. */
+        /* The store's own host connects by loopback, which the others cannot reach. */
         found = tddp_net_is_loopback(&address) ? NULL : tddp_net_host_text(&address, text);
     }
     *out = found ? tddp_copy_string(found) : NULL;
@@ -335,7 +344,7 @@ tddp_status tddp_group_join(tddp_group *group, tddp_store *store, const tddp_wai
     tddp_status status = tddp_prefix_store_create(group->name, store, &group->membership);
     tddp_wait left = time_left(deadline, wait);
     if (status == TDDP_OK) {
-        status = take_place(group, &left);
+        status = claim_rank(group, &left);
     }
     if (status == TDDP_OK) {
         char prefix[KEY_BYTES];
@@ -343,7 +352,7 @@ tddp_status tddp_group_join(tddp_group *group, tddp_store *store, const tddp_wai
         status = tddp_prefix_store_create(prefix, group->membership, &group->store);
     }
     if (status == TDDP_OK) {
-        status = meet(group, wait, deadline, same_host);
+        status = exchange_peers(group, wait, deadline, same_host);
     }
     if (status == TDDP_OK) {
         status = find_address(store, wait, deadline, *same_host, address);

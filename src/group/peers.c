@@ -1,10 +1,9 @@
 /*
- * Who the ranks of a group are, and what they are called in messages. Written once at the join, on
- * the thread that makes the group; read by every thread afterwards.
+ * The ranks of a group: their hosts and processes, and how error texts name them. Written once when
+ * the ranks join, on the thread that creates the group; read by every thread afterwards.
  *
- * A rank says: host id, pid, the pids' namespace, when it began, its rank in the first group, the
- * host's name; separated by spaces, the name last. What a peer says is not trusted to be well
- * formed.
+ * A rank's record: host id, pid, pid namespace, start time, its rank in the first group, the host's
+ * name; separated by spaces. Other ranks' records are not trusted to be well formed.
  */
 #include "group/peers.h"
 
@@ -18,11 +17,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { STAT_BYTES = 1024, START_FIELD = 22, MENTIONED = 4 };
+enum { STAT_BYTES = 1024, START_FIELD = 22, ANNOTATED = 4 };
 
-/* The state of a process and when it began, in ticks since the machine did; false if the system
- * does not tell. */
-static bool process_facts(int64_t pid, char *state, uint64_t *started)
+/* Reads a process's state and its start time, in ticks since boot; false if it cannot be read. */
+static bool read_process(int64_t pid, char *state, uint64_t *started)
 {
     char path[48];
     char text[STAT_BYTES];
@@ -55,8 +53,8 @@ static bool process_facts(int64_t pid, char *state, uint64_t *started)
 
 static uint64_t pid_namespace(void)
 {
-    struct stat space;
-    return stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0;
+    struct stat entry;
+    return stat("/proc/self/ns/pid", &entry) == 0 ? (uint64_t)entry.st_ino : 0;
 }
 
 tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_BYTES])
@@ -73,7 +71,7 @@ tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_B
     host[sizeof host - 1] = '\0';
     char state;
     uint64_t started = 0;
-    if (!process_facts(getpid(), &state, &started)) {
+    if (!read_process(getpid(), &state, &started)) {
         started = 0;
     }
     (void)snprintf(text, TDDP_PEER_RECORD_BYTES, "%s %d %" PRIu64 " %" PRIu64 " %d %s", host_id,
@@ -81,18 +79,18 @@ tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_B
     return TDDP_OK;
 }
 
-static bool parse(const tddp_blob *word, tddp_peer_entry *entry)
+static bool parse(const tddp_blob *record, tddp_peer_entry *entry)
 {
     int used = 0;
     /* A blob ends in a NUL that is not counted; the widths are one less than the fields' sizes. */
-    return word->data && strlen(word->data) == word->size &&
-           sscanf(word->data, "%95s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n", entry->host_id,
-                  &entry->pid, &entry->pid_namespace, &entry->started, &entry->root_rank,
-                  entry->host, &used) == 6 &&
-           (size_t)used == word->size && entry->pid > 0;
+    return record->data && strlen(record->data) == record->size &&
+           sscanf(record->data, "%95s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n",
+                  entry->host_id, &entry->pid, &entry->pid_namespace, &entry->started,
+                  &entry->root_rank, entry->host, &used) == 6 &&
+           (size_t)used == record->size && entry->pid > 0;
 }
 
-tddp_status tddp_peers_create(const tddp_blob *words, int count, tddp_peers **out)
+tddp_status tddp_peers_create(const tddp_blob *records, int count, tddp_peers **out)
 {
     tddp_peers *peers = tddp_alloc(sizeof *peers + (size_t)count * sizeof *peers->entries);
     if (!peers) {
@@ -101,12 +99,12 @@ tddp_status tddp_peers_create(const tddp_blob *words, int count, tddp_peers **ou
     atomic_init(&peers->references, 1);
     peers->count = count;
     for (int rank = 0; rank < count; rank++) {
-        if (!parse(&words[rank], &peers->entries[rank])) {
+        if (!parse(&records[rank], &peers->entries[rank])) {
             tddp_status status = tddp_fail(
                 TDDP_PROTOCOL,
                 "rank %d introduced itself as \"%.100s\": expected host id, pid and host; "
                 "do all ranks run the same version?",
-                rank, words[rank].data ? words[rank].data : "");
+                rank, records[rank].data ? records[rank].data : "");
             tddp_peers_release(peers);
             return status;
         }
@@ -179,8 +177,8 @@ tddp_peer_liveness tddp_peers_check_liveness(const tddp_peers *peers, int self, 
     }
     char state;
     uint64_t started;
-    bool told = process_facts(theirs->pid, &state, &started);
-    if (!told) {
+    bool exists = read_process(theirs->pid, &state, &started);
+    if (!exists) {
         /* It has ended, or the system hides it. */
         bool gone = kill((pid_t)theirs->pid, 0) && errno == ESRCH;
         return gone ? TDDP_PEER_ENDED : TDDP_PEER_ALIVE;
@@ -194,11 +192,11 @@ tddp_peer_liveness tddp_peers_check_liveness(const tddp_peers *peers, int self, 
 const char *tddp_peers_annotate(const tddp_peers *peers, int self, const char *text,
                                 char out[TDDP_PEERS_TEXT_BYTES])
 {
-    int seen[MENTIONED];
+    int seen[ANNOTATED];
     int count = 0;
     size_t used = 0;
     out[0] = '\0';
-    for (const char *at = text; peers && count < MENTIONED && (at = strstr(at, "rank ")); at++) {
+    for (const char *at = text; peers && count < ANNOTATED && (at = strstr(at, "rank ")); at++) {
         char *end;
         long rank = strtol(at + 5, &end, 10);
         bool known = end == at + 5 || rank < 0 || rank >= peers->count || rank == self;

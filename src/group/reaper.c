@@ -1,9 +1,9 @@
 /*
- * Ends groups whose last reference goes on a thread that must not block: in a garbage collector,
- * in a destructor, in a work's callback. A thread of the process's own shuts them down and frees
- * them, one after the other; it lasts as long as there are any. The process's exit waits for it.
+ * Shuts down groups whose last reference is dropped on a thread that must not block: in a garbage
+ * collector, a destructor, a work's callback. One thread of the process shuts them down and frees
+ * them, one after the other; it ends when there are none left. The process's exit waits for it.
  *
- * Invariant: a group in the list has no reference left, and belongs to the thread.
+ * Invariant: a group in the list has no references, and is used by that thread alone.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static struct {
     pthread_cond_t idle;
     tddp_group *head;
     bool running;
-    bool ready; /* `idle` is made */
+    bool ready; /* `idle` is initialized */
 } reaper = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void *reap(void *nothing)
@@ -37,7 +37,7 @@ static void *reap(void *nothing)
     return NULL;
 }
 
-/* Connections that are still closing must not meet a process that is half gone. */
+/* Connections must not close while the process already runs its exit handlers. */
 static void await_end(void)
 {
     int64_t deadline = tddp_deadline_after_ms(EXIT_MS);
@@ -57,7 +57,7 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&reaper.mutex);
 }
 
-/* The thread and its groups are the parent's, where another may wait for them. */
+/* The thread and its groups are the parent's. */
 static void after_fork_in_child(void)
 {
     reaper.head = NULL;
@@ -67,13 +67,14 @@ static void after_fork_in_child(void)
 }
 
 /* With the lock held. */
-static bool get_ready(void)
+static bool prepare(void)
 {
-    static bool known; /* to fork and exit */
-    known = known || (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 &&
-                      atexit(await_end) == 0);
+    static bool registered; /* the handlers of fork and exit */
+    registered = registered ||
+                 (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 &&
+                  atexit(await_end) == 0);
     reaper.ready = reaper.ready || tddp_cond_init(&reaper.idle) == TDDP_OK;
-    return known && reaper.ready;
+    return registered && reaper.ready;
 }
 
 static tddp_status start(void)
@@ -81,7 +82,7 @@ static tddp_status start(void)
     pthread_t thread;
     tddp_status status = tddp_thread_start(&thread, "tddp-reaper", reap, NULL);
     if (status == TDDP_OK) {
-        (void)pthread_detach(thread); /* of a thread just made, which nobody joins */
+        (void)pthread_detach(thread); /* of a new thread, which is never joined */
     }
     return status;
 }
@@ -89,14 +90,14 @@ static tddp_status start(void)
 bool tddp_group_reap(tddp_group *group)
 {
     pthread_mutex_lock(&reaper.mutex);
-    bool taken = get_ready();
-    if (taken && !reaper.running) {
-        taken = reaper.running = start() == TDDP_OK;
+    bool accepted = prepare();
+    if (accepted && !reaper.running) {
+        accepted = reaper.running = start() == TDDP_OK;
     }
-    if (taken) {
+    if (accepted) {
         group->next_reaped = reaper.head;
         reaper.head = group;
     }
     pthread_mutex_unlock(&reaper.mutex);
-    return taken;
+    return accepted;
 }

@@ -1,10 +1,10 @@
 /*
- * Operations as spans of the trace's lane "communication": from the moment the backend is asked for
- * one until its outcome is known, with what it was and how long it had stood in the queue. Entered
- * by those who queue operations and the group's threads.
+ * Operations as spans of the trace's lane "communication": from the call of the backend until the
+ * outcome is known, with the operation's arguments and its time in the queue. Entered by the
+ * threads that queue operations and by the group's.
  *
- * Invariant: a work's moments are set by the thread that has it, before the next thread gets it
- * through the queue's lock; an operation that had begun before the trace was opened has no span.
+ * Invariant: a work's times are set by the thread that owns it, before the next thread gets it
+ * under the queue's lock; an operation that started before the trace was opened has no span.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ void tddp_group_span_started(tddp_work *work)
 
 static void append(tddp_bytes *args, const char *format, ...) TDDP_PRINTF(2, 3);
 
-/* Where there is no memory, the span stays without what it would have told. */
+/* Without memory the span has no arguments. */
 static void append(tddp_bytes *args, const char *format, ...)
 {
     char text[FIELD_BYTES];
@@ -83,8 +83,9 @@ void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_
         tddp_bytes_free(&args);
     }
     append(&args, status ? ", \"status\": \"%s\"}" : "}", tddp_status_name(status));
-    bool whole = args.size > 1 && tddp_bytes_append(&args, "", 1) == TDDP_OK && args.data[0] == '{';
+    bool complete =
+        args.size > 1 && tddp_bytes_append(&args, "", 1) == TDDP_OK && args.data[0] == '{';
     tddp_trace_span("communication", tddp_op_name(work->op.kind), work->started_ns, now,
-                    whole ? args.data : NULL);
+                    complete ? args.data : NULL);
     tddp_bytes_free(&args);
 }

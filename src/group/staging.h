@@ -3,8 +3,8 @@
  *
  *   staging.c  an operation on copies, step by step
  *   copies.c   the copies: begun and waited for
- *   places.c   where each piece of memory of an operation lies among the copies
- *   blocks.c   the memory for the copies, kept for the next operation
+ *   staging_layout.c  the offset of each of an operation's buffers among the copies
+ *   block_pool.c      memory for the copies, reused by later operations
  */
 #ifndef TDDP_GROUP_STAGING_H
 #define TDDP_GROUP_STAGING_H
@@ -13,9 +13,9 @@
 
 #include "group/group.h"
 
-/* --- places.c -------------------------------------------------------------------------------- */
+/* --- staging_layout.c ------------------------------------------------------------------------ */
 
-/* Memory of the caller's that is copied at once. */
+/* Memory of the caller's that is copied in one call. */
 typedef struct tddp_group_piece {
     char *data;
     size_t bytes;
@@ -26,34 +26,35 @@ typedef struct tddp_group_piece {
     size_t at; /* in the block */
 } tddp_group_piece;
 
-/* Pieces that overlap or adjoin, as one. */
+/* Pieces that overlap or are contiguous, as one. */
 typedef struct tddp_group_extent {
     char *start;
     char *end;
     size_t at; /* in the block */
-    bool placed;
+    bool assigned;
 } tddp_group_extent;
 
 typedef struct tddp_group_layout {
-    tddp_group_piece *pieces; /* as the operation names them */
+    tddp_group_piece *pieces; /* in the operation's order */
     size_t count;
     tddp_group_extent *extents; /* by address */
     size_t extent_count;
     size_t bytes; /* of the block */
 } tddp_group_layout;
 
-/* Room for so many pieces, tddp_group_layout_free(); a buffer that is copied in, out or both. */
+/* Allocates for up to `most` pieces: tddp_group_layout_free(). Adds a buffer that is copied in, out
+ * or both. */
 TDDP_NODISCARD tddp_status tddp_group_layout_init(tddp_group_layout *self, size_t most);
 void tddp_group_layout_add(tddp_group_layout *self, const tddp_buffer *buffer, bool in, bool out);
-/* Once all are added: gives each its place. Elements are `each` bytes. */
+/* Once all are added: assigns the offsets. Elements are `each` bytes. */
 TDDP_NODISCARD tddp_status tddp_group_layout_assign(tddp_group_layout *self, size_t each);
-/* Where the first byte of a buffer that was added, and is not empty, or of a part of it lies. */
+/* The offset of the first byte of a buffer that was added, and is not empty, or of a part of it. */
 size_t tddp_group_layout_offset(const tddp_group_layout *self, const void *data);
 void tddp_group_layout_free(tddp_group_layout *self);
 
-/* --- blocks.c -------------------------------------------------------------------------------- */
+/* --- block_pool.c ---------------------------------------------------------------------------- */
 
-/* Where blocks are made, and what copies from and to them need. */
+/* A block of memory, and what copies from and to it need. */
 typedef struct tddp_group_block {
     char *data;
     size_t bytes;
@@ -61,26 +62,25 @@ typedef struct tddp_group_block {
     int device;
     tddp_cuda_event event;   /* of the last copies */
     tddp_cuda_stream stream; /* of a block on the device: for its copies; else NULL */
-    bool copying;            /* copies have begun, and are not known to have ended */
+    bool copying;            /* copies have started, and are not known to have ended */
     bool lost;               /* it will never be known */
     struct tddp_group_block *next;
 } tddp_group_block;
 
 typedef struct tddp_group_block_pool tddp_group_block_pool;
 
-/* With one reference: tddp_group_block_pool_release(). With the last one all memory is freed; after
- * a failure that waits a moment for what still uses it. NULL is fine. */
+/* With one reference: tddp_group_block_pool_release(). The last release frees all memory; after a
+ * failure it waits a moment for copies that still use it. NULL is fine. */
 TDDP_NODISCARD tddp_status tddp_group_block_pool_create(const tddp_cuda *cuda,
                                                         tddp_group_block_pool **out);
 tddp_group_block_pool *tddp_group_block_pool_retain(tddp_group_block_pool *self);
 void tddp_group_block_pool_release(tddp_group_block_pool *self);
 
-/* A block of at least so many bytes: tddp_group_block_pool_return(). The thread is on that device.
- */
+/* A block of at least so many bytes: tddp_group_block_pool_return(). On a thread of that device. */
 TDDP_NODISCARD tddp_status tddp_group_block_pool_acquire(tddp_group_block_pool *self,
                                                          tddp_device_type type, int device,
                                                          size_t bytes, tddp_group_block **out);
-/* `idle`: nobody uses it any more. Else it is used for nothing else until the end. */
+/* `idle`: it is unused. Otherwise it is not reused, and freed with the pool. */
 void tddp_group_block_pool_return(tddp_group_block_pool *self, tddp_group_block *block, bool idle);
 
 /* --- copies.c -------------------------------------------------------------------------------- */

@@ -1,16 +1,16 @@
 /*
- * Where the memory of an operation lies in the one block that its copies are in. Addresses alone:
- * nothing is copied here. On the thread that carries the operation out.
+ * The layout of an operation's copies in their one block: the offset of each buffer. It computes
+ * addresses only and copies nothing. On the thread that executes the operation.
  *
- * Invariant: what lay in the same memory, or end to end, does so in the block. All else follows one
- * another as the operation names it, so that most lists are one piece of memory there.
+ * Invariant: buffers that overlap or are contiguous in memory are so in the block. All others
+ * follow one another in the operation's order, so that most lists are contiguous there.
  */
 #include <stdint.h>
 #include <stdlib.h>
 
 #include "group/staging.h"
 
-enum { LINE = 64 };
+enum { CACHE_LINE = 64 };
 
 tddp_status tddp_group_layout_init(tddp_group_layout *self, size_t most)
 {
@@ -42,8 +42,8 @@ static int by_address(const void *a, const void *b)
     return (one > other) - (one < other);
 }
 
-/* Joins pieces that touch. */
-static void join(tddp_group_layout *self, tddp_group_piece **order)
+/* Merges pieces that overlap or are contiguous into extents. */
+static void merge(tddp_group_layout *self, tddp_group_piece **order)
 {
     tddp_group_extent *last = NULL;
     for (size_t i = 0; i < self->count; i++) {
@@ -63,16 +63,16 @@ static size_t rounded_up(size_t value, size_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* What is given and what is got begin at a line of the cache each. */
-static void place(tddp_group_layout *self, size_t each)
+/* Assigns the extents' offsets. Inputs and outputs each start at a cache line. */
+static void assign_offsets(tddp_group_layout *self, size_t each)
 {
     for (size_t i = 0; i < self->count; i++) {
         tddp_group_piece *piece = &self->pieces[i];
         tddp_group_extent *extent = &self->extents[piece->extent];
-        if (!extent->placed) {
-            bool turns = i > 0 && piece->in != self->pieces[i - 1].in;
-            extent->at = rounded_up(self->bytes, turns ? LINE : each);
-            extent->placed = true;
+        if (!extent->assigned) {
+            bool changes = i > 0 && piece->in != self->pieces[i - 1].in;
+            extent->at = rounded_up(self->bytes, changes ? CACHE_LINE : each);
+            extent->assigned = true;
             self->bytes = extent->at + (size_t)(extent->end - extent->start);
         }
         piece->at = extent->at + (size_t)(piece->data - extent->start);
@@ -94,8 +94,8 @@ tddp_status tddp_group_layout_assign(tddp_group_layout *self, size_t each)
         order[i] = &self->pieces[i];
     }
     qsort(order, self->count, sizeof *order, by_address);
-    join(self, order);
-    place(self, each);
+    merge(self, order);
+    assign_offsets(self, each);
     free(order);
     return TDDP_OK;
 }

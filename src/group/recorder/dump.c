@@ -1,6 +1,6 @@
 /*
- * The flight recorder's files: where they are, and that whoever looks finds all of one or nothing:
- * it is written under another name, then renamed. Any thread; no lock of a group is held.
+ * The flight recorder's files. Each is written under a temporary name, then renamed, so that
+ * readers find a complete file or none. Any thread; no lock of a group is held.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,32 +35,33 @@ static tddp_status write_all(int fd, const char *path, const char *data, size_t 
 
 static tddp_status write_file(const char *path, const char *data, size_t size)
 {
-    char *fresh = tddp_format("%s.%d.XXXXXX", path, (int)getpid());
-    if (!fresh) {
+    char *temporary = tddp_format("%s.%d.XXXXXX", path, (int)getpid());
+    if (!temporary) {
         return TDDP_OUT_OF_MEMORY;
     }
-    int fd = mkostemp(fresh, O_CLOEXEC);
-    tddp_status status = fd < 0 ? fail_file("make", fresh) : write_all(fd, fresh, data, size);
+    int fd = mkostemp(temporary, O_CLOEXEC);
+    tddp_status status =
+        fd < 0 ? fail_file("make", temporary) : write_all(fd, temporary, data, size);
     if (status == TDDP_OK && fchmod(fd, 0644)) {
-        status = fail_file("set the rights of", fresh);
+        status = fail_file("set the rights of", temporary);
     }
     if (fd >= 0 && close(fd) && status == TDDP_OK) {
-        status = fail_file("close", fresh);
+        status = fail_file("close", temporary);
     }
-    if (status == TDDP_OK && rename(fresh, path)) {
+    if (status == TDDP_OK && rename(temporary, path)) {
         status = fail_file("rename to", path);
     }
     if (status && fd >= 0) {
-        (void)unlink(fresh);
+        (void)unlink(temporary);
     }
-    free(fresh);
+    free(temporary);
     return status;
 }
 
 static tddp_status dump(tddp_recorder *const *all, size_t count, const char *path)
 {
     tddp_bytes text = {0};
-    tddp_status status = tddp_recorder_text(all, count, &text);
+    tddp_status status = tddp_recorder_to_json(all, count, &text);
     if (status == TDDP_OK) {
         status = write_file(path, text.data, text.size);
     }
@@ -77,14 +78,14 @@ tddp_status tddp_group_dump(tddp_group *group, const char *path)
     return status ? status : dump(&group->recorder, 1, path);
 }
 
-/* --- where they go --------------------------------------------------------------------------- */
+/* --- paths ----------------------------------------------------------------------------------- */
 
 static char *path_for(const char *prefix, int rank)
 {
     size_t length = strlen(prefix);
     struct stat entry;
     if (prefix[length - 1] == '/') {
-        /* If that is not possible either, making the file says what is wrong. */
+        /* If this fails, creating the file fails too, with an error. */
         (void)mkdir(prefix, 0777);
         return tddp_format("%stddp_trace_rank_%d", prefix, rank);
     }
@@ -107,27 +108,27 @@ static const char *wanted_prefix(void)
     return NULL;
 }
 
-/* One file for the groups of one rank, the oldest group first. */
+/* Writes one file with the groups of one rank, the oldest group first. */
 static tddp_status dump_rank(tddp_recorder *const *all, size_t count, int rank, const char *prefix)
 {
-    tddp_recorder **own = tddp_alloc_array(count, sizeof(tddp_recorder *));
-    char *path = own ? path_for(prefix, rank) : NULL;
+    tddp_recorder **selected = tddp_alloc_array(count, sizeof(tddp_recorder *));
+    char *path = selected ? path_for(prefix, rank) : NULL;
     tddp_status status = path ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     size_t found = 0;
     for (size_t i = count; status == TDDP_OK && i-- > 0;) {
         if (all[i]->root_rank == rank) {
-            own[found++] = all[i];
+            selected[found++] = all[i];
         }
     }
     if (found > 0) {
-        status = dump(own, found, path);
+        status = dump(selected, found, path);
     }
     free(path);
-    free(own);
+    free(selected);
     return status;
 }
 
-/* `only` is the one rank to write, or -1: threads of one process may be several. */
+/* `only` is the one rank to write, or -1 for all: a process's threads may be several ranks. */
 static tddp_status dump_all(const char *prefix, int only, int *files)
 {
     tddp_recorder **all;
@@ -174,7 +175,7 @@ tddp_status tddp_recorder_dump_all(const char *prefix, int *files)
     return dump_all(prefix, -1, files);
 }
 
-/* This thread's text stays what it was: that of the group's failure. */
+/* Keeps this thread's error text, which is the group's failure. */
 void tddp_recorder_dump_failure(tddp_group *group)
 {
     char text[4096];

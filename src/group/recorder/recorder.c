@@ -1,11 +1,11 @@
 /*
- * The flight recorder: a ring of a group's last operations, and where the group is in them. Hooks
- * come from every thread that queues or carries out operations; they take one lock that is held for
- * moments only, and allocate nothing. Dumps copy the ring out and write without the lock.
+ * The flight recorder: a ring buffer of a group's last operations, and the group's position in
+ * them. Hooks are called by every thread that queues or executes operations; they hold one lock for
+ * a short time and do not allocate. Dumps copy the ring buffer and write without the lock.
  *
- * Invariant: a work's `record` is its id in the ring; the entry is its own as long as the id at its
- * place is the same, and forgotten once another has overwritten it. A forked child has an empty
- * list and never takes a recorder's lock, which a thread of the parent may have held.
+ * Invariant: a work's `record` is its entry in the ring buffer as long as the entry's id is
+ * `record_id`; another operation may have overwritten it. A forked child has an empty list and
+ * never takes a recorder's lock, which a thread of the parent may have held.
  */
 #include "group/recorder/recorder.h"
 
@@ -17,12 +17,12 @@
 
 enum { DEFAULT_RECORDS = 2000, MOST_RECORDS = 1 << 20 };
 
-/* The recorders of living groups, for dumps of the whole process, and the calling thread's number.
- * Both are put right in a forked child. */
+/* The recorders of existing groups, for dumps of the whole process, and the calling thread's id. A
+ * forked child resets both. */
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
-static tddp_recorder *listed;
+static tddp_recorder *registered;
 static pthread_once_t fork_handled = PTHREAD_ONCE_INIT;
-static _Thread_local pid_t own_thread;
+static _Thread_local pid_t thread_id;
 
 static void before_fork(void)
 {
@@ -36,14 +36,14 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
-    listed = NULL;
-    own_thread = 0;
+    registered = NULL;
+    thread_id = 0;
     pthread_mutex_unlock(&list_mutex);
 }
 
 static void handle_forks(void)
 {
-    /* It fails only for want of memory; a child may then find a list that is not its own. */
+    /* It fails only without memory; a forked child then keeps the parent's list. */
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -109,8 +109,8 @@ void tddp_recorder_release(tddp_recorder *recorder)
 void tddp_recorder_register(tddp_recorder *recorder)
 {
     pthread_mutex_lock(&list_mutex);
-    recorder->next_listed = listed;
-    listed = recorder;
+    recorder->next_registered = registered;
+    registered = recorder;
     pthread_mutex_unlock(&list_mutex);
 }
 
@@ -120,9 +120,9 @@ void tddp_recorder_close(tddp_recorder *recorder)
         return;
     }
     pthread_mutex_lock(&list_mutex);
-    for (tddp_recorder **link = &listed; *link; link = &(*link)->next_listed) {
+    for (tddp_recorder **link = &registered; *link; link = &(*link)->next_registered) {
         if (*link == recorder) {
-            *link = recorder->next_listed;
+            *link = recorder->next_registered;
             break;
         }
     }
@@ -130,17 +130,17 @@ void tddp_recorder_close(tddp_recorder *recorder)
     tddp_recorder_release(recorder);
 }
 
-/* Who is listed has its group's reference, which goes after it has left the list. */
+/* A registered recorder has its group's reference, which is dropped after it leaves the list. */
 tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count)
 {
     size_t found = 0;
     pthread_mutex_lock(&list_mutex);
-    for (const tddp_recorder *each = listed; each; each = each->next_listed) {
+    for (const tddp_recorder *each = registered; each; each = each->next_registered) {
         found++;
     }
     tddp_recorder **all = tddp_alloc_array(found, sizeof(tddp_recorder *));
     found = 0;
-    for (tddp_recorder *each = listed; all && each; each = each->next_listed) {
+    for (tddp_recorder *each = registered; all && each; each = each->next_registered) {
         atomic_fetch_add(&each->references, 1);
         all[found++] = each;
     }
@@ -157,10 +157,10 @@ tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count)
 
 static pid_t this_thread(void)
 {
-    if (own_thread == 0) {
-        own_thread = gettid();
+    if (thread_id == 0) {
+        thread_id = gettid();
     }
-    return own_thread;
+    return thread_id;
 }
 
 static void copy_text(char *to, size_t bytes, const char *text)
@@ -223,14 +223,14 @@ void tddp_recorder_queued(tddp_group *group, tddp_work *work)
     pthread_mutex_unlock(&recorder->mutex);
 }
 
-static void set_moment(tddp_recorder_op_summary *moment, const tddp_work *work, int64_t now)
+static void set_summary(tddp_recorder_op_summary *summary, const tddp_work *work, int64_t now)
 {
-    moment->any = true;
-    moment->kind = work->op.kind;
-    moment->sequence = work->op.sequence;
-    moment->peer = work->op.peer;
-    moment->at_ns = now;
-    copy_text(moment->text, sizeof moment->text, work->description);
+    summary->any = true;
+    summary->kind = work->op.kind;
+    summary->sequence = work->op.sequence;
+    summary->peer = work->op.peer;
+    summary->at_ns = now;
+    copy_text(summary->text, sizeof summary->text, work->description);
 }
 
 /* With the lock held. */
@@ -239,7 +239,7 @@ static void enter_operation(tddp_recorder *recorder, tddp_work *work, int64_t no
     if (tddp_op_is_p2p(work->op.kind)) {
         recorder->position.messages++;
     } else {
-        set_moment(&recorder->position.current, work, now);
+        set_summary(&recorder->position.current, work, now);
     }
     work->started = true;
     tddp_record *entry = entry_of(work);
@@ -272,7 +272,7 @@ void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_
     }
 }
 
-/* Only what had begun moves the position. With the lock held. */
+/* An operation that was not started leaves the position alone. With the lock held. */
 static void leave_operation(tddp_recorder_position *position, const tddp_work *work, int64_t now)
 {
     if (!work->started) {
@@ -281,10 +281,10 @@ static void leave_operation(tddp_recorder_position *position, const tddp_work *w
     if (tddp_op_is_p2p(work->op.kind)) {
         position->messages--;
     } else {
-        /* On a device several may be on their way: the one that began last is where the rank is. */
+        /* On a device several may be under way: the one that started last is the position. */
         position->current.any =
             position->current.any && position->current.sequence != work->op.sequence;
-        set_moment(&position->last, work, now);
+        set_summary(&position->last, work, now);
     }
 }
 
@@ -320,7 +320,7 @@ void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, cons
     pthread_mutex_unlock(&recorder->mutex);
 }
 
-/* --- what is asked of it --------------------------------------------------------------------- */
+/* --- queries --------------------------------------------------------------------------------- */
 
 /* With the lock held. */
 static void find_message(const tddp_recorder *recorder, tddp_recorder_op_summary *out)

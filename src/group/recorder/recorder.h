@@ -1,10 +1,10 @@
 /*
- * The flight recorder inside the room: who tells it what, and what the room asks it. What it is for
- * and what its dumps contain is said in <tddp/recorder.h>.
+ * The flight recorder's private interface: its hooks, and what the rest of the room reads from it.
+ * <tddp/recorder.h> documents its purpose and the content of its dumps.
  *
- *   recorder.c  the ring and its hooks; where a group is in its operations
- *   trace.c     all of it as JSON
- *   dump.c      its files
+ *   recorder.c  the ring buffer and its hooks; a group's position in its operations
+ *   trace.c     the records as JSON
+ *   dump.c      the files
  */
 #ifndef TDDP_GROUP_RECORDER_H
 #define TDDP_GROUP_RECORDER_H
@@ -24,7 +24,7 @@ typedef enum tddp_record_state {
     TDDP_RECORD_FAILED,
 } tddp_record_state;
 
-/* One operation. Moments are on the monotonic clock; 0: not come yet. */
+/* One operation. Times are on the monotonic clock; 0: not yet. */
 typedef struct tddp_record {
     uint64_t id; /* counts the group's operations of all kinds, from 1 */
     uint64_t sequence;
@@ -33,7 +33,7 @@ typedef struct tddp_record {
     int64_t queued_ns;
     int64_t started_ns;
     int64_t ended_ns;
-    int64_t device_ns; /* how long a device took for it; 0: not known */
+    int64_t device_ns; /* how long it ran on a device; 0: not known */
     int64_t timeout_ms;
     tddp_op_kind kind;
     tddp_dtype dtype;
@@ -48,7 +48,7 @@ typedef struct tddp_record {
     char text[TDDP_RECORD_TEXT_BYTES]; /* the start of its description; "": none */
 } tddp_record;
 
-/* An operation in few words, for telling where a rank is. */
+/* The essentials of an operation, for a rank's position. */
 typedef struct tddp_recorder_op_summary {
     bool any; /* false: there is none, and the rest means nothing */
     tddp_op_kind kind;
@@ -58,47 +58,46 @@ typedef struct tddp_recorder_op_summary {
     char text[TDDP_RECORD_TEXT_BYTES];
 } tddp_recorder_op_summary;
 
-/* Where a group is: kept also where the ring is turned off. */
+/* A group's position in its operations: maintained even if the ring is turned off. */
 typedef struct tddp_recorder_position {
-    tddp_recorder_op_summary current; /* the operation that the progress thread carries out */
-    tddp_recorder_op_summary last;    /* the one that it ended last */
-    tddp_recorder_op_summary message; /* the oldest send or receive under way, as far as is known */
+    tddp_recorder_op_summary current; /* the operation that is being executed */
+    tddp_recorder_op_summary last;    /* the one that ended last */
+    tddp_recorder_op_summary message; /* the oldest send or receive under way in the ring */
     size_t messages;                  /* sends and receives under way */
 } tddp_recorder_position;
 
-/* --- hooks: the works' way through the group. Any thread, with or without the group's lock -------
- */
+/* --- hooks, called in this order. Any thread, with or without the group's lock --------------- */
 
-/* The work has its number and is about to be seen by other threads. */
+/* The work has its number and is not visible to other threads yet. */
 void tddp_recorder_queued(tddp_group *group, tddp_work *work);
 
-/* The backend is asked for it at this moment. */
+/* The backend is about to be called for it. */
 void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now);
 
 /* Both at once. */
 void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_t now);
 
-/* Its outcome is known; before anybody else learns of it. tddp_group_complete() does it. */
+/* Its outcome is known and not delivered yet. Called by tddp_group_record_outcome(). */
 void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
                             const char *text);
 
-/* The group has failed without an operation of this rank. */
+/* The group has failed on another rank. */
 void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, const char *text);
 
 /* --- the rest of the room -------------------------------------------------------------------- */
 
-/* Before there is a progress thread; TDDP_FR_BUFFER_SIZE is read here. */
+/* Called before the progress thread starts; reads TDDP_FR_BUFFER_SIZE. */
 TDDP_NODISCARD tddp_status tddp_recorder_create(tddp_group *group);
 
-/* Lets dumps of the whole process find it, once the group is made. In group.c alone. */
+/* Adds it to the dumps of the whole process, once the group is created. */
 void tddp_recorder_register(tddp_recorder *recorder);
 
-/* The group goes: no dump begins with it any more. NULL is fine. */
+/* Removes it from later dumps and drops the group's reference. NULL is fine. */
 void tddp_recorder_close(tddp_recorder *recorder);
 
 tddp_recorder_position tddp_recorder_read_position(tddp_recorder *recorder);
 
-/* Writes what TDDP_FR_DUMP asks for after the group's failure; a line is logged if that fails. */
+/* Writes the files that TDDP_FR_DUMP asks for after a failure; logs a line if that fails. */
 void tddp_recorder_dump_failure(tddp_group *group);
 
 /* --- between recorder.c, trace.c and dump.c -------------------------------------------------- */
@@ -110,8 +109,8 @@ struct tddp_recorder {
     int rank;
     int world_size;
     int root_rank;     /* this process's rank in the group that the others were made from */
-    tddp_peers *peers; /* NULL before the ranks have met */
-    tddp_recorder *next_listed;
+    tddp_peers *peers; /* NULL before all ranks have joined */
+    tddp_recorder *next_registered;
 
     pthread_mutex_t mutex; /* guards what follows; nothing else is locked while it is held */
     tddp_recorder_position position;
@@ -119,21 +118,21 @@ struct tddp_recorder {
     char failure_text[TDDP_RECORD_FAILURE_BYTES];
     uint64_t count; /* of records so far; the last has this id */
     size_t capacity;
-    size_t next;       /* where the next record goes */
-    tddp_record *ring; /* record `id` lies at (id - 1) % capacity */
+    size_t next;       /* index of the next record */
+    tddp_record *ring; /* record `id` is at (id - 1) % capacity */
 };
 
 void tddp_recorder_release(tddp_recorder *recorder);
 
-/* The listed recorders, each with a reference, the newest first; `*out` is to be freed. */
+/* The registered recorders, each with a reference, the newest first; `*out` is to be freed. */
 TDDP_NODISCARD tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count);
 
-/* The records there are, oldest first; `*out` is to be freed. */
+/* Copies the records, oldest first; `*out` is to be freed. */
 TDDP_NODISCARD tddp_status tddp_recorder_copy(tddp_recorder *recorder, tddp_record **out,
                                               size_t *count);
 
-/* What some groups of one rank did, as JSON; tddp_bytes_free(). At least one. */
-TDDP_NODISCARD tddp_status tddp_recorder_text(tddp_recorder *const *all, size_t count,
-                                              tddp_bytes *out);
+/* Formats the records of one or more groups of a rank as JSON; tddp_bytes_free(). */
+TDDP_NODISCARD tddp_status tddp_recorder_to_json(tddp_recorder *const *all, size_t count,
+                                                 tddp_bytes *out);
 
 #endif

@@ -1,7 +1,6 @@
 /*
- * What the flight recorder knows, as a JSON text: <tddp/recorder.h> says what it contains. Any
- * thread; each recorder's ring is copied first, then written without its lock. Where the text goes
- * is dump.c's.
+ * Formats the flight recorder's records as JSON, as documented in <tddp/recorder.h>. Any thread;
+ * copies each recorder's ring buffer first, then formats without its lock. dump.c writes the files.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,7 +12,7 @@
 
 #include "group/recorder/recorder.h"
 
-/* The text grows; the first failure stays and is told at the end. */
+/* A growing text; the first failure is kept and returned at the end. */
 typedef struct writer {
     tddp_bytes bytes;
     tddp_status status;
@@ -56,20 +55,20 @@ static void put_text_or_null(writer *self, const char *text)
     }
 }
 
-static void put_moment(writer *self, const char *name, int64_t moment)
+static void put_time(writer *self, const char *name, int64_t at_ns)
 {
     put(self, "\"%s\": ", name);
-    if (moment) {
-        put(self, "%" PRId64 ", ", moment + self->epoch_ns);
+    if (at_ns) {
+        put(self, "%" PRId64 ", ", at_ns + self->epoch_ns);
     } else {
         put(self, "null, ");
     }
 }
 
-static void put_number_if(writer *self, const char *name, bool there, int64_t number)
+static void put_number_if(writer *self, const char *name, bool any, int64_t number)
 {
     put(self, "\"%s\": ", name);
-    if (there) {
+    if (any) {
         put(self, "%" PRId64 ", ", number);
     } else {
         put(self, "null, ");
@@ -117,9 +116,9 @@ static bool reduces(tddp_op_kind kind)
 
 static void put_times(writer *self, const tddp_record *record)
 {
-    put_moment(self, "time_created_ns", record->queued_ns);
-    put_moment(self, "time_discovered_started_ns", record->started_ns);
-    put_moment(self, "time_discovered_completed_ns", record->ended_ns);
+    put_time(self, "time_created_ns", record->queued_ns);
+    put_time(self, "time_discovered_started_ns", record->started_ns);
+    put_time(self, "time_discovered_completed_ns", record->ended_ns);
     int64_t took = record->device_ns ? record->device_ns : record->ended_ns - record->started_ns;
     if (record->started_ns && record->ended_ns) {
         put(self, "\"duration_ms\": %.6f, ", (double)took / 1e6);
@@ -273,7 +272,7 @@ static void put_document(writer *self, tddp_recorder *const *all, size_t count, 
     put(self, "]}\n");
 }
 
-tddp_status tddp_recorder_text(tddp_recorder *const *all, size_t count, tddp_bytes *out)
+tddp_status tddp_recorder_to_json(tddp_recorder *const *all, size_t count, tddp_bytes *out)
 {
     copy *copies = tddp_alloc_array(count, sizeof *copies);
     if (!copies) {

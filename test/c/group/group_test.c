@@ -1,4 +1,4 @@
-/* Groups over the `fake` backend: results, argument checks, order, the end in all its ways. */
+/* Groups over the `fake` backend: results, argument checks, order, shutdown. */
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,7 +50,7 @@ TEST(collectives_on_one_to_four_ranks)
     }
 }
 
-TEST(what_a_group_tells_of_itself)
+TEST(attributes_of_a_group)
 {
     needs_fake();
     tddp_store *store;
@@ -114,7 +114,7 @@ TEST(options_are_checked)
     tddp_store_release(store);
 }
 
-TEST(options_of_a_newer_program_are_taken_as_far_as_they_are_known)
+TEST(options_of_newer_programs_are_accepted)
 {
     struct {
         tddp_group_opts known;
@@ -284,12 +284,12 @@ static void twice(int rank, int world_size, tddp_store *store, void *data)
     }
 }
 
-TEST(a_name_may_be_used_again_after_the_end)
+TEST(a_name_may_be_reused_after_the_shutdown)
 {
     run_ranks(3, twice, NULL);
 }
 
-TEST(two_processes_with_one_rank_are_told)
+TEST(two_processes_with_one_rank_are_refused)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
@@ -315,7 +315,7 @@ TEST(missing_ranks_are_named)
     opts.world_size = 3;
     opts.timeout_ms = 150;
     expect_create(opts, TDDP_TIMEOUT, "in vain for rank(s) 0, 2 of 3");
-    /* The place is free again. */
+    /* The rank may be claimed again. */
     expect_create(opts, TDDP_TIMEOUT, "in vain for rank(s) 0, 2 of 3");
     tddp_cancel *cancel;
     CHECK_OK(tddp_cancel_create(&cancel));
@@ -327,7 +327,7 @@ TEST(missing_ranks_are_named)
     tddp_store_release(store);
 }
 
-TEST(a_forked_child_only_forgets)
+TEST(a_forked_child_only_frees_memory)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);

@@ -1,6 +1,6 @@
 /*
- * The process that hosts the store ends last: its group's end waits until the others have ended
- * theirs, or are gone, and no longer than it is told to.
+ * The process that hosts the store ends last: its shutdown waits until the other ranks have shut
+ * down or ended, at most until its timeout.
  */
 #include <signal.h>
 #include <string.h>
@@ -100,7 +100,7 @@ MULTI_TEST(a_host_stays_no_longer_than_it_is_told, 2, 60)
     tddp_store_release(store);
 }
 
-/* A group that was made from another has no say: the other one's end waits. */
+/* The shutdown of a group with a parent does not wait: the parent's does. */
 MULTI_TEST(a_group_of_some_ranks_is_not_waited_for, 2, 60)
 {
     tddp_store *store = open_store_of_rank_0(rank, world_size, HOSTED);

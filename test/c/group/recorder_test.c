@@ -223,7 +223,7 @@ static void messages(int rank, int world_size, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
-TEST(messages_are_recorded_apart)
+TEST(messages_are_recorded_separately)
 {
     const char *path = folder();
     run_ranks(2, messages, (void *)path);
@@ -300,7 +300,7 @@ static void check_failure_writes(const char *variable)
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_INT(files_in(path), 0);
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_NETWORK);
-    /* It is there before anybody learns of the failure. */
+    /* The file exists before the failure is returned. */
     CHECK_INT(files_in(path), 1);
     (void)load(in(path, "tddp_trace_rank_0"));
     CHECK_CONTAINS(text, "\"failure\": \"barrier 2 of group \\\"default_pg\\\" on rank 0 of 1: "

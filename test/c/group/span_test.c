@@ -1,4 +1,4 @@
-/* Operations in a trace: what each span says, with several groups, messages, and failures. */
+/* Operations in a trace: the spans' fields, of collectives, messages, and failures. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -86,7 +86,7 @@ TEST(a_failure_has_its_status)
     tddp_group *group = make_group("fake", 0, 1, store, 5000);
     CHECK_OK(tddp_barrier(group, NULL));
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_NETWORK);
-    /* This one is refused, not run. */
+    /* Refused, not executed. */
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     tddp_group_release(group);
     tddp_store_release(store);
@@ -96,7 +96,7 @@ TEST(a_failure_has_its_status)
     CHECK_CONTAINS(text, "\"group\": \"default_pg\", \"status\": \"TDDP_NETWORK\"}}");
 }
 
-TEST(what_was_begun_before_the_trace_is_not_in_it)
+TEST(operations_started_before_the_trace_are_not_in_it)
 {
     setenv("TDDP_FAKE", "delay_ms=100", 1);
     tddp_store *store;
