@@ -1,28 +1,28 @@
 /**
  * @file group.h
- * @brief Process groups: ranks that carry out the same operations in the same order.
+ * @brief Process groups: ranks that execute the same operations in the same order.
  *
- * Operations are queued and carried out in order, by the group's progress thread or, where the
- * backend bears it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends and
- * receives begin at once, beside the queue and each other. Each call returns a tddp_work through
+ * Operations are queued and executed in order, by the group's progress thread or, where the backend
+ * supports it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends and
+ * receives start at once, beside the queue and each other. Each call returns a tddp_work through
  * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
- * NULL). Arguments are checked before anything is sent. Memory given to an operation is in use
- * until its work is done; arrays of buffers are copied.
+ * NULL). Arguments are checked before anything is sent. An operation uses its buffers' memory until
+ * its work is done; arrays of buffers are copied.
  *
  * Calls may come from several threads. The order in which operations queue must be the same on
  * every rank. Messages between two ranks with one tag match in the order of the calls, with one
  * exception: a receive from any source and one from a given rank that wait for the same tag at the
  * same time may get each other's messages.
  *
- * Each operation has a timeout of its own (tddp_op_args.timeout_ms), or the group's as it was when
- * the operation was queued, counted from the moment at which the progress thread begins with it:
- * time spent in the queue behind others does not count. After a failure that may leave the ranks
- * out of step (all but TDDP_INVALID_ARGUMENT and TDDP_UNSUPPORTED) the group has failed, on all
- * ranks and soon: the rank tells the others through the store, whether they wait for it or not.
- * What is under way there, or comes next, ends with TDDP_PEER_LOST or, if ranks disagree,
- * TDDP_MISMATCH; the text names who was first, with host, pid and operation. All operations queued
- * and to come return TDDP_GROUP_FAILED with the first one's text. TDDP_TIMEOUT says which ranks
- * have arrived, and where the others are.
+ * Each operation has its own timeout (tddp_op_args.timeout_ms), or the group's as it was when the
+ * operation was queued, counted from the start of its execution: time in the queue does not count.
+ * A failure that may leave the ranks out of step (all but TDDP_INVALID_ARGUMENT and
+ * TDDP_UNSUPPORTED) fails the group on all ranks within moments: the failed rank notifies the
+ * others through the store, whether they wait for it or not. Their running or next operation
+ * returns TDDP_PEER_LOST or, after a mismatch, TDDP_MISMATCH; the text names the root cause with
+ * the first failed rank's host, pid and operation. All other operations, queued and later, return
+ * TDDP_GROUP_FAILED with the first failure's text. TDDP_TIMEOUT names the ranks that have arrived,
+ * and the positions of the others.
  *
  * Statuses common to all operations: TDDP_INVALID_ARGUMENT, TDDP_UNSUPPORTED (this backend, dtype
  * or device), TDDP_TIMEOUT, TDDP_PEER_LOST, TDDP_MISMATCH, TDDP_GROUP_FAILED (an earlier operation
@@ -56,13 +56,13 @@ typedef struct tddp_group_opts {
     int64_t timeout_ms; /**< of creation and, by default, of each operation; <= 0: 30 min */
     int device_index;   /**< GPU of this rank, where no memory tells; -1: the first */
     int device_bound;   /**< 1: the group is for that GPU alone, whose ranks connect at once */
-    /** The group whose ranks this one's are some of, or NULL. The same choice on every rank. They
-     * share a watch (a thread and a connection to the store, by which failures become known); the
-     * parent may end before the others do. */
+    /** The group of whose ranks this one consists, or NULL. The same choice on every rank. The two
+     * share a failure detector (a thread and a connection to the store); the parent may be shut
+     * down first. */
     tddp_group *parent;
-    /** With a parent of the same backend: all of the parent's ranks take part, those who are not in
-     * the group by tddp_group_decline(), in the order in which they make groups. It lets a backend
-     * make what it needs from what the parent has. */
+    /** With a parent of the same backend: all of the parent's ranks take part, in the order in
+     * which they create groups; ranks that are not in the group call tddp_group_decline(). It lets
+     * a backend derive the group's resources from the parent's. */
     int split;
 } tddp_group_opts;
 
@@ -76,19 +76,19 @@ typedef struct tddp_group_opts {
 TDDP_API void tddp_group_opts_init(tddp_group_opts *opts, size_t size);
 
 /**
- * Joins this rank with the world_size - 1 others. Blocks until all are there; every ten seconds a
- * line says who is missing. A name can be used again on the same store once all ranks have ended
- * the group before. Caller: tddp_group_release(), on no thread that runs a work's callback.
- * Errors: TDDP_INVALID_ARGUMENT (also: the rank is taken), TDDP_UNAVAILABLE (no such backend),
- * TDDP_TIMEOUT (the text names the missing ranks), TDDP_CANCELED, TDDP_PEER_LOST, TDDP_NETWORK,
- * those of the store.
+ * Joins this rank with the world_size - 1 others. Blocks until all have arrived; every ten seconds
+ * a log line names the missing ranks. A name can be reused on the same store once all ranks have
+ * shut the earlier group down. Caller: tddp_group_release(), on no thread that runs a work's
+ * callback. Errors: TDDP_INVALID_ARGUMENT (also: the rank is taken), TDDP_UNAVAILABLE (no such
+ * backend), TDDP_TIMEOUT (the text names the missing ranks), TDDP_CANCELED, TDDP_PEER_LOST,
+ * TDDP_NETWORK, those of the store.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_create(const tddp_group_opts *opts,
                                                       const tddp_wait *wait, tddp_group **out);
 
 /**
- * Takes part in the making of a group from this one, with tddp_group_opts.split, in which this rank
- * is not. Waits until nothing of this group is queued. NULL waits as long as the group's
+ * Takes part in the creation of a group from this one, with tddp_group_opts.split, without being a
+ * rank of it. Waits until nothing of this group is queued. NULL waits as long as the group's
  * timeout. Errors: those of tddp_group_create().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait);
@@ -102,15 +102,15 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const td
 /**
  * Ends the group: operations under way and queued get up to `drain_ms` to finish, then they are
  * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Later operations
- * return TDDP_GROUP_CLOSED. Twice is harmless. In a forked child it only forgets.
+ * return TDDP_GROUP_CLOSED. Twice is harmless. In a forked child it has no effect.
  */
 TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
 
 /**
- * tddp_group_shutdown(), after which the process that hosts the group's TCP store stays for the
- * others' sake: until all ranks have shut the group down, no other process is connected to the
- * store, or `wait` is over. Elsewhere, and for groups with a parent, nothing is waited for. Once:
- * a second call does not wait. Errors: those of tddp_store_await_clients(), TDDP_FORKED.
+ * tddp_group_shutdown(), after which the process that hosts the group's TCP store waits until all
+ * ranks have shut the group down, no other process is connected to the store, or `wait` is over.
+ * Other processes, and groups with a parent, do not wait. A second call does not wait either.
+ * Errors: those of tddp_store_await_clients(), TDDP_FORKED.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_shutdown_host(tddp_group *group, int64_t drain_ms,
                                                              const tddp_wait *wait);
@@ -122,12 +122,11 @@ TDDP_API tddp_group *tddp_group_retain(tddp_group *group);
  * fine. */
 TDDP_API void tddp_group_release(tddp_group *group);
 
-/** The same, but never waits: what the last reference brings about happens on a thread of the
- * library's, for which the process's exit waits. For garbage collectors, destructors, and callbacks
- * of works. */
+/** The same, but never waits: the last reference's shutdown runs on a thread of the library, for
+ * which the process's exit waits. For garbage collectors, destructors, and callbacks of works. */
 TDDP_API void tddp_group_release_async(tddp_group *group);
 
-/** What it is; any thread, also once it has failed or was shut down. */
+/** Its attributes; any thread, also once it has failed or was shut down. */
 TDDP_API int tddp_group_rank(const tddp_group *group);
 TDDP_API int tddp_group_world_size(const tddp_group *group);
 TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
@@ -135,7 +134,8 @@ TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
 /** Whether it was shut down. */
 TDDP_API int tddp_group_closed(const tddp_group *group);
 
-/** Who a rank of the group is, as it said when the ranks met. Texts live as long as the group. */
+/** A rank's host and process, as it published them when it joined. Texts live as long as the group.
+ */
 typedef struct tddp_peer {
     const char *host;    /**< the host's name */
     const char *host_id; /**< equal for ranks that reach each other over loopback */
@@ -147,7 +147,7 @@ typedef struct tddp_peer {
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer(const tddp_group *group, int rank,
                                                     tddp_peer *out);
 
-/** Whether a rank's process is known to have ended, which can be seen from its own host only.
+/** Whether a rank's process is known to have ended, which can be observed on its own host only.
  * Errors: TDDP_INVALID_ARGUMENT. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_peer_ended(const tddp_group *group, int rank,
                                                           int *out);
@@ -183,15 +183,15 @@ TDDP_API const char *tddp_group_carrier(const tddp_group *group);
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
 
-/** The group's part of the store, for agreeing on small things beside the collectives; the caller
- *  releases it. NULL once the group is shut down, for what hosts the store may end then, and in a
- *  forked child. Any thread. */
+/** The group's part of the store, for coordination beside the collectives; the caller releases it.
+ * NULL once the group is shut down, since the store's host may end then, and in a forked child. Any
+ * thread. */
 TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 
 /* --- operations --------------------------------------------------------------------------------
  */
 
-/** Bytes of a description with its end; what is longer is cut off. */
+/** Bytes of a description with its NUL; longer ones are cut. */
 #define TDDP_DESCRIPTION_BYTES 256
 
 /**
@@ -202,9 +202,9 @@ TDDP_API tddp_store *tddp_group_store(tddp_group *group);
 typedef struct tddp_op_args {
     size_t size; /**< sizeof(tddp_op_args) */
     tddp_op_kind kind;
-    tddp_buffer input;  /**< all_gather, gather, reduce_scatter, send: what this rank gives */
-    tddp_buffer output; /**< scatter, all_gather, reduce_scatter, recv: what it gets; all_reduce,
-                             reduce, broadcast: both, in place */
+    tddp_buffer input;  /**< all_gather, gather, reduce_scatter, send: sent by this rank */
+    tddp_buffer output; /**< scatter, all_gather, reduce_scatter, recv: received; all_reduce,
+                           reduce, broadcast: both, in place */
     /** One for each rank: scatter at its root, reduce_scatter, all_to_all. Copied. */
     const tddp_buffer *inputs;
     size_t input_count;
@@ -243,8 +243,8 @@ typedef struct tddp_op_args {
 /** As TDDP_OP_ARGS_INIT, for languages without C's macros. `size`: of the caller's struct. */
 TDDP_API void tddp_op_args_init(tddp_op_args *args, size_t size);
 
-/** Begins an operation, of any kind and with its options. The calls below do the same for those
- * without. */
+/** Submits an operation of any kind with its options. The functions below do the same without
+ * options. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args,
                                                 tddp_work **work);
 
@@ -270,7 +270,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reduce(tddp_group *group, tddp_buffer b
 TDDP_API TDDP_NODISCARD tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root,
                                                    tddp_work **work);
 
-/** Done when every rank has come to it. */
+/** Done when every rank has entered it. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_barrier(tddp_group *group, tddp_work **work);
 
 /** `output` (world_size times as large) receives every rank's `input`, by rank. */
@@ -319,18 +319,18 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_send(tddp_group *group, tddp_buffer buf
 /** Receives into `buffer` from rank `peer` or TDDP_ANY_SOURCE; tddp_work_source() says from whom.
  * For both at a time with one tag see above.
  * Another size or dtype than was sent: TDDP_MISMATCH. From any source it is TDDP_PEER_LOST when a
- * rank is lost, which might have been the sender; ranks that have destroyed the group only no
- * longer count, until none is left. */
+ * rank is lost, which might have been the sender; ranks that have destroyed the group are ignored
+ * until none is left. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer,
                                               uint32_t tag, tddp_work **work);
 
 /**
- * A barrier that names who does not come: rank 0 waits for the others, at most `timeout_ms` (<= 0:
- * the group's), and tells all of them the outcome. With `wait_all_ranks` it names all who are
- * missing, else the first. It goes through the store, beside the queue, and the group can be used
- * again after a failure. The order of these calls must be the same on every rank. Errors:
- * TDDP_TIMEOUT, TDDP_PEER_LOST (the process of one that does not come has ended),
- * TDDP_GROUP_FAILED, TDDP_CANCELED, those of the store.
+ * A barrier that names the missing ranks: rank 0 waits for the others, at most `timeout_ms` (<= 0:
+ * the group's), and sends all of them the outcome. With `wait_all_ranks` it names all missing
+ * ranks, else the first. It uses the store, beside the queue, and the group can be used after it
+ * failed. The order of these calls must be the same on every rank. Errors: TDDP_TIMEOUT,
+ * TDDP_PEER_LOST (the process of a missing rank has ended), TDDP_GROUP_FAILED, TDDP_CANCELED, those
+ * of the store.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms,
                                                            int wait_all_ranks,

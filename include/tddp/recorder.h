@@ -22,7 +22,7 @@
  *     version          "2.10": PyTorch's number for this form
  *     rank, world_size + this process's place in the group that the others were made from
  *     host, pid        +
- *     written_ns       + when, in nanoseconds since 1970, as all moments here
+ *     written_ns       + when, in nanoseconds since 1970, as all times here
  *     pg_config        by group ("0", "1"...): name, desc, ranks ("[0, 1]": places in the first
  *                      group), and + backend, rank, size, members: for each rank of the group its
  *                      rank, global_rank, host, pid
@@ -39,9 +39,9 @@
  *                      the second for sends and receives, else 0; op_id is whichever it is
  *       profiling_name "gloo:all_reduce", "gloo:send 0->1", "gloo:recv 0<-1" ("<-any")
  *       time_created_ns, time_discovered_started_ns, time_discovered_completed_ns
- *                      queued, begun, ended; null: not yet
- *       duration_ms    from beginning to end; null: not both are known. Of an operation that a
- *                      device carried out: what it took there, if TORCH_NCCL_ENABLE_TIMING is 1 or
+ *                      queued, started, ended; null: not yet
+ *       duration_ms    from start to end; null: not both are known. Of an operation that a
+ *                      device executed: how long it ran there, if TORCH_NCCL_ENABLE_TIMING is 1 or
  *                      a trace is written
  *       input_sizes, input_dtypes, output_sizes, output_dtypes
  *                      [[elements]] and ["float32"]; empty for a barrier
@@ -63,16 +63,16 @@ extern "C" {
 #endif
 
 /**
- * Writes what this rank knows of one group, under another name first and then renamed, so that
- * nobody reads half a file. Any thread, beside running operations. Errors: TDDP_INVALID_ARGUMENT,
- * TDDP_SYSTEM (the text has the path), TDDP_OUT_OF_MEMORY, TDDP_FORKED.
+ * Writes this rank's records of one group, under a temporary name first and then renamed, so that
+ * readers never find half a file. Any thread, beside running operations. Errors:
+ * TDDP_INVALID_ARGUMENT, TDDP_SYSTEM (the text has the path), TDDP_OUT_OF_MEMORY, TDDP_FORKED.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_dump(tddp_group *group, const char *path);
 
 /**
- * Writes all groups of this process, as TDDP_FR_DUMP would have it with `prefix` as its value; NULL
- * stands for what the environment says. `*files` (may be NULL) is the number of files: 0 if there
- * is no group or nothing says where to write. Errors as above.
+ * Writes the records of all groups of this process, as with TDDP_FR_DUMP set to `prefix`; NULL uses
+ * the environment's value. `*files` (may be NULL) is the number of files: 0 if there is no group,
+ * or no value is set. Errors as above.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_recorder_dump_all(const char *prefix, int *files);
 
