@@ -34,7 +34,14 @@ class WordsTest < Minitest::Test
       "somebody" => "a rank, another process", "speak" => "use", "told" => "reported, logged", "verdict" => "outcome",
       "whoever" => "the rank that, the process that"
     },
-    "src/backend/shm/*.{c,h}" => {"offer" => "rendezvous", "turn" => "epoch", "visit" => "connection"}
+    "src/backend/shm/*.{c,h}" => {"offer" => "rendezvous", "turn" => "epoch", "visit" => "connection"},
+    "{src,test/c}/group/**/*.{c,h}" => {
+      "account" => "status report", "alarm" => "failure notice", "alike" => "of one dtype and device", "anybody" => "a thread",
+      "attend" => "process", "blame" => "root cause", "conclude" => "complete", "deaf" => "store lost", "everybody" => "all ranks",
+      "hear" => "receive", "judge" => "record the outcome", "places" => "layout", "post mortem" => "root cause", "post_mortem" => "root cause",
+      "settled" => "complete", "sight" => "liveness", "somebody" => "another thread", "spare" => "idle", "undecided" => "incomplete",
+      "verdict" => "root cause", "vigil" => "watcher thread", "watch" => "failure detector"
+    }
   }.freeze
 
   # Where a word is the field's own: a vector's lanes.
