@@ -111,13 +111,12 @@ static tddp_status join_if_useful(const tddp_backend_v1 *requested, const tddp_b
     return status;
 }
 
-tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
-                              const tddp_wait *wait, const tddp_backend_v1 **serving,
-                              void **context)
+tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
+                                    const tddp_wait *wait, tddp_inner *out)
 {
-    tddp_devices *several = tddp_devices_of(requested);
+    const tddp_devices *several = tddp_devices_of(requested);
     if (several) {
-        return tddp_devices_open(several, opts, wait, serving, context);
+        return tddp_devices_open(several, opts, wait, out);
     }
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
@@ -128,21 +127,33 @@ tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backe
     }
     left.timeout_ms = tddp_deadline_poll_ms(deadline);
     const tddp_backend_v1 *chosen = requested;
+    void *context = shm;
     if (!shm) {
-        status = requested->create(opts, &left, context);
+        status = requested->create(opts, &left, &context);
     } else if (is_one_host(opts)) {
         chosen = tddp_shm_backend();
-        *context = shm;
     } else {
         tddp_hosts *hosts = NULL;
         chosen = tddp_hosts_backend();
         status = tddp_hosts_create(requested, shm, opts, &left, &hosts);
-        if (status == TDDP_OK) {
-            *context = hosts;
-        }
+        context = hosts;
     }
     if (status == TDDP_OK) {
-        *serving = chosen;
+        out->backend = chosen;
+        out->context = context;
+    }
+    return status;
+}
+
+tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
+                              const tddp_wait *wait, const tddp_backend_v1 **serving,
+                              void **context)
+{
+    tddp_inner inner = {0};
+    tddp_status status = tddp_backend_open_inner(requested, opts, wait, &inner);
+    if (status == TDDP_OK) {
+        *serving = inner.backend;
+        *context = inner.context;
     }
     return status;
 }

@@ -6,7 +6,7 @@
 #ifndef TDDP_BACKEND_OPEN_H
 #define TDDP_BACKEND_OPEN_H
 
-#include <tddp/backend.h>
+#include "backend/wrapper.h"
 
 /*
  * Creates the context that runs the group's operations, and returns its backend in `*serving`.
@@ -18,5 +18,11 @@
 TDDP_NODISCARD tddp_status tddp_backend_open(const tddp_backend_v1 *requested,
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              const tddp_backend_v1 **serving, void **context);
+
+/* The same for a part of a composite backend. Sets the backend and context of `*out`, on success
+ * only. */
+TDDP_NODISCARD tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested,
+                                                   const tddp_backend_opts *opts,
+                                                   const tddp_wait *wait, tddp_inner *out);
 
 #endif

@@ -10,19 +10,15 @@
 
 #include <stdbool.h>
 
-#include <tddp/backend.h>
+#include "backend/wrapper.h"
 
 enum { TDDP_DEVICE_TYPES = TDDP_CUDA + 1 };
+_Static_assert((int)TDDP_DEVICE_TYPES <= (int)TDDP_MAX_INNER, "a part for each kind of device");
 
-/* A table and its parts by kind of memory. NULL: the other part serves this kind as well, and
- * the group copies. Lives as long as the process. */
-typedef struct tddp_devices {
-    tddp_backend_v1 table; /* first member, so that a pointer to it is a pointer to this */
-    const tddp_backend_v1 *parts[TDDP_DEVICE_TYPES];
-    struct tddp_devices *serving; /* the tables that serve instead, one for each combination of
-                                     backends that serve the parts */
-    struct tddp_devices *next;
-} tddp_devices;
+/* A table whose inner backends are the parts, by kind of memory. NULL: the other part serves this
+ * kind as well, and its memory is copied (staging/). Once registered it lives as long as the
+ * process. */
+typedef tddp_wrapper tddp_devices;
 
 /* Whether a backend's name has this notation, valid or not. */
 bool tddp_devices_is_spec(const char *name);
@@ -36,17 +32,14 @@ TDDP_NODISCARD tddp_status tddp_devices_create(const char *text, tddp_devices **
 void tddp_devices_discard(tddp_devices *self);
 
 /* The composite backend that has this table; NULL: another backend. */
-tddp_devices *tddp_devices_of(const tddp_backend_v1 *backend);
+const tddp_devices *tddp_devices_of(const tddp_backend_v1 *backend);
 
-/* Opens all parts as tddp_backend_open() does, each with its own prefix of the store. */
-TDDP_NODISCARD tddp_status tddp_devices_open(tddp_devices *self, const tddp_backend_opts *opts,
-                                             const tddp_wait *wait, const tddp_backend_v1 **serving,
-                                             void **context);
+/* Opens all parts as tddp_backend_open_inner() does, each with its own prefix of the store. */
+TDDP_NODISCARD tddp_status tddp_devices_open(const tddp_devices *self,
+                                             const tddp_backend_opts *opts, const tddp_wait *wait,
+                                             tddp_inner *out);
 
 /* table.c: fills in the table for the parts. */
 void tddp_devices_fill(tddp_devices *self, const char *name);
-
-/* The part that runs an operation in a context, and the part's context. */
-const tddp_backend_v1 *tddp_devices_part(void *context, const tddp_op *op, void **part_context);
 
 #endif

@@ -78,8 +78,8 @@ static bool supports(const tddp_backend_v1 *backend, tddp_device_type type)
     return (backend->device_types >> type & 1u) != 0;
 }
 
-/* Assigns backends to kinds of memory. If a backend doesn't support CUDA memory, the group
- * copies it, and one context is enough. */
+/* Assigns backends to kinds of memory. CUDA memory that a backend doesn't support is
+ * copied, and one context is enough. */
 static tddp_status select_parts(const char *text, const tddp_backend_v1 *for_cpu,
                                 const tddp_backend_v1 *for_cuda, tddp_devices *made)
 {
@@ -94,8 +94,8 @@ static tddp_status select_parts(const char *text, const tddp_backend_v1 *for_cpu
                          text, wrong->name, wrong == for_cpu ? "cpu" : "cuda");
     }
     bool copied = for_cuda && !supports(for_cuda, TDDP_CUDA);
-    made->parts[TDDP_CPU] = for_cpu ? for_cpu : copied ? for_cuda : NULL;
-    made->parts[TDDP_CUDA] = copied || for_cuda == for_cpu ? NULL : for_cuda;
+    made->inner[TDDP_CPU] = for_cpu ? for_cpu : copied ? for_cuda : NULL;
+    made->inner[TDDP_CUDA] = copied || for_cuda == for_cpu ? NULL : for_cuda;
     return TDDP_OK;
 }
 

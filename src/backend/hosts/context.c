@@ -61,17 +61,20 @@ static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *op
                              const char *prefix, int64_t deadline, tddp_cancel *cancel,
                              tddp_hosts_comm *comm)
 {
-    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &comm->store);
+    tddp_inner *inner = &comm->inner;
+    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &inner->store);
     if (status) {
         return status;
     }
     tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
     tddp_backend_opts comm_opts = *opts;
-    comm_opts.store = comm->store;
+    comm_opts.store = inner->store;
     comm_opts.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
     comm_opts.same_host = 0;
     comm_opts.hosts = NULL;
-    return self->between->create(&comm_opts, &left, &comm->context);
+    status = self->between->create(&comm_opts, &left, &inner->context);
+    inner->backend = status ? NULL : self->between;
+    return status;
 }
 
 static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *opts,
@@ -94,15 +97,6 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
     tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
     free(names);
     return status;
-}
-
-static void close_comm(const tddp_hosts *self, tddp_hosts_comm *comm)
-{
-    if (comm->context) {
-        self->between->destroy(comm->context);
-    }
-    tddp_store_release(comm->store);
-    *comm = (tddp_hosts_comm){0};
 }
 
 /* --- life cycle ------------------------------------------------------------------------------ */
@@ -154,10 +148,8 @@ tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
 void tddp_hosts_abort(tddp_hosts *self)
 {
     tddp_shm_abort(self->shm);
-    if (self->leader_comm.context) {
-        self->between->abort(self->leader_comm.context);
-    }
-    self->between->abort(self->global_comm.context);
+    tddp_inner_abort(&self->leader_comm.inner);
+    tddp_inner_abort(&self->global_comm.inner);
 }
 
 static void free_scratch(tddp_hosts *self)
@@ -174,8 +166,8 @@ static void free_scratch(tddp_hosts *self)
 
 void tddp_hosts_destroy(tddp_hosts *self)
 {
-    close_comm(self, &self->leader_comm);
-    close_comm(self, &self->global_comm);
+    tddp_inner_close(&self->leader_comm.inner);
+    tddp_inner_close(&self->global_comm.inner);
     free_scratch(self);
     tddp_shm_destroy(self->shm);
     free(self->host_of);

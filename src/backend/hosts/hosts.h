@@ -28,6 +28,7 @@
 #include <tddp/backend.h>
 
 #include "backend/shm/shm.h"
+#include "backend/wrapper.h"
 #include "base/base.h"
 
 typedef struct tddp_hosts tddp_hosts;
@@ -49,8 +50,7 @@ TDDP_NODISCARD tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tdd
 
 /* A communicator of the backend between hosts. All zero: none. */
 typedef struct tddp_hosts_comm {
-    tddp_store *store;
-    void *context;
+    tddp_inner inner;
     uint64_t sequence; /* of its last stage */
 } tddp_hosts_comm;
 

@@ -38,7 +38,7 @@ tddp_status tddp_hosts_run_local(tddp_hosts_run *run, tddp_op *stage)
 static tddp_status run_on(tddp_hosts_run *run, tddp_hosts_comm *comm, tddp_op *stage)
 {
     fill_in(run, stage, &comm->sequence);
-    return run->self->between->run[stage->kind](comm->context, stage);
+    return comm->inner.backend->run[stage->kind](comm->inner.context, stage);
 }
 
 tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage)

@@ -16,14 +16,6 @@
 
 enum { TEXT_BYTES = 2048 };
 
-static void report_to(const tddp_hosts *self, const tddp_hosts_comm *comm, tddp_status status,
-                      const char *text)
-{
-    if (comm->context && self->between->report_failure) {
-        self->between->report_failure(comm->context, status, text);
-    }
-}
-
 /* Reports a stage's failure, and returns its status. */
 static tddp_status report_if_fatal(tddp_hosts *self, tddp_status status)
 {
@@ -33,8 +25,8 @@ static tddp_status report_if_fatal(tddp_hosts *self, tddp_status status)
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     tddp_shm_report_failure(self->shm, status, text);
-    report_to(self, &self->leader_comm, status, text);
-    report_to(self, &self->global_comm, status, text);
+    tddp_inner_report_failure(&self->leader_comm.inner, status, text);
+    tddp_inner_report_failure(&self->global_comm.inner, status, text);
     return tddp_fail(status, "%s", text);
 }
 
@@ -94,13 +86,15 @@ SLOT(all_to_all)
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
     tddp_hosts *self = context;
-    return report_if_fatal(self, self->between->post(self->global_comm.context, op, request));
+    const tddp_inner *all = &self->global_comm.inner;
+    return report_if_fatal(self, all->backend->post(all->context, op, request));
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
     tddp_hosts *self = context;
-    return report_if_fatal(self, self->between->finish(self->global_comm.context, request, source));
+    const tddp_inner *all = &self->global_comm.inner;
+    return report_if_fatal(self, all->backend->finish(all->context, request, source));
 }
 
 /* --- the table ------------------------------------------------------------------------------- */

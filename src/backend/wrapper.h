@@ -1,0 +1,52 @@
+/*
+ * What backends that pass operations on to other backends have in common: the other backend's table
+ * and context, and a table of their own for each combination of tables that they wrap.
+ *
+ * Wrappers: devices/ (a part for each kind of device) and hosts/ (communicators between
+ * hosts). open.c puts them together.
+ */
+#ifndef TDDP_WRAPPER_H
+#define TDDP_WRAPPER_H
+
+#include <tddp/backend.h>
+
+/* A context of another backend. All zero: none; each of the functions then does nothing. */
+typedef struct tddp_inner {
+    const tddp_backend_v1 *backend; /* NULL: not open */
+    void *context;
+    tddp_store *store; /* its own prefix of the group's store; NULL: the group's store itself */
+} tddp_inner;
+
+/* The one path by which it is released: destroys the context, then releases the store. */
+void tddp_inner_close(tddp_inner *self);
+
+void tddp_inner_abort(const tddp_inner *self);
+
+/* For slots that the other backend may not have. */
+void tddp_inner_report_failure(const tddp_inner *self, tddp_status status, const char *text);
+TDDP_NODISCARD tddp_status tddp_inner_decline(const tddp_inner *self, const tddp_wait *wait);
+
+/* --- tables ---------------------------------------------------------------------------------- */
+
+enum { TDDP_MAX_INNER = 2 };
+
+typedef struct tddp_wrapper tddp_wrapper;
+
+/* Fills in the table for the backends that it wraps. */
+typedef tddp_status tddp_wrapper_fill(tddp_wrapper *self);
+
+/* A table and the backends that it wraps, of which some may be NULL. */
+struct tddp_wrapper {
+    tddp_backend_v1 table; /* first member, so that a pointer to it is a pointer to this */
+    const tddp_backend_v1 *inner[TDDP_MAX_INNER];
+    tddp_wrapper_fill *fill;
+    tddp_wrapper *next;
+};
+
+/* The table for a combination of backends, filled in on first request. Any thread. It lives as long
+ * as the process, since a group's table outlives its context. */
+TDDP_NODISCARD tddp_status tddp_wrapper_table(tddp_wrapper_fill *fill,
+                                              const tddp_backend_v1 *const inner[TDDP_MAX_INNER],
+                                              const tddp_backend_v1 **out);
+
+#endif
