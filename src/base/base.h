@@ -98,6 +98,11 @@ TDDP_NODISCARD tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data
 void tddp_bytes_consume(tddp_bytes *bytes, size_t size);
 void tddp_bytes_free(tddp_bytes *bytes);
 
+/* --- buffer.c -------------------------------------------------------------------------------- */
+
+/* At least one part as one buffer: with their address if they are contiguous, else without data. */
+tddp_buffer tddp_buffers_joined(const tddp_buffer *parts, size_t count);
+
 /* --- cgroup.c -------------------------------------------------------------------------------- */
 
 /* Called with a group's version, 1 or 2, and its folder; false: nothing more is visited. */

@@ -63,7 +63,7 @@ static void begin_step(bundle *self, int64_t deadline)
     tddp_op *op = &self->op;
     self->active = step_count(self, self->done);
     op->timeout_ms = left > 0 ? left : 1;
-    tddp_group_merge_buffers(buffers, self->active, &op->input);
+    op->input = tddp_buffers_joined(buffers, self->active);
     self->copies = !op->input.data && op->input.count > 0;
     char *at = self->staging;
     for (size_t i = 0; self->copies && i < self->active; i++) {
@@ -152,8 +152,7 @@ static tddp_status plan(tddp_work *work, bundle *self)
     work->steps = 0;
     for (size_t i = 0; i < self->count; work->steps++) {
         size_t count = step_count(self, i);
-        tddp_buffer merged;
-        tddp_group_merge_buffers(self->buffers + i, count, &merged);
+        tddp_buffer merged = tddp_buffers_joined(self->buffers + i, count);
         if (!merged.data && bytes_of(&merged) > most) {
             most = bytes_of(&merged);
         }
@@ -236,7 +235,7 @@ tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *ar
         return status;
     }
     tddp_op wanted = {.kind = args->kind, .reduce = args->reduce, .premul = args->premul};
-    tddp_group_merge_buffers(buffers, count, &wanted.input);
+    wanted.input = tddp_buffers_joined(buffers, count);
     wanted.output = wanted.input;
     if (count == 1) {
         return tddp_group_submit(group, &wanted, args, out);

@@ -214,9 +214,6 @@ TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tdd
 TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
                                                    const tddp_op_args *args, tddp_work *work);
 
-/* Merges buffers into one: contiguous memory, or, with its data NULL, a number of elements. */
-void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *merged);
-
 /* describe.c: sets a work's description, which may be NULL, and its fingerprint, which is never 0
  * for a text. */
 TDDP_NODISCARD tddp_status tddp_group_describe_work(tddp_work *work, const char *text);

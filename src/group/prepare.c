@@ -35,34 +35,12 @@ static void split(const tddp_buffer *buffer, tddp_buffer *parts, size_t world)
     }
 }
 
-void tddp_group_merge_buffers(const tddp_buffer *parts, size_t count, tddp_buffer *merged)
-{
-    size_t size = tddp_dtype_size(parts[0].dtype);
-    bool contiguous = true;
-    *merged = parts[0];
-    merged->data = NULL;
-    merged->count = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (parts[i].count == 0) {
-            continue; /* its address is of no importance */
-        }
-        if (merged->count == 0) {
-            merged->data = parts[i].data;
-        }
-        contiguous = contiguous && parts[i].data == (char *)merged->data + merged->count * size;
-        merged->count += parts[i].count;
-    }
-    if (!contiguous) {
-        merged->data = NULL;
-    }
-}
-
 /* Fills in `parts` or `*buffer`, whichever the caller left out. */
 static void fill_in(const tddp_buffer **list, tddp_buffer *buffer, tddp_buffer *parts, size_t world)
 {
     if (*list) {
         memcpy(parts, *list, world * sizeof *parts);
-        tddp_group_merge_buffers(parts, world, buffer);
+        *buffer = tddp_buffers_joined(parts, world);
     } else {
         split(buffer, parts, world);
     }

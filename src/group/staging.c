@@ -193,7 +193,7 @@ static tddp_status translate(const tddp_group *group, tddp_work *work, staged *s
     }
     if (bundled > 0) {
         move_all(self, work->parts, self->parts, bundled);
-        tddp_group_merge_buffers(self->parts, bundled, &self->op.input);
+        self->op.input = tddp_buffers_joined(self->parts, bundled);
         self->op.output = self->op.input;
         self->op.output_parts = op->bundled > 0 ? self->parts : NULL;
     }
@@ -203,12 +203,12 @@ static tddp_status translate(const tddp_group *group, tddp_work *work, staged *s
     if (inputs > 0) {
         self->op.input_parts = self->parts;
         move_all(self, op->input_parts, self->parts, inputs);
-        tddp_group_merge_buffers(self->parts, inputs, &self->op.input);
+        self->op.input = tddp_buffers_joined(self->parts, inputs);
     }
     if (outputs > 0) {
         self->op.output_parts = self->parts + inputs;
         move_all(self, op->output_parts, self->parts + inputs, outputs);
-        tddp_group_merge_buffers(self->parts + inputs, outputs, &self->op.output);
+        self->op.output = tddp_buffers_joined(self->parts + inputs, outputs);
     }
     return TDDP_OK;
 }

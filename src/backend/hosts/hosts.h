@@ -126,8 +126,6 @@ TDDP_NODISCARD tddp_status tddp_hosts_leader_barrier(tddp_hosts_run *run);
 
 /* Elements of a buffer from `at` on; fewer at its end. */
 tddp_buffer tddp_hosts_subrange(const tddp_buffer *buffer, size_t at, size_t count);
-/* Parts as one buffer: with their address if they are contiguous, else without data. */
-tddp_buffer tddp_hosts_concatenated(const tddp_buffer *parts, int count);
 
 /* Cuts a buffer into parts[local_size]: a slice for each leader, the others empty. */
 void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *buffer, tddp_buffer *parts);

@@ -84,7 +84,7 @@ static tddp_status gather_local(tddp_hosts_run *run)
     }
     tddp_op stage = {.kind = TDDP_OP_ALL_GATHER,
                      .input = run->op->input,
-                     .output = tddp_hosts_concatenated(run->recv_parts, self->local_size),
+                     .output = tddp_buffers_joined(run->recv_parts, (size_t)self->local_size),
                      .output_parts = run->recv_parts};
     return tddp_hosts_run_local(run, &stage);
 }
@@ -102,7 +102,7 @@ static tddp_status gather_leaders(tddp_hosts_run *run, int first)
     }
     tddp_op stage = {.kind = TDDP_OP_ALL_GATHER,
                      .input = run->recv_parts[self->host],
-                     .output = tddp_hosts_concatenated(run->recv_parts, self->host_count),
+                     .output = tddp_buffers_joined(run->recv_parts, (size_t)self->host_count),
                      .output_parts = run->recv_parts};
     return tddp_hosts_run_leaders(run, &stage);
 }
@@ -119,7 +119,7 @@ static tddp_status forward(tddp_hosts_run *run, int host, int first)
     }
     tddp_op stage = {.kind = TDDP_OP_ALL_GATHER,
                      .input = run->recv_parts[self->local_rank],
-                     .output = tddp_hosts_concatenated(run->recv_parts, self->local_size),
+                     .output = tddp_buffers_joined(run->recv_parts, (size_t)self->local_size),
                      .output_parts = run->recv_parts};
     return tddp_hosts_run_local(run, &stage);
 }
@@ -179,10 +179,10 @@ static tddp_op exchange(tddp_hosts_run *run, int ranks,
     stage.input_parts = parts_of(run, op->input_parts, run->send_parts);
     stage.output_parts = parts_of(run, op->output_parts, run->recv_parts);
     if (stage.input_parts) {
-        stage.input = tddp_hosts_concatenated(stage.input_parts, ranks);
+        stage.input = tddp_buffers_joined(stage.input_parts, (size_t)ranks);
     }
     if (stage.output_parts) {
-        stage.output = tddp_hosts_concatenated(stage.output_parts, ranks);
+        stage.output = tddp_buffers_joined(stage.output_parts, (size_t)ranks);
     }
     return stage;
 }

@@ -57,7 +57,7 @@ static void divide(const tddp_hosts_run *run, const tddp_buffer *sum)
 static tddp_status reduce_to_leaders(tddp_hosts_run *run, const tddp_buffer *parts, tddp_buffer sum)
 {
     tddp_op stage = {.kind = TDDP_OP_REDUCE_SCATTER,
-                     .input = tddp_hosts_concatenated(parts, run->self->local_size),
+                     .input = tddp_buffers_joined(parts, (size_t)run->self->local_size),
                      .output = sum,
                      .input_parts = parts};
     set_local_reduction(run, &stage);
@@ -203,7 +203,7 @@ static tddp_status reduce_across_leaders(tddp_hosts_run *run, scatter_round *rou
         return TDDP_OK;
     }
     tddp_op stage = {.kind = TDDP_OP_REDUCE_SCATTER,
-                     .input = tddp_hosts_concatenated(round->sums, self->host_count),
+                     .input = tddp_buffers_joined(round->sums, (size_t)self->host_count),
                      .output = round->result,
                      .input_parts = round->sums};
     set_leader_reduction(run, &stage);
@@ -231,8 +231,8 @@ static tddp_status distribute(tddp_hosts_run *run, const scatter_round *round,
         run->recv_parts[leader] = *output;
     }
     tddp_op stage = {.kind = TDDP_OP_ALL_TO_ALL,
-                     .input = tddp_hosts_concatenated(run->send_parts, self->local_size),
-                     .output = tddp_hosts_concatenated(run->recv_parts, self->local_size),
+                     .input = tddp_buffers_joined(run->send_parts, (size_t)self->local_size),
+                     .output = tddp_buffers_joined(run->recv_parts, (size_t)self->local_size),
                      .input_parts = run->send_parts,
                      .output_parts = run->recv_parts};
     return tddp_hosts_run_local(run, &stage);

@@ -75,28 +75,6 @@ tddp_buffer tddp_hosts_subrange(const tddp_buffer *buffer, size_t at, size_t cou
     return chunk;
 }
 
-tddp_buffer tddp_hosts_concatenated(const tddp_buffer *parts, int count)
-{
-    tddp_buffer buffer = parts[0];
-    const char *end = NULL;
-    bool contiguous = true;
-    buffer.data = NULL;
-    buffer.count = 0;
-    for (int i = 0; i < count; i++) {
-        if (parts[i].count == 0) {
-            continue;
-        }
-        contiguous = contiguous && (!end || parts[i].data == end);
-        buffer.data = buffer.data ? buffer.data : parts[i].data;
-        buffer.count += parts[i].count;
-        end = (const char *)parts[i].data + parts[i].count * tddp_dtype_size(parts[i].dtype);
-    }
-    if (!contiguous) {
-        buffer.data = NULL;
-    }
-    return buffer;
-}
-
 void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *buffer, tddp_buffer *parts)
 {
     size_t line = LINE / tddp_dtype_size(buffer->dtype);
