@@ -77,7 +77,8 @@ typedef struct tddp_op {
      * may spin. 0: it runs beside threads that compute. */
     int awaited;
     /** all_reduce of several buffers as one operation: their number; `output_parts` has them,
-     * each in place. 0: a single buffer. */
+     * each in place. 0: a single buffer, as always for memory on which the backend works on the
+     * host without copying it. */
     size_t bundled;
     /** finish() writes here how long the operation took on its device, in nanoseconds; NULL: not
      * measured. */
@@ -85,6 +86,8 @@ typedef struct tddp_op {
     /** The operation that this one implements a part of: ranks compare, and errors report, that
      * one. NULL: none. */
     const struct tddp_op *part_of;
+    /** What prepare() has returned for this operation; NULL: nothing. */
+    void *prepared;
 } tddp_op;
 
 typedef struct tddp_backend_opts {
@@ -132,8 +135,8 @@ typedef struct tddp_backend_v1 {
     uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
     uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */
     const char *name;
-    /** Bit (1 << tddp_device_type) for each kind of memory that it supports; the group copies
-     * memory of the other kind, by the CUDA runtime. */
+    /** Bit (1 << tddp_device_type) for each kind of memory that it supports; libtddp copies memory
+     * of the other kind, by the CUDA runtime. */
     uint32_t device_types;
 
     /** Connects this rank to its peers; blocks for at most opts->timeout_ms, or until canceled. */
@@ -187,6 +190,18 @@ typedef struct tddp_backend_v1 {
      * tddp_backend_opts.parent describes; NULL: they don't need it. Blocks for at most the time
      * of `wait`. */
     tddp_status (*decline)(void *context, const tddp_wait *wait);
+
+    /** Those of `device_types` that it copies to memory of the other kind; usually none. check()
+     * returns whether such memory can be copied now, for an operation of this kind; NULL without
+     * them. On the caller's thread, before anything else is done; the text of TDDP_UNSUPPORTED
+     * names the operation. */
+    uint32_t copied_types;
+    tddp_status (*check)(void *context, tddp_op_kind kind, const tddp_buffer *buffer);
+
+    /** Point to point: does what may block, until the deadline, before post(); NULL: nothing does.
+     * Any thread, several at a time; `op` has no sequence number yet. After success post() is
+     * called with `*prepared` in the operation, and takes ownership of it, also if it fails. */
+    tddp_status (*prepare)(void *context, const tddp_op *op, void **prepared);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

@@ -14,6 +14,7 @@
 #include "backend/devices/devices.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
+#include "backend/staging/staging.h"
 #include "base/base.h"
 
 /* Applies if TDDP_SHM is not set. */
@@ -150,10 +151,19 @@ tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backe
                               void **context)
 {
     tddp_inner inner = {0};
-    tddp_status status = tddp_backend_open_inner(requested, opts, wait, &inner);
-    if (status == TDDP_OK) {
-        *serving = inner.backend;
-        *context = inner.context;
+    tddp_backend_opts inner_opts = *opts;
+    /* Only a requested backend has decline(), so it is what serves the parent itself. */
+    if (opts->parent && tddp_staging_is_needed(requested)) {
+        inner_opts.parent = tddp_staging_inner_context(opts->parent);
     }
-    return status;
+    tddp_status status = tddp_backend_open_inner(requested, &inner_opts, wait, &inner);
+    if (status) {
+        return status;
+    }
+    if (tddp_staging_is_needed(inner.backend)) {
+        return tddp_staging_wrap(inner, requested->name, opts, serving, context);
+    }
+    *serving = inner.backend;
+    *context = inner.context;
+    return TDDP_OK;
 }

@@ -1,7 +1,8 @@
 /*
  * Creates a group's backend context. Shared memory replaces the backend, or is combined with it, if
  * ranks share a host and the backend allows it (TDDP_BACKEND_SHARES_HOSTS); for a composite
- * backend, in each of its parts (devices/devices.h).
+ * backend, in each of its parts (devices/devices.h). Memory that the backend then doesn't support
+ * is copied (staging/staging.h).
  */
 #ifndef TDDP_BACKEND_OPEN_H
 #define TDDP_BACKEND_OPEN_H

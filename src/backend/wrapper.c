@@ -6,18 +6,24 @@
  */
 #include "backend/wrapper.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 
+enum { TEXT_BYTES = 4096 };
+
 void tddp_inner_close(tddp_inner *self)
 {
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     if (self->backend) {
         self->backend->destroy(self->context);
     }
     tddp_store_release(self->store);
     *self = (tddp_inner){0};
+    (void)tddp_fail(TDDP_OK, "%s", text);
 }
 
 void tddp_inner_abort(const tddp_inner *self)

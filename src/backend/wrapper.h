@@ -2,8 +2,8 @@
  * What backends that pass operations on to other backends have in common: the other backend's table
  * and context, and a table of their own for each combination of tables that they wrap.
  *
- * Wrappers: devices/ (a part for each kind of device) and hosts/ (communicators between
- * hosts). open.c puts them together.
+ * Wrappers: devices/ (a part for each kind of device), hosts/ (communicators between hosts),
+ * staging/ (copies of memory of the other kind). open.c puts them together.
  */
 #ifndef TDDP_WRAPPER_H
 #define TDDP_WRAPPER_H
@@ -17,7 +17,8 @@ typedef struct tddp_inner {
     tddp_store *store; /* its own prefix of the group's store; NULL: the group's store itself */
 } tddp_inner;
 
-/* The one path by which it is released: destroys the context, then releases the store. */
+/* The one path by which it is released: destroys the context, then releases the store. The
+ * thread's error text stays. */
 void tddp_inner_close(tddp_inner *self);
 
 void tddp_inner_abort(const tddp_inner *self);

@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "group/checks.h"
-#include "group/staging.h"
 
 enum { NAME_BYTES = 48 };
 
@@ -46,6 +45,20 @@ tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
     return TDDP_OK;
 }
 
+static tddp_status check_device_type(const tddp_group *group, tddp_op_kind kind,
+                                     const tddp_buffer *buffer)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    const tddp_device_type type = buffer->device_type;
+    if ((unsigned)type > 31 || !(backend->device_types & (1u << type))) {
+        return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)",
+                         tddp_op_name(kind), group->requested->name, tddp_device_type_name(type),
+                         (int)type);
+    }
+    bool copied = (backend->copied_types & (1u << type)) != 0;
+    return copied ? backend->check(group->context, kind, buffer) : TDDP_OK;
+}
+
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,
                                     const tddp_buffer *buffer)
 {
@@ -64,11 +77,7 @@ tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, 
                          "%s: %s has %zu elements of %zu bytes: more than memory can hold", op,
                          name, buffer->count, size);
     }
-    if ((unsigned)buffer->device_type > 31 ||
-        !(group->backend->device_types & (1u << buffer->device_type))) {
-        return tddp_group_check_staging((tddp_group *)group, op, buffer);
-    }
-    return TDDP_OK;
+    return check_device_type(group, kind, buffer);
 }
 
 tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op op,
@@ -79,7 +88,7 @@ tddp_status tddp_group_check_reduction(const tddp_group *group, tddp_reduce_op o
         return tddp_reduce_check(op, buffer->dtype);
     }
     /* A device may support their arithmetic: its backend checks. */
-    if (tddp_group_carried_type(group, buffer->device_type) != TDDP_CPU) {
+    if (tddp_group_reduces_on_device(group, buffer->device_type)) {
         return TDDP_OK;
     }
     return tddp_fail(TDDP_UNSUPPORTED,

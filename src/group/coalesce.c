@@ -2,7 +2,8 @@
  * Executes operations by calling the backend, also a coalesced all_reduce of several buffers. A
  * device takes all buffers in one call. Otherwise small buffers are reduced together, in one step:
  * the executing thread copies them into the work's staging memory, reduces that, and copies the
- * result back; buffers that are contiguous are not copied. Large buffers have a step each.
+ * result back; buffers that are contiguous are not copied. A backend that copies device memory
+ * anyway gets a step's buffers as a list. Large buffers have a step each.
  *
  * Invariant: the steps follow from the buffers' sizes alone, which are equal on all ranks; their
  * addresses may differ. Each step has its own sequence number. If a step fails the work fails:
@@ -15,7 +16,6 @@
 #include <tddp/call.h>
 
 #include "group/checks.h"
-#include "group/staging.h"
 
 enum {
     /* To copy so much takes little of the time of its reduction. Above it, a step takes so long
@@ -27,7 +27,8 @@ enum {
 typedef struct tddp_group_bundle {
     const tddp_buffer *buffers; /* each in place; the work's parts */
     size_t count;
-    bool on_host;  /* the backend gets them in host memory */
+    bool on_host;  /* the backend reduces them in host memory */
+    bool copied;   /* to which it copies them */
     char *staging; /* for steps of several buffers; NULL: not needed */
     tddp_op op;    /* the step's */
     size_t done;   /* buffers of earlier steps */
@@ -55,7 +56,7 @@ static size_t step_count(const bundle *self, size_t first)
     return count;
 }
 
-/* Starts the next step, with its buffers in contiguous memory. */
+/* Starts the next step, with its buffers in contiguous memory or as a list. */
 static void begin_step(bundle *self, int64_t deadline)
 {
     int64_t left = (deadline - tddp_now_ns()) / TDDP_NS_PER_MS;
@@ -64,7 +65,10 @@ static void begin_step(bundle *self, int64_t deadline)
     self->active = step_count(self, self->done);
     op->timeout_ms = left > 0 ? left : 1;
     op->input = tddp_buffers_joined(buffers, self->active);
-    self->copies = !op->input.data && op->input.count > 0;
+    bool listed = !op->input.data && op->input.count > 0;
+    self->copies = listed && !self->copied;
+    op->bundled = listed && self->copied ? self->active : 0;
+    op->output_parts = op->bundled > 0 ? buffers : NULL;
     char *at = self->staging;
     for (size_t i = 0; self->copies && i < self->active; i++) {
         if (buffers[i].count > 0) {
@@ -93,10 +97,10 @@ static void end_step(bundle *self)
     self->op.sequence++;
 }
 
-/* Executes an operation on memory that the backend can use. */
-static tddp_status execute(tddp_group *group, tddp_work *work, const tddp_op *op)
+tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
 {
     bundle *self = work->bundle;
+    const tddp_op *op = &work->op;
     tddp_backend_run run = group->backend->run[op->kind];
     if (!self) {
         return run(group->context, op);
@@ -119,24 +123,6 @@ static tddp_status execute(tddp_group *group, tddp_work *work, const tddp_op *op
     return status;
 }
 
-tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
-{
-    if (tddp_group_takes(group, &work->op)) {
-        return execute(group, work, &work->op);
-    }
-    return tddp_group_run_staged(group, work, execute);
-}
-
-size_t tddp_group_bundle_count(const bundle *self)
-{
-    return self ? self->count : 0;
-}
-
-void tddp_group_bundle_use(bundle *self, const tddp_buffer *buffers)
-{
-    self->buffers = buffers;
-}
-
 void tddp_group_bundle_free(bundle *self)
 {
     if (self) {
@@ -153,7 +139,7 @@ static tddp_status plan(tddp_work *work, bundle *self)
     for (size_t i = 0; i < self->count; work->steps++) {
         size_t count = step_count(self, i);
         tddp_buffer merged = tddp_buffers_joined(self->buffers + i, count);
-        if (!merged.data && bytes_of(&merged) > most) {
+        if (!merged.data && !self->copied && bytes_of(&merged) > most) {
             most = bytes_of(&merged);
         }
         i += count;
@@ -202,8 +188,8 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
         return TDDP_OUT_OF_MEMORY;
     }
     memcpy(work->parts, buffers, count * sizeof *work->parts);
-    if (tddp_group_queues(group, &work->op) ||
-        tddp_group_stages_for_queue(group, buffers->device_type)) {
+    const bool on_device = tddp_group_reduces_on_device(group, buffers->device_type);
+    if (on_device && (group->backend->traits & TDDP_BACKEND_QUEUES)) {
         /* The device takes all buffers in one call. */
         work->op.output_parts = work->parts;
         work->op.bundled = count;
@@ -215,7 +201,8 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     }
     work->bundle->buffers = work->parts;
     work->bundle->count = count;
-    work->bundle->on_host = tddp_group_carried_type(group, buffers->device_type) == TDDP_CPU;
+    work->bundle->on_host = !on_device;
+    work->bundle->copied = !on_device && buffers->device_type != TDDP_CPU;
     tddp_status status = plan(work, work->bundle);
     return status ? status : describe_sizes(work, count);
 }

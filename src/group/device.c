@@ -12,6 +12,12 @@
 
 #include "group/recorder/recorder.h"
 
+bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
+{
+    bool copied = (group->backend->copied_types >> type & 1u) != 0;
+    return (type != TDDP_CPU) != copied;
+}
+
 bool tddp_group_queues(const tddp_group *group, const tddp_op *op)
 {
     return (group->backend->traits & TDDP_BACKEND_QUEUES) && op->kind != TDDP_OP_BARRIER &&

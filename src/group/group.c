@@ -15,7 +15,6 @@
 #include "base/options.h"
 #include "backend/open.h"
 #include "group/checks.h"
-#include "group/staging.h"
 #include "group/failure_detector/detector.h"
 
 enum { MAX_WORLD_SIZE = 1 << 16 };
@@ -83,7 +82,6 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
     group->pid = tddp_process_id();
     group->rank = opts->rank;
     group->world_size = opts->world_size;
-    atomic_init(&group->staging_device, -1);
     group->is_root = !opts->parent;
     group->root_rank = opts->parent ? opts->parent->root_rank : opts->rank;
     atomic_init(&group->timeout_ms,
@@ -96,7 +94,6 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
 static void free_group(tddp_group *group)
 {
     tddp_recorder_close(group->recorder);
-    tddp_group_block_pool_release(group->block_pool);
     tddp_detector_release(group->detector);
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
@@ -181,7 +178,6 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .address = address,
         .hosts = hosts,
     };
-    atomic_store(&group->staging_device, wanted.device_index);
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
         tddp_status ready = await_split(opts->parent, &left);
@@ -317,8 +313,6 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     tddp_detector_remove_group(group);
     group->backend->destroy(group->context);
     group->context = NULL;
-    tddp_group_block_pool_release(group->block_pool);
-    group->block_pool = NULL;
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;

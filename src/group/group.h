@@ -16,8 +16,6 @@
  *   progress.c      the queue and the progress thread
  *   executor.c      which thread executes queued operations
  *   device.c        operations that a device executes, and the thread that waits for them
- *   staging.c       operations on memory that the backend cannot use: on copies; with copies.c,
- *                   staging_layout.c and block_pool.c
  *   failure.c       failed operations, and the group after its first failure
  *   reaper.c        shuts down groups whose last reference is dropped where waiting is forbidden
  *   span.c          operations as spans of a trace
@@ -51,7 +49,6 @@ struct tddp_work {
     tddp_op op;
     tddp_buffer *parts;                 /* the operation's parts point here; NULL: it has none */
     struct tddp_group_bundle *bundle;   /* the progress of a coalesced operation, or NULL */
-    struct tddp_group_staged *staged;   /* the progress of an operation on copies, or NULL */
     uint64_t steps;                     /* sequence numbers it uses: 1 unless coalesced */
     void *request;                      /* the backend's, from posting to finishing; else NULL */
     const struct tddp_group *on_device; /* whose device executes it; NULL: the CPU does */
@@ -138,7 +135,6 @@ struct tddp_group {
     const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
     void *context;                    /* of that backend; used by one thread at a time */
     atomic_bool aborted;              /* the backend was */
-    atomic_int staging_device;        /* for copies of host memory; -1: not chosen yet */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
     bool joined;                      /* all ranks have joined this incarnation */
@@ -167,7 +163,6 @@ struct tddp_group {
     bool dumped;           /* the flight recorder's file is written before any error is returned */
     bool failed_elsewhere; /* the operation was another rank's */
     bool failure_returned; /* and an operation of this rank has returned the failure */
-    struct tddp_group_block_pool *block_pool; /* memory for copies; NULL: not needed so far */
 
     tddp_group_p2p p2p;
     tddp_group_device device;
@@ -224,10 +219,6 @@ uint32_t tddp_group_fingerprint(const char *text);
 TDDP_NODISCARD tddp_status tddp_group_run(tddp_group *group, tddp_work *work);
 void tddp_group_bundle_free(struct tddp_group_bundle *bundle);
 
-/* How many buffers it has; NULL has none. Makes it use copies of them, which live as long. */
-size_t tddp_group_bundle_count(const struct tddp_group_bundle *bundle);
-void tddp_group_bundle_use(struct tddp_group_bundle *bundle, const tddp_buffer *buffers);
-
 /* span.c: records when a work was queued, started and ended, before its outcome is delivered.
  * Without a trace each costs a load. */
 void tddp_group_span_queued(tddp_work *work);
@@ -240,7 +231,10 @@ TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
-/* device.c: whether the operation is executed from a queue of the backend's device. */
+/* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */
+bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type);
+
+/* Whether the operation is executed from a queue of the backend's device. */
 bool tddp_group_queues(const tddp_group *group, const tddp_op *op);
 
 /* Posts a work before it is queued, on its caller's thread. */

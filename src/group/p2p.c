@@ -15,7 +15,6 @@
 
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
-#include "group/staging.h"
 
 enum {
     MOST_IDLE_THREADS = 8, /* further threads end after their message */
@@ -100,27 +99,17 @@ static bool become_idle(tddp_group_p2p *p2p)
     return stays;
 }
 
-/* Whether a device executes the posted operation. */
-static bool is_launched(const tddp_group *group, const tddp_work *work)
-{
-    return work->on_device ||
-           (work->staged && tddp_group_stages_for_queue(group, work->op.input.device_type));
-}
-
 static tddp_status finish(tddp_group *group, tddp_work *work)
 {
     int source = TDDP_ANY_SOURCE;
     tddp_status status = TDDP_OK;
-    if (is_launched(group, work)) {
+    if (work->on_device) {
         status = tddp_group_device_launch(group, work);
         if (status == TDDP_OK) {
             status = tddp_group_device_finish(group, work, &source);
         }
     } else {
         status = group->backend->finish(group->context, work->request, &source);
-    }
-    if (work->staged) {
-        status = tddp_group_stage_out(group, work, status);
     }
     if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
         work->source = source;
@@ -202,33 +191,34 @@ static tddp_status reserve(tddp_group *group)
     return found ? TDDP_OK : add_finisher(group);
 }
 
-/* Posts the operation, or the one on copies of its memory, to the backend. */
+static tddp_status prepare(tddp_group *group, tddp_work *work)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    return backend->prepare ? backend->prepare(group->context, &work->op, &work->op.prepared)
+                            : TDDP_OK;
+}
+
 static tddp_status post_to_backend(tddp_group *group, tddp_work *work)
 {
     if (tddp_group_queues(group, &work->op)) {
         return tddp_group_device_post(group, work);
     }
-    const tddp_op *op = work->staged ? tddp_group_staged_op(work) : &work->op;
-    return group->backend->post(group->context, op, &work->request);
+    return group->backend->post(group->context, &work->op, &work->request);
 }
 
-/* Posts a work, and with `on_thread` queues it for the reserved thread. Copies are made before the
- * work has a number, so that other messages don't wait for them. */
+/* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it has
+ * a number, so that other messages don't wait for that. */
 static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
 {
     tddp_group_p2p *p2p = &group->p2p;
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
-    tddp_status status =
-        tddp_group_takes(group, &work->op) ? TDDP_OK : tddp_group_stage_in(group, work);
+    tddp_status status = prepare(group, work);
     pthread_mutex_lock(&p2p->order);
     work->op.sequence = ++p2p->sequence;
     tddp_recorder_queued_and_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
     status = status ? status : post_to_backend(group, work);
-    if (status && work->staged) {
-        status = tddp_group_stage_out(group, work, status);
-    }
     if (on_thread) {
         pthread_mutex_lock(&p2p->mutex);
         if (status) {

@@ -14,7 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "group/staging.h"
+#include "group/group.h"
 
 /* A backend ends its operation at the deadline; waiters give up on it only so much later. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
@@ -30,7 +30,6 @@ void tddp_group_work_clear(tddp_work *work)
 {
     free(work->parts);
     tddp_group_bundle_free(work->bundle);
-    tddp_group_staged_free(work->staged);
     free(work->description);
     free(work->pending_text);
     free(work->text);

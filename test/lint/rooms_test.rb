@@ -27,7 +27,7 @@ class RoomsTest < Minitest::Test
   # The same between the folders of a room that has several with a life of their own.
   MAY_INCLUDE_WITHIN = {
     "backend/arith" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/hosts" => %w[backend/arith backend/shm],
-    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
+    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
     "torch/tensor" => %w[], "torch/autograd" => %w[], "torch/checkpoint" => %w[torch/autograd torch/tensor],
     "torch/ddp" => %w[torch/autograd torch/checkpoint torch/tensor], "torch/data_parallel" => %w[torch/autograd torch/tensor],
     "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/tensor]

@@ -272,10 +272,7 @@ static tddp_status open_both(const tddp_devices *self, const tddp_backend_opts *
         status = table_for(made, &serving);
     }
     if (status) {
-        char *text = tddp_copy_string(tddp_error_message());
         destroy(made);
-        (void)tddp_fail(status, "%s", text ? text : tddp_status_text(status));
-        free(text);
         return status;
     }
     out->backend = serving;

@@ -137,6 +137,9 @@ const tddp_backend_v1 backend = {
     nullptr,
     nullptr,
     nullptr, // groups are made without others
+    0,       // nothing is copied first
+    nullptr,
+    nullptr,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

@@ -1,0 +1,169 @@
+/*
+ * Operations on memory that a backend doesn't support, on copies in memory that it does support:
+ * CUDA memory through pinned host memory for a backend on the host, host memory through a device's
+ * for a backend on devices. A wrapper of the backend's table.
+ *
+ *     table.c   the wrapper: its table and its context
+ *     staged.c  an operation on copies, step by step
+ *     copies.c  the copies: started and waited for
+ *     places.c  where each piece of an operation's memory lies among the copies
+ *     blocks.c  the memory for the copies, kept for later operations
+ */
+#ifndef TDDP_STAGING_H
+#define TDDP_STAGING_H
+
+#include <stdatomic.h>
+
+#include <tddp/cuda.h>
+
+#include "backend/wrapper.h"
+#include "base/base.h"
+
+/* Whether a backend supports only one of host memory and CUDA memory. */
+bool tddp_staging_is_needed(const tddp_backend_v1 *backend);
+
+/* Wraps such a backend, so that it supports both. Takes ownership of `inner` in any case. `opts`
+ * are the group's. `name` is the requested backend's, for messages, and lives as long as the
+ * process. */
+TDDP_NODISCARD tddp_status tddp_staging_wrap(tddp_inner inner, const char *name,
+                                             const tddp_backend_opts *opts,
+                                             const tddp_backend_v1 **serving, void **context);
+
+/* The wrapped backend's context. */
+void *tddp_staging_inner_context(void *context);
+
+/* --- places.c -------------------------------------------------------------------------------- */
+
+/* Memory of the caller that is copied at once. */
+typedef struct tddp_staging_piece {
+    char *data;
+    size_t bytes;
+    tddp_cuda_stream stream;
+    bool in;
+    bool out;
+    size_t extent;
+    size_t at; /* in the block */
+} tddp_staging_piece;
+
+/* Pieces that overlap or adjoin, as one. */
+typedef struct tddp_staging_extent {
+    char *start;
+    char *end;
+    size_t at; /* in the block */
+    bool placed;
+} tddp_staging_extent;
+
+typedef struct tddp_staging_places {
+    tddp_staging_piece *pieces; /* in the operation's order */
+    size_t count;
+    tddp_staging_extent *extents; /* by address */
+    size_t extent_count;
+    size_t bytes;  /* of the block */
+    bool separate; /* each piece has an extent of its own */
+} tddp_staging_places;
+
+/* Allocates places for at most so many pieces; `separate`: they don't overlap, and are to be
+ * contiguous. Freed by tddp_staging_places_free(). */
+TDDP_NODISCARD tddp_status tddp_staging_places_init(tddp_staging_places *self, size_t max_count,
+                                                    bool separate);
+/* Adds a buffer that is copied in, out or both. */
+void tddp_staging_places_add(tddp_staging_places *self, const tddp_buffer *buffer, bool in,
+                             bool out);
+/* Places all that were added. Elements are `element` bytes. */
+TDDP_NODISCARD tddp_status tddp_staging_places_compute(tddp_staging_places *self, size_t element);
+/* The offset in the block of an address within a buffer that was added. */
+size_t tddp_staging_places_find(const tddp_staging_places *self, const void *data);
+void tddp_staging_places_free(tddp_staging_places *self);
+
+/* --- blocks.c -------------------------------------------------------------------------------- */
+
+/* A piece of memory, and what copies from and to it need. */
+typedef struct tddp_staging_block {
+    const tddp_cuda *cuda;
+    char *data;
+    size_t bytes;
+    tddp_device_type type; /* CUDA: on the device; CPU: pinned, for copies of that device */
+    int device;
+    tddp_cuda_event event;   /* of the last copies */
+    tddp_cuda_stream stream; /* of a block on the device: for its copies; else NULL */
+    bool copying;            /* copies have started, and are not known to have ended */
+    bool lost;               /* their end can't be known */
+    struct tddp_staging_block *next;
+} tddp_staging_block;
+
+/* The blocks that no operation uses. */
+typedef struct tddp_staging_blocks {
+    pthread_mutex_t mutex; /* guards the others */
+    tddp_staging_block *free;
+    size_t free_count;
+    tddp_staging_block *held;
+} tddp_staging_blocks;
+
+/* A block of at least so many bytes, until tddp_staging_blocks_return(). The device is current. */
+TDDP_NODISCARD tddp_status tddp_staging_blocks_take(tddp_staging_blocks *self,
+                                                    const tddp_cuda *cuda, tddp_device_type type,
+                                                    int device, size_t bytes,
+                                                    tddp_staging_block **out);
+/* `idle`: nothing uses it. Otherwise it stays unused until tddp_staging_blocks_free(). */
+void tddp_staging_blocks_return(tddp_staging_blocks *self, tddp_staging_block *block, bool idle);
+/* Frees all memory; waits a moment for copies that may still use it, else leaves it behind. */
+void tddp_staging_blocks_free(tddp_staging_blocks *self);
+
+/* --- a context ------------------------------------------------------------------------------- */
+
+struct tddp_staged;
+
+typedef struct tddp_staging {
+    tddp_inner inner;
+    const char *name; /* the requested backend's */
+    int rank;
+    int world_size;
+    atomic_int device; /* host memory is copied to it; -1: not determined yet */
+    atomic_bool aborted;
+    tddp_staging_blocks blocks;
+    struct tddp_staged *running; /* the collective that runs, or was interrupted; NULL: none */
+} tddp_staging;
+
+/* --- staged.c, copies.c ---------------------------------------------------------------------- */
+
+typedef enum tddp_staging_stage {
+    TDDP_STAGING_NEW,
+    TDDP_STAGING_COPYING_IN,
+    TDDP_STAGING_READY, /* for the inner backend, or with it */
+    TDDP_STAGING_COPYING_OUT,
+} tddp_staging_stage;
+
+/* An operation on copies. Used by one thread at a time. */
+typedef struct tddp_staged {
+    tddp_staging *owner;
+    const tddp_cuda *cuda;
+    const tddp_op *requested;  /* on the caller's memory */
+    tddp_staging_block *block; /* NULL: there is nothing to copy */
+    tddp_staging_places places;
+    tddp_device_type type; /* of the block's memory, which the inner backend supports */
+    int device;
+    int64_t deadline;
+    tddp_staging_stage stage;
+    tddp_op op;         /* the inner backend's */
+    tddp_buffer *parts; /* of `op` */
+} tddp_staged;
+
+TDDP_NODISCARD tddp_status tddp_staged_create(tddp_staging *owner, const tddp_op *op,
+                                              tddp_staged **out);
+
+/* Each starts the copies, or continues after TDDP_CANCELED, and waits for them. Does nothing if
+ * they are complete. */
+TDDP_NODISCARD tddp_status tddp_staged_copy_in(tddp_staged *self);
+TDDP_NODISCARD tddp_status tddp_staged_copy_out(tddp_staged *self);
+
+/* The inner backend's operation, with the remaining time. */
+const tddp_op *tddp_staged_inner_op(tddp_staged *self);
+
+/* Frees it. The operation has ended with this status. */
+void tddp_staged_end(tddp_staged *self, tddp_status status);
+
+/* Starts the copies of one direction; waits for those that have started. The device is current. */
+TDDP_NODISCARD tddp_status tddp_staging_copies_begin(tddp_staged *self, bool inwards);
+TDDP_NODISCARD tddp_status tddp_staging_copies_await(tddp_staged *self);
+
+#endif

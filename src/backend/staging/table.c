@@ -1,0 +1,312 @@
+/*
+ * The wrapper of a backend that supports only one of host memory and CUDA memory. Operations on
+ * memory that it supports are passed on as they are. Threads: as <tddp/backend.h> says.
+ *
+ * Invariant: collectives run one at a time, so one interrupted collective at most is staged; it is
+ * the next one that runs. Copies end before the inner context is destroyed, or their memory is kept
+ * until then.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backend/staging/staging.h"
+
+enum { TEXT_BYTES = 2048 };
+
+static const uint32_t BOTH = 1u << TDDP_CPU | 1u << TDDP_CUDA;
+
+typedef struct request {
+    tddp_staged *staged; /* NULL: the operation is on the caller's memory */
+    void *inner;
+} request;
+
+static const tddp_inner *inner_of(void *context)
+{
+    return &((const tddp_staging *)context)->inner;
+}
+
+static bool supports(const tddp_staging *self, const tddp_op *op)
+{
+    return op->kind == TDDP_OP_BARRIER ||
+           (self->inner.backend->device_types >> op->input.device_type & 1u) != 0;
+}
+
+/* --- whether memory can be copied ------------------------------------------------------------ */
+
+static tddp_status check_capture(const tddp_staging *self, const tddp_cuda *cuda, const char *name,
+                                 const tddp_buffer *buffer)
+{
+    int capture = TDDP_CUDA_NO_CAPTURE;
+    tddp_cuda_error error = cuda->cudaStreamIsCapturing(buffer->stream, &capture);
+    if (error == TDDP_CUDA_SUCCESS && capture == TDDP_CUDA_NO_CAPTURE) {
+        return TDDP_OK;
+    }
+    (void)cuda->cudaGetLastError();
+    return tddp_fail(
+        TDDP_UNSUPPORTED,
+        "%s: a CUDA graph is being captured, and backend %s copies cuda memory through "
+        "the host's, which a graph cannot do: use nccl, or call it outside of the "
+        "graph",
+        name, self->name);
+}
+
+/* A context without a device of its own copies to the one that is current for its first caller. */
+static void choose_device(tddp_staging *self, const tddp_cuda *cuda)
+{
+    int none = -1;
+    int device = 0;
+    if (atomic_load(&self->device) < 0 && cuda->cudaGetDevice(&device) == 0) {
+        (void)atomic_compare_exchange_strong(&self->device, &none, device);
+    }
+}
+
+static tddp_status check(void *context, tddp_op_kind kind, const tddp_buffer *buffer)
+{
+    tddp_staging *self = context;
+    const tddp_cuda *cuda;
+    if (tddp_cuda_get(&cuda)) {
+        return tddp_fail(TDDP_UNSUPPORTED,
+                         "%s: backend %s takes no %s memory, and it cannot be copied: %s",
+                         tddp_op_name(kind), self->name, tddp_device_type_name(buffer->device_type),
+                         tddp_error_message());
+    }
+    if (buffer->device_type == TDDP_CPU) {
+        choose_device(self, cuda);
+        return TDDP_OK;
+    }
+    return check_capture(self, cuda, tddp_op_name(kind), buffer);
+}
+
+/* --- collectives ----------------------------------------------------------------------------- */
+
+static tddp_status run_inner(const tddp_staging *self, const tddp_op *op)
+{
+    return self->inner.backend->run[op->kind](self->inner.context, op);
+}
+
+static tddp_status run_staged(tddp_staged *staged)
+{
+    tddp_status status = tddp_staged_copy_in(staged);
+    if (status == TDDP_OK && staged->stage == TDDP_STAGING_READY) {
+        status = run_inner(staged->owner, tddp_staged_inner_op(staged));
+    }
+    return status ? status : tddp_staged_copy_out(staged);
+}
+
+static tddp_status run(void *context, const tddp_op *op)
+{
+    tddp_staging *self = context;
+    if (supports(self, op)) {
+        return run_inner(self, op);
+    }
+    tddp_status status = self->running ? TDDP_OK : tddp_staged_create(self, op, &self->running);
+    if (status) {
+        return status;
+    }
+    self->running->requested = op;
+    status = run_staged(self->running);
+    if (status != TDDP_CANCELED) {
+        tddp_staged_end(self->running, status);
+        self->running = NULL;
+    }
+    return status;
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
+{
+    tddp_staging *self = context;
+    if (supports(self, op)) {
+        return TDDP_OK;
+    }
+    tddp_staged *staged;
+    tddp_status status = tddp_staged_create(self, op, &staged);
+    if (status) {
+        return status;
+    }
+    status = tddp_staged_copy_in(staged);
+    if (status) {
+        tddp_staged_end(staged, status);
+        return status;
+    }
+    *prepared = staged;
+    return TDDP_OK;
+}
+
+static tddp_status post(void *context, const tddp_op *op, void **out)
+{
+    const tddp_staging *self = context;
+    tddp_staged *staged = op->prepared;
+    request *posted = tddp_alloc(sizeof *posted);
+    tddp_status status = TDDP_OUT_OF_MEMORY;
+    if (posted) {
+        posted->staged = staged;
+        status = self->inner.backend->post(
+            self->inner.context, staged ? tddp_staged_inner_op(staged) : op, &posted->inner);
+    }
+    if (status == TDDP_OK) {
+        *out = posted;
+        return TDDP_OK;
+    }
+    if (staged) {
+        tddp_staged_end(staged, status);
+    }
+    free(posted);
+    return status;
+}
+
+static tddp_status launch(void *context, void *pending)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->launch(inner->context, ((const request *)pending)->inner);
+}
+
+static tddp_status order(void *context, void *pending, void *stream)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->order(inner->context, ((const request *)pending)->inner, stream);
+}
+
+static tddp_status await(void *context, void *pending)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->await(inner->context, ((const request *)pending)->inner);
+}
+
+/* Completes a message on copies: on a device's queue, if that is where the copies are. */
+static tddp_status finish_staged(const tddp_inner *inner, void *posted, int *source)
+{
+    char text[TEXT_BYTES] = "";
+    tddp_status status = TDDP_OK;
+    if (inner->backend->traits & TDDP_BACKEND_QUEUES) {
+        status = inner->backend->launch(inner->context, posted);
+        status = status ? status : inner->backend->await(inner->context, posted);
+    }
+    if (status) {
+        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    }
+    tddp_status finished = inner->backend->finish(inner->context, posted, source);
+    return status ? tddp_fail(status, "%s", text) : finished;
+}
+
+static tddp_status finish(void *context, void *pending, int *source)
+{
+    const tddp_inner *inner = inner_of(context);
+    const request posted = *(request *)pending;
+    free(pending);
+    if (!posted.staged) {
+        return inner->backend->finish(inner->context, posted.inner, source);
+    }
+    tddp_status status = finish_staged(inner, posted.inner, source);
+    if (status == TDDP_OK) {
+        status = tddp_staged_copy_out(posted.staged);
+    }
+    tddp_staged_end(posted.staged, status);
+    return status;
+}
+
+/* --- life cycle ------------------------------------------------------------------------------ */
+
+static void abort_all(void *context)
+{
+    tddp_staging *self = context;
+    atomic_store(&self->aborted, true);
+    tddp_inner_abort(&self->inner);
+}
+
+static void destroy(void *context)
+{
+    tddp_staging *self = context;
+    if (self->running) {
+        tddp_staged_end(self->running, TDDP_GROUP_CLOSED);
+    }
+    tddp_inner_close(&self->inner);
+    tddp_staging_blocks_free(&self->blocks);
+    free(self);
+}
+
+static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->allocate(inner->context, bytes, handle, data);
+}
+
+static void report_failure(void *context, tddp_status status, const char *text)
+{
+    tddp_inner_report_failure(inner_of(context), status, text);
+}
+
+static tddp_status decline(void *context, const tddp_wait *wait)
+{
+    return tddp_inner_decline(inner_of(context), wait);
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+/* Copies of CUDA memory are on the host, where nothing is queued. */
+static tddp_status fill(tddp_wrapper *self)
+{
+    const tddp_backend_v1 *inner = self->inner[0];
+    const uint32_t copied = BOTH & ~inner->device_types;
+    const uint32_t queues = copied & 1u << TDDP_CPU ? inner->traits & TDDP_BACKEND_QUEUES : 0;
+    tddp_backend_v1 *table = &self->table;
+    *table = (tddp_backend_v1){
+        .abi = TDDP_BACKEND_ABI,
+        .size = sizeof *table,
+        .name = inner->name,
+        .device_types = inner->device_types | BOTH,
+        .copied_types = copied,
+        .abort = abort_all,
+        .destroy = destroy,
+        .post = inner->post ? post : NULL,
+        .finish = inner->post ? finish : NULL,
+        .traits = (inner->traits & ~(uint32_t)TDDP_BACKEND_QUEUES) | queues,
+        .allocate = inner->allocate ? allocate : NULL,
+        .deallocate = inner->deallocate,
+        .report_failure = inner->report_failure ? report_failure : NULL,
+        .launch = queues ? launch : NULL,
+        .order = queues ? order : NULL,
+        .await = queues ? await : NULL,
+        .decline = inner->decline ? decline : NULL,
+        .check = check,
+        .prepare = prepare,
+        .op_count = TDDP_OP_COUNT,
+    };
+    for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {
+        table->run[kind] = inner->run[kind] ? run : NULL;
+    }
+    return TDDP_OK;
+}
+
+bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
+{
+    uint32_t supported = backend->device_types & BOTH;
+    return supported != 0 && supported != BOTH;
+}
+
+tddp_status tddp_staging_wrap(tddp_inner inner, const char *name, const tddp_backend_opts *opts,
+                              const tddp_backend_v1 **serving, void **context)
+{
+    const tddp_backend_v1 *wrapped[TDDP_MAX_INNER] = {inner.backend};
+    tddp_staging *self = tddp_alloc(sizeof *self);
+    tddp_status status = self ? tddp_wrapper_table(fill, wrapped, serving) : TDDP_OUT_OF_MEMORY;
+    if (status) {
+        tddp_inner_close(&inner);
+        free(self);
+        return status;
+    }
+    self->inner = inner;
+    self->name = name;
+    self->rank = opts->rank;
+    self->world_size = opts->world_size;
+    atomic_init(&self->device, opts->device_index);
+    pthread_mutex_init(&self->blocks.mutex, NULL);
+    *context = self;
+    return TDDP_OK;
+}
+
+void *tddp_staging_inner_context(void *context)
+{
+    return ((tddp_staging *)context)->inner.context;
+}
