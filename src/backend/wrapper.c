@@ -46,6 +46,53 @@ tddp_status tddp_inner_decline(const tddp_inner *self, const tddp_wait *wait)
     return declines ? self->backend->decline(self->context, wait) : TDDP_OK;
 }
 
+/* --- requests -------------------------------------------------------------------------------- */
+
+tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op *op, void *data, void **out)
+{
+    tddp_inner_request *posted = tddp_alloc(sizeof *posted);
+    if (!posted) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *posted = (tddp_inner_request){.inner = self, .data = data};
+    tddp_status status = self->backend->post(self->context, op, &posted->request);
+    if (status) {
+        free(posted);
+        return status;
+    }
+    *out = posted;
+    return TDDP_OK;
+}
+
+tddp_status tddp_inner_finish(void *context, void *request, int *source)
+{
+    (void)context;
+    const tddp_inner_request posted = *(tddp_inner_request *)request;
+    free(request);
+    return posted.inner->backend->finish(posted.inner->context, posted.request, source);
+}
+
+tddp_status tddp_inner_launch(void *context, void *request)
+{
+    (void)context;
+    const tddp_inner_request *posted = request;
+    return posted->inner->backend->launch(posted->inner->context, posted->request);
+}
+
+tddp_status tddp_inner_order(void *context, void *request, void *stream)
+{
+    (void)context;
+    const tddp_inner_request *posted = request;
+    return posted->inner->backend->order(posted->inner->context, posted->request, stream);
+}
+
+tddp_status tddp_inner_await(void *context, void *request)
+{
+    (void)context;
+    const tddp_inner_request *posted = request;
+    return posted->inner->backend->await(posted->inner->context, posted->request);
+}
+
 /* --- tables ---------------------------------------------------------------------------------- */
 
 /* Process-wide, like the registry's list. */

@@ -27,6 +27,24 @@ void tddp_inner_abort(const tddp_inner *self);
 void tddp_inner_report_failure(const tddp_inner *self, tddp_status status, const char *text);
 TDDP_NODISCARD tddp_status tddp_inner_decline(const tddp_inner *self, const tddp_wait *wait);
 
+/* --- requests -------------------------------------------------------------------------------- */
+
+/* What tddp_inner_post() returns: the other backend's request, and what the wrapper adds. */
+typedef struct tddp_inner_request {
+    const tddp_inner *inner;
+    void *request;
+    void *data; /* the wrapper's; NULL: nothing */
+} tddp_inner_request;
+
+TDDP_NODISCARD tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op *op, void *data,
+                                           void **request);
+
+/* The slots for such requests; they don't use the context. */
+TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *source);
+TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *request);
+TDDP_NODISCARD tddp_status tddp_inner_order(void *context, void *request, void *stream);
+TDDP_NODISCARD tddp_status tddp_inner_await(void *context, void *request);
+
 /* --- tables ---------------------------------------------------------------------------------- */
 
 enum { TDDP_MAX_INNER = 2 };

@@ -16,11 +16,6 @@ typedef struct context {
     tddp_inner parts[TDDP_DEVICE_TYPES];
 } context;
 
-typedef struct request {
-    const tddp_inner *part;
-    void *request; /* of the part */
-} request;
-
 /* --- operations ------------------------------------------------------------------------------ */
 
 static tddp_device_type device_of(const tddp_op *op)
@@ -45,55 +40,12 @@ static tddp_status run(void *data, const tddp_op *op)
     return part->backend->run[op->kind](part->context, op);
 }
 
-static tddp_status post(void *data, const tddp_op *op, void **out)
+static tddp_status post(void *data, const tddp_op *op, void **request)
 {
     const context *self = data;
     const tddp_inner *part = &self->parts[device_of(op)];
-    if (!part->backend->post) {
-        return fail_unsupported(part, op);
-    }
-    request *posted = tddp_alloc(sizeof *posted);
-    if (!posted) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    posted->part = part;
-    tddp_status status = part->backend->post(part->context, op, &posted->request);
-    if (status) {
-        free(posted);
-        return status;
-    }
-    *out = posted;
-    return TDDP_OK;
-}
-
-static tddp_status finish(void *data, void *pending, int *source)
-{
-    (void)data;
-    const request posted = *(request *)pending;
-    free(pending);
-    return posted.part->backend->finish(posted.part->context, posted.request, source);
-}
-
-/* For a part that queues operations on its device. */
-static tddp_status launch(void *data, void *pending)
-{
-    (void)data;
-    const request *posted = pending;
-    return posted->part->backend->launch(posted->part->context, posted->request);
-}
-
-static tddp_status order(void *data, void *pending, void *stream)
-{
-    (void)data;
-    const request *posted = pending;
-    return posted->part->backend->order(posted->part->context, posted->request, stream);
-}
-
-static tddp_status await(void *data, void *pending)
-{
-    (void)data;
-    const request *posted = pending;
-    return posted->part->backend->await(posted->part->context, posted->request);
+    return part->backend->post ? tddp_inner_post(part, op, NULL, request)
+                               : fail_unsupported(part, op);
 }
 
 /* --- life cycle ------------------------------------------------------------------------------ */
@@ -188,16 +140,16 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         }
         table->device_types |= part->device_types;
         table->post = part->post ? post : table->post;
-        table->finish = part->post ? finish : table->finish;
+        table->finish = part->post ? tddp_inner_finish : table->finish;
         table->decline = part->decline ? decline : table->decline;
         for (uint32_t kind = 0; kind < part->op_count && kind < TDDP_OP_COUNT; kind++) {
             table->run[kind] = part->run[kind] ? run : table->run[kind];
         }
     }
     if (table->traits & TDDP_BACKEND_QUEUES) {
-        table->launch = launch;
-        table->order = order;
-        table->await = await;
+        table->launch = tddp_inner_launch;
+        table->order = tddp_inner_order;
+        table->await = tddp_inner_await;
     }
     if (for_cpu && for_cpu->allocate) {
         table->allocate = allocate;

@@ -33,7 +33,7 @@
 
 typedef struct tddp_hosts tddp_hosts;
 
-/* The backend "hosts"; its create() only fails. */
+/* The backend "hosts", which nothing requests by name: it has no create(). */
 const tddp_backend_v1 *tddp_hosts_backend(void);
 
 /* Whether a backend has everything needed between hosts. */

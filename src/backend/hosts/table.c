@@ -99,16 +99,6 @@ static tddp_status finish(void *context, void *request, int *source)
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
-{
-    (void)wait;
-    (void)context;
-    return tddp_fail(TDDP_UNSUPPORTED,
-                     "group \"%s\": ask for a backend by its own name; shared memory takes its "
-                     "place within hosts by itself",
-                     opts->group ? opts->group : "");
-}
-
 static void abort_all(void *context)
 {
     tddp_hosts_abort(context);
@@ -137,7 +127,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .size = sizeof(tddp_backend_v1),
         .name = "hosts",
         .device_types = 1u << TDDP_CPU,
-        .create = create,
         .abort = abort_all,
         .destroy = destroy,
         .post = post,

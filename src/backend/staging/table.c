@@ -15,11 +15,6 @@ enum { TEXT_BYTES = 2048 };
 
 static const uint32_t BOTH = 1u << TDDP_CPU | 1u << TDDP_CUDA;
 
-typedef struct request {
-    tddp_staged *staged; /* NULL: the operation is on the caller's memory */
-    void *inner;
-} request;
-
 static const tddp_inner *inner_of(void *context)
 {
     return &((const tddp_staging *)context)->inner;
@@ -134,75 +129,45 @@ static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
     return TDDP_OK;
 }
 
-static tddp_status post(void *context, const tddp_op *op, void **out)
+/* A request's data is its staged operation; NULL: it is on the caller's memory. */
+static tddp_status post(void *context, const tddp_op *op, void **request)
 {
-    const tddp_staging *self = context;
     tddp_staged *staged = op->prepared;
-    request *posted = tddp_alloc(sizeof *posted);
-    tddp_status status = TDDP_OUT_OF_MEMORY;
-    if (posted) {
-        posted->staged = staged;
-        status = self->inner.backend->post(
-            self->inner.context, staged ? tddp_staged_inner_op(staged) : op, &posted->inner);
-    }
-    if (status == TDDP_OK) {
-        *out = posted;
-        return TDDP_OK;
-    }
-    if (staged) {
+    const tddp_op *inner_op = staged ? tddp_staged_inner_op(staged) : op;
+    tddp_status status = tddp_inner_post(inner_of(context), inner_op, staged, request);
+    if (status && staged) {
         tddp_staged_end(staged, status);
     }
-    free(posted);
     return status;
 }
 
-static tddp_status launch(void *context, void *pending)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->launch(inner->context, ((const request *)pending)->inner);
-}
-
-static tddp_status order(void *context, void *pending, void *stream)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->order(inner->context, ((const request *)pending)->inner, stream);
-}
-
-static tddp_status await(void *context, void *pending)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->await(inner->context, ((const request *)pending)->inner);
-}
-
 /* Completes a message on copies: on a device's queue, if that is where the copies are. */
-static tddp_status finish_staged(const tddp_inner *inner, void *posted, int *source)
+static tddp_status finish_inner(const tddp_inner *inner, void *request, int *source)
 {
     char text[TEXT_BYTES] = "";
     tddp_status status = TDDP_OK;
     if (inner->backend->traits & TDDP_BACKEND_QUEUES) {
-        status = inner->backend->launch(inner->context, posted);
-        status = status ? status : inner->backend->await(inner->context, posted);
+        status = tddp_inner_launch(NULL, request);
+        status = status ? status : tddp_inner_await(NULL, request);
     }
     if (status) {
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     }
-    tddp_status finished = inner->backend->finish(inner->context, posted, source);
+    tddp_status finished = tddp_inner_finish(NULL, request, source);
     return status ? tddp_fail(status, "%s", text) : finished;
 }
 
-static tddp_status finish(void *context, void *pending, int *source)
+static tddp_status finish(void *context, void *request, int *source)
 {
-    const tddp_inner *inner = inner_of(context);
-    const request posted = *(request *)pending;
-    free(pending);
-    if (!posted.staged) {
-        return inner->backend->finish(inner->context, posted.inner, source);
+    tddp_staged *staged = ((const tddp_inner_request *)request)->data;
+    if (!staged) {
+        return tddp_inner_finish(context, request, source);
     }
-    tddp_status status = finish_staged(inner, posted.inner, source);
+    tddp_status status = finish_inner(inner_of(context), request, source);
     if (status == TDDP_OK) {
-        status = tddp_staged_copy_out(posted.staged);
+        status = tddp_staged_copy_out(staged);
     }
-    tddp_staged_end(posted.staged, status);
+    tddp_staged_end(staged, status);
     return status;
 }
 
@@ -265,9 +230,9 @@ static tddp_status fill(tddp_wrapper *self)
         .allocate = inner->allocate ? allocate : NULL,
         .deallocate = inner->deallocate,
         .report_failure = inner->report_failure ? report_failure : NULL,
-        .launch = queues ? launch : NULL,
-        .order = queues ? order : NULL,
-        .await = queues ? await : NULL,
+        .launch = queues ? tddp_inner_launch : NULL,
+        .order = queues ? tddp_inner_order : NULL,
+        .await = queues ? tddp_inner_await : NULL,
         .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = prepare,
