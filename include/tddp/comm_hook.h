@@ -1,10 +1,10 @@
 /**
  * @file comm_hook.h
- * @brief What is done with a bucket of gradients in place of averaging it as it is.
+ * @brief Communication hooks, which replace the average of a gradient bucket.
  *
- * A hook is called with a bucket once all its gradients are in place, starts an operation, and is
- * called again when that is done, stage after stage, until the bucket holds what every rank shall
- * have as its gradients: the average, if the hook does not mean otherwise. All ranks have the same
+ * The reducer calls a hook with a bucket once all its gradients are ready. The hook starts an
+ * operation, and is called again when that has completed, stage after stage, until the bucket
+ * contains the gradients that every rank shall have, normally the average. All ranks have the same
  * hook, so they start the same operations in the same order.
  */
 #ifndef TDDP_COMM_HOOK_H
@@ -17,64 +17,67 @@
 extern "C" {
 #endif
 
-/** A bucket as its hook sees it. Borrowed for the call, except `buffer.data`, which stays where it
- * is until the bucket is done. */
+/** A hook's view of a bucket. Borrowed for the call, except `buffer.data`, which is valid until the
+ * bucket's last stage is completed. */
 typedef struct tddp_bucket {
-    size_t index;    /**< buckets of a round are handed over in this order, from 0 */
-    size_t count;    /**< how many buckets there are */
-    uint64_t round;  /**< backward passes before this one whose gradients were handed over */
-    uint64_t layout; /**< differs whenever buckets were planned anew; state kept by bucket ends */
+    size_t index;    /**< from 0; buckets of an iteration are launched in this order */
+    size_t count;    /**< the number of buckets */
+    uint64_t round;  /**< the iteration's number, from 0 */
+    uint64_t layout; /**< changes when buckets are rebuilt, which invalidates per-bucket state */
     tddp_buffer buffer; /**< all gradients with the padding between them, which is zero; real
-                         * numbers (complex gradients are twice as many) */
+                         * numbers (a complex gradient has two for each element) */
     size_t gradient_count;
-    const tddp_flat_slice *gradients;     /**< in the order in which they lie */
-    const tddp_device_memory_ops *device; /**< for memory where the buffer lies; NULL: on the CPU */
-    /** What the ranks are to compare of the bucket, for the first operation that the hook starts at
-     * this stage (tddp_op_args.description); NULL: nothing. */
+    const tddp_flat_slice *gradients;     /**< in the order of their offsets */
+    const tddp_device_memory_ops *device; /**< memory on the buffer's device; NULL: the CPU */
+    /** The text that ranks compare with the first operation that the hook starts at this stage
+     * (tddp_op_args.description); NULL: none. */
     const char *description;
 } tddp_bucket;
 
+/** A hook's callbacks. Programs that were compiled against an older version may pass a smaller
+ *  struct: the callbacks that it lacks have their default, 0. */
 typedef struct tddp_comm_hook_ops {
     size_t size;      /**< sizeof(tddp_comm_hook_ops) */
     const char *name; /**< for messages and logging data; static */
 
     /**
      * Whether `run` may be called only on the thread that runs backward, as code of a host language
-     * must be. Else it is called for stage 0 by whatever thread completes the bucket, with the
-     * reducer's lock held, and later by the one that waits for the round.
+     * requires. Else stage 0 is called, under the reducer's lock, by the thread that marks the
+     * bucket's last gradient ready, and later stages by the thread that calls finish.
      */
     int on_caller;
 
     /**
-     * Stage 0: the bucket's gradients are in place. Stage n + 1: the work that stage n gave is done
-     * and went well. Sets `*work` to an operation started on the bucket's buffer or on memory of
-     * the hook's own (whose release is the hook's; it lives until the work is done), or leaves it
-     * NULL; sets `*again` to 1 to be called with the next stage, else the bucket is done when the
-     * work is. Stages of several buckets alternate: stage n + 1 of a bucket comes after stage n of
-     * all, in the order of the buckets. Only a hook with `on_caller` waits at stage 0. It may also
-     * return TDDP_CANCELED where the host interrupts it: the next tddp_reducer_finish() calls it
-     * with that stage again, and no later bucket is handed over before.
+     * Stage 0: the bucket's gradients are ready. Stage n + 1: the work of stage n has completed
+     * with TDDP_OK. Sets `*work` to an operation on the bucket's buffer or on memory of the hook
+     * (which must stay valid until the work completes, and which the hook frees), or leaves it
+     * NULL. Sets `*again` to 1 to be called with the next stage; else the bucket is complete when
+     * the work is. The stages of several buckets alternate: stage n + 1 of a bucket runs after
+     * stage n of all buckets, in the order of the buckets. Only a hook with `on_caller` may wait in
+     * stage 0. It may also return TDDP_CANCELED if the host interrupts it: the next
+     * tddp_reducer_finish() calls that stage again before it launches another bucket.
      */
     tddp_status (*run)(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
                        tddp_work **work, int *again);
 
-    /** Frees the state, once nobody has the hook and all works it started are done. */
+    /** Frees the state, after the last release of the hook and the completion of all its works.
+     *  NULL: nothing to free. */
     void (*free)(void *state);
 
-    /** What else makes two hooks of that name differ, as text: the ranks compare it with the name
-     *  in the first round. Copied; NULL: nothing. */
+    /** The hook's settings as text: the ranks compare them, and the name, in the first iteration.
+     *  Copied; NULL: none. */
     const char *settings;
 
-    /** Bit (1 << tddp_device_type) for each kind of memory that its buckets may lie in; 0: the
-     *  CPU's alone. On a device a stage's work is done to those who come on the buffer's stream,
-     *  the current one, and not to the host; `on_caller` is not for devices. */
+    /** Bit (1 << tddp_device_type) for each kind of device that the hook supports; 0: the CPU only.
+     *  On a device a stage's work has completed for later work on the buffer's stream, which is the
+     *  current one, not for the host. A hook with `on_caller` can't support devices. */
     uint32_t device_types;
 } tddp_comm_hook_ops;
 
 typedef struct tddp_comm_hook tddp_comm_hook;
 
-/** Makes a hook of one's own; `ops` is copied, its settings too. Takes over `state` if it returns
- * TDDP_OK. Caller: tddp_comm_hook_release(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
+/** Makes a hook from callbacks. Copies `ops` and its settings; owns `state` if it returns TDDP_OK.
+ * Caller: tddp_comm_hook_release(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state,
                                                         tddp_comm_hook **out);
 TDDP_API tddp_comm_hook *tddp_comm_hook_retain(tddp_comm_hook *hook);
@@ -83,11 +86,11 @@ TDDP_API const char *tddp_comm_hook_name(const tddp_comm_hook *hook);
 /** "" if there are none. Borrowed from the hook. */
 TDDP_API const char *tddp_comm_hook_settings(const tddp_comm_hook *hook);
 TDDP_API int tddp_comm_hook_on_caller(const tddp_comm_hook *hook);
-/** Whether it takes buckets in that memory. */
+/** Whether the hook supports buckets on devices of that type. */
 TDDP_API int tddp_comm_hook_takes(const tddp_comm_hook *hook, tddp_device_type type);
 
-/** Calls the hook's `run`: for reducers, and for hooks around another. A work that is under way
- *  keeps the hook: whoever lets go of both early uses tddp_work_on_done(). */
+/** Calls the hook's `run`: for reducers, and for hooks that wrap another. The hook must live until
+ *  its works complete: a caller that releases both before uses tddp_work_on_done(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_comm_hook_run(tddp_comm_hook *hook, tddp_group *group,
                                                        const tddp_bucket *bucket, int stage,
                                                        tddp_work **work, int *again);

@@ -1,10 +1,10 @@
 /**
  * @file flat.h
- * @brief Flat buffers: parameters, or their gradients, that lie one behind the other in one piece
- * of memory, so that one operation serves all of them.
+ * @brief Flat buffers: parameters, or their gradients, in contiguous memory, so that one operation
+ * includes all of them.
  *
- * Parameters are known by their numbers, and what belongs to each is a slice of a buffer. Nothing
- * here sees a tensor: the owner of the tensors describes them, and gives memory on devices.
+ * Parameters are identified by number, and each has a slice of a buffer. Nothing here knows
+ * tensors: their owner describes them, and allocates memory on devices.
  */
 #ifndef TDDP_FLAT_H
 #define TDDP_FLAT_H
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/** A parameter, as its owner describes it. */
+/** The description of a parameter. */
 typedef struct tddp_param {
     const char *name; /**< for messages */
     size_t count;     /**< elements */
@@ -27,29 +27,30 @@ typedef struct tddp_param {
     int sparse; /**< its gradient is sparse: it has no slice in any buffer */
 } tddp_param;
 
-/** Where something of a parameter lies in a flat buffer, in the buffer's elements. */
+/** A parameter's slice of a flat buffer, in the buffer's elements. */
 typedef struct tddp_flat_slice {
     size_t param;  /**< the parameter's number */
     size_t offset; /**< of the first element */
-    size_t count;  /**< of a complex parameter twice its elements: buffers hold real numbers */
+    size_t count;  /**< elements; of a complex parameter twice as many: buffers are real */
     const int64_t *dims; /**< the parameter's shape; borrowed from its description */
     size_t ndim;
 } tddp_flat_slice;
 
 /**
- * Memory on TDDP_CUDA, which the owner of the tensors gives: on the CPU buffers lie in memory of
- * the group. `device` is a device's number. Work is put on the calling thread's current stream of
- * that device and need not be done when a call returns. Calls come from any thread, also one that
- * holds a lock of this library, and must not call what they serve. The table is copied; `user`, and
- * what the calls need, live as long as any of the memory.
+ * Callbacks for memory on TDDP_CUDA (on the CPU buffers are in the group's memory). `device` is a
+ * device's index. Callbacks queue work on the calling thread's current stream of that device, and
+ * need not wait for it. They are called on any thread, also under a lock of this library, and must
+ * not call the object that uses them. The table is copied; `user` must live as long as any of the
+ * memory. Programs that were compiled against an older version may pass a smaller struct: the
+ * callbacks that it lacks are not called.
  */
 typedef struct tddp_device_memory_ops {
     size_t size; /**< sizeof(tddp_device_memory_ops) */
     void *user;
-    /** So many bytes, more than 0, that are zero: `*data` is the address, at a multiple of 64, and
-     *  `*handle` what release() gets. */
+    /** Allocates `bytes` zeroed bytes, at least 1. Sets `*data` to the address, a multiple of 64,
+     *  and `*handle` to what release() gets. */
     tddp_status (*allocate)(void *user, int32_t device, size_t bytes, void **handle, void **data);
-    /** Once nothing uses the memory that this library knows of: operations on it are done. */
+    /** Frees the memory. Called when no operation of this library uses it any more. */
     void (*release)(void *user, void *handle);
     tddp_status (*copy)(void *user, int32_t device, void *into, const void *from, size_t bytes);
     tddp_status (*zero)(void *user, int32_t device, void *data, size_t bytes);
@@ -61,12 +62,12 @@ typedef struct tddp_device_memory_ops {
     void *(*stream)(void *user, int32_t device);
 } tddp_device_memory_ops;
 
-/** The memory behind some flat buffers, reference counted, for those whose tensors may outlive
- *  whatever made the buffers. Any thread. */
+/** The memory of flat buffers, reference counted, for tensors that may outlive the buffers' owner.
+ *  Any thread. */
 typedef struct tddp_flat_memory tddp_flat_memory;
 /** Returns its argument. */
 TDDP_API tddp_flat_memory *tddp_flat_memory_retain(tddp_flat_memory *memory);
-/** NULL is fine. */
+/** NULL is allowed. */
 TDDP_API void tddp_flat_memory_release(tddp_flat_memory *memory);
 
 #ifdef __cplusplus

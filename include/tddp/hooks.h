@@ -1,19 +1,19 @@
 /**
  * @file hooks.h
- * @brief The communication hooks that come with the library, for tddp_reducer_set_hook().
+ * @brief The built-in communication hooks, for tddp_reducer_set_hook().
  *
- * Each call makes one; caller: tddp_comm_hook_release(). They run on any thread, take float16,
- * bfloat16, float32 and float64 buckets in the CPU's memory (tddp_hook_compress() on devices too;
- * tddp_hook_allreduce(), tddp_hook_noop() and tddp_hook_post_local_sgd() whatever the group takes),
- * and after a bucket's first round allocate nothing for it. Whatever a rank computes by itself from
- * what all ranks have is computed alike on all, to the last bit, on machines of one kind.
+ * Each function makes a hook; caller: tddp_comm_hook_release(). Hooks run on any thread and support
+ * float16, bfloat16, float32 and float64 buckets on the CPU (tddp_hook_compress() also on devices;
+ * tddp_hook_allreduce(), tddp_hook_noop() and tddp_hook_post_local_sgd() everything that the group
+ * supports). After a bucket's first iteration they allocate nothing for it. All ranks get bitwise
+ * equal results, on machines of one kind.
  *
- * Hooks with memory of their own (compress, quantize, power_sgd) keep it for each bucket, by its
- * index, until `layout` changes: such a hook serves one reducer. Works use that memory, so whoever
- * runs a hook keeps a reference to it until the works it started are done; reducers do.
+ * compress, quantize and power_sgd keep state for each bucket, by its index, until `layout`
+ * changes: such a hook can belong to one reducer only. Works use that state, so the caller of a
+ * hook holds a reference to it until its works have completed; reducers do.
  *
- * Common errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. A bucket that a hook cannot take is
- * TDDP_UNSUPPORTED when it is run.
+ * Common errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. Running a hook on a bucket that it
+ * doesn't support is TDDP_UNSUPPORTED.
  */
 #ifndef TDDP_HOOKS_H
 #define TDDP_HOOKS_H
@@ -24,18 +24,17 @@
 extern "C" {
 #endif
 
-/** The average over the ranks: what happens without a hook. */
+/** Averages over the ranks, as without a hook. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_allreduce(tddp_comm_hook **out);
 
-/** Leaves each rank its own gradients and sends nothing: to see what communication costs. */
+/** Does nothing: each rank keeps its local gradients. For measuring the cost of communication. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_noop(tddp_comm_hook **out);
 
 /**
- * Sends the bucket as TDDP_FLOAT16 or TDDP_BFLOAT16. With `inner` NULL it is divided by the number
- * of ranks, rounded once, summed in that dtype and cast back: no sum overflows whose average does
- * not. Else `inner` gets it rounded to that dtype, does what it does, and its result is cast back
- * (`inner` is retained). Buckets that have the dtype already go to `inner`, or are averaged, as
- * they are.
+ * Compresses the bucket to TDDP_FLOAT16 or TDDP_BFLOAT16. With `inner` NULL it is divided by the
+ * number of ranks, rounded once, summed in that dtype and cast back: a sum overflows only if the
+ * average does. Else `inner` runs on the bucket rounded to that dtype, and its result is cast back
+ * (`inner` is retained). Buckets that have the dtype already are not cast.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner,
                                                        tddp_comm_hook **out);
@@ -44,12 +43,12 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_co
 #define TDDP_QUANTIZE_BUCKET_SIZE 512
 
 /**
- * Sends each element as a byte: scale * (byte - zero point), where scale and zero point follow from
- * the least and greatest of the bucket, or with `per_channel` of each `bucket_size` elements in
- * turn, such that zero is exact. All ranks gather all of them and average. As PyTorch's
- * quantization hooks, computed in float32; unlike theirs, gradients whose range is below 3e-5 keep
- * their eight bits, and both numbers travel with the bytes. An element that is not finite makes NaN
- * of its channel on all ranks.
+ * Quantizes each element to a byte, x = scale * (byte - zero point), with a scale and zero point
+ * from the minimum and maximum of the bucket, or with `per_channel` of each `bucket_size` elements,
+ * such that zero is exact. The ranks gather all bytes, dequantize and average. As PyTorch's
+ * quantization hooks, computed in float32; unlike theirs, gradients with a range below 3e-5 keep
+ * eight bits of precision, and scale and zero point are sent with the bytes. If an element isn't
+ * finite, its channel becomes NaN on all ranks.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_quantize(int per_channel, size_t bucket_size,
                                                        tddp_comm_hook **out);
@@ -57,14 +56,14 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_hook_quantize(int per_channel, size_t b
 typedef struct tddp_power_sgd_opts {
     size_t size;                      /**< sizeof(tddp_power_sgd_opts) */
     int rank;                         /**< of the approximation, from 1 */
-    int64_t start_iteration;          /**< rounds before this one are averaged as they are */
-    double min_compression_rate;      /**< a matrix of n x m is compressed where
+    int64_t start_iteration;          /**< earlier iterations are averaged uncompressed */
+    double min_compression_rate;      /**< a matrix of n x m is compressed if
                                        * (n + m) * rank * min_compression_rate < n * m */
-    int error_feedback;               /**< what a round lost is added to the next one's gradients */
-    int warm_start;                   /**< begin with the last round's Q, not a random one */
-    double orthogonalization_epsilon; /**< added to the columns' norms; they may be 0 without it */
+    int error_feedback;               /**< add an iteration's error to the next gradients */
+    int warm_start;                   /**< start with the last iteration's Q, not a random one */
+    double orthogonalization_epsilon; /**< added to the columns' norms, against division by 0 */
     uint64_t seed;                    /**< of random matrices; the same on every rank */
-    int batched;                      /**< the bucket as one square matrix */
+    int batched;                      /**< compress the bucket as one square matrix */
 } tddp_power_sgd_opts;
 
 /** PyTorch's defaults. */
@@ -78,16 +77,17 @@ typedef struct tddp_power_sgd_opts {
 TDDP_API void tddp_power_sgd_opts_init(tddp_power_sgd_opts *opts, size_t size);
 
 /**
- * PowerSGD: of each gradient's matrix M (first dimension by the others) the ranks average
- * P = M Q, make its columns orthonormal, average Q = M^T P, and take P Q^T. Gradients that are not
- * worth it, those without a second dimension among them, are averaged together as they are. With
- * `batched` the bucket's gradients in a row are one square matrix, always compressed. The
- * operations carry the bucket's dtype; float16 and bfloat16 are computed in float32.
+ * PowerSGD: for each gradient's matrix M (first dimension by the product of the others) the ranks
+ * average P = M Q, orthonormalize P, average Q = M^T P, and use P Q^T. Gradients that compression
+ * wouldn't shrink enough, and those with fewer than two dimensions, are averaged uncompressed, in
+ * the same operation as P. With `batched` the bucket's gradients, concatenated, are one square
+ * matrix that is always compressed. The operations use the bucket's dtype; float16 and bfloat16 are
+ * computed in float32.
  *
- * Rounds are counted by the bucket's `round`. Matrices and what they remember begin afresh when
- * `layout` changes, so `start_iteration` may also be 0. A column without a direction of its own is
- * 0, and random again in the next round's Q. A gradient that is not finite makes NaN of its matrix
- * on all ranks, in that round alone: what was to be fed back to that matrix is forgotten.
+ * The bucket's `round` counts iterations. Matrices and errors are reset when `layout` changes, so
+ * `start_iteration` may also be 0. A linearly dependent column is 0, and random in the next
+ * iteration's Q. If a gradient isn't finite, its matrix becomes NaN on all ranks in that iteration,
+ * and the matrix's error is cleared.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opts *opts,
                                                         tddp_comm_hook **out);
@@ -96,11 +96,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_hook_power_sgd(const tddp_power_sgd_opt
 #define TDDP_POST_LOCAL_SGD_START 100
 
 /**
- * The average over the group that the hook runs with, before round `start_iteration`; from then on
- * over `subgroup`, or over nobody if `post_local_gradient_allreduce` is 0. The parameters are to be
- * averaged now and then by the caller. Retains the subgroup (NULL only if it is not used): the
- * hook's last reference must not go on a thread that runs a work's callback if it may be the
- * subgroup's last one too. Errors of a round: those of tddp_all_reduce().
+ * Averages over the hook's group before iteration `start_iteration`; from then on over `subgroup`,
+ * or not at all if `post_local_gradient_allreduce` is 0. The caller averages the parameters
+ * periodically. Retains the subgroup (NULL only if it is not used): the hook's last reference must
+ * not be released on a thread that runs a work's callback if that may release the subgroup's last
+ * one too. Errors of an iteration: those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup,
                                                              int64_t start_iteration,

@@ -1,29 +1,31 @@
 /**
  * @file reducer.h
- * @brief Gradient buckets: planned as PyTorch plans them, reduced while backward still runs.
+ * @brief Gradient buckets, assigned as in PyTorch and reduced while backward still runs.
  *
- * The reducer knows parameters by number and gradients by address; it never sees a tensor. It owns
- * the memory of the buckets: each parameter's gradient is a slice of one. Its owner (the libtorch
- * shim, or a test) makes gradients live in those slices and reports each as it becomes ready.
+ * The reducer identifies parameters by number and gradients by address; it doesn't know tensors. It
+ * owns the memory of the buckets: each parameter's gradient is a slice of a bucket. Its owner (the
+ * libtorch shim, or a test) keeps gradients in those slices and marks each ready.
  *
  *     prepare -> mark_ready (each parameter once, any order, any thread) -> finish -> prepare ...
  *
- * A bucket is handed to the group once all its parameters are ready and all buckets before it have
- * been handed over, so every rank hands them over in the same order. After the first round the
- * buckets are rebuilt in the order in which rank 0's gradients became ready. After that round
+ * One such iteration ("round" in the names below) belongs to one synchronized backward. A bucket is
+ * launched, that is, submitted to the group, once all its parameters are ready and all buckets
+ * before it are launched, so every rank submits them in the same order. After the first iteration
+ * the buckets are rebuilt in the order in which rank 0's gradients became ready. From then on
  * mark_ready allocates nothing and holds one lock briefly.
  *
- * Three things may differ from that plain life:
- *   - parameters that a round does not reach (find_unused): prepare -> set_unused -> mark_ready of
- *     the others -> finish; a map of who used what is reduced with the buckets;
- *   - a graph that is the same in every round (static_graph): the first round counts how often each
- *     parameter is reported and hands over in finish, later ones expect those counts;
- *   - a communication hook, which does with each bucket what it likes, in stages.
+ * Three options change this:
+ *   - find_unused: an iteration may not use all parameters. prepare -> set_unused -> mark_ready of
+ *     the others -> finish; the map of used parameters is reduced with the buckets;
+ *   - static_graph: the graph is the same in every iteration. The first iteration counts how often
+ *     each parameter is marked ready, and finish launches its buckets; later ones expect the same
+ *     counts;
+ *   - a communication hook replaces the average, in stages.
  *
- * Buckets on a device are not waited for by the host. A bucket is handed over on the current stream
- * of the thread that hands it over, which first waits for all streams that were current where its
- * gradients were reported; finish has the current stream of its thread wait for the averages. What
- * fails after that is told by the next prepare.
+ * The host doesn't wait for buckets on devices. A bucket is launched on the current stream of the
+ * launching thread, after that stream has waited for all streams that were current when its
+ * gradients were marked ready; finish has the current stream of its thread wait for the averages. A
+ * later failure is returned by the next prepare.
  */
 #ifndef TDDP_REDUCER_H
 #define TDDP_REDUCER_H
@@ -46,10 +48,10 @@ typedef struct tddp_reducer_opts {
     /** Bytes of the first, second ... bucket, copied; the last repeats. NULL, 0: PyTorch's. */
     const size_t *limits;
     size_t limit_count;
-    int find_unused;  /**< rounds may leave parameters out: tddp_reducer_set_unused() */
-    int static_graph; /**< every round is like the first one; find_unused is then not needed */
-    int skip_unused;  /**< buckets that no rank uses are not reduced; with one of the two above */
-    int describe;     /**< ranks compare the names and shapes in each bucket as well */
+    int find_unused;  /**< iterations may not use all parameters: tddp_reducer_set_unused() */
+    int static_graph; /**< the graph is the same in each iteration; find_unused is ignored */
+    int skip_unused;  /**< buckets that no rank uses are not reduced; needs one of the two above */
+    int describe;     /**< ranks also compare the names and shapes in each bucket */
     /** For parameters on devices; NULL if all are on the CPU. */
     const tddp_device_memory_ops *device;
 } tddp_reducer_opts;
@@ -63,39 +65,38 @@ typedef struct tddp_reducer_opts {
 TDDP_API void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size);
 
 /**
- * Compares the parameters over all ranks (number, shapes, dtypes, sparse ones, how they are spread
- * over devices, and the options; a difference is TDDP_MISMATCH on every rank and its text names the
- * parameter and both ranks), then
- * makes the first buckets: as PyTorch, one per dtype and device, for nothing is known of the order
- * yet; with find_unused and no static_graph by `limits`, and then for good. Memory starts zeroed.
- * Sparse parameters are compared and counted as the others, but are in no bucket: the caller
- * that reports them averages them. Copies `params` with their names and dims, and keeps a reference
- * to the group. Caller: tddp_reducer_free(). Errors: TDDP_INVALID_ARGUMENT (no parameters; one
- * whose dtype has no gradient; options that contradict each other; a memory table that lacks a
- * call), TDDP_UNSUPPORTED (a parameter on a device, and no table), those of tddp_all_gather(), and
- * those of the table.
+ * Compares the parameters over all ranks (number, shapes, dtypes, sparse gradients, distribution
+ * over devices) and the options; a difference is TDDP_MISMATCH on every rank, and its text names
+ * the parameter and both ranks. Then makes the first buckets: as in PyTorch, one per dtype and
+ * device, because the order is unknown yet; with find_unused and no static_graph by `limits`, and
+ * these are never rebuilt. Memory starts zeroed. Sparse parameters are compared and marked ready as
+ * the others, but are in no bucket: the caller averages their gradients. Copies `params` with their
+ * names and dims, and retains the group. Caller: tddp_reducer_free(). Errors: TDDP_INVALID_ARGUMENT
+ * (no parameters; one whose dtype has no gradient; options that contradict each other; a memory
+ * table without a callback), TDDP_UNSUPPORTED (a parameter on a device, and no table), those of
+ * tddp_all_gather(), and those of the table.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params,
                                                         size_t count, const tddp_reducer_opts *opts,
                                                         const tddp_wait *wait, tddp_reducer **out);
 
-/** Frees all but what tddp_flat_memory references, or buckets still under way, hold; those go on
- *  and their memory and hook follow them: the hook may then be freed on a thread of the group's.
- *  Never waits. NULL is fine. */
+/** Frees the reducer. Memory that tddp_flat_memory references or pending buckets hold lives as long
+ *  as they do; pending buckets also hold the hook, which may then be freed on a thread of the
+ *  group's. Never waits. NULL is allowed. */
 TDDP_API void tddp_reducer_free(tddp_reducer *reducer);
 
-/** Where parameter `index`'s gradient lies now. It moves when the buckets are rebuilt, which is
- * only inside tddp_reducer_rebuild(). NULL if `index` is out of range or sparse. */
+/** The address of parameter `index`'s gradient. It changes only in tddp_reducer_rebuild(). NULL if
+ * `index` is out of range or sparse. */
 TDDP_API void *tddp_reducer_gradient(tddp_reducer *reducer, size_t index);
 
-/** The memory behind the current buckets, borrowed until they are rebuilt: a caller that keeps
- *  tensors on it retains it. */
+/** The memory of the current buckets, borrowed until they are rebuilt: a caller that keeps tensors
+ *  in it retains it. */
 TDDP_API tddp_flat_memory *tddp_reducer_memory(const tddp_reducer *reducer);
 
 /**
- * What is done with buckets in place of averaging them. Once, before the first round. Retained. All
- * ranks have the same one: the first operation of the first round compares the names. A hook that
- * fails breaks the reducer as a failed operation does.
+ * Sets the communication hook, which replaces the average. Once, before the first iteration.
+ * Retains the hook. All ranks must set the same one: the first operation of the first iteration
+ * compares the names. A failed hook has the effect of a failed operation.
  * Errors: TDDP_INVALID_ARGUMENT (NULL; there is one; too late; a divisor is set), TDDP_UNSUPPORTED
  * (parameters on a device that the hook does not take).
  */
@@ -103,142 +104,142 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_hook(tddp_reducer *reducer,
                                                           tddp_comm_hook *hook);
 
 /**
- * From the next prepared round on gradients are sums divided by `ranks` in place of the world's
- * size, for ranks that have no more data: the same on every rank, also on those that shadow.
+ * From the next prepared iteration on gradients are sums divided by `ranks` instead of the world
+ * size, for uneven inputs: the same on every rank, also on joined ones.
  * Errors: TDDP_INVALID_ARGUMENT (not 1 to the world's size; there is a hook).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_divisor(tddp_reducer *reducer, int ranks);
 
 /**
- * Starts a round: every parameter is unready again. Called from forward, on whose current streams
- * the gradients' memory is in order.
- * Errors: TDDP_INVALID_ARGUMENT if some parameters of the round before became ready but others
- * never did: the text names those (at most ten) and says what to do. After a round that failed,
- * this and all later calls return its status: the ranks are out of step.
+ * Starts an iteration: no parameter is ready. Called from forward, on whose current streams the
+ * gradients' memory is in order.
+ * Errors: TDDP_INVALID_ARGUMENT if only some parameters became ready in the previous iteration: the
+ * text names the others (at most ten) and says what to do. After a failed iteration this and all
+ * later calls return its status: the ranks are out of step.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_prepare(tddp_reducer *reducer);
 
 /**
- * With find_unused, after prepare: the parameters that this round will not reach. They count as
- * ready with the first mark_ready of the round, or in finish, so that a forward without a backward
- * starts nothing; by then their slices hold what this rank adds to the average, zeros as a rule.
- * With skip_unused every rank calls this in every round, also with none, and it waits until all
- * have; if `wait` ended before (TDDP_TIMEOUT, TDDP_CANCELED), call it again. A static_graph finds
- * out by itself: this then only notes, for buckets on devices, that their slices were written on
- * the calling thread's stream. Errors: TDDP_INVALID_ARGUMENT (without find_unused; outside a round
- * or after its first mark_ready; out of range), and those of tddp_all_reduce().
+ * With find_unused, after prepare: the parameters that this iteration doesn't use. The iteration's
+ * first mark_ready, or finish, marks them ready, so a forward without a backward launches nothing;
+ * their slices then contain what this rank adds to the average, normally zeros. With skip_unused
+ * every rank calls this in every iteration, even without unused parameters, and it waits until all
+ * ranks have called it; if `wait` ended before (TDDP_TIMEOUT, TDDP_CANCELED), call it again. With
+ * static_graph, which finds unused parameters by itself, this only records, for buckets on devices,
+ * that their slices were written on the calling thread's stream. Errors: TDDP_INVALID_ARGUMENT
+ * (without find_unused; outside an iteration or after its first mark_ready; out of range), and
+ * those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_set_unused(tddp_reducer *reducer,
                                                             const size_t *unused, size_t count,
                                                             const tddp_wait *wait);
 
-/** Parameter `index` got a gradient that no round saw (under no_sync) and the next one averages: it
- * counts as used by this rank there, even if set_unused lists it. Any thread. */
+/** Parameter `index` got a gradient outside an iteration (under no_sync), which the next iteration
+ * averages: there it counts as used by this rank, even if set_unused lists it. Any thread. */
 TDDP_API void tddp_reducer_note_used(tddp_reducer *reducer, size_t index);
 
 /**
- * Parameter `index`'s gradient lies complete in its slice. Hands over the buckets that this
- * completes, but for those that tddp_reducer_finish() executes itself (the round's last one, and
- * all where the group's thread has no core of its own); if the hook may only run on the caller's
- * thread, tddp_reducer_hand_over() does. With
- * static_graph a parameter is ready at its last expected call; in the first round none is.
- * `*all_ready` is set to 1 if it was the last of the round, else 0.
- * Errors: TDDP_INVALID_ARGUMENT (out of range; ready twice in a round, or more often than in the
- * first one with static_graph: the text names it), and those of tddp_all_reduce() or the hook.
+ * Marks parameter `index`'s gradient ready: it is complete in its slice. Launches the buckets that
+ * this completes, except those that tddp_reducer_finish() executes itself (the last one; all of
+ * them if there are fewer than two cores for each rank). If the hook must run on the caller's
+ * thread, tddp_reducer_hand_over() launches them instead. With static_graph a parameter is ready at
+ * its last expected call; in the first iteration none is.
+ * `*all_ready` is set to 1 if all parameters are ready, else 0.
+ * Errors: TDDP_INVALID_ARGUMENT (out of range; ready twice in an iteration, or with static_graph
+ * more often than in the first one: the text names it), and those of tddp_all_reduce() or the hook.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index,
                                                             int *all_ready);
 
 /**
- * For hooks that run on the caller's thread: gives them the buckets that are complete, in order.
- * Only on the thread that runs backward; no lock is held meanwhile. `*all_handed_over` is set to 1
- * if these were the last of the round, else 0. Errors: those of the hook.
+ * For hooks that run on the caller's thread: launches the ready buckets, in order. Only on the
+ * thread that runs backward; no lock is held while the hook runs. `*all_handed_over` is set to 1 if
+ * all buckets are launched, else 0. Errors: those of the hook.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_hand_over(tddp_reducer *reducer,
                                                            int *all_handed_over);
 
 /**
- * Ends the round: counts as ready what set_unused left, with static_graph in its first round all;
- * hands over what is complete and was not; waits until every bucket handed over is averaged, or
- * has gone through all stages of the hook; for buckets on devices the thread's current streams do
- * the waiting. If parameters are missing, prepare complains of them.
+ * Ends the iteration: marks unused parameters ready (with static_graph in the first iteration, all
+ * parameters); launches the ready buckets; waits until every launched bucket is averaged, or has
+ * passed all stages of the hook. For buckets on devices the thread's current streams wait. If
+ * gradients are missing, the next prepare fails.
  * Returns the first failure. If `wait` ended before the operations did (TDDP_TIMEOUT,
- * TDDP_CANCELED; it may have ended before this call), all complete buckets are handed over all the
- * same and the other ranks get this one's part: call it again, or let tddp_reducer_prepare() do
- * so.
+ * TDDP_CANCELED; it may have ended before this call), all ready buckets are launched nevertheless,
+ * so the other ranks don't wait for this one: call it again, or let tddp_reducer_prepare() do so.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_finish(tddp_reducer *reducer,
                                                         const tddp_wait *wait);
 
 /**
- * Waits until no operation of the round is under way, and does nothing else: for owners who hold a
- * lock of the host's in finish, as a hook with `on_caller` needs it, and let go of it where finish,
- * given no time, says TDDP_TIMEOUT. `*any` is set to 1 if there was one, else 0. How they ended is
- * told by the next finish. Errors: TDDP_TIMEOUT, TDDP_CANCELED (they are under way still).
+ * Waits until no operation of the iteration is pending, and does nothing else. For owners that call
+ * finish while holding a lock of the host language, as a hook with `on_caller` requires: they call
+ * finish with timeout 0, and when it returns TDDP_TIMEOUT, release the lock and call this. `*any`
+ * is set to 1 if an operation was pending, else 0. The next finish returns the operations' status.
+ * Errors: TDDP_TIMEOUT, TDDP_CANCELED (operations are still pending).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_await_works(tddp_reducer *reducer,
                                                              const tddp_wait *wait, int *any);
 
 /**
- * A round of a rank without data, in place of mark_ready and finish: zeroes its buckets, hands over
- * all, waits. After rebuild and prepare, as on the other ranks. If `wait` ended before, call it or
- * finish again. Errors: TDDP_INVALID_ARGUMENT (not prepared; gradients are ready already) and those
- * of tddp_reducer_finish().
+ * The iteration of a joined rank, which has no data left, in place of mark_ready and finish: zeroes
+ * its buckets, launches all, waits. After rebuild and prepare, as on the other ranks. If `wait`
+ * ended before, call it or finish again. Errors: TDDP_INVALID_ARGUMENT (not prepared; gradients are
+ * ready already) and those of tddp_reducer_finish().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_shadow(tddp_reducer *reducer,
                                                         const tddp_wait *wait);
 
 /**
- * After the first finished round, once: takes rank 0's order of readiness (if it only shadowed:
- * from the last parameter to the first), plans the buckets anew by `limits` and moves the
- * gradients, contents included. Never with find_unused, unless static_graph.
- * `*rebuilt` is 1 if it did, and the owner must point its gradients to their new places. A
- * collective call, on the thread that runs forward. Errors: TDDP_OUT_OF_MEMORY and those of
- * tddp_broadcast(); after TDDP_CANCELED or TDDP_OUT_OF_MEMORY the next call takes it up again.
+ * After the first finished iteration, once: rebuilds the buckets by `limits`, in the order in which
+ * rank 0's gradients became ready (if rank 0 had joined: from the last parameter to the first), and
+ * copies the gradients. Never with find_unused, unless static_graph. `*rebuilt` is set to 1 if it
+ * did: the owner must then update its gradients' addresses. A collective call, on the thread that
+ * runs forward. Errors: TDDP_OUT_OF_MEMORY and those of tddp_broadcast(); after TDDP_CANCELED or
+ * TDDP_OUT_OF_MEMORY the next call continues.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_reducer_rebuild(tddp_reducer *reducer,
                                                          const tddp_wait *wait, int *rebuilt);
 
-/** After finish: whether any rank used parameter `index` in this round. 1 if nobody looked: without
+/** After finish: whether any rank used parameter `index` in this iteration. Always 1 without
  *  find_unused and static_graph. */
 TDDP_API int tddp_reducer_used(const tddp_reducer *reducer, size_t index);
 
-/** What put the ranks out of step for good, so that every call fails; TDDP_OK if nothing did. On
- * the thread that runs forward. */
+/** The permanent failure with which every call fails; TDDP_OK if there is none. On the thread that
+ * runs forward. */
 TDDP_API tddp_status tddp_reducer_failure(const tddp_reducer *reducer);
 
-/** The buckets as they are: their number, and bytes of the gradients in bucket `i` (0 if out of
- *  range). */
+/** The number of buckets, and the bytes of the gradients in bucket `i` (0 if out of range). */
 TDDP_API size_t tddp_reducer_bucket_count(const tddp_reducer *reducer);
 TDDP_API size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i);
 
 /** Which bucket parameter `index` is in; (size_t)-1 if out of range or sparse. */
 TDDP_API size_t tddp_reducer_bucket_of(const tddp_reducer *reducer, size_t index);
 
-/** The parameters in bucket `bucket` as they lie in it: their number (0 if out of range); at most
- *  `room` of them are written to `out`. */
+/** The parameters in bucket `bucket`, in the order of their slices: returns their number (0 if out
+ *  of range) and writes at most `room` of them to `out`. */
 TDDP_API size_t tddp_reducer_bucket_params(const tddp_reducer *reducer, size_t bucket, size_t *out,
                                            size_t room);
 
-/** Parameters in the order in which they became ready in the last finished round: their number, 0
- *  before; at most `room` of them are written to `out`. */
+/** The parameters in the order in which they became ready in the last finished iteration: returns
+ *  their number (0 before the first) and writes at most `room` of them to `out`. */
 TDDP_API size_t tddp_reducer_order(const tddp_reducer *reducer, size_t *out, size_t room);
 
-/** Whether buckets have their final layout by a rebuild; how many rounds were finished. */
+/** Whether the buckets were rebuilt; how many iterations were finished. */
 TDDP_API int tddp_reducer_rebuilt(const tddp_reducer *reducer);
 TDDP_API uint64_t tddp_reducer_rounds(const tddp_reducer *reducer);
 
-/** Moments of the last finished round on the monotonic clock, in nanoseconds; 0: did not come. */
+/** Times of the last finished iteration on the monotonic clock, in nanoseconds; 0: didn't occur. */
 typedef struct tddp_reducer_times {
     int64_t prepared_ns;     /**< forward began */
-    int64_t first_ready_ns;  /**< the first gradient was there */
-    int64_t last_ready_ns;   /**< the last one */
-    int64_t first_launch_ns; /**< the first bucket was handed over */
-    int64_t finished_ns;     /**< all were averaged */
-    uint64_t rounds;         /**< finished ones, this included */
+    int64_t first_ready_ns;  /**< the first gradient was ready */
+    int64_t last_ready_ns;   /**< the last gradient was ready */
+    int64_t first_launch_ns; /**< the first bucket was launched */
+    int64_t finished_ns;     /**< all buckets were averaged */
+    uint64_t rounds;         /**< finished iterations, including this one */
 } tddp_reducer_times;
 
-/** On the thread that runs forward, as the questions above. */
+/** On the thread that runs forward, like the getters above. */
 TDDP_API void tddp_reducer_times_of(const tddp_reducer *reducer, tddp_reducer_times *out);
 
 #ifdef __cplusplus

@@ -1,12 +1,12 @@
 /*
- * Flat buffers: which parameter lies where, and in whose memory. Public part of this room:
+ * Flat buffers: the assignment of parameters to buffers, and their memory. Public part:
  * <tddp/flat.h>.
  *
- *     plan.c         parameters -> buffers, pure
- *     layout.c       a plan given memory: offsets, slices
- *     memory.c       the counted pieces of memory, on the CPU and on devices
+ *     plan.c         assigns parameters to buffers
+ *     layout.c       offsets and slices in the buffers' memory
+ *     memory.c       reference-counted memory, on the CPU and on devices
  *
- * Knows neither tensors nor who reduces, gathers or scatters the buffers.
+ * Independent of tensors, and of the operations on the buffers.
  */
 #ifndef TDDP_FLAT_FLAT_H
 #define TDDP_FLAT_FLAT_H
@@ -18,10 +18,9 @@
 
 /* --- plan.c ---------------------------------------------------------------------------------- */
 
-/* In place of a buffer's number, for sparse parameters. */
+/* The buffer number of sparse parameters. */
 #define TDDP_FLAT_NO_BUFFER ((size_t)-1)
 
-/* Bytes of a parameter. */
 size_t tddp_param_bytes(const tddp_param *param);
 
 /*
@@ -36,8 +35,8 @@ TDDP_NODISCARD tddp_status tddp_flat_plan(const tddp_param *params, size_t count
                                           const size_t *limits, size_t limit_count,
                                           size_t *buffer_of, size_t *buffer_count);
 
-/* The same, but walks the parameters in the order given by `order[count]` and numbers the buffers
- * by their last parameter in that order: the one complete first comes first. */
+/* The same, but visits the parameters in the order given by `order[count]` and numbers the buffers
+ * by their last parameter in that order: the buffer that is complete first has number 0. */
 TDDP_NODISCARD tddp_status tddp_flat_plan_in_order(const tddp_param *params, const int64_t *order,
                                                    size_t count, const size_t *limits,
                                                    size_t limit_count, size_t *buffer_of,
@@ -48,24 +47,24 @@ TDDP_NODISCARD tddp_status tddp_flat_plan_in_order(const tddp_param *params, con
 enum { TDDP_FLAT_ALIGNMENT = 64 }; /* of each slice, in bytes */
 
 typedef struct tddp_flat_buffer {
-    tddp_buffer buffer; /* all of it, padding included, as real numbers */
-    size_t bytes;       /* of the slices alone */
+    tddp_buffer buffer; /* with the padding, as real numbers */
+    size_t bytes;       /* of the slices, without the padding */
     size_t slice_count;
-    tddp_flat_slice *slices; /* in the order in which they lie; owned by the layout */
+    tddp_flat_slice *slices; /* by increasing offset; owned by the layout */
 } tddp_flat_buffer;
 
 typedef struct tddp_flat_layout {
     size_t *buffer_of; /* by parameter */
-    char **addresses;  /* by parameter: into `memory`; NULL if sparse */
+    char **addresses;  /* by parameter: in `memory`; NULL if sparse */
     size_t buffer_count;
     tddp_flat_buffer *buffers;
-    tddp_flat_slice *slices; /* buffer by buffer */
+    tddp_flat_slice *slices; /* of all buffers */
     tddp_flat_memory *memory;
 } tddp_flat_layout;
 
-/* Gives the plan memory, zeroed: the group's, and on devices that of the table. Within a buffer
- * slices lie in `order`; NULL is that of the parameters. Takes over `buffer_of` in any case.
- * `params` are needed for the call only, their dims as long as the layout. Caller:
+/* Allocates zeroed memory for a plan: from the group, and on devices from the table. Within a
+ * buffer slices are in `order`; NULL: the parameters' order. Owns `buffer_of`, also on failure.
+ * `params` are borrowed for the call, their dims as long as the layout lives. Caller:
  * tddp_flat_layout_free(). Errors: TDDP_OUT_OF_MEMORY, those of tddp_group_memory_create() and of
  * the table. */
 TDDP_NODISCARD tddp_status tddp_flat_layout_make(tddp_group *group,
@@ -73,19 +72,19 @@ TDDP_NODISCARD tddp_status tddp_flat_layout_make(tddp_group *group,
                                                  const tddp_param *params, const int64_t *order,
                                                  size_t count, size_t *buffer_of,
                                                  size_t buffer_count, tddp_flat_layout *out);
-/* Lets go of the memory too. A layout that is all zero is fine. */
+/* Releases the memory too. A layout that is all zero is allowed. */
 void tddp_flat_layout_free(tddp_flat_layout *layout);
 
 /* --- memory.c -------------------------------------------------------------------------------- */
 
-/* Memory for buffers that have a device, a dtype, and bytes in place of a count: they get their
- * addresses and counts. */
+/* Allocates memory for buffers whose device and dtype are set, and whose `count` is their bytes.
+ * Sets their addresses and counts. */
 TDDP_NODISCARD tddp_status tddp_flat_memory_make(tddp_group *group,
                                                  const tddp_device_memory_ops *ops,
                                                  tddp_flat_buffer *buffers, size_t count,
                                                  tddp_flat_memory **out);
 
-/* On a device both put work on the thread's current stream. */
+/* On a device both queue work on the thread's current stream. */
 TDDP_NODISCARD tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory,
                                                  const tddp_buffer *buffer);
 TDDP_NODISCARD tddp_status tddp_flat_memory_copy(const tddp_flat_memory *memory,

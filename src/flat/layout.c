@@ -1,12 +1,13 @@
 /*
- * A plan given memory. All buffers of a device lie in one zeroed piece (memory.c), one after the
- * other, each slice on a boundary of 64 bytes so that vector code never straddles a cache line.
+ * Places the buffers of a plan in memory. All buffers of a device are in one zeroed allocation
+ * (memory.c), one after the other, with each slice aligned to 64 bytes, so that vector loads don't
+ * straddle cache lines.
  *
  *     | param 7 |pad| param 6 | param 5 |pad||  buffer 1 ...
  *     `------------ buffer 0 ---------------'
  *
- * A buffer takes part in operations in one piece, padding included; padding is zero on every rank
- * and stays so. Any thread; a layout does not change after it is made, only the contents do.
+ * An operation on a buffer includes the padding, which is zero on every rank and stays zero. Any
+ * thread; a layout is immutable, except for the contents of its memory.
  */
 #include <stdlib.h>
 
@@ -17,15 +18,15 @@ static size_t padded(size_t bytes)
     return (bytes + TDDP_FLAT_ALIGNMENT - 1) & ~(size_t)(TDDP_FLAT_ALIGNMENT - 1);
 }
 
-/* Complex numbers are summed and divided part by part, so their buffers are of real numbers, twice
- * as many: any backend knows those. */
+/* A buffer of complex numbers is one of real numbers, two for each: sums and divisions are
+ * elementwise, and every backend supports real dtypes. */
 static tddp_dtype real_dtype(tddp_dtype dtype)
 {
     return dtype == TDDP_COMPLEX64 ? TDDP_FLOAT32 : dtype == TDDP_COMPLEX128 ? TDDP_FLOAT64 : dtype;
 }
 
-/* Sets offsets from 0 and each buffer's bytes. Sparse parameters have no place. */
-static void place(const tddp_param *params, const int64_t *order, size_t count,
+/* Sets the offsets, in bytes, and each buffer's bytes. Sparse parameters have no slice. */
+static void assign_offsets(const tddp_param *params, const int64_t *order, size_t count,
                   tddp_flat_layout *layout, size_t *offsets)
 {
     for (size_t k = 0; k < count; k++) {
@@ -34,7 +35,7 @@ static void place(const tddp_param *params, const int64_t *order, size_t count,
             continue;
         }
         tddp_flat_buffer *into = &layout->buffers[layout->buffer_of[i]];
-        offsets[i] = into->buffer.count; /* bytes within the buffer, for now */
+        offsets[i] = into->buffer.count; /* the buffer's bytes until tddp_flat_memory_make() */
         into->buffer.count += padded(tddp_param_bytes(&params[i]));
         into->buffer.dtype = real_dtype(params[i].dtype);
         into->buffer.device_type = params[i].device_type;
@@ -44,8 +45,8 @@ static void place(const tddp_param *params, const int64_t *order, size_t count,
     }
 }
 
-/* Lists each buffer's slices in the order in which they lie. */
-static void list(const tddp_param *params, const int64_t *order, size_t count,
+/* Makes each buffer's slices, by increasing offset. */
+static void make_slices(const tddp_param *params, const int64_t *order, size_t count,
                  tddp_flat_layout *layout, const size_t *offsets)
 {
     tddp_flat_slice *next = layout->slices;
@@ -67,7 +68,7 @@ static void list(const tddp_param *params, const int64_t *order, size_t count,
     }
 }
 
-static void point(size_t count, const size_t *offsets, tddp_flat_layout *layout)
+static void set_addresses(size_t count, const size_t *offsets, tddp_flat_layout *layout)
 {
     for (size_t i = 0; i < count; i++) {
         size_t b = layout->buffer_of[i];
@@ -84,12 +85,12 @@ static tddp_status fill(tddp_group *group, const tddp_device_memory_ops *device,
     if (!offsets || !layout->addresses || !layout->buffers || !layout->slices) {
         return TDDP_OUT_OF_MEMORY;
     }
-    place(params, order, count, layout, offsets);
+    assign_offsets(params, order, count, layout, offsets);
     tddp_status status = tddp_flat_memory_make(group, device, layout->buffers, layout->buffer_count,
                                                &layout->memory);
     if (status == TDDP_OK) {
-        point(count, offsets, layout);
-        list(params, order, count, layout, offsets);
+        set_addresses(count, offsets, layout);
+        make_slices(params, order, count, layout, offsets);
     }
     return status;
 }

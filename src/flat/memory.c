@@ -1,8 +1,8 @@
 /*
- * The memory that flat buffers lie in: a piece for each device that has any, counted as one. On the
- * CPU it is the group's, so that ranks of one host operate on it where it lies; on a device it
- * comes from the table that the tensors' owner gave. Any thread. The pieces live as long as anyone
- * holds them (a tensor on them, a work under way) and may outlive layout and group.
+ * The memory of flat buffers: an allocation per device, with one reference count for all. On the
+ * CPU it is memory of the group, so that ranks of one host reduce it in place; on a device it comes
+ * from the owner's table. Any thread. The allocations live as long as a reference to them (a tensor
+ * in them, a pending work), and may outlive the layout and the group.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -10,28 +10,28 @@
 
 #include "flat/flat.h"
 
-typedef struct piece {
+typedef struct allocation {
     tddp_device_type type;
     int32_t index;
     size_t bytes;
     char *data;
     tddp_group_memory *block; /* on the CPU */
-    void *handle;             /* on a device: the table's */
-} piece;
+    void *handle;             /* on a device: from the table */
+} allocation;
 
 struct tddp_flat_memory {
     atomic_long references;
     tddp_device_memory_ops ops; /* all zero: no device */
     size_t count;
-    piece pieces[];
+    allocation allocations[];
 };
 
-/* --- which pieces ---------------------------------------------------------------------------- */
+/* --- allocation ------------------------------------------------------------------------------ */
 
-static piece *find(tddp_flat_memory *memory, tddp_device_type type, int32_t index)
+static allocation *find(tddp_flat_memory *memory, tddp_device_type type, int32_t index)
 {
     for (size_t k = 0; k < memory->count; k++) {
-        piece *at = &memory->pieces[k];
+        allocation *at = &memory->allocations[k];
         if (at->type == type && at->index == index) {
             return at;
         }
@@ -39,40 +39,40 @@ static piece *find(tddp_flat_memory *memory, tddp_device_type type, int32_t inde
     return NULL;
 }
 
-/* Each buffer's count is its bytes, for now. */
-static void add_up(tddp_flat_memory *memory, const tddp_flat_buffer *buffers, size_t count)
+/* Each buffer's `count` is its bytes until assign_addresses(). */
+static void add_sizes(tddp_flat_memory *memory, const tddp_flat_buffer *buffers, size_t count)
 {
     for (size_t b = 0; b < count; b++) {
         const tddp_buffer *buffer = &buffers[b].buffer;
-        piece *at = find(memory, buffer->device_type, buffer->device_index);
+        allocation *at = find(memory, buffer->device_type, buffer->device_index);
         if (!at) {
-            at = &memory->pieces[memory->count++];
-            *at = (piece){.type = buffer->device_type, .index = buffer->device_index};
+            at = &memory->allocations[memory->count++];
+            *at = (allocation){.type = buffer->device_type, .index = buffer->device_index};
         }
         at->bytes += buffer->count;
     }
 }
 
-static tddp_status fill(tddp_group *group, const tddp_device_memory_ops *ops, piece *at)
+static tddp_status allocate(tddp_group *group, const tddp_device_memory_ops *ops, allocation *at)
 {
-    /* Parameters without elements alone take none. */
-    size_t least = at->bytes > 0 ? at->bytes : TDDP_FLAT_ALIGNMENT;
+    /* At least some bytes, also if no parameter has an element. */
+    size_t bytes = at->bytes > 0 ? at->bytes : TDDP_FLAT_ALIGNMENT;
     void *data = NULL;
     if (at->type != TDDP_CPU) {
-        tddp_status status = ops->allocate(ops->user, at->index, least, &at->handle, &data);
+        tddp_status status = ops->allocate(ops->user, at->index, bytes, &at->handle, &data);
         at->data = data;
         return status;
     }
-    tddp_status status = tddp_group_memory_create(group, least, &at->block);
+    tddp_status status = tddp_group_memory_create(group, bytes, &at->block);
     at->data = status == TDDP_OK ? tddp_group_memory_data(at->block) : NULL;
     return status;
 }
 
-static void place(tddp_flat_memory *memory, tddp_flat_buffer *buffers, size_t count)
+static void assign_addresses(tddp_flat_memory *memory, tddp_flat_buffer *buffers, size_t count)
 {
     for (size_t b = 0; b < count; b++) {
         tddp_buffer *buffer = &buffers[b].buffer;
-        piece *at = find(memory, buffer->device_type, buffer->device_index);
+        allocation *at = find(memory, buffer->device_type, buffer->device_index);
         buffer->data = at->data;
         at->data += buffer->count;
         buffer->count /= tddp_dtype_size(buffer->dtype);
@@ -82,22 +82,22 @@ static void place(tddp_flat_memory *memory, tddp_flat_buffer *buffers, size_t co
 tddp_status tddp_flat_memory_make(tddp_group *group, const tddp_device_memory_ops *ops,
                                   tddp_flat_buffer *buffers, size_t count, tddp_flat_memory **out)
 {
-    tddp_flat_memory *memory = tddp_alloc(sizeof *memory + count * sizeof *memory->pieces);
+    tddp_flat_memory *memory = tddp_alloc(sizeof *memory + count * sizeof *memory->allocations);
     if (!memory) {
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&memory->references, 1);
     memory->ops = *ops;
-    add_up(memory, buffers, count);
+    add_sizes(memory, buffers, count);
     tddp_status status = TDDP_OK;
     for (size_t k = 0; k < memory->count && status == TDDP_OK; k++) {
-        status = fill(group, ops, &memory->pieces[k]);
+        status = allocate(group, ops, &memory->allocations[k]);
     }
     if (status != TDDP_OK) {
         tddp_flat_memory_release(memory);
         return status;
     }
-    place(memory, buffers, count);
+    assign_addresses(memory, buffers, count);
     *out = memory;
     return TDDP_OK;
 }
@@ -116,15 +116,15 @@ void tddp_flat_memory_release(tddp_flat_memory *memory)
         return;
     }
     for (size_t k = 0; k < memory->count; k++) {
-        tddp_group_memory_release(memory->pieces[k].block);
-        if (memory->pieces[k].handle) {
-            memory->ops.release(memory->ops.user, memory->pieces[k].handle);
+        tddp_group_memory_release(memory->allocations[k].block);
+        if (memory->allocations[k].handle) {
+            memory->ops.release(memory->ops.user, memory->allocations[k].handle);
         }
     }
     free(memory);
 }
 
-/* --- what is done with it -------------------------------------------------------------------- */
+/* --- contents -------------------------------------------------------------------------------- */
 
 tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory, const tddp_buffer *buffer)
 {

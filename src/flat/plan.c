@@ -1,22 +1,22 @@
 /*
- * Which parameter goes into which buffer: arithmetic alone, no group and no memory kept, so any
- * thread. The result depends on nothing but the arguments, so all ranks get the same without a
- * message. The rule is PyTorch's: a buffer is closed by the parameter that brings it to its limit,
- * so it may exceed the limit by less than that parameter. How buffers look in memory is layout.c's.
+ * Assigns parameters to buffers. Pure functions, any thread: the result depends on the arguments
+ * alone, so all ranks get the same one without communication. The rule is PyTorch's: the parameter
+ * with which a buffer reaches its limit closes it, so a buffer may exceed its limit by less than
+ * that parameter. layout.c places the buffers in memory.
  */
 #include <stdlib.h>
 
 #include "flat/flat.h"
 
-/* One kind of memory: parameters of one dtype on one device share buffers. */
-typedef struct lane {
+/* The open buffer of a dtype and device. */
+typedef struct accumulator {
     tddp_dtype dtype;
     tddp_device_type device_type;
     int32_t device_index;
-    size_t open; /* the buffer being filled, or NONE */
+    size_t open; /* the buffer's number, or NONE */
     size_t bytes;
-    size_t limit; /* which of the limits holds for it */
-} lane;
+    size_t limit; /* index of its limit */
+} accumulator;
 
 static const size_t NONE = TDDP_FLAT_NO_BUFFER;
 
@@ -25,38 +25,38 @@ size_t tddp_param_bytes(const tddp_param *param)
     return param->count * tddp_dtype_size(param->dtype);
 }
 
-static lane *find_lane(lane *lanes, size_t *lane_count, const tddp_param *param)
+static accumulator *find_accumulator(accumulator *accumulators, size_t *accumulator_count, const tddp_param *param)
 {
-    for (size_t i = 0; i < *lane_count; i++) {
-        if (lanes[i].dtype == param->dtype && lanes[i].device_type == param->device_type &&
-            lanes[i].device_index == param->device_index) {
-            return &lanes[i];
+    for (size_t i = 0; i < *accumulator_count; i++) {
+        if (accumulators[i].dtype == param->dtype && accumulators[i].device_type == param->device_type &&
+            accumulators[i].device_index == param->device_index) {
+            return &accumulators[i];
         }
     }
-    lane *fresh = &lanes[(*lane_count)++];
-    *fresh = (lane){param->dtype, param->device_type, param->device_index, NONE, 0, 0};
-    return fresh;
+    accumulator *added = &accumulators[(*accumulator_count)++];
+    *added = (accumulator){param->dtype, param->device_type, param->device_index, NONE, 0, 0};
+    return added;
 }
 
 static tddp_status check(const tddp_param *params, size_t count, const size_t *limits,
                          size_t limit_count)
 {
     if (count == 0 || !params) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "no parameters to put into buffers");
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "no parameters: expected at least one");
     }
     if (limit_count == 0 || !limits) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "no limits of buffers: expected at least one");
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "no buffer limits: expected at least one");
     }
     for (size_t i = 0; i < count; i++) {
         if (tddp_dtype_size(params[i].dtype) == 0) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter %zu: %d is no dtype", i,
+            return tddp_fail(TDDP_INVALID_ARGUMENT, "parameter %zu: invalid dtype %d", i,
                              (int)params[i].dtype);
         }
     }
     return TDDP_OK;
 }
 
-/* Buffers in the order in which they are opened, which is that of their first parameter. */
+/* Numbers buffers in the order in which they are opened: by their first parameter. */
 static tddp_status assign(const tddp_param *params, const int64_t *order, size_t count,
                           const size_t *limits, size_t limit_count, size_t *buffer_of,
                           size_t *buffer_count)
@@ -65,11 +65,11 @@ static tddp_status assign(const tddp_param *params, const int64_t *order, size_t
     if (status != TDDP_OK) {
         return status;
     }
-    lane *lanes = tddp_alloc_array(count, sizeof *lanes);
-    if (!lanes) {
+    accumulator *accumulators = tddp_alloc_array(count, sizeof *accumulators);
+    if (!accumulators) {
         return TDDP_OUT_OF_MEMORY;
     }
-    size_t lane_count = 0;
+    size_t accumulator_count = 0;
     size_t buffers = 0;
     for (size_t k = 0; k < count; k++) {
         size_t i = order ? (size_t)order[k] : k;
@@ -77,7 +77,7 @@ static tddp_status assign(const tddp_param *params, const int64_t *order, size_t
             buffer_of[i] = NONE;
             continue;
         }
-        lane *into = find_lane(lanes, &lane_count, &params[i]);
+        accumulator *into = find_accumulator(accumulators, &accumulator_count, &params[i]);
         if (into->open == NONE) {
             into->open = buffers++;
             into->bytes = 0;
@@ -89,7 +89,7 @@ static tddp_status assign(const tddp_param *params, const int64_t *order, size_t
             into->limit += into->limit + 1 < limit_count;
         }
     }
-    free(lanes);
+    free(accumulators);
     *buffer_count = buffers;
     return TDDP_OK;
 }
@@ -114,7 +114,7 @@ tddp_status tddp_flat_plan_in_order(const tddp_param *params, const int64_t *ord
         for (size_t b = 0; b < buffers; b++) {
             number[b] = NONE;
         }
-        /* Seen from the end, a buffer is met first at its last parameter. */
+        /* From the end, the first parameter of a buffer that the loop sees is its last one. */
         size_t next = buffers;
         for (size_t k = count; k-- > 0;) {
             size_t b = buffer_of[order[k]];

@@ -1,13 +1,13 @@
 /*
- * Eight bits for a float32: the arithmetic of quantize.c as loops that the compiler vectorises.
- * Pure functions, any thread.
+ * Affine quantization of float32 to eight bits, in loops that the compiler vectorizes. Pure
+ * functions, any thread.
  */
 #include <float.h>
 #include <math.h>
 
 #include "hooks/affine.h"
 
-/* Several running values side by side: the compiler may not reorder one sum or minimum. */
+/* Independent accumulators, because the compiler may not reorder a sum or minimum. */
 enum { LANES = 32 };
 
 static float lower(float a, float b)
@@ -20,43 +20,43 @@ static float higher(float a, float b)
     return a > b ? a : b;
 }
 
-void tddp_hooks_range_of(const float *restrict x, size_t count, tddp_hooks_range *range)
+void tddp_hooks_extend_range(const float *restrict x, size_t count, tddp_hooks_range *range)
 {
     float low[LANES];
     float high[LANES];
-    float odd[LANES];
+    float nonfinite[LANES];
     size_t i = 0;
     for (size_t j = 0; j < LANES; j++) {
         low[j] = range->low;
         high[j] = range->high;
-        odd[j] = 0.0f;
+        nonfinite[j] = 0.0f;
     }
     for (; i + LANES <= count; i += LANES) {
         for (size_t j = 0; j < LANES; j++) {
             low[j] = lower(x[i + j], low[j]);
             high[j] = higher(x[i + j], high[j]);
-            odd[j] += x[i + j] * 0.0f; /* NaN for what is not finite */
+            nonfinite[j] += x[i + j] * 0.0f; /* NaN for what is not finite */
         }
     }
     for (; i < count; i++) {
         low[0] = lower(x[i], low[0]);
         high[0] = higher(x[i], high[0]);
-        odd[0] += x[i] * 0.0f;
+        nonfinite[0] += x[i] * 0.0f;
     }
     for (size_t j = 0; j < LANES; j++) {
         range->low = lower(low[j], range->low);
         range->high = higher(high[j], range->high);
-        range->odd += odd[j];
+        range->nonfinite += nonfinite[j];
     }
 }
 
-/* 1.5 * 2^23: added to a number below 2^22 and taken away again, it leaves it rounded to nearest
- * even, without a call. */
+/* 1.5 * 2^23: adding and subtracting it rounds a number below 2^22 to nearest even, without a
+ * call. */
 static const float rounder = 12582912.0f;
 
 tddp_hooks_affine tddp_hooks_affine_of(const tddp_hooks_range *range)
 {
-    if (range->odd != 0.0f) {
+    if (range->nonfinite != 0.0f) {
         return (tddp_hooks_affine){NAN, 0};
     }
     float scale = (range->high - range->low) / 255.0f;

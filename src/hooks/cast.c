@@ -1,6 +1,6 @@
 /*
- * Arrays from one floating-point dtype to another, through float32, block by block. Pure functions,
- * any thread. Leaves the conversions of float16 and bfloat16 to the backend's arithmetic.
+ * Casts arrays between floating-point dtypes, through float32, block by block. Pure functions, any
+ * thread. src/backend/arith converts float16 and bfloat16.
  */
 #include <string.h>
 

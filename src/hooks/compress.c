@@ -1,8 +1,8 @@
 /*
- * Buckets sent as float16 or bfloat16, by themselves or with another hook working on them. One
- * reducer's threads, one at a time. The halves of a bucket live in its scratch, in memory of the
- * group's or of the bucket's device, from stage 0 until they are cast back; the bucket's own memory
- * is read before and written after. On a device all of it is put on the stream that is current.
+ * Compression to float16 or bfloat16, alone or around another hook. Called by one thread of a
+ * reducer at a time. Stage 0 casts the bucket to a compressed copy, in the group's memory or on the
+ * bucket's device; the operations or the inner hook's stages run on the copy; the last stage casts
+ * it back to the bucket. On a device all casts are queued on the current stream.
  */
 #include <stdlib.h>
 
@@ -12,63 +12,63 @@ typedef struct compress {
     tddp_dtype dtype;
     tddp_comm_hook *inner; /* NULL: the average */
     const char *name;
-    tddp_hooks_table table;
+    tddp_hooks_states states;
 } compress;
 
-/* Of one bucket. */
-typedef struct scratch {
-    bool over;        /* what works on the halves is done once its operation is */
-    bool interrupted; /* and is to be called again with its stage */
+/* The compressed copy of a bucket. */
+typedef struct compressed {
+    bool inner_done;  /* no further stage of the inner hook: cast back after its operation */
+    bool interrupted; /* the inner hook was, and its stage runs again */
     void *data;
-    tddp_group_memory *halves;     /* NULL: they are on a device */
-    tddp_device_memory_ops device; /* of `handle` */
-    void *handle;
-} scratch;
+    tddp_group_memory *memory; /* NULL: on a device */
+    tddp_device_memory_ops device;
+    void *handle; /* of the device's memory */
+} compressed;
 
-static void free_scratch(void *state)
+static void free_compressed(void *state)
 {
-    scratch *memory = state;
-    tddp_group_memory_release(memory->halves);
-    if (memory->handle) {
-        memory->device.release(memory->device.user, memory->handle);
+    compressed *copy = state;
+    tddp_group_memory_release(copy->memory);
+    if (copy->handle) {
+        copy->device.release(copy->device.user, copy->handle);
     }
-    free(memory);
+    free(copy);
 }
 
-static tddp_status make_scratch(void *state, tddp_group *group, const tddp_bucket *bucket,
+static tddp_status make_compressed(void *state, tddp_group *group, const tddp_bucket *bucket,
                                 void **out)
 {
     (void)state;
-    scratch *memory = tddp_alloc(sizeof *memory);
-    if (!memory) {
+    compressed *copy = tddp_alloc(sizeof *copy);
+    if (!copy) {
         return TDDP_OUT_OF_MEMORY;
     }
     const tddp_device_memory_ops *device = bucket->device;
-    const size_t bytes = tddp_hooks_room(bucket->buffer.count, sizeof(uint16_t));
+    const size_t bytes = tddp_hooks_byte_count(bucket->buffer.count, sizeof(uint16_t));
     tddp_status status;
     if (device) {
-        memory->device = *device;
-        status = device->allocate(device->user, bucket->buffer.device_index, bytes, &memory->handle,
-                                  &memory->data);
+        copy->device = *device;
+        status = device->allocate(device->user, bucket->buffer.device_index, bytes, &copy->handle,
+                                  &copy->data);
     } else {
-        status = tddp_group_memory_create(group, bytes, &memory->halves);
-        memory->data = status == TDDP_OK ? tddp_group_memory_data(memory->halves) : NULL;
+        status = tddp_group_memory_create(group, bytes, &copy->memory);
+        copy->data = status == TDDP_OK ? tddp_group_memory_data(copy->memory) : NULL;
     }
     if (status != TDDP_OK) {
-        free(memory);
+        free(copy);
         return status;
     }
-    *out = memory;
+    *out = copy;
     return TDDP_OK;
 }
 
-/* The bucket with its halves in place of its own numbers. */
-static tddp_bucket narrowed(const compress *self, const tddp_bucket *bucket, const scratch *memory)
+/* The bucket with the copy as its buffer. */
+static tddp_bucket compressed_bucket(const compress *self, const tddp_bucket *bucket, const compressed *copy)
 {
-    tddp_bucket narrow = *bucket;
-    narrow.buffer.data = memory->data;
-    narrow.buffer.dtype = self->dtype;
-    return narrow;
+    tddp_bucket inner_bucket = *bucket;
+    inner_bucket.buffer.data = copy->data;
+    inner_bucket.buffer.dtype = self->dtype;
+    return inner_bucket;
 }
 
 static tddp_status cast(const tddp_bucket *bucket, tddp_buffer from, tddp_buffer into,
@@ -84,35 +84,35 @@ static tddp_status cast(const tddp_bucket *bucket, tddp_buffer from, tddp_buffer
                                           from.data, from.dtype, from.count, divisor);
 }
 
-/* The next step on the halves; once no operation is left they are cast back. */
-static tddp_status step(const compress *self, tddp_group *group, const tddp_bucket *bucket,
-                        scratch *memory, int stage, tddp_work **work, int *again)
+/* Runs the next stage on the copy. Casts the copy back after the last operation. */
+static tddp_status run_inner(const compress *self, tddp_group *group, const tddp_bucket *bucket,
+                        compressed *copy, int stage, tddp_work **work, int *again)
 {
-    tddp_bucket narrow = narrowed(self, bucket, memory);
-    if (!memory->over) {
+    tddp_bucket inner_bucket = compressed_bucket(self, bucket, copy);
+    if (!copy->inner_done) {
         int more = 0;
         tddp_status status =
-            self->inner ? tddp_comm_hook_run(self->inner, group, &narrow, stage, work, &more)
-                        : tddp_hooks_reduce(group, &narrow, narrow.buffer, TDDP_REDUCE_SUM, work);
-        memory->interrupted = status == TDDP_CANCELED;
+            self->inner ? tddp_comm_hook_run(self->inner, group, &inner_bucket, stage, work, &more)
+                        : tddp_hooks_reduce(group, &inner_bucket, inner_bucket.buffer, TDDP_REDUCE_SUM, work);
+        copy->interrupted = status == TDDP_CANCELED;
         if (status != TDDP_OK) {
             return status;
         }
-        memory->over = !more;
+        copy->inner_done = !more;
         *again = 1;
         if (more || *work) {
             return TDDP_OK;
         }
     }
     *again = 0;
-    return cast(bucket, narrow.buffer, bucket->buffer, 1.0);
+    return cast(bucket, inner_bucket.buffer, bucket->buffer, 1.0);
 }
 
 static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
                        tddp_work **work, int *again)
 {
     compress *self = state;
-    void *memory = NULL;
+    void *found = NULL;
     tddp_status status = bucket->device ? tddp_hooks_check(self->name, bucket)
                                         : tddp_hooks_check_host(self->name, bucket);
     if (status != TDDP_OK) {
@@ -123,36 +123,36 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
                            : tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
     if (stage > 0) {
-        status = tddp_hooks_entered(&self->table, bucket, &memory);
+        status = tddp_hooks_find_state(&self->states, bucket, &found);
     } else {
-        status = tddp_hooks_enter(&self->table, group, bucket, make_scratch, free_scratch, NULL,
-                                  &memory);
+        status = tddp_hooks_require_state(&self->states, group, bucket, make_compressed, free_compressed, NULL,
+                                          &found);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    scratch *halves = memory;
-    if (stage == 0 && !halves->interrupted) {
+    compressed *copy = found;
+    if (stage == 0 && !copy->interrupted) {
         int ranks = self->inner ? 1 : tddp_group_world_size(group);
-        halves->over = false;
-        status = cast(bucket, bucket->buffer, narrowed(self, bucket, halves).buffer, ranks);
+        copy->inner_done = false;
+        status = cast(bucket, bucket->buffer, compressed_bucket(self, bucket, copy).buffer, ranks);
         if (status != TDDP_OK) {
             return status;
         }
     }
-    return step(self, group, bucket, halves, stage, work, again);
+    return run_inner(self, group, bucket, copy, stage, work, again);
 }
 
 static void free_compress(void *state)
 {
     compress *self = state;
-    tddp_hooks_clear(&self->table, free_scratch);
+    tddp_hooks_free_states(&self->states, free_compressed);
     tddp_comm_hook_release(self->inner);
     free(self);
 }
 
-/* Where the halves may lie: wherever the hook in it takes them. */
-static uint32_t device_types_of(const tddp_comm_hook *inner)
+/* The devices that the inner hook supports. */
+static uint32_t supported_devices(const tddp_comm_hook *inner)
 {
     uint32_t types = 1u << TDDP_CPU;
     if (!inner || tddp_comm_hook_takes(inner, TDDP_CUDA)) {
@@ -161,12 +161,12 @@ static uint32_t device_types_of(const tddp_comm_hook *inner)
     return types;
 }
 
-/* Of the hook and of the one in it; NULL: no memory. The caller frees it. */
-static char *settings_of(tddp_dtype dtype, const tddp_comm_hook *inner)
+/* The settings, with the inner hook's. NULL: out of memory. The caller frees it. */
+static char *make_settings(tddp_dtype dtype, const tddp_comm_hook *inner)
 {
-    const char *of_inner = inner ? tddp_comm_hook_settings(inner) : "";
+    const char *inner_settings = inner ? tddp_comm_hook_settings(inner) : "";
     return inner ? tddp_format("%s around %s%s%s", tddp_dtype_name(dtype),
-                               tddp_comm_hook_name(inner), of_inner[0] ? ": " : "", of_inner)
+                               tddp_comm_hook_name(inner), inner_settings[0] ? ": " : "", inner_settings)
                  : tddp_copy_string(tddp_dtype_name(dtype));
 }
 
@@ -176,7 +176,7 @@ tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_com
         return tddp_fail(TDDP_INVALID_ARGUMENT, "compress to %s: expected float16 or bfloat16",
                          tddp_dtype_name(dtype));
     }
-    char *settings = settings_of(dtype, inner);
+    char *settings = make_settings(dtype, inner);
     compress *self = settings ? tddp_alloc(sizeof *self) : NULL;
     if (!self) {
         free(settings);
@@ -193,7 +193,7 @@ tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_com
                               run,
                               free_compress,
                               settings,
-                              device_types_of(inner)};
+                              supported_devices(inner)};
     tddp_status status = tddp_hooks_make(&ops, self, out);
     free(settings);
     return status;

@@ -1,7 +1,7 @@
 /*
- * PowerSGD's products and orthogonal columns, for float32 and float64 from one text. Loops are such
- * that the compiler vectorises them without being allowed to reorder sums: a dot product has many
- * running sums side by side. A matrix is read in its order, once for each product, in blocks of
+ * PowerSGD's matrix products and orthonormalization; matrix_real.h is compiled for float32 and for
+ * float64. The compiler vectorizes the loops without reordering sums: a dot product has many
+ * independent accumulators. Each product reads the matrix once, in memory order, in blocks of
  * columns for which the narrow matrices stay in the cache.
  */
 #include <float.h>
@@ -11,12 +11,12 @@
 #include "hooks/matrix.h"
 
 enum {
-    LANES = 32,   /* sums side by side */
+    LANES = 32,   /* independent accumulators */
     BLOCK = 2048, /* columns at a time */
-    ATTEMPTS = 4, /* at a random column with a direction of its own */
+    ATTEMPTS = 4, /* to find a linearly independent random column */
 };
 
-/* splitmix64's finish. */
+/* splitmix64's finalizer. */
 uint64_t tddp_hooks_mix(uint64_t key, uint64_t more)
 {
     uint64_t x = key + UINT64_C(0x9e3779b97f4a7c15) * (more + 1);
@@ -25,8 +25,8 @@ uint64_t tddp_hooks_mix(uint64_t key, uint64_t more)
     return x ^ (x >> 31);
 }
 
-/* The sum of twelve even numbers is as good as normal here, and unlike logarithms the same on every
- * machine. Mean 0, variance 1. */
+/* Approximately normal, mean 0, variance 1: the sum of twelve uniform numbers, which unlike
+ * logarithms is the same on every machine. */
 static double normal(uint64_t key, uint64_t index)
 {
     const uint64_t mask = (UINT64_C(1) << 21) - 1;
@@ -38,7 +38,7 @@ static double normal(uint64_t key, uint64_t index)
     return ((double)sum + 6.0) * 0x1p-21 - 6.0;
 }
 
-static size_t shorter(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }

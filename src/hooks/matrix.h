@@ -1,10 +1,10 @@
 /*
- * The linear algebra of PowerSGD, in float32 and float64. A matrix lies row after row; the narrow
- * ones, P of rows x rank and Q of cols x rank, column after column. Pure functions, any thread, and
- * what they compute depends on their arguments alone, to the last bit.
+ * The linear algebra of PowerSGD, in float32 and float64. A matrix M is stored in row-major order;
+ * the narrow ones, P of rows x rank and Q of cols x rank, in column-major order. Pure functions,
+ * any thread; results are bitwise reproducible.
  */
-#ifndef TDDP_REDUCER_HOOKS_MATRIX_H
-#define TDDP_REDUCER_HOOKS_MATRIX_H
+#ifndef TDDP_HOOKS_MATRIX_H
+#define TDDP_HOOKS_MATRIX_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ typedef struct tddp_hooks_shape {
     size_t rank;
 } tddp_hooks_shape;
 
-/* Arrays are of float or double, as `size` says. */
+/* Arrays are of `dtype`, float or double, whose size is `size`. */
 typedef struct tddp_hooks_algebra {
     tddp_dtype dtype;
     size_t size;
@@ -31,8 +31,8 @@ typedef struct tddp_hooks_algebra {
     void (*row_of_product)(const tddp_hooks_shape *shape, const void *p, const void *q, size_t row,
                            size_t from, size_t width, void *out);
 
-    /* Makes columns orthogonal and of length 1, or norm / (norm + epsilon). One that has no
-     * direction of its own becomes random by `key`, or zero if that is NULL. */
+    /* Makes columns orthogonal, with norm 1, or norm / (norm + epsilon). A linearly dependent
+     * column becomes random by `key`, or zero if `key` is NULL. */
     void (*orthonormalize)(void *columns, size_t length, size_t count, double epsilon,
                            const uint64_t *key);
     void (*randomize)(void *columns, size_t length, size_t count, uint64_t key);
@@ -43,10 +43,10 @@ typedef struct tddp_hooks_algebra {
     bool (*finite)(const void *array, size_t count);
 } tddp_hooks_algebra;
 
-/* For buckets of this dtype: float64 for itself, else float32. Static. */
+/* The algebra for buckets of a dtype: float64 for float64, else float32. Static. */
 const tddp_hooks_algebra *tddp_hooks_algebra_of(tddp_dtype dtype);
 
-/* A number that follows from both, spread over all 64 bits. */
+/* A hash of both numbers. */
 uint64_t tddp_hooks_mix(uint64_t key, uint64_t more);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The body of matrix.c for one type: REAL, with DTYPE and NAME(). Included once for each; no guard.
+ * matrix.c's functions for one type: REAL, with DTYPE and NAME(). Included once per type; no guard.
  */
 
 static REAL NAME(dot)(const REAL *restrict a, const REAL *restrict b, size_t count)
@@ -22,7 +22,7 @@ static REAL NAME(dot)(const REAL *restrict a, const REAL *restrict b, size_t cou
     return sums[0];
 }
 
-/* In double: squares of float32 neither vanish nor overflow. */
+/* In double: squares of float32 neither underflow nor overflow. */
 static double NAME(wide_dot)(const REAL *a, const REAL *b, size_t count)
 {
     double sums[LANES] = {0};
@@ -59,7 +59,7 @@ static void NAME(times)(const tddp_hooks_shape *shape, const void *matrix, const
     REAL *p = product;
     memset(p, 0, shape->rows * shape->rank * sizeof *p);
     for (size_t from = 0; from < shape->cols; from += BLOCK) {
-        size_t width = shorter(BLOCK, shape->cols - from);
+        size_t width = min_size(BLOCK, shape->cols - from);
         for (size_t i = 0; i < shape->rows; i++) {
             const REAL *row = m + i * shape->cols + from;
             for (size_t k = 0; k < shape->rank; k++) {
@@ -69,7 +69,7 @@ static void NAME(times)(const tddp_hooks_shape *shape, const void *matrix, const
     }
 }
 
-/* Four rows at a time: the result is read and written once for them. */
+/* Adds four rows at a time, to read and write the result once for them. */
 static void NAME(add_four)(REAL *restrict into, const REAL *restrict rows, size_t stride,
                            const REAL *restrict factors, size_t count)
 {
@@ -94,7 +94,7 @@ static void NAME(transposed_times)(const tddp_hooks_shape *shape, const void *ma
     REAL *q = product;
     memset(q, 0, shape->cols * shape->rank * sizeof *q);
     for (size_t from = 0; from < shape->cols; from += BLOCK) {
-        size_t width = shorter(BLOCK, shape->cols - from);
+        size_t width = min_size(BLOCK, shape->cols - from);
         size_t i = 0;
         for (; i + 4 <= shape->rows; i += 4) {
             const REAL *rows = m + i * shape->cols + from;
@@ -124,15 +124,15 @@ static void NAME(row_of_product)(const tddp_hooks_shape *shape, const void *left
     }
 }
 
-/* --- orthogonal columns ---------------------------------------------------------------------- */
+/* --- orthonormalization ---------------------------------------------------------------------- */
 
 static double NAME(norm)(const REAL *column, size_t length)
 {
     return sqrt(NAME(wide_dot)(column, column, length));
 }
 
-/* Takes from column `k` what lies along those before it. They are of length 1, or 0, or with an
- * epsilon somewhat shorter. */
+/* Subtracts column `k`'s projections on the columns before it, whose norm is 1 or 0, or with an
+ * epsilon less than 1. */
 static void NAME(project)(REAL *columns, size_t length, size_t k, bool shorter_than_one)
 {
     REAL *column = columns + k * length;
@@ -146,9 +146,9 @@ static void NAME(project)(REAL *columns, size_t length, size_t k, bool shorter_t
     }
 }
 
-/* Modified Gram-Schmidt for one column; false if it has no direction of its own. Where most of it
- * went, rounding is much of what is left, and that is projected once more; if most of it goes again
- * the column was a sum of the others. */
+/* Modified Gram-Schmidt for one column. Returns false if it is linearly dependent. If the first
+ * pass removes most of the column, the rest is largely rounding error, and a second pass projects
+ * it again; if that removes most of it too, the column is linearly dependent. */
 static bool NAME(make_orthonormal)(REAL *columns, size_t length, size_t k, double epsilon)
 {
     REAL *column = columns + k * length;
@@ -227,7 +227,7 @@ static void NAME(fill)(void *array, double value, size_t count)
     }
 }
 
-/* What is not finite makes NaN of zero. */
+/* A number that isn't finite times zero is NaN. */
 static bool NAME(finite)(const void *array, size_t count)
 {
     const REAL *a = array;

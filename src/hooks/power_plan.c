@@ -1,19 +1,19 @@
 /*
- * Which gradients of a bucket PowerSGD compresses, as what matrices, and the memory for that. Made
- * once for each bucket of a layout; nothing here runs in later rounds. Invariant: everything
- * follows from shapes and options, which are equal on all ranks.
+ * Plans which gradients of a bucket PowerSGD compresses, and as which matrices, and allocates the
+ * memory. Runs once for each bucket of a layout. Invariant: the plan depends on shapes and options
+ * alone, which are equal on all ranks.
  */
 #include <stdlib.h>
 
 #include "hooks/power.h"
 
-static size_t least(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
 
 /* The smallest number whose square is at least `count`. */
-static size_t side_of(size_t count)
+static size_t square_side(size_t count)
 {
     size_t side = 0;
     for (size_t bit = (size_t)1 << (sizeof(size_t) * 4 - 1); bit > 0; bit >>= 1) {
@@ -25,8 +25,8 @@ static size_t side_of(size_t count)
     return count > 0 ? side + 1 : 0;
 }
 
-/* First dimension by the others; false if that is not worth compressing. */
-static bool shape_of(const tddp_power_sgd_opts *opts, const tddp_flat_slice *gradient,
+/* First dimension by the product of the others. Returns false if the gradient isn't compressed. */
+static bool matrix_shape(const tddp_power_sgd_opts *opts, const tddp_flat_slice *gradient,
                      tddp_hooks_shape *out)
 {
     if (gradient->ndim < 2 || gradient->count == 0 || gradient->dims[0] <= 0) {
@@ -34,13 +34,13 @@ static bool shape_of(const tddp_power_sgd_opts *opts, const tddp_flat_slice *gra
     }
     size_t rows = (size_t)gradient->dims[0];
     size_t cols = gradient->count / rows;
-    size_t rank = least(least(rows, cols), (size_t)opts->rank);
+    size_t rank = min_size(min_size(rows, cols), (size_t)opts->rank);
     double compressed = ((double)rows + (double)cols) * (double)rank;
     *out = (tddp_hooks_shape){rows, cols, rank};
     return compressed * opts->min_compression_rate < (double)rows * (double)cols;
 }
 
-static void take_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, size_t piece,
+static void add_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, size_t piece,
                         size_t piece_count)
 {
     plan->matrices[plan->matrix_count++] = (tddp_power_matrix){.shape = *shape,
@@ -54,61 +54,61 @@ static void take_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, si
     plan->q_count += shape->cols * shape->rank;
 }
 
-static void take_piece(tddp_power_plan *plan, const tddp_flat_slice *gradient)
+static void add_piece(tddp_power_plan *plan, const tddp_flat_slice *gradient)
 {
     plan->pieces[plan->piece_count++] = (tddp_power_piece){gradient->offset, gradient->count};
 }
 
-/* The gradients one by one: matrices first, then what goes as it is. */
-static void plan_each(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+/* One matrix for each compressed gradient; the uncompressed ones follow. */
+static void plan_matrices(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
                       tddp_power_plan *plan)
 {
     tddp_hooks_shape shape;
     for (size_t i = 0; i < bucket->gradient_count; i++) {
-        if (shape_of(opts, &bucket->gradients[i], &shape)) {
-            take_matrix(plan, &shape, plan->piece_count, 1);
-            take_piece(plan, &bucket->gradients[i]);
+        if (matrix_shape(opts, &bucket->gradients[i], &shape)) {
+            add_matrix(plan, &shape, plan->piece_count, 1);
+            add_piece(plan, &bucket->gradients[i]);
         }
     }
-    plan->first_plain = plan->piece_count;
+    plan->first_uncompressed = plan->piece_count;
     for (size_t i = 0; i < bucket->gradient_count; i++) {
-        if (!shape_of(opts, &bucket->gradients[i], &shape)) {
-            take_piece(plan, &bucket->gradients[i]);
-            plan->plain_count += bucket->gradients[i].count;
+        if (!matrix_shape(opts, &bucket->gradients[i], &shape)) {
+            add_piece(plan, &bucket->gradients[i]);
+            plan->uncompressed_count += bucket->gradients[i].count;
         }
     }
 }
 
-/* All gradients in a row, and zeros, as one square. */
-static void plan_square(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
+/* All gradients, concatenated and padded with zeros, as one square matrix. */
+static void plan_square_matrix(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
                         tddp_power_plan *plan)
 {
     size_t total = 0;
     for (size_t i = 0; i < bucket->gradient_count; i++) {
-        take_piece(plan, &bucket->gradients[i]);
+        add_piece(plan, &bucket->gradients[i]);
         total += bucket->gradients[i].count;
     }
-    plan->first_plain = plan->piece_count;
-    size_t side = side_of(total);
+    plan->first_uncompressed = plan->piece_count;
+    size_t side = square_side(total);
     if (side > 0) {
-        tddp_hooks_shape shape = {side, side, least(side, (size_t)opts->rank)};
-        take_matrix(plan, &shape, 0, plan->piece_count);
+        tddp_hooks_shape shape = {side, side, min_size(side, (size_t)opts->rank)};
+        add_matrix(plan, &shape, 0, plan->piece_count);
     }
 }
 
-/* The matrices' elements where the gradients lie. */
-static void stay_in_bucket(tddp_power_plan *plan)
+/* M is the bucket's own memory. */
+static void use_bucket_as_m(tddp_power_plan *plan)
 {
     for (size_t i = 0; i < plan->matrix_count; i++) {
         plan->matrices[i].m = plan->pieces[plan->matrices[i].piece].offset;
     }
 }
 
-/* What an operation carries. */
-static tddp_status give_sent(tddp_group *group, size_t count, tddp_dtype dtype,
+/* Allocates an operation's buffer. */
+static tddp_status allocate_sent(tddp_group *group, size_t count, tddp_dtype dtype,
                              tddp_group_memory **memory, tddp_buffer *out)
 {
-    size_t bytes = tddp_hooks_room(count, tddp_dtype_size(dtype));
+    size_t bytes = tddp_hooks_byte_count(count, tddp_dtype_size(dtype));
     tddp_status status = tddp_group_memory_create(group, bytes, memory);
     if (status == TDDP_OK) {
         *out = (tddp_buffer){tddp_group_memory_data(*memory), count, dtype, TDDP_CPU, 0, NULL};
@@ -116,30 +116,30 @@ static tddp_status give_sent(tddp_group *group, size_t count, tddp_dtype dtype,
     return status;
 }
 
-static tddp_status give_memory(const tddp_power_sgd_opts *opts, tddp_group *group,
+static tddp_status allocate_memory(const tddp_power_sgd_opts *opts, tddp_group *group,
                                const tddp_bucket *bucket, tddp_power_plan *plan)
 {
     tddp_dtype dtype = bucket->buffer.dtype;
     size_t size = plan->algebra->size;
-    bool alike = dtype == plan->algebra->dtype;
-    bool apart = opts->error_feedback || opts->batched || !alike;
+    bool same_dtype = dtype == plan->algebra->dtype;
+    bool separate_m = opts->error_feedback || opts->batched || !same_dtype;
     tddp_status status =
-        give_sent(group, plan->p_count + plan->plain_count, dtype, &plan->sent[0], &plan->first);
+        allocate_sent(group, plan->p_count + plan->uncompressed_count, dtype, &plan->sent[0], &plan->first);
     if (status == TDDP_OK) {
-        status = give_sent(group, plan->q_count, dtype, &plan->sent[1], &plan->second);
+        status = allocate_sent(group, plan->q_count, dtype, &plan->sent[1], &plan->second);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    plan->memory[0] = plan->errors = apart ? tddp_alloc_array(plan->m_count, size) : NULL;
-    plan->memory[1] = alike ? NULL : tddp_alloc_array(plan->p_count, size);
-    plan->memory[2] = alike ? NULL : tddp_alloc_array(plan->q_count, size);
-    plan->p = alike ? plan->first.data : plan->memory[1];
-    plan->q = alike ? plan->second.data : plan->memory[2];
-    if (!apart) {
-        stay_in_bucket(plan);
+    plan->memory[0] = plan->errors = separate_m ? tddp_alloc_array(plan->m_count, size) : NULL;
+    plan->memory[1] = same_dtype ? NULL : tddp_alloc_array(plan->p_count, size);
+    plan->memory[2] = same_dtype ? NULL : tddp_alloc_array(plan->q_count, size);
+    plan->p = same_dtype ? plan->first.data : plan->memory[1];
+    plan->q = same_dtype ? plan->second.data : plan->memory[2];
+    if (!separate_m) {
+        use_bucket_as_m(plan);
     }
-    return plan->p && plan->q && (plan->errors || !apart) ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    return plan->p && plan->q && (plan->errors || !separate_m) ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
 void tddp_power_plan_free(void *data)
@@ -168,11 +168,11 @@ tddp_status tddp_power_plan_make(const tddp_power_sgd_opts *opts, tddp_group *gr
     plan->pieces = tddp_alloc_array(bucket->gradient_count, sizeof *plan->pieces);
     if (plan->matrices && plan->pieces) {
         if (opts->batched) {
-            plan_square(opts, bucket, plan);
+            plan_square_matrix(opts, bucket, plan);
         } else {
-            plan_each(opts, bucket, plan);
+            plan_matrices(opts, bucket, plan);
         }
-        status = plan->matrix_count > 0 ? give_memory(opts, group, bucket, plan) : TDDP_OK;
+        status = plan->matrix_count > 0 ? allocate_memory(opts, group, bucket, plan) : TDDP_OK;
     }
     if (status != TDDP_OK) {
         tddp_power_plan_free(plan);

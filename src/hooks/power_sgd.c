@@ -1,9 +1,9 @@
 /*
- * The PowerSGD hook: its stages, and its options. One reducer's threads, one at a time.
+ * The PowerSGD hook: its stages and options. Called by one thread of a reducer at a time.
  *
- *     stage 0   P = M Q of each matrix        -> average P, and what is not compressed
- *     stage 1   P's columns orthonormal, Q = M^T P            -> average Q
- *     stage 2   P Q^T into the bucket
+ *     stage 0   P = M Q of each matrix               -> average P and the uncompressed gradients
+ *     stage 1   orthonormalize P, then Q = M^T P     -> average Q
+ *     stage 2   store P Q^T in the bucket
  */
 #include <inttypes.h>
 #include <math.h>
@@ -16,7 +16,7 @@
 typedef struct power_sgd {
     tddp_power_sgd_opts opts;
     const char *name;
-    tddp_hooks_table table;
+    tddp_hooks_states states;
 } power_sgd;
 
 static tddp_status make_plan(void *state, tddp_group *group, const tddp_bucket *bucket, void **out)
@@ -30,10 +30,10 @@ static tddp_status make_plan(void *state, tddp_group *group, const tddp_bucket *
     return status;
 }
 
-static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *bucket,
+static tddp_status run_first_stage(power_sgd *self, tddp_group *group, const tddp_bucket *bucket,
                          tddp_work **work, int *again)
 {
-    void *entered = NULL;
+    void *found = NULL;
     tddp_status status = tddp_hooks_check_host(self->name, bucket);
     if (status != TDDP_OK) {
         return status;
@@ -41,16 +41,16 @@ static tddp_status begin(power_sgd *self, tddp_group *group, const tddp_bucket *
     if (bucket->round < (uint64_t)self->opts.start_iteration) {
         return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
-    status = tddp_hooks_enter(&self->table, group, bucket, make_plan, tddp_power_plan_free, self,
-                              &entered);
+    status = tddp_hooks_require_state(&self->states, group, bucket, make_plan, tddp_power_plan_free, self,
+                              &found);
     if (status != TDDP_OK) {
         return status;
     }
-    tddp_power_plan *plan = entered;
+    tddp_power_plan *plan = found;
     if (plan->matrix_count == 0) {
         return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
-    tddp_power_begin(&self->opts, plan, bucket);
+    tddp_power_compute_p(&self->opts, plan, bucket);
     *again = 1;
     return tddp_hooks_average(group, bucket, plan->first, work);
 }
@@ -59,28 +59,28 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
                        tddp_work **work, int *again)
 {
     power_sgd *self = state;
-    void *entered = NULL;
+    void *found = NULL;
     if (stage == 0) {
-        return begin(self, group, bucket, work, again);
+        return run_first_stage(self, group, bucket, work, again);
     }
-    tddp_status status = tddp_hooks_entered(&self->table, bucket, &entered);
+    tddp_status status = tddp_hooks_find_state(&self->states, bucket, &found);
     if (status != TDDP_OK) {
         return status;
     }
-    tddp_power_plan *plan = entered;
+    tddp_power_plan *plan = found;
     if (stage == 1) {
-        tddp_power_project(&self->opts, plan, bucket);
+        tddp_power_compute_q(&self->opts, plan, bucket);
         *again = 1;
         return tddp_hooks_average(group, bucket, plan->second, work);
     }
-    tddp_power_end(&self->opts, plan, bucket);
+    tddp_power_decompress(&self->opts, plan, bucket);
     return TDDP_OK;
 }
 
 static void free_power_sgd(void *state)
 {
     power_sgd *self = state;
-    tddp_hooks_clear(&self->table, tddp_power_plan_free);
+    tddp_hooks_free_states(&self->states, tddp_power_plan_free);
     free(self);
 }
 
@@ -88,9 +88,7 @@ static tddp_status check(const tddp_power_sgd_opts *opts)
 {
     if (opts->rank < 1) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "rank %d of power_sgd's matrices: expected 1 or "
-                         "more",
-                         opts->rank);
+                         "rank %d of power_sgd's matrices: expected 1 or more", opts->rank);
     }
     if (opts->start_iteration < 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "start_iteration %" PRId64 ": expected 0 or more",

@@ -1,9 +1,10 @@
 /*
- * PowerSGD's arithmetic on a bucket, between its operations. One reducer's threads, one at a time.
+ * PowerSGD's computation on a bucket, between its operations. Called by one thread of a reducer at
+ * a time.
  *
- * Invariant: P and Q after an operation are equal on all ranks, and all that is made of them
- * follows from them alone, so that the products are. A matrix that a number which is not finite has
- * got into is told by P or Q, so all ranks know: it becomes NaN, and forgets.
+ * Invariant: after an operation P and Q are equal on all ranks, and the products depend on them
+ * alone, so they are equal too. If an element of M isn't finite on any rank, neither is P or Q on
+ * all ranks: they all set the matrix to NaN and clear its error and its warm start.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +18,7 @@ typedef union chunk {
     double doubles[CHUNK];
 } chunk;
 
-static size_t least(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
@@ -27,14 +28,14 @@ static void *at(const tddp_power_plan *plan, void *array, size_t index)
     return (char *)array + index * plan->algebra->size;
 }
 
-/* Where M lies. */
+/* The address of M. */
 static void *matrix_at(const tddp_power_plan *plan, const tddp_bucket *bucket,
                        const tddp_power_matrix *matrix)
 {
     return at(plan, plan->errors ? plan->errors : bucket->buffer.data, matrix->m);
 }
 
-/* Elements of a buffer as numbers to compute with: where they lie, or in `scratch`. */
+/* Elements of a buffer in the computation's dtype: the buffer's own, or cast to `scratch`. */
 static const void *view(const tddp_power_plan *plan, const tddp_buffer *buffer, size_t start,
                         size_t count, chunk *scratch)
 {
@@ -54,15 +55,15 @@ static void store(const tddp_power_plan *plan, const void *from, const tddp_buff
     }
 }
 
-/* Narrow matrices to what is sent and back: nothing where they are the same memory. */
-static void send(const tddp_power_plan *plan, void *array, const tddp_buffer *buffer, size_t count)
+/* Cast P or Q to an operation's buffer and back. Nothing to do if they are the same memory. */
+static void cast_to_sent(const tddp_power_plan *plan, void *array, const tddp_buffer *buffer, size_t count)
 {
     if (buffer->dtype != plan->algebra->dtype) {
         tddp_hooks_store_floats(array, buffer, 0, count);
     }
 }
 
-static void receive(const tddp_power_plan *plan, const tddp_buffer *buffer, void *array,
+static void cast_from_sent(const tddp_power_plan *plan, const tddp_buffer *buffer, void *array,
                     size_t count)
 {
     if (buffer->dtype != plan->algebra->dtype) {
@@ -72,7 +73,7 @@ static void receive(const tddp_power_plan *plan, const tddp_buffer *buffer, void
 
 /* --- before the first operation -------------------------------------------------------------- */
 
-/* Adds the gradients to the errors, which makes M. Zeros behind the last piece stay as they are. */
+/* Computes M: adds the gradients to the errors. The zeros after the last piece stay zero. */
 static void add_gradient(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
                          const tddp_bucket *bucket, const tddp_power_matrix *matrix)
 {
@@ -82,7 +83,7 @@ static void add_gradient(const tddp_power_sgd_opts *opts, const tddp_power_plan 
     for (size_t i = 0; i < matrix->piece_count; i++) {
         const tddp_power_piece *piece = &plan->pieces[matrix->piece + i];
         for (size_t k = 0; k < piece->count; k += CHUNK) {
-            size_t count = least(CHUNK, piece->count - k);
+            size_t count = min_size(CHUNK, piece->count - k);
             const void *from = view(plan, &bucket->buffer, piece->offset + k, count, &scratch);
             if (opts->error_feedback) {
                 algebra->add(at(plan, plan->errors, done), from, count);
@@ -94,18 +95,18 @@ static void add_gradient(const tddp_power_sgd_opts *opts, const tddp_power_plan 
     }
 }
 
-/* Random numbers differ between rounds, buckets and matrices; and are the same on all ranks. */
+/* A random key that differs between iterations, buckets and matrices, and is equal on all ranks. */
 static uint64_t key_of(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket, size_t matrix)
 {
     uint64_t key = tddp_hooks_mix(opts->seed, bucket->round);
     return tddp_hooks_mix(tddp_hooks_mix(key, bucket->index), matrix);
 }
 
-static void copy_plain(const tddp_power_plan *plan, const tddp_bucket *bucket, bool back)
+static void copy_uncompressed(const tddp_power_plan *plan, const tddp_bucket *bucket, bool back)
 {
     size_t size = tddp_dtype_size(bucket->buffer.dtype);
     char *sent = tddp_hooks_at(&plan->first, plan->p_count);
-    for (size_t i = plan->first_plain; i < plan->piece_count; i++) {
+    for (size_t i = plan->first_uncompressed; i < plan->piece_count; i++) {
         size_t bytes = plan->pieces[i].count * size;
         char *gradient = tddp_hooks_at(&bucket->buffer, plan->pieces[i].offset);
         memcpy(back ? gradient : sent, back ? sent : gradient, bytes);
@@ -113,7 +114,7 @@ static void copy_plain(const tddp_power_plan *plan, const tddp_bucket *bucket, b
     }
 }
 
-void tddp_power_begin(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
+void tddp_power_compute_p(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
                       const tddp_bucket *bucket)
 {
     const tddp_hooks_algebra *algebra = plan->algebra;
@@ -130,61 +131,61 @@ void tddp_power_begin(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
             add_gradient(opts, plan, bucket, matrix);
         }
         algebra->times(shape, matrix_at(plan, bucket, matrix), q, at(plan, plan->p, matrix->p));
-        matrix->broken = false;
+        matrix->nonfinite = false;
     }
-    send(plan, plan->p, &plan->first, plan->p_count);
-    copy_plain(plan, bucket, false);
+    cast_to_sent(plan, plan->p, &plan->first, plan->p_count);
+    copy_uncompressed(plan, bucket, false);
 }
 
 /* --- between the operations ------------------------------------------------------------------ */
 
-void tddp_power_project(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
+void tddp_power_compute_q(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
                         const tddp_bucket *bucket)
 {
     const tddp_hooks_algebra *algebra = plan->algebra;
-    copy_plain(plan, bucket, true);
-    receive(plan, &plan->first, plan->p, plan->p_count);
+    copy_uncompressed(plan, bucket, true);
+    cast_from_sent(plan, &plan->first, plan->p, plan->p_count);
     for (size_t i = 0; i < plan->matrix_count; i++) {
         tddp_power_matrix *matrix = &plan->matrices[i];
         const tddp_hooks_shape *shape = &matrix->shape;
         void *p = at(plan, plan->p, matrix->p);
         void *q = at(plan, plan->q, matrix->q);
         if (!algebra->finite(p, shape->rows * shape->rank)) {
-            matrix->broken = true;
+            matrix->nonfinite = true;
             algebra->fill(q, 0.0, shape->cols * shape->rank);
             continue;
         }
         algebra->orthonormalize(p, shape->rows, shape->rank, opts->orthogonalization_epsilon, NULL);
         algebra->transposed_times(shape, matrix_at(plan, bucket, matrix), p, q);
     }
-    send(plan, plan->q, &plan->second, plan->q_count);
+    cast_to_sent(plan, plan->q, &plan->second, plan->q_count);
 }
 
 /* --- after the second operation -------------------------------------------------------------- */
 
-/* Walks over a matrix's elements in their order, and where they are in the bucket. */
+/* A position among a matrix's elements in the bucket. */
 typedef struct cursor {
     const tddp_power_piece *piece;
     size_t left; /* pieces, this one included */
     size_t done; /* elements of this piece */
 } cursor;
 
-/* Puts the next `count` elements into the bucket and takes them from the errors. */
-static void put(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
+/* Stores the next `count` elements in the bucket and subtracts them from the errors. */
+static void store_values(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
                 const tddp_bucket *bucket, cursor *to, chunk *values, size_t error, size_t count)
 {
-    size_t taken = 0;
-    while (taken < count && to->left > 0) {
-        size_t some = least(count - taken, to->piece->count - to->done);
+    size_t stored = 0;
+    while (stored < count && to->left > 0) {
+        size_t part = min_size(count - stored, to->piece->count - to->done);
         size_t start = to->piece->offset + to->done;
-        void *from = at(plan, values, taken);
-        store(plan, from, &bucket->buffer, start, some);
+        void *from = at(plan, values, stored);
+        store(plan, from, &bucket->buffer, start, part);
         if (bucket->buffer.dtype != plan->algebra->dtype) {
-            /* What is lost is counted against what the bucket holds, rounded. */
-            (void)tddp_hooks_floats(&bucket->buffer, start, some, from);
+            /* The error is relative to the rounded values in the bucket. */
+            (void)tddp_hooks_floats(&bucket->buffer, start, part, from);
         }
-        taken += some;
-        to->done += some;
+        stored += part;
+        to->done += part;
         if (to->done == to->piece->count) {
             *to = (cursor){to->piece + 1, to->left - 1, 0};
         }
@@ -194,8 +195,8 @@ static void put(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
     }
 }
 
-/* Short rows several at a time, long ones in parts. */
-static void put_product(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
+/* Computes P Q^T several short rows at a time, or long rows in parts. */
+static void store_product(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
                         const tddp_bucket *bucket, const tddp_power_matrix *matrix)
 {
     const tddp_hooks_shape *shape = &matrix->shape;
@@ -205,20 +206,20 @@ static void put_product(const tddp_power_sgd_opts *opts, const tddp_power_plan *
     cursor to = {&plan->pieces[matrix->piece], matrix->piece_count, 0};
     size_t step = shape->cols < CHUNK ? CHUNK / shape->cols : 1;
     for (size_t row = 0; row < shape->rows; row += step) {
-        size_t rows = least(step, shape->rows - row);
+        size_t rows = min_size(step, shape->rows - row);
         for (size_t from = 0; from < shape->cols; from += CHUNK) {
-            size_t width = least(CHUNK, shape->cols - from);
+            size_t width = min_size(CHUNK, shape->cols - from);
             for (size_t i = 0; i < rows; i++) {
                 plan->algebra->row_of_product(shape, p, q, row + i, from, width,
                                               at(plan, &values, i * width));
             }
             size_t error = matrix->m + row * shape->cols + from;
-            put(opts, plan, bucket, &to, &values, error, rows * width);
+            store_values(opts, plan, bucket, &to, &values, error, rows * width);
         }
     }
 }
 
-static void put_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
+static void store_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
                     const tddp_power_matrix *matrix)
 {
     chunk values;
@@ -227,7 +228,7 @@ static void put_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
         const tddp_power_piece *piece = &plan->pieces[matrix->piece + i];
         for (size_t k = 0; k < piece->count; k += CHUNK) {
             store(plan, &values, &bucket->buffer, piece->offset + k,
-                  least(CHUNK, piece->count - k));
+                  min_size(CHUNK, piece->count - k));
         }
     }
     if (plan->errors) {
@@ -236,19 +237,19 @@ static void put_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
     }
 }
 
-void tddp_power_end(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
+void tddp_power_decompress(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
                     const tddp_bucket *bucket)
 {
-    receive(plan, &plan->second, plan->q, plan->q_count);
+    cast_from_sent(plan, &plan->second, plan->q, plan->q_count);
     for (size_t i = 0; i < plan->matrix_count; i++) {
         tddp_power_matrix *matrix = &plan->matrices[i];
         const tddp_hooks_shape *shape = &matrix->shape;
         const void *q = at(plan, plan->q, matrix->q);
-        if (matrix->broken || !plan->algebra->finite(q, shape->cols * shape->rank)) {
-            put_nan(plan, bucket, matrix);
+        if (matrix->nonfinite || !plan->algebra->finite(q, shape->cols * shape->rank)) {
+            store_nan(plan, bucket, matrix);
             matrix->warm = false;
         } else {
-            put_product(opts, plan, bucket, matrix);
+            store_product(opts, plan, bucket, matrix);
             matrix->warm = opts->warm_start;
         }
     }

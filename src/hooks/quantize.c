@@ -1,12 +1,12 @@
 /*
- * Gradients sent as bytes: each rank gathers all ranks' bytes and averages what they stand for. One
- * reducer's threads, one at a time.
+ * Quantization to eight bits: the ranks gather all ranks' bytes, dequantize and average them.
+ * Called by one thread of a reducer at a time.
  *
  *     gathered:   | rank 0's part | rank 1's part | ...
  *     a part:     | scale of each channel | zero point of each channel | elements | pad |
  *
- * A rank quantizes into its own part of the gathered memory at stage 0, and nothing is needed of
- * the others for that: one operation carries everything.
+ * Stage 0 quantizes into this rank's part of the gathered memory. Scales and zero points travel
+ * with the elements, so a single operation is enough.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,18 +18,18 @@
 enum { BLOCK = 1024, PART_ALIGNMENT = 64 };
 
 typedef struct quantize {
-    size_t channel; /* elements; 0: all of the bucket */
+    size_t channel; /* elements of a channel; 0: the bucket is one channel */
     const char *name;
-    tddp_hooks_table table;
+    tddp_hooks_states states;
 } quantize;
 
-/* Of one bucket. */
+/* The gathered memory of a bucket. */
 typedef struct gathered {
-    size_t channel;  /* elements; the last one may have fewer */
+    size_t channel;  /* elements of a channel; the last one may have fewer */
     size_t channels; /* at least 1 */
-    size_t part;     /* bytes */
+    size_t part;     /* bytes of a part */
     tddp_group_memory *memory;
-    char *parts; /* in it, one for each rank */
+    char *parts; /* in `memory`, one for each rank */
 } gathered;
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -39,14 +39,14 @@ static float *scales_of(const gathered *memory, int rank)
     return (float *)(void *)(memory->parts + (size_t)rank * memory->part);
 }
 
-static uint8_t *zeros_of(const gathered *memory, int rank)
+static uint8_t *zero_points_of(const gathered *memory, int rank)
 {
     return (uint8_t *)(scales_of(memory, rank) + memory->channels);
 }
 
-static uint8_t *bytes_of(const gathered *memory, int rank)
+static uint8_t *elements_of(const gathered *memory, int rank)
 {
-    return zeros_of(memory, rank) + memory->channels;
+    return zero_points_of(memory, rank) + memory->channels;
 }
 
 static void free_gathered(void *state)
@@ -70,7 +70,7 @@ static tddp_status make_gathered(void *state, tddp_group *group, const tddp_buck
     size_t bytes = memory->channels * (sizeof(float) + 1) + count;
     memory->part = (bytes + PART_ALIGNMENT - 1) / PART_ALIGNMENT * PART_ALIGNMENT;
     tddp_status status = tddp_group_memory_create(
-        group, tddp_hooks_room((size_t)tddp_group_world_size(group), memory->part),
+        group, tddp_hooks_byte_count((size_t)tddp_group_world_size(group), memory->part),
         &memory->memory);
     if (status != TDDP_OK) {
         free_gathered(memory);
@@ -83,7 +83,7 @@ static tddp_status make_gathered(void *state, tddp_group *group, const tddp_buck
 
 /* --- numbers --------------------------------------------------------------------------------- */
 
-static size_t shorter(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
@@ -93,8 +93,8 @@ static tddp_hooks_affine observe(const tddp_buffer *buffer, size_t start, size_t
     tddp_hooks_range range = {0};
     float scratch[BLOCK];
     for (size_t at = start; at < end; at += BLOCK) {
-        size_t count = shorter(BLOCK, end - at);
-        tddp_hooks_range_of(tddp_hooks_floats(buffer, at, count, scratch), count, &range);
+        size_t count = min_size(BLOCK, end - at);
+        tddp_hooks_extend_range(tddp_hooks_floats(buffer, at, count, scratch), count, &range);
     }
     return tddp_hooks_affine_of(&range);
 }
@@ -102,19 +102,19 @@ static tddp_hooks_affine observe(const tddp_buffer *buffer, size_t start, size_t
 static void pack(const tddp_buffer *buffer, const gathered *memory, int rank)
 {
     float scratch[BLOCK];
-    uint8_t *bytes = bytes_of(memory, rank);
+    uint8_t *bytes = elements_of(memory, rank);
     for (size_t c = 0; c < memory->channels; c++) {
         size_t start = c * memory->channel;
-        size_t end = shorter(start + memory->channel, buffer->count);
+        size_t end = min_size(start + memory->channel, buffer->count);
         tddp_hooks_affine affine = observe(buffer, start, end);
         scales_of(memory, rank)[c] = affine.scale;
-        zeros_of(memory, rank)[c] = affine.zero;
+        zero_points_of(memory, rank)[c] = affine.zero;
         if (affine.scale != affine.scale) {
             memset(bytes + start, 0, end - start);
             continue;
         }
         for (size_t at = start; at < end; at += BLOCK) {
-            size_t count = shorter(BLOCK, end - at);
+            size_t count = min_size(BLOCK, end - at);
             tddp_hooks_quantize(tddp_hooks_floats(buffer, at, count, scratch), count, affine,
                                 bytes + at);
         }
@@ -127,8 +127,8 @@ static void average_block(const tddp_buffer *buffer, const gathered *memory, int
     float sum[BLOCK] = {0};
     for (int rank = 0; rank < ranks; rank++) {
         tddp_hooks_affine affine = {scales_of(memory, rank)[channel],
-                                    zeros_of(memory, rank)[channel]};
-        tddp_hooks_dequantize_add(bytes_of(memory, rank) + start, count, affine, sum);
+                                    zero_points_of(memory, rank)[channel]};
+        tddp_hooks_dequantize_add(elements_of(memory, rank) + start, count, affine, sum);
     }
     tddp_hooks_divide(sum, count, (float)ranks);
     tddp_hooks_store_floats(sum, buffer, start, count);
@@ -138,9 +138,9 @@ static void average(const tddp_buffer *buffer, const gathered *memory, int ranks
 {
     for (size_t c = 0; c < memory->channels; c++) {
         size_t start = c * memory->channel;
-        size_t end = shorter(start + memory->channel, buffer->count);
+        size_t end = min_size(start + memory->channel, buffer->count);
         for (size_t at = start; at < end; at += BLOCK) {
-            average_block(buffer, memory, ranks, c, at, shorter(BLOCK, end - at));
+            average_block(buffer, memory, ranks, c, at, min_size(BLOCK, end - at));
         }
     }
 }
@@ -157,7 +157,7 @@ static bool any_nan(const gathered *memory, int ranks)
     return found;
 }
 
-/* What lies between the gradients stays zero: nobody else would ever make it so again. */
+/* Zeroes the padding between the gradients, which must stay zero. */
 static void clear_padding(const tddp_bucket *bucket)
 {
     size_t size = tddp_dtype_size(bucket->buffer.dtype);
@@ -178,13 +178,13 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
                        tddp_work **work, int *again)
 {
     quantize *self = state;
-    void *entered = NULL;
+    void *found = NULL;
     int ranks = tddp_group_world_size(group);
     if (stage > 0) {
-        tddp_status status = tddp_hooks_entered(&self->table, bucket, &entered);
+        tddp_status status = tddp_hooks_find_state(&self->states, bucket, &found);
         if (status == TDDP_OK) {
-            average(&bucket->buffer, entered, ranks);
-            if (any_nan(entered, ranks)) {
+            average(&bucket->buffer, found, ranks);
+            if (any_nan(found, ranks)) {
                 clear_padding(bucket);
             }
         }
@@ -192,23 +192,23 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     }
     tddp_status status = tddp_hooks_check_host(self->name, bucket);
     if (status == TDDP_OK) {
-        status = tddp_hooks_enter(&self->table, group, bucket, make_gathered, free_gathered, self,
-                                  &entered);
+        status = tddp_hooks_require_state(&self->states, group, bucket, make_gathered, free_gathered, self,
+                                  &found);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    gathered *memory = entered;
+    gathered *memory = found;
     int rank = tddp_group_rank(group);
     pack(&bucket->buffer, memory, rank);
-    tddp_buffer all = {memory->parts, (size_t)ranks * memory->part, TDDP_UINT8, TDDP_CPU, 0, NULL};
-    tddp_buffer own = all;
-    own.data = scales_of(memory, rank);
-    own.count = memory->part;
+    tddp_buffer output = {memory->parts, (size_t)ranks * memory->part, TDDP_UINT8, TDDP_CPU, 0, NULL};
+    tddp_buffer input = output;
+    input.data = scales_of(memory, rank);
+    input.count = memory->part;
     const tddp_op_args args = {.size = sizeof args,
                                .kind = TDDP_OP_ALL_GATHER,
-                               .input = own,
-                               .output = all,
+                               .input = input,
+                               .output = output,
                                .description = bucket->description};
     *again = 1;
     return tddp_submit(group, &args, work);
@@ -217,7 +217,7 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
 static void free_quantize(void *state)
 {
     quantize *self = state;
-    tddp_hooks_clear(&self->table, free_gathered);
+    tddp_hooks_free_states(&self->states, free_gathered);
     free(self);
 }
 

@@ -1,6 +1,7 @@
 /*
- * A hook as a counted object: whoever may still call it, or waits for a work it started, holds a
- * reference, and the last one frees the state. Any thread. What hooks do is in src/hooks.
+ * Reference-counted communication hooks. Every owner that may call the hook, or that has a pending
+ * work of it, holds a reference; the last release frees the hook's state. Any thread. The built-in
+ * hooks are in src/hooks.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -8,31 +9,39 @@
 #include <tddp/comm_hook.h>
 
 #include "base/base.h"
+#include "base/options.h"
 
 struct tddp_comm_hook {
     atomic_long references;
     tddp_comm_hook_ops ops;
     void *state;
-    char *settings; /* a copy */
+    char *settings;
 };
 
 tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state, tddp_comm_hook **out)
 {
-    if (!ops || ops->size != sizeof *ops || !ops->name || !ops->run) {
+    tddp_comm_hook_ops all = {0};
+    tddp_status status = tddp_opts_read("sizeof(tddp_comm_hook_ops)", ops,
+                                        TDDP_OPTS_UNTIL(tddp_comm_hook_ops, device_types), &all,
+                                        sizeof all);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (!all.name || !all.run) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "a communication hook without name, run or size: expected all of them");
+                         "a communication hook without name or run: expected both");
     }
     tddp_comm_hook *hook = tddp_alloc(sizeof *hook);
     if (!hook) {
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&hook->references, 1);
-    hook->settings = tddp_copy_string(ops->settings ? ops->settings : "");
+    hook->settings = tddp_copy_string(all.settings ? all.settings : "");
     if (!hook->settings) {
         free(hook);
         return TDDP_OUT_OF_MEMORY;
     }
-    hook->ops = *ops;
+    hook->ops = all;
     hook->ops.settings = hook->settings;
     hook->state = state;
     *out = hook;

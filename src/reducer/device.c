@@ -1,45 +1,50 @@
 /*
- * Buckets on devices: which streams wait for which. Gradients are written on the streams that were
- * current where each was reported, by several threads of autograd's; a bucket goes to the group on
- * the stream of who hands it over, once that waits for all of them; and in the end the stream of
- * who finishes waits for the group's work. The host waits for none of it, so a work may still run
- * when its round is over: it is kept until it is known how it ended.
+ * The streams of buckets on devices. Autograd's threads write gradients on their current streams.
+ * The thread that launches a bucket has its current stream wait for all of these, and submits the
+ * bucket on it; finish() has its thread's current stream wait for the group's work. The host waits
+ * for none of them, so a work may still be pending when its iteration is finished: the bucket keeps
+ * it until its status is known.
  *
- *     autograd's threads   --grad 7--.   --grad 5--.
- *     the one that hands over        `-> grad 6 ---`-> all_reduce on the group's stream --.
- *     the one that finishes                                        what follows  <--------'
+ *     autograd's threads     --grad 7--.   --grad 5--.
+ *     the launching thread             `-> grad 6 ---`-> all_reduce on the group's stream --.
+ *     the finishing thread                                     later kernels  <-------------'
  */
 #include <tddp/cuda.h>
 
+#include "base/options.h"
 #include "reducer/reducer.h"
 
-/* --- what is asked for ----------------------------------------------------------------------- */
+/* --- checks ---------------------------------------------------------------------------------- */
 
-static tddp_status check_ops(const tddp_device_memory_ops *ops)
+static tddp_status read_ops(const tddp_device_memory_ops *ops, tddp_device_memory_ops *out)
 {
-    if (ops->size != sizeof *ops || !ops->allocate || !ops->release || !ops->copy || !ops->zero ||
-        !ops->cast || !ops->stream) {
+    tddp_status status = tddp_opts_read("sizeof(tddp_device_memory_ops)", ops,
+                                        TDDP_OPTS_UNTIL(tddp_device_memory_ops, stream), out,
+                                        sizeof *out);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    if (!out->allocate || !out->release || !out->copy || !out->zero || !out->cast || !out->stream) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "opts.device lacks a call, or its size is %zu: expected %zu and all calls",
-                         ops->size, sizeof *ops);
+                         "opts.device lacks a callback: expected all of them");
     }
     return TDDP_OK;
 }
 
-tddp_status tddp_reducer_check_device(const tddp_device_memory_ops *ops, const tddp_param *params,
-                                      size_t count)
+tddp_status tddp_reducer_read_device(const tddp_device_memory_ops *ops, const tddp_param *params,
+                                     size_t count, tddp_device_memory_ops *out)
 {
     for (size_t i = 0; i < count && !ops; i++) {
         if (params[i].device_type != TDDP_CPU) {
             return tddp_fail(
                 TDDP_UNSUPPORTED,
                 "parameter \"%s\" (number %zu) is on %s: buckets there need opts.device, "
-                "which tells how memory is had on devices; or move the model to the CPU",
+                "which allocates memory on devices; or move the model to the CPU",
                 params[i].name ? params[i].name : "(no name)", i,
                 tddp_device_type_name(params[i].device_type));
         }
     }
-    return ops ? check_ops(ops) : TDDP_OK;
+    return ops ? read_ops(ops, out) : TDDP_OK;
 }
 
 tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer, const tddp_comm_hook *hook)
@@ -52,8 +57,8 @@ tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer, const tddp_comm
             continue;
         }
         const char *why = tddp_comm_hook_on_caller(hook)
-                              ? "runs on the thread that called backward, and gradients there are "
-                                "ready on others"
+                              ? "runs on the thread that called backward, but gradients on devices "
+                                "become ready on other threads"
                               : "computes in the CPU's memory";
         return tddp_fail(
             TDDP_UNSUPPORTED,
@@ -72,13 +77,13 @@ static bool on_device(const tddp_reducer_bucket *bucket)
     return bucket->buffer.device_type != TDDP_CPU;
 }
 
-static void *current(const tddp_reducer *reducer, int32_t device)
+static void *current_stream(const tddp_reducer *reducer, int32_t device)
 {
     return reducer->device.stream(reducer->device.user, device);
 }
 
-/* What is put on `stream` from now on waits for what lies on `earlier` now. On the device. */
-static tddp_status follow(const tddp_cuda *cuda, tddp_cuda_stream stream, tddp_cuda_stream earlier)
+/* Makes later work on `stream` wait for the work that is on `earlier` now. */
+static tddp_status stream_wait(const tddp_cuda *cuda, tddp_cuda_stream stream, tddp_cuda_stream earlier)
 {
     tddp_cuda_event event = NULL;
     tddp_status status =
@@ -91,8 +96,8 @@ static tddp_status follow(const tddp_cuda *cuda, tddp_cuda_stream stream, tddp_c
     return status;
 }
 
-/* Makes `stream` the only one that the bucket has, which waits for those it had. */
-static tddp_status draw_together(tddp_reducer_bucket *bucket, void *stream)
+/* Makes `stream` wait for the bucket's streams and replace them. */
+static tddp_status join_onto(tddp_reducer_bucket *bucket, void *stream)
 {
     const size_t count = bucket->stream_count;
     const tddp_cuda *cuda;
@@ -106,7 +111,7 @@ static tddp_status draw_together(tddp_reducer_bucket *bucket, void *stream)
     if (status == TDDP_OK) {
         for (size_t k = 0; k < count && status == TDDP_OK; k++) {
             if (bucket->streams[k] != stream) {
-                status = follow(cuda, stream, bucket->streams[k]);
+                status = stream_wait(cuda, stream, bucket->streams[k]);
             }
         }
         tddp_cuda_leave(cuda, &before);
@@ -115,22 +120,22 @@ static tddp_status draw_together(tddp_reducer_bucket *bucket, void *stream)
     return status;
 }
 
-void tddp_reducer_open_streams(const tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+void tddp_reducer_reset_streams(const tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 {
     if (on_device(bucket)) {
-        bucket->streams[0] = current(reducer, bucket->buffer.device_index);
+        bucket->streams[0] = current_stream(reducer, bucket->buffer.device_index);
         bucket->stream_count = 1;
     }
 }
 
-void tddp_reducer_wrote(tddp_reducer *reducer, size_t index)
+void tddp_reducer_record_stream(tddp_reducer *reducer, size_t index)
 {
     const size_t b = reducer->on_devices ? reducer->layout.buffer_of[index] : TDDP_FLAT_NO_BUFFER;
     if (b == TDDP_FLAT_NO_BUFFER || !on_device(&reducer->buckets[b])) {
         return;
     }
     tddp_reducer_bucket *bucket = &reducer->buckets[b];
-    void *here = current(reducer, bucket->buffer.device_index);
+    void *here = current_stream(reducer, bucket->buffer.device_index);
     for (size_t k = 0; k < bucket->stream_count; k++) {
         if (bucket->streams[k] == here) {
             return;
@@ -140,59 +145,59 @@ void tddp_reducer_wrote(tddp_reducer *reducer, size_t index)
         bucket->streams[bucket->stream_count++] = here;
         return;
     }
-    tddp_status status = draw_together(bucket, here);
+    tddp_status status = join_onto(bucket, here);
     if (status != TDDP_OK) {
-        (void)tddp_reducer_break(reducer, status);
+        (void)tddp_reducer_set_failure(reducer, status);
     }
 }
 
-tddp_status tddp_reducer_gather_streams(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+tddp_status tddp_reducer_join_streams(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 {
     if (!on_device(bucket)) {
         return TDDP_OK;
     }
-    bucket->buffer.stream = current(reducer, bucket->buffer.device_index);
-    return draw_together(bucket, bucket->buffer.stream);
+    bucket->buffer.stream = current_stream(reducer, bucket->buffer.device_index);
+    return join_onto(bucket, bucket->buffer.stream);
 }
 
-/* --- the end of a round ---------------------------------------------------------------------- */
+/* --- the end of an iteration ----------------------------------------------------------------- */
 
 /* Under the lock. */
-static void look(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
+static void poll_stream_work(tddp_reducer *reducer, tddp_reducer_bucket *bucket)
 {
-    tddp_work *work = bucket->ordered;
+    tddp_work *work = bucket->stream_work;
     if (work && tddp_work_completed(work)) {
         tddp_status status = tddp_work_status(work);
         if (status != TDDP_OK) {
-            (void)tddp_reducer_break(reducer, status);
+            (void)tddp_reducer_set_failure(reducer, status);
         }
-        bucket->ordered = NULL;
+        bucket->stream_work = NULL;
         tddp_work_release(work);
     }
 }
 
-void tddp_reducer_look_back(tddp_reducer *reducer)
+void tddp_reducer_poll_stream_works(tddp_reducer *reducer)
 {
     for (size_t b = 0; reducer->on_devices && b < reducer->layout.buffer_count; b++) {
-        look(reducer, &reducer->buckets[b]);
+        poll_stream_work(reducer, &reducer->buckets[b]);
     }
 }
 
-/* Under the lock: the work is kept until its end is known. The host may be rounds ahead of the
- * device; of those before the last, which the group does in their order, only memory is kept. */
-static void keep(tddp_reducer *reducer, tddp_reducer_bucket *bucket, tddp_work *work)
+/* Under the lock: keeps the work until its status is known. The host may be iterations ahead of the
+ * device; an earlier work, which the group completes first, is detached. */
+static void keep_stream_work(tddp_reducer *reducer, tddp_reducer_bucket *bucket, tddp_work *work)
 {
-    look(reducer, bucket);
-    if (bucket->ordered) {
-        tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->ordered);
+    poll_stream_work(reducer, bucket);
+    if (bucket->stream_work) {
+        tddp_reducer_detach_bucket_work(reducer, reducer->layout.memory, bucket->stream_work);
     }
-    bucket->ordered = work;
+    bucket->stream_work = work;
 }
 
 static tddp_status order_work(tddp_reducer *reducer, tddp_reducer_bucket *bucket, void *here,
-                              const tddp_reducer_patience *patience, bool *done)
+                              const tddp_reducer_deadline *deadline, bool *done)
 {
-    const tddp_wait wait = tddp_reducer_rest_of(patience);
+    const tddp_wait wait = tddp_reducer_remaining(deadline);
     tddp_work *work = bucket->work;
     tddp_status status = tddp_work_order(work, here, &wait);
     const bool over = tddp_work_completed(work);
@@ -206,10 +211,10 @@ static tddp_status order_work(tddp_reducer *reducer, tddp_reducer_bucket *bucket
     pthread_mutex_lock(&reducer->lock);
     bucket->work = NULL;
     if (status != TDDP_OK) {
-        (void)tddp_reducer_break(reducer, status);
+        (void)tddp_reducer_set_failure(reducer, status);
     }
     if (!over) {
-        keep(reducer, bucket, work);
+        keep_stream_work(reducer, bucket, work);
     }
     pthread_mutex_unlock(&reducer->lock);
     if (over) {
@@ -219,23 +224,23 @@ static tddp_status order_work(tddp_reducer *reducer, tddp_reducer_bucket *bucket
 }
 
 tddp_status tddp_reducer_order_bucket(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
-                                      const tddp_reducer_patience *patience, bool *done)
+                                      const tddp_reducer_deadline *deadline, bool *done)
 {
     *done = true;
-    void *here = current(reducer, bucket->buffer.device_index);
+    void *here = current_stream(reducer, bucket->buffer.device_index);
     if (bucket->work) {
-        tddp_status status = order_work(reducer, bucket, here, patience, done);
+        tddp_status status = order_work(reducer, bucket, here, deadline, done);
         if (!*done) {
             return status;
         }
     }
-    /* Also where no operation was: the gradients are this thread's now. */
+    /* Also without an operation: from now on this thread's stream uses the gradients. */
     pthread_mutex_lock(&reducer->lock);
     tddp_status status = reducer->failure;
     if (status == TDDP_OK && !bucket->skipped) {
-        status = tddp_reducer_gather_streams(reducer, bucket);
+        status = tddp_reducer_join_streams(reducer, bucket);
         if (status != TDDP_OK) {
-            (void)tddp_reducer_break(reducer, status);
+            (void)tddp_reducer_set_failure(reducer, status);
         }
     }
     pthread_mutex_unlock(&reducer->lock);

@@ -1,6 +1,6 @@
 /*
- * What was asked of a reducer: whether it makes sense, and whether all ranks asked for the same.
- * Pure; the numbers of other ranks come through verify.c.
+ * The options: defaults, checks, and the comparison between ranks. Pure functions; verify_params.c
+ * exchanges the options of all ranks.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size)
     tddp_opts_fill(&defaults, sizeof defaults, opts, size);
 }
 
-tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts, tddp_reducer_opts *out)
+tddp_status tddp_reducer_read_options(const tddp_reducer_opts *opts, tddp_reducer_opts *out)
 {
     static const size_t limits[] = {TDDP_FIRST_BUCKET_BYTES, TDDP_BUCKET_CAP_BYTES};
     tddp_reducer_opts all = TDDP_REDUCER_OPTS_INIT;
@@ -32,13 +32,14 @@ tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts, tddp_redu
     opts = &all;
     if (!opts->limits != !opts->limit_count) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%zu bucket limits%s: expected at least one, or neither list nor number",
-                         opts->limit_count, opts->limits ? "" : " and no list of them");
+                         "%zu bucket limits%s: expected at least one, or neither limits nor "
+                         "limit_count",
+                         opts->limit_count, opts->limits ? "" : " but limits is NULL");
     }
     if (opts->skip_unused && !opts->find_unused && !opts->static_graph) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "skip_unused without find_unused or static_graph: expected one of them, "
-                         "for nothing is known of unused parameters without");
+                         "because without them unused parameters are not detected");
     }
     *out = *opts;
     if (!opts->limits) {
@@ -48,16 +49,16 @@ tddp_status tddp_reducer_settle_options(const tddp_reducer_opts *opts, tddp_redu
     return TDDP_OK;
 }
 
-tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts)
+tddp_reducer_opts_summary tddp_reducer_summarize_opts(const tddp_reducer_opts *opts)
 {
-    tddp_reducer_asked mine = {.limit_count = (int64_t)opts->limit_count,
+    tddp_reducer_opts_summary mine = {.limit_count = (int64_t)opts->limit_count,
                                .find_unused = opts->find_unused != 0,
                                .static_graph = opts->static_graph != 0,
                                .skip_unused = opts->skip_unused != 0};
     uint64_t hash = TDDP_DIGEST_START;
     for (size_t i = 0; i < opts->limit_count; i++) {
         hash = tddp_digest(hash, &opts->limits[i], sizeof opts->limits[i]);
-        if (i < TDDP_REDUCER_LIMITS_TOLD) {
+        if (i < TDDP_REDUCER_LIMITS_SHOWN) {
             mine.limits[i] = (int64_t)opts->limits[i];
         }
     }
@@ -66,16 +67,16 @@ tddp_reducer_asked tddp_reducer_asked_of(const tddp_reducer_opts *opts)
 }
 
 /* "[1048576, 26214400]" */
-static void limits_text(const tddp_reducer_asked *of, char *text)
+static void limits_text(const tddp_reducer_opts_summary *of, char *text)
 {
-    int64_t told =
-        of->limit_count < TDDP_REDUCER_LIMITS_TOLD ? of->limit_count : TDDP_REDUCER_LIMITS_TOLD;
+    int64_t shown =
+        of->limit_count < TDDP_REDUCER_LIMITS_SHOWN ? of->limit_count : TDDP_REDUCER_LIMITS_SHOWN;
     size_t used = (size_t)snprintf(text, LIMITS_TEXT, "[");
-    for (int64_t i = 0; i < told; i++) {
+    for (int64_t i = 0; i < shown; i++) {
         used += (size_t)snprintf(text + used, LIMITS_TEXT - used, "%s%" PRId64, i ? ", " : "",
                                  of->limits[i]);
     }
-    (void)snprintf(text + used, LIMITS_TEXT - used, "%s", told < of->limit_count ? ", ...]" : "]");
+    (void)snprintf(text + used, LIMITS_TEXT - used, "%s", shown < of->limit_count ? ", ...]" : "]");
 }
 
 static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_t theirs)
@@ -88,8 +89,8 @@ static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_
                      name, mine ? "on" : "off", theirs ? "on" : "off", rank);
 }
 
-tddp_status tddp_reducer_compare_asked(const tddp_reducer_asked *mine, int rank,
-                                       const tddp_reducer_asked *theirs)
+tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine, int rank,
+                                       const tddp_reducer_opts_summary *theirs)
 {
     if (mine->limits_hash != theirs->limits_hash || mine->limit_count != theirs->limit_count) {
         char text[LIMITS_TEXT];

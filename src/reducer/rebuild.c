@@ -1,31 +1,31 @@
 /*
- * The second layout: after one round the order in which gradients become ready is known, and with
- * it buckets that are complete early in backward, so that their reduction hides behind the rest.
- * Ranks may have seen different orders; rank 0's is taken. Runs between two rounds, on the thread
- * that runs forward; the order received is kept until the new layout stands, so a call that was
- * interrupted or ran out of memory is taken up again by the next one and no rank falls behind.
+ * Rebuilds the buckets after the first iteration, in the order in which gradients became ready, so
+ * that the first buckets are ready early and their reduction overlaps with the rest of backward.
+ * The order may differ between ranks; all use rank 0's. Runs between two iterations, on the thread
+ * that runs forward. The reducer keeps the received order until the new layout is in place: if a
+ * call is interrupted or runs out of memory, the next one continues with the same order.
  */
 #include <stdlib.h>
 
 #include "reducer/reducer.h"
 
-static tddp_status break_for_good(tddp_reducer *reducer, tddp_status status)
+static tddp_status set_failure(tddp_reducer *reducer, tddp_status status)
 {
     pthread_mutex_lock(&reducer->lock);
-    (void)tddp_reducer_break(reducer, status);
+    (void)tddp_reducer_set_failure(reducer, status);
     pthread_mutex_unlock(&reducer->lock);
     return status;
 }
 
-static tddp_status start(tddp_reducer *reducer)
+static tddp_status start_broadcast(tddp_reducer *reducer)
 {
     int64_t *order = tddp_alloc_array(reducer->count, sizeof *order);
     if (!order) {
         return TDDP_OUT_OF_MEMORY;
     }
     for (size_t k = 0; k < reducer->count; k++) {
-        /* A rank that only shadowed has seen none: as backward would run. */
-        order[k] = reducer->order_seen ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
+        /* A joined rank has recorded no order: assume that backward visits the last one first. */
+        order[k] = reducer->last_order_valid ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
     }
     if (reducer->world_size > 1) {
         tddp_buffer buffer = {order, reducer->count, TDDP_INT64, TDDP_CPU, 0, NULL};
@@ -39,23 +39,23 @@ static tddp_status start(tddp_reducer *reducer)
     return TDDP_OK;
 }
 
-static tddp_status receive(tddp_reducer *reducer, const tddp_wait *wait)
+static tddp_status wait_broadcast(tddp_reducer *reducer, const tddp_wait *wait)
 {
     if (!reducer->rebuild_work) {
         return TDDP_OK;
     }
-    tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    tddp_reducer_deadline deadline = tddp_reducer_deadline_of(wait);
     bool done = true;
-    tddp_status status = tddp_reducer_await(reducer->rebuild_work, &patience, &done);
+    tddp_status status = tddp_reducer_wait_work(reducer->rebuild_work, &deadline, &done);
     if (!done) {
         return status;
     }
     tddp_work_release(reducer->rebuild_work);
     reducer->rebuild_work = NULL;
-    return status == TDDP_OK ? TDDP_OK : break_for_good(reducer, status);
+    return status == TDDP_OK ? TDDP_OK : set_failure(reducer, status);
 }
 
-/* A rank that runs other code, or memory gone bad, must not become an index out of bounds. */
+/* Data from another rank must not cause an access out of bounds. */
 static tddp_status check_order(tddp_reducer *reducer)
 {
     bool *seen = tddp_alloc_array(reducer->count, sizeof *seen);
@@ -66,9 +66,10 @@ static tddp_status check_order(tddp_reducer *reducer)
     for (size_t k = 0; k < reducer->count && status == TDDP_OK; k++) {
         size_t i = (size_t)reducer->rebuild_order[k];
         if (i >= reducer->count || seen[i]) {
-            status = break_for_good(
+            status = set_failure(
                 reducer,
-                tddp_fail(TDDP_INTERNAL, "rank 0 sent no order of %zu parameters", reducer->count));
+                tddp_fail(TDDP_INTERNAL, "rank 0 sent an invalid order of %zu parameters",
+                          reducer->count));
         } else {
             seen[i] = true;
         }
@@ -77,7 +78,7 @@ static tddp_status check_order(tddp_reducer *reducer)
     return status;
 }
 
-static tddp_status new_layout(tddp_reducer *reducer, tddp_flat_layout *out,
+static tddp_status make_layout(tddp_reducer *reducer, tddp_flat_layout *out,
                               tddp_reducer_bucket **buckets)
 {
     size_t count = 0;
@@ -101,7 +102,7 @@ static tddp_status new_layout(tddp_reducer *reducer, tddp_flat_layout *out,
         }
     }
     if (status == TDDP_OK) {
-        status = tddp_reducer_buckets_make(out, buckets);
+        status = tddp_reducer_make_buckets(out, buckets);
     }
     if (status != TDDP_OK) {
         tddp_flat_layout_free(out);
@@ -109,7 +110,7 @@ static tddp_status new_layout(tddp_reducer *reducer, tddp_flat_layout *out,
     return status;
 }
 
-static void move_in(tddp_reducer *reducer, const tddp_flat_layout *fresh,
+static void replace_layout(tddp_reducer *reducer, const tddp_flat_layout *fresh,
                     tddp_reducer_bucket *buckets)
 {
     pthread_mutex_lock(&reducer->lock);
@@ -117,12 +118,12 @@ static void move_in(tddp_reducer *reducer, const tddp_flat_layout *fresh,
     tddp_reducer_bucket *old_buckets = reducer->buckets;
     reducer->layout = *fresh;
     reducer->buckets = buckets;
-    reducer->launched = 0; /* counted buckets of the old layout */
-    reducer->layouts++;
+    reducer->launched = 0; /* it counted buckets of the old layout */
+    reducer->layout_number++;
     reducer->rebuilt = true;
     for (size_t b = 0; b < old.buffer_count; b++) {
-        if (old_buckets[b].ordered) {
-            tddp_reducer_leave_work(reducer, old.memory, old_buckets[b].ordered);
+        if (old_buckets[b].stream_work) {
+            tddp_reducer_detach_bucket_work(reducer, old.memory, old_buckets[b].stream_work);
         }
     }
     pthread_mutex_unlock(&reducer->lock);
@@ -135,13 +136,13 @@ static void move_in(tddp_reducer *reducer, const tddp_flat_layout *fresh,
 tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, int *rebuilt)
 {
     pthread_mutex_lock(&reducer->lock);
-    tddp_reducer_look_back(reducer);
+    tddp_reducer_poll_stream_works(reducer);
     bool broken = reducer->failure != TDDP_OK;
     bool due = reducer->finished > 0 && reducer->phase == TDDP_REDUCER_IDLE && !reducer->rebuilt &&
                !reducer->find_unused;
     pthread_mutex_unlock(&reducer->lock);
     if (broken) {
-        return tddp_reducer_broken(reducer);
+        return tddp_reducer_fail_again(reducer);
     }
     if (!due) {
         *rebuilt = 0;
@@ -149,20 +150,20 @@ tddp_status tddp_reducer_rebuild(tddp_reducer *reducer, const tddp_wait *wait, i
     }
     tddp_flat_layout fresh = {0};
     tddp_reducer_bucket *buckets = NULL;
-    tddp_status status = reducer->rebuild_order ? TDDP_OK : start(reducer);
+    tddp_status status = reducer->rebuild_order ? TDDP_OK : start_broadcast(reducer);
     if (status == TDDP_OK) {
-        status = receive(reducer, wait);
+        status = wait_broadcast(reducer, wait);
     }
     if (status == TDDP_OK) {
         status = check_order(reducer);
     }
     if (status == TDDP_OK) {
-        status = new_layout(reducer, &fresh, &buckets);
+        status = make_layout(reducer, &fresh, &buckets);
     }
     if (status != TDDP_OK) {
         return status;
     }
-    move_in(reducer, &fresh, buckets);
+    replace_layout(reducer, &fresh, buckets);
     *rebuilt = 1;
     return TDDP_OK;
 }

@@ -1,7 +1,7 @@
 /*
- * Making and freeing a reducer. Making runs on one thread and compares the ranks first; freeing may
- * come while buckets are under way, and then leaves their memory to the operations that use it.
- * What may be asked of one that stands is answered in answers.c.
+ * Creation and destruction of a reducer. Creation compares the parameters over the ranks before it
+ * allocates buckets. A reducer may be freed while buckets are pending: their operations then keep
+ * the memory until they complete.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static tddp_status copy_params(tddp_reducer *reducer, const tddp_param *params)
     return TDDP_OK;
 }
 
-tddp_status tddp_reducer_buckets_make(const tddp_flat_layout *layout, tddp_reducer_bucket **out)
+tddp_status tddp_reducer_make_buckets(const tddp_flat_layout *layout, tddp_reducer_bucket **out)
 {
     tddp_reducer_bucket *buckets = tddp_alloc_array(layout->buffer_count, sizeof *buckets);
     if (!buckets) {
@@ -88,9 +88,9 @@ tddp_status tddp_reducer_buckets_make(const tddp_flat_layout *layout, tddp_reduc
     return TDDP_OK;
 }
 
-/* Nothing is known yet of the order in which gradients come, only that backward runs from the end:
- * one bucket for each dtype and device, the one of the last parameters first. Where rounds may
- * leave parameters out no order is better than another, and this layout is for good. */
+/* Before the first backward the order in which gradients become ready is unknown, so there is one
+ * bucket per dtype and device, the one of the last parameters first. With find_unused the order may
+ * differ between iterations: then the buckets have the limits' sizes, and are never rebuilt. */
 static tddp_status first_layout(tddp_reducer *reducer)
 {
     static const size_t unlimited = SIZE_MAX;
@@ -114,7 +114,7 @@ static tddp_status first_layout(tddp_reducer *reducer)
     }
     status = tddp_flat_layout_make(reducer->group, &reducer->device, reducer->params, NULL,
                                    reducer->count, bucket_of, buckets, &reducer->layout);
-    return status == TDDP_OK ? tddp_reducer_buckets_make(&reducer->layout, &reducer->buckets)
+    return status == TDDP_OK ? tddp_reducer_make_buckets(&reducer->layout, &reducer->buckets)
                              : status;
 }
 
@@ -125,9 +125,7 @@ static tddp_status fill(tddp_reducer *reducer, const tddp_param *params,
     reducer->static_graph = opts->static_graph;
     reducer->skip_unused = opts->skip_unused;
     reducer->describe = opts->describe;
-    if (opts->device) {
-        reducer->device = *opts->device;
-    }
+
     for (size_t i = 0; i < reducer->count; i++) {
         reducer->on_devices = reducer->on_devices || params[i].device_type != TDDP_CPU;
     }
@@ -142,9 +140,9 @@ static tddp_status fill(tddp_reducer *reducer, const tddp_param *params,
         return TDDP_OUT_OF_MEMORY;
     }
     memcpy(reducer->limits, opts->limits, opts->limit_count * sizeof *reducer->limits);
-    tddp_status status = tddp_reducer_usage_make(reducer);
+    tddp_status status = tddp_reducer_unused_init(reducer);
     if (status == TDDP_OK) {
-        status = tddp_reducer_calls_make(reducer);
+        status = tddp_reducer_calls_init(reducer);
     }
     return status == TDDP_OK ? copy_params(reducer, params) : status;
 }
@@ -153,13 +151,14 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params, siz
                                 const tddp_reducer_opts *opts, const tddp_wait *wait,
                                 tddp_reducer **out)
 {
-    tddp_reducer_opts settled;
+    tddp_reducer_opts resolved;
+    tddp_device_memory_ops device = {0};
     tddp_status status = check(group, params, count);
     if (status == TDDP_OK) {
-        status = tddp_reducer_settle_options(opts, &settled);
+        status = tddp_reducer_read_options(opts, &resolved);
     }
     if (status == TDDP_OK) {
-        status = tddp_reducer_check_device(settled.device, params, count);
+        status = tddp_reducer_read_device(resolved.device, params, count, &device);
     }
     if (status != TDDP_OK) {
         return status;
@@ -175,10 +174,11 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params, siz
     reducer->world_size = tddp_group_world_size(group);
     reducer->divisor = reducer->next_divisor = reducer->world_size;
     reducer->count = count;
-    reducer->waits_till_end = tddp_reducer_no_core_is_free(group);
-    status = fill(reducer, params, &settled);
+    reducer->device = device;
+    reducer->launch_in_finish = tddp_reducer_oversubscribed(group);
+    status = fill(reducer, params, &resolved);
     if (status == TDDP_OK) {
-        status = tddp_reducer_verify(group, reducer->params, count, &settled, wait);
+        status = tddp_reducer_verify_params(group, reducer->params, count, &resolved, wait);
     }
     if (status == TDDP_OK) {
         status = first_layout(reducer);
@@ -191,13 +191,13 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params, siz
     return TDDP_OK;
 }
 
-/* What a work under way may still use. */
+/* The references that a detached work holds. */
 typedef struct lease {
     tddp_flat_memory *memory;
     tddp_comm_hook *hook; /* or NULL */
 } lease;
 
-static void end_lease(void *data)
+static void release_leased(void *data)
 {
     lease *held = data;
     tddp_flat_memory_release(held->memory);
@@ -205,7 +205,7 @@ static void end_lease(void *data)
     free(held);
 }
 
-void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_flat_memory *memory, tddp_work *work)
+void tddp_reducer_detach_bucket_work(const tddp_reducer *reducer, tddp_flat_memory *memory, tddp_work *work)
 {
     tddp_flat_memory_retain(memory);
     if (reducer->hook) {
@@ -214,29 +214,29 @@ void tddp_reducer_leave_work(const tddp_reducer *reducer, tddp_flat_memory *memo
     lease *held = tddp_alloc(sizeof *held);
     if (held) {
         *held = (lease){memory, reducer->hook};
-        tddp_reducer_abandon(work, end_lease, held);
-    } else { /* lost, which is better than freed too early */
+        tddp_reducer_detach_work(work, release_leased, held);
+    } else { /* a leak is better than memory freed too early */
         tddp_work_release(work);
     }
 }
 
-static void let_go_of_works(tddp_reducer *reducer)
+static void detach_works(tddp_reducer *reducer)
 {
     for (size_t b = 0; reducer->buckets && b < reducer->layout.buffer_count; b++) {
         const tddp_reducer_bucket *bucket = &reducer->buckets[b];
         if (bucket->work) {
-            tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->work);
+            tddp_reducer_detach_bucket_work(reducer, reducer->layout.memory, bucket->work);
         }
-        if (bucket->ordered) {
-            tddp_reducer_leave_work(reducer, reducer->layout.memory, bucket->ordered);
+        if (bucket->stream_work) {
+            tddp_reducer_detach_bucket_work(reducer, reducer->layout.memory, bucket->stream_work);
         }
     }
-    if (reducer->usage.work) {
-        tddp_reducer_abandon(reducer->usage.work, free, reducer->usage.map);
-        reducer->usage.map = NULL;
+    if (reducer->unused.map_work) {
+        tddp_reducer_detach_work(reducer->unused.map_work, free, reducer->unused.used_map);
+        reducer->unused.used_map = NULL;
     }
     if (reducer->rebuild_work) {
-        tddp_reducer_abandon(reducer->rebuild_work, free, reducer->rebuild_order);
+        tddp_reducer_detach_work(reducer->rebuild_work, free, reducer->rebuild_order);
         reducer->rebuild_order = NULL;
     }
 }
@@ -246,9 +246,9 @@ void tddp_reducer_free(tddp_reducer *reducer)
     if (!reducer) {
         return;
     }
-    /* In a forked child the works belong to a progress thread that is not there. */
+    /* A forked child doesn't have the progress thread that owns the works. */
     if (reducer->owner == getpid()) {
-        let_go_of_works(reducer);
+        detach_works(reducer);
     }
     for (size_t i = 0; reducer->params && i < reducer->count; i++) {
         free((void *)reducer->params[i].name);
@@ -259,12 +259,12 @@ void tddp_reducer_free(tddp_reducer *reducer)
     free(reducer->ready);
     free(reducer->order);
     free(reducer->last_order);
-    free(reducer->usage.unused);
-    free(reducer->usage.noted);
-    free(reducer->usage.map);
+    free(reducer->unused.indices);
+    free(reducer->unused.used_outside);
+    free(reducer->unused.used_map);
     free(reducer->calls.expected);
-    free(reducer->calls.made);
-    free(reducer->calls.turn);
+    free(reducer->calls.counts);
+    free(reducer->calls.last_call);
     free(reducer->rebuild_order);
     free(reducer->buckets);
     tddp_flat_layout_free(&reducer->layout);

@@ -1,7 +1,6 @@
 /*
- * What may be asked of a reducer, on the thread that runs forward: a layout is only ever replaced
- * whole, by that thread (rebuild.c), and so is what is kept of the round before, so nothing here
- * takes the lock.
+ * Getters. Called on the thread that runs forward. Only this thread replaces the layout (rebuild.c)
+ * and what is stored of the last finished iteration, so nothing here takes the lock.
  */
 #include "reducer/reducer.h"
 
@@ -60,7 +59,7 @@ uint64_t tddp_reducer_rounds(const tddp_reducer *reducer)
 
 size_t tddp_reducer_order(const tddp_reducer *reducer, size_t *out, size_t room)
 {
-    if (!reducer->order_seen) {
+    if (!reducer->last_order_valid) {
         return 0;
     }
     for (size_t k = 0; k < reducer->count && k < room; k++) {
@@ -71,5 +70,5 @@ size_t tddp_reducer_order(const tddp_reducer *reducer, size_t *out, size_t room)
 
 void tddp_reducer_times_of(const tddp_reducer *reducer, tddp_reducer_times *out)
 {
-    *out = reducer->times;
+    *out = reducer->last_times;
 }

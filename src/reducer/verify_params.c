@@ -1,10 +1,11 @@
 /*
- * Are the parameters the same on every rank? First a few numbers from each rank; only if those
- * differ, everything, so that the text can name the parameter. All ranks see the same numbers and
- * come to the same text. Runs on the thread that makes the reducer; keeps nothing.
+ * Verifies that the parameters are the same on every rank. The ranks exchange a summary first; only
+ * if summaries differ, they exchange all details, so that the error can name the parameter. All
+ * ranks get the same data and produce the same text. Runs on the thread that creates the reducer;
+ * stateless.
  *
- * A description on the wire, in 64-bit numbers: for each parameter its kind (dtype, sparse or not,
- * device), dimensions, each of them, bytes of the name, then the name itself, padded to 8 bytes.
+ * The details, in 64-bit numbers: for each parameter its kind (dtype, sparse or not, device), the
+ * number of dimensions, each dimension, the bytes of its name, then the name, padded to 8 bytes.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,13 +16,13 @@
 
 #include "reducer/reducer.h"
 
-/* What every rank tells first. */
-typedef struct digest {
+/* What the first exchange carries. */
+typedef struct summary {
     int64_t count;
-    int64_t hash; /* of the shapes and dtypes: names may differ */
+    int64_t hash; /* of kinds and shapes; names may differ */
     int64_t detail_bytes;
-    tddp_reducer_asked asked;
-} digest;
+    tddp_reducer_opts_summary opts;
+} summary;
 
 enum {
     SPARSE = 1 << 16,
@@ -31,9 +32,9 @@ enum {
     NAME_TEXT = 200,
 };
 
-/* The first parameter on the same device. Ranks need not use the same device, but must agree on
- * what is together on one, for buckets follow from it. */
-static size_t companion(const tddp_param *params, size_t index)
+/* The first parameter on the same device. Ranks may use different devices, but must agree on which
+ * parameters share one, because the assignment to buckets depends on it. */
+static size_t first_on_same_device(const tddp_param *params, size_t index)
 {
     size_t first = 0;
     while (params[first].device_type != params[index].device_type ||
@@ -49,7 +50,7 @@ static int64_t kind_of(const tddp_param *params, size_t index)
     const tddp_param *param = &params[index];
     return (int64_t)param->dtype | (param->sparse ? SPARSE : 0) |
            (int64_t)param->device_type << DEVICE_SHIFT |
-           (int64_t)companion(params, index) << COMPANION_SHIFT;
+           (int64_t)first_on_same_device(params, index) << COMPANION_SHIFT;
 }
 
 static tddp_dtype dtype_in(int64_t kind)
@@ -79,7 +80,7 @@ static tddp_status append_number(tddp_bytes *bytes, int64_t number)
     return tddp_bytes_append(bytes, &number, sizeof number);
 }
 
-static tddp_status describe(const tddp_param *params, size_t index, tddp_bytes *bytes)
+static tddp_status serialize_param(const tddp_param *params, size_t index, tddp_bytes *bytes)
 {
     static const char zeros[8];
     const tddp_param *param = &params[index];
@@ -103,19 +104,19 @@ static tddp_status describe(const tddp_param *params, size_t index, tddp_bytes *
     return status;
 }
 
-/* One parameter as a rank described it. */
-typedef struct seen {
+/* A parameter in a rank's details. */
+typedef struct wire_param {
     int64_t kind;
     int64_t ndim;
     const int64_t *dims;
     const char *name;
     int name_bytes;
-} seen;
+} wire_param;
 
-/* The description comes from a rank that runs this same code: lengths are trusted. */
-static seen take(const int64_t **at)
+/* Reads the next parameter. The data come from a rank that runs this code: lengths are trusted. */
+static wire_param parse_param(const int64_t **at)
 {
-    seen param = {(*at)[0], (*at)[1], *at + 2, NULL, 0};
+    wire_param param = {(*at)[0], (*at)[1], *at + 2, NULL, 0};
     int64_t name_bytes = param.dims[param.ndim];
     param.name = (const char *)(param.dims + param.ndim + 1);
     param.name_bytes = (int)(name_bytes > NAME_TEXT ? NAME_TEXT : name_bytes);
@@ -123,15 +124,15 @@ static seen take(const int64_t **at)
     return param;
 }
 
-static bool same(const seen *a, const seen *b)
+static bool same(const wire_param *a, const wire_param *b)
 {
     return a->kind == b->kind && a->ndim == b->ndim &&
            memcmp(a->dims, b->dims, (size_t)a->ndim * sizeof *a->dims) == 0;
 }
 
-/* "float32 [128, 784]", "sparse float32 [1000, 64]"; if they are not alike in that,
+/* "float32 [128, 784]", "sparse float32 [1000, 64]"; if the two differ in their devices,
  * "float32 [128, 784] on cuda, with parameter number 0" */
-static void shape_text(const seen *param, const seen *other, char *text)
+static void shape_text(const wire_param *param, const wire_param *other, char *text)
 {
     size_t used =
         (size_t)snprintf(text, SHAPE_TEXT, "%s%s [", param->kind & SPARSE ? "sparse " : "",
@@ -148,7 +149,7 @@ static void shape_text(const seen *param, const seen *other, char *text)
     }
 }
 
-static tddp_status fail_param(size_t index, const seen *mine, int rank, const seen *other)
+static tddp_status fail_param(size_t index, const wire_param *mine, int rank, const wire_param *other)
 {
     char shape[SHAPE_TEXT];
     char other_shape[SHAPE_TEXT];
@@ -166,25 +167,27 @@ static tddp_status fail_param(size_t index, const seen *mine, int rank, const se
                      mine->name_bytes, mine->name, index, shape, other_shape, rank, other_name);
 }
 
-/* Rank 0 against `rank`, which is known to differ. */
-static tddp_status compare(const digest *digests, const char *details, size_t stride, int rank)
+/* Compares rank 0 with `rank`, whose summary differs. */
+static tddp_status compare_params(const summary *summaries, const char *details, size_t stride, int rank)
 {
     const int64_t *mine = (const int64_t *)details;
     const int64_t *other = (const int64_t *)(details + (size_t)rank * stride);
-    int64_t counts[2] = {digests[0].count, digests[rank].count};
+    int64_t counts[2] = {summaries[0].count, summaries[rank].count};
     int64_t common = counts[0] < counts[1] ? counts[0] : counts[1];
     for (int64_t i = 0; i < common; i++) {
-        seen a = take(&mine);
-        seen b = take(&other);
+        wire_param a = parse_param(&mine);
+        wire_param b = parse_param(&other);
         if (!same(&a, &b)) {
             return fail_param((size_t)i, &a, rank, &b);
         }
     }
     if (counts[0] == counts[1]) {
-        return tddp_fail(TDDP_INTERNAL, "parameters of rank 0 and rank %d differ in no detail",
+        return tddp_fail(TDDP_INTERNAL,
+                         "the parameters of rank 0 and rank %d have equal details, but their "
+                         "summaries differ",
                          rank);
     }
-    seen extra = take(counts[0] > counts[1] ? &mine : &other);
+    wire_param extra = parse_param(counts[0] > counts[1] ? &mine : &other);
     return tddp_fail(TDDP_MISMATCH,
                      "rank 0 has %" PRId64 " parameters, rank %d has %" PRId64
                      ": \"%.*s\" (number %" PRId64 ") is the first that only rank %d has; every "
@@ -198,14 +201,14 @@ static tddp_buffer bytes_of(void *data, size_t bytes)
     return (tddp_buffer){data, bytes / 8, TDDP_INT64, TDDP_CPU, 0, NULL};
 }
 
-/* The second exchange: every rank's description, padded to the longest. */
-static tddp_status explain(tddp_group *group, const digest *digests, int differing,
-                           const tddp_bytes *detail, const tddp_reducer_patience *patience)
+/* The second exchange: all ranks' details, padded to the longest. */
+static tddp_status exchange_details(tddp_group *group, const summary *summaries, int differing,
+                           const tddp_bytes *detail, const tddp_reducer_deadline *deadline)
 {
     size_t world_size = (size_t)tddp_group_world_size(group);
     size_t stride = 0;
     for (size_t rank = 0; rank < world_size; rank++) {
-        size_t bytes = (size_t)digests[rank].detail_bytes;
+        size_t bytes = (size_t)summaries[rank].detail_bytes;
         stride = bytes > stride ? bytes : stride;
     }
     char *memory = tddp_alloc_array(world_size + 1, stride);
@@ -218,10 +221,10 @@ static tddp_status explain(tddp_group *group, const digest *digests, int differi
     }
     bool kept = true;
     tddp_status status =
-        tddp_reducer_gather(group, bytes_of(memory, stride), bytes_of(details, world_size * stride),
-                            patience, memory, &kept);
+        tddp_reducer_all_gather(group, bytes_of(memory, stride), bytes_of(details, world_size * stride),
+                            deadline, memory, &kept);
     if (status == TDDP_OK) {
-        status = compare(digests, details, stride, differing);
+        status = compare_params(summaries, details, stride, differing);
     }
     if (kept) {
         free(memory);
@@ -229,55 +232,55 @@ static tddp_status explain(tddp_group *group, const digest *digests, int differi
     return status;
 }
 
-/* The first exchange; `digests[world_size + 1]` begins with this rank's own. */
-static tddp_status exchange(tddp_group *group, digest *digests, const tddp_bytes *detail,
-                            const tddp_reducer_patience *patience, bool *kept)
+/* The first exchange. The first of `summaries[world_size + 1]` is this rank's. */
+static tddp_status exchange(tddp_group *group, summary *summaries, const tddp_bytes *detail,
+                            const tddp_reducer_deadline *deadline, bool *kept)
 {
     int world_size = tddp_group_world_size(group);
-    size_t bytes = sizeof *digests;
-    tddp_status status = tddp_reducer_gather(group, bytes_of(digests, bytes),
-                                             bytes_of(digests + 1, (size_t)world_size * bytes),
-                                             patience, digests, kept);
+    size_t bytes = sizeof *summaries;
+    tddp_status status = tddp_reducer_all_gather(group, bytes_of(summaries, bytes),
+                                             bytes_of(summaries + 1, (size_t)world_size * bytes),
+                                             deadline, summaries, kept);
     if (status != TDDP_OK) {
         return status;
     }
-    const digest *all = digests + 1;
+    const summary *all = summaries + 1;
     for (int rank = 1; rank < world_size; rank++) {
         if (all[rank].count != all[0].count || all[rank].hash != all[0].hash) {
-            return explain(group, all, rank, detail, patience);
+            return exchange_details(group, all, rank, detail, deadline);
         }
     }
     tddp_status same = TDDP_OK;
     for (int rank = 1; rank < world_size && same == TDDP_OK; rank++) {
-        same = tddp_reducer_compare_asked(&all[0].asked, rank, &all[rank].asked);
+        same = tddp_reducer_compare_opts(&all[0].opts, rank, &all[rank].opts);
     }
     return same;
 }
 
-tddp_status tddp_reducer_verify(tddp_group *group, const tddp_param *params, size_t count,
+tddp_status tddp_reducer_verify_params(tddp_group *group, const tddp_param *params, size_t count,
                                 const tddp_reducer_opts *opts, const tddp_wait *wait)
 {
     size_t world_size = (size_t)tddp_group_world_size(group);
     if (world_size == 1) {
         return TDDP_OK;
     }
-    tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    tddp_reducer_deadline deadline = tddp_reducer_deadline_of(wait);
     tddp_bytes detail = {0};
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = describe(params, i, &detail);
+        status = serialize_param(params, i, &detail);
     }
-    digest *digests = status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *digests) : NULL;
-    if (!digests) {
+    summary *summaries = status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *summaries) : NULL;
+    if (!summaries) {
         tddp_bytes_free(&detail);
         return TDDP_OUT_OF_MEMORY;
     }
-    digests[0] = (digest){(int64_t)count, hash_of(params, count), (int64_t)detail.size,
-                          tddp_reducer_asked_of(opts)};
+    summaries[0] = (summary){(int64_t)count, hash_of(params, count), (int64_t)detail.size,
+                          tddp_reducer_summarize_opts(opts)};
     bool kept = true;
-    status = exchange(group, digests, &detail, &patience, &kept);
+    status = exchange(group, summaries, &detail, &deadline, &kept);
     if (kept) {
-        free(digests);
+        free(summaries);
     }
     tddp_bytes_free(&detail);
     return status;

@@ -1,18 +1,18 @@
 /*
- * What becomes of complete buckets. Without a hook: one all_reduce that averages in place. With one
- * its stage 0 is run when the bucket is handed over, and the later ones by whoever waits for the
- * round, bucket after bucket, each when the work of the stage before is done:
+ * Launches ready buckets and waits for them. Without a hook a bucket is averaged in place by an
+ * all_reduce. With a hook, launching a bucket runs stage 0. finish() runs the later stages, bucket
+ * after bucket, each after the work of the previous stage has completed:
  *
- *     handed over:   stage 0 of bucket 0, 1, 2
- *     finish:        wait 0, stage 1 of 0; wait 1, stage 1 of 1; wait 2, ...; wait 0, stage 2 of 0
+ *     launch:   stage 0 of bucket 0, 1, 2
+ *     finish:   wait 0, stage 1 of 0; wait 1, stage 1 of 1; wait 2, ...; wait 0, stage 2 of 0
  *
- * Every rank makes these calls in this order, so that the operations of the hook match. Where a
- * wait that ended early stopped is kept, and the next finish goes on from there.
+ * All ranks make these calls in the same order, so that the hook's operations match. A wait that
+ * ends early leaves its position in `next_to_wait`, and the next finish() continues from there.
  *
- * The last average is submitted by finish(), which follows at once and executes it on its own
- * thread; and so are those before it where no core is free for the group's own thread
- * (`waits_till_end`), which would only take the time of the one that computes. The reducer's lock
- * is released meanwhile. A finish() that ends early has submitted all that is complete.
+ * finish() submits the last average, which it executes on its own thread at once. With fewer than
+ * two cores for each rank (`launch_in_finish`) it submits all averages: the group's progress thread
+ * would only compete with backward for a core. The reducer's lock is released meanwhile. A finish()
+ * that ends early has submitted all ready buckets.
  */
 #include <sched.h>
 #include <string.h>
@@ -20,12 +20,12 @@
 
 #include "reducer/reducer.h"
 
-/* --- what is done with buckets --------------------------------------------------------------- */
+/* --- hook and divisor ------------------------------------------------------------------------ */
 
-static tddp_status check_early(const tddp_reducer *reducer)
+static tddp_status check_before_first_gradient(const tddp_reducer *reducer)
 {
     if (reducer->phase == TDDP_REDUCER_LAUNCHED || reducer->ready_count > 0 ||
-        reducer->finished > 0 || reducer->now.first_ready_ns != 0) {
+        reducer->finished > 0 || reducer->current_times.first_ready_ns != 0) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "a communication hook after the first gradient: expected before the first "
                          "backward");
@@ -42,16 +42,16 @@ tddp_status tddp_reducer_set_hook(tddp_reducer *reducer, tddp_comm_hook *hook)
     pthread_mutex_lock(&reducer->lock);
     if (reducer->hook) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT,
-                           "a second communication hook, \"%s\": there is \"%s\" already, and one "
-                           "model has one",
+                           "a second communication hook, \"%s\", after \"%s\": expected one for "
+                           "each model",
                            tddp_comm_hook_name(hook), tddp_comm_hook_name(reducer->hook));
     } else if (reducer->next_divisor != reducer->world_size) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT,
-                           "a communication hook with sums divided by %d of %d ranks: what is "
-                           "divided is the hook's own part",
+                           "a communication hook while sums are divided by %d of %d ranks: "
+                           "expected no divisor, because a hook divides by itself",
                            reducer->next_divisor, reducer->world_size);
     } else {
-        status = check_early(reducer);
+        status = check_before_first_gradient(reducer);
     }
     if (status == TDDP_OK) {
         status = tddp_reducer_check_hook(reducer, hook);
@@ -81,20 +81,20 @@ tddp_status tddp_reducer_set_divisor(tddp_reducer *reducer, int ranks)
     return TDDP_OK;
 }
 
-bool tddp_reducer_on_caller(const tddp_reducer *reducer)
+bool tddp_reducer_hook_on_caller(const tddp_reducer *reducer)
 {
     return reducer->hook && tddp_comm_hook_on_caller(reducer->hook);
 }
 
-/* --- handing over ---------------------------------------------------------------------------- */
+/* --- launching ------------------------------------------------------------------------------- */
 
-/* Where nothing is queued, of a group that is gone one is to hear all the same. */
+/* For paths that submit no operation, which would fail on a forked or destroyed group. */
 static tddp_status check_group(const tddp_reducer *reducer)
 {
     if (reducer->owner != getpid()) {
         return tddp_fail(TDDP_FORKED,
-                         "the process group \"%s\" was made by process %d, this is its child %d: "
-                         "make the group and the model anew here",
+                         "the process group \"%s\" was created by process %d, this is its child "
+                         "%d: create the group and the model again here",
                          tddp_group_name(reducer->group), (int)reducer->owner, (int)getpid());
     }
     if (tddp_group_closed(reducer->group)) {
@@ -104,7 +104,7 @@ static tddp_status check_group(const tddp_reducer *reducer)
     return TDDP_OK;
 }
 
-bool tddp_reducer_no_core_is_free(const tddp_group *group)
+bool tddp_reducer_oversubscribed(const tddp_group *group)
 {
     cpu_set_t allowed;
     return strcmp(tddp_group_carrier(group), "shm") == 0 &&
@@ -112,11 +112,11 @@ bool tddp_reducer_no_core_is_free(const tddp_group *group)
            CPU_COUNT(&allowed) < 2 * tddp_group_world_size(group);
 }
 
-/* Executed here if `finishing`, else queued. */
+/* With a deadline this thread executes the operation, else the progress thread. */
 static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
-                           const char *description, const tddp_reducer_patience *finishing)
+                           const char *description, const tddp_reducer_deadline *deadline)
 {
-    if (reducer->world_size == 1) { /* it is in place already */
+    if (reducer->world_size == 1) { /* the bucket is its own average */
         return check_group(reducer);
     }
     bool plain = reducer->divisor == reducer->world_size;
@@ -126,14 +126,14 @@ static tddp_status average(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
                          .reduce = plain ? TDDP_REDUCE_AVG : TDDP_REDUCE_PREMUL_SUM,
                          .premul = plain ? 1.0 : 1.0 / reducer->divisor,
                          .description = description};
-    tddp_reducer_inline(finishing, &args);
+    tddp_reducer_set_inline(deadline, &args);
     return tddp_submit(reducer->group, &args, &bucket->work);
 }
 
-/* The host interrupted its own code in the midst of a stage. */
+/* Whether the host language interrupted a stage of its hook. */
 static bool interrupted(const tddp_reducer *reducer, tddp_status status)
 {
-    return status == TDDP_CANCELED && tddp_reducer_on_caller(reducer);
+    return status == TDDP_CANCELED && tddp_reducer_hook_on_caller(reducer);
 }
 
 static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *description)
@@ -147,7 +147,7 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *descrip
     const tddp_bucket seen = {b,
                               reducer->layout.buffer_count,
                               reducer->finished,
-                              reducer->layouts,
+                              reducer->layout_number,
                               bucket->buffer,
                               flat->slice_count,
                               flat->slices,
@@ -159,29 +159,29 @@ static tddp_status run_hook(tddp_reducer *reducer, size_t b, const char *descrip
     bucket->interrupted = interrupted(reducer, status);
     if (!bucket->interrupted) {
         bucket->stage++;
-        bucket->again = status == TDDP_OK && again;
+        bucket->more_stages = status == TDDP_OK && again;
     }
     return status;
 }
 
-/* An average that finish() submits. */
-static bool left_to_finish(const tddp_reducer *reducer)
+/* Whether finish() submits the next bucket's average. */
+static bool deferred_to_finish(const tddp_reducer *reducer)
 {
     return !reducer->hook && !reducer->on_devices &&
-           (reducer->waits_till_end || reducer->launched + 1 == reducer->layout.buffer_count);
+           (reducer->launch_in_finish || reducer->launched + 1 == reducer->layout.buffer_count);
 }
 
-/* With the lock, which is released while this thread runs the hook or executes the average. */
+/* Under the lock, which is released while this thread runs the hook or executes the average. */
 static tddp_status submit(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
-                          const char *description, const tddp_reducer_patience *finishing)
+                          const char *description, const tddp_reducer_deadline *deadline)
 {
-    bool unlocks = reducer->hook ? tddp_reducer_on_caller(reducer) : finishing != NULL;
+    bool unlocks = reducer->hook ? tddp_reducer_hook_on_caller(reducer) : deadline != NULL;
     reducer->launching = unlocks;
     if (unlocks) {
         pthread_mutex_unlock(&reducer->lock);
     }
     tddp_status status = reducer->hook ? run_hook(reducer, reducer->launched, description)
-                                       : average(reducer, bucket, description, finishing);
+                                       : average(reducer, bucket, description, deadline);
     if (unlocks) {
         pthread_mutex_lock(&reducer->lock);
     }
@@ -189,54 +189,54 @@ static tddp_status submit(tddp_reducer *reducer, tddp_reducer_bucket *bucket,
     return status;
 }
 
-static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_patience *finishing)
+static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_deadline *deadline)
 {
     tddp_reducer_bucket *bucket = &reducer->buckets[reducer->launched];
     if (bucket->skipped) {
         return TDDP_OK;
     }
-    tddp_status status = tddp_reducer_gather_streams(reducer, bucket);
+    tddp_status status = tddp_reducer_join_streams(reducer, bucket);
     if (status != TDDP_OK) {
         return status;
     }
     tddp_reducer_description room;
     const char *description =
         bucket->interrupted ? NULL : tddp_reducer_describe(reducer, reducer->launched, &room);
-    if (reducer->now.first_launch_ns == 0) {
-        reducer->now.first_launch_ns = tddp_now_ns();
+    if (reducer->current_times.first_launch_ns == 0) {
+        reducer->current_times.first_launch_ns = tddp_now_ns();
     }
-    return submit(reducer, bucket, description, finishing);
+    return submit(reducer, bucket, description, deadline);
 }
 
-tddp_status tddp_reducer_launch_complete(tddp_reducer *reducer,
-                                         const tddp_reducer_patience *finishing)
+tddp_status tddp_reducer_launch_ready(tddp_reducer *reducer,
+                                         const tddp_reducer_deadline *deadline)
 {
     if (reducer->failure != TDDP_OK) {
-        return tddp_reducer_broken(reducer);
+        return tddp_reducer_fail_again(reducer);
     }
-    if (reducer->launching) { /* another thread does, and sees what is complete now */
+    if (reducer->launching) { /* the launching thread will see this bucket too */
         return TDDP_OK;
     }
     while (reducer->launched < reducer->layout.buffer_count &&
            reducer->buckets[reducer->launched].pending == 0) {
-        if (!finishing && left_to_finish(reducer)) {
+        if (!deadline && deferred_to_finish(reducer)) {
             return TDDP_OK;
         }
-        tddp_status status = launch(reducer, finishing);
-        if (interrupted(reducer, status)) { /* finish() goes on from here */
+        tddp_status status = launch(reducer, deadline);
+        if (interrupted(reducer, status)) { /* finish() continues with this bucket */
             return status;
         }
         reducer->launched++;
         if (status != TDDP_OK) {
-            return tddp_reducer_break(reducer, status);
+            return tddp_reducer_set_failure(reducer, status);
         }
     }
-    if (reducer->ready_count < reducer->count) { /* also of those that are in no bucket */
+    if (reducer->ready_count < reducer->count) { /* sparse parameters are in no bucket */
         return TDDP_OK;
     }
     reducer->phase = TDDP_REDUCER_LAUNCHED;
-    reducer->settling = 0;
-    return tddp_reducer_usage_follow(reducer, finishing);
+    reducer->next_to_wait = 0;
+    return tddp_reducer_submit_used_map(reducer, deadline);
 }
 
 tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
@@ -244,13 +244,13 @@ tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&reducer->lock);
     if (reducer->failure != TDDP_OK) {
-        status = tddp_reducer_broken(reducer);
-    } else if (reducer->phase == TDDP_REDUCER_OPEN) {
-        status = tddp_reducer_launch_complete(reducer, NULL);
+        status = tddp_reducer_fail_again(reducer);
+    } else if (reducer->phase == TDDP_REDUCER_PREPARED) {
+        status = tddp_reducer_launch_ready(reducer, NULL);
     }
     int all = reducer->phase == TDDP_REDUCER_LAUNCHED;
     pthread_mutex_unlock(&reducer->lock);
-    if (interrupted(reducer, status)) { /* backward goes on: the other ranks need all of it */
+    if (interrupted(reducer, status)) { /* backward continues: the other ranks need its buckets */
         status = TDDP_OK;
     }
     if (status == TDDP_OK) {
@@ -261,76 +261,76 @@ tddp_status tddp_reducer_hand_over(tddp_reducer *reducer, int *all_handed_over)
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-/* False if it was interrupted: the stage is to be run again. */
-static bool next_stage(tddp_reducer *reducer, size_t b)
+/* Returns false if the hook was interrupted: the stage must be run again. */
+static bool run_next_stage(tddp_reducer *reducer, size_t b)
 {
     tddp_reducer_bucket *bucket = &reducer->buckets[b];
-    if (!bucket->again || reducer->failure != TDDP_OK) {
+    if (!bucket->more_stages || reducer->failure != TDDP_OK) {
         return true;
     }
     tddp_status status = run_hook(reducer, b, NULL);
     if (status != TDDP_OK && !bucket->interrupted) {
         pthread_mutex_lock(&reducer->lock);
-        (void)tddp_reducer_break(reducer, status);
+        (void)tddp_reducer_set_failure(reducer, status);
         pthread_mutex_unlock(&reducer->lock);
     }
     return !bucket->interrupted;
 }
 
-static bool under_way(const tddp_reducer *reducer, size_t launched)
+static bool any_pending(const tddp_reducer *reducer, size_t launched)
 {
     bool any = false;
     for (size_t b = 0; b < launched && !any; b++) {
         const tddp_reducer_bucket *bucket = &reducer->buckets[b];
-        any = bucket->work || (bucket->again && reducer->failure == TDDP_OK);
+        any = bucket->work || (bucket->more_stages && reducer->failure == TDDP_OK);
     }
     return any;
 }
 
-tddp_status tddp_reducer_settle(tddp_reducer *reducer, size_t launched, bool all,
-                                const tddp_reducer_patience *patience, bool *done)
+tddp_status tddp_reducer_wait_buckets(tddp_reducer *reducer, size_t launched, bool all,
+                                const tddp_reducer_deadline *deadline, bool *done)
 {
     do {
-        for (; reducer->settling < launched; reducer->settling++) {
-            tddp_reducer_bucket *bucket = &reducer->buckets[reducer->settling];
+        for (; reducer->next_to_wait < launched; reducer->next_to_wait++) {
+            tddp_reducer_bucket *bucket = &reducer->buckets[reducer->next_to_wait];
             tddp_status status =
                 bucket->buffer.device_type == TDDP_CPU
-                    ? tddp_reducer_await_slot(reducer, &bucket->work, patience, done)
-                    : tddp_reducer_order_bucket(reducer, bucket, patience, done);
+                    ? tddp_reducer_wait_and_clear(reducer, &bucket->work, deadline, done)
+                    : tddp_reducer_order_bucket(reducer, bucket, deadline, done);
             if (!*done) {
                 return status;
             }
-            if (all && !next_stage(reducer, reducer->settling)) {
+            if (all && !run_next_stage(reducer, reducer->next_to_wait)) {
                 *done = false;
                 return TDDP_CANCELED;
             }
         }
-        reducer->settling = 0;
-    } while (all && under_way(reducer, launched));
-    return tddp_reducer_await_slot(reducer, &reducer->usage.work, patience, done);
+        reducer->next_to_wait = 0;
+    } while (all && any_pending(reducer, launched));
+    return tddp_reducer_wait_and_clear(reducer, &reducer->unused.map_work, deadline, done);
 }
 
-static tddp_status await_work(tddp_work *work, const tddp_reducer_patience *patience, int *any)
+static tddp_status wait_pending(tddp_work *work, const tddp_reducer_deadline *deadline, int *any)
 {
     bool done = true;
     tddp_status status = TDDP_OK;
     if (work) {
         *any = 1;
-        status = tddp_reducer_await(work, patience, &done);
+        status = tddp_reducer_wait_work(work, deadline, &done);
     }
     return done ? TDDP_OK : status;
 }
 
 tddp_status tddp_reducer_await_works(tddp_reducer *reducer, const tddp_wait *wait, int *any)
 {
-    const tddp_reducer_patience patience = tddp_reducer_patience_of(wait);
+    const tddp_reducer_deadline deadline = tddp_reducer_deadline_of(wait);
     tddp_status status = TDDP_OK;
     int found = 0;
     for (size_t b = 0; b < reducer->layout.buffer_count && status == TDDP_OK; b++) {
-        status = await_work(reducer->buckets[b].work, &patience, &found);
+        status = wait_pending(reducer->buckets[b].work, &deadline, &found);
     }
     if (status == TDDP_OK) {
-        status = await_work(reducer->usage.work, &patience, &found);
+        status = wait_pending(reducer->unused.map_work, &deadline, &found);
     }
     if (status == TDDP_OK) {
         *any = found;

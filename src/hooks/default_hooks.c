@@ -1,7 +1,7 @@
 /*
- * Hooks that start at most one operation on the bucket itself: the average, nothing at all, and the
- * average over fewer ranks from some round on. They keep nothing by bucket. Any thread. Also what
- * all hooks begin with: being made, and looking whether they can take a bucket.
+ * Hooks with at most one operation, on the bucket itself: allreduce, noop and post-local SGD. They
+ * have no state per bucket. Any thread. Also the helpers of all hooks: creation, reduction, and
+ * checks of a bucket.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ tddp_status tddp_hooks_average(tddp_group *group, const tddp_bucket *bucket, tdd
     return tddp_hooks_reduce(group, bucket, buffer, TDDP_REDUCE_AVG, work);
 }
 
-size_t tddp_hooks_room(size_t count, size_t bytes_each)
+size_t tddp_hooks_byte_count(size_t count, size_t bytes_each)
 {
     return count > 0 ? count * bytes_each : 1;
 }
@@ -44,7 +44,7 @@ tddp_status tddp_hooks_check_host(const char *hook, const tddp_bucket *bucket)
 {
     if (bucket->buffer.device_type != TDDP_CPU) {
         return tddp_fail(TDDP_UNSUPPORTED,
-                         "the hook %s computes in the CPU's memory, bucket %zu is on %s: use "
+                         "the hook %s computes in the CPU's memory, but bucket %zu is on %s: use "
                          "allreduce there",
                          hook, bucket->index, tddp_device_type_name(bucket->buffer.device_type));
     }
@@ -106,7 +106,7 @@ tddp_status tddp_hook_noop(tddp_comm_hook **out)
 /* --- post-local SGD -------------------------------------------------------------------------- */
 
 typedef struct post_local {
-    tddp_group *subgroup; /* NULL: nobody from `start` on */
+    tddp_group *subgroup; /* NULL: no average from `start` on */
     uint64_t start;
 } post_local;
 
@@ -136,8 +136,8 @@ tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup, int64_t start_iterati
     }
     if (post_local_gradient_allreduce && !subgroup) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "post_local_sgd needs a subgroup to average over from round %" PRId64
-                         " on, or post_local_gradient_allreduce 0",
+                         "post_local_sgd without a subgroup: expected one to average over from "
+                         "iteration %" PRId64 " on, or post_local_gradient_allreduce 0",
                          start_iteration);
     }
     post_local *self = tddp_alloc(sizeof *self);
@@ -148,7 +148,7 @@ tddp_status tddp_hook_post_local_sgd(tddp_group *subgroup, int64_t start_iterati
     self->start = (uint64_t)start_iteration;
     char settings[64];
     (void)snprintf(settings, sizeof settings, "start %" PRId64 ", then %s", start_iteration,
-                   self->subgroup ? "in subgroups" : "nobody");
+                   self->subgroup ? "in subgroups" : "no average");
     tddp_comm_hook_ops ops = {sizeof ops, "post_local_sgd",     0, run_post_local, free_post_local,
                               settings,   TDDP_HOOKS_ANY_MEMORY};
     return tddp_hooks_make(&ops, self, out);
