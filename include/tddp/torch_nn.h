@@ -1,7 +1,6 @@
 /**
  * @file torch_nn.h
- * @brief Parts of models and of training that look over all ranks: batch normalisation and the norm
- * of gradients (libtddp_torch).
+ * @brief Synchronized batch normalization, and norms of gradients over all ranks (libtddp_torch).
  */
 #ifndef TDDP_TORCH_NN_H
 #define TDDP_TORCH_NN_H
@@ -12,7 +11,7 @@
 extern "C" {
 #endif
 
-/* --- batch normalisation over all ranks ------------------------------------------------------ */
+/* --- batch normalization over all ranks ------------------------------------------------------ */
 
 typedef struct tddp_sync_batch_norm_opts {
     size_t size; /**< sizeof(tddp_sync_batch_norm_opts) */
@@ -21,10 +20,10 @@ typedef struct tddp_sync_batch_norm_opts {
     const tddp_tensor *bias;
     const tddp_tensor *running_mean;
     const tddp_tensor *running_var;
-    double momentum; /**< the share of this batch in the running statistics */
+    double momentum; /**< the weight of this batch in the running statistics */
     double eps;
-    tddp_blocking_region blocking_region;          /**< for waits in this call; NULL: just called */
-    tddp_blocking_region backward_blocking_region; /**< the same within backward */
+    tddp_blocking_region blocking_region;          /**< for waits in this call; NULL: none */
+    tddp_blocking_region backward_blocking_region; /**< for waits in backward; NULL: none */
 } tddp_sync_batch_norm_opts;
 
 #define TDDP_SYNC_BATCH_NORM_OPTS_INIT                                                   \
@@ -33,15 +32,14 @@ typedef struct tddp_sync_batch_norm_opts {
     }
 
 /**
- * Normalises `input` ([N, C] or [N, C, ...], float32 or float64) with the mean and the variance of
+ * Normalizes `input` ([N, C] or [N, C, ...], float32 or float64) with the mean and the variance of
  * each channel over the batches of all ranks, which may differ in size (also 0 on some), and
- * updates the running statistics with them. A collective call, and so is the backward of its
- * result: there the sums that the gradient of the input needs are added up over the ranks, while
- * those of weight and bias stay this rank's own. The result keeps a reference to the group.
- * `output` is a fresh handle, which becomes one of the result.
- * Errors: TDDP_INVALID_ARGUMENT (shape or dtype; fewer than two values a channel on all ranks
- * together), TDDP_CANCELED (`blocking_region` was interrupted), those of tddp_all_gather();
- * backward ends with an exception that has the text of those of tddp_all_reduce().
+ * updates the running statistics. A collective call, and so is the backward of its result: it sums
+ * over the ranks what the input's gradient needs, while the gradients of weight and bias are
+ * local. The result retains the group. Assigns `output`, a new handle of the caller's.
+ * Errors: TDDP_INVALID_ARGUMENT (shape or dtype; fewer than two values per channel over all ranks),
+ * TDDP_CANCELED (`blocking_region` was interrupted), those of tddp_all_gather(); backward throws an
+ * exception with the text of those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sync_batch_norm(tddp_group *group,
                                                          const tddp_tensor *input,
@@ -51,10 +49,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sync_batch_norm(tddp_group *group,
 /* --- the norm of gradients ------------------------------------------------------------------- */
 
 /**
- * The norm of all these tensors together, as if they were one vector: of order `norm_type` > 0, or
- * INFINITY for the largest absolute value. With a `group` also over all of its ranks, for tensors
- * that are parts of a whole (else NULL); a collective call, with no tensors as well. Sums are taken
- * in float64, in an order that does not depend on the number of threads.
+ * The norm of all these tensors, as if they were one vector: of order `norm_type` > 0, or INFINITY
+ * for the largest absolute value. With a `group` (else NULL) also over its ranks, for sharded
+ * tensors: then a collective call, also for a rank without tensors. Sums are in float64, in an order
+ * that doesn't depend on the number of threads.
  * Errors: TDDP_INVALID_ARGUMENT, those of tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_total_norm(const tddp_tensor *const *tensors, size_t count,
@@ -62,10 +60,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_total_norm(const tddp_tensor *const *te
                                                     const tddp_wait *wait, double *out);
 
 /**
- * The same of the gradients of parameters, which are then scaled in place if their norm exceeds
- * `max_norm`: by max_norm / (norm + 1e-6). Parameters without a gradient are passed over. With
- * `error_if_nonfinite` a norm that is infinite or no number is TDDP_INVALID_ARGUMENT and nothing is
- * scaled. `*out` is the norm before.
+ * The norm of the parameters' gradients, which are scaled in place by max_norm / (norm + 1e-6) if it
+ * exceeds `max_norm`. Skips parameters without a gradient. With `error_if_nonfinite` a norm that is
+ * infinite or NaN is TDDP_INVALID_ARGUMENT, and nothing is scaled. `*out` is the norm before the
+ * scaling.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_clip_grad_norm(const tddp_tensor *const *params,
                                                         size_t count, double max_norm,
@@ -73,12 +71,12 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_clip_grad_norm(const tddp_tensor *const
                                                         tddp_group *group, const tddp_wait *wait,
                                                         double *out);
 
-/** Scales gradients in place as tddp_clip_grad_norm() does, by a norm that is known. */
+/** Scales gradients in place as tddp_clip_grad_norm() does, with a given norm. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_scale_gradients(const tddp_tensor *const *params,
                                                          size_t count, double max_norm,
                                                          double norm);
 
-/** Brings each number of the gradients into -clip_value to clip_value, in place. */
+/** Clamps each element of the gradients to [-clip_value, clip_value], in place. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_clip_grad_value(const tddp_tensor *const *params,
                                                          size_t count, double clip_value);
 

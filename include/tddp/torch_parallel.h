@@ -1,10 +1,10 @@
 /**
  * @file torch_parallel.h
- * @brief Tensors of one device on several others, and their gradients back (libtddp_torch).
+ * @brief A differentiable broadcast of tensors to several devices (libtddp_torch).
  *
- * One process that uses several devices needs a model's parameters on each of them, and the sum of
- * their gradients where the parameters are. Small tensors travel together, as parts of flat pieces:
- * what a copy between devices costs is mostly that it is one.
+ * A process that uses several devices needs a model's parameters on each of them, and the sum of
+ * their gradients on the parameters' device. Small tensors are copied together, in flat chunks,
+ * because a copy between devices has a high fixed cost.
  */
 #ifndef TDDP_TORCH_PARALLEL_H
 #define TDDP_TORCH_PARALLEL_H
@@ -17,11 +17,11 @@ extern "C" {
 
 typedef struct tddp_replicate_opts {
     size_t size;  /**< sizeof(tddp_replicate_opts) */
-    size_t limit; /**< bytes of a flat piece; a larger tensor goes alone */
-    int apart;    /**< on the tensors' own device, too, there are copies, made as for another one;
-                   * else what is there shares the tensors' memory */
-    int detached; /**< autograd sees nothing of it, as under no_grad: for buffers */
-    const char *home; /**< where the tensors are expected to lie; NULL: where the first one does */
+    size_t limit; /**< bytes of a flat chunk; a larger tensor has its own */
+    int apart;    /**< also copy to the tensors' own device; else outputs there share the tensors'
+                   * memory */
+    int detached; /**< without autograd, as under no_grad: for buffers */
+    const char *home; /**< the device that all tensors must be on; NULL: the first one's */
 } tddp_replicate_opts;
 
 #define TDDP_REPLICATE_OPTS_INIT                                          \
@@ -30,23 +30,23 @@ typedef struct tddp_replicate_opts {
     }
 
 /**
- * Gives each of `devices` ("cpu", "cuda:1"; one may come several times) its own of `tensors`, which
- * lie on one device, in any dtypes. Output `d * count + i` is a fresh handle of the caller's, which
- * becomes tensor i on device d, with the elements' order in memory that it had, if it had no gaps.
+ * Copies `tensors`, which are on one device, in any dtypes, to each of `devices` ("cpu", "cuda:1";
+ * one may occur several times). Output `d * count + i` is a new handle of the caller's, which is
+ * assigned tensor i on device d, with the original's strides if that has no gaps.
  *
- * Those of tensors that require grad do so, too, where grad is on: backward adds up what comes back
- * from the devices on the tensors' own one. One node of the graph does that for the tensors of a
- * piece; it is called once for all devices, on autograd's own thread where they are GPUs, and never
- * asks for a lock of the host language's. A device from which no gradient came for a tensor counts
- * as zeros, and if it came from none the tensor gets none. With create_graph, and where gradients
- * are sparse, they are taken one by one. What shares a tensor's memory is a view of it.
+ * If grad is on, outputs of tensors that require grad require grad too: backward sums the gradients
+ * of all devices on the tensors' device. One node of the graph does so for the tensors of a chunk;
+ * autograd calls it once for all devices, for GPUs on a thread of autograd's, and it never acquires
+ * a lock of the host language. A device without a gradient for a tensor counts as zeros; if no
+ * device has one, neither has the tensor. With create_graph, and for sparse gradients, tensors are
+ * summed one by one. Outputs that share a tensor's memory are views of it.
  *
- * In a library that is built for CUDA pieces go to different GPUs by NCCL, if libtorch has it, and
- * from three GPUs on they come back by it: between two there is nothing to add.
+ * In a library that is built for CUDA, NCCL copies chunks to different GPUs if libtorch includes it,
+ * and from three GPUs on also sums gradients: between two there is nothing to reduce.
  *
- * Errors: TDDP_INVALID_ARGUMENT (a tensor that is undefined or lies elsewhere; a device that is not
- * there: the texts name it), TDDP_INTERNAL (libtorch's text).
- * Outputs are set only if all could be made.
+ * Errors: TDDP_INVALID_ARGUMENT (a tensor that is undefined or on another device; a device that is
+ * not available: the texts name it), TDDP_INTERNAL (libtorch's text).
+ * Outputs are set only on success.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_replicate(const tddp_tensor *const *tensors, size_t count,
                                                    const char *const *devices, size_t device_count,

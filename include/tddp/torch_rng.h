@@ -1,10 +1,9 @@
 /**
  * @file torch_rng.h
- * @brief The state of libtorch's random numbers, for checkpoints (libtddp_torch).
+ * @brief The state of libtorch's random number generator, for checkpoints (libtddp_torch).
  *
- * It is that of the default generator of the CPU, from which dropout, randn and the like draw. Any
- * thread; the generator's own lock is held meanwhile. The bytes are libtorch's: they go back into a
- * libtorch of the same version.
+ * The generator is the CPU's default one, which dropout, randn and others use. Any thread, under the
+ * generator's lock. The format is libtorch's: a state is valid for the same version of libtorch.
  */
 #ifndef TDDP_TORCH_RNG_H
 #define TDDP_TORCH_RNG_H
@@ -18,15 +17,15 @@ extern "C" {
 #endif
 
 /**
- * Copies the state into `out` if it has the room, and says in `*size` how many bytes it takes; with
- * a `room` of 0 it only says that, and `out` may be NULL.
+ * Copies the state to `out`, which has `room` bytes, and sets `*size` to its bytes. With a `room` of
+ * 0 it only sets `*size`, and `out` may be NULL.
  * Errors: TDDP_INVALID_ARGUMENT (a `room` that is too small, but not 0; the text names both).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_rng_state(void *out, size_t room, size_t *size);
 
 /**
- * Goes on from a state that tddp_rng_state() gave, on this machine or another.
- * Errors: TDDP_INVALID_ARGUMENT (no state of this libtorch's; the generator is as it was).
+ * Sets a state that tddp_rng_state() returned, on this machine or another.
+ * Errors: TDDP_INVALID_ARGUMENT (not a state of this libtorch; the generator is unchanged).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_set_rng_state(const void *state, size_t size);
 

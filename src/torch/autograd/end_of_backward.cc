@@ -1,5 +1,5 @@
-// Callbacks for the end of backward: autograd's own, or kept by the innermost nested backward of
-// the thread until it is closed. Entered by the threads that run backward.
+// Callbacks at the end of backward: queued in autograd's engine, or collected by the thread's
+// innermost nested backward until it is closed. Called by the threads that run backward.
 #include "torch/autograd/end_of_backward.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// The end of backward, also where a node of the graph runs a backward of its own.
+// Callbacks at the end of backward, also if a node of the graph runs a nested backward.
 #ifndef TDDP_TORCH_END_OF_BACKWARD_H
 #define TDDP_TORCH_END_OF_BACKWARD_H
 
@@ -8,12 +8,11 @@
 namespace tddp_torch
 {
 
-// Runs `callback` at the end of the outermost backward that runs on this thread; only from within a
-// backward.
+// Runs `callback` at the end of this thread's outermost backward. Only within a backward.
 void at_end_of_backward(std::function<void()> callback);
 
-// While one exists, this thread runs a backward within a node of another one: callbacks are
-// collected for the end of the outer backward. An exception drops them.
+// While one exists, this thread runs a backward within a node of another one, and callbacks are
+// collected for the end of the outer backward. An exception discards them.
 class NestedBackward
 {
   public:

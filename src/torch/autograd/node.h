@@ -1,4 +1,4 @@
-// Autograd's nodes, which libtorch's versions count by pointers of different kinds.
+// Pointers to autograd's nodes, whose type depends on libtorch's version.
 #ifndef TDDP_TORCH_NODE_H
 #define TDDP_TORCH_NODE_H
 
@@ -13,7 +13,7 @@
 namespace tddp_torch
 {
 
-// A shared_ptr or an intrusive_ptr, as libtorch's version has it.
+// A shared_ptr or an intrusive_ptr, depending on libtorch's version.
 using NodePointer = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
 template <typename Made, typename... Arguments> NodePointer make_node(Arguments &&...arguments)

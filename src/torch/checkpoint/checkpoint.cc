@@ -1,7 +1,7 @@
-// Segments that are computed again in backward. The node in the outer graph holds the segment's
-// inputs; its backward has the host run the segment with grad, then runs the backward of that graph
-// to its end, so gradients of parameters are accumulated within, and passes on those of the inputs.
-// On the thread of autograd's that runs this part of backward. What it runs is the host's.
+// Activation checkpointing: segments that are recomputed in backward. The node in the outer graph
+// saves the segment's inputs; its backward lets the host language rerun the segment with grad, then
+// runs the backward of that graph, which accumulates the parameters' gradients, and returns the
+// inputs' gradients. On the autograd thread that runs this part of backward.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -28,39 +28,39 @@ namespace
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-at::Tensor random_state()
+at::Tensor rng_state()
 {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     return generator.get_state();
 }
 
-void set_random_state(const at::Tensor &state)
+void set_rng_state(const at::Tensor &state)
 {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(state);
 }
 
-// Random numbers as they were, and afterwards as they are now.
-class RandomScope
+// Sets the generator's state, and restores the current one at the end of the scope.
+class RngScope
 {
   public:
-    explicit RandomScope(const at::Tensor &state)
+    explicit RngScope(const at::Tensor &state)
     {
         if (state.defined()) {
-            now_ = random_state();
-            set_random_state(state);
+            now_ = rng_state();
+            set_rng_state(state);
         }
     }
-    ~RandomScope()
+    ~RngScope()
     {
         if (now_.defined()) {
-            (void)guard([&] { set_random_state(now_); });
+            (void)guard([&] { set_rng_state(now_); });
         }
     }
-    RandomScope(const RandomScope &) = delete;
-    RandomScope &operator=(const RandomScope &) = delete;
+    RngScope(const RngScope &) = delete;
+    RngScope &operator=(const RngScope &) = delete;
 
   private:
     at::Tensor now_;
@@ -72,12 +72,12 @@ class CheckpointNode final : public torch::autograd::Node
     CheckpointNode(const tddp_checkpoint_ops &ops, void *state) : ops_(ops), state_(state) {}
     ~CheckpointNode() override
     {
-        let_go();
+        free_state();
     }
     CheckpointNode(const CheckpointNode &) = delete;
     CheckpointNode &operator=(const CheckpointNode &) = delete;
 
-    void keep(const std::vector<at::Tensor> &inputs, bool preserve_rng)
+    void save_inputs(const std::vector<at::Tensor> &inputs, bool preserve_rng)
     {
         torch::autograd::edge_list edges;
         for (const at::Tensor &input : inputs) {
@@ -88,16 +88,16 @@ class CheckpointNode final : public torch::autograd::Node
         }
         set_next_edges(std::move(edges));
         if (preserve_rng) {
-            random_ = random_state();
+            rng_ = rng_state();
         }
     }
-    void tie(size_t output_count, std::vector<size_t> differentiable)
+    void set_outputs(size_t output_count, std::vector<size_t> differentiable)
     {
         output_count_ = output_count;
         differentiable_ = std::move(differentiable);
     }
-    // The host's state goes back to it, if it was not taken over after all.
-    void disown()
+    // The caller keeps the ownership of its state.
+    void release_ownership()
     {
         state_ = nullptr;
         ops_.free = nullptr;
@@ -106,8 +106,8 @@ class CheckpointNode final : public torch::autograd::Node
     void release_variables() override
     {
         inputs_.clear();
-        random_.reset();
-        let_go();
+        rng_.reset();
+        free_state();
     }
     std::string name() const override
     {
@@ -117,8 +117,8 @@ class CheckpointNode final : public torch::autograd::Node
   private:
     void check_backward() const;
     std::vector<at::Tensor> detached_inputs();
-    std::vector<at::Tensor> run_again(std::vector<at::Tensor> &inputs) const;
-    void let_go()
+    std::vector<at::Tensor> recompute(std::vector<at::Tensor> &inputs) const;
+    void free_state()
     {
         if (ops_.free && !released_) {
             ops_.free(state_);
@@ -131,7 +131,7 @@ class CheckpointNode final : public torch::autograd::Node
     bool released_ = false;
     std::vector<SavedVariable> inputs_;
     std::vector<bool> required_;
-    at::Tensor random_;
+    at::Tensor rng_;
     size_t output_count_ = 0;
     std::vector<size_t> differentiable_; // outputs
 };
@@ -141,7 +141,7 @@ void CheckpointNode::check_backward() const
     if (released_) {
         throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
                                 "backward through a checkpointed segment a second time: its inputs "
-                                "are freed, call backward with retain_graph: true the first time"));
+                                "are freed, call the first backward with retain_graph: true"));
     }
     if (at::GradMode::is_enabled()) {
         throw Failure(tddp_fail(TDDP_UNSUPPORTED,
@@ -151,8 +151,8 @@ void CheckpointNode::check_backward() const
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
         throw Failure(tddp_fail(TDDP_UNSUPPORTED,
                                 "a checkpointed segment accumulates gradients of all its "
-                                "parameters: it works with backward, not with gradients of chosen "
-                                "inputs"));
+                                "parameters: it works with backward, not with gradients of "
+                                "selected inputs"));
     }
 }
 
@@ -166,7 +166,7 @@ std::vector<at::Tensor> CheckpointNode::detached_inputs()
     return inputs;
 }
 
-std::vector<at::Tensor> CheckpointNode::run_again(std::vector<at::Tensor> &inputs) const
+std::vector<at::Tensor> CheckpointNode::recompute(std::vector<at::Tensor> &inputs) const
 {
     std::vector<at::Tensor> outputs(output_count_);
     std::vector<tddp_tensor *> in;
@@ -177,20 +177,20 @@ std::vector<at::Tensor> CheckpointNode::run_again(std::vector<at::Tensor> &input
     for (at::Tensor &output : outputs) {
         out.push_back(reinterpret_cast<tddp_tensor *>(&output));
     }
-    const RandomScope random(random_);
+    const RngScope random(rng_);
     const at::AutoGradMode with_grad(true);
     check(ops_.again(state_, in.data(), in.size(), out.data(), out.size()));
     return outputs;
 }
 
-// A gradient has the shape of forward's output. Autograd itself would sum it up to a smaller one.
-void check_same(size_t number, const at::Tensor &again, const at::Tensor &grad)
+// A gradient has the shape of forward's output. Autograd would silently sum it to a smaller shape.
+void check_shape(size_t number, const at::Tensor &again, const at::Tensor &grad)
 {
     if (again.sizes() != grad.sizes()) {
         std::ostringstream text;
         text << "output " << number << " of a checkpointed segment has the shape " << again.sizes()
              << " in backward, but " << grad.sizes()
-             << " in forward: the segment must do the same each time";
+             << " in forward: the segment must compute the same each time";
         throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "%s", text.str().c_str()));
     }
 }
@@ -199,20 +199,20 @@ variable_list CheckpointNode::apply(variable_list &&grads)
 {
     check_backward();
     std::vector<at::Tensor> inputs = detached_inputs();
-    bool wanted = false;
+    bool any_defined = false;
     for (const at::Tensor &grad : grads) {
-        wanted = wanted || grad.defined();
+        any_defined = any_defined || grad.defined();
     }
-    if (!wanted) {
+    if (!any_defined) {
         return variable_list(inputs.size());
     }
-    const std::vector<at::Tensor> outputs = run_again(inputs);
+    const std::vector<at::Tensor> outputs = recompute(inputs);
     variable_list roots;
     variable_list root_grads;
     for (size_t i = 0; i < differentiable_.size(); i++) {
         const at::Tensor &output = outputs[differentiable_[i]];
         if (grads[i].defined() && output.defined() && output.requires_grad()) {
-            check_same(differentiable_[i], output, grads[i]);
+            check_shape(differentiable_[i], output, grads[i]);
             roots.push_back(output);
             root_grads.push_back(grads[i]);
         }
@@ -266,9 +266,9 @@ tddp_status tddp_checkpoint_begin(tddp_tensor *const *inputs, size_t input_count
         made->node = make_node<CheckpointNode>(*ops, state);
         auto &node = static_cast<CheckpointNode &>(*made->node);
         try {
-            node.keep(tensors, preserve_rng != 0);
+            node.save_inputs(tensors, preserve_rng != 0);
         } catch (...) {
-            node.disown();
+            node.release_ownership();
             throw;
         }
         *out = made.release();
@@ -293,7 +293,7 @@ tddp_status tddp_checkpoint_outputs(tddp_checkpoint *checkpoint, tddp_tensor *co
             output = std::move(alias);
         }
         static_cast<CheckpointNode &>(*checkpoint->node)
-            .tie(output_count, std::move(differentiable));
+            .set_outputs(output_count, std::move(differentiable));
     });
 }
 

@@ -1,4 +1,4 @@
-// What the walk along a graph asks of checkpointed segments.
+// Recognizes checkpointed segments in a graph.
 #ifndef TDDP_TORCH_CHECKPOINT_NODE_H
 #define TDDP_TORCH_CHECKPOINT_NODE_H
 

@@ -1,7 +1,6 @@
-// Gradients that come back from several devices are added up where the tensors are: in one flat
-// piece, and one by one where that cannot be. Runs on whichever thread autograd chooses, on a
-// device's own for GPUs, and asks for no lock. A node keeps nothing of the tensors but their forms,
-// so it may be called again.
+// Sums the gradients of several devices on the tensors' device: as flat chunks, or one by one if
+// that isn't possible. Runs on the thread that autograd chooses, for GPUs on a device's thread, and
+// takes no lock. A node saves only the tensors' layouts, so it may be called again.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -15,7 +14,7 @@ namespace
 
 using torch::autograd::variable_list;
 
-// Adds up gradients of one tensor.
+// The sum of one tensor's gradients.
 class Sum
 {
   public:
@@ -23,12 +22,12 @@ class Sum
     {
         if (!sum_.defined()) {
             sum_ = more;
-        } else if (own_ && !at::GradMode::is_enabled() && !sum_.is_sparse()) {
+        } else if (owned_ && !at::GradMode::is_enabled() && !sum_.is_sparse()) {
             sum_.add_(more);
         } else {
             // A sparse tensor can be added to a dense one only.
             sum_ = sum_.is_sparse() ? more.add(sum_) : sum_.add(more);
-            own_ = true;
+            owned_ = true;
         }
     }
     const at::Tensor &get() const
@@ -38,14 +37,14 @@ class Sum
 
   private:
     at::Tensor sum_;
-    bool own_ = false; // nobody else has it
+    bool owned_ = false; // nothing else uses it
 };
 
 class ReplicateNode final : public torch::autograd::Node
 {
   public:
-    ReplicateNode(std::vector<Form> forms, at::Device home, size_t devices)
-        : forms_(std::move(forms)), home_(home), devices_(devices)
+    ReplicateNode(std::vector<TensorLayout> layouts, at::Device source, size_t devices)
+        : forms_(std::move(layouts)), source_(source), devices_(devices)
     {
     }
     variable_list apply(variable_list &&grads) override;
@@ -60,13 +59,13 @@ class ReplicateNode final : public torch::autograd::Node
         return grads[device * forms_.size() + i];
     }
     bool any(variable_list &grads, size_t i) const;
-    bool travels(variable_list &grads, size_t i) const;
+    bool can_add_flat(variable_list &grads, size_t i) const;
     void add_each(variable_list &grads, size_t i, Sum &sum) const;
-    void add_flat(variable_list &grads, const std::vector<size_t> &which,
+    void add_flat(variable_list &grads, const std::vector<size_t> &indices,
                   std::vector<Sum> &sums) const;
 
-    const std::vector<Form> forms_;
-    const at::Device home_;
+    const std::vector<TensorLayout> forms_;
+    const at::Device source_;
     const size_t devices_;
 };
 
@@ -78,7 +77,7 @@ variable_list ReplicateNode::apply(variable_list &&grads)
         if (!task_should_compute_output(i) || !any(grads, i)) {
             continue;
         }
-        if (travels(grads, i)) {
+        if (can_add_flat(grads, i)) {
             flat.push_back(i);
         } else {
             add_each(grads, i, sums[i]);
@@ -104,13 +103,13 @@ bool ReplicateNode::any(variable_list &grads, size_t i) const
     return false;
 }
 
-// Flat pieces have no history, so with create_graph there are none.
-bool ReplicateNode::travels(variable_list &grads, size_t i) const
+// Flat chunks aren't differentiable, so with create_graph gradients are summed one by one.
+bool ReplicateNode::can_add_flat(variable_list &grads, size_t i) const
 {
     bool flat = !at::GradMode::is_enabled();
     for (size_t device = 0; device < devices_; device++) {
         const at::Tensor &grad = gradient(grads, device, i);
-        flat = flat && (!grad.defined() || travels_flat(grad));
+        flat = flat && (!grad.defined() || can_flatten(grad));
     }
     return flat;
 }
@@ -120,43 +119,43 @@ void ReplicateNode::add_each(variable_list &grads, size_t i, Sum &sum) const
     for (size_t device = 0; device < devices_; device++) {
         const at::Tensor &grad = gradient(grads, device, i);
         if (grad.defined()) {
-            sum.add(grad.to(home_));
+            sum.add(grad.to(source_));
         }
     }
 }
 
-// Gradients are let go of as soon as they are part of a piece.
-void ReplicateNode::add_flat(variable_list &grads, const std::vector<size_t> &which,
+// Releases each gradient as soon as it is copied to a chunk.
+void ReplicateNode::add_flat(variable_list &grads, const std::vector<size_t> &indices,
                              std::vector<Sum> &sums) const
 {
     const at::NoGradGuard no_grad;
-    std::vector<Form> forms;
-    for (const size_t i : which) {
-        forms.push_back(forms_[i]);
+    std::vector<TensorLayout> layouts;
+    for (const size_t i : indices) {
+        layouts.push_back(forms_[i]);
     }
     std::vector<at::Tensor> parts;
     for (size_t device = 0; device < devices_; device++) {
-        std::vector<at::Tensor> own;
-        bool given = false;
-        for (const size_t i : which) {
-            own.push_back(std::move(gradient(grads, device, i)));
-            given = given || own.back().defined();
+        std::vector<at::Tensor> of_device;
+        bool any_defined = false;
+        for (const size_t i : indices) {
+            of_device.push_back(std::move(gradient(grads, device, i)));
+            any_defined = any_defined || of_device.back().defined();
         }
-        if (given) {
-            parts.push_back(flatten(own, forms));
+        if (any_defined) {
+            parts.push_back(flatten(of_device, layouts));
         }
     }
-    const std::vector<at::Tensor> found = unflatten(sum_on(home_, parts), forms);
-    for (size_t k = 0; k < which.size(); k++) {
-        sums[which[k]].add(found[k]);
+    const std::vector<at::Tensor> found = unflatten(reduce_add(source_, parts), layouts);
+    for (size_t k = 0; k < indices.size(); k++) {
+        sums[indices[k]].add(found[k]);
     }
 }
 
 } // namespace
 
-NodePointer replicate_node(std::vector<Form> forms, at::Device home, size_t devices)
+NodePointer replicate_node(std::vector<TensorLayout> layouts, at::Device source, size_t devices)
 {
-    return make_node<ReplicateNode>(std::move(forms), home, devices);
+    return make_node<ReplicateNode>(std::move(layouts), source, devices);
 }
 
 } // namespace tddp_torch

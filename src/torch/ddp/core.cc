@@ -1,7 +1,6 @@
-// What is tied together, and slices of the buckets as tensors: gradients move into them, and those
-// that do not live there are copied out. On the thread that runs forward and backward; with
-// gradients on a device backward ends on whichever of autograd's threads came last. When gradients
-// are reported is arrival.cc's, a round from prepare to its end round.cc's.
+// Construction, and gradients as views of the buckets: gradients move into their slices, or are
+// copied in and out. On the thread that runs forward and backward; with gradients on a device
+// backward ends on the last of autograd's threads to finish.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +10,7 @@
 #include "torch/ddp/core.h"
 #include "torch/tensor/device.h"
 #include "torch/ddp/device_memory.h"
-#include "torch/tensor/plain_memory.h"
+#include "torch/tensor/dense.h"
 
 namespace tddp_torch
 {
@@ -37,31 +36,31 @@ bool any_delayed(const std::vector<Param> &params)
 
 } // namespace
 
-static thread_local const Core *calling_core;
+static thread_local const Core *current_core;
 
-Core::Calling::Calling(const Core *core) : before_(calling_core)
+Core::HookScope::HookScope(const Core *core) : before_(current_core)
 {
-    calling_core = core;
+    current_core = core;
 }
 
-Core::Calling::~Calling()
+Core::HookScope::~HookScope()
 {
-    calling_core = before_;
+    current_core = before_;
 }
 
-const Core *Core::calling()
+const Core *Core::current()
 {
-    return calling_core;
+    return current_core;
 }
 
 Core::Core(std::vector<Param> params, const tddp_ddp_opts &opts)
-    : params_(std::move(params)), views_(params_.size()), kept_(params_.size()),
+    : params_(std::move(params)), views_(params_.size()), saved_(params_.size()),
       find_unused_(opts.reducer.find_unused && !opts.reducer.static_graph),
       static_graph_(opts.reducer.static_graph), skip_unused_(opts.reducer.skip_unused),
-      plain_(!find_unused_ && !static_graph_ && !any_delayed(params_)),
-      apart_(opts.gradients_apart), delayed_by_(delayed_by(opts, params_.size())),
-      blocking_region_(opts.blocking_region), host_here_(opts.host_here),
-      arrivals_(params_.size(), AWAITED)
+      immediate_(!find_unused_ && !static_graph_ && !any_delayed(params_)),
+      separate_grads_(opts.gradients_apart), delayed_by_(delayed_by(opts, params_.size())),
+      blocking_region_(opts.blocking_region), may_run_host_(opts.host_here),
+      states_(params_.size(), PENDING)
 {
     for (size_t i = 0; i < params_.size(); i++) {
         if (params_[i].sparse) {
@@ -94,13 +93,13 @@ void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wai
             devices_.push_back(device);
         }
     }
-    tddp_reducer_opts asked = opts;
-    asked.device = asked.device ? asked.device : device_memory();
-    check(tddp_reducer_create(group, described.data(), described.size(), &asked, wait, &reducer_));
+    tddp_reducer_opts resolved = opts;
+    resolved.device = resolved.device ? resolved.device : device_memory();
+    check(tddp_reducer_create(group, described.data(), described.size(), &resolved, wait, &reducer_));
     group_ = tddp_group_retain(group);
     divisor_ = tddp_group_world_size(group);
-    settled_ = find_unused_; // its first layout is for good
-    point_views();
+    layout_final_ = find_unused_; // its first layout is for good
+    make_views();
 }
 
 void Core::set_hook(tddp_comm_hook *hook)
@@ -115,11 +114,11 @@ void Core::set_divisor(int ranks)
     divisor_ = ranks;
 }
 
-// --- slices -------------------------------------------------------------------------------------
+// --- views --------------------------------------------------------------------------------------
 
-// Makes tensors of the slices as they are now. Memory wrapped from outside is no view of another
-// tensor to autograd, so it may be detached in place. Gradients that lay in the old slices follow.
-void Core::point_views()
+// Makes tensors over the current slices, and points gradients in the old slices to the new ones. To
+// autograd a tensor over external memory is not a view, so it may be detached in place.
+void Core::make_views()
 {
     const std::shared_ptr<tddp_flat_memory> memory(
         tddp_flat_memory_retain(tddp_reducer_memory(reducer_)), tddp_flat_memory_release);
@@ -132,38 +131,38 @@ void Core::point_views()
             tddp_reducer_gradient(reducer_, i), param.sizes(),
             at::TensorOptions().dtype(param.scalar_type()).device(param.device()), memory);
         at::Tensor &grad = param.mutable_grad();
-        if (grad.defined() && views_[i].defined() && lies_in(grad, views_[i])) {
+        if (grad.defined() && views_[i].defined() && is_view_of(grad, views_[i])) {
             grad = view;
         }
         views_[i] = std::move(view);
     }
 }
 
-bool Core::lies_in(const at::Tensor &grad, const at::Tensor &view) const
+bool Core::is_view_of(const at::Tensor &grad, const at::Tensor &view) const
 {
     if (grad.unsafeGetTensorImpl() == view.unsafeGetTensorImpl()) {
-        return true; // each step but the first: no look into the tensor is needed
+        return true; // the fast path, in each step but the first
     }
     return grad.layout() == at::kStrided && grad.data_ptr() == view.data_ptr() &&
            grad.scalar_type() == view.scalar_type() && grad.sizes() == view.sizes() &&
            grad.is_contiguous();
 }
 
-// Most gradients lie as their slice does: then there is no need for all that a copy of tensors
-// looks at, which takes as long as a small one itself.
+// Most gradients have the slice's layout: then memcpy avoids the overhead of Tensor::copy_, which
+// takes as long as copying a small gradient.
 static void copy_into(const at::Tensor &view, const at::Tensor &grad)
 {
-    if (lies_as(grad, view)) {
+    if (has_layout_of(grad, view)) {
         std::memcpy(view.data_ptr(), grad.data_ptr(), view.nbytes());
     } else {
         view.copy_(grad);
     }
 }
 
-// The gradient may be elsewhere: in the first backward, after zero_grad with set_to_none, or when
-// the user put another tensor there. It moves into the slice and stays there, unless gradients are
-// to be apart.
-void Core::take_in(size_t index)
+// The gradient is not in its slice in the first backward, after zero_grad with set_to_none, and if
+// the user assigned another tensor. It is copied to the slice, and becomes its view unless gradients
+// are separate tensors.
+void Core::move_to_bucket(size_t index)
 {
     at::Tensor &grad = params_[index].tensor.mutable_grad();
     check_gradient(index, grad);
@@ -171,23 +170,23 @@ void Core::take_in(size_t index)
         return;
     }
     const at::Tensor &view = views_[index];
-    if (grad.defined() && lies_in(grad, view)) {
+    if (grad.defined() && is_view_of(grad, view)) {
         return;
     }
     const at::NoGradGuard no_grad;
     if (!grad.defined()) {
-        view.zero_(); // a function gave no gradient here; other ranks may have one
+        view.zero_(); // autograd passed no gradient here; other ranks may have one
     } else {
         copy_into(view, grad);
     }
-    if (!apart_) {
+    if (!separate_grads_) {
         grad = view;
     }
 }
 
-// This rank does not use the parameter: what gradient there is takes part in the average, if
-// another rank uses it, else it is to stay as it is.
-void Core::lend(size_t index)
+// This rank doesn't use the parameter. Its accumulated gradient, if any, contributes to the average
+// if another rank uses the parameter; else it must stay as it is.
+void Core::fill_unused_slice(size_t index)
 {
     const at::Tensor &grad = params_[index].tensor.grad();
     if (params_[index].sparse) {
@@ -196,34 +195,34 @@ void Core::lend(size_t index)
     const at::NoGradGuard no_grad;
     if (!grad.defined()) {
         views_[index].zero_();
-    } else if (lies_in(grad, views_[index])) {
-        kept_[index] = grad.clone();
+    } else if (is_view_of(grad, views_[index])) {
+        saved_[index] = grad.clone();
     } else {
         check_gradient(index, grad);
         views_[index].copy_(grad);
     }
 }
 
-// The averages are there.
-void Core::settle(size_t index)
+// The slice contains the average.
+void Core::finalize_gradient(size_t index)
 {
     if (params_[index].sparse) {
         return;
     }
     at::Tensor &grad = params_[index].tensor.mutable_grad();
     const at::Tensor &view = views_[index];
-    const at::Tensor kept = std::move(kept_[index]);
-    kept_[index] = at::Tensor();
+    const at::Tensor kept = std::move(saved_[index]);
+    saved_[index] = at::Tensor();
     if (!tddp_reducer_used(reducer_, index)) {
         if (kept.defined()) {
             view.copy_(kept);
         }
-    } else if (!apart_) {
-        if (!grad.defined() || !lies_in(grad, view)) {
+    } else if (!separate_grads_) {
+        if (!grad.defined() || !is_view_of(grad, view)) {
             grad = view;
         }
     } else if (grad.defined()) {
-        if (!lies_in(grad, view)) {
+        if (!is_view_of(grad, view)) {
             grad.copy_(view);
         }
     } else {
@@ -231,16 +230,16 @@ void Core::settle(size_t index)
     }
 }
 
-void Core::settle_all(const tddp_wait *wait)
+void Core::finalize_gradients(const tddp_wait *wait)
 {
     const at::NoGradGuard no_grad;
-    if (apart_) {
+    if (separate_grads_) {
         for (size_t i = 0; i < params_.size(); i++) {
-            settle(i);
+            finalize_gradient(i);
         }
     } else {
         for (const size_t i : unused_) {
-            settle(i);
+            finalize_gradient(i);
         }
     }
     if (!sparse_.empty()) {

@@ -1,20 +1,19 @@
-// Parameters tied to a reducer: what the hooks behind their gradients, the node that opens backward
-// and its end share. Each part is a file:
+// Connects parameters to a reducer: the state that autograd's hooks, the node at the start of
+// backward and the callback at its end share. The files:
 //
-//     core.cc     slices of the buckets
-//     round.cc    a round from prepare to its end
-//     arrival.cc  gradients as they come: which are reported, and when
-//     hooks.cc    the hooks behind gradient accumulators
-//     graph.cc    the node that opens backward, and what a loss depends on
-//     sparse.cc   averages of sparse gradients
-//     ddp.cc      the handle, in C signatures
+//     core.cc            gradients as views of the buckets
+//     iteration.cc       an iteration, from prepare to the end of backward
+//     gradients.cc       which gradients are marked ready, and when
+//     autograd_hooks.cc  the hooks of gradient accumulators
+//     unused.cc          finds the parameters that a loss depends on
+//     sparse.cc          averages sparse gradients
+//     ddp.cc             the handle, in C signatures
 //
 // Hooks run on autograd's threads, one or several at a time, with or without the host language's
-// lock, and never ask for it. No policy here: when a bucket goes and what is an error is the
-// reducer's.
+// lock, and never acquire it. The reducer decides when a bucket is launched and what is an error.
 //
-// Who holds whom: the handle holds the accumulators, they hold the hooks, the hooks hold Core, and
-// Core the reducer. A gradient holds only the buckets' memory, so it may outlive all of them.
+// Ownership: the handle owns the accumulators, they own the hooks, the hooks own Core, and Core
+// owns the reducer. A gradient owns only the buckets' memory, so it may outlive all of them.
 #ifndef TDDP_TORCH_CORE_H
 #define TDDP_TORCH_CORE_H
 
@@ -68,139 +67,139 @@ class Core : public std::enable_shared_from_this<Core>
     at::Tensor bucket_tensor(const tddp_bucket &bucket) const;
     at::Tensor gradient_tensor(const tddp_bucket &bucket, size_t i) const;
 
-    // --- round.cc, on the same thread
+    // --- iteration.cc, on the same thread
     void finish_due(bool sync, const tddp_wait *wait);
     void prepare(bool sync, const tddp_wait *wait);
     bool prepare_waits() const;
     void shadow(const tddp_wait *wait);
     // Forward begins: hooks ignore the gradients of a backward inside it.
     void suspend();
-    // Forward is over: hooks are armed if its round is open, or an earlier one still is. A forward
-    // that did not complete opens none.
+    // Forward has ended: arms the hooks for its iteration, or for an earlier one that is still
+    // open. `completed` false: forward failed, and its iteration is not opened.
     void arm(bool completed);
     void disarm();
     bool armed() const;
-    // A synchronised forward has completed and its averages are not made yet.
+    // Whether a synchronized forward has completed whose gradients are not averaged yet.
     bool round_open() const;
-    // A forward's backward is to come, synchronised or not.
+    // Whether the backward of a forward, synchronized or not, is due.
     bool prepared() const;
 
-    // --- arrival.cc, what hooks call in this order
-    // Whether the gradient belongs to a round; `given` is false if a function gave none.
-    bool expects(size_t index, bool given);
+    // --- gradients.cc, called by the hooks in this order
+    // Whether the gradient belongs to an iteration; `defined` is false if autograd passed none.
+    bool expects(size_t index, bool defined);
     // Moves the gradient into its slice of the bucket. Also for a second wrapper of a model, before
     // the first one's bucket is reduced.
-    void take_in(size_t index);
-    // Reports the gradient to the reducer, which submits the bucket that it completes. In a round
-    // that is not plain this may be left for later: deferred().
-    void report(size_t index);
-    // The gradient came when the averages of the last forward were made: this rank alone adds it.
-    bool late() const;
-    void complain_of_late(size_t index);
+    void move_to_bucket(size_t index);
+    // Marks the gradient ready in the reducer, which launches the bucket that it completes. This
+    // may be deferred: deferred().
+    void mark_ready(size_t index);
+    // Whether the last forward's gradients are averaged already: a later one is added locally.
+    bool is_late() const;
+    void warn_late(size_t index);
 
-    // --- graph.cc
-    void know_accumulators(const std::vector<NodePointer> &accumulators);
+    // --- unused.cc
+    void set_accumulators(const std::vector<NodePointer> &accumulators);
     bool wants_outputs() const;
     void hook_outputs(const std::vector<at::Tensor *> &outputs);
-    // Backward begins: the loss depends on what lies behind these edges.
-    void opened(const torch::autograd::edge_list &edges);
+    // Backward begins: the loss depends on the nodes behind these edges.
+    void backward_started(const torch::autograd::edge_list &edges);
 
-    // The core whose hook this thread is calling, or NULL.
-    static const Core *calling();
+    // The core whose communication hook this thread is running, or NULL.
+    static const Core *current();
 
   private:
-    // Hooks of the reducer's that this thread calls may ask for tensors over their bucket.
-    class Calling
+    // While one exists, current() returns its core on this thread.
+    class HookScope
     {
       public:
-        explicit Calling(const Core *core);
-        ~Calling();
-        Calling(const Calling &) = delete;
-        Calling &operator=(const Calling &) = delete;
+        explicit HookScope(const Core *core);
+        ~HookScope();
+        HookScope(const HookScope &) = delete;
+        HookScope &operator=(const HookScope &) = delete;
 
       private:
         const Core *before_;
     };
 
     // core.cc
-    void point_views();
-    bool lies_in(const at::Tensor &grad, const at::Tensor &view) const;
-    void lend(size_t index);
-    void settle(size_t index);
-    void settle_all(const tddp_wait *wait);
+    void make_views();
+    bool is_view_of(const at::Tensor &grad, const at::Tensor &view) const;
+    void fill_unused_slice(size_t index);
+    void finalize_gradient(size_t index);
+    void finalize_gradients(const tddp_wait *wait);
 
-    // round.cc
-    void forget_round();
-    void queue_end(bool again);
-    void end();
-    tddp_status settle_here();
-    bool finish_round();
-    tddp_status finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
+    // iteration.cc
+    void reset_iteration();
+    void queue_end_of_backward(bool again);
+    void end_of_backward();
+    tddp_status finalize_blocking();
+    bool finish_iteration();
+    tddp_status finish_on_host(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
     void trace() const;
     tddp_status run_blocking(const std::function<void(const tddp_wait *wait)> &body) const;
 
-    // arrival.cc
+    // gradients.cc
     void check_gradient(size_t index, const at::Tensor &grad) const;
     bool deferred(size_t index);
     void release_delayed();
-    std::vector<size_t> left_out(const std::vector<char> &reached);
-    void announce(std::vector<size_t> unused);
-    void lend_unused();
+    std::vector<size_t> find_unused_params(const std::vector<char> &reached);
+    void set_unused(std::vector<size_t> unused);
+    void fill_unused_slices();
     bool first_static_round() const;
 
-    // graph.cc
-    bool walk(const torch::autograd::edge_list &edges, std::vector<char> &reached) const;
+    // unused.cc
+    bool find_reached_params(const torch::autograd::edge_list &edges, std::vector<char> &reached) const;
 
     // sparse.cc
     void reduce_sparse(const tddp_wait *wait);
-    void exchange_sparse(const tddp_wait *wait);
+    void all_reduce_sparse(const tddp_wait *wait);
     at::Tensor sparse_average(size_t index, const at::Tensor &entries, const tddp_wait *wait) const;
 
     std::vector<Param> params_;
     std::vector<at::Tensor> views_; // each dense parameter's slice, in its shape
-    std::vector<at::Tensor> kept_;  // gradients in slices that take part, but may have to come back
+    std::vector<at::Tensor> saved_; // gradients of unused parameters, to be restored if no rank uses it
     std::unordered_map<const torch::autograd::Node *, size_t> accumulators_;
     std::vector<size_t> sparse_; // parameters, in order
     std::vector<c10::Device> devices_;
-    const bool find_unused_; // a look at the graph in each round
+    const bool find_unused_; // traverse the graph in each iteration
     const bool static_graph_;
     const bool skip_unused_;
-    const bool plain_; // each gradient is reported as it comes
-    const bool apart_;
-    const size_t delayed_by_; // no parameter: none
+    const bool immediate_; // each gradient is marked ready at once
+    const bool separate_grads_;
+    const size_t delayed_by_; // the number of parameters: none
     const tddp_blocking_region blocking_region_;
-    int (*const host_here_)(void);
-    tddp_group *group_ = nullptr; // the handle's; hooks may outlive that, but are disarmed then
+    int (*const may_run_host_)(void);
+    tddp_group *group_ = nullptr; // the handle's; hooks may outlive the handle, but are disarmed
     tddp_reducer *reducer_ = nullptr;
     bool hook_on_caller_ = false;
     int divisor_ = 0;
-    bool settled_ = true;  // buckets have their final order
-    bool counted_ = false; // static_graph: the first round is over
-    // Why an exchange of sparse gradients was left in its midst: ranks are out of step for good.
-    std::string broken_;
+    bool layout_final_ = true;           // the buckets are not rebuilt any more
+    bool static_graph_recorded_ = false; // static_graph: the first iteration is finished
+    // The error that interrupted an exchange of sparse gradients: the ranks are out of step.
+    std::string sparse_failure_;
 
-    std::atomic<bool> open_{false};      // a synchronised forward's gradients are awaited
+    std::atomic<bool> open_{false};      // gradients of a synchronized forward are expected
     std::atomic<bool> suspended_{false}; // forward runs
-    bool opening_ = false;               // it was prepared with synchronisation
+    bool preparing_sync_ = false;        // the running forward was prepared with synchronization
     enum Phase : char { IDLE, PREPARED, AVERAGED };
     std::atomic<Phase> phase_{IDLE};
-    std::atomic<bool> told_late_{false};
-    std::atomic<bool> queued_{false}; // the end of backward will be told
-    std::atomic<bool> due_{false};    // the round is to be finished, whatever becomes of backward
+    std::atomic<bool> warned_late_{false};
+    std::atomic<bool> queued_{false};         // end_of_backward() is queued
+    std::atomic<bool> finish_pending_{false}; // the iteration must be finished, even after an error
 
-    // A round in which not all is plain: guarded by lock_, which is held while no hook is called.
+    // Unless immediate_: guarded by lock_, which is never held while a hook is called.
     std::mutex lock_;
-    bool known_ = false; // what the round leaves out is known
+    bool unused_known_ = false; // the reducer knows this iteration's unused parameters
     bool delayed_released_ = false;
-    std::vector<size_t> early_;   // arrived before it was known
-    std::vector<size_t> delayed_; // wait for delayed_by_
-    std::vector<size_t> unused_;  // static_graph: of the first round, for good
-    enum Arrival : char { AWAITED, ARRIVED, LEFT_OUT };
-    std::vector<Arrival> arrivals_; // by parameter
-    int forwards_ = 0;              // since the last round that was finished
+    std::vector<size_t> early_;   // gradients that were ready before unused_known_
+    std::vector<size_t> delayed_; // gradients that wait for delayed_by_
+    std::vector<size_t> unused_;  // static_graph: those of the first iteration, permanently
+    enum ParamState : char { PENDING, READY, UNUSED };
+    std::vector<ParamState> states_; // by parameter
+    int forwards_ = 0;              // since the last finished iteration
 };
 
-// Hooks every parameter; each element is to be taken off again.
+// Adds a hook to every parameter's accumulator. The caller removes each.
 struct Hooked {
     NodePointer accumulator; // the parameter itself holds it only weakly
     uintptr_t key;

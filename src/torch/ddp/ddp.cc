@@ -1,6 +1,6 @@
-// The handle of distributed data parallel, in C signatures: what may be wrapped, who holds what,
-// and every exception turned into a status. Entered by the thread that runs forward; what happens
-// within backward is core.h's.
+// The handle of DistributedDataParallel, in C signatures: checks of the arguments, ownership, and
+// the conversion of exceptions to statuses. Called by the thread that runs forward; core.h's files
+// contain what runs in backward.
 #include <string>
 #include <unordered_map>
 
@@ -15,7 +15,7 @@ namespace
 
 constexpr size_t broadcast_chunk_bytes = size_t{250} << 20;
 
-// What a tensor was when it was wrapped.
+// A tensor's requires_grad at construction.
 struct Watched {
     at::Tensor tensor;
     bool requires_grad;
@@ -30,7 +30,7 @@ struct tddp_ddp {
     std::vector<tddp_torch::Hooked> hooks;
     std::vector<tddp_torch::Watched> watched;
     std::vector<at::Tensor> buffers;
-    std::unique_ptr<tddp_torch::Broadcast> sync; // of the buffers, under way
+    std::unique_ptr<tddp_torch::Broadcast> sync; // the buffers' pending broadcast
     tddp_group *group = nullptr;
 
     ~tddp_ddp()
@@ -67,7 +67,7 @@ void check_param(const at::Tensor &param, const char *name)
     }
 }
 
-std::vector<Param> take_params(const tddp_ddp_param *params, size_t count)
+std::vector<Param> read_params(const tddp_ddp_param *params, size_t count)
 {
     std::vector<Param> taken;
     std::unordered_map<const c10::TensorImpl *, size_t> seen;
@@ -87,7 +87,7 @@ std::vector<Param> take_params(const tddp_ddp_param *params, size_t count)
     return taken;
 }
 
-std::vector<at::Tensor> take_buffers(tddp_tensor *const *buffers, size_t count)
+std::vector<at::Tensor> read_buffers(tddp_tensor *const *buffers, size_t count)
 {
     std::vector<at::Tensor> tensors;
     for (size_t i = 0; i < count; i++) {
@@ -103,7 +103,7 @@ std::vector<at::Tensor> take_buffers(tddp_tensor *const *buffers, size_t count)
     return tensors;
 }
 
-std::vector<Watched> take_watched(const tddp_ddp_opts &opts)
+std::vector<Watched> read_watched(const tddp_ddp_opts &opts)
 {
     std::vector<Watched> watched;
     for (size_t i = 0; i < opts.watched_count; i++) {
@@ -113,10 +113,10 @@ std::vector<Watched> take_watched(const tddp_ddp_opts &opts)
     return watched;
 }
 
-void synchronise(tddp_ddp *ddp, const tddp_wait *wait)
+void broadcast_model(tddp_ddp *ddp, const tddp_wait *wait)
 {
-    // Buffers first: the parameters are compared already, so that what differs is theirs, and what
-    // the ranks tell of their tensors is cut.
+    // Buffers first: the parameters are compared already, so a difference is in a buffer, and the
+    // description that ranks compare is truncated.
     std::vector<at::Tensor> all = ddp->buffers;
     for (const Param &param : ddp->core->params()) {
         all.push_back(param.tensor);
@@ -137,7 +137,7 @@ const tddp_ddp_opts &check_opts(const tddp_ddp_opts &opts, const tddp_group *gro
     return opts;
 }
 
-// A parameter that became another dtype or went to another device has another accumulator.
+// A parameter whose dtype or device has changed has another accumulator.
 bool stale(const tddp_ddp &ddp)
 {
     const std::vector<Param> &params = ddp.core->params();
@@ -156,12 +156,12 @@ bool stale(const tddp_ddp &ddp)
     return false;
 }
 
-const Core &calling_core(const tddp_bucket *bucket, size_t gradient)
+const Core &current_core(const tddp_bucket *bucket, size_t gradient)
 {
-    const Core *core = Core::calling();
+    const Core *core = Core::current();
     if (!core) {
         throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
-                                "a bucket's tensors are made while its hook is called, by the "
+                                "a bucket's tensors exist only while its hook is called, on the "
                                 "thread that calls it"));
     }
     if (gradient >= bucket->gradient_count) {
@@ -187,15 +187,15 @@ tddp_status tddp_ddp_create(tddp_group *group, const tddp_ddp_param *params, siz
     using namespace tddp_torch;
     return guard([&] {
         const tddp_ddp_opts defaults = TDDP_DDP_OPTS_INIT;
-        const tddp_ddp_opts &asked = check_opts(opts ? *opts : defaults, group);
+        const tddp_ddp_opts &resolved = check_opts(opts ? *opts : defaults, group);
         auto ddp = std::make_unique<tddp_ddp>();
         ddp->group = tddp_group_retain(group);
-        ddp->core = std::make_shared<Core>(take_params(params, param_count), asked);
-        ddp->buffers = take_buffers(buffers, buffer_count);
-        ddp->watched = take_watched(asked);
-        ddp->core->open(group, asked.reducer, wait);
-        if (asked.init_sync) {
-            synchronise(ddp.get(), wait);
+        ddp->core = std::make_shared<Core>(read_params(params, param_count), resolved);
+        ddp->buffers = read_buffers(buffers, buffer_count);
+        ddp->watched = read_watched(resolved);
+        ddp->core->open(group, resolved.reducer, wait);
+        if (resolved.init_sync) {
+            broadcast_model(ddp.get(), wait);
         }
         ddp->hooks = add_hooks(ddp->core);
         *out = ddp.release();
@@ -282,13 +282,13 @@ tddp_status tddp_ddp_shadow(tddp_ddp *ddp, const tddp_wait *wait)
 tddp_status tddp_ddp_bucket_tensor(const tddp_bucket *bucket, tddp_tensor *into)
 {
     using namespace tddp_torch;
-    return guard([&] { assigned(into) = calling_core(bucket, 0).bucket_tensor(*bucket); });
+    return guard([&] { assigned(into) = current_core(bucket, 0).bucket_tensor(*bucket); });
 }
 
 tddp_status tddp_ddp_gradient_tensor(const tddp_bucket *bucket, size_t i, tddp_tensor *into)
 {
     using namespace tddp_torch;
-    return guard([&] { assigned(into) = calling_core(bucket, i).gradient_tensor(*bucket, i); });
+    return guard([&] { assigned(into) = current_core(bucket, i).gradient_tensor(*bucket, i); });
 }
 
 tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root, const tddp_wait *wait)
@@ -301,10 +301,10 @@ tddp_status tddp_ddp_sync_buffers(tddp_ddp *ddp, int root, const tddp_wait *wait
         }
         ddp->sync->run(wait);
     });
-    // The wait ended, and not the operation: the next call continues.
-    const bool goes_on =
+    // Only the wait ended, not the operation: the next call continues.
+    const bool still_pending =
         status == TDDP_CANCELED || (status == TDDP_TIMEOUT && wait && wait->timeout_ms >= 0);
-    if (!goes_on) {
+    if (!still_pending) {
         ddp->sync.reset();
     }
     return status;

@@ -1,6 +1,5 @@
-// Memory for buckets on devices: tensors of libtorch's, so that its allocator owns it and its
-// streams order what is done with it. A handle is such a tensor. Any thread, also one of a group's
-// or of autograd's; keeps nothing.
+// Memory for buckets on devices, as libtorch tensors: libtorch's allocator owns it, and its streams
+// order its use. A handle is such a tensor. Any thread, also a group's or autograd's; stateless.
 #include "torch/ddp/device_memory.h"
 
 #include <ATen/core/grad_mode.h>
@@ -23,7 +22,7 @@ at::TensorOptions bytes_on(int32_t device)
     return at::TensorOptions().dtype(at::kByte).device(device_named(TDDP_CUDA, device));
 }
 
-// Never written through where it is only read.
+// Read-only if `data` is.
 at::Tensor bytes_at(int32_t device, const void *data, size_t bytes)
 {
     return tensor_over(const_cast<void *>(data), {static_cast<int64_t>(bytes)}, bytes_on(device));
@@ -42,9 +41,9 @@ tddp_status allocate(void *, int32_t device, size_t bytes, void **handle, void *
 
 void release(void *, void *handle)
 {
-    // A process that ends may have ended CUDA before.
+    // In a process that exits CUDA may be shut down already.
     if (guard([&] { delete static_cast<at::Tensor *>(handle); })) {
-        tddp_log(TDDP_LOG_WARN, "ddp", "the memory of buckets is not given back: %s",
+        tddp_log(TDDP_LOG_WARN, "ddp", "the memory of buckets is leaked: %s",
                  tddp_error_message());
     }
 }
@@ -79,7 +78,7 @@ tddp_status cast(void *, int32_t device, void *into, tddp_dtype into_dtype, cons
             target.copy_(source);
             return;
         }
-        // The quotient has the dtype of what is divided, and is to be rounded once.
+        // div_out rounds the quotient to the dividend's dtype: widen that first, to round once.
         const at::Tensor wide = source.element_size() < 4 ? source.to(at::kFloat) : source;
         at::div_out(target, wide, at::scalar_tensor(divisor, at::kDouble));
     });

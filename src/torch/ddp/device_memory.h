@@ -7,7 +7,7 @@
 namespace tddp_torch
 {
 
-// Any thread; for the life of the process.
+// Any thread; static.
 const tddp_device_memory_ops *device_memory();
 
 } // namespace tddp_torch

@@ -1,8 +1,8 @@
-// Batch normalisation with the statistics of all ranks' batches. Forward gathers mean, sum of
-// squared deviations and count of each rank and puts them together in float64, in the order of the
-// ranks, so that all ranks get the same; backward adds up the two sums that the gradient of the
-// input needs. Runs on the threads that run forward and backward, and waits there, through the host
-// language. Normalising itself and the sums over a batch are libtorch's own, those of a BatchNorm.
+// Batch normalization with the statistics of all ranks' batches. Forward gathers each rank's mean,
+// sum of squared deviations and count, and combines them in float64, in the order of the ranks, so
+// that all ranks get the same result; backward all-reduces the two sums that the input's gradient
+// needs. Runs, and waits in the host's blocking region, on the threads that run forward and
+// backward. libtorch's BatchNorm functions compute the normalization and the sums over a batch.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -17,9 +17,9 @@
 #include <tddp/torch_nn.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "torch/tensor/agree.h"
+#include "torch/tensor/blocking_ops.h"
 #include "torch/tensor/parallel.h"
-#include "torch/tensor/plain_memory.h"
+#include "torch/tensor/dense.h"
 
 namespace tddp_torch
 {
@@ -30,50 +30,50 @@ namespace
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a graph keeps for its backward besides tensors.
-struct Tie : torch::CustomClassHolder {
-    Tie(tddp_group *of, tddp_blocking_region how, double epsilon)
+// What the graph saves for backward, besides tensors.
+struct BackwardState : torch::CustomClassHolder {
+    BackwardState(tddp_group *of, tddp_blocking_region how, double epsilon)
         : group(tddp_group_retain(of)), region(how), eps(epsilon)
     {
     }
-    ~Tie() override
+    ~BackwardState() override
     {
         tddp_group_release_async(group);
     }
-    Tie(const Tie &) = delete;
-    Tie &operator=(const Tie &) = delete;
+    BackwardState(const BackwardState &) = delete;
+    BackwardState &operator=(const BackwardState &) = delete;
 
     tddp_group *group;
     tddp_blocking_region region;
     double eps;
     double count = 0; // values of a channel on all ranks
 };
-using TiePointer = c10::intrusive_ptr<Tie>;
+using BackwardStatePointer = c10::intrusive_ptr<BackwardState>;
 
 /* --- statistics ------------------------------------------------------------------------------ */
 
-// Of all ranks' batches, in float64 on the CPU.
+// The statistics of all ranks' batches, in float64 on the CPU.
 struct Statistics {
     at::Tensor mean;
-    at::Tensor variance; // biased, as it normalises
+    at::Tensor variance; // biased, as used for the normalization
     double count;
 };
 
-at::Tensor statistics_here(const at::Tensor &input)
+at::Tensor local_statistics(const at::Tensor &input)
 {
     const int64_t channels = input.size(1);
-    const at::Tensor mine = at::zeros({2 * channels + 1}, at::kDouble);
+    const at::Tensor local = at::zeros({2 * channels + 1}, at::kDouble);
     if (input.numel() > 0) {
         const double count = static_cast<double>(input.numel() / channels);
         const auto both = at::batch_norm_update_stats(input, {}, {}, 0);
-        mine.narrow(0, 0, channels).copy_(std::get<0>(both));
-        mine.narrow(0, channels, channels).copy_(std::get<1>(both)).mul_(count);
-        mine.data_ptr<double>()[2 * channels] = count;
+        local.narrow(0, 0, channels).copy_(std::get<0>(both));
+        local.narrow(0, channels, channels).copy_(std::get<1>(both)).mul_(count);
+        local.data_ptr<double>()[2 * channels] = count;
     }
-    return mine.to(input.device());
+    return local.to(input.device());
 }
 
-Statistics put_together(const at::Tensor &gathered, int64_t channels)
+Statistics combine_statistics(const at::Tensor &gathered, int64_t channels)
 {
     const at::Tensor mean = at::zeros({channels}, at::kDouble);
     const at::Tensor variance = at::zeros({channels}, at::kDouble);
@@ -88,9 +88,9 @@ Statistics put_together(const at::Tensor &gathered, int64_t channels)
         }
         count += more;
         for (int64_t c = 0; c < channels; c++) {
-            const double apart = row[c] - means[c];
-            means[c] += apart * (more / count);
-            variances[c] += row[channels + c] + apart * apart * more * ((count - more) / count);
+            const double deviation = row[c] - means[c];
+            means[c] += deviation * (more / count);
+            variances[c] += row[channels + c] + deviation * deviation * more * ((count - more) / count);
         }
     }
     for (int64_t c = 0; c < channels && count > 0; c++) {
@@ -99,22 +99,22 @@ Statistics put_together(const at::Tensor &gathered, int64_t channels)
     return {mean, variance, count};
 }
 
-Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_blocking_region region)
+Statistics global_statistics(const BackwardState &state, const at::Tensor &input, tddp_blocking_region region)
 {
-    const at::Tensor mine = statistics_here(input);
+    const at::Tensor local = local_statistics(input);
     const at::Tensor all =
-        at::empty({tddp_group_world_size(tie.group), mine.numel()}, mine.options());
+        at::empty({tddp_group_world_size(state.group), local.numel()}, local.options());
     try {
-        gather_over_ranks(tie.group, mine, all, region, nullptr);
+        all_gather_blocking(state.group, local, all, region, nullptr);
     } catch (const Failure &failure) {
         if (failure.status != TDDP_CANCELED) {
             throw;
         }
         throw Failure(tddp_fail(TDDP_CANCELED,
-                                "interrupted while the ranks put their batches' statistics "
-                                "together: the others still wait for this one's"));
+                                "interrupted while the ranks exchanged their batches' statistics: "
+                                "the others still wait for this one's"));
     }
-    const Statistics found = put_together(all.to(at::kCPU), input.size(1));
+    const Statistics found = combine_statistics(all.to(at::kCPU), input.size(1));
     if (found.count < 2) {
         std::ostringstream shape;
         shape << input.sizes();
@@ -126,8 +126,8 @@ Statistics statistics_of(const Tie &tie, const at::Tensor &input, tddp_blocking_
     return found;
 }
 
-// Into the buffer's memory, as BatchNorm does it: graphs that saved the buffer are not disturbed.
-void follow(const tddp_tensor *running, const at::Tensor &value, double momentum)
+// Bypasses the buffer's version counter, as BatchNorm does: graphs that saved it stay valid.
+void update_running(const tddp_tensor *running, const at::Tensor &value, double momentum)
 {
     if (running && tensor_of(running).defined()) {
         const at::Tensor buffer = tensor_of(running).variable_data();
@@ -147,7 +147,7 @@ template <typename T> struct Columns {
     std::vector<T> mean_dy, mean, slope, scale;
 };
 
-// Samples from `first` to before `last`, each of `length` numbers a channel.
+// The samples [first, last), each with `length` numbers per channel.
 template <typename T>
 void sample_gradients(const Columns<T> &by, const T *dy, const T *x, T *dx, int64_t length,
                       int64_t first, int64_t last)
@@ -179,11 +179,11 @@ void input_gradient(const at::Tensor &grad, const at::Tensor &input,
         by.scale.push_back(static_cast<T>(channel.scale));
     }
     const int64_t samples = input.size(0), sample = input.numel() / samples;
-    const int64_t together = std::max<int64_t>(piece_elements / sample, 1);
-    in_parallel((samples + together - 1) / together, [&](int64_t first, int64_t last) {
+    const int64_t batch_samples = std::max<int64_t>(grain_size / sample, 1);
+    parallel_for((samples + batch_samples - 1) / batch_samples, [&](int64_t first, int64_t last) {
         sample_gradients<T>(by, grad.data_ptr<T>(), input.data_ptr<T>(), out.data_ptr<T>(),
-                            sample / input.size(1), first * together,
-                            std::min(last * together, samples));
+                            sample / input.size(1), first * batch_samples,
+                            std::min(last * batch_samples, samples));
     });
 }
 
@@ -206,19 +206,19 @@ at::Tensor input_gradient_of(const at::Tensor &grad, const at::Tensor &input,
         return at::zeros_like(input);
     }
     const bool single = input.scalar_type() == at::kFloat;
-    if (lies_plainly(input) && (single || input.scalar_type() == at::kDouble)) {
+    if (is_dense_on_cpu(input) && (single || input.scalar_type() == at::kDouble)) {
         const at::Tensor out = at::empty_like(input);
         (single ? input_gradient<float> : input_gradient<double>)(grad, input, channels, out);
         return out;
     }
-    const at::Tensor apart = input.sub(per_channel(channels, &Channel::mean, input))
+    const at::Tensor deviation = input.sub(per_channel(channels, &Channel::mean, input))
                                  .mul_(per_channel(channels, &Channel::slope, input));
     return grad.sub(per_channel(channels, &Channel::mean_dy, input))
-        .sub_(apart)
+        .sub_(deviation)
         .mul_(per_channel(channels, &Channel::scale, input));
 }
 
-using MaybeTensor = c10::optional<at::Tensor>; // as libtorch wants one that may be missing
+using MaybeTensor = c10::optional<at::Tensor>;
 
 MaybeTensor present(const at::Tensor &tensor)
 {
@@ -227,8 +227,8 @@ MaybeTensor present(const at::Tensor &tensor)
 
 /* --- the function ---------------------------------------------------------------------------- */
 
-// Of this rank, [2, C]: the sums of dy, and of dy * (x - mean) / deviation.
-at::Tensor sums_here(const variable_list &saved, const at::Tensor &input, const at::Tensor &grad,
+// This rank's sums, [2, C]: of dy, and of dy * (x - mean) / standard deviation.
+at::Tensor local_sums(const variable_list &saved, const at::Tensor &input, const at::Tensor &grad,
                      double eps, at::Tensor &weight_grad, at::Tensor &bias_grad)
 {
     const auto options = input.options();
@@ -248,7 +248,7 @@ at::Tensor sums_here(const variable_list &saved, const at::Tensor &input, const 
     return sums;
 }
 
-std::vector<Channel> channels_of(const variable_list &saved, const at::Tensor &sums, double eps,
+std::vector<Channel> channel_terms(const variable_list &saved, const at::Tensor &sums, double eps,
                                  double count)
 {
     const int64_t channels = sums.size(1);
@@ -266,17 +266,17 @@ std::vector<Channel> channels_of(const variable_list &saved, const at::Tensor &s
     return all;
 }
 
-class Normalise : public torch::autograd::Function<Normalise>
+class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm>
 {
   public:
     static at::Tensor forward(AutogradContext *context, const at::Tensor &input,
                               const MaybeTensor &weight, const MaybeTensor &bias,
-                              const at::Tensor &mean, const at::Tensor &variance, TiePointer tie)
+                              const at::Tensor &mean, const at::Tensor &variance, BackwardStatePointer state)
     {
         context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
-        const double eps = tie->eps;
-        context->saved_data["tie"] =
-            c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(tie)));
+        const double eps = state->eps;
+        context->saved_data["state"] =
+            c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(state)));
         if (input.numel() == 0) {
             return at::empty_like(input);
         }
@@ -293,16 +293,16 @@ class Normalise : public torch::autograd::Function<Normalise>
                                     "create_graph"));
         }
         const variable_list saved = context->get_saved_variables();
-        const auto capsule = context->saved_data["tie"].toCapsule();
-        const Tie &tie = static_cast<const Tie &>(*capsule);
+        const auto capsule = context->saved_data["state"].toCapsule();
+        const BackwardState &state = static_cast<const BackwardState &>(*capsule);
         const at::Tensor input = saved[0].contiguous();
         const at::Tensor grad =
             gradients[0].defined() ? gradients[0].contiguous() : at::zeros_like(input);
         at::Tensor weight_grad, bias_grad;
-        const at::Tensor sums = sums_here(saved, input, grad, tie.eps, weight_grad, bias_grad);
-        combine_over_ranks(tie.group, sums, TDDP_REDUCE_SUM, tie.region, nullptr);
+        const at::Tensor sums = local_sums(saved, input, grad, state.eps, weight_grad, bias_grad);
+        all_reduce_blocking(state.group, sums, TDDP_REDUCE_SUM, state.region, nullptr);
         const at::Tensor input_grad = input_gradient_of(
-            grad, input, channels_of(saved, sums.to(at::kCPU), tie.eps, tie.count));
+            grad, input, channel_terms(saved, sums.to(at::kCPU), state.eps, state.count));
         if (!saved[1].defined()) {
             weight_grad.reset();
             bias_grad.reset();
@@ -366,19 +366,19 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
     return guard([&] {
         const at::Tensor &batch = tensor_of(input);
         check_arguments(batch, *opts);
-        const auto tie = c10::make_intrusive<Tie>(group, opts->backward_blocking_region, opts->eps);
+        const auto state = c10::make_intrusive<BackwardState>(group, opts->backward_blocking_region, opts->eps);
         Statistics found;
         {
             const at::NoGradGuard no_grad;
-            found = statistics_of(*tie, batch, opts->blocking_region);
-            tie->count = found.count;
-            follow(opts->running_mean, found.mean, opts->momentum);
-            follow(opts->running_var, found.variance.mul(found.count / (found.count - 1)),
+            found = global_statistics(*state, batch, opts->blocking_region);
+            state->count = found.count;
+            update_running(opts->running_mean, found.mean, opts->momentum);
+            update_running(opts->running_var, found.variance.mul(found.count / (found.count - 1)),
                    opts->momentum);
         }
         const at::Tensor result =
-            Normalise::apply(batch, present(optional_of(opts->weight)),
-                             present(optional_of(opts->bias)), found.mean, found.variance, tie);
+            SyncBatchNorm::apply(batch, present(optional_of(opts->weight)),
+                             present(optional_of(opts->bias)), found.mean, found.variance, state);
         *reinterpret_cast<at::Tensor *>(output) = result;
     });
 }

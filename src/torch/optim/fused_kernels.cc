@@ -1,8 +1,8 @@
-// The loops of fused steps: float32 and float64 as they are, float16 and bfloat16 in float32. Pure
-// functions of their memory, called by any thread. Each loop is compiled twice, for any machine and
-// for one with wider registers; both round alike, since neither fuses multiplication and addition,
-// so that ranks on different machines compute the same. Which tensors may come here is
-// fused_optim.cc's and grad_norm.cc's concern.
+// The kernels of fused optimizer steps and gradient norms: float32 and float64 natively, float16 and
+// bfloat16 in float32. Pure functions of their memory, any thread. Each loop is compiled twice, for
+// the baseline and for AVX2; both give the same bits, since neither fuses multiplication and
+// addition, so that ranks on different machines compute the same. fused_optim.cc and grad_norm.cc
+// decide which tensors these kernels process.
 #include <cmath>
 
 #include <c10/util/BFloat16.h>
@@ -33,7 +33,7 @@ bool wide()
 #endif
 }
 
-// What numbers are computed in.
+// The type of intermediate results.
 template <typename T> struct Computed {
     using type = float;
 };
@@ -113,7 +113,7 @@ template <typename T, bool amsgrad> struct Adam {
     }
 };
 
-// Lanes that are added up at the end, so that the loop need not wait for one sum.
+// Independent accumulators, so that the loop doesn't wait for the latency of one sum.
 template <typename T, NormKind kind> struct Norm {
     static TDDP_INLINE double merge(double sum, double value, double order)
     {
@@ -164,7 +164,7 @@ template <typename T> struct Scale {
     }
 };
 
-// A loop for any machine, and one for wider registers.
+// A loop compiled for the baseline and for AVX2.
 template <typename Loop, typename Result, typename... Arguments> struct Compiled {
     static Result anywhere(Arguments... arguments)
     {

@@ -1,4 +1,4 @@
-// The loops of fused steps and norms over plain memory.
+// The kernels of fused optimizer steps and gradient norms, over dense memory.
 #ifndef TDDP_TORCH_FUSED_KERNELS_H
 #define TDDP_TORCH_FUSED_KERNELS_H
 
@@ -15,27 +15,27 @@ struct FusedTask {
     const void *grad = nullptr;
     void *state[3] = {nullptr, nullptr, nullptr};
     int64_t count = 0;
-    double lr = 0; // Adam: divided by the correction of the first average
+    double lr = 0; // Adam: divided by the bias correction of the first moment
     double decay = 0;
-    double shrink = 1; // AdamW: what remains of the parameter
+    double shrink = 1; // AdamW: 1 - lr * weight_decay
     double momentum = 0;
-    double undamped = 1;
+    double undamped = 1; // 1 - dampening
     double beta1 = 0;
     double beta2 = 0;
-    double root = 1; // of the correction of the second average
+    double root = 1; // of the bias correction of the second moment
     double eps = 0;
     bool first = false;
     bool nesterov = false;
 };
 
-// Steps the elements from `begin` to before `end`.
+// Steps the elements [begin, end).
 using FusedLoop = void (*)(const FusedTask &task, int64_t begin, int64_t end);
 
-// NULL if this type of numbers has no loop of its own.
+// NULL if there is no kernel for the type.
 FusedLoop sgd_loop(c10::ScalarType type, bool momentum);
 FusedLoop adam_loop(c10::ScalarType type, bool amsgrad);
 
-// What several tensors' norms are put together from.
+// How norms are accumulated.
 enum class NormKind { largest, absolutes, squares, powers };
 
 // The sum of |x| ** order over `count` elements, or the largest |x|; NaN if one is.

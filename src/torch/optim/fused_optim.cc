@@ -1,8 +1,7 @@
-// Optimizer steps over all parameters at once. What lies in memory as its parameter does goes
-// through the loops of fused_kernels.cc, in pieces shared out over libtorch's threads; all else
-// through libtorch's operations, with the same formula. Called by the thread that trains. All slots
-// are looked at before the first is changed. Who has which state, and the counting of steps, is the
-// caller's.
+// Fused optimizer steps over all parameters. Parameters whose gradient and state have their layout
+// are processed by fused_kernels.cc, in chunks distributed over libtorch's threads; the others by
+// libtorch's operations, with the same formula. Called by the training thread. All slots are checked
+// before the first one is changed. The caller owns the state and counts the steps.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -15,7 +14,7 @@
 
 #include "torch/optim/fused_kernels.h"
 #include "torch/tensor/parallel.h"
-#include "torch/tensor/plain_memory.h"
+#include "torch/tensor/dense.h"
 #include "torch/tensor/shim.h"
 
 namespace tddp_torch
@@ -24,40 +23,40 @@ namespace tddp_torch
 namespace
 {
 
-// One slot, looked at.
+// A checked slot.
 struct Item {
     at::Tensor param;
     at::Tensor grad;
     at::Tensor state[TDDP_OPTIM_STATES];
     FusedTask task;
-    FusedLoop loop = nullptr; // NULL: by libtorch's operations
+    FusedLoop loop = nullptr; // NULL: libtorch's operations
     const tddp_optim_slot *slot = nullptr;
 };
 
-[[noreturn]] void refuse(tddp_status status, size_t index, const std::string &fault)
+[[noreturn]] void fail_slot(tddp_status status, size_t index, const std::string &fault)
 {
     throw Failure(tddp_fail(status, "parameter number %zu of the step: %s", index, fault.c_str()));
 }
 
-// The parts that all kinds share; `states` is how many tensors of state the formula has.
-Item item_of(const tddp_optim_slot &slot, size_t index, size_t states)
+// The part that all optimizers share; `states` is the number of state tensors of the formula.
+Item make_item(const tddp_optim_slot &slot, size_t index, size_t states)
 {
     Item item;
     item.slot = &slot;
     item.param = tensor_of(slot.param);
     item.grad = item.param.grad();
-    bool plain = lies_plainly(item.param) && lies_as(item.grad, item.param);
+    bool plain = is_dense_on_cpu(item.param) && has_layout_of(item.grad, item.param);
     for (size_t i = 0; i < states; i++) {
         if (!slot.state[i] || !tensor_of(slot.state[i]).defined()) {
-            refuse(TDDP_INVALID_ARGUMENT, index, "its state is missing");
+            fail_slot(TDDP_INVALID_ARGUMENT, index, "its state is missing");
         }
         const at::Tensor &state = item.state[i] = tensor_of(slot.state[i]);
         if (state.sizes() != item.param.sizes()) {
-            refuse(TDDP_INVALID_ARGUMENT, index,
+            fail_slot(TDDP_INVALID_ARGUMENT, index,
                    "its state has another shape: expected that of the parameter; was it loaded "
                    "from another model?");
         }
-        plain = plain && lies_as(state, item.param);
+        plain = plain && has_layout_of(state, item.param);
         item.task.state[i] = plain ? state.data_ptr() : nullptr;
     }
     if (plain) {
@@ -73,7 +72,7 @@ bool is_plain(const Item &item)
     return item.task.grad != nullptr || item.grad.numel() == 0;
 }
 
-// Whether a parameter comes more than once: its steps then follow each other.
+// Whether a parameter occurs more than once: its steps must then run in sequence.
 bool repeats(const std::vector<Item> &items)
 {
     std::vector<const void *> memory;
@@ -84,37 +83,37 @@ bool repeats(const std::vector<Item> &items)
     return std::adjacent_find(memory.begin(), memory.end()) != memory.end();
 }
 
-struct Piece {
+struct Chunk {
     const Item *item;
     int64_t begin;
 };
 
-void run_apart(const std::vector<Item> &items)
+void run_parallel(const std::vector<Item> &items)
 {
-    std::vector<Piece> pieces;
+    std::vector<Chunk> chunks;
     for (const Item &item : items) {
-        for (int64_t begin = 0; begin < item.task.count; begin += piece_elements) {
-            pieces.push_back({&item, begin});
+        for (int64_t begin = 0; begin < item.task.count; begin += grain_size) {
+            chunks.push_back({&item, begin});
         }
     }
-    in_parallel(static_cast<int64_t>(pieces.size()), [&](int64_t first, int64_t last) {
+    parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
-            const Piece &piece = pieces[static_cast<size_t>(i)];
-            const FusedTask &task = piece.item->task;
-            piece.item->loop(task, piece.begin, std::min(piece.begin + piece_elements, task.count));
+            const Chunk &chunk = chunks[static_cast<size_t>(i)];
+            const FusedTask &task = chunk.item->task;
+            chunk.item->loop(task, chunk.begin, std::min(chunk.begin + grain_size, task.count));
         }
     });
 }
 
-// The steps of all items whose loops are ours.
+// Steps all items that have a kernel.
 void run_loops(const std::vector<Item> &items)
 {
     int64_t elements = 0;
     for (const Item &item : items) {
         elements += item.task.count;
     }
-    if (elements > 2 * piece_elements && at::get_num_threads() > 1 && !repeats(items)) {
-        run_apart(items);
+    if (elements > 2 * grain_size && at::get_num_threads() > 1 && !repeats(items)) {
+        run_parallel(items);
     } else {
         for (const Item &item : items) {
             item.loop(item.task, 0, item.task.count);
@@ -128,16 +127,16 @@ void run_loops(const std::vector<Item> &items)
 void check_group(const tddp_optim_slot &slot, size_t index, size_t group_count)
 {
     if (slot.group >= group_count) {
-        refuse(TDDP_INVALID_ARGUMENT, index,
+        fail_slot(TDDP_INVALID_ARGUMENT, index,
                "group " + std::to_string(slot.group) + ": there are " +
                    std::to_string(group_count));
     }
 }
 
-// Looks at all slots, then steps them. `look` completes an item; `by_operations` steps one that
-// has no loop.
-template <typename Look, typename ByOperations>
-void step(const tddp_optim_slot *slots, size_t count, size_t group_count, const Look &look,
+// Checks all slots, then steps them. `prepare` makes an item; `by_operations` steps one without a
+// kernel.
+template <typename Prepare, typename ByOperations>
+void step(const tddp_optim_slot *slots, size_t count, size_t group_count, const Prepare &prepare,
           const ByOperations &by_operations)
 {
     const at::NoGradGuard no_grad;
@@ -148,7 +147,7 @@ void step(const tddp_optim_slot *slots, size_t count, size_t group_count, const 
         if (!tddp_has_gradient(slots[i].param)) {
             continue;
         }
-        Item item = look(slots[i], i);
+        Item item = prepare(slots[i], i);
         (item.loop ? loops : others).push_back(std::move(item));
     }
     for (const Item &item : others) {
@@ -159,12 +158,12 @@ void step(const tddp_optim_slot *slots, size_t count, size_t group_count, const 
 
 /* --- SGD ------------------------------------------------------------------------------------- */
 
-Item look_sgd(const tddp_sgd_settings &settings, const tddp_optim_slot &slot, size_t index)
+Item prepare_sgd(const tddp_sgd_settings &settings, const tddp_optim_slot &slot, size_t index)
 {
     const bool momentum = settings.momentum != 0;
-    Item item = item_of(slot, index, momentum ? 1 : 0);
+    Item item = make_item(slot, index, momentum ? 1 : 0);
     if (item.grad.layout() != at::kStrided && settings.weight_decay != 0) {
-        refuse(TDDP_UNSUPPORTED, index,
+        fail_slot(TDDP_UNSUPPORTED, index,
                "weight_decay changes all of it, but its gradient is sparse: set weight_decay to 0 "
                "in the group of such parameters");
     }
@@ -189,7 +188,7 @@ void sgd_by_operations(const Item &item)
         } else {
             buffer.mul_(task.momentum).add_(change, task.undamped);
         }
-        // In this order, so that the gradient may be sparse where the buffer is not.
+        // In this order, because the gradient may be sparse and the buffer dense.
         change = task.nesterov ? buffer.mul(task.momentum).add_(change) : buffer;
     }
     item.param.add_(change, -task.lr);
@@ -197,7 +196,7 @@ void sgd_by_operations(const Item &item)
 
 /* --- Adam and AdamW -------------------------------------------------------------------------- */
 
-Item look_adam(const tddp_adam_settings &settings, const tddp_optim_slot &slot, size_t index)
+Item prepare_adam(const tddp_adam_settings &settings, const tddp_optim_slot &slot, size_t index)
 {
     const char *name = settings.decoupled ? "AdamW" : "Adam";
     if (tddp_has_sparse_gradient(slot.param)) {
@@ -207,10 +206,10 @@ Item look_adam(const tddp_adam_settings &settings, const tddp_optim_slot &slot, 
                                 name, index));
     }
     if (slot.step < 1) {
-        refuse(TDDP_INVALID_ARGUMENT, index,
+        fail_slot(TDDP_INVALID_ARGUMENT, index,
                "step " + std::to_string(slot.step) + ": expected 1 or more");
     }
-    Item item = item_of(slot, index, settings.amsgrad ? 3 : 2);
+    Item item = make_item(slot, index, settings.amsgrad ? 3 : 2);
     const double number = static_cast<double>(slot.step);
     item.task.lr = settings.lr / (1 - std::pow(settings.beta1, number));
     item.task.root = std::sqrt(1 - std::pow(settings.beta2, number));
@@ -255,7 +254,7 @@ tddp_status tddp_sgd_step(const tddp_sgd_settings *settings, size_t group_count,
         step(
             slots, count, group_count,
             [&](const tddp_optim_slot &slot, size_t index) {
-                return look_sgd(settings[slot.group], slot, index);
+                return prepare_sgd(settings[slot.group], slot, index);
             },
             sgd_by_operations);
     });
@@ -269,7 +268,7 @@ tddp_status tddp_adam_step(const tddp_adam_settings *settings, size_t group_coun
         step(
             slots, count, group_count,
             [&](const tddp_optim_slot &slot, size_t index) {
-                return look_adam(settings[slot.group], slot, index);
+                return prepare_adam(settings[slot.group], slot, index);
             },
             adam_by_operations);
     });

@@ -1,7 +1,7 @@
-// The norm of many gradients at once, over all ranks where they are parts of a whole, and their
-// clipping. Each is read once for the norm, and once more only if it has to be scaled. Called by
-// the thread that trains. Sums of pieces are kept apart and added in order, so the result depends
-// neither on the number of threads nor on chance.
+// The total norm of gradients, over all ranks if they are sharded, and gradient clipping. Each
+// gradient is read once for the norm, and a second time only if it must be scaled. Called by the
+// training thread. The sums of chunks are added in a fixed order, so the result doesn't depend on
+// the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,10 +16,10 @@
 #include <tddp/torch_optim.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "torch/tensor/agree.h"
+#include "torch/tensor/blocking_ops.h"
 #include "torch/optim/fused_kernels.h"
 #include "torch/tensor/parallel.h"
-#include "torch/tensor/plain_memory.h"
+#include "torch/tensor/dense.h"
 
 namespace tddp_torch
 {
@@ -41,7 +41,7 @@ NormKind kind_of(double order)
                              : NormKind::powers;
 }
 
-double put_together(NormKind kind, double sum, double part)
+double combine(NormKind kind, double sum, double part)
 {
     if (kind != NormKind::largest) {
         return sum + part;
@@ -49,8 +49,8 @@ double put_together(NormKind kind, double sum, double part)
     return part > sum || std::isnan(part) ? part : sum;
 }
 
-// Of tensors that no loop of ours can read: on another device, with gaps, sparse. The host waits
-// once for each device.
+// For tensors without a kernel: on another device, with gaps, sparse. The host waits once for each
+// device.
 double sum_by_operations(const Tensors &tensors, NormKind kind, double order)
 {
     std::map<std::string, Tensors> norms;
@@ -66,61 +66,61 @@ double sum_by_operations(const Tensors &tensors, NormKind kind, double order)
     double sum = 0;
     for (const auto &[device, each] : norms) {
         const double norm = at::linalg_vector_norm(at::stack(each), order).item().toDouble();
-        sum = put_together(kind, sum, kind == NormKind::largest ? norm : std::pow(norm, order));
+        sum = combine(kind, sum, kind == NormKind::largest ? norm : std::pow(norm, order));
     }
     return sum;
 }
 
-struct Piece {
+struct Chunk {
     const char *data;
     int64_t count;
     NormLoop loop;
 };
 
-void add_pieces(const at::Tensor &tensor, NormLoop loop, std::vector<Piece> &pieces)
+void add_chunks(const at::Tensor &tensor, NormLoop loop, std::vector<Chunk> &chunks)
 {
     const char *data = static_cast<const char *>(tensor.data_ptr());
-    for (int64_t begin = 0; begin < tensor.numel(); begin += piece_elements) {
-        const int64_t count = std::min(piece_elements, tensor.numel() - begin);
-        pieces.push_back({data + begin * tensor.element_size(), count, loop});
+    for (int64_t begin = 0; begin < tensor.numel(); begin += grain_size) {
+        const int64_t count = std::min(grain_size, tensor.numel() - begin);
+        chunks.push_back({data + begin * tensor.element_size(), count, loop});
     }
 }
 
-double norm_here(const Tensors &tensors, NormKind kind, double order)
+double local_norm(const Tensors &tensors, NormKind kind, double order)
 {
-    std::vector<Piece> pieces;
+    std::vector<Chunk> chunks;
     Tensors others;
     for (const at::Tensor &tensor : tensors) {
         const NormLoop loop =
-            lies_plainly(tensor) ? norm_loop(tensor.scalar_type(), kind) : nullptr;
+            is_dense_on_cpu(tensor) ? norm_loop(tensor.scalar_type(), kind) : nullptr;
         if (loop) {
-            add_pieces(tensor, loop, pieces);
+            add_chunks(tensor, loop, chunks);
         } else {
             others.push_back(tensor);
         }
     }
-    std::vector<double> parts(pieces.size());
-    in_parallel(static_cast<int64_t>(pieces.size()), [&](int64_t first, int64_t last) {
+    std::vector<double> parts(chunks.size());
+    parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
         for (int64_t at = first; at < last; at++) {
             const size_t i = static_cast<size_t>(at);
-            parts[i] = pieces[i].loop(pieces[i].data, pieces[i].count, order);
+            parts[i] = chunks[i].loop(chunks[i].data, chunks[i].count, order);
         }
     });
     double sum = sum_by_operations(others, kind, order);
     for (double part : parts) {
-        sum = put_together(kind, sum, part);
+        sum = combine(kind, sum, part);
     }
     return sum;
 }
 
-// The largest of numbers among which one may be none, which backends need not pass on.
+// The maximum over the ranks, or NaN if a rank's value is NaN, which backends need not propagate.
 double largest_over_ranks(tddp_group *group, double value, const tddp_wait *wait)
 {
     const at::Tensor both = at::empty({2}, at::kDouble);
     double *numbers = both.data_ptr<double>();
     numbers[0] = std::isnan(value) ? 0 : value;
     numbers[1] = std::isnan(value) ? 1 : 0;
-    combine_over_ranks(group, both, TDDP_REDUCE_MAX, nullptr, wait);
+    all_reduce_blocking(group, both, TDDP_REDUCE_MAX, nullptr, wait);
     return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
 }
 
@@ -128,7 +128,7 @@ double sum_over_ranks(tddp_group *group, double value, const tddp_wait *wait)
 {
     const at::Tensor one = at::empty({1}, at::kDouble);
     *one.data_ptr<double>() = value;
-    combine_over_ranks(group, one, TDDP_REDUCE_SUM, nullptr, wait);
+    all_reduce_blocking(group, one, TDDP_REDUCE_SUM, nullptr, wait);
     return *one.data_ptr<double>();
 }
 
@@ -136,7 +136,7 @@ double norm_of(const Tensors &tensors, double order, tddp_group *group, const td
 {
     const at::NoGradGuard no_grad;
     const NormKind kind = kind_of(order);
-    double sum = norm_here(tensors, kind, order);
+    double sum = local_norm(tensors, kind, order);
     if (group) {
         sum = kind == NormKind::largest ? largest_over_ranks(group, sum, wait)
                                         : sum_over_ranks(group, sum, wait);
@@ -146,31 +146,31 @@ double norm_of(const Tensors &tensors, double order, tddp_group *group, const td
                                       : sum;
 }
 
-void scale_pieces(const Tensors &tensors, double factor)
+void scale_chunks(const Tensors &tensors, double factor)
 {
     struct Target {
         char *data;
         int64_t count;
         ScaleLoop loop;
     };
-    std::vector<Target> pieces;
+    std::vector<Target> chunks;
     for (const at::Tensor &tensor : tensors) {
-        const ScaleLoop loop = lies_plainly(tensor) ? scale_loop(tensor.scalar_type()) : nullptr;
+        const ScaleLoop loop = is_dense_on_cpu(tensor) ? scale_loop(tensor.scalar_type()) : nullptr;
         if (!loop) {
             tensor.mul_(factor);
             continue;
         }
         torch::autograd::impl::bump_version(tensor);
         char *data = static_cast<char *>(tensor.data_ptr());
-        for (int64_t begin = 0; begin < tensor.numel(); begin += piece_elements) {
-            const int64_t count = std::min(piece_elements, tensor.numel() - begin);
-            pieces.push_back({data + begin * tensor.element_size(), count, loop});
+        for (int64_t begin = 0; begin < tensor.numel(); begin += grain_size) {
+            const int64_t count = std::min(grain_size, tensor.numel() - begin);
+            chunks.push_back({data + begin * tensor.element_size(), count, loop});
         }
     }
-    in_parallel(static_cast<int64_t>(pieces.size()), [&](int64_t first, int64_t last) {
+    parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
-            const Target &piece = pieces[static_cast<size_t>(i)];
-            piece.loop(piece.data, piece.count, factor);
+            const Target &chunk = chunks[static_cast<size_t>(i)];
+            chunk.loop(chunk.data, chunk.count, factor);
         }
     });
 }
@@ -178,13 +178,13 @@ void scale_pieces(const Tensors &tensors, double factor)
 void clip_to(const Tensors &gradients, double max_norm, double norm)
 {
     const double factor = max_norm / (norm + 1e-6);
-    if (!(factor >= 1)) { // also where the norm is no number: that shall be seen
+    if (!(factor >= 1)) { // also if the norm is NaN, to make the gradients NaN
         const at::NoGradGuard no_grad;
-        scale_pieces(gradients, factor);
+        scale_chunks(gradients, factor);
     }
 }
 
-// A gradient that two parameters share, or a parameter that comes twice, counts once.
+// A gradient that two parameters share, or a parameter that occurs twice, counts once.
 Tensors gradients_of(const tddp_tensor *const *params, size_t count)
 {
     Tensors gradients;
@@ -201,16 +201,16 @@ Tensors gradients_of(const tddp_tensor *const *params, size_t count)
     if (std::adjacent_find(seen.begin(), seen.end()) == seen.end()) {
         return gradients;
     }
-    Tensors once;
+    Tensors unique;
     for (const at::Tensor &gradient : gradients) {
-        const bool known = std::any_of(once.begin(), once.end(), [&](const at::Tensor &other) {
+        const bool known = std::any_of(unique.begin(), unique.end(), [&](const at::Tensor &other) {
             return other.is_same(gradient);
         });
         if (!known) {
-            once.push_back(gradient);
+            unique.push_back(gradient);
         }
     }
-    return once;
+    return unique;
 }
 
 } // namespace
@@ -241,8 +241,8 @@ tddp_status tddp_clip_grad_norm(const tddp_tensor *const *params, size_t count, 
         if (error_if_nonfinite && !std::isfinite(norm)) {
             throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
                                     "the gradients' norm of order %g is %g, so they cannot be "
-                                    "clipped to %g: look for what made it, or pass "
-                                    "error_if_nonfinite: false to scale by it all the same",
+                                    "clipped to %g: find its cause, or pass error_if_nonfinite: "
+                                    "false to scale by it nevertheless",
                                     norm_type, norm, max_norm));
         }
         clip_to(gradients, max_norm, norm);

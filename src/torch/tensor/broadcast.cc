@@ -1,8 +1,8 @@
-// Many tensors from one rank to all, in few operations: they are copied into one flat piece of
-// bytes, so that dtypes, strides and sizes do not matter, sent, and copied out. A wait that ended
-// early is taken up again where it was, on any thread. As padding hides what differs in shape, the
-// ranks compare that beside the bytes. Copies go to tensors that share memory but neither history
-// nor version with the originals: a graph that saved one of them is not disturbed.
+// A coalesced broadcast of many tensors: they are copied to flat buffers of bytes, so dtypes,
+// strides and sizes don't matter, broadcast, and copied back. After a wait that ended early the
+// next call continues, on any thread. Since padding can hide different shapes, the ranks also
+// compare a description. The copies back bypass autograd's version counters, so that graphs that
+// saved one of the tensors stay valid.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -22,29 +22,29 @@ namespace
 
 constexpr size_t alignment = 16; // of the largest dtype
 
-// The time that is left of a wait for several operations.
-class Patience
+// The deadline of a call that waits for several operations.
+class Deadline
 {
   public:
-    explicit Patience(const tddp_wait *wait)
+    explicit Deadline(const tddp_wait *wait)
     {
         if (wait) {
-            whole_ = *wait;
+            wait_ = *wait;
         }
     }
-    tddp_wait rest() const
+    tddp_wait remaining() const
     {
         using namespace std::chrono;
-        tddp_wait wait = whole_;
-        if (whole_.timeout_ms >= 0) {
-            const auto gone = duration_cast<milliseconds>(steady_clock::now() - start_).count();
-            wait.timeout_ms = gone < whole_.timeout_ms ? whole_.timeout_ms - gone : 0;
+        tddp_wait wait = wait_;
+        if (wait_.timeout_ms >= 0) {
+            const auto elapsed = duration_cast<milliseconds>(steady_clock::now() - start_).count();
+            wait.timeout_ms = elapsed < wait_.timeout_ms ? wait_.timeout_ms - elapsed : 0;
         }
         return wait;
     }
 
   private:
-    tddp_wait whole_ = TDDP_WAIT_INIT;
+    tddp_wait wait_ = TDDP_WAIT_INIT;
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
@@ -54,27 +54,27 @@ size_t padded_bytes(const at::Tensor &tensor)
     return (bytes + alignment - 1) & ~(alignment - 1);
 }
 
-// `flat` shared out in the shapes of the tensors from `first` to before `last`.
-std::vector<at::Tensor> pieces_of(const at::Tensor &flat, const std::vector<at::Tensor> &tensors,
+// Views of `flat` in the shapes of the tensors [first, last).
+std::vector<at::Tensor> views_of(const at::Tensor &flat, const std::vector<at::Tensor> &tensors,
                                   size_t first, size_t last)
 {
-    std::vector<at::Tensor> pieces;
+    std::vector<at::Tensor> views;
     char *at = static_cast<char *>(flat.data_ptr());
     for (size_t i = first; i < last; i++) {
-        pieces.push_back(tensor_over(at, tensors[i].sizes(), tensors[i].options()));
+        views.push_back(tensor_over(at, tensors[i].sizes(), tensors[i].options()));
         at += padded_bytes(tensors[i]);
     }
-    return pieces;
+    return views;
 }
 
-// Once before every forward pass over models with buffers: no more than is needed to tell the
-// ranks' tensors apart, and the text of the first ones.
+// The description that ranks compare: the text of the first tensors, and a hash of all. Models with
+// buffers make one before every forward, so it is kept cheap.
 class Description
 {
   public:
     explicit Description(size_t tensors)
     {
-        text_.reserve(most);
+        text_.reserve(max_bytes);
         text_ = std::to_string(tensors) + (tensors == 1 ? " tensor: " : " tensors: ");
         first_ = text_.size();
     }
@@ -85,29 +85,29 @@ class Description
         for (const int64_t size : tensor.sizes()) {
             mix(size);
         }
-        if (!cut_) {
-            show(tensor);
+        if (!truncated_) {
+            append(tensor);
         }
     }
-    // What was cut off is compared by its hash.
+    // The hash stands for what is truncated.
     std::string text() const
     {
-        char rest[32] = "";
-        if (cut_) {
-            (void)std::snprintf(rest, sizeof rest, ", ... %016llx",
+        char remaining[32] = "";
+        if (truncated_) {
+            (void)std::snprintf(remaining, sizeof remaining, ", ... %016llx",
                                 static_cast<unsigned long long>(hash_));
         }
-        return text_ + rest;
+        return text_ + remaining;
     }
 
   private:
-    static constexpr size_t most = 230; // with the rest less than TDDP_DESCRIPTION_BYTES
+    static constexpr size_t max_bytes = 230; // with the hash less than TDDP_DESCRIPTION_BYTES
 
     void mix(int64_t number)
     {
         hash_ = tddp_digest(hash_, &number, sizeof number);
     }
-    void show(const at::Tensor &tensor)
+    void append(const at::Tensor &tensor)
     {
         const size_t before = text_.size();
         text_ += before > first_ ? ", " : "";
@@ -118,12 +118,12 @@ class Description
             text_ += std::to_string(tensor.size(i));
         }
         text_ += "]";
-        if (text_.size() > most) {
+        if (text_.size() > max_bytes) {
             text_.resize(before);
-            cut_ = true;
+            truncated_ = true;
         }
     }
-    // Some dtypes are broadcast, as bytes, that no other operation takes.
+    // Tensors are broadcast as bytes, so also with dtypes that other collectives don't support.
     static const char *name_of(const at::Tensor &tensor)
     {
         try {
@@ -136,7 +136,7 @@ class Description
     std::string text_;
     size_t first_ = 0;
     uint64_t hash_ = TDDP_DIGEST_START;
-    bool cut_ = false;
+    bool truncated_ = false;
 };
 
 } // namespace
@@ -153,7 +153,7 @@ Broadcast::~Broadcast()
     tddp_group_release_async(group_);
 }
 
-// How many bytes of the tensors from `first_` on go together; `last_` is behind the last of them.
+// Sets `last_` to the end of the chunk that begins at `first_`. Returns the chunk's bytes.
 size_t Broadcast::choose_chunk()
 {
     size_t bytes = 0;
@@ -169,9 +169,9 @@ void Broadcast::start_chunk(size_t bytes)
 {
     const at::Tensor flat =
         at::zeros({static_cast<int64_t>(bytes)}, tensors_[first_].options().dtype(at::kByte));
-    pieces_ = pieces_of(flat, tensors_, first_, last_);
+    views_ = views_of(flat, tensors_, first_, last_);
     for (size_t i = first_; tddp_group_rank(group_) == root_ && i < last_; i++) {
-        pieces_[i - first_].copy_(tensors_[i]);
+        views_[i - first_].copy_(tensors_[i]);
     }
     Description description(last_ - first_);
     for (size_t i = first_; i < last_; i++) {
@@ -191,9 +191,9 @@ void Broadcast::start_chunk(size_t bytes)
 void Broadcast::end_chunk()
 {
     for (size_t i = first_; tddp_group_rank(group_) != root_ && i < last_; i++) {
-        tensors_[i].variable_data().copy_(pieces_[i - first_]);
+        tensors_[i].variable_data().copy_(views_[i - first_]);
     }
-    pieces_.clear();
+    views_.clear();
     operation_.reset();
     first_ = last_;
 }
@@ -204,7 +204,7 @@ void Broadcast::run(const tddp_wait *wait)
         return;
     }
     const at::NoGradGuard no_grad;
-    const Patience patience(wait);
+    const Deadline deadline(wait);
     while (first_ < tensors_.size()) {
         if (!operation_) {
             const size_t bytes = choose_chunk();
@@ -214,8 +214,8 @@ void Broadcast::run(const tddp_wait *wait)
             }
             start_chunk(bytes);
         }
-        const tddp_wait rest = patience.rest();
-        operation_->wait(nullptr, &rest);
+        const tddp_wait remaining = deadline.remaining();
+        operation_->wait(nullptr, &remaining);
         end_chunk();
     }
 }

@@ -1,18 +1,17 @@
-// Tensors of one rank for all ranks, in a few operations.
+// A coalesced broadcast of many tensors.
 #ifndef TDDP_TORCH_BROADCAST_H
 #define TDDP_TORCH_BROADCAST_H
 
 #include <memory>
 #include <vector>
 
-#include "torch/tensor/agree.h"
+#include "torch/tensor/blocking_ops.h"
 
 namespace tddp_torch
 {
 
-// Gives `tensors` of every rank the contents of those of rank `root`, through flat pieces of at
-// most `limit` bytes (more if one tensor is larger). Leaves no trace in autograd. One thread at a
-// time.
+// Broadcasts `tensors` from rank `root`, in flat chunks of at most `limit` bytes (more if one tensor
+// is larger). Invisible to autograd. One thread at a time.
 class Broadcast
 {
   public:
@@ -21,8 +20,8 @@ class Broadcast
     Broadcast(const Broadcast &) = delete;
     Broadcast &operator=(const Broadcast &) = delete;
 
-    // Throws Failure. If `wait` ended before the operations did, run again; what was started goes
-    // on by itself. Dtypes and shapes that differ are TDDP_MISMATCH.
+    // Throws Failure. If `wait` ended before the operations did, run again; a pending operation
+    // continues meanwhile. Different dtypes or shapes are TDDP_MISMATCH.
     void run(const tddp_wait *wait);
     int root() const
     {
@@ -38,13 +37,13 @@ class Broadcast
     const std::vector<at::Tensor> tensors_;
     const int root_;
     const size_t limit_;
-    size_t first_ = 0; // of the chunk that is sent now
+    size_t first_ = 0; // the current chunk is [first_, last_)
     size_t last_ = 0;
-    std::vector<at::Tensor> pieces_;
+    std::vector<at::Tensor> views_;
     std::unique_ptr<Operation> operation_;
 };
 
-// The same in one call: once the wait has ended early nothing goes on.
+// The same in one call, which can't be continued after a wait that ended early.
 void broadcast_tensors(tddp_group *group, const std::vector<at::Tensor> &tensors, int root,
                        size_t limit, const tddp_wait *wait);
 

@@ -1,5 +1,5 @@
-// What libtorch tells of devices. The only file that includes libtorch's CUDA headers, and it does
-// so only in a build against a libtorch for CUDA (TDDP_WITH_CUDA). Any thread; keeps nothing.
+// libtorch's devices and streams. The only file that includes libtorch's CUDA headers, and only in
+// a build against a libtorch with CUDA (TDDP_WITH_CUDA). Any thread; stateless.
 #include "torch/tensor/device.h"
 
 #include <cstdlib>
@@ -16,7 +16,7 @@
 namespace tddp_torch
 {
 
-static bool host_stands_in()
+static bool cuda_stand_in()
 {
     static const bool set = [] {
         const char *text = std::getenv("TDDP_STAND_IN_CUDA");
@@ -29,14 +29,14 @@ void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
 {
     const c10::Device device = tensor.device();
     if (device.is_cpu()) {
-        *type = host_stands_in() ? TDDP_CUDA : TDDP_CPU;
+        *type = cuda_stand_in() ? TDDP_CUDA : TDDP_CPU;
         *index = 0;
     } else if (device.is_cuda()) {
         *type = TDDP_CUDA;
         *index = device.index();
     } else {
         throw Failure(tddp_fail(TDDP_UNSUPPORTED,
-                                "tensor on device %s: collectives know cpu and cuda",
+                                "tensor on device %s: collectives support cpu and cuda",
                                 device.str().c_str()));
     }
 }
@@ -44,7 +44,7 @@ void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
 void *current_stream(tddp_device_type type, int32_t index)
 {
 #ifdef TDDP_WITH_CUDA
-    if (type == TDDP_CUDA && !host_stands_in()) {
+    if (type == TDDP_CUDA && !cuda_stand_in()) {
         return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index)).stream();
     }
 #else
@@ -64,7 +64,7 @@ void *current_stream(const at::Tensor &tensor)
 
 c10::Device device_named(tddp_device_type type, int32_t index)
 {
-    return type == TDDP_CPU || host_stands_in()
+    return type == TDDP_CPU || cuda_stand_in()
                ? c10::Device(c10::kCPU)
                : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }

@@ -1,4 +1,4 @@
-// Devices as libtorch knows them.
+// libtorch's devices and streams.
 #ifndef TDDP_TORCH_DEVICE_H
 #define TDDP_TORCH_DEVICE_H
 
@@ -12,21 +12,21 @@
 namespace tddp_torch
 {
 
-// Where a tensor lies, as the collectives name it; throws TDDP_UNSUPPORTED for devices that they do
-// not know. With TDDP_STAND_IN_CUDA=1 the CPU's tensors count as those of GPU 0: the logic of
-// devices is tested so, on host memory, with stand-ins for CUDA and NCCL.
+// A tensor's device, in the collectives' terms; throws TDDP_UNSUPPORTED for other devices. With
+// TDDP_STAND_IN_CUDA=1 CPU tensors count as GPU 0's: this tests the logic of devices in host memory,
+// with stand-ins for CUDA and NCCL.
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
 
-// The stream on which this thread puts work for a device: a cudaStream_t, where NULL is CUDA's
-// default stream. NULL for the CPU, and in a build without CUDA.
+// This thread's current stream of a device: a cudaStream_t, where NULL is CUDA's default stream.
+// NULL for the CPU, and in a build without CUDA.
 void *current_stream(tddp_device_type type, int32_t index);
 void *current_stream(const at::Tensor &tensor);
 
-// Where libtorch has what lies there.
+// libtorch's name of the device.
 c10::Device device_named(tddp_device_type type, int32_t index);
 
-// The calling thread's streams of those devices that have any, for a thread that goes on with its
-// work: c10::MultiStreamGuard.
+// The calling thread's current streams of those devices that have streams, for another thread that
+// continues its work with c10::MultiStreamGuard.
 std::vector<c10::Stream> current_streams(const std::vector<c10::Device> &devices);
 
 } // namespace tddp_torch

@@ -1,7 +1,6 @@
-// Work on several threads, in the way in which libtorch itself spreads an operation.
-// at::parallel_for is a template that spreads only where its user is compiled for the very threads
-// that libtorch was built for; an iterator over a tensor is compiled into libtorch, so it always
-// uses libtorch's own.
+// Parallel loops on libtorch's threads. at::parallel_for is a template that runs in parallel only if
+// its user is compiled with the same threading library as libtorch; TensorIterator is compiled into
+// libtorch, so it always uses libtorch's threads.
 #include <numeric>
 #include <vector>
 
@@ -15,7 +14,7 @@
 namespace tddp_torch
 {
 
-void in_parallel(int64_t count, const std::function<void(int64_t first, int64_t last)> &body)
+void parallel_for(int64_t count, const std::function<void(int64_t first, int64_t last)> &body)
 {
     if (count <= 1 || at::get_num_threads() == 1 || at::in_parallel_region()) {
         body(0, count);

@@ -1,4 +1,4 @@
-// Loops of our own, shared out over libtorch's threads.
+// Parallel loops on libtorch's threads.
 #ifndef TDDP_TORCH_PARALLEL_H
 #define TDDP_TORCH_PARALLEL_H
 
@@ -8,12 +8,12 @@
 namespace tddp_torch
 {
 
-// As many elements as one piece of work has at most: small enough to spread, and to stay in a
-// core's own cache from one pass to the next.
-constexpr int64_t piece_elements = 16384;
+// The maximum number of elements of a chunk: small enough to distribute, and to stay in a core's
+// private cache between passes.
+constexpr int64_t grain_size = 16384;
 
-// Calls body(first, last) for parts of 0 to `count`, on several threads if libtorch has them here.
-void in_parallel(int64_t count, const std::function<void(int64_t first, int64_t last)> &body);
+// Calls body(first, last) for subranges of [0, count), on several threads if libtorch has them.
+void parallel_for(int64_t count, const std::function<void(int64_t first, int64_t last)> &body);
 
 } // namespace tddp_torch
 

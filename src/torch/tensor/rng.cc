@@ -1,6 +1,5 @@
-// The state of libtorch's random numbers as plain bytes. Any thread; the generator's own lock is
-// held while it is read or written. A state that is refused leaves the generator as it was. Leaves
-// it to others where states are kept.
+// The state of libtorch's random number generator as bytes. Any thread, under the generator's lock.
+// An invalid state leaves the generator unchanged.
 #include <cstring>
 #include <mutex>
 
@@ -26,7 +25,7 @@ tddp_status tddp_rng_state(void *out, size_t room, size_t *size)
         const auto bytes = static_cast<size_t>(state.nbytes());
         if (room > 0 && room < bytes) {
             throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
-                                    "room for %zu bytes, but the generator's state takes %zu", room,
+                                    "room for %zu bytes, but the generator's state has %zu", room,
                                     bytes));
         }
         if (room > 0) {
@@ -40,9 +39,9 @@ tddp_status tddp_set_rng_state(const void *state, size_t size)
 {
     using namespace tddp_torch;
     size_t expected = 0;
-    const tddp_status asked = tddp_rng_state(nullptr, 0, &expected);
-    if (asked != TDDP_OK) {
-        return asked;
+    const tddp_status status = tddp_rng_state(nullptr, 0, &expected);
+    if (status != TDDP_OK) {
+        return status;
     }
     if (size != expected) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -59,7 +58,7 @@ tddp_status tddp_set_rng_state(const void *state, size_t size)
             generator.set_state(bytes);
         } catch (const c10::Error &error) {
             throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
-                                    "%zu bytes that are no state of a generator: %s", size,
+                                    "%zu bytes that are not a generator's state: %s", size,
                                     error.what_without_backtrace()));
         }
     });

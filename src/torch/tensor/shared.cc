@@ -1,5 +1,5 @@
-// Tensors in the memory of a group: its operations work on them where they lie. Each keeps its
-// memory alive by itself, so the group may end before. Any thread.
+// Tensors in a group's memory, on which its operations work in place. A tensor keeps its memory
+// alive, also after the group's destruction. Any thread.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -11,7 +11,7 @@ namespace tddp_torch
 namespace
 {
 
-// The bytes of such a tensor, 0 if a dimension is.
+// The bytes of a tensor of these sizes.
 size_t bytes_of(const int64_t *dims, size_t ndim, size_t each)
 {
     size_t bytes = each;
@@ -41,7 +41,7 @@ at::Tensor empty_shared(tddp_group *group, const int64_t *dims, size_t ndim, tdd
 {
     if (!group) {
         throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT, "no process group: expected the one whose "
-                                                       "operations the tensor is for"));
+                                                       "operations use the tensor"));
     }
     const at::TensorOptions options = at::TensorOptions().dtype(scalar_type_of(dtype));
     const at::IntArrayRef sizes(dims, ndim);

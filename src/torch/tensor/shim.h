@@ -1,5 +1,5 @@
-// What all folders of the shim share: failures as C++ exceptions inside, as statuses outside.
-// Public part of this room: <tddp/torch.h>.
+// The internal interface of the libtorch shim: exceptions inside, statuses outside, tensors and
+// dtypes. Public part: <tddp/torch.h>.
 #ifndef TDDP_TORCH_SHIM_H
 #define TDDP_TORCH_SHIM_H
 
@@ -16,7 +16,7 @@
 namespace tddp_torch
 {
 
-// A status on its way through C++ code. Its text is also what autograd shows if it ends backward.
+// A status as an exception. If it ends backward, autograd shows its text.
 struct Failure : std::runtime_error {
     explicit Failure(tddp_status failed) : std::runtime_error(tddp_error_message()), status(failed)
     {
@@ -31,7 +31,7 @@ inline void check(tddp_status status)
     }
 }
 
-// Runs `body` and turns whatever it throws into a status and its text.
+// Runs `body` and converts an exception to a status and its text.
 template <typename Body> tddp_status guard(const Body &body) noexcept
 {
     try {
@@ -55,14 +55,14 @@ inline const at::Tensor &tensor_of(const tddp_tensor *tensor)
     return *reinterpret_cast<const at::Tensor *>(tensor);
 }
 
-// The collectives' name of a tensor's dtype; throws TDDP_UNSUPPORTED. Where it lies: device.h.
+// The collectives' dtype of a tensor; throws TDDP_UNSUPPORTED. Its device: device.h.
 tddp_dtype dtype_of(const at::Tensor &tensor);
 at::ScalarType scalar_type_of(tddp_dtype dtype);
-// Of any tensor, also one that lies where collectives know nothing.
-bool lies_on_cpu(const at::Tensor &tensor);
+// Also for tensors on devices that collectives don't support.
+bool is_on_cpu(const at::Tensor &tensor);
 bool same_device(const at::Tensor &one, const at::Tensor &other);
-// A tensor over memory on the options' device; `kept` lives as long as it. libtorch is not asked
-// where the memory is, which it cannot tell of a piece without bytes at the end of another.
+// A tensor over memory on the options' device; it owns `kept`. The device is given explicitly,
+// because libtorch can't determine it for an empty tensor at the end of an allocation.
 at::Tensor tensor_over(void *data, at::IntArrayRef sizes, const at::TensorOptions &options,
                        std::shared_ptr<void> kept = nullptr);
 

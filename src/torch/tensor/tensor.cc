@@ -1,5 +1,5 @@
-// Tensors as the collectives see them: an address, elements, a dtype, a device. Any thread; only
-// looks, never copies: a tensor that is not one plain piece of memory is refused with the cure.
+// Describes tensors as buffers for the collectives: address, count, dtype, device. Any thread; never
+// copies. A tensor that isn't dense and contiguous is an error that says what to do.
 #include <sstream>
 
 #include <ATen/core/grad_mode.h>
@@ -52,7 +52,7 @@ tddp_dtype dtype_of(const at::Tensor &tensor)
     default:
         break;
     }
-    throw Failure(tddp_fail(TDDP_UNSUPPORTED, "tensor of dtype %s: collectives do not know it",
+    throw Failure(tddp_fail(TDDP_UNSUPPORTED, "tensor of dtype %s: collectives don't support it",
                             c10::toString(tensor.scalar_type())));
 }
 
@@ -99,7 +99,7 @@ at::ScalarType scalar_type_of(tddp_dtype dtype)
                             static_cast<int>(dtype)));
 }
 
-bool lies_on_cpu(const at::Tensor &tensor)
+bool is_on_cpu(const at::Tensor &tensor)
 {
     tddp_device_type type = TDDP_CUDA;
     int32_t index = 0;

@@ -1,7 +1,7 @@
-// A round: prepared before forward, open once forward is over, and closed by the end of backward,
-// which waits for the averages. The last gradient, or the node that opened backward, has that end
-// called. On the thread that runs forward and backward; with gradients on a device backward ends on
-// whichever of autograd's threads came last.
+// An iteration: prepared before forward, opened after forward, and finished at the end of backward,
+// which waits for the averages. The last gradient, or GradientSyncNode, queues the callback for the
+// end of backward. On the thread that runs forward and backward; with gradients on a device
+// backward ends on the last of autograd's threads to finish.
 #include <algorithm>
 
 #include <c10/core/StreamGuard.h>
@@ -18,15 +18,15 @@ namespace tddp_torch
 void Core::suspend()
 {
     suspended_.store(true);
-    opening_ = false;
+    preparing_sync_ = false;
 }
 
 void Core::arm(bool completed)
 {
-    if (completed && opening_) {
+    if (completed && preparing_sync_) {
         open_.store(true);
     }
-    opening_ = false;
+    preparing_sync_ = false;
     suspended_.store(false);
 }
 
@@ -52,43 +52,43 @@ bool Core::prepared() const
 
 bool Core::prepare_waits() const
 {
-    return !settled_ || due_.load();
+    return !layout_final_ || finish_pending_.load();
 }
 
-void Core::forget_round()
+void Core::reset_iteration()
 {
     queued_.store(false);
     const std::lock_guard<std::mutex> lock(lock_);
-    known_ = false;
+    unused_known_ = false;
     delayed_released_ = false;
     early_.clear();
     delayed_.clear();
-    std::fill(arrivals_.begin(), arrivals_.end(), AWAITED);
+    std::fill(states_.begin(), states_.end(), PENDING);
     if (!static_graph_) {
         unused_.clear();
     }
 }
 
-// The backward before was interrupted while it waited: what lies in the slices is still being
-// averaged, and nothing may be added to it. Once that has failed, each rank may continue alone.
+// The previous backward was interrupted while it waited: the slices are still being averaged, and
+// no gradient may be accumulated there yet. After a failure each rank may continue locally.
 void Core::finish_due(bool sync, const tddp_wait *wait)
 {
-    if (!due_.load()) {
+    if (!finish_pending_.load()) {
         return;
     }
-    const Calling calling(this);
-    const uint64_t rounds = tddp_reducer_rounds(reducer_);
+    const HookScope scope(this);
+    const uint64_t before = tddp_reducer_rounds(reducer_);
     tddp_status status =
-        hook_on_caller_ ? finish_here(tddp_reducer_finish) : tddp_reducer_finish(reducer_, wait);
-    if (status == TDDP_OK && tddp_reducer_rounds(reducer_) != rounds) {
-        status = hook_on_caller_ ? settle_here() : guard([&] { settle_all(wait); });
+        hook_on_caller_ ? finish_on_host(tddp_reducer_finish) : tddp_reducer_finish(reducer_, wait);
+    if (status == TDDP_OK && tddp_reducer_rounds(reducer_) != before) {
+        status = hook_on_caller_ ? finalize_blocking() : guard([&] { finalize_gradients(wait); });
     }
-    const bool under_way =
+    const bool still_pending =
         status == TDDP_CANCELED || (status == TDDP_TIMEOUT && wait && wait->timeout_ms >= 0);
-    if (sync || under_way) {
+    if (sync || still_pending) {
         check(status);
     }
-    due_.store(false);
+    finish_pending_.store(false);
 }
 
 void Core::prepare(bool sync, const tddp_wait *wait)
@@ -98,37 +98,37 @@ void Core::prepare(bool sync, const tddp_wait *wait)
     phase_.store(PREPARED);
     if (!sync) {
         if (tddp_reducer_failure(reducer_) != TDDP_OK) {
-            disarm(); // backward has raised already, and training goes on locally
+            disarm(); // backward has raised already, and training continues locally
         }
         return;
     }
-    if (!broken_.empty()) {
+    if (!sparse_failure_.empty()) {
         throw Failure(tddp_fail(TDDP_GROUP_FAILED,
                                 "the sparse gradients of an earlier step were not averaged (%s): "
-                                "end this process group, and make it and the model anew from a "
-                                "checkpoint",
-                                broken_.c_str()));
+                                "destroy this process group, then create it again and load the "
+                                "model from a checkpoint",
+                                sparse_failure_.c_str()));
     }
     int rebuilt = 0;
     check(tddp_reducer_rebuild(reducer_, wait, &rebuilt));
     if (rebuilt) {
-        point_views();
-        settled_ = true;
+        make_views();
+        layout_final_ = true;
     }
     check(tddp_reducer_prepare(reducer_));
-    forget_round();
-    opening_ = true;
+    reset_iteration();
+    preparing_sync_ = true;
 }
 
-void Core::queue_end(bool again)
+void Core::queue_end_of_backward(bool again)
 {
     if (!queued_.exchange(true) || again) {
-        at_end_of_backward([core = shared_from_this()] { core->end(); });
+        at_end_of_backward([core = shared_from_this()] { core->end_of_backward(); });
     }
 }
 
-// At the end of backward, on the thread that ends it.
-void Core::end()
+// The callback at the end of backward, on the thread that ends it.
+void Core::end_of_backward()
 {
     if (!armed()) {
         return;
@@ -137,32 +137,32 @@ void Core::end()
     bool known = true;
     if (find_unused_) {
         const std::lock_guard<std::mutex> lock(lock_);
-        known = known_;
+        known = unused_known_;
     }
     if (!known || first_static_round()) {
-        announce(left_out(std::vector<char>(params_.size())));
+        set_unused(find_unused_params(std::vector<char>(params_.size())));
     }
     release_delayed();
     disarm();
-    due_.store(true);
-    if (finish_round()) {
-        due_.store(false);
+    finish_pending_.store(true);
+    if (finish_iteration()) {
+        finish_pending_.store(false);
         forwards_ = 0;
-        counted_ = true;
+        static_graph_recorded_ = true;
         phase_.store(AVERAGED);
         if (tddp_trace_enabled()) {
             trace();
         }
-    } else { // the others come with another backward
-        due_.store(false);
+    } else { // another backward computes the missing gradients
+        finish_pending_.store(false);
         open_.store(true);
     }
 }
 
-// Runs a part that waits for other ranks, in the host's way. The host calls it back on this thread,
-// or on another: then on the streams of this one. At the end of backward autograd has made the
-// streams of the thread that called it those of the one that ends it, which may be one of a
-// device's: the host runs the part there as it is.
+// Runs a part that waits for other ranks, in the host language's blocking region. The host calls it
+// back on this thread, or on another, which then uses this thread's current streams. At the end of
+// backward these are the streams of the thread that called backward: autograd has set them on the
+// thread that ends it.
 tddp_status Core::run_blocking(const std::function<void(const tddp_wait *wait)> &body) const
 {
     if (!blocking_region_) {
@@ -182,14 +182,14 @@ tddp_status Core::run_blocking(const std::function<void(const tddp_wait *wait)> 
     return blocking_region_(call_back, &part);
 }
 
-// Ends the round where the hook is the host's. This thread has the host's lock, which the hook
-// needs, and lets go of it wherever there is nothing to do but to wait.
-tddp_status Core::finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wait *))
+// Finishes the iteration with a hook of the host language. This thread holds the host's lock, which
+// the hook needs, and releases it only while it waits.
+tddp_status Core::finish_on_host(tddp_status (*begin)(tddp_reducer *, const tddp_wait *))
 {
     const tddp_wait at_once = {0, nullptr};
     int any = 1;
     tddp_status status = begin(reducer_, &at_once);
-    // With nothing under way it is an operation that has run out of time.
+    // TDDP_TIMEOUT without a pending work is an operation's own timeout.
     while (status == TDDP_TIMEOUT && any) {
         const tddp_status ended = run_blocking([this, &any](const tddp_wait *wait) {
             check(tddp_reducer_await_works(reducer_, wait, &any));
@@ -204,40 +204,40 @@ tddp_status Core::finish_here(tddp_status (*begin)(tddp_reducer *, const tddp_wa
     return status;
 }
 
-// The averages are there, and what remains is done in the host's way.
-tddp_status Core::settle_here()
+// Finalizes the gradients in the host's blocking region.
+tddp_status Core::finalize_blocking()
 {
-    return run_blocking([this](const tddp_wait *wait) { settle_all(wait); });
+    return run_blocking([this](const tddp_wait *wait) { finalize_gradients(wait); });
 }
 
-// Whether the round is over: not if parameters are missing.
-bool Core::finish_round()
+// Returns whether the iteration is finished: not if gradients are missing.
+bool Core::finish_iteration()
 {
-    const uint64_t rounds = tddp_reducer_rounds(reducer_);
-    const auto over = [this, rounds] { return tddp_reducer_rounds(reducer_) != rounds; };
-    const Calling calling(this);
+    const uint64_t before = tddp_reducer_rounds(reducer_);
+    const auto finished = [this, before] { return tddp_reducer_rounds(reducer_) != before; };
+    const HookScope scope(this);
     if (!hook_on_caller_) {
-        check(run_blocking([this, &over](const tddp_wait *wait) {
+        check(run_blocking([this, &finished](const tddp_wait *wait) {
             check(tddp_reducer_finish(reducer_, wait));
-            if (over()) {
-                settle_all(wait);
+            if (finished()) {
+                finalize_gradients(wait);
             }
         }));
-        return over();
+        return finished();
     }
-    check(finish_here(tddp_reducer_finish));
-    if (over()) {
-        check(settle_here());
+    check(finish_on_host(tddp_reducer_finish));
+    if (finished()) {
+        check(finalize_blocking());
     }
-    return over();
+    return finished();
 }
 
 void Core::shadow(const tddp_wait *wait)
 {
     arm(false);
     disarm();
-    const Calling calling(this);
-    check(hook_on_caller_ ? finish_here(tddp_reducer_shadow) : tddp_reducer_shadow(reducer_, wait));
+    const HookScope scope(this);
+    check(hook_on_caller_ ? finish_on_host(tddp_reducer_shadow) : tddp_reducer_shadow(reducer_, wait));
     if (sparse_.empty()) {
         return;
     }
@@ -258,7 +258,7 @@ void Core::trace() const
     if (times.prepared_ns > 0 && times.first_ready_ns > 0) {
         tddp_trace_span("training", "forward", times.prepared_ns, times.first_ready_ns, nullptr);
         tddp_trace_span("training", "backward", times.first_ready_ns, times.finished_ns, nullptr);
-        // The part of it in which nothing was left to do but to wait for the other ranks.
+        // The part of backward that only waited for the other ranks.
         tddp_trace_span("training", "wait", times.last_ready_ns, times.finished_ns, nullptr);
     }
 }

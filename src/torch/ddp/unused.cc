@@ -1,5 +1,6 @@
-// The node through which backward passes first, and what a loss depends on: a walk along the graph
-// behind it. On the thread that runs forward, and by autograd on the one that runs backward.
+// Finds the parameters that a loss depends on. forward's outputs pass through a GradientSyncNode,
+// which autograd runs first; it traverses the graph behind it. On the thread that runs forward, and
+// in backward on autograd's.
 #include <typeinfo>
 #include <unordered_set>
 
@@ -18,10 +19,10 @@ using torch::autograd::variable_list;
 namespace
 {
 
-class OpenNode final : public torch::autograd::Node
+class GradientSyncNode final : public torch::autograd::Node
 {
   public:
-    explicit OpenNode(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+    explicit GradientSyncNode(std::shared_ptr<Core> core) : core_(std::move(core)) {}
     variable_list apply(variable_list &&grads) override
     {
         edge_list wanted;
@@ -30,7 +31,7 @@ class OpenNode final : public torch::autograd::Node
                 wanted.push_back(next_edge(i));
             }
         }
-        core_->opened(wanted);
+        core_->backward_started(wanted);
         return std::move(grads);
     }
     std::string name() const override
@@ -42,9 +43,9 @@ class OpenNode final : public torch::autograd::Node
     std::shared_ptr<Core> core_;
 };
 
-// Another tensor with the same elements and no history yet. It shares memory and version, so that
-// a change in place is noticed wherever the output was saved for backward; a view gets a copy, for
-// a change in place would be the original's too and its history would not know.
+// A tensor with the same elements and no history. It shares the output's memory and version
+// counter, so autograd detects an in-place change of an output that is saved for backward. A view
+// is copied instead: an in-place change would also change its base, unknown to the base's history.
 at::Tensor alias_of(const at::Tensor &output)
 {
     const at::NoGradGuard no_grad;
@@ -55,7 +56,7 @@ at::Tensor alias_of(const at::Tensor &output)
 
 } // namespace
 
-void Core::know_accumulators(const std::vector<NodePointer> &accumulators)
+void Core::set_accumulators(const std::vector<NodePointer> &accumulators)
 {
     for (size_t i = 0; i < accumulators.size(); i++) {
         accumulators_.emplace(accumulators[i].get(), i);
@@ -84,7 +85,7 @@ void Core::hook_outputs(const std::vector<at::Tensor *> &outputs)
     if (edges.empty()) {
         return;
     }
-    const NodePointer node = make_node<OpenNode>(shared_from_this());
+    const NodePointer node = make_node<GradientSyncNode>(shared_from_this());
     node->set_next_edges(std::move(edges));
     for (at::Tensor *output : differentiable) {
         at::Tensor alias = alias_of(*output);
@@ -93,31 +94,31 @@ void Core::hook_outputs(const std::vector<at::Tensor *> &outputs)
     }
 }
 
-void Core::opened(const edge_list &edges)
+void Core::backward_started(const edge_list &edges)
 {
     if (!armed()) {
         return;
     }
-    queue_end(false);
+    queue_end_of_backward(false);
     if (!find_unused_) {
         return;
     }
     {
         const std::lock_guard<std::mutex> lock(lock_);
-        if (known_) {
+        if (unused_known_) {
             return;
         }
     }
-    // Another forward's outputs may be part of the same loss.
+    // After several forwards the loss may also depend on other forwards' outputs.
     std::vector<char> reached(params_.size());
-    if (forwards_ == 1 && walk(edges, reached)) {
-        announce(left_out(reached));
+    if (forwards_ == 1 && find_reached_params(edges, reached)) {
+        set_unused(find_unused_params(reached));
     }
 }
 
-// Marks the parameters behind the edges. False if that cannot be told: what a checkpointed segment
-// uses is only known when it runs again.
-bool Core::walk(const edge_list &edges, std::vector<char> &reached) const
+// Marks the parameters that the edges reach. Returns false if the graph contains a checkpointed
+// segment, whose parameters are only known when it is recomputed.
+bool Core::find_reached_params(const edge_list &edges, std::vector<char> &reached) const
 {
     std::vector<const torch::autograd::Node *> waiting;
     std::unordered_set<const torch::autograd::Node *> seen;

@@ -1,5 +1,5 @@
-// The hook behind each parameter's gradient accumulator. It runs when the gradient was accumulated,
-// on whatever thread of autograd's did that, and goes with the accumulator.
+// The hook of each parameter's gradient accumulator. It runs after the gradient is accumulated, on
+// the autograd thread that did so, and lives as long as the accumulator.
 #include <torch/csrc/autograd/function_hook.h>
 
 #include "torch/ddp/core.h"
@@ -18,23 +18,23 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
     ReadyHook(std::shared_ptr<Core> core, size_t index) : core_(std::move(core)), index_(index) {}
     variable_list operator()(const variable_list &outputs, const variable_list &inputs) override
     {
-        const bool given = !inputs.empty() && inputs[0].defined();
-        if (core_->expects(index_, given)) {
-            core_->take_in(index_);
+        const bool defined = !inputs.empty() && inputs[0].defined();
+        if (core_->expects(index_, defined)) {
+            core_->move_to_bucket(index_);
             for (const auto &later : later_) {
                 const std::shared_ptr<Core> core = later.first.lock();
                 if (core && core->armed()) {
-                    core->take_in(later.second);
+                    core->move_to_bucket(later.second);
                 }
             }
-            core_->report(index_);
-        } else if (given && core_->late() && !of_another()) {
-            core_->complain_of_late(index_);
+            core_->mark_ready(index_);
+        } else if (defined && core_->is_late() && !other_wrapper_prepared()) {
+            core_->warn_late(index_);
         }
         return outputs;
     }
-    // A model may be wrapped twice: the hook behind this one must have its copy of the gradient
-    // before this one's bucket is reduced.
+    // A model may be wrapped twice: the later wrapper's hook must copy the gradient before this
+    // one's bucket is reduced in place.
     void precedes(ReadyHook &later)
     {
         later_.emplace_back(later.core_, later.index_);
@@ -42,8 +42,8 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
     }
 
   private:
-    // Whether it may be the gradient of a forward through another wrapper.
-    bool of_another() const
+    // Whether the gradient may belong to a forward through another wrapper.
+    bool other_wrapper_prepared() const
     {
         for (const auto &later : later_) {
             const std::shared_ptr<Core> core = later.first.lock();
@@ -86,7 +86,7 @@ std::vector<Hooked> add_hooks(const std::shared_ptr<Core> &core)
         accumulators.push_back(accumulator);
         hooks.push_back({std::move(accumulator), key});
     }
-    core->know_accumulators(accumulators);
+    core->set_accumulators(accumulators);
     return hooks;
 }
 

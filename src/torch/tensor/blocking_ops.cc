@@ -1,7 +1,7 @@
-// Small collectives whose result is needed at once: queued, waited for on the thread that calls, in
-// the host language's way where it has one. The memory of an operation that nobody waits for any
-// more lives until the operation is done.
-#include "torch/tensor/agree.h"
+// Blocking collectives: the calling thread submits an operation and waits for it, in the host
+// language's blocking region if there is one. If the wait ends early, the operation keeps its
+// tensors until it completes.
+#include "torch/tensor/blocking_ops.h"
 
 #include "torch/tensor/device.h"
 
@@ -11,11 +11,11 @@ namespace tddp_torch
 namespace
 {
 
-using Held = std::vector<at::Tensor>;
+using Tensors = std::vector<at::Tensor>;
 
-void delete_held(void *held)
+void delete_tensors(void *kept)
 {
-    delete static_cast<Held *>(held);
+    delete static_cast<Tensors *>(kept);
 }
 
 tddp_buffer buffer_of(const at::Tensor &tensor)
@@ -31,7 +31,7 @@ Operation::Operation(tddp_work *work, std::vector<at::Tensor> tensors)
     : work_(work), tensors_(std::move(tensors))
 {
     try {
-        on_device_ = !lies_on_cpu(tensors_.at(0));
+        on_device_ = !is_on_cpu(tensors_.at(0));
         stream_ = current_stream(tensors_.at(0));
     } catch (...) {
         (void)!tddp_work_wait(work, nullptr);
@@ -43,11 +43,11 @@ Operation::Operation(tddp_work *work, std::vector<at::Tensor> tensors)
 Operation::~Operation()
 {
     if (!tddp_work_completed(work_)) {
-        // Memory that is lost is better than memory that is written after it was freed.
-        auto *held = new (std::nothrow) Held;
-        if (held) {
-            held->swap(tensors_);
-            (void)!tddp_work_on_done(work_, delete_held, held);
+        // A leak is better than a write to freed memory.
+        auto *kept = new (std::nothrow) Tensors;
+        if (kept) {
+            kept->swap(tensors_);
+            (void)!tddp_work_on_done(work_, delete_tensors, kept);
         } else {
             (void)!tddp_work_wait(work_, nullptr);
         }
@@ -64,30 +64,30 @@ void Operation::wait(tddp_blocking_region region, const tddp_wait *wait) const
     };
     auto *self = const_cast<Operation *>(this);
     const tddp_status status = region ? region(body, self) : body(self, wait);
-    // It may have ended between the two looks: then its own outcome counts.
+    // The work may have completed after the wait failed: then its own status counts.
     check(tddp_work_completed(work_) ? tddp_work_status(work_) : status);
 }
 
-void complete(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_region region,
+void wait_for(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_region region,
               const tddp_wait *wait)
 {
     Operation(work, std::move(tensors)).wait(region, wait);
 }
 
-void combine_over_ranks(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
+void all_reduce_blocking(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
                         tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_reduce(group, buffer_of(tensor), op, 1.0, &work));
-    complete(work, {tensor}, region, wait);
+    wait_for(work, {tensor}, region, wait);
 }
 
-void gather_over_ranks(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
+void all_gather_blocking(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
                        tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_gather(group, buffer_of(tensor), buffer_of(gathered), &work));
-    complete(work, {tensor, gathered}, region, wait);
+    wait_for(work, {tensor, gathered}, region, wait);
 }
 
 } // namespace tddp_torch
