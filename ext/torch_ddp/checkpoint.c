@@ -1,8 +1,8 @@
 /*
  * Torch::Utils::Checkpoint over <tddp/torch_checkpoint.h>: segments of a model that Ruby runs again
- * in backward. Entered by Ruby threads that hold the GVL; for the second run by libtorch's backward
- * on such a thread. A graph keeps the segment's proc until its backward is through. Leaves nested
- * arguments and results to lib/torch.
+ * in backward. Called by Ruby threads that hold the GVL; for the second run by libtorch's backward
+ * on such a thread. The graph keeps the segment's proc until its backward has run. lib/torch handles
+ * nested arguments and results.
  */
 #include "torch_ddp.h"
 
@@ -40,8 +40,8 @@ static VALUE run_again(VALUE data)
     Check_Type(outputs, T_ARRAY);
     if (RARRAY_LEN(outputs) != (long)call->output_count)
         rb_raise(rb_eRuntimeError,
-                 "the segment returned %ld tensors in backward, but %zu in forward: it must do the "
-                 "same each time",
+                 "the segment returned %ld tensors in backward, but %zu in forward: it must compute "
+                 "the same each time",
                  RARRAY_LEN(outputs), call->output_count);
     for (size_t i = 0; i < call->output_count; i++) {
         const tddp_tensor *output = tddp_rb_tensor(rb_ary_entry(outputs, (long)i));
@@ -55,19 +55,19 @@ static tddp_status again(void *state, tddp_tensor *const *inputs, size_t input_c
                          tddp_tensor *const *outputs, size_t output_count)
 {
     again_call call = {tddp_rb_root_value(state), inputs, input_count, outputs, output_count};
-    return tddp_rb_inside(run_again, &call, "a checkpointed segment");
+    return tddp_rb_call_in_backward(run_again, &call, "a checkpointed segment");
 }
 
-static void let_go(void *state)
+static void release_function(void *state)
 {
     tddp_rb_root_release(state);
 }
 
-/* _begin(inputs, whether random numbers shall repeat, proc): the proc gets other tensors in place
- * of the inputs and returns an Array of the outputs. */
+/* _begin(inputs, preserve_rng, proc): the proc is called with other tensors in place of the inputs
+ * and returns an Array of the outputs. */
 static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE function)
 {
-    static const tddp_checkpoint_ops ops = {sizeof(ops), again, let_go};
+    static const tddp_checkpoint_ops ops = {sizeof(ops), again, release_function};
     volatile VALUE memory = 0;
     size_t count = 0;
     VALUE self = TypedData_Wrap_Struct(class, &segment_type, NULL);
@@ -85,7 +85,7 @@ static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE 
     return self;
 }
 
-/* What the first run gave, as tensors whose backward runs the segment again. */
+/* Replaces the first run's outputs by tensors whose backward runs the segment again. */
 static VALUE segment_outputs(VALUE self, VALUE outputs)
 {
     volatile VALUE memory = 0;

@@ -206,7 +206,7 @@ static VALUE group_monitored_barrier(VALUE self, VALUE timeout, VALUE wait_all_r
     tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_monitored_barrier, &call, -1, true);
     tddp_group_release(call.group);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     return Qnil;
 }
 

@@ -1,13 +1,12 @@
 /*
- * Torch::Distributed::CommHook over <tddp/comm_hook.h> and <tddp/hooks.h>: what is done with
- * buckets of gradients in place of averaging them. Hooks in Ruby are called by the thread that runs
- * backward, when a bucket's gradients are there; what they return is waited for at the end of
- * backward, the GVL released by whatever waits. Entered by Ruby threads that hold the GVL.
+ * Torch::Distributed::CommHook over <tddp/comm_hook.h> and <tddp/hooks.h>. The thread that runs
+ * backward calls a hook in Ruby when a bucket's gradients are ready, and waits for its result at the
+ * end of backward; waits release the GVL. Called by Ruby threads that hold the GVL.
  *
- * Each call of a hook is a fiber, which is left while its result is waited for, and also where it
- * waits itself when an interrupt comes: an exception there would leave the ranks out of step, since
- * nobody knows which operations the hook has begun. The interrupt ends backward, and the next
- * forward goes on with the hook.
+ * Each call of a hook is a fiber. It is suspended until the end of backward waits for its result,
+ * and also if an interrupt comes while the hook itself waits: an exception there would leave the
+ * ranks out of step, since the hook may have submitted only some of its operations. The interrupt
+ * ends backward, and the next forward resumes the hook.
  */
 #include "torch_ddp.h"
 
@@ -16,23 +15,23 @@
 #include <stdlib.h>
 #include <tddp/hooks.h>
 
-/* What a hook in Ruby calls. The CommHook object marks it, and whoever uses the hook keeps that
- * object: a root here would keep a model for ever whose hook refers to it. The C hook may outlive
- * the object, and then calls nobody. */
+/* A hook in Ruby. The CommHook object marks its VALUEs, and the hook's users keep that object: a
+ * root here would leak a model whose hook refers to it. The C hook may outlive the object, and then
+ * fails. */
 typedef struct ruby_hook {
-    atomic_int holders; /* the C hook, and the object */
-    VALUE callable;     /* Qundef: the object is gone */
-    VALUE pending;      /* {address of a bucket => the fiber of the callable's call} */
+    atomic_int references; /* the C hook's and the object's */
+    VALUE callable;        /* Qundef: the object is freed */
+    VALUE pending;         /* {address of a bucket => the fiber of the callable's call} */
 } ruby_hook;
 
 typedef struct hook_object {
     tddp_comm_hook *hook;
-    ruby_hook *ruby; /* NULL: a hook of the library */
+    ruby_hook *ruby; /* NULL: a built-in hook */
 } hook_object;
 
-static void let_go(ruby_hook *ruby)
+static void release_hook(ruby_hook *ruby)
 {
-    if (atomic_fetch_sub(&ruby->holders, 1) == 1)
+    if (atomic_fetch_sub(&ruby->references, 1) == 1)
         free(ruby);
 }
 
@@ -50,7 +49,7 @@ static void hook_free(void *data)
     hook_object *object = data;
     if (object->ruby != NULL) {
         object->ruby->callable = Qundef;
-        let_go(object->ruby);
+        release_hook(object->ruby);
     }
     tddp_comm_hook_release(object->hook);
     xfree(object);
@@ -79,10 +78,10 @@ typedef struct hook_call {
     bool interrupted;
 } hook_call;
 
-/* The fiber of the hook that this thread is running; 0: none. Whether an interrupt was pending
- * before: its caller holds it back. What the hook's first operation is described by. */
-static _Thread_local VALUE running;
-static _Thread_local bool held_back;
+/* The fiber of the hook that this thread runs; 0: none. Whether an interrupt was pending when it was
+ * resumed, which its caller masks. The description for the hook's first operation. */
+static _Thread_local VALUE current_fiber;
+static _Thread_local bool interrupt_was_pending;
 static _Thread_local const char *first_description;
 
 static VALUE key_of(const tddp_bucket *bucket)
@@ -90,13 +89,13 @@ static VALUE key_of(const tddp_bucket *bucket)
     return ULL2NUM((uintptr_t)bucket->buffer.data);
 }
 
-static bool can(VALUE object, const char *method)
+static bool responds_to(VALUE object, const char *method)
 {
     return rb_respond_to(object, rb_intern(method));
 }
 
-/* Whether `result` is a value already, which the bucket then has. */
-static bool take(VALUE bucket, VALUE result)
+/* Copies `result` to the bucket if it is a tensor. Returns false if it isn't. */
+static bool store_result(VALUE bucket, VALUE result)
 {
     if (RB_TYPE_P(result, T_ARRAY) && RARRAY_LEN(result) == 1)
         result = rb_ary_entry(result, 0);
@@ -107,7 +106,7 @@ static bool take(VALUE bucket, VALUE result)
     return true;
 }
 
-static void refuse(VALUE result)
+static void raise_invalid_result(VALUE result)
 {
     rb_raise(rb_eTypeError,
              "a communication hook returned %" PRIsVALUE " (%s): expected the bucket's result as a "
@@ -116,27 +115,27 @@ static void refuse(VALUE result)
              rb_inspect(result), rb_obj_classname(result));
 }
 
-/* A whole call of a hook. What it is resumed with is its bucket, or nothing of interest. */
+/* The body of a hook's fiber. The first resume passes the bucket. */
 static VALUE hook_body(RB_BLOCK_CALL_FUNC_ARGLIST(bucket, callable))
 {
     VALUE result = rb_funcall(callable, rb_intern("call"), 1, bucket);
-    if (take(bucket, result))
+    if (store_result(bucket, result))
         return Qnil;
-    if (!can(result, "wait"))
-        refuse(result);
-    rb_fiber_yield(0, NULL); /* until the round is waited for */
+    if (!responds_to(result, "wait"))
+        raise_invalid_result(result);
+    rb_fiber_yield(0, NULL); /* until the end of backward */
     rb_funcall(result, rb_intern("wait"), 0);
-    if (can(result, "value")) {
+    if (responds_to(result, "value")) {
         VALUE value = rb_funcall(result, rb_intern("value"), 0);
-        if (!take(bucket, value))
-            refuse(value);
+        if (!store_result(bucket, value))
+            raise_invalid_result(value);
     }
     return Qnil;
 }
 
 bool tddp_rb_in_hook(void)
 {
-    return running != 0 && rb_fiber_current() == running;
+    return current_fiber != 0 && rb_fiber_current() == current_fiber;
 }
 
 const char *tddp_rb_hook_description(void)
@@ -147,7 +146,7 @@ const char *tddp_rb_hook_description(void)
     return text;
 }
 
-void tddp_rb_leave_hook(void)
+void tddp_rb_suspend_hook(void)
 {
     const VALUE interrupted = Qtrue;
     rb_fiber_yield(1, &interrupted);
@@ -155,40 +154,40 @@ void tddp_rb_leave_hook(void)
 
 bool tddp_rb_hook_interrupted(void)
 {
-    return !held_back && tddp_rb_interrupt_pending();
+    return !interrupt_was_pending && tddp_rb_interrupt_pending();
 }
 
-/* What became of a hook that was resumed. */
-typedef struct resumption {
+/* A resume of a hook's fiber, and its outcome. */
+typedef struct fiber_resume {
     VALUE fiber;
     VALUE bucket;
     VALUE yielded;
     VALUE raised;
     int state;
-} resumption;
+} fiber_resume;
 
 static VALUE resume(VALUE data)
 {
-    resumption *it = (resumption *)data;
-    it->yielded = rb_fiber_resume(it->fiber, 1, &it->bucket);
+    fiber_resume *resumption = (fiber_resume *)data;
+    resumption->yielded = rb_fiber_resume(resumption->fiber, 1, &resumption->bucket);
     return Qnil;
 }
 
 static VALUE resume_protected(RB_BLOCK_CALL_FUNC_ARGLIST(nothing, data))
 {
     (void)nothing;
-    resumption *it = (resumption *)data;
-    rb_protect(resume, data, &it->state);
-    if (it->state != 0) { /* else it is what the caller of backward has rescued */
-        it->raised = rb_errinfo();
+    fiber_resume *resumption = (fiber_resume *)data;
+    rb_protect(resume, data, &resumption->state);
+    if (resumption->state != 0) { /* else rb_errinfo() is what backward's caller has rescued */
+        resumption->raised = rb_errinfo();
         rb_set_errinfo(Qnil);
     }
     return Qnil;
 }
 
-/* What other threads raise in this one would unwind the hook wherever it is: it is held back until
- * the hook waits for an operation, and leaves it there, or has returned. */
-static VALUE resume_without_interrupts(VALUE data)
+/* Masks exceptions that other threads raise in this one, which would unwind the hook at any point,
+ * until the hook returns or is suspended while it waits for an operation. */
+static VALUE resume_with_interrupts_masked(VALUE data)
 {
     VALUE mask = rb_hash_new();
     rb_hash_aset(mask, rb_eException, ID2SYM(rb_intern("never")));
@@ -196,24 +195,24 @@ static VALUE resume_without_interrupts(VALUE data)
                          data);
 }
 
-static void run_fiber(resumption *it, const char *description)
+static void run_fiber(fiber_resume *resumption, const char *description)
 {
-    const VALUE before = running;
-    const bool held_back_before = held_back;
+    const VALUE before = current_fiber;
+    const bool interrupt_was_pending_before = interrupt_was_pending;
     const char *description_before = first_description;
     int state = 0;
-    held_back = tddp_rb_interrupt_pending();
-    running = it->fiber;
+    interrupt_was_pending = tddp_rb_interrupt_pending();
+    current_fiber = resumption->fiber;
     first_description = description;
-    rb_protect(resume_without_interrupts, (VALUE)it, &state);
-    running = before;
-    held_back = held_back_before;
+    rb_protect(resume_with_interrupts_masked, (VALUE)resumption, &state);
+    current_fiber = before;
+    interrupt_was_pending = interrupt_was_pending_before;
     first_description = description_before;
     if (state != 0)
-        tddp_rb_defer_error(); /* what was held back */
+        tddp_rb_defer_error(); /* the masked interrupt */
 }
 
-/* Begins the hook's call for a bucket, or goes on with it where it was left. */
+/* Starts the hook's fiber for a bucket, or resumes it. */
 static VALUE run_stage(VALUE data)
 {
     hook_call *call = (hook_call *)data;
@@ -225,17 +224,17 @@ static VALUE run_stage(VALUE data)
         bucket = tddp_rb_grad_bucket(call->bucket);
         rb_hash_aset(call->pending, key, fiber);
     }
-    resumption it = {.fiber = fiber, .bucket = bucket, .yielded = Qnil, .raised = Qnil};
-    run_fiber(&it, call->bucket->description);
+    fiber_resume resumption = {.fiber = fiber, .bucket = bucket, .yielded = Qnil, .raised = Qnil};
+    run_fiber(&resumption, call->bucket->description);
     if (RTEST(rb_fiber_alive_p(fiber)))
         *call->again = 1;
     else
         rb_hash_delete(call->pending, key);
-    if (it.state != 0) {
-        rb_set_errinfo(it.raised);
-        rb_jump_tag(it.state);
+    if (resumption.state != 0) {
+        rb_set_errinfo(resumption.raised);
+        rb_jump_tag(resumption.state);
     }
-    call->interrupted = it.yielded == Qtrue;
+    call->interrupted = resumption.yielded == Qtrue;
     return Qnil;
 }
 
@@ -243,28 +242,28 @@ static tddp_status run_ruby(void *state, tddp_group *group, const tddp_bucket *b
                             tddp_work **work, int *again)
 {
     (void)group;
-    (void)stage; /* It is where the hook's fiber is. */
-    (void)work;  /* None: what is waited for is Ruby's. */
+    (void)stage; /* the fiber keeps its position */
+    (void)work;  /* the fiber itself waits */
     const ruby_hook *ruby = state;
     if (ruby->callable == Qundef)
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "the model of this communication hook is gone: "
-                                                "keep it until backward is through");
-    /* On the stack, where the collector sees them. */
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "the model of this communication hook was garbage "
+                                                "collected: keep it until backward has returned");
+    /* On the stack, where the garbage collector finds the VALUEs. */
     hook_call call = {ruby->callable, ruby->pending, bucket, again, false};
-    tddp_status status = tddp_rb_inside(run_stage, &call, "a communication hook");
+    tddp_status status = tddp_rb_call_in_backward(run_stage, &call, "a communication hook");
     if (status != TDDP_OK || !call.interrupted)
         return status;
     *again = 0;
-    return tddp_fail(TDDP_CANCELED, "a communication hook was interrupted while it waited; it goes "
-                                    "on with the next forward");
+    return tddp_fail(TDDP_CANCELED, "a communication hook was interrupted while it waited; the next "
+                                    "forward resumes it");
 }
 
 static void free_ruby(void *state)
 {
-    let_go(state);
+    release_hook(state);
 }
 
-static VALUE wrap_with(VALUE class, tddp_comm_hook *hook, ruby_hook *ruby)
+static VALUE wrap_ruby(VALUE class, tddp_comm_hook *hook, ruby_hook *ruby)
 {
     hook_object *object = NULL;
     VALUE self = TypedData_Make_Struct(class, hook_object, &hook_type, object);
@@ -275,22 +274,22 @@ static VALUE wrap_with(VALUE class, tddp_comm_hook *hook, ruby_hook *ruby)
 
 static VALUE wrap(VALUE class, tddp_comm_hook *hook)
 {
-    return wrap_with(class, hook, NULL);
+    return wrap_ruby(class, hook, NULL);
 }
 
-/* CommHook.ruby(callable): it gets a GradBucket. */
+/* CommHook.ruby(callable), which is called with a GradBucket. */
 static VALUE hook_ruby(VALUE class, VALUE callable)
 {
     static const tddp_comm_hook_ops ops = {
         .size = sizeof(ops), .name = "ruby", .on_caller = 1, .run = run_ruby, .free = free_ruby};
-    if (!can(callable, "call"))
+    if (!responds_to(callable, "call"))
         rb_raise(rb_eTypeError, "hook: expected something with a method `call`, got %" PRIsVALUE,
                  rb_inspect(callable));
     VALUE pending = rb_hash_new();
     ruby_hook *ruby = calloc(1, sizeof(*ruby));
     if (ruby == NULL)
         rb_memerror();
-    atomic_init(&ruby->holders, 2);
+    atomic_init(&ruby->references, 2);
     ruby->callable = callable;
     ruby->pending = pending;
     tddp_comm_hook *hook = NULL;
@@ -298,13 +297,13 @@ static VALUE hook_ruby(VALUE class, VALUE callable)
     if (status != TDDP_OK)
         free(ruby);
     tddp_rb_check(status);
-    VALUE self = wrap_with(class, hook, ruby);
+    VALUE self = wrap_ruby(class, hook, ruby);
     RB_GC_GUARD(callable);
     RB_GC_GUARD(pending);
     return self;
 }
 
-/* --- those of the library --------------------------------------------------------------------- */
+/* --- built-in hooks --------------------------------------------------------------------------- */
 
 static VALUE hook_allreduce(VALUE class)
 {
@@ -320,7 +319,7 @@ static VALUE hook_noop(VALUE class)
     return wrap(class, hook);
 }
 
-/* CommHook.compress(:float16 or :bfloat16, hook within or nil) */
+/* CommHook.compress(:float16 or :bfloat16, inner hook or nil) */
 static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
 {
     tddp_comm_hook *hook = NULL;
@@ -338,7 +337,7 @@ static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
     return self;
 }
 
-/* CommHook.quantize(a scale for each so many elements rather than for a bucket, how many) */
+/* CommHook.quantize(per_channel, bucket_size) */
 static VALUE hook_quantize(VALUE class, VALUE per_channel, VALUE bucket_size)
 {
     tddp_comm_hook *hook = NULL;
@@ -351,7 +350,7 @@ static VALUE power_option(VALUE options, const char *name)
     return rb_hash_fetch(options, ID2SYM(rb_intern(name)));
 }
 
-/* CommHook.power_sgd(options): all fields of tddp_power_sgd_opts by their names. */
+/* CommHook.power_sgd(options): a Hash with all fields of tddp_power_sgd_opts. */
 static VALUE hook_power_sgd(VALUE class, VALUE options)
 {
     tddp_comm_hook *hook = NULL;
@@ -369,7 +368,7 @@ static VALUE hook_power_sgd(VALUE class, VALUE options)
     return wrap(class, hook);
 }
 
-/* CommHook.post_local_sgd(subgroup or nil, start_iteration, averaging within it) */
+/* CommHook.post_local_sgd(subgroup or nil, start_iteration, post_local_gradient_allreduce) */
 static VALUE hook_post_local_sgd(VALUE class, VALUE subgroup, VALUE start, VALUE averages)
 {
     tddp_comm_hook *hook = NULL;

@@ -1,14 +1,13 @@
 /*
- * The core of DistributedDataParallel over tddp_ddp of <tddp/torch.h>. Entered by Ruby threads that
- * hold the GVL; libtorch's backward enters nogvl.c's
- * tddp_rb_blocking_in_backward() from it. No object of Ruby's
- * is kept in C and the hooks know nothing of Ruby. Leaves it to lib/torch to collect the
- * parameters, to decide when to synchronize, and to keep the module.
+ * The core of DistributedDataParallel over tddp_ddp of <tddp/torch.h>. Called by Ruby threads that
+ * hold the GVL; libtorch's backward calls tddp_rb_blocking_in_backward(). C keeps no Ruby object,
+ * and autograd's hooks don't call Ruby. lib/torch collects the parameters, decides when to
+ * synchronize, and keeps the module.
  */
 #include "torch_ddp.h"
 
-/* Guarded by the GVL. A call that gives it up counts itself among the users: another Ruby thread
- * may release the core meanwhile, and the last user then frees it. */
+/* Guarded by the GVL. A call that releases the GVL counts as a user: another Ruby thread may release
+ * the core meanwhile, and the last user then frees it. */
 typedef struct core {
     tddp_ddp *ddp;
     unsigned users;
@@ -33,7 +32,7 @@ static core *core_of(VALUE self)
     core *mine = rb_check_typeddata(self, &ddp_type);
     if (mine->ddp == NULL || mine->released)
         rb_raise(rb_eRuntimeError, "the core of a DistributedDataParallel was released: its owner "
-                                   "has another one");
+                                   "uses another one");
     return mine;
 }
 
@@ -58,13 +57,14 @@ static void free_if_unused(core *mine)
     tddp_ddp_free(ddp);
 }
 
-static void core_leave(core *mine)
+static void core_release(core *mine)
 {
     mine->users--;
     free_if_unused(mine);
 }
 
-/* Lets go of the parameters now rather than when the collector comes: another core takes over. */
+/* Releases the parameters now, not at the next garbage collection: another core replaces this one.
+ */
 static VALUE ddp_release(VALUE self)
 {
     core *mine = core_of(self);
@@ -73,7 +73,7 @@ static VALUE ddp_release(VALUE self)
     return Qnil;
 }
 
-/* Everything that one call of create takes, in memory that the collector may free. */
+/* The arguments of tddp_ddp_create(), in memory that the garbage collector may free. */
 typedef struct create_call {
     tddp_group *group;
     tddp_ddp_param *params;
@@ -93,7 +93,7 @@ static tddp_status body_create(void *data, const tddp_wait *wait)
                            call->buffer_count, &call->opts, wait, &call->ddp);
 }
 
-/* Copies of the names, end to end in one string that is returned. */
+/* Copies the names to one string, which is returned and owns them. */
 static VALUE names_of(VALUE array, tddp_ddp_param *params)
 {
     VALUE all = rb_str_new(NULL, 0);
@@ -110,7 +110,7 @@ static VALUE names_of(VALUE array, tddp_ddp_param *params)
     return all;
 }
 
-static VALUE take_params(create_call *call, VALUE params, VALUE names, VALUE flags,
+static VALUE read_params(create_call *call, VALUE params, VALUE names, VALUE flags,
                          volatile VALUE *holder)
 {
     Check_Type(params, T_ARRAY);
@@ -134,7 +134,7 @@ static VALUE option(VALUE options, const char *name)
     return rb_hash_aref(options, ID2SYM(rb_intern(name)));
 }
 
-static void take_options(create_call *call, VALUE options, volatile VALUE *holder)
+static void read_options(create_call *call, VALUE options, volatile VALUE *holder)
 {
     Check_Type(options, T_HASH);
     tddp_reducer_opts *reducer = &call->opts.reducer;
@@ -161,24 +161,24 @@ static void take_options(create_call *call, VALUE options, volatile VALUE *holde
 
 /*
  * _create(group, parameters, names, flags, watched, buffers, options): flags are 1 for a sparse
- * gradient, 2 for one that waits for the parameter number options[:delayed_by]; further options are
- * limits (bytes of the buckets), find_unused, static_graph, skip_unused, init_sync and
- * gradients_apart. What is left out is nil or false.
+ * gradient, 2 for one that is delayed until that of parameter options[:delayed_by]; further options
+ * are limits (bytes of the buckets), find_unused, static_graph, skip_unused, init_sync and
+ * gradients_apart. The defaults are nil or false.
  */
 static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VALUE flags,
                         VALUE watched, VALUE buffers, VALUE options)
 {
     VALUE memory[4] = {0, 0, 0, 0};
     create_call call = {.group = tddp_rb_group(group), .opts = TDDP_DDP_OPTS_INIT};
-    VALUE texts = take_params(&call, params, names, flags, &memory[0]);
+    VALUE texts = read_params(&call, params, names, flags, &memory[0]);
     call.watched =
         (const tddp_tensor **)tddp_rb_tensors(watched, &memory[1], &call.opts.watched_count);
     call.opts.watched = call.watched;
     call.buffers = tddp_rb_tensors(buffers, &memory[2], &call.buffer_count);
-    take_options(&call, options, &memory[3]);
+    read_options(&call, options, &memory[3]);
     core *mine = NULL;
     VALUE self = TypedData_Make_Struct(class, core, &ddp_type, mine);
-    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+    tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, -1, true);
     tddp_group_release(call.group);
     mine->ddp = call.ddp;
@@ -189,7 +189,7 @@ static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VAL
     RB_GC_GUARD(buffers);
     for (size_t i = 0; i < 4; i++)
         ALLOCV_END(memory[i]);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     return self;
 }
 
@@ -210,41 +210,41 @@ static tddp_status body_sync_buffers(void *data, const tddp_wait *wait)
     return tddp_ddp_sync_buffers(call->ddp, call->argument, wait);
 }
 
-static tddp_rb_outcome plain_outcome(tddp_status status)
+static tddp_rb_outcome outcome_of(tddp_status status)
 {
     return (tddp_rb_outcome){status == TDDP_OK ? Qnil : tddp_rb_error(status), 0};
 }
 
-/* A hook in Ruby runs on this thread, which gives up the GVL where it waits for other ranks. */
+/* A hook in Ruby runs on this thread, which releases the GVL while it waits for other ranks. */
 static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
 {
     sync_call call = {ddp, sync};
     if (!tddp_ddp_prepare_waits(ddp))
-        return plain_outcome(tddp_ddp_prepare(ddp, sync, NULL));
+        return outcome_of(tddp_ddp_prepare(ddp, sync, NULL));
     tddp_status status = tddp_ddp_hook_here(ddp) ? tddp_ddp_finish_due(ddp, sync, NULL) : TDDP_OK;
     return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true)
-                             : plain_outcome(status);
+                             : outcome_of(status);
 }
 
 static VALUE ddp_prepare(VALUE self, VALUE sync)
 {
     core *mine = core_acquire(self);
     tddp_rb_outcome outcome = prepare(mine->ddp, RTEST(sync));
-    core_leave(mine);
-    tddp_rb_settle(outcome);
+    core_release(mine);
+    tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(self);
     return Qnil;
 }
 
-/* It can be called again after an interrupt, so it runs on this thread. */
+/* It can be restarted after an interrupt, so it runs on this thread. */
 static VALUE ddp_sync_buffers(VALUE self, VALUE root)
 {
     int from = NUM2INT(root);
     core *mine = core_acquire(self);
     sync_call call = {mine->ddp, from};
     tddp_rb_outcome outcome = tddp_rb_blocking(body_sync_buffers, &call, -1, false);
-    core_leave(mine);
-    tddp_rb_settle(outcome);
+    core_release(mine);
+    tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(self);
     return Qnil;
 }
@@ -255,7 +255,7 @@ static VALUE ddp_suspend(VALUE self)
     return Qnil;
 }
 
-/* arm(completed): whether forward came to its end. */
+/* arm(completed): `completed` is false after a forward that raised. */
 static VALUE ddp_arm(VALUE self, VALUE completed)
 {
     tddp_ddp_arm(ddp_of(self), RTEST(completed));
@@ -279,7 +279,8 @@ static VALUE ddp_wants_outputs(VALUE self)
     return tddp_ddp_wants_outputs(ddp_of(self)) ? Qtrue : Qfalse;
 }
 
-/* The same tensors, those that require a gradient as new objects through which backward begins. */
+/* The same tensors; those that require a gradient are replaced by new ones whose backward runs
+ * first. */
 static VALUE ddp_outputs(VALUE self, VALUE outputs)
 {
     volatile VALUE memory = 0;
@@ -302,7 +303,7 @@ static VALUE ddp_outputs(VALUE self, VALUE outputs)
 static VALUE ddp_set_comm_hook(VALUE self, VALUE hook)
 {
     tddp_rb_check(tddp_ddp_set_hook(ddp_of(self), tddp_rb_comm_hook(hook)));
-    rb_ivar_set(self, rb_intern("@comm_hook"), hook); /* what it calls lives as long as this */
+    rb_ivar_set(self, rb_intern("@comm_hook"), hook); /* keeps the hook's callable alive */
     return hook;
 }
 
@@ -318,16 +319,16 @@ static tddp_status body_shadow(void *data, const tddp_wait *wait)
     return tddp_ddp_shadow(call->ddp, wait);
 }
 
-/* As prepare(). */
+/* On this thread with a hook in Ruby, as prepare(). */
 static VALUE ddp_shadow(VALUE self)
 {
     core *mine = core_acquire(self);
     sync_call call = {mine->ddp, 0};
     tddp_rb_outcome outcome = tddp_ddp_hook_here(call.ddp)
-                                  ? plain_outcome(tddp_ddp_shadow(call.ddp, NULL))
+                                  ? outcome_of(tddp_ddp_shadow(call.ddp, NULL))
                                   : tddp_rb_blocking(body_shadow, &call, -1, true);
-    core_leave(mine);
-    tddp_rb_settle(outcome);
+    core_release(mine);
+    tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(self);
     return Qnil;
 }
@@ -354,5 +355,5 @@ void tddp_rb_init_ddp(void)
     rb_define_method(class, "comm_hook=", ddp_set_comm_hook, 1);
     rb_define_method(class, "divisor=", ddp_set_divisor, 1);
     rb_define_method(class, "shadow", ddp_shadow, 0);
-    tddp_rb_init_ddp_facts(class);
+    tddp_rb_init_ddp_queries(class);
 }

@@ -1,7 +1,6 @@
 /*
- * From a status to a Ruby exception: the table of classes, and the exceptions made of them. Entered
- * by Ruby threads that hold the GVL. The text is that of the code that
- * detected the failure, unchanged.
+ * Converts a status to a Ruby exception, with the thread's error text. Called by Ruby threads that
+ * hold the GVL.
  */
 #include "torch_ddp.h"
 
@@ -9,7 +8,7 @@
 
 static VALUE error_base;
 
-/* Below Torch::Distributed. The compiler names a status that is missing. */
+/* The class's name under Torch::Distributed. The compiler reports a missing status. */
 static const char *class_name(tddp_status status)
 {
     switch (status) {
@@ -67,7 +66,7 @@ VALUE tddp_rb_error(tddp_status status)
 
 bool tddp_rb_is_exception(VALUE left)
 {
-    /* What throw and break leave has no class to ask. */
+    /* throw and break leave an internal object without a class */
     bool is_object = !RB_SPECIAL_CONST_P(left) && RB_BUILTIN_TYPE(left) != T_IMEMO;
     return is_object && RTEST(rb_obj_is_kind_of(left, rb_eException));
 }

@@ -1,13 +1,13 @@
 /*
- * Torch::Distributed::GradBucket: a bucket of gradients as communication hooks in Ruby see it, with
- * tensors over its memory. Made while such a hook is called; the tensors keep the memory, but after
- * the round they are the next one's. Entered by the Ruby thread that runs backward.
+ * Torch::Distributed::GradBucket: the argument of communication hooks in Ruby, with tensors over the
+ * bucket's memory. Made while a hook is called; the tensors keep the memory alive, but the next
+ * iteration overwrites it. Called by the Ruby thread that runs backward.
  */
 #include "torch_ddp.h"
 
 static VALUE bucket_class = Qnil;
 
-/* An empty tensor's object, to be assigned. */
+/* A tensor over the bucket, or over one of its gradients. */
 static VALUE fresh_over(const tddp_bucket *bucket, size_t gradient, bool whole)
 {
     VALUE object = tddp_rb_fresh_tensor();
@@ -42,7 +42,7 @@ void tddp_rb_grad_bucket_fill(VALUE self, VALUE tensor)
     RB_GC_GUARD(tensor);
 }
 
-/* bucket.buffer = tensor: its elements become the bucket's. */
+/* bucket.buffer = tensor: copies the tensor's elements to the bucket. */
 static VALUE set_buffer(VALUE self, VALUE tensor)
 {
     tddp_rb_grad_bucket_fill(self, tensor);

@@ -1,8 +1,7 @@
 /*
- * Torch::Distributed::ProcessGroup over <tddp/group.h>: its life and what it is; its operations are
- * in collectives.c. Entered by Ruby threads that hold the GVL; making and ending a group let go of
- * it. The handle is the only thing kept in C. Leaves names, ranks and which group is whose to
- * lib/torch.
+ * Torch::Distributed::ProcessGroup over <tddp/group.h>: creation, shutdown and getters; its
+ * operations are in collectives.c. Called by Ruby threads that hold the GVL; creation and shutdown
+ * release it. C keeps only the handle; lib/torch manages names, ranks and the registry of groups.
  */
 #include "torch_ddp.h"
 
@@ -33,7 +32,7 @@ tddp_group *tddp_rb_group(VALUE object)
     return group;
 }
 
-/* --- its life -------------------------------------------------------------------------------- */
+/* --- creation and shutdown ------------------------------------------------------------------- */
 
 typedef struct create_call {
     const tddp_group_opts *opts;
@@ -67,16 +66,16 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     opts.device_bound = RTEST(device_bound);
     opts.split = RTEST(split);
     VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
-    /* Another thread may destroy it meanwhile. */
+    /* another thread may destroy the parent meanwhile */
     opts.parent = NIL_P(parent) ? NULL : tddp_group_retain(tddp_rb_group(parent));
     create_call call = {&opts, NULL};
     tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, opts.timeout_ms, true);
     tddp_group_release(opts.parent);
     if (outcome.state == 0)
         RTYPEDDATA_DATA(self) = call.group;
-    else /* It was made just when an interrupt came: nobody will know of it. */
+    else /* interrupted just after it was created: nothing refers to it */
         tddp_group_release_async(call.group);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(backend);
     RB_GC_GUARD(name);
     RB_GC_GUARD(store);
@@ -88,14 +87,14 @@ static tddp_status body_decline(void *group, const tddp_wait *wait)
     return tddp_group_decline(group, wait);
 }
 
-/* Others of this group make one from it. */
+/* Takes part in the split of this group, in which other ranks make a new one. */
 static VALUE group_decline(VALUE self, VALUE timeout)
 {
     tddp_group *group = tddp_group_retain(tddp_rb_group(self));
     tddp_rb_outcome outcome =
         tddp_rb_blocking(body_decline, group, tddp_rb_milliseconds(timeout), true);
     tddp_group_release(group);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     return Qnil;
 }
 
@@ -112,9 +111,9 @@ static tddp_status body_shutdown(void *group, const tddp_wait *wait)
     return TDDP_OK;
 }
 
-/* _shutdown(drain, host_wait): ends the group and lets go of it, so that its store, and a server
- * behind it, can end as well. An interrupt ends the time that operations get to finish, or for
- * which a store's host stays, and goes on when the group has ended. */
+/* _shutdown(drain, host_wait): shuts the group down and releases it, so that its store, and a server
+ * behind it, can close too. An interrupt ends the wait for operations, or for the other ranks' use
+ * of the store, and is raised after the shutdown. */
 static VALUE group_shutdown(VALUE self, VALUE drain, VALUE host_wait)
 {
     tddp_group *group = RTYPEDDATA_DATA(self);
@@ -122,22 +121,22 @@ static VALUE group_shutdown(VALUE self, VALUE drain, VALUE host_wait)
     int64_t host_ms = tddp_rb_milliseconds(host_wait);
     if (group == NULL)
         return Qnil;
-    tddp_group_retain(group); /* Another thread may come here meanwhile. */
+    tddp_group_retain(group); /* another thread may shut it down meanwhile */
     tddp_rb_outcome outcome = tddp_rb_blocking(body_drain, group, drain_ms, false);
     if (outcome.state != 0)
-        tddp_group_shutdown(group, 0); /* No Ruby may run before the jump goes on. */
-    else /* What was not done in time is aborted, which is no error here. */
+        tddp_group_shutdown(group, 0); /* no Ruby code may run before the longjmp continues */
+    else /* operations that didn't complete in time are aborted, which is not an error here */
         outcome = tddp_rb_blocking(body_shutdown, group, host_ms, host_ms > 0);
     tddp_group_release(group);
     if (RTYPEDDATA_DATA(self) != NULL) {
         RTYPEDDATA_DATA(self) = NULL;
         tddp_group_release(group);
     }
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     return Qnil;
 }
 
-/* --- what it is ------------------------------------------------------------------------------ */
+/* --- getters --------------------------------------------------------------------------------- */
 
 static VALUE group_rank(VALUE self)
 {
@@ -165,7 +164,7 @@ static VALUE group_closed(VALUE self)
     return group == NULL || tddp_group_closed(group) ? Qtrue : Qfalse;
 }
 
-/* nil, or who it was, of a rank whose process is known to have ended. */
+/* The host and pid of a rank whose process is known to have ended; else nil. */
 static VALUE group_ended_peer(VALUE self, VALUE rank)
 {
     int ended;
@@ -176,7 +175,7 @@ static VALUE group_ended_peer(VALUE self, VALUE rank)
     return ended ? rb_sprintf("host %s, pid %" PRId64, peer.host, peer.pid) : Qnil;
 }
 
-/* The group's part of the store, where its ranks agree on small things. */
+/* The group's prefix of the store. */
 static VALUE group_store(VALUE self)
 {
     tddp_group *group = tddp_rb_group(self);
@@ -202,7 +201,7 @@ static VALUE group_set_timeout(VALUE self, VALUE seconds)
     return seconds;
 }
 
-/* Loads a backend; what is returned of it only says that it is there. */
+/* Loads a backend. Raises if it isn't available. */
 static VALUE find_backend(VALUE class, VALUE name)
 {
     (void)class;

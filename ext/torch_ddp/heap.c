@@ -1,6 +1,6 @@
 /*
- * The C library's heap over <tddp/heap.h>. Entered by Ruby threads that hold the GVL, and never
- * long. When to collect is decided in lib/torch.
+ * The C library's heap over <tddp/heap.h>. Called by Ruby threads that hold the GVL, and never
+ * blocks. lib/torch decides when to collect garbage.
  */
 #include "torch_ddp.h"
 
@@ -12,7 +12,7 @@ static VALUE heap_keep(VALUE self)
     return tddp_heap_keep() ? Qtrue : Qfalse;
 }
 
-/* _heap_in_use → bytes, or nil where they cannot be told */
+/* _heap_in_use → bytes, or nil if unknown */
 static VALUE heap_in_use(VALUE self)
 {
     (void)self;

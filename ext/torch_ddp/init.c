@@ -1,7 +1,6 @@
 /*
- * The extension's entry: Torch::Distributed, its constants from libtddp's tables, and small
- * conversions that several files share. Entered once by `require`, holding the GVL. Leaves argument
- * defaults and everything that can be said in Ruby to lib/torch.
+ * The extension's entry point: Torch::Distributed, its constants from libtddp's tables, and
+ * conversions that several files share. Init_ext is called once by `require`, with the GVL held.
  */
 #include "torch_ddp.h"
 
@@ -22,7 +21,7 @@ int64_t tddp_rb_milliseconds(VALUE seconds)
     if (isnan(value) || value < 0)
         rb_raise(rb_eArgError, "timeout: expected seconds, 0 or more, got %" PRIsVALUE,
                  rb_inspect(seconds));
-    /* Some three hundred years: what is longer, infinity too, is for ever. */
+    /* About three hundred years, also for longer timeouts and infinity. */
     return value > 1e10 ? (int64_t)1e13 : (int64_t)ceil(value * 1000);
 }
 
@@ -32,7 +31,8 @@ void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each)
                                           (size_t)count + 1);
 }
 
-/* Has the kernel end this process when the thread that made it ends, so that no worker stays. */
+/* Makes the kernel kill this process when the thread that forked it ends, so that no worker is left
+ * behind. */
 static VALUE die_with_parent(VALUE self)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -84,7 +84,7 @@ void Init_ext(void)
     tddp_rb_init_store();
     tddp_rb_init_group();
     tddp_rb_init_work();
-    tddp_rb_init_inside();
+    tddp_rb_init_callback();
     tddp_rb_init_comm_hook();
     tddp_rb_init_checkpoint();
     tddp_rb_init_ddp();

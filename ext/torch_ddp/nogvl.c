@@ -1,15 +1,15 @@
 /*
- * The one file that lets go of the GVL. A blocking call of libtddp gets a cancel token; an
- * interrupt of Ruby's triggers it, the call returns TDDP_CANCELED, and only then, with the GVL held
- * and every C frame left in order, does the interrupt become an exception. Entered by Ruby threads,
- * and by tddp_rb_blocking_in_backward() from libtorch's backward. Invariant: no jump leaves this
- * file; whoever called frees first and settles then.
+ * The only file that releases the GVL. A blocking call of libtddp gets a cancel token; an interrupt
+ * of Ruby's triggers the token, the call returns TDDP_CANCELED, and only then, with the GVL held and
+ * all C frames unwound, Ruby raises the interrupt. Called by Ruby threads, and from libtorch's
+ * backward by tddp_rb_blocking_in_backward(). Invariant: no longjmp leaves this file; the caller
+ * frees its memory first, then calls tddp_rb_raise_outcome().
  *
- * Two ways to block. Here: on Ruby's own thread. Aside: on a thread made for the call, while Ruby's
- * thread watches and may run signal handlers. Aside is for calls that cannot be started again after
- * a handler that raised nothing; and for long waits of a thread that is not Ruby's only one,
- * because Ruby (3.1 and 3.2) tells its main thread nothing of a signal if the others end while it
- * is blocked.
+ * A call runs on the calling Ruby thread, or on a helper thread made for the call, while the Ruby
+ * thread waits for it and may run signal handlers. A helper runs calls that can't be restarted after
+ * a signal handler that raised nothing. It also runs long waits if there are other Ruby threads,
+ * because Ruby 3.1 and 3.2 don't wake the blocked main thread for a signal after the other threads
+ * have ended.
  */
 #include "torch_ddp.h"
 
@@ -25,94 +25,92 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a thread that is not the only one waits here before it waits aside, and how often a
- * thread that watches looks for interrupts that nobody told it of. */
-enum { PATIENCE_MS = 100, LOOK_MS = 250 };
+/* How long a thread that isn't the only one waits before a helper takes over, and how often a thread
+ * that waits for a helper polls for interrupts. */
+enum { INLINE_WAIT_MS = 100, POLL_MS = 250 };
 
-/* In place of a jump's number: what would be raised is pending still. */
+/* In place of a longjmp's tag: the exception is still pending. */
 enum { INTERRUPTED = -1 };
 
-/* rb_nogvl() runs nothing if an interrupt is pending already, and raises nothing. */
-enum { NO_JUMP = RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE };
+/* rb_nogvl() doesn't run the function if an interrupt is pending, and doesn't raise. */
+enum { NOGVL_FLAGS = RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE };
 
-/* --- what a thread needs to be woken ---------------------------------------------------------- */
+/* --- tokens ----------------------------------------------------------------------------------- */
 
-/* Kept with its thread for the next call: an operation of a few microseconds must not pay for
- * descriptors. A signal handler that runs in the midst of a call makes calls of its own, and those
- * have tokens of their own. */
+/* What wakes a call's threads. Each thread caches tokens: an operation of a few microseconds must
+ * not open descriptors. A signal handler that runs during a call uses another token. */
 typedef struct token {
     tddp_cancel *cancel;
     int wake;           /* an eventfd */
     pid_t maker;        /* after a fork the descriptors are shared with the parent */
-    struct token *next; /* another that no call has */
+    struct token *next; /* in the list of unused tokens */
 } token;
 
-/* The first of a thread's tokens that no call has. */
+/* The thread's unused tokens. */
 static pthread_key_t token_key;
 
-static void token_clear(token *mine)
+static void token_close(token *own)
 {
-    tddp_cancel_free(mine->cancel);
-    mine->cancel = NULL;
-    if (mine->wake >= 0)
-        close(mine->wake);
-    mine->wake = -1;
+    tddp_cancel_free(own->cancel);
+    own->cancel = NULL;
+    if (own->wake >= 0)
+        close(own->wake);
+    own->wake = -1;
 }
 
 static void tokens_free(void *data)
 {
     for (token *one = data, *next; one != NULL; one = next) {
         next = one->next;
-        token_clear(one);
+        token_close(one);
         free(one);
     }
 }
 
-/* The call is over. */
-static void token_give(token *mine)
+static void token_release(token *own)
 {
-    mine->next = pthread_getspecific(token_key);
-    if (pthread_setspecific(token_key, mine) != 0) {
-        mine->next = NULL;
-        tokens_free(mine);
+    own->next = pthread_getspecific(token_key);
+    if (pthread_setspecific(token_key, own) != 0) {
+        own->next = NULL;
+        tokens_free(own);
     }
 }
 
-static token *token_of_thread(void)
+static token *token_unused(void)
 {
-    token *mine = pthread_getspecific(token_key);
-    if (mine != NULL) {
-        if (pthread_setspecific(token_key, mine->next) != 0)
+    token *own = pthread_getspecific(token_key);
+    if (own != NULL) {
+        if (pthread_setspecific(token_key, own->next) != 0)
             return NULL;
-        mine->next = NULL;
-        return mine;
+        own->next = NULL;
+        return own;
     }
-    mine = calloc(1, sizeof(*mine));
-    if (mine != NULL)
-        mine->wake = -1;
-    return mine;
+    own = calloc(1, sizeof(*own));
+    if (own != NULL)
+        own->wake = -1;
+    return own;
 }
 
-/* A fresh token for a call: token_give(). NULL with a text if it cannot be made. */
-static token *token_take(void)
+/* A token for a call. Caller: token_release(). NULL on failure, with the error text set. */
+static token *token_acquire(void)
 {
-    token *mine = token_of_thread();
-    if (mine == NULL) {
+    token *own = token_unused();
+    if (own == NULL) {
         tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to start a call that can be interrupted");
         return NULL;
     }
-    if (mine->cancel != NULL && mine->maker == getpid()) {
-        tddp_cancel_reset(mine->cancel);
-        return mine;
+    if (own->cancel != NULL && own->maker == getpid()) {
+        tddp_cancel_reset(own->cancel);
+        return own;
     }
-    token_clear(mine);
-    mine->maker = getpid();
-    mine->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (mine->wake < 0)
+    token_close(own);
+    own->maker = getpid();
+    own->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (own->wake < 0)
         tddp_fail(TDDP_SYSTEM, "eventfd: %s", strerror(errno));
-    else if (tddp_cancel_create(&mine->cancel) == TDDP_OK)
-        return mine;
-    tokens_free(mine);
+    else if (tddp_cancel_create(&own->cancel) == TDDP_OK)
+        return own;
+    tokens_free(own);
     return NULL;
 }
 
@@ -123,18 +121,18 @@ typedef struct blocking_call {
     void *data;
     tddp_wait wait;
     tddp_status status;
-    bool begun;
+    bool started;
 } blocking_call;
 
 static void *run(void *data)
 {
     blocking_call *call = data;
-    call->begun = true;
+    call->started = true;
     call->status = call->body(call->data, &call->wait);
     return NULL;
 }
 
-/* Both may be called by a signal handler. */
+/* The next two are async-signal-safe. */
 static void cancel(void *handle)
 {
     tddp_cancel_trigger(handle);
@@ -169,18 +167,18 @@ static int64_t time_left(int64_t timeout_ms, int64_t started_ms)
     return spent >= timeout_ms ? 0 : timeout_ms - spent;
 }
 
-/* --- aside ------------------------------------------------------------------------------------ */
+/* --- helper threads --------------------------------------------------------------------------- */
 
-typedef struct aside {
+typedef struct helper_call {
     blocking_call *call;
-    char *text; /* the failure's text, which belongs to the thread that failed */
+    char *text; /* the error text, which is thread-local */
     int wake;
     atomic_bool done;
-} aside;
+} helper_call;
 
-static void *run_aside(void *data)
+static void *run_helper(void *data)
 {
-    aside *work = data;
+    helper_call *work = data;
     run(work->call);
     work->text = work->call->status == TDDP_OK ? NULL : strdup(tddp_error_message());
     atomic_store(&work->done, true);
@@ -188,46 +186,46 @@ static void *run_aside(void *data)
     return NULL;
 }
 
-static void *watch(void *data)
+static void *wait_for_helper(void *data)
 {
-    const aside *work = data;
-    struct pollfd wanted = {.fd = work->wake, .events = POLLIN};
+    const helper_call *work = data;
+    struct pollfd event = {.fd = work->wake, .events = POLLIN};
     if (!atomic_load(&work->done))
-        poll(&wanted, 1, LOOK_MS);
+        poll(&event, 1, POLL_MS);
     uint64_t count;
     (void)!read(work->wake, &count, sizeof(count));
     return NULL;
 }
 
-static bool start_aside(pthread_t *thread, aside *work)
+static bool start_helper(pthread_t *thread, helper_call *work)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int fault = pthread_create(thread, NULL, run_aside, work);
+    int fault = pthread_create(thread, NULL, run_helper, work);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (fault != 0)
-        tddp_fail(TDDP_SYSTEM, "no thread for a call that blocks: %s", strerror(fault));
+        tddp_fail(TDDP_SYSTEM, "cannot create a thread for a blocking call: %s", strerror(fault));
     return fault == 0;
 }
 
-/* Runs the call on a thread of its own until it is done or `may_go_on` says no. */
-static tddp_status run_watched(blocking_call *call, token *mine, bool (*may_go_on)(void *data),
+/* Runs the call on a helper thread. Cancels it when `may_continue` returns false. */
+static tddp_status run_on_helper(blocking_call *call, token *own, bool (*may_continue)(void *data),
                                void *data)
 {
     pthread_t thread;
-    aside work = {.call = call, .wake = mine->wake};
+    helper_call work = {.call = call, .wake = own->wake};
     call->status = TDDP_CANCELED;
-    if (!start_aside(&thread, &work))
+    if (!start_helper(&thread, &work))
         return TDDP_SYSTEM;
     while (!atomic_load(&work.done)) {
-        rb_nogvl(watch, &work, wake, &work.wake, NO_JUMP);
-        if (!atomic_load(&work.done) && !may_go_on(data)) {
+        rb_nogvl(wait_for_helper, &work, wake, &work.wake, NOGVL_FLAGS);
+        if (!atomic_load(&work.done) && !may_continue(data)) {
             tddp_cancel_trigger(call->wait.cancel);
             break;
         }
     }
-    pthread_join(thread, NULL); /* It has ended or ends now; it never asks for the GVL. */
+    pthread_join(thread, NULL); /* It ends at once; it never acquires the GVL. */
     if (work.text != NULL)
         (void)tddp_fail(call->status, "%s", work.text);
     free(work.text);
@@ -236,8 +234,8 @@ static tddp_status run_watched(blocking_call *call, token *mine, bool (*may_go_o
 
 /* --- calls from Ruby -------------------------------------------------------------------------- */
 
-/* Has the interrupts' handlers run; false if one of them raises, which is kept in `*state`. */
-static bool no_jump(void *state)
+/* Runs pending interrupts' handlers. Returns false if one raises, with its tag in `*state`. */
+static bool may_continue(void *state)
 {
     rb_protect(check_interrupts, Qnil, state);
     return *(int *)state == 0;
@@ -286,16 +284,16 @@ bool tddp_rb_interrupt_pending(void)
     VALUE pending = rb_protect(has_pending_interrupt, rb_thread_current(), &state);
     if (state == 0)
         return RTEST(pending);
-    tddp_rb_defer_error(); /* A handler was run, and raised, on the way to the answer. */
+    tddp_rb_defer_error(); /* pending_interrupt? ran a handler, which raised */
     return true;
 }
 
 /*
- * Something wants this thread's attention in the midst of backward, whose C++ frames no jump may
- * cross. A signal handler is run, and if it returns backward goes on. What would be raised is left
- * pending, or made pending again, for Ruby to raise once backward has returned with an error.
+ * An interrupt during backward, whose C++ frames no longjmp may cross. Runs signal handlers; if they
+ * return, backward continues. An exception stays pending, or is made pending again: Ruby raises it
+ * after backward has returned with an error.
  */
-static bool no_jump_after_backward(void *nothing)
+static bool may_continue_backward(void *nothing)
 {
     (void)nothing;
     if (tddp_rb_interrupt_pending())
@@ -308,74 +306,75 @@ static bool no_jump_after_backward(void *nothing)
     return false;
 }
 
-/* The same for a communication hook, which is left and not unwound. */
-static bool no_jump_in_hook(void *state)
+/* The same for a communication hook, which is suspended, not unwound. */
+static bool may_continue_hook(void *state)
 {
-    bool goes_on = no_jump_after_backward(NULL);
-    if (!goes_on)
+    bool continues = may_continue_backward(NULL);
+    if (!continues)
         *(int *)state = INTERRUPTED;
-    return goes_on;
+    return continues;
 }
 
-/* Waits here, and calls again after a handler that raised nothing. True if that was all. */
-static bool run_here(blocking_call *call, int64_t timeout_ms, int64_t started,
-                     bool (*no_jump)(void *state), int *state)
+/* Runs the call on this thread, and again after a handler that raised nothing. Returns false if it
+ * should continue on a helper thread. */
+static bool run_on_caller(blocking_call *call, int64_t timeout_ms, int64_t started,
+                     bool (*may_continue)(void *state), int *state)
 {
     do {
         int64_t left = time_left(timeout_ms, started);
-        bool partly = !rb_thread_alone() && (left < 0 || left > PATIENCE_MS);
-        call->wait.timeout_ms = partly ? PATIENCE_MS : left;
+        bool bounded = !rb_thread_alone() && (left < 0 || left > INLINE_WAIT_MS);
+        call->wait.timeout_ms = bounded ? INLINE_WAIT_MS : left;
         call->status = TDDP_CANCELED;
         tddp_cancel_reset(call->wait.cancel);
-        int64_t begun = partly ? now_ms() : 0;
-        rb_nogvl(run, call, cancel, call->wait.cancel, NO_JUMP);
-        if (partly && call->status == TDDP_TIMEOUT && now_ms() - begun >= PATIENCE_MS)
+        int64_t attempt = bounded ? now_ms() : 0;
+        rb_nogvl(run, call, cancel, call->wait.cancel, NOGVL_FLAGS);
+        if (bounded && call->status == TDDP_TIMEOUT && now_ms() - attempt >= INLINE_WAIT_MS)
             return false;
-    } while (call->status == TDDP_CANCELED && no_jump(state));
+    } while (call->status == TDDP_CANCELED && may_continue(state));
     return true;
 }
 
-static tddp_rb_outcome block(tddp_rb_body body, void *data, int64_t timeout_ms, bool once,
-                             int64_t started, bool (*no_jump)(void *state))
+static tddp_rb_outcome block(tddp_rb_body body, void *data, int64_t timeout_ms, bool no_restart,
+                             int64_t started, bool (*may_continue)(void *state))
 {
     tddp_rb_outcome outcome = {Qnil, 0};
-    token *mine = token_take();
-    if (mine == NULL) {
+    token *own = token_acquire();
+    if (own == NULL) {
         outcome.error = tddp_rb_error(TDDP_SYSTEM);
         return outcome;
     }
-    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, mine->cancel}};
-    if (once || !run_here(&call, timeout_ms, started, no_jump, &outcome.state)) {
+    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, own->cancel}};
+    if (no_restart || !run_on_caller(&call, timeout_ms, started, may_continue, &outcome.state)) {
         call.wait.timeout_ms = time_left(timeout_ms, started);
-        call.status = run_watched(&call, mine, no_jump, &outcome.state);
+        call.status = run_on_helper(&call, own, may_continue, &outcome.state);
     }
-    token_give(mine);
+    token_release(own);
     if (outcome.state == 0 && call.status != TDDP_OK)
         outcome.error = tddp_rb_error(call.status);
     return outcome;
 }
 
-tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once)
+tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool no_restart)
 {
     int64_t started = now_ms();
-    if (once || !tddp_rb_in_hook())
-        return block(body, data, timeout_ms, once, started, no_jump);
+    if (no_restart || !tddp_rb_in_hook())
+        return block(body, data, timeout_ms, no_restart, started, may_continue);
     for (;;) {
         tddp_rb_outcome outcome = {Qnil, INTERRUPTED};
         if (!tddp_rb_hook_interrupted())
-            outcome = block(body, data, timeout_ms, once, started, no_jump_in_hook);
+            outcome = block(body, data, timeout_ms, no_restart, started, may_continue_hook);
         if (outcome.state != INTERRUPTED)
             return outcome;
-        tddp_rb_leave_hook();
+        tddp_rb_suspend_hook();
     }
 }
 
-tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data)
+tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data)
 {
     return tddp_rb_blocking(body, data, -1, !rb_thread_alone());
 }
 
-void tddp_rb_settle(tddp_rb_outcome outcome)
+void tddp_rb_raise_outcome(tddp_rb_outcome outcome)
 {
     if (outcome.state != 0)
         rb_jump_tag(outcome.state);
@@ -383,18 +382,18 @@ void tddp_rb_settle(tddp_rb_outcome outcome)
         rb_exc_raise(outcome.error);
 }
 
-/* --- waiting inside libtorch's backward ------------------------------------------------------- */
+/* --- blocking within libtorch's backward ------------------------------------------------------ */
 
-/* The other ranks wait for what the body begins: it runs also if an interrupt was pending before,
- * and then waits for nothing. */
-static void run_alone(blocking_call *call)
+/* The body submits operations that the other ranks wait for: it runs even if an interrupt was
+ * pending before, and then waits for nothing. */
+static void run_in_backward(blocking_call *call)
 {
     do {
         tddp_cancel_reset(call->wait.cancel);
         call->status = TDDP_CANCELED;
-        rb_nogvl(run, call, cancel, call->wait.cancel, NO_JUMP);
-    } while (call->status == TDDP_CANCELED && no_jump_after_backward(NULL));
-    if (!call->begun) {
+        rb_nogvl(run, call, cancel, call->wait.cancel, NOGVL_FLAGS);
+    } while (call->status == TDDP_CANCELED && may_continue_backward(NULL));
+    if (!call->started) {
         tddp_cancel_trigger(call->wait.cancel);
         run(call);
     }
@@ -406,15 +405,15 @@ tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data)
 {
     if (!tddp_rb_may_run())
         return body(data, NULL);
-    token *mine = token_take();
-    if (mine == NULL)
+    token *own = token_acquire();
+    if (own == NULL)
         return TDDP_SYSTEM;
-    blocking_call call = {.body = body, .data = data, .wait = {-1, mine->cancel}};
+    blocking_call call = {.body = body, .data = data, .wait = {-1, own->cancel}};
     if (rb_thread_alone())
-        run_alone(&call);
+        run_in_backward(&call);
     else
-        call.status = run_watched(&call, mine, no_jump_after_backward, NULL);
-    token_give(mine);
+        call.status = run_on_helper(&call, own, may_continue_backward, NULL);
+    token_release(own);
     return call.status;
 }
 

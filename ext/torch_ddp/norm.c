@@ -1,7 +1,6 @@
 /*
- * Torch::NN::SyncBatchNorm's operation, and the norm of gradients, over <tddp/torch_nn.h>. Entered
- * by Ruby threads that hold the GVL; where other ranks are waited for it is let go. Leaves buffers
- * that count batches, modules and tensors of results to lib/torch.
+ * Torch::NN::SyncBatchNorm's operation, and norms of gradients, over <tddp/torch_nn.h>. Called by
+ * Ruby threads that hold the GVL; waits for other ranks release it.
  */
 #include "torch_ddp.h"
 
@@ -18,7 +17,7 @@ typedef struct wait_call {
     tddp_status status;
 } wait_call;
 
-/* A jump to go on with once libtddp has returned, of the forward that this thread is in, or 0. */
+/* The tag of a longjmp to continue after libtddp has returned to this thread's forward, or 0. */
 static _Thread_local int jump;
 
 static tddp_status body_wait(void *data, const tddp_wait *wait)
@@ -28,12 +27,11 @@ static tddp_status body_wait(void *data, const tddp_wait *wait)
     return call->status;
 }
 
-/* A tddp_blocking_region for forward: unlike backward's, what interrupts it is raised by this file.
- */
+/* A tddp_blocking_region for forward: unlike for backward's, this file raises the interrupt. */
 static tddp_status wait_in_forward(tddp_rb_body body, void *data)
 {
     wait_call call = {body, data, TDDP_CANCELED};
-    tddp_rb_outcome outcome = tddp_rb_brief(body_wait, &call);
+    tddp_rb_outcome outcome = tddp_rb_blocking_brief(body_wait, &call);
     jump = outcome.state;
     if (jump != 0)
         return tddp_fail(TDDP_CANCELED, "interrupted");
@@ -41,7 +39,7 @@ static tddp_status wait_in_forward(tddp_rb_body body, void *data)
 }
 
 /* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
- * the output is a fresh Torch::Tensor, which becomes the result. */
+ * the output is a new Torch::Tensor that is assigned the result. */
 static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group, VALUE tensors,
                              VALUE momentum, VALUE eps)
 {
@@ -59,11 +57,11 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
     const tddp_tensor *batch = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);
     jump = 0;
-    tddp_group_retain(shared); /* Another thread may destroy it meanwhile. */
+    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
     tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
     tddp_group_release(shared);
     if (jump != 0)
-        tddp_rb_settle((tddp_rb_outcome){Qnil, jump});
+        tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, jump});
     tddp_rb_check(status);
     RB_GC_GUARD(group);
     RB_GC_GUARD(tensors);
@@ -100,7 +98,7 @@ static const tddp_tensor *const *tensors_of(VALUE list, volatile VALUE *memory, 
     return (const tddp_tensor *const *)tddp_rb_tensors(list, memory, count);
 }
 
-/* The list is nobody else's, so its tensors stay while others run. */
+/* The list is unshared, so other threads can't change it. */
 static VALUE norm_of(norm_call call, VALUE list, VALUE group)
 {
     VALUE memory;
@@ -111,13 +109,13 @@ static VALUE norm_of(norm_call call, VALUE list, VALUE group)
         outcome.error = status == TDDP_OK ? Qnil : tddp_rb_error(status);
     } else {
         call.group = tddp_rb_group(group);
-        tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+        tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
         outcome = tddp_rb_blocking(body_norm, &call, -1, true);
         tddp_group_release(call.group);
     }
     ALLOCV_END(memory);
     RB_GC_GUARD(list);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     return DBL2NUM(call.norm);
 }
 

@@ -1,9 +1,8 @@
 /*
- * Fused optimizer steps over <tddp/torch_optim.h>: one call walks torch-rb's own param_groups and
- * state, so whatever was changed there since the step before counts, and nothing is kept here that
- * could be out of date. Entered by Ruby threads that hold the GVL, which a step keeps. State that a
- * parameter lacks is made when its first gradient has come, as torch-rb does it. Leaves the
- * formulas to libtddp and the checks of settings to torch-rb's constructors.
+ * Fused optimizer steps over <tddp/torch_optim.h>. Each call reads torch-rb's param_groups and state
+ * again, so changes since the last step take effect. Called by Ruby threads that hold the GVL, which
+ * a step keeps. As in torch-rb, a parameter's state is created in the first step with a gradient.
+ * torch-rb's constructors check the settings.
  */
 #include "torch_ddp.h"
 
@@ -14,11 +13,11 @@ static VALUE sym_params, sym_step, sym_lr, sym_weight_decay;
 static VALUE sym_momentum, sym_dampening, sym_nesterov, sym_betas, sym_eps, sym_amsgrad;
 static VALUE sym_states[TDDP_OPTIM_STATES + 1]; /* SGD's buffer, then Adam's three */
 
-/* A step on its way: slots whose memory the collector owns. */
+/* A step; the garbage collector owns the memory of its slots. */
 typedef struct fused_step {
     VALUE state; /* torch-rb's Hash from parameters to theirs */
     tddp_optim_slot *slots;
-    VALUE *hashes; /* each slot's own state, or Qnil */
+    VALUE *hashes; /* each slot's state, or Qnil */
     size_t count;
 } fused_step;
 
@@ -60,7 +59,7 @@ static long params_in(VALUE groups)
 
 /* --- state ----------------------------------------------------------------------------------- */
 
-/* A parameter's own Hash, made if there is none. */
+/* A parameter's state, created if there is none. */
 static VALUE state_of(VALUE all, VALUE param)
 {
     VALUE state = rb_hash_lookup2(all, param, Qnil);
@@ -72,20 +71,20 @@ static VALUE state_of(VALUE all, VALUE param)
     return state;
 }
 
-/* One tensor of a state; `*fresh` is set if it had to be made. */
-static tddp_tensor *state_tensor(VALUE state, VALUE key, VALUE param, bool *fresh)
+/* A tensor of a state. Sets `*created` if there was none. */
+static tddp_tensor *state_tensor(VALUE state, VALUE key, VALUE param, bool *created)
 {
     VALUE tensor = rb_hash_lookup2(state, key, Qnil);
     if (NIL_P(tensor)) {
         VALUE torch = rb_const_get(rb_cObject, rb_intern("Torch"));
         tensor = rb_funcall(torch, id_zeros_like, 1, param);
         rb_hash_aset(state, key, tensor);
-        *fresh = true;
+        *created = true;
     }
     return tddp_rb_tensor(tensor);
 }
 
-/* A count of steps: an Integer, or a tensor as PyTorch writes it. */
+/* The number of steps: an Integer, or a tensor in a state that PyTorch saved. */
 static int64_t steps_of(VALUE state)
 {
     VALUE steps = rb_hash_lookup2(state, sym_step, INT2FIX(0));
@@ -94,8 +93,8 @@ static int64_t steps_of(VALUE state)
     return NUM2LL(steps);
 }
 
-/* Room for a step over so many parameters. */
-static fused_step step_over(VALUE state, long count, volatile VALUE *slots, volatile VALUE *hashes)
+/* Allocates a step over `count` parameters. */
+static fused_step allocate_step(VALUE state, long count, volatile VALUE *slots, volatile VALUE *hashes)
 {
     fused_step step = {.state = state};
     step.slots = tddp_rb_scratch(slots, count, sizeof(*step.slots));
@@ -127,16 +126,16 @@ static void add_sgd(fused_step *step, VALUE param, size_t group, bool momentum)
     if (!tddp_has_gradient(slot.param))
         return;
     if (momentum) {
-        bool fresh = false;
+        bool created = false;
         state = state_of(step->state, param);
-        slot.state[0] = state_tensor(state, sym_states[0], param, &fresh);
-        slot.step = fresh ? 1 : 2;
+        slot.state[0] = state_tensor(state, sym_states[0], param, &created);
+        slot.step = created ? 1 : 2;
     }
     add_slot(step, slot, state);
 }
 
-/* Buffers of a step that was not made: nothing is in them. */
-static void take_back_buffers(const fused_step *step)
+/* Removes the buffers that a failed step created. */
+static void remove_new_buffers(const fused_step *step)
 {
     for (size_t i = 0; i < step->count; i++) {
         if (step->slots[i].step == 1)
@@ -150,7 +149,7 @@ static VALUE sgd_step(VALUE self, VALUE groups, VALUE state)
     VALUE slots_memory, hashes_memory, settings_memory;
     Check_Type(state, T_HASH);
     long count = params_in(groups), group_count = RARRAY_LEN(groups);
-    fused_step step = step_over(state, count, &slots_memory, &hashes_memory);
+    fused_step step = allocate_step(state, count, &slots_memory, &hashes_memory);
     tddp_sgd_settings *settings = tddp_rb_scratch(&settings_memory, group_count, sizeof(*settings));
     for (long i = 0; i < group_count; i++)
         settings[i] = sgd_settings(group_at(groups, i));
@@ -161,7 +160,7 @@ static VALUE sgd_step(VALUE self, VALUE groups, VALUE state)
     }
     tddp_status status = tddp_sgd_step(settings, (size_t)group_count, step.slots, step.count);
     if (status != TDDP_OK)
-        take_back_buffers(&step);
+        remove_new_buffers(&step);
     ALLOCV_END(slots_memory);
     ALLOCV_END(hashes_memory);
     ALLOCV_END(settings_memory);
@@ -190,19 +189,19 @@ static void add_adam(fused_step *step, VALUE param, size_t group, bool amsgrad)
     if (!tddp_has_gradient(slot.param))
         return;
     VALUE state = Qnil;
-    if (!tddp_has_sparse_gradient(slot.param)) { /* Else it is refused, and has no state. */
-        bool fresh = false;
+    if (!tddp_has_sparse_gradient(slot.param)) { /* a sparse gradient is an error of the step */
+        bool created = false;
         state = state_of(step->state, param);
-        /* First, as torch-rb does it, so that its keys have the same order. */
+        /* first, so that the state's keys have the same order as torch-rb's */
         slot.step = steps_of(state) + 1;
         rb_hash_aset(state, sym_step, LL2NUM(slot.step));
         for (int i = 0; i < (amsgrad ? 3 : 2); i++)
-            slot.state[i] = state_tensor(state, sym_states[1 + i], param, &fresh);
+            slot.state[i] = state_tensor(state, sym_states[1 + i], param, &created);
     }
     add_slot(step, slot, state);
 }
 
-static void take_back_steps(const fused_step *step)
+static void undo_step_counts(const fused_step *step)
 {
     for (size_t i = 0; i < step->count; i++) {
         if (!NIL_P(step->hashes[i]))
@@ -216,7 +215,7 @@ static VALUE adam_step(VALUE self, VALUE groups, VALUE state, VALUE decoupled)
     VALUE slots_memory, hashes_memory, settings_memory;
     Check_Type(state, T_HASH);
     long count = params_in(groups), group_count = RARRAY_LEN(groups);
-    fused_step step = step_over(state, count, &slots_memory, &hashes_memory);
+    fused_step step = allocate_step(state, count, &slots_memory, &hashes_memory);
     tddp_adam_settings *settings =
         tddp_rb_scratch(&settings_memory, group_count, sizeof(*settings));
     for (long i = 0; i < group_count; i++)
@@ -228,7 +227,7 @@ static VALUE adam_step(VALUE self, VALUE groups, VALUE state, VALUE decoupled)
     }
     tddp_status status = tddp_adam_step(settings, (size_t)group_count, step.slots, step.count);
     if (status != TDDP_OK)
-        take_back_steps(&step);
+        undo_step_counts(&step);
     ALLOCV_END(slots_memory);
     ALLOCV_END(hashes_memory);
     ALLOCV_END(settings_memory);

@@ -1,7 +1,7 @@
 /*
- * Tensors on several devices of one process, over <tddp/torch_parallel.h>. Entered by Ruby threads
- * that hold the GVL, which a call keeps: on the CPU it copies memory, for GPUs it only says what is
- * to be copied. Leaves modules to lib/torch.
+ * Copies of tensors on several devices of one process, over <tddp/torch_parallel.h>. Called by Ruby
+ * threads that hold the GVL, which a call keeps: on the CPU it copies memory, for GPUs it only queues
+ * copies.
  */
 #include "torch_ddp.h"
 
@@ -20,9 +20,8 @@ static const char **names_of(VALUE list, volatile VALUE *holder, size_t *count)
     return names;
 }
 
-/* _replicate(tensors, devices, outputs, apart, detached, home or nil); outputs are fresh
- * Torch::Tensors, those of the first device, then those of the second... None of the Arrays is
- * anybody else's. */
+/* _replicate(tensors, devices, outputs, apart, detached, home or nil); outputs are new Torch::Tensors,
+ * those of the first device, then those of the second... The Arrays are unshared. */
 static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, VALUE apart,
                        VALUE detached, VALUE home)
 {
@@ -51,7 +50,7 @@ static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, 
     return self;
 }
 
-/* _fresh_tensors(count) → Array; in one go, as a call of torch-rb's for each takes longer. */
+/* _fresh_tensors(count) → Array; faster than a call of torch-rb for each. */
 static VALUE fresh_tensors(VALUE self, VALUE count)
 {
     (void)self;

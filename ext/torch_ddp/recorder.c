@@ -1,6 +1,6 @@
 /*
- * The flight recorder over <tddp/recorder.h>. Entered by Ruby threads that hold the GVL, also from
- * a signal's trap; writing the files lets go of it.
+ * The flight recorder over <tddp/recorder.h>. Called by Ruby threads that hold the GVL, also in a
+ * signal's trap; writing the files releases it.
  */
 #include "torch_ddp.h"
 
@@ -25,7 +25,7 @@ static VALUE dump_all(VALUE self, VALUE prefix)
         prefix = rb_str_new_frozen(StringValue(prefix));
         call.prefix = StringValueCStr(prefix);
     }
-    tddp_rb_settle(tddp_rb_blocking(body_dump, &call, -1, true));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_dump, &call, -1, true));
     RB_GC_GUARD(prefix);
     return INT2NUM(call.files);
 }

@@ -1,6 +1,6 @@
 /*
- * The state of libtorch's random numbers over <tddp/torch_rng.h>, as a String of bytes. Entered by
- * Ruby threads that hold the GVL; nothing here waits. Leaves tensors and checkpoints to lib/torch.
+ * The state of libtorch's random number generator over <tddp/torch_rng.h>, as a String of bytes.
+ * Called by Ruby threads that hold the GVL; never blocks.
  */
 #include "torch_ddp.h"
 

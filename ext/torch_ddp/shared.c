@@ -1,11 +1,10 @@
 /*
- * Tensors in the memory of a process group, over <tddp/torch.h>. Entered by Ruby threads that hold
- * the GVL. The tensor keeps its memory by itself. Leaves what a caller may write for a size or a
- * dtype to lib/torch.
+ * Tensors in a process group's memory, over <tddp/torch.h>. Called by Ruby threads that hold the
+ * GVL. A tensor owns its memory.
  */
 #include "torch_ddp.h"
 
-/* TDDP_DTYPE_MAP's number of a dtype's name, as torch-rb has it; raises for one it has not. */
+/* The dtype of a torch-rb name. Raises if collectives don't support it. */
 static tddp_dtype dtype_of(VALUE symbol)
 {
     VALUE name = rb_sym2str(symbol);
@@ -15,8 +14,8 @@ static tddp_dtype dtype_of(VALUE symbol)
     TDDP_DTYPE_MAP(TDDP_RB_COMPARE)
 #undef TDDP_RB_COMPARE
     rb_raise(rb_eArgError,
-             "dtype: %" PRIsVALUE " is none that collectives know: expected one like float32, "
-             "bfloat16 or int64",
+             "dtype: collectives don't support %" PRIsVALUE ": expected one like float32, bfloat16 "
+             "or int64",
              rb_inspect(symbol));
 }
 

@@ -1,9 +1,8 @@
 /*
- * The operations of Torch::Distributed::Store over <tddp/store.h>. Entered by Ruby threads that
- * hold the GVL; every call that can block goes through nogvl.c with its bytes held still: keys and
- * values are frozen copies (which share memory). No object of Ruby's is kept in C. Making stores is
- * store_open.c's, several keys are store_keys.c's, queues store_queue.c's; defaults and checks of
- * Ruby's arguments are lib/torch's.
+ * The operations of Torch::Distributed::Store over <tddp/store.h>. Called by Ruby threads that hold
+ * the GVL; every call that can block releases it through nogvl.c. Keys and values are frozen copies
+ * (which share memory), so they don't change meanwhile. C keeps no Ruby object. store_open.c opens
+ * stores, store_keys.c has operations on several keys, store_queue.c queues.
  */
 #include "store_call.h"
 
@@ -60,11 +59,11 @@ VALUE tddp_rb_bytes(VALUE object, const char *what)
     return rb_str_new_frozen(object);
 }
 
-void tddp_rb_settle_blob(tddp_rb_outcome outcome, store_call *call)
+void tddp_rb_raise_outcome_blob(tddp_rb_outcome outcome, store_call *call)
 {
     if (outcome.state != 0 || !NIL_P(outcome.error))
         tddp_blob_free(&call->blob);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
 }
 
 VALUE tddp_rb_blob_to_string(tddp_blob *blob)
@@ -125,7 +124,7 @@ VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body)
     value = tddp_rb_bytes(value, "value");
     store_call call = {
         .store = tddp_rb_store(self), .key = tddp_rb_slice(key), .value = tddp_rb_slice(value)};
-    tddp_rb_settle(tddp_rb_brief(body, &call));
+    tddp_rb_raise_outcome(tddp_rb_blocking_brief(body, &call));
     RB_GC_GUARD(key);
     RB_GC_GUARD(value);
     return Qnil;
@@ -145,7 +144,7 @@ static VALUE store_get(VALUE self, VALUE key)
 {
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
-    tddp_rb_settle_blob(tddp_rb_blocking(body_get, &call, -1, false), &call);
+    tddp_rb_raise_outcome_blob(tddp_rb_blocking(body_get, &call, -1, false), &call);
     RB_GC_GUARD(key);
     return tddp_rb_blob_to_string(&call.blob);
 }
@@ -155,7 +154,7 @@ static VALUE store_add(VALUE self, VALUE key, VALUE delta)
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
     call.number = NUM2LL(delta);
-    tddp_rb_settle(tddp_rb_brief(body_add, &call));
+    tddp_rb_raise_outcome(tddp_rb_blocking_brief(body_add, &call));
     RB_GC_GUARD(key);
     return LL2NUM(call.number);
 }
@@ -169,7 +168,7 @@ static VALUE store_compare_set(VALUE self, VALUE key, VALUE expected, VALUE desi
                        .key = tddp_rb_slice(key),
                        .value = tddp_rb_slice(expected),
                        .desired = tddp_rb_slice(desired)};
-    tddp_rb_settle_blob(tddp_rb_brief(body_compare_set, &call), &call);
+    tddp_rb_raise_outcome_blob(tddp_rb_blocking_brief(body_compare_set, &call), &call);
     RB_GC_GUARD(key);
     RB_GC_GUARD(expected);
     RB_GC_GUARD(desired);
@@ -180,7 +179,7 @@ static VALUE store_delete_key(VALUE self, VALUE key)
 {
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
-    tddp_rb_settle(tddp_rb_brief(body_delete_key, &call));
+    tddp_rb_raise_outcome(tddp_rb_blocking_brief(body_delete_key, &call));
     RB_GC_GUARD(key);
     return call.flag ? Qtrue : Qfalse;
 }
@@ -188,11 +187,11 @@ static VALUE store_delete_key(VALUE self, VALUE key)
 static VALUE store_num_keys(VALUE self)
 {
     store_call call = {.store = tddp_rb_store(self)};
-    tddp_rb_settle(tddp_rb_blocking(body_num_keys, &call, -1, false));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_num_keys, &call, -1, false));
     return LL2NUM(call.number);
 }
 
-/* --- its end ---------------------------------------------------------------------------------- */
+/* --- closing ---------------------------------------------------------------------------------- */
 
 static VALUE store_closed(VALUE self)
 {
@@ -200,7 +199,7 @@ static VALUE store_closed(VALUE self)
     return RTYPEDDATA_DATA(self) == NULL ? Qtrue : Qfalse;
 }
 
-/* Lets go of the connection now rather than when the collector comes by. */
+/* Releases the connection now, not at the next garbage collection. */
 static VALUE store_close(VALUE self)
 {
     tddp_rb_adopt_store(self, NULL);

@@ -1,5 +1,5 @@
 /*
- * What the operations of a store share: store.c (one key), store_keys.c (several keys, lists) and
+ * The shared part of a store's operations: store.c (one key), store_keys.c (several keys, lists) and
  * store_queue.c (queues, barriers).
  */
 #ifndef TORCH_DDP_STORE_CALL_H
@@ -7,7 +7,7 @@
 
 #include "torch_ddp.h"
 
-/* What any of the calls needs and gives. */
+/* The arguments and results of all calls. */
 typedef struct store_call {
     tddp_store *store;
     tddp_slice key, value, desired;
@@ -31,8 +31,8 @@ static inline tddp_slice tddp_rb_slice(VALUE string)
 /* A call with a key and a value, and no result. */
 VALUE tddp_rb_put(VALUE self, VALUE key, VALUE value, tddp_rb_body body);
 
-/* Ends a call that may have brought a blob, which a jump or an error leaves to nobody. */
-void tddp_rb_settle_blob(tddp_rb_outcome outcome, store_call *call);
+/* tddp_rb_raise_outcome() for a call that may have returned a blob, which it frees before. */
+void tddp_rb_raise_outcome_blob(tddp_rb_outcome outcome, store_call *call);
 
 VALUE tddp_rb_blob_to_string(tddp_blob *blob);
 

@@ -1,14 +1,14 @@
 /*
- * The operations of a store on several keys at once, and the list of its keys. Entered by Ruby
- * threads that hold the GVL; the keys of a call lie end to end in one string, which holds still
- * while nogvl.c lets go of it.
+ * The operations of a store on several keys at once, and the list of its keys. Called by Ruby
+ * threads that hold the GVL; the keys of a call are concatenated in one string, which other threads
+ * can't change while nogvl.c releases the GVL.
  */
 #include "store_call.h"
 
 #include <ruby/encoding.h>
 
-/* Lays strings end to end in one that is returned, and writes where each lies. */
-static VALUE lay_out(VALUE strings, const char *what, tddp_slice *slices)
+/* Concatenates strings to one that is returned, and sets their slices of it. */
+static VALUE concatenate(VALUE strings, const char *what, tddp_slice *slices)
 {
     long count = RARRAY_LEN(strings);
     VALUE all = rb_str_new(NULL, 0);
@@ -55,7 +55,7 @@ static tddp_status body_list_keys(void *data, const tddp_wait *wait)
     return tddp_store_list_keys(call->store, wait, &call->list);
 }
 
-/* As its setter wrote it, where that was text. */
+/* In UTF-8 if it is valid, else binary. */
 static VALUE key_to_string(const tddp_blob *key)
 {
     VALUE string = rb_utf8_str_new(key->data, (long)key->size);
@@ -70,7 +70,7 @@ static VALUE store_list_keys(VALUE self)
     tddp_rb_outcome outcome = tddp_rb_blocking(body_list_keys, &call, -1, false);
     if (outcome.state != 0)
         tddp_blob_list_free(&call.list);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     VALUE keys = rb_ary_new();
     for (size_t i = 0; i < call.list.count; i++)
         rb_ary_push(keys, key_to_string(&call.list.blobs[i]));
@@ -85,12 +85,12 @@ static void with_keys(VALUE keys, store_call *call, tddp_rb_body body, int64_t t
     Check_Type(keys, T_ARRAY);
     call->count = (size_t)RARRAY_LEN(keys);
     tddp_slice *slices = tddp_rb_scratch(&memory, RARRAY_LEN(keys), sizeof(tddp_slice));
-    VALUE all = lay_out(keys, "key", slices);
+    VALUE all = concatenate(keys, "key", slices);
     call->keys = slices;
     tddp_rb_outcome outcome = tddp_rb_blocking(body, call, timeout_ms, false);
     RB_GC_GUARD(all);
     ALLOCV_END(memory);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
 }
 
 static VALUE store_wait(int argc, VALUE *argv, VALUE self)
@@ -137,7 +137,7 @@ static VALUE store_multi_set(VALUE self, VALUE keys, VALUE values)
     if (RARRAY_LEN(keys) != count)
         rb_raise(rb_eArgError, "multi_set: %ld keys, but %ld values", RARRAY_LEN(keys), count);
     tddp_slice *slices = tddp_rb_scratch(&memory, count, sizeof(tddp_slice));
-    VALUE all = lay_out(values, "value", slices);
+    VALUE all = concatenate(values, "value", slices);
     call.values = slices;
     with_keys(keys, &call, body_multi_set, -1);
     RB_GC_GUARD(all);

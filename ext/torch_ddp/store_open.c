@@ -1,8 +1,6 @@
 /*
- * How a Torch::Distributed::Store comes to be, of each kind, and what can be asked of it besides
- * its contents. Entered by Ruby threads that hold the GVL; opening a TCP store and cloning one let
- * go of it, by nogvl.c. Defaults and checks of Ruby's arguments are lib/torch's, operations
- * store.c's.
+ * Opens each kind of Torch::Distributed::Store, and getters of its settings. Called by Ruby threads
+ * that hold the GVL; opening and cloning a TCP store release it through nogvl.c.
  */
 #include "torch_ddp.h"
 
@@ -12,12 +10,12 @@ typedef struct opening {
     tddp_store *opened;
 } opening;
 
-/* Gives the object its store; if a jump came in between there is none to take it. */
-static void settle(tddp_rb_outcome outcome, VALUE object, opening *call)
+/* Sets the object's store, or releases the store after an interrupt or error. */
+static void adopt_opened(tddp_rb_outcome outcome, VALUE object, opening *call)
 {
     if (outcome.state != 0 || !NIL_P(outcome.error))
         tddp_store_release(call->opened);
-    tddp_rb_settle(outcome);
+    tddp_rb_raise_outcome(outcome);
     tddp_rb_adopt_store(object, call->opened);
 }
 
@@ -49,7 +47,7 @@ static VALUE tcp_open(VALUE self, VALUE host, VALUE port, VALUE world_size, VALU
     opts.timeout_ms = tddp_rb_milliseconds(timeout);
     opts.listen_fd = NIL_P(listen_fd) ? -1 : NUM2INT(listen_fd);
     opening call = {.opts = &opts};
-    settle(tddp_rb_blocking(open_tcp, &call, opts.timeout_ms, true), self, &call);
+    adopt_opened(tddp_rb_blocking(open_tcp, &call, opts.timeout_ms, true), self, &call);
     RB_GC_GUARD(name);
     return self;
 }
@@ -90,17 +88,17 @@ static tddp_status open_clone(void *data, const tddp_wait *wait)
     return tddp_store_clone(call->origin, wait, &call->opened);
 }
 
-/* _share(origin): becomes a clone of that store. */
+/* _share(origin): opens a clone of that store. */
 static VALUE store_share(VALUE self, VALUE origin)
 {
     opening call = {.origin = tddp_store_retain(tddp_rb_store(origin))};
     tddp_rb_outcome outcome = tddp_rb_blocking(open_clone, &call, -1, true);
     tddp_store_release(call.origin);
-    settle(outcome, self, &call);
+    adopt_opened(outcome, self, &call);
     return self;
 }
 
-/* _clone: another object of the class, with what this one knows of itself. */
+/* _clone: another object of the class, with the same instance variables. */
 static VALUE store_clone(VALUE self)
 {
     VALUE copy = store_share(rb_obj_alloc(rb_obj_class(self)), self);
@@ -108,7 +106,7 @@ static VALUE store_clone(VALUE self)
     return copy;
 }
 
-/* --- what it says of itself ------------------------------------------------------------------ */
+/* --- getters --------------------------------------------------------------------------------- */
 
 static VALUE store_port(VALUE self)
 {

@@ -1,6 +1,6 @@
 /*
- * Queues and barriers of a store. Entered by Ruby threads that hold the GVL; the calls let go of it
- * by nogvl.c. An interrupt loses no value: what was taken at that moment is given back.
+ * Queues and barriers of a store. Called by Ruby threads that hold the GVL, which the calls release
+ * through nogvl.c. An interrupt loses no value: one that was just popped is pushed back.
  */
 #include "store_call.h"
 
@@ -33,15 +33,15 @@ static VALUE store_queue_push(VALUE self, VALUE key, VALUE value)
     return tddp_rb_put(self, key, value, body_queue_push);
 }
 
-/* Someone interrupts the thread at the moment at which it takes a value: rather than to be lost
- * with the jump, the value goes back, if only to the queue's end. */
-static void give_back(store_call *call)
+/* An interrupt comes just after a value was popped: pushes it back, to the queue's end, so that it
+ * isn't lost. */
+static void push_back(store_call *call)
 {
-    enum { GIVE_BACK_MS = 2000 };
-    tddp_wait wait = {.timeout_ms = GIVE_BACK_MS};
+    enum { PUSH_BACK_MS = 2000 };
+    tddp_wait wait = {.timeout_ms = PUSH_BACK_MS};
     tddp_slice value = {call->blob.data, call->blob.size};
     if (tddp_store_queue_push(call->store, call->key, value, &wait) != TDDP_OK)
-        rb_warn("queue_pop: a value was taken, and could not be given back: %s",
+        rb_warn("queue_pop: interrupted after a value was popped, which could not be pushed back: %s",
                 tddp_error_message());
 }
 
@@ -55,20 +55,20 @@ static VALUE check_interrupts(VALUE nothing)
 static VALUE store_queue_pop(int argc, VALUE *argv, VALUE self)
 {
     VALUE key, options;
-    VALUE given[2] = {Qundef, Qundef};
+    VALUE options_given[2] = {Qundef, Qundef};
     ID names[] = {rb_intern("block"), rb_intern("timeout")};
     rb_scan_args(argc, argv, "1:", &key, &options);
-    rb_get_kwargs(options, names, 0, 2, given);
+    rb_get_kwargs(options, names, 0, 2, options_given);
     key = tddp_rb_bytes(key, "key");
-    int64_t timeout_ms = given[1] == Qundef ? -1 : tddp_rb_milliseconds(given[1]);
+    int64_t timeout_ms = options_given[1] == Qundef ? -1 : tddp_rb_milliseconds(options_given[1]);
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
-    call.flag = given[0] == Qundef || RTEST(given[0]);
+    call.flag = options_given[0] == Qundef || RTEST(options_given[0]);
     tddp_rb_outcome outcome = tddp_rb_blocking(body_queue_pop, &call, timeout_ms, false);
     if (call.blob.data != NULL && outcome.state == 0)
-        rb_protect(check_interrupts, Qnil, &outcome.state); /* would come as this returns */
+        rb_protect(check_interrupts, Qnil, &outcome.state); /* else raised as this returns */
     if (call.blob.data != NULL && outcome.state != 0)
-        give_back(&call);
-    tddp_rb_settle_blob(outcome, &call);
+        push_back(&call);
+    tddp_rb_raise_outcome_blob(outcome, &call);
     RB_GC_GUARD(key);
     return tddp_rb_blob_to_string(&call.blob);
 }
@@ -77,7 +77,7 @@ static VALUE store_queue_len(VALUE self, VALUE key)
 {
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
-    tddp_rb_settle(tddp_rb_blocking(body_queue_len, &call, -1, false));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_queue_len, &call, -1, false));
     RB_GC_GUARD(key);
     return LL2NUM(call.number);
 }
@@ -90,7 +90,7 @@ static VALUE store_barrier(int argc, VALUE *argv, VALUE self)
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
     call.number = NUM2INT(world_size);
-    tddp_rb_settle(tddp_rb_blocking(body_barrier, &call, tddp_rb_milliseconds(timeout), true));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_barrier, &call, tddp_rb_milliseconds(timeout), true));
     RB_GC_GUARD(key);
     return Qnil;
 }

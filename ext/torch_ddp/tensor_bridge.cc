@@ -1,8 +1,7 @@
 /*
- * From a Torch::Tensor to libtorch's tensor, and back by a fresh one that is assigned: the only
- * file that includes Rice and libtorch, of the versions that torch-rb was built with. Entered by
- * Ruby threads that hold the GVL. Invariant: when a Ruby exception is raised here, no C++ object
- * with a destructor is alive.
+ * Converts between Torch::Tensor and libtorch's tensor. The only file that includes Rice and
+ * libtorch, in the versions that torch-rb was built with. Called by Ruby threads that hold the GVL.
+ * Invariant: when a Ruby exception is raised here, no C++ object with a destructor is alive.
  */
 #include <rice/rice.hpp>
 
@@ -23,7 +22,7 @@ namespace
 VALUE tensor_class = Qnil;
 VALUE torch_module = Qnil;
 
-/* Rice up to 4.5 hands out the address plainly, later ones want the type that is expected. */
+/* Rice's get() takes no argument up to 4.5, and the expected type in later versions. */
 template <typename Wrapper>
 auto address(Wrapper *wrapper, rb_data_type_t *, int) -> decltype(wrapper->get())
 {
@@ -36,7 +35,7 @@ auto address(Wrapper *wrapper, rb_data_type_t *type, long) -> decltype(wrapper->
     return wrapper->get(type);
 }
 
-/* The address behind the object, or NULL. */
+/* The address of the wrapped C++ object, or NULL. */
 void *wrapped(VALUE object) noexcept
 {
     try {
@@ -59,7 +58,7 @@ tddp_tensor *tddp_rb_tensor(VALUE object)
     if (RB_TYPE_P(object, T_DATA) && RTYPEDDATA_P(object) && RTYPEDDATA_DATA(object) != nullptr)
         tensor = wrapped(object);
     if (tensor == nullptr)
-        rb_raise(rb_eTypeError, "this %s holds no tensor: was it made with allocate?",
+        rb_raise(rb_eTypeError, "this %s contains no tensor: was it made with allocate?",
                  rb_obj_classname(object));
     /* torch-rb's Parameter is derived from at::Tensor alone, so its address is the tensor's. */
     return static_cast<tddp_tensor *>(tensor);

@@ -1,13 +1,13 @@
 /*
- * The memory of tensors to files and back over <tddp/file.h>, without the GVL. Entered by Ruby
- * threads that hold it. The tensor lives until the call returns; whoever writes to its memory
- * meanwhile spoils the file. Leaves names, layouts and what a checksum should be to lib/torch.
+ * Writes and reads tensors' memory over <tddp/file.h>, without the GVL. Called by Ruby threads that
+ * hold it. The tensor lives until the call returns; a concurrent write to its memory would corrupt
+ * the file.
  */
 #include "torch_ddp.h"
 
 #include <tddp/file.h>
 
-/* What is on its way: a tensor's memory, a String's, or nothing but a checksum. */
+/* A transfer of a tensor's memory, or only the checksum of a file's bytes. */
 typedef struct transfer {
     tddp_file_piece piece;
     bool writes;
@@ -19,11 +19,11 @@ static tddp_status body_transfer(void *data, const tddp_wait *wait)
     return call->writes ? tddp_file_write(&call->piece, wait) : tddp_file_read(&call->piece, wait);
 }
 
-/* Returns the checksum. The piece may be taken up again, so a signal's handler may run between. */
+/* Returns the checksum. The transfer can be restarted, so signal handlers may run. */
 static VALUE perform(transfer *call, VALUE name, VALUE memory)
 {
     call->piece.name = StringValueCStr(name);
-    tddp_rb_settle(tddp_rb_blocking(body_transfer, call, -1, false));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_transfer, call, -1, false));
     RB_GC_GUARD(name);
     RB_GC_GUARD(memory);
     return UINT2NUM(call->piece.crc);

@@ -1,8 +1,7 @@
 /*
- * The extension's own seams: Ruby objects on one side, the handles of libtddp on the other. Each
- * .c file binds one public header or a part of one and holds only bindings; nogvl.c alone lets go
- * of the GVL, error.c alone turns a status into an exception, tensor_bridge.cc alone sees Rice and
- * libtorch.
+ * The extension's internal interface: it binds Ruby objects to libtddp's handles. Each .c file binds
+ * a public header or a part of one, and contains only bindings. Only nogvl.c releases the GVL, only
+ * error.c converts a status to an exception, and only tensor_bridge.cc includes Rice and libtorch.
  */
 #ifndef TORCH_DDP_H
 #define TORCH_DDP_H
@@ -23,55 +22,56 @@ extern VALUE tddp_rb_distributed; /* Torch::Distributed */
 
 /* --- error.c --------------------------------------------------------------------------------- */
 
-/* The exception for a status, with the text that libtddp left for this thread. */
+/* The exception for a status, with this thread's error text. */
 VALUE tddp_rb_error(tddp_status status);
 
-/* Whether what rb_errinfo() gives after a jump is an exception: throw, break and Thread#kill leave
- * something else there. */
+/* Whether rb_errinfo() after a longjmp is an exception: throw, break and Thread#kill set something
+ * else. */
 bool tddp_rb_is_exception(VALUE left);
 
-/* Raises it, unless the status is TDDP_OK. Only where nothing is held that must be freed. */
+/* Raises the exception, unless the status is TDDP_OK. The caller must have nothing to free. */
 void tddp_rb_check(tddp_status status);
 
 /* --- nogvl.c --------------------------------------------------------------------------------- */
 
-/* What came of a blocking call. Whoever made it frees what it holds, then passes this on. */
+/* The outcome of a blocking call. The caller frees its memory, then calls tddp_rb_raise_outcome().
+ */
 typedef struct tddp_rb_outcome {
     VALUE error; /* the exception to raise, or Qnil */
-    int state;   /* a jump to go on with (Interrupt, Thread#raise, Thread#kill), or 0 */
+    int state;   /* the tag of a longjmp to continue (Interrupt, Thread#raise, Thread#kill), or 0 */
 } tddp_rb_outcome;
 
-/* Runs without the GVL and touches no Ruby object. */
+/* Runs without the GVL, so it must not access Ruby objects. */
 typedef tddp_status (*tddp_rb_body)(void *data, const tddp_wait *wait);
 
 /*
- * Lets other Ruby threads run while `body` blocks. `timeout_ms` negative: the object's default.
- * After a signal handler that raised nothing `body` may be called again, with the time that is
- * left; with `once` it is not, since what it asked for may have been done in part. `body` may run
- * on another thread.
+ * Calls `body` without the GVL. `timeout_ms` negative: the object's default. After a signal handler
+ * that raised nothing `body` may be called again with the remaining time; not with `no_restart`, for
+ * calls that a cancellation may leave half done. `body` may run on another thread.
  */
-tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms, bool once);
+tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms,
+                                 bool no_restart);
 
 /*
- * The same for a request to a store that is answered at once, unless the store is in trouble: when
- * it is canceled it has done nothing, or the store is of no further use. So Ruby's only thread need
- * not wait aside for it, which would take longer than the request.
+ * The same for a request that a store normally answers at once. A canceled request had no effect, or
+ * the store is unusable afterwards. So the only Ruby thread may restart it, which avoids a helper
+ * thread that would take longer than the request.
  */
-tddp_rb_outcome tddp_rb_brief(tddp_rb_body body, void *data);
+tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data);
 
-/* Goes on with a jump, raises an error, or returns. */
-void tddp_rb_settle(tddp_rb_outcome outcome);
+/* Continues the longjmp or raises the error of an outcome, if it has one. */
+void tddp_rb_raise_outcome(tddp_rb_outcome outcome);
 
-/* A tddp_blocking_region for libtorch's backward: lets go of the GVL if this thread has it and
- * never raises: an interrupt gives TDDP_CANCELED and stays pending. */
+/* A tddp_blocking_region for libtorch's backward: releases the GVL if this thread has it. Never
+ * raises: after an interrupt it returns TDDP_CANCELED, and the interrupt stays pending. */
 tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data);
 
-/* Makes an exception pending, for Ruby to raise in this thread once backward has returned; the
- * second takes the one that rb_protect has left. */
+/* Makes an exception pending, which Ruby raises in this thread after backward has returned; the
+ * second one takes rb_errinfo() after rb_protect(). */
 void tddp_rb_raise_later(VALUE error);
 void tddp_rb_defer_error(void);
 
-/* Whether something is to be raised in this thread, as soon as it may. Raises nothing. */
+/* Whether an exception is pending in this thread. Never raises. */
 bool tddp_rb_interrupt_pending(void);
 
 /* --- arguments, in init.c -------------------------------------------------------------------- */
@@ -79,46 +79,46 @@ bool tddp_rb_interrupt_pending(void);
 /* Seconds as a Numeric to milliseconds, rounded up; nil is -1. Raises on anything else. */
 int64_t tddp_rb_milliseconds(VALUE seconds);
 
-/* Memory for `count` (and one) things of `bytes_each` that the collector frees if a jump passes by;
- * ended with ALLOCV_END(*holder). */
+/* Memory for `count` + 1 elements of `bytes_each`, which the garbage collector frees after a longjmp.
+ * Caller: ALLOCV_END(*holder). */
 void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
 
 /* --- store.c, group.c, work.c ---------------------------------------------------------------- */
 
-/* The handles behind Ruby objects, borrowed; TypeError for anything else. */
+/* The handle of a Ruby object, borrowed; raises TypeError for other classes. */
 tddp_store *tddp_rb_store(VALUE object);
 
-/* Gives a Torch::Distributed::Store object its handle, whose reference it takes over (NULL: none);
- * lets go of the one it had. */
+/* Sets the handle of a Torch::Distributed::Store object, which then owns it (NULL: none), and
+ * releases the old one. */
 void tddp_rb_adopt_store(VALUE object, tddp_store *store);
 tddp_group *tddp_rb_group(VALUE object);
 
-/* A Torch::Distributed::Store with a reference of its own. */
+/* A Torch::Distributed::Store with a new reference. */
 VALUE tddp_rb_wrap_store(tddp_store *store);
 
 /*
- * Takes over a fresh work on the memory of these operands, each a Torch::Tensor, an Array of them
- * that nobody else has, or nil. Returns a Torch::Distributed::Work if `async`; else waits and
- * returns nil, or the sender's rank for a recv, or raises. The tensors and their memory live until
- * the operation is done, whatever becomes of the caller.
+ * Owns a new work on the memory of these operands, each a Torch::Tensor, an unshared Array of them,
+ * or nil. Returns a Torch::Distributed::Work if `async`; else waits, and returns nil, or the
+ * sender's rank for a recv, or raises. The tensors and their memory live until the operation
+ * completes, also if the caller is interrupted.
  */
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async);
 
 /* --- ddp.c ----------------------------------------------------------------------------------- */
 
-/* That of a GradientSync, borrowed. */
+/* The reducer of a GradientSync, borrowed. */
 const tddp_reducer *tddp_rb_reducer(VALUE sync);
 
-/* --- inside.c -------------------------------------------------------------------------------- */
+/* --- callback.c ------------------------------------------------------------------------------ */
 
-/* Runs Ruby code in the midst of libtorch's backward: what it raises becomes a status, and the
- * cause of what backward raises. `what` is its name for messages. */
-tddp_status tddp_rb_inside(VALUE (*body)(VALUE data), void *data, const char *what);
+/* Runs Ruby code within libtorch's backward. An exception becomes a status, and the cause of the
+ * exception that backward raises. `what` names the code in messages. */
+tddp_status tddp_rb_call_in_backward(VALUE (*body)(VALUE data), void *data, const char *what);
 
 /* Whether this thread may run Ruby code now. */
 int tddp_rb_may_run(void);
 
-/* Keeps an object from the collector until it is released, by any thread. */
+/* A garbage collector root: keeps an object alive until any thread releases it. */
 typedef struct tddp_rb_root tddp_rb_root;
 tddp_rb_root *tddp_rb_root_new(VALUE value);
 VALUE tddp_rb_root_value(const tddp_rb_root *root);
@@ -126,20 +126,20 @@ void tddp_rb_root_release(tddp_rb_root *root);
 
 /* --- comm_hook.c, grad_bucket.c --------------------------------------------------------------- */
 
-/* The hook behind a CommHook, borrowed; TypeError for anything else. */
+/* The hook of a CommHook, borrowed; raises TypeError for other classes. */
 tddp_comm_hook *tddp_rb_comm_hook(VALUE object);
 
-/* Whether a hook is running that can be left where it waits; whether it is to be, as an interrupt
- * has come since it was resumed; and leaves it there, until the next forward goes on with it. */
+/* Whether this code runs in a communication hook's fiber; whether an interrupt has become pending
+ * since it was resumed; and suspends the hook, until the next forward resumes it. */
 bool tddp_rb_in_hook(void);
 bool tddp_rb_hook_interrupted(void);
-void tddp_rb_leave_hook(void);
+void tddp_rb_suspend_hook(void);
 
-/* What the ranks compare of the bucket whose hook is running, for the first operation that asks;
- * NULL: nothing. Borrowed until the hook is left. */
+/* The description of the running hook's bucket, for the hook's first operation only; NULL: none.
+ * Borrowed until the hook returns or is suspended. */
 const char *tddp_rb_hook_description(void);
 
-/* A GradBucket of the bucket whose hook is being called, and to make a tensor's elements its. */
+/* A GradBucket of the bucket whose hook is being called; copies a tensor's elements to its buffer. */
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 
@@ -211,8 +211,8 @@ void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);
 void tddp_rb_init_norm(void);
 void tddp_rb_init_parallel(void);
-void tddp_rb_init_ddp_facts(VALUE sync);
-void tddp_rb_init_inside(void);
+void tddp_rb_init_ddp_queries(VALUE sync);
+void tddp_rb_init_callback(void);
 void tddp_rb_init_comm_hook(void);
 void tddp_rb_init_grad_bucket(void);
 void tddp_rb_init_checkpoint(void);

@@ -1,6 +1,6 @@
 /*
- * Traces over <tddp/trace.h>. Entered by Ruby threads that hold the GVL; closing a trace, which
- * waits for the disk, lets go of it. What spans are called and when is said in Ruby.
+ * Traces over <tddp/trace.h>. Called by Ruby threads that hold the GVL; closing a trace, which waits
+ * for the disk, releases it. lib/torch names the spans.
  */
 #include <tddp/trace.h>
 
@@ -24,7 +24,7 @@ static tddp_status body_close(void *data, const tddp_wait *wait)
 
 static VALUE trace_close(VALUE self)
 {
-    tddp_rb_settle(tddp_rb_blocking(body_close, NULL, -1, true));
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_close, NULL, -1, true));
     return self;
 }
 

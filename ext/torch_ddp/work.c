@@ -1,71 +1,71 @@
 /*
- * Torch::Distributed::Work over <tddp/work.h>, and the way every operation waits. Entered by Ruby
- * threads that hold the GVL, and by the garbage collector. Invariant: the memory of an operation
- * lives until the operation is done: a work keeps its tensors, and a work under way is itself kept
- * from the collector, where nobody waits. At the process's end, which spares none, the references
- * to libtorch's tensors go to the progress thread.
+ * Torch::Distributed::Work over <tddp/work.h>, and the wait of every operation. Called by Ruby
+ * threads that hold the GVL, and by the garbage collector. Invariant: an operation's memory lives
+ * until the operation completes: a work keeps its tensors, and a pending work without references is
+ * a garbage collector root. At the process's exit, when Ruby frees all objects, the group's thread
+ * takes the references to libtorch's tensors.
  */
 #include "torch_ddp.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* References to an operation's tensors, ended together on whatever thread is last. */
+/* References to an operation's tensors, which any thread may release. */
 typedef struct operands {
     size_t count;
     tddp_tensor *tensor[];
 } operands;
 
 typedef struct work_handle {
-    tddp_work *work; /* NULL: this object stands for several others */
-    operands *held;  /* NULL once the operation is done and the memory was let go */
+    tddp_work *work; /* NULL: a CombinedWork */
+    operands *operands; /* NULL after completion */
     VALUE self;
     /* Ruby's tensors, or Arrays of them: one made by from_numo lies in a String that only they
      * hold. */
     VALUE output, input;
     struct work_handle *next;
-    struct work_handle **back; /* what points here; NULL: not among `under_way` */
+    struct work_handle **prev_next; /* what points here; NULL: not among `under_way` */
 } work_handle;
 
-/* Works that may be running. The GVL guards it. */
-static work_handle *under_way;
+/* Works that may be pending. Guarded by the GVL. */
+static work_handle *pending_works;
 
-static void enlist(work_handle *handle)
+static void list_add(work_handle *handle)
 {
-    handle->next = under_way;
-    if (under_way != NULL)
-        under_way->back = &handle->next;
-    handle->back = &under_way;
-    under_way = handle;
+    handle->next = pending_works;
+    if (pending_works != NULL)
+        pending_works->prev_next = &handle->next;
+    handle->prev_next = &pending_works;
+    pending_works = handle;
 }
 
-static void delist(work_handle *handle)
+static void list_remove(work_handle *handle)
 {
-    if (handle->back == NULL)
+    if (handle->prev_next == NULL)
         return;
-    *handle->back = handle->next;
+    *handle->prev_next = handle->next;
     if (handle->next != NULL)
-        handle->next->back = handle->back;
-    handle->back = NULL;
+        handle->next->prev_next = handle->prev_next;
+    handle->prev_next = NULL;
 }
 
-/* Of a root of the collector's. */
-static void mark_under_way(void *nothing)
+/* The mark function of a garbage collector root. */
+static void mark_pending_works(void *nothing)
 {
     (void)nothing;
-    for (work_handle *handle = under_way, *next; handle != NULL; handle = next) {
+    for (work_handle *handle = pending_works, *next; handle != NULL; handle = next) {
         next = handle->next;
         if (tddp_work_completed(handle->work))
-            delist(handle);
+            list_remove(handle);
         else
             rb_gc_mark(handle->self);
     }
 }
 
-/* Without a write barrier, so that every collection looks. */
+/* Not write-barrier protected, so that every minor collection marks it. */
 static const rb_data_type_t keeper_type = {
-    .wrap_struct_name = "works under way",
-    .function = {.dmark = mark_under_way},
+    .wrap_struct_name = "pending works",
+    .function = {.dmark = mark_pending_works},
 };
 
 static void operands_free(void *data)
@@ -85,7 +85,7 @@ static size_t tensor_count(VALUE operand)
     return RB_TYPE_P(operand, T_ARRAY) ? (size_t)RARRAY_LEN(operand) : 1;
 }
 
-/* False if memory is short. */
+/* Returns false if out of memory. */
 static bool add_operand(operands *held, VALUE operand)
 {
     bool list = RB_TYPE_P(operand, T_ARRAY);
@@ -111,14 +111,14 @@ static operands *operands_retain(VALUE output, VALUE input)
     return NULL;
 }
 
-/* Ends a work whose operation may still run. */
-static void part_with(tddp_work *work, operands *held)
+/* Releases a work that may be pending; the operands are freed when it completes. */
+static void detach_work(tddp_work *work, operands *held)
 {
-    /* Only this file sets a callback, and once a work, so there is none yet. In a forked child the
-     * operation never ends, and its memory with the process. */
+    /* Only this file sets a callback, once per work, so there is none yet. In a forked child the
+     * operation never completes, and its memory lives as long as the process. */
     tddp_status status = held == NULL ? TDDP_OK : tddp_work_on_done(work, operands_free, held);
     if (status != TDDP_OK && status != TDDP_FORKED)
-        tddp_log(TDDP_LOG_ERROR, "ruby", "an operation's memory is kept for ever: %s",
+        tddp_log(TDDP_LOG_ERROR, "ruby", "an operation's memory is leaked: %s",
                  tddp_error_message());
     tddp_work_release(work);
 }
@@ -133,9 +133,9 @@ static void work_mark(void *data)
 static void work_free(void *data)
 {
     work_handle *handle = data;
-    delist(handle);
+    list_remove(handle);
     if (handle->work != NULL)
-        part_with(handle->work, handle->held);
+        detach_work(handle->work, handle->operands);
     xfree(handle);
 }
 
@@ -157,11 +157,11 @@ static work_handle *handle_of(VALUE self)
 {
     work_handle *handle = rb_check_typeddata(self, &work_type);
     if (handle->work == NULL)
-        rb_raise(rb_eTypeError, "a %s is no operation of its own", rb_obj_classname(self));
+        rb_raise(rb_eTypeError, "a %s is not a single operation", rb_obj_classname(self));
     return handle;
 }
 
-/* For those that stand for several others. */
+/* The allocator of CombinedWork. */
 static VALUE work_allocate(VALUE class)
 {
     work_handle *handle;
@@ -170,7 +170,7 @@ static VALUE work_allocate(VALUE class)
     return self;
 }
 
-/* A wait, and the stream that waits in place of the host if a device carries the operation out. */
+/* A wait; for an operation on a device the stream waits instead of the host. */
 typedef struct wait_call {
     tddp_work *work;
     bool orders;
@@ -191,8 +191,8 @@ static bool host_waits(void)
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-/* As in PyTorch: an operation of a device's is put before what this thread's stream does next, and
- * only a time that the caller sets has the host wait. */
+/* As in PyTorch: for an operation on a device this thread's current stream waits, and the host waits
+ * only if the caller sets a timeout. */
 static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms)
 {
     wait_call call = {.work = work};
@@ -205,8 +205,8 @@ static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms)
     return tddp_rb_blocking(body_wait, &call, timeout_ms, false);
 }
 
-/* The object of a work that may be running. Without memory for references to the tensors only
- * waiting keeps theirs. */
+/* The object of a work that may be pending. If the references to the tensors can't be allocated, it
+ * waits for the operation instead. */
 static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
 {
     operands *held = operands_retain(output, input);
@@ -218,17 +218,17 @@ static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
     work_handle *handle;
     VALUE self = TypedData_Make_Struct(work_class, work_handle, &work_type, handle);
     handle->work = work;
-    handle->held = held;
+    handle->operands = held;
     handle->self = self;
     RB_OBJ_WRITE(self, &handle->output, output);
     RB_OBJ_WRITE(self, &handle->input, input);
-    enlist(handle);
+    list_add(handle);
     return self;
 }
 
-/* Nobody has a handle on it any more. A device's memory needs no object of Ruby's; host memory may
- * lie in a String. */
-static void leave_under_way(tddp_work *work, VALUE output, VALUE input)
+/* Detaches a pending work that has no object. A device's memory doesn't depend on Ruby objects; host
+ * memory may belong to a String. */
+static void detach_pending(tddp_work *work, VALUE output, VALUE input)
 {
     int32_t index;
     operands *held = NULL;
@@ -237,7 +237,7 @@ static void leave_under_way(tddp_work *work, VALUE output, VALUE input)
     if (held == NULL)
         work_object(work, output, input);
     else
-        part_with(work, held);
+        detach_work(work, held);
 }
 
 static VALUE source_of(const tddp_work *work)
@@ -246,7 +246,7 @@ static VALUE source_of(const tddp_work *work)
     return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
 }
 
-/* Waits here, unless it was executed inline; an interruption leaves the operation running. */
+/* Waits, unless the operation was executed inline. After an interrupt the operation stays pending. */
 static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
@@ -256,15 +256,15 @@ static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
     if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))
         tddp_work_release(work);
     else
-        leave_under_way(work, output, input);
-    tddp_rb_settle(outcome);
+        detach_pending(work, output, input);
+    tddp_rb_raise_outcome(outcome);
     return source;
 }
 
 static VALUE work_wait(VALUE self, VALUE timeout);
 
-/* The same in a communication hook, which may be left here for good: as an object of its own the
- * work keeps its memory. */
+/* The same in a communication hook, which may be suspended here and never resumed: the work needs an
+ * object that keeps its memory. */
 static VALUE wait_in_hook(tddp_work *work, VALUE output, VALUE input)
 {
     VALUE self = work_object(work, output, input);
@@ -287,15 +287,15 @@ VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async)
     return result;
 }
 
-static void let_go_when_done(work_handle *handle)
+static void release_if_completed(work_handle *handle)
 {
-    if (handle->held == NULL || !tddp_work_completed(handle->work))
+    if (handle->operands == NULL || !tddp_work_completed(handle->work))
         return;
-    operands *held = handle->held;
-    handle->held = NULL;
+    operands *held = handle->operands;
+    handle->operands = NULL;
     operands_free(held);
     handle->output = handle->input = Qnil;
-    delist(handle);
+    list_remove(handle);
 }
 
 static VALUE work_wait(VALUE self, VALUE timeout)
@@ -303,8 +303,8 @@ static VALUE work_wait(VALUE self, VALUE timeout)
     work_handle *handle = handle_of(self);
     int64_t timeout_ms = tddp_rb_milliseconds(timeout);
     tddp_rb_outcome outcome = wait_for(handle->work, timeout_ms);
-    let_go_when_done(handle);
-    tddp_rb_settle(outcome);
+    release_if_completed(handle);
+    tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(self);
     return Qtrue;
 }
@@ -347,7 +347,7 @@ void tddp_rb_init_work(void)
     work_class = rb_define_class_under(tddp_rb_distributed, "Work", rb_cObject);
     rb_global_variable(&work_class);
     rb_undef_alloc_func(work_class);
-    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &under_way));
+    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &pending_works));
     rb_define_alloc_func(rb_define_class_under(tddp_rb_distributed, "CombinedWork", work_class),
                          work_allocate);
     rb_define_private_method(work_class, "_wait", work_wait, 1);

@@ -1,10 +1,10 @@
 /*
- * What one may ask the core of DistributedDataParallel about its buckets and its last round, over
- * <tddp/reducer.h>. Entered by Ruby threads that hold the GVL, between rounds. Only looks.
+ * The getters of DistributedDataParallel's core: its buckets and its last iteration, over
+ * <tddp/reducer.h>. Called by Ruby threads that hold the GVL, between iterations.
  */
 #include "torch_ddp.h"
 
-/* Bytes of each bucket as it is now. */
+/* The bytes of each bucket. */
 static VALUE bucket_sizes(VALUE self)
 {
     const tddp_reducer *reducer = tddp_rb_reducer(self);
@@ -15,7 +15,7 @@ static VALUE bucket_sizes(VALUE self)
     return sizes;
 }
 
-/* nil for a parameter that is in none, as sparse ones are. */
+/* The number of a parameter's bucket; nil for sparse parameters, which are in no bucket. */
 static VALUE bucket_of(VALUE self, VALUE index)
 {
     size_t bucket = tddp_reducer_bucket_of(tddp_rb_reducer(self), NUM2SIZET(index));
@@ -30,7 +30,7 @@ static VALUE numbers(const size_t *values, size_t count)
     return array;
 }
 
-/* The numbers of each bucket's parameters, as they lie in it. */
+/* The numbers of each bucket's parameters, in the order of their slices. */
 static VALUE bucket_params(VALUE self)
 {
     const tddp_reducer *reducer = tddp_rb_reducer(self);
@@ -47,7 +47,7 @@ static VALUE bucket_params(VALUE self)
     return all;
 }
 
-/* The parameters as they became ready in the last finished round; empty before. */
+/* The parameters in the order in which they became ready in the last iteration; empty before it. */
 static VALUE order(VALUE self)
 {
     const tddp_reducer *reducer = tddp_rb_reducer(self);
@@ -70,27 +70,27 @@ static VALUE rounds(VALUE self)
     return ULL2NUM(tddp_reducer_rounds(tddp_rb_reducer(self)));
 }
 
-static void put_moment(VALUE hash, const char *name, int64_t moment)
+static void set_time(VALUE hash, const char *name, int64_t ns)
 {
-    rb_hash_aset(hash, ID2SYM(rb_intern(name)), moment == 0 ? Qnil : LL2NUM(moment));
+    rb_hash_aset(hash, ID2SYM(rb_intern(name)), ns == 0 ? Qnil : LL2NUM(ns));
 }
 
-/* Moments of the last finished round, in nanoseconds of the monotonic clock; nil: did not come. */
+/* Times of the last iteration, in nanoseconds of the monotonic clock; nil: didn't occur. */
 static VALUE times(VALUE self)
 {
     tddp_reducer_times last = {0};
     tddp_reducer_times_of(tddp_rb_reducer(self), &last);
     VALUE hash = rb_hash_new();
-    put_moment(hash, "prepared", last.prepared_ns);
-    put_moment(hash, "first_ready", last.first_ready_ns);
-    put_moment(hash, "last_ready", last.last_ready_ns);
-    put_moment(hash, "first_launch", last.first_launch_ns);
-    put_moment(hash, "finished", last.finished_ns);
+    set_time(hash, "prepared", last.prepared_ns);
+    set_time(hash, "first_ready", last.first_ready_ns);
+    set_time(hash, "last_ready", last.last_ready_ns);
+    set_time(hash, "first_launch", last.first_launch_ns);
+    set_time(hash, "finished", last.finished_ns);
     rb_hash_aset(hash, ID2SYM(rb_intern("rounds")), ULL2NUM(last.rounds));
     return hash;
 }
 
-void tddp_rb_init_ddp_facts(VALUE class)
+void tddp_rb_init_ddp_queries(VALUE class)
 {
     rb_define_method(class, "bucket_sizes", bucket_sizes, 0);
     rb_define_method(class, "bucket_of", bucket_of, 1);

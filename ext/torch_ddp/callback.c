@@ -1,9 +1,9 @@
 /*
- * Ruby code that C++ calls in the midst of libtorch's backward, whose frames no jump may cross:
- * communication hooks and checkpointed segments. An exception becomes a status, and stays where
- * Ruby looks for the cause of the one that backward then raises; one that is to end the program is
- * raised again later. Entered by the Ruby thread that runs backward and holds the GVL; roots are
- * let go of by any thread.
+ * Calls Ruby code within libtorch's backward, whose C++ frames no longjmp may cross: communication
+ * hooks and checkpointed segments. An exception becomes a status, and stays in rb_errinfo() as the
+ * cause of the exception that backward raises; an exception that is neither a StandardError nor a
+ * ScriptError is raised again after backward. Called by the Ruby thread that runs backward and holds
+ * the GVL; any thread may release roots.
  */
 #include "torch_ddp.h"
 
@@ -24,14 +24,13 @@ static VALUE describe(VALUE error)
     return rb_sprintf("%" PRIsVALUE ": %" PRIsVALUE, rb_obj_class(error), rb_obj_as_string(error));
 }
 
-/* What was raised, as a status. */
-static tddp_status failed(const char *what)
+/* Converts the raised exception to a status. */
+static tddp_status status_of_exception(const char *what)
 {
     VALUE error = rb_errinfo();
     if (!tddp_rb_is_exception(error)) {
         rb_set_errinfo(Qnil);
-        return tddp_fail(TDDP_INTERNAL, "%s was left by a jump (throw, break or Thread#kill)",
-                         what);
+        return tddp_fail(TDDP_INTERNAL, "%s was left by throw, break or Thread#kill", what);
     }
     int state = 0;
     VALUE text = rb_protect(describe, error, &state);
@@ -40,7 +39,7 @@ static tddp_status failed(const char *what)
     tddp_status status =
         tddp_fail(TDDP_INTERNAL, "%s raised %s", what, RSTRING_PTR(rb_obj_as_string(text)));
     if (rb_obj_is_kind_of(error, rb_eStandardError) || rb_obj_is_kind_of(error, rb_eScriptError)) {
-        rb_set_errinfo(error); /* the cause of what backward raises now */
+        rb_set_errinfo(error); /* the cause of the exception that backward raises */
     } else {
         rb_set_errinfo(Qnil);
         tddp_rb_raise_later(error);
@@ -48,28 +47,28 @@ static tddp_status failed(const char *what)
     return status;
 }
 
-tddp_status tddp_rb_inside(VALUE (*body)(VALUE data), void *data, const char *what)
+tddp_status tddp_rb_call_in_backward(VALUE (*body)(VALUE data), void *data, const char *what)
 {
     if (!tddp_rb_may_run())
         return tddp_fail(TDDP_UNSUPPORTED,
-                         "%s is Ruby code, but a thread of libtorch's came to it: it runs only on "
-                         "the thread that called backward (checkpoint segments nested more than 60 "
-                         "deep, or tensors on a GPU, are computed by others)",
+                         "%s is Ruby code, but libtorch called it on a thread of its own: it runs "
+                         "only on the thread that called backward (other threads compute checkpoint "
+                         "segments nested more than 60 deep, and tensors on a GPU)",
                          what);
     int state = 0;
     rb_protect(body, (VALUE)data, &state);
-    return state == 0 ? TDDP_OK : failed(what);
+    return state == 0 ? TDDP_OK : status_of_exception(what);
 }
 
 /* --- roots ------------------------------------------------------------------------------------ */
 
 struct tddp_rb_root {
     VALUE value;
-    atomic_bool gone;
+    atomic_bool released;
     struct tddp_rb_root *next;
 };
 
-/* The GVL guards the list; what is gone is taken out by the next collection. */
+/* Guarded by the GVL. The next garbage collection removes released roots. */
 static tddp_rb_root *roots;
 
 static void mark_roots(void *nothing)
@@ -77,7 +76,7 @@ static void mark_roots(void *nothing)
     (void)nothing;
     for (tddp_rb_root **at = &roots; *at != NULL;) {
         tddp_rb_root *root = *at;
-        if (atomic_load(&root->gone)) {
+        if (atomic_load(&root->released)) {
             *at = root->next;
             free(root);
         } else {
@@ -87,7 +86,7 @@ static void mark_roots(void *nothing)
     }
 }
 
-/* Without a write barrier, so that every collection looks. */
+/* Not write-barrier protected, so that every minor collection marks it. */
 static const rb_data_type_t keeper_type = {
     .wrap_struct_name = "Ruby objects that libtorch's graphs keep",
     .function = {.dmark = mark_roots},
@@ -99,7 +98,7 @@ tddp_rb_root *tddp_rb_root_new(VALUE value)
     if (root == NULL)
         rb_memerror();
     root->value = value;
-    atomic_init(&root->gone, false);
+    atomic_init(&root->released, false);
     root->next = roots;
     roots = root;
     return root;
@@ -112,10 +111,10 @@ VALUE tddp_rb_root_value(const tddp_rb_root *root)
 
 void tddp_rb_root_release(tddp_rb_root *root)
 {
-    atomic_store(&root->gone, true);
+    atomic_store(&root->released, true);
 }
 
-void tddp_rb_init_inside(void)
+void tddp_rb_init_callback(void)
 {
     rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &roots));
 }
