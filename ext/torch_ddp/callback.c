@@ -2,8 +2,8 @@
  * Calls Ruby code within libtorch's backward, whose C++ frames no longjmp may cross: communication
  * hooks and checkpointed segments. An exception becomes a status, and stays in rb_errinfo() as the
  * cause of the exception that backward raises; an exception that is neither a StandardError nor a
- * ScriptError is raised again after backward. Called by the Ruby thread that runs backward and holds
- * the GVL; any thread may release roots.
+ * ScriptError is raised again after backward. Called by the Ruby thread that runs backward and
+ * holds the GVL; any thread may release roots.
  */
 #include "torch_ddp.h"
 
@@ -50,11 +50,12 @@ static tddp_status status_of_exception(const char *what)
 tddp_status tddp_rb_call_in_backward(VALUE (*body)(VALUE data), void *data, const char *what)
 {
     if (!tddp_rb_may_run())
-        return tddp_fail(TDDP_UNSUPPORTED,
-                         "%s is Ruby code, but libtorch called it on a thread of its own: it runs "
-                         "only on the thread that called backward (other threads compute checkpoint "
-                         "segments nested more than 60 deep, and tensors on a GPU)",
-                         what);
+        return tddp_fail(
+            TDDP_UNSUPPORTED,
+            "%s is Ruby code, but libtorch called it on a thread of its own: it runs "
+            "only on the thread that called backward (other threads compute checkpoint "
+            "segments nested more than 60 deep, and tensors on a GPU)",
+            what);
     int state = 0;
     rb_protect(body, (VALUE)data, &state);
     return state == 0 ? TDDP_OK : status_of_exception(what);

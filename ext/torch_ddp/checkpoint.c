@@ -1,8 +1,8 @@
 /*
  * Torch::Utils::Checkpoint over <tddp/torch_checkpoint.h>: segments of a model that Ruby runs again
  * in backward. Called by Ruby threads that hold the GVL; for the second run by libtorch's backward
- * on such a thread. The graph keeps the segment's proc until its backward has run. lib/torch handles
- * nested arguments and results.
+ * on such a thread. The graph keeps the segment's proc until its backward has run. lib/torch
+ * handles nested arguments and results.
  */
 #include "torch_ddp.h"
 
@@ -39,10 +39,11 @@ static VALUE run_again(VALUE data)
     VALUE outputs = rb_funcall(call->function, rb_intern("call"), 1, inputs);
     Check_Type(outputs, T_ARRAY);
     if (RARRAY_LEN(outputs) != (long)call->output_count)
-        rb_raise(rb_eRuntimeError,
-                 "the segment returned %ld tensors in backward, but %zu in forward: it must compute "
-                 "the same each time",
-                 RARRAY_LEN(outputs), call->output_count);
+        rb_raise(
+            rb_eRuntimeError,
+            "the segment returned %ld tensors in backward, but %zu in forward: it must compute "
+            "the same each time",
+            RARRAY_LEN(outputs), call->output_count);
     for (size_t i = 0; i < call->output_count; i++) {
         const tddp_tensor *output = tddp_rb_tensor(rb_ary_entry(outputs, (long)i));
         tddp_rb_check(tddp_tensor_assign(call->outputs[i], output));

@@ -1,7 +1,7 @@
 /*
  * Torch::Distributed::CommHook over <tddp/comm_hook.h> and <tddp/hooks.h>. The thread that runs
- * backward calls a hook in Ruby when a bucket's gradients are ready, and waits for its result at the
- * end of backward; waits release the GVL. Called by Ruby threads that hold the GVL.
+ * backward calls a hook in Ruby when a bucket's gradients are ready, and waits for its result at
+ * the end of backward; waits release the GVL. Called by Ruby threads that hold the GVL.
  *
  * Each call of a hook is a fiber. It is suspended until the end of backward waits for its result,
  * and also if an interrupt comes while the hook itself waits: an exception there would leave the
@@ -78,8 +78,8 @@ typedef struct hook_call {
     bool interrupted;
 } hook_call;
 
-/* The fiber of the hook that this thread runs; 0: none. Whether an interrupt was pending when it was
- * resumed, which its caller masks. The description for the hook's first operation. */
+/* The fiber of the hook that this thread runs; 0: none. Whether an interrupt was pending when it
+ * was resumed, which its caller masks. The description for the hook's first operation. */
 static _Thread_local VALUE current_fiber;
 static _Thread_local bool interrupt_was_pending;
 static _Thread_local const char *first_description;
@@ -254,8 +254,9 @@ static tddp_status run_ruby(void *state, tddp_group *group, const tddp_bucket *b
     if (status != TDDP_OK || !call.interrupted)
         return status;
     *again = 0;
-    return tddp_fail(TDDP_CANCELED, "a communication hook was interrupted while it waited; the next "
-                                    "forward resumes it");
+    return tddp_fail(TDDP_CANCELED,
+                     "a communication hook was interrupted while it waited; the next "
+                     "forward resumes it");
 }
 
 static void free_ruby(void *state)

@@ -6,8 +6,8 @@
  */
 #include "torch_ddp.h"
 
-/* Guarded by the GVL. A call that releases the GVL counts as a user: another Ruby thread may release
- * the core meanwhile, and the last user then frees it. */
+/* Guarded by the GVL. A call that releases the GVL counts as a user: another Ruby thread may
+ * release the core meanwhile, and the last user then frees it. */
 typedef struct core {
     tddp_ddp *ddp;
     unsigned users;
@@ -222,8 +222,7 @@ static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
     if (!tddp_ddp_prepare_waits(ddp))
         return outcome_of(tddp_ddp_prepare(ddp, sync, NULL));
     tddp_status status = tddp_ddp_hook_here(ddp) ? tddp_ddp_finish_due(ddp, sync, NULL) : TDDP_OK;
-    return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true)
-                             : outcome_of(status);
+    return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true) : outcome_of(status);
 }
 
 static VALUE ddp_prepare(VALUE self, VALUE sync)

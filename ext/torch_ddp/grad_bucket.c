@@ -1,6 +1,6 @@
 /*
- * Torch::Distributed::GradBucket: the argument of communication hooks in Ruby, with tensors over the
- * bucket's memory. Made while a hook is called; the tensors keep the memory alive, but the next
+ * Torch::Distributed::GradBucket: the argument of communication hooks in Ruby, with tensors over
+ * the bucket's memory. Made while a hook is called; the tensors keep the memory alive, but the next
  * iteration overwrites it. Called by the Ruby thread that runs backward.
  */
 #include "torch_ddp.h"

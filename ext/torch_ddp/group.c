@@ -111,9 +111,9 @@ static tddp_status body_shutdown(void *group, const tddp_wait *wait)
     return TDDP_OK;
 }
 
-/* _shutdown(drain, host_wait): shuts the group down and releases it, so that its store, and a server
- * behind it, can close too. An interrupt ends the wait for operations, or for the other ranks' use
- * of the store, and is raised after the shutdown. */
+/* _shutdown(drain, host_wait): shuts the group down and releases it, so that its store, and a
+ * server behind it, can close too. An interrupt ends the wait for operations, or for the other
+ * ranks' use of the store, and is raised after the shutdown. */
 static VALUE group_shutdown(VALUE self, VALUE drain, VALUE host_wait)
 {
     tddp_group *group = RTYPEDDATA_DATA(self);

@@ -1,15 +1,15 @@
 /*
  * The only file that releases the GVL. A blocking call of libtddp gets a cancel token; an interrupt
- * of Ruby's triggers the token, the call returns TDDP_CANCELED, and only then, with the GVL held and
- * all C frames unwound, Ruby raises the interrupt. Called by Ruby threads, and from libtorch's
+ * of Ruby's triggers the token, the call returns TDDP_CANCELED, and only then, with the GVL held
+ * and all C frames unwound, Ruby raises the interrupt. Called by Ruby threads, and from libtorch's
  * backward by tddp_rb_blocking_in_backward(). Invariant: no longjmp leaves this file; the caller
  * frees its memory first, then calls tddp_rb_raise_outcome().
  *
  * A call runs on the calling Ruby thread, or on a helper thread made for the call, while the Ruby
- * thread waits for it and may run signal handlers. A helper runs calls that can't be restarted after
- * a signal handler that raised nothing. It also runs long waits if there are other Ruby threads,
- * because Ruby 3.1 and 3.2 don't wake the blocked main thread for a signal after the other threads
- * have ended.
+ * thread waits for it and may run signal handlers. A helper runs calls that can't be restarted
+ * after a signal handler that raised nothing. It also runs long waits if there are other Ruby
+ * threads, because Ruby 3.1 and 3.2 don't wake the blocked main thread for a signal after the other
+ * threads have ended.
  */
 #include "torch_ddp.h"
 
@@ -25,8 +25,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a thread that isn't the only one waits before a helper takes over, and how often a thread
- * that waits for a helper polls for interrupts. */
+/* How long a thread that isn't the only one waits before a helper takes over, and how often a
+ * thread that waits for a helper polls for interrupts. */
 enum { INLINE_WAIT_MS = 100, POLL_MS = 250 };
 
 /* In place of a longjmp's tag: the exception is still pending. */
@@ -211,7 +211,7 @@ static bool start_helper(pthread_t *thread, helper_call *work)
 
 /* Runs the call on a helper thread. Cancels it when `may_continue` returns false. */
 static tddp_status run_on_helper(blocking_call *call, token *own, bool (*may_continue)(void *data),
-                               void *data)
+                                 void *data)
 {
     pthread_t thread;
     helper_call work = {.call = call, .wake = own->wake};
@@ -289,9 +289,9 @@ bool tddp_rb_interrupt_pending(void)
 }
 
 /*
- * An interrupt during backward, whose C++ frames no longjmp may cross. Runs signal handlers; if they
- * return, backward continues. An exception stays pending, or is made pending again: Ruby raises it
- * after backward has returned with an error.
+ * An interrupt during backward, whose C++ frames no longjmp may cross. Runs signal handlers; if
+ * they return, backward continues. An exception stays pending, or is made pending again: Ruby
+ * raises it after backward has returned with an error.
  */
 static bool may_continue_backward(void *nothing)
 {
@@ -318,7 +318,7 @@ static bool may_continue_hook(void *state)
 /* Runs the call on this thread, and again after a handler that raised nothing. Returns false if it
  * should continue on a helper thread. */
 static bool run_on_caller(blocking_call *call, int64_t timeout_ms, int64_t started,
-                     bool (*may_continue)(void *state), int *state)
+                          bool (*may_continue)(void *state), int *state)
 {
     do {
         int64_t left = time_left(timeout_ms, started);

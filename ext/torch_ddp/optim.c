@@ -1,8 +1,8 @@
 /*
- * Fused optimizer steps over <tddp/torch_optim.h>. Each call reads torch-rb's param_groups and state
- * again, so changes since the last step take effect. Called by Ruby threads that hold the GVL, which
- * a step keeps. As in torch-rb, a parameter's state is created in the first step with a gradient.
- * torch-rb's constructors check the settings.
+ * Fused optimizer steps over <tddp/torch_optim.h>. Each call reads torch-rb's param_groups and
+ * state again, so changes since the last step take effect. Called by Ruby threads that hold the
+ * GVL, which a step keeps. As in torch-rb, a parameter's state is created in the first step with a
+ * gradient. torch-rb's constructors check the settings.
  */
 #include "torch_ddp.h"
 
@@ -94,7 +94,8 @@ static int64_t steps_of(VALUE state)
 }
 
 /* Allocates a step over `count` parameters. */
-static fused_step allocate_step(VALUE state, long count, volatile VALUE *slots, volatile VALUE *hashes)
+static fused_step allocate_step(VALUE state, long count, volatile VALUE *slots,
+                                volatile VALUE *hashes)
 {
     fused_step step = {.state = state};
     step.slots = tddp_rb_scratch(slots, count, sizeof(*step.slots));

@@ -1,7 +1,7 @@
 /*
  * Copies of tensors on several devices of one process, over <tddp/torch_parallel.h>. Called by Ruby
- * threads that hold the GVL, which a call keeps: on the CPU it copies memory, for GPUs it only queues
- * copies.
+ * threads that hold the GVL, which a call keeps: on the CPU it copies memory, for GPUs it only
+ * queues copies.
  */
 #include "torch_ddp.h"
 
@@ -20,8 +20,9 @@ static const char **names_of(VALUE list, volatile VALUE *holder, size_t *count)
     return names;
 }
 
-/* _replicate(tensors, devices, outputs, apart, detached, home or nil); outputs are new Torch::Tensors,
- * those of the first device, then those of the second... The Arrays are unshared. */
+/* _replicate(tensors, devices, outputs, apart, detached, home or nil); outputs are new
+ * Torch::Tensors, those of the first device, then those of the second... The Arrays are unshared.
+ */
 static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, VALUE apart,
                        VALUE detached, VALUE home)
 {

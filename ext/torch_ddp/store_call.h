@@ -1,6 +1,6 @@
 /*
- * The shared part of a store's operations: store.c (one key), store_keys.c (several keys, lists) and
- * store_queue.c (queues, barriers).
+ * The shared part of a store's operations: store.c (one key), store_keys.c (several keys, lists)
+ * and store_queue.c (queues, barriers).
  */
 #ifndef TORCH_DDP_STORE_CALL_H
 #define TORCH_DDP_STORE_CALL_H

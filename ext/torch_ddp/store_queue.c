@@ -41,8 +41,9 @@ static void push_back(store_call *call)
     tddp_wait wait = {.timeout_ms = PUSH_BACK_MS};
     tddp_slice value = {call->blob.data, call->blob.size};
     if (tddp_store_queue_push(call->store, call->key, value, &wait) != TDDP_OK)
-        rb_warn("queue_pop: interrupted after a value was popped, which could not be pushed back: %s",
-                tddp_error_message());
+        rb_warn(
+            "queue_pop: interrupted after a value was popped, which could not be pushed back: %s",
+            tddp_error_message());
 }
 
 static VALUE check_interrupts(VALUE nothing)
@@ -90,7 +91,8 @@ static VALUE store_barrier(int argc, VALUE *argv, VALUE self)
     key = tddp_rb_bytes(key, "key");
     store_call call = {.store = tddp_rb_store(self), .key = tddp_rb_slice(key)};
     call.number = NUM2INT(world_size);
-    tddp_rb_raise_outcome(tddp_rb_blocking(body_barrier, &call, tddp_rb_milliseconds(timeout), true));
+    tddp_rb_raise_outcome(
+        tddp_rb_blocking(body_barrier, &call, tddp_rb_milliseconds(timeout), true));
     RB_GC_GUARD(key);
     return Qnil;
 }

@@ -1,7 +1,8 @@
 /*
- * The extension's internal interface: it binds Ruby objects to libtddp's handles. Each .c file binds
- * a public header or a part of one, and contains only bindings. Only nogvl.c releases the GVL, only
- * error.c converts a status to an exception, and only tensor_bridge.cc includes Rice and libtorch.
+ * The extension's internal interface: it binds Ruby objects to libtddp's handles. Each .c file
+ * binds a public header or a part of one, and contains only bindings. Only nogvl.c releases the
+ * GVL, only error.c converts a status to an exception, and only tensor_bridge.cc includes Rice and
+ * libtorch.
  */
 #ifndef TORCH_DDP_H
 #define TORCH_DDP_H
@@ -46,16 +47,16 @@ typedef tddp_status (*tddp_rb_body)(void *data, const tddp_wait *wait);
 
 /*
  * Calls `body` without the GVL. `timeout_ms` negative: the object's default. After a signal handler
- * that raised nothing `body` may be called again with the remaining time; not with `no_restart`, for
- * calls that a cancellation may leave half done. `body` may run on another thread.
+ * that raised nothing `body` may be called again with the remaining time; not with `no_restart`,
+ * for calls that a cancellation may leave half done. `body` may run on another thread.
  */
 tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_ms,
                                  bool no_restart);
 
 /*
- * The same for a request that a store normally answers at once. A canceled request had no effect, or
- * the store is unusable afterwards. So the only Ruby thread may restart it, which avoids a helper
- * thread that would take longer than the request.
+ * The same for a request that a store normally answers at once. A canceled request had no effect,
+ * or the store is unusable afterwards. So the only Ruby thread may restart it, which avoids a
+ * helper thread that would take longer than the request.
  */
 tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data);
 
@@ -79,8 +80,8 @@ bool tddp_rb_interrupt_pending(void);
 /* Seconds as a Numeric to milliseconds, rounded up; nil is -1. Raises on anything else. */
 int64_t tddp_rb_milliseconds(VALUE seconds);
 
-/* Memory for `count` + 1 elements of `bytes_each`, which the garbage collector frees after a longjmp.
- * Caller: ALLOCV_END(*holder). */
+/* Memory for `count` + 1 elements of `bytes_each`, which the garbage collector frees after a
+ * longjmp. Caller: ALLOCV_END(*holder). */
 void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
 
 /* --- store.c, group.c, work.c ---------------------------------------------------------------- */
@@ -139,7 +140,8 @@ void tddp_rb_suspend_hook(void);
  * Borrowed until the hook returns or is suspended. */
 const char *tddp_rb_hook_description(void);
 
-/* A GradBucket of the bucket whose hook is being called; copies a tensor's elements to its buffer. */
+/* A GradBucket of the bucket whose hook is being called; copies a tensor's elements to its buffer.
+ */
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 

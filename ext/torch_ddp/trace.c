@@ -1,6 +1,6 @@
 /*
- * Traces over <tddp/trace.h>. Called by Ruby threads that hold the GVL; closing a trace, which waits
- * for the disk, releases it. lib/torch names the spans.
+ * Traces over <tddp/trace.h>. Called by Ruby threads that hold the GVL; closing a trace, which
+ * waits for the disk, releases it. lib/torch names the spans.
  */
 #include <tddp/trace.h>
 

@@ -17,7 +17,7 @@ typedef struct operands {
 } operands;
 
 typedef struct work_handle {
-    tddp_work *work; /* NULL: a CombinedWork */
+    tddp_work *work;    /* NULL: a CombinedWork */
     operands *operands; /* NULL after completion */
     VALUE self;
     /* Ruby's tensors, or Arrays of them: one made by from_numo lies in a String that only they
@@ -191,8 +191,8 @@ static bool host_waits(void)
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-/* As in PyTorch: for an operation on a device this thread's current stream waits, and the host waits
- * only if the caller sets a timeout. */
+/* As in PyTorch: for an operation on a device this thread's current stream waits, and the host
+ * waits only if the caller sets a timeout. */
 static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms)
 {
     wait_call call = {.work = work};
@@ -226,8 +226,8 @@ static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
     return self;
 }
 
-/* Detaches a pending work that has no object. A device's memory doesn't depend on Ruby objects; host
- * memory may belong to a String. */
+/* Detaches a pending work that has no object. A device's memory doesn't depend on Ruby objects;
+ * host memory may belong to a String. */
 static void detach_pending(tddp_work *work, VALUE output, VALUE input)
 {
     int32_t index;
@@ -246,7 +246,8 @@ static VALUE source_of(const tddp_work *work)
     return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
 }
 
-/* Waits, unless the operation was executed inline. After an interrupt the operation stays pending. */
+/* Waits, unless the operation was executed inline. After an interrupt the operation stays pending.
+ */
 static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
@@ -263,8 +264,8 @@ static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 
 static VALUE work_wait(VALUE self, VALUE timeout);
 
-/* The same in a communication hook, which may be suspended here and never resumed: the work needs an
- * object that keeps its memory. */
+/* The same in a communication hook, which may be suspended here and never resumed: the work needs
+ * an object that keeps its memory. */
 static VALUE wait_in_hook(tddp_work *work, VALUE output, VALUE input)
 {
     VALUE self = work_object(work, output, input);

@@ -29,9 +29,9 @@ typedef struct tddp_param {
 
 /** A parameter's slice of a flat buffer, in the buffer's elements. */
 typedef struct tddp_flat_slice {
-    size_t param;  /**< the parameter's number */
-    size_t offset; /**< of the first element */
-    size_t count;  /**< elements; of a complex parameter twice as many: buffers are real */
+    size_t param;        /**< the parameter's number */
+    size_t offset;       /**< of the first element */
+    size_t count;        /**< elements; of a complex parameter twice as many: buffers are real */
     const int64_t *dims; /**< the parameter's shape; borrowed from its description */
     size_t ndim;
 } tddp_flat_slice;

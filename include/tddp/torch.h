@@ -2,9 +2,9 @@
  * @file torch.h
  * @brief libtorch's tensors and autograd, in plain C signatures (libtddp_torch).
  *
- * A tddp_tensor is libtorch's `at::Tensor`: a C++ caller casts an `at::Tensor *`. It is borrowed for
- * the call; functions that keep a tensor take their own reference. Functions convert C++ exceptions
- * to a status and its text.
+ * A tddp_tensor is libtorch's `at::Tensor`: a C++ caller casts an `at::Tensor *`. It is borrowed
+ * for the call; functions that keep a tensor take their own reference. Functions convert C++
+ * exceptions to a status and its text.
  */
 #ifndef TDDP_TORCH_H
 #define TDDP_TORCH_H
@@ -179,9 +179,9 @@ TDDP_API int tddp_ddp_wants_outputs(const tddp_ddp *ddp);
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_outputs(tddp_ddp *ddp, tddp_tensor *const *outputs,
                                                      size_t count);
 
-/** Sets the communication hook: tddp_reducer_set_hook(). Sparse gradients are always averaged. Hooks
- *  with `on_caller` require all parameters on the CPU, because with parameters on devices backward
- *  ends on a thread of autograd's. */
+/** Sets the communication hook: tddp_reducer_set_hook(). Sparse gradients are always averaged.
+ * Hooks with `on_caller` require all parameters on the CPU, because with parameters on devices
+ * backward ends on a thread of autograd's. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_hook(tddp_ddp *ddp, tddp_comm_hook *hook);
 
 /** Whether the hook has `on_caller`: the end of backward and tddp_ddp_shadow() then run the host's

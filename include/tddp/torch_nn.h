@@ -51,18 +51,18 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sync_batch_norm(tddp_group *group,
 /**
  * The norm of all these tensors, as if they were one vector: of order `norm_type` > 0, or INFINITY
  * for the largest absolute value. With a `group` (else NULL) also over its ranks, for sharded
- * tensors: then a collective call, also for a rank without tensors. Sums are in float64, in an order
- * that doesn't depend on the number of threads.
- * Errors: TDDP_INVALID_ARGUMENT, those of tddp_all_reduce().
+ * tensors: then a collective call, also for a rank without tensors. Sums are in float64, in an
+ * order that doesn't depend on the number of threads. Errors: TDDP_INVALID_ARGUMENT, those of
+ * tddp_all_reduce().
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_total_norm(const tddp_tensor *const *tensors, size_t count,
                                                     double norm_type, tddp_group *group,
                                                     const tddp_wait *wait, double *out);
 
 /**
- * The norm of the parameters' gradients, which are scaled in place by max_norm / (norm + 1e-6) if it
- * exceeds `max_norm`. Skips parameters without a gradient. With `error_if_nonfinite` a norm that is
- * infinite or NaN is TDDP_INVALID_ARGUMENT, and nothing is scaled. `*out` is the norm before the
+ * The norm of the parameters' gradients, which are scaled in place by max_norm / (norm + 1e-6) if
+ * it exceeds `max_norm`. Skips parameters without a gradient. With `error_if_nonfinite` a norm that
+ * is infinite or NaN is TDDP_INVALID_ARGUMENT, and nothing is scaled. `*out` is the norm before the
  * scaling.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_clip_grad_norm(const tddp_tensor *const *params,

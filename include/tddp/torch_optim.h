@@ -4,10 +4,10 @@
  *
  * Each parameter, its gradient and its state are read and written once, while unfused optimizers
  * make a pass over memory for each term of the formula. Parameters that the kernels don't support
- * (other devices, complex numbers, a gradient or state with another memory layout, sparse gradients,
- * state of another dtype) are stepped by libtorch's operations with the same formula. float16 and
- * bfloat16 are computed in float32. A step increments parameters' versions, so autograd detects the
- * change; gradients are unchanged.
+ * (other devices, complex numbers, a gradient or state with another memory layout, sparse
+ * gradients, state of another dtype) are stepped by libtorch's operations with the same formula.
+ * float16 and bfloat16 are computed in float32. A step increments parameters' versions, so autograd
+ * detects the change; gradients are unchanged.
  *
  * Any thread, but one at a time for the same parameters. Large parameters are distributed over
  * libtorch's threads. Arguments are checked before anything is changed.
@@ -28,8 +28,9 @@ extern "C" {
  * several times is stepped several times. */
 typedef struct tddp_optim_slot {
     const tddp_tensor *param;
-    /** SGD with momentum: the momentum buffer. Adam: the averages of the gradient and of its square,
-     * and with amsgrad the maximum of the latter. NULL: not used. In the parameter's shape. */
+    /** SGD with momentum: the momentum buffer. Adam: the averages of the gradient and of its
+     * square, and with amsgrad the maximum of the latter. NULL: not used. In the parameter's shape.
+     */
     const tddp_tensor *state[TDDP_OPTIM_STATES];
     int64_t step; /**< Adam: the number of this step, from 1. SGD with momentum: 1 initializes the
                        buffer; later steps update it */

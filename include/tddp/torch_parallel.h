@@ -41,8 +41,8 @@ typedef struct tddp_replicate_opts {
  * device has one, neither has the tensor. With create_graph, and for sparse gradients, tensors are
  * summed one by one. Outputs that share a tensor's memory are views of it.
  *
- * In a library that is built for CUDA, NCCL copies chunks to different GPUs if libtorch includes it,
- * and from three GPUs on also sums gradients: between two there is nothing to reduce.
+ * In a library that is built for CUDA, NCCL copies chunks to different GPUs if libtorch includes
+ * it, and from three GPUs on also sums gradients: between two there is nothing to reduce.
  *
  * Errors: TDDP_INVALID_ARGUMENT (a tensor that is undefined or on another device; a device that is
  * not available: the texts name it), TDDP_INTERNAL (libtorch's text).

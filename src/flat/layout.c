@@ -27,7 +27,7 @@ static tddp_dtype real_dtype(tddp_dtype dtype)
 
 /* Sets the offsets, in bytes, and each buffer's bytes. Sparse parameters have no slice. */
 static void assign_offsets(const tddp_param *params, const int64_t *order, size_t count,
-                  tddp_flat_layout *layout, size_t *offsets)
+                           tddp_flat_layout *layout, size_t *offsets)
 {
     for (size_t k = 0; k < count; k++) {
         size_t i = order ? (size_t)order[k] : k;
@@ -47,7 +47,7 @@ static void assign_offsets(const tddp_param *params, const int64_t *order, size_
 
 /* Makes each buffer's slices, by increasing offset. */
 static void make_slices(const tddp_param *params, const int64_t *order, size_t count,
-                 tddp_flat_layout *layout, const size_t *offsets)
+                        tddp_flat_layout *layout, const size_t *offsets)
 {
     tddp_flat_slice *next = layout->slices;
     for (size_t b = 0; b < layout->buffer_count; b++) {

@@ -25,10 +25,12 @@ size_t tddp_param_bytes(const tddp_param *param)
     return param->count * tddp_dtype_size(param->dtype);
 }
 
-static accumulator *find_accumulator(accumulator *accumulators, size_t *accumulator_count, const tddp_param *param)
+static accumulator *find_accumulator(accumulator *accumulators, size_t *accumulator_count,
+                                     const tddp_param *param)
 {
     for (size_t i = 0; i < *accumulator_count; i++) {
-        if (accumulators[i].dtype == param->dtype && accumulators[i].device_type == param->device_type &&
+        if (accumulators[i].dtype == param->dtype &&
+            accumulators[i].device_type == param->device_type &&
             accumulators[i].device_index == param->device_index) {
             return &accumulators[i];
         }

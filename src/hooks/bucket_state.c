@@ -33,9 +33,9 @@ static tddp_status check_index(const tddp_bucket *bucket, size_t count)
                            bucket->index, count);
 }
 
-tddp_status tddp_hooks_require_state(tddp_hooks_states *states, tddp_group *group, const tddp_bucket *bucket,
-                             tddp_hooks_make_state make, void (*release)(void *memory), void *state,
-                             void **out)
+tddp_status tddp_hooks_require_state(tddp_hooks_states *states, tddp_group *group,
+                                     const tddp_bucket *bucket, tddp_hooks_make_state make,
+                                     void (*release)(void *memory), void *state, void **out)
 {
     tddp_status status = check_index(bucket, bucket->count);
     if (status != TDDP_OK) {
@@ -70,7 +70,8 @@ tddp_status tddp_hooks_require_state(tddp_hooks_states *states, tddp_group *grou
     return TDDP_OK;
 }
 
-tddp_status tddp_hooks_find_state(const tddp_hooks_states *states, const tddp_bucket *bucket, void **out)
+tddp_status tddp_hooks_find_state(const tddp_hooks_states *states, const tddp_bucket *bucket,
+                                  void **out)
 {
     tddp_status status = check_index(bucket, states->count);
     if (status == TDDP_OK && !states->entries[bucket->index].memory) {

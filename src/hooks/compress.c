@@ -36,7 +36,7 @@ static void free_compressed(void *state)
 }
 
 static tddp_status make_compressed(void *state, tddp_group *group, const tddp_bucket *bucket,
-                                void **out)
+                                   void **out)
 {
     (void)state;
     compressed *copy = tddp_alloc(sizeof *copy);
@@ -63,7 +63,8 @@ static tddp_status make_compressed(void *state, tddp_group *group, const tddp_bu
 }
 
 /* The bucket with the copy as its buffer. */
-static tddp_bucket compressed_bucket(const compress *self, const tddp_bucket *bucket, const compressed *copy)
+static tddp_bucket compressed_bucket(const compress *self, const tddp_bucket *bucket,
+                                     const compressed *copy)
 {
     tddp_bucket inner_bucket = *bucket;
     inner_bucket.buffer.data = copy->data;
@@ -86,14 +87,15 @@ static tddp_status cast(const tddp_bucket *bucket, tddp_buffer from, tddp_buffer
 
 /* Runs the next stage on the copy. Casts the copy back after the last operation. */
 static tddp_status run_inner(const compress *self, tddp_group *group, const tddp_bucket *bucket,
-                        compressed *copy, int stage, tddp_work **work, int *again)
+                             compressed *copy, int stage, tddp_work **work, int *again)
 {
     tddp_bucket inner_bucket = compressed_bucket(self, bucket, copy);
     if (!copy->inner_done) {
         int more = 0;
         tddp_status status =
             self->inner ? tddp_comm_hook_run(self->inner, group, &inner_bucket, stage, work, &more)
-                        : tddp_hooks_reduce(group, &inner_bucket, inner_bucket.buffer, TDDP_REDUCE_SUM, work);
+                        : tddp_hooks_reduce(group, &inner_bucket, inner_bucket.buffer,
+                                            TDDP_REDUCE_SUM, work);
         copy->interrupted = status == TDDP_CANCELED;
         if (status != TDDP_OK) {
             return status;
@@ -125,8 +127,8 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     if (stage > 0) {
         status = tddp_hooks_find_state(&self->states, bucket, &found);
     } else {
-        status = tddp_hooks_require_state(&self->states, group, bucket, make_compressed, free_compressed, NULL,
-                                          &found);
+        status = tddp_hooks_require_state(&self->states, group, bucket, make_compressed,
+                                          free_compressed, NULL, &found);
     }
     if (status != TDDP_OK) {
         return status;
@@ -165,9 +167,10 @@ static uint32_t supported_devices(const tddp_comm_hook *inner)
 static char *make_settings(tddp_dtype dtype, const tddp_comm_hook *inner)
 {
     const char *inner_settings = inner ? tddp_comm_hook_settings(inner) : "";
-    return inner ? tddp_format("%s around %s%s%s", tddp_dtype_name(dtype),
-                               tddp_comm_hook_name(inner), inner_settings[0] ? ": " : "", inner_settings)
-                 : tddp_copy_string(tddp_dtype_name(dtype));
+    return inner
+               ? tddp_format("%s around %s%s%s", tddp_dtype_name(dtype), tddp_comm_hook_name(inner),
+                             inner_settings[0] ? ": " : "", inner_settings)
+               : tddp_copy_string(tddp_dtype_name(dtype));
 }
 
 tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_comm_hook *inner, tddp_comm_hook **out)

@@ -51,19 +51,21 @@ typedef struct tddp_hooks_states {
 } tddp_hooks_states;
 
 /* Makes a hook's state of a bucket. */
-typedef tddp_status (*tddp_hooks_make_state)(void *state, tddp_group *group, const tddp_bucket *bucket,
-                                        void **out);
+typedef tddp_status (*tddp_hooks_make_state)(void *state, tddp_group *group,
+                                             const tddp_bucket *bucket, void **out);
 
 /* At stage 0: the bucket's state, which is made if there is none, or if the layout, the bucket or
  * the number of ranks has changed. `release` frees states of an old layout; none of their works is
  * pending, because a reducer rebuilds its buckets only between iterations. */
 TDDP_NODISCARD tddp_status tddp_hooks_require_state(tddp_hooks_states *states, tddp_group *group,
-                                            const tddp_bucket *bucket, tddp_hooks_make_state make,
-                                            void (*release)(void *memory), void *state, void **out);
+                                                    const tddp_bucket *bucket,
+                                                    tddp_hooks_make_state make,
+                                                    void (*release)(void *memory), void *state,
+                                                    void **out);
 
 /* At later stages: the bucket's state. */
 TDDP_NODISCARD tddp_status tddp_hooks_find_state(const tddp_hooks_states *states,
-                                              const tddp_bucket *bucket, void **out);
+                                                 const tddp_bucket *bucket, void **out);
 
 void tddp_hooks_free_states(tddp_hooks_states *states, void (*release)(void *memory));
 

@@ -22,9 +22,9 @@ typedef struct tddp_power_piece {
 
 typedef struct tddp_power_matrix {
     tddp_hooks_shape shape;
-    size_t m; /* offset in `errors`, or in the bucket without `errors` */
-    size_t p; /* offset in P */
-    size_t q; /* offset in Q */
+    size_t m;     /* offset in `errors`, or in the bucket without `errors` */
+    size_t p;     /* offset in P */
+    size_t q;     /* offset in Q */
     size_t piece; /* its elements are these pieces of the bucket, concatenated, then zeros */
     size_t piece_count;
     bool warm;      /* Q is the last iteration's */
@@ -46,7 +46,7 @@ typedef struct tddp_power_plan {
     void *errors; /* NULL: M is the bucket */
     void *p;
     void *q;
-    tddp_buffer first;  /* the operations' buffers: the bucket's dtype, in the group's memory */
+    tddp_buffer first; /* the operations' buffers: the bucket's dtype, in the group's memory */
     tddp_buffer second;
     tddp_group_memory *sent[2];
     void *memory[3]; /* the other allocations */
@@ -60,15 +60,16 @@ void tddp_power_plan_free(void *plan);
 
 /* Before the first operation: computes M, Q and P of each matrix, and fills the first buffer. */
 void tddp_power_compute_p(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                      const tddp_bucket *bucket);
+                          const tddp_bucket *bucket);
 
 /* After the first operation: orthonormalizes P, computes Q, fills the second buffer, and copies the
  * uncompressed gradients back. */
 void tddp_power_compute_q(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                        const tddp_bucket *bucket);
+                          const tddp_bucket *bucket);
 
-/* After the second operation: stores the products P Q^T in the bucket, and the error in `errors`. */
+/* After the second operation: stores the products P Q^T in the bucket, and the error in `errors`.
+ */
 void tddp_power_decompress(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                    const tddp_bucket *bucket);
+                           const tddp_bucket *bucket);
 
 #endif

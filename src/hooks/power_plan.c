@@ -27,7 +27,7 @@ static size_t square_side(size_t count)
 
 /* First dimension by the product of the others. Returns false if the gradient isn't compressed. */
 static bool matrix_shape(const tddp_power_sgd_opts *opts, const tddp_flat_slice *gradient,
-                     tddp_hooks_shape *out)
+                         tddp_hooks_shape *out)
 {
     if (gradient->ndim < 2 || gradient->count == 0 || gradient->dims[0] <= 0) {
         return false;
@@ -41,7 +41,7 @@ static bool matrix_shape(const tddp_power_sgd_opts *opts, const tddp_flat_slice 
 }
 
 static void add_matrix(tddp_power_plan *plan, const tddp_hooks_shape *shape, size_t piece,
-                        size_t piece_count)
+                       size_t piece_count)
 {
     plan->matrices[plan->matrix_count++] = (tddp_power_matrix){.shape = *shape,
                                                                .m = plan->m_count,
@@ -61,7 +61,7 @@ static void add_piece(tddp_power_plan *plan, const tddp_flat_slice *gradient)
 
 /* One matrix for each compressed gradient; the uncompressed ones follow. */
 static void plan_matrices(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
-                      tddp_power_plan *plan)
+                          tddp_power_plan *plan)
 {
     tddp_hooks_shape shape;
     for (size_t i = 0; i < bucket->gradient_count; i++) {
@@ -81,7 +81,7 @@ static void plan_matrices(const tddp_power_sgd_opts *opts, const tddp_bucket *bu
 
 /* All gradients, concatenated and padded with zeros, as one square matrix. */
 static void plan_square_matrix(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket,
-                        tddp_power_plan *plan)
+                               tddp_power_plan *plan)
 {
     size_t total = 0;
     for (size_t i = 0; i < bucket->gradient_count; i++) {
@@ -106,7 +106,7 @@ static void use_bucket_as_m(tddp_power_plan *plan)
 
 /* Allocates an operation's buffer. */
 static tddp_status allocate_sent(tddp_group *group, size_t count, tddp_dtype dtype,
-                             tddp_group_memory **memory, tddp_buffer *out)
+                                 tddp_group_memory **memory, tddp_buffer *out)
 {
     size_t bytes = tddp_hooks_byte_count(count, tddp_dtype_size(dtype));
     tddp_status status = tddp_group_memory_create(group, bytes, memory);
@@ -117,14 +117,14 @@ static tddp_status allocate_sent(tddp_group *group, size_t count, tddp_dtype dty
 }
 
 static tddp_status allocate_memory(const tddp_power_sgd_opts *opts, tddp_group *group,
-                               const tddp_bucket *bucket, tddp_power_plan *plan)
+                                   const tddp_bucket *bucket, tddp_power_plan *plan)
 {
     tddp_dtype dtype = bucket->buffer.dtype;
     size_t size = plan->algebra->size;
     bool same_dtype = dtype == plan->algebra->dtype;
     bool separate_m = opts->error_feedback || opts->batched || !same_dtype;
-    tddp_status status =
-        allocate_sent(group, plan->p_count + plan->uncompressed_count, dtype, &plan->sent[0], &plan->first);
+    tddp_status status = allocate_sent(group, plan->p_count + plan->uncompressed_count, dtype,
+                                       &plan->sent[0], &plan->first);
     if (status == TDDP_OK) {
         status = allocate_sent(group, plan->q_count, dtype, &plan->sent[1], &plan->second);
     }

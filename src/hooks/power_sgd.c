@@ -31,7 +31,7 @@ static tddp_status make_plan(void *state, tddp_group *group, const tddp_bucket *
 }
 
 static tddp_status run_first_stage(power_sgd *self, tddp_group *group, const tddp_bucket *bucket,
-                         tddp_work **work, int *again)
+                                   tddp_work **work, int *again)
 {
     void *found = NULL;
     tddp_status status = tddp_hooks_check_host(self->name, bucket);
@@ -41,8 +41,8 @@ static tddp_status run_first_stage(power_sgd *self, tddp_group *group, const tdd
     if (bucket->round < (uint64_t)self->opts.start_iteration) {
         return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
-    status = tddp_hooks_require_state(&self->states, group, bucket, make_plan, tddp_power_plan_free, self,
-                              &found);
+    status = tddp_hooks_require_state(&self->states, group, bucket, make_plan, tddp_power_plan_free,
+                                      self, &found);
     if (status != TDDP_OK) {
         return status;
     }

@@ -56,7 +56,8 @@ static void store(const tddp_power_plan *plan, const void *from, const tddp_buff
 }
 
 /* Cast P or Q to an operation's buffer and back. Nothing to do if they are the same memory. */
-static void cast_to_sent(const tddp_power_plan *plan, void *array, const tddp_buffer *buffer, size_t count)
+static void cast_to_sent(const tddp_power_plan *plan, void *array, const tddp_buffer *buffer,
+                         size_t count)
 {
     if (buffer->dtype != plan->algebra->dtype) {
         tddp_hooks_store_floats(array, buffer, 0, count);
@@ -64,7 +65,7 @@ static void cast_to_sent(const tddp_power_plan *plan, void *array, const tddp_bu
 }
 
 static void cast_from_sent(const tddp_power_plan *plan, const tddp_buffer *buffer, void *array,
-                    size_t count)
+                           size_t count)
 {
     if (buffer->dtype != plan->algebra->dtype) {
         (void)tddp_hooks_floats(buffer, 0, count, array);
@@ -115,7 +116,7 @@ static void copy_uncompressed(const tddp_power_plan *plan, const tddp_bucket *bu
 }
 
 void tddp_power_compute_p(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                      const tddp_bucket *bucket)
+                          const tddp_bucket *bucket)
 {
     const tddp_hooks_algebra *algebra = plan->algebra;
     for (size_t i = 0; i < plan->matrix_count; i++) {
@@ -140,7 +141,7 @@ void tddp_power_compute_p(const tddp_power_sgd_opts *opts, tddp_power_plan *plan
 /* --- between the operations ------------------------------------------------------------------ */
 
 void tddp_power_compute_q(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                        const tddp_bucket *bucket)
+                          const tddp_bucket *bucket)
 {
     const tddp_hooks_algebra *algebra = plan->algebra;
     copy_uncompressed(plan, bucket, true);
@@ -172,7 +173,8 @@ typedef struct cursor {
 
 /* Stores the next `count` elements in the bucket and subtracts them from the errors. */
 static void store_values(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
-                const tddp_bucket *bucket, cursor *to, chunk *values, size_t error, size_t count)
+                         const tddp_bucket *bucket, cursor *to, chunk *values, size_t error,
+                         size_t count)
 {
     size_t stored = 0;
     while (stored < count && to->left > 0) {
@@ -197,7 +199,7 @@ static void store_values(const tddp_power_sgd_opts *opts, const tddp_power_plan 
 
 /* Computes P Q^T several short rows at a time, or long rows in parts. */
 static void store_product(const tddp_power_sgd_opts *opts, const tddp_power_plan *plan,
-                        const tddp_bucket *bucket, const tddp_power_matrix *matrix)
+                          const tddp_bucket *bucket, const tddp_power_matrix *matrix)
 {
     const tddp_hooks_shape *shape = &matrix->shape;
     const void *p = at(plan, plan->p, matrix->p);
@@ -220,7 +222,7 @@ static void store_product(const tddp_power_sgd_opts *opts, const tddp_power_plan
 }
 
 static void store_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
-                    const tddp_power_matrix *matrix)
+                      const tddp_power_matrix *matrix)
 {
     chunk values;
     plan->algebra->fill(&values, (double)NAN, CHUNK);
@@ -238,7 +240,7 @@ static void store_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
 }
 
 void tddp_power_decompress(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
-                    const tddp_bucket *bucket)
+                           const tddp_bucket *bucket)
 {
     cast_from_sent(plan, &plan->second, plan->q, plan->q_count);
     for (size_t i = 0; i < plan->matrix_count; i++) {

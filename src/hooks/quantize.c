@@ -192,8 +192,8 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     }
     tddp_status status = tddp_hooks_check_host(self->name, bucket);
     if (status == TDDP_OK) {
-        status = tddp_hooks_require_state(&self->states, group, bucket, make_gathered, free_gathered, self,
-                                  &found);
+        status = tddp_hooks_require_state(&self->states, group, bucket, make_gathered,
+                                          free_gathered, self, &found);
     }
     if (status != TDDP_OK) {
         return status;
@@ -201,7 +201,8 @@ static tddp_status run(void *state, tddp_group *group, const tddp_bucket *bucket
     gathered *memory = found;
     int rank = tddp_group_rank(group);
     pack(&bucket->buffer, memory, rank);
-    tddp_buffer output = {memory->parts, (size_t)ranks * memory->part, TDDP_UINT8, TDDP_CPU, 0, NULL};
+    tddp_buffer output = {memory->parts, (size_t)ranks * memory->part, TDDP_UINT8, TDDP_CPU, 0,
+                          NULL};
     tddp_buffer input = output;
     input.data = scales_of(memory, rank);
     input.count = memory->part;

@@ -21,9 +21,9 @@ struct tddp_comm_hook {
 tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state, tddp_comm_hook **out)
 {
     tddp_comm_hook_ops all = {0};
-    tddp_status status = tddp_opts_read("sizeof(tddp_comm_hook_ops)", ops,
-                                        TDDP_OPTS_UNTIL(tddp_comm_hook_ops, device_types), &all,
-                                        sizeof all);
+    tddp_status status =
+        tddp_opts_read("sizeof(tddp_comm_hook_ops)", ops,
+                       TDDP_OPTS_UNTIL(tddp_comm_hook_ops, device_types), &all, sizeof all);
     if (status != TDDP_OK) {
         return status;
     }

@@ -18,9 +18,9 @@
 
 static tddp_status read_ops(const tddp_device_memory_ops *ops, tddp_device_memory_ops *out)
 {
-    tddp_status status = tddp_opts_read("sizeof(tddp_device_memory_ops)", ops,
-                                        TDDP_OPTS_UNTIL(tddp_device_memory_ops, stream), out,
-                                        sizeof *out);
+    tddp_status status =
+        tddp_opts_read("sizeof(tddp_device_memory_ops)", ops,
+                       TDDP_OPTS_UNTIL(tddp_device_memory_ops, stream), out, sizeof *out);
     if (status != TDDP_OK) {
         return status;
     }
@@ -83,7 +83,8 @@ static void *current_stream(const tddp_reducer *reducer, int32_t device)
 }
 
 /* Makes later work on `stream` wait for the work that is on `earlier` now. */
-static tddp_status stream_wait(const tddp_cuda *cuda, tddp_cuda_stream stream, tddp_cuda_stream earlier)
+static tddp_status stream_wait(const tddp_cuda *cuda, tddp_cuda_stream stream,
+                               tddp_cuda_stream earlier)
 {
     tddp_cuda_event event = NULL;
     tddp_status status =

@@ -10,10 +10,11 @@
 
 tddp_status tddp_reducer_fail_again(const tddp_reducer *reducer)
 {
-    return tddp_fail(reducer->failure,
-                     "the gradients of an earlier step were not averaged (%s): destroy this process "
-                     "group, then create it again and load the model from a checkpoint",
-                     reducer->failure_text);
+    return tddp_fail(
+        reducer->failure,
+        "the gradients of an earlier step were not averaged (%s): destroy this process "
+        "group, then create it again and load the model from a checkpoint",
+        reducer->failure_text);
 }
 
 tddp_status tddp_reducer_fail_index(const tddp_reducer *reducer, size_t index)
@@ -127,10 +128,10 @@ tddp_status tddp_reducer_fail_marked_twice(const tddp_reducer *reducer, size_t i
 tddp_status tddp_reducer_fail_extra_call(const tddp_reducer *reducer, size_t index)
 {
     const tddp_reducer_calls *calls = &reducer->calls;
-    return tddp_fail(
-        TDDP_INVALID_ARGUMENT,
-        "rank %d: static_graph is set, but the graph has changed: \"%s\" got %" PRIu32
-        " gradients in this backward, and %" PRIu32 " in the first one. Remove "
-        "static_graph (find_unused_parameters: true allows graphs that vary)",
-        reducer->rank, reducer->params[index].name, calls->counts[index], calls->expected[index]);
+    return tddp_fail(TDDP_INVALID_ARGUMENT,
+                     "rank %d: static_graph is set, but the graph has changed: \"%s\" got %" PRIu32
+                     " gradients in this backward, and %" PRIu32 " in the first one. Remove "
+                     "static_graph (find_unused_parameters: true allows graphs that vary)",
+                     reducer->rank, reducer->params[index].name, calls->counts[index],
+                     calls->expected[index]);
 }

@@ -154,7 +154,8 @@ static tddp_status mark_ready_locked(tddp_reducer *reducer, size_t index)
     if (reducer->ready_count == reducer->count) {
         reducer->current_times.last_ready_ns = tddp_now_ns();
     }
-    return tddp_reducer_hook_on_caller(reducer) ? TDDP_OK : tddp_reducer_launch_ready(reducer, NULL);
+    return tddp_reducer_hook_on_caller(reducer) ? TDDP_OK
+                                                : tddp_reducer_launch_ready(reducer, NULL);
 }
 
 tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *all_ready)
@@ -176,7 +177,7 @@ tddp_status tddp_reducer_mark_ready(tddp_reducer *reducer, size_t index, int *al
 
 /* Only the finishing thread reads and clears the slot, so it reads without the lock. */
 tddp_status tddp_reducer_wait_and_clear(tddp_reducer *reducer, tddp_work **slot,
-                                    const tddp_reducer_deadline *deadline, bool *done)
+                                        const tddp_reducer_deadline *deadline, bool *done)
 {
     tddp_work *work = *slot;
     *done = true;
@@ -238,7 +239,8 @@ static tddp_status end_iteration(tddp_reducer *reducer)
     if (!reducer->joined) {
         save_order(reducer);
         if (reducer->unused.used_outside) {
-            memset(reducer->unused.used_outside, 0, reducer->count * sizeof *reducer->unused.used_outside);
+            memset(reducer->unused.used_outside, 0,
+                   reducer->count * sizeof *reducer->unused.used_outside);
         }
     }
     reducer->last_times = reducer->current_times;

@@ -14,11 +14,12 @@ static tddp_status start(tddp_reducer *reducer)
         return TDDP_OK; /* the previous call's wait ended early: continue */
     }
     if (reducer->phase != TDDP_REDUCER_PREPARED || reducer->current_times.first_ready_ns != 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "an iteration without data %s: expected after prepare, before any gradient "
-                         "is ready",
-                         reducer->phase == TDDP_REDUCER_IDLE ? "outside an iteration"
-                                                             : "when gradients are ready already");
+        return tddp_fail(
+            TDDP_INVALID_ARGUMENT,
+            "an iteration without data %s: expected after prepare, before any gradient "
+            "is ready",
+            reducer->phase == TDDP_REDUCER_IDLE ? "outside an iteration"
+                                                : "when gradients are ready already");
     }
     reducer->joined = true;
     reducer->unused.marked_ready = true;

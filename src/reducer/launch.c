@@ -93,7 +93,7 @@ static tddp_status check_group(const tddp_reducer *reducer)
 {
     if (reducer->owner != getpid()) {
         return tddp_fail(TDDP_FORKED,
-                         "the process group \"%s\" was created by process %d, this is its child "
+                         "the process group \"%s\" was made by process %d, this is its child "
                          "%d: create the group and the model again here",
                          tddp_group_name(reducer->group), (int)reducer->owner, (int)getpid());
     }
@@ -208,8 +208,7 @@ static tddp_status launch(tddp_reducer *reducer, const tddp_reducer_deadline *de
     return submit(reducer, bucket, description, deadline);
 }
 
-tddp_status tddp_reducer_launch_ready(tddp_reducer *reducer,
-                                         const tddp_reducer_deadline *deadline)
+tddp_status tddp_reducer_launch_ready(tddp_reducer *reducer, const tddp_reducer_deadline *deadline)
 {
     if (reducer->failure != TDDP_OK) {
         return tddp_reducer_fail_again(reducer);
@@ -288,7 +287,7 @@ static bool any_pending(const tddp_reducer *reducer, size_t launched)
 }
 
 tddp_status tddp_reducer_wait_buckets(tddp_reducer *reducer, size_t launched, bool all,
-                                const tddp_reducer_deadline *deadline, bool *done)
+                                      const tddp_reducer_deadline *deadline, bool *done)
 {
     do {
         for (; reducer->next_to_wait < launched; reducer->next_to_wait++) {

@@ -52,9 +52,9 @@ tddp_status tddp_reducer_read_options(const tddp_reducer_opts *opts, tddp_reduce
 tddp_reducer_opts_summary tddp_reducer_summarize_opts(const tddp_reducer_opts *opts)
 {
     tddp_reducer_opts_summary mine = {.limit_count = (int64_t)opts->limit_count,
-                               .find_unused = opts->find_unused != 0,
-                               .static_graph = opts->static_graph != 0,
-                               .skip_unused = opts->skip_unused != 0};
+                                      .find_unused = opts->find_unused != 0,
+                                      .static_graph = opts->static_graph != 0,
+                                      .skip_unused = opts->skip_unused != 0};
     uint64_t hash = TDDP_DIGEST_START;
     for (size_t i = 0; i < opts->limit_count; i++) {
         hash = tddp_digest(hash, &opts->limits[i], sizeof opts->limits[i]);
@@ -90,7 +90,7 @@ static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_
 }
 
 tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine, int rank,
-                                       const tddp_reducer_opts_summary *theirs)
+                                      const tddp_reducer_opts_summary *theirs)
 {
     if (mine->limits_hash != theirs->limits_hash || mine->limit_count != theirs->limit_count) {
         char text[LIMITS_TEXT];

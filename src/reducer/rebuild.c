@@ -25,7 +25,8 @@ static tddp_status start_broadcast(tddp_reducer *reducer)
     }
     for (size_t k = 0; k < reducer->count; k++) {
         /* A joined rank has recorded no order: assume that backward visits the last one first. */
-        order[k] = reducer->last_order_valid ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
+        order[k] =
+            reducer->last_order_valid ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
     }
     if (reducer->world_size > 1) {
         tddp_buffer buffer = {order, reducer->count, TDDP_INT64, TDDP_CPU, 0, NULL};
@@ -67,9 +68,8 @@ static tddp_status check_order(tddp_reducer *reducer)
         size_t i = (size_t)reducer->rebuild_order[k];
         if (i >= reducer->count || seen[i]) {
             status = set_failure(
-                reducer,
-                tddp_fail(TDDP_INTERNAL, "rank 0 sent an invalid order of %zu parameters",
-                          reducer->count));
+                reducer, tddp_fail(TDDP_INTERNAL, "rank 0 sent an invalid order of %zu parameters",
+                                   reducer->count));
         } else {
             seen[i] = true;
         }
@@ -79,7 +79,7 @@ static tddp_status check_order(tddp_reducer *reducer)
 }
 
 static tddp_status make_layout(tddp_reducer *reducer, tddp_flat_layout *out,
-                              tddp_reducer_bucket **buckets)
+                               tddp_reducer_bucket **buckets)
 {
     size_t count = 0;
     size_t *bucket_of = tddp_alloc_array(reducer->count, sizeof *bucket_of);
@@ -111,7 +111,7 @@ static tddp_status make_layout(tddp_reducer *reducer, tddp_flat_layout *out,
 }
 
 static void replace_layout(tddp_reducer *reducer, const tddp_flat_layout *fresh,
-                    tddp_reducer_bucket *buckets)
+                           tddp_reducer_bucket *buckets)
 {
     pthread_mutex_lock(&reducer->lock);
     tddp_flat_layout old = reducer->layout;

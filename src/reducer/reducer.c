@@ -205,7 +205,8 @@ static void release_leased(void *data)
     free(held);
 }
 
-void tddp_reducer_detach_bucket_work(const tddp_reducer *reducer, tddp_flat_memory *memory, tddp_work *work)
+void tddp_reducer_detach_bucket_work(const tddp_reducer *reducer, tddp_flat_memory *memory,
+                                     tddp_work *work)
 {
     tddp_flat_memory_retain(memory);
     if (reducer->hook) {

@@ -46,18 +46,19 @@ typedef struct tddp_reducer_opts_summary {
 
 /* Checks the options (NULL: the defaults) and fills in the default limits. */
 TDDP_NODISCARD tddp_status tddp_reducer_read_options(const tddp_reducer_opts *opts,
-                                                       tddp_reducer_opts *out);
+                                                     tddp_reducer_opts *out);
 tddp_reducer_opts_summary tddp_reducer_summarize_opts(const tddp_reducer_opts *opts);
-TDDP_NODISCARD tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine, int rank,
-                                                      const tddp_reducer_opts_summary *theirs);
+TDDP_NODISCARD tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine,
+                                                     int rank,
+                                                     const tddp_reducer_opts_summary *theirs);
 
 /* --- verify.c -------------------------------------------------------------------------------- */
 
 /* Compares parameters and options over the ranks. A difference is TDDP_MISMATCH, with the same text
  * on every rank. */
 TDDP_NODISCARD tddp_status tddp_reducer_verify_params(tddp_group *group, const tddp_param *params,
-                                               size_t count, const tddp_reducer_opts *opts,
-                                               const tddp_wait *wait);
+                                                      size_t count, const tddp_reducer_opts *opts,
+                                                      const tddp_wait *wait);
 
 /* --- work_wait.c ----------------------------------------------------------------------------- */
 
@@ -79,7 +80,8 @@ void tddp_reducer_set_inline(const tddp_reducer_deadline *deadline, tddp_op_args
 /* Waits for `work`. Sets `*done` to whether the work is completed. If it isn't, the status is the
  * wait's, and the work still uses its buffers. */
 TDDP_NODISCARD tddp_status tddp_reducer_wait_work(tddp_work *work,
-                                              const tddp_reducer_deadline *deadline, bool *done);
+                                                  const tddp_reducer_deadline *deadline,
+                                                  bool *done);
 
 /* Releases a work that may be pending. `release(data)` runs when it completes, possibly at once. */
 void tddp_reducer_detach_work(tddp_work *work, void (*release)(void *data), void *data);
@@ -87,9 +89,9 @@ void tddp_reducer_detach_work(tddp_work *work, void (*release)(void *data), void
 /* A blocking all_gather. `memory` contains both buffers. If `*kept` is set to true the caller frees
  * it; else the operation is still pending and frees it on completion. */
 TDDP_NODISCARD tddp_status tddp_reducer_all_gather(tddp_group *group, tddp_buffer input,
-                                               tddp_buffer output,
-                                               const tddp_reducer_deadline *deadline, void *memory,
-                                               bool *kept);
+                                                   tddp_buffer output,
+                                                   const tddp_reducer_deadline *deadline,
+                                                   void *memory, bool *kept);
 
 /* --- unused.c -------------------------------------------------------------------------------- */
 
@@ -185,10 +187,10 @@ struct tddp_reducer {
     unsigned char *ready; /* by parameter */
     int64_t *order;       /* parameters in the order in which they became ready */
     size_t ready_count;
-    size_t launched;      /* the first `launched` buckets are launched in this iteration */
-    bool launching;       /* a thread launches a bucket without the lock: no other may launch */
-    size_t next_to_wait;  /* the bucket that finish() waits for next */
-    bool joined;          /* this rank has no data in this iteration */
+    size_t launched;     /* the first `launched` buckets are launched in this iteration */
+    bool launching;      /* a thread launches a bucket without the lock: no other may launch */
+    size_t next_to_wait; /* the bucket that finish() waits for next */
+    bool joined;         /* this rank has no data in this iteration */
     tddp_reducer_unused unused;
     tddp_reducer_calls calls;
     tddp_reducer_times current_times;
@@ -209,7 +211,7 @@ struct tddp_reducer {
 /* Releases a bucket's work that may be pending. It keeps the memory and the hook until it
  * completes. */
 void tddp_reducer_detach_bucket_work(const tddp_reducer *reducer, tddp_flat_memory *memory,
-                             tddp_work *work);
+                                     tddp_work *work);
 
 /* --- device.c -------------------------------------------------------------------------------- */
 

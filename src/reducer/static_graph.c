@@ -1,9 +1,9 @@
 /*
- * Static graph: a graph that is the same in every iteration. A parameter may be marked ready several
- * times in an iteration (checkpointed segments, modules used twice) or never. The first iteration
- * counts the calls and launches nothing before finish, which marks all parameters ready. Later
- * iterations expect the same counts: a parameter is ready at its last expected call. Called under
- * the reducer's lock.
+ * Static graph: a graph that is the same in every iteration. A parameter may be marked ready
+ * several times in an iteration (checkpointed segments, modules used twice) or never. The first
+ * iteration counts the calls and launches nothing before finish, which marks all parameters ready.
+ * Later iterations expect the same counts: a parameter is ready at its last expected call. Called
+ * under the reducer's lock.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -74,7 +74,8 @@ static tddp_status submit_used_map(tddp_reducer *reducer, const tddp_reducer_dea
     return status == TDDP_OK ? TDDP_OK : tddp_reducer_set_failure(reducer, status);
 }
 
-tddp_status tddp_reducer_submit_used_map(tddp_reducer *reducer, const tddp_reducer_deadline *deadline)
+tddp_status tddp_reducer_submit_used_map(tddp_reducer *reducer,
+                                         const tddp_reducer_deadline *deadline)
 {
     bool due = (reducer->find_unused || reducer->static_graph) && !reducer->unused.map_submitted;
     return due ? submit_used_map(reducer, deadline) : TDDP_OK;
@@ -94,7 +95,7 @@ static void skip_buckets(tddp_reducer *reducer)
 }
 
 tddp_status tddp_reducer_exchange_used_map(tddp_reducer *reducer,
-                                        const tddp_reducer_deadline *deadline)
+                                           const tddp_reducer_deadline *deadline)
 {
     bool done = true;
     tddp_status status = TDDP_OK;
@@ -154,8 +155,9 @@ static tddp_status store_unused(tddp_reducer *reducer, const size_t *unused, siz
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "unused parameters are passed %s: expected after prepare and before the "
                          "first gradient",
-                         reducer->phase == TDDP_REDUCER_PREPARED ? "when gradients are ready already"
-                                                             : "outside an iteration");
+                         reducer->phase == TDDP_REDUCER_PREPARED
+                             ? "when gradients are ready already"
+                             : "outside an iteration");
     }
     if (state->map_submitted) { /* the previous call's wait for the map ended early: continue */
         return TDDP_OK;

@@ -149,7 +149,8 @@ static void shape_text(const wire_param *param, const wire_param *other, char *t
     }
 }
 
-static tddp_status fail_param(size_t index, const wire_param *mine, int rank, const wire_param *other)
+static tddp_status fail_param(size_t index, const wire_param *mine, int rank,
+                              const wire_param *other)
 {
     char shape[SHAPE_TEXT];
     char other_shape[SHAPE_TEXT];
@@ -168,7 +169,8 @@ static tddp_status fail_param(size_t index, const wire_param *mine, int rank, co
 }
 
 /* Compares rank 0 with `rank`, whose summary differs. */
-static tddp_status compare_params(const summary *summaries, const char *details, size_t stride, int rank)
+static tddp_status compare_params(const summary *summaries, const char *details, size_t stride,
+                                  int rank)
 {
     const int64_t *mine = (const int64_t *)details;
     const int64_t *other = (const int64_t *)(details + (size_t)rank * stride);
@@ -203,7 +205,7 @@ static tddp_buffer bytes_of(void *data, size_t bytes)
 
 /* The second exchange: all ranks' details, padded to the longest. */
 static tddp_status exchange_details(tddp_group *group, const summary *summaries, int differing,
-                           const tddp_bytes *detail, const tddp_reducer_deadline *deadline)
+                                    const tddp_bytes *detail, const tddp_reducer_deadline *deadline)
 {
     size_t world_size = (size_t)tddp_group_world_size(group);
     size_t stride = 0;
@@ -221,8 +223,8 @@ static tddp_status exchange_details(tddp_group *group, const summary *summaries,
     }
     bool kept = true;
     tddp_status status =
-        tddp_reducer_all_gather(group, bytes_of(memory, stride), bytes_of(details, world_size * stride),
-                            deadline, memory, &kept);
+        tddp_reducer_all_gather(group, bytes_of(memory, stride),
+                                bytes_of(details, world_size * stride), deadline, memory, &kept);
     if (status == TDDP_OK) {
         status = compare_params(summaries, details, stride, differing);
     }
@@ -238,9 +240,9 @@ static tddp_status exchange(tddp_group *group, summary *summaries, const tddp_by
 {
     int world_size = tddp_group_world_size(group);
     size_t bytes = sizeof *summaries;
-    tddp_status status = tddp_reducer_all_gather(group, bytes_of(summaries, bytes),
-                                             bytes_of(summaries + 1, (size_t)world_size * bytes),
-                                             deadline, summaries, kept);
+    tddp_status status = tddp_reducer_all_gather(
+        group, bytes_of(summaries, bytes), bytes_of(summaries + 1, (size_t)world_size * bytes),
+        deadline, summaries, kept);
     if (status != TDDP_OK) {
         return status;
     }
@@ -258,7 +260,7 @@ static tddp_status exchange(tddp_group *group, summary *summaries, const tddp_by
 }
 
 tddp_status tddp_reducer_verify_params(tddp_group *group, const tddp_param *params, size_t count,
-                                const tddp_reducer_opts *opts, const tddp_wait *wait)
+                                       const tddp_reducer_opts *opts, const tddp_wait *wait)
 {
     size_t world_size = (size_t)tddp_group_world_size(group);
     if (world_size == 1) {
@@ -270,13 +272,14 @@ tddp_status tddp_reducer_verify_params(tddp_group *group, const tddp_param *para
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         status = serialize_param(params, i, &detail);
     }
-    summary *summaries = status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *summaries) : NULL;
+    summary *summaries =
+        status == TDDP_OK ? tddp_alloc_array(world_size + 1, sizeof *summaries) : NULL;
     if (!summaries) {
         tddp_bytes_free(&detail);
         return TDDP_OUT_OF_MEMORY;
     }
     summaries[0] = (summary){(int64_t)count, hash_of(params, count), (int64_t)detail.size,
-                          tddp_reducer_summarize_opts(opts)};
+                             tddp_reducer_summarize_opts(opts)};
     bool kept = true;
     status = exchange(group, summaries, &detail, &deadline, &kept);
     if (kept) {

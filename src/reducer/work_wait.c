@@ -38,7 +38,8 @@ void tddp_reducer_set_inline(const tddp_reducer_deadline *deadline, tddp_op_args
     }
 }
 
-tddp_status tddp_reducer_wait_work(tddp_work *work, const tddp_reducer_deadline *deadline, bool *done)
+tddp_status tddp_reducer_wait_work(tddp_work *work, const tddp_reducer_deadline *deadline,
+                                   bool *done)
 {
     const tddp_wait wait = tddp_reducer_remaining(deadline);
     tddp_status status = tddp_work_wait(work, &wait);
@@ -57,7 +58,7 @@ void tddp_reducer_detach_work(tddp_work *work, void (*release)(void *data), void
 }
 
 tddp_status tddp_reducer_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
-                                const tddp_reducer_deadline *deadline, void *memory, bool *kept)
+                                    const tddp_reducer_deadline *deadline, void *memory, bool *kept)
 {
     *kept = true;
     tddp_work *work = NULL;

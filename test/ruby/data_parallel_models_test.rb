@@ -213,7 +213,7 @@ class DataParallelModelsTest < Minitest::Test
       failure(&run)
     end
     assert_equal "Torch::Distributed::GroupError", said[0][0]
-    assert_match(/sparse gradients of an earlier step were not averaged \(.*interrupted.*\): end this process group/, said[0][1])
+    assert_match(/sparse gradients of an earlier step were not averaged \(.*interrupted.*\): destroy this process group/, said[0][1])
   end
 
   # Where a hook in Ruby keeps the lock, other threads of its process still run while the others are waited for.

@@ -179,7 +179,7 @@ class DataParallelUnusedTest < Minitest::Test
     end
     said.each_with_index do |text, rank|
       assert_equal 1, text.lines.size, text
-      assert_match(/warn ddp: rank #{rank}: a gradient of "(trunk|left|right)\.(weight|bias)" came after the averages of the last forward were made, and is added on this rank only: run one forward for each backward/, text)
+      assert_match(/warn ddp: rank #{rank}: a gradient of "(trunk|left|right)\.(weight|bias)" was computed after the last forward's gradients were averaged, and is added on this rank only: run one forward for each backward/, text)
     end
   end
 

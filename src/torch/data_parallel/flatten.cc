@@ -76,7 +76,8 @@ bool nccl_supports(at::ScalarType dtype)
 }
 
 // As bytes, since NCCL doesn't support every dtype.
-std::vector<at::Tensor> nccl_broadcast(const at::Tensor &flat, const std::vector<at::Device> &devices)
+std::vector<at::Tensor> nccl_broadcast(const at::Tensor &flat,
+                                       const std::vector<at::Device> &devices)
 {
     std::vector<int64_t> numbers{flat.device().index()};
     for (const at::Device device : devices) {
@@ -127,7 +128,8 @@ bool can_flatten(const at::Tensor &tensor)
            !tensor._is_zerotensor();
 }
 
-std::vector<std::vector<size_t>> group_into_chunks(const std::vector<TensorLayout> &layouts, size_t limit)
+std::vector<std::vector<size_t>> group_into_chunks(const std::vector<TensorLayout> &layouts,
+                                                   size_t limit)
 {
     struct Open {
         at::ScalarType dtype;
@@ -160,7 +162,7 @@ at::Tensor flatten(const std::vector<at::Tensor> &tensors, const std::vector<Ten
         return as_1d(tensors[0], layouts[0]);
     }
     const at::Tensor &first = *std::find_if(tensors.begin(), tensors.end(),
-                                           [](const at::Tensor &each) { return each.defined(); });
+                                            [](const at::Tensor &each) { return each.defined(); });
     const at::TensorOptions options = first.options();
     const at::Tensor zeros =
         at::zeros({alignment / static_cast<int64_t>(first.element_size())}, options);
@@ -189,8 +191,8 @@ std::vector<at::Tensor> unflatten(const at::Tensor &flat, const std::vector<Tens
     return parts;
 }
 
-std::vector<at::Tensor> broadcast_flat(const at::Tensor &flat, const std::vector<at::Device> &devices,
-                             bool exclusive)
+std::vector<at::Tensor> broadcast_flat(const at::Tensor &flat,
+                                       const std::vector<at::Device> &devices, bool exclusive)
 {
 #ifdef TDDP_WITH_CUDA
     if (flat.numel() > 0 && distinct_gpus(flat.device(), devices)) {

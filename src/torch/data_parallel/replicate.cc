@@ -1,7 +1,7 @@
 // A differentiable broadcast from one device to several devices of the process. Tensors are copied
 // in chunks, and for each chunk one node of the graph sums the gradients (replicate_node.cc), so
-// that the gradients of one chunk are copied while backward computes those of another. On the thread
-// that runs forward.
+// that the gradients of one chunk are copied while backward computes those of another. On the
+// thread that runs forward.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <tddp/torch_parallel.h>
@@ -78,8 +78,8 @@ at::Tensor Replication::alias_of(const at::Tensor &tensor) const
     return tensor.layout() == at::kStrided ? tensor.view_as(tensor) : tensor.alias();
 }
 
-// Tensors that require grad and others are in separate chunks, so that all outputs of a node require
-// grad.
+// Tensors that require grad and others are in separate chunks, so that all outputs of a node
+// require grad.
 void Replication::copy_all()
 {
     std::vector<size_t> without_grad, with_grad;
@@ -122,7 +122,8 @@ void Replication::copy_flattened(const std::vector<size_t> &indices, bool differ
     }
 }
 
-void Replication::copy_chunk(const std::vector<size_t> &members, const std::vector<TensorLayout> &layouts)
+void Replication::copy_chunk(const std::vector<size_t> &members,
+                             const std::vector<TensorLayout> &layouts)
 {
     const at::NoGradGuard no_grad;
     Tensors from;

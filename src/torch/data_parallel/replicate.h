@@ -10,9 +10,9 @@
 namespace tddp_torch
 {
 
-// Makes a node that sums the gradients of tensors with these layouts on `device`. Its outputs are the
-// tensors of the first of `devices` devices, then those of the second...; the caller sets its next
-// edges to the tensors'.
+// Makes a node that sums the gradients of tensors with these layouts on `device`. Its outputs are
+// the tensors of the first of `devices` devices, then those of the second...; the caller sets its
+// next edges to the tensors'.
 NodePointer replicate_node(std::vector<TensorLayout> layouts, at::Device device, size_t devices);
 
 } // namespace tddp_torch

@@ -95,7 +95,8 @@ void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wai
     }
     tddp_reducer_opts resolved = opts;
     resolved.device = resolved.device ? resolved.device : device_memory();
-    check(tddp_reducer_create(group, described.data(), described.size(), &resolved, wait, &reducer_));
+    check(
+        tddp_reducer_create(group, described.data(), described.size(), &resolved, wait, &reducer_));
     group_ = tddp_group_retain(group);
     divisor_ = tddp_group_world_size(group);
     layout_final_ = find_unused_; // its first layout is for good
@@ -160,8 +161,8 @@ static void copy_into(const at::Tensor &view, const at::Tensor &grad)
 }
 
 // The gradient is not in its slice in the first backward, after zero_grad with set_to_none, and if
-// the user assigned another tensor. It is copied to the slice, and becomes its view unless gradients
-// are separate tensors.
+// the user assigned another tensor. It is copied to the slice, and becomes its view unless
+// gradients are separate tensors.
 void Core::move_to_bucket(size_t index)
 {
     at::Tensor &grad = params_[index].tensor.mutable_grad();

@@ -148,7 +148,8 @@ class Core : public std::enable_shared_from_this<Core>
     bool first_static_round() const;
 
     // unused.cc
-    bool find_reached_params(const torch::autograd::edge_list &edges, std::vector<char> &reached) const;
+    bool find_reached_params(const torch::autograd::edge_list &edges,
+                             std::vector<char> &reached) const;
 
     // sparse.cc
     void reduce_sparse(const tddp_wait *wait);
@@ -157,7 +158,8 @@ class Core : public std::enable_shared_from_this<Core>
 
     std::vector<Param> params_;
     std::vector<at::Tensor> views_; // each dense parameter's slice, in its shape
-    std::vector<at::Tensor> saved_; // gradients of unused parameters, to be restored if no rank uses it
+    std::vector<at::Tensor>
+        saved_; // gradients of unused parameters, to be restored if no rank uses it
     std::unordered_map<const torch::autograd::Node *, size_t> accumulators_;
     std::vector<size_t> sparse_; // parameters, in order
     std::vector<c10::Device> devices_;
@@ -196,7 +198,7 @@ class Core : public std::enable_shared_from_this<Core>
     std::vector<size_t> unused_;  // static_graph: those of the first iteration, permanently
     enum ParamState : char { PENDING, READY, UNUSED };
     std::vector<ParamState> states_; // by parameter
-    int forwards_ = 0;              // since the last finished iteration
+    int forwards_ = 0;               // since the last finished iteration
 };
 
 // Adds a hook to every parameter's accumulator. The caller removes each.

@@ -237,7 +237,8 @@ void Core::shadow(const tddp_wait *wait)
     arm(false);
     disarm();
     const HookScope scope(this);
-    check(hook_on_caller_ ? finish_on_host(tddp_reducer_shadow) : tddp_reducer_shadow(reducer_, wait));
+    check(hook_on_caller_ ? finish_on_host(tddp_reducer_shadow)
+                          : tddp_reducer_shadow(reducer_, wait));
     if (sparse_.empty()) {
         return;
     }

@@ -1,8 +1,8 @@
-// Averages sparse gradients: gathers the entries of all ranks and sums them by coalescing. The first
-// all_gather exchanges the numbers of entries of all parameters; then one per parameter gathers the
-// entries, padded to the longest. On the thread that finishes the iteration, or on a helper thread
-// for it. A rank without a gradient contributes no entries; a parameter without a gradient on every
-// rank is skipped.
+// Averages sparse gradients: gathers the entries of all ranks and sums them by coalescing. The
+// first all_gather exchanges the numbers of entries of all parameters; then one per parameter
+// gathers the entries, padded to the longest. On the thread that finishes the iteration, or on a
+// helper thread for it. A rank without a gradient contributes no entries; a parameter without a
+// gradient on every rank is skipped.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -85,7 +85,8 @@ at::Tensor Core::sparse_average(size_t index, const at::Tensor &entries,
     const at::Tensor &param = params_[index].tensor;
     const at::Tensor grad = param.grad().defined() ? param.grad().coalesce() : at::Tensor();
     const int64_t ranks = entries.size(0);
-    EntryLayout layout{0, 0, {}, at::TensorOptions().dtype(param.scalar_type()).device(param.device())};
+    EntryLayout layout{
+        0, 0, {}, at::TensorOptions().dtype(param.scalar_type()).device(param.device())};
     std::vector<int64_t> counts;
     for (int64_t rank = 0; rank < ranks; rank++) {
         const int64_t count = entries[rank][0].item<int64_t>();
@@ -149,7 +150,8 @@ void Core::all_reduce_sparse(const tddp_wait *wait)
         mine[i][0] = there ? grad.coalesce()._nnz() : -1;
         mine[i][1] = there ? grad.sparse_dim() : 0;
     }
-    const at::Tensor all = all_gather_rows(group_, mine.view({count * 2}), wait).view({-1, count, 2});
+    const at::Tensor all =
+        all_gather_rows(group_, mine.view({count * 2}), wait).view({-1, count, 2});
     for (int64_t i = 0; i < count; i++) {
         const size_t index = sparse_[static_cast<size_t>(i)];
         const at::Tensor entries = all.select(1, i);

@@ -90,7 +90,8 @@ Statistics combine_statistics(const at::Tensor &gathered, int64_t channels)
         for (int64_t c = 0; c < channels; c++) {
             const double deviation = row[c] - means[c];
             means[c] += deviation * (more / count);
-            variances[c] += row[channels + c] + deviation * deviation * more * ((count - more) / count);
+            variances[c] +=
+                row[channels + c] + deviation * deviation * more * ((count - more) / count);
         }
     }
     for (int64_t c = 0; c < channels && count > 0; c++) {
@@ -99,7 +100,8 @@ Statistics combine_statistics(const at::Tensor &gathered, int64_t channels)
     return {mean, variance, count};
 }
 
-Statistics global_statistics(const BackwardState &state, const at::Tensor &input, tddp_blocking_region region)
+Statistics global_statistics(const BackwardState &state, const at::Tensor &input,
+                             tddp_blocking_region region)
 {
     const at::Tensor local = local_statistics(input);
     const at::Tensor all =
@@ -212,7 +214,7 @@ at::Tensor input_gradient_of(const at::Tensor &grad, const at::Tensor &input,
         return out;
     }
     const at::Tensor deviation = input.sub(per_channel(channels, &Channel::mean, input))
-                                 .mul_(per_channel(channels, &Channel::slope, input));
+                                     .mul_(per_channel(channels, &Channel::slope, input));
     return grad.sub(per_channel(channels, &Channel::mean_dy, input))
         .sub_(deviation)
         .mul_(per_channel(channels, &Channel::scale, input));
@@ -229,7 +231,7 @@ MaybeTensor present(const at::Tensor &tensor)
 
 // This rank's sums, [2, C]: of dy, and of dy * (x - mean) / standard deviation.
 at::Tensor local_sums(const variable_list &saved, const at::Tensor &input, const at::Tensor &grad,
-                     double eps, at::Tensor &weight_grad, at::Tensor &bias_grad)
+                      double eps, at::Tensor &weight_grad, at::Tensor &bias_grad)
 {
     const auto options = input.options();
     const at::Tensor sums = at::zeros({2, input.size(1)}, options.dtype(at::kDouble));
@@ -249,7 +251,7 @@ at::Tensor local_sums(const variable_list &saved, const at::Tensor &input, const
 }
 
 std::vector<Channel> channel_terms(const variable_list &saved, const at::Tensor &sums, double eps,
-                                 double count)
+                                   double count)
 {
     const int64_t channels = sums.size(1);
     const double *both = sums.data_ptr<double>();
@@ -271,12 +273,13 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm>
   public:
     static at::Tensor forward(AutogradContext *context, const at::Tensor &input,
                               const MaybeTensor &weight, const MaybeTensor &bias,
-                              const at::Tensor &mean, const at::Tensor &variance, BackwardStatePointer state)
+                              const at::Tensor &mean, const at::Tensor &variance,
+                              BackwardStatePointer state)
     {
         context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
         const double eps = state->eps;
-        context->saved_data["state"] =
-            c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(state)));
+        context->saved_data["state"] = c10::IValue::make_capsule(
+            c10::intrusive_ptr<torch::CustomClassHolder>(std::move(state)));
         if (input.numel() == 0) {
             return at::empty_like(input);
         }
@@ -366,7 +369,8 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
     return guard([&] {
         const at::Tensor &batch = tensor_of(input);
         check_arguments(batch, *opts);
-        const auto state = c10::make_intrusive<BackwardState>(group, opts->backward_blocking_region, opts->eps);
+        const auto state =
+            c10::make_intrusive<BackwardState>(group, opts->backward_blocking_region, opts->eps);
         Statistics found;
         {
             const at::NoGradGuard no_grad;
@@ -374,11 +378,11 @@ tddp_status tddp_sync_batch_norm(tddp_group *group, const tddp_tensor *input,
             state->count = found.count;
             update_running(opts->running_mean, found.mean, opts->momentum);
             update_running(opts->running_var, found.variance.mul(found.count / (found.count - 1)),
-                   opts->momentum);
+                           opts->momentum);
         }
-        const at::Tensor result =
-            SyncBatchNorm::apply(batch, present(optional_of(opts->weight)),
-                             present(optional_of(opts->bias)), found.mean, found.variance, state);
+        const at::Tensor result = SyncBatchNorm::apply(batch, present(optional_of(opts->weight)),
+                                                       present(optional_of(opts->bias)), found.mean,
+                                                       found.variance, state);
         *reinterpret_cast<at::Tensor *>(output) = result;
     });
 }

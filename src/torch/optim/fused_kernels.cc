@@ -1,6 +1,6 @@
-// The kernels of fused optimizer steps and gradient norms: float32 and float64 natively, float16 and
-// bfloat16 in float32. Pure functions of their memory, any thread. Each loop is compiled twice, for
-// the baseline and for AVX2; both give the same bits, since neither fuses multiplication and
+// The kernels of fused optimizer steps and gradient norms: float32 and float64 natively, float16
+// and bfloat16 in float32. Pure functions of their memory, any thread. Each loop is compiled twice,
+// for the baseline and for AVX2; both give the same bits, since neither fuses multiplication and
 // addition, so that ranks on different machines compute the same. fused_optim.cc and grad_norm.cc
 // decide which tensors these kernels process.
 #include <cmath>

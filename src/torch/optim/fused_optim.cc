@@ -1,7 +1,7 @@
 // Fused optimizer steps over all parameters. Parameters whose gradient and state have their layout
 // are processed by fused_kernels.cc, in chunks distributed over libtorch's threads; the others by
-// libtorch's operations, with the same formula. Called by the training thread. All slots are checked
-// before the first one is changed. The caller owns the state and counts the steps.
+// libtorch's operations, with the same formula. Called by the training thread. All slots are
+// checked before the first one is changed. The caller owns the state and counts the steps.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -53,8 +53,8 @@ Item make_item(const tddp_optim_slot &slot, size_t index, size_t states)
         const at::Tensor &state = item.state[i] = tensor_of(slot.state[i]);
         if (state.sizes() != item.param.sizes()) {
             fail_slot(TDDP_INVALID_ARGUMENT, index,
-                   "its state has another shape: expected that of the parameter; was it loaded "
-                   "from another model?");
+                      "its state has another shape: expected that of the parameter; was it loaded "
+                      "from another model?");
         }
         plain = plain && has_layout_of(state, item.param);
         item.task.state[i] = plain ? state.data_ptr() : nullptr;
@@ -128,8 +128,8 @@ void check_group(const tddp_optim_slot &slot, size_t index, size_t group_count)
 {
     if (slot.group >= group_count) {
         fail_slot(TDDP_INVALID_ARGUMENT, index,
-               "group " + std::to_string(slot.group) + ": there are " +
-                   std::to_string(group_count));
+                  "group " + std::to_string(slot.group) + ": there are " +
+                      std::to_string(group_count));
     }
 }
 
@@ -163,9 +163,10 @@ Item prepare_sgd(const tddp_sgd_settings &settings, const tddp_optim_slot &slot,
     const bool momentum = settings.momentum != 0;
     Item item = make_item(slot, index, momentum ? 1 : 0);
     if (item.grad.layout() != at::kStrided && settings.weight_decay != 0) {
-        fail_slot(TDDP_UNSUPPORTED, index,
-               "weight_decay changes all of it, but its gradient is sparse: set weight_decay to 0 "
-               "in the group of such parameters");
+        fail_slot(
+            TDDP_UNSUPPORTED, index,
+            "weight_decay changes all of it, but its gradient is sparse: set weight_decay to 0 "
+            "in the group of such parameters");
     }
     item.task.lr = settings.lr;
     item.task.decay = settings.weight_decay;
@@ -207,7 +208,7 @@ Item prepare_adam(const tddp_adam_settings &settings, const tddp_optim_slot &slo
     }
     if (slot.step < 1) {
         fail_slot(TDDP_INVALID_ARGUMENT, index,
-               "step " + std::to_string(slot.step) + ": expected 1 or more");
+                  "step " + std::to_string(slot.step) + ": expected 1 or more");
     }
     Item item = make_item(slot, index, settings.amsgrad ? 3 : 2);
     const double number = static_cast<double>(slot.step);

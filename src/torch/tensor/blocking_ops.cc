@@ -75,7 +75,7 @@ void wait_for(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_re
 }
 
 void all_reduce_blocking(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
-                        tddp_blocking_region region, const tddp_wait *wait)
+                         tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_reduce(group, buffer_of(tensor), op, 1.0, &work));
@@ -83,7 +83,7 @@ void all_reduce_blocking(tddp_group *group, const at::Tensor &tensor, tddp_reduc
 }
 
 void all_gather_blocking(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
-                       tddp_blocking_region region, const tddp_wait *wait)
+                         tddp_blocking_region region, const tddp_wait *wait)
 {
     tddp_work *work = nullptr;
     check(tddp_all_gather(group, buffer_of(tensor), buffer_of(gathered), &work));

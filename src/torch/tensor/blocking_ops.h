@@ -7,8 +7,8 @@
 namespace tddp_torch
 {
 
-// An operation on the memory of some tensors, which it keeps until it completes, also if this object
-// is destroyed before.
+// An operation on the memory of some tensors, which it keeps until it completes, also if this
+// object is destroyed before.
 class Operation
 {
   public:
@@ -37,11 +37,11 @@ void wait_for(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_re
 
 // Reduces `tensor` over the ranks, in place, and waits as above.
 void all_reduce_blocking(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
-                        tddp_blocking_region region, const tddp_wait *wait);
+                         tddp_blocking_region region, const tddp_wait *wait);
 
 // Gathers each rank's `tensor` into `gathered` [world_size, ...], and waits as above.
 void all_gather_blocking(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
-                       tddp_blocking_region region, const tddp_wait *wait);
+                         tddp_blocking_region region, const tddp_wait *wait);
 
 } // namespace tddp_torch
 

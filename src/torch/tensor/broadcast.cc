@@ -56,7 +56,7 @@ size_t padded_bytes(const at::Tensor &tensor)
 
 // Views of `flat` in the shapes of the tensors [first, last).
 std::vector<at::Tensor> views_of(const at::Tensor &flat, const std::vector<at::Tensor> &tensors,
-                                  size_t first, size_t last)
+                                 size_t first, size_t last)
 {
     std::vector<at::Tensor> views;
     char *at = static_cast<char *>(flat.data_ptr());

@@ -10,8 +10,8 @@
 namespace tddp_torch
 {
 
-// Broadcasts `tensors` from rank `root`, in flat chunks of at most `limit` bytes (more if one tensor
-// is larger). Invisible to autograd. One thread at a time.
+// Broadcasts `tensors` from rank `root`, in flat chunks of at most `limit` bytes (more if one
+// tensor is larger). Invisible to autograd. One thread at a time.
 class Broadcast
 {
   public:

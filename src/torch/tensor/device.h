@@ -13,8 +13,8 @@ namespace tddp_torch
 {
 
 // A tensor's device, in the collectives' terms; throws TDDP_UNSUPPORTED for other devices. With
-// TDDP_STAND_IN_CUDA=1 CPU tensors count as GPU 0's: this tests the logic of devices in host memory,
-// with stand-ins for CUDA and NCCL.
+// TDDP_STAND_IN_CUDA=1 CPU tensors count as GPU 0's: this tests the logic of devices in host
+// memory, with stand-ins for CUDA and NCCL.
 void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index);
 
 // This thread's current stream of a device: a cudaStream_t, where NULL is CUDA's default stream.

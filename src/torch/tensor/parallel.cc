@@ -1,6 +1,6 @@
-// Parallel loops on libtorch's threads. at::parallel_for is a template that runs in parallel only if
-// its user is compiled with the same threading library as libtorch; TensorIterator is compiled into
-// libtorch, so it always uses libtorch's threads.
+// Parallel loops on libtorch's threads. at::parallel_for is a template that runs in parallel only
+// if its user is compiled with the same threading library as libtorch; TensorIterator is compiled
+// into libtorch, so it always uses libtorch's threads.
 #include <numeric>
 #include <vector>
 

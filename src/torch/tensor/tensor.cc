@@ -1,5 +1,5 @@
-// Describes tensors as buffers for the collectives: address, count, dtype, device. Any thread; never
-// copies. A tensor that isn't dense and contiguous is an error that says what to do.
+// Describes tensors as buffers for the collectives: address, count, dtype, device. Any thread;
+// never copies. A tensor that isn't dense and contiguous is an error that says what to do.
 #include <sstream>
 
 #include <ATen/core/grad_mode.h>

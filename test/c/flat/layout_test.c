@@ -1,4 +1,4 @@
-/* Where the slices of flat buffers lie, and how long their memory lives. */
+/* The slices of flat buffers, and the lifetime of their memory. */
 #include <string.h>
 
 #include <tddp.h>
@@ -36,7 +36,7 @@ static tddp_group *lone_group(void)
     return group;
 }
 
-/* One buffer for each dtype, of slices that lie backwards; allocation number `fails` fails. */
+/* One buffer for each dtype, with slices in reverse order; allocation number `fails` fails. */
 static tddp_status lay_out(tddp_group *group, long fails, tddp_flat_layout *out)
 {
     const size_t unlimited = SIZE_MAX;
@@ -66,7 +66,7 @@ static void check_slice(const tddp_flat_layout *layout, size_t b, size_t k, size
     CHECK_INT((uintptr_t)layout->addresses[param] % TDDP_FLAT_ALIGNMENT, 0);
 }
 
-TEST(slices_lie_in_the_order_given_each_on_a_boundary)
+TEST(slices_are_in_order_and_aligned)
 {
     tddp_group *group = lone_group();
     tddp_flat_layout layout = {0};
@@ -86,7 +86,7 @@ TEST(slices_lie_in_the_order_given_each_on_a_boundary)
     tddp_group_release(group);
 }
 
-TEST(complex_numbers_are_two_real_ones_and_sparse_parameters_nowhere)
+TEST(complex_slices_are_real_and_sparse_parameters_have_none)
 {
     tddp_group *group = lone_group();
     tddp_flat_layout layout = {0};
@@ -124,7 +124,7 @@ TEST(memory_outlives_layout_and_group)
     tddp_flat_memory_release(NULL);
 }
 
-TEST(a_layout_without_memory_leaves_nothing_behind)
+TEST(failed_allocations_of_a_layout_leak_nothing)
 {
     enum { ALLOCATIONS = 5 };
     tddp_group *group = lone_group();

@@ -1,4 +1,4 @@
-/* Buffers as PyTorch's compute_bucket_assignment_by_size makes them. */
+/* The assignment of PyTorch's compute_bucket_assignment_by_size. */
 #include "check.h"
 #include "flat/flat.h"
 
@@ -49,7 +49,7 @@ TEST(the_last_limit_repeats)
     check_plan(params, 6, limits, 2, (const size_t[]){0, 1, 1, 2, 2, 3}, 4);
 }
 
-TEST(each_dtype_and_device_has_buffers_and_limits_of_its_own)
+TEST(each_dtype_and_device_has_separate_buffers_and_limits)
 {
     const size_t limits[] = {8, 16};
     tddp_param params[7] = {sized(4, TDDP_FLOAT32), sized(8, TDDP_FLOAT64), sized(4, TDDP_FLOAT32),
@@ -75,7 +75,7 @@ TEST(a_plan_in_order_numbers_buffers_by_when_they_are_complete)
     const int64_t order[] = {4, 3, 2, 1, 0};
     size_t buffer_of[5];
     size_t buffers = 0;
-    /* float32 opens first (4), but is complete (0) only after the float64 bucket (3). */
+    /* The float32 buffer opens first (4), but is complete (0) after the float64 buffer (3). */
     tddp_param params[5] = {sized(4, TDDP_FLOAT32), sized(8, TDDP_FLOAT64), sized(4, TDDP_FLOAT16),
                             sized(8, TDDP_FLOAT64), sized(4, TDDP_FLOAT32)};
     CHECK_OK(tddp_flat_plan_in_order(params, order, 5, limits, 1, buffer_of, &buffers));
@@ -87,7 +87,7 @@ TEST(a_plan_in_order_numbers_buffers_by_when_they_are_complete)
     CHECK_INT(buffer_of[0], 3);
 }
 
-TEST(wrong_arguments_and_short_memory_are_refused)
+TEST(invalid_arguments_and_failed_allocations)
 {
     const size_t limits[] = {8};
     size_t buffer_of[1] = {77};
@@ -96,7 +96,7 @@ TEST(wrong_arguments_and_short_memory_are_refused)
     CHECK_STATUS(tddp_flat_plan(&param, 0, limits, 1, buffer_of, &buffers), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "no parameters");
     CHECK_STATUS(tddp_flat_plan(&param, 1, limits, 0, buffer_of, &buffers), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "no limits of buffers");
+    CHECK_CONTAINS(tddp_error_message(), "no buffer limits");
     param.dtype = (tddp_dtype)55;
     CHECK_STATUS(tddp_flat_plan(&param, 1, limits, 1, buffer_of, &buffers), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "55");

@@ -19,8 +19,8 @@ static void fill(test_bucket *bucket, int rank, double factor)
     }
 }
 
-/* What the ranks' numbers become: each divided and rounded once, then added up in that dtype in
- * the order of the ranks. */
+/* The expected result: each element divided and rounded once, then summed in that dtype in the
+ * order of the ranks. */
 static double expected(tddp_dtype bucket, tddp_dtype sent, int ranks, size_t i, size_t k)
 {
     double sum = 0;
@@ -44,9 +44,9 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
         CHECK_TEXT(tddp_comm_hook_name(hook),
                    sent == TDDP_FLOAT16 ? "fp16_compress" : "bf16_compress");
         make_bucket(&bucket, 0, 1, floating[d], shapes, GRADIENTS);
-        for (uint64_t round = 0; round < 2; round++) {
+        for (uint64_t iteration = 0; iteration < 2; iteration++) {
             fill(&bucket, rank, 1.0);
-            CHECK_INT(run_round(hook, group, &bucket, 1, round), 2);
+            CHECK_INT(run_iteration(hook, group, &bucket, 1, iteration), 2);
             for (size_t i = 0; i < GRADIENTS; i++) {
                 for (size_t k = 0; k < bucket.gradients[i].count; k++) {
                     double value = expected(floating[d], sent, world_size, i, k);
@@ -61,7 +61,7 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
     leave(group);
 }
 
-TEST(numbers_are_divided_and_rounded_once)
+TEST(elements_are_divided_and_rounded_once)
 {
     tddp_dtype sent[] = {TDDP_FLOAT16, TDDP_BFLOAT16};
     for (int i = 0; i < 2; i++) {
@@ -82,18 +82,18 @@ static void overflow_body(int rank, int world_size, tddp_store *store, void *dat
     for (size_t k = 0; k < 9; k++) {
         set_value(&bucket, 0, k, k == 8 ? 100000.0 * (rank == 0) : 60000.0);
     }
-    (void)run_round(hook, group, &bucket, 1, 0);
+    (void)run_iteration(hook, group, &bucket, 1, 0);
     for (size_t k = 0; k < 8; k++) {
         CHECK_DOUBLE(value_of(&bucket, 0, k), 60000.0, 64.0); /* the sum would be infinite */
     }
-    /* One rank's number is beyond float16, its share of the average is not. */
+    /* One rank's element exceeds float16, but not after the division. */
     CHECK_DOUBLE(value_of(&bucket, 0, 8), 100000.0 / world_size, 16.0);
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
     leave(group);
 }
 
-TEST(a_sum_that_would_overflow_does_not)
+TEST(a_sum_beyond_the_dtype_does_not_overflow)
 {
     run_ranks(4, overflow_body, NULL);
 }
@@ -113,7 +113,7 @@ static void wrapper_body(int rank, int world_size, tddp_store *store, void *data
     make_bucket(&buckets[1], 1, 2, TDDP_FLOAT32, shapes, GRADIENTS);
     fill(&buckets[0], rank, 1.0);
     fill(&buckets[1], rank, 2.0);
-    CHECK_INT(run_round(hook, group, buckets, 2, 0), 2);
+    CHECK_INT(run_iteration(hook, group, buckets, 2, 0), 2);
     for (size_t b = 0; b < 2; b++) {
         for (size_t i = 0; i < buckets[b].bucket.gradient_count; i++) {
             for (size_t k = 0; k < buckets[b].gradients[i].count; k++) {
@@ -132,13 +132,13 @@ static void wrapper_body(int rank, int world_size, tddp_store *store, void *data
     leave(group);
 }
 
-TEST(another_hook_works_on_the_halves)
+TEST(an_inner_hook_runs_on_the_compressed_bucket)
 {
     run_ranks(3, wrapper_body, NULL);
 }
 
-/* Nothing is sent, and the own numbers are rounded in the one stage there is. */
-TEST(a_hook_without_operations_can_be_inside)
+/* Sends nothing, and rounds the local elements in a single stage. */
+TEST(an_inner_hook_may_have_no_operations)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
@@ -150,7 +150,7 @@ TEST(a_hook_without_operations_can_be_inside)
     tddp_comm_hook_release(inner);
     make_bucket(&bucket, 0, 1, TDDP_FLOAT64, shapes, GRADIENTS);
     fill(&bucket, 0, 1.0);
-    CHECK_INT(run_round(hook, group, &bucket, 1, 0), 1);
+    CHECK_INT(run_iteration(hook, group, &bucket, 1, 0), 1);
     for (size_t k = 0; k < 33; k++) {
         CHECK_DOUBLE(value_of(&bucket, 1, k), as_stored(TDDP_FLOAT16, gradient_of(0, 1, k)), 0.0);
     }
@@ -171,8 +171,8 @@ static tddp_status run_picky(void *state, tddp_group *group, const tddp_bucket *
     return TDDP_OK;
 }
 
-/* A hook of one's own with as many stages as it likes, on the caller's thread. */
-TEST(stages_inside_are_counted_and_threads_are_kept)
+/* A hook with several stages, on the caller's thread. */
+TEST(inner_stages_are_counted_on_the_same_thread)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
@@ -185,7 +185,7 @@ TEST(stages_inside_are_counted_and_threads_are_kept)
     CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, inner, &hook));
     CHECK_INT(tddp_comm_hook_on_caller(hook), 1);
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, shapes, GRADIENTS);
-    CHECK_INT(run_round(hook, group, &bucket, 1, 0), 4);
+    CHECK_INT(run_iteration(hook, group, &bucket, 1, 0), 4);
     CHECK_INT(calls, 4);
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
@@ -193,8 +193,8 @@ TEST(stages_inside_are_counted_and_threads_are_kept)
     drop(group, store);
 }
 
-/* Planned anew: the same index, another size. */
-TEST(another_layout_has_scratch_of_its_own)
+/* After a rebuild: the same index, another size. */
+TEST(a_new_layout_gets_a_new_copy)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
@@ -203,14 +203,14 @@ TEST(another_layout_has_scratch_of_its_own)
     CHECK_OK(tddp_hook_compress(TDDP_FLOAT16, NULL, &hook));
     make_bucket(&buckets[0], 0, 1, TDDP_FLOAT32, shapes, 1);
     fill(&buckets[0], 0, 1.0);
-    (void)run_round(hook, group, buckets, 1, 0);
+    (void)run_iteration(hook, group, buckets, 1, 0);
     free_bucket(&buckets[0]);
     for (size_t b = 0; b < 3; b++) {
         make_bucket(&buckets[b], b, 3, TDDP_FLOAT32, shapes, b + 1);
         buckets[b].bucket.layout = 2;
         fill(&buckets[b], 0, 1.0);
     }
-    (void)run_round(hook, group, buckets, 3, 1);
+    (void)run_iteration(hook, group, buckets, 3, 1);
     for (size_t b = 0; b < 3; b++) {
         size_t last = buckets[b].gradients[b].count - 1;
         CHECK_DOUBLE(value_of(&buckets[b], b, last),

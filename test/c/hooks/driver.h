@@ -1,6 +1,6 @@
 /*
  * Runs hooks without a reducer: ranks are threads over the fake backend, buckets are made from
- * lists of shapes, and a round calls the hook's stages in the order that reducers keep.
+ * lists of shapes, and an iteration calls the hook's stages in the same order as a reducer.
  */
 #ifndef TDDP_TEST_HOOKS_DRIVER_H
 #define TDDP_TEST_HOOKS_DRIVER_H
@@ -16,7 +16,7 @@
 
 enum { MOST_GRADIENTS = 8, MOST_BUCKETS = 4, ALIGNMENT = 64 };
 
-/* A gradient's shape; dimensions of 0 behind the last. */
+/* A gradient's shape; unused dimensions are 0. */
 typedef struct shape {
     int64_t dims[3];
 } shape;
@@ -74,7 +74,7 @@ static inline void set_value(test_bucket *self, size_t i, size_t k, double value
     put(self->bucket.buffer.dtype, self->bucket.buffer.data, self->gradients[i].offset + k, value);
 }
 
-/* Fails if anything between the gradients is not zero. */
+/* Checks that the padding between the gradients is zero. */
 static inline void check_padding(const test_bucket *self)
 {
     const tddp_buffer *buffer = &self->bucket.buffer;
@@ -87,17 +87,17 @@ static inline void check_padding(const test_bucket *self)
     }
 }
 
-/* One round: all buckets' stage 0, then each stage of all once the one before is done. Returns how
- * many stages there were. */
-static inline int run_round(tddp_comm_hook *hook, tddp_group *group, test_bucket *buckets,
-                            size_t count, uint64_t round)
+/* One iteration: all buckets' stage 0, then each further stage of all after the previous one has
+ * completed. Returns the number of stages. */
+static inline int run_iteration(tddp_comm_hook *hook, tddp_group *group, test_bucket *buckets,
+                                size_t count, uint64_t iteration)
 {
     tddp_work *works[MOST_BUCKETS] = {NULL};
     int again[MOST_BUCKETS];
     bool any = true;
     int stage = 0;
     for (size_t b = 0; b < count; b++) {
-        buckets[b].bucket.round = round;
+        buckets[b].bucket.round = iteration;
         again[b] = 1;
     }
     for (; any; stage++) {
@@ -121,22 +121,22 @@ static inline int run_round(tddp_comm_hook *hook, tddp_group *group, test_bucket
     return stage;
 }
 
-/* Fails unless this buffer is the same on all ranks, to the last bit. */
+/* Checks that this buffer is bitwise equal on all ranks. */
 static inline void check_same_everywhere(tddp_group *group, tddp_buffer buffer)
 {
     int ranks = tddp_group_world_size(group);
     size_t bytes = buffer.count * tddp_dtype_size(buffer.dtype);
     char *all = room_for(bytes * (size_t)ranks);
-    tddp_buffer own = buffer_of(buffer.data, bytes, TDDP_UINT8);
+    tddp_buffer local = buffer_of(buffer.data, bytes, TDDP_UINT8);
     tddp_buffer others = buffer_of(all, bytes * (size_t)ranks, TDDP_UINT8);
-    CHECK_OK(tddp_all_gather(group, own, others, NULL));
+    CHECK_OK(tddp_all_gather(group, local, others, NULL));
     for (int rank = 0; rank < ranks; rank++) {
         CHECK(memcmp(all + (size_t)rank * bytes, buffer.data, bytes) == 0);
     }
     free(all);
 }
 
-/* The same numbers on each run and rank that asks for them, in [-1, 1). */
+/* Pseudorandom numbers in [-1, 1), equal in each run and on each rank. */
 static inline double noise(uint64_t a, uint64_t b)
 {
     uint64_t x = (a * 1000003u + b + 1) * UINT64_C(0x9e3779b97f4a7c15);
@@ -144,7 +144,7 @@ static inline double noise(uint64_t a, uint64_t b)
     return (double)(x >> 40) * 0x1p-23 - 1.0;
 }
 
-/* Ends the group once every rank is done with it. */
+/* Shuts the group down after a barrier. */
 static inline void leave(tddp_group *group)
 {
     CHECK_OK(tddp_barrier(group, NULL));

@@ -1,11 +1,11 @@
-/* What the tests of PowerSGD share: settings, and gradients that are exactly of a low rank. */
+/* Helpers of PowerSGD's tests: options, and gradients that have exactly a low rank. */
 #ifndef TDDP_TEST_HOOKS_LOW_RANK_H
 #define TDDP_TEST_HOOKS_LOW_RANK_H
 
 #include "driver.h"
 
-/* A vector, a small matrix, and others that are worth compressing: one whose rows are longer than a
- * block, one whose rows are short, one of three dimensions. */
+/* A vector and a small matrix, which are not compressed, and others that are: with rows longer than
+ * a block, with short rows, with three dimensions. */
 static const shape shapes[] = {{{37}}, {{3, 2}}, {{19, 2100}}, {{1030, 5}}, {{24, 5, 7}}};
 
 enum { GRADIENTS = 5, FIRST_MATRIX = 2 };
@@ -30,8 +30,8 @@ static inline size_t columns_of(const test_bucket *bucket, size_t i)
     return bucket->gradients[i].count / (size_t)bucket->gradients[i].dims[0];
 }
 
-/* Matrices of rank `terms`, a multiple of one for all ranks, so that the average is of it too;
- * whole numbers elsewhere. */
+/* Matrices of rank `terms`, each rank's a multiple of the same one, so that the average has that
+ * rank too; integers in uncompressed gradients. */
 static inline double low_rank(const test_bucket *bucket, int rank, int terms, size_t i, size_t k)
 {
     if (i < FIRST_MATRIX) {

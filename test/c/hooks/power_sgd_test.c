@@ -1,4 +1,4 @@
-/* PowerSGD: what it does exactly, what it loses and gives back, and that ranks agree. */
+/* PowerSGD: exact averages, errors and error feedback, and equal results on all ranks. */
 #include "low_rank.h"
 
 /* --- exactness ------------------------------------------------------------------------------- */
@@ -12,10 +12,10 @@ static void exact_body(int rank, int world_size, tddp_store *store, void *data)
     CHECK_OK(tddp_hook_power_sgd(&self->opts, &hook));
     make_bucket(&buckets[0], 0, 2, self->dtype, shapes, GRADIENTS);
     make_bucket(&buckets[1], 1, 2, self->dtype, shapes, FIRST_MATRIX);
-    for (uint64_t round = 0; round < 3; round++) {
+    for (uint64_t iteration = 0; iteration < 3; iteration++) {
         fill_low_rank(&buckets[0], rank, self->terms);
         fill_low_rank(&buckets[1], rank, self->terms);
-        CHECK_INT(run_round(hook, group, buckets, 2, round), 3);
+        CHECK_INT(run_iteration(hook, group, buckets, 2, iteration), 3);
         check_low_rank(&buckets[0], world_size, self->terms, self->tolerance);
         check_low_rank(&buckets[1], world_size, self->terms, 0.0);
         check_same_everywhere(group, buckets[0].bucket.buffer);
@@ -26,7 +26,7 @@ static void exact_body(int rank, int world_size, tddp_store *store, void *data)
     leave(group);
 }
 
-TEST(matrices_of_that_rank_are_averaged_exactly)
+TEST(matrices_of_the_rank_are_averaged_exactly)
 {
     for (int ranks = 1; ranks <= 4; ranks++) {
         setting self = {options(2), 2, TDDP_FLOAT32, 2e-5};
@@ -34,7 +34,7 @@ TEST(matrices_of_that_rank_are_averaged_exactly)
     }
 }
 
-TEST(in_every_dtype)
+TEST(every_dtype_is_supported)
 {
     double tolerances[FLOATING] = {0.03, 0.25, 1e-5, 1e-12};
     for (size_t d = 0; d < FLOATING; d++) {
@@ -43,8 +43,8 @@ TEST(in_every_dtype)
     }
 }
 
-/* More columns than directions: what is left of the surplus ones is rounding, or nothing. */
-TEST(matrices_of_a_lower_rank_too)
+/* More columns than the matrix's rank: the surplus ones are linearly dependent. */
+TEST(matrices_of_a_lower_rank_are_averaged_exactly)
 {
     for (int terms = 0; terms <= 2; terms++) {
         setting self = {options(3), terms, TDDP_FLOAT32, 5e-5};
@@ -55,7 +55,7 @@ TEST(matrices_of_a_lower_rank_too)
     }
 }
 
-TEST(without_memory_from_round_to_round)
+TEST(without_error_feedback_and_warm_start)
 {
     for (size_t d = 0; d < FLOATING; d++) {
         double tolerances[FLOATING] = {0.03, 0.25, 1e-5, 1e-12};
@@ -66,7 +66,7 @@ TEST(without_memory_from_round_to_round)
     }
 }
 
-/* --- losses ---------------------------------------------------------------------------------- */
+/* --- errors ---------------------------------------------------------------------------------- */
 
 static double full_rank(int rank, size_t i, size_t k)
 {
@@ -88,7 +88,7 @@ typedef struct sums {
     double of[3][480];
 } sums;
 
-/* The greatest distance between the mean of the rounds so far and the average of the gradients. */
+/* The maximum distance between the mean over the iterations and the average of the gradients. */
 static double distance(const test_bucket *bucket, const sums *total, int world_size, double rounds)
 {
     double most = 0;
@@ -104,7 +104,7 @@ static double distance(const test_bucket *bucket, const sums *total, int world_s
     return most;
 }
 
-/* The same gradients in each round: with error feedback all that is lost comes in the end. */
+/* The same gradients in each iteration: with error feedback the mean converges to the average. */
 static void feedback_body(int rank, int world_size, tddp_store *store, void *data)
 {
     const setting *self = data;
@@ -116,15 +116,15 @@ static void feedback_body(int rank, int world_size, tddp_store *store, void *dat
     CHECK(total);
     CHECK_OK(tddp_hook_power_sgd(&self->opts, &hook));
     make_bucket(&bucket, 0, 1, self->dtype, matrices, 3);
-    for (uint64_t round = 0; round < 150; round++) {
+    for (uint64_t iteration = 0; iteration < 150; iteration++) {
         fill_full_rank(&bucket, rank);
-        (void)run_round(hook, group, &bucket, 1, round);
+        (void)run_iteration(hook, group, &bucket, 1, iteration);
         for (size_t i = 0; i < 3; i++) {
             for (size_t k = 0; k < bucket.gradients[i].count; k++) {
                 total->of[i][k] += value_of(&bucket, i, k);
             }
         }
-        if (round == 0) {
+        if (iteration == 0) {
             first = distance(&bucket, total, world_size, 1);
         }
         check_same_everywhere(group, bucket.bucket.buffer);
@@ -141,7 +141,7 @@ static void feedback_body(int rank, int world_size, tddp_store *store, void *dat
     leave(group);
 }
 
-TEST(what_a_round_loses_comes_in_later_ones)
+TEST(error_feedback_adds_the_error_in_later_iterations)
 {
     for (int warm = 0; warm <= 1; warm++) {
         setting self = {options(1), 0, TDDP_FLOAT32, 0.1};
@@ -157,16 +157,16 @@ TEST(what_a_round_loses_comes_in_later_ones)
     run_ranks(2, feedback_body, &halves);
 }
 
-TEST(without_feedback_it_stays_lost)
+TEST(without_error_feedback_the_error_is_lost)
 {
     setting self = {options(1), 0, TDDP_FLOAT32, 0.0};
     self.opts.error_feedback = 0;
     run_ranks(2, feedback_body, &self);
 }
 
-/* --- the square ------------------------------------------------------------------------------ */
+/* --- batched --------------------------------------------------------------------------------- */
 
-/* All gradients in a row are this matrix of 16 x 16, of rank 1. */
+/* All gradients, concatenated, are this matrix of 16 x 16, of rank 1. */
 static double square(size_t k)
 {
     return noise(1, k / 16) * noise(2, k % 16);
@@ -181,7 +181,7 @@ static void square_body(int rank, int world_size, tddp_store *store, void *data)
     test_bucket bucket;
     CHECK_OK(tddp_hook_power_sgd(&self->opts, &hook));
     make_bucket(&bucket, 0, 1, self->dtype, parts, 3);
-    for (uint64_t round = 0; round < 2; round++) {
+    for (uint64_t iteration = 0; iteration < 2; iteration++) {
         for (int check = 0; check <= 1; check++) {
             size_t at = 0;
             for (size_t i = 0; i < 3; i++) {
@@ -195,7 +195,7 @@ static void square_body(int rank, int world_size, tddp_store *store, void *data)
                 }
             }
             if (!check) {
-                CHECK_INT(run_round(hook, group, &bucket, 1, round), 3);
+                CHECK_INT(run_iteration(hook, group, &bucket, 1, iteration), 3);
             }
         }
     }
@@ -204,7 +204,7 @@ static void square_body(int rank, int world_size, tddp_store *store, void *data)
     leave(group);
 }
 
-TEST(all_gradients_as_one_square)
+TEST(batched_compresses_one_square_matrix)
 {
     double tolerances[FLOATING] = {0.02, 0.1, 1e-5, 1e-12};
     for (size_t d = 0; d < FLOATING; d++) {
@@ -217,7 +217,7 @@ TEST(all_gradients_as_one_square)
     }
 }
 
-/* --- beginnings and ends --------------------------------------------------------------------- */
+/* --- start iteration and layouts ------------------------------------------------------------- */
 
 static void start_body(int rank, int world_size, tddp_store *store, void *data)
 {
@@ -229,9 +229,9 @@ static void start_body(int rank, int world_size, tddp_store *store, void *data)
     opts.start_iteration = 2;
     CHECK_OK(tddp_hook_power_sgd(&opts, &hook));
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, matrices, 3);
-    for (uint64_t round = 0; round < 4; round++) {
+    for (uint64_t iteration = 0; iteration < 4; iteration++) {
         fill_full_rank(&bucket, rank);
-        CHECK_INT(run_round(hook, group, &bucket, 1, round), round < 2 ? 2 : 3);
+        CHECK_INT(run_iteration(hook, group, &bucket, 1, iteration), iteration < 2 ? 2 : 3);
         double worst = 0;
         for (size_t k = 0; k < 480; k++) {
             double sum = 0;
@@ -240,19 +240,19 @@ static void start_body(int rank, int world_size, tddp_store *store, void *data)
             }
             worst = fmax(worst, fabs(value_of(&bucket, 0, k) - sum / world_size));
         }
-        CHECK(round < 2 ? worst < 1e-6 : worst > 0.1);
+        CHECK(iteration < 2 ? worst < 1e-6 : worst > 0.1);
     }
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
     leave(group);
 }
 
-TEST(the_first_rounds_are_averaged_as_they_are)
+TEST(iterations_before_the_start_are_uncompressed)
 {
     run_ranks(3, start_body, NULL);
 }
 
-/* Another layout forgets what was lost, and finds its own matrices. */
+/* Another layout clears the errors, and has other matrices. */
 static void layout_body(int rank, int world_size, tddp_store *store, void *data)
 {
     (void)data;
@@ -263,19 +263,19 @@ static void layout_body(int rank, int world_size, tddp_store *store, void *data)
     CHECK_OK(tddp_hook_power_sgd(&opts, &hook));
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, matrices, 3);
     fill_full_rank(&bucket, rank);
-    (void)run_round(hook, group, &bucket, 1, 0);
+    (void)run_iteration(hook, group, &bucket, 1, 0);
     free_bucket(&bucket);
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, shapes, GRADIENTS);
     bucket.bucket.layout = 2;
     fill_low_rank(&bucket, rank, 2);
-    (void)run_round(hook, group, &bucket, 1, 1);
+    (void)run_iteration(hook, group, &bucket, 1, 1);
     check_low_rank(&bucket, world_size, 2, 2e-5);
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
     leave(group);
 }
 
-TEST(another_layout_begins_afresh)
+TEST(a_new_layout_resets_the_state)
 {
     run_ranks(2, layout_body, NULL);
 }

@@ -1,4 +1,4 @@
-/* Eight bits: PyTorch's formula, its precision, what is not finite. */
+/* Quantization to eight bits: PyTorch's formula, its precision, nonfinite elements. */
 #include <float.h>
 
 #include "driver.h"
@@ -12,7 +12,7 @@ static double gradient_of(int rank, size_t k)
     return (rank + 0.5) * noise((uint64_t)rank, k) + 0.1 * (double)(k % 3);
 }
 
-/* By position in the bucket, padding left out. */
+/* By position in the bucket, without the padding. */
 static void fill(test_bucket *bucket, int rank, double factor)
 {
     for (size_t i = 0; i < bucket->bucket.gradient_count; i++) {
@@ -22,7 +22,7 @@ static void fill(test_bucket *bucket, int rank, double factor)
     }
 }
 
-/* A rank's elements [start, end) as they come out at the others; returns the step. */
+/* A rank's elements [start, end) as the other ranks dequantize them; returns the step. */
 static float degrade(const float *x, size_t start, size_t end, float *out)
 {
     float low = 0;
@@ -40,7 +40,7 @@ static float degrade(const float *x, size_t start, size_t end, float *out)
     return scale;
 }
 
-/* What the bucket holds afterwards, and how far it may be from the average, at element `k`. */
+/* The bucket's expected contents, and the maximum distance from the average, at element `k`. */
 typedef struct outcome {
     float average[1024];
     float step[1024];
@@ -51,16 +51,16 @@ static void predict(const test_bucket *like, int ranks, size_t channel, double f
     size_t count = like->bucket.buffer.count;
     size_t width = channel ? channel : count;
     tddp_dtype dtype = like->bucket.buffer.dtype;
-    test_bucket own;
+    test_bucket local;
     CHECK(count <= 1024);
     memset(out, 0, sizeof *out);
     for (int rank = 0; rank < ranks; rank++) {
         float x[1024];
         float seen[1024];
-        make_bucket(&own, 0, 1, dtype, shapes, GRADIENTS);
-        fill(&own, rank, factor);
+        make_bucket(&local, 0, 1, dtype, shapes, GRADIENTS);
+        fill(&local, rank, factor);
         for (size_t k = 0; k < count; k++) {
-            x[k] = (float)get(dtype, own.bucket.buffer.data, k);
+            x[k] = (float)get(dtype, local.bucket.buffer.data, k);
         }
         for (size_t start = 0; start < count; start += width) {
             size_t end = start + width < count ? start + width : count;
@@ -72,7 +72,7 @@ static void predict(const test_bucket *like, int ranks, size_t channel, double f
         for (size_t k = 0; k < count; k++) {
             out->average[k] += seen[k];
         }
-        free_bucket(&own);
+        free_bucket(&local);
     }
     for (size_t k = 0; k < count; k++) {
         out->average[k] /= (float)ranks;
@@ -95,9 +95,9 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
         CHECK_OK(tddp_hook_quantize(self->channel > 0, self->channel, &hook));
         make_bucket(&bucket, 0, 1, floating[d], shapes, GRADIENTS);
         predict(&bucket, world_size, self->channel, self->factor, &out);
-        for (uint64_t round = 0; round < 2; round++) {
+        for (uint64_t iteration = 0; iteration < 2; iteration++) {
             fill(&bucket, rank, self->factor);
-            CHECK_INT(run_round(hook, group, &bucket, 1, round), 2);
+            CHECK_INT(run_iteration(hook, group, &bucket, 1, iteration), 2);
             for (size_t k = 0; k < bucket.bucket.buffer.count; k++) {
                 double got = get(floating[d], bucket.bucket.buffer.data, k);
                 CHECK_DOUBLE(got, as_stored(floating[d], out.average[k]), 0.0);
@@ -110,7 +110,7 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
     leave(group);
 }
 
-TEST(bytes_follow_the_formula)
+TEST(bytes_match_pytorchs_formula)
 {
     asked cases[] = {{0, 1.0}, {CHANNEL, 1.0}, {1, 1.0}, {1000000, 1.0}, {64, 1000.0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -131,7 +131,7 @@ static void precision_body(int rank, int world_size, tddp_store *store, void *da
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, shapes, GRADIENTS);
     predict(&bucket, world_size, self->channel, self->factor, &out);
     fill(&bucket, rank, self->factor);
-    (void)run_round(hook, group, &bucket, 1, 0);
+    (void)run_iteration(hook, group, &bucket, 1, 0);
     for (size_t i = 0; i < GRADIENTS; i++) {
         for (size_t k = 0; k < bucket.gradients[i].count; k++) {
             size_t at = bucket.gradients[i].offset + k;
@@ -148,8 +148,8 @@ static void precision_body(int rank, int world_size, tddp_store *store, void *da
     leave(group);
 }
 
-/* Also for numbers so small that PyTorch's observer would make zeros of all. */
-TEST(the_average_is_within_a_step)
+/* Also for elements so small that PyTorch's observer would round all of them to zero. */
+TEST(the_average_is_within_one_step)
 {
     asked cases[] = {{0, 1.0}, {CHANNEL, 1.0}, {0, 1e-9}, {CHANNEL, 1e-30}, {0, 1e37}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -169,7 +169,7 @@ static void odd_body(int rank, int world_size, tddp_store *store, void *data)
     if (rank == 1) {
         set_value(&bucket, 1, 100, odd);
     }
-    (void)run_round(hook, group, &bucket, 1, 0); /* also: padding is zero */
+    (void)run_iteration(hook, group, &bucket, 1, 0); /* also checks that padding is zero */
     size_t channel = (bucket.gradients[1].offset + 100) / 64;
     for (size_t i = 0; i < GRADIENTS; i++) {
         for (size_t k = 0; k < bucket.gradients[i].count; k++) {
@@ -178,14 +178,14 @@ static void odd_body(int rank, int world_size, tddp_store *store, void *data)
         }
     }
     fill(&bucket, rank, 1.0);
-    (void)run_round(hook, group, &bucket, 1, 1);
+    (void)run_iteration(hook, group, &bucket, 1, 1);
     CHECK(isfinite(value_of(&bucket, 1, 100)));
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
     leave(group);
 }
 
-TEST(what_is_not_finite_is_seen_by_all)
+TEST(nonfinite_elements_are_nan_on_all_ranks)
 {
     double odds[] = {(double)NAN, (double)INFINITY, (double)-INFINITY};
     for (int i = 0; i < 3; i++) {
@@ -193,7 +193,7 @@ TEST(what_is_not_finite_is_seen_by_all)
     }
 }
 
-TEST(zeros_and_constants_come_back)
+TEST(zeros_and_constants_are_exact)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);
@@ -206,7 +206,7 @@ TEST(zeros_and_constants_come_back)
         for (size_t k = 0; k < 21; k++) {
             set_value(&bucket, 0, k, constants[c]);
         }
-        (void)run_round(hook, group, &bucket, 1, c);
+        (void)run_iteration(hook, group, &bucket, 1, c);
         for (size_t k = 0; k < 21; k++) {
             CHECK_DOUBLE(value_of(&bucket, 0, k), constants[c],
                          1e-6 * fabs(constants[c]) + (double)FLT_MIN);

@@ -1,20 +1,20 @@
-/* Hooks where they belong: in a reducer, whose buckets are planned anew after the first round. */
+/* Hooks in a reducer, whose buckets are rebuilt after the first iteration. */
 #include <tddp/hooks.h>
 
 #include "args.h"
 #include "reducer/world.h"
 
-enum { COUNT = 4, ROUNDS = 5 };
+enum { COUNT = 4, ITERATIONS = 5 };
 
 static const int64_t dims[COUNT][2] = {{9, 31}, {40, 1}, {20, 14}, {50, 50}};
 
-/* A matrix of rank 1; the others too are whole numbers times an eighth. */
-static float gradient_of(int rank, int round, size_t i, size_t k)
+/* A matrix of rank 1; all elements are multiples of an eighth. */
+static float gradient_of(int rank, int iteration, size_t i, size_t k)
 {
     size_t row = k / (size_t)dims[i][1];
     size_t column = k % (size_t)dims[i][1];
     float product = (float)(row % 5) * ((float)(column % 3) - 1.5f);
-    return product * (float)(rank + 1) * (float)(round + 1) / 8.0f;
+    return product * (float)(rank + 1) * (float)(iteration + 1) / 8.0f;
 }
 
 static tddp_reducer *make(tddp_group *group, tddp_comm_hook *hook)
@@ -32,30 +32,30 @@ static tddp_reducer *make(tddp_group *group, tddp_comm_hook *hook)
     return reducer;
 }
 
-/* `tolerance` is a part of the largest gradient there is. */
+/* `tolerance` is relative to the largest gradient. */
 static void train(tddp_group *group, tddp_comm_hook *hook, double tolerance)
 {
     int rank = tddp_group_rank(group);
     double middle = (tddp_group_world_size(group) + 1) / 2.0;
     tddp_reducer *reducer = make(group, hook);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int iteration = 0; iteration < ITERATIONS; iteration++) {
         int done = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &done));
-        CHECK_INT(done, round == 1);
+        CHECK_INT(done, iteration == 1);
         CHECK_OK(tddp_reducer_prepare(reducer));
         for (size_t n = COUNT; n-- > 0;) {
             float *gradient = tddp_reducer_gradient(reducer, n);
             for (size_t k = 0; k < (size_t)(dims[n][0] * dims[n][1]); k++) {
-                gradient[k] = gradient_of(rank, round, n, k);
+                gradient[k] = gradient_of(rank, iteration, n, k);
             }
             CHECK_OK(tddp_reducer_mark_ready(reducer, n, &done));
         }
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
-        double largest = 0.75 * (round + 1) * middle;
+        double largest = 0.75 * (iteration + 1) * middle;
         for (size_t i = 0; i < COUNT; i++) {
             const float *gradient = tddp_reducer_gradient(reducer, i);
             for (size_t k = 0; k < (size_t)(dims[i][0] * dims[i][1]); k++) {
-                CHECK_DOUBLE(gradient[k], (double)gradient_of(0, round, i, k) * middle,
+                CHECK_DOUBLE(gradient[k], (double)gradient_of(0, iteration, i, k) * middle,
                              largest * tolerance);
             }
         }
@@ -91,8 +91,8 @@ static void train_all(tddp_group *group)
     train(group, hook, 1e-6);
 }
 
-/* A round on a hook of this rank's own, the first gradient of all; the hook goes with it. */
-static tddp_status try_round(tddp_group *group, tddp_comm_hook *hook)
+/* Runs the first iteration with this rank's hook, and releases the hook. */
+static tddp_status try_iteration(tddp_group *group, tddp_comm_hook *hook)
 {
     tddp_reducer *reducer = make(group, hook);
     int done = 0;
@@ -121,7 +121,7 @@ static tddp_comm_hook *power_of(int rank, uint64_t seed, bool wrapped)
     return hook;
 }
 
-/* Both texts are told on each rank. */
+/* Each rank's error contains both texts. */
 static void check_told(tddp_status status, const char *one, const char *other)
 {
     CHECK_STATUS(status, TDDP_MISMATCH);
@@ -129,28 +129,28 @@ static void check_told(tddp_status status, const char *one, const char *other)
     CHECK_CONTAINS(tddp_error_message(), other);
 }
 
-MULTI_TEST(ranks_with_other_settings_of_a_hook_are_told, 2, 60)
+MULTI_TEST(different_settings_of_a_hook_are_a_mismatch, 2, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_hook_quantize(1, 512, &hook));
     CHECK_TEXT(tddp_comm_hook_settings(hook), "channels of 512 elements");
-    CHECK_OK(try_round(group, hook)); /* equal ones pass */
+    CHECK_OK(try_iteration(group, hook)); /* equal settings */
     CHECK_OK(tddp_hook_quantize(1, rank ? 512 : 1024, &hook));
-    check_told(try_round(group, hook), "quantize_per_channel (channels of 512 elements)",
+    check_told(try_iteration(group, hook), "quantize_per_channel (channels of 512 elements)",
                "quantize_per_channel (channels of 1024 elements)");
     tddp_group_release(group);
 }
 
-MULTI_TEST(and_of_the_hook_in_another, 2, 60)
+MULTI_TEST(different_settings_of_an_inner_hook_are_a_mismatch, 2, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_hook_allreduce(&hook));
     CHECK_TEXT(tddp_comm_hook_settings(hook), "");
     tddp_comm_hook_release(hook);
-    CHECK_OK(try_round(group, power_of(2, 7, true)));
-    check_told(try_round(group, power_of(2, (uint64_t)rank, true)),
+    CHECK_OK(try_iteration(group, power_of(2, 7, true)));
+    check_told(try_iteration(group, power_of(2, (uint64_t)rank, true)),
                "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 0, ",
                "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 1, ");
     tddp_group_release(group);
@@ -168,7 +168,7 @@ static tddp_status do_average(void *state, tddp_group *group, const tddp_bucket 
     return tddp_submit(group, &args, work);
 }
 
-MULTI_TEST(long_settings_differ_beyond_what_is_shown, 2, 60)
+MULTI_TEST(long_settings_are_compared_by_a_checksum, 2, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     char settings[400];
@@ -178,18 +178,18 @@ MULTI_TEST(long_settings_differ_beyond_what_is_shown, 2, 60)
     tddp_comm_hook_ops ops = {sizeof ops, "own", 0, do_average, NULL, settings, 0};
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_comm_hook_make(&ops, NULL, &hook));
-    check_told(try_round(group, hook), "own (xxx", "xxx... ");
+    check_told(try_iteration(group, hook), "own (xxx", "xxx... ");
     tddp_group_release(group);
 }
 
-MULTI_TEST(hooks_average_what_a_reducer_gives_them, 3, 60)
+MULTI_TEST(hooks_average_a_reducers_buckets, 3, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     train_all(group);
     leave(group);
 }
 
-MULTI_TEST(of_one_rank_too, 1, 60)
+MULTI_TEST(hooks_average_the_buckets_of_one_rank, 1, 60)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     train_all(group);

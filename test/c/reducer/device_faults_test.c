@@ -1,5 +1,5 @@
-/* Buckets on devices, with stand-ins for NCCL and CUDA: what is refused, what comes late, what
- * fails, and what becomes of memory. */
+/* Buckets on devices, with stand-ins for NCCL and CUDA: refusals, delays, failures, and the
+ * lifetime of memory. */
 #include "on_device.h"
 
 static const tddp_reducer_opts plain = TDDP_REDUCER_OPTS_INIT;
@@ -14,38 +14,38 @@ static void mark_all(device_test *test, int rank, int step)
     }
 }
 
-/* --- who waits -------------------------------------------------------------------------------- */
+/* --- waits ------------------------------------------------------------------------------------ */
 
-/* The host is through with rounds that the device has not begun; the stream is not. */
+/* The host finishes iterations that the device hasn't started. */
 MULTI_TEST(the_host_does_not_wait, 2, 120)
 {
-    enum { ROUNDS = 3, DELAY_MS = 60 };
+    enum { ITERATIONS = 3, DELAY_MS = 60 };
     device_test test;
     begin_with(&test, rank, world_size, port, false, plain, 60000);
-    await_stream();
+    synchronize_stream();
     standin_set_delay_ms(DELAY_MS);
-    for (int step = 0; step < ROUNDS; step++) { /* no rebuild, which asks rank 0 */
+    for (int step = 0; step < ITERATIONS; step++) { /* no rebuild, which waits for rank 0 */
         const int64_t before = tddp_now_ns();
         CHECK_OK(tddp_reducer_prepare(test.reducer));
         mark_all(&test, rank, step);
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
-        /* The writing alone takes the stream eleven times the delay. */
+        /* The writes alone take the stream eleven times the delay. */
         CHECK(tddp_now_ns() - before < PARAMS * DELAY_MS * INT64_C(1000000));
     }
     for (size_t i = 0; i < PARAMS; i++) {
-        check_gradient(test.reducer, test.params, i, 0.5, ROUNDS - 1, 1);
+        check_gradient(test.reducer, test.params, i, 0.5, ITERATIONS - 1, 1);
     }
-    CHECK_INT(tddp_reducer_rounds(test.reducer), ROUNDS);
+    CHECK_INT(tddp_reducer_rounds(test.reducer), ITERATIONS);
     end(&test);
 }
 
-/* More streams than a bucket keeps apart. */
+/* More streams than a bucket records. */
 MULTI_TEST(many_streams, 2, 60)
 {
     device_test test;
     tddp_cuda_stream streams[PARAMS];
     begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
-    tddp_cuda_stream own = here;
+    tddp_cuda_stream before = current_stream;
     for (size_t i = 0; i < PARAMS; i++) {
         streams[i] = make_stream();
     }
@@ -53,15 +53,15 @@ MULTI_TEST(many_streams, 2, 60)
     for (int step = 0; step < 3; step++) {
         CHECK_OK(tddp_reducer_prepare(test.reducer));
         for (size_t i = 0; i < PARAMS; i++) {
-            begin_after_here(streams[i]);
+            wait_for_current(streams[i]);
         }
         for (size_t i = 0; i < PARAMS; i++) {
             int all = 0;
-            here = streams[(i + (size_t)step) % PARAMS];
+            current_stream = streams[(i + (size_t)step) % PARAMS];
             write_gradient(test.reducer, test.params, i, rank, step);
             CHECK_OK(tddp_reducer_mark_ready(test.reducer, i, &all));
         }
-        here = own;
+        current_stream = before;
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
         for (size_t i = 0; i < PARAMS; i++) {
             check_gradient(test.reducer, test.params, i, 0.5, step, 1);
@@ -75,12 +75,12 @@ MULTI_TEST(many_streams, 2, 60)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Buckets under way, before and after finish, keep their memory; so does who retained it. */
+/* Pending buckets keep their memory, before and after finish; so does a retained reference. */
 static void free_early(int rank, int world_size, int port, bool finishes)
 {
     device_test test;
     begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
-    await_stream();
+    synchronize_stream();
     standin_set_delay_ms(20);
     CHECK_OK(tddp_reducer_prepare(test.reducer));
     mark_all(&test, rank, 0);
@@ -89,11 +89,11 @@ static void free_early(int rank, int world_size, int port, bool finishes)
     }
     tddp_reducer_free(test.reducer);
     test.reducer = NULL;
-    CHECK_INT(atomic_load(&pieces), 2); /* the writing alone takes 220 ms */
+    CHECK_INT(atomic_load(&allocations), 2); /* the writes alone take 220 ms */
     end(&test);
 }
 
-MULTI_TEST(freed_while_under_way, 2, 60)
+MULTI_TEST(freed_while_pending, 2, 60)
 {
     free_early(rank, world_size, port, false);
 }
@@ -103,7 +103,7 @@ MULTI_TEST(freed_after_finish, 3, 60)
     free_early(rank, world_size, port, true);
 }
 
-MULTI_TEST(memory_that_is_held, 1, 60)
+MULTI_TEST(retained_memory, 1, 60)
 {
     device_test test;
     begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
@@ -111,8 +111,8 @@ MULTI_TEST(memory_that_is_held, 1, 60)
     tddp_flat_memory *memory = tddp_flat_memory_retain(tddp_reducer_memory(test.reducer));
     tddp_reducer_free(test.reducer);
     test.reducer = NULL;
-    await_stream();
-    CHECK_INT(atomic_load(&pieces), 2);
+    synchronize_stream();
+    CHECK_INT(atomic_load(&allocations), 2);
     CHECK_DOUBLE((double)*gradient, 0, 0);
     tddp_flat_memory_release(memory);
     end(&test);
@@ -120,16 +120,16 @@ MULTI_TEST(memory_that_is_held, 1, 60)
 
 /* --- failures --------------------------------------------------------------------------------- */
 
-/* What fails behind finish is told by the next round. */
-MULTI_TEST(a_failure_that_comes_late, 2, 60)
+/* A failure after finish is returned by the next iteration. */
+MULTI_TEST(a_late_failure, 2, 60)
 {
     device_test test;
     begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
     CHECK_OK(tddp_reducer_prepare(test.reducer));
     mark_all(&test, rank, 0);
     CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
-    await_stream();
-    if (rank == 0) { /* the other one does not take part in a second */
+    synchronize_stream();
+    if (rank == 0) { /* the other rank doesn't take part in a second one */
         CHECK_OK(tddp_group_set_timeout(test.group, 500));
         CHECK_OK(tddp_reducer_prepare(test.reducer));
         mark_all(&test, rank, 1);
@@ -149,23 +149,23 @@ MULTI_TEST(a_failure_that_comes_late, 2, 60)
     end(&test);
 }
 
-/* A stream that cannot be made to wait would let a bucket go out half written. */
-MULTI_TEST(a_stream_that_does_not_wait, 1, 60)
+/* Without the wait of a stream a bucket would be reduced before it is complete. */
+MULTI_TEST(a_failed_stream_wait, 1, 60)
 {
     device_test test;
-    tddp_cuda_stream own = NULL;
+    tddp_cuda_stream before = NULL;
     int all = 0;
     begin_with(&test, rank, world_size, port, false, plain, TIMEOUT_MS);
-    own = here;
+    before = current_stream;
     CHECK_OK(tddp_reducer_prepare(test.reducer));
     for (size_t i = 0; i + 1 < PARAMS; i++) {
-        here = test.streams[i % THREADS];
+        current_stream = test.streams[i % THREADS];
         CHECK_OK(tddp_reducer_mark_ready(test.reducer, i, &all));
     }
     standin_fail_next("cudaStreamWaitEvent", 700);
     CHECK_STATUS(tddp_reducer_mark_ready(test.reducer, PARAMS - 1, &all), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), "cudaStreamWaitEvent");
-    here = own;
+    current_stream = before;
     CHECK_STATUS(tddp_reducer_finish(test.reducer, NULL), TDDP_SYSTEM);
     CHECK_STATUS(tddp_reducer_prepare(test.reducer), TDDP_SYSTEM);
     end(&test);
@@ -188,8 +188,8 @@ static tddp_status no_copy(void *user, int32_t device, void *into, const void *f
     return tddp_fail(TDDP_OUT_OF_MEMORY, "no copy of %zu bytes", bytes);
 }
 
-/* What cannot be had leaves nothing behind, and may be had later. */
-MULTI_TEST(memory_that_is_not_there, 1, 60)
+/* A failed allocation leaks nothing, and a later one may succeed. */
+MULTI_TEST(failed_device_memory, 1, 60)
 {
     device_test test;
     tddp_param params[PARAMS];
@@ -213,7 +213,7 @@ MULTI_TEST(memory_that_is_not_there, 1, 60)
     ops = device_ops;
     ops.copy = no_copy;
     CHECK_OK(tddp_reducer_create(test.group, params, PARAMS, &opts, NULL, &reducer));
-    tddp_reducer *own = test.reducer;
+    tddp_reducer *before = test.reducer;
     test.reducer = reducer;
     CHECK_OK(tddp_reducer_prepare(reducer));
     mark_all(&test, rank, 0);
@@ -221,14 +221,14 @@ MULTI_TEST(memory_that_is_not_there, 1, 60)
     CHECK_STATUS(tddp_reducer_rebuild(reducer, NULL, &rebuilt), TDDP_OUT_OF_MEMORY);
     check_gradient(reducer, params, 3, 0, 0, 1);
     tddp_reducer_free(reducer);
-    test.reducer = own;
+    test.reducer = before;
     end(&test);
 }
 
 /* --- ranks that differ ------------------------------------------------------------------------ */
 
-/* Which devices they are does not matter, only what is together on one. */
-MULTI_TEST(other_devices_on_other_ranks, 2, 60)
+/* Ranks may use different devices if the same parameters share one. */
+MULTI_TEST(different_devices_on_different_ranks, 2, 60)
 {
     device_test test;
     tddp_reducer_opts opts = plain;

@@ -1,5 +1,5 @@
-/* Buckets on devices, with stand-ins for NCCL and CUDA: values in every kind of round, while every
- * piece of work on a stream comes late. Nothing here waits for a stream but to look at the end. */
+/* Buckets on devices, with stand-ins for NCCL and CUDA: values in each mode, while all work on
+ * streams is delayed. The tests wait for a stream only to read results. */
 #include "on_device.h"
 
 enum { STEPS = 4, NONE = PARAMS };
@@ -36,7 +36,7 @@ static void average(int rank, int world_size, int port, bool mixed)
     standin_set_delay_ms(1);
     for (int step = 0; step < STEPS; step++) {
         prepare(&test, step, true);
-        if (step == 1) { /* what was there moved with it, though nobody waited */
+        if (step == 1) { /* the rebuild copied the gradients, without a wait of the host */
             check_means(&test, world_size, 0);
         }
         backward(test.reducer, test.params, test.streams, rank, step, NONE, 1);
@@ -44,7 +44,8 @@ static void average(int rank, int world_size, int port, bool mixed)
         check_means(&test, world_size, step);
     }
     CHECK(tddp_reducer_bucket_count(test.reducer) > 4);
-    CHECK_INT(atomic_load(&moves), mixed ? 9 : PARAMS); /* the rebuild's; the host's are its own */
+    CHECK_INT(atomic_load(&copies),
+              mixed ? 9 : PARAMS); /* of the rebuild; not for those on the host */
     end(&test);
 }
 
@@ -68,13 +69,13 @@ MULTI_TEST(four_ranks, 4, 60)
     average(rank, world_size, port, false);
 }
 
-/* --- rounds that are not plain ---------------------------------------------------------------- */
+/* --- unused parameters, static graphs, joined ranks ------------------------------------------- */
 
-/* Rank 0 leaves a parameter out, and in the last round all ranks do. */
-static void leave_out(int rank, int world_size, int port, bool skips)
+/* Rank 0 doesn't use a parameter; in the last iteration no rank does. */
+static void skip_one(int rank, int world_size, int port, bool skips)
 {
-    enum { LEFT = 5 };
-    const size_t unused[] = {LEFT};
+    enum { UNUSED = 5 };
+    const size_t unused[] = {UNUSED};
     device_test test;
     tddp_reducer_opts opts = plain;
     opts.find_unused = 1;
@@ -82,20 +83,20 @@ static void leave_out(int rank, int world_size, int port, bool skips)
     begin_with(&test, rank, world_size, port, true, opts, TIMEOUT_MS);
     standin_set_delay_ms(1);
     for (int step = 0; step < 3; step++) {
-        const bool leaves = rank == 0 || step == 2;
+        const bool skips_one = rank == 0 || step == 2;
         prepare(&test, step, false);
-        if (leaves) { /* late, on the stream of who tells */
-            write_gradient(test.reducer, test.params, LEFT, -1, step);
+        if (skips_one) { /* delayed, on the calling thread's stream */
+            write_gradient(test.reducer, test.params, UNUSED, -1, step);
         }
-        CHECK_OK(tddp_reducer_set_unused(test.reducer, unused, leaves, NULL));
-        backward(test.reducer, test.params, test.streams, rank, step, leaves ? LEFT : NONE, 1);
+        CHECK_OK(tddp_reducer_set_unused(test.reducer, unused, skips_one, NULL));
+        backward(test.reducer, test.params, test.streams, rank, step, skips_one ? UNUSED : NONE, 1);
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
-        CHECK_INT(tddp_reducer_used(test.reducer, LEFT), step < 2 && world_size > 1);
+        CHECK_INT(tddp_reducer_used(test.reducer, UNUSED), step < 2 && world_size > 1);
         for (size_t i = 0; i < PARAMS; i++) {
             const double others = world_size - 1.0;
-            if (i != LEFT) {
+            if (i != UNUSED) {
                 check_gradient(test.reducer, test.params, i, mean_rank(world_size), step, 1);
-            } else if (step < 2 && world_size > 1) { /* the mean of ranks 1 and up, among all */
+            } else if (step < 2 && world_size > 1) { /* the sum of ranks 1 and up, divided by all */
                 check_gradient(test.reducer, test.params, i, world_size / 2.0, step,
                                others / world_size);
             } else {
@@ -106,17 +107,17 @@ static void leave_out(int rank, int world_size, int port, bool skips)
     end(&test);
 }
 
-MULTI_TEST(parameters_left_out, 3, 60)
+MULTI_TEST(unused_parameters, 3, 60)
 {
-    leave_out(rank, world_size, port, false);
+    skip_one(rank, world_size, port, false);
 }
 
-MULTI_TEST(buckets_left_out, 2, 60)
+MULTI_TEST(skipped_buckets, 2, 60)
 {
-    leave_out(rank, world_size, port, true);
+    skip_one(rank, world_size, port, true);
 }
 
-/* The first round hands over at its end, on the stream of who finishes. */
+/* The first iteration launches its buckets in finish, on that thread's stream. */
 MULTI_TEST(static_graph, 3, 60)
 {
     device_test test;
@@ -133,38 +134,38 @@ MULTI_TEST(static_graph, 3, 60)
     end(&test);
 }
 
-/* What the first round left out is written in later ones by whoever comes first: here on a stream
- * that reports nothing. */
-MULTI_TEST(static_graph_that_leaves_out, 2, 60)
+/* In later iterations the unused parameters are written on the stream of the first thread, here one
+ * that marks nothing ready. */
+MULTI_TEST(static_graph_with_unused_parameters, 2, 60)
 {
-    enum { LEFT = 4 };
-    const size_t unused[] = {LEFT};
+    enum { UNUSED = 4 };
+    const size_t unused[] = {UNUSED};
     device_test test;
     tddp_reducer_opts opts = plain;
     opts.static_graph = 1;
     begin_with(&test, rank, world_size, port, false, opts, TIMEOUT_MS);
-    tddp_cuda_stream own = here, other = make_stream();
+    tddp_cuda_stream before = current_stream, other = make_stream();
     standin_set_delay_ms(1);
     for (int step = 0; step < STEPS; step++) {
         prepare(&test, step, true);
-        begin_after_here(other);
-        here = other;
+        wait_for_current(other);
+        current_stream = other;
         for (int n = 0; n < 30; n++) { /* long after the others have written */
-            write_gradient(test.reducer, test.params, LEFT, n < 29 ? 7 : rank, step);
+            write_gradient(test.reducer, test.params, UNUSED, n < 29 ? 7 : rank, step);
         }
         CHECK_OK(tddp_reducer_set_unused(test.reducer, unused, 1, NULL));
-        here = own;
-        backward(test.reducer, test.params, test.streams, rank, step, LEFT, 1);
+        current_stream = before;
+        backward(test.reducer, test.params, test.streams, rank, step, UNUSED, 1);
         CHECK_OK(tddp_reducer_finish(test.reducer, NULL));
-        CHECK_INT(tddp_reducer_used(test.reducer, LEFT), 0);
+        CHECK_INT(tddp_reducer_used(test.reducer, UNUSED), 0);
         check_means(&test, world_size, step);
     }
     CHECK_INT(cuda()->cudaStreamDestroy(other), 0);
     end(&test);
 }
 
-/* A rank without data adds zeros, whatever lay there. */
-MULTI_TEST(a_rank_that_shadows, 3, 60)
+/* A joined rank adds zeros, whatever its gradients contained. */
+MULTI_TEST(a_joined_rank, 3, 60)
 {
     device_test test;
     begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
@@ -194,31 +195,31 @@ typedef struct doubling {
 
 static void double_now(void *data)
 {
-    doubling *it = data;
-    for (size_t k = 0; k < it->buffer.count; k++) {
-        if (it->buffer.dtype == TDDP_FLOAT64) {
-            ((double *)it->buffer.data)[k] *= 2;
+    doubling *task = data;
+    for (size_t k = 0; k < task->buffer.count; k++) {
+        if (task->buffer.dtype == TDDP_FLOAT64) {
+            ((double *)task->buffer.data)[k] *= 2;
         } else {
-            ((float *)it->buffer.data)[k] *= 2;
+            ((float *)task->buffer.data)[k] *= 2;
         }
     }
-    free(it);
+    free(task);
 }
 
-/* The average, then twice of it, by the device: between the two nobody waits. */
+/* Averages, then doubles the average on the device, without a wait of the host. */
 static tddp_status double_average(void *state, tddp_group *group, const tddp_bucket *bucket,
                                   int stage, tddp_work **work, int *again)
 {
     (void)state;
-    CHECK(bucket->buffer.stream == here);
+    CHECK(bucket->buffer.stream == current_stream);
     if (stage == 0) {
         *again = 1;
         return tddp_all_reduce(group, bucket->buffer, TDDP_REDUCE_AVG, 1.0, work);
     }
-    doubling *it = malloc(sizeof *it);
-    CHECK(it != NULL);
-    it->buffer = bucket->buffer;
-    standin_put(here, double_now, it);
+    doubling *task = malloc(sizeof *task);
+    CHECK(task != NULL);
+    task->buffer = bucket->buffer;
+    standin_put(current_stream, double_now, task);
     return TDDP_OK;
 }
 
@@ -244,7 +245,7 @@ MULTI_TEST(a_hook_with_stages, 2, 60)
     end(&test);
 }
 
-MULTI_TEST(hooks_that_need_no_host, 2, 60)
+MULTI_TEST(hooks_for_devices, 2, 60)
 {
     for (int which = 0; which < 2; which++) {
         device_test test;
@@ -265,7 +266,7 @@ MULTI_TEST(hooks_that_need_no_host, 2, 60)
     }
 }
 
-/* Every gradient is a small whole number, and so many ranks divide it exactly. */
+/* Gradients are small integers, whose averages are exact in the compressed dtype. */
 static void compress(int rank, int world_size, int port, tddp_dtype dtype, bool around)
 {
     device_test test;
@@ -289,29 +290,29 @@ static void compress(int rank, int world_size, int port, tddp_dtype dtype, bool 
     end(&test);
 }
 
-MULTI_TEST(halves_of_one_rank, 1, 60)
+MULTI_TEST(float16_of_one_rank, 1, 60)
 {
     compress(rank, world_size, port, TDDP_FLOAT16, false);
 }
 
-MULTI_TEST(halves_of_two_ranks, 2, 60)
+MULTI_TEST(float16_of_two_ranks, 2, 60)
 {
     compress(rank, world_size, port, TDDP_FLOAT16, false);
 }
 
-MULTI_TEST(halves_of_four_ranks, 4, 60)
+MULTI_TEST(bfloat16_of_four_ranks, 4, 60)
 {
     compress(rank, world_size, port, TDDP_BFLOAT16, false);
 }
 
-MULTI_TEST(halves_around_another_hook, 2, 60)
+MULTI_TEST(bfloat16_around_another_hook, 2, 60)
 {
     compress(rank, world_size, port, TDDP_BFLOAT16, true);
 }
 
-MULTI_TEST(hooks_that_compute_on_the_host, 1, 60)
+MULTI_TEST(hooks_for_the_cpu_are_refused, 1, 60)
 {
-    const tddp_comm_hook_ops own = {sizeof own, "own", 1, double_average, NULL, NULL, 0};
+    const tddp_comm_hook_ops before = {sizeof before, "own", 1, double_average, NULL, NULL, 0};
     device_test test;
     tddp_comm_hook *hook = NULL;
     begin_with(&test, rank, world_size, port, true, plain, TIMEOUT_MS);
@@ -325,7 +326,7 @@ MULTI_TEST(hooks_that_compute_on_the_host, 1, 60)
     CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "\"fp16_compress_wrapper\" computes in the CPU's memory");
     tddp_comm_hook_release(hook);
-    CHECK_OK(tddp_comm_hook_make(&own, NULL, &hook));
+    CHECK_OK(tddp_comm_hook_make(&before, NULL, &hook));
     CHECK_STATUS(tddp_reducer_set_hook(test.reducer, hook), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "runs on the thread that called backward");
     tddp_comm_hook_release(hook);

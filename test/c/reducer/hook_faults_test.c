@@ -1,23 +1,24 @@
-/* Communication hooks that come too late, differ, fail, or are left while they are under way. */
+/* Communication hooks that are set too late, differ, fail, or are released while works are pending.
+ */
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "teller.h"
+#include "recording_hook.h"
 
-TEST(a_hook_comes_once_and_before_the_first_gradient)
+TEST(a_hook_is_set_once_and_before_the_first_gradient)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     bool freed = false;
-    teller told = {.stages = 1, .fail_at = -1, .freed = &freed};
-    teller other = {.stages = 1, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 2, &told, 0);
+    recording_hook recorder = {.stages = 1, .fail_at = -1, .freed = &freed};
+    recording_hook other = {.stages = 1, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 2, &recorder, 0);
     tddp_comm_hook *hook = make_hook(&other, "other", 0);
     CHECK_STATUS(tddp_reducer_set_hook(reducer, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_reducer_set_hook(reducer, hook), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "\"other\": there is \"teller\" already");
+    CHECK_CONTAINS(tddp_error_message(), "\"other\", after \"recording\": expected one");
     CHECK_STATUS(tddp_reducer_set_divisor(reducer, 1), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "the communication hook \"teller\" divides them");
+    CHECK_CONTAINS(tddp_error_message(), "the communication hook \"recording\" divides them");
     CHECK(!freed);
     tddp_reducer_free(reducer);
     CHECK(freed);
@@ -35,16 +36,16 @@ TEST(a_hook_comes_once_and_before_the_first_gradient)
     leave(group);
 }
 
-/* One bucket of two gradients, complete. */
-static tddp_reducer *hand_in(tddp_group *group, teller *told, int on_caller)
+/* One bucket of two gradients, of which one is ready. */
+static tddp_reducer *mark_one_of_two(tddp_group *group, recording_hook *recorder, int on_caller)
 {
-    tddp_reducer *reducer = make_hooked(group, 2, told, on_caller);
+    tddp_reducer *reducer = make_hooked(group, 2, recorder, on_caller);
     CHECK_OK(tddp_reducer_prepare(reducer));
     mark(reducer, 1, 0);
     return reducer;
 }
 
-static void check_broken(tddp_reducer *reducer, const char *text)
+static void check_permanent_failure(tddp_reducer *reducer, const char *text)
 {
     int number = 0;
     CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_UNSUPPORTED);
@@ -58,52 +59,52 @@ static void check_broken(tddp_reducer *reducer, const char *text)
     tddp_reducer_free(reducer);
 }
 
-MULTI_TEST(a_hook_that_fails_breaks_the_reducer, 2, 40)
+MULTI_TEST(a_failed_hook_fails_all_later_calls, 2, 40)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     int all = 7;
-    teller at_0 = {.stages = 3, .fail_at = 0};
-    tddp_reducer *reducer = hand_in(group, &at_0, 0);
+    recording_hook at_0 = {.stages = 3, .fail_at = 0};
+    tddp_reducer *reducer = mark_one_of_two(group, &at_0, 0);
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_UNSUPPORTED);
-    check_broken(reducer, "this hook wants no stage 0");
-    reducer = hand_in(group, &at_0, 1);
+    check_permanent_failure(reducer, "this hook fails in stage 0");
+    reducer = mark_one_of_two(group, &at_0, 1);
     mark(reducer, 0, 1);
     CHECK_STATUS(tddp_reducer_hand_over(reducer, &all), TDDP_UNSUPPORTED);
-    check_broken(reducer, "this hook wants no stage 0");
-    teller at_2 = {.stages = 3, .fail_at = 2};
-    reducer = hand_in(group, &at_2, 0);
+    check_permanent_failure(reducer, "this hook fails in stage 0");
+    recording_hook at_2 = {.stages = 3, .fail_at = 2};
+    reducer = mark_one_of_two(group, &at_2, 0);
     mark(reducer, 0, 1);
     CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_UNSUPPORTED);
-    CHECK_CONTAINS(tddp_error_message(), "this hook wants no stage 2");
-    check_broken(reducer, "this hook wants no stage 2");
+    CHECK_CONTAINS(tddp_error_message(), "this hook fails in stage 2");
+    check_permanent_failure(reducer, "this hook fails in stage 2");
     CHECK_INT(all, 7);
     leave(group);
 }
 
-/* Each rank fails by itself, and may learn of the other's failure first: that one is kept. */
-MULTI_TEST(no_stage_follows_an_operation_that_failed, 2, 40)
+/* Each rank's operation fails; a rank may get the other's failure first, and then keeps that. */
+MULTI_TEST(no_stage_follows_a_failed_operation, 2, 40)
 {
     setenv("TDDP_FAKE", "fail_at=2", 1); /* the first compares the ranks */
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 3, .fail_at = -1};
-    tddp_reducer *reducer = hand_in(group, &told, 0);
+    recording_hook recorder = {.stages = 3, .fail_at = -1};
+    tddp_reducer *reducer = mark_one_of_two(group, &recorder, 0);
     int all;
     tddp_status marked = tddp_reducer_mark_ready(reducer, 0, &all);
     tddp_status first = marked ? marked : tddp_reducer_finish(reducer, NULL);
     CHECK(first == TDDP_NETWORK || first == TDDP_PEER_LOST);
     CHECK_STATUS(tddp_reducer_finish(reducer, NULL), first);
-    CHECK_TEXT(told.events, "0.0 ");
+    CHECK_TEXT(recorder.events, "0.0 ");
     CHECK_STATUS(tddp_reducer_prepare(reducer), first);
     tddp_reducer_free(reducer);
     tddp_group_release(group);
 }
 
-MULTI_TEST(ranks_with_different_hooks_are_told, 2, 40)
+MULTI_TEST(different_hooks_are_a_mismatch, 2, 40)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 1, .fail_at = -1};
+    recording_hook recorder = {.stages = 1, .fail_at = -1};
     tddp_reducer *reducer = make_vectors(group, 1, NULL);
-    tddp_comm_hook *hook = make_hook(&told, rank ? "one" : "another", 0);
+    tddp_comm_hook *hook = make_hook(&recorder, rank ? "one" : "another", 0);
     CHECK_OK(tddp_reducer_set_hook(reducer, hook));
     tddp_comm_hook_release(hook);
     CHECK_OK(tddp_reducer_prepare(reducer));
@@ -120,22 +121,22 @@ MULTI_TEST(a_hook_lives_as_long_as_its_works, 2, 40)
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
     bool freed = false;
-    teller told = {.stages = 2, .fail_at = -1, .freed = &freed};
-    tddp_reducer *reducer = hand_in(group, &told, 0);
+    recording_hook recorder = {.stages = 2, .fail_at = -1, .freed = &freed};
+    tddp_reducer *reducer = mark_one_of_two(group, &recorder, 0);
     mark(reducer, 0, 1);
     tddp_reducer_free(reducer);
     CHECK(!freed);
-    CHECK_OK(tddp_barrier(group, NULL)); /* behind the bucket in the queue */
+    CHECK_OK(tddp_barrier(group, NULL)); /* after the bucket in the queue */
     CHECK(freed);
-    CHECK_TEXT(told.events, "0.0 ");
+    CHECK_TEXT(recorder.events, "0.0 ");
     leave(group);
 }
 
-TEST(a_hook_hears_of_a_group_that_is_gone_and_of_a_fork)
+TEST(a_hook_fails_on_a_destroyed_group_and_after_fork)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 1, .fail_at = -1, .quiet = true};
-    tddp_reducer *reducer = hand_in(group, &told, 0);
+    recording_hook recorder = {.stages = 1, .fail_at = -1, .quiet = true};
+    tddp_reducer *reducer = mark_one_of_two(group, &recorder, 0);
     int all = 7;
     pid_t child = fork();
     if (child == 0) {
@@ -148,7 +149,7 @@ TEST(a_hook_hears_of_a_group_that_is_gone_and_of_a_fork)
     CHECK_INT(outcome, 0);
     tddp_group_shutdown(group, 0);
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_GROUP_CLOSED);
-    CHECK_TEXT(told.events, "");
+    CHECK_TEXT(recorder.events, "");
     tddp_reducer_free(reducer);
     tddp_group_release(group);
 }

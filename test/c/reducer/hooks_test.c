@@ -1,7 +1,7 @@
-/* Communication hooks: their stages in order, on which thread, with what, and what goes wrong. */
+/* Communication hooks: the order of their stages, their thread, and their arguments. */
 #include <stdlib.h>
 
-#include "teller.h"
+#include "recording_hook.h"
 
 /* --- stages ---------------------------------------------------------------------------------- */
 
@@ -15,25 +15,25 @@ static void fill_all(tddp_reducer *reducer, size_t count, int rank, int step)
 static void stages(int rank, int world_size, int port)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 3, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 5, &told, 0);
+    recording_hook recorder = {.stages = 3, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 5, &recorder, 0);
     for (int step = 0; step < 3; step++) {
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_INT(rebuilt, step == 1);
         CHECK_OK(tddp_reducer_prepare(reducer));
         fill_all(reducer, 5, rank, step);
-        told.events[0] = '\0';
+        recorder.events[0] = '\0';
         for (size_t n = 5; n-- > 0;) {
             mark(reducer, n, n == 0);
         }
-        /* Bytes 20 | 16 12 | 8 4 once they are rebuilt. */
-        CHECK_TEXT(told.events, step == 0 ? "0.0 " : "0.0 0.1 0.2 ");
+        /* Bytes 20 | 16 12 | 8 4 after the rebuild. */
+        CHECK_TEXT(recorder.events, step == 0 ? "0.0 " : "0.0 0.1 0.2 ");
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
-        CHECK_TEXT(told.events,
+        CHECK_TEXT(recorder.events,
                    step == 0 ? "0.0 1.0 2.0 " : "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
-        CHECK_INT(told.round, step);
-        CHECK_INT(told.layout, step > 0);
+        CHECK_INT(recorder.round, step);
+        CHECK_INT(recorder.layout, step > 0);
         for (size_t i = 0; i < 5; i++) {
             check_all(reducer, i, 2 * (step + (double)i + (world_size - 1) / 2.0));
         }
@@ -42,29 +42,29 @@ static void stages(int rank, int world_size, int port)
     leave(group);
 }
 
-MULTI_TEST(one_rank_goes_through_all_stages, 1, 30)
+MULTI_TEST(one_rank_runs_all_stages, 1, 30)
 {
     stages(rank, world_size, port);
 }
 
-MULTI_TEST(three_ranks_go_through_all_stages, 3, 40)
+MULTI_TEST(three_ranks_run_all_stages, 3, 40)
 {
     stages(rank, world_size, port);
 }
 
-MULTI_TEST(a_wait_that_ends_early_goes_on_at_its_stage, 2, 60)
+MULTI_TEST(a_wait_that_ends_early_continues_at_its_stage, 2, 60)
 {
     setenv("TDDP_FAKE", "delay_ms=60", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 3, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 5, &told, 0);
+    recording_hook recorder = {.stages = 3, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 5, &recorder, 0);
     int early = 0;
     for (int step = 0; step < 2; step++) {
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_OK(tddp_reducer_prepare(reducer));
         fill_all(reducer, 5, rank, step);
-        told.events[0] = '\0';
+        recorder.events[0] = '\0';
         for (size_t n = 5; n-- > 0;) {
             mark(reducer, n, n == 0);
         }
@@ -79,7 +79,7 @@ MULTI_TEST(a_wait_that_ends_early_goes_on_at_its_stage, 2, 60)
             check_all(reducer, i, 2 * (step + (double)i + 0.5));
         }
     }
-    CHECK_TEXT(told.events, "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
+    CHECK_TEXT(recorder.events, "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
     CHECK(early > 10);
     tddp_reducer_free(reducer);
     leave(group);
@@ -95,33 +95,34 @@ static void *mark_all(void *data)
     return NULL;
 }
 
-/* The host's code was interrupted: backward goes on, and what comes next goes on with that stage,
- * before any later bucket. The other rank sees nothing of it. */
+/* The host interrupts the hook: backward continues, and the next call runs that stage again, before
+ * any later bucket. The other rank isn't affected. */
 static void interrupt_at(tddp_group *group, int stage, int interrupts, const char *expected)
 {
     int rank = tddp_group_rank(group);
-    teller told = {.stages = 3, .fail_at = -1, .interrupt_at = stage, .interrupts = 0};
-    tddp_reducer *reducer = make_hooked(group, 5, &told, 1);
+    recording_hook recorder = {.stages = 3, .fail_at = -1, .interrupt_at = stage, .interrupts = 0};
+    tddp_reducer *reducer = make_hooked(group, 5, &recorder, 1);
     for (int step = 0; step < 3; step++) {
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_OK(tddp_reducer_prepare(reducer));
         fill_all(reducer, 5, rank, step);
-        told.events[0] = '\0';
-        told.interrupts = rank == 0 && step == 1 ? interrupts : 0;
+        recorder.events[0] = '\0';
+        recorder.interrupts = rank == 0 && step == 1 ? interrupts : 0;
         for (size_t n = 5; n-- > 0;) {
             int all = 0;
             mark(reducer, n, n == 0);
             CHECK_OK(tddp_reducer_hand_over(reducer, &all));
         }
-        while (told.interrupts > 0) {
+        while (recorder.interrupts > 0) {
             CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_CANCELED);
             CHECK_CONTAINS(tddp_error_message(), "interrupted at stage");
         }
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
-        CHECK_TEXT(told.events, step == 0                ? "0.0 1.0 2.0 "
-                                : rank == 0 && step == 1 ? expected
-                                                         : "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
+        CHECK_TEXT(recorder.events, step == 0 ? "0.0 1.0 2.0 "
+                                    : rank == 0 && step == 1
+                                        ? expected
+                                        : "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
         for (size_t i = 0; i < 5; i++) {
             check_all(reducer, i, 2 * (step + (double)i + 0.5));
         }
@@ -129,7 +130,7 @@ static void interrupt_at(tddp_group *group, int stage, int interrupts, const cha
     tddp_reducer_free(reducer);
 }
 
-MULTI_TEST(an_interrupted_hook_goes_on_where_it_was, 2, 40)
+MULTI_TEST(an_interrupted_hook_continues_at_its_stage, 2, 40)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     interrupt_at(group, 0, 7, "0.0 0.0 0.0 0.0 0.0 0.0 0.0 0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
@@ -137,31 +138,31 @@ MULTI_TEST(an_interrupted_hook_goes_on_where_it_was, 2, 40)
     leave(group);
 }
 
-MULTI_TEST(a_hook_of_the_caller_runs_on_its_thread_only, 2, 40)
+MULTI_TEST(an_on_caller_hook_runs_only_on_the_callers_thread, 2, 40)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 2, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 5, &told, 1);
+    recording_hook recorder = {.stages = 2, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 5, &recorder, 1);
     for (int step = 0; step < 3; step++) {
         int rebuilt = 0;
         pthread_t other;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_OK(tddp_reducer_prepare(reducer));
         fill_all(reducer, 5, rank, step);
-        told.events[0] = '\0';
+        recorder.events[0] = '\0';
         CHECK_OK(tddp_thread_start(&other, "test", mark_all, reducer));
         pthread_join(other, NULL);
-        CHECK_TEXT(told.events, "");
+        CHECK_TEXT(recorder.events, "");
         int all = 7;
-        if (step < 2) { /* else finish does it */
+        if (step < 2) { /* else finish launches them */
             CHECK_OK(tddp_reducer_hand_over(reducer, &all));
             CHECK_INT(all, 1);
             CHECK_OK(tddp_reducer_hand_over(reducer, &all));
-            CHECK_TEXT(told.events, step == 0 ? "0.0 " : "0.0 0.1 0.2 ");
+            CHECK_TEXT(recorder.events, step == 0 ? "0.0 " : "0.0 0.1 0.2 ");
         }
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
-        CHECK_TEXT(told.events, step == 0 ? "0.0 1.0 " : "0.0 0.1 0.2 1.0 1.1 1.2 ");
-        CHECK(pthread_equal(told.thread, pthread_self()));
+        CHECK_TEXT(recorder.events, step == 0 ? "0.0 1.0 " : "0.0 0.1 0.2 1.0 1.1 1.2 ");
+        CHECK(pthread_equal(recorder.thread, pthread_self()));
         for (size_t i = 0; i < 5; i++) {
             check_all(reducer, i, step + (double)i + 0.5);
         }
@@ -170,37 +171,37 @@ MULTI_TEST(a_hook_of_the_caller_runs_on_its_thread_only, 2, 40)
     leave(group);
 }
 
-TEST(buckets_are_handed_over_as_they_are_complete_and_without_the_lock)
+TEST(ready_buckets_are_launched_without_the_lock)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 2, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 5, &told, 1);
+    recording_hook recorder = {.stages = 2, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 5, &recorder, 1);
     int all = 7;
-    run_round(reducer, (const size_t[]){4, 3, 2, 1, 0}, 5, 1);
+    run_iteration(reducer, (const size_t[]){4, 3, 2, 1, 0}, 5, 1);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &all));
-    CHECK_OK(tddp_reducer_hand_over(reducer, &all)); /* outside a round: nothing to do */
+    CHECK_OK(tddp_reducer_hand_over(reducer, &all)); /* outside an iteration: does nothing */
     CHECK_INT(all, 0);
     CHECK_OK(tddp_reducer_prepare(reducer));
-    told.events[0] = '\0';
-    told.reducer = reducer;
-    told.inner = 2;
+    recorder.events[0] = '\0';
+    recorder.reducer = reducer;
+    recorder.inner = 2;
     mark(reducer, 3, 0);
     CHECK_OK(tddp_reducer_hand_over(reducer, &all));
-    CHECK_TEXT(told.events, "");
+    CHECK_TEXT(recorder.events, "");
     mark(reducer, 4, 0);
     CHECK_OK(tddp_reducer_hand_over(reducer, &all)); /* bucket 0, which completes bucket 1 */
-    CHECK_TEXT(told.events, "0.0 0.1 ");
+    CHECK_TEXT(recorder.events, "0.0 0.1 ");
     CHECK_INT(all, 0);
     mark(reducer, 1, 0);
     mark(reducer, 0, 1);
-    CHECK_OK(tddp_reducer_prepare(reducer)); /* backward was left: it is finished here */
-    CHECK_TEXT(told.events, "0.0 0.1 0.2 1.0 1.1 1.2 ");
+    CHECK_OK(tddp_reducer_prepare(reducer)); /* finishes the interrupted backward */
+    CHECK_TEXT(recorder.events, "0.0 0.1 0.2 1.0 1.1 1.2 ");
     CHECK_INT(tddp_reducer_rounds(reducer), 2);
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-/* --- what a hook is given -------------------------------------------------------------------- */
+/* --- arguments of a hook --------------------------------------------------------------------- */
 
 static tddp_status look(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
                         tddp_work **work, int *again)
@@ -231,7 +232,7 @@ static tddp_status look(void *state, tddp_group *group, const tddp_bucket *bucke
     return TDDP_OK;
 }
 
-TEST(a_bucket_shows_its_gradients)
+TEST(a_hook_gets_the_buckets_gradients)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dims[] = {7, 5, 3};
@@ -256,17 +257,17 @@ TEST(a_bucket_shows_its_gradients)
     leave(group);
 }
 
-TEST(a_round_with_a_hook_allocates_nothing_of_its_own)
+TEST(an_iteration_with_a_hook_allocates_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    teller told = {.stages = 2, .fail_at = -1};
-    tddp_reducer *reducer = make_hooked(group, 3, &told, 0);
+    recording_hook recorder = {.stages = 2, .fail_at = -1};
+    tddp_reducer *reducer = make_hooked(group, 3, &recorder, 0);
     int rebuilt = 0;
-    run_round(reducer, (const size_t[]){2, 1, 0}, 3, 1);
+    run_iteration(reducer, (const size_t[]){2, 1, 0}, 3, 1);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
-    told.quiet = true;
+    recorder.quiet = true;
     tddp_fail_allocation(1);
-    run_round(reducer, (const size_t[]){2, 1, 0}, 3, 1);
+    run_iteration(reducer, (const size_t[]){2, 1, 0}, 3, 1);
     tddp_fail_allocation(0);
     tddp_reducer_free(reducer);
     leave(group);

@@ -1,5 +1,5 @@
-/* Devices for the reducer's tests: the stand-in of the CUDA runtime, where streams are threads and
- * devices are host memory. What these tests show is order and lifetimes, nothing of GPUs. */
+/* Devices for the reducer's tests: the stand-in for the CUDA runtime, where streams are threads and
+ * devices are host memory. These tests check order and lifetimes, not the behavior of GPUs. */
 #ifndef TDDP_TEST_REDUCER_ON_DEVICE_H
 #define TDDP_TEST_REDUCER_ON_DEVICE_H
 
@@ -15,8 +15,8 @@
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* This thread's current one. */
-static _Thread_local tddp_cuda_stream here;
+/* This thread's current stream. */
+static _Thread_local tddp_cuda_stream current_stream;
 
 static inline const tddp_cuda *cuda(void)
 {
@@ -32,27 +32,27 @@ static inline tddp_cuda_stream make_stream(void)
     return stream;
 }
 
-/* What is put on `stream` from now on comes after what is on this thread's: as backward, which
- * begins with what forward ends with. */
-static inline void begin_after_here(tddp_cuda_stream stream)
+/* Makes later work on `stream` wait for this thread's stream, as backward's streams wait for
+ * forward's. */
+static inline void wait_for_current(tddp_cuda_stream stream)
 {
     tddp_cuda_event event = NULL;
     CHECK_INT(cuda()->cudaEventCreateWithFlags(&event, TDDP_CUDA_NO_TIMING), 0);
-    CHECK_INT(cuda()->cudaEventRecord(event, here), 0);
+    CHECK_INT(cuda()->cudaEventRecord(event, current_stream), 0);
     CHECK_INT(cuda()->cudaStreamWaitEvent(stream, event, 0), 0);
     CHECK_INT(cuda()->cudaEventDestroy(event), 0);
 }
 
-static inline void tell(void *data)
+static inline void set_flag(void *data)
 {
     atomic_store((atomic_bool *)data, true);
 }
 
-/* Waits until this thread's stream has done all that was put there. */
-static inline void await_stream(void)
+/* Waits until this thread's stream has completed all its work. */
+static inline void synchronize_stream(void)
 {
     atomic_bool done = false;
-    standin_put(here, tell, &done);
+    standin_put(current_stream, set_flag, &done);
     while (!atomic_load(&done)) {
         nanosleep(&(struct timespec){0, 200000}, NULL);
     }
@@ -60,15 +60,14 @@ static inline void await_stream(void)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static atomic_int pieces; /* that are not freed */
-static atomic_int moves;  /* copies and zeroings that were asked for */
+static atomic_int allocations; /* not freed yet */
+static atomic_int copies;      /* copies and zeroings so far */
 
-/* As libtorch's allocator: what is released is free in the order of the stream that it was made
- * on. */
-typedef struct device_piece {
+/* As libtorch's allocator: memory is freed in the order of the stream that it was allocated on. */
+typedef struct device_allocation {
     void *data;
     tddp_cuda_stream stream;
-} device_piece;
+} device_allocation;
 
 typedef struct zeroing {
     void *data;
@@ -77,64 +76,64 @@ typedef struct zeroing {
 
 static inline void zero_now(void *data)
 {
-    zeroing *it = data;
-    memset(it->data, 0, it->bytes);
-    free(it);
+    zeroing *task = data;
+    memset(task->data, 0, task->bytes);
+    free(task);
 }
 
 static inline tddp_status put_zeros(void *data, size_t bytes)
 {
-    zeroing *it = malloc(sizeof *it);
-    CHECK(it != NULL);
-    *it = (zeroing){data, bytes};
-    standin_put(here, zero_now, it);
+    zeroing *task = malloc(sizeof *task);
+    CHECK(task != NULL);
+    *task = (zeroing){data, bytes};
+    standin_put(current_stream, zero_now, task);
     return TDDP_OK;
 }
 
 static inline tddp_status device_allocate(void *user, int32_t device, size_t bytes, void **handle,
                                           void **data)
 {
-    CHECK(user == &pieces);
+    CHECK(user == &allocations);
     CHECK(device == 0 || device == 1);
-    device_piece *made = malloc(sizeof *made);
+    device_allocation *made = malloc(sizeof *made);
     CHECK(made != NULL);
-    made->stream = here;
+    made->stream = current_stream;
     CHECK_INT(posix_memalign(&made->data, 64, bytes), 0);
     memset(made->data, 0xee, bytes);
-    atomic_fetch_add(&pieces, 1);
+    atomic_fetch_add(&allocations, 1);
     *handle = made;
     *data = made->data;
     return put_zeros(made->data, bytes);
 }
 
-static inline void free_piece(void *data)
+static inline void free_allocation(void *data)
 {
-    device_piece *it = data;
-    free(it->data);
-    free(it);
-    atomic_fetch_sub(&pieces, 1);
+    device_allocation *task = data;
+    free(task->data);
+    free(task);
+    atomic_fetch_sub(&allocations, 1);
 }
 
 static inline void device_release(void *user, void *handle)
 {
-    CHECK(user == &pieces);
-    standin_put(((device_piece *)handle)->stream, free_piece, handle);
+    CHECK(user == &allocations);
+    standin_put(((device_allocation *)handle)->stream, free_allocation, handle);
 }
 
 static inline tddp_status device_copy(void *user, int32_t device, void *into, const void *from,
                                       size_t bytes)
 {
-    CHECK(user == &pieces && device >= 0);
-    atomic_fetch_add(&moves, 1);
-    return tddp_cuda_check(cuda(),
-                           cuda()->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, here),
-                           "cudaMemcpyAsync");
+    CHECK(user == &allocations && device >= 0);
+    atomic_fetch_add(&copies, 1);
+    return tddp_cuda_check(
+        cuda(), cuda()->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, current_stream),
+        "cudaMemcpyAsync");
 }
 
 static inline tddp_status device_zero(void *user, int32_t device, void *data, size_t bytes)
 {
-    CHECK(user == &pieces && device >= 0);
-    atomic_fetch_add(&moves, 1);
+    CHECK(user == &allocations && device >= 0);
+    atomic_fetch_add(&copies, 1);
     return put_zeros(data, bytes);
 }
 
@@ -146,39 +145,39 @@ typedef struct casting {
 
 static inline void cast_now(void *data)
 {
-    casting *it = data;
-    tddp_hooks_cast(it->from, it->into, it->divisor);
-    free(it);
+    casting *task = data;
+    tddp_hooks_cast(task->from, task->into, task->divisor);
+    free(task);
 }
 
 static inline tddp_status device_cast(void *user, int32_t device, void *into, tddp_dtype into_dtype,
                                       const void *from, tddp_dtype from_dtype, size_t count,
                                       double divisor)
 {
-    CHECK(user == &pieces && device >= 0);
-    casting *it = malloc(sizeof *it);
-    CHECK(it != NULL);
-    *it = (casting){.from = {(void *)(uintptr_t)from, count, from_dtype, TDDP_CPU, 0, NULL},
-                    .into = {into, count, into_dtype, TDDP_CPU, 0, NULL},
-                    .divisor = divisor};
-    standin_put(here, cast_now, it);
+    CHECK(user == &allocations && device >= 0);
+    casting *task = malloc(sizeof *task);
+    CHECK(task != NULL);
+    *task = (casting){.from = {(void *)(uintptr_t)from, count, from_dtype, TDDP_CPU, 0, NULL},
+                      .into = {into, count, into_dtype, TDDP_CPU, 0, NULL},
+                      .divisor = divisor};
+    standin_put(current_stream, cast_now, task);
     return TDDP_OK;
 }
 
 static inline void *device_stream(void *user, int32_t device)
 {
-    CHECK(user == &pieces && device >= 0);
-    return here;
+    CHECK(user == &allocations && device >= 0);
+    return current_stream;
 }
 
-static const tddp_device_memory_ops device_ops = {sizeof device_ops, &pieces,      device_allocate,
+static const tddp_device_memory_ops device_ops = {sizeof device_ops, &allocations, device_allocate,
                                                   device_release,    device_copy,  device_zero,
                                                   device_cast,       device_stream};
 
-static inline void await_no_pieces(void)
+static inline void wait_for_release(void)
 {
-    CHECK_UNTIL(atomic_load(&pieces) <= 0);
-    CHECK_INT(atomic_load(&pieces), 0);
+    CHECK_UNTIL(atomic_load(&allocations) <= 0);
+    CHECK_INT(atomic_load(&allocations), 0);
 }
 
 /* --- a model ---------------------------------------------------------------------------------- */
@@ -224,29 +223,29 @@ typedef struct writing {
 
 static inline void write_now(void *data)
 {
-    writing *it = data;
-    for (size_t k = 0; k < it->param->count; k++) {
-        double value = it->rank < 0 ? 0 : gradient_of(it->rank, it->step, it->index, k);
-        if (it->param->dtype == TDDP_FLOAT64) {
-            ((double *)it->data)[k] = value;
+    writing *task = data;
+    for (size_t k = 0; k < task->param->count; k++) {
+        double value = task->rank < 0 ? 0 : gradient_of(task->rank, task->step, task->index, k);
+        if (task->param->dtype == TDDP_FLOAT64) {
+            ((double *)task->data)[k] = value;
         } else {
-            ((float *)it->data)[k] = (float)value;
+            ((float *)task->data)[k] = (float)value;
         }
     }
-    free(it);
+    free(task);
 }
 
-/* On this thread's stream, or at once on the host. `params` live as long as the streams. */
+/* Writes on this thread's stream, or at once on the host. `params` must outlive the streams. */
 static inline void write_gradient(tddp_reducer *reducer, const tddp_param *params, size_t i,
                                   int rank, int step)
 {
-    writing *it = malloc(sizeof *it);
-    CHECK(it != NULL);
-    *it = (writing){&params[i], i, tddp_reducer_gradient(reducer, i), rank, step};
-    standin_put(params[i].device_type == TDDP_CPU ? NULL : here, write_now, it);
+    writing *task = malloc(sizeof *task);
+    CHECK(task != NULL);
+    *task = (writing){&params[i], i, tddp_reducer_gradient(reducer, i), rank, step};
+    standin_put(params[i].device_type == TDDP_CPU ? NULL : current_stream, write_now, task);
 }
 
-/* What lies in the gradient once this thread's stream comes to it. */
+/* Reads the gradient on this thread's stream. */
 static inline void read_gradient(tddp_reducer *reducer, const tddp_param *param, size_t i,
                                  double *out)
 {
@@ -256,16 +255,16 @@ static inline void read_gradient(tddp_reducer *reducer, const tddp_param *param,
         memcpy(bytes, tddp_reducer_gradient(reducer, i), size);
     } else {
         CHECK_INT(cuda()->cudaMemcpyAsync(bytes, tddp_reducer_gradient(reducer, i), size,
-                                          TDDP_CUDA_COPY_ANY, here),
+                                          TDDP_CUDA_COPY_ANY, current_stream),
                   0);
-        await_stream();
+        synchronize_stream();
     }
     for (size_t k = 0; k < param->count; k++) {
         out[k] = param->dtype == TDDP_FLOAT64 ? bytes[k] : (double)((float *)bytes)[k];
     }
 }
 
-/* Each element is `scale` times that of a rank `rank`, which may lie between two. */
+/* Each element is `scale` times that of rank `rank`, which may be a fraction. */
 static inline void check_gradient(tddp_reducer *reducer, const tddp_param *params, size_t i,
                                   double rank, int step, double scale)
 {
@@ -276,25 +275,25 @@ static inline void check_gradient(tddp_reducer *reducer, const tddp_param *param
     }
 }
 
-/* --- threads of autograd's -------------------------------------------------------------------- */
+/* --- autograd's threads ----------------------------------------------------------------------- */
 
-typedef struct reporter {
+typedef struct marking_thread {
     tddp_reducer *reducer;
     const tddp_param *params;
     tddp_cuda_stream stream;
-    size_t first; /* it reports every third parameter from this on */
-    size_t left_out;
+    size_t first; /* it marks every third parameter from this one on ready */
+    size_t skipped;
     int rank;
     int step;
-    int times; /* each so often */
-} reporter;
+    int times; /* how often it marks each one */
+} marking_thread;
 
-static inline void *report(void *data)
+static inline void *mark_ready_on_thread(void *data)
 {
-    const reporter *mine = data;
-    here = mine->stream;
+    const marking_thread *mine = data;
+    current_stream = mine->stream;
     for (size_t i = mine->first; i < PARAMS; i += THREADS) {
-        for (int n = 0; n < mine->times && i != mine->left_out; n++) {
+        for (int n = 0; n < mine->times && i != mine->skipped; n++) {
             int all = 0;
             write_gradient(mine->reducer, mine->params, i, mine->rank, mine->step);
             CHECK_OK(tddp_reducer_mark_ready(mine->reducer, i, &all));
@@ -303,24 +302,24 @@ static inline void *report(void *data)
     return NULL;
 }
 
-/* A backward: every thread has a stream of its own. */
+/* A backward, with a stream per thread. */
 static inline void backward(tddp_reducer *reducer, const tddp_param *params,
-                            const tddp_cuda_stream *streams, int rank, int step, size_t left_out,
+                            const tddp_cuda_stream *streams, int rank, int step, size_t skipped,
                             int times)
 {
     pthread_t threads[THREADS];
-    reporter reporters[THREADS];
+    marking_thread reporters[THREADS];
     for (size_t t = 0; t < THREADS; t++) {
-        begin_after_here(streams[t]);
-        reporters[t] = (reporter){reducer, params, streams[t], t, left_out, rank, step, times};
-        CHECK_OK(tddp_thread_start(&threads[t], "test", report, &reporters[t]));
+        wait_for_current(streams[t]);
+        reporters[t] = (marking_thread){reducer, params, streams[t], t, skipped, rank, step, times};
+        CHECK_OK(tddp_thread_start(&threads[t], "test", mark_ready_on_thread, &reporters[t]));
     }
     for (size_t t = 0; t < THREADS; t++) {
         pthread_join(threads[t], NULL);
     }
 }
 
-/* --- a test's beginning and end --------------------------------------------------------------- */
+/* --- set-up and tear-down --------------------------------------------------------------------- */
 
 typedef struct device_test {
     tddp_store *store;
@@ -336,7 +335,7 @@ static inline void begin_with(device_test *test, int rank, int world_size, int p
     static const size_t limits[] = {64, 2000};
     test->store = open_store(rank, world_size, port);
     test->group = open_group(test->store, rank, world_size, -1, timeout_ms);
-    here = make_stream();
+    current_stream = make_stream();
     for (size_t t = 0; t < THREADS; t++) {
         test->streams[t] = make_stream();
     }
@@ -351,12 +350,12 @@ static inline void end(device_test *test)
 {
     standin_set_delay_ms(0);
     tddp_reducer_free(test->reducer);
-    await_no_pieces();
-    await_stream();
+    wait_for_release();
+    synchronize_stream();
     for (size_t t = 0; t < THREADS; t++) {
         CHECK_INT(cuda()->cudaStreamDestroy(test->streams[t]), 0);
     }
-    CHECK_INT(cuda()->cudaStreamDestroy(here), 0);
+    CHECK_INT(cuda()->cudaStreamDestroy(current_stream), 0);
     leave(test->group, test->store);
 }
 

@@ -1,4 +1,4 @@
-/* Several ranks: averages, agreement, faults. Over the fake backend, which is exact and plain. */
+/* Several ranks: averages, comparison, failures. Over the fake backend, which is exact. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -67,7 +67,7 @@ static double gradient_of(int rank, int step, size_t param, size_t k)
     return rank + 2 * step + (double)((param + k) % 5);
 }
 
-/* Each rank reports in an order of its own; the averages must still meet. */
+/* Each rank marks gradients ready in a different order; the averages must be the same. */
 static void average(int rank, int world_size, int port)
 {
     enum { COUNT = 12 };
@@ -88,7 +88,7 @@ static void average(int rank, int world_size, int port)
         CHECK_INT(rebuilt, step == 1);
         CHECK_OK(tddp_reducer_prepare(reducer));
         for (size_t n = 0; n < COUNT; n++) {
-            /* 5 and 7 have no factor in common with 12: all are met, in different orders. */
+            /* 5 and 7 are coprime to 12, so this visits all parameters, in different orders. */
             size_t i = (n * (rank % 2 ? 5 : 7) + (size_t)(step + rank)) % COUNT;
             for (size_t k = 0; k < params[i].count; k++) {
                 put(tddp_reducer_gradient(reducer, i), params[i].dtype, k,
@@ -137,7 +137,7 @@ MULTI_TEST(every_rank_rebuilds_in_the_order_of_rank_0, 2, 30)
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     int rebuilt = 0;
-    run_round(reducer, orders[rank], 4, (float)rank);
+    run_iteration(reducer, orders[rank], 4, (float)rank);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 1);
     for (size_t n = 0; n < 4; n++) {
@@ -148,7 +148,7 @@ MULTI_TEST(every_rank_rebuilds_in_the_order_of_rank_0, 2, 30)
     leave(group);
 }
 
-/* --- agreement ------------------------------------------------------------------------------- */
+/* --- comparison ------------------------------------------------------------------------------ */
 
 static void check_mismatch(tddp_group *group, const tddp_param *params, size_t count,
                            const tddp_reducer_opts *opts, const char *text)
@@ -159,7 +159,7 @@ static void check_mismatch(tddp_group *group, const tddp_param *params, size_t c
     CHECK(reducer == NULL);
 }
 
-MULTI_TEST(every_rank_tells_of_another_shape, 3, 30)
+MULTI_TEST(different_shapes_are_a_mismatch_on_every_rank, 3, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t wide[] = {128, rank == 2 ? 392 : 784};
@@ -174,7 +174,7 @@ MULTI_TEST(every_rank_tells_of_another_shape, 3, 30)
     leave(group);
 }
 
-MULTI_TEST(every_rank_tells_of_another_dtype_and_name, 2, 30)
+MULTI_TEST(different_dtypes_and_names_are_a_mismatch_on_every_rank, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
@@ -187,7 +187,7 @@ MULTI_TEST(every_rank_tells_of_another_dtype_and_name, 2, 30)
     leave(group);
 }
 
-MULTI_TEST(every_rank_tells_of_a_parameter_too_many, 3, 30)
+MULTI_TEST(an_extra_parameter_is_a_mismatch_on_every_rank, 3, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
@@ -200,7 +200,7 @@ MULTI_TEST(every_rank_tells_of_a_parameter_too_many, 3, 30)
     leave(group);
 }
 
-MULTI_TEST(every_rank_tells_of_other_bucket_sizes, 2, 30)
+MULTI_TEST(different_bucket_sizes_are_a_mismatch_on_every_rank, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
@@ -213,7 +213,7 @@ MULTI_TEST(every_rank_tells_of_other_bucket_sizes, 2, 30)
     leave(group);
 }
 
-MULTI_TEST(names_alone_may_differ, 2, 30)
+MULTI_TEST(names_may_differ, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t one = 10;
@@ -231,7 +231,7 @@ MULTI_TEST(described_buckets_are_compared, 2, 30)
     tddp_reducer_opts opts = TDDP_REDUCER_OPTS_INIT;
     opts.describe = 1;
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
-    run_round(reducer, (const size_t[]){0, 1, 2, 3}, 4, (float)rank);
+    run_iteration(reducer, (const size_t[]){0, 1, 2, 3}, 4, (float)rank);
     tddp_reducer_free(reducer);
     tddp_param param = vector_param((size_t)rank, &one, TDDP_FLOAT32);
     param.name = rank ? "y" : "x";
@@ -246,10 +246,10 @@ MULTI_TEST(described_buckets_are_compared, 2, 30)
     tddp_group_release(group);
 }
 
-/* --- faults ---------------------------------------------------------------------------------- */
+/* --- failures -------------------------------------------------------------------------------- */
 
 /* Operation 1 compares the ranks, 2 is the first bucket. */
-static tddp_reducer *start_round(tddp_group *group)
+static tddp_reducer *start_iteration(tddp_group *group)
 {
     tddp_reducer *reducer = make_vectors(group, 2, NULL);
     int all = 0;
@@ -260,14 +260,14 @@ static tddp_reducer *start_round(tddp_group *group)
     return reducer;
 }
 
-MULTI_TEST(a_failed_all_reduce_comes_out_of_finish_and_of_all_later_calls, 2, 40)
+MULTI_TEST(a_failed_all_reduce_fails_finish_and_all_later_calls, 2, 40)
 {
     setenv("TDDP_FAKE", "fail_at=2", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = start_round(group);
+    tddp_reducer *reducer = start_iteration(group);
     int number = 0;
     tddp_status failed = tddp_reducer_finish(reducer, NULL);
-    /* Its own failure, or that of the other rank if that was faster. */
+    /* This rank's failure, or the other's if that was reported first. */
     CHECK(failed == TDDP_NETWORK || failed == TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "asked to fail by TDDP_FAKE");
     CHECK_STATUS(tddp_reducer_finish(reducer, NULL), failed);
@@ -279,11 +279,11 @@ MULTI_TEST(a_failed_all_reduce_comes_out_of_finish_and_of_all_later_calls, 2, 40
     tddp_group_release(group);
 }
 
-MULTI_TEST(a_wait_that_ends_early_can_be_taken_up_again, 2, 40)
+MULTI_TEST(a_wait_that_ends_early_can_be_continued, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = start_round(group);
+    tddp_reducer *reducer = start_iteration(group);
     const tddp_wait soon = {20, NULL};
     CHECK_STATUS(tddp_reducer_finish(reducer, &soon), TDDP_TIMEOUT);
     CHECK_INT(reducer->finished, 0);
@@ -294,7 +294,7 @@ MULTI_TEST(a_wait_that_ends_early_can_be_taken_up_again, 2, 40)
     CHECK_STATUS(tddp_reducer_finish(reducer, &interrupted), TDDP_CANCELED);
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
     CHECK_INT(reducer->finished, 1);
-    /* So can a rebuild. */
+    /* A rebuild can be continued too. */
     int rebuilt = 0;
     CHECK_STATUS(tddp_reducer_rebuild(reducer, &interrupted, &rebuilt), TDDP_CANCELED);
     CHECK_INT(rebuilt, 0);
@@ -305,18 +305,18 @@ MULTI_TEST(a_wait_that_ends_early_can_be_taken_up_again, 2, 40)
     leave(group);
 }
 
-MULTI_TEST(freeing_with_buckets_under_way_does_not_wait_and_is_safe, 2, 40)
+MULTI_TEST(freeing_with_pending_buckets_does_not_wait, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = start_round(group);
+    tddp_reducer *reducer = start_iteration(group);
     int64_t before = tddp_now_ns();
     tddp_reducer_free(reducer);
     CHECK(tddp_now_ns() - before < 200 * TDDP_NS_PER_MS);
     leave(group);
 }
 
-MULTI_TEST(an_interrupted_comparison_leaves_nothing_behind, 2, 40)
+MULTI_TEST(an_interrupted_comparison_frees_everything, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);

@@ -1,13 +1,13 @@
-/* Gradients that several threads report at once, in each kind of round. */
-#include "teller.h"
+/* Several threads mark gradients ready at once, in each mode. */
+#include "recording_hook.h"
 
-enum { COUNT = 16, THREADS = 4, ROUNDS = 30, UNUSED = 5 };
+enum { COUNT = 16, THREADS = 4, ITERATIONS = 30, UNUSED = 5 };
 
 typedef struct marker {
     tddp_reducer *reducer;
     size_t first;
-    size_t times; /* each parameter is reported so often */
-    bool leave_out;
+    size_t times; /* how often it marks each parameter ready */
+    bool skip_one;
     int all;
 } marker;
 
@@ -15,7 +15,7 @@ static void *mark_every_fourth(void *data)
 {
     marker *mine = data;
     for (size_t i = mine->first; i < COUNT; i += THREADS) {
-        for (size_t n = 0; n < mine->times && !(mine->leave_out && i == UNUSED); n++) {
+        for (size_t n = 0; n < mine->times && !(mine->skip_one && i == UNUSED); n++) {
             int all = 0;
             fill(mine->reducer, i, (float)i);
             CHECK_OK(tddp_reducer_mark_ready(mine->reducer, i, &all));
@@ -25,8 +25,9 @@ static void *mark_every_fourth(void *data)
     return NULL;
 }
 
-/* Several threads report; this one, meanwhile, hands over. */
-static void round_of(tddp_reducer *reducer, size_t times, bool leave_out, int expected_all)
+/* Several threads mark gradients ready, while this one launches buckets. */
+static void run_threaded_iteration(tddp_reducer *reducer, size_t times, bool skip_one,
+                                   int expected_all)
 {
     const size_t unused[] = {UNUSED};
     pthread_t threads[THREADS];
@@ -34,12 +35,12 @@ static void round_of(tddp_reducer *reducer, size_t times, bool leave_out, int ex
     int all = 0;
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &all));
     CHECK_OK(tddp_reducer_prepare(reducer));
-    if (leave_out) {
+    if (skip_one) {
         CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
         fill(reducer, UNUSED, (float)UNUSED);
     }
     for (size_t t = 0; t < THREADS; t++) {
-        markers[t] = (marker){reducer, t, times, leave_out, 0};
+        markers[t] = (marker){reducer, t, times, skip_one, 0};
         CHECK_OK(tddp_thread_start(&threads[t], "test", mark_every_fourth, &markers[t]));
     }
     for (int n = 0; n < 20; n++) {
@@ -54,29 +55,30 @@ static void round_of(tddp_reducer *reducer, size_t times, bool leave_out, int ex
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
     for (size_t i = 0; i < COUNT; i++) {
         check_filled(reducer, i, (float)i);
-        CHECK_INT(tddp_reducer_used(reducer, i), !(leave_out && i == UNUSED));
+        CHECK_INT(tddp_reducer_used(reducer, i), !(skip_one && i == UNUSED));
     }
 }
 
-static void rounds(int rank, int world_size, int port, bool find_unused, bool static_graph,
-                   teller *told, int on_caller)
+static void iterations(int rank, int world_size, int port, bool find_unused, bool static_graph,
+                       recording_hook *recorder, int on_caller)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(32, 64);
     opts.find_unused = find_unused;
     opts.static_graph = static_graph;
     tddp_reducer *reducer = make_vectors(group, COUNT, &opts);
-    if (told) {
-        tddp_comm_hook *hook = make_hook(told, "teller", on_caller);
+    if (recorder) {
+        tddp_comm_hook *hook = make_hook(recorder, "recording", on_caller);
         CHECK_OK(tddp_reducer_set_hook(reducer, hook));
         tddp_comm_hook_release(hook);
     }
-    int repeats = world_size > 1 ? ROUNDS / 10 : ROUNDS;
+    int repeats = world_size > 1 ? ITERATIONS / 10 : ITERATIONS;
     for (int n = 0; n < repeats; n++) {
-        if (told) {
-            told->events[0] = '\0';
+        if (recorder) {
+            recorder->events[0] = '\0';
         }
-        round_of(reducer, static_graph ? 3 : 1, find_unused, !(static_graph && n == 0));
+        run_threaded_iteration(reducer, static_graph ? 3 : 1, find_unused,
+                               !(static_graph && n == 0));
     }
     tddp_reducer_free(reducer);
     leave(group);
@@ -84,32 +86,32 @@ static void rounds(int rank, int world_size, int port, bool find_unused, bool st
 
 TEST(threads_with_unused_parameters)
 {
-    rounds(rank, world_size, port, true, false, NULL, 0);
+    iterations(rank, world_size, port, true, false, NULL, 0);
 }
 
 MULTI_TEST(threads_of_two_ranks_with_unused_parameters, 2, 30)
 {
-    rounds(rank, world_size, port, true, false, NULL, 0);
+    iterations(rank, world_size, port, true, false, NULL, 0);
 }
 
 TEST(threads_with_a_static_graph)
 {
-    rounds(rank, world_size, port, false, true, NULL, 0);
+    iterations(rank, world_size, port, false, true, NULL, 0);
 }
 
 MULTI_TEST(threads_of_two_ranks_with_a_static_graph, 2, 30)
 {
-    rounds(rank, world_size, port, false, true, NULL, 0);
+    iterations(rank, world_size, port, false, true, NULL, 0);
 }
 
 TEST(threads_with_a_hook)
 {
-    teller told = {.stages = 2, .fail_at = -1, .world_size = 1};
-    rounds(rank, world_size, port, false, false, &told, 0);
+    recording_hook recorder = {.stages = 2, .fail_at = -1, .world_size = 1};
+    iterations(rank, world_size, port, false, false, &recorder, 0);
 }
 
-MULTI_TEST(threads_of_two_ranks_with_a_hook_of_the_caller, 2, 30)
+MULTI_TEST(threads_of_two_ranks_with_an_on_caller_hook, 2, 30)
 {
-    teller told = {.stages = 2, .fail_at = -1, .world_size = 2};
-    rounds(rank, world_size, port, true, false, &told, 1);
+    recording_hook recorder = {.stages = 2, .fail_at = -1, .world_size = 2};
+    iterations(rank, world_size, port, true, false, &recorder, 1);
 }

@@ -1,11 +1,11 @@
-/* Rounds that leave parameters out: who is told, what is averaged, what is said of mistakes. */
+/* Unused parameters: averages, the map of used parameters, skipped buckets, invalid calls. */
 #include <stdlib.h>
 
 #include "world.h"
 
 enum { COUNT = 7 };
 
-static tddp_reducer *make_finding(tddp_group *group, size_t count, int skip)
+static tddp_reducer *make_find_unused(tddp_group *group, size_t count, int skip)
 {
     tddp_reducer_opts opts = buckets_of(12, 24);
     opts.find_unused = 1;
@@ -13,7 +13,7 @@ static tddp_reducer *make_finding(tddp_group *group, size_t count, int skip)
     return make_vectors(group, count, &opts);
 }
 
-/* Which parameters a rank reaches in a step: number 5 none, and in the last step rank 0 nothing. */
+/* Whether a rank uses a parameter in a step: no rank uses number 5, and rank 0 none in step 3. */
 static bool reaches(int rank, int step, size_t param)
 {
     return param != 5 && (param + (size_t)(rank + step)) % 3 != 0 && !(step == 3 && rank == 0);
@@ -24,7 +24,7 @@ static float gradient_of(int rank, int step, size_t param)
     return (float)(rank + 1) * (float)(step + 2) + (float)param;
 }
 
-static void step_of(tddp_reducer *reducer, int rank, int world_size, int step)
+static void run_step(tddp_reducer *reducer, int rank, int world_size, int step)
 {
     size_t unused[COUNT];
     size_t unused_count = 0;
@@ -61,7 +61,7 @@ static void step_of(tddp_reducer *reducer, int rank, int world_size, int step)
 static void steps(int rank, int world_size, int port, int skip)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, COUNT, skip);
+    tddp_reducer *reducer = make_find_unused(group, COUNT, skip);
     /* Bytes 4 8 | 12 16 | 20 24 | 28, and the last bucket first. */
     const size_t buckets[] = {3, 3, 2, 2, 1, 1, 0};
     CHECK_INT(tddp_reducer_bucket_count(reducer), 4);
@@ -69,7 +69,7 @@ static void steps(int rank, int world_size, int port, int skip)
         int rebuilt = 7;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_INT(rebuilt, 0);
-        step_of(reducer, rank, world_size, step);
+        run_step(reducer, rank, world_size, step);
         CHECK_INT(tddp_reducer_rounds(reducer), step + 1);
     }
     CHECK_INT(tddp_reducer_rebuilt(reducer), 0);
@@ -80,27 +80,27 @@ static void steps(int rank, int world_size, int port, int skip)
     leave(group);
 }
 
-MULTI_TEST(one_rank_leaves_parameters_out, 1, 30)
+MULTI_TEST(one_rank_with_unused_parameters, 1, 30)
 {
     steps(rank, world_size, port, 0);
 }
 
-MULTI_TEST(two_ranks_leave_parameters_out, 2, 30)
+MULTI_TEST(two_ranks_with_unused_parameters, 2, 30)
 {
     steps(rank, world_size, port, 0);
 }
 
-MULTI_TEST(three_ranks_leave_parameters_out, 3, 40)
+MULTI_TEST(three_ranks_with_unused_parameters, 3, 40)
 {
     steps(rank, world_size, port, 0);
 }
 
-MULTI_TEST(four_ranks_leave_parameters_out, 4, 60)
+MULTI_TEST(four_ranks_with_unused_parameters, 4, 60)
 {
     steps(rank, world_size, port, 0);
 }
 
-MULTI_TEST(three_ranks_leave_buckets_out, 3, 40)
+MULTI_TEST(three_ranks_skip_unused_buckets, 3, 40)
 {
     steps(rank, world_size, port, 1);
 }
@@ -108,7 +108,7 @@ MULTI_TEST(three_ranks_leave_buckets_out, 3, 40)
 MULTI_TEST(a_bucket_that_no_rank_uses_is_not_reduced, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, COUNT, 1);
+    tddp_reducer *reducer = make_find_unused(group, COUNT, 1);
     const size_t unused[] = {2, 3, 4, 6}; /* rank 1 uses number 6 */
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_OK(tddp_reducer_set_unused(reducer, unused, rank == 0 ? 4 : 3, NULL));
@@ -124,18 +124,18 @@ MULTI_TEST(a_bucket_that_no_rank_uses_is_not_reduced, 2, 30)
     mark(reducer, 5, 1);
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
     for (size_t i = 0; i < COUNT; i++) {
-        bool left_out = i == 2 || i == 3;
-        check_all(reducer, i, left_out ? rank : 0.5);
-        CHECK_INT(tddp_reducer_used(reducer, i), !left_out && i != 4);
+        bool skipped = i == 2 || i == 3;
+        check_all(reducer, i, skipped ? rank : 0.5);
+        CHECK_INT(tddp_reducer_used(reducer, i), !skipped && i != 4);
     }
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 30)
+MULTI_TEST(a_forward_without_backward_launches_nothing, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 2, 0);
+    tddp_reducer *reducer = make_find_unused(group, 2, 0);
     const size_t both[] = {0, 1};
     for (int n = 0; n < 3 * rank; n++) {
         CHECK_OK(tddp_reducer_prepare(reducer));
@@ -154,13 +154,13 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 30)
     leave(group);
 }
 
-MULTI_TEST(a_gradient_from_before_the_round_counts_as_used, 2, 30)
+MULTI_TEST(a_gradient_from_before_the_iteration_counts_as_used, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 3, 0);
+    tddp_reducer *reducer = make_find_unused(group, 3, 0);
     const size_t unused[] = {1, 2};
-    for (int round = 0; round < 2; round++) {
-        if (round == 0 && rank == 1) {
+    for (int iteration = 0; iteration < 2; iteration++) {
+        if (iteration == 0 && rank == 1) {
             tddp_reducer_note_used(reducer, 2);
             tddp_reducer_note_used(reducer, 77);
         }
@@ -173,7 +173,7 @@ MULTI_TEST(a_gradient_from_before_the_round_counts_as_used, 2, 30)
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
         CHECK_INT(tddp_reducer_used(reducer, 0), 1);
         CHECK_INT(tddp_reducer_used(reducer, 1), 0);
-        CHECK_INT(tddp_reducer_used(reducer, 2), round == 0);
+        CHECK_INT(tddp_reducer_used(reducer, 2), iteration == 0);
         CHECK_INT(tddp_reducer_used(reducer, 3), 1);
         check_all(reducer, 2, 0.5);
     }
@@ -181,7 +181,7 @@ MULTI_TEST(a_gradient_from_before_the_round_counts_as_used, 2, 30)
     leave(group);
 }
 
-TEST(mistakes_with_unused_parameters_are_named)
+TEST(invalid_unused_parameters_fail)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 3, NULL);
@@ -190,23 +190,23 @@ TEST(mistakes_with_unused_parameters_are_named)
     CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "find_unused");
     tddp_reducer_free(reducer);
-    reducer = make_finding(group, 3, 0);
+    reducer = make_find_unused(group, 3, 0);
     CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "outside a round");
+    CHECK_CONTAINS(tddp_error_message(), "outside an iteration");
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 3, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "parameter number 3: expected 0 to 2");
     CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 4, NULL), TDDP_INVALID_ARGUMENT);
-    CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL)); /* twice the same: no matter */
+    CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL)); /* duplicates are allowed */
     mark(reducer, 0, 0);
     CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "ready already");
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "rank 0: \"b\" got a gradient, but was taken for unused");
+    CHECK_CONTAINS(tddp_error_message(), "rank 0: \"b\" got a gradient, but was marked unused");
     CHECK_CONTAINS(tddp_error_message(), "static_graph: true");
     CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "1 of 3 parameters got no gradient");
-    CHECK_CONTAINS(tddp_error_message(), ": \"c\". What forward returned reaches them");
+    CHECK_CONTAINS(tddp_error_message(), ": \"c\". The outputs of forward depend on them");
     CHECK_INT(all, 7);
     mark(reducer, 2, 1);
     CHECK_OK(tddp_reducer_prepare(reducer));
@@ -215,7 +215,7 @@ TEST(mistakes_with_unused_parameters_are_named)
     leave(group);
 }
 
-TEST(options_that_contradict_each_other_are_refused)
+TEST(contradicting_options_are_refused)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
@@ -235,7 +235,7 @@ TEST(options_that_contradict_each_other_are_refused)
     opts.limit_count = 3;
     CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
                  TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "3 bucket limits and no list of them");
+    CHECK_CONTAINS(tddp_error_message(), "3 bucket limits but limits is NULL");
     opts.size = 8;
     CHECK_STATUS(tddp_reducer_create(group, &param, 1, &opts, NULL, &reducer),
                  TDDP_INVALID_ARGUMENT);
@@ -246,14 +246,14 @@ TEST(options_that_contradict_each_other_are_refused)
     leave(group);
 }
 
-TEST(skipping_expects_to_know_before_backward)
+TEST(skip_unused_requires_the_map_before_backward)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 2, 1);
+    tddp_reducer *reducer = make_find_unused(group, 2, 1);
     int all = 7;
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "rank 0: a backward before the ranks know which");
+    CHECK_CONTAINS(tddp_error_message(), "rank 0: backward began before the ranks exchanged");
     CHECK_STATUS(tddp_reducer_finish(reducer, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_OK(tddp_reducer_set_unused(reducer, NULL, 0, NULL));
     mark(reducer, 1, 0);
@@ -263,19 +263,19 @@ TEST(skipping_expects_to_know_before_backward)
     leave(group);
 }
 
-MULTI_TEST(a_wait_for_the_map_that_ends_early_is_taken_up_again, 2, 40)
+MULTI_TEST(a_wait_for_the_map_that_ends_early_is_continued, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 2, 1);
+    tddp_reducer *reducer = make_find_unused(group, 2, 1);
     const size_t unused[] = {0};
     const tddp_wait soon = {20, NULL};
     int all = 0;
-    for (int round = 0; round < 2; round++) {
+    for (int iteration = 0; iteration < 2; iteration++) {
         CHECK_OK(tddp_reducer_prepare(reducer));
         CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, &soon), TDDP_TIMEOUT);
         CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
-        if (round == 0) { /* forward anew: the map of the one before is waited for */
+        if (iteration == 0) { /* another forward: waits for the previous one's map */
             CHECK_OK(tddp_reducer_prepare(reducer));
         }
         CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
@@ -289,23 +289,23 @@ MULTI_TEST(a_wait_for_the_map_that_ends_early_is_taken_up_again, 2, 40)
     leave(group);
 }
 
-MULTI_TEST(freeing_with_the_map_under_way_is_safe, 2, 40)
+MULTI_TEST(freeing_with_a_pending_map_is_safe, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=200", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 2, 0);
+    tddp_reducer *reducer = make_find_unused(group, 2, 0);
     const size_t unused[] = {0};
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
     mark(reducer, 1, 1);
     const tddp_wait at_once = {0, NULL};
     CHECK_STATUS(tddp_reducer_finish(reducer, &at_once), TDDP_TIMEOUT);
-    CHECK(reducer->usage.work != NULL);
+    CHECK(reducer->unused.map_work != NULL);
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-MULTI_TEST(every_rank_tells_of_other_options, 2, 30)
+MULTI_TEST(different_options_are_a_mismatch_on_every_rank, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
@@ -322,12 +322,12 @@ MULTI_TEST(every_rank_tells_of_other_options, 2, 30)
     leave(group);
 }
 
-TEST(a_round_with_unused_parameters_allocates_nothing)
+TEST(an_iteration_with_unused_parameters_allocates_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_finding(group, 4, 0);
+    tddp_reducer *reducer = make_find_unused(group, 4, 0);
     const size_t unused[] = {3, 0};
-    for (int round = 0; round < 2; round++) {
+    for (int iteration = 0; iteration < 2; iteration++) {
         tddp_fail_allocation(1);
         CHECK_OK(tddp_reducer_prepare(reducer));
         CHECK_OK(tddp_reducer_set_unused(reducer, unused, 2, NULL));

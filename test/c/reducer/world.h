@@ -1,5 +1,4 @@
-/* What the reducer's tests share: a group over the runner's store, and parameters made in a line.
- */
+/* Helpers of the reducer's tests: a group over the runner's store, and parameters. */
 #ifndef TDDP_TEST_REDUCER_WORLD_H
 #define TDDP_TEST_REDUCER_WORLD_H
 
@@ -25,7 +24,7 @@ static inline tddp_group *join(const char *backend, int rank, int world_size, in
     return group;
 }
 
-/* Ends the group once every rank is done with it. */
+/* Shuts the group down after a barrier. */
 static inline void leave(tddp_group *group)
 {
     CHECK_OK(tddp_barrier(group, NULL));
@@ -36,13 +35,13 @@ static inline void leave(tddp_group *group)
 static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h",
                                     "i", "j", "k", "l", "m", "n", "o", "p"};
 
-/* Parameter number `i` of one dimension; `dim` must live as long. */
+/* Parameter number `i`, of one dimension; borrows `dim`. */
 static inline tddp_param vector_param(size_t i, const int64_t *dim, tddp_dtype dtype)
 {
     return (tddp_param){names[i], (size_t)*dim, dtype, TDDP_CPU, 0, dim, 1, 0};
 }
 
-/* Options with the limit of the first bucket and that of the others; valid until the next call. */
+/* Options with the limits of the first bucket and of the others; valid until the next call. */
 static inline tddp_reducer_opts buckets_of(size_t first, size_t others)
 {
     static size_t limits[2];
@@ -85,7 +84,7 @@ static inline void check_filled(tddp_reducer *reducer, size_t index, float value
     }
 }
 
-/* All elements of a gradient. */
+/* Sets all elements of a gradient. */
 static inline void fill_with(tddp_reducer *reducer, size_t index, float value)
 {
     float *gradient = tddp_reducer_gradient(reducer, index);
@@ -102,7 +101,7 @@ static inline void check_all(tddp_reducer *reducer, size_t index, double value)
     }
 }
 
-/* mark_ready, and what it must say. */
+/* Marks a parameter ready, and checks `all_ready`. */
 static inline void mark(tddp_reducer *reducer, size_t index, int expected_all)
 {
     int all = -1;
@@ -110,8 +109,9 @@ static inline void mark(tddp_reducer *reducer, size_t index, int expected_all)
     CHECK_INT(all, expected_all);
 }
 
-/* A round in the order given; `value` of parameter i is base + 10 i. */
-static inline void run_round(tddp_reducer *reducer, const size_t *order, size_t count, float base)
+/* An iteration in the order given; parameter i has the value base + 10 i. */
+static inline void run_iteration(tddp_reducer *reducer, const size_t *order, size_t count,
+                                 float base)
 {
     CHECK_OK(tddp_reducer_prepare(reducer));
     for (size_t k = 0; k < count; k++) {

@@ -1,12 +1,12 @@
-// Distributed data parallel with real autograd: backward in parts, in vain, interrupted or failing,
-// and what may not be wrapped at all.
+// DistributedDataParallel with real autograd: several, extra, interrupted and failed backwards, and
+// invalid parameters.
 #include <atomic>
 
 #include "model.h"
 
 using namespace model_test;
 
-MULTI_TEST(a_difference_between_the_ranks_is_told_on_each, 2, 60)
+MULTI_TEST(different_parameters_are_a_mismatch_on_every_rank, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0, rank ? at::kFloat : at::kDouble);
@@ -19,8 +19,8 @@ MULTI_TEST(a_difference_between_the_ranks_is_told_on_each, 2, 60)
     leave(group);
 }
 
-// Their flat copies are of one size.
-MULTI_TEST(buffers_that_differ_in_shape_are_told_on_each, 2, 60)
+// The flat buffers have the same size.
+MULTI_TEST(different_buffer_shapes_are_a_mismatch_on_every_rank, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -38,7 +38,7 @@ MULTI_TEST(buffers_that_differ_in_shape_are_told_on_each, 2, 60)
     tddp_group_release(group);
 }
 
-MULTI_TEST(also_before_a_forward_and_beyond_what_is_shown, 2, 60)
+MULTI_TEST(different_buffers_before_forward_and_in_a_long_list, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -54,7 +54,7 @@ MULTI_TEST(also_before_a_forward_and_beyond_what_is_shown, 2, 60)
     tddp_group_release(group);
 }
 
-MULTI_TEST(unused_parameters_are_named_by_the_next_forward, 2, 60)
+MULTI_TEST(the_next_forward_names_unused_parameters, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -69,7 +69,7 @@ MULTI_TEST(unused_parameters_are_named_by_the_next_forward, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(backward_in_parts_and_without_forward, 2, 60)
+MULTI_TEST(several_backwards_and_backward_without_forward, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -84,26 +84,27 @@ MULTI_TEST(backward_in_parts_and_without_forward, 2, 60)
     for (const at::Tensor &param : model.params) {
         CHECK(param.grad().equal(at::full_like(param, 1.5)));
     }
-    // A backward that belongs to no forward stays on this rank, in the same memory.
+    // A backward without a forward is local, in the same memory.
     const void *memory = model.params[0].grad().data_ptr();
     part(0).backward();
     CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 1.5 + rank + 1)));
     CHECK(model.params[0].grad().data_ptr() == memory);
-    // The next that is synchronised averages the sum.
+    // The next synchronized backward averages the sum.
     run_forward(ddp, 1);
     (part(0) + part(2) + part(4)).backward();
     CHECK(model.params[0].grad().equal(at::full_like(model.params[0], 4.5)));
     CHECK(model.params[2].grad().equal(at::full_like(model.params[2], 3.0)));
-    // The same part of a graph twice in a round.
+    // The same part of a graph twice in an iteration.
     run_forward(ddp, 1);
     part(2).backward();
-    CHECK(failing_backward(part(2)).find("became ready twice since forward") != std::string::npos);
+    CHECK(failing_backward(part(2)).find("was marked ready twice since forward") !=
+          std::string::npos);
     CHECK_STATUS(tddp_ddp_prepare(ddp, 1, nullptr), TDDP_INVALID_ARGUMENT);
     tddp_ddp_free(ddp);
     leave(group);
 }
 
-MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
+MULTI_TEST(gradients_are_local_after_free, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -111,7 +112,7 @@ MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
     const at::Tensor batch = spread({4, 5}, rank);
     run_forward(ddp, 1);
     model.loss(batch).backward();
-    run_forward(ddp, 1); // armed when it goes
+    run_forward(ddp, 1); // freed while its hooks are armed
     tddp_ddp_free(ddp);
     model.zero_grad();
     model.loss(batch).backward();
@@ -120,7 +121,7 @@ MULTI_TEST(without_hooks_gradients_are_local_again, 2, 60)
     for (size_t i = 0; i < model.params.size(); i++) {
         check_close(model.params[i].grad(), alone.params[i].grad(), 1e-12);
     }
-    // Wrapped again, and freed after the group has ended.
+    // Wrapped again, and freed after the group.
     ddp = wrap(group, model);
     run_forward(ddp, 1);
     model.zero_grad();
@@ -140,7 +141,7 @@ static tddp_status count_waits(tddp_status (*body)(void *data, const tddp_wait *
     return body(data, nullptr);
 }
 
-MULTI_TEST(backward_waits_as_the_host_language_wants, 2, 60)
+MULTI_TEST(backward_waits_in_the_hosts_blocking_region, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -167,7 +168,7 @@ static tddp_status give_up(tddp_status (*body)(void *data, const tddp_wait *wait
     return status;
 }
 
-MULTI_TEST(an_interrupted_backward_is_completed_by_the_next_forward, 2, 60)
+MULTI_TEST(the_next_forward_finishes_an_interrupted_backward, 2, 60)
 {
     setenv("TDDP_FAKE", "delay_ms=200", 1);
     tddp_group *group = join(rank, world_size, port);
@@ -185,8 +186,8 @@ MULTI_TEST(an_interrupted_backward_is_completed_by_the_next_forward, 2, 60)
     leave(group);
 }
 
-// Rank 0's second call continues the broadcast that its first one left: rank 1 makes only one.
-MULTI_TEST(an_interrupted_sync_of_buffers_continues, 2, 60)
+// Rank 0's second call continues the broadcast of its first one: rank 1 makes only one.
+MULTI_TEST(an_interrupted_sync_buffers_continues, 2, 60)
 {
     setenv("TDDP_FAKE", "delay_ms=200", 1);
     tddp_group *group = join(rank, world_size, port);
@@ -209,7 +210,7 @@ MULTI_TEST(an_interrupted_sync_of_buffers_continues, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_failed_reduction_ends_backward_with_its_text, 2, 60)
+MULTI_TEST(a_failed_reduction_fails_backward_with_its_text, 2, 60)
 {
     setenv("TDDP_FAKE", "fail_at=3", 1); // 1 compares, 2 broadcasts, 3 is the only bucket
     tddp_group *group = join(rank, world_size, port);
@@ -217,12 +218,12 @@ MULTI_TEST(a_failed_reduction_ends_backward_with_its_text, 2, 60)
     tddp_ddp *ddp = wrap(group, model);
     run_forward(ddp, 1);
     const std::string text = failing_backward(model.loss(spread({4, 5}, rank)));
-    // Its own failure, or that of the other rank if that was faster.
+    // This rank's failure, or the other's if that was reported first.
     const tddp_status failed = tddp_ddp_prepare(ddp, 1, nullptr);
     CHECK(failed == TDDP_NETWORK || failed == TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), text.c_str());
     CHECK_CONTAINS(tddp_error_message(), "the gradients of an earlier step were not averaged (");
-    // Without the group the model still trains on its own.
+    // After the failure the model can still train locally.
     run_forward(ddp, 0);
     model.loss(spread({4, 5}, rank)).backward();
     tddp_ddp_free(ddp);
@@ -243,7 +244,7 @@ MULTI_TEST(sparse_gradients_are_refused, 1, 60)
     leave(group);
 }
 
-MULTI_TEST(parameters_are_leaves_that_want_gradients, 1, 60)
+MULTI_TEST(parameters_must_be_leaves_that_require_grad, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     std::vector<at::Tensor> buffers;

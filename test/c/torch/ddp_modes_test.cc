@@ -1,10 +1,10 @@
-// Ways of data parallel with real autograd: gradients of their own, delayed parameters, several
-// dtypes and layouts, hooks of the host's, rounds without data, what has become stale.
+// Modes of DistributedDataParallel with real autograd: separate gradients, delayed parameters,
+// several dtypes and strides, on_caller hooks, joined ranks, stale parameters.
 #include <atomic>
 
-#include "rounds.h"
+#include "modes.h"
 
-using namespace rounds_test;
+using namespace modes_test;
 
 namespace
 {
@@ -20,7 +20,7 @@ at::Tensor sum_of(const Model &model, double factor)
 
 } // namespace
 
-MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
+MULTI_TEST(separate_gradients_are_copied_in_and_out, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -47,7 +47,7 @@ MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
         model.zero_grad();
         whole.zero_grad();
     }
-    // Accumulated without synchronisation, then averaged.
+    // Accumulated without synchronization, then averaged.
     run_forward(ddp, 0);
     sum_of(model, rank).backward();
     run_forward(ddp, 1);
@@ -57,7 +57,7 @@ MULTI_TEST(gradients_apart_are_copied_in_and_out, 3, 60)
     leave(group);
 }
 
-MULTI_TEST(hooks_rest_while_forward_runs, 2, 60)
+MULTI_TEST(hooks_are_suspended_during_forward, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -88,7 +88,7 @@ MULTI_TEST(hooks_rest_while_forward_runs, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(delayed_parameters_are_reported_with_the_one_they_wait_for, 2, 60)
+MULTI_TEST(delayed_parameters_are_marked_ready_with_another, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -123,7 +123,7 @@ MULTI_TEST(delayed_parameters_are_reported_with_the_one_they_wait_for, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(parameters_of_several_dtypes_and_layouts, 2, 60)
+MULTI_TEST(parameters_of_several_dtypes_and_strides, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -161,7 +161,7 @@ MULTI_TEST(parameters_of_several_dtypes_and_layouts, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(second_derivatives_are_refused_by_name, 1, 60)
+MULTI_TEST(second_derivatives_are_refused, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -175,12 +175,12 @@ MULTI_TEST(second_derivatives_are_refused_by_name, 1, 60)
     }
     CHECK_CONTAINS(text.c_str(), "requires a gradient itself");
     CHECK_CONTAINS(text.c_str(), "\"l3.");
-    model.forget_grad(); // or it and its parameter would hold each other
+    model.forget_grad(); // the gradient and its parameter reference each other
     tddp_ddp_free(ddp);
     leave(group);
 }
 
-MULTI_TEST(what_has_become_stale_is_told, 1, 60)
+MULTI_TEST(changed_parameters_are_stale, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -210,7 +210,7 @@ MULTI_TEST(what_has_become_stale_is_told, 1, 60)
 namespace
 {
 
-// As a host's hook does it: on its own thread, with tensors, waiting by itself at the second stage.
+// Like a host's hook: on the caller's thread, with tensors; the second stage waits itself.
 struct HostHook {
     int calls = 0;
     int freed = 0;
@@ -260,7 +260,7 @@ std::atomic<int> here{1};
 
 } // namespace
 
-MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
+MULTI_TEST(on_caller_hooks_run_in_backward, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -285,7 +285,7 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     CHECK(tddp_ddp_hook_here(ddp));
     tddp_comm_hook_release(hook);
     for (int step = 0; step < 4; step++) {
-        here = step != 2; // there, all is left to the end
+        here = step != 2; // in step 2 finish runs all stages
         run_forward(ddp, 1);
         const int before = state.calls;
         sum_of(model, rank + 1.0).backward();
@@ -309,9 +309,9 @@ MULTI_TEST(hooks_of_the_host_run_in_backward, 2, 60)
     leave(group);
 }
 
-// --- ranks without data -------------------------------------------------------------------------
+// --- joined ranks -------------------------------------------------------------------------------
 
-MULTI_TEST(a_rank_without_data_shadows_the_others, 3, 60)
+MULTI_TEST(a_joined_rank_shadows_the_others, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);

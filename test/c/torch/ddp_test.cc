@@ -1,16 +1,16 @@
-// Distributed data parallel with real autograd: several processes against one, gradients as views,
-// parameters and buffers from rank 0.
+// DistributedDataParallel with real autograd: several processes compared with one, gradients as
+// views, the broadcast of parameters and buffers.
 #include "model.h"
 
 using namespace model_test;
 
-// `world_size` processes with their part of the batch each, against one with all of it.
+// `world_size` processes, each with its part of the batch, compared with one with all of it.
 static void follow(int rank, int world_size, int port, at::ScalarType dtype, double tolerance,
                    bool set_to_none)
 {
     constexpr int64_t per_rank = 4;
     tddp_group *group = join(rank, world_size, port);
-    Model model(rank * 100, dtype); // rank 0's parameters win
+    Model model(rank * 100, dtype); // rank 0's parameters are broadcast
     Model whole(0, dtype);
     const tddp_ddp_opts opts = small_buckets();
     tddp_ddp *ddp = wrap(group, model, &opts);
@@ -39,22 +39,22 @@ static void follow(int rank, int world_size, int port, at::ScalarType dtype, dou
     leave(group);
 }
 
-MULTI_TEST(one_process_trains_as_without, 1, 60)
+MULTI_TEST(one_process_trains_as_without_ddp, 1, 60)
 {
     follow(rank, world_size, port, at::kDouble, 1e-12, false);
 }
 
-MULTI_TEST(two_processes_follow_one, 2, 60)
+MULTI_TEST(two_processes_train_as_one, 2, 60)
 {
     follow(rank, world_size, port, at::kDouble, 1e-12, false);
 }
 
-MULTI_TEST(three_processes_follow_one, 3, 60)
+MULTI_TEST(three_processes_train_as_one, 3, 60)
 {
     follow(rank, world_size, port, at::kDouble, 1e-12, false);
 }
 
-MULTI_TEST(two_processes_follow_one_in_single_precision, 2, 60)
+MULTI_TEST(two_processes_train_as_one_in_single_precision, 2, 60)
 {
     follow(rank, world_size, port, at::kFloat, 1e-5, false);
 }
@@ -99,7 +99,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
     auto *reducer = const_cast<tddp_reducer *>(tddp_ddp_reducer(ddp));
     const at::Tensor batch = spread({4, 5}, rank);
     for (const at::Tensor &param : model.params) {
-        CHECK(!param.grad().defined()); // as without: no gradient before the first backward
+        CHECK(!param.grad().defined()); // no gradient before the first backward
     }
     void *first = tddp_reducer_gradient(reducer, 0);
     for (int step = 0; step < 3; step++) {
@@ -122,7 +122,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
             grad.detach_();
         }
     }
-    // A gradient that the user put elsewhere comes back.
+    // A gradient that the user replaced becomes a view again.
     run_forward(ddp, 1);
     const at::Tensor expected = model.params[2].grad().clone();
     model.zero_grad();
@@ -130,7 +130,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
     model.loss(batch).backward();
     CHECK(model.params[2].grad().data_ptr() == tddp_reducer_gradient(reducer, 2));
     check_close(model.params[2].grad(), expected, 1e-12);
-    // They outlive everything.
+    // The gradients outlive the wrapper and the group.
     const at::Tensor kept = model.params[4].grad();
     const at::Tensor copy = kept.clone();
     tddp_ddp_free(ddp);
@@ -138,7 +138,7 @@ MULTI_TEST(gradients_are_views_into_the_buckets, 2, 60)
     CHECK(kept.equal(copy));
 }
 
-MULTI_TEST(parameters_and_buffers_come_from_rank_0, 3, 60)
+MULTI_TEST(parameters_and_buffers_are_broadcast_from_rank_0, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(10 * rank);
@@ -180,7 +180,7 @@ MULTI_TEST(parameters_and_buffers_come_from_rank_0, 3, 60)
     leave(group);
 }
 
-MULTI_TEST(without_init_sync_parameters_stay, 2, 60)
+MULTI_TEST(without_init_sync_parameters_are_unchanged, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(10 * rank);
@@ -192,9 +192,9 @@ MULTI_TEST(without_init_sync_parameters_stay, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_function_without_gradient_still_takes_part, 2, 60)
+MULTI_TEST(an_undefined_gradient_counts_as_zero, 2, 60)
 {
-    // Rank 1's parameter 5 takes part with a gradient of zero, rank 0's with one of two.
+    // Rank 1 contributes zero for parameter 5, rank 0 two.
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
     tddp_ddp *ddp = wrap(group, model);

@@ -1,7 +1,7 @@
 /*
- * Ends the tests' processes without the static destructors of libtorch, which take 0.2 s of a core
- * and which no test is about. Exit handlers run last one first: what a test has used registered its
- * own after this one, and they run; those of the libraries came before it, and do not.
+ * Ends the tests' processes without libtorch's static destructors, which take 0.2 s of CPU time and
+ * which no test checks. Exit handlers run in reverse order: those that a test registers after this
+ * one run, those that libraries registered before it don't.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// Fused steps against the formulas written out with libtorch's operations: all dtypes, groups,
-// layouts, missing and sparse gradients, on one thread and on several.
+// Fused steps compared with the formulas in libtorch's operations: all dtypes, groups, layouts,
+// undefined and sparse gradients, on one thread and on several.
 #include <map>
 
 #include <ATen/ATen.h>
@@ -19,7 +19,7 @@ tddp_tensor *handle(const at::Tensor &tensor)
     return reinterpret_cast<tddp_tensor *>(const_cast<at::Tensor *>(&tensor));
 }
 
-// Of parameter i in a step, made once: a test takes the same ones for many settings.
+// The gradient of parameter i in a step, cached for several settings.
 const at::Tensor &gradient(size_t i, int step)
 {
     static std::map<std::pair<size_t, int>, at::Tensor> made;
@@ -206,7 +206,7 @@ TEST(half_precision_is_computed_in_float)
     CHECK(state[1].equal(at::full({33}, 0.00025, at::kHalf)));
 }
 
-TEST(several_threads_step_as_one_does)
+TEST(several_threads_give_the_same_result)
 {
     std::vector<at::Tensor> results;
     for (int threads : {1, 3}) {
@@ -223,7 +223,7 @@ TEST(several_threads_step_as_one_does)
     CHECK(results[0].equal(results[1]));
 }
 
-TEST(parameters_without_a_gradient_stay)
+TEST(parameters_without_a_gradient_are_skipped)
 {
     const Set set(at::kFloat);
     set.give_gradients(1);
@@ -237,7 +237,7 @@ TEST(parameters_without_a_gradient_stay)
     CHECK_INT(tddp_has_gradient(handle(set.params[1])), 1);
 }
 
-TEST(autograd_notices_and_gradients_stay)
+TEST(versions_increase_and_gradients_are_unchanged)
 {
     const Set set(at::kFloat);
     set.give_gradients(1);
@@ -254,7 +254,7 @@ TEST(autograd_notices_and_gradients_stay)
           std::string::npos);
 }
 
-TEST(memory_in_another_order_and_other_numbers)
+TEST(other_memory_layouts_and_dtypes)
 {
     const tddp_sgd_settings sgd{0.1, 0.9, 0, 0.01, 1};
     const tddp_adam_settings adam{0.1, 0.9, 0.99, 1e-8, 0.01, 0, 0};
@@ -284,8 +284,8 @@ TEST(memory_in_another_order_and_other_numbers)
     };
     const at::Tensor square = spread({6, 6}, 3);
     check(square, spread({6, 6}, 4).t(), 1e-13);     // a gradient transposed
-    check(square.t(), spread({6, 6}, 4).t(), 1e-13); // both, alike
-    check(spread({2, 3, 4, 5}, 1).contiguous(at::MemoryFormat::ChannelsLast), // state as usual
+    check(square.t(), spread({6, 6}, 4).t(), 1e-13); // both transposed
+    check(spread({2, 3, 4, 5}, 1).contiguous(at::MemoryFormat::ChannelsLast), // contiguous state
           spread({2, 3, 4, 5}, 2), 1e-13);
     check(square, at::full({1, 6}, 0.5, at::kDouble).expand({6, 6}), 1e-13); // one row for all
 }
@@ -314,7 +314,7 @@ TEST(sparse_gradients)
         sgd_by_hand(sgd, dense, theirs, step == 1);
     }
     check_close(param.detach(), dense.detach(), 1e-14);
-    // Refused before anything changes.
+    // An error before any change.
     const at::Tensor kept = param.detach().clone();
     sgd.weight_decay = 0.1;
     CHECK_STATUS(tddp_sgd_step(&sgd, 1, &slot, 1), TDDP_UNSUPPORTED);
@@ -325,7 +325,7 @@ TEST(sparse_gradients)
     CHECK(param.detach().equal(kept));
 }
 
-TEST(the_same_parameter_twice_is_stepped_twice)
+TEST(a_repeated_parameter_is_stepped_twice)
 {
     at::set_num_threads(3);
     const at::Tensor param = at::ones({100000}, at::kFloat).requires_grad_();
@@ -336,7 +336,7 @@ TEST(the_same_parameter_twice_is_stepped_twice)
     CHECK(param.detach().equal(at::full({100000}, 0.5f)));
 }
 
-TEST(what_does_not_fit_is_refused_before_anything_changes)
+TEST(invalid_slots_are_refused_before_any_change)
 {
     const Set set(at::kFloat);
     set.give_gradients(1);
@@ -360,7 +360,7 @@ TEST(what_does_not_fit_is_refused_before_anything_changes)
     CHECK_OK(tddp_sgd_step(settings, 2, nullptr, 0));
 }
 
-TEST(gradients_are_forgotten_or_zeroed)
+TEST(gradients_are_reset_or_zeroed)
 {
     const Set set(at::kFloat);
     set.give_gradients(1);

@@ -1,4 +1,4 @@
-// The norm of gradients, on one rank and over several, and clipping by it.
+// Norms of gradients on one rank and over several, and gradient clipping.
 #include <cmath>
 #include <limits>
 
@@ -90,7 +90,7 @@ TEST(norms_of_all_orders_and_dtypes)
     CHECK_DOUBLE(value, 7, 0);
 }
 
-TEST(a_norm_depends_on_no_thread)
+TEST(a_norm_is_independent_of_the_threads)
 {
     std::vector<double> values;
     for (int threads : {1, 2, 3}) {
@@ -100,12 +100,12 @@ TEST(a_norm_depends_on_no_thread)
     CHECK(values[0] == values[1] && values[0] == values[2]);
 }
 
-TEST(clipping_scales_only_what_is_too_long)
+TEST(clipping_scales_only_larger_norms)
 {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
         const std::vector<at::Tensor> gradients = some(dtype);
         std::vector<at::Tensor> params = params_with(gradients);
-        params.push_back(at::zeros({3}).requires_grad_()); // has none
+        params.push_back(at::zeros({3}).requires_grad_()); // without a gradient
         double before = 0, after = 0;
         CHECK_OK(clip(params, 10.0, 2, &before));
         CHECK_DOUBLE(before / by_hand(gradients, 2), 1, 1e-12);
@@ -123,7 +123,7 @@ TEST(clipping_scales_only_what_is_too_long)
     }
 }
 
-TEST(a_parameter_that_comes_twice_counts_once)
+TEST(a_repeated_parameter_counts_once)
 {
     std::vector<at::Tensor> params = params_with({at::full({4}, 2.0)});
     params.push_back(params[0]);
@@ -133,7 +133,7 @@ TEST(a_parameter_that_comes_twice_counts_once)
     CHECK_DOUBLE(params[0].grad()[0].item<double>(), 1, 1e-6);
 }
 
-TEST(what_is_not_finite)
+TEST(nonfinite_norms)
 {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     for (double bad : {infinity, -infinity, nan}) {
@@ -175,12 +175,12 @@ TEST(sparse_gradients_have_norms)
     CHECK_OK(tddp_clip_grad_value(std::vector<const tddp_tensor *>{handle(param)}.data(), 1, 0.1));
 }
 
-MULTI_TEST(norms_over_parts_of_a_whole, 3, 60)
+MULTI_TEST(norms_of_sharded_gradients, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     std::vector<at::Tensor> whole;
     for (int other = 0; other < world_size; other++) {
-        if (other != 1) { // rank 1 has no part
+        if (other != 1) { // rank 1 has no shard
             const std::vector<at::Tensor> part = some(at::kFloat, other);
             whole.insert(whole.end(), part.begin(), part.end());
         }
@@ -197,7 +197,7 @@ MULTI_TEST(norms_over_parts_of_a_whole, 3, 60)
             check_close(params[0].grad(), mine[0] / (expected + 1e-6), 1e-6);
         }
     }
-    // One rank's trouble is everyone's.
+    // A NaN on one rank is a NaN on all ranks.
     at::Tensor bad = at::ones({4});
     bad[2] = rank == 2 ? std::numeric_limits<float>::quiet_NaN() : 1;
     for (double order : {2.0, infinity}) {

@@ -1,5 +1,5 @@
-// What the tests of distributed data parallel share: a group over the runner's store and the fake
-// backend, a model of odd sizes, and ways to compare. With TDDP_TEST_BACKEND=nccl they run over
+// Helpers of the tests of DistributedDataParallel: a group over the runner's store and the fake
+// backend, a model of odd sizes, and comparisons. With TDDP_TEST_BACKEND=nccl they run over
 // stand-ins for CUDA and NCCL, where host memory counts as a device's.
 #ifndef TDDP_TEST_TORCH_MODEL_H
 #define TDDP_TEST_TORCH_MODEL_H
@@ -54,7 +54,7 @@ inline void leave(tddp_group *group)
     tddp_group_release(group);
 }
 
-// Values that look random but are the same everywhere.
+// Pseudorandom values, equal on all ranks.
 inline at::Tensor spread(at::IntArrayRef shape, int seed, at::ScalarType dtype = at::kDouble)
 {
     int64_t count = 1;
@@ -69,7 +69,7 @@ struct Model {
     std::vector<std::string> names{"l1.weight", "l1.bias",   "l2.weight",
                                    "l2.bias",   "l3.weight", "l3.bias"};
     std::vector<at::Tensor> params;
-    std::vector<unsigned> flags; // 0 for those that have none
+    std::vector<unsigned> flags; // by parameter; missing ones are 0
 
     explicit Model(int seed, at::ScalarType dtype = at::kDouble)
     {
@@ -95,7 +95,7 @@ struct Model {
             param.sub_(param.grad() * rate);
         }
     }
-    // As torch-rb does it.
+    // As in torch-rb.
     void zero_grad() const
     {
         for (const at::Tensor &param : params) {
@@ -142,7 +142,7 @@ inline tddp_ddp *wrap(tddp_group *group, Model &model, const tddp_ddp_opts *opts
     return ddp;
 }
 
-// What a wrapper does around forward.
+// A wrapper's calls around forward.
 inline void run_forward(tddp_ddp *ddp, int sync)
 {
     CHECK_OK(tddp_ddp_prepare(ddp, sync, nullptr));
@@ -165,7 +165,7 @@ inline void check_close(const at::Tensor &got, const at::Tensor &expected, doubl
                  0.0, tolerance);
 }
 
-// Where backward ends in an exception: its text.
+// The text of the exception that backward throws.
 inline std::string failing_backward(const at::Tensor &loss)
 {
     try {

@@ -1,5 +1,5 @@
-// Tensors on several devices and their gradients back. Here all devices are the CPU; with `apart`
-// tensors and gradients go there as they would go to another device.
+// The differentiable broadcast to several devices. All devices are the CPU; with `apart` tensors
+// and gradients are copied as for another device.
 #include <ATen/ATen.h>
 #include <tddp/torch_parallel.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,7 +15,7 @@ namespace
 struct How {
     bool apart = true;
     bool detached = false;
-    size_t limit = 0; // 0: the usual
+    size_t limit = 0; // 0: the default
 };
 
 tddp_status replicate(const Tensors &tensors, const std::vector<const char *> &devices,
@@ -47,8 +47,8 @@ std::vector<Tensors> replicas(const Tensors &tensors, size_t devices, const How 
     return outputs;
 }
 
-// Dtypes in turns, odd sizes, one without elements, one without dimensions, one turned, one with
-// gaps.
+// Alternating dtypes, odd sizes, one without elements, one without dimensions, one transposed, one
+// with gaps.
 Tensors mixed(bool wanting)
 {
     Tensors all{spread({17, 5}, 1, at::kFloat),
@@ -84,7 +84,7 @@ at::Tensor loss_of(const std::vector<Tensors> &all)
     return loss;
 }
 
-// Gradients of the same loss without any device.
+// The expected gradients: of the same loss without replication.
 Tensors expected_gradients(const Tensors &tensors, size_t devices)
 {
     return torch::autograd::grad({loss_of(std::vector<Tensors>(devices, tensors))}, tensors);
@@ -126,7 +126,7 @@ TEST(values_layouts_and_gradients_of_any_dtype_and_size)
     }
 }
 
-TEST(only_apart_are_there_copies)
+TEST(copies_on_the_same_device_only_if_requested)
 {
     const Tensors tensors = mixed(true);
     const auto shared = replicas(tensors, 2, {false});
@@ -141,7 +141,7 @@ TEST(only_apart_are_there_copies)
     }
 }
 
-TEST(small_tensors_lie_in_one_piece_at_even_places)
+TEST(small_tensors_share_an_aligned_chunk)
 {
     Tensors tensors;
     for (int i = 1; i <= 5; i++) {
@@ -156,7 +156,7 @@ TEST(small_tensors_lie_in_one_piece_at_even_places)
     CHECK(!share(alone[0][1], alone[0][0]));
 }
 
-TEST(a_change_of_one_copy_is_no_change_of_its_neighbour)
+TEST(copies_in_a_chunk_have_separate_versions)
 {
     const Tensors tensors{spread({3}, 1).requires_grad_(), spread({4}, 2).requires_grad_()};
     const auto made = replicas(tensors, 1);
@@ -185,7 +185,7 @@ TEST(frozen_tensors_have_no_graph)
     }
 }
 
-TEST(without_gradients)
+TEST(without_grad)
 {
     const Tensors tensors = mixed(true);
     for (const bool apart : {false, true}) {
@@ -212,7 +212,7 @@ TEST(in_inference_mode)
     CHECK(made[1][1].equal(tensors[1]) && made[1][1].is_inference());
 }
 
-TEST(gradients_that_some_devices_or_none_gave)
+TEST(undefined_gradients_of_some_or_all_devices)
 {
     const Tensors tensors{spread({3}, 1).requires_grad_(), spread({4}, 2).requires_grad_(),
                           spread({5}, 3).requires_grad_()};
@@ -223,7 +223,7 @@ TEST(gradients_that_some_devices_or_none_gave)
     CHECK(!tensors[2].grad().defined());
 }
 
-TEST(a_tensor_that_comes_twice)
+TEST(a_repeated_tensor)
 {
     const at::Tensor tied = spread({6}, 1).requires_grad_();
     const auto made = replicas({tied, tied}, 2);
@@ -231,7 +231,7 @@ TEST(a_tensor_that_comes_twice)
     check_close(tied.grad(), at::full({6}, 7.0, at::kDouble), 1e-12);
 }
 
-TEST(backward_twice_and_through_what_is_no_leaf)
+TEST(backward_twice_and_through_nonleaves)
 {
     const at::Tensor leaf = spread({6}, 1).requires_grad_();
     const auto made = replicas({leaf * 3}, 2);
@@ -270,7 +270,7 @@ TEST(sparse_gradients)
     check_close(tensors[1].grad(), at::full({3}, 2.0, at::kDouble), 1e-12);
 }
 
-TEST(only_what_is_asked_for_is_computed)
+TEST(only_requested_gradients_are_computed)
 {
     const Tensors tensors = mixed(true);
     const auto made = replicas(tensors, 2);
@@ -278,7 +278,7 @@ TEST(only_what_is_asked_for_is_computed)
     check_close(got[0], expected_gradients(tensors, 2)[1], 1e-12);
 }
 
-TEST(a_tensor_that_is_changed_before_backward)
+TEST(a_tensor_changed_before_backward)
 {
     const at::Tensor tensor = spread({6}, 1).clone().requires_grad_();
     const auto change = [&](bool apart) {
@@ -290,7 +290,7 @@ TEST(a_tensor_that_is_changed_before_backward)
     };
     CHECK_CONTAINS(failing_backward(change(false)).c_str(), "modified by an inplace operation");
     CHECK_TEXT(failing_backward(change(true)).c_str(), "backward did not fail");
-    // A view made before serves on, with what the tensor is now.
+    // An alias has the tensor's new values.
     const auto made = replicas({tensor}, 1, {false});
     {
         const at::NoGradGuard no_grad;
@@ -301,7 +301,7 @@ TEST(a_tensor_that_is_changed_before_backward)
     check_close(tensor.grad(), tensor * 2, 1e-12);
 }
 
-TEST(mistakes)
+TEST(invalid_arguments)
 {
     const Tensors tensors{spread({3}, 1), at::empty({3}, at::kMeta)};
     std::vector<Tensors> outputs;
@@ -310,7 +310,7 @@ TEST(mistakes)
     CHECK_STATUS(replicate(tensors, {"cpu"}, {}, outputs), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "tensors[1] is on meta: expected all of them on cpu");
     CHECK_STATUS(replicate({tensors[0]}, {"cpu", "gpu"}, {}, outputs), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "device \"gpu\": expected one that is here");
+    CHECK_CONTAINS(tddp_error_message(), "device \"gpu\": expected an available one");
     CHECK(!outputs[0][0].defined());
     tddp_replicate_opts opts = TDDP_REPLICATE_OPTS_INIT;
     opts.home = "meta";
@@ -326,7 +326,7 @@ TEST(mistakes)
     CHECK_OK(tddp_replicate(nullptr, 0, nullptr, 0, &opts, nullptr));
 }
 
-// To a device of another kind, though there is nothing in its memory.
+// To a device of another type, without its memory (meta).
 TEST(to_another_device)
 {
     const Tensors tensors = mixed(true);
@@ -339,8 +339,8 @@ TEST(to_another_device)
     }
 }
 
-// Autograd may keep what it is handed as a parameter's gradient, and add to it later.
-TEST(gradients_lie_in_memory_of_their_own)
+// Autograd may use a node's output as a parameter's gradient, and accumulate into it later.
+TEST(gradients_have_their_own_memory)
 {
     const Tensors tensors{spread({6}, 1).clone().requires_grad_(),
                           spread({6}, 2).clone().requires_grad_()};

@@ -1,5 +1,5 @@
-// Checkpointed segments with real autograd: computed again in backward, alone and under data
-// parallel, where gradients arrive within an inner backward.
+// Checkpointed segments with real autograd: recomputed in backward, alone and under data parallel,
+// where gradients are accumulated within a nested backward.
 #include <functional>
 
 #include <tddp/torch_checkpoint.h>
@@ -7,9 +7,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "rounds.h"
+#include "modes.h"
 
-using namespace rounds_test;
+using namespace modes_test;
 
 namespace
 {
@@ -81,12 +81,12 @@ TEST(a_checkpointed_segment_gives_the_same_gradients)
     CHECK_TEXT(output.grad_fn()->name().c_str(), "CheckpointBackward");
     output.pow(2).sum().backward();
     CHECK_INT(layer.runs, 2);
-    CHECK_INT(layer.freed, 1); // its inputs are let go as soon as they are not needed
+    CHECK_INT(layer.freed, 1); // its inputs are released after backward
     at::linear(other * 2.0, plain.params[0], plain.params[1]).tanh().pow(2).sum().backward();
     check_close(input.grad(), other.grad(), 1e-12);
     check_close(model.params[0].grad(), plain.params[0].grad(), 1e-12);
     check_close(model.params[1].grad(), plain.params[1].grad(), 1e-12);
-    // An input without a gradient does no harm to the parameters'.
+    // An input that requires no gradient doesn't affect the parameters'.
     model.forget_grad();
     layer.checkpointed(spread({4, 5}, 3) * 2.0).pow(2).sum().backward();
     check_close(model.params[0].grad(), plain.params[0].grad(), 1e-12);
@@ -117,7 +117,7 @@ TEST(a_segment_draws_the_same_random_numbers_again)
     check_close(model.params[0].grad(), plain.params[0].grad(), 1e-12);
 }
 
-TEST(misuse_of_a_segment_is_told)
+TEST(misuse_of_a_segment_fails)
 {
     at::set_num_threads(1);
     Model model(0);
@@ -139,7 +139,7 @@ TEST(misuse_of_a_segment_is_told)
     CHECK_CONTAINS(text_of([&] { loss.backward(); }).c_str(), "second time");
     loss = layer.checkpointed(input).sum();
     CHECK_CONTAINS(text_of([&] { torch::autograd::grad({loss}, {input}); }).c_str(),
-                   "not with gradients of chosen inputs");
+                   "not with gradients of selected inputs");
     at::Tensor changed = input * 1.0;
     loss = layer.checkpointed(changed).sum();
     changed.zero_();
@@ -149,7 +149,7 @@ TEST(misuse_of_a_segment_is_told)
     CHECK_CONTAINS(text_of([&] { loss.backward(); }).c_str(), "the layer fell over");
 }
 
-// Segments under data parallel: gradients arrive within an inner backward.
+// Segments under data parallel: gradients are accumulated within a nested backward.
 static void train_in_segments(int rank, int world_size, int port, int find_unused, int static_graph,
                               bool shared)
 {
@@ -190,7 +190,7 @@ MULTI_TEST(segments_under_data_parallel, 2, 60)
     train_in_segments(rank, world_size, port, 0, 0, false);
 }
 
-MULTI_TEST(segments_where_unused_parameters_are_looked_for, 2, 60)
+MULTI_TEST(segments_with_find_unused, 2, 60)
 {
     train_in_segments(rank, world_size, port, 1, 0, false);
 }
@@ -212,7 +212,7 @@ MULTI_TEST(a_parameter_shared_with_a_segment_is_named, 1, 60)
         loss = loss + part(model, i, 1.0);
     }
     const std::string text = failing_backward(loss);
-    CHECK_CONTAINS(text.c_str(), "\"l1.bias\" became ready twice");
+    CHECK_CONTAINS(text.c_str(), "\"l1.bias\" was marked ready twice");
     CHECK_CONTAINS(text.c_str(),
                    "a layer that two checkpointed segments share, static_graph: true");
     tddp_ddp_free(ddp);

@@ -1,8 +1,8 @@
-// Sparse gradients under data parallel: gathered and averaged, missing on some ranks, accumulated,
-// of a model that has no others, against what was announced.
-#include "rounds.h"
+// Sparse gradients under data parallel: averaged, undefined on some ranks, accumulated, in a model
+// with no others, and contrary to their flag.
+#include "modes.h"
 
-using namespace rounds_test;
+using namespace modes_test;
 
 namespace
 {
@@ -77,7 +77,7 @@ MULTI_TEST(sparse_gradients_of_two_ranks_in_a_static_graph, 2, 60)
     average_rows(rank, world_size, port, opts);
 }
 
-MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
+MULTI_TEST(sparse_gradients_accumulate_and_may_be_undefined, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model = with_table();
@@ -94,15 +94,15 @@ MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
         all[index].fill_(value);
         return all;
     };
-    // Nobody uses the table.
+    // No rank uses the table.
     run_forward(ddp, 1);
     backward(model.params[0].sum());
     CHECK(!model.params[2].grad().defined());
-    // Rank 1 alone does.
+    // Only rank 1 uses it.
     run_forward(ddp, 1);
     backward(rank ? look_up(model.params[2], {4}).sum() : model.params[0].sum());
     check_close(model.params[2].grad().to_dense(), row(4, 0.5), 1e-12);
-    // Both add to it, rank 0 without synchronisation first.
+    // Both accumulate, rank 0 without synchronization first.
     run_forward(ddp, 0);
     if (rank == 0) {
         look_up(model.params[2], {7}).sum().backward();
@@ -110,12 +110,12 @@ MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
     run_forward(ddp, 1);
     backward(look_up(model.params[2], {4}).sum());
     check_close(model.params[2].grad().to_dense(), row(4, 1.5) + row(7, 0.5), 1e-12);
-    // A gradient that was zeroed, all of whose dimensions are sparse then, counts as none.
+    // A zeroed gradient, all of whose dimensions are sparse, counts as undefined.
     model.zero_grad();
     run_forward(ddp, 1);
     backward(rank ? look_up(model.params[2], {5}).sum() : model.params[0].sum());
     check_close(model.params[2].grad().to_dense(), row(5, 0.5), 1e-12);
-    // A rank without data takes part.
+    // A joined rank participates.
     model.forget_grad();
     CHECK_OK(tddp_ddp_set_divisor(ddp, 1));
     run_forward(ddp, 1);
@@ -129,7 +129,7 @@ MULTI_TEST(sparse_gradients_accumulate_and_may_be_missing, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_model_of_sparse_gradients_alone, 2, 60)
+MULTI_TEST(a_model_with_only_sparse_gradients, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -154,14 +154,14 @@ MULTI_TEST(a_model_of_sparse_gradients_alone, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_gradient_against_its_flag_is_named, 1, 60)
+MULTI_TEST(a_gradient_that_contradicts_its_flag_fails, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model = with_table();
     tddp_ddp *ddp = wrap(group, model);
     run_forward(ddp, 1);
     CHECK_CONTAINS(failing_backward(model.params[2].sum()).c_str(),
-                   "the gradient of \"table\" is dense, but it was announced as sparse");
+                   "the gradient of \"table\" is dense, but it was declared as sparse");
     tddp_ddp_free(ddp);
     model.flags.clear();
     model.forget_grad();

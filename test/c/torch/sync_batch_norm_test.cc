@@ -1,4 +1,4 @@
-// Batch normalisation over ranks against libtorch's own on the whole batch in one process.
+// Batch normalization over ranks, compared with libtorch's on the full batch in one process.
 #include <atomic>
 
 #include <unistd.h>
@@ -19,7 +19,7 @@ const tddp_tensor *handle(const at::Tensor &tensor)
     return reinterpret_cast<const tddp_tensor *>(&tensor);
 }
 
-// Weight, bias and running statistics of one normalisation.
+// Weight, bias and running statistics of one layer.
 struct Norm {
     at::Tensor weight, bias, mean, variance;
 
@@ -54,7 +54,7 @@ struct Norm {
     }
 };
 
-// How many samples of the whole each rank has; the last of three has none.
+// The number of samples of each rank; the last of three has none.
 int64_t share(int rank, int world_size)
 {
     return world_size == 3 && rank == 2 ? 0 : 2 * rank + 3;
@@ -148,12 +148,12 @@ MULTI_TEST(two_ranks_equal_the_whole_batch, 2, 60)
     all_shapes(rank, world_size, port);
 }
 
-MULTI_TEST(three_ranks_of_which_one_has_nothing, 3, 90)
+MULTI_TEST(three_ranks_of_which_one_has_an_empty_batch, 3, 90)
 {
     all_shapes(rank, world_size, port);
 }
 
-MULTI_TEST(ranks_agree_to_the_last_bit, 3, 60)
+MULTI_TEST(ranks_are_bitwise_equal, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     const Norm norm(4, at::kFloat);
@@ -179,15 +179,15 @@ MULTI_TEST(without_gradients_there_is_no_graph, 2, 60)
         output = norm.over_ranks(group, spread({3, 4}, rank, at::kFloat));
     }
     CHECK(!output.requires_grad() && !output.grad_fn());
-    // The buffers' versions are untouched, as by libtorch's own.
+    // The buffers' versions are unchanged, as in libtorch.
     CHECK_INT(norm.mean._version(), version);
     output = norm.over_ranks(group, spread({3, 4}, rank, at::kFloat));
     CHECK(output.requires_grad());
     leave(group);
-    output.reset(); // the graph's reference to the group ends after it
+    output.reset(); // releases the graph's reference to the group
 }
 
-MULTI_TEST(waits_go_through_the_host_language, 2, 60)
+MULTI_TEST(waits_use_the_hosts_blocking_region, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     const Norm norm(4, at::kFloat);
@@ -200,15 +200,15 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     output.pow(2).sum().backward();
     CHECK_INT(waits_through.load(), 2);
     enum { INTERRUPTED }; // an event
-    // An interrupted wait leaves the operation running and the handle as it was.
+    // After an interrupted wait the operation is pending, and the handle is unchanged.
     at::Tensor other;
     if (rank == 0) {
         opts.blocking_region = interrupt;
         CHECK_STATUS(tddp_sync_batch_norm(group, handle(input), &opts,
                                           reinterpret_cast<tddp_tensor *>(&other)),
                      TDDP_CANCELED);
-        CHECK_CONTAINS(tddp_error_message(), "interrupted while the ranks put their batches' "
-                                             "statistics together");
+        CHECK_CONTAINS(tddp_error_message(), "interrupted while the ranks exchanged their "
+                                             "batches' statistics");
         CHECK(!other.defined());
         check_signal(INTERRUPTED);
     } else {
@@ -219,7 +219,7 @@ MULTI_TEST(waits_go_through_the_host_language, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(what_cannot_be_normalised, 2, 60)
+MULTI_TEST(invalid_inputs, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     const Norm norm(4, at::kFloat);
@@ -236,11 +236,11 @@ MULTI_TEST(what_cannot_be_normalised, 2, 60)
     refused(at::ones({2, 4}, at::kHalf), "dtype Half: expected float32 or float64");
     refused(at::ones({2, 4}, at::kDouble), "input of dtype Double, but weight of dtype Float");
     refused(at::ones({2, 5}), "the input has 5 channels, but weight has 4 elements");
-    // All ranks together have one value a channel: each of them is told.
+    // All ranks together have one value per channel: an error on each.
     refused(at::ones({rank, 4}), "expected more than 1 value per channel over all ranks when "
                                  "training, got 1");
     CHECK(norm.mean.equal(at::zeros({4})));
-    // One each is enough.
+    // One value on each rank is enough.
     at::Tensor input = spread({1, 4}, rank, at::kFloat).requires_grad_();
     const at::Tensor output = norm.over_ranks(group, input);
     const std::vector<at::Tensor> first =

@@ -1,4 +1,4 @@
-// Tensors as the collectives see them.
+// Tensors as buffers for the collectives.
 #include <ATen/ATen.h>
 
 #include <tddp/torch.h>
@@ -16,7 +16,7 @@ TEST(the_version_is_that_of_libtorch)
     CHECK_CONTAINS(tddp_torch_version(), ".");
 }
 
-TEST(every_dtype_is_known_by_its_size_and_name)
+TEST(every_dtype_has_its_size_and_name)
 {
     const std::pair<at::ScalarType, tddp_dtype> pairs[] = {
         {at::kByte, TDDP_UINT8},
@@ -44,7 +44,7 @@ TEST(every_dtype_is_known_by_its_size_and_name)
     }
 }
 
-TEST(a_part_of_a_tensor_starts_where_it_lies)
+TEST(a_slice_has_its_own_address)
 {
     const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
     tddp_buffer buffer{};
@@ -58,7 +58,7 @@ TEST(a_part_of_a_tensor_starts_where_it_lies)
     CHECK_INT(buffer.count, 1);
 }
 
-TEST(what_is_not_one_plain_piece_of_memory_is_refused_with_the_cure)
+TEST(noncontiguous_tensors_are_refused_with_advice)
 {
     tddp_buffer buffer{};
     CHECK_STATUS(buffer_of(at::zeros({2, 3}).t(), &buffer), TDDP_INVALID_ARGUMENT);

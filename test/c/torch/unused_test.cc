@@ -1,14 +1,13 @@
-// Rounds in which not every parameter gets a gradient, with real autograd: parameters that a loss
-// does not depend on, graphs that are the same each time, outputs of all kinds.
+// Unused parameters and static graphs with real autograd, and the outputs of forward.
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
 
 #include <tddp/log.h>
 
-#include "rounds.h"
+#include "modes.h"
 
-using namespace rounds_test;
+using namespace modes_test;
 
 static void leave_out(int rank, int world_size, int port, int apart, int skip)
 {
@@ -21,7 +20,7 @@ static void leave_out(int rank, int world_size, int port, int apart, int skip)
     for (int step = 0; step < 4; step++) {
         run_forward(ddp, 1);
         CHECK(tddp_ddp_wants_outputs(ddp));
-        // Parameter 0 by all ranks, 2 by rank 0 alone, the others by nobody.
+        // All ranks use parameter 0, only rank 0 uses 2, and no rank the others.
         at::Tensor loss = part(model, 0, rank + 1.0);
         if (rank == 0) {
             loss = loss + part(model, 2, 6.0);
@@ -34,7 +33,7 @@ static void leave_out(int rank, int world_size, int port, int apart, int skip)
         }
         model.forget_grad();
     }
-    // One that is left out keeps what it has, to the last bit; one that is used adds to it.
+    // An unused parameter keeps its gradient, bitwise; a used one accumulates.
     for (const at::Tensor &param : model.params) {
         param.mutable_grad() = at::full_like(param, 0.1);
     }
@@ -49,22 +48,22 @@ static void leave_out(int rank, int world_size, int port, int apart, int skip)
     leave(group);
 }
 
-MULTI_TEST(parameters_that_nobody_uses_keep_their_gradients, 3, 60)
+MULTI_TEST(parameters_that_no_rank_uses_keep_their_gradients, 3, 60)
 {
     leave_out(rank, world_size, port, 0, 0);
 }
 
-MULTI_TEST(also_where_gradients_are_apart, 2, 60)
+MULTI_TEST(unused_parameters_with_separate_gradients, 2, 60)
 {
     leave_out(rank, world_size, port, 1, 0);
 }
 
-MULTI_TEST(also_where_buckets_without_use_are_skipped, 2, 60)
+MULTI_TEST(unused_parameters_with_skipped_buckets, 2, 60)
 {
     leave_out(rank, world_size, port, 0, 1);
 }
 
-MULTI_TEST(also_on_one_rank, 1, 60)
+MULTI_TEST(unused_parameters_on_one_rank, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -78,7 +77,7 @@ MULTI_TEST(also_on_one_rank, 1, 60)
     leave(group);
 }
 
-MULTI_TEST(outputs_that_the_loss_leaves_out_use_nothing, 2, 60)
+MULTI_TEST(unused_outputs_use_no_parameters, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -97,7 +96,7 @@ MULTI_TEST(outputs_that_the_loss_leaves_out_use_nothing, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_rank_that_uses_nothing_takes_part, 2, 60)
+MULTI_TEST(a_rank_that_uses_no_parameter_participates, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -116,7 +115,7 @@ MULTI_TEST(a_rank_that_uses_nothing_takes_part, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
+MULTI_TEST(a_forward_without_backward_launches_nothing, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -127,7 +126,7 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
         open(ddp, part(model, 0, 1.0));
     }
     CHECK_INT(tddp_reducer_rounds(tddp_ddp_reducer(ddp)), 0);
-    // Two forwards of one loss: what each reaches counts.
+    // Two forwards of one loss: the parameters of both are used.
     run_forward(ddp, 1);
     const at::Tensor first = open(ddp, part(model, 0, 1.0));
     run_forward(ddp, 1);
@@ -136,7 +135,7 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
     CHECK(all_are(model.params[0].grad(), 1.0));
     CHECK(all_are(model.params[1].grad(), 1.5));
     CHECK(!model.params[2].grad().defined());
-    // The loss may also depend on a parameter beside the outputs, if that comes after them.
+    // The loss may also depend on a parameter directly, if backward reaches it after the outputs.
     model.forget_grad();
     run_forward(ddp, 1);
     at::Tensor output = open(ddp, part(model, 0, 1.0));
@@ -151,7 +150,7 @@ MULTI_TEST(a_forward_without_backward_starts_nothing, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(what_was_accumulated_before_is_averaged_though_this_round_leaves_it_out, 2, 60)
+MULTI_TEST(gradients_accumulated_before_are_averaged_if_now_unused, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -173,7 +172,7 @@ MULTI_TEST(what_was_accumulated_before_is_averaged_though_this_round_leaves_it_o
     leave(group);
 }
 
-MULTI_TEST(outputs_may_be_changed_in_place, 2, 60)
+MULTI_TEST(outputs_may_be_modified_in_place, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -203,7 +202,7 @@ MULTI_TEST(outputs_may_be_changed_in_place, 2, 60)
         check_close(model.params[i].grad(), alone.params[i].grad(), 1e-7);
     }
     CHECK(model.params[3].equal(alone.params[3]));
-    // What backward needs and was changed is noticed, as without.
+    // Autograd detects an in-place change of a saved tensor, as without the wrapper.
     run_forward(ddp, 1);
     at::Tensor output = open(ddp, model.params[0].tanh());
     output.zero_();
@@ -213,7 +212,7 @@ MULTI_TEST(outputs_may_be_changed_in_place, 2, 60)
     leave(group);
 }
 
-MULTI_TEST(a_long_graph_is_walked_without_recursion, 1, 60)
+MULTI_TEST(a_long_graph_is_traversed_without_recursion, 1, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -230,9 +229,9 @@ MULTI_TEST(a_long_graph_is_walked_without_recursion, 1, 60)
     leave(group);
 }
 
-// --- the same graph in each round ---------------------------------------------------------------
+// --- static graphs ------------------------------------------------------------------------------
 
-MULTI_TEST(a_static_graph_is_learnt_in_its_first_round, 2, 60)
+MULTI_TEST(a_static_graph_is_recorded_in_the_first_iteration, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
@@ -263,7 +262,7 @@ MULTI_TEST(a_static_graph_is_learnt_in_its_first_round, 2, 60)
     leave(group);
 }
 
-// --- gradients that come when the averages are made -------------------------------------------
+// --- gradients after the averages -------------------------------------------------------------
 
 namespace
 {
@@ -288,7 +287,7 @@ at::Tensor all_parts(const Model &model, double factor)
 
 } // namespace
 
-MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
+MULTI_TEST(an_extra_backward_is_warned_of_once, 2, 60)
 {
     tddp_log_set_sink(take_warning, nullptr);
     tddp_group *group = join(rank, world_size, port);
@@ -308,12 +307,12 @@ MULTI_TEST(a_backward_too_many_is_told_once, 2, 60)
     part(model, 2, rank + 1.0).backward();
     CHECK_INT(warnings, 1);
     const std::string expected = "ddp: rank " + std::to_string(rank) +
-                                 ": a gradient of \"l2.bias\" came after the averages of the last "
-                                 "forward were made, and is added on this rank only: run one "
-                                 "forward for each backward";
+                                 ": a gradient of \"l2.bias\" was computed after the last "
+                                 "forward's gradients were averaged, and is added on this rank "
+                                 "only: run one forward for each backward";
     CHECK_CONTAINS(warning.c_str(), expected.c_str());
     CHECK(all_are(model.params[3].grad(), 1.5 + rank + 1.0));
-    // Another wrapper of the same parameters has forwards of its own.
+    // Another wrapper of the same parameters has separate forwards.
     Model twin = model;
     tddp_ddp *second = wrap(group, twin, &opts);
     run_forward(second, 0);

@@ -1,38 +1,38 @@
-/* What may be asked of a reducer, and parameters whose gradients are sparse. */
+/* Getters, and parameters with sparse gradients. */
 #include "world.h"
 
-TEST(buckets_tell_their_parameters_and_rounds_their_order)
+TEST(buckets_list_their_parameters_and_the_ready_order_is_kept)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(12, 24);
     tddp_reducer *reducer = make_vectors(group, 5, &opts);
     const size_t order[] = {4, 2, 3, 0, 1};
-    size_t told[5] = {9, 9, 9, 9, 9};
+    size_t found[5] = {9, 9, 9, 9, 9};
     int rebuilt = 0;
-    CHECK_INT(tddp_reducer_order(reducer, told, 5), 0);
-    CHECK_INT(tddp_reducer_bucket_params(reducer, 0, told, 5), 5);
+    CHECK_INT(tddp_reducer_order(reducer, found, 5), 0);
+    CHECK_INT(tddp_reducer_bucket_params(reducer, 0, found, 5), 5);
     for (size_t i = 0; i < 5; i++) {
-        CHECK_INT(told[i], i);
+        CHECK_INT(found[i], i);
     }
-    run_round(reducer, order, 5, 1);
+    run_iteration(reducer, order, 5, 1);
     CHECK_INT(tddp_reducer_rebuilt(reducer), 0);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(tddp_reducer_rebuilt(reducer), 1);
-    CHECK_OK(tddp_reducer_prepare(reducer)); /* the order is that of the round before */
-    CHECK_INT(tddp_reducer_order(reducer, told, 5), 5);
-    CHECK(memcmp(told, order, sizeof order) == 0);
+    CHECK_OK(tddp_reducer_prepare(reducer)); /* the order is the previous iteration's */
+    CHECK_INT(tddp_reducer_order(reducer, found, 5), 5);
+    CHECK(memcmp(found, order, sizeof order) == 0);
     /* Bytes 20 | 12 16 | 4 8 */
-    told[2] = 77;
-    CHECK_INT(tddp_reducer_bucket_params(reducer, 0, told, 5), 1);
-    CHECK_INT(told[0], 4);
-    CHECK_INT(tddp_reducer_bucket_params(reducer, 1, told, 5), 2);
-    CHECK_INT(told[0], 2);
-    CHECK_INT(told[1], 3);
-    CHECK_INT(tddp_reducer_bucket_params(reducer, 2, told, 1), 2); /* room for one */
-    CHECK_INT(told[0], 0);
-    CHECK_INT(told[1], 3);
-    CHECK_INT(told[2], 77);
-    CHECK_INT(tddp_reducer_bucket_params(reducer, 3, told, 5), 0);
+    found[2] = 77;
+    CHECK_INT(tddp_reducer_bucket_params(reducer, 0, found, 5), 1);
+    CHECK_INT(found[0], 4);
+    CHECK_INT(tddp_reducer_bucket_params(reducer, 1, found, 5), 2);
+    CHECK_INT(found[0], 2);
+    CHECK_INT(found[1], 3);
+    CHECK_INT(tddp_reducer_bucket_params(reducer, 2, found, 1), 2); /* room for one */
+    CHECK_INT(found[0], 0);
+    CHECK_INT(found[1], 3);
+    CHECK_INT(found[2], 77);
+    CHECK_INT(tddp_reducer_bucket_params(reducer, 3, found, 5), 0);
     CHECK_INT(tddp_reducer_order(reducer, NULL, 0), 5);
     CHECK_INT(tddp_reducer_used(reducer, 0), 1);
     CHECK_INT(tddp_reducer_used(reducer, 99), 1);
@@ -40,7 +40,7 @@ TEST(buckets_tell_their_parameters_and_rounds_their_order)
     leave(group);
 }
 
-MULTI_TEST(moments_of_a_round_follow_each_other, 2, 30)
+MULTI_TEST(times_of_an_iteration_increase, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(12, 24);
@@ -49,23 +49,23 @@ MULTI_TEST(moments_of_a_round_follow_each_other, 2, 30)
     tddp_reducer_times_of(reducer, &times);
     CHECK(times.rounds == 0 && times.prepared_ns == 0 && times.finished_ns == 0);
     int64_t last = tddp_now_ns();
-    for (uint64_t round = 1; round <= 3; round++) {
+    for (uint64_t iteration = 1; iteration <= 3; iteration++) {
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
-        run_round(reducer, (const size_t[]){3, 2, 1, 0}, 4, 1);
+        run_iteration(reducer, (const size_t[]){3, 2, 1, 0}, 4, 1);
         tddp_reducer_times_of(reducer, &times);
-        CHECK_INT(times.rounds, round);
+        CHECK_INT(times.rounds, iteration);
         CHECK(times.prepared_ns >= last);
         CHECK(times.first_ready_ns >= times.prepared_ns);
         CHECK(times.first_launch_ns >= times.first_ready_ns);
         CHECK(times.last_ready_ns >= times.first_ready_ns);
-        /* Buckets go while others are not ready, once they are rebuilt. */
-        CHECK(round == 1 ? times.first_launch_ns >= times.last_ready_ns
-                         : times.first_launch_ns <= times.last_ready_ns);
+        /* After the rebuild the first bucket is launched before the last gradient is ready. */
+        CHECK(iteration == 1 ? times.first_launch_ns >= times.last_ready_ns
+                             : times.first_launch_ns <= times.last_ready_ns);
         CHECK(times.finished_ns >= times.last_ready_ns);
         last = times.finished_ns;
     }
-    CHECK_OK(tddp_reducer_prepare(reducer)); /* still those of the finished one */
+    CHECK_OK(tddp_reducer_prepare(reducer)); /* the times are still the finished iteration's */
     tddp_reducer_times now;
     tddp_reducer_times_of(reducer, &now);
     CHECK(memcmp(&now, &times, sizeof now) == 0);
@@ -80,7 +80,7 @@ MULTI_TEST(moments_of_a_round_follow_each_other, 2, 30)
 
 /* --- sparse ---------------------------------------------------------------------------------- */
 
-/* Vectors of 1, 2, ... elements; those in `sparse`, a set of bits, are. */
+/* Vectors of 1, 2, ... elements; `sparse` is a bit set of the sparse ones. */
 static tddp_reducer *make_partly_sparse(tddp_group *group, size_t count, unsigned sparse,
                                         const tddp_reducer_opts *opts)
 {
@@ -129,9 +129,9 @@ static void sparse_rounds(int rank, int world_size, int port, unsigned sparse, b
                 check_all(reducer, i, step + (double)i + (world_size - 1) / 2.0);
             }
         }
-        size_t told[5];
-        CHECK_INT(tddp_reducer_order(reducer, told, 5), 5);
-        CHECK_INT(told[4], 0);
+        size_t found[5];
+        CHECK_INT(tddp_reducer_order(reducer, found, 5), 5);
+        CHECK_INT(found[4], 0);
     }
     tddp_reducer_free(reducer);
     leave(group);
@@ -157,7 +157,7 @@ MULTI_TEST(a_sparse_parameter_may_be_unused, 2, 30)
     sparse_rounds(rank, world_size, port, 1u << 1 | 1u << 4, true);
 }
 
-MULTI_TEST(every_rank_tells_of_another_kind_of_gradient, 2, 30)
+MULTI_TEST(a_sparse_gradient_on_one_rank_is_a_mismatch, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dims[] = {10, 4};

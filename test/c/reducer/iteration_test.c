@@ -1,11 +1,11 @@
-/* Rounds of one rank: readiness, launching, memory, mistakes. */
+/* Iterations of one rank: mark_ready, launching, memory, invalid calls. */
 #include <pthread.h>
 
 #include "world.h"
 
 static const size_t backwards[] = {7, 6, 5, 4, 3, 2, 1, 0};
 
-TEST(gradients_lie_apart_aligned_and_zeroed)
+TEST(gradients_are_disjoint_aligned_and_zeroed)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 8, NULL);
@@ -48,7 +48,7 @@ static void each_order(size_t *order, size_t fixed, size_t count,
     }
 }
 
-/* Buckets of the rebuilt layout: {3} {2} {1 0}. The last one is finish's. */
+/* Buckets of the rebuilt layout: {3} {2} {1 0}. finish launches the last one. */
 static void check_launching(const size_t *order, tddp_reducer *reducer)
 {
     bool ready[4] = {false};
@@ -65,13 +65,13 @@ static void check_launching(const size_t *order, tddp_reducer *reducer)
     CHECK_INT(reducer->launched, 3);
 }
 
-TEST(buckets_go_in_their_order_whatever_the_order_of_readiness)
+TEST(buckets_launch_in_order_for_every_ready_order)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(12, 12);
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     int rebuilt = 0;
-    run_round(reducer, backwards + 4, 4, 1.0f);
+    run_iteration(reducer, backwards + 4, 4, 1.0f);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 1);
     CHECK_INT(tddp_reducer_bucket_count(reducer), 3);
@@ -99,17 +99,17 @@ static void *mark_every_fourth(void *data)
     return NULL;
 }
 
-TEST(several_threads_may_report_and_one_is_told_that_it_was_the_last)
+TEST(several_threads_mark_ready_and_one_gets_all_ready)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(32, 32);
     tddp_reducer *reducer = make_vectors(group, 16, &opts);
-    for (int round = 0; round < 50; round++) {
+    for (int iteration = 0; iteration < 50; iteration++) {
         int rebuilt = 0;
         pthread_t threads[4];
         marker markers[4];
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
-        CHECK_INT(rebuilt, round == 1);
+        CHECK_INT(rebuilt, iteration == 1);
         CHECK_OK(tddp_reducer_prepare(reducer));
         for (size_t t = 0; t < 4; t++) {
             markers[t] = (marker){reducer, t, 0};
@@ -130,7 +130,7 @@ TEST(several_threads_may_report_and_one_is_told_that_it_was_the_last)
     leave(group);
 }
 
-TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
+TEST(a_rebuild_follows_the_ready_order_and_copies_gradients)
 {
     const size_t order[] = {7, 6, 4, 5, 3, 2, 1, 0};
     tddp_group *group = join("fake", rank, world_size, port);
@@ -138,11 +138,11 @@ TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
     tddp_reducer *reducer = make_vectors(group, 8, &opts);
     int rebuilt = -1;
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
-    CHECK_INT(rebuilt, 0); /* nothing is known yet */
+    CHECK_INT(rebuilt, 0); /* no iteration is finished yet */
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 0);
-    run_round(reducer, order, 8, 1.0f);
+    run_iteration(reducer, order, 8, 1.0f);
     tddp_flat_memory *memory = tddp_flat_memory_retain(tddp_reducer_memory(reducer));
     float *before = tddp_reducer_gradient(reducer, 7);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
@@ -163,7 +163,7 @@ TEST(a_rebuild_follows_the_order_of_readiness_and_moves_contents)
     tddp_flat_memory_release(memory);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     CHECK_INT(rebuilt, 0);
-    run_round(reducer, backwards, 8, 2.0f);
+    run_iteration(reducer, backwards, 8, 2.0f);
     tddp_reducer_free(reducer);
     leave(group);
 }
@@ -210,31 +210,31 @@ TEST(parameters_without_a_gradient_are_named)
     leave(group);
 }
 
-TEST(mistakes_of_the_owner_are_refused)
+TEST(invalid_calls_fail)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 2, NULL);
     int all = 7;
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "\"a\" became ready outside a round");
+    CHECK_CONTAINS(tddp_error_message(), "\"a\" became ready outside an iteration");
     CHECK_OK(tddp_reducer_prepare(reducer));
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 2, &all), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "parameter number 2: expected 0 to 1");
     CHECK_OK(tddp_reducer_mark_ready(reducer, 1, &all));
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "\"b\" became ready twice");
+    CHECK_CONTAINS(tddp_error_message(), "\"b\" was marked ready twice");
     CHECK_INT(all, 0);
     CHECK_OK(tddp_reducer_mark_ready(reducer, 0, &all));
     CHECK_INT(all, 1);
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "\"a\" became ready twice");
-    CHECK_OK(tddp_reducer_prepare(reducer)); /* finishes what backward left */
+    CHECK_CONTAINS(tddp_error_message(), "\"a\" was marked ready twice");
+    CHECK_OK(tddp_reducer_prepare(reducer)); /* finishes the interrupted backward */
     CHECK_INT(reducer->finished, 1);
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-TEST(what_has_no_gradient_is_no_parameter)
+TEST(integer_parameters_are_refused)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = NULL;
@@ -254,7 +254,7 @@ TEST(what_has_no_gradient_is_no_parameter)
     leave(group);
 }
 
-TEST(a_destroyed_group_is_heard_of)
+TEST(a_destroyed_group_fails_the_iteration)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_vectors(group, 1, NULL);
@@ -268,7 +268,7 @@ TEST(a_destroyed_group_is_heard_of)
     tddp_group_release(group);
 }
 
-TEST(short_memory_leaves_nothing_behind)
+TEST(failed_allocations_leak_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;
@@ -290,7 +290,7 @@ TEST(short_memory_leaves_nothing_behind)
         CHECK_OK(tddp_reducer_mark_ready(reducer, i, &all));
     }
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
-    /* A rebuild that lacks memory is taken up again by the next. */
+    /* After a failed allocation the next call continues the rebuild. */
     int rebuilt = 0;
     for (nth = 1; !rebuilt && nth < 100; nth++) {
         tddp_fail_allocation(nth);
@@ -303,16 +303,16 @@ TEST(short_memory_leaves_nothing_behind)
     leave(group);
 }
 
-TEST(a_round_after_the_rebuild_allocates_nothing)
+TEST(an_iteration_after_the_rebuild_allocates_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer_opts opts = buckets_of(32, 32);
     tddp_reducer *reducer = make_vectors(group, 8, &opts);
     int rebuilt = 0;
-    run_round(reducer, backwards, 8, 1.0f);
+    run_iteration(reducer, backwards, 8, 1.0f);
     CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
     tddp_fail_allocation(1);
-    run_round(reducer, backwards, 8, 2.0f);
+    run_iteration(reducer, backwards, 8, 2.0f);
     tddp_fail_allocation(0);
     tddp_reducer_free(reducer);
     leave(group);

@@ -1,10 +1,10 @@
-// What the tests of rounds share that leave parameters out or run parts of the graph again.
-#ifndef TDDP_TEST_TORCH_ROUNDS_H
-#define TDDP_TEST_TORCH_ROUNDS_H
+// Helpers of the tests with unused parameters and checkpointed segments.
+#ifndef TDDP_TEST_TORCH_MODES_H
+#define TDDP_TEST_TORCH_MODES_H
 
 #include "model.h"
 
-namespace rounds_test
+namespace modes_test
 {
 
 using namespace model_test;
@@ -18,7 +18,7 @@ inline tddp_ddp_opts with(int find_unused, int static_graph, int apart = 0)
     return opts;
 }
 
-// Passes outputs through the node that opens backward, as a wrapper does.
+// Passes outputs through the node that runs first in backward, as a wrapper does.
 inline std::vector<at::Tensor> open(tddp_ddp *ddp, std::vector<at::Tensor> outputs)
 {
     if (tddp_ddp_wants_outputs(ddp)) {
@@ -32,7 +32,7 @@ inline at::Tensor open(tddp_ddp *ddp, const at::Tensor &output)
     return open(ddp, std::vector<at::Tensor>{output})[0];
 }
 
-// A loss of which parameter i's gradient is `factor` everywhere.
+// A loss whose gradient of parameter i is `factor` everywhere.
 inline at::Tensor part(const Model &model, size_t i, double factor)
 {
     return model.params[i].sum() * factor;
@@ -43,6 +43,6 @@ inline bool all_are(const at::Tensor &grad, double value)
     return grad.defined() && (grad - value).abs().max().item<double>() < 1e-12;
 }
 
-} // namespace rounds_test
+} // namespace modes_test
 
 #endif

@@ -1,27 +1,27 @@
-/* A communication hook that tells what it was called with. */
-#ifndef TDDP_TEST_REDUCER_TELLER_H
-#define TDDP_TEST_REDUCER_TELLER_H
+/* A communication hook that records its calls. */
+#ifndef TDDP_TEST_REDUCER_RECORDING_HOOK_H
+#define TDDP_TEST_REDUCER_RECORDING_HOOK_H
 
 #include <pthread.h>
 
 #include "args.h"
 #include "world.h"
 
-typedef struct teller {
+typedef struct recording_hook {
     char events[256]; /* "0.1 ": stage 0 of bucket 1 */
-    int stages;       /* how many it wants */
+    int stages;       /* the number of its stages */
     int fail_at;      /* stage, or -1 */
     int interrupt_at; /* stage */
-    int interrupts;   /* how often it is interrupted there */
-    pthread_t thread; /* that called it */
+    int interrupts;   /* how often that stage is interrupted */
+    pthread_t thread; /* of its last call */
     int world_size;
     uint64_t round;
     uint64_t layout;
-    tddp_reducer *reducer; /* to report a parameter from within, or NULL */
+    tddp_reducer *reducer; /* stage 0 of bucket 0 marks parameter `inner` ready; or NULL */
     size_t inner;
     bool *freed;
-    bool quiet; /* start nothing */
-} teller;
+    bool quiet; /* submits no operation */
+} recording_hook;
 
 static inline void scale(tddp_buffer buffer, float factor)
 {
@@ -31,11 +31,11 @@ static inline void scale(tddp_buffer buffer, float factor)
     }
 }
 
-/* Sums, divides, then each further stage doubles through a broadcast of rank 0's. */
-static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket *bucket, int stage,
-                               tddp_work **work, int *again)
+/* Stage 0 sums, stage 1 divides, and each later one doubles and broadcasts from rank 0. */
+static inline tddp_status record(void *state, tddp_group *group, const tddp_bucket *bucket,
+                                 int stage, tddp_work **work, int *again)
 {
-    teller *self = state;
+    recording_hook *self = state;
     size_t used = strlen(self->events);
     (void)snprintf(self->events + used, sizeof self->events - used, "%d.%zu ", stage,
                    bucket->index);
@@ -43,7 +43,7 @@ static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket
     self->round = bucket->round;
     self->layout = bucket->layout;
     if (stage == self->fail_at) {
-        return tddp_fail(TDDP_UNSUPPORTED, "this hook wants no stage %d", stage);
+        return tddp_fail(TDDP_UNSUPPORTED, "this hook fails in stage %d", stage);
     }
     if (stage == self->interrupt_at && self->interrupts > 0) {
         self->interrupts--;
@@ -54,7 +54,7 @@ static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket
         return TDDP_OK;
     }
     if (stage == 0) {
-        if (self->reducer && bucket->index == 0) { /* waits for ever if the lock is held */
+        if (self->reducer && bucket->index == 0) { /* deadlocks if the lock is held */
             int all = 0;
             CHECK_OK(tddp_reducer_mark_ready(self->reducer, self->inner, &all));
         }
@@ -66,27 +66,27 @@ static inline tddp_status tell(void *state, tddp_group *group, const tddp_bucket
     return stage == 1 ? TDDP_OK : tddp_broadcast(group, bucket->buffer, 0, work);
 }
 
-static inline void tell_free(void *state)
+static inline void free_recording_hook(void *state)
 {
-    *((teller *)state)->freed = true;
+    *((recording_hook *)state)->freed = true;
 }
 
-static inline tddp_comm_hook *make_hook(teller *self, const char *name, int on_caller)
+static inline tddp_comm_hook *make_hook(recording_hook *self, const char *name, int on_caller)
 {
     const tddp_comm_hook_ops ops = {
-        sizeof ops, name, on_caller, tell, self->freed ? tell_free : NULL, NULL, 0};
+        sizeof ops, name, on_caller, record, self->freed ? free_recording_hook : NULL, NULL, 0};
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_comm_hook_make(&ops, self, &hook));
     return hook;
 }
 
-/* A reducer with the hook, which it alone holds. */
-static inline tddp_reducer *make_hooked(tddp_group *group, size_t count, teller *self,
+/* A reducer with the hook, which only the reducer references. */
+static inline tddp_reducer *make_hooked(tddp_group *group, size_t count, recording_hook *self,
                                         int on_caller)
 {
     tddp_reducer_opts opts = buckets_of(12, 24);
     tddp_reducer *reducer = make_vectors(group, count, &opts);
-    tddp_comm_hook *hook = make_hook(self, "teller", on_caller);
+    tddp_comm_hook *hook = make_hook(self, "recording", on_caller);
     CHECK_OK(tddp_reducer_set_hook(reducer, hook));
     tddp_comm_hook_release(hook);
     self->world_size = tddp_group_world_size(group);

@@ -1,4 +1,4 @@
-/* allreduce, noop and post-local SGD; what hooks refuse. */
+/* allreduce, noop and post-local SGD; invalid options and unsupported buckets of all hooks. */
 #include "driver.h"
 
 static const shape two[] = {{{3, 5}}, {{7}}};
@@ -34,7 +34,7 @@ static void allreduce_body(int rank, int world_size, tddp_store *store, void *da
         make_bucket(&buckets[1], 1, 2, floating[d], two, 1);
         fill(&buckets[0], rank);
         fill(&buckets[1], rank + 1);
-        CHECK_INT(run_round(hook, group, buckets, 2, 0), 2);
+        CHECK_INT(run_iteration(hook, group, buckets, 2, 0), 2);
         check_plus(&buckets[0], world_size - 1);
         check_plus(&buckets[1], world_size + 1);
         free_bucket(&buckets[0]);
@@ -60,14 +60,14 @@ static void noop_body(int rank, int world_size, tddp_store *store, void *data)
     CHECK_OK(tddp_hook_noop(&hook));
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, two, 2);
     fill(&bucket, rank);
-    CHECK_INT(run_round(hook, group, &bucket, 1, 0), 1);
+    CHECK_INT(run_iteration(hook, group, &bucket, 1, 0), 1);
     check_plus(&bucket, 2 * rank);
     free_bucket(&bucket);
     tddp_comm_hook_release(hook);
     leave(group);
 }
 
-TEST(noop_leaves_all_as_it_is)
+TEST(noop_changes_nothing)
 {
     run_ranks(3, noop_body, NULL);
 }
@@ -97,13 +97,13 @@ static void post_local_body(int rank, int world_size, tddp_store *store, void *d
     tddp_comm_hook *hook;
     test_bucket bucket;
     CHECK_OK(tddp_hook_post_local_sgd(pair, 2, after, &hook));
-    tddp_group_release(pair); /* the hook keeps it, if it needs it */
-    for (uint64_t round = 0; round < 4; round++) {
+    tddp_group_release(pair); /* the hook retains it if it needs it */
+    for (uint64_t iteration = 0; iteration < 4; iteration++) {
         make_bucket(&bucket, 0, 1, TDDP_FLOAT32, two, 2);
         fill(&bucket, rank);
-        (void)run_round(hook, group, &bucket, 1, round);
+        (void)run_iteration(hook, group, &bucket, 1, iteration);
         double of_pair = rank < 2 ? 1 : 5;
-        check_plus(&bucket, round < 2 ? 3 : after ? of_pair : 2 * rank);
+        check_plus(&bucket, iteration < 2 ? 3 : after ? of_pair : 2 * rank);
         free_bucket(&bucket);
     }
     CHECK_OK(tddp_barrier(group, NULL));
@@ -111,14 +111,14 @@ static void post_local_body(int rank, int world_size, tddp_store *store, void *d
     leave(group);
 }
 
-TEST(post_local_sgd_averages_over_all_and_then_over_some)
+TEST(post_local_sgd_averages_over_all_ranks_then_over_the_subgroup)
 {
     for (int after = 0; after <= 1; after++) {
         run_ranks(4, post_local_body, &after);
     }
 }
 
-TEST(options_that_make_no_sense_are_refused)
+TEST(invalid_options_are_refused)
 {
     tddp_comm_hook *hook = NULL;
     CHECK_STATUS(tddp_hook_post_local_sgd(NULL, 10, 1, &hook), TDDP_INVALID_ARGUMENT);
@@ -163,7 +163,7 @@ static tddp_comm_hook *any_of(int which)
     return hook;
 }
 
-TEST(buckets_they_cannot_take_are_refused)
+TEST(unsupported_buckets_are_refused)
 {
     tddp_store *store;
     tddp_group *group = lone_group(NULL, 5000, &store);

@@ -1,4 +1,4 @@
-/* Graphs that are the same in every round: counts are learnt in the first one, and held to. */
+/* Static graphs: the first iteration records the counts, and later ones must match them. */
 #include <stdlib.h>
 
 #include "world.h"
@@ -11,7 +11,7 @@ static tddp_reducer *make_static(tddp_group *group, size_t count, int skip)
     return make_vectors(group, count, &opts);
 }
 
-/* Calls of a round: 5 once, 3 three times, 1 twice; 4 on rank 0 alone; 0 and 2 never. */
+/* Calls of an iteration: 5 once, 3 three times, 1 twice; 4 only on rank 0; 0 and 2 never. */
 static const size_t calls[] = {5, 3, 1, 3, 4, 3, 1};
 enum { COUNT = 6, CALLS = sizeof calls / sizeof *calls };
 
@@ -32,7 +32,7 @@ static void check_averages(tddp_reducer *reducer, int world_size, float step)
     }
 }
 
-static void step_of(tddp_reducer *reducer, int rank, int world_size, int step, bool first)
+static void run_step(tddp_reducer *reducer, int rank, int world_size, int step, bool first)
 {
     CHECK_OK(tddp_reducer_prepare(reducer));
     for (size_t i = 0; i < COUNT; i++) {
@@ -59,8 +59,8 @@ static void steps(int rank, int world_size, int port, int skip)
         int rebuilt = 7;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_INT(rebuilt, step == 1);
-        step_of(reducer, rank, world_size, step, step == 0);
-        if (step == 0 && rank == 0) { /* by the last call, then those without from the end */
+        run_step(reducer, rank, world_size, step, step == 0);
+        if (step == 0 && rank == 0) { /* by the last call, then those without, last one first */
             const size_t expected[] = {5, 4, 3, 1, 2, 0};
             CHECK_INT(tddp_reducer_order(reducer, order, COUNT), COUNT);
             CHECK(memcmp(order, expected, sizeof expected) == 0);
@@ -85,12 +85,12 @@ MULTI_TEST(two_ranks_with_a_static_graph, 2, 30)
     steps(rank, world_size, port, 0);
 }
 
-MULTI_TEST(four_ranks_with_a_static_graph_skip_what_none_uses, 4, 60)
+MULTI_TEST(four_ranks_with_a_static_graph_skip_unused_buckets, 4, 60)
 {
     steps(rank, world_size, port, 1);
 }
 
-MULTI_TEST(buckets_that_no_rank_ever_uses_are_left_out, 2, 30)
+MULTI_TEST(buckets_that_no_rank_uses_are_skipped, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_static(group, 6, 1);
@@ -115,8 +115,8 @@ MULTI_TEST(buckets_that_no_rank_ever_uses_are_left_out, 2, 30)
     leave(group);
 }
 
-/* Rank 1's loss never reaches the model, in no round. */
-MULTI_TEST(a_rank_without_any_calls_takes_part, 2, 30)
+/* Rank 1's loss never depends on the model. */
+MULTI_TEST(a_rank_without_mark_ready_participates, 2, 30)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_static(group, 3, 0);
@@ -124,7 +124,7 @@ MULTI_TEST(a_rank_without_any_calls_takes_part, 2, 30)
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         CHECK_OK(tddp_reducer_prepare(reducer));
-        CHECK_OK(tddp_reducer_set_unused(reducer, NULL, 0, NULL)); /* finds out by itself */
+        CHECK_OK(tddp_reducer_set_unused(reducer, NULL, 0, NULL)); /* allowed, has no effect */
         for (size_t i = 0; i < 3; i++) {
             fill_with(reducer, i, rank == 0 ? 3.0f : 0.0f);
         }
@@ -141,7 +141,7 @@ MULTI_TEST(a_rank_without_any_calls_takes_part, 2, 30)
     leave(group);
 }
 
-static tddp_reducer *after_first(tddp_group *group)
+static tddp_reducer *after_first_iteration(tddp_group *group)
 {
     tddp_reducer *reducer = make_static(group, 3, 0);
     int rebuilt = 0;
@@ -156,15 +156,15 @@ static tddp_reducer *after_first(tddp_group *group)
     return reducer;
 }
 
-TEST(more_calls_than_in_the_first_round_are_named)
+TEST(more_calls_than_in_the_first_iteration_fail)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = after_first(group);
+    tddp_reducer *reducer = after_first_iteration(group);
     int all = 7;
     mark(reducer, 2, 0);
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 2, &all), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(),
-                   "rank 0: static_graph was promised, but the graph has changed: \"c\" got 2 "
+                   "rank 0: static_graph is set, but the graph has changed: \"c\" got 2 "
                    "gradients in this backward, and 1 in the first one");
     CHECK_STATUS(tddp_reducer_mark_ready(reducer, 0, &all), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "\"a\" got 1 gradients in this backward, and 0 in the");
@@ -173,22 +173,22 @@ TEST(more_calls_than_in_the_first_round_are_named)
     leave(group);
 }
 
-TEST(fewer_calls_than_in_the_first_round_are_named)
+TEST(fewer_calls_than_in_the_first_iteration_fail)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = after_first(group);
+    tddp_reducer *reducer = after_first_iteration(group);
     mark(reducer, 1, 0);
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
     CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(),
-                   "rank 0: static_graph was promised, but the graph has changed: 2 of 3 "
-                   "parameters got fewer gradients in the backward before than in the first one, "
-                   "\"b\" 1 in place of 2");
+                   "rank 0: static_graph is set, but the graph has changed: 2 of 3 "
+                   "parameters got fewer gradients in the previous backward than in the first one, "
+                   "\"b\" got 1 instead of 2");
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-TEST(a_first_round_left_open_is_told_of)
+TEST(an_unfinished_first_iteration_fails_the_next)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_static(group, 2, 0);
@@ -196,15 +196,14 @@ TEST(a_first_round_left_open_is_told_of)
     CHECK_OK(tddp_reducer_prepare(reducer));
     mark(reducer, 1, 0);
     CHECK_STATUS(tddp_reducer_prepare(reducer), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(),
-                   "first backward with static_graph did not come to its end");
+    CHECK_CONTAINS(tddp_error_message(), "first backward with static_graph was not completed");
     CHECK_OK(tddp_reducer_finish(reducer, NULL));
     CHECK_OK(tddp_reducer_prepare(reducer));
     tddp_reducer_free(reducer);
     leave(group);
 }
 
-MULTI_TEST(a_first_round_whose_wait_ends_early_is_taken_up_again, 2, 40)
+MULTI_TEST(a_first_iteration_whose_wait_ends_early_is_continued, 2, 40)
 {
     setenv("TDDP_FAKE", "delay_ms=200", 1);
     tddp_group *group = join("fake", rank, world_size, port);
@@ -222,12 +221,12 @@ MULTI_TEST(a_first_round_whose_wait_ends_early_is_taken_up_again, 2, 40)
     leave(group);
 }
 
-TEST(a_later_round_with_a_static_graph_allocates_nothing)
+TEST(a_later_iteration_with_a_static_graph_allocates_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = after_first(group);
+    tddp_reducer *reducer = after_first_iteration(group);
     tddp_fail_allocation(1);
-    for (int round = 0; round < 2; round++) {
+    for (int iteration = 0; iteration < 2; iteration++) {
         CHECK_OK(tddp_reducer_prepare(reducer));
         mark(reducer, 1, 0);
         mark(reducer, 1, 0);
@@ -239,8 +238,8 @@ TEST(a_later_round_with_a_static_graph_allocates_nothing)
     leave(group);
 }
 
-/* With what unused parameters and static graphs need beside the rest. */
-TEST(short_memory_leaves_nothing_behind)
+/* Including the allocations of unused parameters and static graphs. */
+TEST(failed_allocations_leak_nothing)
 {
     tddp_group *group = join("fake", rank, world_size, port);
     const int64_t dim = 3;

@@ -1,4 +1,4 @@
-/* PowerSGD where numbers are not finite, zero, halves, or where memory is missing. */
+/* PowerSGD with nonfinite, zero and half-precision gradients, and with failed allocations. */
 #include "base/base.h"
 #include "low_rank.h"
 
@@ -10,13 +10,13 @@ static void odd_body(int rank, int world_size, tddp_store *store, void *data)
     test_bucket bucket;
     CHECK_OK(tddp_hook_power_sgd(&self->opts, &hook));
     make_bucket(&bucket, 0, 1, self->dtype, shapes, GRADIENTS);
-    for (uint64_t round = 0; round < 4; round++) {
+    for (uint64_t iteration = 0; iteration < 4; iteration++) {
         fill_low_rank(&bucket, rank, 1);
-        if (round == 1 && rank == 1) {
+        if (iteration == 1 && rank == 1) {
             set_value(&bucket, FIRST_MATRIX + 1, 1234, (double)INFINITY);
         }
-        (void)run_round(hook, group, &bucket, 1, round);
-        if (round != 1) {
+        (void)run_iteration(hook, group, &bucket, 1, iteration);
+        if (iteration != 1) {
             check_low_rank(&bucket, world_size, 1, self->tolerance);
             continue;
         }
@@ -31,7 +31,7 @@ static void odd_body(int rank, int world_size, tddp_store *store, void *data)
     leave(group);
 }
 
-TEST(what_is_not_finite_is_nan_on_all_for_one_round)
+TEST(nonfinite_gradients_are_nan_on_all_ranks_for_one_iteration)
 {
     setting wide = {options(1), 1, TDDP_FLOAT32, 2e-5};
     setting half = {options(1), 1, TDDP_BFLOAT16, 0.25};
@@ -41,7 +41,7 @@ TEST(what_is_not_finite_is_nan_on_all_for_one_round)
     run_ranks(2, odd_body, &wide);
 }
 
-/* Zero gradients, then others: the warm Q had no direction to keep. */
+/* Zero gradients, then others: the warm-started Q is zero. */
 static void zero_body(int rank, int world_size, tddp_store *store, void *data)
 {
     (void)data;
@@ -51,10 +51,10 @@ static void zero_body(int rank, int world_size, tddp_store *store, void *data)
     test_bucket bucket;
     CHECK_OK(tddp_hook_power_sgd(&opts, &hook));
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, shapes, GRADIENTS);
-    for (uint64_t round = 0; round < 6; round++) {
-        int terms = round % 3 == 0 ? 0 : 2;
+    for (uint64_t iteration = 0; iteration < 6; iteration++) {
+        int terms = iteration % 3 == 0 ? 0 : 2;
         fill_low_rank(&bucket, rank, terms);
-        (void)run_round(hook, group, &bucket, 1, round);
+        (void)run_iteration(hook, group, &bucket, 1, iteration);
         check_low_rank(&bucket, world_size, terms, 2e-4);
     }
     free_bucket(&bucket);
@@ -62,7 +62,7 @@ static void zero_body(int rank, int world_size, tddp_store *store, void *data)
     leave(group);
 }
 
-TEST(zeros_stay_zeros_and_do_not_stick)
+TEST(zero_gradients_stay_zero_and_recover)
 {
     run_ranks(2, zero_body, NULL);
 }
@@ -79,9 +79,9 @@ static void wrapped_body(int rank, int world_size, tddp_store *store, void *data
     CHECK_OK(tddp_hook_compress(sent, inner, &hook));
     tddp_comm_hook_release(inner);
     make_bucket(&bucket, 0, 1, TDDP_FLOAT32, shapes, GRADIENTS);
-    for (uint64_t round = 0; round < 3; round++) {
+    for (uint64_t iteration = 0; iteration < 3; iteration++) {
         fill_low_rank(&bucket, rank, 1);
-        CHECK_INT(run_round(hook, group, &bucket, 1, round), 3);
+        CHECK_INT(run_iteration(hook, group, &bucket, 1, iteration), 3);
         check_low_rank(&bucket, world_size, 1, sent == TDDP_FLOAT16 ? 0.03 : 0.25);
         check_same_everywhere(group, bucket.bucket.buffer);
     }
@@ -90,15 +90,15 @@ static void wrapped_body(int rank, int world_size, tddp_store *store, void *data
     leave(group);
 }
 
-TEST(it_works_on_halves_of_a_wide_bucket)
+TEST(it_runs_on_a_compressed_bucket)
 {
     tddp_dtype sent[] = {TDDP_FLOAT16, TDDP_BFLOAT16};
     run_ranks(2, wrapped_body, &sent[0]);
     run_ranks(3, wrapped_body, &sent[1]);
 }
 
-/* What a hook and its first operation allocate, of which number `nth` fails; a group of its own,
- * for one that an operation failed on is of no further use. */
+/* Makes allocation number `nth` of a hook and its first operation fail. In a separate group,
+ * because a failed operation makes the group unusable. */
 static tddp_status run_short_of_memory(int which, const test_bucket *bucket, long nth)
 {
     tddp_store *store;
@@ -124,8 +124,8 @@ static tddp_status run_short_of_memory(int which, const test_bucket *bucket, lon
     return status;
 }
 
-/* Nothing is lost either: ASan looks. */
-TEST(memory_that_is_not_there_is_told)
+/* Nothing leaks either: ASan checks. */
+TEST(failed_allocations_are_reported)
 {
     test_bucket bucket;
     make_bucket(&bucket, 0, 1, TDDP_FLOAT16, shapes, GRADIENTS);
@@ -136,7 +136,7 @@ TEST(memory_that_is_not_there_is_told)
             CHECK(++nth < 60);
         }
         CHECK_OK(run_short_of_memory(which, &bucket, 0));
-        CHECK(nth > 4); /* the hook, its table, what it keeps for a bucket, the operation */
+        CHECK(nth > 4); /* the hook, its states, the bucket's state, the operation */
     }
     free_bucket(&bucket);
 }
