@@ -86,7 +86,7 @@ static VALUE times(VALUE self)
     set_time(hash, "last_ready", last.last_ready_ns);
     set_time(hash, "first_launch", last.first_launch_ns);
     set_time(hash, "finished", last.finished_ns);
-    rb_hash_aset(hash, ID2SYM(rb_intern("rounds")), ULL2NUM(last.rounds));
+    rb_hash_aset(hash, ID2SYM(rb_intern("rounds")), ULL2NUM(last.iterations));
     return hash;
 }
 

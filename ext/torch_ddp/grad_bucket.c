@@ -8,12 +8,12 @@
 static VALUE bucket_class = Qnil;
 
 /* A tensor over the bucket, or over one of its gradients. */
-static VALUE fresh_over(const tddp_bucket *bucket, size_t gradient, bool whole)
+static VALUE new_tensor(const tddp_bucket *bucket, size_t gradient, bool flat)
 {
     VALUE object = tddp_rb_fresh_tensor();
     tddp_tensor *tensor = tddp_rb_tensor(object);
-    tddp_rb_check(whole ? tddp_ddp_bucket_tensor(bucket, tensor)
-                        : tddp_ddp_gradient_tensor(bucket, gradient, tensor));
+    tddp_rb_check(flat ? tddp_ddp_bucket_tensor(bucket, tensor)
+                       : tddp_ddp_gradient_tensor(bucket, gradient, tensor));
     return object;
 }
 
@@ -23,13 +23,13 @@ VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket)
     VALUE gradients = rb_ary_new_capa((long)bucket->gradient_count);
     VALUE params = rb_ary_new_capa((long)bucket->gradient_count);
     for (size_t i = 0; i < bucket->gradient_count; i++) {
-        rb_ary_push(gradients, fresh_over(bucket, i, false));
+        rb_ary_push(gradients, new_tensor(bucket, i, false));
         rb_ary_push(params, SIZET2NUM(bucket->gradients[i].param));
     }
     rb_ivar_set(self, rb_intern("@index"), SIZET2NUM(bucket->index));
     rb_ivar_set(self, rb_intern("@last"), bucket->index + 1 == bucket->count ? Qtrue : Qfalse);
-    rb_ivar_set(self, rb_intern("@iteration"), ULL2NUM(bucket->round));
-    rb_ivar_set(self, rb_intern("@buffer"), fresh_over(bucket, 0, true));
+    rb_ivar_set(self, rb_intern("@iteration"), ULL2NUM(bucket->iteration));
+    rb_ivar_set(self, rb_intern("@buffer"), new_tensor(bucket, 0, true));
     rb_ivar_set(self, rb_intern("@gradients"), gradients);
     rb_ivar_set(self, rb_intern("@parameter_indices"), params);
     return self;

@@ -49,13 +49,13 @@ typedef struct token {
 /* The thread's unused tokens. */
 static pthread_key_t token_key;
 
-static void token_close(token *own)
+static void token_close(token *self)
 {
-    tddp_cancel_free(own->cancel);
-    own->cancel = NULL;
-    if (own->wake >= 0)
-        close(own->wake);
-    own->wake = -1;
+    tddp_cancel_free(self->cancel);
+    self->cancel = NULL;
+    if (self->wake >= 0)
+        close(self->wake);
+    self->wake = -1;
 }
 
 static void tokens_free(void *data)
@@ -67,50 +67,50 @@ static void tokens_free(void *data)
     }
 }
 
-static void token_release(token *own)
+static void token_release(token *self)
 {
-    own->next = pthread_getspecific(token_key);
-    if (pthread_setspecific(token_key, own) != 0) {
-        own->next = NULL;
-        tokens_free(own);
+    self->next = pthread_getspecific(token_key);
+    if (pthread_setspecific(token_key, self) != 0) {
+        self->next = NULL;
+        tokens_free(self);
     }
 }
 
 static token *token_unused(void)
 {
-    token *own = pthread_getspecific(token_key);
-    if (own != NULL) {
-        if (pthread_setspecific(token_key, own->next) != 0)
+    token *self = pthread_getspecific(token_key);
+    if (self != NULL) {
+        if (pthread_setspecific(token_key, self->next) != 0)
             return NULL;
-        own->next = NULL;
-        return own;
+        self->next = NULL;
+        return self;
     }
-    own = calloc(1, sizeof(*own));
-    if (own != NULL)
-        own->wake = -1;
-    return own;
+    self = calloc(1, sizeof(*self));
+    if (self != NULL)
+        self->wake = -1;
+    return self;
 }
 
 /* A token for a call. Caller: token_release(). NULL on failure, with the error text set. */
 static token *token_acquire(void)
 {
-    token *own = token_unused();
-    if (own == NULL) {
+    token *self = token_unused();
+    if (self == NULL) {
         tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to start a call that can be interrupted");
         return NULL;
     }
-    if (own->cancel != NULL && own->maker == getpid()) {
-        tddp_cancel_reset(own->cancel);
-        return own;
+    if (self->cancel != NULL && self->maker == getpid()) {
+        tddp_cancel_reset(self->cancel);
+        return self;
     }
-    token_close(own);
-    own->maker = getpid();
-    own->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (own->wake < 0)
+    token_close(self);
+    self->maker = getpid();
+    self->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (self->wake < 0)
         tddp_fail(TDDP_SYSTEM, "eventfd: %s", strerror(errno));
-    else if (tddp_cancel_create(&own->cancel) == TDDP_OK)
-        return own;
-    tokens_free(own);
+    else if (tddp_cancel_create(&self->cancel) == TDDP_OK)
+        return self;
+    tokens_free(self);
     return NULL;
 }
 
@@ -210,11 +210,11 @@ static bool start_helper(pthread_t *thread, helper_call *work)
 }
 
 /* Runs the call on a helper thread. Cancels it when `may_continue` returns false. */
-static tddp_status run_on_helper(blocking_call *call, token *own, bool (*may_continue)(void *data),
+static tddp_status run_on_helper(blocking_call *call, token *self, bool (*may_continue)(void *data),
                                  void *data)
 {
     pthread_t thread;
-    helper_call work = {.call = call, .wake = own->wake};
+    helper_call work = {.call = call, .wake = self->wake};
     call->status = TDDP_CANCELED;
     if (!start_helper(&thread, &work))
         return TDDP_SYSTEM;
@@ -338,17 +338,17 @@ static tddp_rb_outcome block(tddp_rb_body body, void *data, int64_t timeout_ms, 
                              int64_t started, bool (*may_continue)(void *state))
 {
     tddp_rb_outcome outcome = {Qnil, 0};
-    token *own = token_acquire();
-    if (own == NULL) {
+    token *self = token_acquire();
+    if (self == NULL) {
         outcome.error = tddp_rb_error(TDDP_SYSTEM);
         return outcome;
     }
-    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, own->cancel}};
+    blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, self->cancel}};
     if (no_restart || !run_on_caller(&call, timeout_ms, started, may_continue, &outcome.state)) {
         call.wait.timeout_ms = time_left(timeout_ms, started);
-        call.status = run_on_helper(&call, own, may_continue, &outcome.state);
+        call.status = run_on_helper(&call, self, may_continue, &outcome.state);
     }
-    token_release(own);
+    token_release(self);
     if (outcome.state == 0 && call.status != TDDP_OK)
         outcome.error = tddp_rb_error(call.status);
     return outcome;
@@ -405,15 +405,15 @@ tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data)
 {
     if (!tddp_rb_may_run())
         return body(data, NULL);
-    token *own = token_acquire();
-    if (own == NULL)
+    token *self = token_acquire();
+    if (self == NULL)
         return TDDP_SYSTEM;
-    blocking_call call = {.body = body, .data = data, .wait = {-1, own->cancel}};
+    blocking_call call = {.body = body, .data = data, .wait = {-1, self->cancel}};
     if (rb_thread_alone())
         run_in_backward(&call);
     else
-        call.status = run_on_helper(&call, own, may_continue_backward, NULL);
-    token_release(own);
+        call.status = run_on_helper(&call, self, may_continue_backward, NULL);
+    token_release(self);
     return call.status;
 }
 

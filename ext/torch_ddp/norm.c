@@ -18,7 +18,7 @@ typedef struct wait_call {
 } wait_call;
 
 /* The tag of a longjmp to continue after libtddp has returned to this thread's forward, or 0. */
-static _Thread_local int jump;
+static _Thread_local int pending_tag;
 
 static tddp_status body_wait(void *data, const tddp_wait *wait)
 {
@@ -32,8 +32,8 @@ static tddp_status wait_in_forward(tddp_rb_body body, void *data)
 {
     wait_call call = {body, data, TDDP_CANCELED};
     tddp_rb_outcome outcome = tddp_rb_blocking_brief(body_wait, &call);
-    jump = outcome.state;
-    if (jump != 0)
+    pending_tag = outcome.state;
+    if (pending_tag != 0)
         return tddp_fail(TDDP_CANCELED, "interrupted");
     return NIL_P(outcome.error) ? TDDP_OK : call.status;
 }
@@ -56,12 +56,12 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
     tddp_group *shared = tddp_rb_group(group);
     const tddp_tensor *batch = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);
-    jump = 0;
+    pending_tag = 0;
     tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
     tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
     tddp_group_release(shared);
-    if (jump != 0)
-        tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, jump});
+    if (pending_tag != 0)
+        tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, pending_tag});
     tddp_rb_check(status);
     RB_GC_GUARD(group);
     RB_GC_GUARD(tensors);

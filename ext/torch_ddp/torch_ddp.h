@@ -147,54 +147,54 @@ void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 
 /* --- operands.c ------------------------------------------------------------------------------ */
 
-/* A tensor's memory. What cannot be taken raises an error that begins with the argument's name. */
+/* A tensor's memory. Raises an error that begins with the argument's name if it isn't a buffer. */
 tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name);
 
 /* The same; false if the tensor is strided, but not contiguous. */
 bool tddp_rb_contiguous(VALUE tensor, const char *name, tddp_buffer *buffer);
 
-/* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed as the tensors are. */
+/* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed from the tensors. */
 tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count);
 
-/* That of an Array of tensors, in tddp_rb_scratch() memory; NULL and no count for nil. */
+/* The memory of an Array of tensors, in tddp_rb_scratch() memory; NULL and count 0 for nil. */
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count);
 
-/* That of one tensor in pieces of so many elements each (an Array), one after the other. */
+/* A tensor's memory, divided into consecutive parts of `counts` elements (an Array). */
 tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder,
                             size_t *count);
 
-/* What the ranks compare with an operation that begins now: dtype and shape of these tensors (one,
- * an Array; nil: nothing) if operations are described at all, else what goes with the first one of
- * a communication hook. Lives as long as `*text`; NULL: nothing. */
+/* The description that ranks compare with the next operation: dtypes and shapes of these tensors
+ * (one, an Array; nil: none) if operations are described, else that of a communication hook's first
+ * operation. Owned by `*text`; NULL: none. */
 const char *tddp_rb_description(VALUE operand, VALUE *text);
 bool tddp_rb_detail(void);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 
-/* The tensor in a Torch::Tensor (or Parameter), borrowed for as long as the object lives; TypeError
- * for anything else, naming it. */
+/* The tensor in a Torch::Tensor (or Parameter), borrowed from the object; raises TypeError for
+ * other classes. */
 tddp_tensor *tddp_rb_tensor(VALUE object);
 
-/* An empty Torch::Tensor of its own, to be assigned; those of an Array, assigned already. */
+/* A new empty Torch::Tensor, to be assigned; new ones that are assigned an Array's tensors. */
 VALUE tddp_rb_fresh_tensor(void);
 VALUE tddp_rb_fresh_tensors(VALUE array);
 
-/* Whether both handles are of one tensor. */
+/* Whether both handles refer to the same tensor. */
 bool tddp_rb_same_tensor(const tddp_tensor *a, const tddp_tensor *b);
 
-/* How a tensor lies in memory. */
+/* A tensor's memory layout. */
 typedef enum tddp_rb_form {
-    TDDP_RB_FORM_PLAIN,  /* in one piece, or not strided at all */
-    TDDP_RB_FORM_APART,  /* with gaps, or in another order than that of its elements */
-    TDDP_RB_FORM_FOLDED, /* some of its elements share their memory, as after expand */
+    TDDP_RB_FORM_PLAIN,  /* contiguous, or not strided */
+    TDDP_RB_FORM_APART,  /* not contiguous */
+    TDDP_RB_FORM_FOLDED, /* some elements share their memory, as after expand */
 } tddp_rb_form;
 
 tddp_rb_form tddp_rb_tensor_form(const tddp_tensor *tensor);
 
-/* How many dimensions it has; `*dims` is borrowed. */
+/* The number of dimensions; `*dims` is borrowed. */
 size_t tddp_rb_shape(const tddp_tensor *tensor, const int64_t **dims);
 
-/* How many threads libtorch uses inside an operation. */
+/* The number of threads that libtorch uses within an operation. */
 void tddp_rb_set_num_threads(int count);
 int tddp_rb_num_threads(void);
 

@@ -22,7 +22,7 @@ extern "C" {
 typedef struct tddp_bucket {
     size_t index;       /**< from 0; buckets of an iteration are launched in this order */
     size_t count;       /**< the number of buckets */
-    uint64_t round;     /**< the iteration's number, from 0 */
+    uint64_t iteration; /**< its number, from 0 */
     uint64_t layout;    /**< changes when buckets are rebuilt, which invalidates per-bucket state */
     tddp_buffer buffer; /**< all gradients with the padding between them, which is zero; real
                          * numbers (a complex gradient has two for each element) */

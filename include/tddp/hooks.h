@@ -84,8 +84,8 @@ TDDP_API void tddp_power_sgd_opts_init(tddp_power_sgd_opts *opts, size_t size);
  * matrix that is always compressed. The operations use the bucket's dtype; float16 and bfloat16 are
  * computed in float32.
  *
- * The bucket's `round` counts iterations. Matrices and errors are reset when `layout` changes, so
- * `start_iteration` may also be 0. A linearly dependent column is 0, and random in the next
+ * The bucket's `iteration` is counted from 0. Matrices and errors are reset when `layout` changes,
+ * so `start_iteration` may also be 0. A linearly dependent column is 0, and random in the next
  * iteration's Q. If a gradient isn't finite, its matrix becomes NaN on all ranks in that iteration,
  * and the matrix's error is cleared.
  */

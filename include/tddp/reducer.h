@@ -236,7 +236,7 @@ typedef struct tddp_reducer_times {
     int64_t last_ready_ns;   /**< the last gradient was ready */
     int64_t first_launch_ns; /**< the first bucket was launched */
     int64_t finished_ns;     /**< all buckets were averaged */
-    uint64_t rounds;         /**< finished iterations, including this one */
+    uint64_t iterations;     /**< finished iterations, including this one */
 } tddp_reducer_times;
 
 /** On the thread that runs forward, like the getters above. */

@@ -116,7 +116,7 @@ static tddp_status run_post_local(void *state, tddp_group *group, const tddp_buc
     const post_local *self = state;
     (void)stage;
     (void)again;
-    tddp_group *among = bucket->round < self->start ? group : self->subgroup;
+    tddp_group *among = bucket->iteration < self->start ? group : self->subgroup;
     return among ? tddp_hooks_average(among, bucket, bucket->buffer, work) : TDDP_OK;
 }
 

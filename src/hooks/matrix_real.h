@@ -189,8 +189,8 @@ static void NAME(orthonormalize)(void *array, size_t length, size_t count, doubl
     for (size_t k = 0; k < count; k++) {
         bool done = NAME(make_orthonormal)(columns, length, k, epsilon);
         for (uint64_t attempt = 0; !done && key && attempt < ATTEMPTS; attempt++) {
-            uint64_t own = tddp_hooks_mix(tddp_hooks_mix(*key, k), attempt);
-            NAME(randomize)(columns + k * length, length, 1, own);
+            uint64_t column_key = tddp_hooks_mix(tddp_hooks_mix(*key, k), attempt);
+            NAME(randomize)(columns + k * length, length, 1, column_key);
             done = NAME(make_orthonormal)(columns, length, k, epsilon);
         }
         if (!done) {

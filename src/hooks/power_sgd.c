@@ -38,7 +38,7 @@ static tddp_status run_first_stage(power_sgd *self, tddp_group *group, const tdd
     if (status != TDDP_OK) {
         return status;
     }
-    if (bucket->round < (uint64_t)self->opts.start_iteration) {
+    if (bucket->iteration < (uint64_t)self->opts.start_iteration) {
         return tddp_hooks_average(group, bucket, bucket->buffer, work);
     }
     status = tddp_hooks_require_state(&self->states, group, bucket, make_plan, tddp_power_plan_free,

@@ -99,7 +99,7 @@ static void add_gradient(const tddp_power_sgd_opts *opts, const tddp_power_plan 
 /* A random key that differs between iterations, buckets and matrices, and is equal on all ranks. */
 static uint64_t key_of(const tddp_power_sgd_opts *opts, const tddp_bucket *bucket, size_t matrix)
 {
-    uint64_t key = tddp_hooks_mix(opts->seed, bucket->round);
+    uint64_t key = tddp_hooks_mix(opts->seed, bucket->iteration);
     return tddp_hooks_mix(tddp_hooks_mix(key, bucket->index), matrix);
 }
 

@@ -245,7 +245,7 @@ static tddp_status end_iteration(tddp_reducer *reducer)
     }
     reducer->last_times = reducer->current_times;
     reducer->last_times.finished_ns = tddp_now_ns();
-    reducer->last_times.rounds = reducer->finished;
+    reducer->last_times.iterations = reducer->finished;
     return TDDP_OK;
 }
 

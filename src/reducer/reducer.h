@@ -15,7 +15,7 @@
  *     errors.c        error messages
  *     description.c   the text that ranks compare with a bucket's first operation
  *     device.c        the streams of buckets on devices
- *     work_wait.c     waits for works, and frees what a work uses that nobody waits for
+ *     work_wait.c     waits for works, and frees what a work uses that isn't waited for
  *     comm_hook.c     reference-counted hooks; src/hooks has the built-in ones
  */
 #ifndef TDDP_REDUCER_REDUCER_H

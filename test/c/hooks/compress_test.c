@@ -39,7 +39,7 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
     for (size_t d = 0; d < FLOATING; d++) {
         tddp_comm_hook *hook;
         test_bucket bucket;
-        bool alike = floating[d] == sent;
+        bool same_dtype = floating[d] == sent;
         CHECK_OK(tddp_hook_compress(sent, NULL, &hook));
         CHECK_TEXT(tddp_comm_hook_name(hook),
                    sent == TDDP_FLOAT16 ? "fp16_compress" : "bf16_compress");
@@ -50,7 +50,7 @@ static void formula_body(int rank, int world_size, tddp_store *store, void *data
             for (size_t i = 0; i < GRADIENTS; i++) {
                 for (size_t k = 0; k < bucket.gradients[i].count; k++) {
                     double value = expected(floating[d], sent, world_size, i, k);
-                    CHECK_DOUBLE(value_of(&bucket, i, k), value, alike ? 0.05 : 0.0);
+                    CHECK_DOUBLE(value_of(&bucket, i, k), value, same_dtype ? 0.05 : 0.0);
                 }
             }
             check_same_everywhere(group, bucket.bucket.buffer);

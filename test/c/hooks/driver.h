@@ -97,7 +97,7 @@ static inline int run_iteration(tddp_comm_hook *hook, tddp_group *group, test_bu
     bool any = true;
     int stage = 0;
     for (size_t b = 0; b < count; b++) {
-        buckets[b].bucket.round = iteration;
+        buckets[b].bucket.iteration = iteration;
         again[b] = 1;
     }
     for (; any; stage++) {

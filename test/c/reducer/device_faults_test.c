@@ -211,6 +211,11 @@ MULTI_TEST(failed_device_memory, 1, 60)
     CHECK_STATUS(tddp_reducer_create(test.group, params, PARAMS, &opts, NULL, &reducer),
                  TDDP_INVALID_ARGUMENT);
     ops = device_ops;
+    ops.size = offsetof(tddp_device_memory_ops, stream);
+    CHECK_STATUS(tddp_reducer_create(test.group, params, PARAMS, &opts, NULL, &reducer),
+                 TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "sizeof(tddp_device_memory_ops)");
+    ops = device_ops;
     ops.copy = no_copy;
     CHECK_OK(tddp_reducer_create(test.group, params, PARAMS, &opts, NULL, &reducer));
     tddp_reducer *before = test.reducer;

@@ -36,6 +36,39 @@ TEST(a_hook_is_set_once_and_before_the_first_gradient)
     leave(group);
 }
 
+/* A program compiled against a newer version, which has one callback more. */
+typedef struct newer_ops {
+    tddp_comm_hook_ops ops;
+    void (*added)(void);
+} newer_ops;
+
+static void do_nothing(void) {}
+
+TEST(hooks_of_other_versions_are_known_by_their_size)
+{
+    newer_ops newer = {.ops = {.size = sizeof newer, .name = "newer", .run = record}};
+    tddp_comm_hook_ops older = newer.ops;
+    tddp_comm_hook *hook = NULL;
+    (void)rank;
+    (void)world_size;
+    (void)port;
+    CHECK_OK(tddp_comm_hook_make(&newer.ops, NULL, &hook));
+    CHECK_TEXT(tddp_comm_hook_name(hook), "newer");
+    CHECK_INT(tddp_comm_hook_takes(hook, TDDP_CUDA), 0);
+    tddp_comm_hook_release(hook);
+    newer.added = do_nothing;
+    CHECK_STATUS(tddp_comm_hook_make(&newer.ops, NULL, &hook), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "compiled for a newer libtddp");
+    older.size = offsetof(tddp_comm_hook_ops, device_types);
+    CHECK_STATUS(tddp_comm_hook_make(&older, NULL, &hook), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "sizeof(tddp_comm_hook_ops)");
+    CHECK_STATUS(tddp_comm_hook_make(NULL, NULL, &hook), TDDP_INVALID_ARGUMENT);
+    older.size = sizeof older;
+    older.run = NULL;
+    CHECK_STATUS(tddp_comm_hook_make(&older, NULL, &hook), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "without name or run");
+}
+
 /* One bucket of two gradients, of which one is ready. */
 static tddp_reducer *mark_one_of_two(tddp_group *group, recording_hook *recorder, int on_caller)
 {

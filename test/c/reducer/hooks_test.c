@@ -32,7 +32,7 @@ static void stages(int rank, int world_size, int port)
         CHECK_OK(tddp_reducer_finish(reducer, NULL));
         CHECK_TEXT(recorder.events,
                    step == 0 ? "0.0 1.0 2.0 " : "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1 2.2 ");
-        CHECK_INT(recorder.round, step);
+        CHECK_INT(recorder.iteration, step);
         CHECK_INT(recorder.layout, step > 0);
         for (size_t i = 0; i < 5; i++) {
             check_all(reducer, i, 2 * (step + (double)i + (world_size - 1) / 2.0));

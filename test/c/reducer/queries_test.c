@@ -47,14 +47,14 @@ MULTI_TEST(times_of_an_iteration_increase, 2, 30)
     tddp_reducer *reducer = make_vectors(group, 4, &opts);
     tddp_reducer_times times;
     tddp_reducer_times_of(reducer, &times);
-    CHECK(times.rounds == 0 && times.prepared_ns == 0 && times.finished_ns == 0);
+    CHECK(times.iterations == 0 && times.prepared_ns == 0 && times.finished_ns == 0);
     int64_t last = tddp_now_ns();
     for (uint64_t iteration = 1; iteration <= 3; iteration++) {
         int rebuilt = 0;
         CHECK_OK(tddp_reducer_rebuild(reducer, NULL, &rebuilt));
         run_iteration(reducer, (const size_t[]){3, 2, 1, 0}, 4, 1);
         tddp_reducer_times_of(reducer, &times);
-        CHECK_INT(times.rounds, iteration);
+        CHECK_INT(times.iterations, iteration);
         CHECK(times.prepared_ns >= last);
         CHECK(times.first_ready_ns >= times.prepared_ns);
         CHECK(times.first_launch_ns >= times.first_ready_ns);
@@ -71,7 +71,7 @@ MULTI_TEST(times_of_an_iteration_increase, 2, 30)
     CHECK(memcmp(&now, &times, sizeof now) == 0);
     CHECK_OK(tddp_reducer_shadow(reducer, NULL));
     tddp_reducer_times_of(reducer, &now);
-    CHECK_INT(now.rounds, 4);
+    CHECK_INT(now.iterations, 4);
     CHECK_INT(now.first_ready_ns, 0);
     CHECK(now.first_launch_ns >= now.prepared_ns && now.finished_ns >= now.first_launch_ns);
     tddp_reducer_free(reducer);

@@ -15,7 +15,7 @@ typedef struct recording_hook {
     int interrupts;   /* how often that stage is interrupted */
     pthread_t thread; /* of its last call */
     int world_size;
-    uint64_t round;
+    uint64_t iteration;
     uint64_t layout;
     tddp_reducer *reducer; /* stage 0 of bucket 0 marks parameter `inner` ready; or NULL */
     size_t inner;
@@ -40,7 +40,7 @@ static inline tddp_status record(void *state, tddp_group *group, const tddp_buck
     (void)snprintf(self->events + used, sizeof self->events - used, "%d.%zu ", stage,
                    bucket->index);
     self->thread = pthread_self();
-    self->round = bucket->round;
+    self->iteration = bucket->iteration;
     self->layout = bucket->layout;
     if (stage == self->fail_at) {
         return tddp_fail(TDDP_UNSUPPORTED, "this hook fails in stage %d", stage);

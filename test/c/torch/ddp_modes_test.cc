@@ -24,7 +24,7 @@ MULTI_TEST(separate_gradients_are_copied_in_and_out, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
-    Model whole(0);
+    Model reference(0);
     tddp_ddp_opts opts = small_buckets();
     opts.gradients_apart = 1;
     tddp_ddp *ddp = wrap(group, model, &opts);
@@ -35,17 +35,17 @@ MULTI_TEST(separate_gradients_are_copied_in_and_out, 3, 60)
             model.params[0].grad().defined() ? model.params[0].grad().data_ptr() : nullptr;
         run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * 4, 4)).backward();
-        whole.loss(batch).backward();
+        reference.loss(batch).backward();
         for (size_t i = 0; i < model.params.size(); i++) {
             const at::Tensor &grad = model.params[i].grad();
-            check_close(grad, whole.params[i].grad(), 1e-12);
+            check_close(grad, reference.params[i].grad(), 1e-12);
             CHECK(grad.data_ptr() != tddp_reducer_gradient(reducer, i));
         }
         CHECK(!memory || model.params[0].grad().data_ptr() == memory);
         model.step(0.1);
-        whole.step(0.1);
+        reference.step(0.1);
         model.zero_grad();
-        whole.zero_grad();
+        reference.zero_grad();
     }
     // Accumulated without synchronization, then averaged.
     run_forward(ddp, 0);
@@ -92,7 +92,7 @@ MULTI_TEST(delayed_parameters_are_marked_ready_with_another, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
-    Model whole(0);
+    Model reference(0);
     model.flags = {0, 0, 0, 0, TDDP_DDP_DELAYED, TDDP_DDP_DELAYED};
     tddp_ddp_opts opts = small_buckets();
     opts.delayed_by = 0;
@@ -101,7 +101,7 @@ MULTI_TEST(delayed_parameters_are_marked_ready_with_another, 2, 60)
         const at::Tensor batch = spread({8, 5}, step);
         run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * 4, 4)).backward();
-        whole.loss(batch).backward();
+        reference.loss(batch).backward();
         size_t order[6];
         CHECK_INT(tddp_reducer_order(tddp_ddp_reducer(ddp), order, 6), 6);
         size_t place[6];
@@ -110,10 +110,10 @@ MULTI_TEST(delayed_parameters_are_marked_ready_with_another, 2, 60)
         }
         CHECK(place[4] > place[0] && place[5] > place[0]);
         for (size_t i = 0; i < model.params.size(); i++) {
-            check_close(model.params[i].grad(), whole.params[i].grad(), 1e-12);
+            check_close(model.params[i].grad(), reference.params[i].grad(), 1e-12);
         }
         model.zero_grad();
-        whole.zero_grad();
+        reference.zero_grad();
     }
     tddp_ddp_free(ddp);
     opts.delayed_by = 6;
@@ -296,9 +296,9 @@ MULTI_TEST(on_caller_hooks_run_in_backward, 2, 60)
         model.zero_grad();
     }
     CHECK_INT(state.gradients, 24);
-    tddp_bucket nobody{};
+    tddp_bucket other_bucket{};
     at::Tensor flat;
-    CHECK_STATUS(tddp_ddp_bucket_tensor(&nobody, reinterpret_cast<tddp_tensor *>(&flat)),
+    CHECK_STATUS(tddp_ddp_bucket_tensor(&other_bucket, reinterpret_cast<tddp_tensor *>(&flat)),
                  TDDP_INVALID_ARGUMENT);
     run_forward(ddp, 1);
     state.fails = true;

@@ -11,29 +11,29 @@ static void follow(int rank, int world_size, int port, at::ScalarType dtype, dou
     constexpr int64_t per_rank = 4;
     tddp_group *group = join(rank, world_size, port);
     Model model(rank * 100, dtype); // rank 0's parameters are broadcast
-    Model whole(0, dtype);
+    Model reference(0, dtype);
     const tddp_ddp_opts opts = small_buckets();
     tddp_ddp *ddp = wrap(group, model, &opts);
     for (int step = 0; step < 12; step++) {
         const at::Tensor batch = spread({per_rank * world_size, 5}, step, dtype);
         run_forward(ddp, 1);
         model.loss(batch.narrow(0, rank * per_rank, per_rank)).backward();
-        whole.loss(batch).backward();
+        reference.loss(batch).backward();
         for (size_t i = 0; i < model.params.size(); i++) {
-            check_close(model.params[i].grad(), whole.params[i].grad(), tolerance);
+            check_close(model.params[i].grad(), reference.params[i].grad(), tolerance);
         }
         model.step(0.1);
-        whole.step(0.1);
+        reference.step(0.1);
         if (set_to_none) {
             model.forget_grad();
         } else {
             model.zero_grad();
         }
-        whole.zero_grad();
+        reference.zero_grad();
     }
     CHECK(tddp_reducer_bucket_count(tddp_ddp_reducer(ddp)) > 1);
     for (size_t i = 0; i < model.params.size(); i++) {
-        check_close(model.params[i], whole.params[i], tolerance);
+        check_close(model.params[i], reference.params[i], tolerance);
     }
     tddp_ddp_free(ddp);
     leave(group);
@@ -68,7 +68,7 @@ MULTI_TEST(accumulating_under_no_sync_equals_a_larger_batch, 2, 60)
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
-    Model whole(0);
+    Model reference(0);
     tddp_ddp *ddp = wrap(group, model);
     for (int step = 0; step < 4; step++) {
         // Micro-batches 2r and 2r + 1 are this rank's.
@@ -77,14 +77,14 @@ MULTI_TEST(accumulating_under_no_sync_equals_a_larger_batch, 2, 60)
             run_forward(ddp, part == 1);
             model.loss(batch.narrow(0, (2 * rank + part) * 4, 4)).div(2).backward();
         }
-        whole.loss(batch).backward();
+        reference.loss(batch).backward();
         for (size_t i = 0; i < model.params.size(); i++) {
-            check_close(model.params[i].grad(), whole.params[i].grad(), 1e-12);
+            check_close(model.params[i].grad(), reference.params[i].grad(), 1e-12);
         }
         model.step(0.1);
-        whole.step(0.1);
+        reference.step(0.1);
         model.zero_grad();
-        whole.zero_grad();
+        reference.zero_grad();
     }
     tddp_ddp_free(ddp);
     leave(group);

@@ -178,17 +178,17 @@ TEST(sparse_gradients_have_norms)
 MULTI_TEST(norms_of_sharded_gradients, 3, 60)
 {
     tddp_group *group = join(rank, world_size, port);
-    std::vector<at::Tensor> whole;
+    std::vector<at::Tensor> reference;
     for (int other = 0; other < world_size; other++) {
         if (other != 1) { // rank 1 has no shard
             const std::vector<at::Tensor> part = some(at::kFloat, other);
-            whole.insert(whole.end(), part.begin(), part.end());
+            reference.insert(reference.end(), part.begin(), part.end());
         }
     }
     const std::vector<at::Tensor> mine =
         rank == 1 ? std::vector<at::Tensor>() : some(at::kFloat, rank);
     for (double order : {2.0, 1.0, 3.0, infinity}) {
-        const double expected = by_hand(whole, order);
+        const double expected = by_hand(reference, order);
         CHECK_DOUBLE(norm(mine, order, group) / expected, 1, 1e-12);
         double value = 0;
         std::vector<at::Tensor> params = params_with(mine);

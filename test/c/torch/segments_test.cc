@@ -155,7 +155,7 @@ static void train_in_segments(int rank, int world_size, int port, int find_unuse
 {
     tddp_group *group = join(rank, world_size, port);
     Model model(0);
-    Model whole(0);
+    Model reference(0);
     const tddp_ddp_opts opts = with(find_unused, static_graph);
     tddp_ddp *ddp = wrap(group, model, &opts);
     Layer first{&model, 0};
@@ -170,15 +170,16 @@ static void train_in_segments(int rank, int world_size, int port, int find_unuse
         const at::Tensor hidden =
             second.checkpointed(first.checkpointed(batch.narrow(0, rank * 4, 4)));
         open(ddp, forward(model, hidden)).backward();
-        const at::Tensor there = at::linear(batch, whole.params[0], whole.params[1]).tanh();
-        forward(whole, at::linear(there, whole.params[2], whole.params[3]).tanh()).backward();
+        const at::Tensor there = at::linear(batch, reference.params[0], reference.params[1]).tanh();
+        forward(reference, at::linear(there, reference.params[2], reference.params[3]).tanh())
+            .backward();
         for (size_t i = 0; i < model.params.size(); i++) {
-            check_close(model.params[i].grad(), whole.params[i].grad(), 1e-12);
+            check_close(model.params[i].grad(), reference.params[i].grad(), 1e-12);
         }
         model.step(0.1);
-        whole.step(0.1);
+        reference.step(0.1);
         model.zero_grad();
-        whole.zero_grad();
+        reference.zero_grad();
     }
     CHECK_INT(first.runs, 8);
     tddp_ddp_free(ddp);

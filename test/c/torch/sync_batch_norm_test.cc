@@ -71,16 +71,16 @@ void equals_the_whole(tddp_group *group, const std::vector<int64_t> &rest, at::S
     }
     std::vector<int64_t> shape{all};
     shape.insert(shape.end(), rest.begin(), rest.end());
-    at::Tensor whole = spread(shape, 1, dtype).add(7).requires_grad_();
+    at::Tensor reference = spread(shape, 1, dtype).add(7).requires_grad_();
     const at::Tensor weights = spread(shape, 2, dtype);
     const int64_t mine = share(rank, world_size);
-    at::Tensor part = whole.detach().narrow(0, begin, mine).clone();
+    at::Tensor part = reference.detach().narrow(0, begin, mine).clone();
     part = (by_channel ? part.contiguous(at::MemoryFormat::ChannelsLast) : part).requires_grad_();
     const Norm together(rest[0], dtype, affine), alone(rest[0], dtype, affine);
     at::Tensor output, expected;
     for (int step = 0; step < 3; step++) {
         output = together.over_ranks(group, part);
-        expected = alone.alone(whole);
+        expected = alone.alone(reference);
     }
     (output * weights.narrow(0, begin, mine)).sum().backward();
     (expected * weights).sum().backward();
@@ -93,7 +93,7 @@ void equals_the_whole(tddp_group *group, const std::vector<int64_t> &rest, at::S
     };
     CHECK(output.sizes() == part.sizes());
     near(output.detach(), expected.detach().narrow(0, begin, mine));
-    near(part.grad(), whole.grad().narrow(0, begin, mine));
+    near(part.grad(), reference.grad().narrow(0, begin, mine));
     near(together.mean, alone.mean);
     near(together.variance, alone.variance);
     if (affine) {

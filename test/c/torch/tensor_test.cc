@@ -46,9 +46,9 @@ TEST(every_dtype_has_its_size_and_name)
 
 TEST(a_slice_has_its_own_address)
 {
-    const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
+    const at::Tensor reference = at::arange(12, at::kFloat).view({4, 3});
     tddp_buffer buffer{};
-    CHECK_OK(buffer_of(whole.narrow(0, 2, 2), &buffer));
+    CHECK_OK(buffer_of(reference.narrow(0, 2, 2), &buffer));
     CHECK_INT(buffer.count, 6);
     CHECK_DOUBLE(static_cast<float *>(buffer.data)[0], 6.0, 0);
     CHECK_OK(buffer_of(at::zeros({0, 3}), &buffer));

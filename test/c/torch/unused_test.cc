@@ -143,9 +143,9 @@ MULTI_TEST(a_forward_without_backward_launches_nothing, 2, 60)
     CHECK(all_are(model.params[5].grad(), 1.5));
     CHECK(!model.params[2].grad().defined());
     run_forward(ddp, 1);
-    const at::Tensor beside = part(model, 5, 1.0);
+    const at::Tensor direct = part(model, 5, 1.0);
     output = open(ddp, part(model, 0, 1.0));
-    CHECK_CONTAINS(failing_backward(output + beside).c_str(), "\"l3.bias\" got a gradient");
+    CHECK_CONTAINS(failing_backward(output + direct).c_str(), "\"l3.bias\" got a gradient");
     tddp_ddp_free(ddp);
     leave(group);
 }
