@@ -20,8 +20,8 @@ typedef struct work_handle {
     tddp_work *work;    /* NULL: a CombinedWork */
     operands *operands; /* NULL after completion */
     VALUE self;
-    /* Ruby's tensors, or Arrays of them: one made by from_numo lies in a String that only they
-     * hold. */
+    /* the tensors' objects, or Arrays of them: only the object of a tensor that from_numo made
+     * keeps the String with its memory */
     VALUE output, input;
     struct work_handle *next;
     struct work_handle **prev_next; /* what points here; NULL: not among `under_way` */

@@ -41,6 +41,16 @@ class WordsTest < Minitest::Test
       "hear" => "receive", "judge" => "record the outcome", "places" => "layout", "post mortem" => "root cause", "post_mortem" => "root cause",
       "settled" => "complete", "sight" => "liveness", "somebody" => "another thread", "spare" => "idle", "undecided" => "incomplete",
       "verdict" => "root cause", "vigil" => "watcher thread", "watch" => "failure detector"
+    },
+    "{src/{reducer,hooks,flat,torch},test/c/{reducer,hooks,flat,torch}}/**/*.{c,cc,h}" => {
+      "alike" => "equal", "arrival" => "ready gradient", "complaint" => "error", "everybody" => "all ranks", "gone" => "destroyed",
+      "lend" => "contribute", "midst" => "during", "nobody" => "no rank", "patience" => "deadline", "settle" => "wait, finalize or validate",
+      "somebody" => "another thread", "spoilt" => "poisoned", "tell" => "report", "teller" => "recording hook", "told" => "reported",
+      "usage" => "unused parameters", "whoever" => "the thread that", "whole" => "full or contiguous"
+    },
+    "ext/torch_ddp/*.{c,cc,h}" => {
+      "aside" => "helper thread", "gone" => "released", "lend" => "borrow", "midst" => "within", "patience" => "timeout",
+      "settle" => "raise the outcome", "somebody" => "another thread", "tell" => "report", "told" => "reported", "whoever" => "the caller"
     }
   }.freeze
 

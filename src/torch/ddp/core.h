@@ -80,7 +80,7 @@ class Core : public std::enable_shared_from_this<Core>
     void disarm();
     bool armed() const;
     // Whether a synchronized forward has completed whose gradients are not averaged yet.
-    bool round_open() const;
+    bool iteration_open() const;
     // Whether the backward of a forward, synchronized or not, is due.
     bool prepared() const;
 
@@ -145,7 +145,7 @@ class Core : public std::enable_shared_from_this<Core>
     std::vector<size_t> find_unused_params(const std::vector<char> &reached);
     void set_unused(std::vector<size_t> unused);
     void fill_unused_slices();
-    bool first_static_round() const;
+    bool first_static_iteration() const;
 
     // unused.cc
     bool find_reached_params(const torch::autograd::edge_list &edges,

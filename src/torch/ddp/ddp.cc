@@ -234,7 +234,7 @@ void tddp_ddp_arm(tddp_ddp *ddp, int completed)
 
 int tddp_ddp_round_open(const tddp_ddp *ddp)
 {
-    return ddp->core->round_open();
+    return ddp->core->iteration_open();
 }
 
 tddp_status tddp_ddp_finish_due(tddp_ddp *ddp, int sync, const tddp_wait *wait)

@@ -45,7 +45,7 @@ void Core::check_gradient(size_t index, const at::Tensor &grad) const
     }
 }
 
-bool Core::first_static_round() const
+bool Core::first_static_iteration() const
 {
     return static_graph_ && !static_graph_recorded_;
 }

@@ -40,7 +40,7 @@ bool Core::armed() const
     return open_.load() && !suspended_.load();
 }
 
-bool Core::round_open() const
+bool Core::iteration_open() const
 {
     return open_.load();
 }
@@ -139,7 +139,7 @@ void Core::end_of_backward()
         const std::lock_guard<std::mutex> lock(lock_);
         known = unused_known_;
     }
-    if (!known || first_static_round()) {
+    if (!known || first_static_iteration()) {
         set_unused(find_unused_params(std::vector<char>(params_.size())));
     }
     release_delayed();

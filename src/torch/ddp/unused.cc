@@ -65,7 +65,7 @@ void Core::set_accumulators(const std::vector<NodePointer> &accumulators)
 
 bool Core::wants_outputs() const
 {
-    return armed() && (find_unused_ || first_static_round());
+    return armed() && (find_unused_ || first_static_iteration());
 }
 
 void Core::hook_outputs(const std::vector<at::Tensor *> &outputs)

@@ -122,7 +122,7 @@ static tddp_comm_hook *power_of(int rank, uint64_t seed, bool wrapped)
 }
 
 /* Each rank's error contains both texts. */
-static void check_told(tddp_status status, const char *one, const char *other)
+static void check_mismatch(tddp_status status, const char *one, const char *other)
 {
     CHECK_STATUS(status, TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), one);
@@ -137,8 +137,8 @@ MULTI_TEST(different_settings_of_a_hook_are_a_mismatch, 2, 60)
     CHECK_TEXT(tddp_comm_hook_settings(hook), "channels of 512 elements");
     CHECK_OK(try_iteration(group, hook)); /* equal settings */
     CHECK_OK(tddp_hook_quantize(1, rank ? 512 : 1024, &hook));
-    check_told(try_iteration(group, hook), "quantize_per_channel (channels of 512 elements)",
-               "quantize_per_channel (channels of 1024 elements)");
+    check_mismatch(try_iteration(group, hook), "quantize_per_channel (channels of 512 elements)",
+                   "quantize_per_channel (channels of 1024 elements)");
     tddp_group_release(group);
 }
 
@@ -150,9 +150,9 @@ MULTI_TEST(different_settings_of_an_inner_hook_are_a_mismatch, 2, 60)
     CHECK_TEXT(tddp_comm_hook_settings(hook), "");
     tddp_comm_hook_release(hook);
     CHECK_OK(try_iteration(group, power_of(2, 7, true)));
-    check_told(try_iteration(group, power_of(2, (uint64_t)rank, true)),
-               "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 0, ",
-               "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 1, ");
+    check_mismatch(try_iteration(group, power_of(2, (uint64_t)rank, true)),
+                   "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 0, ",
+                   "fp16_compress_wrapper (float16 around power_sgd: rank 2, start 1000, seed 1, ");
     tddp_group_release(group);
 }
 
@@ -178,7 +178,7 @@ MULTI_TEST(long_settings_are_compared_by_a_checksum, 2, 60)
     tddp_comm_hook_ops ops = {sizeof ops, "own", 0, do_average, NULL, settings, 0};
     tddp_comm_hook *hook = NULL;
     CHECK_OK(tddp_comm_hook_make(&ops, NULL, &hook));
-    check_told(try_iteration(group, hook), "own (xxx", "xxx... ");
+    check_mismatch(try_iteration(group, hook), "own (xxx", "xxx... ");
     tddp_group_release(group);
 }
 

@@ -60,8 +60,8 @@ int64_t share(int rank, int world_size)
     return world_size == 3 && rank == 2 ? 0 : 2 * rank + 3;
 }
 
-void equals_the_whole(tddp_group *group, const std::vector<int64_t> &rest, at::ScalarType dtype,
-                      bool affine, bool by_channel = false)
+void check_equals_full_batch(tddp_group *group, const std::vector<int64_t> &rest,
+                             at::ScalarType dtype, bool affine, bool by_channel = false)
 {
     const int rank = tddp_group_rank(group), world_size = tddp_group_world_size(group);
     int64_t begin = 0, all = 0;
@@ -111,15 +111,15 @@ void all_shapes(int rank, int world_size, int port)
     tddp_group *group = join(rank, world_size, port);
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
         for (const bool affine : {true, false}) {
-            equals_the_whole(group, {5}, dtype, affine);
-            equals_the_whole(group, {3, 7}, dtype, affine);
-            equals_the_whole(group, {5, 3, 5}, dtype, affine);
-            equals_the_whole(group, {1, 2, 3, 2}, dtype, affine);
+            check_equals_full_batch(group, {5}, dtype, affine);
+            check_equals_full_batch(group, {3, 7}, dtype, affine);
+            check_equals_full_batch(group, {5, 3, 5}, dtype, affine);
+            check_equals_full_batch(group, {1, 2, 3, 2}, dtype, affine);
         }
-        equals_the_whole(group, {5, 3, 5}, dtype, true, true);
+        check_equals_full_batch(group, {5, 3, 5}, dtype, true, true);
     }
     at::set_num_threads(3);
-    equals_the_whole(group, {5, 83, 51}, at::kDouble, true);
+    check_equals_full_batch(group, {5, 83, 51}, at::kDouble, true);
     leave(group);
 }
 
@@ -138,12 +138,12 @@ tddp_status interrupt(tddp_status (*)(void *data, const tddp_wait *wait), void *
 
 } // namespace
 
-MULTI_TEST(one_rank_equals_the_whole_batch, 1, 60)
+MULTI_TEST(one_rank_equals_the_full_batch, 1, 60)
 {
     all_shapes(rank, world_size, port);
 }
 
-MULTI_TEST(two_ranks_equal_the_whole_batch, 2, 60)
+MULTI_TEST(two_ranks_equal_the_full_batch, 2, 60)
 {
     all_shapes(rank, world_size, port);
 }
