@@ -55,8 +55,7 @@ void tddp_hooks_cast(tddp_buffer from, tddp_buffer to, double exact_divisor)
     const float divisor = (float)exact_divisor;
     float scratch[BLOCK];
     for (size_t start = 0; start < from.count; start += BLOCK) {
-        const size_t left = from.count - start;
-        const size_t count = left < BLOCK ? left : BLOCK;
+        const size_t count = tddp_hooks_min(BLOCK, from.count - start);
         const float *floats = tddp_hooks_floats(&from, start, count, scratch);
         if (divisor != 1.0f) {
             for (size_t i = 0; i < count; i++) {

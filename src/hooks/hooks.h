@@ -18,6 +18,11 @@
 
 #include "base/base.h"
 
+static inline size_t tddp_hooks_min(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 /* --- default_hooks.c ------------------------------------------------------------------------- */
 
 /* device_types of hooks that don't access a bucket's contents. */

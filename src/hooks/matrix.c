@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "hooks/hooks.h"
 #include "hooks/matrix.h"
 
 enum {
@@ -36,11 +37,6 @@ static double normal(uint64_t key, uint64_t index)
         sum += (bits & mask) + (bits >> 21 & mask) + (bits >> 42 & mask);
     }
     return ((double)sum + 6.0) * 0x1p-21 - 6.0;
-}
-
-static size_t min_size(size_t a, size_t b)
-{
-    return a < b ? a : b;
 }
 
 #define REAL float

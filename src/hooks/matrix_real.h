@@ -59,7 +59,7 @@ static void NAME(times)(const tddp_hooks_shape *shape, const void *matrix, const
     REAL *p = product;
     memset(p, 0, shape->rows * shape->rank * sizeof *p);
     for (size_t from = 0; from < shape->cols; from += BLOCK) {
-        size_t width = min_size(BLOCK, shape->cols - from);
+        size_t width = tddp_hooks_min(BLOCK, shape->cols - from);
         for (size_t i = 0; i < shape->rows; i++) {
             const REAL *row = m + i * shape->cols + from;
             for (size_t k = 0; k < shape->rank; k++) {
@@ -94,7 +94,7 @@ static void NAME(transposed_times)(const tddp_hooks_shape *shape, const void *ma
     REAL *q = product;
     memset(q, 0, shape->cols * shape->rank * sizeof *q);
     for (size_t from = 0; from < shape->cols; from += BLOCK) {
-        size_t width = min_size(BLOCK, shape->cols - from);
+        size_t width = tddp_hooks_min(BLOCK, shape->cols - from);
         size_t i = 0;
         for (; i + 4 <= shape->rows; i += 4) {
             const REAL *rows = m + i * shape->cols + from;

@@ -7,11 +7,6 @@
 
 #include "hooks/power.h"
 
-static size_t min_size(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The smallest number whose square is at least `count`. */
 static size_t square_side(size_t count)
 {
@@ -34,7 +29,7 @@ static bool matrix_shape(const tddp_power_sgd_opts *opts, const tddp_flat_slice 
     }
     size_t rows = (size_t)gradient->dims[0];
     size_t cols = gradient->count / rows;
-    size_t rank = min_size(min_size(rows, cols), (size_t)opts->rank);
+    size_t rank = tddp_hooks_min(tddp_hooks_min(rows, cols), (size_t)opts->rank);
     double compressed = ((double)rows + (double)cols) * (double)rank;
     *out = (tddp_hooks_shape){rows, cols, rank};
     return compressed * opts->min_compression_rate < (double)rows * (double)cols;
@@ -91,7 +86,7 @@ static void plan_square_matrix(const tddp_power_sgd_opts *opts, const tddp_bucke
     plan->first_uncompressed = plan->piece_count;
     size_t side = square_side(total);
     if (side > 0) {
-        tddp_hooks_shape shape = {side, side, min_size(side, (size_t)opts->rank)};
+        tddp_hooks_shape shape = {side, side, tddp_hooks_min(side, (size_t)opts->rank)};
         add_matrix(plan, &shape, 0, plan->piece_count);
     }
 }

@@ -18,11 +18,6 @@ typedef union chunk {
     double doubles[CHUNK];
 } chunk;
 
-static size_t min_size(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 static void *at(const tddp_power_plan *plan, void *array, size_t index)
 {
     return (char *)array + index * plan->algebra->size;
@@ -84,7 +79,7 @@ static void add_gradient(const tddp_power_sgd_opts *opts, const tddp_power_plan 
     for (size_t i = 0; i < matrix->piece_count; i++) {
         const tddp_power_piece *piece = &plan->pieces[matrix->piece + i];
         for (size_t k = 0; k < piece->count; k += CHUNK) {
-            size_t count = min_size(CHUNK, piece->count - k);
+            size_t count = tddp_hooks_min(CHUNK, piece->count - k);
             const void *from = view(plan, &bucket->buffer, piece->offset + k, count, &scratch);
             if (opts->error_feedback) {
                 algebra->add(at(plan, plan->errors, done), from, count);
@@ -178,7 +173,7 @@ static void store_values(const tddp_power_sgd_opts *opts, const tddp_power_plan 
 {
     size_t stored = 0;
     while (stored < count && to->left > 0) {
-        size_t part = min_size(count - stored, to->piece->count - to->done);
+        size_t part = tddp_hooks_min(count - stored, to->piece->count - to->done);
         size_t start = to->piece->offset + to->done;
         void *from = at(plan, values, stored);
         store(plan, from, &bucket->buffer, start, part);
@@ -208,9 +203,9 @@ static void store_product(const tddp_power_sgd_opts *opts, const tddp_power_plan
     cursor to = {&plan->pieces[matrix->piece], matrix->piece_count, 0};
     size_t step = shape->cols < CHUNK ? CHUNK / shape->cols : 1;
     for (size_t row = 0; row < shape->rows; row += step) {
-        size_t rows = min_size(step, shape->rows - row);
+        size_t rows = tddp_hooks_min(step, shape->rows - row);
         for (size_t from = 0; from < shape->cols; from += CHUNK) {
-            size_t width = min_size(CHUNK, shape->cols - from);
+            size_t width = tddp_hooks_min(CHUNK, shape->cols - from);
             for (size_t i = 0; i < rows; i++) {
                 plan->algebra->row_of_product(shape, p, q, row + i, from, width,
                                               at(plan, &values, i * width));
@@ -230,7 +225,7 @@ static void store_nan(const tddp_power_plan *plan, const tddp_bucket *bucket,
         const tddp_power_piece *piece = &plan->pieces[matrix->piece + i];
         for (size_t k = 0; k < piece->count; k += CHUNK) {
             store(plan, &values, &bucket->buffer, piece->offset + k,
-                  min_size(CHUNK, piece->count - k));
+                  tddp_hooks_min(CHUNK, piece->count - k));
         }
     }
     if (plan->errors) {

@@ -83,17 +83,12 @@ static tddp_status make_gathered(void *state, tddp_group *group, const tddp_buck
 
 /* --- numbers --------------------------------------------------------------------------------- */
 
-static size_t min_size(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 static tddp_hooks_affine observe(const tddp_buffer *buffer, size_t start, size_t end)
 {
     tddp_hooks_range range = {0};
     float scratch[BLOCK];
     for (size_t at = start; at < end; at += BLOCK) {
-        size_t count = min_size(BLOCK, end - at);
+        size_t count = tddp_hooks_min(BLOCK, end - at);
         tddp_hooks_extend_range(tddp_hooks_floats(buffer, at, count, scratch), count, &range);
     }
     return tddp_hooks_affine_of(&range);
@@ -105,7 +100,7 @@ static void pack(const tddp_buffer *buffer, const gathered *memory, int rank)
     uint8_t *bytes = elements_of(memory, rank);
     for (size_t c = 0; c < memory->channels; c++) {
         size_t start = c * memory->channel;
-        size_t end = min_size(start + memory->channel, buffer->count);
+        size_t end = tddp_hooks_min(start + memory->channel, buffer->count);
         tddp_hooks_affine affine = observe(buffer, start, end);
         scales_of(memory, rank)[c] = affine.scale;
         zero_points_of(memory, rank)[c] = affine.zero;
@@ -114,7 +109,7 @@ static void pack(const tddp_buffer *buffer, const gathered *memory, int rank)
             continue;
         }
         for (size_t at = start; at < end; at += BLOCK) {
-            size_t count = min_size(BLOCK, end - at);
+            size_t count = tddp_hooks_min(BLOCK, end - at);
             tddp_hooks_quantize(tddp_hooks_floats(buffer, at, count, scratch), count, affine,
                                 bytes + at);
         }
@@ -138,9 +133,9 @@ static void average(const tddp_buffer *buffer, const gathered *memory, int ranks
 {
     for (size_t c = 0; c < memory->channels; c++) {
         size_t start = c * memory->channel;
-        size_t end = min_size(start + memory->channel, buffer->count);
+        size_t end = tddp_hooks_min(start + memory->channel, buffer->count);
         for (size_t at = start; at < end; at += BLOCK) {
-            average_block(buffer, memory, ranks, c, at, min_size(BLOCK, end - at));
+            average_block(buffer, memory, ranks, c, at, tddp_hooks_min(BLOCK, end - at));
         }
     }
 }
