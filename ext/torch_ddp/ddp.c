@@ -210,19 +210,15 @@ static tddp_status body_sync_buffers(void *data, const tddp_wait *wait)
     return tddp_ddp_sync_buffers(call->ddp, call->argument, wait);
 }
 
-static tddp_rb_outcome outcome_of(tddp_status status)
-{
-    return (tddp_rb_outcome){status == TDDP_OK ? Qnil : tddp_rb_error(status), 0};
-}
-
 /* A hook in Ruby runs on this thread, which releases the GVL while it waits for other ranks. */
 static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
 {
     sync_call call = {ddp, sync};
     if (!tddp_ddp_prepare_waits(ddp))
-        return outcome_of(tddp_ddp_prepare(ddp, sync, NULL));
+        return tddp_rb_outcome_of(tddp_ddp_prepare(ddp, sync, NULL));
     tddp_status status = tddp_ddp_hook_here(ddp) ? tddp_ddp_finish_due(ddp, sync, NULL) : TDDP_OK;
-    return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true) : outcome_of(status);
+    return status == TDDP_OK ? tddp_rb_blocking(body_prepare, &call, -1, true)
+                             : tddp_rb_outcome_of(status);
 }
 
 static VALUE ddp_prepare(VALUE self, VALUE sync)
@@ -324,7 +320,7 @@ static VALUE ddp_shadow(VALUE self)
     core *mine = core_acquire(self);
     sync_call call = {mine->ddp, 0};
     tddp_rb_outcome outcome = tddp_ddp_hook_here(call.ddp)
-                                  ? outcome_of(tddp_ddp_shadow(call.ddp, NULL))
+                                  ? tddp_rb_outcome_of(tddp_ddp_shadow(call.ddp, NULL))
                                   : tddp_rb_blocking(body_shadow, &call, -1, true);
     core_release(mine);
     tddp_rb_raise_outcome(outcome);

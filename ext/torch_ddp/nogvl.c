@@ -234,10 +234,17 @@ static tddp_status run_on_helper(blocking_call *call, token *self, bool (*may_co
 
 /* --- calls from Ruby -------------------------------------------------------------------------- */
 
-/* Runs pending interrupts' handlers. Returns false if one raises, with its tag in `*state`. */
-static bool may_continue(void *state)
+int tddp_rb_run_handlers(void)
 {
-    rb_protect(check_interrupts, Qnil, state);
+    int state = 0;
+    rb_protect(check_interrupts, Qnil, &state);
+    return state;
+}
+
+/* Returns false if a handler raises, with its tag in `*state`. */
+static bool run_handlers(void *state)
+{
+    *(int *)state = tddp_rb_run_handlers();
     return *(int *)state == 0;
 }
 
@@ -293,23 +300,21 @@ bool tddp_rb_interrupt_pending(void)
  * they return, backward continues. An exception stays pending, or is made pending again: Ruby
  * raises it after backward has returned with an error.
  */
-static bool may_continue_backward(void *nothing)
+static bool run_handlers_in_backward(void *nothing)
 {
     (void)nothing;
     if (tddp_rb_interrupt_pending())
         return false;
-    int state = 0;
-    rb_protect(check_interrupts, Qnil, &state);
-    if (state == 0)
+    if (tddp_rb_run_handlers() == 0)
         return true;
     tddp_rb_defer_error();
     return false;
 }
 
 /* The same for a communication hook, which is suspended, not unwound. */
-static bool may_continue_hook(void *state)
+static bool run_handlers_in_hook(void *state)
 {
-    bool continues = may_continue_backward(NULL);
+    bool continues = run_handlers_in_backward(NULL);
     if (!continues)
         *(int *)state = INTERRUPTED;
     return continues;
@@ -358,11 +363,11 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
 {
     int64_t started = now_ms();
     if (no_restart || !tddp_rb_in_hook())
-        return block(body, data, timeout_ms, no_restart, started, may_continue);
+        return block(body, data, timeout_ms, no_restart, started, run_handlers);
     for (;;) {
         tddp_rb_outcome outcome = {Qnil, INTERRUPTED};
         if (!tddp_rb_hook_interrupted())
-            outcome = block(body, data, timeout_ms, no_restart, started, may_continue_hook);
+            outcome = block(body, data, timeout_ms, no_restart, started, run_handlers_in_hook);
         if (outcome.state != INTERRUPTED)
             return outcome;
         tddp_rb_suspend_hook();
@@ -372,6 +377,11 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
 tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data)
 {
     return tddp_rb_blocking(body, data, -1, !rb_thread_alone());
+}
+
+tddp_rb_outcome tddp_rb_outcome_of(tddp_status status)
+{
+    return (tddp_rb_outcome){status == TDDP_OK ? Qnil : tddp_rb_error(status), 0};
 }
 
 void tddp_rb_raise_outcome(tddp_rb_outcome outcome)
@@ -392,7 +402,7 @@ static void run_in_backward(blocking_call *call)
         tddp_cancel_reset(call->wait.cancel);
         call->status = TDDP_CANCELED;
         rb_nogvl(run, call, cancel, call->wait.cancel, NOGVL_FLAGS);
-    } while (call->status == TDDP_CANCELED && may_continue_backward(NULL));
+    } while (call->status == TDDP_CANCELED && run_handlers_in_backward(NULL));
     if (!call->started) {
         tddp_cancel_trigger(call->wait.cancel);
         run(call);
@@ -412,7 +422,7 @@ tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data)
     if (rb_thread_alone())
         run_in_backward(&call);
     else
-        call.status = run_on_helper(&call, self, may_continue_backward, NULL);
+        call.status = run_on_helper(&call, self, run_handlers_in_backward, NULL);
     token_release(self);
     return call.status;
 }

@@ -103,10 +103,9 @@ static VALUE norm_of(norm_call call, VALUE list, VALUE group)
 {
     VALUE memory;
     call.tensors = tensors_of(list, &memory, &call.count);
-    tddp_rb_outcome outcome = {Qnil, 0};
+    tddp_rb_outcome outcome;
     if (NIL_P(group)) {
-        tddp_status status = body_norm(&call, NULL);
-        outcome.error = status == TDDP_OK ? Qnil : tddp_rb_error(status);
+        outcome = tddp_rb_outcome_of(body_norm(&call, NULL));
     } else {
         call.group = tddp_rb_group(group);
         tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */

@@ -46,12 +46,6 @@ static void push_back(store_call *call)
             tddp_error_message());
 }
 
-static VALUE check_interrupts(VALUE nothing)
-{
-    rb_thread_check_ints();
-    return nothing;
-}
-
 /* queue_pop(key, block: true, timeout: nil) */
 static VALUE store_queue_pop(int argc, VALUE *argv, VALUE self)
 {
@@ -66,7 +60,7 @@ static VALUE store_queue_pop(int argc, VALUE *argv, VALUE self)
     call.flag = options_given[0] == Qundef || RTEST(options_given[0]);
     tddp_rb_outcome outcome = tddp_rb_blocking(body_queue_pop, &call, timeout_ms, false);
     if (call.blob.data != NULL && outcome.state == 0)
-        rb_protect(check_interrupts, Qnil, &outcome.state); /* else raised as this returns */
+        outcome.state = tddp_rb_run_handlers(); /* else raised as this returns */
     if (call.blob.data != NULL && outcome.state != 0)
         push_back(&call);
     tddp_rb_raise_outcome_blob(outcome, &call);

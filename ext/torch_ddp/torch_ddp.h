@@ -60,6 +60,9 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
  */
 tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data);
 
+/* The outcome of a call that didn't block. */
+tddp_rb_outcome tddp_rb_outcome_of(tddp_status status);
+
 /* Continues the longjmp or raises the error of an outcome, if it has one. */
 void tddp_rb_raise_outcome(tddp_rb_outcome outcome);
 
@@ -71,6 +74,9 @@ tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data);
  * second one takes rb_errinfo() after rb_protect(). */
 void tddp_rb_raise_later(VALUE error);
 void tddp_rb_defer_error(void);
+
+/* Runs the pending interrupts' handlers. Returns the tag of the longjmp if one raises, else 0. */
+int tddp_rb_run_handlers(void);
 
 /* Whether an exception is pending in this thread. Never raises. */
 bool tddp_rb_interrupt_pending(void);
