@@ -63,8 +63,7 @@ static void core_release(core *mine)
     free_if_unused(mine);
 }
 
-/* Releases the parameters now, not at the next garbage collection: another core replaces this one.
- */
+/* Releases the parameters now, not at the next garbage collection. */
 static VALUE ddp_release(VALUE self)
 {
     core *mine = core_of(self);

@@ -35,8 +35,7 @@ void tddp_rb_check(tddp_status status);
 
 /* --- nogvl.c --------------------------------------------------------------------------------- */
 
-/* The outcome of a blocking call. The caller frees its memory, then calls tddp_rb_raise_outcome().
- */
+/* The outcome of a blocking call, for tddp_rb_raise_outcome() after the caller freed its memory. */
 typedef struct tddp_rb_outcome {
     VALUE error; /* the exception to raise, or Qnil */
     int state;   /* the tag of a longjmp to continue (Interrupt, Thread#raise, Thread#kill), or 0 */
@@ -146,8 +145,7 @@ void tddp_rb_suspend_hook(void);
  * Borrowed until the hook returns or is suspended. */
 const char *tddp_rb_hook_description(void);
 
-/* A GradBucket of the bucket whose hook is being called; copies a tensor's elements to its buffer.
- */
+/* A GradBucket of the bucket whose hook is being called; and a copy of a tensor to its buffer. */
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 

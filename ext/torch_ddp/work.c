@@ -24,7 +24,7 @@ typedef struct work_handle {
      * keeps the String with its memory */
     VALUE output, input;
     struct work_handle *next;
-    struct work_handle **prev_next; /* what points here; NULL: not among `under_way` */
+    struct work_handle **prev_next; /* what points here; NULL: not in pending_works */
 } work_handle;
 
 /* Works that may be pending. Guarded by the GVL. */
@@ -246,8 +246,7 @@ static VALUE source_of(const tddp_work *work)
     return source == TDDP_ANY_SOURCE ? Qnil : INT2NUM(source);
 }
 
-/* Waits, unless the operation was executed inline. After an interrupt the operation stays pending.
- */
+/* Waits, unless the operation was executed inline. After an interrupt it stays pending. */
 static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};

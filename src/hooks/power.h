@@ -67,8 +67,7 @@ void tddp_power_compute_p(const tddp_power_sgd_opts *opts, tddp_power_plan *plan
 void tddp_power_compute_q(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
                           const tddp_bucket *bucket);
 
-/* After the second operation: stores the products P Q^T in the bucket, and the error in `errors`.
- */
+/* After the second operation: stores the products P Q^T in the bucket, the error in `errors`. */
 void tddp_power_decompress(const tddp_power_sgd_opts *opts, tddp_power_plan *plan,
                            const tddp_bucket *bucket);
 

@@ -1,5 +1,4 @@
-/* Communication hooks that are set too late, differ, fail, or are released while works are pending.
- */
+/* Communication hooks that are set too late, differ, fail, or are released with pending works. */
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
-/* Joined ranks: they run out of data one after the other, and shadow the iterations of the others.
- */
+/* Joined ranks: they run out of data one after the other, and shadow the other ranks. */
 #include <stdlib.h>
 
 #include "recording_hook.h"
