@@ -73,7 +73,7 @@ class ExtensionConfig
       @libtorch.install_commands.join("\n  ")
   end
 
-  # torch-rb's build log tells which Rice it was compiled with, whatever else was installed since.
+  # torch-rb's build log names the Rice that it was compiled with, also if others were installed later.
   def rice_seen_by(torch_rb)
     log = File.join(torch_rb.extension_dir, "gem_make.out")
     File.read(log).scrub[%r{/rice-(\d+(?:\.\d+)+)/}, 1] if File.file?(log)

@@ -2,8 +2,8 @@
 #
 # Sets TDDP_LIBTORCH_INCLUDE_DIRS, TDDP_LIBTORCH_LIBRARIES, TDDP_LIBTORCH_VERSION and
 # TDDP_LIBTORCH_CXX_STANDARD. libtorch's own CMake package is not used: it asks for every optional
-# library that libtorch was built with. TDDP_LIBTORCH_CUDA tells whether the shim has its CUDA part:
-# then the libraries are those for CUDA too, and CUDA's headers are among the directories.
+# library that libtorch was built with. TDDP_LIBTORCH_CUDA: whether the shim is built with CUDA; then
+# the libraries and include directories contain CUDA's.
 find_path(TDDP_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h
   HINTS ${TDDP_LIBTORCH} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_path(TDDP_TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h)
@@ -36,7 +36,7 @@ set(TDDP_LIBTORCH_VERSION)
 foreach(part MAJOR MINOR PATCH)
   if(NOT version_lines MATCHES "TORCH_VERSION_${part} ([0-9]+)")
     message(FATAL_ERROR "libtorch's version was not found in torch/version.h or "
-      "torch/headeronly/version.h under ${TDDP_TORCH_INCLUDE_DIR}: is libtorch there whole?")
+      "torch/headeronly/version.h under ${TDDP_TORCH_INCLUDE_DIR}: is libtorch complete there?")
   endif()
   list(APPEND TDDP_LIBTORCH_VERSION ${CMAKE_MATCH_1})
 endforeach()
@@ -47,7 +47,7 @@ else()
   set(TDDP_LIBTORCH_CXX_STANDARD 20)
 endif()
 
-# A libtorch for CUDA has these two beside it. CUDA's headers are an installed toolkit's, or those of the wheels beside
+# A libtorch with CUDA includes these two libraries. CUDA's headers are an installed toolkit's, or those of the wheels beside
 # libtorch's, where each of CUDA's libraries has a folder; not every wheel with the first header has what it includes.
 get_filename_component(libtorch_dir ${TDDP_LIB_torch} DIRECTORY)
 set(TDDP_LIBTORCH_CUDA OFF)
