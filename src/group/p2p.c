@@ -206,8 +206,8 @@ static tddp_status post_to_backend(tddp_group *group, tddp_work *work)
     return group->backend->post(group->context, &work->op, &work->request);
 }
 
-/* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it has
- * a number, so that other messages don't wait for that. */
+/* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it
+ * has a number, so that other messages don't wait for that. */
 static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
 {
     tddp_group_p2p *p2p = &group->p2p;
