@@ -201,6 +201,41 @@ MULTI_TEST(groups_that_end_while_messages_are_copied, 2, 30)
     tddp_store_release(store);
 }
 
+static void *send_copied(void *data)
+{
+    const bench *self = data;
+    tddp_buffer buffer = filled(self, input_memory, 1000, 1);
+    check_will_block(WAITER + self->rank);
+    CHECK_OK(tddp_send(self->group, buffer, 1, 1, NULL));
+    return NULL;
+}
+
+/* The second message is sent while the first one's memory can't be copied yet. */
+MULTI_TEST(messages_do_not_wait_for_copies_of_others, 2, 30)
+{
+    pthread_t thread;
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    bench host = self;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    if (rank == 0) {
+        standin_put(self.stream, await_go, &self.rank);
+        CHECK_INT(pthread_create(&thread, NULL, send_copied, &self), 0);
+        CHECK_AWAIT_BLOCKED(WAITER);
+        CHECK_OK(tddp_send(self.group, filled(&host, output_memory, 100, 2), 1, 2, NULL));
+        check_signal(GO);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+    } else {
+        CHECK_OK(tddp_recv(self.group, poisoned(&host, output_memory, 100), 0, 2, NULL));
+        check_values(output_memory, 100, 0, 2);
+        CHECK_OK(tddp_recv(self.group, poisoned(&self, input_memory, 1000), 0, 1, NULL));
+        check_values(input_memory, 1000, 0, 1);
+    }
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
 /* An unfinished work whose handle outlives its group. */
 TEST(works_that_outlive_their_group)
 {
