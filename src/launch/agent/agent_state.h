@@ -96,8 +96,8 @@ typedef struct tddp_launch_agent {
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
-    int64_t looked_at;            /* what it was told of last: see look.c */
-    char told[256];               /* what other nodes are waited for; "": nothing was told */
+    int64_t shown_state;          /* the state that the monitor was last woken for: state_key() */
+    char waited_for[256];         /* the nodes that the rendezvous waits for; "": unknown */
 } tddp_launch_agent;
 
 /* --- agent.c --------------------------------------------------------------------------------- */
@@ -142,7 +142,7 @@ void tddp_launch_agent_advance(tddp_launch_agent *agent);
 /* --- monitor_view.c -------------------------------------------------------------------------- */
 
 /* With --monitor: shows how things stand, if that is due. */
-void tddp_launch_agent_look(tddp_launch_agent *agent);
+void tddp_launch_agent_update_monitor(tddp_launch_agent *agent);
 
 /* --- notifications.c ------------------------------------------------------------------------- */
 

@@ -93,6 +93,6 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
             tddp_launch_agent_on_deadline(agent);
         }
         check_output(agent);
-        tddp_launch_agent_look(agent);
+        tddp_launch_agent_update_monitor(agent);
     }
 }

@@ -39,15 +39,15 @@ static const char *state_of(const tddp_launch_agent *agent)
     return "over";
 }
 
-/* What other nodes were waited for when that was told last, or as much as is known here. */
+/* What is waited for, as last reported, or as much as is known here. */
 static void put_waits(const tddp_launch_agent *agent, char *text, size_t size)
 {
     const tddp_launch_options *options = agent->options;
     text[0] = '\0';
     if (agent->phase == TDDP_LAUNCH_LINGERING) {
         (void)snprintf(text, size, "the other nodes' workers");
-    } else if (agent->phase == TDDP_LAUNCH_JOINING && agent->told[0] != '\0') {
-        (void)snprintf(text, size, "%s", agent->told);
+    } else if (agent->phase == TDDP_LAUNCH_JOINING && agent->waited_for[0] != '\0') {
+        (void)snprintf(text, size, "%s", agent->waited_for);
     } else if (agent->phase == TDDP_LAUNCH_JOINING && options->endpoint_count > 0) {
         (void)snprintf(text, size, "the job's nodes, at %s port %d", options->endpoints[0].host,
                        options->endpoints[0].port);
@@ -55,12 +55,12 @@ static void put_waits(const tddp_launch_agent *agent, char *text, size_t size)
 }
 
 /* The texts of one worker. */
-typedef struct words {
+typedef struct worker_texts {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     char line[TDDP_LAUNCH_TAIL_BYTES];
-} words;
+} worker_texts;
 
-static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words *texts,
+static void look_at_worker(const tddp_launch_agent *agent, int local_rank, worker_texts *texts,
                            tddp_launch_view_worker *out)
 {
     const tddp_launch_worker *worker = &agent->workers[local_rank];
@@ -75,12 +75,13 @@ static void look_at_worker(const tddp_launch_agent *agent, int local_rank, words
     };
 }
 
-static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers, words *texts)
+static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *workers,
+                 worker_texts *texts)
 {
     const tddp_launch_world *world = &agent->world;
     bool joining = agent->phase == TDDP_LAUNCH_JOINING;
     int count = joining ? 0 : agent->count;
-    char waits[sizeof agent->told + 64];
+    char waits[sizeof agent->waited_for + 64];
     put_waits(agent, waits, sizeof waits);
     for (int i = 0; i < count; i++) {
         look_at_worker(agent, i, &texts[i], &workers[i]);
@@ -103,14 +104,14 @@ static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *worker
     tddp_launch_monitor_show(agent->monitor, &view);
 }
 
-/* Differs from what it was whenever people should see something soon. */
-static int64_t moment_of(const tddp_launch_agent *agent)
+/* Changes whenever the monitor should be updated soon. */
+static int64_t state_key(const tddp_launch_agent *agent)
 {
     return ((int64_t)agent->world.round * TDDP_LAUNCH_MAX_LOCAL + agent->alive) * 16 +
            (int64_t)agent->phase;
 }
 
-void tddp_launch_agent_look(tddp_launch_agent *agent)
+void tddp_launch_agent_update_monitor(tddp_launch_agent *agent)
 {
     if (!agent->monitor) {
         return;
@@ -122,17 +123,17 @@ void tddp_launch_agent_look(tddp_launch_agent *agent)
         return;
     }
     if (agent->phase != TDDP_LAUNCH_JOINING) {
-        agent->told[0] = '\0';
+        agent->waited_for[0] = '\0';
     }
-    if (agent->looked_at != moment_of(agent)) {
-        agent->looked_at = moment_of(agent);
+    if (agent->shown_state != state_key(agent)) {
+        agent->shown_state = state_key(agent);
         tddp_launch_monitor_wake(agent->monitor);
     }
     if (tddp_now_ns() < tddp_launch_monitor_deadline(agent->monitor)) {
         return;
     }
     tddp_launch_view_worker *workers = tddp_alloc_array((size_t)agent->count, sizeof *workers);
-    words *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
+    worker_texts *texts = tddp_alloc_array((size_t)agent->count, sizeof *texts);
     if (workers && texts) {
         show(agent, workers, texts);
     }

@@ -87,7 +87,8 @@ static void take_notification(tddp_launch_agent *agent, tddp_launch_notification
         take_done(agent);
         break;
     case TDDP_LAUNCH_NOTIFICATION_STATUS:
-        (void)snprintf(agent->told, sizeof agent->told, "%.*s", (int)sizeof agent->told - 1, text);
+        (void)snprintf(agent->waited_for, sizeof agent->waited_for, "%.*s",
+                       (int)sizeof agent->waited_for - 1, text);
         tddp_launch_console_say(&agent->console, "%s", text);
         break;
     case TDDP_LAUNCH_NOTIFICATION_FAILED:
