@@ -1,18 +1,19 @@
 # frozen_string_literal: true
 
 require "fileutils"
+require "stringio"
 
 module Setup
   ROOT = File.expand_path("../..", __dir__)
   LOG_DIR = File.join(ROOT, "build/log")
 
-  # A step that could not be done. Its text names the step, the log and the likely cure.
+  # A step that failed. Its text names the step, the log and the likely cure.
   class Failure < StandardError; end
 
-  # One that was not over within its limit.
+  # A step that did not end within its limit.
   class TooLong < Failure; end
 
-  # What set-up says while it works: one line a step with the time it took, output of commands in build/log.
+  # Prints progress: one line a step with the time it took. The output of commands goes to build/log.
   module Console
     HEARTBEAT = 30
 
@@ -23,25 +24,22 @@ module Setup
     end
 
     def say(*lines)
-      write(lines.map { |line| line.to_s.end_with?("\n") ? line : "#{line}\n" }.join)
+      output.puts(*lines)
+      output.flush
     end
 
-    # Keeps what this thread prints rather than showing it.
+    # What this thread prints to.
+    def output
+      Thread.current.thread_variable_get(:setup_output) || $stdout
+    end
+
+    # Keeps what this thread prints from here on, instead of showing it.
     #
-    # @return [String] what was printed while the block ran
+    # @return [String] what the block printed
     def captured
-      kept = Thread.current.thread_variable_get(:setup_text)
-      text = +""
-      Thread.current.thread_variable_set(:setup_text, text)
+      text = Thread.current.thread_variable_set(:setup_output, StringIO.new(+""))
       yield
-      text
-    ensure
-      Thread.current.thread_variable_set(:setup_text, kept)
-    end
-
-    def write(text, to: Thread.current.thread_variable_get(:setup_text) || $stdout)
-      to << text
-      to.flush if to.respond_to?(:flush)
+      text.string
     end
 
     # "4.2 s" or "3 min 07 s"
@@ -51,73 +49,76 @@ module Setup
       format("%d min %02d s", *seconds.round.divmod(60))
     end
 
-    # Runs one command with its output in a log; a long one tells now and then that it is alive.
+    # Runs one command that has to succeed.
     #
     # @param title [String] what the user reads
-    # @param log [String] name of the log in build/log, without folder and ending
     # @param cure [String] what most likely helps when it fails
+    # @param options as of {run}
     # @raise [Failure]
-    def step(title, *command, log:, cure:, env: {}, chdir: ROOT, limit: 3600)
+    def step(title, *command, log:, cure:, **options)
       say "#{title} ..."
       started = now
-      path = log_path(log)
-      # Steps of one run that share a log follow each other in it.
-      @logs ||= []
-      File.open(path, @logs.include?(path) ? "a" : "w") do |file|
-        @logs << path
-        file.puts "$ #{command.join(" ")}"
-        file.flush
-        status = wait(spawn(env, *command, in: File::NULL, out: file, err: file, chdir: chdir, pgroup: true), limit) do
-          say "  still at it after #{duration(now - started)}"
-        end
-        raise status ? Failure : TooLong, failure(title, path, cure, status) unless status&.success?
+      status, output = run(*command, log: log, **options)
+      unless status&.success?
+        raise status ? Failure : TooLong, "step failed (#{ending(status)}): #{title}\n  from its log:\n#{excerpt(output)}\n  " \
+          "log: build/log/#{log}.log\n  likely cure: #{cure}"
       end
       say "  done in #{duration(now - started)}"
     end
 
-    # Runs one command whose output is shown, and keeps a copy in a log.
+    # Runs one command as a process group of its own, with its output in a log.
     #
-    # @return [Array(Process::Status, String)] status is nil when it ran past `limit` seconds
-    def tee(*command, log:, env: {}, chdir: ROOT, limit: 1200)
-      reader, writer = IO.pipe
-      pid = spawn(env, *command, in: File::NULL, out: writer, err: writer, chdir: chdir, pgroup: true)
-      writer.close
-      output = +""
-      shown = Thread.current.thread_variable_get(:setup_text) || $stdout
-      copier = Thread.new do
-        File.open(log_path(log), "w") do |file|
-          reader.each_line do |line|
-            line.scrub!
-            output << line
-            file.write(line)
-            write(line, to: shown)
-          end
+    # @param log [String] name of the log in build/log, without folder and extension
+    # @param limit [Numeric] seconds
+    # @param show [Boolean] whether the output is shown as well
+    # @return [Array(Process::Status, String)] the output is the second; the status is nil if the command ran past `limit`
+    def run(*command, log:, env: {}, chdir: ROOT, limit: 3600, show: false)
+      path = open_log(log, command)
+      File.open(path, encoding: "UTF-8") do |reader|
+        reader.seek(0, IO::SEEK_END)
+        text = +""
+        started = heard = now
+        follow = lambda do
+          text << (piece = reader.read)
+          output.write(piece) && output.flush if show && !piece.empty?
+          next if show || now - heard < HEARTBEAT
+
+          heard = now
+          say "  still running after #{duration(now - started)}"
         end
+        status = wait(spawn(env, *command, in: File::NULL, out: [path, "a"], err: %i[child out], chdir: chdir, pgroup: true), limit, &follow)
+        follow.call
+        [status, text.scrub]
       end
-      status = wait(pid, limit) {}
-      # Whoever still holds the pipe is a left-over process; the tests' own checks tell about those.
-      copier.join(5)
-      [status, output]
-    ensure
-      copier&.kill
-      reader&.close
     end
 
-    # Waits for a process group's leader, ends the whole group on Ctrl-C and past the limit.
-    def wait(pid, limit)
-      started = heard = now
-      loop do
-        return Process.last_status if Process.wait(pid, Process::WNOHANG)
-        break if now - started > limit
+    # @param status [Process::Status, nil] as {run} returns it
+    def ending(status)
+      return "took too long" unless status
 
-        if now - heard > HEARTBEAT
-          heard = now
-          yield
-        end
+      status.exitstatus ? "exit #{status.exitstatus}" : "by signal #{status.termsig}"
+    end
+
+    # Commands of this process that share a log follow each other in it.
+    def open_log(name, command)
+      path = File.join(LOG_DIR, "#{name}.log")
+      FileUtils.mkdir_p(LOG_DIR)
+      @logs ||= []
+      File.write(path, "$ #{command.join(" ")}\n", mode: @logs.include?(path) ? "a" : "w")
+      @logs << path
+      path
+    end
+
+    # Waits for the leader of a process group. Past the limit, and when this thread is interrupted, it ends the whole group.
+    def wait(pid, limit)
+      deadline = now + limit
+      until Process.wait(pid, Process::WNOHANG)
+        break say("  more than #{duration(limit)}: ending it") if now > deadline
+
+        yield
         sleep 0.02
       end
-      say "  more than #{duration(limit)}: ending it"
-      nil
+      $? if $?&.pid == pid
     ensure
       stop(pid) unless $?&.pid == pid
     end
@@ -132,21 +133,14 @@ module Setup
       nil
     end
 
-    def log_path(name)
-      FileUtils.mkdir_p(LOG_DIR)
-      File.join(LOG_DIR, "#{name}.log")
-    end
-
-    def failure(title, path, cure, status)
-      lines = File.foreach(path).map { |line| "    #{line.scrub.chomp}" }
-      # Builds that run side by side bury the error under what the others still print.
+    # The last lines, and before them the first errors: parallel builds bury an error under later output.
+    def excerpt(output)
+      lines = output.lines.map { |line| "    #{line.chomp}" }
       errors = lines.last(200).grep(/error|\*\*\*/i).first(8) - lines.last(15)
-      tail = [*errors, *(errors.empty? ? [] : ["    [...]"]), *lines.last(15)].join("\n")
-      ended = status ? "exit #{status.exitstatus || "by signal #{status.termsig}"}" : "took too long"
-      "step failed (#{ended}): #{title}\n  from its log:\n#{tail}\n" \
-        "  log: #{path.delete_prefix("#{ROOT}/")}\n  likely cure: #{cure}"
+      errors << "    [...]" if errors.any?
+      [*errors, *lines.last(15)].join("\n")
     end
 
-    private_class_method :failure, :stop, :write
+    private_class_method :open_log, :wait, :stop, :excerpt
   end
 end

@@ -1,9 +1,6 @@
 # frozen_string_literal: true
 
-require "fileutils"
 require "tmpdir"
-require_relative "console"
-require_relative "gems"
 require_relative "native"
 
 module Setup
@@ -36,58 +33,39 @@ module Setup
       Dir.mktmpdir("torch-ddp-gem") do |folder|
         @folder = folder
         @home = File.join(folder, "home")
-        gem_file = build
-        seed
-        install(gem_file)
-        use
+        file = File.join(folder, "torch-ddp.gem")
+        script = File.join(folder, "script.rb")
+        File.write(script, SCRIPT)
+        copy_compiled_gems
+        step("building the gem file", "gem", "build", "torch-ddp.gemspec", "--output", file, chdir: ROOT)
+        step("installing it into an empty GEM_HOME", "gem", "install", "--local", "--no-document", file, "--",
+          "--with-torch-dir=#{@gems.libtorch.prefix}", cure: "the log names the build's own log")
+        step("its torchrun starts two processes that use it", File.join(@home, "bin/torchrun"), "--standalone", "--nproc-per-node=2", script,
+          limit: 120)
       end
     end
 
     private
 
-    def build
-      file = File.join(@folder, "torch-ddp.gem")
-      Console.step("gem: building the gem file", "gem", "build", "torch-ddp.gemspec", "--output", file, env: environment,
-        log: "gem", cure: "the message in the log")
-      file
+    def step(title, *command, cure: "the message in the log", chdir: @folder, **options)
+      Console.step("gem: #{title}", *command, env: environment, log: "gem", cure: cure, chdir: chdir, **options)
     end
 
-    def seed
-      abi = RbConfig::CONFIG["ruby_version"]
-      from = File.join(@gems.path, "ruby", abi)
-      names = ["torch-rb-#{@gems.libtorch.torch_rb}", "rice-#{@gems.libtorch.rice}"]
-      names.each do |name|
-        Dir.glob("{gems/#{name},extensions/*/*/#{name},specifications/#{name}.gemspec}", base: from).each do |path|
-          FileUtils.mkdir_p(File.dirname(File.join(@home, path)))
-          FileUtils.cp_r(File.join(from, path), File.join(@home, path), preserve: true)
-        end
+    def copy_compiled_gems
+      from = File.join(@gems.path, "ruby", RbConfig::CONFIG["ruby_version"])
+      names = "{torch-rb-#{@gems.libtorch.torch_rb},rice-#{@gems.libtorch.rice}}"
+      Dir.glob("{gems/#{names},extensions/*/*/#{names},specifications/#{names}.gemspec}", base: from).each do |path|
+        FileUtils.mkdir_p(File.dirname(File.join(@home, path)))
+        FileUtils.cp_r(File.join(from, path), File.join(@home, path), preserve: true)
       end
     end
 
-    def install(gem_file)
-      Console.step("gem: installing it into an empty GEM_HOME", "gem", "install", "--local", "--no-document", gem_file, "--",
-        "--with-torch-dir=#{@gems.libtorch.prefix}", env: environment, chdir: @folder, log: "gem",
-        cure: "the log names the build's own log")
-    end
-
-    def use
-      script = File.join(@folder, "script.rb")
-      File.write(script, SCRIPT)
-      Console.step("gem: its torchrun starts two processes that use it", File.join(@home, "bin/torchrun"), "--standalone",
-        "--nproc-per-node=2", script, env: environment, chdir: @folder, log: "gem", limit: 120, cure: "the message in the log")
-    end
-
-    # Nothing of this checkout or its bundle may be reached.
+    # Nothing of this checkout or its bundle may be reached. CMake takes the compiler cache from these variables; it finds what was
+    # compiled before, wherever the gem's folder is.
     def environment
-      Gems.clean_environment.merge("GEM_HOME" => @home, "GEM_PATH" => @home, "RUBYLIB" => nil, "LIBTORCH" => nil,
-        "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1", **compiler_cache)
-    end
-
-    # CMake takes it from these; what was compiled before is found wherever the gem's folder is.
-    def compiler_cache
-      return {} unless Native.ccache?
-
-      {"CMAKE_C_COMPILER_LAUNCHER" => "ccache", "CMAKE_CXX_COMPILER_LAUNCHER" => "ccache", **Native.ccache, "CCACHE_BASEDIR" => @folder}
+      launchers = %w[CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER].to_h { |name| [name, Native.ccache? ? "ccache" : nil] }
+      Gems.clean_environment.merge(launchers, Native.ccache, "CCACHE_BASEDIR" => @folder, "GEM_HOME" => @home, "GEM_PATH" => @home,
+        "RUBYLIB" => nil, "LIBTORCH" => nil, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1")
     end
   end
 end

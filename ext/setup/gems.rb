@@ -1,22 +1,21 @@
 # frozen_string_literal: true
 
-require "digest"
 require "etc"
 require "shellwords"
 require_relative "../torch_ddp/libtorch"
 require_relative "cache"
-require_relative "console"
 
 module Setup
   # The gems, compiled once for each combination of Ruby and libtorch and kept in the cache.
   #
-  # A folder of the cache is whole or absent: it is filled under another name and renamed when bundler is
-  # done. Gems that are added later go into the whole folder, where RubyGems itself keeps the order (a
-  # gem's specification is written last).
+  # Gems that are added later go into the complete folder, which is safe: RubyGems writes a gem's specification last.
   class Gems
     FILES = %w[Gemfile torch-ddp.gemspec include/tddp/version.h ext/torch_ddp/libtorch.rb].freeze
+    LOCK = File.join(ROOT, "Gemfile.lock")
     LINT = {"BUNDLE_WITH" => "lint"}.freeze
     VISION = {"BUNDLE_WITH" => "vision"}.freeze
+    # The Gemfile's optional groups, each with its gem and what is left undone without it.
+    GROUPS = {LINT => ["standard", "`rake lint` is incomplete"], VISION => ["torchvision", "examples/resnet cannot be run"]}.freeze
 
     attr_reader :libtorch
 
@@ -36,50 +35,22 @@ module Setup
 
       Console.say(@libtorch.warning) if @libtorch.warning
       # For the Gemfile, also when it is read without LIBTORCH.
-      write(File.join(ROOT, ".bundle/libtorch"), "#{@libtorch.prefix}\n")
-      Cache.locked(path) { install unless take_from_cache }
-      write(ready_file, ready_text)
+      Cache.write(File.join(ROOT, ".bundle/libtorch"), "#{@libtorch.prefix}\n")
+      made = Cache.make(path) { |unfinished| bundle_install(unfinished) }
+      Console.step("gems: pointing this checkout at them", *bundle("config", "set", "--local", "path", path), log: "bundle", cure: "see the log")
+      Cache.locked(path) { take_lock_file || bundle_install(path) } unless made
+      Cache.write(ready_file, ready_text)
     end
 
-    # @return [Boolean] whether standardrb is there now
-    def ensure_lint!
-      ensure_group!(LINT, "standard", "without standard only `rake lint` is incomplete")
-    end
+    # @param group [Hash] of {GROUPS}
+    # @return [Boolean] whether it is there now, installed if need be
+    def ensure_group!(group)
+      return true if group?(group)
 
-    # @return [Boolean] whether standardrb is there
-    def lint?
-      bundle_check(LINT)
-    end
-
-    # @return [Boolean] whether torchvision is there now
-    def ensure_vision!
-      ensure_group!(VISION, "torchvision", "without torchvision only examples/resnet cannot be run")
-    end
-
-    def ready?
-      File.file?(File.join(ROOT, "Gemfile.lock")) && File.file?(ready_file) && File.read(ready_file) == ready_text &&
-        File.directory?(path)
-    end
-
-    # A command that runs within the bundle.
-    def self.exec(*command)
-      [RbConfig.ruby, "-S", "bundle", "exec", *command]
-    end
-
-    # Bundler is told nothing by the process that started it, such as another bundle.
-    def self.clean_environment
-      ENV.keys.grep(/\A(BUNDLER?_(?!SILENCE|SSL|MIRROR)|RUBYOPT\z|RUBYLIB\z|GEM_HOME\z|GEM_PATH\z)/).to_h { |name| [name, nil] }
-    end
-
-    private
-
-    # Installs one of the Gemfile's optional groups.
-    def ensure_group!(group, gem, without)
-      return true if bundle_check(group)
-
+      gem, without = GROUPS.fetch(group)
       Cache.locked(path) do
         Console.step("gems: installing #{gem}", *bundle("install"), env: group.merge("MAKEFLAGS" => "-j#{Etc.nprocessors}"),
-          log: "bundle-#{group.fetch("BUNDLE_WITH")}", cure: "check the network; #{without}")
+          log: "bundle-#{group.fetch("BUNDLE_WITH")}", cure: "check the network; without #{gem} only #{without}")
       end
       true
     rescue Failure => e
@@ -87,40 +58,45 @@ module Setup
       false
     end
 
-    # Another checkout may have done it all: then its Gemfile.lock saves asking the registry.
-    def take_from_cache
-      return false unless File.file?(cached_lock)
-
-      write(File.join(ROOT, "Gemfile.lock"), File.read(cached_lock))
-      configure
-      bundle_check
+    # @return [Boolean] whether the gems are there, those of an optional group as well
+    def group?(group = {})
+      system(self.class.clean_environment.merge(group), *bundle("check"), chdir: ROOT, out: File::NULL, err: File::NULL)
     end
 
-    def install
-      FileUtils.rm_f(File.join(ROOT, "Gemfile.lock"))
-      if File.directory?(path)
-        configure
-        bundle_install(path)
-      else
-        unfinished = "#{path}.unfinished"
-        FileUtils.rm_rf(unfinished)
-        bundle_install(unfinished)
-        File.rename(unfinished, path)
-        configure
-      end
-      write(cached_lock, File.read(File.join(ROOT, "Gemfile.lock")))
+    def ready?
+      File.file?(LOCK) && File.file?(ready_file) && File.read(ready_file) == ready_text && File.directory?(path)
+    end
+
+    # A command that runs within the bundle.
+    def self.exec(*command)
+      [RbConfig.ruby, "-S", "bundle", "exec", *command]
+    end
+
+    # Removes what the process that started this one set for its bundle.
+    def self.clean_environment
+      ENV.keys.grep(/\A(BUNDLER?_(?!SILENCE|SSL|MIRROR)|RUBYOPT\z|RUBYLIB\z|GEM_HOME\z|GEM_PATH\z)/).to_h { |name| [name, nil] }
+    end
+
+    private
+
+    # Another checkout may have installed all: its Gemfile.lock then makes asking the registry unnecessary.
+    #
+    # @return [Boolean] whether that is so
+    def take_lock_file
+      kept = File.join(path, lock_name)
+      File.file?(kept) && Cache.write(LOCK, File.read(kept)) && group?
     end
 
     def bundle_install(into)
-      cores = Etc.nprocessors
+      FileUtils.rm_f(LOCK)
       title = "gems for libtorch #{@libtorch.version}: torch-rb #{@libtorch.torch_rb} and rice #{@libtorch.rice} into #{path}"
-      unless File.directory?(path)
-        title += "\n  compiling torch-rb on all #{cores} cores takes 4 to 10 minutes on two; it is done once and kept"
-      end
+      title += "\n  compiling torch-rb on all #{Etc.nprocessors} cores takes 4 to 10 minutes on two; it is done once and kept" if into != path
       Console.step(title, *bundle("install"), log: "bundle",
-        env: build_environment.merge("BUNDLE_PATH" => into, "MAKEFLAGS" => "-j#{cores}"),
+        # The folder that this checkout was pointed at before would take precedence over BUNDLE_PATH.
+        env: build_environment.merge("BUNDLE_PATH" => into, "BUNDLE_APP_CONFIG" => into, "MAKEFLAGS" => "-j#{Etc.nprocessors}"),
         cure: "check the network; for a compiler's error see mkmf.log and gem_make.out, which the log names; " \
           "LIBTORCH=/path uses another libtorch")
+      Cache.write(File.join(into, lock_name), File.read(LOCK))
     end
 
     # Debug information and the distribution's own flags would cost a third more time.
@@ -128,15 +104,6 @@ module Setup
       flags = ["--with-torch-dir=#{@libtorch.prefix.shellescape}", "--with-cxxflags='-O2 -g0'", "--with-optflags=-O2",
         "--with-debugflags=-g0"]
       {"BUNDLE_BUILD__TORCH___RB" => flags.join(" ")}
-    end
-
-    def configure
-      Console.step("gems: pointing this checkout at them", *bundle("config", "set", "--local", "path", path),
-        log: "bundle", cure: "see the log")
-    end
-
-    def bundle_check(env = {})
-      system(self.class.clean_environment.merge(env), *bundle("check"), chdir: ROOT, out: File::NULL, err: File::NULL)
     end
 
     def bundle(*arguments)
@@ -151,19 +118,12 @@ module Setup
       "#{path} #{digest}\n"
     end
 
-    def cached_lock
-      File.join(path, "Gemfile-#{digest}.lock")
+    def lock_name
+      "Gemfile-#{digest}.lock"
     end
 
     def digest
       @digest ||= FILES.inject(Digest::SHA256.new) { |sum, file| sum << File.read(File.join(ROOT, file)) }.hexdigest[0, 12]
-    end
-
-    def write(file, text)
-      FileUtils.mkdir_p(File.dirname(file))
-      partial = "#{file}.#{Process.pid}"
-      File.write(partial, text)
-      File.rename(partial, file)
     end
   end
 end

@@ -1,7 +1,5 @@
 # frozen_string_literal: true
 
-require "shellwords"
-require_relative "console"
 require_relative "gems"
 require_relative "system_packages"
 require_relative "../../examples/common/mnist_data"
@@ -9,27 +7,21 @@ require_relative "../../examples/common/mnist_data"
 module Setup
   # Fetches MNIST, then trains on it as a user would by hand.
   class MNIST
-    PROCESSES = 2
     DATA = "examples/mnist/data"
 
-    # @return [Array<String>] what the variable ARGS adds to a command
-    def self.extra_arguments
-      ENV["ARGS"].to_s.shellsplit
-    end
-
+    # @param arguments [Array<String>] further options of examples/mnist/distributed.rb
     # @raise [Failure]
-    def run
+    def run(*arguments)
       fetch
-      command = ["torchrun", "--standalone", "--nproc-per-node=#{PROCESSES}", "examples/mnist/distributed.rb", "--data-dir", DATA,
-        *self.class.extra_arguments]
+      command = ["torchrun", "--standalone", "--nproc-per-node=2", "examples/mnist/distributed.rb", "--data-dir", DATA, *arguments]
       shown = "bundle exec #{command.map { |part| part.match?(/\A[\w.,:\/=@%+-]+\z/) ? part : part.shellescape }.join(" ")}"
       Console.say "training: #{shown}"
       started = Console.now
-      accuracy, status = train(command)
-      raise Failure, "step failed (#{describe(status)}): #{shown}\n  likely cure: its messages are above" unless status.success?
+      status, output = Console.run(*Gems.exec(*command), log: "mnist", limit: Float::INFINITY, show: true)
+      raise Failure, "step failed (#{Console.ending(status)}): #{shown}\n  likely cure: its messages are above" unless status.success?
 
-      Console.say "", "test accuracy: #{accuracy || "none was printed"}", "after #{Console.duration(Console.now - started)}, by the command",
-        "  #{shown}"
+      Console.say "", "test accuracy: #{output.scan(/test accuracy (\S+ ?%.*)/).flatten.last || "none was printed"}",
+        "after #{Console.duration(Console.now - started)}, by the command", "  #{shown}"
     end
 
     # @raise [Failure]
@@ -46,33 +38,6 @@ module Setup
       end
     rescue MNISTData::Error => e
       raise Failure, "step failed: MNIST data\n  #{e.message}"
-    end
-
-    private
-
-    # @return [Array(String, Process::Status)] the last accuracy that was printed
-    def train(command)
-      accuracy = nil
-      reader, writer = IO.pipe
-      pid = spawn(*Gems.exec(*command), chdir: ROOT, out: writer)
-      writer.close
-      reader.each_line do |line|
-        accuracy = line[/test accuracy (\S+ ?%.*)/, 1] || accuracy
-        $stdout.write(line)
-        $stdout.flush
-      end
-      Process.wait(pid)
-      [accuracy, $?]
-    rescue Interrupt
-      # The terminal has told torchrun as well; it ends its workers.
-      Process.wait(pid)
-      raise
-    ensure
-      reader&.close
-    end
-
-    def describe(status)
-      status.exitstatus ? "exit #{status.exitstatus}" : "by signal #{status.termsig}"
     end
   end
 end

@@ -4,8 +4,7 @@ require "minitest/autorun"
 require "digest"
 require "fileutils"
 require "tmpdir"
-require_relative "../../ext/setup/cuda"
-require_relative "../../ext/setup/debian13"
+require_relative "../../ext/setup/roots"
 require_relative "../../ext/setup/tests"
 
 # The roots that legs of their own are run in: nothing here makes one.
@@ -56,7 +55,7 @@ class RootTest < Minitest::Test
     assert_equal @root.folder, Setup::Root.new("plain", %w[a b], options: ["--more"]).folder
     refute_equal @root.folder, Setup::Root.new("plain", %w[a c]).folder
     assert_equal File.join(@dir, "torch-ddp/debian13", Digest::SHA256.hexdigest(Setup::Debian13::PACKAGES.join(" "))[0, 12]),
-      Setup::Debian13.new.root
+      Setup::Debian13.new.folder
   end
 
   def test_a_command_is_entered_with_nothing_of_this_shell_but_the_network_s

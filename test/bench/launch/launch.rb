@@ -15,7 +15,7 @@
 require "json"
 require "open3"
 require "optparse"
-require_relative "../../../ext/setup/debian13"
+require_relative "../../../ext/setup/roots"
 
 ROOT = File.expand_path("../../..", __dir__)
 OPTIONS = {rounds: 10, runs: 5}
@@ -156,7 +156,7 @@ module PythonTorchrun
 
   # In a mount namespace that lasts as long as this program; it is entered anew for each run, which takes some ms.
   def debian13
-    root = Setup::Debian13.new.root
+    root = Setup::Debian13.new.folder
     return unless Process.uid.zero? && File.directory?(root)
 
     reader, writer = IO.pipe
