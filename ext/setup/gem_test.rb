@@ -60,11 +60,9 @@ module Setup
       end
     end
 
-    # Nothing of this checkout or its bundle may be reached. CMake takes the compiler cache from these variables; it finds what was
-    # compiled before, wherever the gem's folder is.
+    # Nothing of this checkout or its bundle may be reached. The compiler cache finds what was compiled before, wherever the gem's folder is.
     def environment
-      launchers = %w[CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER].to_h { |name| [name, Native.ccache? ? "ccache" : nil] }
-      Gems.clean_environment.merge(launchers, Native.ccache, "CCACHE_BASEDIR" => @folder, "GEM_HOME" => @home, "GEM_PATH" => @home,
+      Gems.clean_environment.merge(Native.ccache, "CCACHE_BASEDIR" => @folder, "GEM_HOME" => @home, "GEM_PATH" => @home,
         "RUBYLIB" => nil, "LIBTORCH" => nil, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1")
     end
   end

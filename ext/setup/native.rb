@@ -11,7 +11,7 @@ module Setup
     BUILD = File.join(ROOT, "build/native")
     PREFIX = File.join(ROOT, "lib/torch_ddp/native")
     EXTENSION = File.join(ROOT, "lib/torch_ddp/ext.so")
-    SOURCES = %w[CMakeLists.txt include/**/*.h src/**/*.{c,cc,h,cmake,map,txt} test/{c,bench,gpu}/**/*.{c,cc,h} test/{c,bench,gpu}/**/CMakeLists.txt].freeze
+    SOURCES = %w[CMakeLists.txt include/**/*.h src/**/*.{c,cc,h,cmake,map,txt} test/{c,bench,fuzz,gpu}/**/{*.{c,cc,h},CMakeLists.txt}].freeze
     EXTENSION_SOURCES = %w[ext/Rakefile ext/torch_ddp/*.{rb,c,cc,h} include/**/*.h].freeze
     CURE = "the compiler's message in the log; `rake clean` starts afresh"
 
@@ -41,8 +41,10 @@ module Setup
 
     def configure(folder, *settings)
       name = File.basename(folder)
+      # Make takes several seconds to see that there is nothing to do. A folder that is there keeps its generator.
+      generator = SystemPackages.program?("ninja") ? {"CMAKE_GENERATOR" => "Ninja"} : {}
       Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, *settings, log: "cmake-#{name}",
-        cure: "`rake setup` installs what CMake did not find")
+        env: ccache.merge(generator), cure: "`rake setup` installs what CMake did not find")
     end
 
     # Builds targets, or all of them, in a folder that is configured.
@@ -63,8 +65,8 @@ module Setup
 
     # For rake-compiler, which runs it through a shell.
     def make
-      compilers = ccache? ? RbConfig::CONFIG.slice("CC", "CXX").map { |name, program| "#{name}='ccache #{program}'" } : []
-      ["make", "-j#{Etc.nprocessors}", *compilers].join(" ")
+      compilers = RbConfig::CONFIG.slice("CC", "CXX").map { |name, program| "#{name}='ccache #{program}'" }
+      ["make", "-j#{Etc.nprocessors}", *(compilers if ccache.any?)].join(" ")
     end
 
     def clean
@@ -83,34 +85,25 @@ module Setup
     end
 
     # One ccache for all checkouts: paths within a checkout count relative to it, so a new clone finds what another compiled.
+    #
+    # @return [Hash] environment of commands that compile
     def ccache
-      {"CCACHE_DIR" => Cache.path("ccache"), "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G",
-       "CCACHE_SLOPPINESS" => "pch_defines,time_macros"}
+      return {} unless SystemPackages.program?("ccache")
+
+      {"CMAKE_C_COMPILER_LAUNCHER" => "ccache", "CMAKE_CXX_COMPILER_LAUNCHER" => "ccache", "CCACHE_DIR" => Cache.path("ccache"),
+       "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G", "CCACHE_SLOPPINESS" => "pch_defines,time_macros"}
     end
 
     def settings_for(libtorch, options)
       values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => ENV["CI"] ? "ON" : "OFF"}
       values["TDDP_LIBTORCH"] = libtorch.prefix if libtorch
-      launchers = ccache? ? {"CMAKE_C_COMPILER_LAUNCHER" => "ccache", "CMAKE_CXX_COMPILER_LAUNCHER" => "ccache"} : {}
-      ["-G", generator, *values.merge(launchers, options).map { |name, value| "-D#{name}=#{value}" }]
+      values.merge(options).map { |name, value| "-D#{name}=#{value}" }
     end
 
-    # Make takes several seconds to see that there is nothing to do.
-    def generator
-      SystemPackages.program?("ninja") ? "Ninja" : "Unix Makefiles"
-    end
-
-    def ccache?
-      SystemPackages.program?("ccache")
-    end
-
-    # CMake refuses a build folder that was moved or copied along with the checkout, or that is another generator's.
+    # CMake refuses a build folder that was moved or copied along with the checkout.
     def foreign?(folder)
       cache = File.join(folder, "CMakeCache.txt")
-      return false unless File.file?(cache)
-
-      text = File.read(cache)
-      ["CMAKE_HOME_DIRECTORY:INTERNAL=#{ROOT}\n", "CMAKE_GENERATOR:INTERNAL=#{generator}\n"].any? { |line| !text.include?(line) }
+      File.file?(cache) && !File.read(cache).include?("CMAKE_HOME_DIRECTORY:INTERNAL=#{ROOT}\n")
     end
   end
 end
