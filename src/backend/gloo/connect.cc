@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -18,6 +19,7 @@
 #include <gloo/transport/tcp/address.h>
 
 #include "device.h"
+#include "endpoint.h"
 #include "failure.h"
 #include "mesh.h"
 
@@ -27,6 +29,9 @@ namespace
 {
 
 using std::chrono::milliseconds;
+
+/* So many ranks' records are fetched by one request. */
+constexpr int FETCHED_AT_ONCE = 1024;
 
 tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
 {
@@ -50,35 +55,6 @@ tddp_slice slice(const std::string &text)
     return tddp_slice{text.data(), text.size()};
 }
 
-/* Serialises addresses, each after its length. At a rank's own place is the address of its
- * beacon. */
-void append(std::string &all, const std::vector<char> &address)
-{
-    uint32_t length = static_cast<uint32_t>(address.size());
-    all.append(reinterpret_cast<const char *>(&length), sizeof length);
-    all.append(address.data(), address.size());
-}
-
-std::vector<char> extract(const tddp_blob &all, int which)
-{
-    size_t at = 0;
-    for (int i = 0;; i++) {
-        uint32_t length;
-        if (all.size - at < sizeof length) {
-            throw Failure(TDDP_PROTOCOL, "a rank's addresses in the store are cut short");
-        }
-        memcpy(&length, all.data + at, sizeof length);
-        at += sizeof length;
-        if (all.size - at < length) {
-            throw Failure(TDDP_PROTOCOL, "a rank's addresses in the store are cut short");
-        }
-        if (i == which) {
-            return std::vector<char>(all.data + at, all.data + at + length);
-        }
-        at += length;
-    }
-}
-
 /* A socket's local address and port, to be compared; empty if it has none. */
 std::string socket_key(const sockaddr_storage &address)
 {
@@ -94,6 +70,33 @@ std::string socket_key(const sockaddr_storage &address)
     }
     return text;
 }
+
+/* Values from the store. */
+class Blobs
+{
+  public:
+    explicit Blobs(size_t count) : blobs_(count) {}
+    ~Blobs()
+    {
+        for (tddp_blob &each : blobs_) {
+            tddp_blob_free(&each);
+        }
+    }
+    Blobs(const Blobs &) = delete;
+    Blobs &operator=(const Blobs &) = delete;
+
+    tddp_blob *data()
+    {
+        return blobs_.data();
+    }
+    tddp_slice operator[](size_t which) const
+    {
+        return {blobs_[which].data, blobs_[which].size};
+    }
+
+  private:
+    std::vector<tddp_blob> blobs_;
+};
 
 /* The reason that a lost rank published; empty if it had no time to. */
 std::string failure_reason_of(tddp_store *store, int peer)
@@ -140,11 +143,8 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
             context_->createPair(peer);
         }
     }
-    auto *local_address = dynamic_cast<const gloo::transport::tcp::Address *>(
-        &context_->getPair(rank == 0 ? 1 : 0)->address());
-    if (local_address) {
-        beacon_.open(local_address->getSockaddr(), size);
-    }
+    Endpoint endpoint = Endpoint::of(*context_);
+    endpoint.beacon_port = beacon_.open(endpoint.device, size);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         connecting_ = true;
@@ -154,11 +154,11 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
     }
     start_watcher();
     tddp_wait left = until(deadline, cancel);
-    publish(opts.store, &left);
-    for (int peer = 0; peer < size; peer++) {
-        if (peer != rank) {
-            connect_pair(opts.store, peer, deadline, cancel);
-        }
+    Failure::check(
+        tddp_store_set(opts.store, slice(key_of(rank)), slice(endpoint.serialise()), &left));
+    published_ = true;
+    for (int first = 0; first < size; first += FETCHED_AT_ONCE) {
+        connect_pairs(opts.store, first, std::min(size, first + FETCHED_AT_ONCE), deadline, cancel);
     }
     make_links();
     set_up_sockets(seconds);
@@ -175,28 +175,13 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
     active_--;
 }
 
-void Mesh::publish(tddp_store *store, const tddp_wait *wait)
-{
-    const char *beacon = reinterpret_cast<const char *>(&beacon_.address());
-    std::string all;
-    for (int peer = 0; peer < size; peer++) {
-        append(all, peer == rank ? std::vector<char>(beacon, beacon + sizeof beacon_.address())
-                                 : context_->getPair(peer)->address().bytes());
-    }
-    Failure::check(tddp_store_set(store, slice(key_of(rank)), slice(all), wait));
-    published_ = true;
-}
-
 /* Sets the peer that the watcher checks while this thread connects to it; -1: none. */
-void Mesh::set_connecting_to(int peer, const std::vector<char> &beacon)
+void Mesh::set_connecting_to(int peer, const sockaddr_storage &beacon)
 {
     std::lock_guard<std::mutex> lock(mutex_);
     connecting_to_ = peer;
     peer_checked_at_ = Clock::now();
-    peer_beacon_ = {};
-    if (beacon.size() == sizeof peer_beacon_) {
-        memcpy(&peer_beacon_, beacon.data(), sizeof peer_beacon_);
-    }
+    peer_beacon_ = beacon;
     probe_.reset();
 }
 
@@ -206,20 +191,40 @@ bool Mesh::connecting_peer_died()
     return connecting_peer_died_;
 }
 
-void Mesh::connect_pair(tddp_store *store, int peer, Clock::time_point deadline,
+/* Connects to the ranks from `first` to before `end`, this one left out. */
+void Mesh::connect_pairs(tddp_store *store, int first, int end, Clock::time_point deadline,
+                         tddp_cancel *cancel)
+{
+    std::vector<std::string> keys;
+    std::vector<tddp_slice> slices;
+    for (int peer = first; peer < end; peer++) {
+        keys.push_back(key_of(peer));
+    }
+    for (const std::string &key : keys) {
+        slices.push_back(slice(key));
+    }
+    const tddp_wait left = until(deadline, cancel);
+    Blobs records(slices.size());
+    Failure::check(
+        tddp_store_multi_get(store, slices.data(), slices.size(), &left, records.data()));
+    for (int peer = first; peer < end; peer++) {
+        if (peer != rank) {
+            connect_pair(store, peer, records[static_cast<size_t>(peer - first)], deadline, cancel);
+        }
+    }
+}
+
+void Mesh::connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
                         tddp_cancel *cancel)
 {
-    tddp_wait left = until(deadline, cancel);
-    tddp_blob blob = {};
-    Failure::check(tddp_store_get(store, slice(key_of(peer)), &left, &blob));
-    std::unique_ptr<tddp_blob, void (*)(tddp_blob *)> owner(&blob, tddp_blob_free);
-    if (const char *reason = tddp_backend_published_failure({blob.data, blob.size})) {
+    if (const char *reason = tddp_backend_published_failure(record)) {
         throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " + reason);
     }
+    const Endpoint endpoint = Endpoint::parse(record);
     std::string error;
-    set_connecting_to(peer, extract(blob, peer));
+    set_connecting_to(peer, endpoint.beacon());
     try {
-        context_->getPair(peer)->connect(extract(blob, rank));
+        context_->getPair(peer)->connect(endpoint.address_for(peer, rank));
     } catch (const std::exception &cause) {
         error = strip_location(cause);
     }

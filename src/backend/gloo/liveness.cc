@@ -20,6 +20,7 @@
 
 #include <tddp/log.h>
 
+#include "endpoint.h"
 #include "failure.h"
 
 namespace tddp_gloo
@@ -103,24 +104,23 @@ Beacon::~Beacon()
     close();
 }
 
-void Beacon::open(const sockaddr_storage &near, int backlog)
+in_port_t Beacon::open(const sockaddr_storage &near, int backlog)
 {
     sockaddr_storage address = near;
     auto *bare = reinterpret_cast<sockaddr *>(&address);
     socklen_t length = length_of(address);
-    if (address.ss_family == AF_INET6) {
-        reinterpret_cast<sockaddr_in6 &>(address).sin6_port = 0;
-    } else {
-        reinterpret_cast<sockaddr_in &>(address).sin_port = 0;
+    in_port_t *port = port_in(address);
+    if (port) {
+        *port = 0;
     }
     fd_ = new_socket(address);
     if (fd_ < 0 || bind(fd_, bare, length) != 0 || listen(fd_, backlog) != 0 ||
         getsockname(fd_, bare, &length) != 0) {
         tddp_log(TDDP_LOG_DEBUG, "gloo", "no beacon: %s", strerror(errno));
         close();
-        return;
+        return 0;
     }
-    address_ = address;
+    return port ? *port : 0;
 }
 
 void Beacon::close()
@@ -129,7 +129,6 @@ void Beacon::close()
         ::close(fd_);
         fd_ = -1;
     }
-    address_ = {};
 }
 
 Probe::Probe(const sockaddr_storage &beacon)

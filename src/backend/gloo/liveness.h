@@ -5,6 +5,7 @@
 #ifndef TDDP_GLOO_LIVENESS_H
 #define TDDP_GLOO_LIVENESS_H
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -36,20 +37,13 @@ class Beacon
     Beacon(const Beacon &) = delete;
     Beacon &operator=(const Beacon &) = delete;
 
-    /* Listens on the same network address as `near`. If that fails, other ranks wait until their
-     * deadline. */
-    void open(const sockaddr_storage &near, int backlog);
+    /* Listens on the same network address as `near`, and returns the port, in network byte order.
+     * If that fails, it is 0, and other ranks wait until their deadline. */
+    in_port_t open(const sockaddr_storage &near, int backlog);
     void close();
-
-    /* Family AF_UNSPEC: not open. */
-    const sockaddr_storage &address() const
-    {
-        return address_;
-    }
 
   private:
     int fd_ = -1;
-    sockaddr_storage address_ = {};
 };
 
 /* A connection to another rank's beacon. */

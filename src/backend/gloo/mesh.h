@@ -211,10 +211,12 @@ class Mesh
 
     /* connect.cc */
     void open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel);
-    void publish(tddp_store *store, const tddp_wait *wait);
-    void set_connecting_to(int peer, const std::vector<char> &beacon);
+    void set_connecting_to(int peer, const sockaddr_storage &beacon);
     bool connecting_peer_died();
-    void connect_pair(tddp_store *store, int peer, Clock::time_point deadline, tddp_cancel *cancel);
+    void connect_pairs(tddp_store *store, int first, int end, Clock::time_point deadline,
+                       tddp_cancel *cancel);
+    void connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
+                      tddp_cancel *cancel);
     void make_links();
     void set_up_sockets(int seconds);
     void exchange_connected(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
@@ -262,7 +264,7 @@ class Mesh
     CloseNotice close_notice_data_ = {};
     std::vector<int> sockets_; /* of the pairs; owned by Gloo */
     std::unique_ptr<Buffer> close_notice_;
-    bool published_ = false; /* other ranks have this rank's addresses */
+    bool published_ = false; /* other ranks have this rank's endpoint */
     Beacon beacon_;
 
     std::thread watcher_thread_;

@@ -3,6 +3,7 @@
  * that differ between ranks, a local part whose sizes differ.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include <tddp/backend.h>
 
@@ -127,4 +128,17 @@ MULTI_TEST(the_table_has_every_collective, 1, 20)
     for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
         CHECK(tddp_op_is_p2p((tddp_op_kind)kind) || backend->run[kind]);
     }
+}
+
+/* However many ranks there are, each publishes one record, of the same size. */
+MULTI_TEST(a_rank_publishes_one_small_record, 4, 20)
+{
+    member self = join(rank, world_size, port);
+    tddp_blob record;
+    char key[16];
+    snprintf(key, sizeof key, "gloo/%d", rank);
+    CHECK_OK(tddp_store_get(self.store, (tddp_slice){key, strlen(key)}, NULL, &record));
+    CHECK(record.size <= 64);
+    tddp_blob_free(&record);
+    part(&self);
 }
