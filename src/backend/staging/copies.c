@@ -45,7 +45,7 @@ static tddp_status mark(tddp_staged *self, bool inwards, size_t end)
     size_t marked = 0;
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < end && status == TDDP_OK; i++) {
-        const tddp_staging_piece *piece = &self->places.pieces[i];
+        const tddp_staging_piece *piece = &self->layout.pieces[i];
         if (!(inwards ? piece->in : piece->out)) {
             continue;
         }
@@ -75,8 +75,8 @@ tddp_status tddp_staging_copies_begin(tddp_staged *self, bool inwards)
 {
     size_t end = 0;
     tddp_status status = TDDP_OK;
-    for (; end < self->places.count && status == TDDP_OK; end++) {
-        const tddp_staging_piece *piece = &self->places.pieces[end];
+    for (; end < self->layout.count && status == TDDP_OK; end++) {
+        const tddp_staging_piece *piece = &self->layout.pieces[end];
         if (inwards ? piece->in : piece->out) {
             self->block->copying = true;
             status = copy_piece(self, piece, inwards, stream_of(self, piece));

@@ -27,31 +27,31 @@ static bool receives(const tddp_staging *owner, const tddp_op *op)
 }
 
 /* The buffers of one side; contiguous parts as one. */
-static void add_side(tddp_staging_places *places, const tddp_buffer *whole,
+static void add_side(tddp_staging_layout *layout, const tddp_buffer *whole,
                      const tddp_buffer *parts, size_t count, bool in, bool out)
 {
     if (whole->data || !parts) {
-        tddp_staging_places_add(places, whole, in, out);
+        tddp_staging_layout_add(layout, whole, in, out);
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        tddp_staging_places_add(places, &parts[i], in, out);
+        tddp_staging_layout_add(layout, &parts[i], in, out);
     }
 }
 
-static void collect(const tddp_staging *owner, const tddp_op *op, tddp_staging_places *places)
+static void collect(const tddp_staging *owner, const tddp_op *op, tddp_staging_layout *layout)
 {
     const size_t world = (size_t)owner->world_size;
     bool in = sends(owner, op);
     bool out = receives(owner, op);
     if (op->bundled > 0) {
-        add_side(places, &op->input, op->output_parts, op->bundled, true, true);
+        add_side(layout, &op->input, op->output_parts, op->bundled, true, true);
     } else if (op->input.data && op->input.data == op->output.data &&
                op->input.count == op->output.count && !op->input_parts && !op->output_parts) {
-        tddp_staging_places_add(places, &op->input, in, out);
+        tddp_staging_layout_add(layout, &op->input, in, out);
     } else {
-        add_side(places, &op->input, op->input_parts, world, in, false);
-        add_side(places, &op->output, op->output_parts, world, false, out);
+        add_side(layout, &op->input, op->input_parts, world, in, false);
+        add_side(layout, &op->output, op->output_parts, world, false, out);
     }
 }
 
@@ -63,7 +63,7 @@ static tddp_buffer moved(const tddp_staged *self, tddp_buffer buffer)
     buffer.device_index = self->type == TDDP_CUDA ? self->device : 0;
     buffer.stream = self->block ? self->block->stream : NULL;
     if (buffer.data && buffer.count > 0) {
-        buffer.data = self->block->data + tddp_staging_places_find(&self->places, buffer.data);
+        buffer.data = self->block->data + tddp_staging_layout_find(&self->layout, buffer.data);
     }
     return buffer;
 }
@@ -160,15 +160,15 @@ static tddp_status begin(tddp_staged *self)
     const tddp_op *op = self->requested;
     const bool bundled = op->bundled > 0;
     const size_t max_count = bundled ? op->bundled : 2 * (size_t)self->owner->world_size;
-    tddp_status status = tddp_staging_places_init(&self->places, max_count, bundled);
+    tddp_status status = tddp_staging_layout_init(&self->layout, max_count, bundled);
     if (status) {
         return status;
     }
-    collect(self->owner, op, &self->places);
-    status = tddp_staging_places_compute(&self->places, tddp_dtype_size(op->input.dtype));
-    if (status == TDDP_OK && self->places.bytes > 0) {
-        status = tddp_staging_blocks_take(&self->owner->blocks, self->cuda, self->type,
-                                          self->device, self->places.bytes, &self->block);
+    collect(self->owner, op, &self->layout);
+    status = tddp_staging_layout_compute(&self->layout, tddp_dtype_size(op->input.dtype));
+    if (status == TDDP_OK && self->layout.bytes > 0) {
+        status = tddp_staging_block_pool_take(&self->owner->block_pool, self->cuda, self->type,
+                                              self->device, self->layout.bytes, &self->block);
     }
     if (status == TDDP_OK) {
         status = translate(self);
@@ -229,9 +229,10 @@ static bool is_idle(const tddp_staged *self, tddp_status status)
 void tddp_staged_end(tddp_staged *self, tddp_status status)
 {
     if (self->block) {
-        tddp_staging_blocks_return(&self->owner->blocks, self->block, is_idle(self, status));
+        tddp_staging_block_pool_return(&self->owner->block_pool, self->block,
+                                       is_idle(self, status));
     }
-    tddp_staging_places_free(&self->places);
+    tddp_staging_layout_free(&self->layout);
     free(self->parts);
     free(self);
 }

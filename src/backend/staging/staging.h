@@ -3,11 +3,11 @@
  * CUDA memory through pinned host memory for a backend on the host, host memory through a device's
  * for a backend on devices. A wrapper of the backend's table.
  *
- *     table.c   the wrapper: its table and its context
- *     staged.c  an operation on copies, step by step
- *     copies.c  the copies: started and waited for
- *     places.c  where each piece of an operation's memory lies among the copies
- *     blocks.c  the memory for the copies, kept for later operations
+ *     table.c       the wrapper: its table and its context
+ *     staged.c      an operation on copies, step by step
+ *     copies.c      the copies: started and waited for
+ *     layout.c      where each piece of an operation's memory lies among the copies
+ *     block_pool.c  the memory for the copies, kept for later operations
  */
 #ifndef TDDP_STAGING_H
 #define TDDP_STAGING_H
@@ -32,7 +32,7 @@ TDDP_NODISCARD tddp_status tddp_staging_wrap(tddp_inner inner, const char *name,
 /* The wrapped backend's context. */
 void *tddp_staging_inner_context(void *context);
 
-/* --- places.c -------------------------------------------------------------------------------- */
+/* --- layout.c -------------------------------------------------------------------------------- */
 
 /* Memory of the caller that is copied at once. */
 typedef struct tddp_staging_piece {
@@ -53,29 +53,29 @@ typedef struct tddp_staging_extent {
     bool placed;
 } tddp_staging_extent;
 
-typedef struct tddp_staging_places {
+typedef struct tddp_staging_layout {
     tddp_staging_piece *pieces; /* in the operation's order */
     size_t count;
     tddp_staging_extent *extents; /* by address */
     size_t extent_count;
     size_t bytes;  /* of the block */
     bool separate; /* each piece has an extent of its own */
-} tddp_staging_places;
+} tddp_staging_layout;
 
-/* Allocates places for at most so many pieces; `separate`: they don't overlap, and are to be
- * contiguous. Freed by tddp_staging_places_free(). */
-TDDP_NODISCARD tddp_status tddp_staging_places_init(tddp_staging_places *self, size_t max_count,
+/* Allocates a layout for at most so many pieces; `separate`: they don't overlap, and are to be
+ * contiguous. Freed by tddp_staging_layout_free(). */
+TDDP_NODISCARD tddp_status tddp_staging_layout_init(tddp_staging_layout *self, size_t max_count,
                                                     bool separate);
 /* Adds a buffer that is copied in, out or both. */
-void tddp_staging_places_add(tddp_staging_places *self, const tddp_buffer *buffer, bool in,
+void tddp_staging_layout_add(tddp_staging_layout *self, const tddp_buffer *buffer, bool in,
                              bool out);
 /* Places all that were added. Elements are `element` bytes. */
-TDDP_NODISCARD tddp_status tddp_staging_places_compute(tddp_staging_places *self, size_t element);
+TDDP_NODISCARD tddp_status tddp_staging_layout_compute(tddp_staging_layout *self, size_t element);
 /* The offset in the block of an address within a buffer that was added. */
-size_t tddp_staging_places_find(const tddp_staging_places *self, const void *data);
-void tddp_staging_places_free(tddp_staging_places *self);
+size_t tddp_staging_layout_find(const tddp_staging_layout *self, const void *data);
+void tddp_staging_layout_free(tddp_staging_layout *self);
 
-/* --- blocks.c -------------------------------------------------------------------------------- */
+/* --- block_pool.c ---------------------------------------------------------------------------- */
 
 /* A piece of memory, and what copies from and to it need. */
 typedef struct tddp_staging_block {
@@ -92,22 +92,24 @@ typedef struct tddp_staging_block {
 } tddp_staging_block;
 
 /* The blocks that no operation uses. */
-typedef struct tddp_staging_blocks {
+typedef struct tddp_staging_block_pool {
     pthread_mutex_t mutex; /* guards the others */
     tddp_staging_block *free;
     size_t free_count;
     tddp_staging_block *held;
-} tddp_staging_blocks;
+} tddp_staging_block_pool;
 
-/* A block of at least so many bytes, until tddp_staging_blocks_return(). The device is current. */
-TDDP_NODISCARD tddp_status tddp_staging_blocks_take(tddp_staging_blocks *self,
-                                                    const tddp_cuda *cuda, tddp_device_type type,
-                                                    int device, size_t bytes,
-                                                    tddp_staging_block **out);
-/* `idle`: nothing uses it. Otherwise it stays unused until tddp_staging_blocks_free(). */
-void tddp_staging_blocks_return(tddp_staging_blocks *self, tddp_staging_block *block, bool idle);
+/* A block of at least so many bytes, until tddp_staging_block_pool_return(). The device is current.
+ */
+TDDP_NODISCARD tddp_status tddp_staging_block_pool_take(tddp_staging_block_pool *self,
+                                                        const tddp_cuda *cuda,
+                                                        tddp_device_type type, int device,
+                                                        size_t bytes, tddp_staging_block **out);
+/* `idle`: nothing uses it. Otherwise it stays unused until tddp_staging_block_pool_free(). */
+void tddp_staging_block_pool_return(tddp_staging_block_pool *self, tddp_staging_block *block,
+                                    bool idle);
 /* Frees all memory; waits a moment for copies that may still use it, else leaves it behind. */
-void tddp_staging_blocks_free(tddp_staging_blocks *self);
+void tddp_staging_block_pool_free(tddp_staging_block_pool *self);
 
 /* --- a context ------------------------------------------------------------------------------- */
 
@@ -120,7 +122,7 @@ typedef struct tddp_staging {
     int world_size;
     atomic_int device; /* host memory is copied to it; -1: not determined yet */
     atomic_bool aborted;
-    tddp_staging_blocks blocks;
+    tddp_staging_block_pool block_pool;
     struct tddp_staged *running; /* the collective that runs, or was interrupted; NULL: none */
 } tddp_staging;
 
@@ -139,7 +141,7 @@ typedef struct tddp_staged {
     const tddp_cuda *cuda;
     const tddp_op *requested;  /* on the caller's memory */
     tddp_staging_block *block; /* NULL: there is nothing to copy */
-    tddp_staging_places places;
+    tddp_staging_layout layout;
     tddp_device_type type; /* of the block's memory, which the inner backend supports */
     int device;
     int64_t deadline;

@@ -187,7 +187,7 @@ static void destroy(void *context)
         tddp_staged_end(self->running, TDDP_GROUP_CLOSED);
     }
     tddp_inner_close(&self->inner);
-    tddp_staging_blocks_free(&self->blocks);
+    tddp_staging_block_pool_free(&self->block_pool);
     free(self);
 }
 
@@ -266,7 +266,7 @@ tddp_status tddp_staging_wrap(tddp_inner inner, const char *name, const tddp_bac
     self->rank = opts->rank;
     self->world_size = opts->world_size;
     atomic_init(&self->device, opts->device_index);
-    pthread_mutex_init(&self->blocks.mutex, NULL);
+    pthread_mutex_init(&self->block_pool.mutex, NULL);
     *context = self;
     return TDDP_OK;
 }

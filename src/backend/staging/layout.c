@@ -13,14 +13,14 @@
 
 enum { LINE = 64 };
 
-tddp_status tddp_staging_places_init(tddp_staging_places *self, size_t max_count, bool separate)
+tddp_status tddp_staging_layout_init(tddp_staging_layout *self, size_t max_count, bool separate)
 {
-    *self = (tddp_staging_places){.pieces = tddp_alloc_array(max_count, sizeof *self->pieces),
+    *self = (tddp_staging_layout){.pieces = tddp_alloc_array(max_count, sizeof *self->pieces),
                                   .separate = separate};
     return self->pieces ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-void tddp_staging_places_add(tddp_staging_places *self, const tddp_buffer *buffer, bool in,
+void tddp_staging_layout_add(tddp_staging_layout *self, const tddp_buffer *buffer, bool in,
                              bool out)
 {
     char *data = buffer->data;
@@ -46,7 +46,7 @@ static int by_address(const void *a, const void *b)
 }
 
 /* Joins pieces that overlap or adjoin, unless each has an extent of its own. */
-static void join(tddp_staging_places *self, tddp_staging_piece **order)
+static void join(tddp_staging_layout *self, tddp_staging_piece **order)
 {
     tddp_staging_extent *last = NULL;
     for (size_t i = 0; i < self->count; i++) {
@@ -67,7 +67,7 @@ static size_t rounded_up(size_t value, size_t unit)
 }
 
 /* What is copied in, and what is only copied out, begin at a cache line each. */
-static void place(tddp_staging_places *self, size_t element)
+static void place(tddp_staging_layout *self, size_t element)
 {
     for (size_t i = 0; i < self->count; i++) {
         tddp_staging_piece *piece = &self->pieces[i];
@@ -82,7 +82,7 @@ static void place(tddp_staging_places *self, size_t element)
     }
 }
 
-tddp_status tddp_staging_places_compute(tddp_staging_places *self, size_t element)
+tddp_status tddp_staging_layout_compute(tddp_staging_layout *self, size_t element)
 {
     if (self->count == 0) {
         return TDDP_OK;
@@ -103,7 +103,7 @@ tddp_status tddp_staging_places_compute(tddp_staging_places *self, size_t elemen
     return TDDP_OK;
 }
 
-size_t tddp_staging_places_find(const tddp_staging_places *self, const void *data)
+size_t tddp_staging_layout_find(const tddp_staging_layout *self, const void *data)
 {
     size_t low = 0;
     size_t high = self->extent_count;
@@ -119,9 +119,9 @@ size_t tddp_staging_places_find(const tddp_staging_places *self, const void *dat
     return extent->at + (size_t)((const char *)data - extent->start);
 }
 
-void tddp_staging_places_free(tddp_staging_places *self)
+void tddp_staging_layout_free(tddp_staging_layout *self)
 {
     free(self->pieces);
     free(self->extents);
-    *self = (tddp_staging_places){0};
+    *self = (tddp_staging_layout){0};
 }

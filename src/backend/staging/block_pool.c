@@ -90,7 +90,7 @@ static tddp_status create(const tddp_cuda *cuda, tddp_device_type type, int devi
 
 /* Removes the smallest free block that is large enough, else the largest; NULL: there is none. With
  * the lock held. */
-static tddp_staging_block *find(tddp_staging_blocks *self, tddp_device_type type, int device,
+static tddp_staging_block *find(tddp_staging_block_pool *self, tddp_device_type type, int device,
                                 size_t bytes)
 {
     tddp_staging_block **best = NULL;
@@ -126,9 +126,9 @@ static size_t capacity_for(size_t bytes)
     return size;
 }
 
-tddp_status tddp_staging_blocks_take(tddp_staging_blocks *self, const tddp_cuda *cuda,
-                                     tddp_device_type type, int device, size_t bytes,
-                                     tddp_staging_block **out)
+tddp_status tddp_staging_block_pool_take(tddp_staging_block_pool *self, const tddp_cuda *cuda,
+                                         tddp_device_type type, int device, size_t bytes,
+                                         tddp_staging_block **out)
 {
     pthread_mutex_lock(&self->mutex);
     tddp_staging_block *found = find(self, type, device, bytes);
@@ -144,7 +144,8 @@ tddp_status tddp_staging_blocks_take(tddp_staging_blocks *self, const tddp_cuda 
     return TDDP_OK;
 }
 
-void tddp_staging_blocks_return(tddp_staging_blocks *self, tddp_staging_block *block, bool idle)
+void tddp_staging_block_pool_return(tddp_staging_block_pool *self, tddp_staging_block *block,
+                                    bool idle)
 {
     pthread_mutex_lock(&self->mutex);
     bool keeps = !idle || (self->free_count < MAX_FREE && block->bytes <= MAX_FREE_BYTES);
@@ -190,7 +191,7 @@ static void destroy_held(tddp_staging_block *block, int64_t deadline)
     free(block);
 }
 
-void tddp_staging_blocks_free(tddp_staging_blocks *self)
+void tddp_staging_block_pool_free(tddp_staging_block_pool *self)
 {
     while (self->free) {
         tddp_staging_block *block = self->free;
