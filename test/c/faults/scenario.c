@@ -80,22 +80,23 @@ void scenario_fail_system_calls(scenario body)
 void scenario_fail_allocations(scenario body)
 {
     warm_up(body);
-    bool failed = true;
+    bool complete = false;
     int failures = 0;
     /* Threads allocate in no fixed order: a good run does not mean that all were tried. */
-    for (long nth = 1; nth < MOST && failed; nth++) {
+    for (long nth = 1; nth < MOST && !complete; nth++) {
         held before = hold();
         scenario_patience_ms = IMPATIENT_MS;
         tddp_fail_allocation(nth);
         tddp_status status = body();
-        failed = tddp_fail_allocation(0);
+        bool failed = tddp_fail_allocation(0);
         scenario_patience_ms = PATIENT_MS;
         check_let_go(&before, "allocation", nth);
         check_outcome(status, "allocation", nth);
         failures += status != TDDP_OK;
-        CHECK(failed || status == TDDP_OK);
+        /* On a slow machine the short time may be over, though no allocation failed. */
+        complete = !failed && status == TDDP_OK;
     }
-    CHECK(!failed);
+    CHECK(complete);
     CHECK_OK(body());
     CHECK(failures > 0);
 }
