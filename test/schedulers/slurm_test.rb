@@ -89,7 +89,7 @@ class SlurmTest < SchedulerCase
     by_hand = ["-n2", "-m", "arbitrary"]
     result = srun(*by_hand, "--kill-on-bad-exit=1", *script(JOIN), env: {"SLURM_HOSTFILE" => hosts})
     refute_equal 0, result.code
-    assert_match(/MASTER_ADDR is not set, and Slurm's srun does not tell/, result.err)
+    assert_match(/MASTER_ADDR is not set, and Slurm's srun does not say/, result.err)
     lines = joined(srun(*by_hand, *script(JOIN), env: {"SLURM_HOSTFILE" => hosts, "MASTER_ADDR" => "localhost"}))
     assert_equal [%w[3 0 2 0 1 localhost], %w[3 1 2 0 1 localhost]], lines.map { |line| line.first(6) }
   end
