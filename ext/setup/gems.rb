@@ -92,8 +92,10 @@ module Setup
       title = "gems for libtorch #{@libtorch.version}: torch-rb #{@libtorch.torch_rb} and rice #{@libtorch.rice} into #{path}"
       title += "\n  compiling torch-rb on all #{Etc.nprocessors} cores takes 4 to 10 minutes on two; it is done once and kept" if into != path
       Console.step(title, *bundle("install"), log: "bundle",
-        # The folder that this checkout was pointed at before would take precedence over BUNDLE_PATH.
-        env: build_environment.merge("BUNDLE_PATH" => into, "BUNDLE_APP_CONFIG" => into, "MAKEFLAGS" => "-j#{Etc.nprocessors}"),
+        # The folder that this checkout was pointed at before would take precedence over BUNDLE_PATH. The setup of a bundle around this
+        # process would find no gems there.
+        env: self.class.clean_environment.merge(build_environment, "BUNDLE_PATH" => into, "BUNDLE_APP_CONFIG" => into,
+          "MAKEFLAGS" => "-j#{Etc.nprocessors}"),
         cure: "check the network; for a compiler's error see mkmf.log and gem_make.out, which the log names; " \
           "LIBTORCH=/path uses another libtorch")
       Cache.write(File.join(into, lock_name), File.read(LOCK))
