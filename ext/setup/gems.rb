@@ -11,6 +11,7 @@ module Setup
   # Gems that are added later go into the complete folder, which is safe: RubyGems writes a gem's specification last.
   class Gems
     FILES = %w[Gemfile torch-ddp.gemspec include/tddp/version.h ext/torch_ddp/libtorch.rb].freeze
+    BUNDLE = [RbConfig.ruby, "-S", "bundle"].freeze
     LOCK = File.join(ROOT, "Gemfile.lock")
     LINT = {"BUNDLE_WITH" => "lint"}.freeze
     VISION = {"BUNDLE_WITH" => "vision"}.freeze
@@ -37,7 +38,7 @@ module Setup
       # For the Gemfile, also when it is read without LIBTORCH.
       Cache.write(File.join(ROOT, ".bundle/libtorch"), "#{@libtorch.prefix}\n")
       made = Cache.make(path) { |unfinished| bundle_install(unfinished) }
-      Console.step("gems: pointing this checkout at them", *bundle("config", "set", "--local", "path", path), log: "bundle", cure: "see the log")
+      bundle("gems: pointing this checkout at them", "config", "set", "--local", "path", path, cure: "see the log")
       Cache.locked(path) { take_lock_file || bundle_install(path) } unless made
       Cache.write(ready_file, ready_text)
     end
@@ -49,7 +50,7 @@ module Setup
 
       gem, without = GROUPS.fetch(group)
       Cache.locked(path) do
-        Console.step("gems: installing #{gem}", *bundle("install"), env: group.merge("MAKEFLAGS" => "-j#{Etc.nprocessors}"),
+        bundle("gems: installing #{gem}", "install", env: group.merge("MAKEFLAGS" => "-j#{Etc.nprocessors}"),
           log: "bundle-#{group.fetch("BUNDLE_WITH")}", cure: "check the network; without #{gem} only #{without}")
       end
       true
@@ -60,7 +61,7 @@ module Setup
 
     # @return [Boolean] whether the gems are there, those of an optional group as well
     def group?(group = {})
-      system(self.class.clean_environment.merge(group), *bundle("check"), chdir: ROOT, out: File::NULL, err: File::NULL)
+      system(self.class.clean_environment.merge(group), *BUNDLE, "check", chdir: ROOT, out: File::NULL, err: File::NULL)
     end
 
     def ready?
@@ -69,7 +70,7 @@ module Setup
 
     # A command that runs within the bundle.
     def self.exec(*command)
-      [RbConfig.ruby, "-S", "bundle", "exec", *command]
+      [*BUNDLE, "exec", *command]
     end
 
     # Removes what the process that started this one set for its bundle.
@@ -91,11 +92,9 @@ module Setup
       FileUtils.rm_f(LOCK)
       title = "gems for libtorch #{@libtorch.version}: torch-rb #{@libtorch.torch_rb} and rice #{@libtorch.rice} into #{path}"
       title += "\n  compiling torch-rb on all #{Etc.nprocessors} cores takes 4 to 10 minutes on two; it is done once and kept" if into != path
-      Console.step(title, *bundle("install"), log: "bundle",
-        # The folder that this checkout was pointed at before would take precedence over BUNDLE_PATH. The setup of a bundle around this
-        # process would find no gems there.
-        env: self.class.clean_environment.merge(build_environment, "BUNDLE_PATH" => into, "BUNDLE_APP_CONFIG" => into,
-          "MAKEFLAGS" => "-j#{Etc.nprocessors}"),
+      bundle(title, "install",
+        # The folder that this checkout was pointed at before would take precedence over BUNDLE_PATH.
+        env: build_environment.merge("BUNDLE_PATH" => into, "BUNDLE_APP_CONFIG" => into, "MAKEFLAGS" => "-j#{Etc.nprocessors}"),
         cure: "check the network; for a compiler's error see mkmf.log and gem_make.out, which the log names; " \
           "LIBTORCH=/path uses another libtorch")
       Cache.write(File.join(into, lock_name), File.read(LOCK))
@@ -108,8 +107,9 @@ module Setup
       {"BUNDLE_BUILD__TORCH___RB" => flags.join(" ")}
     end
 
-    def bundle(*arguments)
-      [RbConfig.ruby, "-S", "bundle", *arguments]
+    # Runs bundler for this checkout, without what the process that started this one set for its own bundle.
+    def bundle(title, *arguments, cure:, env: {}, log: "bundle")
+      Console.step(title, *BUNDLE, *arguments, env: self.class.clean_environment.merge(env), log: log, cure: cure)
     end
 
     def ready_file

@@ -22,7 +22,7 @@ module Setup
     # The files that decide how a leg ends, for legs that are skipped while these stay the same.
     C_FILES = %w[CMakeLists.txt include/**/* src/**/* test/c/**/* test/bench/**/*].freeze
     GEM_FILES = %w[CMakeLists.txt torch-ddp.gemspec bin/**/* include/**/* src/**/* lib/**/* ext/**/*].freeze
-    FUZZ_FILES = %w[CMakeLists.txt include/**/* src/{base,net,store,launch}/**/* test/c/CMakeLists.txt test/fuzz/**/*].freeze
+    FUZZ_FILES = %w[CMakeLists.txt include/**/* src/{base,net,store,launch}/**/* test/c/CMakeLists.txt test/fuzz/**/* ext/setup/legs.rb].freeze
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
       test/schedulers/**/* ext/setup/system_packages.rb].freeze
 
