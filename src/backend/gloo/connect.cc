@@ -101,15 +101,14 @@ class Blobs
 /* The reason that a lost rank published; empty if it had no time to. */
 std::string failure_reason_of(tddp_store *store, int peer)
 {
+    const std::string key = failure_key_of(peer);
     tddp_wait brief = {200, nullptr};
-    tddp_blob blob = {};
-    if (tddp_store_get(store, slice(failure_key_of(peer)), &brief, &blob) != TDDP_OK) {
+    Blobs value(1);
+    if (tddp_store_get(store, slice(key), &brief, value.data()) != TDDP_OK) {
         return {};
     }
-    const char *reason = tddp_backend_published_failure({blob.data, blob.size});
-    std::string text = reason ? std::string(": ") + reason : std::string();
-    tddp_blob_free(&blob);
-    return text;
+    const char *reason = tddp_backend_published_failure(value[0]);
+    return reason ? std::string(": ") + reason : std::string();
 }
 
 } // namespace

@@ -34,19 +34,19 @@ const Address &address_of(gloo::transport::Context &context, int peer)
     return *address;
 }
 
-size_t size_of(const sockaddr_storage &address)
-{
-    return address.ss_family == AF_INET    ? sizeof(sockaddr_in)
-           : address.ss_family == AF_INET6 ? sizeof(sockaddr_in6)
-                                           : sizeof address;
-}
-
 template <typename Value> void append(std::string &record, const Value &value)
 {
     record.append(reinterpret_cast<const char *>(&value), sizeof value);
 }
 
 } // namespace
+
+socklen_t size_of(const sockaddr_storage &address)
+{
+    return address.ss_family == AF_INET    ? sizeof(sockaddr_in)
+           : address.ss_family == AF_INET6 ? sizeof(sockaddr_in6)
+                                           : sizeof address;
+}
 
 in_port_t *port_in(sockaddr_storage &address)
 {

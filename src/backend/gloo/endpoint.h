@@ -41,6 +41,9 @@ struct Endpoint {
     sockaddr_storage beacon() const;
 };
 
+/* The bytes of an address in use. */
+socklen_t size_of(const sockaddr_storage &address);
+
 /* Where the port is within an address, in network byte order; null for other families than IP's. */
 in_port_t *port_in(sockaddr_storage &address);
 

@@ -31,11 +31,6 @@ namespace
 constexpr int DEFAULT_SECONDS = 15;
 constexpr int MAX_SECONDS = 24 * 60 * 60;
 
-socklen_t length_of(const sockaddr_storage &address)
-{
-    return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-}
-
 int new_socket(const sockaddr_storage &address)
 {
     return socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -108,7 +103,7 @@ in_port_t Beacon::open(const sockaddr_storage &near, int backlog)
 {
     sockaddr_storage address = near;
     auto *bare = reinterpret_cast<sockaddr *>(&address);
-    socklen_t length = length_of(address);
+    socklen_t length = size_of(address);
     in_port_t *port = port_in(address);
     if (port) {
         *port = 0;
@@ -138,7 +133,7 @@ Probe::Probe(const sockaddr_storage &beacon)
     }
     fd_ = new_socket(beacon);
     if (fd_ >= 0 &&
-        ::connect(fd_, reinterpret_cast<const sockaddr *>(&beacon), length_of(beacon)) != 0 &&
+        ::connect(fd_, reinterpret_cast<const sockaddr *>(&beacon), size_of(beacon)) != 0 &&
         errno != EINPROGRESS && errno != EINTR) {
         closed_ = errno == ECONNREFUSED;
     }
