@@ -68,21 +68,21 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
                          int local_size)
 {
     tddp_launch_signals signals;
-    tddp_launch_strangers strangers;
+    tddp_launch_unrelated unrelated;
     pid_t agent;
     if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK ||
-        tddp_launch_strangers_find(&strangers) != TDDP_OK) {
+        tddp_launch_unrelated_find(&unrelated) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
     int status;
     if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (agent > 0) {
-        status = tddp_launch_front_watch(agent, &signals, &strangers, options->private_folder);
+        status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
     } else {
         status = be_agent(options, program, &signals, local_size);
     }
-    tddp_launch_strangers_free(&strangers);
+    tddp_launch_unrelated_free(&unrelated);
     return status;
 }
 

@@ -29,8 +29,8 @@ enum {
     TDDP_AUTH_MOST_BYTES = 4096,
 };
 
-/* A server with a secret answers a stranger's PING with it, in place of the nonce: a process id, as
- * which it would be too large. */
+/* A server with a secret answers an unauthenticated PING with it, in place of the nonce: a process
+ * id, as which it would be too large. */
 #define TDDP_AUTH_WANTED UINT32_C(0xFEED5EC2)
 
 typedef struct tddp_auth {

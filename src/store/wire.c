@@ -1,5 +1,5 @@
 /*
- * Reads and writes the protocol's bytes. A string of field letters describes each kind
+ * Reads and writes the protocol's bytes. A format string describes the fields of each kind
  * of request; a cursor follows it through the buffer and stops at the first byte that is missing or
  * wrong, so an excessive length is refused as soon as its eight bytes have arrived. Pure functions;
  * server/requests.c executes the requests.

@@ -18,7 +18,7 @@ enum {
     EXIT_BY_SIGNAL = 128,
     MOST_SWEEPS = 60, /* then what is left cannot be killed */
     SWEEP_MS = 50,    /* the longest wait between two */
-    SAY_MS = 1000,    /* for whoever reads standard error */
+    SAY_MS = 1000,    /* for the reader of standard error */
     STOP_ROUNDS = 8   /* a process may be started while its parent is not stopped yet */
 };
 
@@ -52,7 +52,7 @@ pid_t tddp_launch_torchrun_pid(void)
     return getppid();
 }
 
-/* Reaps whoever has ended; true once the agent is among them. */
+/* Reaps processes that have ended; true once the agent is among them. */
 static bool reap(pid_t agent, int *agent_status)
 {
     int status;
@@ -68,9 +68,9 @@ static bool reap(pid_t agent, int *agent_status)
 }
 
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
-static bool sweep(const tddp_launch_strangers *strangers)
+static bool sweep(const tddp_launch_unrelated *unrelated)
 {
-    const tddp_launch_exempt exempt = {.strangers = strangers};
+    const tddp_launch_exempt exempt = {.unrelated = unrelated};
     int pause_ms = 1;
     int ignored;
     for (int i = 0; i < MOST_SWEEPS; i++) {
@@ -95,12 +95,12 @@ static void say(const char *text)
     free(line);
 }
 
-static int conclude(pid_t agent, int status, const tddp_launch_strangers *strangers,
+static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrelated,
                     const char *private_folder)
 {
     char name[32];
     char text[160];
-    bool swept = sweep(strangers);
+    bool swept = sweep(unrelated);
     if (WIFSIGNALED(status)) {
         (void)snprintf(text, sizeof text,
                        "its agent (pid %d) was killed by %s; the workers were killed with it",
@@ -118,9 +118,9 @@ static int conclude(pid_t agent, int status, const tddp_launch_strangers *strang
 
 /* Ctrl-Z: first the workers, then this process, which returns from its own stop when it is
  * continued (or at once where nobody could continue it). */
-static void stop_and_continue(pid_t agent, const tddp_launch_strangers *strangers)
+static void stop_and_continue(pid_t agent, const tddp_launch_unrelated *unrelated)
 {
-    const tddp_launch_exempt exempt = {.strangers = strangers, .process = agent};
+    const tddp_launch_exempt exempt = {.unrelated = unrelated, .process = agent};
     sigset_t stop;
     size_t known = 0;
     for (int i = 0; i < STOP_ROUNDS; i++) {
@@ -145,7 +145,7 @@ static bool is_default(int number)
 }
 
 int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_strangers *strangers, const char *private_folder)
+                            const tddp_launch_unrelated *unrelated, const char *private_folder)
 {
     sigset_t awaited = signals->ending;
     siginfo_t info;
@@ -159,10 +159,10 @@ int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
         int number = sigwaitinfo(&awaited, &info);
         if (number == SIGCHLD) {
             if (reap(agent, &status)) {
-                return conclude(agent, status, strangers, private_folder);
+                return conclude(agent, status, unrelated, private_folder);
             }
         } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
-            stop_and_continue(agent, strangers);
+            stop_and_continue(agent, unrelated);
         } else if (number > 0 && !tddp_launch_signals_echo(signals, &info)) {
             tddp_launch_signals_pass_on(agent, &info);
         }

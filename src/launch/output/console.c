@@ -1,7 +1,7 @@
 /*
  * Writes to standard output and standard error without blocking, since a blocked write
  * would delay the handling of signals. The descriptors are shared with other programs (the shell's
- * terminal), so they are not switched to non-blocking: a pipe or terminal is opened anew by its
+ * terminal), so they are not switched to non-blocking: a pipe or terminal is reopened by its
  * name in /dev/fd, which gives a description of our own. Main thread only.
  */
 #include <errno.h>

@@ -14,10 +14,10 @@
 
 /* The children that were there before torchrun started any (a shell may have exec'd it): not ours
  * to end. All zero: none. */
-typedef struct tddp_launch_strangers {
+typedef struct tddp_launch_unrelated {
     pid_t *list;
     size_t count;
-} tddp_launch_strangers;
+} tddp_launch_unrelated;
 
 /* From now on orphaned descendants become our children, so that they can be found and reaped. */
 TDDP_NODISCARD tddp_status tddp_launch_adopt_orphans(void);
@@ -42,12 +42,12 @@ bool tddp_launch_has_children(void);
 
 /* The children there are now; none where the kernel does not list them. Errors: TDDP_OUT_OF_MEMORY.
  */
-TDDP_NODISCARD tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out);
-void tddp_launch_strangers_free(tddp_launch_strangers *strangers);
+TDDP_NODISCARD tddp_status tddp_launch_unrelated_find(tddp_launch_unrelated *out);
+void tddp_launch_unrelated_free(tddp_launch_unrelated *unrelated);
 
 /* Whom a signal to all descendants leaves out; borrowed. All zero: nobody. */
 typedef struct tddp_launch_exempt {
-    const tddp_launch_strangers *strangers; /* these and all that descend from them; may be NULL */
+    const tddp_launch_unrelated *unrelated; /* these and all that descend from them; may be NULL */
     pid_t process;                          /* this one alone; 0: none */
     const pid_t *groups;                    /* the members of these process groups */
     size_t group_count;

@@ -25,7 +25,7 @@
 enum { FALLBACK_DESCRIPTORS = 4096 };
 
 /* What a process is to this one. */
-enum { OURS = 1, STRANGER = 2 };
+enum { OURS = 1, UNRELATED = 2 };
 
 tddp_status tddp_launch_adopt_orphans(void)
 {
@@ -156,13 +156,13 @@ tddp_launch_process *tddp_launch_process_find(const tddp_launch_process_list *al
 /* --- descendants ----------------------------------------------------------------------------- */
 
 /* Marks descendants generation by generation until nothing is added. */
-static void mark_ours(tddp_launch_process_list *all, const tddp_launch_strangers *strangers)
+static void mark_ours(tddp_launch_process_list *all, const tddp_launch_unrelated *unrelated)
 {
     pid_t self = getpid();
-    for (size_t i = 0; strangers && i < strangers->count; i++) {
-        tddp_launch_process *stranger = tddp_launch_process_find(all, strangers->list[i]);
-        if (stranger) {
-            stranger->owner = STRANGER;
+    for (size_t i = 0; unrelated && i < unrelated->count; i++) {
+        tddp_launch_process *found = tddp_launch_process_find(all, unrelated->list[i]);
+        if (found) {
+            found->owner = UNRELATED;
         }
     }
     for (bool added = true; added;) {
@@ -217,7 +217,7 @@ size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int numb
     size_t found = 0;
     exempt = exempt ? exempt : &nobody;
     if (tddp_launch_process_list_all(&all) == TDDP_OK) {
-        mark_ours(&all, exempt->strangers);
+        mark_ours(&all, exempt->unrelated);
         for (size_t i = 0; i < all.count; i++) {
             const tddp_launch_process *one = &all.list[i];
             if (one->owner == OURS && !one->ended && !is_exempt(exempt, one)) {
@@ -230,12 +230,12 @@ size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int numb
     return found;
 }
 
-tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out)
+tddp_status tddp_launch_unrelated_find(tddp_launch_unrelated *out)
 {
     char path[64];
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     FILE *file = fopen(path, "re");
-    tddp_launch_strangers found = {0};
+    tddp_launch_unrelated found = {0};
     int pid;
     while (file && fscanf(file, "%d", &pid) == 1) {
         pid_t *list = tddp_resize(found.list, (found.count + 1) * sizeof *list);
@@ -254,8 +254,8 @@ tddp_status tddp_launch_strangers_find(tddp_launch_strangers *out)
     return TDDP_OK;
 }
 
-void tddp_launch_strangers_free(tddp_launch_strangers *strangers)
+void tddp_launch_unrelated_free(tddp_launch_unrelated *unrelated)
 {
-    free(strangers->list);
-    *strangers = (tddp_launch_strangers){0};
+    free(unrelated->list);
+    *unrelated = (tddp_launch_unrelated){0};
 }

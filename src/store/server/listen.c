@@ -12,7 +12,7 @@
 enum { PORT_TRIES = 16 };
 
 /* The name may resolve to either for a client, which tries one after the other: what answers at one
- * must not be a stranger. */
+ * must not be an unrelated process. */
 static tddp_status listen_on_both(int port, int fds[TDDP_SERVER_LISTENERS])
 {
     int v4 = -1;

@@ -197,7 +197,7 @@ TDDP_NODISCARD tddp_status tddp_tcp_connect(const char *host, const char *reach_
                                             const tddp_tcp_traits *traits,
                                             const tddp_store_call *call, tddp_tcp_store **out);
 
-/* Makes the connection anew, with one attempt, to a server that was met before. */
+/* Connects again, with one attempt, to a server that was met before. */
 TDDP_NODISCARD tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns,
                                               int cancel_fd);
 void tddp_tcp_destroy(tddp_store *store);
