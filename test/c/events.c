@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,7 +18,11 @@
 #include "events.h"
 #include "runner.h"
 
-enum { MOST_RANKS = 32, MS = 1000 * 1000 };
+enum {
+    MOST_RANKS = 32,
+    MS = 1000 * 1000,
+    IN_A_ROW = 3 /* looks at a thread that sleeps, until it is taken to block */
+};
 
 static struct shared {
     atomic_int events[CHECK_EVENTS];
@@ -194,30 +199,66 @@ void check_await_blocked_at(const char *file, int line, int event)
 
 void check_await_asleep_at(const char *file, int line, pid_t thread)
 {
-    enum { IN_A_ROW = 3 };
     for (int looks = 0, asleep = 0; asleep < IN_A_ROW; looks++) {
         asleep = state_of(thread) == 'S' ? asleep + 1 : 0;
         check_look_again(file, line, "the thread sleeps", looks + 20);
     }
 }
 
-int check_threads_named(const char *name)
+/* Calls back with the number of each thread of this process. */
+static void each_thread(void (*visit)(pid_t thread, void *context), void *context)
 {
-    int found = 0;
     DIR *tasks = opendir("/proc/self/task");
     CHECK(tasks != NULL);
     for (struct dirent *each = readdir(tasks); each; each = readdir(tasks)) {
-        char path[300];
-        char text[32] = "";
-        (void)snprintf(path, sizeof path, "/proc/self/task/%s/comm", each->d_name);
-        FILE *file = each->d_name[0] == '.' ? NULL : fopen(path, "re");
-        if (file) {
-            found += fgets(text, sizeof text, file) && strncmp(text, name, strlen(name)) == 0;
-            (void)fclose(file);
+        if (each->d_name[0] != '.') {
+            visit((pid_t)atoi(each->d_name), context);
         }
     }
     (void)closedir(tasks);
-    return found;
+}
+
+typedef struct named {
+    const char *name;
+    int found;
+} named;
+
+static void count_named(pid_t thread, void *context)
+{
+    named *it = context;
+    char path[64];
+    char text[32] = "";
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/comm", (int)thread);
+    FILE *file = fopen(path, "re");
+    if (file) {
+        it->found +=
+            fgets(text, sizeof text, file) && strncmp(text, it->name, strlen(it->name)) == 0;
+        (void)fclose(file);
+    }
+}
+
+int check_threads_named(const char *name)
+{
+    named it = {.name = name};
+    each_thread(count_named, &it);
+    return it.found;
+}
+
+static void note_awake(pid_t thread, void *found)
+{
+    char state = thread == (pid_t)syscall(SYS_gettid) ? 0 : state_of(thread);
+    *(bool *)found |= state != 0 && state != 'S';
+}
+
+pid_t check_fork_at(const char *file, int line)
+{
+    for (int looks = 0, asleep = 0; asleep < IN_A_ROW; looks++) {
+        bool awake = false;
+        each_thread(note_awake, &awake);
+        asleep = awake ? 0 : asleep + 1;
+        check_look_again(file, line, "the other threads sleep", looks + 20);
+    }
+    return fork();
 }
 
 void check_await_stopped_at(const char *file, int line, pid_t pid)

@@ -60,9 +60,6 @@ void check_await_end_at(const char *file, int line, int rank);
 void check_rank_started(int rank, pid_t pid);
 void check_rank_ended(int rank);
 
-/* The calling thread. */
-pid_t check_thread(void);
-
 /* The calling thread is about to block; for CHECK_AWAIT_BLOCKED. */
 void check_will_block(int event);
 
@@ -78,6 +75,12 @@ void check_await_asleep_at(const char *file, int line, pid_t thread);
 /* How many threads of this process have a name that begins so. The system forgets a thread a moment
  * after it was joined. */
 int check_threads_named(const char *name);
+
+/* fork() beside threads that block; waits until they do. A thread that starts holds locks of
+ * AddressSanitizer's allocator, which GCC before 14 leaves locked in the child. Beside threads that
+ * poll a test waits for its own sign that they have started. */
+pid_t check_fork_at(const char *file, int line);
+#define CHECK_FORK() check_fork_at(__FILE__, __LINE__)
 
 /* Waits until a process is stopped (SIGSTOP). */
 void check_await_stopped_at(const char *file, int line, pid_t pid);

@@ -394,9 +394,7 @@ TEST(a_forked_child_has_a_trace_of_its_own)
     const char *dir = fresh_folder();
     CHECK_OK(tddp_trace_open(dir, 0));
     tddp_trace_span("training", "parent's", 1, 2, NULL);
-    /* AddressSanitizer's own locks do not survive a fork beside a thread that starts. */
-    usleep(100000);
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         trace_in_child(dir);
     }

@@ -342,7 +342,7 @@ MULTI_TEST(a_forked_child_has_no_detector, 2, 20)
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
     CHECK_OK(tddp_barrier(group, NULL));
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         int files = -1;
         CHECK_STATUS(tddp_group_dump(group, "/nowhere"), TDDP_FORKED);

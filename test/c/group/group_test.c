@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "events.h"
 #include "ranks.h"
 
 static void every_collective(int rank, int world_size, tddp_store *store, void *data)
@@ -336,7 +337,7 @@ TEST(a_forked_child_only_frees_memory)
     tddp_work *work;
     CHECK_OK(tddp_all_reduce(group, buffer_of(&x, 1, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
     CHECK_OK(tddp_work_wait(work, NULL));
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         CHECK_STATUS(tddp_barrier(group, NULL), TDDP_FORKED);
         CHECK_CONTAINS(tddp_error_message(), "was made by process");

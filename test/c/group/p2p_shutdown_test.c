@@ -332,7 +332,7 @@ TEST(a_forked_child_does_not_touch_messages)
     tddp_work *work;
     int32_t got = 0;
     CHECK_OK(tddp_recv(self.groups[1], buffer_of(&got, 1, TDDP_INT32), 0, 0, &work));
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         CHECK_STATUS(tddp_send(self.groups[1], ints(1), 0, 0, NULL), TDDP_FORKED);
         CHECK_CONTAINS(tddp_error_message(), "send: group \"default_pg\" was made by process");

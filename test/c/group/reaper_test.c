@@ -100,6 +100,7 @@ TEST(a_forked_child_has_a_thread_of_its_own)
     tddp_group *group = resumer_group(&store);
     atomic_store(&resumer.destroy_held, 1);
     tddp_group_release_async(group);
+    CHECK_UNTIL(atomic_load(&resumer.destroying) == 1); /* see CHECK_FORK */
     pid_t child = fork();
     if (child == 0) {
         tddp_store *other;

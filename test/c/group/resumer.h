@@ -30,6 +30,7 @@ static struct {
     atomic_int held;   /* operations wait until it is 0 */
     atomic_int fails;  /* the status of the next ones; 0: they succeed */
     atomic_int aborted;
+    atomic_int destroying;   /* how often it has begun */
     atomic_int destroy_held; /* destroying waits until it is 0 */
     atomic_int destroyed;
     atomic_ullong reduced; /* elements */
@@ -54,6 +55,7 @@ static void resumer_destroy(void *context)
 {
     (void)context;
     CHECK_INT(atomic_load(&resumer.inside), 0);
+    atomic_fetch_add(&resumer.destroying, 1);
     while (atomic_load(&resumer.destroy_held)) {
         usleep(200);
     }

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "events.h"
 #include "ranks.h"
 
 /* A backend with memory of its own; it counts what it has given out. */
@@ -146,7 +147,7 @@ TEST(a_child_makes_none_and_gives_its_copy_back)
     tddp_group_memory *other;
     CHECK_OK(tddp_group_memory_create(group, 64, &memory));
     memset(tddp_group_memory_data(memory), 3, 64);
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         CHECK_STATUS(tddp_group_memory_create(group, 10, &other), TDDP_FORKED);
         memset(tddp_group_memory_data(memory), 4, 64);

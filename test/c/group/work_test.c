@@ -189,6 +189,7 @@ TEST(a_forked_child_has_no_descriptor_of_a_work)
     atomic_store(&resumer.held, 1);
     tddp_work *work = begin(group);
     int fd = fd_of(work);
+    await_runs(1); /* see CHECK_FORK */
     pid_t child = fork();
     if (child == 0) {
         int none = -1;

@@ -170,7 +170,7 @@ TEST(a_hook_fails_on_a_destroyed_group_and_after_fork)
     recording_hook recorder = {.stages = 1, .fail_at = -1, .quiet = true};
     tddp_reducer *reducer = mark_one_of_two(group, &recorder, 0);
     int all = 7;
-    pid_t child = fork();
+    pid_t child = CHECK_FORK();
     if (child == 0) {
         bool right = tddp_reducer_mark_ready(reducer, 0, &all) == TDDP_FORKED;
         tddp_reducer_free(reducer);
