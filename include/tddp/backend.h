@@ -113,6 +113,8 @@ typedef struct tddp_backend_opts {
     const int *hosts;
     /** The ranks' names in messages; NULL: their numbers. Valid during create(). */
     const int *names;
+    /** The core's own: the shared memory that this group may have in common with others. */
+    struct tddp_shm_fabric *fabric;
 } tddp_backend_opts;
 
 /* What a backend supports. */

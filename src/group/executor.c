@@ -237,13 +237,16 @@ static size_t bytes_of(const tddp_op *op)
     return count * tddp_dtype_size(op->input.dtype);
 }
 
+bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
+                               const tddp_cancel *cancel)
+{
+    return inline_us != 0 && tddp_group_resumes(group) && !work->on_device && !group->running &&
+           !group->head && !is_triggered(cancel);
+}
+
 void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel)
 {
-    if (inline_us == 0 || !tddp_group_resumes(group) || group->head != work ||
-        !may_execute_on_caller(group) || is_triggered(cancel)) {
-        return;
-    }
     if (inline_us < 0) {
         (void)execute_next_on_caller(group, cancel);
         return;

@@ -14,6 +14,7 @@
 
 #include "base/options.h"
 #include "backend/open.h"
+#include "backend/shm/shm.h"
 #include "group/checks.h"
 #include "group/failure_detector/detector.h"
 
@@ -98,6 +99,7 @@ static void free_group(tddp_group *group)
     tddp_peers_release(group->peers);
     tddp_store_release(group->store);
     tddp_store_release(group->membership);
+    tddp_shm_fabric_release(group->fabric);
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
@@ -157,6 +159,29 @@ tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
     return status ? status : parent->backend->decline(parent->context, &left);
 }
 
+/* A group shares memory with those made from it. */
+static tddp_status open_fabric(tddp_group *group, tddp_group *parent)
+{
+    if (!parent) {
+        return tddp_shm_fabric_create(&group->fabric);
+    }
+    if (parent->pid == tddp_process_id()) {
+        pthread_mutex_lock(&parent->mutex);
+        group->fabric = tddp_shm_fabric_retain(parent->fabric);
+        pthread_mutex_unlock(&parent->mutex);
+    }
+    return TDDP_OK;
+}
+
+static void close_fabric(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    tddp_shm_fabric *fabric = group->fabric;
+    group->fabric = NULL;
+    pthread_mutex_unlock(&group->mutex);
+    tddp_shm_fabric_release(fabric);
+}
+
 static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
                                    const tddp_wait *wait, int64_t deadline, int same_host,
                                    const char *address)
@@ -177,6 +202,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .group = group->name,
         .address = address,
         .hosts = hosts,
+        .fabric = group->fabric,
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
@@ -225,6 +251,9 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     tddp_status status = tddp_backend_find(opts->backend, &group->requested);
     if (status == TDDP_OK) {
         status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
+    }
+    if (status == TDDP_OK) {
+        status = open_fabric(group, opts->parent);
     }
     if (status == TDDP_OK) {
         status = connect_backend(group, opts, wait, deadline, same_host, address);
@@ -313,6 +342,7 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     tddp_detector_remove_group(group);
     group->backend->destroy(group->context);
     group->context = NULL;
+    close_fabric(group);
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);
     group->state = TDDP_GROUP_ENDED;

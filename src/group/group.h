@@ -134,6 +134,7 @@ struct tddp_group {
     const tddp_backend_v1 *requested; /* the backend that the caller named; for error texts */
     const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
     void *context;                    /* of that backend; used by one thread at a time */
+    struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
     atomic_bool aborted;              /* the backend was */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
@@ -149,6 +150,7 @@ struct tddp_group {
     pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
     pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
+    bool has_thread;       /* the progress thread has been started */
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
@@ -274,8 +276,12 @@ void tddp_group_execute_next(tddp_group *group);
 /* Wakes the progress thread if it has something to do now. With the lock held. */
 void tddp_group_wake_progress(tddp_group *group);
 
-/* Executes a work that was just queued on the calling thread, if it is the first, as long as
- * tddp_op_args allows. With the lock held, which is released meanwhile. */
+/* Whether the calling thread may execute a work that it is about to queue. With the lock held. */
+bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
+                               const tddp_cancel *cancel);
+
+/* Executes that work, which is the queue's only one, as long as tddp_op_args allows. With the lock
+ * held, which is released meanwhile. */
 void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel);
 

@@ -1,6 +1,7 @@
 /*
  * A group's queue and its progress thread, which executes one operation after the other. Any thread
- * queues operations; executor.c decides which thread executes them, failure.c handles failures.
+ * queues operations; executor.c decides which thread executes them, failure.c handles failures. A
+ * group whose operations other threads may execute has that thread once they leave it one.
  *
  * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
  * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
@@ -26,10 +27,9 @@ tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
     return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
 }
 
-static void *progress(void *data)
+/* Returns once the group ends and no thread executes anything. */
+static void run_queue(tddp_group *group)
 {
-    tddp_group *group = data;
-    tddp_group_enter_thread(group);
     pthread_mutex_lock(&group->mutex);
     for (;;) {
         while (group->running || (!group->head && group->state < TDDP_GROUP_ENDING)) {
@@ -41,12 +41,35 @@ static void *progress(void *data)
         tddp_group_execute_next(group);
     }
     pthread_mutex_unlock(&group->mutex);
+}
+
+static void *progress(void *data)
+{
+    tddp_group_enter_thread(data);
+    run_queue(data);
     return NULL;
+}
+
+/* With the lock held. */
+static tddp_status start_thread(tddp_group *group)
+{
+    if (group->has_thread) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_thread_start(&group->thread, "tddp-progress", progress, group);
+    group->has_thread = status == TDDP_OK;
+    return status;
 }
 
 tddp_status tddp_group_progress_start(tddp_group *group)
 {
-    return tddp_thread_start(&group->thread, "tddp-progress", progress, group);
+    if (tddp_group_resumes(group)) {
+        return TDDP_OK; /* once an operation is left to it */
+    }
+    pthread_mutex_lock(&group->mutex);
+    tddp_status status = start_thread(group);
+    pthread_mutex_unlock(&group->mutex);
+    return status;
 }
 
 /* Appends the work to the queue, and executes it inline if its options allow that. */
@@ -59,6 +82,10 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
     if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
         status = closed(group);
     }
+    bool run_inline = tddp_group_may_run_inline(group, work, inline_us, cancel);
+    if (status == TDDP_OK && !run_inline) {
+        status = start_thread(group);
+    }
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
@@ -70,7 +97,15 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
             group->head = work;
         }
         group->tail = work;
-        tddp_group_run_inline(group, work, inline_us, cancel);
+        if (run_inline) {
+            tddp_group_run_inline(group, work, inline_us, cancel);
+        }
+        /* A shutdown executes what is left by itself. */
+        if (group->head && group->state < TDDP_GROUP_ENDING && start_thread(group)) {
+            tddp_log(TDDP_LOG_WARN, "group",
+                     "operations of \"%s\" go on only while they are waited for: %s", group->name,
+                     tddp_error_message());
+        }
         tddp_group_wake_progress(group);
     }
     pthread_mutex_unlock(&group->mutex);
@@ -232,12 +267,17 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     pthread_mutex_lock(&group->mutex);
     bool aborts = !tddp_group_await_idle(group, deadline, NULL) && has_incomplete(group);
     group->state = TDDP_GROUP_ENDING;
+    bool has_thread = group->has_thread;
     pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
     if (aborts) {
         tddp_group_abort(group);
     }
-    pthread_join(group->thread, NULL);
+    if (has_thread) {
+        pthread_join(group->thread, NULL);
+    } else {
+        run_queue(group);
+    }
     tddp_group_p2p_stop(group);
     tddp_group_device_stop(group);
 }

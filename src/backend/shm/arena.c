@@ -31,7 +31,7 @@ typedef struct allocation {
 
 /* --- spans; with the lock held --------------------------------------------------------------- */
 
-static tddp_status reserve_spans(tddp_shm_segment *segment, size_t arena)
+static tddp_status reserve_spans(tddp_shm_segment *segment)
 {
     size_t needed = segment->allocations + 3;
     if (segment->span_capacity < needed) {
@@ -43,8 +43,9 @@ static tddp_status reserve_spans(tddp_shm_segment *segment, size_t arena)
         bool first = !segment->spans;
         segment->spans = more;
         segment->span_capacity = capacity;
-        if (first && segment->bytes > arena) {
-            segment->spans[segment->span_count++] = (tddp_shm_span){arena, segment->bytes - arena};
+        if (first && segment->bytes > segment->arena) {
+            segment->spans[segment->span_count++] =
+                (tddp_shm_span){segment->arena, segment->bytes - segment->arena};
         }
     }
     return TDDP_OK;
@@ -151,15 +152,15 @@ static void discard(const tddp_shm_segment *segment, size_t at, size_t bytes)
 
 /* --- allocations ----------------------------------------------------------------------------- */
 
-static tddp_status reserve(const tddp_shm *shm, tddp_shm_segment *segment, size_t bytes, size_t *at)
+tddp_status tddp_shm_arena_reserve(tddp_shm_segment *segment, size_t bytes, size_t *at)
 {
     pthread_mutex_lock(&segment->mutex);
-    tddp_status status = reserve_spans(segment, shm->layout.arena);
+    tddp_status status = reserve_spans(segment);
     if (status == TDDP_OK && !take_span(segment, bytes, at)) {
         status = tddp_fail(TDDP_UNAVAILABLE,
                            "no space for %zu bytes of shared memory in this rank's arena of %zu "
                            "bytes: set TDDP_SHM_ARENA to more",
-                           bytes, segment->bytes - shm->layout.arena);
+                           bytes, segment->bytes - segment->arena);
     }
     if (status == TDDP_OK) {
         segment->allocations++;
@@ -168,7 +169,7 @@ static tddp_status reserve(const tddp_shm *shm, tddp_shm_segment *segment, size_
     return status;
 }
 
-static void release(tddp_shm_segment *segment, size_t at, size_t bytes)
+void tddp_shm_arena_release(tddp_shm_segment *segment, size_t at, size_t bytes)
 {
     discard(segment, at, bytes);
     pthread_mutex_lock(&segment->mutex);
@@ -183,7 +184,7 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
     if (bytes == 0 || bytes > segment->bytes) {
         return tddp_fail(bytes ? TDDP_UNAVAILABLE : TDDP_INVALID_ARGUMENT,
                          "%zu bytes of shared memory: expected 1 to %zu", bytes,
-                         segment->bytes - shm->layout.arena);
+                         segment->bytes - segment->arena);
     }
     size_t rounded = (bytes + TDDP_SHM_PAGE - 1) / TDDP_SHM_PAGE * TDDP_SHM_PAGE;
     allocation *made = tddp_alloc(sizeof *made);
@@ -191,11 +192,11 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
         return TDDP_OUT_OF_MEMORY;
     }
     size_t at = 0;
-    tddp_status status = reserve(shm, segment, rounded, &at);
+    tddp_status status = tddp_shm_arena_reserve(segment, rounded, &at);
     if (status == TDDP_OK) {
         status = populate(shm, segment, at, rounded);
         if (status) {
-            release(segment, at, rounded);
+            tddp_shm_arena_release(segment, at, rounded);
         }
     }
     if (status) {
@@ -215,7 +216,7 @@ void tddp_shm_deallocate(void *handle)
         return;
     }
     if (freed->segment->pid == tddp_process_id()) {
-        release(freed->segment, freed->at, freed->bytes);
+        tddp_shm_arena_release(freed->segment, freed->at, freed->bytes);
     }
     tddp_shm_segment_release(freed->segment);
     free(freed);
@@ -223,10 +224,10 @@ void tddp_shm_deallocate(void *handle)
 
 uint64_t tddp_shm_offset_of(const tddp_shm *shm, const void *data, size_t bytes)
 {
-    const tddp_shm_peer *self = tddp_shm_self(shm);
-    uintptr_t at = (uintptr_t)data - (uintptr_t)self->base;
-    if ((uintptr_t)data < (uintptr_t)self->base || at >= shm->layout.bytes ||
-        shm->layout.bytes - at < bytes) {
+    const tddp_shm_segment *segment = tddp_shm_self(shm)->segment;
+    uintptr_t at = (uintptr_t)data - (uintptr_t)segment->base;
+    if ((uintptr_t)data < (uintptr_t)segment->base || at >= segment->bytes ||
+        segment->bytes - at < bytes) {
         return TDDP_SHM_NOT_SHARED;
     }
     return at;
@@ -234,5 +235,5 @@ uint64_t tddp_shm_offset_of(const tddp_shm *shm, const void *data, size_t bytes)
 
 void *tddp_shm_address(const tddp_shm *shm, int rank, uint64_t offset)
 {
-    return offset == TDDP_SHM_NOT_SHARED ? NULL : shm->peers[rank].base + offset;
+    return offset == TDDP_SHM_NOT_SHARED ? NULL : shm->peers[rank].segment->base + offset;
 }

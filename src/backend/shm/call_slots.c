@@ -218,7 +218,7 @@ bool tddp_shm_all_outputs(const tddp_shm *shm)
 
 static void *staging_half(const tddp_shm *shm, int rank, uint64_t epoch)
 {
-    return shm->peers[rank].base + shm->layout.staging + (epoch & 1) * TDDP_SHM_STAGING_BYTES;
+    return shm->peers[rank].view + shm->layout.staging + (epoch & 1) * TDDP_SHM_STAGING_BYTES;
 }
 
 void *tddp_shm_staging(const tddp_shm *shm, int rank)

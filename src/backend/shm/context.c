@@ -55,18 +55,18 @@ struct tddp_shm_matching *tddp_shm_matching_of(const tddp_shm *shm)
 
 void *tddp_shm_p2p_region(const tddp_shm *shm, int from)
 {
-    return shm->peers[from].base + shm->layout.p2p;
+    return shm->peers[from].view + shm->layout.p2p;
 }
 
-void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment)
+void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment, size_t at)
 {
     tddp_shm_peer *peer = &shm->peers[rank];
     peer->segment = segment;
-    peer->base = segment->base;
-    peer->control = (tddp_shm_control *)(void *)segment->base;
+    peer->view = segment->base + at;
+    peer->control = (tddp_shm_control *)(void *)peer->view;
     for (size_t i = 0; i < 2; i++) {
-        peer->slots[i] = (tddp_shm_slot *)(void *)(segment->base + shm->layout.slots +
-                                                   i * shm->layout.slot_bytes);
+        peer->slots[i] =
+            (tddp_shm_slot *)(void *)(peer->view + shm->layout.slots + i * shm->layout.slot_bytes);
     }
 }
 
@@ -116,6 +116,7 @@ void tddp_shm_destroy(tddp_shm *shm)
     }
     if (shm->peers) {
         publish_state(shm, TDDP_SHM_LEFT, TDDP_OK, "");
+        tddp_shm_fabric_detach(shm);
     }
     for (int rank = 0; shm->peers && rank < shm->size; rank++) {
         tddp_shm_segment_release(shm->peers[rank].segment);

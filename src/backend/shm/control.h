@@ -48,6 +48,8 @@ typedef struct tddp_shm_control {
     uint32_t status;
     uint64_t last_epoch; /* the last epoch that it entered */
     char text[TDDP_SHM_FAILURE_TEXT_BYTES];
+    /* Other ranks that no longer use this view. */
+    TDDP_SHM_ALIGNED _Atomic uint32_t detached;
     /* Set before the segment is sent to others. */
     TDDP_SHM_ALIGNED cpu_set_t cores;
     uint64_t core_quota; /* in thousandths of a core; 0: none */
@@ -67,14 +69,13 @@ typedef struct tddp_shm_slot {
     tddp_call calls[]; /* to each rank; only the first is set if the call is the same to all */
 } tddp_shm_slot;
 
-/* Offsets in a segment: equal for all ranks of a host. */
+/* Offsets in a view: equal for all ranks of a group. */
 typedef struct tddp_shm_layout {
     size_t slots;
     size_t slot_bytes;
     size_t staging;
     size_t p2p;
-    size_t arena; /* a multiple of 2 MiB */
-    size_t bytes; /* of the whole segment */
+    size_t bytes;
 } tddp_shm_layout;
 
 /* A segment as mapped by this process. Reference-counted: arena memory outlives the context, and
@@ -86,6 +87,7 @@ typedef struct tddp_shm_segment {
     pid_t pid; /* of the process that created or mapped it */
     char *base;
     size_t bytes;
+    size_t arena; /* its offset, a multiple of 2 MiB; only known to the owner */
     /* arena.c: free spans of the owner's arena, sorted by offset. */
     pthread_mutex_t mutex;
     struct tddp_shm_span *spans;
@@ -96,7 +98,7 @@ typedef struct tddp_shm_segment {
 
 /* A rank of this host, this one included. */
 typedef struct tddp_shm_peer {
-    char *base;
+    char *view;
     tddp_shm_control *control;
     tddp_shm_slot *slots[2];
     tddp_shm_segment *segment;
@@ -112,6 +114,9 @@ struct tddp_shm {
     int size;
     pid_t pid;
     tddp_shm_layout layout;
+    /* NULL: its segments are its own. */
+    tddp_shm_fabric *fabric;
+    struct tddp_shm_view *view; /* this rank's */
     tddp_shm_peer *peers;
     size_t cache_bytes;
     int ranks_per_core;
@@ -139,11 +144,14 @@ static inline tddp_shm_peer *tddp_shm_self(const tddp_shm *shm)
 
 /* --- segment.c: files and mappings ----------------------------------------------------------- */
 
-/* `arena`: bytes agreed on by the ranks of the host. */
-tddp_shm_layout tddp_shm_layout_of(int size, size_t arena);
+tddp_shm_layout tddp_shm_layout_of(int size);
 
-/* This rank's own: sized, locked, and with memory allocated for its base (all but the arena). */
-TDDP_NODISCARD tddp_status tddp_shm_segment_create(size_t bytes, size_t base_bytes,
+/* Where the arena begins, after the first view. */
+size_t tddp_shm_arena_at(const tddp_shm_layout *layout);
+
+/* This rank's own, for `arena` bytes of arena, agreed on by the ranks of the host: sized, locked,
+ * and with memory allocated for the first view, except for messages. */
+TDDP_NODISCARD tddp_status tddp_shm_segment_create(const tddp_shm_layout *layout, size_t arena,
                                                    tddp_shm_segment **out);
 /* A peer's. Takes ownership of the descriptor in any case. */
 TDDP_NODISCARD tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out);
@@ -152,6 +160,41 @@ void tddp_shm_segment_release(tddp_shm_segment *segment);
 
 /* Whether the process that created it has ended. One system call. */
 bool tddp_shm_segment_owner_ended(const tddp_shm_segment *segment);
+
+/* --- arena.c: parts of the own segment's arena --------------------------------------------------
+ */
+
+/* Reserves address space, a multiple of a page, that takes no memory yet. Errors:
+ * TDDP_OUT_OF_MEMORY, TDDP_UNAVAILABLE (there is no space). */
+TDDP_NODISCARD tddp_status tddp_shm_arena_reserve(tddp_shm_segment *segment, size_t bytes,
+                                                  size_t *at);
+/* Gives it and its memory back. */
+void tddp_shm_arena_release(tddp_shm_segment *segment, size_t at, size_t bytes);
+
+/* --- fabric.c -------------------------------------------------------------------------------- */
+
+enum { TDDP_SHM_FABRIC_ID_BYTES = 64 };
+
+/* Where a rank's view is. */
+typedef struct tddp_shm_place {
+    char id[TDDP_SHM_FABRIC_ID_BYTES]; /* of the fabric; "-": it has no segments, or no space */
+    int rank;                          /* in the fabric */
+    size_t at;                         /* in that rank's segment */
+} tddp_shm_place;
+
+/* Attaches a new view to this rank of a group that is being made, with the memory that every
+ * operation needs, and says where it is. */
+void tddp_shm_fabric_take_view(tddp_shm_fabric *fabric, tddp_shm *shm, tddp_shm_place *out);
+/* Gives it back; no other rank has attached it. */
+void tddp_shm_fabric_drop_view(tddp_shm *shm);
+/* Attaches another rank's view. */
+TDDP_NODISCARD tddp_status tddp_shm_fabric_attach(tddp_shm *shm, int rank,
+                                                  const tddp_shm_place *place);
+/* This rank has finished with its view and those of the others. Its own is given back once no other
+ * rank uses it. */
+void tddp_shm_fabric_detach(tddp_shm *shm);
+/* Leaves the segments of a group to later groups, if it is the first. */
+void tddp_shm_fabric_fill(tddp_shm_fabric *fabric, const tddp_shm *shm, const char *id);
 
 /* --- limits.c: what the system lets a process have ------------------------------------------- */
 
@@ -219,8 +262,8 @@ typedef struct tddp_shm_segment_exchange {
 TDDP_NODISCARD tddp_status tddp_shm_exchange_segments(const tddp_shm_segment_exchange *params,
                                                       int *lost);
 
-/* Attaches a segment to a rank. */
-void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment);
+/* Attaches the view at an offset of a segment to a rank, which then owns the reference. */
+void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment, size_t at);
 
 /* --- join_store.c: reports in the store while ranks join ------------------------------------- */
 

@@ -3,9 +3,11 @@
  * thread that creates the group.
  *
  * Each rank publishes two reports in the store, which all others read: one before segments are
- * exchanged ("shm/RANK"), one when it has them all ("shm/RANK/mapped").
+ * exchanged ("shm/RANK"), one when it has them all ("shm/RANK/mapped"). Where all ranks of a host
+ * have the segments of an earlier group (fabric.c), they need only the first.
  *
  *     yes ...       it can share; the first has its socket's name, its arena size, its overrides
+ *                   and the place of its view
  *     no TEXT       it cannot or must not share: all ranks go without
  *     after         it stopped because of another rank's "no"
  *     a failure     it failed for another reason, and so do the others: published by
@@ -36,26 +38,34 @@ typedef struct join {
     char address[TDDP_SHM_ADDRESS_BYTES];
     char (*addresses)[TDDP_SHM_ADDRESS_BYTES];
     char overrides[TDDP_SHM_CHOICES_TEXT];
+    tddp_shm_place *places; /* by rank of the group */
+    bool *has_views;        /* by rank of the group: its host's ranks have earlier segments */
     tddp_shm *shm;
 } join;
 
 /* --- round 0 --------------------------------------------------------------------------------- */
 
+static int host_of(const tddp_backend_opts *opts, int group_rank)
+{
+    return opts->hosts ? opts->hosts[group_rank] : opts->same_host ? 0 : group_rank;
+}
+
 static tddp_status find_local_ranks(join *self)
 {
     const tddp_backend_opts *opts = self->opts;
-    self->local_ranks = tddp_alloc_array((size_t)opts->world_size, sizeof *self->local_ranks);
-    self->addresses = tddp_alloc_array((size_t)opts->world_size, sizeof *self->addresses);
-    if (!self->local_ranks || !self->addresses) {
+    const size_t count = (size_t)opts->world_size;
+    self->local_ranks = tddp_alloc_array(count, sizeof *self->local_ranks);
+    self->addresses = tddp_alloc_array(count, sizeof *self->addresses);
+    self->places = tddp_alloc_array(count, sizeof *self->places);
+    self->has_views = tddp_alloc_array(count, sizeof *self->has_views);
+    if (!self->local_ranks || !self->addresses || !self->places || !self->has_views) {
         return TDDP_OUT_OF_MEMORY;
     }
     for (int rank = 0; rank < opts->world_size; rank++) {
-        bool here = opts->hosts ? opts->hosts[rank] == opts->hosts[opts->rank]
-                                : opts->same_host || rank == opts->rank;
         if (rank == opts->rank) {
             self->rank = self->size;
         }
-        if (here) {
+        if (host_of(opts, rank) == host_of(opts, opts->rank)) {
             self->local_ranks[self->size++] = rank;
         }
     }
@@ -80,6 +90,12 @@ static tddp_status prepare(join *self)
     if (status == TDDP_OK && self->size > 1) {
         status = tddp_shm_listen(self->size, &self->listen_fd, self->address);
     }
+    if (status == TDDP_OK) {
+        tddp_shm_fabric_take_view(self->opts->fabric, self->shm, &self->places[self->opts->rank]);
+    }
+    if (self->shm->view) {
+        tddp_shm_publish_cores(tddp_shm_self(self->shm)->control);
+    }
     return status;
 }
 
@@ -89,8 +105,10 @@ static tddp_status publish_first(join *self)
     if (prepare(self)) {
         (void)snprintf(text, sizeof text, "no %.900s", tddp_error_message());
     } else {
-        (void)snprintf(text, sizeof text, "yes %s %zu %s", self->size > 1 ? self->address : "-",
-                       self->arena, self->overrides[0] ? self->overrides : "-");
+        const tddp_shm_place *mine = &self->places[self->opts->rank];
+        (void)snprintf(text, sizeof text, "yes %s %zu %s %s %d %zu",
+                       self->size > 1 ? self->address : "-", self->arena,
+                       self->overrides[0] ? self->overrides : "-", mine->id, mine->rank, mine->at);
     }
     return tddp_shm_join_publish(&self->reports, 0, text);
 }
@@ -111,7 +129,9 @@ static tddp_status apply_first(join *self, int group_rank, const tddp_shm_join_r
     char overrides[TDDP_SHM_CHOICES_TEXT];
     size_t arena;
     int local = local_rank_of(self, group_rank);
-    if (sscanf(report->text, "yes %63s %zu %255s", address, &arena, overrides) != 3) {
+    tddp_shm_place *place = &self->places[group_rank];
+    if (sscanf(report->text, "yes %63s %zu %255s %63s %d %zu", address, &arena, overrides,
+               place->id, &place->rank, &place->at) != 6) {
         return tddp_fail(
             TDDP_PROTOCOL,
             "rank %d published \"%.100s\" in the store: expected one version of libtddp on "
@@ -134,6 +154,29 @@ static tddp_status apply_first(join *self, int group_rank, const tddp_shm_join_r
     return TDDP_OK;
 }
 
+/* Whether all ranks of a host have the segments of the same group; for each host. */
+static tddp_status find_views(join *self)
+{
+    const tddp_backend_opts *opts = self->opts;
+    int *first = tddp_alloc_array((size_t)opts->world_size, sizeof *first); /* rank + 1, by host */
+    if (!first) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (int rank = 0; rank < opts->world_size; rank++) {
+        int *leader = &first[host_of(opts, rank)];
+        *leader = *leader ? *leader : rank + 1;
+        const char *id = self->places[*leader - 1].id;
+        bool *together = &self->has_views[*leader - 1];
+        *together = (rank + 1 == *leader || *together) && strcmp(id, "-") != 0 &&
+                    strcmp(id, self->places[rank].id) == 0;
+    }
+    for (int rank = 0; rank < opts->world_size; rank++) {
+        self->has_views[rank] = self->has_views[first[host_of(opts, rank)] - 1];
+    }
+    free(first);
+    return TDDP_OK;
+}
+
 /* Reads all reports before it applies any, so that all ranks name the lowest rank that said
  * "no". */
 static tddp_status read_first(join *self)
@@ -151,6 +194,24 @@ static tddp_status read_first(join *self)
         status = apply_first(self, group_rank, &reports[group_rank]);
     }
     free(reports);
+    return status ? status : find_views(self);
+}
+
+/* --- views ----------------------------------------------------------------------------------- */
+
+static tddp_status attach_views(const join *self)
+{
+    tddp_shm *shm = self->shm;
+    tddp_status status = TDDP_OK;
+    for (int rank = 0; rank < shm->size && status == TDDP_OK; rank++) {
+        if (rank != shm->rank) {
+            status = tddp_shm_fabric_attach(shm, rank, &self->places[shm->peers[rank].group_rank]);
+        }
+    }
+    if (status == TDDP_OK) {
+        tddp_shm_count_cores(shm);
+        status = tddp_shm_matching_create(shm, &shm->matching);
+    }
     return status;
 }
 
@@ -160,13 +221,12 @@ static tddp_status make_segment(join *self)
 {
     tddp_shm *shm = self->shm;
     tddp_shm_segment *segment;
-    shm->layout = tddp_shm_layout_of(self->size, self->arena);
     tddp_status status = tddp_shm_check_memory(self->size, shm->layout.p2p);
     if (status == TDDP_OK) {
-        status = tddp_shm_segment_create(shm->layout.bytes, shm->layout.p2p, &segment);
+        status = tddp_shm_segment_create(&shm->layout, self->arena, &segment);
     }
     if (status == TDDP_OK) {
-        tddp_shm_attach(shm, shm->rank, segment);
+        tddp_shm_attach(shm, shm->rank, segment, 0);
         tddp_shm_publish_cores(tddp_shm_self(shm)->control);
     }
     return status;
@@ -207,6 +267,7 @@ static tddp_status get_segments(join *self)
     tddp_shm_segment_exchange params = {self->shm, self->listen_fd, self->addresses,
                                         self->reports.deadline,
                                         tddp_cancel_fd(self->reports.cancel)};
+    tddp_shm_fabric_drop_view(self->shm);
     tddp_status status = make_segment(self);
     if (status == TDDP_OK && self->size > 1) {
         status = tddp_shm_exchange_segments(&params, &lost);
@@ -268,8 +329,8 @@ static tddp_status read_second(const join *self)
     bool follower = false;
     for (int group_rank = 0; group_rank < self->opts->world_size && status == TDDP_OK;
          group_rank++) {
-        tddp_shm_join_report report;
-        status = read_second_of(self, group_rank, &report);
+        tddp_shm_join_report report = {"yes"};
+        status = self->has_views[group_rank] ? TDDP_OK : read_second_of(self, group_rank, &report);
         follower = follower || (status == TDDP_OK && tddp_shm_report_begins(&report, "after"));
     }
     if (status == TDDP_OK && follower) {
@@ -286,7 +347,7 @@ static tddp_status run(join *self)
         status = read_first(self);
     }
     if (status == TDDP_OK) {
-        status = get_segments(self);
+        status = self->has_views[self->opts->rank] ? attach_views(self) : get_segments(self);
     }
     return status ? status : read_second(self);
 }
@@ -316,6 +377,7 @@ static tddp_status make_context(join *self)
     shm->rank = self->rank;
     shm->size = self->size;
     shm->pid = tddp_process_id();
+    shm->layout = tddp_shm_layout_of(self->size);
     shm->peers = tddp_alloc_array((size_t)self->size, sizeof *shm->peers);
     for (int i = 0; shm->peers && i < self->size; i++) {
         shm->peers[i].group_rank = self->local_ranks[i];
@@ -340,15 +402,25 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
     }
     if (status) {
         publish_failure(&self, status);
+        if (status == TDDP_UNAVAILABLE && self.shm) {
+            tddp_shm_fabric_drop_view(self.shm); /* all ranks go without */
+        }
         tddp_shm_destroy(self.shm);
     } else {
-        tddp_log(TDDP_LOG_DEBUG, "shm", "%d ranks on this host, %d per core; arenas of %zu MiB",
+        const tddp_shm_segment *segment = tddp_shm_self(self.shm)->segment;
+        tddp_log(TDDP_LOG_DEBUG, "shm", "%d ranks on this host, %d per core; %s, arenas of %zu MiB",
                  self.size, self.shm->ranks_per_core,
-                 (self.shm->layout.bytes - self.shm->layout.arena) >> 20);
+                 self.shm->view ? "segments of an earlier group" : "segments of their own",
+                 (segment->bytes - segment->arena) >> 20);
+        if (!self.shm->view && self.size > 1) {
+            tddp_shm_fabric_fill(opts->fabric, self.shm, self.addresses[0]);
+        }
         *out = self.shm;
     }
     tddp_close(self.listen_fd);
     free(self.local_ranks);
     free(self.addresses);
+    free(self.places);
+    free(self.has_views);
     return status;
 }

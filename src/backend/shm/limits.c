@@ -115,7 +115,8 @@ tddp_status tddp_shm_arena_limit(int size, size_t *out)
         bytes = (int64_t)(info.totalram / 2 * info.mem_unit);
     }
     size_t file = tddp_shm_max_file_bytes();
-    size_t base = tddp_shm_layout_of(size, 0).bytes;
+    const tddp_shm_layout layout = tddp_shm_layout_of(size);
+    size_t base = tddp_shm_arena_at(&layout);
     size_t arena = ((size_t)bytes + TDDP_SHM_HUGE - 1) / TDDP_SHM_HUGE * TDDP_SHM_HUGE;
     arena = clamp_arena(arena, min_size(MAX_ARENA, file > base ? file - base : 0));
     tddp_status status = fit_address_space(size, base, requested, &arena);

@@ -29,7 +29,7 @@ static size_t round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
-tddp_shm_layout tddp_shm_layout_of(int size, size_t arena)
+tddp_shm_layout tddp_shm_layout_of(int size)
 {
     tddp_shm_layout layout;
     layout.slots = round_up(sizeof(tddp_shm_control), TDDP_SHM_PAGE);
@@ -37,9 +37,13 @@ tddp_shm_layout tddp_shm_layout_of(int size, size_t arena)
         round_up(sizeof(tddp_shm_slot) + (size_t)size * sizeof(tddp_call), TDDP_SHM_PAGE);
     layout.staging = layout.slots + 2 * layout.slot_bytes;
     layout.p2p = layout.staging + 2 * TDDP_SHM_STAGING_BYTES;
-    layout.arena = round_up(layout.p2p + tddp_shm_p2p_region_bytes(size), TDDP_SHM_HUGE);
-    layout.bytes = layout.arena + arena;
+    layout.bytes = layout.p2p + tddp_shm_p2p_region_bytes(size);
     return layout;
+}
+
+size_t tddp_shm_arena_at(const tddp_shm_layout *layout)
+{
+    return round_up(layout->bytes, TDDP_SHM_HUGE);
 }
 
 /* --- files ----------------------------------------------------------------------------------- */
@@ -109,20 +113,24 @@ static tddp_status map_file(int fd, size_t bytes, bool owned, tddp_shm_segment *
     return TDDP_OK;
 }
 
-tddp_status tddp_shm_segment_create(size_t bytes, size_t base_bytes, tddp_shm_segment **out)
+tddp_status tddp_shm_segment_create(const tddp_shm_layout *layout, size_t arena,
+                                    tddp_shm_segment **out)
 {
+    const size_t at = tddp_shm_arena_at(layout);
     int fd = create_memfd();
     if (fd < 0) {
         return tddp_fail_errno("memfd_create");
     }
-    tddp_status status = prepare(fd, bytes, base_bytes);
+    tddp_status status = prepare(fd, at + arena, layout->p2p);
     if (status == TDDP_OK) {
-        status = map_file(fd, bytes, true, out);
+        status = map_file(fd, at + arena, true, out);
     }
     if (status) {
         tddp_close(fd);
+        return status;
     }
-    return status;
+    (*out)->arena = at;
+    return TDDP_OK;
 }
 
 tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out)

@@ -74,7 +74,7 @@ static tddp_status receive_segment(exchange *self, int rank)
     tddp_close(conn->request_fd);
     conn->request_fd = -1;
     if (status == TDDP_OK) {
-        tddp_shm_attach(self->params->shm, rank, segment);
+        tddp_shm_attach(self->params->shm, rank, segment, 0);
         conn->received = true;
     }
     return status;

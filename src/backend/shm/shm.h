@@ -2,13 +2,15 @@
  * Collectives and point-to-point messages among the ranks of one host, through shared memory.
  * Declares what the files of this folder, and src/backend/hosts, use.
  *
- * Each rank has a segment, an unnamed file (memfd) that all other ranks map:
+ * Each rank has a segment, an unnamed file (memfd) that all other ranks map. The segments belong to
+ * a rank's first group; each further group of the same ranks has a view of its own in the arena:
  *
  *     control    the rank's progress and state: only the rank writes them, one cache line a concern
  *     slots      two call slots with inline payload, used alternately
  *     staging    two staging buffers for data in transit, used alternately
  *     p2p        rings, eager buffers and rendezvous state for messages to each other rank
- *     arena      memory allocated by callers; takes no memory until it is used
+ *     arena      memory allocated by callers, and views of further groups (control to p2p); takes
+ *                no memory until it is used
  *
  * Operation n uses the slot and the staging half n mod 2. In every operation each rank waits until
  * all others have entered it (tddp_shm_sync()). Therefore a rank that enters n + 1 has finished n,
@@ -54,6 +56,7 @@ typedef struct tddp_shm_cursor {
 } tddp_shm_cursor;
 
 typedef struct tddp_shm tddp_shm;
+typedef struct tddp_shm_fabric tddp_shm_fabric;
 
 /* --- this rank ------------------------------------------------------------------------------- */
 
@@ -69,6 +72,13 @@ size_t tddp_shm_cache_bytes(const tddp_shm *shm);
 int tddp_shm_ranks_per_core(const tddp_shm *shm);
 
 /* --- joining --------------------------------------------------------------------------------- */
+
+/* The segments of the ranks of a host, which all groups of a rank have in common (fabric.c): the
+ * first group that shares memory leaves them here, and later ones of ranks among those
+ * (tddp_backend_opts.fabric) use parts of them. Any thread. */
+TDDP_NODISCARD tddp_status tddp_shm_fabric_create(tddp_shm_fabric **out);
+tddp_shm_fabric *tddp_shm_fabric_retain(tddp_shm_fabric *fabric);
+void tddp_shm_fabric_release(tddp_shm_fabric *fabric);
 
 /*
  * Connects this rank to the ranks of its host. `opts` are the whole group's. All ranks of the

@@ -128,7 +128,7 @@ tddp_shm_receive_state tddp_shm_recv_request(int fd, int *group_rank)
 bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process)
 {
     tddp_shm_segment *segment = tddp_shm_self(shm)->segment;
-    segment_reply message = {MAGIC, tddp_shm_self(shm)->group_rank, shm->layout.bytes,
+    segment_reply message = {MAGIC, tddp_shm_self(shm)->group_rank, segment->bytes,
                              same_process ? tddp_shm_segment_retain(segment) : NULL};
     union {
         struct cmsghdr header;
@@ -169,8 +169,9 @@ static tddp_status check_reply(const tddp_shm *shm, int rank, const segment_repl
                                tddp_shm_segment **out)
 {
     const tddp_shm_peer *peer = &shm->peers[rank];
+    const size_t bytes = tddp_shm_self(shm)->segment->bytes;
     if (message->magic != MAGIC || message->group_rank != peer->group_rank ||
-        message->bytes != shm->layout.bytes || (message->segment && !peer->same_process)) {
+        message->bytes != bytes || (message->segment && !peer->same_process)) {
         tddp_close(fd);
         return tddp_fail(TDDP_PROTOCOL,
                          "rank %d uses another protocol for shared memory: expected one version of "
@@ -186,7 +187,7 @@ static tddp_status check_reply(const tddp_shm *shm, int rank, const segment_repl
                          "no descriptor left for the shared memory of rank %d: raise ulimit -n",
                          peer->rank_name);
     }
-    return tddp_shm_segment_map(fd, shm->layout.bytes, out);
+    return tddp_shm_segment_map(fd, bytes, out);
 }
 
 tddp_shm_receive_state tddp_shm_recv_segment(const tddp_shm *shm, int rank, int from,

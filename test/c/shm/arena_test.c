@@ -232,7 +232,8 @@ static void unequal(shm_rank *it)
     setenv("TDDP_SHM_ARENA", it->rank == 1 ? "2097152" : "8388608", 1);
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
-    CHECK_INT(it->shm->layout.bytes - it->shm->layout.arena, 2 * MIB);
+    CHECK_INT(tddp_shm_self(it->shm)->segment->bytes - tddp_shm_self(it->shm)->segment->arena,
+              2 * MIB);
     barrier_once(it);
 }
 

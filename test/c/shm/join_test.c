@@ -302,7 +302,7 @@ static void publishes_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
-        static const char word[] = "yes tddp-shm-nobody-listens-here 0 -";
+        static const char word[] = "yes tddp-shm-nobody-listens-here 0 - - 0 0";
         CHECK_OK(tddp_store_set(it->store, (tddp_slice){"shm/1", 5},
                                 (tddp_slice){word, sizeof word - 1}, NULL));
         die();
@@ -335,9 +335,9 @@ static void exchanges_and_dies(shm_rank *it)
         int fd;
         int lost;
         tddp_shm_segment *segment;
-        shm.layout = tddp_shm_layout_of(3, 0);
+        shm.layout = tddp_shm_layout_of(3);
         CHECK_OK(tddp_shm_listen(3, &fd, local));
-        snprintf(word, sizeof word, "yes %s 0 -", local);
+        snprintf(word, sizeof word, "yes %s 0 - - 0 0", local);
         CHECK_OK(tddp_store_set(it->store, (tddp_slice){"shm/1", 5},
                                 (tddp_slice){word, strlen(word)}, NULL));
         for (int rank = 0; rank < 3; rank++) {
@@ -349,8 +349,8 @@ static void exchanges_and_dies(shm_rank *it)
             CHECK_INT(sscanf(blob.data, "yes %63s", addresses[rank]), 1);
             tddp_blob_free(&blob);
         }
-        CHECK_OK(tddp_shm_segment_create(shm.layout.bytes, shm.layout.p2p, &segment));
-        tddp_shm_attach(&shm, 1, segment);
+        CHECK_OK(tddp_shm_segment_create(&shm.layout, 0, &segment));
+        tddp_shm_attach(&shm, 1, segment, 0);
         tddp_shm_segment_exchange work = {&shm, fd, addresses, tddp_deadline_after_ms(20000), -1};
         CHECK_OK(tddp_shm_exchange_segments(&work, &lost));
         die();

@@ -23,7 +23,8 @@ static void limit_address_space(size_t left)
 
 static size_t arena_of(const shm_rank *it)
 {
-    return it->shm->layout.bytes - it->shm->layout.arena;
+    const tddp_shm_segment *segment = tddp_shm_self(it->shm)->segment;
+    return segment->bytes - segment->arena;
 }
 
 /* Two thirds of the free address space stay for tensors, threads and libraries. */

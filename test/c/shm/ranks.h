@@ -259,6 +259,12 @@ static inline void run_shm_groups(shm_mode mode, int size, shm_body body, void *
     shm_run((shm_job){.mode = mode, .size = size, .body = body, .data = data, .grouped = true});
 }
 
+/* With a store alone. */
+static inline void run_shm_bare(shm_mode mode, int size, shm_body body)
+{
+    shm_run((shm_job){.mode = mode, .size = size, .body = body, .bare = true});
+}
+
 /* Defines TEST(name_1_processes) and others, on one to four ranks, with a context. */
 #define SHM_TEST_WITH(name, body, size, mode, suffix) \
     TEST(name##_##size##_##suffix)                    \
