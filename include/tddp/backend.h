@@ -157,7 +157,9 @@ typedef struct tddp_backend_v1 {
      * peer match in their order. `*op` and its memory stay valid until finish(), which is called
      * once for each request, on any thread, several at a time. It waits, frees the request, and
      * sets `*source` to the sender's rank after a successful receive. No finish() may depend on
-     * another: a peer may need the one before it can do its part of the other.
+     * another: a peer may need the one before it can do its part of the other. With
+     * await_event(), and once the token of the operation is triggered, it may return
+     * TDDP_CANCELED with the request unfinished, and is then called again.
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
     tddp_status (*finish)(void *context, void *request, int *source);
@@ -204,6 +206,11 @@ typedef struct tddp_backend_v1 {
      * Any thread, several at a time; `op` has no sequence number yet. After success post() is
      * called with `*prepared` in the operation, and takes ownership of it, also if it fails. */
     tddp_status (*prepare)(void *context, const tddp_op *op, void **prepared);
+
+    /** For requests on the host: returns a number that changes when finish() of any request may
+     * get on, after it has waited for at most `ns` while that is `seen`. Any thread; NULL: each
+     * request has a thread that waits in finish(). */
+    uint32_t (*await_event)(void *context, uint32_t seen, int64_t ns);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

@@ -227,7 +227,9 @@ typedef struct tddp_op_args {
      * for other ranks. An operation that is not done then stays queued and the progress thread goes
      * on with it. Under a limit (of at most a second) an operation that moves more than 4 MiB is
      * only queued: limits are for callers that hold a lock. Without a `work` to return, calls
-     * execute what they can in any case. Sends and receives do not look at it.
+     * execute what they can in any case. A send or receive over shared memory that would not
+     * have to wait, of 64 KiB at most, is finished within the call also with 0; elsewhere sends
+     * and receives do not look at it.
      */
     int64_t inline_us;
     tddp_cancel *cancel; /**< ends the execution within the call; borrowed until it returns */

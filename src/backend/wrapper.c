@@ -67,9 +67,13 @@ tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op *op, void *dat
 tddp_status tddp_inner_finish(void *context, void *request, int *source)
 {
     (void)context;
-    const tddp_inner_request posted = *(tddp_inner_request *)request;
-    free(request);
-    return posted.inner->backend->finish(posted.inner->context, posted.request, source);
+    const tddp_inner_request *posted = request;
+    const tddp_inner *inner = posted->inner;
+    tddp_status status = inner->backend->finish(inner->context, posted->request, source);
+    if (!tddp_inner_is_interrupted(inner, status)) {
+        free(request);
+    }
+    return status;
 }
 
 tddp_status tddp_inner_launch(void *context, void *request)

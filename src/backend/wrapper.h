@@ -8,6 +8,8 @@
 #ifndef TDDP_WRAPPER_H
 #define TDDP_WRAPPER_H
 
+#include <stdbool.h>
+
 #include <tddp/backend.h>
 
 /* A context of another backend. All zero: none; each of the functions then does nothing. */
@@ -38,6 +40,12 @@ typedef struct tddp_inner_request {
 
 TDDP_NODISCARD tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op *op, void *data,
                                            void **request);
+
+/* Whether a request is not finished, but interrupted: finish() will be called again. */
+static inline bool tddp_inner_is_interrupted(const tddp_inner *self, tddp_status status)
+{
+    return status == TDDP_CANCELED && self->backend->await_event;
+}
 
 /* The slots for such requests; they don't use the context. */
 TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *source);

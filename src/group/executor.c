@@ -221,6 +221,10 @@ static bool is_triggered(const tddp_cancel *cancel)
 
 void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
 {
+    if (tddp_op_is_p2p(work->op.kind)) {
+        tddp_group_p2p_make_progress(work, cancel);
+        return;
+    }
     tddp_group *group = lock_group(work);
     if (group) {
         while (!atomic_load(&work->done) && may_execute_on_caller(group) && !is_triggered(cancel) &&

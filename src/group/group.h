@@ -10,6 +10,7 @@
  *   lists.c         collectives with a buffer for each rank
  *   coalesce.c      one all_reduce of several buffers
  *   p2p.c           sends and receives, beside the queue, and the threads that finish them
+ *   p2p_poll.c      those of backends that need no thread for each
  *   checks.c        argument checks
  *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
  *   describe.c      the caller's description of an operation
@@ -68,6 +69,7 @@ struct tddp_work {
     void (*callback)(void *data);
     void *callback_data;
     struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
+    bool polling;               /* p2p_poll.c: a thread calls finish() */
     struct tddp_record *record; /* recorder.c: its entry, or NULL */
     uint64_t record_id;         /* recorder.c: the entry's id */
     bool started;               /* the backend was called for it */
@@ -90,6 +92,12 @@ typedef struct tddp_group_p2p {
     size_t idle_threads; /* waiting, and reserved for no work */
     struct tddp_group_finisher *finishers;
     bool ending;
+    /* p2p_poll.c */
+    pthread_cond_t poll_wake; /* something is left to the thread, or `ending` is set */
+    tddp_work *polled;
+    tddp_work *polled_last;
+    pthread_t poll_thread;
+    bool has_poll_thread;
 } tddp_group_p2p;
 
 /* device.c: works on a device's queue, and the thread that waits for them in order. */
@@ -231,6 +239,24 @@ void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_
  * it to be soon. */
 TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
+
+/* Calls the backend's finish() for a posted work. */
+TDDP_NODISCARD tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work);
+
+/* p2p_poll.c: whether such operations need no thread each. */
+bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op);
+
+/* Finishes a posted work here, within the time that `args` allow, or leaves it to the thread. */
+void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args);
+
+/* For a thread that waits for the work: finishes it, unless another one is about to, or the token
+ * is triggered. */
+void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel);
+
+/* drain(): so that everything under way finishes without waiting callers. stop(): ends the thread,
+ * with nothing under way. */
+void tddp_group_p2p_poll_drain(tddp_group *group);
+void tddp_group_p2p_poll_stop(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
 /* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */

@@ -1,6 +1,7 @@
 /*
  * Sends and receives. They are posted by their caller's thread, and finish concurrently with each
- * other and the queue: each on a thread of the group's, or on the caller's if it waits.
+ * other and the queue: each on a thread of the group's, or on the caller's if it waits; or all on
+ * one thread, where the backend can be polled (p2p_poll.c).
  *
  * Only the system's limit of threads bounds how many are in flight: with another bound, receives
  * that wait for a peer could block the sends that this peer waits for. So a thread is reserved
@@ -33,7 +34,13 @@ typedef struct tddp_group_finisher finisher;
 tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p)
 {
     tddp_status status = tddp_cond_init(&p2p->wake);
-    if (status == TDDP_OK) {
+    if (status) {
+        return status;
+    }
+    status = tddp_cond_init(&p2p->poll_wake);
+    if (status) {
+        pthread_cond_destroy(&p2p->wake);
+    } else {
         pthread_mutex_init(&p2p->order, NULL);
         pthread_mutex_init(&p2p->mutex, NULL);
     }
@@ -44,6 +51,7 @@ void tddp_group_p2p_destroy(tddp_group_p2p *p2p)
 {
     pthread_mutex_destroy(&p2p->order);
     pthread_mutex_destroy(&p2p->mutex);
+    pthread_cond_destroy(&p2p->poll_wake);
     pthread_cond_destroy(&p2p->wake);
 }
 
@@ -99,7 +107,7 @@ static bool become_idle(tddp_group_p2p *p2p)
     return stays;
 }
 
-static tddp_status finish(tddp_group *group, tddp_work *work)
+tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
 {
     int source = TDDP_ANY_SOURCE;
     tddp_status status = TDDP_OK;
@@ -131,7 +139,7 @@ static void *finisher_body(void *data)
             break;
         }
         pthread_mutex_unlock(&p2p->mutex);
-        tddp_status status = finish(group, work);
+        tddp_status status = tddp_group_p2p_finish(group, work);
         if (status == TDDP_OK) {
             /* Before the completion: a thread that waits for it may post the next message. */
             pthread_mutex_lock(&p2p->mutex);
@@ -242,12 +250,14 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
                           tddp_work **out)
 {
     tddp_work *work;
+    const bool polls = out && tddp_group_p2p_polls(group, op);
     tddp_status status = tddp_group_prepare(group, op, args, &work);
     if (status) {
         return status;
     }
+    work->group = polls ? group : NULL;
     status = tddp_group_begin_in_flight(group, op);
-    if (status == TDDP_OK && out) {
+    if (status == TDDP_OK && out && !polls) {
         status = reserve(group);
         if (status) {
             tddp_group_end_in_flight(group, false);
@@ -258,12 +268,14 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
         tddp_work_release(work);
         return status;
     }
-    status = post(group, work, out != NULL);
+    status = post(group, work, out && !polls);
     if (status || !out) {
-        status = status ? status : finish(group, work);
+        status = status ? status : tddp_group_p2p_finish(group, work);
         tddp_group_complete_in_flight(group, work, status);
         tddp_work_release(work);
         tddp_group_end_in_flight(group, true);
+    } else if (polls) {
+        tddp_group_p2p_poll(group, work, args);
     }
     return tddp_group_return_or_wait(work, out);
 }
@@ -271,6 +283,7 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
 void tddp_group_p2p_stop(tddp_group *group)
 {
     tddp_group_p2p *p2p = &group->p2p;
+    tddp_group_p2p_poll_drain(group);
     pthread_mutex_lock(&group->mutex);
     while (group->in_flight > 0) {
         pthread_cond_wait(&group->idle, &group->mutex);
@@ -283,6 +296,7 @@ void tddp_group_p2p_stop(tddp_group *group)
     pthread_cond_broadcast(&p2p->wake);
     pthread_mutex_unlock(&p2p->mutex);
     join_all(all);
+    tddp_group_p2p_poll_stop(group);
 }
 
 static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)

@@ -84,6 +84,14 @@ static tddp_status allocate(void *data, size_t bytes, void **handle, void **memo
     return part->backend->allocate(part->context, bytes, handle, memory);
 }
 
+/* Requests on a device's queue need none. */
+static uint32_t await_event(void *data, uint32_t seen, int64_t ns)
+{
+    const context *self = data;
+    const tddp_inner *part = &self->parts[TDDP_CPU];
+    return part->backend->await_event(part->context, seen, ns);
+}
+
 static void report_failure(void *data, tddp_status status, const char *text)
 {
     const context *self = data;
@@ -150,6 +158,9 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->launch = tddp_inner_launch;
         table->order = tddp_inner_order;
         table->await = tddp_inner_await;
+    }
+    if (for_cpu && for_cpu->await_event && table->traits & TDDP_BACKEND_RESUMES) {
+        table->await_event = await_event;
     }
     if (for_cpu && for_cpu->allocate) {
         table->allocate = allocate;

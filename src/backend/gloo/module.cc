@@ -140,6 +140,7 @@ const tddp_backend_v1 backend = {
     0,       // nothing is copied first
     nullptr,
     nullptr,
+    nullptr, // requests are waited for, each by a thread
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

@@ -3,6 +3,7 @@
  * threads; abort on any.
  */
 #include "backend/shm/control.h"
+#include "backend/shm/p2p_region.h"
 
 /* After a failure that leaves ranks out of step, the peers need not wait for this rank. */
 static tddp_status report_fatal(tddp_shm *shm, tddp_status status)
@@ -73,6 +74,15 @@ static tddp_status finish(void *context, void *request, int *source)
     return report_fatal(context, tddp_shm_p2p_finish(context, request, source));
 }
 
+static uint32_t await_event(void *context, uint32_t seen, int64_t ns)
+{
+    enum { SPIN_NS = 2000 };
+    if (tddp_shm_doorbell(context) == seen && ns > 0) {
+        tddp_shm_doorbell_wait(context, seen, SPIN_NS, ns);
+    }
+    return tddp_shm_doorbell(context);
+}
+
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
 {
     return tddp_shm_allocate(context, bytes, handle, data);
@@ -99,6 +109,7 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
+        .await_event = await_event,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
                 [TDDP_OP_BROADCAST] = run_broadcast,

@@ -2,6 +2,9 @@
  * Sends and receives between ranks of one host: posts requests and waits for them. Posted by any
  * thread, one at a time; finished by any, several at a time.
  *
+ * Resumption: finish() may be interrupted wherever it waits, and is then called again: whatever
+ * precedes a wait does nothing the second time.
+ *
  * Every waiting thread makes progress for all requests of the rank: it sends pending headers and
  * matches those that arrived. So no request waits for another one's thread.
  *
@@ -69,6 +72,7 @@ static tddp_status check_peer(tddp_shm *shm, tddp_shm_request *self, int64_t now
 tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
                                   bool (*reached)(tddp_shm *shm, tddp_shm_request *self))
 {
+    const tddp_cancel *cancel = self->op->cancel;
     bool spins = self->op->awaited && tddp_shm_ranks_per_core(shm) <= 1;
     tddp_status failure = TDDP_OK;
     while (!reached(shm, self)) {
@@ -86,8 +90,12 @@ tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
         }
         int64_t now = tddp_now_ns();
         failure = check_peer(shm, self, now);
+        if (failure == TDDP_OK && cancel && tddp_cancel_triggered(cancel)) {
+            return TDDP_CANCELED;
+        }
         if (failure == TDDP_OK) {
-            int64_t left = self->deadline - now;
+            int64_t end = tddp_cancel_deadline(cancel);
+            int64_t left = (end < self->deadline ? end : self->deadline) - now;
             tddp_shm_doorbell_wait(shm, seen, spins ? SPIN_AWAITED_NS : SPIN_BACKGROUND_NS,
                                    left < TDDP_SHM_CHECK_INTERVAL_NS ? left
                                                                      : TDDP_SHM_CHECK_INTERVAL_NS);
@@ -226,6 +234,9 @@ tddp_status tddp_shm_p2p_finish(tddp_shm *shm, void *request, int *source)
         if (status == TDDP_OK) {
             *source = self->peer;
         }
+    }
+    if (status == TDDP_CANCELED) {
+        return status;
     }
     if (status) {
         tddp_shm_matching_remove(shm, self);

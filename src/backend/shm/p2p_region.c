@@ -10,9 +10,17 @@
  */
 #include "backend/shm/p2p_region.h"
 
+#include <sched.h>
 #include <string.h>
 
-enum { LINE = 64, PAGE = 4096, EAGER_KINDS = 3, KIND_SHIFT = 24, SPINS_PER_CHECK = 64 };
+enum {
+    LINE = 64,
+    PAGE = 4096,
+    EAGER_KINDS = 3,
+    KIND_SHIFT = 24,
+    SPINS_PER_CHECK = 64,
+    YIELD_AFTER_NS = 5000
+};
 
 typedef struct ring {
     _Atomic uint32_t consumed;     /* by the receiver: headers so far */
@@ -242,15 +250,21 @@ void tddp_shm_doorbell_ring(tddp_shm *shm, int rank)
 void tddp_shm_doorbell_wait(tddp_shm *shm, uint32_t seen, int64_t spin_ns, int64_t sleep_ns)
 {
     region_header *it = region_header_of(shm, tddp_shm_rank(shm));
-    int64_t end = tddp_now_ns() + spin_ns;
+    const int64_t start = tddp_now_ns();
+    int64_t now = start;
     do {
+        /* The kernel may have put the awaited rank on this core. */
+        if (now > start + YIELD_AFTER_NS) {
+            (void)sched_yield();
+        }
         for (int i = 0; i < SPINS_PER_CHECK; i++) {
             if (atomic_load(&it->doorbell) != seen) {
                 return;
             }
             tddp_shm_cpu_pause();
         }
-    } while (tddp_now_ns() < end);
+        now = tddp_now_ns();
+    } while (now < start + spin_ns);
     atomic_fetch_add(&it->waiters, 1);
     if (atomic_load(&it->doorbell) == seen && sleep_ns > 0) {
         tddp_shm_futex_wait(&it->doorbell, seen, sleep_ns);

@@ -13,6 +13,7 @@ struct tddp_shm_request {
     _Atomic bool matched;
     tddp_shm_header header;
     bool started;              /* both sides have arrived */
+    bool cleared;              /* the receiver has asked for chunks */
     tddp_shm_rndv *rndv;       /* named by the header */
     tddp_shm_channel *channel; /* named by rndv */
     uint32_t channel_block;
@@ -41,7 +42,8 @@ bool tddp_shm_matching_check_due(tddp_shm *shm, int peer, int64_t now);
 
 /* --- p2p.c ----------------------------------------------------------------------------------- */
 
-/* Waits until `reached` returns true. Errors: TDDP_TIMEOUT, those of tddp_shm_check_peer(). */
+/* Waits until `reached` returns true. Errors: TDDP_TIMEOUT, those of tddp_shm_check_peer(), and
+ * without a text TDDP_CANCELED. */
 TDDP_NODISCARD tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
                                                  bool (*reached)(tddp_shm *shm,
                                                                  tddp_shm_request *self));

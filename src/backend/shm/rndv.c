@@ -82,7 +82,7 @@ static tddp_status stream_out(tddp_shm *shm, tddp_shm_request *self)
 {
     const char *data = self->op->input.data;
     size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
-    for (self->step = 0; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
+    for (; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
         tddp_status status = tddp_shm_request_wait(shm, self, has_space);
         if (status || is_not_streaming(shm, self)) {
             return status;
@@ -96,8 +96,8 @@ static tddp_status stream_out(tddp_shm *shm, tddp_shm_request *self)
     return tddp_shm_request_wait(shm, self, is_not_streaming);
 }
 
-/* Sends through a channel, after the receiver's CTS. */
-static tddp_status stream(tddp_shm *shm, tddp_shm_request *self)
+/* After the receiver's CTS; `channel` stays NULL if it has canceled. */
+static tddp_status open_channel(tddp_shm *shm, tddp_shm_request *self)
 {
     tddp_status status = tddp_shm_request_wait(shm, self, has_channel);
     if (status || !self->channel_block) {
@@ -109,7 +109,19 @@ static tddp_status stream(tddp_shm *shm, tddp_shm_request *self)
     self->rndv->channel = self->channel_block;
     if (transition(self, TDDP_SHM_RNDV_CTS, TDDP_SHM_RNDV_STREAMING)) {
         tddp_shm_doorbell_ring(shm, self->peer);
+    }
+    return TDDP_OK;
+}
+
+/* Sends through a channel. */
+static tddp_status stream(tddp_shm *shm, tddp_shm_request *self)
+{
+    tddp_status status = self->channel ? TDDP_OK : open_channel(shm, self);
+    if (status == TDDP_OK && self->channel) {
         status = stream_out(shm, self);
+    }
+    if (status == TDDP_CANCELED || !self->channel) {
+        return status;
     }
     if (state_of(self) == TDDP_SHM_RNDV_COMPLETE) {
         tddp_shm_matching_free_block(shm, TDDP_SHM_CHANNEL_BLOCKS, self->channel_block);
@@ -123,9 +135,14 @@ tddp_status tddp_shm_rndv_send(tddp_shm *shm, tddp_shm_request *self)
 {
     self->rndv = tddp_shm_rndv_at(shm, tddp_shm_rank(shm), self->header.block);
     tddp_status status = tddp_shm_request_wait(shm, self, is_answered);
-    self->started = true;
-    if (status == TDDP_OK && state_of(self) == TDDP_SHM_RNDV_CTS) {
+    if (status != TDDP_CANCELED) {
+        self->started = true;
+    }
+    if (status == TDDP_OK && (self->channel || state_of(self) == TDDP_SHM_RNDV_CTS)) {
         status = stream(shm, self);
+    }
+    if (status == TDDP_CANCELED) {
+        return status;
     }
     if (status) {
         cancel(shm, self);
@@ -162,7 +179,7 @@ static tddp_status stream_in(tddp_shm *shm, tddp_shm_request *self)
     size_t bytes = tddp_shm_buffer_bytes(&self->op->output);
     bool streaming = bytes > tddp_shm_cache_bytes(shm);
     self->channel = tddp_shm_channel_at(shm, self->peer, self->rndv->channel);
-    for (self->step = 0; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
+    for (; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
         tddp_status status = tddp_shm_request_wait(shm, self, has_chunk);
         if (status || is_not_streaming(shm, self)) {
             return status;
@@ -188,12 +205,18 @@ tddp_status tddp_shm_rndv_recv(tddp_shm *shm, tddp_shm_request *self)
         tddp_arith_copy(data, tddp_shm_address(shm, self->peer, offset), bytes,
                         bytes > tddp_shm_cache_bytes(shm));
         complete = transition(self, TDDP_SHM_RNDV_COPYING, TDDP_SHM_RNDV_COMPLETE);
-    } else if (offset == TDDP_SHM_NOT_SHARED &&
-               transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_CTS)) {
-        tddp_shm_doorbell_ring(shm, self->peer);
+    } else if (self->cleared || (offset == TDDP_SHM_NOT_SHARED &&
+                                 transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_CTS))) {
+        if (!self->cleared) {
+            self->cleared = true;
+            tddp_shm_doorbell_ring(shm, self->peer);
+        }
         status = tddp_shm_request_wait(shm, self, is_streaming_or_canceled);
         if (status == TDDP_OK && state_of(self) == TDDP_SHM_RNDV_STREAMING) {
             status = stream_in(shm, self);
+        }
+        if (status == TDDP_CANCELED) {
+            return status;
         }
         complete =
             status == TDDP_OK && transition(self, TDDP_SHM_RNDV_STREAMING, TDDP_SHM_RNDV_COMPLETE);

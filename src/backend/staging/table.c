@@ -163,7 +163,11 @@ static tddp_status finish(void *context, void *request, int *source)
     if (!staged) {
         return tddp_inner_finish(context, request, source);
     }
+    (void)tddp_staged_inner_op(staged); /* with the token of this call */
     tddp_status status = finish_inner(inner_of(context), request, source);
+    if (tddp_inner_is_interrupted(inner_of(context), status)) {
+        return status;
+    }
     if (status == TDDP_OK) {
         status = tddp_staged_copy_out(staged);
     }
@@ -202,6 +206,12 @@ static void report_failure(void *context, tddp_status status, const char *text)
     tddp_inner_report_failure(inner_of(context), status, text);
 }
 
+static uint32_t await_event(void *context, uint32_t seen, int64_t ns)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->await_event(inner->context, seen, ns);
+}
+
 static tddp_status decline(void *context, const tddp_wait *wait)
 {
     return tddp_inner_decline(inner_of(context), wait);
@@ -236,6 +246,7 @@ static tddp_status fill(tddp_wrapper *self)
         .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = prepare,
+        .await_event = inner->await_event ? await_event : NULL,
         .op_count = TDDP_OP_COUNT,
     };
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {

@@ -181,6 +181,74 @@ TEST(messages_from_any_source)
     }
 }
 
+/* A thousand messages of all protocols each way, none of which is waited for at first. */
+static void many_at_once(shm_rank *it)
+{
+    enum { COUNT = 1000, MOST = 100003, POSTED = 0 };
+    static const size_t sizes[] = {8, 5000, MOST};
+    int peer = 1 - it->rank;
+    char *out = alloc_bytes((size_t)COUNT * MOST);
+    char *in = alloc_bytes((size_t)COUNT * MOST);
+    tddp_work *works[2 * COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        tddp_buffer place = bytes_of(in + (size_t)i * MOST, sizes[i % 3]);
+        works[i] = post_recv(it, place, peer, (uint32_t)i % 5);
+    }
+    CHECK_MEET(POSTED, it->size);
+    CHECK_INT(check_threads_named("tddp-p2p"), it->mode == SHM_PROCESSES ? 1 : 2);
+    for (int i = 0; i < COUNT; i++) {
+        tddp_buffer place = bytes_of(out + (size_t)i * MOST, sizes[i % 3]);
+        fill(place.data, place.count, it->rank, i);
+        works[COUNT + i] = post_send(it, place, peer, (uint32_t)i % 5);
+    }
+    CHECK_INT(check_threads_named("tddp-p2p"), it->mode == SHM_PROCESSES ? 1 : 2);
+    for (int i = 2 * COUNT - 1; i >= 0; i--) {
+        CHECK_OK(wait_and_release(works[i]));
+    }
+    for (int i = 0; i < COUNT; i++) {
+        check_bytes(in + (size_t)i * MOST, sizes[i % 3], peer, i);
+    }
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    free(out);
+    free(in);
+}
+
+IN_BOTH_MODES(many_messages_at_once, many_at_once, 2)
+
+/* A large message goes on while its receiver's and sender's waits are interrupted again and again.
+ */
+static void interrupted(shm_rank *it)
+{
+    uint8_t *memory = alloc_bytes(LARGE_BYTES);
+    fill(memory, LARGE_BYTES, it->rank, 0);
+    tddp_buffer buffer = bytes_of(memory, LARGE_BYTES);
+    for (int round = 0; round < 5; round++) {
+        tddp_work *work = it->rank == 0 ? post_send(it, buffer, 1, 0) : post_recv(it, buffer, 0, 0);
+        tddp_cancel *cancel;
+        CHECK_OK(tddp_cancel_create(&cancel));
+        tddp_cancel_trigger(cancel);
+        tddp_status status;
+        do {
+            status = tddp_work_wait(work, &(tddp_wait){0, NULL});
+            if (status == TDDP_TIMEOUT) {
+                status = tddp_work_wait(work, &(tddp_wait){1, NULL});
+            }
+            if (status == TDDP_TIMEOUT) {
+                status = tddp_work_wait(work, &(tddp_wait){-1, cancel});
+            }
+        } while (status == TDDP_TIMEOUT || status == TDDP_CANCELED);
+        CHECK_OK(status);
+        tddp_work_release(work);
+        tddp_cancel_free(cancel);
+        check_bytes(memory, LARGE_BYTES, 0, 0);
+        memset(memory, 0, it->rank == 0 ? 0 : LARGE_BYTES);
+    }
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    free(memory);
+}
+
+IN_BOTH_MODES(a_message_whose_waits_are_interrupted, interrupted, 2)
+
 /* A receive from one rank matches in order with wildcard receives that match that rank's
  * messages too. */
 static void turns(shm_rank *it)

@@ -1,0 +1,278 @@
+/*
+ * Sends and receives of backends that need no thread for each (await_event): their callers finish
+ * them as far as they go at once or wait, and one thread of the group's all others, in turn. It is
+ * started with the first that is left to it.
+ *
+ * Invariants: one thread at a time calls finish() for a request (`polled`). A failure is completed
+ * by the group's thread, since that may take a while. With `mutex` of the group's p2p held,
+ * except around calls of the backend and completions.
+ */
+#include <stdlib.h>
+
+#include "group/checks.h"
+#include "group/recorder/recorder.h"
+
+/* Between looks at deadlines and for lost ranks. */
+#define LOOK_NS (20 * TDDP_NS_PER_MS)
+
+/* Within a call that has a limit: how long, and how much memory is moved; without a wait less. */
+enum { LONGEST_US = 1000 * 1000, MOST_BYTES = 4 << 20, MOST_BYTES_AT_ONCE = 64 << 10 };
+
+bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
+{
+    return group->backend->await_event && !tddp_group_queues(group, op);
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+/* Calls finish() until the token is triggered; false: it is not finished. A failure is kept. */
+static bool poll_request(tddp_group *group, tddp_work *work, tddp_cancel *cancel, int awaited)
+{
+    work->op.cancel = cancel;
+    work->op.awaited = awaited;
+    tddp_status status = tddp_group_p2p_finish(group, work);
+    work->op.cancel = NULL;
+    if (status == TDDP_CANCELED && cancel) {
+        return false;
+    }
+    if (status) {
+        work->pending_status = status;
+        work->pending_text = tddp_copy_string(tddp_error_message());
+    }
+    return true;
+}
+
+static void complete(tddp_group *group, tddp_work *work)
+{
+    tddp_status status = work->pending_status;
+    if (status) {
+        status = tddp_fail(status, "%s",
+                           work->pending_text ? work->pending_text : tddp_status_text(status));
+    }
+    tddp_group_complete_in_flight(group, work, status);
+    tddp_work_release(work);
+    tddp_group_end_in_flight(group, true);
+}
+
+/* Whether it has been left to the group's thread. With the lock held. */
+static bool is_left(const tddp_group_p2p *p2p, const tddp_work *work)
+{
+    const tddp_work *each = p2p->polled;
+    while (each && each != work) {
+        each = each->next;
+    }
+    return each != NULL;
+}
+
+/* With the lock held. */
+static void unlink_work(tddp_group_p2p *p2p, const tddp_work *work)
+{
+    tddp_work **at = &p2p->polled;
+    tddp_work *before = NULL;
+    while (*at != work) {
+        before = *at;
+        at = &before->next;
+    }
+    *at = work->next;
+    if (p2p->polled_last == work) {
+        p2p->polled_last = before;
+    }
+}
+
+/* --- the group's thread ---------------------------------------------------------------------- */
+
+/* Polls each request once; returns those that are finished. With the lock held. */
+static tddp_work *poll_all(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    tddp_work *finished = NULL;
+    tddp_work **end = &finished;
+    tddp_work *next;
+    for (tddp_work *work = p2p->polled; work; work = next) {
+        bool done = false;
+        if (!work->polling) {
+            tddp_cancel at_once = {.fd = -1, .deadline = 1};
+            work->polling = true;
+            pthread_mutex_unlock(&p2p->mutex);
+            done = work->pending_status || poll_request(group, work, &at_once, 0);
+            pthread_mutex_lock(&p2p->mutex);
+            work->polling = false;
+        }
+        next = work->next;
+        if (done) {
+            unlink_work(p2p, work);
+            work->next = NULL;
+            *end = work;
+            end = &work->next;
+        }
+    }
+    return finished;
+}
+
+/* Whether a request is left to the group's thread. With the lock held. */
+static bool has_some(const tddp_group_p2p *p2p)
+{
+    const tddp_work *work = p2p->polled;
+    while (work && work->polling) {
+        work = work->next;
+    }
+    return work != NULL;
+}
+
+/* Until `ending` is set and nothing is left. */
+static void poll_until_end(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    const tddp_backend_v1 *backend = group->backend;
+    pthread_mutex_lock(&p2p->mutex);
+    for (;;) {
+        while (!has_some(p2p) && !(p2p->ending && !p2p->polled)) {
+            pthread_cond_wait(&p2p->poll_wake, &p2p->mutex);
+        }
+        if (!p2p->polled) {
+            break;
+        }
+        uint32_t seen = backend->await_event(group->context, 0, 0);
+        tddp_work *finished = poll_all(group);
+        pthread_mutex_unlock(&p2p->mutex);
+        if (!finished) {
+            (void)backend->await_event(group->context, seen, LOOK_NS);
+        }
+        while (finished) {
+            tddp_work *next = finished->next;
+            complete(group, finished);
+            finished = next;
+        }
+        pthread_mutex_lock(&p2p->mutex);
+    }
+    pthread_mutex_unlock(&p2p->mutex);
+}
+
+static void *poll_body(void *group)
+{
+    tddp_group_enter_thread(group);
+    poll_until_end(group);
+    return NULL;
+}
+
+/* With the lock held. */
+static tddp_status start_thread(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    if (p2p->has_poll_thread) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_thread_start(&p2p->poll_thread, "tddp-p2p", poll_body, group);
+    p2p->has_poll_thread = status == TDDP_OK;
+    return status;
+}
+
+/* Leaves a request to the group's thread. */
+static void leave(tddp_group *group, tddp_work *work)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&p2p->mutex);
+    work->next = NULL;
+    if (p2p->polled_last) {
+        p2p->polled_last->next = work;
+    } else {
+        p2p->polled = work;
+    }
+    p2p->polled_last = work;
+    if (start_thread(group)) {
+        tddp_log(TDDP_LOG_WARN, "group",
+                 "messages of \"%s\" go on only while they are waited for: %s", group->name,
+                 tddp_error_message());
+    }
+    pthread_cond_signal(&p2p->poll_wake);
+    pthread_mutex_unlock(&p2p->mutex);
+}
+
+void tddp_group_p2p_poll_drain(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&p2p->mutex);
+    bool alone = p2p->polled && start_thread(group);
+    p2p->ending = p2p->ending || alone;
+    pthread_mutex_unlock(&p2p->mutex);
+    if (alone) {
+        poll_until_end(group);
+    }
+}
+
+void tddp_group_p2p_poll_stop(tddp_group *group)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    pthread_mutex_lock(&p2p->mutex);
+    bool has_thread = p2p->has_poll_thread;
+    pthread_cond_broadcast(&p2p->poll_wake);
+    pthread_mutex_unlock(&p2p->mutex);
+    if (has_thread) {
+        pthread_join(p2p->poll_thread, NULL);
+    }
+}
+
+/* --- callers --------------------------------------------------------------------------------- */
+
+/* Whether the caller has finished it within the call. */
+static bool poll_within_call(tddp_group *group, tddp_work *work, const tddp_op_args *args)
+{
+    if (args->inline_us < 0) {
+        return poll_request(group, work, args->cancel, 1);
+    }
+    const tddp_buffer *buffer = work->op.kind == TDDP_OP_SEND ? &work->op.input : &work->op.output;
+    const size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
+    const int64_t us = args->inline_us < LONGEST_US ? args->inline_us : LONGEST_US;
+    tddp_cancel until = {.fd = tddp_cancel_fd(args->cancel),
+                         .also = args->cancel,
+                         .deadline = us > 0 ? tddp_now_ns() + us * 1000 : 1};
+    return bytes <= (us > 0 ? MOST_BYTES : MOST_BYTES_AT_ONCE) &&
+           poll_request(group, work, &until, us > 0);
+}
+
+void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args)
+{
+    if (poll_within_call(group, work, args) && !work->pending_status) {
+        complete(group, work);
+    } else {
+        leave(group, work);
+    }
+}
+
+/* Marks a request that no thread polls; NULL: there is no such thing to do for this work. */
+static tddp_group *take(tddp_work *work)
+{
+    pthread_mutex_lock(&work->mutex);
+    tddp_group *group = atomic_load(&work->done) ? NULL : work->group;
+    if (group) {
+        pthread_mutex_lock(&group->p2p.mutex);
+    }
+    pthread_mutex_unlock(&work->mutex);
+    if (group) {
+        bool is_free = !work->polling && !work->pending_status && is_left(&group->p2p, work);
+        work->polling = work->polling || is_free;
+        pthread_mutex_unlock(&group->p2p.mutex);
+        group = is_free ? group : NULL;
+    }
+    return group;
+}
+
+void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel)
+{
+    tddp_group *group = take(work);
+    if (!group) {
+        return;
+    }
+    tddp_group_p2p *p2p = &group->p2p;
+    bool finished = poll_request(group, work, cancel, 1) && !work->pending_status;
+    pthread_mutex_lock(&p2p->mutex);
+    work->polling = false;
+    if (finished) {
+        unlink_work(p2p, work);
+    }
+    pthread_cond_signal(&p2p->poll_wake);
+    pthread_mutex_unlock(&p2p->mutex);
+    if (finished) {
+        complete(group, work);
+    }
+}
