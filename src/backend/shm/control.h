@@ -290,6 +290,11 @@ void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *
 /* Waits for another rank's report, at most `max_ms`. */
 TDDP_NODISCARD tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank,
                                               int round, int64_t max_ms, tddp_shm_join_report *out);
+/* Waits for the reports of all ranks but those of `without` (NULL: of all) with one request, at
+ * most `max_ms`. TDDP_TIMEOUT: some are missing, and nothing was read. */
+TDDP_NODISCARD tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round,
+                                                  const bool *without, int64_t max_ms,
+                                                  tddp_shm_join_report *out);
 bool tddp_shm_report_begins(const tddp_shm_join_report *report, const char *prefix);
 /* What another rank's report means here: TDDP_OK for "yes" and "after". */
 TDDP_NODISCARD tddp_status tddp_shm_join_check(const tddp_shm_join_store *self, int group_rank,

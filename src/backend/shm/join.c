@@ -183,9 +183,18 @@ static tddp_status read_first(join *self)
 {
     const int count = self->opts->world_size;
     tddp_shm_join_report *reports = tddp_alloc_array((size_t)count, sizeof *reports);
-    tddp_status status = reports ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (!reports) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_shm_join_read_all(&self->reports, 0, NULL, SLICE_MS, reports);
+    /* If one is late, the others' may say why. */
+    const bool one_by_one = status == TDDP_TIMEOUT;
+    status = one_by_one ? TDDP_OK : status;
     for (int group_rank = 0; group_rank < count && status == TDDP_OK; group_rank++) {
-        status = tddp_shm_join_read(&self->reports, group_rank, 0, INT64_MAX, &reports[group_rank]);
+        if (one_by_one) {
+            status =
+                tddp_shm_join_read(&self->reports, group_rank, 0, INT64_MAX, &reports[group_rank]);
+        }
         if (status == TDDP_OK) {
             status = tddp_shm_join_check(&self->reports, group_rank, &reports[group_rank]);
         }
@@ -325,14 +334,26 @@ static tddp_status read_second_of(const join *self, int group_rank, tddp_shm_joi
 
 static tddp_status read_second(const join *self)
 {
-    tddp_status status = TDDP_OK;
-    bool follower = false;
-    for (int group_rank = 0; group_rank < self->opts->world_size && status == TDDP_OK;
-         group_rank++) {
-        tddp_shm_join_report report = {"yes"};
-        status = self->has_views[group_rank] ? TDDP_OK : read_second_of(self, group_rank, &report);
-        follower = follower || (status == TDDP_OK && tddp_shm_report_begins(&report, "after"));
+    const int count = self->opts->world_size;
+    tddp_shm_join_report *reports = tddp_alloc_array((size_t)count, sizeof *reports);
+    if (!reports) {
+        return TDDP_OUT_OF_MEMORY;
     }
+    tddp_status status =
+        tddp_shm_join_read_all(&self->reports, 1, self->has_views, SLICE_MS, reports);
+    const bool one_by_one = status == TDDP_TIMEOUT;
+    status = one_by_one ? TDDP_OK : status;
+    bool follower = false;
+    for (int group_rank = 0; group_rank < count && status == TDDP_OK; group_rank++) {
+        tddp_shm_join_report *report = &reports[group_rank];
+        if (self->has_views[group_rank]) {
+            continue;
+        }
+        status = one_by_one ? read_second_of(self, group_rank, report)
+                            : tddp_shm_join_check(&self->reports, group_rank, report);
+        follower = follower || (status == TDDP_OK && tddp_shm_report_begins(report, "after"));
+    }
+    free(reports);
     if (status == TDDP_OK && follower) {
         status =
             tddp_fail(TDDP_INTERNAL, "a rank goes without shared memory, and no rank reported why");

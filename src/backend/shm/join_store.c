@@ -3,6 +3,7 @@
  * describes them. Runs on the thread that joins.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/shm/control.h"
@@ -47,6 +48,12 @@ void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *
     }
 }
 
+static void take_report(tddp_blob *blob, tddp_shm_join_report *out)
+{
+    (void)snprintf(out->text, sizeof out->text, "%.*s", (int)blob->size, blob->data);
+    tddp_blob_free(blob);
+}
+
 tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank, int round,
                                int64_t max_ms, tddp_shm_join_report *out)
 {
@@ -56,9 +63,40 @@ tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank, 
     tddp_status status =
         tddp_store_get(self->opts->store, key_of(key, group_rank, round), &wait, &blob);
     if (status == TDDP_OK) {
-        (void)snprintf(out->text, sizeof out->text, "%.*s", (int)blob.size, blob.data);
-        tddp_blob_free(&blob);
+        take_report(&blob, out);
     }
+    return status;
+}
+
+tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round, const bool *without,
+                                   int64_t max_ms, tddp_shm_join_report *out)
+{
+    const size_t size = (size_t)self->opts->world_size;
+    char(*texts)[KEY_BYTES] = tddp_alloc_array(size, sizeof *texts);
+    tddp_slice *keys = tddp_alloc_array(size, sizeof *keys);
+    tddp_blob *blobs = tddp_alloc_array(size, sizeof *blobs);
+    tddp_status status = texts && keys && blobs ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    size_t count = 0;
+    for (size_t rank = 0; rank < size && status == TDDP_OK; rank++) {
+        if (!without || !without[rank]) {
+            keys[count] = key_of(texts[count], (int)rank, round);
+            count++;
+        }
+    }
+    if (status == TDDP_OK && count > 0) {
+        tddp_wait wait = time_left(self, max_ms);
+        status = tddp_store_multi_get(self->opts->store, keys, count, &wait, blobs);
+    }
+    count = 0;
+    for (size_t rank = 0; rank < size && status == TDDP_OK; rank++) {
+        if (!without || !without[rank]) {
+            take_report(&blobs[count], &out[rank]);
+            count++;
+        }
+    }
+    free(texts);
+    free(keys);
+    free(blobs);
     return status;
 }
 
