@@ -101,7 +101,7 @@ static tddp_status fail_timeout(const tddp_staged *self)
 
 tddp_status tddp_staging_copies_await(tddp_staged *self)
 {
-    const tddp_cancel *cancel = self->requested->cancel;
+    const tddp_cancel *cancel = self->cancel;
     long sleep_ns = SLEEP_NS;
     for (int polls = 0; self->block && self->block->copying; polls++) {
         tddp_cuda_error error = self->cuda->cudaEventQuery(self->block->event);

@@ -140,6 +140,7 @@ typedef struct tddp_staged {
     tddp_staging *owner;
     const tddp_cuda *cuda;
     const tddp_op *requested;  /* on the caller's memory */
+    const tddp_cancel *cancel; /* ends waits for copies, which then resume; NULL: nothing does */
     tddp_staging_block *block; /* NULL: there is nothing to copy */
     tddp_staging_layout layout;
     tddp_device_type type; /* of the block's memory, which the inner backend supports */

@@ -99,6 +99,7 @@ static tddp_status run(void *context, const tddp_op *op)
         return status;
     }
     self->running->requested = op;
+    self->running->cancel = op->cancel;
     status = run_staged(self->running);
     if (status != TDDP_CANCELED) {
         tddp_staged_end(self->running, status);
