@@ -40,6 +40,13 @@ bool tddp_group_on_progress_thread(const tddp_group *group)
     return current_group == group;
 }
 
+const tddp_group *tddp_group_set_current(const tddp_group *group)
+{
+    const tddp_group *before = current_group;
+    current_group = group;
+    return before;
+}
+
 void tddp_group_enter_thread(const tddp_group *group)
 {
     current_group = group;
@@ -110,10 +117,9 @@ static bool execute_on_caller(tddp_group *group, tddp_work *work, tddp_cancel *c
         }
         return false;
     }
-    const tddp_group *before = current_group;
-    current_group = group;
+    const tddp_group *before = tddp_group_set_current(group);
     tddp_group_complete(group, work, TDDP_OK);
-    current_group = before;
+    (void)tddp_group_set_current(before);
     return true;
 }
 

@@ -339,6 +339,8 @@ void tddp_group_end_in_flight(tddp_group *group, bool completed);
 
 /* Marks the calling thread as one of the group's, on which callbacks of its works run. */
 void tddp_group_enter_thread(const tddp_group *group);
+/* The same for a moment on a caller's thread; returns what is to be set afterwards. */
+const tddp_group *tddp_group_set_current(const tddp_group *group);
 
 /* Determines and records an operation's outcome: names the operation in the error text; a failure
  * after which the ranks may be out of step becomes the group's first failure, and is reported to

@@ -49,7 +49,9 @@ static void complete(tddp_group *group, tddp_work *work)
         status = tddp_fail(status, "%s",
                            work->pending_text ? work->pending_text : tddp_status_text(status));
     }
+    const tddp_group *before = tddp_group_set_current(group);
     tddp_group_complete_in_flight(group, work, status);
+    (void)tddp_group_set_current(before);
     tddp_work_release(work);
     tddp_group_end_in_flight(group, true);
 }
