@@ -5,30 +5,37 @@ require_relative "test_helper"
 class StepMemoryTest < Minitest::Test
   # A heap in which each step leaves so many bytes behind until they are collected.
   class Heap
-    attr_reader :collections, :most
+    attr_reader :most, :collected_at
 
     def initialize
       @garbage = 0
       @most = 0
-      @collections = 0
+      @steps = 1
+      @collected_at = []
+    end
+
+    def collections
+      @collected_at.size
     end
 
     def leave(bytes)
+      @steps += 1
       @garbage += bytes
       @most = [@most, @garbage].max
     end
 
     def memory
       Torch::Distributed::StepMemory.new(in_use: -> { 1_000_000 + @garbage }, collect: -> {
-        @collections += 1
+        @collected_at << @steps
         @garbage = 0
       })
     end
   end
 
-  def run_steps(bytes, steps)
+  def run_steps(bytes, steps, **options)
     heap = Heap.new
     memory = heap.memory
+    memory.synchronize(options.fetch(:every), options.fetch(:budget)) unless options.empty?
     steps.times do
       memory.step
       heap.leave(bytes)
@@ -53,6 +60,38 @@ class StepMemoryTest < Minitest::Test
   def test_steps_that_leave_nothing_are_left_to_ruby
     assert_equal 1, run_steps(0, 1).collections
     assert_operator run_steps(100, 2500).collections, :<=, 3
+  end
+
+  # So all ranks collect at the same steps, also if their steps do not leave quite the same.
+  def test_collections_are_at_multiples_of_a_power_of_two
+    [BUDGET / 5, BUDGET / 7].each { |bytes| assert_equal [1, 4, 8, 12, 16, 20], run_steps(bytes, 20).collected_at }
+  end
+
+  def test_the_longest_period_and_the_budget_can_be_set
+    assert_equal [1, 12, 24, 36], run_steps(1, 40, every: 12, budget: 1000).collected_at
+    assert_equal [1, 6, 12, 18], run_steps(100, 20, every: 12, budget: 700).collected_at
+    assert_empty run_steps(BUDGET, 20, every: nil, budget: BUDGET).collected_at
+  end
+
+  def test_periods_and_budgets_that_are_none_are_refused
+    [{every: 0}, {every: 1.5}, {every: nil}, {budget: 0}, {budget: nil}].each do |options|
+      text = assert_raises(ArgumentError) { Distributed.synchronize_gc(**options) }.message
+      assert_match(/\A#{options.keys.first}: expected an Integer of 1 or more.*, got #{options.values.first.inspect}\z/, text)
+    end
+  end
+
+  def test_ruby_does_not_collect_between_steps_of_a_known_kind
+    own = in_fresh_process do
+      Distributed.synchronize_gc(every: 16)
+      counts = Array.new(128) do
+        Distributed.keep_memory
+        Array.new(5000) { Object.new }
+        GC.count
+      end
+      # In the last periods, after the heap has been given room.
+      counts.last(65).each_slice(16).map(&:first).each_cons(2).map { |before, after| after - before }
+    end
+    assert_equal [1, 1, 1, 1], own
   end
 
   def test_where_nothing_can_be_told_of_the_heap_it_hardly_collects

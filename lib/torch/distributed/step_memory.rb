@@ -9,13 +9,22 @@ module Torch
     # Measures how much garbage each step leaves, and collects young objects whenever some {BUDGET} bytes have
     # accumulated. {DistributedDataParallel} calls {#step} before each forward, and
     # {Distributed.keep_memory} does so for programs without it.
+    #
+    # All ranks collect at the same steps: those whose number is a multiple of the period, which is a power of two, so that
+    # ranks whose steps leave about the same need not agree on it. Otherwise each rank would wait in its next collective
+    # for the collections of every other one. For the same reason the heap is given room for a period's objects: then
+    # Ruby has no cause to collect in between.
     class StepMemory
       # Bytes of garbage that steps may leave before it is collected.
       BUDGET = 32 * 1024 * 1024
 
       # Steps that leave next to nothing are left to Ruby.
-      MOST_STEPS = 1000
-      private_constant :MOST_STEPS
+      MOST_STEPS = 1024
+
+      # For how many objects room is made at most, some 20 MiB, and how often: what else makes Ruby collect stays as it is.
+      MOST_OBJECTS = 500_000
+      MOST_ROOMS = 8
+      private_constant :MOST_OBJECTS, :MOST_ROOMS
 
       class << self
         # @return [StepMemory] the process's own; its C heap keeps what is freed from now on, unless TDDP_KEEP_MEMORY=0
@@ -31,9 +40,10 @@ module Torch
         @in_use = in_use
         @collect = collect
         @kept = kept
-        @left = 1
+        @steps = 0
+        @rooms = 0
         @after = nil
-        @period = 1
+        synchronize(MOST_STEPS, BUDGET)
       end
 
       # @return [Boolean] whether the C heap keeps what is freed
@@ -41,29 +51,59 @@ module Torch
         @kept
       end
 
+      # @param every [Integer, nil] the longest period, in steps; nil: never collects
+      # @param budget [Integer] bytes
+      def synchronize(every, budget)
+        @every = every
+        @budget = budget
+        @period = 1
+      end
+
       # A new training step begins.
       def step
-        @left -= 1
-        look if @left <= 0
+        @steps += 1
+        return unless @every
+
+        measure if @after
+        collect if (@steps % @period).zero?
         nil
       end
 
       private
 
-      # Alternately: one step after a collection, measures the growth since then; and, after as many steps as fill the
-      # budget, collects.
-      def look
-        if @after
-          grown = @in_use.call - @after
-          @after = nil
-          # Less than before: Ruby has collected meanwhile, so the growth is unknown.
-          @period = (BUDGET / grown).clamp(1, MOST_STEPS) if grown.positive?
-          @left = @period - 1
-          return if @left.positive?
-        end
+      # One step after a collection: learns how much a step leaves, and so how many fill the budget.
+      def measure
+        grown = @in_use.call - @after
+        @after = nil
+        # Less than before: Ruby has collected meanwhile, so the growth is unknown.
+        return unless grown.positive?
+
+        @period = @every
+        @period /= 2 while @period > 1 && @period * grown > @budget
+      end
+
+      def collect
+        make_room if @collections && GC.count > @collections
         @collect.call
+        @collections = GC.count
+        @objects = GC.stat(:total_allocated_objects)
         @after = @in_use.call
-        @left = @after ? 1 : MOST_STEPS
+        @period = @every unless @after
+      end
+
+      # Ruby has collected since the last time: makes as many objects as were made since then, all at once, so that the heap
+      # has room for them afterwards.
+      def make_room
+        made = GC.stat(:total_allocated_objects) - @objects
+        return if made > MOST_OBJECTS || @rooms == MOST_ROOMS
+
+        @rooms += 1
+        enabled = !GC.disable
+        begin
+          Array.new(made) { Object.new }
+        ensure
+          GC.enable if enabled
+        end
       end
     end
 
@@ -89,6 +129,26 @@ module Torch
         memory = StepMemory.instance
         memory.step
         memory.kept?
+      end
+
+      # Sets at which training steps this process runs Ruby's garbage collector. By default all ranks do so at the same
+      # steps, at least once in 1,024, and sooner where the garbage of the steps in between would take more than 32 MiB.
+      #
+      # @param every [Integer, Boolean] collects after so many steps, or after a half, a quarter and so on of them where the
+      #   budget asks for it; true: the default; false: Ruby alone decides when it collects
+      # @param budget [Integer] bytes that the garbage of training steps may take
+      # @raise [ArgumentError] if they are not positive
+      # @return [nil]
+      # @see #keep_memory which programs without {Torch::NN::Parallel::DistributedDataParallel} call in each step
+      def synchronize_gc(every: true, budget: StepMemory::BUDGET)
+        steps = (every == true) ? StepMemory::MOST_STEPS : every
+        {every: (every == false) ? 1 : steps, budget: budget}.each do |name, value|
+          next if value.is_a?(Integer) && value.positive?
+
+          raise ArgumentError, "#{name}: expected an Integer of 1 or more#{", true or false" if name == :every}, got #{value.inspect}"
+        end
+        StepMemory.instance.synchronize(steps || nil, budget)
+        nil
       end
     end
   end
