@@ -23,9 +23,8 @@
 /* How many queued works are checked for a waiting thread. */
 enum { WORKS_CHECKED = 32 };
 
-/* Of an operation that is executed inline under a time limit: the longest limit, the most memory,
- * and the memory that moves in a microsecond. */
-enum { MOST_US = 1000 * 1000, MOST_BYTES = 4 << 20, BYTES_EACH_US = 4096 };
+/* The memory that moves in a microsecond. */
+enum { BYTES_EACH_US = 4096 };
 
 bool tddp_group_resumes(const tddp_group *group)
 {
@@ -241,7 +240,7 @@ void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
     }
 }
 
-static size_t bytes_of(const tddp_op *op)
+size_t tddp_group_op_bytes(const tddp_op *op)
 {
     size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
     return count * tddp_dtype_size(op->input.dtype);
@@ -261,9 +260,9 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
         (void)execute_next_on_caller(group, cancel);
         return;
     }
-    size_t bytes = bytes_of(&work->op);
-    if (bytes <= MOST_BYTES) {
-        int64_t us = inline_us < MOST_US ? inline_us : MOST_US;
+    size_t bytes = tddp_group_op_bytes(&work->op);
+    if (bytes <= TDDP_GROUP_INLINE_BYTES) {
+        int64_t us = inline_us < TDDP_GROUP_INLINE_US ? inline_us : TDDP_GROUP_INLINE_US;
         us += (int64_t)(bytes / BYTES_EACH_US);
         tddp_cancel until = {
             .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_now_ns() + us * 1000};

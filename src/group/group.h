@@ -302,6 +302,13 @@ void tddp_group_execute_next(tddp_group *group);
 /* Wakes the progress thread if it has something to do now. With the lock held. */
 void tddp_group_wake_progress(tddp_group *group);
 
+/* Of an operation that is executed within a call with a limit: the longest limit, the most memory.
+ */
+enum { TDDP_GROUP_INLINE_US = 1000 * 1000, TDDP_GROUP_INLINE_BYTES = 4 << 20 };
+
+/* The memory that an operation of one buffer moves. */
+size_t tddp_group_op_bytes(const tddp_op *op);
+
 /* Whether the calling thread may execute a work that it is about to queue. With the lock held. */
 bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
                                const tddp_cancel *cancel);

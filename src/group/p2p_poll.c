@@ -3,7 +3,7 @@
  * them as far as they go at once or wait, and one thread of the group's all others, in turn. It is
  * started with the first that is left to it.
  *
- * Invariants: one thread at a time calls finish() for a request (`polled`). A failure is completed
+ * Invariants: one thread at a time calls finish() for a request (`polling`). A failure is completed
  * by the group's thread, since that may take a while. With `mutex` of the group's p2p held,
  * except around calls of the backend and completions.
  */
@@ -15,8 +15,8 @@
 /* Between looks at deadlines and for lost ranks. */
 #define LOOK_NS (20 * TDDP_NS_PER_MS)
 
-/* Within a call that has a limit: how long, and how much memory is moved; without a wait less. */
-enum { LONGEST_US = 1000 * 1000, MOST_BYTES = 4 << 20, MOST_BYTES_AT_ONCE = 64 << 10 };
+/* How much memory is moved within a call that does not wait. */
+enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
@@ -222,13 +222,13 @@ static bool poll_within_call(tddp_group *group, tddp_work *work, const tddp_op_a
     if (args->inline_us < 0) {
         return poll_request(group, work, args->cancel, 1);
     }
-    const tddp_buffer *buffer = work->op.kind == TDDP_OP_SEND ? &work->op.input : &work->op.output;
-    const size_t bytes = buffer->count * tddp_dtype_size(buffer->dtype);
-    const int64_t us = args->inline_us < LONGEST_US ? args->inline_us : LONGEST_US;
+    const int64_t us =
+        args->inline_us < TDDP_GROUP_INLINE_US ? args->inline_us : TDDP_GROUP_INLINE_US;
     tddp_cancel until = {.fd = tddp_cancel_fd(args->cancel),
                          .also = args->cancel,
                          .deadline = us > 0 ? tddp_now_ns() + us * 1000 : 1};
-    return bytes <= (us > 0 ? MOST_BYTES : MOST_BYTES_AT_ONCE) &&
+    return tddp_group_op_bytes(&work->op) <=
+               (size_t)(us > 0 ? TDDP_GROUP_INLINE_BYTES : MOST_BYTES_AT_ONCE) &&
            poll_request(group, work, &until, us > 0);
 }
 

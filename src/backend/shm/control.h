@@ -153,6 +153,9 @@ size_t tddp_shm_arena_at(const tddp_shm_layout *layout);
  * and with memory allocated for the first view, except for messages. */
 TDDP_NODISCARD tddp_status tddp_shm_segment_create(const tddp_shm_layout *layout, size_t arena,
                                                    tddp_shm_segment **out);
+/* Allocates memory for a part of a segment's file now: running out of it later is a signal. */
+TDDP_NODISCARD tddp_status tddp_shm_allocate_pages(int fd, size_t at, size_t bytes);
+
 /* A peer's. Takes ownership of the descriptor in any case. */
 TDDP_NODISCARD tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_segment **out);
 tddp_shm_segment *tddp_shm_segment_retain(tddp_shm_segment *segment);
@@ -290,8 +293,8 @@ void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *
 /* Waits for another rank's report, at most `max_ms`. */
 TDDP_NODISCARD tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank,
                                               int round, int64_t max_ms, tddp_shm_join_report *out);
-/* Waits for the reports of all ranks but those of `without` (NULL: of all) with one request, at
- * most `max_ms`. TDDP_TIMEOUT: some are missing, and nothing was read. */
+/* Waits for the reports of all ranks but those of `without` with one request, at most `max_ms`.
+ * TDDP_TIMEOUT: some are missing, and nothing was read. */
 TDDP_NODISCARD tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round,
                                                   const bool *without, int64_t max_ms,
                                                   tddp_shm_join_report *out);

@@ -8,8 +8,6 @@
  * Invariant: a view is given back once every other rank of its group has detached from it. One that
  * a rank which died was part of stays until the segments end.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -126,32 +124,21 @@ static void sweep(tddp_shm_fabric *fabric)
     }
 }
 
-/* Memory for the calls now, so that running out of it is no signal later. */
-static tddp_status allocate_pages(const tddp_shm_segment *segment, size_t at, size_t bytes,
-                                  int ranks)
-{
-    int failed;
-    tddp_status status = tddp_shm_check_memory(ranks, bytes);
-    if (status) {
-        return status;
-    }
-    do {
-        failed = fallocate(segment->fd, 0, (off_t)at, (off_t)bytes);
-    } while (failed && errno == EINTR);
-    return failed ? tddp_fail_errno("memory for a group's part of a shared segment") : TDDP_OK;
-}
-
 /* With the lock held. */
 static tddp_status take(const tddp_shm_fabric *fabric, const tddp_shm *shm, tddp_shm_view *view)
 {
     tddp_shm_segment *segment = own_segment(fabric);
-    view->bytes = (shm->layout.bytes + TDDP_SHM_PAGE - 1) / TDDP_SHM_PAGE * TDDP_SHM_PAGE;
-    tddp_status status = tddp_shm_arena_reserve(segment, view->bytes, &view->at);
+    view->bytes = shm->layout.bytes;
+    tddp_status status = tddp_shm_check_memory(shm->size, shm->layout.staging);
     if (status == TDDP_OK) {
-        status = allocate_pages(segment, view->at, shm->layout.staging, shm->size);
-        if (status) {
-            tddp_shm_arena_release(segment, view->at, view->bytes);
-        }
+        status = tddp_shm_arena_reserve(segment, view->bytes, &view->at);
+    }
+    if (status) {
+        return status;
+    }
+    status = tddp_shm_allocate_pages(segment->fd, view->at, shm->layout.staging);
+    if (status) {
+        tddp_shm_arena_release(segment, view->at, view->bytes);
     }
     return status;
 }

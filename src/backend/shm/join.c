@@ -186,7 +186,8 @@ static tddp_status read_first(join *self)
     if (!reports) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_shm_join_read_all(&self->reports, 0, NULL, SLICE_MS, reports);
+    tddp_status status =
+        tddp_shm_join_read_all(&self->reports, 0, self->has_views, SLICE_MS, reports);
     /* If one is late, the others' may say why. */
     const bool one_by_one = status == TDDP_TIMEOUT;
     status = one_by_one ? TDDP_OK : status;

@@ -78,7 +78,7 @@ tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round, c
     tddp_status status = texts && keys && blobs ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     size_t count = 0;
     for (size_t rank = 0; rank < size && status == TDDP_OK; rank++) {
-        if (!without || !without[rank]) {
+        if (!without[rank]) {
             keys[count] = key_of(texts[count], (int)rank, round);
             count++;
         }
@@ -89,7 +89,7 @@ tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round, c
     }
     count = 0;
     for (size_t rank = 0; rank < size && status == TDDP_OK; rank++) {
-        if (!without || !without[rank]) {
+        if (!without[rank]) {
             take_report(&blobs[count], &out[rank]);
             count++;
         }

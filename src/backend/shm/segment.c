@@ -58,11 +58,11 @@ static int create_memfd(void)
     return fd;
 }
 
-static tddp_status allocate_pages(int fd, size_t bytes)
+tddp_status tddp_shm_allocate_pages(int fd, size_t at, size_t bytes)
 {
     int failed;
     do {
-        failed = fallocate(fd, 0, 0, (off_t)bytes);
+        failed = fallocate(fd, 0, (off_t)at, (off_t)bytes);
     } while (failed && errno == EINTR);
     return failed ? tddp_fail_errno("memory for a shared segment") : TDDP_OK;
 }
@@ -85,7 +85,7 @@ static tddp_status prepare(int fd, size_t bytes, size_t base_bytes)
     if (fcntl(fd, F_SETLK, &lock)) {
         return tddp_fail_errno("locking a shared segment");
     }
-    return allocate_pages(fd, base_bytes);
+    return tddp_shm_allocate_pages(fd, 0, base_bytes);
 }
 
 static tddp_status map_file(int fd, size_t bytes, bool owned, tddp_shm_segment **out)
