@@ -1,7 +1,8 @@
 /*
  * Names to addresses. getaddrinfo(3) knows no deadline, so it runs on a helper thread of its own;
  * the caller waits on an eventfd and may return at any time. Both share the request, which is freed
- * by the last of them to release it.
+ * by the last of them to release it. A caller that saw the end joins the thread: the resolver's
+ * memory of a thread is freed by the thread's end, which a process that ends would else overtake.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -19,6 +20,7 @@
 
 typedef struct lookup {
     atomic_int owners;
+    pthread_t thread; /* the caller's to join or to detach */
     int done_fd;
     char *host;
     int error;        /* of getaddrinfo */
@@ -69,14 +71,12 @@ static tddp_status lookup_start(const char *host, lookup **out)
         status = tddp_fail_errno("eventfd");
         goto release;
     }
-    pthread_t thread;
     atomic_store(&request->owners, 2);
-    status = tddp_thread_start(&thread, "tddp-resolve", lookup_body, request);
+    status = tddp_thread_start(&request->thread, "tddp-resolve", lookup_body, request);
     if (status) {
         atomic_store(&request->owners, 1);
         goto release;
     }
-    (void)pthread_detach(thread);
     *out = request;
     return TDDP_OK;
 release:
@@ -127,6 +127,9 @@ tddp_status tddp_net_resolve(const char *host, int port, int64_t deadline_ns, in
         uint64_t count_of_one;
         ssize_t ignored = read(request->done_fd, &count_of_one, sizeof count_of_one);
         (void)ignored;
+        (void)pthread_join(request->thread, NULL);
+    } else {
+        (void)pthread_detach(request->thread);
     }
     if (status == TDDP_TIMEOUT) {
         status = tddp_fail(status, "timed out looking up the address of \"%s\"", host);
