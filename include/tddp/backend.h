@@ -158,7 +158,7 @@ typedef struct tddp_backend_v1 {
      * once for each request, on any thread, several at a time. It waits, frees the request, and
      * sets `*source` to the sender's rank after a successful receive. No finish() may depend on
      * another: a peer may need the one before it can do its part of the other. With
-     * await_event(), and once the token of the operation is triggered, it may return
+     * events(), and once the token of the operation is triggered, it may return
      * TDDP_CANCELED with the request unfinished, and is then called again.
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
@@ -207,10 +207,11 @@ typedef struct tddp_backend_v1 {
      * called with `*prepared` in the operation, and takes ownership of it, also if it fails. */
     tddp_status (*prepare)(void *context, const tddp_op *op, void **prepared);
 
-    /** For requests on the host: returns a number that changes when finish() of any request may
-     * get on, after it has waited for at most `ns` while that is `seen`. Any thread; NULL: each
-     * request has a thread that waits in finish(). */
-    uint32_t (*await_event)(void *context, uint32_t seen, int64_t ns);
+    /** What counts an event whenever an operation or a request on the host may get on that has
+     * returned TDDP_CANCELED; the same for all contexts that share their resources. One thread
+     * then tries those of many contexts in turn. Only of libtddp's own backends; NULL: each request
+     * has a thread that waits in finish(), and each context one for its operations. */
+    struct tddp_eventcount *(*events)(void *context);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

@@ -44,7 +44,7 @@ TDDP_NODISCARD tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op
 /* Whether a request is not finished, but interrupted: finish() will be called again. */
 static inline bool tddp_inner_is_interrupted(const tddp_inner *self, tddp_status status)
 {
-    return status == TDDP_CANCELED && self->backend->await_event;
+    return status == TDDP_CANCELED && self->backend->events;
 }
 
 /* The slots for such requests; they don't use the context. */

@@ -54,6 +54,18 @@ struct tddp_cancel {
     int64_t deadline;         /* triggered from then on; 0: by nothing but the others */
 };
 
+/* One that is triggered already, for what is tried without waiting. */
+#define TDDP_CANCEL_AT_ONCE     \
+    {                           \
+        .fd = -1, .deadline = 1 \
+    }
+
+/* Whether it was triggered when it was made; NULL is fine. */
+static inline bool tddp_cancel_at_once(const tddp_cancel *cancel)
+{
+    return cancel && cancel->deadline == 1;
+}
+
 /* When a token triggers by itself, for a thread that sleeps meanwhile; INT64_MAX:
  * never. NULL is fine. */
 int64_t tddp_cancel_deadline(const tddp_cancel *cancel);
@@ -149,6 +161,36 @@ TDDP_NODISCARD tddp_status tddp_cond_init(pthread_cond_t *cond);
 
 /* Waits until signalled or the deadline; false at the deadline. */
 bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
+
+/* --- eventcount.c ---------------------------------------------------------------------------- */
+
+/* A number that changes with each event, and how many threads sleep until the next; zero at first.
+ * May lie in memory that processes share. */
+struct tddp_eventcount {
+    _Atomic uint32_t count;
+    _Atomic uint32_t waiters;
+};
+typedef struct tddp_eventcount tddp_eventcount;
+
+uint32_t tddp_eventcount_read(const tddp_eventcount *events);
+
+/* After a change. A system call only if a thread sleeps. */
+void tddp_eventcount_notify(tddp_eventcount *events);
+
+/* Waits until the count differs from `seen`: spins for `spin_ns`, then sleeps for at most
+ * `sleep_ns` (0: returns at once). May return early. */
+void tddp_eventcount_wait(tddp_eventcount *events, uint32_t seen, int64_t spin_ns,
+                          int64_t sleep_ns);
+
+/* Tells the processor that this thread spins. */
+static inline void tddp_cpu_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
 
 /* --- sha256.c -------------------------------------------------------------------------------- */
 

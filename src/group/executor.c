@@ -1,16 +1,16 @@
 /*
- * Decides which thread executes a group's queued operations: the progress thread or, with a backend
- * that supports it (TDDP_BACKEND_RESUMES), a thread that submits or waits for one of them. The
- * latter saves two thread switches, which take longer than small operations do. Entered by the
- * progress thread and by those callers.
+ * Decides which thread executes a group's queued operations: its progress thread, or the engine's
+ * (engine.c); or, with a backend that supports it (TDDP_BACKEND_RESUMES), a thread that submits or
+ * waits for one of them. The last saves two thread switches, which take longer than small
+ * operations do. Entered by all of them.
  *
  * Invariants: one thread at a time has acquired the queue (`running`), and operations are executed
  * in the order of the queue by whichever thread. The group is not destroyed while the queue is
- * acquired or a queued work is not done: its shutdown waits for both. The progress thread executes
- * all queued operations that no other thread executes before it: a thread that queues an operation
- * or releases the queue wakes it, so that an early end of a wait never leaves an operation behind.
- * Failed operations are completed by the group's threads, since that may take a while, or by a
- * caller whose operation no other thread knows of.
+ * acquired or a queued work is not done: its shutdown waits for both. The progress thread, or the
+ * engine's, executes all queued operations that no other thread executes before it: a thread that
+ * queues an operation or releases the queue wakes it, so that an early end of a wait never leaves
+ * an operation behind. Failed operations are completed by the group's own threads, since that may
+ * take a while, or by a caller whose operation no other thread knows of.
  *
  * Locks are taken in the order work, group.
  */
@@ -23,12 +23,21 @@
 /* How many queued works are checked for a waiting thread. */
 enum { WORKS_CHECKED = 32 };
 
+/* Between looks at a token that signals nothing here. */
+enum { TOKEN_CHECK_MS = 20 };
+
 /* The memory that moves in a microsecond. */
 enum { BYTES_EACH_US = 4096 };
 
 bool tddp_group_resumes(const tddp_group *group)
 {
     return group->backend->traits & TDDP_BACKEND_RESUMES;
+}
+
+bool tddp_group_queue_is_polled(const tddp_group *group)
+{
+    return group->polled && tddp_group_resumes(group) &&
+           !(group->backend->traits & TDDP_BACKEND_QUEUES);
 }
 
 /* The group whose thread this is, or whose callbacks it runs; NULL on all other threads. */
@@ -102,14 +111,29 @@ static void execute(tddp_group *group, tddp_work *work)
     tddp_work_release(work);
 }
 
-/* On a waiting thread: false if the work is not completed, since the token was triggered or the
- * operation failed. */
+/* The operation that the engine tried goes on later, or is about to be completed: threads that
+ * wait for it may look again. */
+static void end_poll(tddp_group *group)
+{
+    pthread_mutex_lock(&group->mutex);
+    group->polling = false;
+    if (group->poll_waiters > 0) {
+        pthread_cond_broadcast(&group->idle);
+    }
+    pthread_mutex_unlock(&group->mutex);
+}
+
+/* On a waiting thread, or the engine's: false if the work is not completed, since the token was
+ * triggered or the operation failed. */
 static bool execute_on_caller(tddp_group *group, tddp_work *work, tddp_cancel *cancel)
 {
     start(group, work);
     work->op.cancel = cancel;
     tddp_status status = tddp_group_run(group, work);
     work->op.cancel = NULL;
+    if (group->polling) {
+        end_poll(group); /* only the thread that has acquired the queue sets it */
+    }
     if (status) {
         if (status != TDDP_CANCELED || !cancel || !tddp_cancel_triggered(cancel)) {
             keep_failure(work, status);
@@ -155,16 +179,22 @@ static void release_queue(tddp_group *group)
 void tddp_group_wake_progress(tddp_group *group)
 {
     if (!group->running && (group->head || group->state >= TDDP_GROUP_ENDING)) {
-        pthread_cond_signal(&group->wake);
+        if (group->has_thread || group->state >= TDDP_GROUP_ENDING) {
+            pthread_cond_signal(&group->wake);
+        } else if (tddp_group_queue_is_polled(group)) {
+            tddp_engine_wake(group->engine);
+        }
     }
 }
 
 void tddp_group_execute_next(tddp_group *group)
 {
     tddp_work *work = acquire_queue(group);
-    /* An operation that has failed here returns that, even if another rank reported first. */
-    tddp_status status =
-        work->pending_status ? TDDP_OK : tddp_group_check_runnable(group, &work->op);
+    /* An operation that has failed here returns that, even if another rank reported first; one that
+     * was left unfinished may still succeed. */
+    tddp_status status = work->pending_status || work->started
+                             ? TDDP_OK
+                             : tddp_group_check_runnable(group, &work->op);
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {
@@ -181,12 +211,13 @@ void tddp_group_execute_next(tddp_group *group)
     release_queue(group);
 }
 
-/* Executes the queue's first work on a waiting thread; false if it is the first in the queue
- * again. */
-static bool execute_next_on_caller(tddp_group *group, tddp_cancel *cancel)
+/* Executes the queue's first work on a waiting thread, or the engine's; false if it is the first in
+ * the queue again. */
+static bool execute_next_on_caller(tddp_group *group, tddp_cancel *cancel, int awaited)
 {
     tddp_work *work = acquire_queue(group);
-    work->op.awaited = 1;
+    work->op.awaited = awaited;
+    group->polling = !awaited;
     pthread_mutex_unlock(&group->mutex);
     bool completed = execute_on_caller(group, work, cancel);
     if (completed) {
@@ -224,6 +255,16 @@ static bool is_triggered(const tddp_cancel *cancel)
     return cancel && tddp_cancel_triggered(cancel);
 }
 
+/* Waits until the engine has tried the first work, or for a moment. With the lock held. */
+static void await_poll(tddp_group *group)
+{
+    group->poll_waiters++;
+    (void)tddp_cond_wait_until(&group->idle, &group->mutex, tddp_deadline_after_ms(TOKEN_CHECK_MS));
+    if (--group->poll_waiters == 0 && group->state >= TDDP_GROUP_ENDING) {
+        pthread_cond_broadcast(&group->idle);
+    }
+}
+
 void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
 {
     if (tddp_op_is_p2p(work->op.kind)) {
@@ -232,12 +273,37 @@ void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
     }
     tddp_group *group = lock_group(work);
     if (group) {
-        while (!atomic_load(&work->done) && may_execute_on_caller(group) && !is_triggered(cancel) &&
-               execute_next_on_caller(group, cancel)) {
+        bool goes_on = true;
+        while (goes_on && !atomic_load(&work->done) && !is_triggered(cancel)) {
+            if (group->polling) {
+                await_poll(group);
+            } else {
+                goes_on = may_execute_on_caller(group) && execute_next_on_caller(group, cancel, 1);
+            }
         }
         tddp_group_wake_progress(group);
         pthread_mutex_unlock(&group->mutex);
     }
+}
+
+unsigned tddp_group_poll_queue(tddp_group *group)
+{
+    unsigned found = 0;
+    pthread_mutex_lock(&group->mutex);
+    if (tddp_group_queue_is_polled(group) && group->head && !group->running && !group->has_thread &&
+        group->state < TDDP_GROUP_ENDING) {
+        tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+        found = TDDP_GROUP_PROGRESSED;
+        if (may_execute_on_caller(group)) {
+            if (!execute_next_on_caller(group, &at_once, 0) && !group->head->pending_status) {
+                found = TDDP_GROUP_WAITING;
+            }
+        } else if (tddp_group_start_thread(group)) {
+            tddp_group_execute_next(group); /* no thread for it: the other groups have to wait */
+        }
+    }
+    pthread_mutex_unlock(&group->mutex);
+    return found;
 }
 
 size_t tddp_group_op_bytes(const tddp_op *op)
@@ -257,7 +323,7 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
                            tddp_cancel *cancel)
 {
     if (inline_us < 0) {
-        (void)execute_next_on_caller(group, cancel);
+        (void)execute_next_on_caller(group, cancel, 1);
         return;
     }
     size_t bytes = tddp_group_op_bytes(&work->op);
@@ -266,7 +332,7 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
         us += (int64_t)(bytes / BYTES_EACH_US);
         tddp_cancel until = {
             .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_now_ns() + us * 1000};
-        (void)execute_next_on_caller(group, &until);
+        (void)execute_next_on_caller(group, &until, 1);
     }
 }
 

@@ -100,6 +100,7 @@ static void free_group(tddp_group *group)
     tddp_store_release(group->store);
     tddp_store_release(group->membership);
     tddp_shm_fabric_release(group->fabric);
+    tddp_engine_release(group->engine);
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
@@ -159,17 +160,17 @@ tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
     return status ? status : parent->backend->decline(parent->context, &left);
 }
 
-/* A group shares memory with those made from it. */
-static tddp_status open_fabric(tddp_group *group, tddp_group *parent)
+/* A group shares memory, and the thread that polls it, with those made from it. */
+static tddp_status open_shared(tddp_group *group, tddp_group *parent)
 {
-    if (!parent) {
-        return tddp_shm_fabric_create(&group->fabric);
+    if (!parent || parent->pid != tddp_process_id()) {
+        tddp_status status = tddp_engine_create(&group->engine);
+        return status || parent ? status : tddp_shm_fabric_create(&group->fabric);
     }
-    if (parent->pid == tddp_process_id()) {
-        pthread_mutex_lock(&parent->mutex);
-        group->fabric = tddp_shm_fabric_retain(parent->fabric);
-        pthread_mutex_unlock(&parent->mutex);
-    }
+    group->engine = tddp_engine_retain(parent->engine);
+    pthread_mutex_lock(&parent->mutex);
+    group->fabric = tddp_shm_fabric_retain(parent->fabric);
+    pthread_mutex_unlock(&parent->mutex);
     return TDDP_OK;
 }
 
@@ -253,7 +254,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
         status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
     }
     if (status == TDDP_OK) {
-        status = open_fabric(group, opts->parent);
+        status = open_shared(group, opts->parent);
     }
     if (status == TDDP_OK) {
         status = connect_backend(group, opts, wait, deadline, same_host, address);

@@ -10,12 +10,13 @@
  *   lists.c         collectives with a buffer for each rank
  *   coalesce.c      one all_reduce of several buffers
  *   p2p.c           sends and receives, beside the queue, and the threads that finish them
- *   p2p_poll.c      those of backends that need no thread for each
+ *   p2p_poll.c      those of polled groups, which need none
  *   checks.c        argument checks
  *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
  *   describe.c      the caller's description of an operation
- *   progress.c      the queue and the progress thread
+ *   progress.c      the queue and the group's own progress thread
  *   executor.c      which thread executes queued operations
+ *   engine.c        the thread that polls many groups: what their callers leave unfinished
  *   device.c        operations that a device executes, and the thread that waits for them
  *   failure.c       failed operations, and the group after its first failure
  *   reaper.c        shuts down groups whose last reference is dropped where waiting is forbidden
@@ -80,6 +81,7 @@ struct tddp_work {
 };
 
 struct tddp_group_finisher;
+struct tddp_engine;
 
 /* p2p.c: posted works, and the threads that finish them. */
 typedef struct tddp_group_p2p {
@@ -92,12 +94,8 @@ typedef struct tddp_group_p2p {
     size_t idle_threads; /* waiting, and reserved for no work */
     struct tddp_group_finisher *finishers;
     bool ending;
-    /* p2p_poll.c */
-    pthread_cond_t poll_wake; /* something is left to the thread, or `ending` is set */
-    tddp_work *polled;
+    tddp_work *polled; /* p2p_poll.c: left to the engine */
     tddp_work *polled_last;
-    pthread_t poll_thread;
-    bool has_poll_thread;
 } tddp_group_p2p;
 
 /* device.c: works on a device's queue, and the thread that waits for them in order. */
@@ -143,6 +141,9 @@ struct tddp_group {
     const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
     void *context;                    /* of that backend; used by one thread at a time */
     struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
+    struct tddp_engine *engine;       /* the parent's, or its own */
+    bool polled;                      /* by the engine; constant once the group is made */
+    struct tddp_group *next_polled;   /* the engine's */
     atomic_bool aborted;              /* the backend was */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
@@ -158,11 +159,14 @@ struct tddp_group {
     pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
     pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
-    bool has_thread;       /* the progress thread has been started */
+    bool has_thread;       /* the group's own progress thread has been started */
     tddp_group_state state;
     tddp_work *head;
     tddp_work *tail;
+    tddp_work *failed;      /* messages of a polled group that have failed */
     bool running;           /* a thread has acquired the queue, and executes its first operation */
+    bool polling;           /* the engine has, and does not wait */
+    size_t poll_waiters;    /* threads that wait for its end */
     atomic_bool completing; /* that operation has an outcome, which is being delivered */
     size_t in_flight;       /* sends and receives under way, and operations on a device */
     atomic_size_t in_flight_completing; /* those of them with an outcome, being delivered */
@@ -246,17 +250,28 @@ TDDP_NODISCARD tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *w
 /* p2p_poll.c: whether such operations need no thread each. */
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op);
 
-/* Finishes a posted work here, within the time that `args` allow, or leaves it to the thread. */
+/* Finishes a posted work here, within the time that `args` allow, or leaves it to the engine. */
 void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args);
+
+/* What the engine found to do, in bits. */
+enum {
+    TDDP_GROUP_WAITING = 1,   /* something goes on with an event */
+    TDDP_GROUP_PROGRESSED = 2 /* something has ended, and more may follow */
+};
+
+/* Tries what is left to the engine, on its thread. */
+unsigned tddp_group_p2p_poll_all(tddp_group *group);
 
 /* For a thread that waits for the work: finishes it, unless another one is about to, or the token
  * is triggered. */
 void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel);
 
-/* drain(): so that everything under way finishes without waiting callers. stop(): ends the thread,
- * with nothing under way. */
+/* Once the engine has left the group: finishes what is left, on this thread. */
 void tddp_group_p2p_poll_drain(tddp_group *group);
-void tddp_group_p2p_poll_stop(tddp_group *group);
+
+/* Completes the first of `failed`; false if there is none. With the group's lock held, which is
+ * released meanwhile. */
+bool tddp_group_p2p_complete_failed(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
 /* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */
@@ -289,6 +304,25 @@ void tddp_group_device_stop(tddp_group *group);
 /* progress.c */
 TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
+/* Starts the group's own thread, unless it runs. With the lock held. */
+TDDP_NODISCARD tddp_status tddp_group_start_thread(tddp_group *group);
+
+/* engine.c */
+typedef struct tddp_engine tddp_engine;
+TDDP_NODISCARD tddp_status tddp_engine_create(tddp_engine **out);
+tddp_engine *tddp_engine_retain(tddp_engine *engine);
+void tddp_engine_release(tddp_engine *engine);
+
+/* Adds a group whose backend has events and is connected; it may get another engine. Nothing is
+ * polled after remove(). */
+TDDP_NODISCARD tddp_status tddp_engine_add(tddp_group *group);
+void tddp_engine_remove(tddp_group *group);
+
+/* Makes sure that there is a thread, and that it looks again. Also with a group's lock held. */
+TDDP_NODISCARD tddp_status tddp_engine_start(tddp_engine *engine);
+void tddp_engine_wake(tddp_engine *engine);
+bool tddp_engine_on_thread(const tddp_engine *engine);
+
 /* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);
 
@@ -299,7 +333,13 @@ bool tddp_group_resumes(const tddp_group *group);
  * lock held, which is released meanwhile. */
 void tddp_group_execute_next(tddp_group *group);
 
-/* Wakes the progress thread if it has something to do now. With the lock held. */
+/* Whether the engine executes queued operations. */
+bool tddp_group_queue_is_polled(const tddp_group *group);
+
+/* Tries the first operation of the queue, on the engine's thread. */
+unsigned tddp_group_poll_queue(tddp_group *group);
+
+/* Wakes the thread that executes the queue if it has something to do now. With the lock held. */
 void tddp_group_wake_progress(tddp_group *group);
 
 /* Of an operation that is executed within a call with a limit: the longest limit, the most memory.

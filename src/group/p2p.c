@@ -1,7 +1,7 @@
 /*
  * Sends and receives. They are posted by their caller's thread, and finish concurrently with each
  * other and the queue: each on a thread of the group's, or on the caller's if it waits; or all on
- * one thread, where the backend can be polled (p2p_poll.c).
+ * the engine's thread, if that polls the group (p2p_poll.c).
  *
  * Only the system's limit of threads bounds how many are in flight: with another bound, receives
  * that wait for a peer could block the sends that this peer waits for. So a thread is reserved
@@ -34,13 +34,7 @@ typedef struct tddp_group_finisher finisher;
 tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p)
 {
     tddp_status status = tddp_cond_init(&p2p->wake);
-    if (status) {
-        return status;
-    }
-    status = tddp_cond_init(&p2p->poll_wake);
-    if (status) {
-        pthread_cond_destroy(&p2p->wake);
-    } else {
+    if (status == TDDP_OK) {
         pthread_mutex_init(&p2p->order, NULL);
         pthread_mutex_init(&p2p->mutex, NULL);
     }
@@ -51,7 +45,6 @@ void tddp_group_p2p_destroy(tddp_group_p2p *p2p)
 {
     pthread_mutex_destroy(&p2p->order);
     pthread_mutex_destroy(&p2p->mutex);
-    pthread_cond_destroy(&p2p->poll_wake);
     pthread_cond_destroy(&p2p->wake);
 }
 
@@ -286,7 +279,9 @@ void tddp_group_p2p_stop(tddp_group *group)
     tddp_group_p2p_poll_drain(group);
     pthread_mutex_lock(&group->mutex);
     while (group->in_flight > 0) {
-        pthread_cond_wait(&group->idle, &group->mutex);
+        if (!tddp_group_p2p_complete_failed(group)) {
+            pthread_cond_wait(&group->idle, &group->mutex);
+        }
     }
     pthread_mutex_unlock(&group->mutex);
     pthread_mutex_lock(&p2p->mutex);
@@ -296,7 +291,6 @@ void tddp_group_p2p_stop(tddp_group *group)
     pthread_cond_broadcast(&p2p->wake);
     pthread_mutex_unlock(&p2p->mutex);
     join_all(all);
-    tddp_group_p2p_poll_stop(group);
 }
 
 static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)

@@ -1,10 +1,9 @@
 /*
- * Sends and receives of backends that need no thread for each (await_event): their callers finish
- * them as far as they go at once or wait, and one thread of the group's all others, in turn. It is
- * started with the first that is left to it.
+ * Sends and receives of polled groups (engine.c): their callers finish them as far as they go at
+ * once or wait, and the engine's thread all others, in turn.
  *
  * Invariants: one thread at a time calls finish() for a request (`polling`). A failure is completed
- * by the group's thread, since that may take a while. With `mutex` of the group's p2p held,
+ * by the group's own thread, since that may take a while. With `mutex` of the group's p2p held,
  * except around calls of the backend and completions.
  */
 #include <stdlib.h>
@@ -14,13 +13,14 @@
 
 /* Between looks at deadlines and for lost ranks. */
 #define LOOK_NS (20 * TDDP_NS_PER_MS)
+#define SPIN_NS 2000
 
 /* How much memory is moved within a call that does not wait. */
 enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
-    return group->backend->await_event && !tddp_group_queues(group, op);
+    return group->polled && !tddp_group_queues(group, op);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -56,7 +56,47 @@ static void complete(tddp_group *group, tddp_work *work)
     tddp_group_end_in_flight(group, true);
 }
 
-/* Whether it has been left to the group's thread. With the lock held. */
+/* Leaves a failure to the group's own thread. */
+static void leave_failure(tddp_group *group, tddp_work *work)
+{
+    pthread_mutex_lock(&group->mutex);
+    work->next = NULL;
+    tddp_work **end = &group->failed;
+    while (*end) {
+        end = &(*end)->next;
+    }
+    *end = work;
+    bool alone = group->state < TDDP_GROUP_ENDING && tddp_group_start_thread(group);
+    pthread_cond_signal(&group->wake);
+    pthread_cond_broadcast(&group->idle); /* a shutdown completes it */
+    while (alone && tddp_group_p2p_complete_failed(group)) {
+    }
+    pthread_mutex_unlock(&group->mutex);
+}
+
+static void complete_or_leave(tddp_group *group, tddp_work *work)
+{
+    if (work->pending_status) {
+        leave_failure(group, work);
+    } else {
+        complete(group, work);
+    }
+}
+
+bool tddp_group_p2p_complete_failed(tddp_group *group)
+{
+    tddp_work *work = group->failed;
+    if (!work) {
+        return false;
+    }
+    group->failed = work->next;
+    pthread_mutex_unlock(&group->mutex);
+    complete(group, work);
+    pthread_mutex_lock(&group->mutex);
+    return true;
+}
+
+/* Whether it has been left to the engine. With the lock held. */
 static bool is_left(const tddp_group_p2p *p2p, const tddp_work *work)
 {
     const tddp_work *each = p2p->polled;
@@ -81,7 +121,7 @@ static void unlink_work(tddp_group_p2p *p2p, const tddp_work *work)
     }
 }
 
-/* --- the group's thread ---------------------------------------------------------------------- */
+/* --- the engine's thread --------------------------------------------------------------------- */
 
 /* Polls each request once; returns those that are finished. With the lock held. */
 static tddp_work *poll_all(tddp_group *group)
@@ -93,10 +133,10 @@ static tddp_work *poll_all(tddp_group *group)
     for (tddp_work *work = p2p->polled; work; work = next) {
         bool done = false;
         if (!work->polling) {
-            tddp_cancel at_once = {.fd = -1, .deadline = 1};
+            tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
             work->polling = true;
             pthread_mutex_unlock(&p2p->mutex);
-            done = work->pending_status || poll_request(group, work, &at_once, 0);
+            done = poll_request(group, work, &at_once, 0);
             pthread_mutex_lock(&p2p->mutex);
             work->polling = false;
         }
@@ -111,7 +151,7 @@ static tddp_work *poll_all(tddp_group *group)
     return finished;
 }
 
-/* Whether a request is left to the group's thread. With the lock held. */
+/* Whether a request is left that no caller polls. With the lock held. */
 static bool has_some(const tddp_group_p2p *p2p)
 {
     const tddp_work *work = p2p->polled;
@@ -121,55 +161,39 @@ static bool has_some(const tddp_group_p2p *p2p)
     return work != NULL;
 }
 
-/* Until `ending` is set and nothing is left. */
-static void poll_until_end(tddp_group *group)
+unsigned tddp_group_p2p_poll_all(tddp_group *group)
 {
     tddp_group_p2p *p2p = &group->p2p;
-    const tddp_backend_v1 *backend = group->backend;
     pthread_mutex_lock(&p2p->mutex);
-    for (;;) {
-        while (!has_some(p2p) && !(p2p->ending && !p2p->polled)) {
-            pthread_cond_wait(&p2p->poll_wake, &p2p->mutex);
-        }
-        if (!p2p->polled) {
-            break;
-        }
-        uint32_t seen = backend->await_event(group->context, 0, 0);
-        tddp_work *finished = poll_all(group);
-        pthread_mutex_unlock(&p2p->mutex);
-        if (!finished) {
-            (void)backend->await_event(group->context, seen, LOOK_NS);
-        }
-        while (finished) {
-            tddp_work *next = finished->next;
-            complete(group, finished);
-            finished = next;
+    tddp_work *finished = poll_all(group);
+    unsigned found = has_some(p2p) ? TDDP_GROUP_WAITING : 0;
+    pthread_mutex_unlock(&p2p->mutex);
+    while (finished) {
+        tddp_work *next = finished->next;
+        complete_or_leave(group, finished);
+        finished = next;
+        found |= TDDP_GROUP_PROGRESSED;
+    }
+    return found;
+}
+
+void tddp_group_p2p_poll_drain(tddp_group *group)
+{
+    tddp_eventcount *events = group->polled ? group->backend->events(group->context) : NULL;
+    tddp_group_p2p *p2p = &group->p2p;
+    bool empty = !events;
+    while (!empty) {
+        const uint32_t seen = tddp_eventcount_read(events);
+        if (!(tddp_group_p2p_poll_all(group) & TDDP_GROUP_PROGRESSED)) {
+            tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
         }
         pthread_mutex_lock(&p2p->mutex);
+        empty = !p2p->polled;
+        pthread_mutex_unlock(&p2p->mutex);
     }
-    pthread_mutex_unlock(&p2p->mutex);
 }
 
-static void *poll_body(void *group)
-{
-    tddp_group_enter_thread(group);
-    poll_until_end(group);
-    return NULL;
-}
-
-/* With the lock held. */
-static tddp_status start_thread(tddp_group *group)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    if (p2p->has_poll_thread) {
-        return TDDP_OK;
-    }
-    tddp_status status = tddp_thread_start(&p2p->poll_thread, "tddp-p2p", poll_body, group);
-    p2p->has_poll_thread = status == TDDP_OK;
-    return status;
-}
-
-/* Leaves a request to the group's thread. */
+/* Appends it to what is left to the engine. */
 static void leave(tddp_group *group, tddp_work *work)
 {
     tddp_group_p2p *p2p = &group->p2p;
@@ -181,37 +205,13 @@ static void leave(tddp_group *group, tddp_work *work)
         p2p->polled = work;
     }
     p2p->polled_last = work;
-    if (start_thread(group)) {
+    if (tddp_engine_start(group->engine)) {
         tddp_log(TDDP_LOG_WARN, "group",
                  "messages of \"%s\" go on only while they are waited for: %s", group->name,
                  tddp_error_message());
     }
-    pthread_cond_signal(&p2p->poll_wake);
+    tddp_engine_wake(group->engine);
     pthread_mutex_unlock(&p2p->mutex);
-}
-
-void tddp_group_p2p_poll_drain(tddp_group *group)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    pthread_mutex_lock(&p2p->mutex);
-    bool alone = p2p->polled && start_thread(group);
-    p2p->ending = p2p->ending || alone;
-    pthread_mutex_unlock(&p2p->mutex);
-    if (alone) {
-        poll_until_end(group);
-    }
-}
-
-void tddp_group_p2p_poll_stop(tddp_group *group)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    pthread_mutex_lock(&p2p->mutex);
-    bool has_thread = p2p->has_poll_thread;
-    pthread_cond_broadcast(&p2p->poll_wake);
-    pthread_mutex_unlock(&p2p->mutex);
-    if (has_thread) {
-        pthread_join(p2p->poll_thread, NULL);
-    }
 }
 
 /* --- callers --------------------------------------------------------------------------------- */
@@ -234,8 +234,8 @@ static bool poll_within_call(tddp_group *group, tddp_work *work, const tddp_op_a
 
 void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args)
 {
-    if (poll_within_call(group, work, args) && !work->pending_status) {
-        complete(group, work);
+    if (poll_within_call(group, work, args)) {
+        complete_or_leave(group, work);
     } else {
         leave(group, work);
     }
@@ -251,7 +251,7 @@ static tddp_group *take(tddp_work *work)
     }
     pthread_mutex_unlock(&work->mutex);
     if (group) {
-        bool is_free = !work->polling && !work->pending_status && is_left(&group->p2p, work);
+        bool is_free = !work->polling && is_left(&group->p2p, work);
         work->polling = work->polling || is_free;
         pthread_mutex_unlock(&group->p2p.mutex);
         group = is_free ? group : NULL;
@@ -266,15 +266,15 @@ void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel)
         return;
     }
     tddp_group_p2p *p2p = &group->p2p;
-    bool finished = poll_request(group, work, cancel, 1) && !work->pending_status;
+    bool finished = poll_request(group, work, cancel, 1);
     pthread_mutex_lock(&p2p->mutex);
     work->polling = false;
     if (finished) {
         unlink_work(p2p, work);
     }
-    pthread_cond_signal(&p2p->poll_wake);
+    tddp_engine_wake(group->engine);
     pthread_mutex_unlock(&p2p->mutex);
     if (finished) {
-        complete(group, work);
+        complete_or_leave(group, work);
     }
 }

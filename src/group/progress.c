@@ -1,7 +1,7 @@
 /*
  * A group's queue and its progress thread, which executes one operation after the other. Any thread
  * queues operations; executor.c decides which thread executes them, failure.c handles failures. A
- * group whose operations other threads may execute has that thread once they leave it one.
+ * polled group (engine.c) has a thread of its own only for its failures.
  *
  * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
  * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
@@ -12,7 +12,7 @@
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-enum { CANCEL_CHECK_MS = 20 };
+enum { CANCEL_CHECK_MS = 20, POLL_HERE_MS = 1 };
 
 static tddp_status closed(const tddp_group *group)
 {
@@ -32,8 +32,12 @@ static void run_queue(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
     for (;;) {
-        while (group->running || (!group->head && group->state < TDDP_GROUP_ENDING)) {
+        while (!group->failed &&
+               (group->running || (!group->head && group->state < TDDP_GROUP_ENDING))) {
             pthread_cond_wait(&group->wake, &group->mutex);
+        }
+        if (tddp_group_p2p_complete_failed(group)) {
+            continue;
         }
         if (!group->head) {
             break;
@@ -50,8 +54,7 @@ static void *progress(void *data)
     return NULL;
 }
 
-/* With the lock held. */
-static tddp_status start_thread(tddp_group *group)
+tddp_status tddp_group_start_thread(tddp_group *group)
 {
     if (group->has_thread) {
         return TDDP_OK;
@@ -61,14 +64,26 @@ static tddp_status start_thread(tddp_group *group)
     return status;
 }
 
+/* With the lock held. */
+static tddp_status start_executor(tddp_group *group)
+{
+    return tddp_group_queue_is_polled(group) && !group->has_thread
+               ? tddp_engine_start(group->engine)
+               : tddp_group_start_thread(group);
+}
+
 tddp_status tddp_group_progress_start(tddp_group *group)
 {
-    if (tddp_group_resumes(group)) {
-        return TDDP_OK; /* once an operation is left to it */
+    tddp_status status = group->backend->events ? tddp_engine_add(group) : TDDP_OK;
+    if (status || tddp_group_resumes(group)) {
+        return status; /* the thread starts once an operation is left to it */
     }
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = start_thread(group);
+    status = tddp_group_start_thread(group);
     pthread_mutex_unlock(&group->mutex);
+    if (status) {
+        tddp_engine_remove(group);
+    }
     return status;
 }
 
@@ -84,7 +99,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
     }
     bool run_inline = tddp_group_may_run_inline(group, work, inline_us, cancel);
     if (status == TDDP_OK && !run_inline) {
-        status = start_thread(group);
+        status = start_executor(group);
     }
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
@@ -101,7 +116,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
             tddp_group_run_inline(group, work, inline_us, cancel);
         }
         /* A shutdown executes what is left by itself. */
-        if (group->head && group->state < TDDP_GROUP_ENDING && start_thread(group)) {
+        if (group->head && group->state < TDDP_GROUP_ENDING && start_executor(group)) {
             tddp_log(TDDP_LOG_WARN, "group",
                      "operations of \"%s\" go on only while they are waited for: %s", group->name,
                      tddp_error_message());
@@ -218,13 +233,33 @@ static bool busy(const tddp_group *group)
     return queue_busy(group) || group->in_flight > 0;
 }
 
+/* On the engine's own thread, in a callback of another group. With the lock held, which is released
+ * meanwhile. */
+static void poll_here(tddp_group *group)
+{
+    pthread_mutex_unlock(&group->mutex);
+    (void)tddp_group_poll_queue(group);
+    (void)tddp_group_p2p_poll_all(group);
+    pthread_mutex_lock(&group->mutex);
+}
+
 static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *group),
                         int64_t deadline, const tddp_cancel *cancel)
 {
+    const bool polls = tddp_engine_on_thread(group->engine);
     while (is_busy(group) && tddp_now_ns() < deadline &&
            !(cancel && tddp_cancel_triggered(cancel))) {
-        /* The token does not signal `idle`, so it is polled. */
-        int64_t check = cancel ? tddp_deadline_after_ms(CANCEL_CHECK_MS) : deadline;
+        int64_t check = deadline;
+        if (polls) {
+            poll_here(group);
+            check = tddp_deadline_after_ms(POLL_HERE_MS);
+        } else if (cancel) {
+            /* The token does not signal `idle`, so it is polled. */
+            check = tddp_deadline_after_ms(CANCEL_CHECK_MS);
+        }
+        if (!is_busy(group)) {
+            break;
+        }
         (void)tddp_cond_wait_until(&group->idle, &group->mutex,
                                    check < deadline ? check : deadline);
     }
@@ -273,6 +308,7 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     if (aborts) {
         tddp_group_abort(group);
     }
+    tddp_engine_remove(group);
     if (has_thread) {
         pthread_join(group->thread, NULL);
     } else {
@@ -280,4 +316,9 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     }
     tddp_group_p2p_stop(group);
     tddp_group_device_stop(group);
+    pthread_mutex_lock(&group->mutex);
+    while (group->poll_waiters > 0) {
+        pthread_cond_wait(&group->idle, &group->mutex);
+    }
+    pthread_mutex_unlock(&group->mutex);
 }

@@ -84,12 +84,12 @@ static tddp_status allocate(void *data, size_t bytes, void **handle, void **memo
     return part->backend->allocate(part->context, bytes, handle, memory);
 }
 
-/* Requests on a device's queue need none. */
-static uint32_t await_event(void *data, uint32_t seen, int64_t ns)
+/* What is on a device's queue needs none. */
+static tddp_eventcount *events(void *data)
 {
     const context *self = data;
     const tddp_inner *part = &self->parts[TDDP_CPU];
-    return part->backend->await_event(part->context, seen, ns);
+    return part->backend->events(part->context);
 }
 
 static void report_failure(void *data, tddp_status status, const char *text)
@@ -159,8 +159,8 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->order = tddp_inner_order;
         table->await = tddp_inner_await;
     }
-    if (for_cpu && for_cpu->await_event && table->traits & TDDP_BACKEND_RESUMES) {
-        table->await_event = await_event;
+    if (for_cpu && for_cpu->events && table->traits & TDDP_BACKEND_RESUMES) {
+        table->events = events;
     }
     if (for_cpu && for_cpu->allocate) {
         table->allocate = allocate;

@@ -74,13 +74,9 @@ static tddp_status finish(void *context, void *request, int *source)
     return report_fatal(context, tddp_shm_p2p_finish(context, request, source));
 }
 
-static uint32_t await_event(void *context, uint32_t seen, int64_t ns)
+static tddp_eventcount *events(void *context)
 {
-    enum { SPIN_NS = 2000 };
-    if (tddp_shm_doorbell(context) == seen && ns > 0) {
-        tddp_shm_doorbell_wait(context, seen, SPIN_NS, ns);
-    }
-    return tddp_shm_doorbell(context);
+    return tddp_shm_events(context, tddp_shm_rank(context));
 }
 
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
@@ -109,7 +105,7 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
-        .await_event = await_event,
+        .events = events,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
                 [TDDP_OP_BROADCAST] = run_broadcast,

@@ -114,6 +114,7 @@ void tddp_shm_enter(tddp_shm *shm, const tddp_op *op, const void *payload, size_
     shm->epoch++;
     shm->cursor = (tddp_shm_cursor){0};
     shm->deadline = 0;
+    tddp_shm_stop_polling(shm);
     shm->entry_announced = false;
     tddp_shm_slot *slot = tddp_shm_self(shm)->slots[shm->epoch & 1];
     if (bytes > 0) {

@@ -58,12 +58,18 @@ void *tddp_shm_p2p_region(const tddp_shm *shm, int from)
     return shm->peers[from].view + shm->layout.p2p;
 }
 
+tddp_eventcount *tddp_shm_events(const tddp_shm *shm, int rank)
+{
+    return shm->peers[rank].events;
+}
+
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment, size_t at)
 {
     tddp_shm_peer *peer = &shm->peers[rank];
     peer->segment = segment;
     peer->view = segment->base + at;
     peer->control = (tddp_shm_control *)(void *)peer->view;
+    peer->events = &((tddp_shm_control *)(void *)segment->base)->events;
     for (size_t i = 0; i < 2; i++) {
         peer->slots[i] =
             (tddp_shm_slot *)(void *)(peer->view + shm->layout.slots + i * shm->layout.slot_bytes);
@@ -85,7 +91,7 @@ static void publish_state(tddp_shm *shm, uint32_t state, tddp_status status, con
     control->last_epoch = state == TDDP_SHM_LEFT ? shm->epoch : 0;
     (void)snprintf(control->text, sizeof control->text, "%s", text);
     atomic_store_explicit(&control->state, state, memory_order_release);
-    tddp_shm_notify(control);
+    tddp_shm_notify(shm);
 }
 
 void tddp_shm_report_failure(tddp_shm *shm, tddp_status status, const char *text)
@@ -101,9 +107,10 @@ void tddp_shm_abort(tddp_shm *shm)
     atomic_store_explicit(&shm->aborted, 1, memory_order_release);
     tddp_shm_report_failure(shm, TDDP_GROUP_FAILED, "it aborted the group");
     for (int rank = 0; rank < shm->size; rank++) {
-        /* This process's own threads wait on peers' counters. */
-        tddp_shm_wake_waiters(shm->peers[rank].control);
+        /* This process's own threads wait for peers. */
+        tddp_eventcount_notify(&shm->peers[rank].control->published);
     }
+    tddp_eventcount_notify(tddp_shm_events(shm, shm->rank));
 }
 
 void tddp_shm_destroy(tddp_shm *shm)
@@ -115,6 +122,7 @@ void tddp_shm_destroy(tddp_shm *shm)
         tddp_shm_matching_destroy(shm->matching);
     }
     if (shm->peers) {
+        tddp_shm_stop_polling(shm);
         publish_state(shm, TDDP_SHM_LEFT, TDDP_OK, "");
         tddp_shm_fabric_detach(shm);
     }

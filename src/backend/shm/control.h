@@ -39,15 +39,17 @@ enum { TDDP_SHM_INPUT_SHARED = 1, TDDP_SHM_OUTPUT_SHARED = 2 };
 typedef struct tddp_shm_control {
     /* epoch << 24 | step: only grows */
     TDDP_SHM_ALIGNED _Atomic uint64_t progress;
-    /* Ranks that sleep until this rank publishes something; written by them. */
-    TDDP_SHM_ALIGNED _Atomic uint32_t waiters;
-    /* Their futex word; changes with each wake-up. */
-    _Atomic uint32_t wake_count;
+    /* What other ranks sleep on until this rank publishes something. */
+    TDDP_SHM_ALIGNED tddp_eventcount published;
+    /* Ranks that poll an operation which waits for this rank: it counts an event for them too. */
+    _Atomic uint32_t pollers;
     /* Written once, after status, last_epoch and text. */
     TDDP_SHM_ALIGNED _Atomic uint32_t state;
     uint32_t status;
     uint64_t last_epoch; /* the last epoch that it entered */
     char text[TDDP_SHM_FAILURE_TEXT_BYTES];
+    /* In the first view of a segment: this rank's events in all views. */
+    TDDP_SHM_ALIGNED tddp_eventcount events;
     /* Other ranks that no longer use this view. */
     TDDP_SHM_ALIGNED _Atomic uint32_t detached;
     /* Set before the segment is sent to others. */
@@ -102,8 +104,9 @@ typedef struct tddp_shm_peer {
     tddp_shm_control *control;
     tddp_shm_slot *slots[2];
     tddp_shm_segment *segment;
-    bool same_process; /* a thread of this process: lives as long as this process */
-    int group_rank;    /* its number in the group */
+    tddp_eventcount *events; /* in the segment's first view */
+    bool same_process;       /* a thread of this process: lives as long as this process */
+    int group_rank;          /* its number in the group */
     int rank_name;
     _Atomic uint32_t process_ended; /* without having published a state */
     _Atomic int64_t lost_since;     /* when its end or failure was first seen; 0: it is active */
@@ -131,6 +134,8 @@ struct tddp_shm {
     uint64_t flags;       /* common to all ranks after tddp_shm_sync() */
     bool entry_announced; /* sleeping ranks know that this rank has entered */
     int64_t deadline;
+    int64_t next_check; /* when to ask the kernel about lost ranks again */
+    int polled_rank;    /* whose pollers this rank is among; -1: none */
     tddp_shm_cursor cursor;
 
     _Atomic uint32_t aborted;
@@ -332,15 +337,19 @@ TDDP_NODISCARD tddp_status tddp_shm_describe_lost(const tddp_shm *shm, int rank,
 TDDP_NODISCARD tddp_status tddp_shm_wait_word(tddp_shm *shm, int rank, const _Atomic uint64_t *word,
                                               unsigned shift, uint64_t goal);
 
-/* Wakes the ranks that wait for this one. */
-void tddp_shm_wake_waiters(tddp_shm_control *control);
+/* The operation that this rank polls is over. */
+void tddp_shm_stop_polling(tddp_shm *shm);
 
-static inline void tddp_shm_notify(tddp_shm_control *control)
+/* Counts an event for every other rank. */
+void tddp_shm_notify_pollers(const tddp_shm *shm);
+
+/* Wakes the ranks that wait for this one. */
+static inline void tddp_shm_notify(const tddp_shm *shm)
 {
-    /* A read-modify-write orders this read after the earlier stores, for waiters that add
-     * themselves. */
-    if (atomic_fetch_add_explicit(&control->waiters, 0, memory_order_seq_cst) > 0) {
-        tddp_shm_wake_waiters(control);
+    tddp_shm_control *control = tddp_shm_self(shm)->control;
+    tddp_eventcount_notify(&control->published);
+    if (atomic_load(&control->pollers) > 0) {
+        tddp_shm_notify_pollers(shm);
     }
 }
 
@@ -350,7 +359,7 @@ static inline void tddp_shm_announce_entry(tddp_shm *shm)
 {
     if (!shm->entry_announced) {
         shm->entry_announced = true;
-        tddp_shm_notify(tddp_shm_self(shm)->control);
+        tddp_shm_notify(shm);
     }
 }
 

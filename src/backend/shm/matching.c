@@ -33,7 +33,7 @@ typedef struct peer_queue {
 struct tddp_shm_matching {
     pthread_mutex_t mutex;
     tddp_shm_block_pool pool;
-    uint32_t seen_doorbell; /* its value when the rings were last checked */
+    uint32_t seen_events; /* this rank's when the rings were last checked */
     tddp_shm_request *posted;
     tddp_shm_request **posted_end;
     unexpected *unexpected;
@@ -141,11 +141,11 @@ static tddp_status deliver(matching *self, int from, const tddp_shm_header *head
     return TDDP_OK;
 }
 
-/* Takes all headers that arrived since the doorbell last rang. */
+/* Takes all headers that arrived since the last event. */
 static tddp_status receive_headers(tddp_shm *shm, matching *self, bool *matched)
 {
-    uint32_t doorbell = tddp_shm_doorbell(shm);
-    if (doorbell == self->seen_doorbell) {
+    const uint32_t events = tddp_eventcount_read(tddp_shm_events(shm, tddp_shm_rank(shm)));
+    if (events == self->seen_events) {
         return TDDP_OK;
     }
     for (int from = 0; from < self->size; from++) {
@@ -160,7 +160,7 @@ static tddp_status receive_headers(tddp_shm *shm, matching *self, bool *matched)
             }
         }
     }
-    self->seen_doorbell = doorbell;
+    self->seen_events = events;
     return TDDP_OK;
 }
 
@@ -190,12 +190,12 @@ tddp_status tddp_shm_matching_progress(tddp_shm *shm)
     for (int to = 0; to < self->size; to++) {
         if (self->queues[to].pending && send_pending(shm, self, to)) {
             local_event = true;
-            tddp_shm_doorbell_ring(shm, to);
+            tddp_eventcount_notify(tddp_shm_events(shm, to));
         }
     }
     pthread_mutex_unlock(&self->mutex);
     if (local_event) {
-        tddp_shm_doorbell_ring(shm, tddp_shm_rank(shm));
+        tddp_eventcount_notify(tddp_shm_events(shm, tddp_shm_rank(shm)));
     }
     return status;
 }
@@ -209,7 +209,7 @@ void tddp_shm_matching_add_send(tddp_shm *shm, tddp_shm_request *self)
     bool sent_any = send_pending(shm, all, to);
     pthread_mutex_unlock(&all->mutex);
     if (sent_any) {
-        tddp_shm_doorbell_ring(shm, to);
+        tddp_eventcount_notify(tddp_shm_events(shm, to));
     }
 }
 

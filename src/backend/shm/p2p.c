@@ -73,10 +73,11 @@ tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
                                   bool (*reached)(tddp_shm *shm, tddp_shm_request *self))
 {
     const tddp_cancel *cancel = self->op->cancel;
+    tddp_eventcount *events = tddp_shm_events(shm, tddp_shm_rank(shm));
     bool spins = self->op->awaited && tddp_shm_ranks_per_core(shm) <= 1;
     tddp_status failure = TDDP_OK;
     while (!reached(shm, self)) {
-        uint32_t seen = tddp_shm_doorbell(shm);
+        uint32_t seen = tddp_eventcount_read(events);
         tddp_status status = tddp_shm_matching_progress(shm);
         if (status) {
             return status;
@@ -96,9 +97,9 @@ tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
         if (failure == TDDP_OK) {
             int64_t end = tddp_cancel_deadline(cancel);
             int64_t left = (end < self->deadline ? end : self->deadline) - now;
-            tddp_shm_doorbell_wait(shm, seen, spins ? SPIN_AWAITED_NS : SPIN_BACKGROUND_NS,
-                                   left < TDDP_SHM_CHECK_INTERVAL_NS ? left
-                                                                     : TDDP_SHM_CHECK_INTERVAL_NS);
+            tddp_eventcount_wait(events, seen, spins ? SPIN_AWAITED_NS : SPIN_BACKGROUND_NS,
+                                 left < TDDP_SHM_CHECK_INTERVAL_NS ? left
+                                                                   : TDDP_SHM_CHECK_INTERVAL_NS);
         }
     }
     return TDDP_OK;

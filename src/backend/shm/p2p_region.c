@@ -1,26 +1,18 @@
 /*
- * The point-to-point regions of the segments: rings of message headers, blocks for payload,
- * doorbells. Used by all threads that post and finish requests; the owner's block pool is used with
- * the owner's lock held.
+ * The point-to-point regions of the segments: rings of message headers, blocks for payload. Used by
+ * all threads that post and finish requests; the owner's block pool is used with the owner's lock
+ * held.
  *
  * Invariants: only the sender writes a ring entry until its sequence is published, and only the
  * receiver reads it until it is counted as consumed. A block belongs to the region's owner, except
- * an eager buffer between its header's publication and its return. Nothing here waits for a peer,
- * except tddp_shm_doorbell_wait(), whose sleep is limited: a rank that dies leaves nothing locked.
+ * an eager buffer between its header's publication and its return. Nothing here waits for a peer: a
+ * rank that dies leaves nothing locked.
  */
 #include "backend/shm/p2p_region.h"
 
-#include <sched.h>
 #include <string.h>
 
-enum {
-    LINE = 64,
-    PAGE = 4096,
-    EAGER_KINDS = 3,
-    KIND_SHIFT = 24,
-    SPINS_PER_CHECK = 64,
-    YIELD_AFTER_NS = 5000
-};
+enum { LINE = 64, PAGE = 4096, EAGER_KINDS = 3, KIND_SHIFT = 24 };
 
 typedef struct ring {
     _Atomic uint32_t consumed;     /* by the receiver: headers so far */
@@ -31,11 +23,8 @@ typedef struct ring {
 
 /* At the start of each region, before the rings to all ranks and the blocks. */
 typedef struct region_header {
-    _Atomic uint32_t doorbell;
-    _Atomic uint32_t waiters;
-    char unused[LINE - 8];
     _Atomic uint32_t returned[EAGER_KINDS]; /* free lists of buffers that receivers returned */
-    char unused_too[LINE - 4 * EAGER_KINDS];
+    char unused[LINE - 4 * EAGER_KINDS];
 } region_header;
 
 /* Before an eager buffer's payload. */
@@ -46,7 +35,7 @@ typedef struct eager_buffer {
 
 _Static_assert(sizeof(tddp_shm_header) == LINE, "a header fills a cache line");
 _Static_assert(sizeof(tddp_shm_rndv) == LINE, "a rendezvous fills a cache line");
-_Static_assert(sizeof(region_header) == (size_t)2 * LINE, "the region header is laid out by lines");
+_Static_assert(sizeof(region_header) == LINE, "a region header fills a cache line");
 _Static_assert(sizeof(eager_buffer) == LINE, "payload begins on a line");
 
 typedef struct block_size {
@@ -226,48 +215,7 @@ bool tddp_shm_ring_get(tddp_shm *shm, int from, uint32_t number, tddp_shm_header
     atomic_store(&it->consumed, number + 1);
     if (atomic_load(&it->sender_waits)) {
         atomic_store(&it->sender_waits, 0);
-        tddp_shm_doorbell_ring(shm, from);
+        tddp_eventcount_notify(tddp_shm_events(shm, from));
     }
     return true;
-}
-
-/* --- doorbells ------------------------------------------------------------------------------- */
-
-uint32_t tddp_shm_doorbell(const tddp_shm *shm)
-{
-    return atomic_load(&region_header_of(shm, tddp_shm_rank(shm))->doorbell);
-}
-
-void tddp_shm_doorbell_ring(tddp_shm *shm, int rank)
-{
-    region_header *it = region_header_of(shm, rank);
-    atomic_fetch_add(&it->doorbell, 1);
-    if (atomic_load(&it->waiters) > 0) {
-        tddp_shm_futex_wake(&it->doorbell);
-    }
-}
-
-void tddp_shm_doorbell_wait(tddp_shm *shm, uint32_t seen, int64_t spin_ns, int64_t sleep_ns)
-{
-    region_header *it = region_header_of(shm, tddp_shm_rank(shm));
-    const int64_t start = tddp_now_ns();
-    int64_t now = start;
-    do {
-        /* The kernel may have put the awaited rank on this core. */
-        if (now > start + YIELD_AFTER_NS) {
-            (void)sched_yield();
-        }
-        for (int i = 0; i < SPINS_PER_CHECK; i++) {
-            if (atomic_load(&it->doorbell) != seen) {
-                return;
-            }
-            tddp_shm_cpu_pause();
-        }
-        now = tddp_now_ns();
-    } while (now < start + spin_ns);
-    atomic_fetch_add(&it->waiters, 1);
-    if (atomic_load(&it->doorbell) == seen && sleep_ns > 0) {
-        tddp_shm_futex_wait(&it->doorbell, seen, sleep_ns);
-    }
-    atomic_fetch_sub(&it->waiters, 1);
 }

@@ -1,7 +1,7 @@
 /*
- * The point-to-point region of a rank's segment: rings of message headers, payload blocks and a
- * doorbell; p2p_region.c. Each pair of ranks has a ring for each direction, in order. Small payload
- * is in the header; larger payload is copied to an eager buffer of the sender (eager protocol);
+ * The point-to-point region of a rank's segment: rings of message headers and payload blocks;
+ * p2p_region.c. Each pair of ranks has a ring for each direction, in order. Small payload is in the
+ * header; larger payload is copied to an eager buffer of the sender (eager protocol);
  * large payload is announced, and moved when the receiver is ready (rendezvous protocol).
  *
  * A region stays mapped as long as anyone uses it, so messages can be read after their sender has
@@ -97,16 +97,9 @@ tddp_shm_rndv *tddp_shm_rndv_at(const tddp_shm *shm, int owner, uint32_t block);
 tddp_shm_channel *tddp_shm_channel_at(const tddp_shm *shm, int owner, uint32_t block);
 
 /* Puts header `number`, from 0, into the ring to a rank. False: the ring is full; the receiver
- * will ring the doorbell when it has space. */
+ * will count an event here when it has space. */
 bool tddp_shm_ring_put(tddp_shm *shm, int to, uint32_t number, const tddp_shm_header *header);
 /* Takes header `number` from the ring of `from` to this rank; false if it hasn't arrived. */
 bool tddp_shm_ring_get(tddp_shm *shm, int from, uint32_t number, tddp_shm_header *header);
-
-/* A rank's doorbell rings when anything changes that its threads may wait for. */
-uint32_t tddp_shm_doorbell(const tddp_shm *shm);
-void tddp_shm_doorbell_ring(tddp_shm *shm, int rank);
-/* Waits until this rank's doorbell differs from `seen`: spins for `spin_ns`, then sleeps for at
- * most `sleep_ns`. May return early. */
-void tddp_shm_doorbell_wait(tddp_shm *shm, uint32_t seen, int64_t spin_ns, int64_t sleep_ns);
 
 #endif

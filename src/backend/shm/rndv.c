@@ -47,7 +47,7 @@ static tddp_status fail_canceled(const tddp_shm *shm, const tddp_shm_request *se
 static void cancel(tddp_shm *shm, tddp_shm_request *self)
 {
     atomic_store(&self->rndv->state, TDDP_SHM_RNDV_CANCELED);
-    tddp_shm_doorbell_ring(shm, self->peer);
+    tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
 }
 
 /* --- the sender ------------------------------------------------------------------------------ */
@@ -91,7 +91,7 @@ static tddp_status stream_out(tddp_shm *shm, tddp_shm_request *self)
                         data + self->step * TDDP_SHM_CHANNEL_CHUNK, chunk_bytes(bytes, self->step),
                         false);
         atomic_store_explicit(&self->channel->produced, self->step + 1, memory_order_release);
-        tddp_shm_doorbell_ring(shm, self->peer);
+        tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
     }
     return tddp_shm_request_wait(shm, self, is_not_streaming);
 }
@@ -108,7 +108,7 @@ static tddp_status open_channel(tddp_shm *shm, tddp_shm_request *self)
     atomic_store(&self->channel->consumed, 0);
     self->rndv->channel = self->channel_block;
     if (transition(self, TDDP_SHM_RNDV_CTS, TDDP_SHM_RNDV_STREAMING)) {
-        tddp_shm_doorbell_ring(shm, self->peer);
+        tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
     }
     return TDDP_OK;
 }
@@ -126,7 +126,7 @@ static tddp_status stream(tddp_shm *shm, tddp_shm_request *self)
     if (state_of(self) == TDDP_SHM_RNDV_COMPLETE) {
         tddp_shm_matching_free_block(shm, TDDP_SHM_CHANNEL_BLOCKS, self->channel_block);
         /* For requests that wait for a channel. */
-        tddp_shm_doorbell_ring(shm, tddp_shm_rank(shm));
+        tddp_eventcount_notify(tddp_shm_events(shm, tddp_shm_rank(shm)));
     }
     return status;
 }
@@ -188,7 +188,7 @@ static tddp_status stream_in(tddp_shm *shm, tddp_shm_request *self)
                         chunk_at(self->channel, self->step), chunk_bytes(bytes, self->step),
                         streaming);
         atomic_store_explicit(&self->channel->consumed, self->step + 1, memory_order_release);
-        tddp_shm_doorbell_ring(shm, self->peer);
+        tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
     }
     return TDDP_OK;
 }
@@ -209,7 +209,7 @@ tddp_status tddp_shm_rndv_recv(tddp_shm *shm, tddp_shm_request *self)
                                  transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_CTS))) {
         if (!self->cleared) {
             self->cleared = true;
-            tddp_shm_doorbell_ring(shm, self->peer);
+            tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
         }
         status = tddp_shm_request_wait(shm, self, is_streaming_or_canceled);
         if (status == TDDP_OK && state_of(self) == TDDP_SHM_RNDV_STREAMING) {
@@ -222,7 +222,7 @@ tddp_status tddp_shm_rndv_recv(tddp_shm *shm, tddp_shm_request *self)
             status == TDDP_OK && transition(self, TDDP_SHM_RNDV_STREAMING, TDDP_SHM_RNDV_COMPLETE);
     }
     if (complete) {
-        tddp_shm_doorbell_ring(shm, self->peer);
+        tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
         return TDDP_OK;
     }
     cancel(shm, self);
@@ -234,5 +234,5 @@ void tddp_shm_rndv_reject(tddp_shm *shm, tddp_shm_request *self)
     self->rndv->count = self->op->output.count;
     self->rndv->dtype = (uint32_t)self->op->output.dtype;
     (void)transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_REJECTED);
-    tddp_shm_doorbell_ring(shm, self->peer);
+    tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
 }

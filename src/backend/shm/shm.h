@@ -12,6 +12,8 @@
  *     arena      memory allocated by callers, and views of further groups (control to p2p); takes
  *                no memory until it is used
  *
+ * The control at the start of the segment also counts the rank's events, those of all its views.
+ *
  * Operation n uses the slot and the staging half n mod 2. In every operation each rank waits until
  * all others have entered it (tddp_shm_sync()). Therefore a rank that enters n + 1 has finished n,
  * and after the wait in n what was used in n - 1 is free for n + 1.
@@ -22,7 +24,8 @@
  * Resumption: a wait may end with TDDP_CANCELED, and the same operation is then passed to the same
  * algorithm again. Whatever precedes a wait must therefore be idempotent: tddp_shm_enter() and
  * tddp_shm_publish_step() do nothing the second time, and an algorithm keeps its position in the
- * cursor, which is zero when an operation begins.
+ * cursor, which is zero when an operation begins. Once the awaited rank gets on, it counts an event
+ * here (tddp_shm_events()), so that one thread can try the operations of many groups in turn.
  *
  * Threads: one operation at a time, on any thread; p2p on several; memory on any.
  */
@@ -153,24 +156,13 @@ TDDP_NODISCARD tddp_status tddp_shm_wait_step_all(tddp_shm *shm, uint32_t step);
 
 /* --- waiting, for p2p ------------------------------------------------------------------------ */
 
-/* Sleeps while the word equals `seen`, at most `ns`; may return early. */
-void tddp_shm_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns);
-void tddp_shm_futex_wake(_Atomic uint32_t *word);
+/* A rank's events: whatever its threads may wait for, in all groups that share its segment. */
+tddp_eventcount *tddp_shm_events(const tddp_shm *shm, int rank);
 /* TDDP_OK as long as waiting for the rank may succeed (a negative rank: for any): it is alive,
  * it has not left, and this rank was not aborted. */
 TDDP_NODISCARD tddp_status tddp_shm_check_peer(tddp_shm *shm, int rank);
 /* The interval of these checks within a wait. */
 #define TDDP_SHM_CHECK_INTERVAL_NS (20 * TDDP_NS_PER_MS)
-
-/* Tells the processor that this thread spins. */
-static inline void tddp_shm_cpu_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
 
 /* The point-to-point region of `from`: tddp_shm_p2p_region_bytes(size) bytes, zero at first,
  * laid out by p2p_region.c. */

@@ -1,20 +1,16 @@
 /*
- * Waits for another rank: spins, yields the core, then sleeps on a futex. Runs on the operation's
- * thread; the futex functions and tddp_shm_check_peer() on any.
+ * Waits for another rank: spins, yields the core, then sleeps until that rank publishes something.
+ * Runs on the operation's thread; tddp_shm_check_peer() on any.
  *
- * Invariant: a waiter increments the peer's waiter count before its last check of the word, and a
- * publisher reads the count after it stored the word, so at least one of them sees the other. A
- * sleep is limited all the same, to check what wakes nobody: the deadline, a cancel token, a peer's
- * end.
+ * A sleep is limited, to check what wakes nobody: the deadline, a cancel token, a peer's end. A
+ * wait whose token ends it leaves this rank among the awaited one's pollers: what that rank
+ * publishes then is an event here, upon which the operation is tried again. Invariant: a poller
+ * adds itself before its last check of the word, and a publisher reads their number after it stored
+ * the word, so at least one of them sees the other.
  *
  * The first spins read no clock and make no system call.
  */
-#include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "backend/shm/control.h"
 
@@ -33,53 +29,53 @@ static inline bool reached(const _Atomic uint64_t *word, unsigned shift, uint64_
     return atomic_load_explicit(word, memory_order_acquire) >> shift >= goal;
 }
 
-/* --- futexes --------------------------------------------------------------------------------- */
+/* --- pollers --------------------------------------------------------------------------------- */
 
-void tddp_shm_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
+void tddp_shm_stop_polling(tddp_shm *shm)
 {
-    struct timespec time = {.tv_sec = (time_t)(ns / TDDP_NS_PER_S),
-                            .tv_nsec = (long)(ns % TDDP_NS_PER_S)};
-    (void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &time, NULL, 0);
-}
-
-void tddp_shm_futex_wake(_Atomic uint32_t *word)
-{
-    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void tddp_shm_wake_waiters(tddp_shm_control *control)
-{
-    atomic_fetch_add_explicit(&control->wake_count, 1, memory_order_release);
-    tddp_shm_futex_wake(&control->wake_count);
-}
-
-static void futex_wait_for(tddp_shm_control *control, const _Atomic uint64_t *word, unsigned shift,
-                           uint64_t goal, int64_t ns)
-{
-    atomic_fetch_add_explicit(&control->waiters, 1, memory_order_seq_cst);
-    uint32_t seen = atomic_load_explicit(&control->wake_count, memory_order_acquire);
-    if (!reached(word, shift, goal)) {
-        tddp_shm_futex_wait(&control->wake_count, seen, ns);
+    if (shm->polled_rank >= 0) {
+        atomic_fetch_sub(&shm->peers[shm->polled_rank].control->pollers, 1);
+        shm->polled_rank = -1;
     }
-    atomic_fetch_sub_explicit(&control->waiters, 1, memory_order_seq_cst);
+}
+
+static void start_polling(tddp_shm *shm, int rank)
+{
+    if (shm->polled_rank != rank) {
+        tddp_shm_stop_polling(shm);
+        atomic_fetch_add(&shm->peers[rank].control->pollers, 1);
+        shm->polled_rank = rank;
+    }
+}
+
+void tddp_shm_notify_pollers(const tddp_shm *shm)
+{
+    for (int rank = 0; rank < shm->size; rank++) {
+        if (rank != shm->rank) {
+            tddp_eventcount_notify(tddp_shm_events(shm, rank));
+        }
+    }
 }
 
 /* --- reasons not to wait --------------------------------------------------------------------- */
 
-static tddp_status check_local(const tddp_shm *shm)
+static tddp_status check_local(const tddp_shm *shm, int64_t now)
 {
     if (atomic_load_explicit(&shm->aborted, memory_order_acquire)) {
         return TDDP_GROUP_FAILED;
+    }
+    if (now >= shm->deadline) {
+        return TDDP_TIMEOUT;
     }
     const tddp_cancel *cancel = shm->op->cancel;
     return cancel && tddp_cancel_triggered(cancel) ? TDDP_CANCELED : TDDP_OK;
 }
 
-static tddp_status check(tddp_shm *shm, int rank, int64_t now, int64_t *next_check)
+static tddp_status check(tddp_shm *shm, int rank, int64_t now)
 {
-    bool check_locks = now >= *next_check;
+    bool check_locks = now >= shm->next_check;
     if (check_locks) {
-        *next_check = now + TDDP_SHM_CHECK_INTERVAL_NS;
+        shm->next_check = now + TDDP_SHM_CHECK_INTERVAL_NS;
     }
     tddp_shm_update_liveness(shm, check_locks);
     tddp_status status = tddp_shm_check_liveness(shm, rank, shm->epoch, now);
@@ -87,10 +83,7 @@ static tddp_status check(tddp_shm *shm, int rank, int64_t now, int64_t *next_che
         /* A process that ended is the root cause, before ranks that report it. */
         tddp_shm_update_liveness(shm, true);
     }
-    if (status == TDDP_OK) {
-        status = check_local(shm);
-    }
-    return status == TDDP_OK && now >= shm->deadline ? TDDP_TIMEOUT : status;
+    return status ? status : check_local(shm, now);
 }
 
 tddp_status tddp_shm_check_peer(tddp_shm *shm, int rank)
@@ -113,14 +106,16 @@ tddp_status tddp_shm_check_peer(tddp_shm *shm, int rank)
 static void start_deadline(tddp_shm *shm)
 {
     if (shm->deadline == 0) {
-        shm->deadline = tddp_deadline_after_ms(shm->op->timeout_ms);
+        const int64_t now = tddp_now_ns();
+        shm->deadline = tddp_deadline_from(now, shm->op->timeout_ms);
+        shm->next_check = now + TDDP_SHM_CHECK_INTERVAL_NS;
     }
 }
 
 static bool spin_times(const _Atomic uint64_t *word, unsigned shift, uint64_t goal, int times)
 {
     for (int i = 0; i < times; i++) {
-        tddp_shm_cpu_pause();
+        tddp_cpu_pause();
         if (reached(word, shift, goal)) {
             return true;
         }
@@ -141,7 +136,7 @@ static bool spin_until_timeout(const tddp_shm *shm, const _Atomic uint64_t *word
         if (reached(word, shift, goal) || spin_times(word, shift, goal, SPINS_PER_CLOCK_READ)) {
             return true;
         }
-        if (check_local(shm)) {
+        if (check_local(shm, now)) {
             return false;
         }
     }
@@ -163,9 +158,10 @@ static bool yield_core(const _Atomic uint64_t *word, unsigned shift, uint64_t go
 static bool spin(tddp_shm *shm, const _Atomic uint64_t *word, unsigned shift, uint64_t goal)
 {
     const bool oversubscribed = shm->ranks_per_core > 1;
-    const int times = !shm->op->awaited ? SPINS_BACKGROUND
-                      : oversubscribed  ? SPINS_OVERSUBSCRIBED
-                                        : SPINS;
+    const int times = tddp_cancel_at_once(shm->op->cancel) ? 0
+                      : !shm->op->awaited                  ? SPINS_BACKGROUND
+                      : oversubscribed                     ? SPINS_OVERSUBSCRIBED
+                                                           : SPINS;
     if (spin_times(word, shift, goal, times)) {
         return true;
     }
@@ -181,22 +177,28 @@ static bool spin(tddp_shm *shm, const _Atomic uint64_t *word, unsigned shift, ui
 tddp_status tddp_shm_wait_word(tddp_shm *shm, int rank, const _Atomic uint64_t *word,
                                unsigned shift, uint64_t goal)
 {
-    tddp_shm_control *control = shm->peers[rank].control;
+    tddp_eventcount *published = &shm->peers[rank].control->published;
     if (spin(shm, word, shift, goal)) {
         return TDDP_OK;
     }
     int64_t now = tddp_now_ns();
-    int64_t next_check = now + TDDP_SHM_CHECK_INTERVAL_NS;
     for (;;) {
-        tddp_status status = check(shm, rank, now, &next_check);
+        tddp_status status = check(shm, rank, now);
+        if (status == TDDP_CANCELED) {
+            start_polling(shm, rank);
+        }
         /* The rank may have published the word before it was lost. */
         if (status && !reached(word, shift, goal)) {
             return tddp_shm_fail_wait(shm, status, rank);
         }
         int64_t end = tddp_cancel_deadline(shm->op->cancel);
         int64_t left = (end < shm->deadline ? end : shm->deadline) - now;
-        futex_wait_for(control, word, shift, goal,
-                       left < TDDP_SHM_CHECK_INTERVAL_NS ? left : TDDP_SHM_CHECK_INTERVAL_NS);
+        uint32_t seen = tddp_eventcount_read(published);
+        if (!reached(word, shift, goal)) {
+            tddp_eventcount_wait(published, seen, 0,
+                                 left < TDDP_SHM_CHECK_INTERVAL_NS ? left
+                                                                   : TDDP_SHM_CHECK_INTERVAL_NS);
+        }
         if (reached(word, shift, goal)) {
             return TDDP_OK;
         }
@@ -220,7 +222,7 @@ void tddp_shm_publish_step(tddp_shm *shm, uint32_t step)
     }
     atomic_store_explicit(&control->progress, now, memory_order_release);
     shm->entry_announced = true;
-    tddp_shm_notify(control);
+    tddp_shm_notify(shm);
 }
 
 tddp_status tddp_shm_wait_step(tddp_shm *shm, int rank, uint32_t step)

@@ -207,10 +207,10 @@ static void report_failure(void *context, tddp_status status, const char *text)
     tddp_inner_report_failure(inner_of(context), status, text);
 }
 
-static uint32_t await_event(void *context, uint32_t seen, int64_t ns)
+static tddp_eventcount *events(void *context)
 {
     const tddp_inner *inner = inner_of(context);
-    return inner->backend->await_event(inner->context, seen, ns);
+    return inner->backend->events(inner->context);
 }
 
 static tddp_status decline(void *context, const tddp_wait *wait)
@@ -247,7 +247,7 @@ static tddp_status fill(tddp_wrapper *self)
         .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = prepare,
-        .await_event = inner->await_event ? await_event : NULL,
+        .events = inner->events ? events : NULL,
         .op_count = TDDP_OP_COUNT,
     };
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {

@@ -1,0 +1,266 @@
+/*
+ * One thread for all groups of a rank that share their backend's events: it tries, in turn, what
+ * callers have left unfinished, as far as it goes without waiting, and sleeps until the next event.
+ * So neither groups nor operations under way take a thread each. It starts with the first operation
+ * that is left to it, and ends with the last group.
+ *
+ * A group is made with the engine of its parent. If its backend has other events, because it could
+ * not share the parent's memory, it has an engine of its own. A group of one rank waits for nobody:
+ * its events do not matter.
+ *
+ * Invariants: the thread uses a group only while `polled` says so, and remove() waits for that.
+ * Failures, which may take a while to complete, are left to a thread of the group's own. Locks are
+ * taken in the order group (or its p2p), engine.
+ */
+#include <stdlib.h>
+
+#include <tddp/cuda.h>
+
+#include "group/group.h"
+
+/* While something is under way: between looks at deadlines and for lost ranks. */
+#define LOOK_NS (20 * TDDP_NS_PER_MS)
+#define SPIN_NS 2000
+
+struct tddp_engine {
+    atomic_int references;
+    pid_t pid; /* of the process that made it: a forked child only frees memory */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;     /* for the thread: something was left to it, or `ending` is set */
+    pthread_cond_t released; /* `polled` or `ending` has changed */
+    tddp_eventcount *events; /* of all groups of several ranks; NULL: there are none */
+    size_t with_events;      /* how many groups these are */
+    tddp_group *groups;
+    const tddp_group *polled; /* what the thread uses at the moment */
+    size_t removers;          /* threads that wait for that */
+    bool idle;                /* the thread sleeps until it is woken */
+    bool woken;
+    bool ending;
+    bool has_thread;
+    pthread_t thread;
+};
+
+/* The engine whose thread this is. */
+static _Thread_local const tddp_engine *current_engine;
+
+tddp_status tddp_engine_create(tddp_engine **out)
+{
+    tddp_engine *engine = tddp_alloc(sizeof *engine);
+    if (!engine) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_cond_init(&engine->wake);
+    if (status == TDDP_OK) {
+        status = tddp_cond_init(&engine->released);
+        if (status) {
+            pthread_cond_destroy(&engine->wake);
+        }
+    }
+    if (status) {
+        free(engine);
+        return status;
+    }
+    pthread_mutex_init(&engine->mutex, NULL);
+    atomic_init(&engine->references, 1);
+    engine->pid = tddp_process_id();
+    *out = engine;
+    return TDDP_OK;
+}
+
+tddp_engine *tddp_engine_retain(tddp_engine *engine)
+{
+    if (engine) {
+        atomic_fetch_add(&engine->references, 1);
+    }
+    return engine;
+}
+
+void tddp_engine_release(tddp_engine *engine)
+{
+    if (!engine || atomic_fetch_sub(&engine->references, 1) != 1) {
+        return;
+    }
+    if (engine->pid == tddp_process_id()) {
+        pthread_cond_destroy(&engine->released);
+        pthread_cond_destroy(&engine->wake);
+        pthread_mutex_destroy(&engine->mutex);
+    }
+    free(engine);
+}
+
+bool tddp_engine_on_thread(const tddp_engine *engine)
+{
+    return engine && current_engine == engine;
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+/* Tries what is left of every group. With the lock held, which is released meanwhile. */
+static unsigned poll_groups(tddp_engine *engine)
+{
+    unsigned found = 0;
+    for (tddp_group *group = engine->groups; group; group = group->next_polled) {
+        engine->polled = group;
+        pthread_mutex_unlock(&engine->mutex);
+        found |= tddp_group_poll_queue(group) | tddp_group_p2p_poll_all(group);
+        pthread_mutex_lock(&engine->mutex);
+        engine->polled = NULL;
+        if (engine->removers > 0) {
+            pthread_cond_broadcast(&engine->released);
+        }
+    }
+    return found;
+}
+
+static void *engine_body(void *data)
+{
+    tddp_engine *engine = data;
+    current_engine = engine;
+    tddp_cuda_keep_device();
+    pthread_mutex_lock(&engine->mutex);
+    while (!engine->ending) {
+        tddp_eventcount *events = engine->events;
+        const uint32_t seen = events ? tddp_eventcount_read(events) : 0;
+        engine->woken = false;
+        const unsigned found = poll_groups(engine);
+        if (found & TDDP_GROUP_PROGRESSED) {
+            continue;
+        }
+        if (events && (found & TDDP_GROUP_WAITING)) {
+            pthread_mutex_unlock(&engine->mutex);
+            tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
+            pthread_mutex_lock(&engine->mutex);
+            continue;
+        }
+        engine->idle = true;
+        while (!engine->woken && !engine->ending) {
+            pthread_cond_wait(&engine->wake, &engine->mutex);
+        }
+        engine->idle = false;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return NULL;
+}
+
+tddp_status tddp_engine_start(tddp_engine *engine)
+{
+    tddp_status status = TDDP_OK;
+    pthread_mutex_lock(&engine->mutex);
+    if (!engine->has_thread && engine->groups) {
+        status = tddp_thread_start(&engine->thread, "tddp-progress", engine_body, engine);
+        engine->has_thread = status == TDDP_OK;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return status;
+}
+
+/* With the lock held. */
+static void wake(tddp_engine *engine)
+{
+    engine->woken = true;
+    if (engine->idle) {
+        pthread_cond_signal(&engine->wake);
+    } else if (engine->has_thread && engine->events) {
+        tddp_eventcount_notify(engine->events);
+    }
+}
+
+void tddp_engine_wake(tddp_engine *engine)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wake(engine);
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+/* --- groups ---------------------------------------------------------------------------------- */
+
+/* False: its groups have other events. */
+static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
+{
+    pthread_mutex_lock(&engine->mutex);
+    while (engine->ending) {
+        pthread_cond_wait(&engine->released, &engine->mutex);
+    }
+    const bool alone = group->world_size == 1;
+    const bool same = alone || !engine->events || engine->events == events;
+    if (same) {
+        engine->events = alone ? engine->events : events;
+        engine->with_events += !alone;
+        group->next_polled = engine->groups;
+        engine->groups = group;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    return same;
+}
+
+tddp_status tddp_engine_add(tddp_group *group)
+{
+    tddp_eventcount *events = group->backend->events(group->context);
+    if (!add(group->engine, group, events)) {
+        tddp_engine *own;
+        tddp_status status = tddp_engine_create(&own);
+        if (status) {
+            return status;
+        }
+        tddp_engine_release(group->engine);
+        group->engine = own;
+        (void)add(own, group, events);
+    }
+    group->polled = true;
+    return TDDP_OK;
+}
+
+/* Takes the group from the list; true if the thread has to end: with the last group, or because its
+ * events do. With the lock held. */
+static bool unlink_group(tddp_engine *engine, const tddp_group *group)
+{
+    tddp_group **at = &engine->groups;
+    while (*at != group) {
+        at = &(*at)->next_polled;
+    }
+    *at = group->next_polled;
+    const bool has_events = group->world_size > 1;
+    engine->with_events -= has_events;
+    return engine->has_thread && (!engine->groups || (has_events && engine->with_events == 0));
+}
+
+static void end_thread(tddp_engine *engine)
+{
+    pthread_join(engine->thread, NULL);
+    pthread_mutex_lock(&engine->mutex);
+    engine->events = NULL;
+    engine->ending = false;
+    engine->has_thread = false;
+    const bool goes_on = engine->groups;
+    pthread_cond_broadcast(&engine->released);
+    pthread_mutex_unlock(&engine->mutex);
+    if (goes_on && tddp_engine_start(engine)) {
+        tddp_log(TDDP_LOG_WARN, "group", "operations go on only while they are waited for: %s",
+                 tddp_error_message());
+    }
+}
+
+void tddp_engine_remove(tddp_group *group)
+{
+    tddp_engine *engine = group->engine;
+    if (!group->polled) {
+        return; /* it was not added */
+    }
+    pthread_mutex_lock(&engine->mutex);
+    engine->removers++;
+    while (engine->polled == group) {
+        pthread_cond_wait(&engine->released, &engine->mutex);
+    }
+    engine->removers--;
+    const bool ends = unlink_group(engine, group);
+    if (ends) {
+        engine->ending = true;
+        wake(engine);
+    } else if (engine->with_events == 0) {
+        engine->events = NULL;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    if (ends) {
+        end_thread(engine);
+    }
+}
