@@ -1,14 +1,15 @@
 /*
- * Random groups on random subsets of the ranks of a host, with random operations on random ones of
- * them, in the same order on all ranks, waited for at once or later; results are those of a
- * formula. With one rank killed, the operations of its groups name it, and all others succeed.
+ * Random groups on random subsets of the ranks of a host, with random operations of all kinds on
+ * random ones of them, in the same order on all ranks, waited for at once, later, or not at all;
+ * results are those of a formula. With one rank killed, the operations of its groups name it, and
+ * all others succeed.
  */
 #include <inttypes.h>
 
 #include "backend/shm/control.h"
 #include "ranks.h"
 
-enum { KILLED = 1, MOST_GROUPS = 6, STEPS = 150, MOST_COUNT = 60000, MOST_WORKS = 8 };
+enum { KILLED = 1, MOST_GROUPS = 6, STEPS = 150, MOST_COUNT = 60000, MOST_LATER = 8 };
 
 /* The same numbers on all ranks: splitmix64. */
 static uint64_t draw(uint64_t *state, uint64_t below)
@@ -27,22 +28,26 @@ typedef struct subset {
     bool failed; /* an operation has: no other one is begun */
 } subset;
 
-typedef struct asynchronous {
+/* An operation under way. */
+typedef struct operation {
     subset *group;
+    tddp_op_kind kind; /* TDDP_OP_RECV: a message to the next rank and one from that before */
+    tddp_reduce_op reduce;
+    size_t count; /* of a part */
+    int root;
     tddp_work *work;
-    float *data;
-    size_t count;
-    double factor;
-} asynchronous;
+    tddp_work *sent;
+    float *in;
+    float *out;
+} operation;
 
 typedef struct world {
     shm_rank *it;
     uint64_t random;
     int made; /* groups so far, for their names */
     subset groups[MOST_GROUPS];
-    asynchronous works[MOST_WORKS];
+    operation later[MOST_LATER];
     int under_way;
-    float *memory;
 } world;
 
 /* In a group of a rank that was killed an operation may fail, and names that rank. */
@@ -106,144 +111,234 @@ static void make_group(world *self, subset *into)
 
 /* --- operations ------------------------------------------------------------------------------ */
 
-static double sum_of(const subset *group)
+/* Element i of part p of what a rank gives; small, so that all results are exact. */
+static double value_of(const operation *op, int member, int p, size_t i)
 {
-    double sum = 0;
-    for (int i = 0; i < group->count; i++) {
-        sum += group->ranks[i] + 1;
-    }
-    return sum;
+    const int most = op->reduce == TDDP_REDUCE_PRODUCT ? 2 : 5;
+    return 1 + (op->group->ranks[member] * 3 + p * 5 + (int)(i % 101)) % most;
 }
 
-static void check_values(const float *data, size_t count, double factor)
+/* The combination of all ranks' parts p. */
+static double combined(const operation *op, int p, size_t i)
 {
-    for (size_t i = 0; i < count; i++) {
-        CHECK_DOUBLE(data[i], factor * (double)(i % 5), 0);
+    double result = value_of(op, 0, p, i); /* with the factor 1 */
+    for (int member = 1; member < op->group->count; member++) {
+        const double next = value_of(op, member, p, i);
+        switch (op->reduce) {
+        case TDDP_REDUCE_PRODUCT:
+            result *= next;
+            break;
+        case TDDP_REDUCE_MIN:
+            result = next < result ? next : result;
+            break;
+        case TDDP_REDUCE_MAX:
+            result = next > result ? next : result;
+            break;
+        case TDDP_REDUCE_PREMUL_SUM:
+            result += next * (member + 1);
+            break;
+        default:
+            result += next;
+            break;
+        }
+    }
+    return op->reduce == TDDP_REDUCE_AVG ? result / op->group->count : result;
+}
+
+static bool is_root(const operation *op)
+{
+    return op->group->mine == op->root;
+}
+
+static bool has_parts_in(const operation *op)
+{
+    return op->kind == TDDP_OP_REDUCE_SCATTER || op->kind == TDDP_OP_ALL_TO_ALL ||
+           (op->kind == TDDP_OP_SCATTER && is_root(op));
+}
+
+static bool has_parts_out(const operation *op)
+{
+    return op->kind == TDDP_OP_ALL_GATHER || op->kind == TDDP_OP_ALL_TO_ALL ||
+           (op->kind == TDDP_OP_GATHER && is_root(op));
+}
+
+static bool is_in_place(const operation *op)
+{
+    return op->kind == TDDP_OP_ALL_REDUCE || op->kind == TDDP_OP_REDUCE ||
+           op->kind == TDDP_OP_BROADCAST;
+}
+
+static int next_of(const operation *op)
+{
+    return (op->group->mine + 1) % op->group->count;
+}
+
+static int before(const operation *op)
+{
+    return (op->group->mine + op->group->count - 1) % op->group->count;
+}
+
+/* What element i of part p of the output becomes. */
+static double expected(const operation *op, int p, size_t i)
+{
+    const int mine = op->group->mine;
+    switch (op->kind) {
+    case TDDP_OP_ALL_REDUCE:
+        return combined(op, 0, i);
+    case TDDP_OP_REDUCE:
+        return is_root(op) ? combined(op, 0, i) : value_of(op, mine, 0, i);
+    case TDDP_OP_BROADCAST:
+        return value_of(op, op->root, 0, i);
+    case TDDP_OP_REDUCE_SCATTER:
+        return combined(op, mine, i);
+    case TDDP_OP_SCATTER:
+        return value_of(op, op->root, mine, i);
+    case TDDP_OP_ALL_TO_ALL:
+        return value_of(op, p, mine, i);
+    case TDDP_OP_RECV:
+        return value_of(op, before(op), 0, i);
+    default:
+        return value_of(op, p, 0, i);
     }
 }
 
-static void fill_values(float *data, size_t count, double factor)
+static void check_result(const operation *op)
 {
-    for (size_t i = 0; i < count; i++) {
-        data[i] = (float)(factor * (double)(i % 5));
+    const bool received =
+        op->kind != TDDP_OP_BARRIER && (op->kind != TDDP_OP_GATHER || is_root(op));
+    const int parts = !received ? 0 : has_parts_out(op) ? op->group->count : 1;
+    const double inexact = op->reduce == TDDP_REDUCE_AVG ? 1e-6 : 0;
+    for (int p = 0; p < parts; p++) {
+        for (size_t i = 0; i < op->count; i++) {
+            CHECK_DOUBLE(op->out[(size_t)p * op->count + i], expected(op, p, i), inexact);
+        }
     }
 }
 
-static void end_asynchronous(world *self)
+static void fill(operation *op)
+{
+    const int parts = has_parts_in(op) ? op->group->count : 1;
+    op->in = malloc((size_t)op->group->count * op->count * sizeof *op->in);
+    op->out = calloc((size_t)op->group->count * op->count, sizeof *op->out);
+    CHECK(op->in && op->out);
+    float *data = is_in_place(op) ? op->out : op->in;
+    for (int p = 0; p < parts; p++) {
+        for (size_t i = 0; i < op->count; i++) {
+            data[(size_t)p * op->count + i] = (float)value_of(op, op->group->mine, p, i);
+        }
+    }
+}
+
+static tddp_status submit(operation *op, bool waits)
+{
+    tddp_buffer in[SHM_MAX_RANKS];
+    tddp_buffer out[SHM_MAX_RANKS];
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    for (int p = 0; p < op->group->count; p++) {
+        in[p] = shm_buffer(op->in + (size_t)p * op->count, op->count, TDDP_FLOAT32);
+        out[p] = shm_buffer(op->out + (size_t)p * op->count, op->count, TDDP_FLOAT32);
+    }
+    args.kind = op->kind;
+    args.reduce = op->reduce;
+    args.premul = op->group->mine + 1;
+    args.root = op->root;
+    args.input = is_in_place(op) ? out[0] : in[0];
+    args.output = out[0];
+    args.inputs = has_parts_in(op) ? in : NULL;
+    args.input_count = has_parts_in(op) ? (size_t)op->group->count : 0;
+    args.outputs = has_parts_out(op) ? out : NULL;
+    args.output_count = has_parts_out(op) ? (size_t)op->group->count : 0;
+    if (op->kind == TDDP_OP_RECV) {
+        /* A message around the ring of the group's ranks. */
+        args.kind = TDDP_OP_SEND;
+        args.peer = next_of(op);
+        tddp_status status = tddp_submit(op->group->group, &args, &op->sent);
+        if (status) {
+            return status;
+        }
+        args.kind = TDDP_OP_RECV;
+        args.peer = before(op);
+    }
+    return tddp_submit(op->group->group, &args, waits ? NULL : &op->work);
+}
+
+static tddp_status end_work(tddp_work *work, bool waits)
+{
+    if (!work) {
+        return TDDP_OK;
+    }
+    if (!waits) {
+        CHECK_UNTIL(tddp_work_completed(work));
+    }
+    tddp_status status = tddp_work_wait(work, NULL);
+    tddp_work_release(work);
+    return status;
+}
+
+static void end(const world *self, operation *op, tddp_status status, bool waits)
+{
+    note(self, op->group, status);
+    tddp_status received = end_work(op->work, waits);
+    note(self, op->group, received);
+    note(self, op->group, end_work(op->sent, waits));
+    if (status == TDDP_OK && received == TDDP_OK) {
+        check_result(op);
+    }
+    free(op->in);
+    free(op->out);
+}
+
+static void end_later(world *self)
 {
     for (int i = 0; i < self->under_way; i++) {
-        const asynchronous *each = &self->works[i];
-        tddp_status status = tddp_work_wait(each->work, NULL);
-        note(self, each->group, status);
-        if (status == TDDP_OK) {
-            check_values(each->data, each->count, each->factor);
-        }
-        tddp_work_release(each->work);
-        free(each->data);
+        end(self, &self->later[i], TDDP_OK, (self->it->rank + i) % 2);
     }
     self->under_way = 0;
 }
 
-static void reduce_later(world *self, subset *group, size_t count)
+static operation choose_operation(world *self)
 {
-    asynchronous *it = &self->works[self->under_way];
-    *it = (asynchronous){.group = group, .count = count, .factor = sum_of(group)};
-    it->data = malloc(count * sizeof *it->data);
-    CHECK(it->data != NULL);
-    fill_values(it->data, count, self->it->rank + 1);
-    tddp_status status = tddp_all_reduce(group->group, shm_buffer(it->data, count, TDDP_FLOAT32),
-                                         TDDP_REDUCE_SUM, 0, &it->work);
-    note(self, group, status);
-    if (status) {
-        free(it->data);
-    } else {
-        self->under_way++;
+    static const tddp_op_kind kinds[] = {
+        TDDP_OP_ALL_REDUCE, TDDP_OP_ALL_REDUCE, TDDP_OP_REDUCE,         TDDP_OP_BROADCAST,
+        TDDP_OP_BARRIER,    TDDP_OP_ALL_GATHER, TDDP_OP_REDUCE_SCATTER, TDDP_OP_GATHER,
+        TDDP_OP_SCATTER,    TDDP_OP_ALL_TO_ALL, TDDP_OP_RECV,           TDDP_OP_RECV};
+    static const tddp_reduce_op reductions[] = {TDDP_REDUCE_SUM,     TDDP_REDUCE_AVG,
+                                                TDDP_REDUCE_PRODUCT, TDDP_REDUCE_MIN,
+                                                TDDP_REDUCE_MAX,     TDDP_REDUCE_PREMUL_SUM};
+    operation op = {.group = &self->groups[draw(&self->random, MOST_GROUPS)]};
+    op.kind = kinds[draw(&self->random, sizeof kinds / sizeof *kinds)];
+    op.reduce = reductions[draw(&self->random, sizeof reductions / sizeof *reductions)];
+    op.root = (int)draw(&self->random, (uint64_t)op.group->count);
+    const size_t most = (size_t[]){10, 3000, MOST_COUNT}[draw(&self->random, 3)];
+    op.count = 1 + (size_t)draw(&self->random, most) / (size_t)op.group->count;
+    if (op.kind == TDDP_OP_RECV && op.group->count == 1) {
+        op.kind = TDDP_OP_BARRIER;
     }
-}
-
-static void reduce_now(world *self, subset *group, size_t count)
-{
-    fill_values(self->memory, count, self->it->rank + 1);
-    tddp_status status = tddp_all_reduce(
-        group->group, shm_buffer(self->memory, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL);
-    note(self, group, status);
-    if (status == TDDP_OK) {
-        check_values(self->memory, count, sum_of(group));
-    }
-}
-
-static void broadcast(world *self, subset *group, size_t count, int root)
-{
-    fill_values(self->memory, count, self->it->rank + 1);
-    tddp_status status =
-        tddp_broadcast(group->group, shm_buffer(self->memory, count, TDDP_FLOAT32), root, NULL);
-    note(self, group, status);
-    if (status == TDDP_OK) {
-        check_values(self->memory, count, group->ranks[root] + 1);
-    }
-}
-
-/* A message around the ring of the group's ranks. */
-static void pass_around(world *self, subset *group, size_t count)
-{
-    if (group->count < 2) {
-        return;
-    }
-    const int next = (group->mine + 1) % group->count;
-    const int before = (group->mine + group->count - 1) % group->count;
-    float *out = malloc(count * sizeof *out);
-    CHECK(out != NULL);
-    fill_values(out, count, self->it->rank + 1);
-    tddp_work *sent = NULL;
-    tddp_status status =
-        tddp_send(group->group, shm_buffer(out, count, TDDP_FLOAT32), next, 3, &sent);
-    note(self, group, status);
-    if (status == TDDP_OK) {
-        status =
-            tddp_recv(group->group, shm_buffer(self->memory, count, TDDP_FLOAT32), before, 3, NULL);
-        note(self, group, status);
-        if (status == TDDP_OK) {
-            check_values(self->memory, count, group->ranks[before] + 1);
-        }
-        note(self, group, tddp_work_wait(sent, NULL));
-        tddp_work_release(sent);
-    }
-    free(out);
+    return op;
 }
 
 static void step(world *self)
 {
-    subset *group = &self->groups[draw(&self->random, MOST_GROUPS)];
-    const uint64_t kind = draw(&self->random, 7);
-    const size_t most = (size_t[]){10, 3000, MOST_COUNT}[draw(&self->random, 3)];
-    const size_t count = 1 + (size_t)draw(&self->random, most);
-    const int root = (int)draw(&self->random, (uint64_t)group->count);
-    if (kind == 0 && !self->it->data) {
-        end_asynchronous(self);
+    const bool remakes = draw(&self->random, 8) == 0 && !self->it->data;
+    const bool waits = draw(&self->random, 2) == 0;
+    operation op = choose_operation(self);
+    subset *group = op.group;
+    if (remakes) {
+        end_later(self);
         tddp_group_release(group->group);
         group->group = NULL;
         make_group(self, group);
     } else if (group->group && !group->failed) {
-        switch (kind) {
-        case 1:
-            broadcast(self, group, count, root);
-            break;
-        case 2:
-            pass_around(self, group, count);
-            break;
-        case 3:
-            note(self, group, tddp_barrier(group->group, NULL));
-            break;
-        case 4:
-            reduce_now(self, group, count);
-            break;
-        default:
-            reduce_later(self, group, count);
-            break;
+        fill(&op);
+        tddp_status status = submit(&op, waits);
+        if (waits || status) {
+            end(self, &op, status, true);
+        } else {
+            self->later[self->under_way++] = op;
         }
     }
-    if (self->under_way == MOST_WORKS) {
-        end_asynchronous(self);
+    if (self->under_way == MOST_LATER) {
+        end_later(self);
     }
 }
 
@@ -252,8 +347,6 @@ static void at_random(shm_rank *it)
 {
     const int *killed_at = it->data;
     world self = {.it = it, .random = (uint64_t)it->size * 7 + (killed_at ? 1 : 0)};
-    self.memory = malloc(MOST_COUNT * sizeof *self.memory);
-    CHECK(self.memory != NULL);
     for (int i = 0; i < MOST_GROUPS; i++) {
         make_group(&self, &self.groups[i]);
     }
@@ -263,7 +356,7 @@ static void at_random(shm_rank *it)
         }
         step(&self);
     }
-    end_asynchronous(&self);
+    end_later(&self);
     tddp_status status = tddp_barrier(it->group, NULL);
     if (killed_at) {
         CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
@@ -274,7 +367,6 @@ static void at_random(shm_rank *it)
     for (int i = 0; i < MOST_GROUPS; i++) {
         tddp_group_release(self.groups[i].group);
     }
-    free(self.memory);
 }
 
 TEST(random_groups)
@@ -287,11 +379,12 @@ TEST(random_groups)
 TEST(a_rank_of_random_groups_is_killed)
 {
     static int steps[] = {0, 20, 75};
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+    static const int sizes[] = {3, 6, 16};
+    for (size_t i = 0; i < 9; i++) {
         shm_run((shm_job){.mode = SHM_PROCESSES,
-                          .size = 6,
+                          .size = sizes[i / 3],
                           .body = at_random,
-                          .data = &steps[i],
+                          .data = &steps[i % 3],
                           .grouped = true,
                           .may_die = true});
     }
