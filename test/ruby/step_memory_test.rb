@@ -5,11 +5,12 @@ require_relative "test_helper"
 class StepMemoryTest < Minitest::Test
   # A heap in which each step leaves so many bytes behind until they are collected.
   class Heap
-    attr_reader :most, :collected_at
+    attr_reader :most, :collected_at, :looks
 
     def initialize
       @garbage = 0
       @most = 0
+      @looks = 0
       @steps = 1
       @collected_at = []
     end
@@ -25,7 +26,7 @@ class StepMemoryTest < Minitest::Test
     end
 
     def memory
-      Torch::Distributed::StepMemory.new(in_use: -> { 1_000_000 + @garbage }, collect: -> {
+      Torch::Distributed::StepMemory.new(in_use: -> { 1_000_000 + @garbage.tap { @looks += 1 } }, collect: -> {
         @collected_at << @steps
         @garbage = 0
       })
@@ -65,6 +66,31 @@ class StepMemoryTest < Minitest::Test
   # So all ranks collect at the same steps, also if their steps do not leave quite the same.
   def test_collections_are_at_multiples_of_a_power_of_two
     [BUDGET / 5, BUDGET / 7].each { |bytes| assert_equal [1, 4, 8, 12, 16, 20], run_steps(bytes, 20).collected_at }
+  end
+
+  # Asking what is in use takes longer than collecting.
+  def test_it_hardly_ever_asks_what_is_in_use
+    assert_operator run_steps(BUDGET * 2, 640).looks, :<=, 2 * (640 / 64 + 7)
+  end
+
+  def test_steps_that_come_to_leave_more_are_collected_sooner
+    heap = Heap.new
+    memory = heap.memory
+    leave = ->(bytes, steps) do
+      steps.times do
+        memory.step
+        heap.leave(bytes)
+      end
+    end
+    leave.call(BUDGET / 8, 500)
+    leave.call(BUDGET / 2, 80)
+    before = heap.collections
+    leave.call(BUDGET / 2, 20)
+    assert_includes 9..11, heap.collections - before
+    leave.call(BUDGET / 8, 80)
+    before = heap.collections
+    leave.call(BUDGET / 8, 80)
+    assert_includes 9..11, heap.collections - before
   end
 
   def test_the_longest_period_and_the_budget_can_be_set

@@ -6,7 +6,7 @@ module Torch
     # collector a tensor is a small object however much memory it owns: on its own it runs once in many steps; by then
     # the process holds gigabytes, and each step touches fresh pages instead of cached ones.
     #
-    # Measures how much garbage each step leaves, and collects young objects whenever some {BUDGET} bytes have
+    # Measures now and then how much garbage a step leaves, and collects young objects whenever some {BUDGET} bytes have
     # accumulated. {DistributedDataParallel} calls {#step} before each forward, and
     # {Distributed.keep_memory} does so for programs without it.
     #
@@ -21,10 +21,14 @@ module Torch
       # Steps that leave next to nothing are left to Ruby.
       MOST_STEPS = 1024
 
+      # Steps from one measurement to the next; fewer at first. The C library takes up to a millisecond to tell what is in
+      # use, and is asked twice.
+      MEASURED_EVERY = 64
+
       # For how many objects room is made at most, some 20 MiB, and how often: what else makes Ruby collect stays as it is.
       MOST_OBJECTS = 500_000
       MOST_ROOMS = 8
-      private_constant :MOST_OBJECTS, :MOST_ROOMS
+      private_constant :MEASURED_EVERY, :MOST_OBJECTS, :MOST_ROOMS
 
       class << self
         # @return [StepMemory] the process's own; its C heap keeps what is freed from now on, unless TDDP_KEEP_MEMORY=0
@@ -57,6 +61,7 @@ module Torch
         @every = every
         @budget = budget
         @period = 1
+        @measured_at = 0
       end
 
       # A new training step begins.
@@ -75,6 +80,7 @@ module Torch
       def measure
         grown = @in_use.call - @after
         @after = nil
+        @measured_at = @steps
         # Less than before: Ruby has collected meanwhile, so the growth is unknown.
         return unless grown.positive?
 
@@ -87,6 +93,8 @@ module Torch
         @collect.call
         @collections = GC.count
         @objects = GC.stat(:total_allocated_objects)
+        return if @steps < [2 * @measured_at, @measured_at + MEASURED_EVERY].min
+
         @after = @in_use.call
         @period = @every unless @after
       end
