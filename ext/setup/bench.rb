@@ -18,9 +18,24 @@ module Setup
         Console.say "", "== #{name}"
         # Debian's own Python, which python3-torch is for.
         arguments = (name == "bench_store_ops") ? ["/usr/bin/python3"] : []
-        status, = Console.run(File.join(Native::BUILD, "bench", name), *arguments, log: "bench", limit: LIMIT_S, show: true)
-        raise Failure, "step failed (#{Console.ending(status)}): #{name}\n  likely cure: its messages are above" unless status&.success?
+        run(name, *arguments)
       end
+    end
+
+    def run(name, *arguments)
+      status, = Console.run(File.join(Native::BUILD, "bench", name), *arguments, log: "bench", limit: LIMIT_S, show: true)
+      return if status&.success?
+
+      raise Failure, "step failed (#{Console.ending(status)}): #{name}\n  likely cure: its messages are above"
+    end
+
+    # @param sizes [Array<String>] hosts and ranks on each, in turn; beyond some 150 ranks Gloo takes more ports than a machine has
+    # @raise [Failure] if it can't be built or fails
+    def worlds(sizes)
+      sizes = %w[2 2 4 4 8 8] if sizes.empty?
+      Native.build(Native::BUILD, "bench_worlds")
+      ENV["TDDP_BACKEND_PATH"] ||= File.join(Native::BUILD, "lib")
+      run("bench_worlds", *sizes)
     end
 
     # Builds the partners of the collectives benchmark, as many as this machine allows: without libtorch there is none from Ruby.

@@ -1,9 +1,9 @@
 /*
  * Eventcounts: what a thread sleeps on until something may have changed, in memory that processes
- * may share. Whoever changes something calls tddp_eventcount_notify() after it; whoever needs it
- * reads the count, looks, and waits only while the count is the one that it read. So a change
- * between the look and the wait is never missed, and a change that nobody sleeps for costs no
- * system call. Any thread.
+ * may share. A thread that changes something calls tddp_eventcount_notify() after it; one that
+ * needs the change reads the count, looks, and waits only while the count is the one that it read.
+ * So a change between the look and the wait is never missed, and a change that nobody sleeps for
+ * costs no system call. Any thread.
  */
 #include <limits.h>
 #include <linux/futex.h>
@@ -16,7 +16,7 @@
 
 enum { SPINS_PER_CLOCK_READ = 64 };
 
-/* The kernel may have put whoever is awaited on this core. */
+/* The kernel may have put the awaited thread on this core. */
 #define YIELD_AFTER_NS 5000
 
 uint32_t tddp_eventcount_read(const tddp_eventcount *events)

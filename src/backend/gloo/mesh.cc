@@ -61,6 +61,8 @@ Mesh::~Mesh()
     if (!aborted_) {
         wait_until_sent(sockets_, SEND_TIMEOUT);
     }
+    /* First, or Gloo's thread would spin on what still arrives for buffers that are gone. */
+    close_pairs();
     eager_buffers.clear();
     links_.clear();
     close_notice_.reset();

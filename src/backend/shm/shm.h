@@ -25,7 +25,7 @@
  * algorithm again. Whatever precedes a wait must therefore be idempotent: tddp_shm_enter() and
  * tddp_shm_publish_step() do nothing the second time, and an algorithm keeps its position in the
  * cursor, which is zero when an operation begins. Once the awaited rank gets on, it counts an event
- * here (tddp_shm_events()), so that one thread can try the operations of many groups in turn.
+ * here (tddp_shm_events()), so that one thread can try the operations of many groups.
  *
  * Threads: one operation at a time, on any thread; p2p on several; memory on any.
  */

@@ -1,0 +1,308 @@
+/*
+ * What making a world of many ranks costs: bench_worlds HOSTS RANKS_EACH [HOSTS RANKS_EACH...]
+ *
+ * The ranks are processes of this machine and take each RANKS_EACH of them for those of a host: the
+ * linker redirects the group's query of its ranks' hosts to this file. Prints for each world how
+ * long it takes until the last rank has the default group, counted from the moment at which all
+ * have been told to begin; what a rank and the store send each other meanwhile (bytes, and segments
+ * of TCP with data, of which a request and an answer are mostly one each); the rank's sockets and
+ * the memory that it alone uses; and a small all_reduce, as the slowest rank sees its median.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <tddp.h>
+
+#include "group/peers.h"
+#include "timing.h"
+
+enum { MOST_RANKS = 1024, LIMIT_MS = 300000, WARM_UP = 3, REPETITIONS = 15 };
+
+/* What a rank found; in memory that all share. */
+typedef struct figures {
+    double ready_us; /* the moment at which it had the group */
+    double store_bytes;
+    double store_segments;
+    double sockets;
+    double memory_kb;
+    double all_reduce_us;
+    int done;
+} figures;
+
+int *__wrap_tddp_peers_hosts(const tddp_peers *peers);
+
+static int ranks_each;
+
+int *__wrap_tddp_peers_hosts(const tddp_peers *peers)
+{
+    int *hosts = calloc((size_t)peers->count, sizeof *hosts);
+    for (int rank = 0; hosts && rank < peers->count; rank++) {
+        hosts[rank] = rank / ranks_each;
+    }
+    return hosts;
+}
+
+static void check(tddp_status status, int rank)
+{
+    if (status) {
+        fprintf(stderr, "rank %d: %s: %s\n", rank, tddp_status_name(status), tddp_error_message());
+        exit(1);
+    }
+}
+
+_Noreturn static void fail(const char *what)
+{
+    fprintf(stderr, "bench_worlds: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+/* --- what a rank finds ----------------------------------------------------------------------- */
+
+static void count_sockets(int store_port, figures *into)
+{
+    DIR *entries = opendir("/proc/self/fd");
+    const struct dirent *each;
+    while (entries && (each = readdir(entries))) {
+        const int fd = atoi(each->d_name);
+        struct stat info;
+        struct sockaddr_in peer = {0};
+        struct tcp_info tcp = {0};
+        socklen_t peer_bytes = sizeof peer;
+        socklen_t tcp_bytes = sizeof tcp;
+        if (fstat(fd, &info) || !S_ISSOCK(info.st_mode)) {
+            continue;
+        }
+        into->sockets++;
+        if (getpeername(fd, (struct sockaddr *)&peer, &peer_bytes) == 0 &&
+            peer.sin_family == AF_INET && ntohs(peer.sin_port) == store_port &&
+            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &tcp, &tcp_bytes) == 0) {
+            into->store_bytes += (double)tcp.tcpi_bytes_acked + (double)tcp.tcpi_bytes_received;
+            into->store_segments += tcp.tcpi_data_segs_out + tcp.tcpi_data_segs_in;
+        }
+    }
+    if (entries) {
+        closedir(entries);
+    }
+}
+
+static double private_kb(void)
+{
+    char line[256];
+    double total = 0;
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        double kb;
+        if (sscanf(line, "Pss_Anon: %lf", &kb) == 1 || sscanf(line, "Pss_Shmem: %lf", &kb) == 1) {
+            total += kb;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return total;
+}
+
+static double small_all_reduce(tddp_group *group, int rank)
+{
+    double times[REPETITIONS];
+    float data[256] = {1};
+    tddp_buffer buffer = {data, 256, TDDP_FLOAT32, TDDP_CPU, 0, NULL};
+    for (int i = 0; i < WARM_UP + REPETITIONS; i++) {
+        const double start = now_us();
+        check(tddp_all_reduce(group, buffer, TDDP_REDUCE_MAX, 0, NULL), rank);
+        if (i >= WARM_UP) {
+            times[i - WARM_UP] = now_us() - start;
+        }
+    }
+    qsort(times, REPETITIONS, sizeof *times, ascending);
+    return times[REPETITIONS / 2];
+}
+
+/* Begins once the pipe is closed. */
+static void run_rank(int rank, int world_size, int port, int begin_fd, figures *into)
+{
+    char byte;
+    tddp_tcp_store_opts store = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    const double before_kb = private_kb();
+    store.host = "127.0.0.1";
+    store.port = port;
+    store.timeout_ms = LIMIT_MS;
+    while (read(begin_fd, &byte, 1) < 0 && errno == EINTR) {
+    }
+    check(tddp_tcp_store_open(&store, NULL, &opts.store), rank);
+    opts.backend = "gloo";
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = LIMIT_MS;
+    check(tddp_group_create(&opts, NULL, &group), rank);
+    into->ready_us = now_us();
+    count_sockets(port, into);
+    check(tddp_barrier(group, NULL), rank);
+    into->memory_kb = private_kb() - before_kb;
+    into->all_reduce_us = small_all_reduce(group, rank);
+    into->done = 1;
+    check(tddp_barrier(group, NULL), rank);
+    tddp_group_release(group);
+    tddp_store_release(opts.store);
+}
+
+/* --- worlds ---------------------------------------------------------------------------------- */
+
+static int open_files_of(double sockets)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) {
+        fail("getrlimit");
+    }
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur < (rlim_t)sockets;
+}
+
+static double largest(const figures *all, int count, size_t at)
+{
+    double most = 0;
+    for (int rank = 0; rank < count; rank++) {
+        const double value = *(const double *)(const void *)((const char *)&all[rank] + at);
+        most = value > most ? value : most;
+    }
+    return most;
+}
+
+static int count_done(const figures *all, int count)
+{
+    int done = 0;
+    for (int rank = 0; rank < count; rank++) {
+        done += all[rank].done;
+    }
+    return done;
+}
+
+/* The store's server, in a process of its own, until the pipe is closed. */
+static pid_t start_store(int world_size, int *port, int *end_fd)
+{
+    int ports[2];
+    int ends[2];
+    if (pipe(ports) || pipe(ends)) {
+        fail("pipe");
+    }
+    pid_t pid = fork();
+    if (pid < 0) {
+        fail("fork");
+    }
+    if (pid == 0) {
+        char byte;
+        tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
+        tddp_store *store;
+        close(ends[1]);
+        opts.host = "127.0.0.1";
+        opts.is_server = 1;
+        opts.wait_for_workers = 0;
+        opts.timeout_ms = LIMIT_MS;
+        check(tddp_tcp_store_open(&opts, NULL, &store), world_size);
+        const int chosen = tddp_tcp_store_port(store);
+        if (write(ports[1], &chosen, sizeof chosen) != sizeof chosen) {
+            fail("write");
+        }
+        while (read(ends[0], &byte, 1) < 0 && errno == EINTR) {
+        }
+        tddp_store_release(store);
+        _exit(0);
+    }
+    close(ends[0]);
+    close(ports[1]);
+    if (read(ports[0], port, sizeof *port) != sizeof *port) {
+        fail("the store");
+    }
+    close(ports[0]);
+    *end_fd = ends[1];
+    return pid;
+}
+
+static int run_world(int hosts, int each)
+{
+    const int count = hosts * each;
+    int port;
+    int end_fd;
+    int begin[2];
+    int failures = 0;
+    figures *all = mmap(NULL, sizeof *all * (size_t)count, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) {
+        fail("mmap");
+    }
+    ranks_each = each;
+    pid_t store = start_store(count, &port, &end_fd);
+    if (pipe(begin)) {
+        fail("pipe");
+    }
+    for (int rank = 0; rank < count; rank++) {
+        pid_t pid = fork();
+        if (pid < 0) {
+            fail("fork");
+        }
+        if (pid == 0) {
+            close(begin[1]);
+            close(end_fd);
+            run_rank(rank, count, port, begin[0], &all[rank]);
+            exit(0);
+        }
+    }
+    const double start = now_us();
+    close(begin[1]);
+    close(begin[0]);
+    for (int rank = 0; rank < count; rank++) {
+        int status;
+        failures += wait(&status) < 0 || status != 0;
+    }
+    close(end_fd);
+    (void)waitpid(store, NULL, 0);
+#define MOST(field) largest(all, count, offsetof(figures, field))
+    printf("%4d x %-3d %5d ranks  ready %7.2f s  store %8.1f KiB %5.0f segments  sockets %5.0f  "
+           "memory %6.1f MiB  all_reduce of 1 KiB %9.0f us%s\n",
+           hosts, each, count, (MOST(ready_us) - start) / 1e6, MOST(store_bytes) / 1024,
+           MOST(store_segments), MOST(sockets), MOST(memory_kb) / 1024, MOST(all_reduce_us),
+           count_done(all, count) < count ? "  (not all ranks)" : "");
+    fflush(stdout);
+    munmap(all, sizeof *all * (size_t)count);
+    return failures;
+}
+
+int main(int argc, char **argv)
+{
+    int failures = 0;
+    if (argc < 3 || argc % 2 == 0) {
+        fprintf(stderr, "usage: bench_worlds HOSTS RANKS_EACH [HOSTS RANKS_EACH...]\n");
+        return 2;
+    }
+    setenv("TDDP_SHM", "1", 0);
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const int hosts = atoi(argv[i]);
+        const int each = atoi(argv[i + 1]);
+        if (hosts < 1 || each < 1 || hosts * each > MOST_RANKS) {
+            fprintf(stderr, "bench_worlds: %s x %s: expected 1 to %d ranks\n", argv[i], argv[i + 1],
+                    MOST_RANKS);
+            return 2;
+        }
+        if (open_files_of(2.0 * hosts * each)) {
+            fprintf(stderr, "bench_worlds: too few open files for %d ranks: raise ulimit -Hn\n",
+                    hosts * each);
+            return 1;
+        }
+        failures += run_world(hosts, each);
+    }
+    return failures > 0;
+}
