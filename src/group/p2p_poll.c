@@ -56,22 +56,26 @@ static void complete(tddp_group *group, tddp_work *work)
     tddp_group_end_in_flight(group, true);
 }
 
-/* Leaves a failure to the group's own thread. */
+/* Leaves a failure to the group's own thread, if it can have one. */
 static void leave_failure(tddp_group *group, tddp_work *work)
 {
     pthread_mutex_lock(&group->mutex);
-    work->next = NULL;
-    tddp_work **end = &group->failed;
-    while (*end) {
-        end = &(*end)->next;
-    }
-    *end = work;
-    bool alone = group->state < TDDP_GROUP_ENDING && tddp_group_start_thread(group);
-    pthread_cond_signal(&group->wake);
-    pthread_cond_broadcast(&group->idle); /* a shutdown completes it */
-    while (alone && tddp_group_p2p_complete_failed(group)) {
+    /* A shutdown completes those that no thread has. */
+    const bool leaves = group->state >= TDDP_GROUP_ENDING || !tddp_group_start_thread(group);
+    if (leaves) {
+        work->next = NULL;
+        tddp_work **end = &group->failed;
+        while (*end) {
+            end = &(*end)->next;
+        }
+        *end = work;
+        pthread_cond_signal(&group->wake);
+        pthread_cond_broadcast(&group->idle);
     }
     pthread_mutex_unlock(&group->mutex);
+    if (!leaves) {
+        complete(group, work);
+    }
 }
 
 static void complete_or_leave(tddp_group *group, tddp_work *work)
