@@ -29,7 +29,6 @@ struct tddp_engine {
     pthread_cond_t wake;     /* for the thread: something was left to it, or `ending` is set */
     pthread_cond_t released; /* `polled` or `ending` has changed */
     tddp_eventcount *events; /* of all groups of several ranks; NULL: there are none */
-    size_t with_events;      /* how many groups these are */
     tddp_group *groups;
     const tddp_group *polled; /* what the thread uses at the moment */
     size_t removers;          /* threads that wait for that */
@@ -95,6 +94,16 @@ bool tddp_engine_on_thread(const tddp_engine *engine)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
+unsigned tddp_engine_poll(tddp_group *group)
+{
+    return tddp_group_poll_queue(group) | tddp_group_p2p_poll_all(group);
+}
+
+void tddp_engine_await(tddp_eventcount *events, uint32_t seen)
+{
+    tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
+}
+
 /* Tries what is left of every group. With the lock held, which is released meanwhile. */
 static unsigned poll_groups(tddp_engine *engine)
 {
@@ -102,7 +111,7 @@ static unsigned poll_groups(tddp_engine *engine)
     for (tddp_group *group = engine->groups; group; group = group->next_polled) {
         engine->polled = group;
         pthread_mutex_unlock(&engine->mutex);
-        found |= tddp_group_poll_queue(group) | tddp_group_p2p_poll_all(group);
+        found |= tddp_engine_poll(group);
         pthread_mutex_lock(&engine->mutex);
         engine->polled = NULL;
         if (engine->removers > 0) {
@@ -128,7 +137,7 @@ static void *engine_body(void *data)
         }
         if (events && (found & TDDP_GROUP_WAITING)) {
             pthread_mutex_unlock(&engine->mutex);
-            tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
+            tddp_engine_await(events, seen);
             pthread_mutex_lock(&engine->mutex);
             continue;
         }
@@ -185,7 +194,6 @@ static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
     const bool same = alone || !engine->events || engine->events == events;
     if (same) {
         engine->events = alone ? engine->events : events;
-        engine->with_events += !alone;
         group->next_polled = engine->groups;
         engine->groups = group;
     }
@@ -210,18 +218,24 @@ tddp_status tddp_engine_add(tddp_group *group)
     return TDDP_OK;
 }
 
-/* Takes the group from the list; true if the thread has to end: with the last group, or because its
- * events do. With the lock held. */
-static bool unlink_group(tddp_engine *engine, const tddp_group *group)
+/* With the lock held. */
+static void unlink_group(tddp_engine *engine, const tddp_group *group)
 {
     tddp_group **at = &engine->groups;
     while (*at != group) {
         at = &(*at)->next_polled;
     }
     *at = group->next_polled;
-    const bool has_events = group->world_size > 1;
-    engine->with_events -= has_events;
-    return engine->has_thread && (!engine->groups || (has_events && engine->with_events == 0));
+}
+
+/* Whether a group is left whose events these are. With the lock held. */
+static bool keeps_events(const tddp_engine *engine)
+{
+    const tddp_group *group = engine->groups;
+    while (group && group->world_size == 1) {
+        group = group->next_polled;
+    }
+    return group != NULL;
 }
 
 static void end_thread(tddp_engine *engine)
@@ -252,11 +266,14 @@ void tddp_engine_remove(tddp_group *group)
         pthread_cond_wait(&engine->released, &engine->mutex);
     }
     engine->removers--;
-    const bool ends = unlink_group(engine, group);
+    unlink_group(engine, group);
+    const bool events_end = engine->events && !keeps_events(engine);
+    /* With the last group, or because what the thread sleeps on is about to go. */
+    const bool ends = engine->has_thread && (!engine->groups || events_end);
     if (ends) {
         engine->ending = true;
         wake(engine);
-    } else if (engine->with_events == 0) {
+    } else if (events_end) {
         engine->events = NULL;
     }
     pthread_mutex_unlock(&engine->mutex);

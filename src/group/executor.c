@@ -23,9 +23,6 @@
 /* How many queued works are checked for a waiting thread. */
 enum { WORKS_CHECKED = 32 };
 
-/* Between looks at a token that signals nothing here. */
-enum { TOKEN_CHECK_MS = 20 };
-
 /* The memory that moves in a microsecond. */
 enum { BYTES_EACH_US = 4096 };
 
@@ -259,7 +256,8 @@ static bool is_triggered(const tddp_cancel *cancel)
 static void await_poll(tddp_group *group)
 {
     group->poll_waiters++;
-    (void)tddp_cond_wait_until(&group->idle, &group->mutex, tddp_deadline_after_ms(TOKEN_CHECK_MS));
+    (void)tddp_cond_wait_until(&group->idle, &group->mutex,
+                               tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS));
     if (--group->poll_waiters == 0 && group->state >= TDDP_GROUP_ENDING) {
         pthread_cond_broadcast(&group->idle);
     }

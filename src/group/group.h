@@ -253,6 +253,10 @@ bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op);
 /* Finishes a posted work here, within the time that `args` allow, or leaves it to the engine. */
 void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args);
 
+/* Between looks at a cancel token by a thread that sleeps on a condition, which tokens do not
+ * signal. */
+enum { TDDP_GROUP_TOKEN_CHECK_MS = 20 };
+
 /* What the engine found to do, in bits. */
 enum {
     TDDP_GROUP_WAITING = 1,   /* something goes on with an event */
@@ -322,6 +326,13 @@ void tddp_engine_remove(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_engine_start(tddp_engine *engine);
 void tddp_engine_wake(tddp_engine *engine);
 bool tddp_engine_on_thread(const tddp_engine *engine);
+
+/* Tries what is left of one group; on the engine's thread. */
+unsigned tddp_engine_poll(tddp_group *group);
+
+/* Sleeps until something happens after `seen` was read, or deadlines and lost ranks are to be
+ * looked at. */
+void tddp_engine_await(tddp_eventcount *events, uint32_t seen);
 
 /* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);

@@ -11,10 +11,6 @@
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-/* Between looks at deadlines and for lost ranks. */
-#define LOOK_NS (20 * TDDP_NS_PER_MS)
-#define SPIN_NS 2000
-
 /* How much memory is moved within a call that does not wait. */
 enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
@@ -189,7 +185,7 @@ void tddp_group_p2p_poll_drain(tddp_group *group)
     while (!empty) {
         const uint32_t seen = tddp_eventcount_read(events);
         if (!(tddp_group_p2p_poll_all(group) & TDDP_GROUP_PROGRESSED)) {
-            tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
+            tddp_engine_await(events, seen);
         }
         pthread_mutex_lock(&p2p->mutex);
         empty = !p2p->polled;

@@ -12,7 +12,7 @@
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-enum { CANCEL_CHECK_MS = 20, POLL_HERE_MS = 1 };
+enum { POLL_HERE_MS = 1 };
 
 static tddp_status closed(const tddp_group *group)
 {
@@ -233,16 +233,6 @@ static bool busy(const tddp_group *group)
     return queue_busy(group) || group->in_flight > 0;
 }
 
-/* On the engine's own thread, in a callback of another group. With the lock held, which is released
- * meanwhile. */
-static void poll_here(tddp_group *group)
-{
-    pthread_mutex_unlock(&group->mutex);
-    (void)tddp_group_poll_queue(group);
-    (void)tddp_group_p2p_poll_all(group);
-    pthread_mutex_lock(&group->mutex);
-}
-
 static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *group),
                         int64_t deadline, const tddp_cancel *cancel)
 {
@@ -251,11 +241,13 @@ static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *gro
            !(cancel && tddp_cancel_triggered(cancel))) {
         int64_t check = deadline;
         if (polls) {
-            poll_here(group);
+            /* On the engine's thread, in a callback of another group. */
+            pthread_mutex_unlock(&group->mutex);
+            (void)tddp_engine_poll(group);
+            pthread_mutex_lock(&group->mutex);
             check = tddp_deadline_after_ms(POLL_HERE_MS);
         } else if (cancel) {
-            /* The token does not signal `idle`, so it is polled. */
-            check = tddp_deadline_after_ms(CANCEL_CHECK_MS);
+            check = tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS);
         }
         if (!is_busy(group)) {
             break;

@@ -11,18 +11,8 @@ enum { GROUPS = 20, LARGE = 300007 };
 static tddp_group *make_group(shm_rank *it, int number)
 {
     char name[32];
-    tddp_group *group;
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     snprintf(name, sizeof name, "further %d", number);
-    opts.backend = "shm";
-    opts.store = it->store;
-    opts.name = name;
-    opts.rank = it->rank;
-    opts.world_size = it->size;
-    opts.timeout_ms = SHM_TIMEOUT_MS;
-    opts.parent = it->group;
-    CHECK_OK(tddp_group_create(&opts, NULL, &group));
-    return group;
+    return shm_make_group(it, name, it->rank, it->size);
 }
 
 static void fill(float *data, size_t count, double factor)
@@ -45,10 +35,8 @@ static void check_sum(const shm_rank *it, const float *data, size_t count)
 static tddp_work *leave(tddp_group *group, float *data, size_t count)
 {
     tddp_work *work;
-    tddp_op_args args = TDDP_OP_ARGS_INIT;
-    args.kind = TDDP_OP_ALL_REDUCE;
-    args.input = args.output = shm_buffer(data, count, TDDP_FLOAT32);
-    CHECK_OK(tddp_submit(group, &args, &work));
+    CHECK_OK(
+        tddp_all_reduce(group, shm_buffer(data, count, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
     return work;
 }
 
@@ -147,17 +135,9 @@ TEST(the_thread_ends_with_the_last_group)
 /* A group of one rank has no events, and outlives all others. */
 static void alone(shm_rank *it)
 {
-    tddp_group *own;
     char name[32];
     snprintf(name, sizeof name, "rank %d alone", it->rank);
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "shm";
-    opts.store = it->store;
-    opts.name = name;
-    opts.rank = 0;
-    opts.world_size = 1;
-    opts.parent = it->group;
-    CHECK_OK(tddp_group_create(&opts, NULL, &own));
+    tddp_group *own = shm_make_group(it, name, 0, 1);
     float data[100];
     float other[100];
     for (int round = 0; round < 20; round++) {
@@ -213,15 +193,10 @@ static void mixed(shm_rank *it)
             const size_t bytes = j % 3 == 0 ? BYTES : j % 3 == 1 ? 3000 : 8;
             uint8_t *out = memory + (size_t)(i * MESSAGES + j) * 2 * BYTES;
             memset(out, 1 + it->rank + j, bytes);
-            tddp_op_args args = TDDP_OP_ARGS_INIT;
-            args.kind = TDDP_OP_RECV;
-            args.peer = before;
-            args.output = shm_buffer(out + BYTES, bytes, TDDP_UINT8);
-            CHECK_OK(tddp_submit(groups[i], &args, &works[begun++]));
-            args.kind = TDDP_OP_SEND;
-            args.peer = next;
-            args.input = shm_buffer(out, bytes, TDDP_UINT8);
-            CHECK_OK(tddp_submit(groups[i], &args, &works[begun++]));
+            CHECK_OK(tddp_recv(groups[i], shm_buffer(out + BYTES, bytes, TDDP_UINT8), before, 0,
+                               &works[begun++]));
+            CHECK_OK(
+                tddp_send(groups[i], shm_buffer(out, bytes, TDDP_UINT8), next, 0, &works[begun++]));
         }
     }
     for (int i = begun - 1; i >= 0; i--) {
@@ -290,10 +265,8 @@ typedef struct follower {
 static void wait_in_another(void *data)
 {
     follower *self = data;
-    tddp_op_args args = TDDP_OP_ARGS_INIT;
-    args.kind = TDDP_OP_ALL_REDUCE;
-    args.input = args.output = shm_buffer(self->data, 1000, TDDP_FLOAT32);
-    CHECK_OK(tddp_submit(self->group, &args, NULL));
+    CHECK_OK(tddp_all_reduce(self->group, shm_buffer(self->data, 1000, TDDP_FLOAT32),
+                             TDDP_REDUCE_SUM, 0, NULL));
     atomic_store(&self->done, true);
 }
 
@@ -349,15 +322,12 @@ static void shutdown_callbacks(shm_rank *it)
     fill(data, 100, it->rank + 1);
     fill(last, 1000, it->rank + 1);
     follower self = {.group = second, .data = last};
-    tddp_op_args args = TDDP_OP_ARGS_INIT;
-    args.kind = it->rank == 0 ? TDDP_OP_RECV : TDDP_OP_SEND;
-    args.peer = 1 - it->rank;
-    args.input = args.output = shm_buffer(&byte, 1, TDDP_UINT8);
+    const tddp_buffer buffer = shm_buffer(&byte, 1, TDDP_UINT8);
     tddp_work *message = NULL;
     tddp_work *left = NULL;
     if (it->rank == 0) {
         byte = 0;
-        CHECK_OK(tddp_submit(second, &args, &message));
+        CHECK_OK(tddp_recv(second, buffer, 1, 0, &message));
         left = leave(second, last, 1000);
     }
     CHECK_MEET(LEFT, it->size);
@@ -371,7 +341,7 @@ static void shutdown_callbacks(shm_rank *it)
         CHECK_INT(byte, 9);
     } else {
         CHECK_UNTIL(atomic_load(&self.done));
-        CHECK_OK(tddp_submit(second, &args, NULL));
+        CHECK_OK(tddp_send(second, buffer, 0, 0, NULL));
     }
     check_sum(it, data, 100);
     check_sum(it, last, 1000);

@@ -95,18 +95,9 @@ static void make_group(world *self, subset *into)
     char name[32];
     choose(self, into);
     snprintf(name, sizeof name, "random %d", self->made++);
-    if (into->mine < 0) {
-        return;
+    if (into->mine >= 0) {
+        into->group = shm_make_group(self->it, name, into->mine, into->count);
     }
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "shm";
-    opts.store = self->it->store;
-    opts.name = name;
-    opts.rank = into->mine;
-    opts.world_size = into->count;
-    opts.timeout_ms = SHM_TIMEOUT_MS;
-    opts.parent = self->it->group;
-    CHECK_OK(tddp_group_create(&opts, NULL, &into->group));
 }
 
 /* --- operations ------------------------------------------------------------------------------ */

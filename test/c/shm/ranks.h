@@ -120,17 +120,28 @@ static inline void barrier_once(shm_rank *it)
     CHECK_OK(tddp_shm_sync(it->shm));
 }
 
+/* A group of some of the ranks, made from the rank's group if it has one; `name` NULL: the default.
+ */
+static inline tddp_group *shm_make_group(const shm_rank *it, const char *name, int rank, int size)
+{
+    tddp_group *group;
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = "shm";
+    opts.store = it->store;
+    opts.name = name ? name : opts.name;
+    opts.rank = rank;
+    opts.world_size = size;
+    opts.timeout_ms = SHM_TIMEOUT_MS;
+    opts.parent = it->group;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    return group;
+}
+
 static inline void shm_open_rank(shm_rank *it)
 {
     const shm_job *job = it->job;
     if (job->grouped) {
-        tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-        opts.backend = "shm";
-        opts.store = it->store;
-        opts.rank = it->rank;
-        opts.world_size = it->size;
-        opts.timeout_ms = SHM_TIMEOUT_MS;
-        CHECK_OK(tddp_group_create(&opts, NULL, &it->group));
+        it->group = shm_make_group(it, NULL, it->rank, it->size);
     } else if (!job->bare) {
         tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
         CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
