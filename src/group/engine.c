@@ -128,13 +128,14 @@ static void *engine_body(void *data)
     tddp_cuda_keep_device();
     pthread_mutex_lock(&engine->mutex);
     while (!engine->ending) {
-        tddp_eventcount *events = engine->events;
-        const uint32_t seen = events ? tddp_eventcount_read(events) : 0;
+        const uint32_t seen = engine->events ? tddp_eventcount_read(engine->events) : 0;
         engine->woken = false;
         const unsigned found = poll_groups(engine);
         if (found & TDDP_GROUP_PROGRESSED) {
             continue;
         }
+        /* A callback may have removed the last group that has some. */
+        tddp_eventcount *events = engine->events;
         if (events && (found & TDDP_GROUP_WAITING)) {
             pthread_mutex_unlock(&engine->mutex);
             tddp_engine_await(events, seen);
@@ -268,12 +269,14 @@ void tddp_engine_remove(tddp_group *group)
     engine->removers--;
     unlink_group(engine, group);
     const bool events_end = engine->events && !keeps_events(engine);
-    /* With the last group, or because what the thread sleeps on is about to go. */
-    const bool ends = engine->has_thread && (!engine->groups || events_end);
+    /* With the last group, or because what the thread sleeps on is about to go; once, and not on
+     * that thread, which does not sleep then. */
+    const bool ends = engine->has_thread && !engine->ending && !tddp_engine_on_thread(engine) &&
+                      (!engine->groups || events_end);
     if (ends) {
         engine->ending = true;
         wake(engine);
-    } else if (events_end) {
+    } else if (events_end && !engine->ending) {
         engine->events = NULL;
     }
     pthread_mutex_unlock(&engine->mutex);

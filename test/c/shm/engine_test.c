@@ -355,6 +355,55 @@ TEST(a_callback_may_shut_another_group_down)
     run_shm_groups(SHM_PROCESSES, 2, shutdown_callbacks, NULL);
 }
 
+typedef struct ender {
+    tddp_group *group;
+    pthread_t caller;
+    atomic_int done; /* 1: on the caller's thread; 2: on the engine's, and has shut it down */
+} ender;
+
+static void shut_down_on_engine(void *data)
+{
+    ender *self = data;
+    const bool on_caller = pthread_equal(pthread_self(), self->caller);
+    if (!on_caller) {
+        tddp_group_shutdown(self->group, SHM_TIMEOUT_MS);
+    }
+    atomic_store(&self->done, on_caller ? 1 : 2);
+}
+
+/* A callback of a group of one rank shuts the only group down that has events. */
+static void last_events_end(shm_rank *it)
+{
+    char name[32];
+    float data[100];
+    snprintf(name, sizeof name, "rank %d alone", it->rank);
+    tddp_group *own = shm_make_group(it, name, 0, 1);
+    ender self = {.group = it->group, .caller = pthread_self()};
+    fill(data, 100, it->rank + 1);
+    end(leave(it->group, data, 100));
+    CHECK_OK(tddp_barrier(it->group, NULL));
+    while (atomic_load(&self.done) != 2) {
+        atomic_store(&self.done, 0);
+        tddp_work *work = leave(own, data, 100);
+        CHECK_OK(tddp_work_on_done(work, shut_down_on_engine, &self));
+        CHECK_UNTIL(atomic_load(&self.done) != 0);
+        end(work);
+    }
+    for (int round = 0; round < 3; round++) {
+        fill(data, 100, 2);
+        end(leave(own, data, 100));
+        CHECK_DOUBLE(data[99], 2.0 * (99 % 7), 0);
+    }
+    CHECK_INT(check_threads_named("tddp-progress"), 1);
+    tddp_group_release(own);
+    CHECK_INT(check_threads_named("tddp-progress"), 0);
+}
+
+TEST(a_callback_may_shut_down_the_last_group_with_events)
+{
+    run_shm_groups(SHM_PROCESSES, 2, last_events_end, NULL);
+}
+
 /* --- failures -------------------------------------------------------------------------------- */
 
 /* One group's ranks disagree, in a collective or a message that nobody waits for; the others go
