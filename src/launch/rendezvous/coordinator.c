@@ -2,7 +2,7 @@
  * The coordinator's rules: what each event, and time, makes of the state (the picture is in
  * coordinator_state.h). Called by one thread, the host's. Keeps: at most `max` members; none of
  * them in a running round that did not live when it started; after the end nothing is said but
- * refusals.
+ * refusals, and the end once more.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -307,6 +307,17 @@ static tddp_launch_participant *same_process(tddp_launch_coordinator *coordinato
     return NULL;
 }
 
+/* After the job's end: a node that was in one of its rounds lost its coordinator before it heard of
+ * the end, and hears it now; a new one has come too late. */
+static void answer_late(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
+{
+    if (node->round >= 0) {
+        tddp_launch_coordinator_tell_end(coordinator);
+    } else {
+        refuse(coordinator, node, "the job has ended already");
+    }
+}
+
 void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
                                      const tddp_launch_event *event)
 {
@@ -338,7 +349,7 @@ void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
         .beat_ns = coordinator->now_ns,
     };
     if (coordinator->stage == TDDP_LAUNCH_STAGE_ENDED) {
-        refuse(coordinator, node, "the job has ended already");
+        answer_late(coordinator, node);
         return;
     }
     coordinator->last_join_ns = coordinator->now_ns;

@@ -192,16 +192,23 @@ void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator)
 
 /* --- ends ------------------------------------------------------------------------------------ */
 
+void tddp_launch_coordinator_tell_end(tddp_launch_coordinator *coordinator)
+{
+    tddp_launch_message *message = tddp_launch_coordinator_add_message(
+        coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", coordinator->ended_text);
+    if (message) {
+        message->how = coordinator->ended_how;
+    }
+}
+
 void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
                                      const char *text)
 {
-    tddp_launch_message *message =
-        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", text);
-    if (message) {
-        message->how = how;
-    }
     coordinator->stage = TDDP_LAUNCH_STAGE_ENDED;
     coordinator->ended_ns = coordinator->now_ns;
+    coordinator->ended_how = how;
+    (void)snprintf(coordinator->ended_text, sizeof coordinator->ended_text, "%s", text);
+    tddp_launch_coordinator_tell_end(coordinator);
 }
 
 void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,

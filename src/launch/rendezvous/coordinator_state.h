@@ -73,6 +73,8 @@ struct tddp_launch_coordinator {
     int64_t report_ns; /* when to tell next */
     int64_t tick_ns;   /* the last one */
     int64_t ended_ns;
+    tddp_launch_how ended_how;
+    char ended_text[TDDP_LAUNCH_TEXT_BYTES];
     /* Of the call under way. */
     int64_t now_ns;
     tddp_launch_messages *messages;
@@ -98,9 +100,12 @@ void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator);
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator);
 
-/* The last message but refusals. */
+/* The last message but refusals, and the same again to nodes that missed it. */
 void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
                                      const char *text);
+
+/* How the job has ended, once more. */
+void tddp_launch_coordinator_tell_end(tddp_launch_coordinator *coordinator);
 
 /* Ends the running round; its nodes are no longer ready. */
 void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,

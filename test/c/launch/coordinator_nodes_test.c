@@ -255,6 +255,40 @@ TEST(a_new_coordinator_goes_on_at_once_when_all_have_come)
     close_coordinator();
 }
 
+/* It was done, and looked for its coordinator when the others were done too. */
+TEST(a_node_that_comes_again_after_the_end_hears_it)
+{
+    open_coordinator(1, 2, 0, true);
+    come(1, "a");
+    come(2, "b");
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
+    done(1, 0);
+    done(2, 0);
+    CHECK_TEXT(hear(), "end done ");
+    bye(1);
+    tddp_launch_joiner *joiner = describe(3, "b");
+    (void)snprintf(joiner->id, sizeof joiner->id, "id2");
+    joiner->round = 0;
+    take();
+    CHECK_TEXT(hear(), "end done ");
+    ready(3, 1);
+    CHECK_TEXT(hear(), "");
+    CHECK(!tddp_launch_coordinator_over(coordinator, now));
+    bye(3);
+    CHECK(tddp_launch_coordinator_over(coordinator, now));
+    close_coordinator();
+
+    open_coordinator(2, 2, 0, true);
+    come(1, "a");
+    come(2, "b");
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
+    failed(1, 0, "rank 0");
+    CHECK_TEXT(hear(), "end failed rank 0");
+    come_over(3, 1, 0, 0, 2);
+    CHECK_TEXT(hear(), "end failed rank 0");
+    close_coordinator();
+}
+
 TEST(a_new_coordinator_goes_on_without_those_that_do_not_come)
 {
     open_coordinator(1, 3, 0, true);

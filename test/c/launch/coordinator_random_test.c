@@ -53,6 +53,7 @@ static void any_event(int round)
         tddp_launch_joiner *joiner = describe(slot, host);
         joiner->node_rank = any(4) ? -1 : any(5);
         joiner->last_rank = any(8) ? -1 : any(5);
+        joiner->round = any(4) ? -1 : round;
         if (any(8) == 0) {
             (void)snprintf(joiner->id, sizeof joiner->id, "id%d", 1 + any(SLOTS));
         }
@@ -92,6 +93,7 @@ static void any_event(int round)
 static void any_course(int min, int max, int restarts)
 {
     bool ended = false;
+    tddp_launch_how ended_how = TDDP_LAUNCH_HOW_DONE;
     int last_round = -1;
     bool running = false;
     memset(known, 0, sizeof known);
@@ -111,7 +113,8 @@ static void any_course(int min, int max, int restarts)
         tick();
         for (; heard < messages.count; heard++) {
             const tddp_launch_message *message = &messages.messages[heard];
-            CHECK(!ended || message->kind == TDDP_LAUNCH_MESSAGE_REFUSE);
+            CHECK(!ended || message->kind == TDDP_LAUNCH_MESSAGE_REFUSE ||
+                  (message->kind == TDDP_LAUNCH_MESSAGE_END && message->how == ended_how));
             CHECK(tddp_launch_coordinator_restart(coordinator) <= restarts);
             switch (message->kind) {
             case TDDP_LAUNCH_MESSAGE_ROUND:
@@ -127,6 +130,7 @@ static void any_course(int min, int max, int restarts)
                 break;
             case TDDP_LAUNCH_MESSAGE_END:
                 ended = true;
+                ended_how = message->how;
                 break;
             case TDDP_LAUNCH_MESSAGE_REFUSE:
             case TDDP_LAUNCH_MESSAGE_REJOIN:
