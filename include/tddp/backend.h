@@ -115,6 +115,8 @@ typedef struct tddp_backend_opts {
     const int *names;
     /** The core's own: the shared memory that this group may have in common with others. */
     struct tddp_shm_fabric *fabric;
+    /** The core's own: how all ranks of the group can be made to connect later; NULL: they can't. */
+    struct tddp_on_demand *on_demand;
 } tddp_backend_opts;
 
 /* What a backend supports. */
@@ -212,6 +214,10 @@ typedef struct tddp_backend_v1 {
      * then tries those of many contexts in turn. Only of libtddp's own backends; NULL: each request
      * has a thread that waits in finish(), and each context one for its operations. */
     struct tddp_eventcount *(*events)(void *context);
+
+    /** TDDP_OK while no other rank has gone, left or failed, as far as it can tell at once; else
+     * TDDP_PEER_LOST, with the rank in the text. Any thread; NULL: it can't tell. */
+    tddp_status (*check_peers)(void *context);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

@@ -13,6 +13,7 @@
 #include <tddp/cuda.h>
 
 #include "base/options.h"
+#include "backend/on_demand.h"
 #include "backend/open.h"
 #include "backend/shm/shm.h"
 #include "group/checks.h"
@@ -100,6 +101,7 @@ static void free_group(tddp_group *group)
     tddp_store_release(group->store);
     tddp_store_release(group->membership);
     tddp_shm_fabric_release(group->fabric);
+    tddp_on_demand_free(group->on_demand);
     tddp_engine_release(group->engine);
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->wake);
@@ -204,6 +206,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .address = address,
         .hosts = hosts,
         .fabric = group->fabric,
+        .on_demand = group->on_demand,
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
@@ -225,6 +228,12 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     return TDDP_OK;
 }
 
+static void stop_detector(tddp_group *group)
+{
+    tddp_detector_remove_group(group);
+    tddp_on_demand_end(group->on_demand);
+}
+
 static tddp_status start_threads(tddp_group *group, tddp_group *parent)
 {
     tddp_status status = tddp_recorder_create(group);
@@ -238,7 +247,7 @@ static tddp_status start_threads(tddp_group *group, tddp_group *parent)
         }
         if (status) {
             tddp_group_device_stop(group);
-            tddp_detector_remove_group(group);
+            stop_detector(group);
         }
     }
     return status;
@@ -255,6 +264,10 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     }
     if (status == TDDP_OK) {
         status = open_shared(group, opts->parent);
+    }
+    if (status == TDDP_OK) {
+        status = tddp_on_demand_create(atomic_load(&group->timeout_ms), tddp_detector_ask_to_connect,
+                                       group, &group->on_demand);
     }
     if (status == TDDP_OK) {
         status = connect_backend(group, opts, wait, deadline, same_host, address);
@@ -340,7 +353,7 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     }
     int64_t incarnation = group->incarnation;
     tddp_group_progress_stop(group, deadline);
-    tddp_detector_remove_group(group);
+    stop_detector(group);
     group->backend->destroy(group->context);
     group->context = NULL;
     close_fabric(group);

@@ -141,6 +141,7 @@ struct tddp_group {
     const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
     void *context;                    /* of that backend; used by one thread at a time */
     struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
+    struct tddp_on_demand *on_demand; /* connections that its backend makes later */
     struct tddp_engine *engine;       /* the parent's, or its own */
     bool polled;                      /* by the engine; constant once the group is made */
     struct tddp_group *next_polled;   /* the engine's */

@@ -1,8 +1,9 @@
 /*
  * What making a world of many ranks costs: bench_worlds HOSTS RANKS_EACH [HOSTS RANKS_EACH...]
  *
- * The ranks are processes of this machine and take each RANKS_EACH of them for those of a host: the
- * linker redirects the group's query of its ranks' hosts to this file. Prints for each world how
+ * The ranks are processes of this machine and take each RANKS_EACH of them for those of a host, with
+ * a loopback address of its own, and so its own ports: the linker redirects the group's queries of
+ * its ranks' hosts and of its own address to this file. Prints for each world how
  * long it takes until the last rank has the default group, counted from the moment at which all
  * have been told to begin; what a rank and the store send each other meanwhile (bytes, and segments
  * of TCP with data, of which a request and an answer are mostly one each); the rank's sockets and
@@ -26,6 +27,7 @@
 #include <tddp.h>
 
 #include "group/peers.h"
+#include "net/net.h"
 #include "timing.h"
 
 enum { MOST_RANKS = 1024, LIMIT_MS = 300000, WARM_UP = 3, REPETITIONS = 15 };
@@ -41,8 +43,12 @@ typedef struct figures {
 } figures;
 
 int *__wrap_tddp_peers_hosts(const tddp_peers *peers);
+tddp_status __wrap_tddp_net_address_towards(const char *host, int port, int64_t deadline_ns,
+                                            int cancel_fd, tddp_net_address *out);
+bool __wrap_tddp_net_is_loopback(const tddp_net_address *address);
 
 static int ranks_each;
+static int own_rank;
 
 int *__wrap_tddp_peers_hosts(const tddp_peers *peers)
 {
@@ -51,6 +57,25 @@ int *__wrap_tddp_peers_hosts(const tddp_peers *peers)
         hosts[rank] = rank / ranks_each;
     }
     return hosts;
+}
+
+tddp_status __wrap_tddp_net_address_towards(const char *host, int port, int64_t deadline_ns,
+                                            int cancel_fd, tddp_net_address *out)
+{
+    char text[32];
+    (void)host;
+    (void)port;
+    (void)deadline_ns;
+    (void)cancel_fd;
+    (void)snprintf(text, sizeof text, "127.0.1.%d", own_rank / ranks_each + 1);
+    return tddp_net_parse(text, 0, out) ? TDDP_OK : TDDP_INTERNAL;
+}
+
+/* Or its address would not be told to other hosts. */
+bool __wrap_tddp_net_is_loopback(const tddp_net_address *address)
+{
+    (void)address;
+    return false;
 }
 
 static void check(tddp_status status, int rank)
@@ -137,6 +162,7 @@ static void run_rank(int rank, int world_size, int port, int begin_fd, figures *
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *group;
     const double before_kb = private_kb();
+    own_rank = rank;
     store.host = "127.0.0.1";
     store.port = port;
     store.timeout_ms = LIMIT_MS;

@@ -181,6 +181,17 @@ void Mesh::check_peers(const Task &task, int peer)
     }
 }
 
+void Mesh::check_all_peers()
+{
+    tddp_op none = {};
+    none.kind = TDDP_OP_BARRIER;
+    none.timeout_ms = GLOO_TIMEOUT.count();
+    const Task task(none);
+    for (int peer = 0; peer < size; peer++) {
+        check_peers(task, peer);
+    }
+}
+
 char *Mesh::scratch(size_t bytes)
 {
     if (bytes > scratch_bytes_) {

@@ -169,6 +169,9 @@ class Mesh
     /* Fails if a peer is lost, if `peer` has left, or if no source is left for TDDP_ANY_SOURCE. */
     void check_peers(const Task &task, int peer);
 
+    /* Fails if any peer is lost or has left. Any thread. */
+    void check_all_peers();
+
     Link &link(int peer)
     {
         return links_[static_cast<size_t>(peer)];

@@ -104,6 +104,12 @@ void report_failure(void *context, tddp_status status, const char *text)
     (void)guarded([&] { static_cast<Mesh *>(context)->send_close_notice(status, text); });
 }
 
+tddp_status check_peers(void *context)
+{
+    Mesh &mesh = *static_cast<Mesh *>(context);
+    return guarded([&] { mesh.check_all_peers(); });
+}
+
 tddp_status post(void *context, const tddp_op *op, void **request)
 {
     NoBrokenPipe guard;
@@ -141,6 +147,7 @@ const tddp_backend_v1 backend = {
     nullptr,
     nullptr,
     nullptr, // requests are waited for, each by a thread
+    check_peers,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

@@ -1,18 +1,10 @@
 /*
- * Creates and destroys a context: the map of ranks to hosts, the communicators, scratch memory.
- * Runs on the thread that creates or destroys the group; abort() on any. Scratch memory belongs to
- * the running operation.
- *
- * Invariant: all ranks create their communicators in the same order, the global one first. So the
- * ranks that wait in a communicator for a rank that failed are exactly those that it must tell.
+ * Creates and destroys a context: the map of ranks to hosts, scratch memory. Runs on the thread that
+ * creates or destroys the group; abort() on any. Scratch memory belongs to the running operation.
  */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/hosts/hosts.h"
-
-enum { PREFIX_BYTES = 32 };
 
 /* --- ranks and hosts ------------------------------------------------------------------------- */
 
@@ -55,50 +47,6 @@ static tddp_status set_layout(tddp_hosts *self, const int *hosts)
     return TDDP_OK;
 }
 
-/* --- communicators --------------------------------------------------------------------------- */
-
-static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
-                             const char *prefix, int64_t deadline, tddp_cancel *cancel,
-                             tddp_hosts_comm *comm)
-{
-    tddp_inner *inner = &comm->inner;
-    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &inner->store);
-    if (status) {
-        return status;
-    }
-    tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-    tddp_backend_opts comm_opts = *opts;
-    comm_opts.store = inner->store;
-    comm_opts.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
-    comm_opts.same_host = 0;
-    comm_opts.hosts = NULL;
-    status = self->between->create(&comm_opts, &left, &inner->context);
-    inner->backend = status ? NULL : self->between;
-    return status;
-}
-
-static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *opts,
-                                    int64_t deadline, tddp_cancel *cancel)
-{
-    int *names = tddp_alloc_array((size_t)self->host_count, sizeof *names);
-    if (!names) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    for (int host = 0; host < self->host_count; host++) {
-        int rank = tddp_hosts_member(self, host, self->local_rank);
-        names[host] = opts->names ? opts->names[rank] : rank;
-    }
-    char prefix[PREFIX_BYTES];
-    (void)snprintf(prefix, sizeof prefix, "leaders/%d", self->local_rank);
-    tddp_backend_opts comm_opts = *opts;
-    comm_opts.rank = self->host;
-    comm_opts.world_size = self->host_count;
-    comm_opts.names = names;
-    tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
-    free(names);
-    return status;
-}
-
 /* --- life cycle ------------------------------------------------------------------------------ */
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
@@ -123,14 +71,10 @@ tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
     self->shm = shm;
     self->rank = opts->rank;
     self->world_size = opts->world_size;
-    int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
-    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    pthread_mutex_init(&self->lock, NULL);
     tddp_status status = set_layout(self, opts->hosts);
     if (status == TDDP_OK) {
-        status = open_comm(self, opts, "global", deadline, cancel, &self->global_comm);
-    }
-    if (status == TDDP_OK && tddp_hosts_is_leader(self)) {
-        status = open_leader_comm(self, opts, deadline, cancel);
+        status = tddp_hosts_connect(self, opts, wait);
     }
     if (status) {
         tddp_hosts_destroy(self);
@@ -149,7 +93,13 @@ void tddp_hosts_abort(tddp_hosts *self)
 {
     tddp_shm_abort(self->shm);
     tddp_inner_abort(&self->leader_comm.inner);
+    if (self->on_demand) {
+        tddp_on_demand_stop(self->on_demand);
+    }
+    pthread_mutex_lock(&self->lock);
+    self->aborted = true;
     tddp_inner_abort(&self->global_comm.inner);
+    pthread_mutex_unlock(&self->lock);
 }
 
 static void free_scratch(tddp_hosts *self)
@@ -166,10 +116,10 @@ static void free_scratch(tddp_hosts *self)
 
 void tddp_hosts_destroy(tddp_hosts *self)
 {
-    tddp_inner_close(&self->leader_comm.inner);
-    tddp_inner_close(&self->global_comm.inner);
+    tddp_hosts_disconnect(self);
     free_scratch(self);
     tddp_shm_destroy(self->shm);
+    pthread_mutex_destroy(&self->lock);
     free(self->host_of);
     free(self->local_of);
     free(self->members);

@@ -3,7 +3,8 @@
  * host, the requested backend between hosts. Declares what the files of this folder, and
  * src/backend/open.c, use.
  *
- *     context.c     life cycle, ranks and communicators, scratch memory
+ *     context.c     life cycle, ranks and hosts, scratch memory
+ *     connect.c     the communicators
  *     stage.c       the stages that an operation consists of
  *     reductions.c  all_reduce, reduce, reduce_scatter
  *     moves.c       all other collectives
@@ -12,7 +13,8 @@
  * The ranks of a host are numbered in the order of the group: local ranks. The first of them are
  * leaders, on every host as many as the host with the fewest ranks has. The leaders with the same
  * local rank on all hosts form a communicator of the requested backend, in which a leader's rank is
- * the number of its host. One more communicator, the global one, has all ranks of the group.
+ * the number of its host. One more communicator, the global one, has all ranks of the group: it is
+ * made when an operation first needs it, since it costs each rank a connection to every other.
  *
  * An operation consists of stages. Each stage is an operation of its own in shared memory or in a
  * communicator, with its own sequence number there. The first stage is always local and includes
@@ -27,6 +29,7 @@
 
 #include <tddp/backend.h>
 
+#include "backend/on_demand.h"
 #include "backend/shm/shm.h"
 #include "backend/wrapper.h"
 #include "base/base.h"
@@ -39,9 +42,9 @@ const tddp_backend_v1 *tddp_hosts_backend(void);
 /* Whether a backend has everything needed between hosts. */
 bool tddp_hosts_can_use(const tddp_backend_v1 *between);
 
-/* Connects all ranks of the group by `between`; `opts` are the group's. Takes ownership of
- * `shm`, which connects this rank to those of its host, in any case. Errors: those of the
- * backend's create(). */
+/* Connects the hosts of the group by `between`; `opts` are the group's, and all ranks connect to each
+ * other by opts->on_demand, or at once without it. Takes ownership of `shm`, which connects this
+ * rank to those of its host, in any case. Errors: those of the backend's create(). */
 TDDP_NODISCARD tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              tddp_hosts **out);
@@ -70,8 +73,15 @@ struct tddp_hosts {
     int *starts;  /* offset of each host in `members`, and the end */
     tddp_shm *shm;
     uint64_t local_sequence;
-    tddp_hosts_comm global_comm;
     tddp_hosts_comm leader_comm; /* only on leaders */
+    tddp_on_demand *on_demand;   /* the group's, which makes the global one; NULL: it is there */
+    tddp_store *store;           /* the group's; like the next four for the global one */
+    char *group;
+    char *address; /* NULL: unknown */
+    int *names;    /* by rank; NULL: their numbers */
+    pthread_mutex_t lock; /* guards the following until on_demand has connected */
+    tddp_hosts_comm global_comm;
+    bool aborted;
     void *scratch;               /* shared or plain memory; NULL: nothing allocated */
     void *scratch_data;
     size_t scratch_bytes;
@@ -81,6 +91,18 @@ struct tddp_hosts {
 
 void tddp_hosts_destroy(tddp_hosts *self);
 void tddp_hosts_abort(tddp_hosts *self);
+
+/* Makes the communicators, or prepares for them; closes them. */
+TDDP_NODISCARD tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
+                                              const tddp_wait *wait);
+void tddp_hosts_disconnect(tddp_hosts *self);
+
+/* Waits until the global communicator is there. */
+TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline);
+
+/* Reports a failure to the other ranks of this host and of its communicators, once, if it leaves
+ * this rank out of step. Returns its status. */
+tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status);
 
 /* Returns memory that stays valid until the next call, aligned to 64 bytes; its contents are
  * lost. */

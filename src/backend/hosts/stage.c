@@ -48,7 +48,8 @@ tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage)
 
 tddp_status tddp_hosts_run_global(tddp_hosts_run *run, tddp_op *stage)
 {
-    return run_on(run, &run->self->global_comm, stage);
+    tddp_status status = tddp_hosts_await_global(run->self, run->deadline);
+    return status ? status : run_on(run, &run->self->global_comm, stage);
 }
 
 tddp_status tddp_hosts_local_barrier(tddp_hosts_run *run)

@@ -14,22 +14,6 @@
 
 #include "backend/hosts/hosts.h"
 
-enum { TEXT_BYTES = 2048 };
-
-/* Reports a stage's failure, and returns its status. */
-static tddp_status report_if_fatal(tddp_hosts *self, tddp_status status)
-{
-    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
-        return status;
-    }
-    char text[TEXT_BYTES];
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_shm_report_failure(self->shm, status, text);
-    tddp_inner_report_failure(&self->leader_comm.inner, status, text);
-    tddp_inner_report_failure(&self->global_comm.inner, status, text);
-    return tddp_fail(status, "%s", text);
-}
-
 /* --- collectives ----------------------------------------------------------------------------- */
 
 /* A digest of the part sizes if all ranks know them; 0: there are none. */
@@ -57,10 +41,10 @@ static tddp_status run(void *context, const tddp_op *op, tddp_status (*body)(tdd
                          .layout = layout_of(self, op)};
     it.send_parts = tddp_alloc_array(2 * (size_t)self->world_size, sizeof *it.send_parts);
     if (!it.send_parts) {
-        return report_if_fatal(self, TDDP_OUT_OF_MEMORY);
+        return tddp_hosts_report_if_fatal(self, TDDP_OUT_OF_MEMORY);
     }
     it.recv_parts = it.send_parts + self->world_size;
-    tddp_status status = report_if_fatal(self, body(&it));
+    tddp_status status = tddp_hosts_report_if_fatal(self, body(&it));
     free(it.send_parts);
     return status;
 }
@@ -87,14 +71,17 @@ static tddp_status post(void *context, const tddp_op *op, void **request)
 {
     tddp_hosts *self = context;
     const tddp_inner *all = &self->global_comm.inner;
-    return report_if_fatal(self, all->backend->post(all->context, op, request));
+    tddp_status status =
+        tddp_hosts_await_global(self, tddp_deadline_after_ms(op->timeout_ms));
+    status = status ? status : all->backend->post(all->context, op, request);
+    return tddp_hosts_report_if_fatal(self, status);
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
     tddp_hosts *self = context;
     const tddp_inner *all = &self->global_comm.inner;
-    return report_if_fatal(self, all->backend->finish(all->context, request, source));
+    return tddp_hosts_report_if_fatal(self, all->backend->finish(all->context, request, source));
 }
 
 /* --- the table ------------------------------------------------------------------------------- */
@@ -111,7 +98,7 @@ static void destroy(void *context)
 
 static void report_failure(void *context, tddp_status status, const char *text)
 {
-    (void)report_if_fatal(context, tddp_fail(status, "%s", text));
+    (void)tddp_hosts_report_if_fatal(context, tddp_fail(status, "%s", text));
 }
 
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "backend/on_demand.h"
 #include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
@@ -60,6 +61,9 @@ static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
         atomic_fetch_add(&detector->references, 1);
         added->next = detector->entries;
         detector->entries = added;
+        if (added->unchecked) {
+            tddp_cancel_trigger(detector->wake);
+        }
     }
     pthread_mutex_unlock(&detector->mutex);
     return running;
@@ -83,6 +87,7 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
     }
     added->group = group;
     write_key(group, added->key);
+    added->unchecked = tddp_on_demand_is_used(group->on_demand);
     if (parent && parent->detector && add_to_shared(parent->detector, added)) {
         group->detector = parent->detector;
         return TDDP_OK;
@@ -204,7 +209,7 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
     tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
                                                     &none, "", text, TEXT_BYTES);
     reported = reported ? reported : tddp_notice_append_report(store, key, &line);
-    reported = reported ? reported : tddp_notice_publish(store, key);
+    reported = reported ? reported : tddp_notice_publish(store, TDDP_NOTICE_FAILURE, key);
     tddp_bytes_free(&line);
     tddp_store_release(store);
     if (reported) {
@@ -212,6 +217,22 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
                  "cannot report to the other ranks that \"%s\" was not created: %s", group->name,
                  tddp_error_message());
     }
+}
+
+void tddp_detector_ask_to_connect(void *data)
+{
+    tddp_group *group = data;
+    tddp_detector *detector = group->detector;
+    if (!detector) {
+        return;
+    }
+    pthread_mutex_lock(&detector->mutex);
+    tddp_detector_entry *self = find(detector, group);
+    if (self) {
+        self->asks = true;
+        tddp_cancel_trigger(detector->wake);
+    }
+    pthread_mutex_unlock(&detector->mutex);
 }
 
 static int64_t report_timeout_ms(tddp_status status, bool described)

@@ -2,7 +2,8 @@
  * The failure detector of a job: one watcher thread a process, with its own connection to the
  * store. A rank whose operation fails publishes a failure notice; the other ranks' watchers receive
  * it, append their own status reports, and fail the group on their rank too. So every rank names
- * the same root cause, also where no operation of that rank observes the failure.
+ * the same root cause, also where no operation of that rank observes the failure. By the same way
+ * one rank has the others make connections that it needs.
  *
  *   detector.c       what the groups call
  *   watcher.c        the watcher thread
@@ -44,6 +45,10 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
 tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
                                      tddp_status status, const char *text);
 
+/* Has the ranks of the group make the connections that one of them needs. Any thread; does not wait.
+ * `group`: a tddp_group. */
+void tddp_detector_ask_to_connect(void *group);
+
 /* --- notice.c. `store` is the watcher's connection, `key` the group's name among the job's
  * groups. All of them return within a fraction of a second. ---------------------------------------
  */
@@ -52,15 +57,28 @@ tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const
 TDDP_NODISCARD tddp_status tddp_notice_append_report(tddp_store *store, const char *key,
                                                      const tddp_bytes *line);
 
-/* Publishes a failure notice, which wakes the other ranks' watchers: once a group, by the first
- * rank that calls it. */
-TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, const char *key);
+typedef enum tddp_notice_kind {
+    TDDP_NOTICE_FAILURE, /* the group has failed */
+    TDDP_NOTICE_CONNECT, /* its ranks have to connect: backend/on_demand.h */
+    TDDP_NOTICE_KINDS,
+} tddp_notice_kind;
+
+/* Publishes a notice, which wakes all ranks' watchers: once a group and kind, by the first rank
+ * that calls it. */
+TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind,
+                                               const char *key);
+
+/* Whether a rank has begun to. */
+TDDP_NODISCARD tddp_status tddp_notice_was_published(tddp_store *store, tddp_notice_kind kind,
+                                                     const char *key, bool *out);
 
 /* Reads the group's log, to be freed; an empty text if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);
 
-/* Waits for notice `number`, from 1, as long as `wait` says: the key of its group, to be freed. */
+/* Waits for notice `number`, from 1, as long as `wait` says: its kind and the key of its group, to be
+ * freed. Of a kind that is not known: TDDP_NOTICE_KINDS. */
 TDDP_NODISCARD tddp_status tddp_notice_wait(tddp_store *store, int64_t number,
-                                            const tddp_wait *wait, char **key);
+                                            const tddp_wait *wait, tddp_notice_kind *kind,
+                                            char **key);
 
 #endif

@@ -27,6 +27,8 @@ typedef struct tddp_detector_entry {
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;
     bool leaving;           /* the watcher has to report that this rank leaves the group */
+    bool asks;              /* the watcher has to ask all ranks to connect */
+    bool unchecked;         /* and to look whether another rank did before it watched this group */
     bool busy;              /* the watcher works on it, without the lock */
     bool position_reported; /* this rank has replied to the notice */
     bool failed_here;       /* an operation of this rank failed: `op` to `text` describe it */

@@ -3,9 +3,10 @@
  * connection, so that other threads' calls that wait at the store don't delay them.
  *
  * Keys below the first group's own: `failure_detector/reports/GROUP` is the group's log, one line
- * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, of which
- * the first writes the notice; `failure_detector/notices` numbers the notices, and
- * `failure_detector/notice/N` is the name of the group that the Nth is about.
+ * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, and
+ * `failure_detector/connectors/GROUP` those that ask its ranks to connect, of which the first writes
+ * the notice; `failure_detector/notices` numbers the notices, and `failure_detector/notice/N` is the
+ * kind of the Nth, as a letter, and the name of the group that it is about.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -40,13 +41,22 @@ tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const 
                              (tddp_slice){line->data, line->size}, &brief);
 }
 
-tddp_status tddp_notice_publish(tddp_store *store, const char *key)
+static const struct {
+    const char *publishers;
+    char letter;
+} kinds[TDDP_NOTICE_KINDS] = {
+    [TDDP_NOTICE_FAILURE] = {"publishers", 'F'},
+    [TDDP_NOTICE_CONNECT] = {"connectors", 'C'},
+};
+
+tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind, const char *key)
 {
     char text[KEY_BYTES];
+    char value[KEY_BYTES];
     int64_t publishers;
     int64_t number;
     tddp_status status =
-        tddp_store_add(store, key_of(text, "publishers", key), 1, &brief, &publishers);
+        tddp_store_add(store, key_of(text, kinds[kind].publishers, key), 1, &brief, &publishers);
     if (status || publishers > 1) {
         return status;
     }
@@ -54,7 +64,20 @@ tddp_status tddp_notice_publish(tddp_store *store, const char *key)
     if (status) {
         return status;
     }
-    return tddp_store_set(store, notice_key(text, number), (tddp_slice){key, strlen(key)}, &brief);
+    (void)snprintf(value, sizeof value, "%c%s", kinds[kind].letter, key);
+    return tddp_store_set(store, notice_key(text, number), (tddp_slice){value, strlen(value)},
+                          &brief);
+}
+
+tddp_status tddp_notice_was_published(tddp_store *store, tddp_notice_kind kind, const char *key,
+                                      bool *out)
+{
+    char text[KEY_BYTES];
+    int exists = 0;
+    const tddp_slice publishers = key_of(text, kinds[kind].publishers, key);
+    tddp_status status = tddp_store_check(store, &publishers, 1, &brief, &exists);
+    *out = exists != 0;
+    return status;
 }
 
 tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log)
@@ -100,7 +123,21 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
     }
 }
 
-tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait, char **key)
+/* Takes the letter away, and returns its kind. */
+static tddp_notice_kind take_kind(tddp_blob *notice)
+{
+    int kind = 0;
+    while (kind < TDDP_NOTICE_KINDS && notice->data[0] != kinds[kind].letter) {
+        kind++;
+    }
+    if (notice->size > 0) {
+        memmove(notice->data, notice->data + 1, notice->size); /* and its NUL */
+    }
+    return (tddp_notice_kind)kind;
+}
+
+tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait,
+                             tddp_notice_kind *kind, char **key)
 {
     char text[KEY_BYTES];
     tddp_blob blob;
@@ -110,6 +147,7 @@ tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait 
         status = tddp_store_get(store, slice, &brief, &blob);
     }
     if (status == TDDP_OK) {
+        *kind = take_kind(&blob);
         *key = blob.data; /* ends in a NUL */
     }
     return status;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/on_demand.h"
 #include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
@@ -107,7 +108,7 @@ static void report_failure(tddp_detector *detector, tddp_detector_entry *self)
     if (!detector->store_lost) {
         tddp_status status = append_report(detector, self, TDDP_REPORT_FAILURE);
         if (status == TDDP_OK) {
-            status = tddp_notice_publish(detector->store, self->key);
+            status = tddp_notice_publish(detector->store, TDDP_NOTICE_FAILURE, self->key);
         }
         if (status && status != TDDP_OUT_OF_MEMORY) {
             lose_store(detector);
@@ -205,6 +206,47 @@ static void report_positions(tddp_detector *detector)
     }
 }
 
+/* Asks all ranks to connect, or connects if one has asked before this rank watched the group. */
+static void process_connect(tddp_detector *detector, const tddp_detector_entry *self, bool asks)
+{
+    tddp_on_demand *on_demand = self->group->on_demand;
+    tddp_status status = TDDP_NETWORK;
+    bool asked = false;
+    if (!detector->store_lost) {
+        status = asks ? tddp_notice_publish(detector->store, TDDP_NOTICE_CONNECT, self->key)
+                      : tddp_notice_was_published(detector->store, TDDP_NOTICE_CONNECT, self->key,
+                                                  &asked);
+    }
+    if (status == TDDP_OK && (asks || asked)) {
+        tddp_on_demand_start(on_demand);
+    } else if (status) {
+        tddp_on_demand_fail(on_demand, status,
+                            "the ranks of several hosts cannot connect: the store, in which they "
+                            "agree on that, cannot be reached any more");
+        if (!detector->store_lost && status != TDDP_OUT_OF_MEMORY) {
+            lose_store(detector);
+        }
+    }
+}
+
+/* The same for all groups. With the lock held, which is released meanwhile. */
+static void process_connects(tddp_detector *detector)
+{
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        const bool asks = each->asks;
+        if (!asks && !each->unchecked) {
+            continue;
+        }
+        each->asks = each->unchecked = false;
+        each->busy = true;
+        pthread_mutex_unlock(&detector->mutex);
+        process_connect(detector, each, asks);
+        pthread_mutex_lock(&detector->mutex);
+        each->busy = false;
+        pthread_cond_broadcast(&detector->changed);
+    }
+}
+
 /* Does what the entry's stage requires; true if the entry has to be processed again soon. The entry
  * is busy meanwhile. */
 static bool process(tddp_detector *detector, tddp_detector_entry *self, tddp_detector_stage stage,
@@ -240,6 +282,7 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
     bool again = false;
     bool failed = false;
     report_positions(detector);
+    process_connects(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         bool leaving = each->leaving;
         bool unchanged = each->stage == TDDP_DETECTOR_IDLE || each->stage == TDDP_DETECTOR_RESOLVED;
@@ -262,11 +305,16 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-static void receive_notice(tddp_detector *detector, const char *key)
+static void receive_notice(tddp_detector *detector, tddp_notice_kind kind, const char *key)
 {
     pthread_mutex_lock(&detector->mutex);
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (strcmp(each->key, key) == 0 && each->stage == TDDP_DETECTOR_IDLE) {
+        if (strcmp(each->key, key) != 0) {
+            continue;
+        }
+        if (kind == TDDP_NOTICE_CONNECT) {
+            tddp_on_demand_start(each->group->on_demand);
+        } else if (kind == TDDP_NOTICE_FAILURE && each->stage == TDDP_DETECTOR_IDLE) {
             each->stage = TDDP_DETECTOR_NOTIFIED;
             each->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
         }
@@ -289,10 +337,12 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     tddp_status status;
     do {
         char *key;
-        status = tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &key);
+        tddp_notice_kind kind;
+        status =
+            tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &kind, &key);
         if (status == TDDP_OK) {
             detector->notices_received++;
-            receive_notice(detector, key);
+            receive_notice(detector, kind, key);
             free(key);
         }
         wait.timeout_ms = 0;

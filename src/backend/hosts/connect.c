@@ -1,0 +1,221 @@
+/*
+ * The communicators between hosts: the leaders' are made with the context, the global one when it
+ * is first needed, on a thread of on_demand's beside the operations.
+ *
+ * Invariant: no rank connects in the global communicator before all ranks have come to do so. Who
+ * waits for them notices one that ends, as each rank watches those of its host and a leader its
+ * communicator, and reports what it sees to both.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/hosts/hosts.h"
+
+enum {
+    PREFIX_BYTES = 32,
+    TEXT_BYTES = 2048,
+    CHECK_MS = 200, /* between two looks at the other ranks while they come */
+};
+
+static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
+                             const char *prefix, int64_t deadline, tddp_cancel *cancel,
+                             tddp_hosts_comm *comm)
+{
+    tddp_inner *inner = &comm->inner;
+    tddp_status status = tddp_prefix_store_create(prefix, opts->store, &inner->store);
+    if (status) {
+        return status;
+    }
+    tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
+    tddp_backend_opts comm_opts = *opts;
+    comm_opts.store = inner->store;
+    comm_opts.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
+    comm_opts.same_host = 0;
+    comm_opts.hosts = NULL;
+    status = self->between->create(&comm_opts, &left, &inner->context);
+    inner->backend = status ? NULL : self->between;
+    return status;
+}
+
+static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *opts,
+                                    int64_t deadline, tddp_cancel *cancel)
+{
+    int *names = tddp_alloc_array((size_t)self->host_count, sizeof *names);
+    if (!names) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (int host = 0; host < self->host_count; host++) {
+        int rank = tddp_hosts_member(self, host, self->local_rank);
+        names[host] = opts->names ? opts->names[rank] : rank;
+    }
+    char prefix[PREFIX_BYTES];
+    (void)snprintf(prefix, sizeof prefix, "leaders/%d", self->local_rank);
+    tddp_backend_opts comm_opts = *opts;
+    comm_opts.rank = self->host;
+    comm_opts.world_size = self->host_count;
+    comm_opts.names = names;
+    tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
+    free(names);
+    return status;
+}
+
+/* --- the global one -------------------------------------------------------------------------- */
+
+/* That all ranks this one can see are alive and in the group. */
+static tddp_status check_ranks(tddp_hosts *self)
+{
+    const tddp_inner *leaders = &self->leader_comm.inner;
+    tddp_status status = TDDP_OK;
+    for (int local = 0; local < self->local_size && status == TDDP_OK; local++) {
+        if (local != self->local_rank) {
+            status = tddp_shm_check_peer(self->shm, local);
+        }
+    }
+    if (status == TDDP_OK && leaders->backend && leaders->backend->check_peers) {
+        status = leaders->backend->check_peers(leaders->context);
+    }
+    return status;
+}
+
+/* Returns once all ranks have come to connect. */
+static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadline,
+                             tddp_cancel *cancel)
+{
+    static const tddp_slice count = {"global/come", sizeof "global/come" - 1};
+    static const tddp_slice all = {"global/all", sizeof "global/all" - 1};
+    const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
+    int64_t come;
+    tddp_status status = tddp_store_add(store, count, 1, &left, &come);
+    if (status == TDDP_OK && come == self->world_size) {
+        status = tddp_store_set(store, all, (tddp_slice){"", 0}, &left);
+    }
+    while (status == TDDP_OK) {
+        const int64_t left_ms = tddp_deadline_poll_ms(deadline);
+        const tddp_wait brief = {left_ms < CHECK_MS ? left_ms : CHECK_MS, cancel};
+        status = tddp_store_wait(store, &all, 1, &brief);
+        if (status != TDDP_TIMEOUT || left_ms == 0) {
+            break;
+        }
+        status = check_ranks(self);
+    }
+    return status;
+}
+
+static tddp_backend_opts global_opts(const tddp_hosts *self, tddp_store *store)
+{
+    return (tddp_backend_opts){
+        .size = sizeof(tddp_backend_opts),
+        .rank = self->rank,
+        .world_size = self->world_size,
+        .store = store,
+        .device_index = -1,
+        .group = self->group,
+        .address = self->address,
+        .names = self->names,
+    };
+}
+
+/* From now on operations and abort() find it. */
+static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
+{
+    pthread_mutex_lock(&self->lock);
+    self->global_comm = *made;
+    if (self->aborted) {
+        tddp_inner_abort(&self->global_comm.inner);
+    }
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* With a connection of its own to the store, since it waits there. */
+static tddp_status open_global(void *context, const tddp_wait *wait)
+{
+    tddp_hosts *self = context;
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    const int64_t deadline = tddp_wait_deadline(wait, 0);
+    tddp_hosts_comm made = {0};
+    tddp_store *store;
+    tddp_status status = tddp_store_clone(self->store, wait, &store);
+    if (status == TDDP_OK) {
+        status = await_all(self, store, deadline, cancel);
+        if (status == TDDP_OK) {
+            const tddp_backend_opts opts = global_opts(self, store);
+            status = open_comm(self, &opts, "global", deadline, cancel, &made);
+        }
+        tddp_store_release(store);
+    }
+    if (status) {
+        tddp_inner_close(&made.inner);
+        return tddp_hosts_report_if_fatal(self, status);
+    }
+    publish(self, &made);
+    return TDDP_OK;
+}
+
+/* What open_global() needs later. */
+static tddp_status keep_opts(tddp_hosts *self, const tddp_backend_opts *opts)
+{
+    const size_t count = (size_t)self->world_size;
+    self->store = tddp_store_retain(opts->store);
+    self->group = tddp_copy_string(opts->group);
+    self->address = opts->address ? tddp_copy_string(opts->address) : NULL;
+    self->names = opts->names ? tddp_alloc_array(count, sizeof *self->names) : NULL;
+    if (!self->group || (opts->address && !self->address) || (opts->names && !self->names)) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    if (self->names) {
+        memcpy(self->names, opts->names, count * sizeof *self->names);
+    }
+    return TDDP_OK;
+}
+
+/* --- both ------------------------------------------------------------------------------------ */
+
+tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
+                               const tddp_wait *wait)
+{
+    const int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    tddp_status status = keep_opts(self, opts);
+    if (status == TDDP_OK && tddp_hosts_is_leader(self)) {
+        status = open_leader_comm(self, opts, deadline, cancel);
+    }
+    if (status == TDDP_OK && opts->on_demand) {
+        status = tddp_on_demand_add(opts->on_demand, open_global, self);
+        self->on_demand = status ? NULL : opts->on_demand;
+    } else if (status == TDDP_OK) {
+        const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
+        status = open_global(self, &left);
+    }
+    return status;
+}
+
+void tddp_hosts_disconnect(tddp_hosts *self)
+{
+    tddp_inner_close(&self->leader_comm.inner);
+    tddp_inner_close(&self->global_comm.inner);
+    tddp_store_release(self->store);
+    free(self->group);
+    free(self->address);
+    free(self->names);
+}
+
+tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline)
+{
+    return self->on_demand ? tddp_on_demand_await(self->on_demand, deadline) : TDDP_OK;
+}
+
+tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
+{
+    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
+        return status;
+    }
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    tddp_shm_report_failure(self->shm, status, text);
+    tddp_inner_report_failure(&self->leader_comm.inner, status, text);
+    pthread_mutex_lock(&self->lock);
+    tddp_inner_report_failure(&self->global_comm.inner, status, text);
+    pthread_mutex_unlock(&self->lock);
+    return tddp_fail(status, "%s", text);
+}

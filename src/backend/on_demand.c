@@ -1,0 +1,208 @@
+/*
+ * See on_demand.h. Invariant: `state` only grows, and nobody waits once it is READY or FAILED.
+ */
+#include "backend/on_demand.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+
+typedef enum stage {
+    IDLE,
+    ASKED,   /* all ranks are being asked, by this one */
+    STARTED, /* the thread connects */
+    READY,
+    FAILED,
+} stage;
+
+typedef struct part {
+    tddp_on_demand_connect *connect;
+    void *context;
+} part;
+
+struct tddp_on_demand {
+    pid_t pid;
+    int64_t timeout_ms;
+    tddp_on_demand_ask *ask;
+    void *data;
+    atomic_bool ready; /* `state` is READY */
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t changed;
+    part *parts; /* constant once the group is made */
+    size_t count;
+    stage state;
+    bool stopped;
+    tddp_cancel *cancel; /* of connecting; NULL: it has not started */
+    pthread_t thread;
+    bool has_thread;
+    tddp_status failure;
+    char *failure_text; /* NULL: no memory for it */
+};
+
+tddp_status tddp_on_demand_create(int64_t timeout_ms, tddp_on_demand_ask *ask, void *data,
+                                  tddp_on_demand **out)
+{
+    tddp_on_demand *self = tddp_alloc(sizeof *self);
+    tddp_status status = self ? tddp_cond_init(&self->changed) : TDDP_OUT_OF_MEMORY;
+    if (status) {
+        free(self);
+        return status;
+    }
+    pthread_mutex_init(&self->mutex, NULL);
+    self->pid = tddp_process_id();
+    self->timeout_ms = timeout_ms;
+    self->ask = ask;
+    self->data = data;
+    *out = self;
+    return TDDP_OK;
+}
+
+void tddp_on_demand_free(tddp_on_demand *self)
+{
+    if (!self) {
+        return;
+    }
+    if (self->pid == tddp_process_id()) {
+        pthread_cond_destroy(&self->changed);
+        pthread_mutex_destroy(&self->mutex);
+    }
+    tddp_cancel_free(self->cancel);
+    free(self->failure_text);
+    free(self->parts);
+    free(self);
+}
+
+/* --- for backends ---------------------------------------------------------------------------- */
+
+tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect, void *context)
+{
+    part *more = tddp_resize(self->parts, (self->count + 1) * sizeof *more);
+    if (!more) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    self->parts = more;
+    self->parts[self->count++] = (part){connect, context};
+    return TDDP_OK;
+}
+
+/* What becomes of one who waits for it no longer. With the lock held. */
+static tddp_status outcome(const tddp_on_demand *self)
+{
+    if (self->stopped) {
+        return tddp_fail(TDDP_GROUP_FAILED,
+                         "aborted while the ranks of several hosts were connecting");
+    }
+    if (self->state == FAILED) {
+        return tddp_fail(self->failure, "%s",
+                         self->failure_text ? self->failure_text : tddp_status_text(self->failure));
+    }
+    if (self->state != READY) {
+        return tddp_fail(TDDP_TIMEOUT, "the ranks of several hosts have not connected to each "
+                                       "other in the time given: do all of them live and run?");
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline)
+{
+    if (atomic_load_explicit(&self->ready, memory_order_acquire)) {
+        return TDDP_OK;
+    }
+    pthread_mutex_lock(&self->mutex);
+    const bool asks = self->state == IDLE && !self->stopped;
+    if (asks) {
+        self->state = ASKED;
+        pthread_mutex_unlock(&self->mutex);
+        self->ask(self->data);
+        pthread_mutex_lock(&self->mutex);
+    }
+    while (self->state < READY && !self->stopped && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&self->changed, &self->mutex, deadline);
+    }
+    tddp_status status = outcome(self);
+    pthread_mutex_unlock(&self->mutex);
+    return status;
+}
+
+void tddp_on_demand_stop(tddp_on_demand *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    self->stopped = true;
+    if (self->cancel) {
+        tddp_cancel_trigger(self->cancel);
+    }
+    pthread_cond_broadcast(&self->changed);
+    pthread_mutex_unlock(&self->mutex);
+}
+
+/* --- for the group --------------------------------------------------------------------------- */
+
+bool tddp_on_demand_is_used(tddp_on_demand *self)
+{
+    return self->count > 0;
+}
+
+/* With the lock held. */
+static void set_outcome(tddp_on_demand *self, tddp_status status, const char *text)
+{
+    self->state = status ? FAILED : READY;
+    self->failure = status;
+    self->failure_text = status ? tddp_copy_string(text) : NULL;
+    atomic_store_explicit(&self->ready, status == TDDP_OK, memory_order_release);
+    pthread_cond_broadcast(&self->changed);
+}
+
+void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *text)
+{
+    pthread_mutex_lock(&self->mutex);
+    if (self->state < STARTED) {
+        set_outcome(self, status, text);
+    }
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static void *connect_all(void *data)
+{
+    tddp_on_demand *self = data;
+    const int64_t deadline = tddp_deadline_after_ms(self->timeout_ms);
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < self->count && status == TDDP_OK; i++) {
+        const tddp_wait wait = {tddp_deadline_poll_ms(deadline), self->cancel};
+        status = self->parts[i].connect(self->parts[i].context, &wait);
+    }
+    pthread_mutex_lock(&self->mutex);
+    set_outcome(self, status, tddp_error_message());
+    pthread_mutex_unlock(&self->mutex);
+    return NULL;
+}
+
+void tddp_on_demand_start(tddp_on_demand *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    if (self->state < STARTED && self->count > 0 && !self->stopped) {
+        self->state = STARTED;
+        tddp_status status = tddp_cancel_create(&self->cancel);
+        if (status == TDDP_OK) {
+            status = tddp_thread_start(&self->thread, "tddp-connect", connect_all, self);
+            self->has_thread = status == TDDP_OK;
+        }
+        if (status) {
+            set_outcome(self, status, tddp_error_message());
+        }
+    }
+    pthread_mutex_unlock(&self->mutex);
+}
+
+void tddp_on_demand_end(tddp_on_demand *self)
+{
+    if (!self) {
+        return;
+    }
+    tddp_on_demand_stop(self);
+    if (self->has_thread) {
+        pthread_join(self->thread, NULL);
+        self->has_thread = false;
+    }
+}

@@ -1,0 +1,58 @@
+/*
+ * Connections that all ranks of a group make together once one of them needs them.
+ *
+ * A backend says while it is created how it connects (add()), and before it needs the connections
+ * waits for them (await()). The first who waits has all ranks asked, by a function of the group's;
+ * each rank that hears of it connects (start()) on a thread of its own, whatever its other threads
+ * are doing. Any thread.
+ */
+#ifndef TDDP_ON_DEMAND_H
+#define TDDP_ON_DEMAND_H
+
+#include <stdbool.h>
+
+#include <tddp/wait.h>
+
+typedef struct tddp_on_demand tddp_on_demand;
+
+/* Has all ranks of the group call tddp_on_demand_start() soon, this one too; does not wait. */
+typedef void tddp_on_demand_ask(void *data);
+
+/* Makes a backend's connections; blocks. Called once. */
+typedef tddp_status tddp_on_demand_connect(void *context, const tddp_wait *wait);
+
+/* `timeout_ms`: how long connecting may take, on each rank. */
+TDDP_NODISCARD tddp_status tddp_on_demand_create(int64_t timeout_ms, tddp_on_demand_ask *ask,
+                                                 void *data, tddp_on_demand **out);
+
+/* After tddp_on_demand_end(), or in a forked child. NULL is fine. */
+void tddp_on_demand_free(tddp_on_demand *self);
+
+/* --- for backends ---------------------------------------------------------------------------- */
+
+/* While the backend's context is created. The context must live until tddp_on_demand_end(). */
+TDDP_NODISCARD tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect,
+                                              void *context);
+
+/* Returns once all that was added has connected. Errors: those of connecting, also if it failed
+ * before; TDDP_TIMEOUT at the deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
+TDDP_NODISCARD tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline);
+
+/* Ends what waits and connects. */
+void tddp_on_demand_stop(tddp_on_demand *self);
+
+/* --- for the group --------------------------------------------------------------------------- */
+
+/* Whether anything was added. */
+bool tddp_on_demand_is_used(tddp_on_demand *self);
+
+/* Another rank asks, or this one: connects, if that has not begun. Does not wait. */
+void tddp_on_demand_start(tddp_on_demand *self);
+
+/* The ranks cannot be asked. */
+void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *text);
+
+/* Stops, and waits for the thread. Nobody calls tddp_on_demand_start() any more. NULL is fine. */
+void tddp_on_demand_end(tddp_on_demand *self);
+
+#endif
