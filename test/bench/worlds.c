@@ -1,9 +1,11 @@
 /*
- * What making a world of many ranks costs: bench_worlds HOSTS RANKS_EACH [HOSTS RANKS_EACH...]
+ * What making a world of many ranks costs: bench_worlds [--netns PREFIX ADDRESS] HOSTS RANKS_EACH
+ * [HOSTS RANKS_EACH...]
  *
- * The ranks are processes of this machine and take each RANKS_EACH of them for those of a host, with
- * a loopback address of its own, and so its own ports: the linker redirects the group's queries of
- * its ranks' hosts and of its own address to this file. Prints for each world how
+ * The ranks are processes of this machine and take each RANKS_EACH of them for those of a host: the
+ * linker redirects the group's query of its ranks' hosts to this file. With --netns those of host N
+ * run in the network namespace PREFIX-N, and the store in that of host 0, at ADDRESS; else all are
+ * in one, whose ports suffice for some 150 ranks. Prints for each world how
  * long it takes until the last rank has the default group, counted from the moment at which all
  * have been told to begin; what a rank and the store send each other meanwhile (bytes, and segments
  * of TCP with data, of which a request and an answer are mostly one each); the rank's sockets and
@@ -11,8 +13,10 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +31,6 @@
 #include <tddp.h>
 
 #include "group/peers.h"
-#include "net/net.h"
 #include "timing.h"
 
 enum { MOST_RANKS = 1024, LIMIT_MS = 300000, WARM_UP = 3, REPETITIONS = 15 };
@@ -43,12 +46,10 @@ typedef struct figures {
 } figures;
 
 int *__wrap_tddp_peers_hosts(const tddp_peers *peers);
-tddp_status __wrap_tddp_net_address_towards(const char *host, int port, int64_t deadline_ns,
-                                            int cancel_fd, tddp_net_address *out);
-bool __wrap_tddp_net_is_loopback(const tddp_net_address *address);
 
 static int ranks_each;
-static int own_rank;
+static const char *netns_prefix; /* NULL: none */
+static const char *store_host = "127.0.0.1";
 
 int *__wrap_tddp_peers_hosts(const tddp_peers *peers)
 {
@@ -57,25 +58,6 @@ int *__wrap_tddp_peers_hosts(const tddp_peers *peers)
         hosts[rank] = rank / ranks_each;
     }
     return hosts;
-}
-
-tddp_status __wrap_tddp_net_address_towards(const char *host, int port, int64_t deadline_ns,
-                                            int cancel_fd, tddp_net_address *out)
-{
-    char text[32];
-    (void)host;
-    (void)port;
-    (void)deadline_ns;
-    (void)cancel_fd;
-    (void)snprintf(text, sizeof text, "127.0.1.%d", own_rank / ranks_each + 1);
-    return tddp_net_parse(text, 0, out) ? TDDP_OK : TDDP_INTERNAL;
-}
-
-/* Or its address would not be told to other hosts. */
-bool __wrap_tddp_net_is_loopback(const tddp_net_address *address)
-{
-    (void)address;
-    return false;
 }
 
 static void check(tddp_status status, int rank)
@@ -90,6 +72,19 @@ _Noreturn static void fail(const char *what)
 {
     fprintf(stderr, "bench_worlds: %s: %s\n", what, strerror(errno));
     exit(1);
+}
+
+static void enter_host(int host)
+{
+    char path[256];
+    if (netns_prefix) {
+        (void)snprintf(path, sizeof path, "/run/netns/%s-%d", netns_prefix, host);
+        const int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || setns(fd, CLONE_NEWNET)) {
+            fail(path);
+        }
+        close(fd);
+    }
 }
 
 /* --- what a rank finds ----------------------------------------------------------------------- */
@@ -161,9 +156,9 @@ static void run_rank(int rank, int world_size, int port, int begin_fd, figures *
     tddp_tcp_store_opts store = TDDP_TCP_STORE_OPTS_INIT;
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *group;
+    enter_host(rank / ranks_each);
     const double before_kb = private_kb();
-    own_rank = rank;
-    store.host = "127.0.0.1";
+    store.host = store_host;
     store.port = port;
     store.timeout_ms = LIMIT_MS;
     while (read(begin_fd, &byte, 1) < 0 && errno == EINTR) {
@@ -223,7 +218,8 @@ static pid_t start_store(int world_size, int *port, int *end_fd)
         tddp_tcp_store_opts opts = TDDP_TCP_STORE_OPTS_INIT;
         tddp_store *store;
         close(ends[1]);
-        opts.host = "127.0.0.1";
+        enter_host(0);
+        opts.host = store_host;
         opts.is_server = 1;
         opts.wait_for_workers = 0;
         opts.timeout_ms = LIMIT_MS;
@@ -299,12 +295,19 @@ static int run_world(int hosts, int each)
 int main(int argc, char **argv)
 {
     int failures = 0;
-    if (argc < 3 || argc % 2 == 0) {
-        fprintf(stderr, "usage: bench_worlds HOSTS RANKS_EACH [HOSTS RANKS_EACH...]\n");
+    int first = 1;
+    if (argc > 3 && strcmp(argv[1], "--netns") == 0) {
+        netns_prefix = argv[2];
+        store_host = argv[3];
+        first = 4;
+    }
+    if (argc < first + 2 || (argc - first) % 2 == 1) {
+        fprintf(stderr, "usage: bench_worlds [--netns PREFIX ADDRESS] HOSTS RANKS_EACH "
+                        "[HOSTS RANKS_EACH...]\n");
         return 2;
     }
     setenv("TDDP_SHM", "1", 0);
-    for (int i = 1; i + 1 < argc; i += 2) {
+    for (int i = first; i + 1 < argc; i += 2) {
         const int hosts = atoi(argv[i]);
         const int each = atoi(argv[i + 1]);
         if (hosts < 1 || each < 1 || hosts * each > MOST_RANKS) {

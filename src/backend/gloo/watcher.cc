@@ -203,7 +203,8 @@ void Mesh::close_pairs()
 {
     std::call_once(closed_, [this] {
         for (int peer = 0; context_ && peer < size; peer++) {
-            if (peer != rank) {
+            /* Where making them failed, some are missing. */
+            if (peer != rank && context_->getPair(peer)) {
                 try {
                     context_->getPair(peer)->close();
                 } catch (const std::exception &cause) {

@@ -126,8 +126,13 @@ class Namespaces
     end
   end
 
+  # What the names of its namespaces begin with; a dash and the host follow.
+  def prefix
+    "#{PREFIX}-#{@maker}-#{@serial}"
+  end
+
   def name(host)
-    "#{PREFIX}-#{@maker}-#{@serial}-#{host}"
+    "#{prefix}-#{host}"
   end
 
   private
