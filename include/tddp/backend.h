@@ -115,7 +115,8 @@ typedef struct tddp_backend_opts {
     const int *names;
     /** The core's own: the shared memory that this group may have in common with others. */
     struct tddp_shm_fabric *fabric;
-    /** The core's own: how all ranks of the group can be made to connect later; NULL: they can't. */
+    /** The core's own: how all ranks of the group can be made to connect later; NULL: they can't.
+     */
     struct tddp_on_demand *on_demand;
 } tddp_backend_opts;
 

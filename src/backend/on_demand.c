@@ -27,7 +27,7 @@ struct tddp_on_demand {
     int64_t timeout_ms;
     tddp_on_demand_ask *ask;
     void *data;
-    atomic_bool ready; /* `state` is READY */
+    atomic_bool ready;     /* `state` is READY */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     part *parts; /* constant once the group is made */

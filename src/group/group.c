@@ -266,8 +266,8 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
         status = open_shared(group, opts->parent);
     }
     if (status == TDDP_OK) {
-        status = tddp_on_demand_create(atomic_load(&group->timeout_ms), tddp_detector_ask_to_connect,
-                                       group, &group->on_demand);
+        status = tddp_on_demand_create(atomic_load(&group->timeout_ms),
+                                       tddp_detector_ask_to_connect, group, &group->on_demand);
     }
     if (status == TDDP_OK) {
         status = connect_backend(group, opts, wait, deadline, same_host, address);

@@ -148,7 +148,8 @@ struct tddp_group {
     atomic_bool aborted;              /* the backend was */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
-    bool joined;                      /* all ranks have joined this incarnation */
+    bool arrived;                     /* this rank is counted among those of this incarnation */
+    bool joined;                      /* all ranks have joined it */
     tddp_peers *peers;                /* the ranks, once all have joined */
     struct tddp_recorder *recorder;   /* NULL before it is created */
     struct tddp_detector *detector;   /* NULL with one rank */

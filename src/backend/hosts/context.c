@@ -1,6 +1,7 @@
 /*
- * Creates and destroys a context: the map of ranks to hosts, scratch memory. Runs on the thread that
- * creates or destroys the group; abort() on any. Scratch memory belongs to the running operation.
+ * Creates and destroys a context: the map of ranks to hosts, scratch memory. Runs on the thread
+ * that creates or destroys the group; abort() on any. Scratch memory belongs to the running
+ * operation.
  */
 #include <stdlib.h>
 

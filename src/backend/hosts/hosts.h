@@ -42,9 +42,9 @@ const tddp_backend_v1 *tddp_hosts_backend(void);
 /* Whether a backend has everything needed between hosts. */
 bool tddp_hosts_can_use(const tddp_backend_v1 *between);
 
-/* Connects the hosts of the group by `between`; `opts` are the group's, and all ranks connect to each
- * other by opts->on_demand, or at once without it. Takes ownership of `shm`, which connects this
- * rank to those of its host, in any case. Errors: those of the backend's create(). */
+/* Connects the hosts of the group by `between`; `opts` are the group's, and all ranks connect to
+ * each other by opts->on_demand, or at once without it. Takes ownership of `shm`, which connects
+ * this rank to those of its host, in any case. Errors: those of the backend's create(). */
 TDDP_NODISCARD tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              tddp_hosts **out);
@@ -77,12 +77,12 @@ struct tddp_hosts {
     tddp_on_demand *on_demand;   /* the group's, which makes the global one; NULL: it is there */
     tddp_store *store;           /* the group's; like the next four for the global one */
     char *group;
-    char *address; /* NULL: unknown */
-    int *names;    /* by rank; NULL: their numbers */
+    char *address;        /* NULL: unknown */
+    int *names;           /* by rank; NULL: their numbers */
     pthread_mutex_t lock; /* guards the following until on_demand has connected */
     tddp_hosts_comm global_comm;
     bool aborted;
-    void *scratch;               /* shared or plain memory; NULL: nothing allocated */
+    void *scratch; /* shared or plain memory; NULL: nothing allocated */
     void *scratch_data;
     size_t scratch_bytes;
     bool scratch_is_shared;

@@ -71,8 +71,7 @@ static tddp_status post(void *context, const tddp_op *op, void **request)
 {
     tddp_hosts *self = context;
     const tddp_inner *all = &self->global_comm.inner;
-    tddp_status status =
-        tddp_hosts_await_global(self, tddp_deadline_after_ms(op->timeout_ms));
+    tddp_status status = tddp_hosts_await_global(self, tddp_deadline_after_ms(op->timeout_ms));
     status = status ? status : all->backend->post(all->context, op, request);
     return tddp_hosts_report_if_fatal(self, status);
 }

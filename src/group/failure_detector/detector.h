@@ -45,8 +45,8 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
 tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
                                      tddp_status status, const char *text);
 
-/* Has the ranks of the group make the connections that one of them needs. Any thread; does not wait.
- * `group`: a tddp_group. */
+/* Has the ranks of the group make the connections that one of them needs. Any thread; does not
+ * wait. `group`: a tddp_group. */
 void tddp_detector_ask_to_connect(void *group);
 
 /* --- notice.c. `store` is the watcher's connection, `key` the group's name among the job's
@@ -75,8 +75,8 @@ TDDP_NODISCARD tddp_status tddp_notice_was_published(tddp_store *store, tddp_not
 /* Reads the group's log, to be freed; an empty text if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);
 
-/* Waits for notice `number`, from 1, as long as `wait` says: its kind and the key of its group, to be
- * freed. Of a kind that is not known: TDDP_NOTICE_KINDS. */
+/* Waits for notice `number`, from 1, as long as `wait` says: its kind and the key of its group, to
+ * be freed. Of a kind that is not known: TDDP_NOTICE_KINDS. */
 TDDP_NODISCARD tddp_status tddp_notice_wait(tddp_store *store, int64_t number,
                                             const tddp_wait *wait, tddp_notice_kind *kind,
                                             char **key);

@@ -4,9 +4,10 @@
  *
  * Keys below the first group's own: `failure_detector/reports/GROUP` is the group's log, one line
  * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, and
- * `failure_detector/connectors/GROUP` those that ask its ranks to connect, of which the first writes
- * the notice; `failure_detector/notices` numbers the notices, and `failure_detector/notice/N` is the
- * kind of the Nth, as a letter, and the name of the group that it is about.
+ * `failure_detector/connectors/GROUP` those that ask its ranks to connect, of which the first
+ * writes the notice; `failure_detector/notices` numbers the notices, and
+ * `failure_detector/notice/N` is the kind of the Nth, as a letter, and the name of the group that
+ * it is about.
  */
 #include <inttypes.h>
 #include <stdio.h>
