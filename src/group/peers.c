@@ -84,7 +84,7 @@ static bool parse(const tddp_blob *record, tddp_peer_entry *entry)
     int used = 0;
     /* A blob ends in a NUL that is not counted; the widths are one less than the fields' sizes. */
     return record->data && strlen(record->data) == record->size &&
-           sscanf(record->data, "%95s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n",
+           sscanf(record->data, "%16s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n",
                   entry->host_id, &entry->pid, &entry->pid_namespace, &entry->started,
                   &entry->root_rank, entry->host, &used) == 6 &&
            (size_t)used == record->size && entry->pid > 0;

@@ -52,8 +52,13 @@ tddp_status tddp_net_host_id(char text[TDDP_NET_HOST_ID_BYTES])
     if (stat("/proc/self/ns/net", &namespace)) {
         return tddp_fail_errno("/proc/self/ns/net");
     }
-    snprintf(text, TDDP_NET_HOST_ID_BYTES, "%s/%llu", boot_id,
-             (unsigned long long)namespace.st_ino);
+    char name[BOOT_ID_BYTES + 32];
+    unsigned char digest[TDDP_SHA256_BYTES];
+    snprintf(name, sizeof name, "%s/%llu", boot_id, (unsigned long long)namespace.st_ino);
+    tddp_sha256(name, strlen(name), digest);
+    for (int i = 0; i < (TDDP_NET_HOST_ID_BYTES - 1) / 2; i++) {
+        snprintf(text + 2 * i, 3, "%02x", digest[i]);
+    }
     return TDDP_OK;
 }
 

@@ -111,10 +111,10 @@ void tddp_net_close(int fd);
 
 /* --- host.c ---------------------------------------------------------------------------------- */
 
-enum { TDDP_NET_HOST_ID_BYTES = 96 };
+enum { TDDP_NET_HOST_ID_BYTES = 17 };
 
 /* A text that is equal in two processes if and only if they reach each other over loopback: the
- * kernel's boot id and the network namespace. */
+ * kernel's boot id and the network namespace, as a short hash: a world has many of them. */
 TDDP_NODISCARD tddp_status tddp_net_host_id(char text[TDDP_NET_HOST_ID_BYTES]);
 
 /* The address of a network interface, IPv4 before IPv6; the text of a failure names those there

@@ -273,41 +273,6 @@ TDDP_NODISCARD tddp_status tddp_shm_exchange_segments(const tddp_shm_segment_exc
 /* Attaches the view at an offset of a segment to a rank, which then owns the reference. */
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment, size_t at);
 
-/* --- join_store.c: reports in the store while ranks join ------------------------------------- */
-
-enum { TDDP_SHM_REPORT_BYTES = 1024 };
-
-typedef struct tddp_shm_join_report {
-    char text[TDDP_SHM_REPORT_BYTES];
-} tddp_shm_join_report;
-
-typedef struct tddp_shm_join_store {
-    const tddp_backend_opts *opts;
-    int64_t deadline;
-    tddp_cancel *cancel;
-    bool published[2]; /* this rank's reports that are in the store */
-} tddp_shm_join_store;
-
-/* The number of a rank of the group in messages. */
-int tddp_shm_join_rank_name(const tddp_shm_join_store *self, int group_rank);
-/* Publishes this rank's report. Round 0 is before segments are exchanged, round 1 after that. */
-TDDP_NODISCARD tddp_status tddp_shm_join_publish(tddp_shm_join_store *self, int round,
-                                                 const char *text);
-/* Publishes a failure in place of the reports that are missing. */
-void tddp_shm_join_publish_failure(const tddp_shm_join_store *self, const char *reason);
-/* Waits for another rank's report, at most `max_ms`. */
-TDDP_NODISCARD tddp_status tddp_shm_join_read(const tddp_shm_join_store *self, int group_rank,
-                                              int round, int64_t max_ms, tddp_shm_join_report *out);
-/* Waits for the reports of all ranks but those of `without` with one request, at most `max_ms`.
- * TDDP_TIMEOUT: some are missing, and nothing was read. */
-TDDP_NODISCARD tddp_status tddp_shm_join_read_all(const tddp_shm_join_store *self, int round,
-                                                  const bool *without, int64_t max_ms,
-                                                  tddp_shm_join_report *out);
-bool tddp_shm_report_begins(const tddp_shm_join_report *report, const char *prefix);
-/* What another rank's report means here: TDDP_OK for "yes" and "after". */
-TDDP_NODISCARD tddp_status tddp_shm_join_check(const tddp_shm_join_store *self, int group_rank,
-                                               const tddp_shm_join_report *report);
-
 /* --- cores.c --------------------------------------------------------------------------------- */
 
 /* Writes what this rank knows of its processor, before its segment is sent to others. */
