@@ -1,5 +1,6 @@
 /*
- * Random groups on random subsets of the ranks of a host, with random operations of all kinds on
+ * Random groups on random subsets of the ranks of a host, or of several made-up ones
+ * (test/c/CMakeLists.txt, hosts/layout.c), with random operations of all kinds on
  * random ones of them, in the same order on all ranks, waited for at once, later, or not at all;
  * results are those of a formula. With one rank killed, the operations of its groups name it, and
  * all others succeed.
@@ -360,11 +361,22 @@ static void at_random(shm_rank *it)
     }
 }
 
+static void run_groups(int size, int *killed_at)
+{
+    shm_run((shm_job){.mode = SHM_PROCESSES,
+                      .size = size,
+                      .body = at_random,
+                      .data = killed_at,
+                      .backend = getenv("LAYOUT") ? "gloo" : "shm",
+                      .grouped = true,
+                      .may_die = killed_at != NULL});
+}
+
 TEST(random_groups)
 {
-    run_shm_groups(SHM_PROCESSES, 2, at_random, NULL);
-    run_shm_groups(SHM_PROCESSES, 5, at_random, NULL);
-    run_shm_groups(SHM_PROCESSES, 16, at_random, NULL);
+    run_groups(2, NULL);
+    run_groups(5, NULL);
+    run_groups(16, NULL);
 }
 
 TEST(a_rank_of_random_groups_is_killed)
@@ -372,11 +384,6 @@ TEST(a_rank_of_random_groups_is_killed)
     static int steps[] = {0, 20, 75};
     static const int sizes[] = {3, 6, 16};
     for (size_t i = 0; i < 9; i++) {
-        shm_run((shm_job){.mode = SHM_PROCESSES,
-                          .size = sizes[i / 3],
-                          .body = at_random,
-                          .data = &steps[i % 3],
-                          .grouped = true,
-                          .may_die = true});
+        run_groups(sizes[i / 3], &steps[i % 3]);
     }
 }

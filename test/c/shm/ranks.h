@@ -43,7 +43,8 @@ typedef struct shm_job {
     shm_mode mode;
     int size;
     shm_body body;
-    void *data; /* with processes: a copy for each, unless it is from shm_common() */
+    void *data;          /* with processes: a copy for each, unless it is from shm_common() */
+    const char *backend; /* of the groups; NULL: "shm" */
     bool grouped;
     bool bare; /* only a store: the body joins itself */
     bool may_die;
@@ -126,7 +127,7 @@ static inline tddp_group *shm_make_group(const shm_rank *it, const char *name, i
 {
     tddp_group *group;
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "shm";
+    opts.backend = it->job->backend ? it->job->backend : "shm";
     opts.store = it->store;
     opts.name = name ? name : opts.name;
     opts.rank = rank;
