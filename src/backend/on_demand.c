@@ -105,19 +105,24 @@ static tddp_status outcome(const tddp_on_demand *self)
     return TDDP_OK;
 }
 
+void tddp_on_demand_request(tddp_on_demand *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    const bool asks = self->state == IDLE && !self->stopped;
+    self->state = asks ? ASKED : self->state;
+    pthread_mutex_unlock(&self->mutex);
+    if (asks) {
+        self->ask(self->data);
+    }
+}
+
 tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline)
 {
     if (atomic_load_explicit(&self->ready, memory_order_acquire)) {
         return TDDP_OK;
     }
+    tddp_on_demand_request(self);
     pthread_mutex_lock(&self->mutex);
-    const bool asks = self->state == IDLE && !self->stopped;
-    if (asks) {
-        self->state = ASKED;
-        pthread_mutex_unlock(&self->mutex);
-        self->ask(self->data);
-        pthread_mutex_lock(&self->mutex);
-    }
     while (self->state < READY && !self->stopped && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&self->changed, &self->mutex, deadline);
     }

@@ -2,9 +2,9 @@
  * Connections that all ranks of a group make together once one of them needs them.
  *
  * A backend says while it is created how it connects (add()), and before it needs the connections
- * waits for them (await()). The first who waits has all ranks asked, by a function of the group's;
- * each rank that hears of it connects (start()) on a thread of its own, whatever its other threads
- * are doing. Any thread.
+ * waits for them (await()). The first who does, or who says that it will (request()), has all ranks
+ * asked, by a function of the group's; each rank that hears of it connects (start()) on a thread of
+ * its own, whatever its other threads are doing. Any thread.
  */
 #ifndef TDDP_ON_DEMAND_H
 #define TDDP_ON_DEMAND_H
@@ -33,6 +33,9 @@ void tddp_on_demand_free(tddp_on_demand *self);
 /* While the backend's context is created. The context must live until tddp_on_demand_end(). */
 TDDP_NODISCARD tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect,
                                               void *context);
+
+/* Has the connections made; does not wait. */
+void tddp_on_demand_request(tddp_on_demand *self);
 
 /* Returns once all that was added has connected. Errors: those of connecting, also if it failed
  * before; TDDP_TIMEOUT at the deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */

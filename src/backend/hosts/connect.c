@@ -124,6 +124,7 @@ static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
     if (self->aborted) {
         tddp_inner_abort(&self->global_comm.inner);
     }
+    tddp_hosts_post_kept(self);
     pthread_mutex_unlock(&self->lock);
 }
 

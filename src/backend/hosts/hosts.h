@@ -8,7 +8,8 @@
  *     stage.c       the stages that an operation consists of
  *     reductions.c  all_reduce, reduce, reduce_scatter
  *     moves.c       all other collectives
- *     table.c       the backend table; failures; sends and receives
+ *     messages.c    sends and receives
+ *     table.c       the backend table; failures
  *
  * The ranks of a host are numbered in the order of the group: local ranks. The first of them are
  * leaders, on every host as many as the host with the fewest ranks has. The leaders with the same
@@ -35,6 +36,7 @@
 #include "base/base.h"
 
 typedef struct tddp_hosts tddp_hosts;
+typedef struct tddp_hosts_message tddp_hosts_message;
 
 /* The backend "hosts", which nothing requests by name: it has no create(). */
 const tddp_backend_v1 *tddp_hosts_backend(void);
@@ -81,6 +83,7 @@ struct tddp_hosts {
     int *names;           /* by rank; NULL: their numbers */
     pthread_mutex_t lock; /* guards the following until on_demand has connected */
     tddp_hosts_comm global_comm;
+    tddp_hosts_message *kept; /* messages that wait for it, in their order */
     bool aborted;
     void *scratch; /* shared or plain memory; NULL: nothing allocated */
     void *scratch_data;
@@ -99,6 +102,12 @@ void tddp_hosts_disconnect(tddp_hosts *self);
 
 /* Waits until the global communicator is there. */
 TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline);
+
+/* messages.c: post() and finish() of the table. Messages that were kept are posted, with the lock
+ * held. */
+tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request);
+tddp_status tddp_hosts_finish(void *context, void *request, int *source);
+void tddp_hosts_post_kept(tddp_hosts *self);
 
 /* Reports a failure to the other ranks of this host and of its communicators, once, if it leaves
  * this rank out of step. Returns its status. */

@@ -1,13 +1,10 @@
 /*
- * The backend table for several hosts: collectives, reports of failures, sends and receives.
- * Collectives run on the group's progress thread, or on a waiting one. Sends and receives are
- * posted and finished on any thread, always in the global communicator, since a wildcard receive
- * can only use one.
+ * The backend table for several hosts: collectives and reports of failures. Collectives run on the
+ * group's progress thread, or on a waiting one.
  *
  * Invariant: after a failure the ranks of this host and of its communicators are told why, in the
  * text of the stage that failed, before anything is closed.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include <tddp/call.h>
@@ -65,24 +62,6 @@ SLOT(scatter)
 SLOT(all_to_all)
 #undef SLOT
 
-/* --- sends and receives ---------------------------------------------------------------------- */
-
-static tddp_status post(void *context, const tddp_op *op, void **request)
-{
-    tddp_hosts *self = context;
-    const tddp_inner *all = &self->global_comm.inner;
-    tddp_status status = tddp_hosts_await_global(self, tddp_deadline_after_ms(op->timeout_ms));
-    status = status ? status : all->backend->post(all->context, op, request);
-    return tddp_hosts_report_if_fatal(self, status);
-}
-
-static tddp_status finish(void *context, void *request, int *source)
-{
-    tddp_hosts *self = context;
-    const tddp_inner *all = &self->global_comm.inner;
-    return tddp_hosts_report_if_fatal(self, all->backend->finish(all->context, request, source));
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
 static void abort_all(void *context)
@@ -115,8 +94,8 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .device_types = 1u << TDDP_CPU,
         .abort = abort_all,
         .destroy = destroy,
-        .post = post,
-        .finish = finish,
+        .post = tddp_hosts_post,
+        .finish = tddp_hosts_finish,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
