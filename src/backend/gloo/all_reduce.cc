@@ -1,11 +1,11 @@
 /*
  * all_reduce. Runs on the group's progress thread.
  *
- * Small data go to every rank at once, and every rank computes the result in the order of ranks, so
- * that all get the same bits. Two ranks do the same with large data, chunk by chunk: each byte is
- * sent once, as with any algorithm, but there is only one step to wait for. With more ranks, rank r
- * owns part r (reduce_scatter and all_gather): the others send it their data of that part, it
- * combines them, and sends each chunk to all while the next one arrives.
+ * Of few ranks: small data go to every rank at once, and every rank computes the result in the
+ * order of ranks, so that all get the same bits. Two ranks do the same with large data, chunk by
+ * chunk: each byte is sent once, as with any algorithm, but there is only one step to wait for.
+ * With more ranks, rank r owns part r (reduce_scatter and all_gather): the others send it their
+ * data of that part, it combines them, and sends each chunk to all while the next one arrives.
  *
  * Two ranks over loopback on two busy cores, float32, microseconds, the middle one of three
  * medians, alternating with PyTorch 1.13's Gloo backend, both with the algorithm for three ranks
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "collectives.h"
+#include "doubling.h"
 #include "reduction.h"
 
 namespace tddp_gloo
@@ -146,7 +147,10 @@ void all_reduce(Mesh &mesh, const tddp_op &op)
     if (mesh.size == 1) {
         return;
     }
-    if (bytes <= EAGER_BYTES / static_cast<size_t>(mesh.size - 1)) {
+    if (doubles(mesh, bytes)) {
+        all_reduce_doubling(mesh, op);
+        scale(op.input.dtype, op.output.data, op.output.count, factor_after(mesh, op));
+    } else if (bytes <= EAGER_BYTES / static_cast<size_t>(mesh.size - 1)) {
         all_reduce_small(mesh, op, bytes);
     } else if (mesh.size == 2 && commutes(op)) {
         all_reduce_pair(mesh, op, bytes);

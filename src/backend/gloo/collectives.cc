@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "doubling.h"
 #include "failure.h"
 #include "op_messages.h"
 #include "partition.h"
@@ -135,6 +136,10 @@ void broadcast(Mesh &mesh, const tddp_op &op)
 
 void barrier(Mesh &mesh, const tddp_op &op)
 {
+    if (doubles(mesh, 0)) {
+        all_reduce_doubling(mesh, op);
+        return;
+    }
     exchange(
         mesh, op, [](int) { return EMPTY; }, [](int) { return EMPTY; });
 }

@@ -179,9 +179,9 @@ void Mesh::fail(const Task &task, tddp_status status, const std::string &text)
     if (tddp_op_is_p2p(task.op->kind)) {
         throw Failure(status, text);
     }
-    for (int peer = 0; peer < size; peer++) {
+    for (int peer : partners_in(task)) {
         Link &one = link(peer);
-        if (peer == rank || one.agreed == task.op->sequence) {
+        if (one.agreed == task.op->sequence) {
             continue;
         }
         bool may_close = status == TDDP_TIMEOUT || is_inactive(peer);
@@ -237,15 +237,26 @@ bool Mesh::has_header(const Task &task, int peer)
     return one.examined == task.op->sequence;
 }
 
+std::vector<int> Mesh::partners_in(const Task &task) const
+{
+    std::vector<int> partners = task.partners;
+    for (int peer = 0; task.all_partners && peer < size; peer++) {
+        if (peer != rank) {
+            partners.push_back(peer);
+        }
+    }
+    return partners;
+}
+
 /* "; entered: rank 1, rank 3; not entered: rank 2 (last in barrier, operation 4)" */
 std::string Mesh::entered_and_missing(const Task &task)
 {
+    if (!task.all_partners) {
+        return ": slow, stuck, in another operation, or waiting for a rank that is?";
+    }
     std::vector<std::string> here;
     std::vector<std::string> missing;
-    for (int peer = 0; peer < size; peer++) {
-        if (peer == rank) {
-            continue;
-        }
+    for (int peer : partners_in(task)) {
         std::string number = std::to_string(rank_name(peer));
         const tddp_call &last = link(peer).before.theirs;
         if (has_entered(task, peer)) {

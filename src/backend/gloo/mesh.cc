@@ -118,6 +118,12 @@ void Mesh::begin(const tddp_op &op)
     sequence_ = op.sequence;
 }
 
+void Mesh::limit_partners(std::vector<int> partners)
+{
+    current_.all_partners = false;
+    current_.partners = std::move(partners);
+}
+
 void Mesh::end()
 {
     end_wait();

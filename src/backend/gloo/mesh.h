@@ -103,7 +103,9 @@ struct Peer {
 struct Task {
     const tddp_op *op = nullptr;
     Clock::time_point deadline;
-    bool matched = false; /* point to point: both sides have arrived */
+    bool matched = false;      /* point to point: both sides have arrived */
+    bool all_partners = true;  /* headers are exchanged with all peers, or else with */
+    std::vector<int> partners; /* these */
 
     Task() = default;
     explicit Task(const tddp_op &it) : op(&it), deadline(deadline_after(it.timeout_ms)) {}
@@ -134,6 +136,8 @@ class Mesh
     /* Enclose each collective. */
     void begin(const tddp_op &op);
     void end();
+    /* Within it: only these peers send headers. */
+    void limit_partners(std::vector<int> partners);
     /* Enclose waits of other operations: the watcher is active meanwhile. */
     void begin_wait();
     void end_wait();
@@ -235,6 +239,7 @@ class Mesh
     /* errors.cc */
     [[noreturn]] void fail_lost(const Task &task, int peer, const std::string &reason);
     [[noreturn]] void fail(const Task &task, tddp_status status, const std::string &text);
+    std::vector<int> partners_in(const Task &task) const;
     bool has_entered(const Task &task, int peer);
     bool has_header(const Task &task, int peer);
     std::string entered_and_missing(const Task &task);

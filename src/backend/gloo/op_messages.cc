@@ -4,7 +4,8 @@
  * Invariant: in each operation each rank sends exactly one header to every other rank, sends all of
  * them before it waits for any, and does not return before it has received all. So a peer is at
  * most one header ahead, and two inboxes suffice; and a rank that detects a mismatch has sent its
- * call to all others, so that they detect it too.
+ * call to all others, so that they detect it too. (By recursive doubling only to the partners, and
+ * one after the other; but there too no rank returns before all have entered.)
  */
 #include "op_messages.h"
 
@@ -22,9 +23,19 @@ OpMessages::OpMessages(Mesh &mesh, const tddp_op &op) : mesh_(mesh), op_(op) {}
 
 void OpMessages::send_header(int peer, const void *data, size_t bytes)
 {
+    expect_header(peer);
+    answer_header(peer, data, bytes);
+}
+
+void OpMessages::expect_header(int peer)
+{
+    mesh_.post_inbox(peer, mesh_.link(peer).inbox_index ^ 1u);
+}
+
+void OpMessages::answer_header(int peer, const void *data, size_t bytes)
+{
     Link &link = mesh_.link(peer);
     const tddp_call call = tddp_call_of(&op_, mesh_.rank, peer);
-    mesh_.post_inbox(peer, link.inbox_index ^ 1u);
     memcpy(link.outbox_data, &call, sizeof call);
     if (bytes > 0) {
         memcpy(link.outbox_data + HEADER_BYTES, data, bytes);

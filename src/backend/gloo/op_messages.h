@@ -1,10 +1,11 @@
 /*
  * The messages of one operation between this rank and its peers.
  *
- * In every operation each pair of ranks exchanges a header, even if no data go between them. It
- * contains the rank's call, and a payload of at most EAGER_BYTES. Larger payloads go directly
- * between the callers' buffers, with a slot made from the call: payloads of different calls never
- * match, and the headers report the mismatch.
+ * In every operation each pair of ranks exchanges a header, even if no data go between them; in one
+ * by recursive doubling (doubling.cc) only those that are partners. It contains the rank's call,
+ * and a payload of at most EAGER_BYTES. Larger payloads go directly between the callers' buffers,
+ * with a slot made from the call: payloads of different calls never match, and the headers report
+ * the mismatch.
  */
 #ifndef TDDP_GLOO_OP_MESSAGES_H
 #define TDDP_GLOO_OP_MESSAGES_H
@@ -26,6 +27,10 @@ class OpMessages
     /* Sends the header with up to EAGER_BYTES of payload, and posts the receive of the peer's
      * next header. */
     void send_header(int peer, const void *data, size_t bytes);
+    /* The same in two calls, for one who sends it after the peer's has arrived: posts the receive;
+     * sends it. */
+    void expect_header(int peer);
+    void answer_header(int peer, const void *data, size_t bytes);
     /* Waits for the peer's header, checks it, and returns its payload, which is valid until the
      * next operation. */
     char *recv_header(int peer);
