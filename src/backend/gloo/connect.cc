@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -98,6 +99,34 @@ class Blobs
     std::vector<tddp_blob> blobs_;
 };
 
+/* Calls `visit` with each descriptor of this process. */
+template <typename Visit> void each_descriptor(Visit visit)
+{
+    std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
+    while (const dirent *each = folder ? readdir(folder.get()) : nullptr) {
+        if (each->d_name[0] != '.') {
+            visit(atoi(each->d_name));
+        }
+    }
+}
+
+/* A socket for each other rank, and a few of Gloo's. With too few, connections would fail one by
+ * one, and later whatever this process opens. */
+void check_descriptor_limit(int size)
+{
+    constexpr rlim_t OTHERS = 16;
+    rlim_t open = 0;
+    rlimit limit = {};
+    each_descriptor([&](int) { open++; });
+    const rlim_t needed = open + static_cast<rlim_t>(size - 1) + OTHERS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed) {
+        throw Failure(TDDP_SYSTEM, "connections to " + std::to_string(size - 1) +
+                                       " ranks need a limit of " + std::to_string(needed) +
+                                       " open files, and it is " + std::to_string(limit.rlim_cur) +
+                                       ": raise it (ulimit -n)");
+    }
+}
+
 /* The reason that a lost rank published; empty if it had no time to. */
 std::string failure_reason_of(tddp_store *store, int peer)
 {
@@ -134,6 +163,7 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
 void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel)
 {
     const int seconds = peer_timeout();
+    check_descriptor_limit(size);
     device_ = make_device(opts);
     context_ = device_->createContext(rank, size);
     context_->setTimeout(milliseconds(until(deadline, nullptr).timeout_ms + 1));
@@ -342,9 +372,7 @@ void Mesh::set_up_sockets(int seconds)
             }
         }
     }
-    std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
-    while (const dirent *each = folder ? readdir(folder.get()) : nullptr) {
-        int fd = atoi(each->d_name);
+    each_descriptor([&](int fd) {
         sockaddr_storage address = {};
         socklen_t length = sizeof address;
         if (getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length) == 0 &&
@@ -353,7 +381,7 @@ void Mesh::set_up_sockets(int seconds)
             set_keepalive(fd, seconds);
             sockets_.push_back(fd);
         }
-    }
+    });
 }
 
 } // namespace tddp_gloo

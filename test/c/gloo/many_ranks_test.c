@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <tddp/backend.h>
 
@@ -166,6 +167,26 @@ MULTI_TEST(a_rank_dies, 10, 60)
 MULTI_TEST(the_even_one_of_a_pair_dies, 10, 60)
 {
     lose(rank, world_size, port, 2);
+}
+
+/* It says how many it needs, to the others too. */
+MULTI_TEST(a_rank_may_open_too_few_files, 12, 60)
+{
+    tddp_group *group;
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    opts.backend = "gloo";
+    opts.store = open_store(rank, world_size, port);
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.timeout_ms = 60000;
+    if (rank == 3) {
+        const struct rlimit limit = {20, 20};
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    }
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), rank == 3 ? TDDP_SYSTEM : TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "connections to 11 ranks need a limit of ");
+    CHECK_CONTAINS(tddp_error_message(), " open files, and it is 20: raise it (ulimit -n)");
+    tddp_store_release(opts.store);
 }
 
 MULTI_TEST(a_rank_is_late, 9, 60)
