@@ -200,11 +200,17 @@ void tddp_on_demand_start(tddp_on_demand *self)
     pthread_mutex_unlock(&self->mutex);
 }
 
-void tddp_on_demand_end(tddp_on_demand *self)
+void tddp_on_demand_end(tddp_on_demand *self, int64_t patience_ms)
 {
     if (!self) {
         return;
     }
+    const int64_t deadline = tddp_deadline_after_ms(patience_ms);
+    pthread_mutex_lock(&self->mutex);
+    while (self->state == STARTED && !self->stopped && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&self->changed, &self->mutex, deadline);
+    }
+    pthread_mutex_unlock(&self->mutex);
     tddp_on_demand_stop(self);
     if (self->has_thread) {
         pthread_join(self->thread, NULL);

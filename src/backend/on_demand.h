@@ -55,7 +55,8 @@ void tddp_on_demand_start(tddp_on_demand *self);
 /* The ranks cannot be asked. */
 void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *text);
 
-/* Stops, and waits for the thread. Nobody calls tddp_on_demand_start() any more. NULL is fine. */
-void tddp_on_demand_end(tddp_on_demand *self);
+/* Waits for what connects, at most so long: to the others this rank would seem lost. Then stops it.
+ * Nobody calls tddp_on_demand_start() any more. NULL is fine. */
+void tddp_on_demand_end(tddp_on_demand *self, int64_t patience_ms);
 
 #endif

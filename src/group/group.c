@@ -19,7 +19,11 @@
 #include "group/checks.h"
 #include "group/failure_detector/detector.h"
 
-enum { MAX_WORLD_SIZE = 1 << 16 };
+enum {
+    MAX_WORLD_SIZE = 1 << 16,
+    /* For connections that other ranks have asked for, which this one does not need. */
+    CONNECT_PATIENCE_MS = 5000,
+};
 
 static tddp_status check_opts(const tddp_group_opts *opts)
 {
@@ -231,7 +235,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
 static void stop_detector(tddp_group *group)
 {
     tddp_detector_remove_group(group);
-    tddp_on_demand_end(group->on_demand);
+    tddp_on_demand_end(group->on_demand, atomic_load(&group->aborted) ? 0 : CONNECT_PATIENCE_MS);
 }
 
 static tddp_status start_threads(tddp_group *group, tddp_group *parent)

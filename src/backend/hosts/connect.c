@@ -143,6 +143,9 @@ static tddp_status open_global(void *context, const tddp_wait *wait)
             const tddp_backend_opts opts = global_opts(self, store);
             status = open_comm(self, &opts, "global", deadline, cancel, &made);
         }
+        /* The connection ends here, unless the backend needs it further. */
+        tddp_store_release(made.inner.store);
+        made.inner.store = NULL;
         tddp_store_release(store);
     }
     if (status) {

@@ -50,7 +50,7 @@ static void create(both *self)
 
 static void destroy(both *self)
 {
-    tddp_on_demand_end(self->on_demand);
+    tddp_on_demand_end(self->on_demand, 0);
     tddp_on_demand_free(self->on_demand);
 }
 
@@ -118,7 +118,7 @@ TEST(without_use)
     CHECK_OK(tddp_on_demand_create(20000, ask, &it, &it.on_demand));
     tddp_on_demand_start(it.on_demand);
     destroy(&it);
-    tddp_on_demand_end(NULL);
+    tddp_on_demand_end(NULL, 0);
     tddp_on_demand_free(NULL);
 }
 
@@ -164,6 +164,20 @@ TEST(an_abort_ends_connecting_and_waiting)
         create(&it);
         wait_in_threads(&it);
         destroy(&it);
+    }
+}
+
+/* The end waits for what connects. */
+TEST(the_end_is_patient)
+{
+    for (int i = 0; i < 50; i++) {
+        both it = {.starts = true};
+        create(&it);
+        tddp_on_demand_start(it.on_demand);
+        tddp_on_demand_end(it.on_demand, 20000);
+        CHECK_INT(atomic_load(&it.connected), 1);
+        CHECK_OK(await(&it, 0));
+        tddp_on_demand_free(it.on_demand);
     }
 }
 
