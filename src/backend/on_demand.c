@@ -35,6 +35,7 @@ struct tddp_on_demand {
     stage state;
     bool stopped;
     tddp_cancel *cancel; /* of connecting; NULL: it has not started */
+    tddp_cancel *given_up;
     pthread_t thread;
     bool has_thread;
     tddp_status failure;
@@ -69,6 +70,7 @@ void tddp_on_demand_free(tddp_on_demand *self)
         pthread_mutex_destroy(&self->mutex);
     }
     tddp_cancel_free(self->cancel);
+    tddp_cancel_free(self->given_up);
     free(self->failure_text);
     free(self->parts);
     free(self);
@@ -175,7 +177,7 @@ static void *connect_all(void *data)
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < self->count && status == TDDP_OK; i++) {
         const tddp_wait wait = {tddp_deadline_poll_ms(deadline), self->cancel};
-        status = self->parts[i].connect(self->parts[i].context, &wait);
+        status = self->parts[i].connect(self->parts[i].context, &wait, self->given_up);
     }
     pthread_mutex_lock(&self->mutex);
     set_outcome(self, status, tddp_error_message());
@@ -189,6 +191,7 @@ void tddp_on_demand_start(tddp_on_demand *self)
     if (self->state < STARTED && self->count > 0 && !self->stopped) {
         self->state = STARTED;
         tddp_status status = tddp_cancel_create(&self->cancel);
+        status = status ? status : tddp_cancel_create(&self->given_up);
         if (status == TDDP_OK) {
             status = tddp_thread_start(&self->thread, "tddp-connect", connect_all, self);
             self->has_thread = status == TDDP_OK;
@@ -200,15 +203,18 @@ void tddp_on_demand_start(tddp_on_demand *self)
     pthread_mutex_unlock(&self->mutex);
 }
 
-void tddp_on_demand_end(tddp_on_demand *self, int64_t patience_ms)
+void tddp_on_demand_end(tddp_on_demand *self, int64_t timeout_ms)
 {
     if (!self) {
         return;
     }
-    const int64_t deadline = tddp_deadline_after_ms(patience_ms);
+    const int64_t deadline = tddp_deadline_after_ms(timeout_ms);
     pthread_mutex_lock(&self->mutex);
-    while (self->state == STARTED && !self->stopped && tddp_now_ns() < deadline) {
+    while (self->state == STARTED && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&self->changed, &self->mutex, deadline);
+    }
+    if (self->given_up) {
+        tddp_cancel_trigger(self->given_up);
     }
     pthread_mutex_unlock(&self->mutex);
     tddp_on_demand_stop(self);

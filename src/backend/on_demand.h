@@ -18,8 +18,11 @@ typedef struct tddp_on_demand tddp_on_demand;
 /* Has all ranks of the group call tddp_on_demand_start() soon, this one too; does not wait. */
 typedef void tddp_on_demand_ask(void *data);
 
-/* Makes a backend's connections; blocks. Called once. */
-typedef tddp_status tddp_on_demand_connect(void *context, const tddp_wait *wait);
+/* Makes a backend's connections; blocks. Called once. The token of `wait` says that nobody waits
+ * for them any longer; `given_up` that they must end even if other ranks are connecting to this
+ * one. */
+typedef tddp_status tddp_on_demand_connect(void *context, const tddp_wait *wait,
+                                           tddp_cancel *given_up);
 
 /* `timeout_ms`: how long connecting may take, on each rank. */
 TDDP_NODISCARD tddp_status tddp_on_demand_create(int64_t timeout_ms, tddp_on_demand_ask *ask,
@@ -41,7 +44,7 @@ void tddp_on_demand_request(tddp_on_demand *self);
  * before; TDDP_TIMEOUT at the deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
 TDDP_NODISCARD tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline);
 
-/* Ends what waits and connects. */
+/* Ends what waits, and connecting as far as no other rank is about to connect to this one. */
 void tddp_on_demand_stop(tddp_on_demand *self);
 
 /* --- for the group --------------------------------------------------------------------------- */
@@ -55,8 +58,8 @@ void tddp_on_demand_start(tddp_on_demand *self);
 /* The ranks cannot be asked. */
 void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *text);
 
-/* Waits for what connects, at most so long: to the others this rank would seem lost. Then stops it.
+/* Waits for what connects, at most so long: to the others this rank would seem lost. Then ends it.
  * Nobody calls tddp_on_demand_start() any more. NULL is fine. */
-void tddp_on_demand_end(tddp_on_demand *self, int64_t patience_ms);
+void tddp_on_demand_end(tddp_on_demand *self, int64_t timeout_ms);
 
 #endif

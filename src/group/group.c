@@ -21,8 +21,8 @@
 
 enum {
     MAX_WORLD_SIZE = 1 << 16,
-    /* For connections that other ranks have asked for, which this one does not need. */
-    CONNECT_PATIENCE_MS = 5000,
+    /* At its end, for connections that other ranks have asked for. */
+    CONNECT_MS = 5000,
 };
 
 static tddp_status check_opts(const tddp_group_opts *opts)
@@ -235,7 +235,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
 static void stop_detector(tddp_group *group)
 {
     tddp_detector_remove_group(group);
-    tddp_on_demand_end(group->on_demand, atomic_load(&group->aborted) ? 0 : CONNECT_PATIENCE_MS);
+    tddp_on_demand_end(group->on_demand, CONNECT_MS);
 }
 
 static tddp_status start_threads(tddp_group *group, tddp_group *parent)

@@ -128,20 +128,22 @@ static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* With a connection of its own to the store, since it waits there. */
-static tddp_status open_global(void *context, const tddp_wait *wait)
+/* With a connection of its own to the store, since it waits there. Once all have come it goes on
+ * also if this rank's group is aborted, for connecting takes a moment then: closed sockets to which
+ * others are just connecting end their processes by an exception on Gloo's thread (2022 versions).
+ */
+static tddp_status open_global(void *context, const tddp_wait *wait, tddp_cancel *given_up)
 {
     tddp_hosts *self = context;
-    tddp_cancel *cancel = tddp_wait_cancel(wait);
     const int64_t deadline = tddp_wait_deadline(wait, 0);
     tddp_hosts_comm made = {0};
     tddp_store *store;
     tddp_status status = tddp_store_clone(self->store, wait, &store);
     if (status == TDDP_OK) {
-        status = await_all(self, store, deadline, cancel);
+        status = await_all(self, store, deadline, tddp_wait_cancel(wait));
         if (status == TDDP_OK) {
             const tddp_backend_opts opts = global_opts(self, store);
-            status = open_comm(self, &opts, "global", deadline, cancel, &made);
+            status = open_comm(self, &opts, "global", deadline, given_up, &made);
         }
         /* The connection ends here, unless the backend needs it further. */
         tddp_store_release(made.inner.store);
@@ -189,7 +191,7 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
         self->on_demand = status ? NULL : opts->on_demand;
     } else if (status == TDDP_OK) {
         const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-        status = open_global(self, &left);
+        status = open_global(self, &left, cancel);
     }
     return status;
 }

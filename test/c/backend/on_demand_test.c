@@ -29,12 +29,13 @@ static void ask(void *data)
     }
 }
 
-static tddp_status connect_now(void *context, const tddp_wait *wait)
+static tddp_status connect_now(void *context, const tddp_wait *wait, tddp_cancel *given_up)
 {
     both *self = context;
     atomic_fetch_add(&self->connected, 1);
     if (self->waits_for_cancel) {
         CHECK_UNTIL(tddp_cancel_triggered(wait->cancel));
+        CHECK_UNTIL(tddp_cancel_triggered(given_up));
         return tddp_fail(TDDP_CANCELED, "canceled");
     }
     return self->outcome ? tddp_fail(self->outcome, "as the test wants it") : TDDP_OK;
@@ -167,8 +168,7 @@ TEST(an_abort_ends_connecting_and_waiting)
     }
 }
 
-/* The end waits for what connects. */
-TEST(the_end_is_patient)
+TEST(the_end_waits_for_what_connects)
 {
     for (int i = 0; i < 50; i++) {
         both it = {.starts = true};
