@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "hosts"
 require_relative "job"
 require_relative "partners"
 require_relative "results"
@@ -42,11 +43,14 @@ module Collectives
     def close
       @jobs.each_value(&:close)
       @jobs.clear
+      @hosts&.remove
+      @hosts = nil
     end
 
     private
 
     def measure(ranks, seconds)
+      @hosts = Hosts.new(@options[:hosts], @options[:rate]) if @options[:hosts] > 1
       start(ranks)
       @deadline = now + seconds
       rounds = @options[:rounds]
@@ -68,7 +72,7 @@ module Collectives
           next
         end
         begin
-          @jobs[partner] = Job.new(partner, ranks, bind: @options[:bind])
+          @jobs[partner] = Job.new(partner, ranks, bind: @options[:bind], hosts: @hosts)
           @results.version(partner.name, @jobs[partner].version)
           @say.call("#{ranks} ranks: #{partner.name}: #{@jobs[partner].version}")
         rescue Job::Failed => e

@@ -17,7 +17,7 @@ end
 
 options = {build: File.join(Collectives::ROOT, "build/native"), operations: %w[all_reduce broadcast all_gather reduce_scatter all_to_all barrier],
            dtypes: %w[float32], min: 8, max: 64 << 20, factor: 4, sizes: nil, ranks: [2, 4], rounds: 5, seconds: 270.0, check: true,
-           fresh: true, bind: false, figure: "median", backend: nil, partners: nil, json: nil, chart: nil}
+           fresh: true, bind: false, hosts: 1, rate: nil, figure: "median", backend: nil, partners: nil, json: nil, chart: nil}
 sizes = ->(text) { Collectives::Sizes.parse(text) or refuse("#{text}: expected bytes as 4096, 64K or 16M") }
 lists = {operations: Collectives::Partner::OPERATIONS, dtypes: Collectives::Partner::DTYPES}
 OptionParser.new do |opts|
@@ -28,6 +28,8 @@ OptionParser.new do |opts|
   opts.on("--factor N", Integer, "from --min on, the powers of N up to --max (4)") { |factor| options[:factor] = factor }
   opts.on("--sizes LIST", Array, "these instead") { |list| options[:sizes] = list.map(&sizes) }
   opts.on("--ranks LIST", Array, "(2,4)") { |list| options[:ranks] = list.map { |text| Integer(text, exception: false) || 0 } }
+  opts.on("--hosts N", Integer, "network namespaces over which the ranks are spread, as root (1: none)") { |hosts| options[:hosts] = hosts }
+  opts.on("--rate RATE", "of each host's network, in either direction, as tc has it: 10gbit (as fast as it goes)") { |rate| options[:rate] = rate }
   opts.on("--rounds N", Integer, "turns of each partner at each measurement (5)") { |rounds| options[:rounds] = rounds }
   opts.on("--seconds S", Float, "bound of all measurements together; the last round may be cut short (270)") { |bound| options[:seconds] = bound }
   opts.on("--partners LIST", Array, "of ours, gloo, floor, openmpi, pytorch, ruby, deepspeed (all)") { |list| options[:partners] = list }
@@ -59,6 +61,7 @@ lists.each do |name, known|
 end
 %i[min factor rounds seconds].each { |name| refuse("--#{name} #{options[name]}: expected more than #{(name == :factor) ? 1 : 0}") unless options[name] > ((name == :factor) ? 1 : 0) }
 refuse("--max #{options[:max]}: expected --min #{options[:min]} or more") if options[:max] < options[:min]
+refuse("--hosts #{options[:hosts]}: expected 1 to the fewest ranks, #{options[:ranks].min}") unless options[:hosts].between?(1, options[:ranks].min)
 options[:ranks].each { |ranks| refuse("--ranks: expected numbers from 2 to 64, with commas between them") unless ranks.between?(2, 64) }
 options[:sizes] ||= Collectives::Sizes.powers(options[:min], options[:max], options[:factor])
 options[:partners] = all.select { |partner| options[:partners].include?(partner.name) }

@@ -24,15 +24,17 @@ module Collectives
     # @param partner [Partner]
     # @param ranks [Integer]
     # @param bind [Boolean] whether each rank's thread is bound to a core
-    def initialize(partner, ranks, bind: false)
+    # @param hosts [Hosts, nil] where the ranks run; nil: all here
+    def initialize(partner, ranks, bind: false, hosts: nil)
       @bind = bind
+      @hosts = hosts
       @partner = partner
       @ranks = ranks
       @pids = []
       @folder = Dir.mktmpdir("collectives")
       @name = File.basename(@folder).delete("^A-Za-z0-9")
       prepare
-      partner.commands(ranks).each { |rank, command| spawn_rank(rank, command) }
+      partner.commands(ranks, hosts).each { |rank, command| spawn_rank(rank, command) }
       @version = answer(START_LIMIT).fetch("version")
     ensure
       # Also when a signal ends it halfway.
@@ -71,11 +73,12 @@ module Collectives
     def spawn_rank(rank, command)
       environment = {"RANK" => rank.to_s, "WORLD_SIZE" => @ranks.to_s, "BENCH_FOLDER" => @folder, "BENCH_LIMIT" => LIMIT.to_s,
                      "BENCH_BIND" => @bind ? "1" : "0", "BENCH_NAME" => @name, "TMPDIR" => @folder, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1",
-                     "GLOO_SOCKET_IFNAME" => "lo"}
+                     "GLOO_SOCKET_IFNAME" => @hosts ? "eth0" : "lo"}
       log = File.join(@folder, "log")
       # A group of their own: the terminal's Ctrl-C is this process's to handle.
       options = {in: File::NULL, out: [log, "a"], err: [log, "a"], pgroup: @pids.first || 0}
-      @pids << spawn(environment.merge(@partner.environment), *command, options)
+      place = @hosts ? @hosts.command(@hosts.of(rank, @ranks)) : []
+      @pids << spawn(environment.merge(@partner.environment), *place, *command, options)
     end
 
     def answer(limit)

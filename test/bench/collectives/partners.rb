@@ -23,6 +23,7 @@ module Collectives
     # @param obstacle [#call] takes the number of ranks; why it is not there, or nil
     # @param only [Array<String>, nil] the only operations it has
     # @yieldparam ranks [Integer]
+    # @yieldparam hosts [Hosts, nil]
     # @yieldreturn [Array<(Integer, Array<String>)>] what starts it: ranks and commands
     def initialize(name, series, environment: {}, obstacle: ->(_ranks) {}, only: nil, &commands)
       @name = name
@@ -33,8 +34,8 @@ module Collectives
       @commands = commands
     end
 
-    def commands(ranks)
-      @commands.call(ranks)
+    def commands(ranks, hosts = nil)
+      @commands.call(ranks, hosts)
     end
 
     def obstacle(ranks)
@@ -82,8 +83,8 @@ module Collectives
       program = program("mpi")
       launcher = %w[mpirun.openmpi mpirun].find { |name| which(name) }
       obstacle = ->(_ranks) { launcher ? missing(program, "install libopenmpi-dev and build again") : "there is no mpirun: install openmpi-bin" }
-      Partner.new("openmpi", [Series.new("openmpi", "OpenMPI", "any")], obstacle: obstacle) do |ranks|
-        [[0, [launcher, *mpi_options(launcher), "-np", ranks.to_s, program]]]
+      Partner.new("openmpi", [Series.new("openmpi", "OpenMPI", "any")], obstacle: obstacle) do |ranks, hosts|
+        [[0, [launcher, *mpi_options(launcher), *hosts&.mpi_options(ranks), "-np", ranks.to_s, program]]]
       end
     end
 

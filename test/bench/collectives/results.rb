@@ -94,7 +94,7 @@ module Collectives
 
     # For --json.
     def to_h
-      options = @options.slice(:ranks, :operations, :dtypes, :sizes, :rounds, :seconds, :fresh, :check, :figure, :bind)
+      options = @options.slice(:ranks, :operations, :dtypes, :sizes, :rounds, :seconds, :fresh, :check, :figure, :bind, :hosts, :rate)
       {machine: machine, options: options, versions: @versions, skipped: @skipped, wrong: wrong,
        results: @answers.map { |(ranks, cell, name), answers| row(ranks, cell, name, answers) }}
     end

@@ -21,6 +21,8 @@ module Collectives
 
     # @return [Array<Hash>] what, measured, target, met
     def verdicts
+      return between_hosts.compact if @results.options[:hosts] > 1
+
       [*sizes, *latency_from_ruby, *deepspeed, *operations, *more_ranks].compact
     end
 
@@ -80,6 +82,12 @@ module Collectives
 
     def deepspeed
       OURS.map { |name| never_slower(2, cells(2).select { |cell| cell.operation == "all_reduce" && cell.bytes >= KIB }, "all_reduce", name, "deepspeed") }
+    end
+
+    def between_hosts
+      @results.cells.map(&:first).uniq.product(OURS, %w[openmpi pytorch]).flat_map do |ranks, name, other|
+        cells(ranks).group_by(&:operation).map { |operation, all| never_slower(ranks, all, operation, name, other) }
+      end
     end
 
     def operations
