@@ -216,9 +216,22 @@ typedef struct tddp_backend_v1 {
      * has a thread that waits in finish(), and each context one for its operations. */
     struct tddp_eventcount *(*events)(void *context);
 
-    /** TDDP_OK while no other rank has gone, left or failed, as far as it can tell at once; else
-     * TDDP_PEER_LOST, with the rank in the text. Any thread; NULL: it can't tell. */
-    tddp_status (*check_peers)(void *context);
+    /** With events(): whether a send or receive like this is among what they concern, and finish()
+     * need not wait for it; NULL: all are. */
+    int (*polls)(void *context, const tddp_op *op);
+
+    /** TDDP_OK while waiting for this rank may succeed, as far as it can tell at once: it has not
+     * gone, left or failed; `rank` < 0: none of the others has. Else TDDP_PEER_LOST, with the rank
+     * in the text. Any thread; NULL: it can't tell. */
+    tddp_status (*check_peer)(void *context, int rank);
+
+    /** For receives whose memory is chosen once their message is known; both NULL: there are none.
+     * probe() waits until the message of a posted receive has arrived, and sets its source; then
+     * the operation's `output`, `timeout_ms` and `cancel` may be set, and finish() called. If the
+     * operation's token is triggered before, TDDP_CANCELED. drop() frees a request that finish()
+     * is not called for; no operation is running, and the context may be destroyed. */
+    tddp_status (*probe)(void *context, void *request, int *source);
+    void (*drop)(void *request);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

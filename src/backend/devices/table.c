@@ -84,6 +84,14 @@ static tddp_status allocate(void *data, size_t bytes, void **handle, void **memo
     return part->backend->allocate(part->context, bytes, handle, memory);
 }
 
+static int polls(void *data, const tddp_op *op)
+{
+    const context *self = data;
+    const tddp_inner *part = &self->parts[TDDP_CPU];
+    return device_of(op) == TDDP_CPU &&
+           (!part->backend->polls || part->backend->polls(part->context, op));
+}
+
 /* What is on a device's queue needs none. */
 static tddp_eventcount *events(void *data)
 {
@@ -159,8 +167,9 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->order = tddp_inner_order;
         table->await = tddp_inner_await;
     }
-    if (for_cpu && for_cpu->events && table->traits & TDDP_BACKEND_RESUMES) {
+    if (for_cpu && for_cpu->events) {
         table->events = events;
+        table->polls = polls;
     }
     if (for_cpu && for_cpu->allocate) {
         table->allocate = allocate;

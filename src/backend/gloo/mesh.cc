@@ -187,14 +187,16 @@ void Mesh::check_peers(const Task &task, int peer)
     }
 }
 
-void Mesh::check_all_peers()
+void Mesh::check_peers(int which)
 {
     tddp_op none = {};
-    none.kind = TDDP_OP_BARRIER;
+    none.kind = TDDP_OP_RECV;
     none.timeout_ms = GLOO_TIMEOUT.count();
     const Task task(none);
     for (int peer = 0; peer < size; peer++) {
-        check_peers(task, peer);
+        if (which < 0 || peer == which) {
+            check_peers(task, peer);
+        }
     }
 }
 
@@ -277,6 +279,9 @@ bool Mesh::check_woken(const Waiter &waiter, int *source)
     }
     if (status == TDDP_OK) {
         return false;
+    }
+    if (status == TDDP_CANCELED) {
+        throw Failure(status, "interrupted");
     }
     if (status == TDDP_GROUP_FAILED) {
         throw Failure(status, waiter.peer == TDDP_ANY_SOURCE

@@ -173,8 +173,8 @@ class Mesh
     /* Fails if a peer is lost, if `peer` has left, or if no source is left for TDDP_ANY_SOURCE. */
     void check_peers(const Task &task, int peer);
 
-    /* Fails if any peer is lost or has left. Any thread. */
-    void check_all_peers();
+    /* Fails if a peer is lost, or if this one has left; -1: any. Any thread. */
+    void check_peers(int peer);
 
     Link &link(int peer)
     {

@@ -41,7 +41,8 @@ template <typename Body> tddp_status guarded(Body body) noexcept
 template <typename Body> tddp_status guarded_for(Mesh &mesh, Body body) noexcept
 {
     tddp_status status = guarded(body);
-    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED) {
+    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
+        status != TDDP_CANCELED) {
         mesh.send_close_notice(status, tddp_error_message());
     }
     return status;
@@ -104,10 +105,10 @@ void report_failure(void *context, tddp_status status, const char *text)
     (void)guarded([&] { static_cast<Mesh *>(context)->send_close_notice(status, text); });
 }
 
-tddp_status check_peers(void *context)
+tddp_status check_peer(void *context, int rank)
 {
     Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded([&] { mesh.check_all_peers(); });
+    return guarded([&] { mesh.check_peers(rank); });
 }
 
 tddp_status post(void *context, const tddp_op *op, void **request)
@@ -123,6 +124,19 @@ tddp_status finish(void *context, void *request, int *source)
     Mesh &mesh = *static_cast<Mesh *>(context);
     return guarded_for(mesh,
                        [&] { *source = tddp_gloo::finish(mesh, static_cast<Request *>(request)); });
+}
+
+tddp_status probe(void *context, void *request, int *source)
+{
+    NoBrokenPipe guard;
+    Mesh &mesh = *static_cast<Mesh *>(context);
+    return guarded_for(mesh,
+                       [&] { *source = tddp_gloo::probe(mesh, *static_cast<Request *>(request)); });
+}
+
+void drop(void *request)
+{
+    (void)guarded([&] { tddp_gloo::drop(static_cast<Request *>(request)); });
 }
 
 const tddp_backend_v1 backend = {
@@ -147,7 +161,10 @@ const tddp_backend_v1 backend = {
     nullptr,
     nullptr,
     nullptr, // requests are waited for, each by a thread
-    check_peers,
+    nullptr,
+    check_peer,
+    probe,
+    drop,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

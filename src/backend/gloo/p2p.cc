@@ -87,6 +87,7 @@ struct Request {
     Task task;
     EagerBuffer eager;
     std::unique_ptr<Buffer> payload; /* large payload */
+    int source = TDDP_ANY_SOURCE;    /* of the message, once it has arrived */
 };
 
 namespace
@@ -124,12 +125,20 @@ void finish_send(Mesh &mesh, Request &request)
     }
 }
 
+int await_message(Mesh &mesh, Request &request)
+{
+    if (!request.task.matched) {
+        request.source = mesh.wait_recv(request.task, *request.eager.buffer, request.op.peer);
+        request.task.matched = true;
+    }
+    return request.source;
+}
+
 int finish_recv(Mesh &mesh, Request &request)
 {
     const tddp_op &op = request.op;
     const size_t bytes = bytes_of(op.output);
-    const int source = mesh.wait_recv(request.task, *request.eager.buffer, op.peer);
-    request.task.matched = true;
+    const int source = await_message(mesh, request);
     Message message;
     memcpy(&message, request.eager.memory.get(), sizeof message);
     if (message.count != op.output.count ||
@@ -171,10 +180,24 @@ Request *post(Mesh &mesh, const tddp_op &op)
     return request.release();
 }
 
+int probe(Mesh &mesh, Request &request)
+{
+    WaitScope scope(mesh);
+    return await_message(mesh, request);
+}
+
+void drop(Request *request)
+{
+    delete request;
+}
+
 int finish(Mesh &mesh, Request *it)
 {
     std::unique_ptr<Request> request(it);
     WaitScope scope(mesh);
+    if (request->task.matched) {
+        request->task.deadline = deadline_after(request->op.timeout_ms); /* since the probe */
+    }
     int source = mesh.rank;
     if (request->op.kind == TDDP_OP_SEND) {
         finish_send(mesh, *request);

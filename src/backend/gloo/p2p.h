@@ -12,6 +12,13 @@ struct Request;
 /* Starts a send or a receive, one at a time. finish() takes the request. */
 Request *post(Mesh &mesh, const tddp_op &op);
 
+/* Waits until the message of a receive has arrived, and returns its source; finish() then reads the
+ * operation's output, timeout and token anew. */
+int probe(Mesh &mesh, Request &request);
+
+/* Frees a request that is not finished. The mesh may be gone. */
+void drop(Request *request);
+
 /* Waits until the request is complete and frees it; returns the sender's rank for a receive. */
 int finish(Mesh &mesh, Request *request);
 

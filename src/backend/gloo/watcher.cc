@@ -98,6 +98,9 @@ tddp_status Mesh::check_wait(const Waiter &waiter, Clock::time_point now) const
     if (waiter.peer == TDDP_ANY_SOURCE && inactive_count_ == size - 1) {
         return TDDP_PEER_LOST;
     }
+    if (op.cancel && tddp_cancel_triggered(op.cancel)) {
+        return TDDP_CANCELED;
+    }
     return now >= waiter.task->deadline ? TDDP_TIMEOUT : TDDP_OK;
 }
 

@@ -72,8 +72,8 @@ static tddp_status check_ranks(tddp_hosts *self)
             status = tddp_shm_check_peer(self->shm, local);
         }
     }
-    if (status == TDDP_OK && leaders->backend && leaders->backend->check_peers) {
-        status = leaders->backend->check_peers(leaders->context);
+    if (status == TDDP_OK && leaders->backend && leaders->backend->check_peer) {
+        status = leaders->backend->check_peer(leaders->context, -1);
     }
     return status;
 }

@@ -70,6 +70,7 @@ tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
     }
     self->between = between;
     self->shm = shm;
+    tddp_shm_p2p_add_foreign(shm);
     self->rank = opts->rank;
     self->world_size = opts->world_size;
     pthread_mutex_init(&self->lock, NULL);
@@ -117,7 +118,9 @@ static void free_scratch(tddp_hosts *self)
 
 void tddp_hosts_destroy(tddp_hosts *self)
 {
+    tddp_hosts_stop_listening(self);
     tddp_hosts_disconnect(self);
+    tddp_hosts_free_listeners(self);
     free_scratch(self);
     tddp_shm_destroy(self->shm);
     pthread_mutex_destroy(&self->lock);

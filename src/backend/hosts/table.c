@@ -85,6 +85,12 @@ static tddp_status allocate(void *context, size_t bytes, void **handle, void **d
     return tddp_shm_allocate(self->shm, bytes, handle, data);
 }
 
+static tddp_eventcount *events(void *context)
+{
+    const tddp_hosts *self = context;
+    return tddp_shm_events(self->shm, self->local_rank);
+}
+
 const tddp_backend_v1 *tddp_hosts_backend(void)
 {
     static const tddp_backend_v1 backend = {
@@ -99,6 +105,8 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
+        .events = events,
+        .polls = tddp_hosts_polls,
         .op_count = TDDP_OP_COUNT,
         .run =
             {

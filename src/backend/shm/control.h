@@ -123,6 +123,7 @@ struct tddp_shm {
     tddp_shm_peer *peers;
     size_t cache_bytes;
     int ranks_per_core;
+    bool foreign_senders; /* messages also come from elsewhere */
     struct tddp_shm_matching *matching;
     tddp_shm_choices choices;
 

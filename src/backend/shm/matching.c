@@ -235,6 +235,19 @@ void tddp_shm_matching_add_receive(tddp_shm *shm, tddp_shm_request *self)
     free(found);
 }
 
+tddp_status tddp_shm_matching_deliver(tddp_shm *shm, int from, const tddp_shm_header *header)
+{
+    matching *all = tddp_shm_matching_of(shm);
+    bool matched = false;
+    pthread_mutex_lock(&all->mutex);
+    tddp_status status = deliver(all, from, header, &matched);
+    pthread_mutex_unlock(&all->mutex);
+    if (matched) {
+        tddp_eventcount_notify(tddp_shm_events(shm, tddp_shm_rank(shm)));
+    }
+    return status;
+}
+
 void tddp_shm_matching_remove(tddp_shm *shm, const tddp_shm_request *self)
 {
     matching *all = tddp_shm_matching_of(shm);

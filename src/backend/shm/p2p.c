@@ -14,8 +14,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "backend/arith/arith.h"
+#include "backend/shm/control.h"
 #include "backend/shm/p2p_request.h"
 
 enum {
@@ -59,6 +61,7 @@ static tddp_status fail_timeout(tddp_shm *shm, tddp_shm_request *self)
 /* Checks the deadline, and now and then whether the peer is alive. */
 static tddp_status check_peer(tddp_shm *shm, tddp_shm_request *self, int64_t now)
 {
+
     if (now >= self->deadline) {
         return fail_timeout(shm, self);
     }
@@ -66,7 +69,10 @@ static tddp_status check_peer(tddp_shm *shm, tddp_shm_request *self, int64_t now
         return TDDP_OK;
     }
     self->checked_at = now;
-    return tddp_shm_check_peer(shm, peer_of(shm, self));
+    const int peer = peer_of(shm, self);
+    const bool is_foreign = peer >= shm->size || (peer < 0 && shm->foreign_senders);
+    /* Waiting for this rank itself fails only if another has ended. */
+    return tddp_shm_check_peer(shm, is_foreign ? shm->rank : peer);
 }
 
 tddp_status tddp_shm_request_wait(tddp_shm *shm, tddp_shm_request *self,
@@ -157,7 +163,7 @@ static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
 
 tddp_status tddp_shm_p2p_post(tddp_shm *shm, const tddp_op *op, void **request)
 {
-    if (tddp_shm_size(shm) == 1) {
+    if (tddp_shm_size(shm) == 1 && !shm->foreign_senders) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "there is no other rank");
     }
     tddp_shm_request *self = tddp_alloc(sizeof *self);
@@ -186,6 +192,18 @@ tddp_status tddp_shm_p2p_post(tddp_shm *shm, const tddp_op *op, void **request)
     tddp_shm_matching_add_send(shm, self);
     *request = self;
     return TDDP_OK;
+}
+
+void tddp_shm_p2p_add_foreign(tddp_shm *shm)
+{
+    shm->foreign_senders = true;
+}
+
+tddp_status tddp_shm_p2p_deliver(tddp_shm *shm, int from, uint32_t tag, void *message)
+{
+    tddp_shm_header header = {.tag = tag, .protocol = TDDP_SHM_PROTOCOL_FOREIGN};
+    memcpy(header.data, &message, sizeof message);
+    return tddp_shm_matching_deliver(shm, from, &header);
 }
 
 /* --- finishing ------------------------------------------------------------------------------- */
@@ -243,5 +261,29 @@ tddp_status tddp_shm_p2p_finish(tddp_shm *shm, void *request, int *source)
         tddp_shm_matching_remove(shm, self);
     }
     free(self);
+    return status;
+}
+
+void tddp_shm_p2p_drop(tddp_shm *shm, void *request)
+{
+    tddp_shm_matching_remove(shm, request);
+    free(request);
+}
+
+tddp_status tddp_shm_p2p_await_message(tddp_shm *shm, void *request, void **message, int *from)
+{
+    tddp_shm_request *self = request;
+    *message = NULL;
+    tddp_status status = tddp_shm_request_wait(shm, self, is_matched);
+    if (status == TDDP_CANCELED) {
+        return status;
+    }
+    if (status) {
+        tddp_shm_p2p_drop(shm, self);
+    } else if (self->header.protocol == TDDP_SHM_PROTOCOL_FOREIGN) {
+        memcpy(message, self->header.data, sizeof *message);
+        *from = self->peer;
+        free(self);
+    }
     return status;
 }

@@ -23,7 +23,8 @@ enum {
 typedef enum tddp_shm_protocol {
     TDDP_SHM_PROTOCOL_INLINE, /* the payload is in the header */
     TDDP_SHM_PROTOCOL_EAGER,  /* in an eager buffer */
-    TDDP_SHM_PROTOCOL_RNDV    /* at the sender */
+    TDDP_SHM_PROTOCOL_RNDV,   /* at the sender */
+    TDDP_SHM_PROTOCOL_FOREIGN /* elsewhere: `data` has a pointer that is not shared memory's */
 } tddp_shm_protocol;
 
 typedef struct tddp_shm_header {

@@ -29,6 +29,9 @@ TDDP_NODISCARD tddp_status tddp_shm_matching_progress(tddp_shm *shm);
 void tddp_shm_matching_add_send(tddp_shm *shm, tddp_shm_request *self);
 /* Matches the receive with the first unexpected message that fits, or posts it. */
 void tddp_shm_matching_add_receive(tddp_shm *shm, tddp_shm_request *self);
+/* A message that did not come through a ring. */
+TDDP_NODISCARD tddp_status tddp_shm_matching_deliver(tddp_shm *shm, int from,
+                                                     const tddp_shm_header *header);
 /* Removes a request, matched or not. */
 void tddp_shm_matching_remove(tddp_shm *shm, const tddp_shm_request *self);
 

@@ -204,6 +204,19 @@ tddp_status tddp_shm_all_to_all(tddp_shm *shm, const tddp_op *op);
 typedef struct tddp_shm_request tddp_shm_request;
 tddp_status tddp_shm_p2p_post(tddp_shm *shm, const tddp_op *op, void **request);
 tddp_status tddp_shm_p2p_finish(tddp_shm *shm, void *request, int *source);
+/* Before the first message: some come from elsewhere, and a receive from any source goes on
+ * waiting when all ranks of this host have left. */
+void tddp_shm_p2p_add_foreign(tddp_shm *shm);
+/* A message from elsewhere, for receives posted here: as if it had just arrived from rank `from`,
+ * which is tddp_shm_size() or more. Any thread. */
+TDDP_NODISCARD tddp_status tddp_shm_p2p_deliver(tddp_shm *shm, int from, uint32_t tag,
+                                                void *message);
+/* Waits until a posted receive has its message. From elsewhere: sets *message and *from, and frees
+ * the request. Else *message is NULL, and tddp_shm_p2p_finish() comes next. Errors as there. */
+TDDP_NODISCARD tddp_status tddp_shm_p2p_await_message(tddp_shm *shm, void *request, void **message,
+                                                      int *from);
+/* Frees a request that is not finished, instead. */
+void tddp_shm_p2p_drop(tddp_shm *shm, void *request);
 /* The message matching state of a context (matching.c), created by the join and freed with the
  * context. */
 struct tddp_shm_matching;

@@ -213,6 +213,12 @@ static tddp_eventcount *events(void *context)
     return inner->backend->events(inner->context);
 }
 
+static int polls(void *context, const tddp_op *op)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->polls(inner->context, op);
+}
+
 static tddp_status decline(void *context, const tddp_wait *wait)
 {
     return tddp_inner_decline(inner_of(context), wait);
@@ -248,6 +254,7 @@ static tddp_status fill(tddp_wrapper *self)
         .check = check,
         .prepare = prepare,
         .events = inner->events ? events : NULL,
+        .polls = inner->polls ? polls : NULL,
         .op_count = TDDP_OP_COUNT,
     };
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {
