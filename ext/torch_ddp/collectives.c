@@ -8,8 +8,9 @@
 #include "torch_ddp.h"
 
 /* How long an operation that is waited for at once waits for other ranks before the GVL is let go
- * of. A small operation whose peers are there takes less than letting go of the GVL does. */
-enum { INLINE_US = 20 };
+ * of, and where no other Ruby thread could use it. A small operation whose peers are there takes
+ * less than letting go of the GVL does. */
+enum { INLINE_US = 20, INLINE_ALONE_US = 200 };
 
 /* The arguments of one call, read. */
 typedef struct operation {
@@ -173,7 +174,7 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
     if (op.apart)
         return ID2SYM(rb_intern("apart")); /* lib/torch calls again with a copy */
     bool async = RTEST(*at);
-    op.args.inline_us = async ? 0 : INLINE_US;
+    op.args.inline_us = async ? 0 : rb_thread_alone() ? INLINE_ALONE_US : INLINE_US;
     op.args.description = tddp_rb_description(method->described == OUTPUT  ? op.output
                                               : method->described == INPUT ? op.input
                                                                            : Qnil,

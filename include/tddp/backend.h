@@ -113,6 +113,10 @@ typedef struct tddp_backend_opts {
     const int *hosts;
     /** The ranks' names in messages; NULL: their numbers. Valid during create(). */
     const int *names;
+    /** To be called now and then while create() waits for other ranks: an error says that some will
+     * not come; NULL: nothing is known of them. */
+    tddp_status (*check)(void *data);
+    void *check_data;
     /** The core's own: the shared memory that this group may have in common with others. */
     struct tddp_shm_fabric *fabric;
     /** The core's own: how all ranks of the group can be made to connect later; NULL: they can't.
@@ -215,6 +219,11 @@ typedef struct tddp_backend_v1 {
      * then tries those of many contexts in turn. Only of libtddp's own backends; NULL: each request
      * has a thread that waits in finish(), and each context one for its operations. */
     struct tddp_eventcount *(*events)(void *context);
+
+    /** With TDDP_BACKEND_RESUMES: whether this operation may be interrupted and resumed; if not, it
+     * may still run on any thread, to its end. The thread that runs it may be blocked a moment
+     * longer than the token asks for. NULL: all may, and at once. */
+    int (*resumes)(void *context, const tddp_op *op);
 
     /** With events(): whether a send or receive like this is among what they concern, and finish()
      * need not wait for it; NULL: all are. */

@@ -31,9 +31,16 @@ bool tddp_group_resumes(const tddp_group *group)
     return group->backend->traits & TDDP_BACKEND_RESUMES;
 }
 
+/* Whether it may be left unfinished by one thread, and finished by another. */
+static bool op_resumes(const tddp_group *group, const tddp_op *op)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    return tddp_group_resumes(group) && (!backend->resumes || backend->resumes(group->context, op));
+}
+
 bool tddp_group_queue_is_polled(const tddp_group *group)
 {
-    return group->polled && tddp_group_resumes(group) &&
+    return group->polled && tddp_group_resumes(group) && !group->backend->resumes &&
            !(group->backend->traits & TDDP_BACKEND_QUEUES);
 }
 
@@ -244,7 +251,8 @@ static tddp_group *lock_group(tddp_work *work)
 static bool may_execute_on_caller(const tddp_group *group)
 {
     return !group->running && group->head && !group->head->pending_status &&
-           !group->head->on_device && !group->failure && group->state < TDDP_GROUP_ENDING;
+           !group->head->on_device && !group->failure && group->state < TDDP_GROUP_ENDING &&
+           op_resumes(group, &group->head->op);
 }
 
 static bool is_triggered(const tddp_cancel *cancel)
@@ -313,8 +321,8 @@ size_t tddp_group_op_bytes(const tddp_op *op)
 bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
                                const tddp_cancel *cancel)
 {
-    return inline_us != 0 && tddp_group_resumes(group) && !work->on_device && !group->running &&
-           !group->head && !is_triggered(cancel);
+    return inline_us != 0 && !work->on_device && !group->running && !group->head &&
+           !is_triggered(cancel) && op_resumes(group, &work->op);
 }
 
 void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,

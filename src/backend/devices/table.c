@@ -84,6 +84,13 @@ static tddp_status allocate(void *data, size_t bytes, void **handle, void **memo
     return part->backend->allocate(part->context, bytes, handle, memory);
 }
 
+static int resumes(void *data, const tddp_op *op)
+{
+    const context *self = data;
+    const tddp_inner *part = &self->parts[device_of(op)];
+    return !part->backend->resumes || part->backend->resumes(part->context, op);
+}
+
 static int polls(void *data, const tddp_op *op)
 {
     const context *self = data;
@@ -158,6 +165,7 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->post = part->post ? post : table->post;
         table->finish = part->post ? tddp_inner_finish : table->finish;
         table->decline = part->decline ? decline : table->decline;
+        table->resumes = part->resumes ? resumes : table->resumes;
         for (uint32_t kind = 0; kind < part->op_count && kind < TDDP_OP_COUNT; kind++) {
             table->run[kind] = part->run[kind] ? run : table->run[kind];
         }

@@ -43,13 +43,13 @@ void all_reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
     char *data = static_cast<char *>(op.output.data);
     const size_t count = op.output.count;
     each_peer(mesh, [&](int peer) { messages.send_header(peer, data, bytes); });
+    messages.exchange_headers();
     if (mesh.size == 2 && commutes(op)) {
         tddp_combine(op.reduce, op.input.dtype, data, messages.recv_header(1 - mesh.rank), count);
         scale(op.input.dtype, data, count, factor_after(mesh, op));
     } else {
         combine_inline(mesh, messages, op, data, count, Scaling::SCALED);
     }
-    messages.finish();
 }
 
 void all_reduce_large(Mesh &mesh, const tddp_op &op, size_t bytes)
@@ -143,14 +143,16 @@ void all_reduce_pair(Mesh &mesh, const tddp_op &op, size_t bytes)
 void all_reduce(Mesh &mesh, const tddp_op &op)
 {
     size_t bytes = op.output.count * tddp_dtype_size(op.output.dtype);
-    scale(op.input.dtype, op.output.data, op.output.count, factor_before(mesh, op, op.premul));
+    if (!mesh.resumed()) {
+        scale(op.input.dtype, op.output.data, op.output.count, factor_before(mesh, op, op.premul));
+    }
     if (mesh.size == 1) {
         return;
     }
     if (doubles(mesh, bytes)) {
         all_reduce_doubling(mesh, op);
         scale(op.input.dtype, op.output.data, op.output.count, factor_after(mesh, op));
-    } else if (bytes <= EAGER_BYTES / static_cast<size_t>(mesh.size - 1)) {
+    } else if (is_small(mesh, bytes)) {
         all_reduce_small(mesh, op, bytes);
     } else if (mesh.size == 2 && commutes(op)) {
         all_reduce_pair(mesh, op, bytes);

@@ -51,6 +51,7 @@ void exchange(Mesh &mesh, const tddp_op &op, SendPart send_part, RecvPart recv_p
             messages.send(messages.region(out.data, bytes_of(out)), peer, DIRECT, 0, bytes_of(out));
         }
     });
+    messages.exchange_headers();
     copy(recv_part(mesh.rank).data, send_part(mesh.rank).data, bytes_of(send_part(mesh.rank)));
     each_peer(mesh, [&](int peer) {
         const char *data = messages.recv_header(peer);
@@ -169,6 +170,28 @@ void all_to_all(Mesh &mesh, const tddp_op &op)
     exchange(
         mesh, op, [&](int peer) { return op.input_parts[peer]; },
         [&](int peer) { return op.output_parts[peer]; });
+}
+
+/* The largest of a list of parts, one for each rank; without a list 0. */
+static size_t most_in(const Mesh &mesh, const tddp_buffer *parts)
+{
+    size_t most = 0;
+    for (int rank = 0; parts && rank < mesh.size; rank++) {
+        most = std::max(most, bytes_of(parts[rank]));
+    }
+    return most;
+}
+
+bool resumes(const Mesh &mesh, const tddp_op &op)
+{
+    if (op.kind == TDDP_OP_ALL_REDUCE) {
+        const size_t bytes = bytes_of(op.output);
+        return !doubles(mesh, bytes) && is_small(mesh, bytes);
+    }
+    const size_t most =
+        std::max(op.input_parts ? most_in(mesh, op.input_parts) : bytes_of(op.input),
+                 op.output_parts ? most_in(mesh, op.output_parts) : bytes_of(op.output));
+    return most <= EAGER_BYTES && !(op.kind == TDDP_OP_BARRIER && doubles(mesh, 0));
 }
 
 } // namespace tddp_gloo

@@ -17,6 +17,16 @@ void gather(Mesh &mesh, const tddp_op &op);
 void scatter(Mesh &mesh, const tddp_op &op);
 void all_to_all(Mesh &mesh, const tddp_op &op);
 
+/* Whether all_reduce sends this with the headers, from each rank to every other. */
+inline bool is_small(const Mesh &mesh, size_t bytes)
+{
+    return mesh.size == 1 || bytes <= EAGER_BYTES / static_cast<size_t>(mesh.size - 1);
+}
+
+/* Whether an operation waits only for headers, and may be interrupted then and run again; see
+ * OpMessages::exchange_headers(). */
+bool resumes(const Mesh &mesh, const tddp_op &op);
+
 } // namespace tddp_gloo
 
 #endif

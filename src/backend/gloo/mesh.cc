@@ -7,6 +7,8 @@
  */
 #include "mesh.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -17,6 +19,8 @@ namespace
 
 using std::chrono::milliseconds;
 
+/* How long a thread that waits for a header looks for it before it sleeps. */
+constexpr std::chrono::microseconds SPIN_TIME{200};
 /* How often the thread may be preempted just before it waits, without missing a completion. */
 constexpr int MAX_CHECKS = 3;
 /* For data that the kernel still has to deliver when a group ends. */
@@ -73,6 +77,7 @@ Mesh::~Mesh()
 
 void Mesh::post_inbox(int peer, unsigned which)
 {
+    memset(link(peer).inbox_data[which], 0, HEADER_BYTES); /* see wait_header() */
     recv(*link(peer).inbox[which], peer, HEADER_SLOT, 0, HEADER_BYTES + EAGER_BYTES);
 }
 
@@ -109,7 +114,12 @@ void Mesh::abort()
 
 void Mesh::begin(const tddp_op &op)
 {
-    current_ = Task(op);
+    resumed_ = sequence_ == op.sequence;
+    if (resumed_) {
+        current_.op = &op;
+    } else {
+        current_ = Task(op);
+    }
     if (aborted_) {
         throw Failure(TDDP_GROUP_FAILED, "aborted");
     }
@@ -209,6 +219,27 @@ char *Mesh::scratch(size_t bytes)
         scratch_bytes_ = bytes;
     }
     return scratch_.get();
+}
+
+/* --- headers --------------------------------------------------------------------------------- */
+
+void Mesh::spin_until_arrival(const tddp_op &op, const uint64_t *word)
+{
+    const auto end = Clock::now() + (op.awaited ? SPIN_TIME : milliseconds(0));
+    while (__atomic_load_n(word, __ATOMIC_RELAXED) == 0 && Clock::now() < end && !aborted_) {
+        if (op.cancel && tddp_cancel_triggered(op.cancel)) {
+            throw Failure(TDDP_CANCELED, "interrupted");
+        }
+        sched_yield(); /* to Gloo's thread, where there are few cores */
+    }
+}
+
+void Mesh::wait_header(int peer)
+{
+    Link &one = link(peer);
+    const char *inbox = one.inbox_data[one.inbox_index];
+    spin_until_arrival(*current_.op, &reinterpret_cast<const tddp_call *>(inbox)->sequence);
+    wait_recv(*one.inbox[one.inbox_index], peer);
 }
 
 /* --- waits ----------------------------------------------------------------------------------- */

@@ -80,7 +80,9 @@ struct Link {
     char *outbox_data;
     std::unique_ptr<Buffer> inbox[2];
     std::unique_ptr<Buffer> outbox;
-    unsigned inbox_index = 0; /* of the current operation's header */
+    unsigned inbox_index = 0; /* of the next header */
+    uint64_t sent = 0;        /* the last collective whose header was sent to the peer */
+    bool sending = false;     /* a header is on its way */
     tddp_calls before = {};   /* the calls of the last operation that agreed */
     uint64_t agreed = 0;      /* that operation's number */
     std::unique_ptr<CloseNotice> close_notice_data;
@@ -133,9 +135,13 @@ class Mesh
      * failure. */
     void send_close_notice(tddp_status status, const std::string &text) noexcept;
 
-    /* Enclose each collective. */
+    /* Enclose each collective. It may be interrupted, and begun once more. */
     void begin(const tddp_op &op);
     void end();
+    bool resumed() const
+    {
+        return resumed_;
+    }
     /* Within it: only these peers send headers. */
     void limit_partners(std::vector<int> partners);
     /* Enclose waits of other operations: the watcher is active meanwhile. */
@@ -184,6 +190,13 @@ class Mesh
     /* Posts the receive of a later header; see Link. */
     void post_inbox(int peer, unsigned which);
 
+    void wait_header(int peer);
+
+    /* Returns soon after Gloo's thread has written something other than 0 to this word of a posted
+     * buffer, or after a moment, or if nothing awaits the operation at once. Only a hint, which
+     * saves the caller's thread from sleeping and being woken. */
+    void spin_until_arrival(const tddp_op &op, const uint64_t *word);
+
     /* Fails if a peer's call, in its header, and this rank's do not agree. */
     void compare(const tddp_op &op, int peer, const char *header);
 
@@ -220,8 +233,8 @@ class Mesh
     void open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel);
     void set_connecting_to(int peer, const sockaddr_storage &beacon);
     bool connecting_peer_died();
-    void connect_pairs(tddp_store *store, int first, int end, Clock::time_point deadline,
-                       tddp_cancel *cancel);
+    void connect_pairs(const tddp_backend_opts &opts, int first, int end,
+                       Clock::time_point deadline, tddp_cancel *cancel);
     void connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
                       tddp_cancel *cancel);
     void make_links();
@@ -265,7 +278,8 @@ class Mesh
     std::vector<Link> links_;
     std::unique_ptr<char[]> scratch_;
     size_t scratch_bytes_ = 0;
-    Task current_; /* the running collective */
+    Task current_;         /* the running collective, or the interrupted one */
+    bool resumed_ = false; /* it runs for the second time */
     std::atomic<bool> aborted_{false};
     std::once_flag closed_;
     std::once_flag close_notice_sent_;

@@ -70,6 +70,7 @@ class OpScope
 template <void (*Collective)(Mesh &, const tddp_op &)>
 tddp_status run(void *context, const tddp_op *op)
 {
+    NoBrokenPipe guard;
     Mesh &mesh = *static_cast<Mesh *>(context);
     return guarded_for(mesh, [&] {
         OpScope scope(mesh, *op);
@@ -103,6 +104,11 @@ void report_failure(void *context, tddp_status status, const char *text)
 {
     NoBrokenPipe guard;
     (void)guarded([&] { static_cast<Mesh *>(context)->send_close_notice(status, text); });
+}
+
+int resumes(void *context, const tddp_op *op)
+{
+    return op->bundled == 0 && tddp_gloo::resumes(*static_cast<Mesh *>(context), *op);
 }
 
 tddp_status check_peer(void *context, int rank)
@@ -149,7 +155,7 @@ const tddp_backend_v1 backend = {
     destroy,
     post,
     finish,
-    TDDP_BACKEND_SHARES_HOSTS,
+    TDDP_BACKEND_SHARES_HOSTS | TDDP_BACKEND_RESUMES,
     nullptr, // it has no memory of its own
     nullptr,
     report_failure,
@@ -161,6 +167,7 @@ const tddp_backend_v1 backend = {
     nullptr,
     nullptr,
     nullptr, // requests are waited for, each by a thread
+    resumes,
     nullptr,
     check_peer,
     probe,

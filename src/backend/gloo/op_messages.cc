@@ -29,29 +29,56 @@ void OpMessages::send_header(int peer, const void *data, size_t bytes)
 
 void OpMessages::expect_header(int peer)
 {
-    mesh_.post_inbox(peer, mesh_.link(peer).inbox_index ^ 1u);
+    if (mesh_.link(peer).sent != op_.sequence) {
+        mesh_.post_inbox(peer, mesh_.link(peer).inbox_index ^ 1u);
+    }
 }
 
 void OpMessages::answer_header(int peer, const void *data, size_t bytes)
 {
     Link &link = mesh_.link(peer);
+    if (link.sent == op_.sequence) {
+        return; /* before the operation was interrupted */
+    }
     const tddp_call call = tddp_call_of(&op_, mesh_.rank, peer);
     memcpy(link.outbox_data, &call, sizeof call);
     if (bytes > 0) {
         memcpy(link.outbox_data + HEADER_BYTES, data, bytes);
     }
+    link.sent = op_.sequence;
+    link.sending = true;
     mesh_.send(*link.outbox, peer, HEADER_SLOT, 0, HEADER_BYTES + bytes);
-    sent_.push_back({link.outbox.get(), peer});
 }
 
 char *OpMessages::recv_header(int peer)
 {
     Link &link = mesh_.link(peer);
-    mesh_.wait_recv(*link.inbox[link.inbox_index], peer);
-    char *data = link.inbox_data[link.inbox_index];
-    link.inbox_index ^= 1u;
-    mesh_.compare(op_, peer, data);
-    return data + HEADER_BYTES;
+    if (link.agreed != op_.sequence) {
+        mesh_.wait_header(peer);
+        link.inbox_index ^= 1u;
+        mesh_.compare(op_, peer, link.inbox_data[link.inbox_index ^ 1u]);
+    }
+    return link.inbox_data[link.inbox_index ^ 1u] + HEADER_BYTES;
+}
+
+void OpMessages::exchange_headers()
+{
+    for (int peer = 0; peer < mesh_.size; peer++) {
+        if (peer != mesh_.rank) {
+            recv_header(peer);
+        }
+    }
+    finish_headers();
+}
+
+void OpMessages::finish_headers()
+{
+    for (int peer = 0; peer < mesh_.size; peer++) {
+        if (peer != mesh_.rank && mesh_.link(peer).sending) {
+            mesh_.wait_send(*mesh_.link(peer).outbox, peer);
+            mesh_.link(peer).sending = false;
+        }
+    }
 }
 
 double OpMessages::premul(int peer) const
@@ -89,6 +116,7 @@ void OpMessages::wait_sent(Buffer &region, int peer)
 
 void OpMessages::finish()
 {
+    finish_headers();
     for (const Sent &each : sent_) {
         mesh_.wait_send(*each.buffer, each.peer);
     }

@@ -34,6 +34,9 @@ class OpMessages
     /* Waits for the peer's header, checks it, and returns its payload, which is valid until the
      * next operation. */
     char *recv_header(int peer);
+    /* Waits for all headers, sent and received: nothing else of an operation on little data waits.
+     * So if it was interrupted there, it may be run again. */
+    void exchange_headers();
     /* The peer's factor for PREMUL_SUM, after its header has arrived. */
     double premul(int peer) const;
 
@@ -49,6 +52,8 @@ class OpMessages
     void finish();
 
   private:
+    void finish_headers();
+
     struct Sent {
         Buffer *buffer;
         int peer;

@@ -24,6 +24,7 @@ namespace
 {
 
 struct Message {
+    uint64_t mark; /* 1: it has arrived; see Mesh::spin_until_arrival() */
     uint64_t count;
     uint32_t dtype;
     uint32_t number; /* of a large payload's slot; 0: the payload is with this header */
@@ -99,7 +100,7 @@ void post_send(Mesh &mesh, Request &request)
     const size_t bytes = bytes_of(op.input);
     const bool eager = bytes <= EAGER_BYTES;
     char *data = request.eager.memory.get();
-    Message message = {op.input.count, static_cast<uint32_t>(op.input.dtype), 0};
+    Message message = {1, op.input.count, static_cast<uint32_t>(op.input.dtype), 0};
     if (!eager) {
         message.number = next_number(mesh.link(op.peer));
     } else if (bytes > 0) {
@@ -128,6 +129,8 @@ void finish_send(Mesh &mesh, Request &request)
 int await_message(Mesh &mesh, Request &request)
 {
     if (!request.task.matched) {
+        const auto *message = reinterpret_cast<const Message *>(request.eager.memory.get());
+        mesh.spin_until_arrival(request.op, &message->mark);
         request.source = mesh.wait_recv(request.task, *request.eager.buffer, request.op.peer);
         request.task.matched = true;
     }
@@ -174,6 +177,7 @@ Request *post(Mesh &mesh, const tddp_op &op)
     if (op.kind == TDDP_OP_SEND) {
         post_send(mesh, *request);
     } else {
+        memset(request->eager.memory.get(), 0, HEADER_BYTES);
         mesh.recv(request->task, *request->eager.buffer, op.peer, slot_of_message(op.tag, 0), 0,
                   HEADER_BYTES + EAGER_BYTES);
     }

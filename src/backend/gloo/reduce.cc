@@ -23,13 +23,11 @@ void reduce_small(Mesh &mesh, const tddp_op &op, size_t bytes)
     each_peer(mesh, [&](int peer) {
         messages.send_header(peer, op.input.data, peer == op.root ? bytes : 0);
     });
+    messages.exchange_headers();
     if (mesh.rank == op.root) {
         combine_inline(mesh, messages, op, static_cast<char *>(op.output.data), op.output.count,
                        Scaling::UNSCALED);
-    } else {
-        each_peer(mesh, [&](int peer) { messages.recv_header(peer); });
     }
-    messages.finish();
 }
 
 /* Up to this size a second step costs more than it saves: three and four ranks on one host. */
@@ -172,6 +170,7 @@ void reduce_scatter(Mesh &mesh, const tddp_op &op)
         }
     });
     if (bytes <= EAGER_BYTES) {
+        messages.exchange_headers();
         copy(output, local.data, bytes);
         combine_inline(mesh, messages, op, output, op.output.count, Scaling::UNSCALED);
     } else {

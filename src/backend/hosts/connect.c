@@ -63,8 +63,9 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
 /* --- the global one -------------------------------------------------------------------------- */
 
 /* That all ranks this one can see are alive and in the group. */
-static tddp_status check_ranks(tddp_hosts *self)
+static tddp_status check_ranks(void *context)
 {
+    tddp_hosts *self = context;
     const tddp_inner *leaders = &self->leader_comm.inner;
     tddp_status status = TDDP_OK;
     for (int local = 0; local < self->local_size && status == TDDP_OK; local++) {
@@ -102,7 +103,7 @@ static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadli
     return status;
 }
 
-static tddp_backend_opts global_opts(const tddp_hosts *self, tddp_store *store)
+static tddp_backend_opts global_opts(tddp_hosts *self, tddp_store *store)
 {
     return (tddp_backend_opts){
         .size = sizeof(tddp_backend_opts),
@@ -113,6 +114,8 @@ static tddp_backend_opts global_opts(const tddp_hosts *self, tddp_store *store)
         .group = self->group,
         .address = self->address,
         .names = self->names,
+        .check = check_ranks,
+        .check_data = self,
     };
 }
 

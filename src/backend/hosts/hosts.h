@@ -78,6 +78,11 @@ struct tddp_hosts {
     int *starts;  /* offset of each host in `members`, and the end */
     tddp_shm *shm;
     uint64_t local_sequence;
+    /* The running operation, or the interrupted one: */
+    uint64_t running; /* its number; 0: there is none */
+    int64_t deadline;
+    size_t stages_done;
+    bool stage_begun;            /* the next one was interrupted */
     tddp_hosts_comm leader_comm; /* only on leaders */
     tddp_on_demand *on_demand;   /* the group's, which makes the global one; NULL: it is there */
     tddp_store *store;           /* the group's; like the next four for the global one */
@@ -162,12 +167,17 @@ static inline bool tddp_hosts_is_leader(const tddp_hosts *self)
 typedef struct tddp_hosts_run {
     tddp_hosts *self;
     const tddp_op *op;
-    int64_t deadline;
+    size_t stage;    /* the next one's number */
     uint32_t layout; /* hash of the sizes of all ranks' parts, if each rank knows them; or 0 */
     /* Two lists of world_size buffers, for stages. */
     tddp_buffer *send_parts;
     tddp_buffer *recv_parts;
 } tddp_hosts_run;
+
+/* Stages of an operation that was interrupted are not repeated: whether the next one is to be done,
+ * or was done before; ends it, with its outcome. */
+bool tddp_hosts_begin_stage(tddp_hosts_run *run);
+tddp_status tddp_hosts_end_stage(tddp_hosts_run *run, tddp_status status);
 
 /* Each runs one stage: among the ranks of this host, among the leaders with this local rank, or
  * among all ranks. Fills in what all stages have in common. */

@@ -44,11 +44,13 @@ static void set_leader_reduction(const tddp_hosts_run *run, tddp_op *stage)
     }
 }
 
-static void divide(const tddp_hosts_run *run, const tddp_buffer *sum)
+static tddp_status divide(tddp_hosts_run *run, const tddp_buffer *sum)
 {
-    if (run->op->reduce == TDDP_REDUCE_AVG && !is_half(sum->dtype)) {
-        tddp_scale(sum->dtype, sum->data, sum->count, 1.0 / run->self->world_size);
+    if (run->op->reduce != TDDP_REDUCE_AVG || is_half(sum->dtype) || !tddp_hosts_begin_stage(run)) {
+        return TDDP_OK;
     }
+    tddp_scale(sum->dtype, sum->data, sum->count, 1.0 / run->self->world_size);
+    return tddp_hosts_end_stage(run, TDDP_OK);
 }
 
 /* --- all_reduce ------------------------------------------------------------------------------ */
@@ -82,7 +84,7 @@ tddp_status tddp_hosts_all_reduce(tddp_hosts_run *run)
         tddp_op stage = {.kind = TDDP_OP_ALL_REDUCE, .input = local_slice, .output = local_slice};
         set_leader_reduction(run, &stage);
         status = tddp_hosts_run_leaders(run, &stage);
-        divide(run, &local_slice);
+        status = status ? status : divide(run, &local_slice);
     }
     if (status) {
         return status;
@@ -114,7 +116,7 @@ static tddp_status reduce_chunk(tddp_hosts_run *run, const tddp_buffer *chunk, v
     if (status || self->host != root_host) {
         return status;
     }
-    divide(run, &sum);
+    status = divide(run, &sum);
     tddp_op stage = {.kind = TDDP_OP_GATHER,
                      .input = sum,
                      .output = *chunk,
@@ -123,7 +125,7 @@ static tddp_status reduce_chunk(tddp_hosts_run *run, const tddp_buffer *chunk, v
     if (self->rank != run->op->root) {
         stage.output = tddp_hosts_subrange(chunk, 0, 0);
     }
-    return tddp_hosts_run_local(run, &stage);
+    return status ? status : tddp_hosts_run_local(run, &stage);
 }
 
 tddp_status tddp_hosts_reduce(tddp_hosts_run *run)
@@ -208,8 +210,7 @@ static tddp_status reduce_across_leaders(tddp_hosts_run *run, scatter_round *rou
                      .input_parts = round->sums};
     set_leader_reduction(run, &stage);
     tddp_status status = tddp_hosts_run_leaders(run, &stage);
-    divide(run, &round->result);
-    return status;
+    return status ? status : divide(run, &round->result);
 }
 
 /* Leaders send the results to the ranks that they are for. */

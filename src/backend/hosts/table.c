@@ -32,16 +32,20 @@ static uint32_t layout_of(const tddp_hosts *self, const tddp_op *op)
 static tddp_status run(void *context, const tddp_op *op, tddp_status (*body)(tddp_hosts_run *))
 {
     tddp_hosts *self = context;
-    tddp_hosts_run it = {.self = self,
-                         .op = op,
-                         .deadline = tddp_deadline_after_ms(op->timeout_ms),
-                         .layout = layout_of(self, op)};
+    tddp_hosts_run it = {.self = self, .op = op, .layout = layout_of(self, op)};
+    if (self->running != op->sequence) {
+        self->running = op->sequence;
+        self->deadline = tddp_deadline_after_ms(op->timeout_ms);
+        self->stages_done = 0;
+        self->stage_begun = false;
+    }
     it.send_parts = tddp_alloc_array(2 * (size_t)self->world_size, sizeof *it.send_parts);
     if (!it.send_parts) {
         return tddp_hosts_report_if_fatal(self, TDDP_OUT_OF_MEMORY);
     }
     it.recv_parts = it.send_parts + self->world_size;
     tddp_status status = tddp_hosts_report_if_fatal(self, body(&it));
+    self->running = status == TDDP_CANCELED ? op->sequence : 0;
     free(it.send_parts);
     return status;
 }
@@ -61,6 +65,23 @@ SLOT(gather)
 SLOT(scatter)
 SLOT(all_to_all)
 #undef SLOT
+
+/* Little data that go between hosts by operations that do so too. Gathers, scatters and
+ * all_to_all may first have to connect. */
+static int resumes(void *context, const tddp_op *op)
+{
+    const tddp_hosts *self = context;
+    const tddp_inner *leaders = &self->leader_comm.inner;
+    const bool connects =
+        op->kind == TDDP_OP_GATHER || op->kind == TDDP_OP_SCATTER || op->kind == TDDP_OP_ALL_TO_ALL;
+    if (connects || op->bundled > 0 || !self->between->resumes) {
+        return 0;
+    }
+    /* What takes the most of it. */
+    const tddp_buffer *most = op->input.count > op->output.count ? &op->input : &op->output;
+    const tddp_op all = {.kind = TDDP_OP_ALL_REDUCE, .input = *most, .output = *most};
+    return !leaders->backend || self->between->resumes(leaders->context, &all);
+}
 
 /* --- the table ------------------------------------------------------------------------------- */
 
@@ -105,6 +126,8 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
+        .traits = TDDP_BACKEND_RESUMES,
+        .resumes = resumes,
         .events = events,
         .polls = tddp_hosts_polls,
         .op_count = TDDP_OP_COUNT,

@@ -213,6 +213,12 @@ static tddp_eventcount *events(void *context)
     return inner->backend->events(inner->context);
 }
 
+static int resumes(void *context, const tddp_op *op)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->resumes(inner->context, op);
+}
+
 static int polls(void *context, const tddp_op *op)
 {
     const tddp_inner *inner = inner_of(context);
@@ -254,6 +260,7 @@ static tddp_status fill(tddp_wrapper *self)
         .check = check,
         .prepare = prepare,
         .events = inner->events ? events : NULL,
+        .resumes = inner->resumes ? resumes : NULL,
         .polls = inner->polls ? polls : NULL,
         .op_count = TDDP_OP_COUNT,
     };
