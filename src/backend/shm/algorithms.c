@@ -23,46 +23,47 @@ typedef struct row {
     tddp_shm_algorithm algorithm;
     size_t max_bytes;
     int max_ranks;
+    size_t max_total; /* bytes of all ranks, which one combines alone; 0: any number */
 } row;
 
 static const row table[] = {
-    /* Measured with two ranks on two cores, and with four. Inline and staged wait once, direct
-     * and sliced twice. Inline reads the rank's own memory twice, staged once. */
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_INLINE, 256, ANY_RANKS},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 8 * KIB, 2},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 32 * KIB, 4},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 16 * KIB, ANY_RANKS},
-    {TDDP_OP_ALL_REDUCE, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_REDUCE, TDDP_SHM_INLINE, 256, ANY_RANKS},
-    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS},
-    {TDDP_OP_REDUCE, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, SIZE_MAX, 2},
-    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, 64 * KIB, 4},
-    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, 16 * KIB, ANY_RANKS},
-    {TDDP_OP_REDUCE, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_INLINE, 512, ANY_RANKS},
-    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS},
-    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
+    /* Measured with two ranks on two cores, and with 4 to 32. Inline and staged wait once, direct
+     * and sliced twice, but share the work. Inline reads the rank's own memory twice, staged
+     * once. */
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_INLINE, 256, ANY_RANKS, 0},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS, 256 * KIB},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 8 * KIB, 2, 0},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 32 * KIB, 4, 0},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_STAGED, 32 * KIB, ANY_RANKS, 256 * KIB},
+    {TDDP_OP_ALL_REDUCE, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE, TDDP_SHM_INLINE, 256, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, SIZE_MAX, 2, 0},
+    {TDDP_OP_REDUCE, TDDP_SHM_STAGED, 64 * KIB, ANY_RANKS, 1024 * KIB},
+    {TDDP_OP_REDUCE, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_INLINE, 512, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
     /* For these, exchange.c selects one of the algorithms for each part. */
-    {TDDP_OP_BROADCAST, TDDP_SHM_INLINE, 0, ANY_RANKS},
-    {TDDP_OP_BROADCAST, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_BROADCAST, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_BROADCAST, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS},
-    {TDDP_OP_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_SCATTER, TDDP_SHM_INLINE, 0, ANY_RANKS},
-    {TDDP_OP_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_INLINE, 0, ANY_RANKS},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS},
+    {TDDP_OP_BROADCAST, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
+    {TDDP_OP_BROADCAST, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_BROADCAST, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_BROADCAST, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_ALL_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
+    {TDDP_OP_ALL_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_ALL_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
+    {TDDP_OP_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_SCATTER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
+    {TDDP_OP_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
+    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
+    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
 };
 enum { ROWS = sizeof table / sizeof *table };
 
@@ -99,6 +100,7 @@ tddp_shm_algorithm tddp_shm_choose(const tddp_shm *shm, tddp_op_kind kind, size_
         const row *candidate = &table[i];
         if (candidate->kind == kind && bytes <= candidate->max_bytes &&
             ranks <= candidate->max_ranks &&
+            (candidate->max_total == 0 || bytes * (size_t)ranks <= candidate->max_total) &&
             is_applicable(candidate->algorithm, bytes, registered)) {
             return candidate->algorithm;
         }
