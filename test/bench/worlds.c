@@ -9,7 +9,9 @@
  * long it takes until the last rank has the default group, counted from the moment at which all
  * have been told to begin; what a rank and the store send each other meanwhile (bytes, and segments
  * of TCP with data, of which a request and an answer are mostly one each); the rank's sockets and
- * the memory that it alone uses; and a small all_reduce, as the slowest rank sees its median.
+ * the memory that it alone uses; and a small all_reduce, as the slowest rank sees its median. With
+ * at least four worlds, one of them of MODEL_HOSTS hosts, a model of what grows with the world,
+ * fitted to them, says what larger ones need.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -30,10 +32,18 @@
 
 #include <tddp.h>
 
+#include "fit.h"
 #include "group/peers.h"
 #include "timing.h"
 
-enum { MOST_RANKS = 1024, LIMIT_MS = 300000, WARM_UP = 3, REPETITIONS = 15 };
+enum {
+    MOST_RANKS = 1024,
+    MOST_WORLDS = 32,
+    MODEL_HOSTS = 32,
+    LIMIT_MS = 300000,
+    WARM_UP = 3,
+    REPETITIONS = 15
+};
 
 /* What a rank found; in memory that all share. */
 typedef struct figures {
@@ -243,6 +253,63 @@ static pid_t start_store(int world_size, int *port, int *end_fd)
     return pid;
 }
 
+/* What was measured of the worlds so far, by which a model is fitted. */
+static struct {
+    size_t count;
+    double most_hosts;
+    double terms[MOST_WORLDS][FIT_MOST]; /* 1, ranks, hosts, hosts * hosts */
+    double store_bytes[MOST_WORLDS];
+    double memory_kb[MOST_WORLDS];
+    double sockets[MOST_WORLDS];
+} worlds;
+
+static void keep_world(double hosts, double ranks, double store_bytes, double memory_kb,
+                       double sockets)
+{
+    const size_t at = worlds.count;
+    if (hosts > 1 && at < MOST_WORLDS) {
+        const double terms[FIT_MOST] = {1, ranks, hosts, hosts * hosts};
+        memcpy(worlds.terms[at], terms, sizeof terms);
+        worlds.store_bytes[at] = store_bytes;
+        worlds.memory_kb[at] = memory_kb;
+        worlds.sockets[at] = sockets;
+        worlds.most_hosts = fmax(worlds.most_hosts, hosts);
+        worlds.count++;
+    }
+}
+
+/* A record in the store has an address, and with Gloo before 2023 a port for each other host: of
+ * all hosts together their number's square. */
+static void print_model(void)
+{
+    static const int larger[][2] = {{512, 8}, {2048, 8}};
+    double store[FIT_MOST] = {0};
+    double memory[FIT_MOST] = {0};
+    double sockets[FIT_MOST] = {0};
+    if (worlds.most_hosts < MODEL_HOSTS ||
+        !fit(worlds.terms, worlds.store_bytes, worlds.count, 4, store) ||
+        !fit(worlds.terms, worlds.memory_kb, worlds.count, 3, memory) ||
+        !fit(worlds.terms, worlds.sockets, worlds.count, 3, sockets)) {
+        return;
+    }
+    printf("\nmodel of R ranks on H hosts, by least squares over these worlds:\n"
+           "  store    %.0f + %.1f R + %.1f H + %.2f H^2 bytes\n"
+           "  sockets  %.1f + %.2f R + %.2f H\n"
+           "  memory   %.0f + %.2f R + %.2f H KiB\n",
+           store[0], store[1], store[2], store[3], sockets[0], sockets[1], sockets[2], memory[0],
+           memory[1], memory[2]);
+    for (size_t i = 0; i < sizeof larger / sizeof *larger; i++) {
+        const double h = larger[i][0];
+        const double r = h * larger[i][1];
+        printf("%4d x %-3d %5.0f ranks  store %8.0f KiB  sockets %5.0f  memory %6.1f MiB, by the "
+               "model\n",
+               larger[i][0], larger[i][1], r,
+               (store[0] + store[1] * r + store[2] * h + store[3] * h * h) / 1024,
+               sockets[0] + sockets[1] * r + sockets[2] * h,
+               (memory[0] + memory[1] * r + memory[2] * h) / 1024);
+    }
+}
+
 static int run_world(int hosts, int each)
 {
     const int count = hosts * each;
@@ -288,6 +355,7 @@ static int run_world(int hosts, int each)
            MOST(store_segments), MOST(sockets), MOST(memory_kb) / 1024, MOST(all_reduce_us),
            failures > 0 ? "  (not all ranks)" : "");
     fflush(stdout);
+    keep_world(hosts, count, MOST(store_bytes), MOST(memory_kb), MOST(sockets));
     munmap(all, sizeof *all * (size_t)count);
     return failures;
 }
@@ -322,5 +390,6 @@ int main(int argc, char **argv)
         }
         failures += run_world(hosts, each);
     }
+    print_model();
     return failures > 0;
 }
