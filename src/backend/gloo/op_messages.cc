@@ -9,7 +9,6 @@
  */
 #include "op_messages.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "failure.h"
@@ -102,16 +101,6 @@ void OpMessages::send(Buffer &region, int peer, unsigned phase, size_t offset, s
 void OpMessages::recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes)
 {
     mesh_.recv(region, peer, recv_slot_of(op_, mesh_.rank, peer) | phase, offset, bytes);
-}
-
-void OpMessages::wait_sent(Buffer &region, int peer)
-{
-    auto oldest = std::find_if(sent_.begin(), sent_.end(),
-                               [&](const Sent &each) { return each.buffer == &region; });
-    if (oldest != sent_.end()) {
-        mesh_.wait_send(region, peer);
-        sent_.erase(oldest);
-    }
 }
 
 void OpMessages::finish()

@@ -46,8 +46,6 @@ class OpMessages
     void send(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes);
     void recv(Buffer &region, int peer, unsigned phase, size_t offset, size_t bytes);
 
-    /* Waits until the oldest outstanding send of this region has completed. */
-    void wait_sent(Buffer &region, int peer);
     /* Waits until all sends have completed. */
     void finish();
 

@@ -48,7 +48,9 @@ void scale(tddp_dtype dtype, void *data, size_t count, double factor)
     }
 }
 
-void combine_scaled(const tddp_op &op, char *into, const char *from, size_t bytes, double factor)
+/* into = (into op from) * factor */
+static void combine_scaled(const tddp_op &op, char *into, const char *from, size_t bytes,
+                           double factor)
 {
     size_t element = tddp_dtype_size(op.input.dtype);
     for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {

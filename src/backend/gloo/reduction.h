@@ -21,9 +21,6 @@ double factor_after(const Mesh &mesh, const tddp_op &op);
 
 void scale(tddp_dtype dtype, void *data, size_t count, double factor);
 
-/* into = (into op from) * factor */
-void combine_scaled(const tddp_op &op, char *into, const char *from, size_t bytes, double factor);
-
 /* Whether a rank's data were multiplied by its factor before they were sent. */
 enum class Scaling { SCALED, UNSCALED };
 
