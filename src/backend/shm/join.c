@@ -90,17 +90,6 @@ static tddp_status publish_first(tddp_shm_joining *self)
     return tddp_shm_join_publish(self, TDDP_SHM_RANKS, 0, text);
 }
 
-static tddp_status fail_overrides(tddp_shm_joining *self, int group_rank, const char *overrides)
-{
-    (void)snprintf(self->reason, sizeof self->reason,
-                   "TDDP_SHM_ALGORITHM is \"%s\" on rank %d, \"%s\" on rank %d: expected the same "
-                   "on all ranks",
-                   self->overrides, tddp_shm_join_rank_name(self, self->local_ranks[0]), overrides,
-                   tddp_shm_join_rank_name(self, group_rank));
-    self->declined = group_rank;
-    return tddp_fail(TDDP_UNAVAILABLE, "%s", self->reason);
-}
-
 static tddp_status apply_first(tddp_shm_joining *self, int local,
                                const tddp_shm_join_report *report)
 {
@@ -111,20 +100,11 @@ static tddp_status apply_first(tddp_shm_joining *self, int local,
     tddp_shm_place *place = &self->places[local];
     if (sscanf(report->text, "yes %63s %zu %255s %63s %d %zu", address, &arena, overrides,
                place->id, &place->rank, &place->at) != 6) {
-        return tddp_fail(
-            TDDP_PROTOCOL,
-            "rank %d published \"%.100s\" in the store: expected one version of libtddp on "
-            "all ranks",
-            tddp_shm_join_rank_name(self, group_rank), report->text);
-    }
-    if (local == 0) {
-        (void)snprintf(self->overrides, sizeof self->overrides, "%s", overrides);
-    } else if (strcmp(self->overrides, overrides) != 0) {
-        return fail_overrides(self, group_rank, overrides);
+        return tddp_shm_join_fail_malformed(self, group_rank, report);
     }
     memcpy(self->addresses[local], address, sizeof address);
     self->arena = arena < self->arena ? arena : self->arena;
-    return TDDP_OK;
+    return tddp_shm_join_compare_overrides(self, self->local_ranks[0], group_rank, overrides);
 }
 
 /* Whether all ranks of this host have the segments of the same group. */

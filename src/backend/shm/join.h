@@ -94,6 +94,12 @@ bool tddp_shm_report_begins(const tddp_shm_join_report *report, const char *pref
  * keeps. */
 TDDP_NODISCARD tddp_status tddp_shm_join_check(tddp_shm_joining *self, tddp_shm_join_scope scope,
                                                int number, const tddp_shm_join_report *report);
+/* A rank's report that is none of this version. */
+tddp_status tddp_shm_join_fail_malformed(const tddp_shm_joining *self, int rank,
+                                         const tddp_shm_join_report *report);
+/* Takes over the TDDP_SHM_ALGORITHM of the rank `first`, and compares others' with it. */
+TDDP_NODISCARD tddp_status tddp_shm_join_compare_overrides(tddp_shm_joining *self, int first,
+                                                           int rank, const char *overrides);
 /* Waits for reports, checks them and stops at the first failure. */
 TDDP_NODISCARD tddp_status tddp_shm_join_collect(tddp_shm_joining *self, tddp_shm_join_scope scope,
                                                  int round, const int *numbers, int count,

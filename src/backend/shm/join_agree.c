@@ -19,20 +19,38 @@ static tddp_status fail_declined(const tddp_shm_joining *self)
                      tddp_shm_join_rank_name(self, self->declined), self->reason);
 }
 
-static tddp_status fail_malformed(const tddp_shm_joining *self, tddp_shm_join_scope scope,
-                                  int number, const tddp_shm_join_report *report)
+tddp_status tddp_shm_join_fail_malformed(const tddp_shm_joining *self, int rank,
+                                         const tddp_shm_join_report *report)
 {
-    const int rank = scope == TDDP_SHM_HOSTS ? self->firsts[number] : number;
     return tddp_fail(TDDP_PROTOCOL,
                      "rank %d published \"%.100s\" in the store: expected one version of libtddp "
                      "on all ranks",
                      tddp_shm_join_rank_name(self, rank), report->text);
 }
 
+tddp_status tddp_shm_join_compare_overrides(tddp_shm_joining *self, int first, int rank,
+                                            const char *overrides)
+{
+    if (rank == first) {
+        (void)snprintf(self->overrides, sizeof self->overrides, "%s", overrides);
+    }
+    if (strcmp(self->overrides, overrides) == 0) {
+        return TDDP_OK;
+    }
+    (void)snprintf(self->reason, sizeof self->reason,
+                   "TDDP_SHM_ALGORITHM is \"%s\" on rank %d, \"%s\" on rank %d: expected the same "
+                   "on all ranks",
+                   self->overrides, tddp_shm_join_rank_name(self, first), overrides,
+                   tddp_shm_join_rank_name(self, rank));
+    self->declined = rank;
+    return tddp_fail(TDDP_UNAVAILABLE, "%s", self->reason);
+}
+
 tddp_status tddp_shm_join_check(tddp_shm_joining *self, tddp_shm_join_scope scope, int number,
                                 const tddp_shm_join_report *report)
 {
     const char *text = report->text;
+    const int reporter = scope == TDDP_SHM_HOSTS ? self->firsts[number] : number;
     const char *failure = tddp_backend_published_failure((tddp_slice){text, strlen(text)});
     if (failure) {
         return tddp_fail(TDDP_PEER_LOST, "%s", failure);
@@ -42,7 +60,7 @@ tddp_status tddp_shm_join_check(tddp_shm_joining *self, tddp_shm_join_scope scop
         int used = (int)strlen("no ");
         if (scope == TDDP_SHM_HOSTS && (sscanf(text, "no %d %n", &rank, &used) != 1 || rank < 0 ||
                                         rank >= self->opts->world_size)) {
-            return fail_malformed(self, scope, number, report);
+            return tddp_shm_join_fail_malformed(self, reporter, report);
         }
         if (self->declined < 0 || rank < self->declined) {
             self->declined = rank;
@@ -52,7 +70,7 @@ tddp_status tddp_shm_join_check(tddp_shm_joining *self, tddp_shm_join_scope scop
     }
     return tddp_shm_report_begins(report, "yes") || tddp_shm_report_begins(report, "after")
                ? TDDP_OK
-               : fail_malformed(self, scope, number, report);
+               : tddp_shm_join_fail_malformed(self, reporter, report);
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */
@@ -142,19 +160,10 @@ static tddp_status apply_host(tddp_shm_joining *self, int host, const tddp_shm_j
     char overrides[TDDP_SHM_CHOICES_TEXT];
     int has_views;
     if (sscanf(report->text, "yes %255s %d", overrides, &has_views) != 2) {
-        return fail_malformed(self, TDDP_SHM_HOSTS, host, report);
+        return tddp_shm_join_fail_malformed(self, self->firsts[host], report);
     }
     self->has_views[host] = has_views != 0;
-    if (host == 0) {
-        (void)snprintf(self->overrides, sizeof self->overrides, "%s", overrides);
-    } else if (strcmp(self->overrides, overrides) != 0) {
-        return tddp_fail(TDDP_UNAVAILABLE,
-                         "TDDP_SHM_ALGORITHM is \"%s\" on rank %d, \"%s\" on rank %d: expected the "
-                         "same on all ranks",
-                         self->overrides, tddp_shm_join_rank_name(self, 0), overrides,
-                         tddp_shm_join_rank_name(self, self->firsts[host]));
-    }
-    return TDDP_OK;
+    return tddp_shm_join_compare_overrides(self, 0, self->firsts[host], overrides);
 }
 
 static tddp_status read_hosts(tddp_shm_joining *self, int round, int *numbers,

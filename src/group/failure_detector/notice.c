@@ -6,8 +6,8 @@
  * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, and
  * `failure_detector/connectors/GROUP` those that ask its ranks to connect, of which the first
  * writes the notice; `failure_detector/notices` numbers the notices, and
- * `failure_detector/notice/N` is the kind of the Nth, as a letter, and the name of the group that
- * it is about.
+ * `failure_detector/notice/N` is the kind of the Nth, as a code of one character, and the name of
+ * the group that it is about.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const 
 
 static const struct {
     const char *publishers;
-    char letter;
+    char code;
 } kinds[TDDP_NOTICE_KINDS] = {
     [TDDP_NOTICE_FAILURE] = {"publishers", 'F'},
     [TDDP_NOTICE_CONNECT] = {"connectors", 'C'},
@@ -65,7 +65,7 @@ tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind, const 
     if (status) {
         return status;
     }
-    (void)snprintf(value, sizeof value, "%c%s", kinds[kind].letter, key);
+    (void)snprintf(value, sizeof value, "%c%s", kinds[kind].code, key);
     return tddp_store_set(store, notice_key(text, number), (tddp_slice){value, strlen(value)},
                           &brief);
 }
@@ -124,11 +124,11 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
     }
 }
 
-/* Takes the letter away, and returns its kind. */
+/* Takes the code away, and returns its kind. */
 static tddp_notice_kind take_kind(tddp_blob *notice)
 {
     int kind = 0;
-    while (kind < TDDP_NOTICE_KINDS && notice->data[0] != kinds[kind].letter) {
+    while (kind < TDDP_NOTICE_KINDS && notice->data[0] != kinds[kind].code) {
         kind++;
     }
     if (notice->size > 0) {
