@@ -255,6 +255,14 @@ void Mesh::connect_pairs(const tddp_backend_opts &opts, int first, int end,
     }
     Blobs records(slices.size());
     fetch(opts, slices, deadline, cancel, records.data());
+    /* Before the first connection: closing one that another rank is just making ends that rank's
+     * process, by an exception on Gloo's thread (2022 versions). */
+    for (int peer = first; peer < end; peer++) {
+        if (const char *reason =
+                tddp_backend_published_failure(records[static_cast<size_t>(peer - first)])) {
+            throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " + reason);
+        }
+    }
     for (int peer = first; peer < end; peer++) {
         if (peer != rank) {
             connect_pair(opts.store, peer, records[static_cast<size_t>(peer - first)], deadline,
@@ -266,9 +274,6 @@ void Mesh::connect_pairs(const tddp_backend_opts &opts, int first, int end,
 void Mesh::connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
                         tddp_cancel *cancel)
 {
-    if (const char *reason = tddp_backend_published_failure(record)) {
-        throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " + reason);
-    }
     const Endpoint endpoint = Endpoint::parse(record);
     std::string error;
     set_connecting_to(peer, endpoint.beacon());
