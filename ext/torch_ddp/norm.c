@@ -1,74 +1,10 @@
 /*
- * Torch::NN::SyncBatchNorm's operation, and norms of gradients, over <tddp/torch_nn.h>. Called by
- * Ruby threads that hold the GVL; waits for other ranks release it.
+ * Norms of gradients, over <tddp/torch_nn.h>. Called by Ruby threads that hold the GVL; waits for
+ * other ranks release it.
  */
 #include "torch_ddp.h"
 
 #include <tddp/torch_nn.h>
-
-static const tddp_tensor *tensor_or_null(VALUE object)
-{
-    return NIL_P(object) ? NULL : tddp_rb_tensor(object);
-}
-
-typedef struct wait_call {
-    tddp_rb_body body;
-    void *data;
-    tddp_status status;
-} wait_call;
-
-/* The tag of a longjmp to continue after libtddp has returned to this thread's forward, or 0. */
-static _Thread_local int pending_tag;
-
-static tddp_status body_wait(void *data, const tddp_wait *wait)
-{
-    wait_call *call = data;
-    call->status = call->body(call->data, wait);
-    return call->status;
-}
-
-/* A tddp_blocking_region for forward: unlike for backward's, this file raises the interrupt. */
-static tddp_status wait_in_forward(tddp_rb_body body, void *data)
-{
-    wait_call call = {body, data, TDDP_CANCELED};
-    tddp_rb_outcome outcome = tddp_rb_blocking_brief(body_wait, &call);
-    pending_tag = outcome.state;
-    if (pending_tag != 0)
-        return tddp_fail(TDDP_CANCELED, "interrupted");
-    return NIL_P(outcome.error) ? TDDP_OK : call.status;
-}
-
-/* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
- * the output is a new Torch::Tensor that is assigned the result. */
-static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group, VALUE tensors,
-                             VALUE momentum, VALUE eps)
-{
-    Check_Type(tensors, T_ARRAY);
-    tddp_sync_batch_norm_opts opts = TDDP_SYNC_BATCH_NORM_OPTS_INIT;
-    opts.weight = tensor_or_null(rb_ary_entry(tensors, 0));
-    opts.bias = tensor_or_null(rb_ary_entry(tensors, 1));
-    opts.running_mean = tensor_or_null(rb_ary_entry(tensors, 2));
-    opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
-    opts.momentum = NUM2DBL(momentum);
-    opts.eps = NUM2DBL(eps);
-    opts.blocking_region = wait_in_forward;
-    opts.backward_blocking_region = tddp_rb_blocking_in_backward;
-    tddp_group *shared = tddp_rb_group(group);
-    const tddp_tensor *batch = tddp_rb_tensor(input);
-    tddp_tensor *result = tddp_rb_tensor(output);
-    pending_tag = 0;
-    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
-    tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
-    tddp_group_release(shared);
-    if (pending_tag != 0)
-        tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, pending_tag});
-    tddp_rb_check(status);
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(tensors);
-    RB_GC_GUARD(input);
-    (void)self;
-    return output;
-}
 
 /* --- the norm of gradients ------------------------------------------------------------------- */
 
@@ -166,7 +102,6 @@ static VALUE clip_grad_value(VALUE self, VALUE params, VALUE clip_value)
 void tddp_rb_init_norm(void)
 {
     VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
     rb_define_private_method(private_methods, "_total_norm", total_norm, 3);
     rb_define_private_method(private_methods, "_clip_grad_norm", clip_grad_norm, 5);
     rb_define_private_method(private_methods, "_scale_gradients", scale_gradients, 3);

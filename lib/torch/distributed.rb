@@ -51,6 +51,7 @@ module Torch
   module Distributed
     autoload :Checkpoint, "torch/distributed/checkpoint"
     autoload :CheckpointError, "torch/distributed/checkpoint"
+    autoload :NN, "torch/distributed/nn"
 
     extend Devices
     extend Ranks

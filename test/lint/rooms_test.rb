@@ -41,7 +41,7 @@ class RoomsTest < Minitest::Test
     "group.h" => %w[buffer.h op.h store.h work.h], "flat.h" => %w[buffer.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[flat.h group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
-    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
+    "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
     "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 

@@ -57,6 +57,18 @@ class ReadmeTest < Minitest::Test
     assert_equal parameters[0], parameters[1]
   end
 
+  def test_collectives_with_a_gradient
+    program = code("parts = Torch::Distributed::NN")
+    gradients = world(2) do
+      here = binding
+      features = Torch.ones(1, 2).requires_grad!
+      here.local_variable_set(:features, features)
+      here.eval(program)
+      features.grad.to_a
+    end
+    assert_equal [[[2.0, 2.0]]] * 2, gradients
+  end
+
   # Each line with a model of its own.
   def test_options_of_the_model
     lines = code("DDP = ").lines.grep(/\S/)

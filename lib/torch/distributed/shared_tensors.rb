@@ -9,7 +9,7 @@ module Torch
 
       # A tensor in memory that the ranks of this host share: operations of `group` on it, or on parts of it in one piece,
       # read and write it in place, where other tensors are copied through. It pays for large ones that are
-      # reduced again and again, such as flat parameters; gradients of {NN::Parallel::DistributedDataParallel} lie in such
+      # reduced again and again, such as flat parameters; gradients of {Torch::NN::Parallel::DistributedDataParallel} lie in such
       # memory anyway. What is computed does not change, and ranks may differ in whether theirs is one.
       #
       #   flat = Torch::Distributed.empty_shared(1024, 1024)

@@ -1,0 +1,160 @@
+/*
+ * Operations with a backward that communicates: Torch::NN::SyncBatchNorm's, over
+ * <tddp/torch_nn.h>, and the functions of Torch::Distributed::NN, over <tddp/torch_collectives.h>.
+ * Called by Ruby threads that hold the GVL; waits for other ranks release it, those of backward by
+ * nogvl.c's rules for it.
+ */
+#include "torch_ddp.h"
+
+#include <string.h>
+
+#include <tddp/torch_collectives.h>
+#include <tddp/torch_nn.h>
+
+/* --- waiting in forward ---------------------------------------------------------------------- */
+
+typedef struct wait_call {
+    tddp_rb_body body;
+    void *data;
+    tddp_status status;
+} wait_call;
+
+/* The tag of a longjmp to continue after libtddp has returned to this thread's forward, or 0. */
+static _Thread_local int pending_tag;
+
+static tddp_status body_wait(void *data, const tddp_wait *wait)
+{
+    wait_call *call = data;
+    call->status = call->body(call->data, wait);
+    return call->status;
+}
+
+/* A tddp_blocking_region for forward: unlike for backward's, this file raises the interrupt. */
+static tddp_status wait_in_forward(tddp_rb_body body, void *data)
+{
+    wait_call call = {body, data, TDDP_CANCELED};
+    tddp_rb_outcome outcome = tddp_rb_blocking_brief(body_wait, &call);
+    pending_tag = outcome.state;
+    if (pending_tag != 0)
+        return tddp_fail(TDDP_CANCELED, "interrupted");
+    return NIL_P(outcome.error) ? TDDP_OK : call.status;
+}
+
+/* After libtddp has returned: raises what ended a wait, or the failure. */
+static void raise_failure(tddp_status status)
+{
+    if (pending_tag != 0)
+        tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, pending_tag});
+    tddp_rb_check(status);
+}
+
+/* --- batch normalization --------------------------------------------------------------------- */
+
+static const tddp_tensor *tensor_or_null(VALUE object)
+{
+    return NIL_P(object) ? NULL : tddp_rb_tensor(object);
+}
+
+/* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
+ * the output is a new Torch::Tensor that is assigned the result. */
+static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group, VALUE tensors,
+                             VALUE momentum, VALUE eps)
+{
+    Check_Type(tensors, T_ARRAY);
+    tddp_sync_batch_norm_opts opts = TDDP_SYNC_BATCH_NORM_OPTS_INIT;
+    opts.weight = tensor_or_null(rb_ary_entry(tensors, 0));
+    opts.bias = tensor_or_null(rb_ary_entry(tensors, 1));
+    opts.running_mean = tensor_or_null(rb_ary_entry(tensors, 2));
+    opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
+    opts.momentum = NUM2DBL(momentum);
+    opts.eps = NUM2DBL(eps);
+    opts.blocking_region = wait_in_forward;
+    opts.backward_blocking_region = tddp_rb_blocking_in_backward;
+    tddp_group *shared = tddp_rb_group(group);
+    const tddp_tensor *batch = tddp_rb_tensor(input);
+    tddp_tensor *result = tddp_rb_tensor(output);
+    pending_tag = 0;
+    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
+    tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
+    tddp_group_release(shared);
+    raise_failure(status);
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(tensors);
+    RB_GC_GUARD(input);
+    (void)self;
+    return output;
+}
+
+/* --- collectives ----------------------------------------------------------------------------- */
+
+static const char *const map_names[TDDP_MAP_COUNT] = {
+    [TDDP_MAP_IDENTITY] = "identity",     [TDDP_MAP_SLICE] = "slice",
+    [TDDP_MAP_ALL_REDUCE] = "all_reduce", [TDDP_MAP_REDUCE] = "reduce",
+    [TDDP_MAP_BROADCAST] = "broadcast",   [TDDP_MAP_ALL_GATHER] = "all_gather",
+    [TDDP_MAP_GATHER] = "gather",         [TDDP_MAP_REDUCE_SCATTER] = "reduce_scatter",
+    [TDDP_MAP_SCATTER] = "scatter",       [TDDP_MAP_ALL_TO_ALL] = "all_to_all",
+};
+
+static tddp_map map_of(VALUE name)
+{
+    const char *text = rb_id2name(rb_sym2id(name));
+    for (int map = 0; map < TDDP_MAP_COUNT; map++)
+        if (strcmp(map_names[map], text) == 0)
+            return (tddp_map)map;
+    rb_raise(rb_eArgError, "no map is called %s", text);
+}
+
+/* A list of Integers, one for each rank, in tddp_rb_scratch() memory; nil: NULL. */
+static int64_t *rows_of(VALUE list, int ranks, volatile VALUE *memory)
+{
+    *memory = 0; /* which ALLOCV_END takes for nothing */
+    if (NIL_P(list))
+        return NULL;
+    Check_Type(list, T_ARRAY);
+    if (RARRAY_LEN(list) != ranks)
+        rb_raise(rb_eArgError, "expected %d sizes, one for each rank, got %ld", ranks,
+                 RARRAY_LEN(list));
+    int64_t *rows = tddp_rb_scratch(memory, ranks, sizeof *rows);
+    for (int rank = 0; rank < ranks; rank++)
+        rows[rank] = NUM2LL(rb_ary_entry(list, rank));
+    return rows;
+}
+
+/* _collective(input, group, map, gradient, root, scale, sends, receives) → the new tensor; maps are
+ * Symbols, rows lists or nil. */
+static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE gradient, VALUE root,
+                        VALUE scale, VALUE sends, VALUE receives)
+{
+    VALUE send_memory, receive_memory;
+    tddp_collective_opts opts = TDDP_COLLECTIVE_OPTS_INIT;
+    tddp_group *shared = tddp_rb_group(group);
+    opts.map = map_of(map);
+    opts.gradient = map_of(gradient);
+    opts.root = NUM2INT(root);
+    opts.scale = NUM2DBL(scale);
+    opts.sends = rows_of(sends, tddp_group_world_size(shared), &send_memory);
+    opts.receives = rows_of(receives, tddp_group_world_size(shared), &receive_memory);
+    opts.blocking_region = wait_in_forward;
+    opts.backward_blocking_region = tddp_rb_blocking_in_backward;
+    VALUE output = tddp_rb_fresh_tensor();
+    const tddp_tensor *tensor = tddp_rb_tensor(input);
+    tddp_tensor *result = tddp_rb_tensor(output);
+    pending_tag = 0;
+    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
+    tddp_status status = tddp_collective(shared, tensor, &opts, result);
+    tddp_group_release(shared);
+    ALLOCV_END(send_memory);
+    ALLOCV_END(receive_memory);
+    raise_failure(status);
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(input);
+    (void)self;
+    return output;
+}
+
+void tddp_rb_init_autograd(void)
+{
+    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
+    rb_define_private_method(private_methods, "_collective", collective, 8);
+}

@@ -1,0 +1,226 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # Collectives with a gradient, as PyTorch's torch.distributed.nn.functional has them: each returns new tensors, whose
+    # backward is a collective as well, and leaves its arguments as they are.
+    #
+    #   parts = Torch::Distributed::NN.all_gather(features)
+    #   loss(Torch.cat(parts)).backward
+    #
+    # Every rank calls the same functions in the same order, and its loss depends on the results of all of them, or of
+    # none: backward runs on every rank then, and it is the gradient of the sum of all ranks' losses. So where every rank
+    # computes the same loss from a result, gradients are that many times those of one; {copy_to_region} and its kin are
+    # for such models.
+    #
+    # In a process that is not in the group nothing is done, and nil returned.
+    module NN
+      module_function
+
+      # The sum or mean over all ranks.
+      #
+      # @param tensor [Torch::Tensor] of the same shape and dtype on every rank
+      # @param op [Integer, Symbol, String] ReduceOp::SUM or AVG: others have no such gradient
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @return [Torch::Tensor]
+      def all_reduce(tensor, op: ReduceOp::SUM, group: nil)
+        within("all_reduce", group) { |members| members.apply(tensor, :all_reduce, :all_reduce, op: op) }
+      end
+
+      # The sum or mean over all ranks, at rank `dst`; elsewhere zeros.
+      #
+      # @param dst [Integer] the global rank that gets it
+      # @see .all_reduce for the other arguments
+      # @return [Torch::Tensor]
+      def reduce(tensor, dst: 0, op: ReduceOp::SUM, group: nil)
+        within("reduce", group) do |members|
+          members.apply(tensor, :reduce, :broadcast, op: op, root: members.root("dst", dst))
+        end
+      end
+
+      # The tensor of rank `src`. The gradient is summed there, and zero elsewhere.
+      #
+      # @param tensor [Torch::Tensor] of the same shape and dtype on every rank
+      # @param src [Integer] the global rank that has the values
+      # @return [Torch::Tensor]
+      def broadcast(tensor, src: 0, group: nil)
+        within("broadcast", group) { |members| members.apply(tensor, :broadcast, :reduce, root: members.root("src", src)) }
+      end
+
+      # The tensors of all ranks, by rank.
+      #
+      # @param tensor [Torch::Tensor] of the same shape and dtype on every rank
+      # @return [Array<Torch::Tensor>]
+      def all_gather(tensor, group: nil)
+        within("all_gather", group) do |members|
+          members.parts(members.apply(members.row(tensor), :all_gather, :reduce_scatter))
+        end
+      end
+
+      # The tensors of all ranks at rank `dst`, by rank; elsewhere zeros.
+      #
+      # @return [Array<Torch::Tensor>]
+      # @see .all_gather
+      def gather(tensor, dst: 0, group: nil)
+        within("gather", group) do |members|
+          members.parts(members.apply(members.row(tensor), :gather, :scatter, root: members.root("dst", dst)))
+        end
+      end
+
+      # The tensor with this rank's number in the list of rank `src`.
+      #
+      # @param tensors [Array<Torch::Tensor>] one for each rank, of one shape; elsewhere than at `src` only their shape counts
+      # @return [Torch::Tensor]
+      def scatter(tensors, src: 0, group: nil)
+        within("scatter", group) do |members|
+          members.apply(members.rows("tensors", tensors), :scatter, :gather, root: members.root("src", src))[0]
+        end
+      end
+
+      # The sum or mean over all ranks of the tensors with this rank's number.
+      #
+      # @param tensors [Array<Torch::Tensor>] one for each rank, of one shape
+      # @see .all_reduce for the other arguments
+      # @return [Torch::Tensor]
+      def reduce_scatter(tensors, op: ReduceOp::SUM, group: nil)
+        within("reduce_scatter", group) do |members|
+          members.apply(members.rows("tensors", tensors), :reduce_scatter, :all_gather, op: op)[0]
+        end
+      end
+
+      # Rows to each rank, and from it: the first dimension is cut, and what comes is put together by rank.
+      #
+      # @param tensor [Torch::Tensor]
+      # @param input_split_sizes [Array<Integer>, nil] how many rows go to each rank; nil: equal parts
+      # @param output_split_sizes [Array<Integer>, nil] how many come from each; nil: equal parts
+      # @return [Torch::Tensor]
+      def all_to_all_single(tensor, input_split_sizes: nil, output_split_sizes: nil, group: nil)
+        within("all_to_all_single", group) do |members|
+          sends = input_split_sizes || (output_split_sizes && members.equal(tensor))
+          receives = output_split_sizes || (input_split_sizes && members.equal(tensor))
+          members.apply(tensor, :all_to_all, :all_to_all, sends: sends, receives: receives)
+        end
+      end
+
+      # --- regions of a model whose ranks compute the same outside of it ---
+
+      # Into a region where each rank computes its part, of a tensor that all of them have: the same tensor. Its gradient
+      # is the sum of all ranks'.
+      #
+      # @param tensor [Torch::Tensor] the same on every rank
+      # @return [Torch::Tensor]
+      def copy_to_region(tensor, group: nil)
+        within("copy_to_region", group) { |members| members.apply(tensor, :identity, :all_reduce) }
+      end
+
+      # Out of it, of a tensor of which each rank has a summand: the sum. Its gradient is each summand's.
+      #
+      # @return [Torch::Tensor] the same on every rank
+      def reduce_from_region(tensor, group: nil)
+        within("reduce_from_region", group) { |members| members.apply(tensor, :all_reduce, :identity) }
+      end
+
+      # Into it: this rank's part of a tensor that all of them have. Its gradient is put together from all ranks'.
+      #
+      # @param tensor [Torch::Tensor] the same on every rank
+      # @param dim [Integer] the dimension that is divided, by the number of ranks
+      # @return [Torch::Tensor]
+      def scatter_to_region(tensor, dim: -1, group: nil)
+        within("scatter_to_region", group) { |members| members.along(tensor, dim, :slice, :all_gather) }
+      end
+
+      # Out of it: all ranks' parts put together. The gradient of a rank's part is its part of the gradient.
+      #
+      # @return [Torch::Tensor] the same on every rank
+      # @see .scatter_to_region for the arguments
+      def gather_from_region(tensor, dim: -1, group: nil)
+        within("gather_from_region", group) { |members| members.along(tensor, dim, :all_gather, :slice) }
+      end
+
+      # Out of it, of a tensor of which each rank has a summand: this rank's part of the sum, into a region that is divided.
+      # The gradient is put together from all ranks'.
+      #
+      # @return [Torch::Tensor]
+      # @see .scatter_to_region for the arguments
+      def reduce_scatter_to_region(tensor, dim: 0, group: nil)
+        within("reduce_scatter_to_region", group) { |members| members.along(tensor, dim, :reduce_scatter, :all_gather) }
+      end
+
+      # @api private
+      def within(operation, group)
+        found = Distributed.send(:member_group, group, operation)
+        found && yield(Members.new(found, operation))
+      end
+      private_class_method :within
+
+      # A group, as these functions use it.
+      #
+      # @api private
+      class Members
+        def initialize(group, operation)
+          @group = group
+          @operation = operation
+        end
+
+        # @param map [Symbol] what <tddp/torch_collectives.h> calls so
+        # @param gradient [Symbol] that of its gradient
+        def apply(tensor, map, gradient, op: ReduceOp::SUM, root: 0, sends: nil, receives: nil)
+          Distributed.send(:check_tensor, "tensor", tensor)
+          Distributed.send(:_collective, tensor, @group, map, gradient, root, scale(op), sends, receives)
+        end
+
+        # The same, for parts of another dimension than the first.
+        def along(tensor, dim, map, gradient)
+          Distributed.send(:check_tensor, "tensor", tensor)
+          unless dim.is_a?(Integer) && dim.between?(-tensor.dim, tensor.dim - 1)
+            raise ArgumentError, "dim: #{dim.inspect}: expected a dimension of a tensor of shape #{tensor.shape}"
+          end
+
+          dim += tensor.dim if dim.negative?
+          return apply(tensor, map, gradient) if dim.zero?
+
+          apply(tensor.transpose(0, dim), map, gradient).transpose(0, dim)
+        end
+
+        def root(name, rank)
+          Distributed.send(:rank_in_group, @group, name, rank, nil)
+        end
+
+        # As the only row of another tensor.
+        def row(tensor)
+          Distributed.send(:check_tensor, "tensor", tensor)
+          tensor.unsqueeze(0)
+        end
+
+        def rows(name, tensors)
+          Distributed.send(:check_tensors, name, tensors)
+          unless tensors.size == @group.size && tensors.map(&:shape).uniq.size == 1
+            raise ArgumentError, "#{name}: expected #{@group.size} tensors of one shape, one for each rank, got shapes " +
+              tensors.map { |tensor| tensor.shape.inspect }.join(", ")
+          end
+
+          Torch.stack(tensors)
+        end
+
+        def parts(tensor)
+          Array.new(@group.size) { |rank| tensor[rank] }
+        end
+
+        def equal(tensor)
+          Array.new(@group.size, tensor.shape.first.to_i / @group.size)
+        end
+
+        private
+
+        def scale(op)
+          case ReduceOp.resolve(op).first
+          when ReduceOp::SUM then 1.0
+          when ReduceOp::AVG then 1.0 / @group.size
+          else raise ArgumentError, "#{@operation}: op: #{op.inspect}: expected SUM or AVG, which have a gradient"
+          end
+        end
+      end
+      private_constant :Members
+    end
+  end
+end
