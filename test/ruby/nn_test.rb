@@ -43,13 +43,22 @@ class NNTest < Minitest::Test
     all_gather: [ONE, ->(_size, _rank, x) { F.all_gather(x[0]) }],
     gather: [ONE, ->(size, _rank, x) { F.gather(x[0], dst: size - 1) }],
     scatter: [LIST, ->(size, _rank, x) { F.scatter(x, src: size - 1) }],
-    reduce_scatter: [LIST, ->(_size, _rank, x) { F.reduce_scatter(x, op: :avg) }],
-    all_to_all_single: [->(_size, _rank) { [[12, 2]] }, ->(_size, _rank, x) { F.all_to_all_single(x[0]) }],
+    reduce_scatter: [LIST, ->(_size, _rank, x) { F.reduce_scatter(Torch.empty([2, 3], dtype: :float64), x, op: :avg) }],
+    all_to_all_single: [
+      ->(_size, _rank) { [[12, 2]] }, ->(_size, _rank, x) { F.all_to_all_single(Torch.empty([12, 2], dtype: :float64), x[0]) }
+    ],
+    all_to_all: [
+      ->(size, rank) { Array.new(size) { |to| [COUNTS.call(rank, to), 3] } },
+      lambda do |size, rank, x|
+        F.all_to_all(Array.new(size) { |from| Torch.empty([3, COUNTS.call(from, rank)], dtype: :float64) }, x)
+      end
+    ],
     uneven_all_to_all_single: [
       ->(size, rank) { [[(0...size).sum { |to| COUNTS.call(rank, to) }, 2]] },
       lambda do |size, rank, x|
-        F.all_to_all_single(x[0], input_split_sizes: (0...size).map { |to| COUNTS.call(rank, to) },
-          output_split_sizes: (0...size).map { |from| COUNTS.call(from, rank) })
+        come = (0...size).map { |from| COUNTS.call(from, rank) }
+        F.all_to_all_single(Torch.empty([come.sum, 2], dtype: :float64), x[0], output_split_sizes: come,
+          input_split_sizes: (0...size).map { |to| COUNTS.call(rank, to) })
       end
     ],
     of_a_transposed_tensor: [ONE, ->(_size, _rank, x) { F.all_reduce(x[0].transpose(0, 1)) }]
@@ -73,11 +82,13 @@ class NNTest < Minitest::Test
     results = world(3) do |rank|
       x = Torch.tensor([rank + 1.0, 10.0 * (rank + 1)]).requires_grad!
       rows = Torch.arange(0, 6, dtype: :float32).reshape(3, 2) + 100 * rank
+      sums = Torch.zeros(2)
+      come = Torch.zeros(3, 2)
       {
         all_reduce: F.all_reduce(x), mean: F.all_reduce(x, op: :avg), reduce: F.reduce(x, dst: 1), broadcast: F.broadcast(x, src: 2),
         all_gather: Torch.stack(F.all_gather(x)), gather: Torch.stack(F.gather(x, dst: 1)),
-        scatter: F.scatter(Array.new(3) { |i| rows[i] }, src: 1), reduce_scatter: F.reduce_scatter(Array.new(3) { |i| rows[i] }),
-        all_to_all_single: F.all_to_all_single(rows), untouched: x
+        scatter: F.scatter(Array.new(3) { |i| rows[i] }, src: 1), reduce_scatter: F.reduce_scatter(sums, Array.new(3) { |i| rows[i] }),
+        all_to_all_single: F.all_to_all_single(come, rows), untouched: x, sums: sums, come: come
       }.transform_values { |tensor| tensor.detach.to_a }
     end
     results.each_with_index do |found, rank|
@@ -91,6 +102,7 @@ class NNTest < Minitest::Test
       assert_equal [300.0 + 6 * rank, 303.0 + 6 * rank], found[:reduce_scatter]
       assert_equal Array.new(3) { |from| [100.0 * from + 2 * rank, 100.0 * from + 2 * rank + 1] }, found[:all_to_all_single]
       assert_equal [rank + 1.0, 10.0 * (rank + 1)], found[:untouched]
+      assert_equal [found[:reduce_scatter], found[:all_to_all_single]], [found[:sums], found[:come]]
     end
   end
 
@@ -183,10 +195,12 @@ class NNTest < Minitest::Test
         -> { F.broadcast(Torch.ones(2), src: 2) },
         -> { F.scatter([Torch.ones(2)]) },
         -> { F.scatter([Torch.ones(2), Torch.ones(3)]) },
-        -> { F.all_to_all_single(Torch.ones(3)) },
-        -> { F.all_to_all_single(Torch.ones(3), input_split_sizes: [1, 1], output_split_sizes: [1, 1]) },
-        -> { F.all_to_all_single(Torch.ones(3), input_split_sizes: [3], output_split_sizes: [1, 2]) },
-        -> { F.all_to_all_single(Torch.ones(3), input_split_sizes: [4, -1], output_split_sizes: [1, 2]) }
+        -> { F.reduce_scatter(Torch.ones(3), [Torch.ones(2)] * 2) },
+        -> { F.all_to_all_single(Torch.ones(4), Torch.ones(3)) },
+        -> { F.all_to_all_single(Torch.ones(2), Torch.ones(3), input_split_sizes: [1, 1]) },
+        -> { F.all_to_all_single(Torch.ones(2), Torch.ones(3), input_split_sizes: [3]) },
+        -> { F.all_to_all_single(Torch.ones(2), Torch.ones(3), input_split_sizes: [4, -1]) },
+        -> { F.all_to_all([Torch.ones(1)], [Torch.ones(1)] * 2) }
       ].map do |mistake|
         mistake.call
         "nothing"
@@ -198,8 +212,8 @@ class NNTest < Minitest::Test
       /ArgumentError: all_reduce: op: :max: expected SUM or AVG/, /TypeError: tensor: expected a Torch::Tensor, got \[1\]/,
       /a mean of integers/, /slice: the first dimension of \[3, 2\] is not divisible by 2/, /dim: 2: expected a dimension/,
       /src: expected a rank from 0 to 1, got 2/, /tensors: expected 2 tensors of one shape/, /tensors: expected 2 tensors of one shape.*\[2\], \[3\]/,
-      /all_to_all: the first dimension of \[3\] is not divisible by 2/, /all_to_all: the parts have 2 rows, \[3\] has 3/,
-      /expected 2 sizes, one for each rank, got 1/, /all_to_all: -1 rows for rank 1/
+      /output: expected a tensor of shape \[2\], got \[3\]/, /input: expected rows that 2 ranks can share, got 3/,
+      *[/input_split_sizes: expected 2 numbers that add up to 3/] * 3, /output_tensor_list: expected 2 tensors, one for each rank, got 1/
     ]
     results.each { |texts| expected.zip(texts) { |pattern, text| assert_match pattern, text } }
   end

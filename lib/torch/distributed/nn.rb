@@ -3,7 +3,8 @@
 module Torch
   module Distributed
     # Collectives with a gradient, as PyTorch's torch.distributed.nn.functional has them: each returns new tensors, whose
-    # backward is a collective as well, and leaves its arguments as they are.
+    # backward is a collective as well, and leaves what it reads as it is. Where there is an argument for the output, that
+    # gets the values too, but only what is returned has the gradient.
     #
     #   parts = Torch::Distributed::NN.all_gather(features)
     #   loss(Torch.cat(parts)).backward
@@ -79,26 +80,48 @@ module Torch
 
       # The sum or mean over all ranks of the tensors with this rank's number.
       #
-      # @param tensors [Array<Torch::Tensor>] one for each rank, of one shape
+      # @param output [Torch::Tensor] of the shape of each
+      # @param input_list [Array<Torch::Tensor>] one for each rank, of one shape
       # @see .all_reduce for the other arguments
       # @return [Torch::Tensor]
-      def reduce_scatter(tensors, op: ReduceOp::SUM, group: nil)
+      def reduce_scatter(output, input_list, op: ReduceOp::SUM, group: nil)
         within("reduce_scatter", group) do |members|
-          members.apply(members.rows("tensors", tensors), :reduce_scatter, :all_gather, op: op)[0]
+          list = members.rows("input_list", input_list)
+          members.check_shape("output", output, input_list.first.shape)
+          members.fill(output, members.apply(list, :reduce_scatter, :all_gather, op: op)[0])
+        end
+      end
+
+      # A tensor to each rank, and from it.
+      #
+      # @param output_tensor_list [Array<Torch::Tensor>] one for each rank, with as many elements as it sends
+      # @param input_tensor_list [Array<Torch::Tensor>] one for each rank; sizes may differ
+      # @return [Array<Torch::Tensor>]
+      def all_to_all(output_tensor_list, input_tensor_list, group: nil)
+        within("all_to_all", group) do |members|
+          sends = members.sizes("input_tensor_list", input_tensor_list)
+          receives = members.sizes("output_tensor_list", output_tensor_list)
+          flat = Torch.cat(input_tensor_list.map { |tensor| tensor.reshape(-1) })
+          all = members.apply(flat, :all_to_all, :all_to_all, sends: sends, receives: receives)
+          begins = receives.each_with_index.map { |_, i| receives.first(i).sum }
+          output_tensor_list.each_with_index.map do |output, i|
+            members.fill(output, all.narrow(0, begins[i], receives[i]).reshape(output.shape))
+          end
         end
       end
 
       # Rows to each rank, and from it: the first dimension is cut, and what comes is put together by rank.
       #
-      # @param tensor [Torch::Tensor]
-      # @param input_split_sizes [Array<Integer>, nil] how many rows go to each rank; nil: equal parts
-      # @param output_split_sizes [Array<Integer>, nil] how many come from each; nil: equal parts
+      # @param output [Torch::Tensor] with as many rows as come
+      # @param input [Torch::Tensor]
+      # @param output_split_sizes [Array<Integer>, nil] how many rows come from each rank; nil: equal parts
+      # @param input_split_sizes [Array<Integer>, nil] how many go to each; nil: equal parts
       # @return [Torch::Tensor]
-      def all_to_all_single(tensor, input_split_sizes: nil, output_split_sizes: nil, group: nil)
+      def all_to_all_single(output, input, output_split_sizes: nil, input_split_sizes: nil, group: nil)
         within("all_to_all_single", group) do |members|
-          sends = input_split_sizes || (output_split_sizes && members.equal(tensor))
-          receives = output_split_sizes || (input_split_sizes && members.equal(tensor))
-          members.apply(tensor, :all_to_all, :all_to_all, sends: sends, receives: receives)
+          receives = members.split("output", output, output_split_sizes)
+          sends = members.split("input", input, input_split_sizes)
+          members.fill(output, members.apply(input, :all_to_all, :all_to_all, sends: sends, receives: receives))
         end
       end
 
@@ -206,8 +229,38 @@ module Torch
           Array.new(@group.size) { |rank| tensor[rank] }
         end
 
-        def equal(tensor)
-          Array.new(@group.size, tensor.shape.first.to_i / @group.size)
+        def sizes(name, tensors)
+          Distributed.send(:check_tensors, name, tensors)
+          raise ArgumentError, "#{name}: expected #{@group.size} tensors, one for each rank, got #{tensors.size}" unless tensors.size == @group.size
+
+          tensors.map(&:numel)
+        end
+
+        # How many rows of the tensor are each rank's.
+        def split(name, tensor, sizes)
+          Distributed.send(:check_tensor, name, tensor)
+          rows = tensor.shape.first || raise(ArgumentError, "#{name}: a tensor without dimensions has no rows")
+          unless sizes
+            return Array.new(@group.size, rows / @group.size) if (rows % @group.size).zero?
+
+            raise ArgumentError, "#{name}: expected rows that #{@group.size} ranks can share, got #{rows}: pass #{name}_split_sizes:"
+          end
+          return sizes if sizes.is_a?(Array) && sizes.size == @group.size && sizes.sum == rows && sizes.all? { |size| size >= 0 }
+
+          raise ArgumentError, "#{name}_split_sizes: expected #{@group.size} numbers that add up to #{rows}, got #{sizes.inspect}"
+        end
+
+        def check_shape(name, tensor, shape)
+          Distributed.send(:check_tensor, name, tensor)
+          return if tensor.shape == shape
+
+          raise ArgumentError, "#{name}: expected a tensor of shape #{shape}, got #{tensor.shape}"
+        end
+
+        # @return [Torch::Tensor] the result
+        def fill(output, result)
+          Torch.no_grad { output.copy!(result) }
+          result
         end
 
         private

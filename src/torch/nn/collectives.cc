@@ -244,10 +244,7 @@ at::Tensor Exchange::apart(tddp_op_kind kind, int64_t rows)
 
 at::Tensor Exchange::prepare()
 {
-    const int64_t rows =
-        map_ == TDDP_MAP_ALL_REDUCE || map_ == TDDP_MAP_REDUCE || map_ == TDDP_MAP_BROADCAST
-            ? 0
-            : input_.size(0);
+    const int64_t rows = input_.dim() > 0 ? input_.size(0) : 0;
     at::Tensor output;
     switch (map_) {
     case TDDP_MAP_REDUCE:
