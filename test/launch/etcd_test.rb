@@ -130,6 +130,8 @@ class EtcdTest < NodesCase
       @cluster.stop((member + 1) % 3)
       third = meet(*wait_for_go)
       third.await(/of 3 restart 0/)
+      # The others' workers of this round as well: they end with it, and might not have come so far.
+      runs.each { |run| run.await(/(of 3 .*?of 2 .*?){#{member}}of 3 /m) }
       @cluster.continue((member + 1) % 3)
       third.signal(:INT)
       assert_code 130, third.finish
