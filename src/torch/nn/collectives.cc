@@ -204,7 +204,9 @@ class Exchange
         args_.output_count = receives_.size();
         tddp_work *work = nullptr;
         check(tddp_submit(of_.group, &args_, &work));
-        wait_for(work, {output, input_}, region, nullptr);
+        // On a GPU the calling thread's stream has to wait in any case.
+        const bool is_done = is_on_cpu(output) && tddp_work_completed(work);
+        wait_for(work, {output, input_}, is_done ? nullptr : region, nullptr);
         return map_ == TDDP_MAP_REDUCE && !is_root_ ? at::zeros_like(output) : output;
     }
 
