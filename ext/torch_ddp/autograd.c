@@ -87,19 +87,11 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
 
 /* --- collectives ----------------------------------------------------------------------------- */
 
-static const char *const map_names[TDDP_MAP_COUNT] = {
-    [TDDP_MAP_IDENTITY] = "identity",     [TDDP_MAP_SLICE] = "slice",
-    [TDDP_MAP_ALL_REDUCE] = "all_reduce", [TDDP_MAP_REDUCE] = "reduce",
-    [TDDP_MAP_BROADCAST] = "broadcast",   [TDDP_MAP_ALL_GATHER] = "all_gather",
-    [TDDP_MAP_GATHER] = "gather",         [TDDP_MAP_REDUCE_SCATTER] = "reduce_scatter",
-    [TDDP_MAP_SCATTER] = "scatter",       [TDDP_MAP_ALL_TO_ALL] = "all_to_all",
-};
-
 static tddp_map map_of(VALUE name)
 {
     const char *text = rb_id2name(rb_sym2id(name));
     for (int map = 0; map < TDDP_MAP_COUNT; map++)
-        if (strcmp(map_names[map], text) == 0)
+        if (strcmp(tddp_map_name((tddp_map)map), text) == 0)
             return (tddp_map)map;
     rb_raise(rb_eArgError, "no map is called %s", text);
 }

@@ -31,6 +31,9 @@ typedef enum tddp_map {
     TDDP_MAP_COUNT
 } tddp_map;
 
+/** "all_reduce" and so on; NULL: there is no such map. */
+TDDP_API const char *tddp_map_name(tddp_map map);
+
 typedef struct tddp_collective_opts {
     size_t size; /**< sizeof(tddp_collective_opts) */
     tddp_map map;

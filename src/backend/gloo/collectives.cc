@@ -1,7 +1,7 @@
 /*
  * The collectives that only move data, as direct exchanges between pairs of ranks: large parts go
- * from the sender's memory to the receiver's, small ones with the header. Runs on the group's
- * progress thread.
+ * from the sender's memory to the receiver's, small ones with the header. Runs on the
+ * operation's thread.
  */
 #include "collectives.h"
 

@@ -1,6 +1,6 @@
 /*
- * all_reduce of little data, and barrier, of many ranks, by recursive doubling. Runs on the group's
- * progress thread.
+ * all_reduce of little data, and barrier, of many ranks, by recursive doubling. Runs on the
+ * operation's thread.
  *
  * With a power of two of ranks, each exchanges in step i what it has with the rank whose number
  * differs in bit i, and combines both, the lower rank's first: in the end all have combined the

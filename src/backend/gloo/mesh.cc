@@ -1,5 +1,5 @@
 /*
- * The life of the connections, and waiting on Gloo's buffers. Used by the group's progress thread
+ * The life of the connections, and waiting on Gloo's buffers. Used by the operation's thread
  * and by threads that post and finish sends and receives; abort() on any thread.
  *
  * Invariant: waking a wait may hide a completion at the same moment. So a wait fails only after

@@ -1,5 +1,5 @@
 /*
- * Headers and payloads of one operation. Runs on the group's progress thread.
+ * Headers and payloads of one operation. Runs on the operation's thread.
  *
  * Invariant: in each operation each rank sends exactly one header to every other rank, sends all of
  * them before it waits for any, and does not return before it has received all. So a peer is at

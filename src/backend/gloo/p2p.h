@@ -13,7 +13,7 @@ struct Request;
 Request *post(Mesh &mesh, const tddp_op &op);
 
 /* Waits until the message of a receive has arrived, and returns its source; finish() then reads the
- * operation's output, timeout and token anew. */
+ * operation's output, timeout and token again. */
 int probe(Mesh &mesh, Request &request);
 
 /* Frees a request that is not finished. The mesh may be gone. */

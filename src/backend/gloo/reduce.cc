@@ -1,5 +1,5 @@
 /*
- * reduce and reduce_scatter. Runs on the group's progress thread.
+ * reduce and reduce_scatter. Runs on the operation's thread.
  *
  * The input must not change, so the rank that combines applies the other ranks' factors to the
  * received data.

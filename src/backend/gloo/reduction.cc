@@ -1,4 +1,4 @@
-/* Arithmetic on received data. Runs on the group's progress thread. */
+/* Arithmetic on received data. Runs on the operation's thread. */
 #include "reduction.h"
 
 #include <vector>

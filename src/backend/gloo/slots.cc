@@ -1,5 +1,5 @@
 /*
- * Slots of payloads. Pure functions; used on the group's progress thread.
+ * Slots of payloads. Pure functions; used on the operation's thread.
  *
  * Invariant: a slot is made from the operation itself, not from the operation that it is a part of:
  * its data and its sequence number are its own.

@@ -8,7 +8,7 @@
  * receives of that tag are posted from then on. It has one receive posted at a time: messages of a
  * rank stay in their order.
  *
- * Invariant: an arrival is in the list from before it is posted until it is received.
+ * Invariant: an arrival is in the list from when it is posted until it is received.
  */
 #include <stdlib.h>
 
@@ -16,7 +16,7 @@
 
 struct tddp_hosts_arrival {
     tddp_op op;
-    void *request; /* the communicator's; NULL: not posted */
+    void *request; /* the communicator's */
     tddp_hosts_arrival *next;
 };
 

@@ -183,7 +183,6 @@ static tddp_status finish_in_all(tddp_hosts *self, tddp_hosts_message *message, 
 static tddp_status check_elsewhere(tddp_hosts *self, tddp_hosts_message *message)
 {
     const tddp_op *op = message->op;
-    const tddp_inner *all = &self->global_comm.inner;
     tddp_status status = tddp_hosts_listener_check(self, message->listener);
     if (status || op->peer == TDDP_ANY_SOURCE) {
         return status;
@@ -195,10 +194,16 @@ static tddp_status check_elsewhere(tddp_hosts *self, tddp_hosts_message *message
                          "not done after %" PRId64 " ms; rank %d has not sent it with tag %" PRIu32,
                          op->timeout_ms, name, op->tag);
     }
-    if (all->backend && all->backend->check_peer) {
-        status = all->backend->check_peer(all->context, op->peer);
+    pthread_mutex_lock(&self->lock);
+    const tddp_inner all = self->global_comm.inner; /* it may be about to be there */
+    pthread_mutex_unlock(&self->lock);
+    if (all.backend && all.backend->check_peer) {
+        status = all.backend->check_peer(all.context, op->peer);
     }
-    message->left_since = status && message->left_since ? message->left_since : status ? now : 0;
+    if (status == TDDP_OK || message->left_since == 0) {
+        message->left_since = status ? now : 0;
+        return TDDP_OK;
+    }
     return now - message->left_since < LEFT_MS * TDDP_NS_PER_MS ? TDDP_OK : status;
 }
 

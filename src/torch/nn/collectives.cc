@@ -119,7 +119,7 @@ void check_opts(tddp_group *group, const at::Tensor &input, const tddp_collectiv
                std::to_string(sizeof opts));
     }
     for (const tddp_map map : {opts.map, opts.gradient}) {
-        if (static_cast<unsigned>(map) >= TDDP_MAP_COUNT) {
+        if (!tddp_map_name(map)) {
             refuse("no map has the number " + std::to_string(map));
         }
     }
@@ -323,6 +323,11 @@ class CollectiveFunction : public torch::autograd::Function<CollectiveFunction>
 } // namespace
 
 } // namespace tddp_torch
+
+const char *tddp_map_name(tddp_map map)
+{
+    return static_cast<unsigned>(map) < TDDP_MAP_COUNT ? tddp_torch::names[map] : nullptr;
+}
 
 tddp_status tddp_collective(tddp_group *group, const tddp_tensor *input,
                             const tddp_collective_opts *opts, tddp_tensor *output)
