@@ -125,7 +125,8 @@ class CommandLineTest < LaunchCase
     assert_equal expected, result.out.lines.sort
     result = run_torchrun("-e", 'puts [ENV["RANK"], ARGV.inspect].join(" ")', "-x", "y")
     assert_equal "0 [\"-x\", \"y\"]\n", result.out
-    assert_equal "-- #{@folder}/worker.rb --lr\n", run_torchrun(*ruby(""), "--lr", env: {"TDDP_RUBY" => "echo"}).out
+    script, = ruby("")
+    assert_equal "-- #{script} --lr\n", run_torchrun(script, "--lr", env: {"TDDP_RUBY" => "echo"}).out
   end
 
   def test_python_scripts

@@ -346,7 +346,7 @@ class FailuresTest < LaunchCase
       env: {"TDDP_RUBY_PRELOAD" => "#{ROOT}/lib/torch_ddp/torchrun_worker.rb"})
     assert_code 1, result
     assert_match(/^  message   : ArgumentError: böse$/, result.err.dup.force_encoding("UTF-8"))
-    assert_match(/^  traceback : .*worker\.rb:1:in/, result.err)
+    assert_match(/^  traceback : .*worker-\h+\.rb:1:in/, result.err)
   end
 
   def test_a_ruby_workers_last_words_are_in_the_report

@@ -177,17 +177,19 @@ class LaunchCase < Minitest::Test
 
   # Workers that are a shell's script.
   def shell(code, *arguments)
-    path = File.join(@folder, "worker-#{SecureRandom.hex(3)}.sh")
-    File.write(path, "#!/bin/sh\n#{code}\n")
+    path = write_worker("sh", "#!/bin/sh\n#{code}\n")
     File.chmod(0o755, path)
     ["--no-ruby", path, *arguments]
   end
 
   # Workers that are a Ruby script.
   def ruby(code, *arguments)
-    path = File.join(@folder, "worker.rb")
-    File.write(path, code)
-    [path, *arguments]
+    [write_worker("rb", code), *arguments]
+  end
+
+  # A file of its own for each: one that is written again may be read while it is empty.
+  def write_worker(extension, text)
+    File.join(@folder, "worker-#{SecureRandom.hex(3)}.#{extension}").tap { |path| File.write(path, text) }
   end
 
   def free_port

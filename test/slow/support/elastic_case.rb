@@ -69,8 +69,10 @@ class ElasticCase < LaunchCase
     kill_all(host)
   end
 
-  # All processes at once, on a network that goes on: the kernel closes their connections.
+  # All processes at once, on a network that goes on: the kernel closes their connections. They are stopped first, so that
+  # no torchrun sees its worker's end and tells the other hosts.
   def kill_all(host)
+    signal_all(host, :STOP)
     signal_all(host, :KILL)
   end
 
