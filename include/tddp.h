@@ -56,6 +56,7 @@
 #include <tddp/op.h>
 #include <tddp/recorder.h>
 #include <tddp/reducer.h>
+#include <tddp/sharder.h>
 #include <tddp/status.h>
 #include <tddp/store.h>
 #include <tddp/trace.h>

@@ -91,6 +91,7 @@ void Init_ext(void)
     tddp_rb_init_optim();
     tddp_rb_init_norm();
     tddp_rb_init_autograd();
+    tddp_rb_init_fsdp();
     tddp_rb_init_parallel();
     tddp_rb_init_recorder();
     tddp_rb_init_trace();

@@ -4,8 +4,7 @@
  */
 #include "torch_ddp.h"
 
-/* The dtype of a torch-rb name. Raises if collectives don't support it. */
-static tddp_dtype dtype_of(VALUE symbol)
+tddp_dtype tddp_rb_dtype(VALUE symbol)
 {
     VALUE name = rb_sym2str(symbol);
 #define TDDP_RB_COMPARE(number, code, bytes, text) \
@@ -25,7 +24,7 @@ static VALUE empty_shared(VALUE self, VALUE sizes, VALUE dtype)
     Check_Type(sizes, T_ARRAY);
     Check_Type(dtype, T_SYMBOL);
     long ndim = RARRAY_LEN(sizes);
-    tddp_dtype kind = dtype_of(dtype);
+    tddp_dtype kind = tddp_rb_dtype(dtype);
     tddp_group *group = tddp_rb_group(self);
     VALUE object = tddp_rb_fresh_tensor();
     volatile VALUE holder;

@@ -173,6 +173,11 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
 const char *tddp_rb_description(VALUE operand, VALUE *text);
 bool tddp_rb_detail(void);
 
+/* --- shared.c -------------------------------------------------------------------------------- */
+
+/* The dtype of a torch-rb name. Raises if collectives don't support it. */
+tddp_dtype tddp_rb_dtype(VALUE symbol);
+
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 
 /* The tensor in a Torch::Tensor (or Parameter), borrowed from the object; raises TypeError for
@@ -217,6 +222,7 @@ void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);
 void tddp_rb_init_norm(void);
 void tddp_rb_init_autograd(void);
+void tddp_rb_init_fsdp(void);
 void tddp_rb_init_parallel(void);
 void tddp_rb_init_ddp_queries(VALUE sync);
 void tddp_rb_init_callback(void);

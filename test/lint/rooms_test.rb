@@ -18,6 +18,7 @@ class RoomsTest < Minitest::Test
     "group" => %w[base net store backend],
     "flat" => %w[base],
     "reducer" => %w[base flat],
+    "sharder" => %w[base flat],
     "hooks" => %w[base backend],
     "torch" => %w[],
     "launch" => %w[base net store],
@@ -30,6 +31,7 @@ class RoomsTest < Minitest::Test
     "backend/gloo" => %w[], "backend/devices" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
     "torch/tensor" => %w[], "torch/autograd" => %w[], "torch/checkpoint" => %w[torch/autograd torch/tensor],
     "torch/ddp" => %w[torch/autograd torch/checkpoint torch/tensor], "torch/data_parallel" => %w[torch/autograd torch/tensor],
+    "torch/fsdp" => %w[torch/autograd torch/checkpoint torch/tensor],
     "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/tensor]
   }.freeze
 
@@ -40,7 +42,8 @@ class RoomsTest < Minitest::Test
     "op.h" => %w[export.h], "backend.h" => %w[buffer.h op.h store.h], "work.h" => %w[buffer.h op.h wait.h],
     "group.h" => %w[buffer.h op.h store.h work.h], "flat.h" => %w[buffer.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[flat.h group.h],
-    "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h],
+    "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h], "sharder.h" => %w[flat.h group.h],
+    "torch_fsdp.h" => %w[sharder.h torch.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
     "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze

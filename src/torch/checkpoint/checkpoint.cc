@@ -166,6 +166,23 @@ std::vector<at::Tensor> CheckpointNode::detached_inputs()
     return inputs;
 }
 
+thread_local int segments_computed_again;
+
+class ComputedAgain
+{
+  public:
+    ComputedAgain()
+    {
+        segments_computed_again++;
+    }
+    ~ComputedAgain()
+    {
+        segments_computed_again--;
+    }
+    ComputedAgain(const ComputedAgain &) = delete;
+    ComputedAgain &operator=(const ComputedAgain &) = delete;
+};
+
 std::vector<at::Tensor> CheckpointNode::recompute(std::vector<at::Tensor> &inputs) const
 {
     std::vector<at::Tensor> outputs(output_count_);
@@ -179,6 +196,7 @@ std::vector<at::Tensor> CheckpointNode::recompute(std::vector<at::Tensor> &input
     }
     const RngScope random(rng_);
     const at::AutoGradMode with_grad(true);
+    const ComputedAgain scope;
     check(ops_.again(state_, in.data(), in.size(), out.data(), out.size()));
     return outputs;
 }
@@ -236,6 +254,11 @@ bool can_have_gradient(const at::Tensor &tensor)
 }
 
 } // namespace
+
+bool recomputing()
+{
+    return segments_computed_again > 0;
+}
 
 bool is_checkpoint(const torch::autograd::Node &node)
 {

@@ -9,6 +9,9 @@ namespace tddp_torch
 
 bool is_checkpoint(const torch::autograd::Node &node);
 
+// Whether this thread computes a segment again, within backward.
+bool recomputing();
+
 } // namespace tddp_torch
 
 #endif

@@ -9,7 +9,7 @@
 
 #include "torch/ddp/core.h"
 #include "torch/tensor/device.h"
-#include "torch/ddp/device_memory.h"
+#include "torch/tensor/device_memory.h"
 #include "torch/tensor/dense.h"
 
 namespace tddp_torch

@@ -1,6 +1,6 @@
 // Memory for buckets on devices, as libtorch tensors: libtorch's allocator owns it, and its streams
 // order its use. A handle is such a tensor. Any thread, also a group's or autograd's; stateless.
-#include "torch/ddp/device_memory.h"
+#include "torch/tensor/device_memory.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/div.h>
@@ -43,7 +43,7 @@ void release(void *, void *handle)
 {
     // In a process that exits CUDA may be shut down already.
     if (guard([&] { delete static_cast<at::Tensor *>(handle); })) {
-        tddp_log(TDDP_LOG_WARN, "ddp", "the memory of buckets is leaked: %s", tddp_error_message());
+        tddp_log(TDDP_LOG_WARN, "torch", "the memory of flat buffers is leaked: %s", tddp_error_message());
     }
 }
 

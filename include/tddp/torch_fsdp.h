@@ -1,0 +1,134 @@
+/**
+ * @file torch_fsdp.h
+ * @brief Fully sharded training: parameters of libtorch tensors on a tddp_sharder (libtddp_torch).
+ *
+ * A parameter is a handle, the tensor in the host language's object. Between steps the handle
+ * refers to this rank's piece of the parameter, a leaf of one dimension that optimizers update.
+ * While its unit runs, forwards or backwards, it refers to the full parameter instead, a leaf in
+ * the parameter's own shape whose memory comes and goes. The object stays the same.
+ *
+ * The host calls the functions below around the forward of each unit; backward needs no host code:
+ * hooks of autograd gather the units, and reduce their gradients.
+ */
+#ifndef TDDP_TORCH_FSDP_H
+#define TDDP_TORCH_FSDP_H
+
+#include <tddp/sharder.h>
+#include <tddp/torch.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tddp_fsdp tddp_fsdp;
+
+typedef struct tddp_fsdp_param {
+    tddp_tensor *handle; /**< a contiguous leaf; must stay at its address as long as the model */
+    const char *name;    /**< as in the model; copied */
+} tddp_fsdp_param;
+
+typedef struct tddp_fsdp_unit_opts {
+    size_t size;               /**< sizeof(tddp_fsdp_unit_opts) */
+    const char *name;          /**< copied */
+    tddp_group *shard_group;   /**< retained; NULL: the unit is not divided */
+    tddp_group *replica_group; /**< retained; NULL: none */
+    const tddp_fsdp_param *params;
+    size_t param_count;
+    int gather_dtype; /**< tddp_dtype; -1: that of the parameters */
+    int reduce_dtype; /**< tddp_dtype; -1: the gather dtype */
+    int reshard_after_forward;
+} tddp_fsdp_unit_opts;
+
+#define TDDP_FSDP_UNIT_OPTS_INIT                                          \
+    {                                                                     \
+        sizeof(tddp_fsdp_unit_opts), NULL, NULL, NULL, NULL, 0, -1, -1, 1 \
+    }
+
+/** A model without units. `region`: for waits in backward; NULL: none. Caller: tddp_fsdp_free().
+ *  Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_create(tddp_blocking_region region, tddp_fsdp **out);
+
+/** Its parameters remain pieces; hooks that backward still calls do nothing. NULL is allowed. */
+TDDP_API void tddp_fsdp_free(tddp_fsdp *fsdp);
+
+/**
+ * Adds a unit, whose number is the count of those before, and divides its parameters: this rank
+ * keeps its piece of their values. A collective call. Errors: those of tddp_sharder_add();
+ * TDDP_INVALID_ARGUMENT (not a leaf, not contiguous, a parameter of another unit: the text names
+ * it), TDDP_UNSUPPORTED (dtype, device).
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_add(tddp_fsdp *fsdp, const tddp_fsdp_unit_opts *opts,
+                                                  const tddp_wait *wait);
+
+/** Moves all units of `from` behind those of `into`, as tddp_sharder_merge() does; before the first
+ *  forward. Errors: as there; TDDP_INVALID_ARGUMENT (a forward has run). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_merge(tddp_fsdp *into, tddp_fsdp *from);
+
+/** Whether the unit is sharded again after its forward, from now on; the same on every rank. */
+TDDP_API void tddp_fsdp_set_reshard(tddp_fsdp *fsdp, size_t unit, int after_forward);
+
+/** Whether gradients are reduced by the backwards that follow; else they are kept unsharded, and
+ * added to. On at first. */
+TDDP_API void tddp_fsdp_set_sync(tddp_fsdp *fsdp, int sync);
+
+/** Before a unit's forward: gathers it. If `wait` ends first, the same call continues. Errors:
+ *  those of the group. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_before_forward(tddp_fsdp *fsdp, size_t unit,
+                                                             const tddp_wait *wait);
+
+/** After that: the handles refer to full parameters, and backward notices when it has passed the
+ *  inputs. `inputs` are handles of the caller's own; leaves among them are replaced by aliases.
+ *  Errors: TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit,
+                                                    tddp_tensor *const *inputs, size_t count);
+
+/** After the unit's forward, also if it failed (then without outputs): the handles refer to pieces
+ *  again, and backward gathers the unit when it comes to the outputs. Errors: TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_leave(tddp_fsdp *fsdp, size_t unit,
+                                                    tddp_tensor *const *outputs, size_t count);
+
+/** After an exception in forward or backward: everything is sharded, gradients that are not reduced
+ *  yet are dropped. */
+TDDP_API void tddp_fsdp_abandon(tddp_fsdp *fsdp);
+/** Whether something is left of a backward that did not end. */
+TDDP_API int tddp_fsdp_unfinished(const tddp_fsdp *fsdp);
+
+/** Outside of forward and backward: gathers the unit (a collective call), and its handles refer
+ *  to full parameters, which are not to be written to, until tddp_fsdp_reshard(). Errors: those of
+ *  the group. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_unshard(tddp_fsdp *fsdp, size_t unit,
+                                                      const tddp_wait *wait);
+TDDP_API void tddp_fsdp_expose(tddp_fsdp *fsdp, size_t unit);
+TDDP_API void tddp_fsdp_reshard(tddp_fsdp *fsdp, size_t unit);
+
+/** This rank's shard of a unit's flat buffer as a tensor, in the parameters' dtype. Assigns the
+ *  existing handle `into`. Errors: TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_shard(const tddp_fsdp *fsdp, size_t unit,
+                                                    tddp_tensor *into);
+
+/** The handles refer to parts of `flat`, which holds the shards of all ranks, until
+ *  tddp_fsdp_hide(); with `write` that keeps this rank's piece of what was written to them. Errors:
+ *  TDDP_INVALID_ARGUMENT (not as many elements), TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_show(tddp_fsdp *fsdp, size_t unit,
+                                                   const tddp_tensor *flat);
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_hide(tddp_fsdp *fsdp, size_t unit, int write);
+
+/** Where the rank's piece of a parameter begins, in the parameter's elements, and how many it has;
+ *  the parameter's shape, borrowed. */
+typedef struct tddp_fsdp_piece {
+    int64_t offset; /**< of the parameter, in the flat buffer */
+    int64_t start;
+    int64_t count;
+    const int64_t *dims;
+    size_t ndim;
+} tddp_fsdp_piece;
+TDDP_API tddp_fsdp_piece tddp_fsdp_piece_of(const tddp_fsdp *fsdp, size_t unit, size_t param);
+
+/** The sharder, borrowed, for its queries. */
+TDDP_API const tddp_sharder *tddp_fsdp_sharder(const tddp_fsdp *fsdp);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,79 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module FSDP
+      DTYPES = %i[float16 bfloat16 float32 float64].freeze
+      private_constant :DTYPES
+
+      # In which dtypes a unit computes and its gradients are reduced. The parameters that the optimizer has, and their
+      # gradients, keep their own.
+      class MixedPrecisionPolicy
+        # @return [Symbol, nil]
+        attr_reader :param_dtype, :reduce_dtype, :output_dtype
+
+        # @param param_dtype [Symbol, nil] in which parameters are gathered and forward and backward computed; nil: their own
+        # @param reduce_dtype [Symbol, nil] in which gradients are kept until they are reduced; nil: `param_dtype`
+        # @param output_dtype [Symbol, nil] to which floating-point outputs of the unit are cast; nil: they are left
+        # @param cast_forward_inputs [Boolean] whether floating-point inputs are cast to `param_dtype`
+        def initialize(param_dtype: nil, reduce_dtype: nil, output_dtype: nil, cast_forward_inputs: true)
+          @param_dtype = dtype("param_dtype", param_dtype)
+          @reduce_dtype = dtype("reduce_dtype", reduce_dtype)
+          @output_dtype = dtype("output_dtype", output_dtype)
+          @cast_forward_inputs = cast_forward_inputs
+        end
+
+        # @return [Boolean]
+        def cast_forward_inputs?
+          @cast_forward_inputs
+        end
+
+        private
+
+        def dtype(name, value)
+          return if value.nil?
+          raise ArgumentError, "#{name}: expected one of #{DTYPES.inspect} or nil, got #{value.inspect}" unless DTYPES.include?(value.to_sym)
+
+          value.to_sym
+        end
+      end
+
+      # Where a unit's shards are between its uses: on the device of its parameters.
+      class OffloadPolicy
+      end
+
+      # Which parts of a model become units of their own, for `auto_wrap_policy:` of {FullyShardedDataParallel}. A policy is called
+      # with each module of the model and its name, and with the number of elements that its parameters have which are in
+      # no unit yet; it says whether the module becomes a unit. Parts are asked before the whole.
+      module WrapPolicies
+        class << self
+          # Modules of these classes.
+          #
+          # @param classes [Class, Array<Class>]
+          # @return [Proc]
+          def module_wrap_policy(*classes)
+            classes = classes.flatten
+            unless !classes.empty? && classes.all?(Class)
+              raise ArgumentError, "classes: expected classes of modules, got #{classes.inspect}"
+            end
+
+            ->(mod, _name, _count) { classes.any? { |each| mod.is_a?(each) } }
+          end
+          alias_method :transformer_auto_wrap_policy, :module_wrap_policy
+
+          # Modules with at least so many elements.
+          #
+          # @param min_num_params [Integer]
+          # @return [Proc]
+          def size_based_auto_wrap_policy(min_num_params: 100_000_000)
+            unless min_num_params.is_a?(Integer) && min_num_params.positive?
+              raise ArgumentError, "min_num_params: expected a positive Integer, got #{min_num_params.inspect}"
+            end
+
+            ->(_mod, _name, count) { count >= min_num_params }
+          end
+        end
+      end
+    end
+  end
+end

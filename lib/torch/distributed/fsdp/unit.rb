@@ -1,0 +1,162 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module FSDP
+      # Modules whose parameters are gathered and freed together.
+      #
+      # @api private
+      class Unit
+        UNIT = :@_fsdp_unit
+        private_constant :UNIT
+
+        # @return [State]
+        attr_reader :state
+
+        # @return [ProcessGroup, nil] whose processes hold a shard each; nil: the unit is not divided
+        attr_reader :group
+
+        class << self
+          # @return [Unit, nil] that of a module
+          def of(mod)
+            mod.instance_variable_get(UNIT)
+          end
+        end
+
+        def initialize(state, modules, parameters, groups, name:, reshard:, precision:)
+          @state = state
+          @modules = modules
+          @parameters = parameters
+          @group = groups.first
+          @precision = precision
+          @reshard = reshard
+          @number = add(name || modules.map { |each| each.class.name }.join(", "), groups) unless parameters.empty?
+          modules.each do |mod|
+            mod.instance_variable_set(UNIT, self)
+            ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(mod, inputs, kwargs, forward) }
+          end
+        end
+
+        # @return [Array<Torch::NN::Parameter>]
+        def parameters
+          @parameters.list
+        end
+
+        def names
+          @parameters.names
+        end
+
+        # The unit is one of another state from now on.
+        def join(state, number)
+          @state = state
+          @number = number
+        end
+
+        # Backward needs the model itself first, so it is not worth freeing it before.
+        def settle_as_root
+          @state.model.set_reshard(@number, false) if @number && @reshard.nil?
+        end
+
+        def reshard_after_forward=(value)
+          @reshard = value
+          @state.model.set_reshard(@number, value) if @number
+        end
+
+        def unshard
+          @state.model.unshard(@number) if @number
+        end
+
+        def reshard
+          @state.model.reshard(@number) if @number
+        end
+
+        # Gathers the parameters in their own dtype. A collective call.
+        #
+        # @return [Torch::Tensor, nil] flat; nil: the unit has none
+        def gather
+          return unless @number
+
+          shard = @state.model.shard(@number)
+          return shard.clone unless @group
+
+          flat = Torch.empty(shard.numel * @group.size, dtype: shard.dtype, device: shard.device)
+          Distributed.all_gather_into_tensor(flat, shard, group: @group)
+          flat
+        end
+
+        # The parameters are whole within the block.
+        #
+        # @param write [Boolean] whether what the block writes to them is kept
+        def summon(write)
+          return yield unless @number
+
+          @state.model.show(@number, gather)
+          begin
+            yield
+          ensure
+            @state.model.hide(@number, write)
+          end
+        end
+
+        # @yieldparam name [String]
+        # @yieldparam parameter [Torch::NN::Parameter]
+        # @yieldparam offset [Integer] in what {#gather} returns
+        # @yieldparam start [Integer] of this process's piece
+        # @yieldparam shape [Array<Integer>]
+        def each_piece
+          parameters.each_with_index do |parameter, i|
+            offset, start, _, shape = @state.model.piece(@number, i)
+            yield names[i], parameter, offset, start, shape
+          end
+        end
+
+        private
+
+        def add(name, groups)
+          @state.add(self, name, groups, @parameters, gather_dtype: @precision.param_dtype, reduce_dtype: @precision.reduce_dtype,
+            reshard: @reshard != false)
+        end
+
+        def run(mod, inputs, kwargs, forward)
+          @state.running(self) do
+            inputs, kwargs = cast([inputs, kwargs], @precision.param_dtype) if @precision.cast_forward_inputs?
+            next cast(forward.call(inputs, kwargs), @precision.output_dtype) unless @number
+
+            @parameters.check_places
+            @state.model.before_forward(@number)
+            within(inputs, kwargs, forward)
+          end
+        end
+
+        def within(inputs, kwargs, forward)
+          outputs = []
+          inputs, kwargs = enter(inputs, kwargs)
+          output = cast(forward.call(inputs, kwargs), @precision.output_dtype)
+          outputs = Nested.tensors(output)
+          output
+        ensure
+          @state.model.leave(@number, outputs)
+        end
+
+        # Leaves that need a gradient are replaced, so that their hooks do not stay.
+        def enter(inputs, kwargs)
+          given = Torch.grad_enabled? ? Nested.tensors([inputs, kwargs]).select(&:requires_grad) : []
+          leaves = given.select(&:leaf?)
+          return [inputs, kwargs].tap { @state.model.enter(@number, given) } if leaves.empty?
+
+          fresh = {}.compare_by_identity
+          given.zip(@state.model.fresh(given)) { |old, new| fresh[old] = new }
+          @state.model.enter(@number, fresh.values)
+          Nested.map([inputs, kwargs]) { |tensor| fresh[tensor] || tensor }
+        end
+
+        def cast(value, dtype)
+          return value unless dtype
+
+          Nested.map(value) { |tensor| (tensor.floating_point? && tensor.dtype != dtype) ? tensor.to(dtype: dtype) : tensor }
+        end
+      end
+      private_constant :Unit
+    end
+  end
+end

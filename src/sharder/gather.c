@@ -1,0 +1,294 @@
+/*
+ * Whole units: gathered before forward and backward, and sharded again after them. While a unit is
+ * used, the next one is gathered ahead if no other than the two would be unsharded: in forward the
+ * one that followed it in the last iteration, in backward the one before it.
+ *
+ * Where the shard group has one rank and no dtype changes, the shard is the full unit.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sharder/sharder.h"
+
+/* --- one unit -------------------------------------------------------------------------------- */
+
+static bool shard_is_full(const tddp_unit *unit)
+{
+    return unit->ranks == 1 && unit->gather_dtype == unit->shard.dtype;
+}
+
+/* The shard in the gather dtype. */
+static tddp_status gather_input(tddp_sharder *sharder, size_t number, tddp_buffer *input)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (unit->gather_dtype == unit->shard.dtype) {
+        *input = unit->shard;
+        return TDDP_OK;
+    }
+    *input = tddp_unit_buffer(unit, 1, unit->gather_dtype);
+    const size_t bytes = input->count * tddp_dtype_size(input->dtype);
+    tddp_status status =
+        tddp_block_take(&sharder->blocks, unit->memory_group, input, bytes, &unit->gather.in);
+    if (status == TDDP_OK) {
+        input->data = unit->gather.in->data;
+        status = sharder->ops.cast_shard(sharder->ops.user, number, input->data, input->count);
+    }
+    return status;
+}
+
+static tddp_status submit_gather(tddp_sharder *sharder, size_t number)
+{
+    tddp_unit *unit = &sharder->units[number];
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_ALL_GATHER;
+    args.output = tddp_unit_buffer(unit, unit->ranks, unit->gather_dtype);
+    args.description = unit->name;
+    const size_t bytes = args.output.count * tddp_dtype_size(args.output.dtype);
+    tddp_status status = tddp_block_take(&sharder->blocks, unit->memory_group, &args.output, bytes,
+                                         &unit->gather.out);
+    if (status == TDDP_OK) {
+        args.output.data = unit->gather.out->data;
+        status = gather_input(sharder, number, &args.input);
+    }
+    if (status == TDDP_OK) {
+        unit->gather.reads = unit->memory;
+        status = tddp_submit(unit->shard_group, &args, &unit->gather.work);
+    }
+    return status;
+}
+
+static tddp_status start_gather(tddp_sharder *sharder, size_t number)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (unit->state != TDDP_SHARDED) {
+        return TDDP_OK;
+    }
+    if (!shard_is_full(unit)) {
+        tddp_status status = submit_gather(sharder, number);
+        if (status != TDDP_OK) {
+            tddp_operation_leave(&sharder->blocks, &unit->gather);
+            return status;
+        }
+    }
+    unit->state = TDDP_GATHERING;
+    return TDDP_OK;
+}
+
+static tddp_status await_gather(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (unit->state == TDDP_UNSHARDED) {
+        return TDDP_OK;
+    }
+    bool done = true;
+    tddp_status status =
+        tddp_operation_wait(sharder->ops.device, &unit->shard, &unit->gather, wait, &done);
+    if (!done) {
+        return status;
+    }
+    if (status != TDDP_OK) {
+        tddp_unit_reshard(sharder, number);
+        return status;
+    }
+    tddp_block_give(unit->gather.in);
+    unit->gather.in = NULL;
+    unit->state = TDDP_UNSHARDED;
+    sharder->ops.place(sharder->ops.user, number,
+                       unit->gather.out ? unit->gather.out->data : unit->shard.data);
+    return TDDP_OK;
+}
+
+static tddp_status unshard(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
+{
+    tddp_status status = start_gather(sharder, number);
+    return status ? status : await_gather(sharder, number, wait);
+}
+
+void tddp_unit_reshard(tddp_sharder *sharder, size_t number)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (unit->state == TDDP_UNSHARDED) {
+        sharder->ops.place(sharder->ops.user, number, NULL);
+    }
+    tddp_operation_leave(&sharder->blocks, &unit->gather);
+    unit->state = TDDP_SHARDED;
+    unit->kept = false;
+}
+
+int tddp_sharder_unsharded(const tddp_sharder *sharder, size_t unit)
+{
+    return sharder->units[unit].state == TDDP_UNSHARDED;
+}
+
+tddp_status tddp_sharder_unshard(tddp_sharder *sharder, size_t unit, const tddp_wait *wait)
+{
+    return unshard(sharder, unit, wait);
+}
+
+void tddp_sharder_reshard(tddp_sharder *sharder, size_t unit)
+{
+    tddp_unit_reshard(sharder, unit);
+}
+
+/* --- the order of units ---------------------------------------------------------------------- */
+
+static tddp_status record(tddp_unit_order *order, size_t number)
+{
+    if (order->count == order->capacity) {
+        const size_t capacity = order->capacity ? 2 * order->capacity : 16;
+        size_t *units = realloc(order->units, capacity * sizeof *units);
+        if (!units) {
+            return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory for the order of %zu units",
+                             capacity);
+        }
+        order->units = units;
+        order->capacity = capacity;
+    }
+    order->units[order->count++] = number;
+    return TDDP_OK;
+}
+
+static bool any_forward(const tddp_sharder *sharder)
+{
+    for (size_t u = 0; u < sharder->count; u++) {
+        if (sharder->units[u].forwards > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A new iteration's forward. */
+static void next_order(tddp_sharder *sharder)
+{
+    tddp_unit_order last = sharder->before;
+    sharder->before = sharder->order;
+    sharder->order = last;
+    sharder->order.count = 0;
+}
+
+/* Units that are unsharded, or about to be, for the time of their own use. */
+static size_t in_use(const tddp_sharder *sharder)
+{
+    size_t count = 0;
+    for (size_t u = 0; u < sharder->count; u++) {
+        const tddp_unit *unit = &sharder->units[u];
+        count += unit->state != TDDP_SHARDED && !unit->kept && unit->gather.out;
+    }
+    return count;
+}
+
+static bool may_gather_ahead(const tddp_sharder *sharder, const tddp_unit *next)
+{
+    const bool stays = !sharder->in_backward && !next->reshard_after_forward;
+    return next->state == TDDP_SHARDED && (stays || in_use(sharder) < 2);
+}
+
+/* The place of the unit in the last iteration's forward is that in this one's, if the units before
+ * it were the same: this is so in all but the rarest models. */
+static tddp_status gather_following(tddp_sharder *sharder)
+{
+    const size_t at = sharder->order.count;
+    const tddp_unit_order *before = &sharder->before;
+    if (at == 0 || at >= before->count || before->units[at - 1] != sharder->order.units[at - 1]) {
+        return TDDP_OK;
+    }
+    const size_t next = before->units[at];
+    return may_gather_ahead(sharder, &sharder->units[next]) ? start_gather(sharder, next) : TDDP_OK;
+}
+
+/* Backward comes to the units in the reverse order of forward, but for the model itself, which it
+ * comes to first. */
+static tddp_status gather_preceding(tddp_sharder *sharder)
+{
+    const tddp_unit_order *order = &sharder->order;
+    size_t at = order->count;
+    while (at > 0 && sharder->units[order->units[at - 1]].passed) {
+        at--;
+    }
+    if (at == 0) {
+        return TDDP_OK;
+    }
+    const size_t next = order->units[at - 1];
+    return may_gather_ahead(sharder, &sharder->units[next]) ? start_gather(sharder, next) : TDDP_OK;
+}
+
+/* --- forward and backward -------------------------------------------------------------------- */
+
+/* Units that were gathered ahead, but not used: what they hold may be outdated when they are. */
+static void drop_unused(tddp_sharder *sharder)
+{
+    for (size_t u = 0; u < sharder->count; u++) {
+        if (sharder->units[u].state == TDDP_GATHERING) {
+            tddp_unit_reshard(sharder, u);
+        }
+    }
+}
+
+tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, int fresh,
+                                        const tddp_wait *wait)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (fresh && unit->kept && unit->forwards == 0) {
+        tddp_unit_reshard(sharder, number);
+    }
+    tddp_status status = unshard(sharder, number, wait);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    unit->kept = false;
+    if (!sharder->in_backward) { /* what backward recomputes is no forward of its own */
+        if (!any_forward(sharder)) {
+            next_order(sharder);
+        }
+        status = record(&sharder->order, number);
+        status = status ? status : gather_following(sharder);
+    }
+    if (status == TDDP_OK) {
+        unit->forwards++;
+    }
+    return status;
+}
+
+void tddp_sharder_after_forward(tddp_sharder *sharder, size_t number, int backward)
+{
+    tddp_unit *unit = &sharder->units[number];
+    if (unit->forwards > 0) {
+        unit->forwards--;
+    }
+    if (unit->forwards > 0 || unit->in_backward) {
+        return;
+    }
+    if (backward && (sharder->in_backward || !unit->reshard_after_forward)) {
+        unit->kept = true;
+    } else {
+        tddp_unit_reshard(sharder, number);
+    }
+    if (!sharder->in_backward && !any_forward(sharder)) {
+        drop_unused(sharder);
+    }
+}
+
+tddp_status tddp_sharder_before_backward(tddp_sharder *sharder, size_t number,
+                                         const tddp_wait *wait)
+{
+    tddp_unit *unit = &sharder->units[number];
+    sharder->in_backward = true;
+    tddp_status status = unshard(sharder, number, wait);
+    if (status != TDDP_OK || unit->in_backward) {
+        return status;
+    }
+    unit->in_backward = true;
+    unit->passed = true;
+    unit->kept = false;
+    return gather_preceding(sharder);
+}
+
+void tddp_sharder_after_backward(tddp_sharder *sharder, size_t number)
+{
+    tddp_unit *unit = &sharder->units[number];
+    unit->in_backward = false;
+    if (unit->forwards == 0) {
+        tddp_unit_reshard(sharder, number);
+    }
+}

@@ -1,0 +1,482 @@
+// A fully sharded model in forward and backward: see model.h. Backward comes to a unit by a hook on
+// its outputs, and has passed it when all its parameters' gradients and those of its inputs are
+// there; what it does not come to is done at its end.
+#include "torch/fsdp/model.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include "torch/autograd/end_of_backward.h"
+#include "torch/checkpoint/checkpoint.h"
+#include "torch/tensor/device_memory.h"
+#include "torch/tensor/blocking_ops.h"
+#include "torch/tensor/device.h"
+
+namespace tddp_torch
+{
+
+namespace
+{
+
+using torch::autograd::variable_list;
+
+class ArrivedHook final : public torch::autograd::FunctionPostHook
+{
+  public:
+    ArrivedHook(std::weak_ptr<ShardedModel> model, size_t unit, size_t index)
+        : model_(std::move(model)), unit_(unit), index_(index)
+    {
+    }
+    variable_list operator()(const variable_list &outputs, const variable_list &inputs) override
+    {
+        const std::shared_ptr<ShardedModel> model = model_.lock();
+        if (model && !inputs.empty() && inputs[0].defined()) {
+            model->gradient_arrived(unit_, index_);
+        }
+        return outputs;
+    }
+
+  private:
+    std::weak_ptr<ShardedModel> model_;
+    size_t unit_;
+    size_t index_;
+};
+
+// The inputs of one forward: open until backward has the gradients of all of them, or the graph is
+// destroyed.
+class OpenInputs
+{
+  public:
+    OpenInputs(std::weak_ptr<ShardedModel> model, size_t unit, size_t count)
+        : model_(std::move(model)), unit_(unit), left_(count)
+    {
+    }
+    ~OpenInputs()
+    {
+        close();
+    }
+    OpenInputs(const OpenInputs &) = delete;
+    OpenInputs &operator=(const OpenInputs &) = delete;
+    void pass()
+    {
+        if (left_ > 0 && --left_ == 0 && close()) {
+            if (const std::shared_ptr<ShardedModel> model = model_.lock()) {
+                model->inputs_passed(unit_);
+            }
+        }
+    }
+
+  private:
+    bool close()
+    {
+        if (closed_) {
+            return false;
+        }
+        closed_ = true;
+        if (const std::shared_ptr<ShardedModel> model = model_.lock()) {
+            model->close_inputs(unit_);
+        }
+        return true;
+    }
+
+    std::weak_ptr<ShardedModel> model_;
+    size_t unit_;
+    size_t left_;
+    bool closed_ = false;
+};
+
+bool on_device(const Unit &unit)
+{
+    return !is_on_cpu(unit.params[0].piece);
+}
+
+} // namespace
+
+ShardedModel::ShardedModel(tddp_blocking_region region) : region_(region), device_(*device_memory())
+{
+    tddp_sharder_ops ops{};
+    ops.size = sizeof ops;
+    ops.user = this;
+    ops.place = place;
+    ops.cast_shard = cast_shard;
+    ops.reduced = reduced;
+    ops.device = &device_;
+    check(tddp_sharder_create(&ops, &sharder_));
+}
+
+ShardedModel::~ShardedModel()
+{
+    for (const auto &unit : units_) {
+        for (ShardedParam &param : unit->params) {
+            if (param.accumulator) {
+                param.accumulator->del_post_hook(param.hook);
+            }
+        }
+    }
+    tddp_sharder_free(sharder_);
+}
+
+void ShardedModel::place(void *self, size_t unit, void *data)
+{
+    static_cast<ShardedModel *>(self)->unit(unit).place(data);
+}
+
+tddp_status ShardedModel::cast_shard(void *self, size_t unit, void *into, size_t count)
+{
+    return guard([&] { static_cast<ShardedModel *>(self)->unit(unit).cast_shard(into, count); });
+}
+
+tddp_status ShardedModel::reduced(void *self, size_t unit, void *from, size_t count)
+{
+    return guard([&] { static_cast<ShardedModel *>(self)->unit(unit).add_reduced(from, count); });
+}
+
+void ShardedModel::waiting(const std::function<tddp_status(const tddp_wait *wait)> &body) const
+{
+    const tddp_wait at_once = {0, nullptr};
+    if (!region_) {
+        check(body(nullptr));
+        return;
+    }
+    tddp_status status = body(&at_once);
+    if (status == TDDP_TIMEOUT) {
+        const auto call_back = [](void *data, const tddp_wait *wait) {
+            const auto &run =
+                *static_cast<const std::function<tddp_status(const tddp_wait *wait)> *>(data);
+            return run(wait);
+        };
+        status = region_(call_back,
+                         const_cast<void *>(static_cast<const void *>(&body))); // NOLINT
+    }
+    check(status);
+}
+
+/* --- units ----------------------------------------------------------------------------------- */
+
+void ShardedModel::add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait)
+{
+    std::vector<tddp_param> params(opts.param_count);
+    for (size_t i = 0; i < params.size(); i++) {
+        const at::Tensor &tensor = tensor_of(opts.params[i].handle);
+        const char *name = opts.params[i].name;
+        for (const auto &unit : units_) {
+            for (const ShardedParam &param : unit->params) {
+                if (param.handle == &tensor) {
+                    throw Failure(
+                        tddp_fail(TDDP_INVALID_ARGUMENT,
+                                  "parameter \"%s\" is in another unit already, as \"%s\": "
+                                  "expected each in one unit",
+                                  name, param.name.c_str()));
+                }
+            }
+        }
+        if (!tensor.defined() || !tensor.is_leaf() || !tensor.is_contiguous()) {
+            throw Failure(tddp_fail(TDDP_INVALID_ARGUMENT,
+                                    "parameter \"%s\": expected a contiguous leaf tensor", name));
+        }
+        params[i] = tddp_param{};
+        params[i].name = name;
+        params[i].count = static_cast<size_t>(tensor.numel());
+        params[i].dtype = dtype_of(tensor);
+        device_of(tensor, &params[i].device_type, &params[i].device_index);
+        params[i].dims = tensor.sizes().data();
+        params[i].ndim = tensor.sizes().size();
+    }
+    tddp_unit_opts made = TDDP_UNIT_OPTS_INIT;
+    made.name = opts.name;
+    made.shard_group = opts.shard_group;
+    made.replica_group = opts.replica_group;
+    made.params = params.data();
+    made.param_count = params.size();
+    const tddp_dtype own = params.empty() ? TDDP_FLOAT32 : params[0].dtype;
+    made.gather_dtype = opts.gather_dtype < 0 ? own : static_cast<tddp_dtype>(opts.gather_dtype);
+    made.reduce_dtype =
+        opts.reduce_dtype < 0 ? made.gather_dtype : static_cast<tddp_dtype>(opts.reduce_dtype);
+    made.reshard_after_forward = opts.reshard_after_forward;
+    check(tddp_sharder_add(sharder_, &made, wait));
+    units_.push_back(std::make_unique<Unit>(sharder_, units_.size(), opts));
+}
+
+void ShardedModel::merge(ShardedModel &from)
+{
+    if (this == &from) {
+        return;
+    }
+    for (const ShardedModel *model :
+         {static_cast<const ShardedModel *>(this), static_cast<const ShardedModel *>(&from)}) {
+        for (const auto &unit : model->units_) {
+            for (const ShardedParam &param : unit->params) {
+                if (param.accumulator) {
+                    throw Failure(
+                        tddp_fail(TDDP_INVALID_ARGUMENT,
+                                  "\"%s\" has been used already: shard all parts of a "
+                                  "model, the model itself last, before its first forward",
+                                  param.name.c_str()));
+                }
+            }
+        }
+    }
+    check(tddp_sharder_merge(sharder_, from.sharder_));
+    std::move(from.units_.begin(), from.units_.end(), std::back_inserter(units_));
+    from.units_.clear();
+}
+
+void ShardedModel::add_hooks(size_t number)
+{
+    Unit &of = unit(number);
+    for (const size_t i : of.follow_requires_grad()) {
+        ShardedParam &param = of.params[i];
+        param.accumulator = torch::autograd::impl::grad_accumulator(param.full);
+        param.hook = param.accumulator->add_post_hook(
+            std::make_unique<ArrivedHook>(weak_from_this(), number, i));
+    }
+}
+
+/* --- forward --------------------------------------------------------------------------------- */
+
+void ShardedModel::before_forward(size_t number, const tddp_wait *wait)
+{
+    Unit &of = unit(number);
+    add_hooks(number);
+    const bool fresh = of.gathered_version >= 0 && of.gathered_version != of.version();
+    check(tddp_sharder_before_forward(sharder_, number, fresh, wait));
+    of.forwards++;
+}
+
+void ShardedModel::enter(size_t number, const std::vector<at::Tensor *> &inputs)
+{
+    Unit &of = unit(number);
+    of.expose();
+    if (!at::GradMode::is_enabled()) {
+        return;
+    }
+    std::vector<at::Tensor> wanted;
+    for (at::Tensor *input : inputs) {
+        if (!input->defined() || !input->requires_grad()) {
+            continue;
+        }
+        if (input->is_leaf()) { // hooks on a leaf would stay
+            *input = input->view_as(*input);
+        }
+        wanted.push_back(*input);
+    }
+    if (wanted.empty()) {
+        return;
+    }
+    const auto open = std::make_shared<OpenInputs>(weak_from_this(), number, wanted.size());
+    of.open_inputs++;
+    of.any_inputs = true;
+    for (const at::Tensor &input : wanted) {
+        input.register_hook([open](const at::Tensor &) { open->pass(); });
+    }
+}
+
+void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs)
+{
+    Unit &of = unit(number);
+    if (of.forwards > 0) {
+        of.forwards--;
+    }
+    if (of.forwards == 0 && !of.in_backward) {
+        of.hide();
+    }
+    bool backward = false;
+    const bool with_grad = at::GradMode::is_enabled();
+    for (const at::Tensor *output : outputs) {
+        if (with_grad && output->defined() && output->requires_grad() && !output->is_leaf()) {
+            backward = true;
+            output->register_hook([weak = weak_from_this(), number](const at::Tensor &) {
+                if (const std::shared_ptr<ShardedModel> model = weak.lock()) {
+                    model->outputs_reached(number);
+                }
+            });
+        }
+    }
+    of.ran = of.ran || backward;
+    tddp_sharder_after_forward(sharder_, number, backward);
+}
+
+bool ShardedModel::unfinished() const
+{
+    return in_backward_ && !recomputing();
+}
+
+void ShardedModel::abandon()
+{
+    tddp_sharder_abandon(sharder_);
+    in_backward_ = false;
+    for (const auto &unit : units_) {
+        unit->reset();
+    }
+}
+
+/* --- backward -------------------------------------------------------------------------------- */
+
+void ShardedModel::begin_backward()
+{
+    if (in_backward_) {
+        return;
+    }
+    in_backward_ = true;
+    for (const auto &unit : units_) {
+        unit->begin_backward();
+    }
+    at_end_of_backward([model = shared_from_this()] { model->end_backward(); });
+}
+
+void ShardedModel::outputs_reached(size_t number)
+{
+    begin_backward();
+    Unit &of = unit(number);
+    if (of.in_backward) {
+        return;
+    }
+    waiting([this, number](const tddp_wait *wait) {
+        return tddp_sharder_before_backward(sharder_, number, wait);
+    });
+    of.in_backward = true;
+    of.complete = false;
+    if (!on_device(of)) { // for segments that are computed again, which run on this thread
+        of.expose();
+    }
+}
+
+void ShardedModel::gradient_arrived(size_t number, size_t index)
+{
+    begin_backward();
+    Unit &of = unit(number);
+    void *data = nullptr;
+    int fresh = 0;
+    check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
+    of.take_gradient(index, data);
+    if (!of.all_arrived()) {
+        return;
+    }
+    of.complete = true;
+    of.forget_arrived();
+    release_if_passed(number);
+    if (sync_) {
+        reduce(number);
+    }
+}
+
+void ShardedModel::close_inputs(size_t number)
+{
+    unit(number).open_inputs--;
+}
+
+void ShardedModel::inputs_passed(size_t number)
+{
+    if (in_backward_) {
+        release_if_passed(number);
+    }
+}
+
+// Nothing that backward has still to do reads the unit's parameters: all gradients of its own are
+// there, and those of its inputs. Parameters that are frozen may still be read where no input
+// shows it.
+void ShardedModel::release_if_passed(size_t number)
+{
+    Unit &of = unit(number);
+    const bool frozen = of.trained < of.params.size();
+    if (of.in_backward && of.complete && of.open_inputs == 0 && (of.any_inputs || !frozen)) {
+        release(number);
+    }
+}
+
+void ShardedModel::release(size_t number)
+{
+    Unit &of = unit(number);
+    of.in_backward = false;
+    of.complete = false;
+    tddp_sharder_after_backward(sharder_, number);
+    if (of.forwards == 0) {
+        of.hide();
+    }
+}
+
+void ShardedModel::reduce(size_t number)
+{
+    Unit &of = unit(number);
+    void *data = nullptr;
+    int fresh = 0;
+    check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
+    of.zero_unwritten(data);
+    of.ran = false;
+    waiting([this, number](const tddp_wait *wait) {
+        return tddp_sharder_reduce(sharder_, number, wait);
+    });
+}
+
+// Every rank reduces the units that it ran, also if no gradient came to one of them here: on
+// another rank some may have come.
+void ShardedModel::end_backward()
+{
+    if (!in_backward_) {
+        return;
+    }
+    for (size_t number = units_.size(); number-- > 0;) {
+        Unit &of = unit(number);
+        if (of.forwards == 0) {
+            release(number);
+        }
+        const bool due = of.ran || tddp_sharder_has_gradient(sharder_, number);
+        if (sync_ && due && of.trained > 0) {
+            reduce(number);
+        }
+    }
+    waiting([this](const tddp_wait *wait) { return tddp_sharder_finish(sharder_, wait); });
+    if (sync_) {
+        exchange_used();
+    }
+    for (const auto &unit : units_) {
+        unit->end_backward();
+    }
+    in_backward_ = false;
+}
+
+// Groups in the order in which units have them, which is the same on all ranks.
+void ShardedModel::exchange_used()
+{
+    for (tddp_group *Unit::*kind : {&Unit::shard_group, &Unit::replica_group}) {
+        std::vector<tddp_group *> groups;
+        for (const auto &unit : units_) {
+            tddp_group *group = (*unit).*kind;
+            if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) {
+                groups.push_back(group);
+            }
+        }
+        for (tddp_group *group : groups) {
+            exchange_used(group, kind);
+        }
+    }
+}
+
+void ShardedModel::exchange_used(tddp_group *group, tddp_group *Unit::*kind)
+{
+    std::vector<bool *> flags;
+    for (const auto &unit : units_) {
+        // For a device the host would have to wait.
+        if ((*unit).*kind == group && !on_device(*unit)) {
+            for (ShardedParam &param : unit->params) {
+                flags.push_back(&param.used);
+            }
+        }
+    }
+    if (flags.empty() || tddp_group_world_size(group) == 1) {
+        return;
+    }
+    const at::Tensor exchanged = at::empty({static_cast<int64_t>(flags.size())}, at::kByte);
+    auto *bytes = exchanged.data_ptr<uint8_t>();
+    std::transform(flags.begin(), flags.end(), bytes, [](const bool *flag) { return *flag; });
+    all_reduce_blocking(group, exchanged, TDDP_REDUCE_MAX, region_, nullptr);
+    for (size_t i = 0; i < flags.size(); i++) {
+        *flags[i] = bytes[i] != 0;
+    }
+}
+
+} // namespace tddp_torch

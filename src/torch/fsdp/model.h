@@ -1,0 +1,79 @@
+// A fully sharded model: its units, and what autograd's hooks do with them in backward.
+#ifndef TDDP_TORCH_FSDP_MODEL_H
+#define TDDP_TORCH_FSDP_MODEL_H
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "torch/fsdp/unit.h"
+
+namespace tddp_torch
+{
+
+// Forward on one thread, backward on autograd's of one device: never two at a time. Hooks hold the
+// model weakly.
+class ShardedModel : public std::enable_shared_from_this<ShardedModel>
+{
+  public:
+    explicit ShardedModel(tddp_blocking_region region);
+    ~ShardedModel();
+    ShardedModel(const ShardedModel &) = delete;
+    ShardedModel &operator=(const ShardedModel &) = delete;
+
+    tddp_sharder *sharder() const
+    {
+        return sharder_;
+    }
+    Unit &unit(size_t number) const
+    {
+        return *units_[number];
+    }
+    void add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait);
+    void merge(ShardedModel &from);
+    void set_sync(bool sync)
+    {
+        sync_ = sync;
+    }
+
+    // --- forward
+    void before_forward(size_t number, const tddp_wait *wait);
+    void enter(size_t number, const std::vector<at::Tensor *> &inputs);
+    void leave(size_t number, const std::vector<at::Tensor *> &outputs);
+    void abandon();
+    // Whether a backward has begun and failed.
+    bool unfinished() const;
+
+    // --- backward, called by hooks
+    void outputs_reached(size_t number);
+    void inputs_passed(size_t number);
+    void gradient_arrived(size_t number, size_t index);
+    void close_inputs(size_t number);
+
+  private:
+    static void place(void *self, size_t unit, void *data);
+    static tddp_status cast_shard(void *self, size_t unit, void *into, size_t count);
+    static tddp_status reduced(void *self, size_t unit, void *from, size_t count);
+
+    void add_hooks(size_t number);
+    void begin_backward();
+    void end_backward();
+    void reduce(size_t number);
+    void release(size_t number);
+    void release_if_passed(size_t number);
+    void exchange_used();
+    void exchange_used(tddp_group *group, tddp_group *Unit::*kind);
+    // Waits in the host's region, if it has to.
+    void waiting(const std::function<tddp_status(const tddp_wait *wait)> &body) const;
+
+    const tddp_blocking_region region_;
+    tddp_device_memory_ops device_;
+    tddp_sharder *sharder_ = nullptr;
+    std::vector<std::unique_ptr<Unit>> units_;
+    bool sync_ = true;
+    bool in_backward_ = false;
+};
+
+} // namespace tddp_torch
+
+#endif

@@ -1,0 +1,104 @@
+// A unit of a fully sharded model, as tensors: the pieces that this rank holds, and the full
+// parameters, whose memory comes and goes.
+#ifndef TDDP_TORCH_FSDP_UNIT_H
+#define TDDP_TORCH_FSDP_UNIT_H
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/Storage.h>
+#include <tddp/torch_fsdp.h>
+
+#include "torch/autograd/node.h"
+#include "torch/tensor/shim.h"
+
+namespace tddp_torch
+{
+
+struct ShardedParam {
+    at::Tensor *handle; // the host's
+    std::string name;
+    std::vector<int64_t> sizes;
+    at::Tensor piece;        // of this rank; one dimension, a leaf
+    at::Tensor full;         // a leaf; without memory unless the unit is unsharded
+    int64_t offset = 0;      // in the flat buffer
+    int64_t start = 0;       // of the piece, in the parameter
+    NodePointer accumulator; // of `full`, with a hook; null: it needs no gradient
+    uintptr_t hook = 0;
+    bool written = false; // its slice of the flat gradient holds something
+    bool arrived = false; // in this backward, since the gradient was last reduced
+    bool used = false;    // in this backward, on any rank
+    bool made = false;    // its piece had no gradient before this backward
+};
+
+// One thread at a time.
+class Unit
+{
+  public:
+    Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts);
+    Unit(const Unit &) = delete;
+    Unit &operator=(const Unit &) = delete;
+
+    // --- values
+    // The full parameters are in this memory; nullptr: nowhere.
+    void place(void *data);
+    // The handles refer to full parameters, or to pieces.
+    void expose();
+    void hide();
+    // The handles refer to parts of a tensor with all ranks' shards; their values are kept in
+    // pieces.
+    void show(const at::Tensor &flat);
+    void keep_shown() const;
+    at::Tensor shard() const;
+    void cast_shard(void *into, size_t count) const;
+    // Changes whenever a piece is written to.
+    int64_t version() const;
+    // The user may freeze parameters between steps. Returns those that need a hook.
+    std::vector<size_t> follow_requires_grad();
+
+    // --- gradients
+    // Moves a gradient to its slice of the flat gradient at `data`.
+    void take_gradient(size_t index, void *data);
+    void zero_unwritten(void *data);
+    void forget_arrived();
+    bool all_arrived() const;
+    // Adds the reduced gradient of the shard to the pieces' gradients.
+    void add_reduced(void *from, size_t count);
+    void begin_backward();
+    // Pieces of parameters that no rank used have no gradient, if they had none.
+    void end_backward();
+    // After an exception.
+    void reset();
+
+    std::vector<ShardedParam> params;
+    tddp_group *shard_group;   // the sharder's; or nullptr
+    tddp_group *replica_group; // nullptr: none
+    int forwards = 0;          // that are running
+    size_t trained = 0;        // parameters that need a gradient
+    int open_inputs = 0;       // of forwards that backward has not passed yet
+    bool any_inputs = false;   // some forward had inputs that backward passes
+    bool in_backward = false;
+    bool complete = false; // all gradients of this backward have arrived
+    bool ran = false;      // a forward with a graph has run since gradients were last reduced
+    int64_t gathered_version = -1;
+
+  private:
+    at::Tensor flat_slice(void *data, const ShardedParam &param) const;
+    void make_piece(const at::Tensor &full, ShardedParam &param) const;
+    void make_full(const at::Tensor &full, ShardedParam &param) const;
+
+    c10::Storage storage_; // of the full parameters
+    size_t ranks_;
+    size_t full_bytes_;
+    tddp_buffer shard_;
+    int64_t shard_offset_;
+    std::shared_ptr<void> shard_memory_;
+    at::TensorOptions options_; // of pieces
+    at::ScalarType gather_type_;
+    at::ScalarType reduce_type_;
+};
+
+} // namespace tddp_torch
+
+#endif
