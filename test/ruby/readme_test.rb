@@ -95,6 +95,20 @@ class ReadmeTest < Minitest::Test
     done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
   end
 
+  def test_a_divided_optimizer
+    lines = code("ZeRO = ").sub("ZeRO = ", "zero = ").gsub("ZeRO.", "zero.")
+    found = world(2) do
+      here = binding
+      model = Torch::NN::Parallel::DistributedDataParallel.new(MyModel.new)
+      model.call(Torch.randn(5, 4)).sum.backward
+      here.local_variable_set(:model, model)
+      here.eval(lines)
+      optimizer = here.local_variable_get(:optimizer)
+      [here.local_variable_get(:state)&.fetch("state")&.size, optimizer.optim.param_groups[0][:params].sum(&:numel), model.parameters.sum(&:numel)]
+    end
+    assert_equal [[4, 12, 23], [nil, 11, 23]], found
+  end
+
   def test_several_devices_in_one_process
     program = code('require "torch/nn/parallel/data_parallel"').gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
     found = Distributed.fork_world(1) do

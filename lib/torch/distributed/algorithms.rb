@@ -14,6 +14,7 @@ module Torch
     # Optimizers that work on several processes.
     module Optim
       autoload :PostLocalSGDOptimizer, "torch/distributed/optim/post_local_sgd_optimizer"
+      autoload :ZeroRedundancyOptimizer, "torch/distributed/optim/zero_redundancy_optimizer"
     end
   end
 end

@@ -81,6 +81,11 @@ module Torch
 
       private
 
+      # The optimizer that keeps the state: a wrapper names the one inside.
+      def stepping
+        self
+      end
+
       def places_of_parameters
         @param_groups.flat_map { |group| group[:params] }.uniq(&:object_id).each_with_index.to_h.compare_by_identity
       end
@@ -157,17 +162,17 @@ module Torch
       def check_complete(place, kept, group)
         needed = needed_by_torch_rb
         # Adagrad alone has its state from the beginning.
-        return if needed.nil? || (kept.empty? && !is_a?(Torch::Optim::Adagrad))
+        return if needed.nil? || (kept.empty? && !stepping.is_a?(Torch::Optim::Adagrad))
 
         missing = needed.call(group) - kept.keys
         return if missing.empty?
 
         raise ArgumentError, "state_dict: the state of parameter #{place} lacks #{missing.join(", ")}: expected what a " \
-          "#{self.class.name} saved, got #{kept.empty? ? "none" : kept.keys.join(", ")}"
+          "#{stepping.class.name} saved, got #{kept.empty? ? "none" : kept.keys.join(", ")}"
       end
 
       def needed_by_torch_rb
-        NEEDED.each { |name, needed| return needed if is_a?(Torch::Optim.const_get(name)) }
+        NEEDED.each { |name, needed| return needed if stepping.is_a?(Torch::Optim.const_get(name)) }
         nil
       end
 
