@@ -13,11 +13,11 @@ class ReadmeTest < Minitest::Test
     def initialize
       super
       @norm = Torch::NN::BatchNorm1d.new(4)
-      @layer = Torch::NN::Linear.new(4, 3)
+      @layers = Torch::NN::Sequential.new(Torch::NN::Linear.new(4, 3))
     end
 
     def forward(x)
-      @layer.call(@norm.call(x))
+      @layers.call(@norm.call(x))
     end
   end
 
@@ -91,7 +91,7 @@ class ReadmeTest < Minitest::Test
       end
     end
     parallel = Torch::NN::Parallel::DistributedDataParallel
-    assert_equal 10, lines.size
+    assert_equal 11, lines.size
     done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
   end
 

@@ -16,6 +16,8 @@ module Torch
     # with grad. Under DistributedDataParallel each parameter may be used in one segment, or outside of them; with
     # `static_graph: true` also in several.
     module Checkpoint
+      autoload :SelectiveCheckpointing, "torch/utils/checkpoint/selective"
+
       # A segment between forward and backward.
       #
       # @api private
@@ -81,3 +83,5 @@ module Torch
     end
   end
 end
+
+require_relative "checkpoint/sequential"
