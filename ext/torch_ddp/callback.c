@@ -1,9 +1,9 @@
 /*
  * Calls Ruby code within libtorch's backward, whose C++ frames no longjmp may cross: communication
- * hooks and checkpointed segments. An exception becomes a status, and stays in rb_errinfo() as the
- * cause of the exception that backward raises; an exception that is neither a StandardError nor a
- * ScriptError is raised again after backward. Called by the Ruby thread that runs backward and
- * holds the GVL; any thread may release roots.
+ * hooks, checkpointed segments and functions. An exception becomes a status, and stays in
+ * rb_errinfo() as the cause of the exception that backward raises; an exception that is neither a
+ * StandardError nor a ScriptError is raised again after backward. Called by the Ruby thread that
+ * runs backward and holds the GVL; any thread may release roots.
  */
 #include "torch_ddp.h"
 

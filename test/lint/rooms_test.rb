@@ -30,6 +30,7 @@ class RoomsTest < Minitest::Test
     "backend/arith" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/hosts" => %w[backend/arith backend/shm],
     "backend/gloo" => %w[], "backend/devices" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
     "torch/tensor" => %w[], "torch/autograd" => %w[], "torch/checkpoint" => %w[torch/autograd torch/tensor],
+    "torch/function" => %w[torch/autograd torch/tensor],
     "torch/ddp" => %w[torch/autograd torch/checkpoint torch/tensor], "torch/data_parallel" => %w[torch/autograd torch/tensor],
     "torch/fsdp" => %w[torch/autograd torch/checkpoint torch/tensor],
     "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/tensor]
@@ -45,7 +46,7 @@ class RoomsTest < Minitest::Test
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h], "sharder.h" => %w[flat.h group.h],
     "torch_fsdp.h" => %w[sharder.h torch.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
-    "torch_checkpoint.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
+    "torch_checkpoint.h" => %w[torch.h], "torch_function.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 
   # What <tddp.h> leaves out: what backends are made of, helpers of programs that train, and the headers of libtddp_torch.

@@ -69,6 +69,18 @@ class ReadmeTest < Minitest::Test
     assert_equal [[[2.0, 2.0]]] * 2, gradients
   end
 
+  def test_a_function_with_a_backward_of_its_own
+    program = code("class Cube")
+    gradients = Distributed.fork_world(1) do
+      here = binding
+      x = Torch.tensor([1.0, 2.0]).requires_grad!
+      here.local_variable_set(:x, x)
+      here.eval(program)
+      x.grad.to_a
+    end
+    assert_equal [[3.0, 12.0]], gradients
+  end
+
   # Each line with a model of its own.
   def test_options_of_the_model
     lines = code("DDP = ").lines.grep(/\S/)

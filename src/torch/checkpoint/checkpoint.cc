@@ -247,12 +247,6 @@ variable_list CheckpointNode::apply(variable_list &&grads)
     return result;
 }
 
-bool can_have_gradient(const at::Tensor &tensor)
-{
-    return tensor.defined() &&
-           (at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type()));
-}
-
 } // namespace
 
 bool recomputing()
