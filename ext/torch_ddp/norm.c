@@ -1,6 +1,6 @@
 /*
- * Norms of gradients, over <tddp/torch_nn.h>. Called by Ruby threads that hold the GVL; waits for
- * other ranks release it.
+ * Norms and unscaling of gradients, over <tddp/torch_nn.h>. Called by Ruby threads that hold the
+ * GVL; waits for other ranks release it.
  */
 #include "torch_ddp.h"
 
@@ -99,6 +99,48 @@ static VALUE clip_grad_value(VALUE self, VALUE params, VALUE clip_value)
     return self;
 }
 
+/* --- the scale of a loss --------------------------------------------------------------------- */
+
+typedef struct unscale_call {
+    const tddp_tensor *const *params;
+    size_t count;
+    double factor;
+    tddp_group *group;
+    tddp_gradients found;
+} unscale_call;
+
+static tddp_status body_unscale(void *data, const tddp_wait *wait)
+{
+    unscale_call *call = data;
+    return tddp_unscale_gradients(call->params, call->count, call->factor, call->group, wait,
+                                  &call->found);
+}
+
+/* _unscale_gradients(parameters, factor, group or nil) → whether all gradients were finite; nil:
+ * there are none. The list is unshared. */
+static VALUE unscale_gradients(VALUE self, VALUE params, VALUE factor, VALUE group)
+{
+    VALUE memory;
+    unscale_call call = {.factor = NUM2DBL(factor)};
+    tddp_rb_outcome outcome;
+    call.params = tensors_of(params, &memory, &call.count);
+    if (NIL_P(group)) {
+        outcome = tddp_rb_outcome_of(body_unscale(&call, NULL));
+    } else {
+        call.group = tddp_rb_group(group);
+        tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
+        outcome = tddp_rb_blocking(body_unscale, &call, -1, true);
+        tddp_group_release(call.group);
+    }
+    ALLOCV_END(memory);
+    RB_GC_GUARD(params);
+    tddp_rb_raise_outcome(outcome);
+    (void)self;
+    if (call.found == TDDP_GRADIENTS_NONE)
+        return Qnil;
+    return call.found == TDDP_GRADIENTS_FINITE ? Qtrue : Qfalse;
+}
+
 void tddp_rb_init_norm(void)
 {
     VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
@@ -106,4 +148,5 @@ void tddp_rb_init_norm(void)
     rb_define_private_method(private_methods, "_clip_grad_norm", clip_grad_norm, 5);
     rb_define_private_method(private_methods, "_scale_gradients", scale_gradients, 3);
     rb_define_private_method(private_methods, "_clip_grad_value", clip_grad_value, 2);
+    rb_define_private_method(private_methods, "_unscale_gradients", unscale_gradients, 3);
 }

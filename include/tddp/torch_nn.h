@@ -1,6 +1,7 @@
 /**
  * @file torch_nn.h
- * @brief Synchronized batch normalization, and norms of gradients over all ranks (libtddp_torch).
+ * @brief Synchronized batch normalization; norms and unscaling of gradients over all ranks
+ * (libtddp_torch).
  */
 #ifndef TDDP_TORCH_NN_H
 #define TDDP_TORCH_NN_H
@@ -79,6 +80,27 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_scale_gradients(const tddp_tensor *cons
 /** Clamps each element of the gradients to [-clip_value, clip_value], in place. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_clip_grad_value(const tddp_tensor *const *params,
                                                          size_t count, double clip_value);
+
+/* --- the scale of a loss --------------------------------------------------------------------- */
+
+/** What tddp_unscale_gradients() found. */
+typedef enum tddp_gradients {
+    TDDP_GRADIENTS_NONE,     /**< no rank has a gradient */
+    TDDP_GRADIENTS_FINITE,   /**< all gradients of all ranks were finite */
+    TDDP_GRADIENTS_NONFINITE /**< a gradient of a rank had an element that was infinite or NaN */
+} tddp_gradients;
+
+/**
+ * Multiplies the parameters' gradients in place by `factor`, and finds out whether all elements
+ * were finite before: dense gradients on the CPU are read and written once. With a `group` (else
+ * NULL) its ranks agree on that: a collective call, also for a rank without gradients. Skips
+ * parameters without a gradient. Errors: TDDP_UNSUPPORTED (a gradient in float16, in which finite
+ * values would be lost: nothing is changed), those of tddp_all_reduce().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_unscale_gradients(const tddp_tensor *const *params,
+                                                           size_t count, double factor,
+                                                           tddp_group *group, const tddp_wait *wait,
+                                                           tddp_gradients *out);
 
 #ifdef __cplusplus
 }

@@ -52,6 +52,7 @@ module Torch
   module Distributed
     autoload :Checkpoint, "torch/distributed/checkpoint"
     autoload :CheckpointError, "torch/distributed/checkpoint"
+    autoload :GradScaler, "torch/distributed/grad_scaler"
     autoload :NN, "torch/distributed/nn"
 
     extend Devices

@@ -69,6 +69,21 @@ class ReadmeTest < Minitest::Test
     assert_equal [[[2.0, 2.0]]] * 2, gradients
   end
 
+  def test_scaled_losses
+    program = code("scaler = Torch::Distributed::GradScaler")
+    parameters = world(2) do |rank|
+      here = binding
+      model = Torch::NN::Parallel::DistributedDataParallel.new(MyModel.new)
+      optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.1)
+      {model: model, optimizer: optimizer, x: Torch.randn(5, 4)}.each { |name, value| here.local_variable_set(name, value) }
+      before = model.parameters.map(&:to_a)
+      here.eval(program)
+      [before == model.parameters.map(&:to_a), model.parameters.map(&:to_a)]
+    end
+    assert_equal [false, false], parameters.map(&:first)
+    assert_equal parameters[0], parameters[1]
+  end
+
   def test_a_function_with_a_backward_of_its_own
     program = code("class Cube")
     gradients = Distributed.fork_world(1) do

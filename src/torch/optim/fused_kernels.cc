@@ -164,6 +164,35 @@ template <typename T> struct Scale {
     }
 };
 
+template <typename T> struct Unscale {
+    static TDDP_INLINE bool run(void *data, int64_t count, double factor)
+    {
+        using A = typename Computed<T>::type;
+        constexpr int64_t lanes = 16;
+        T *values = static_cast<T *>(data);
+        const A by = static_cast<A>(factor);
+        A zeros[lanes] = {}; // 0 * x is NaN for an infinite x, and stays so
+        int64_t i = 0;
+        for (; i + lanes <= count; i += lanes) {
+            for (int64_t lane = 0; lane < lanes; lane++) {
+                const A value = static_cast<A>(values[i + lane]);
+                zeros[lane] += value * 0;
+                values[i + lane] = static_cast<T>(value * by);
+            }
+        }
+        for (; i < count; i++) {
+            const A value = static_cast<A>(values[i]);
+            zeros[0] += value * 0;
+            values[i] = static_cast<T>(value * by);
+        }
+        A sum = 0;
+        for (const A zero : zeros) {
+            sum += zero;
+        }
+        return sum == 0;
+    }
+};
+
 // A loop compiled for the baseline and for AVX2.
 template <typename Loop, typename Result, typename... Arguments> struct Compiled {
     static Result anywhere(Arguments... arguments)
@@ -183,6 +212,7 @@ template <typename Loop, typename Result, typename... Arguments> struct Compiled
 template <typename Loop> using Step = Compiled<Loop, void, const FusedTask &, int64_t, int64_t>;
 template <typename Loop> using Sum = Compiled<Loop, double, const void *, int64_t, double>;
 template <typename Loop> using Change = Compiled<Loop, void, void *, int64_t, double>;
+template <typename Loop> using Check = Compiled<Loop, bool, void *, int64_t, double>;
 
 template <typename T> FusedLoop sgd_of(bool momentum)
 {
@@ -213,6 +243,11 @@ template <typename T> ScaleLoop scale_of()
     return Change<Scale<T>>::choose();
 }
 
+template <typename T> UnscaleLoop unscale_of()
+{
+    return Check<Unscale<T>>::choose();
+}
+
 } // namespace
 
 #define TDDP_BY_TYPE(function, ...)                  \
@@ -235,9 +270,11 @@ FusedLoop adam_loop(c10::ScalarType type, bool amsgrad){TDDP_BY_TYPE(adam_of, am
 
 NormLoop norm_loop(c10::ScalarType type, NormKind kind){TDDP_BY_TYPE(norm_of, kind)}
 
-ScaleLoop scale_loop(c10::ScalarType type)
+ScaleLoop scale_loop(c10::ScalarType type){TDDP_BY_TYPE(scale_of)}
+
+UnscaleLoop unscale_loop(c10::ScalarType type)
 {
-    TDDP_BY_TYPE(scale_of)
+    TDDP_BY_TYPE(unscale_of)
 }
 
 } // namespace tddp_torch

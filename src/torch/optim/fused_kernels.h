@@ -46,6 +46,10 @@ NormLoop norm_loop(c10::ScalarType type, NormKind kind);
 using ScaleLoop = void (*)(void *data, int64_t count, double factor);
 ScaleLoop scale_loop(c10::ScalarType type);
 
+// The same; returns whether all elements were finite.
+using UnscaleLoop = bool (*)(void *data, int64_t count, double factor);
+UnscaleLoop unscale_loop(c10::ScalarType type);
+
 } // namespace tddp_torch
 
 #endif

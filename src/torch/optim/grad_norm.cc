@@ -1,5 +1,6 @@
-// The total norm of gradients, over all ranks if they are sharded, and gradient clipping. Each
-// gradient is read once for the norm, and a second time only if it must be scaled. Called by the
+// The total norm of gradients, over all ranks if they are sharded, gradient clipping, and the
+// unscaling of gradients. Each gradient is read once for the norm, and a second time only if it
+// must be scaled; it is unscaled and checked at once. Called by the
 // training thread. The sums of chunks are added in a fixed order, so the result doesn't depend on
 // the number of threads.
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
 #include <tddp/torch_nn.h>
 #include <tddp/torch_optim.h>
 #include <torch/csrc/autograd/variable.h>
@@ -213,9 +215,93 @@ Tensors gradients_of(const tddp_tensor *const *params, size_t count)
     return unique;
 }
 
+/* --- unscaling ------------------------------------------------------------------------------- */
+
+// Of tensors without a kernel. Real and imaginary parts are checked, since an absolute value may
+// overflow.
+bool unscale_by_operations(const Tensors &tensors, double factor)
+{
+    Tensors parts;
+    for (const at::Tensor &tensor : tensors) {
+        const at::Tensor values = tensor.layout() == at::kSparse ? tensor._values() : tensor;
+        parts.push_back(values.is_complex() ? at::view_as_real(values) : values);
+    }
+    const double infinity = std::numeric_limits<double>::infinity();
+    const bool finite = std::isfinite(sum_by_operations(parts, NormKind::largest, infinity));
+    for (at::Tensor &part : parts) {
+        part.mul_(factor);
+    }
+    return finite;
+}
+
+// Returns whether all elements were finite.
+bool unscale(const Tensors &gradients, double factor)
+{
+    struct Target {
+        char *data;
+        int64_t count;
+        UnscaleLoop loop;
+    };
+    std::vector<Target> chunks;
+    Tensors others;
+    for (const at::Tensor &tensor : gradients) {
+        const UnscaleLoop loop =
+            is_dense_on_cpu(tensor) ? unscale_loop(tensor.scalar_type()) : nullptr;
+        if (!loop) {
+            others.push_back(tensor);
+            continue;
+        }
+        torch::autograd::impl::bump_version(tensor);
+        char *data = static_cast<char *>(tensor.data_ptr());
+        for (int64_t begin = 0; begin < tensor.numel(); begin += grain_size) {
+            const int64_t count = std::min(grain_size, tensor.numel() - begin);
+            chunks.push_back({data + begin * tensor.element_size(), count, loop});
+        }
+    }
+    std::vector<char> finite(chunks.size());
+    parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
+        for (int64_t at = first; at < last; at++) {
+            const size_t i = static_cast<size_t>(at);
+            finite[i] = chunks[i].loop(chunks[i].data, chunks[i].count, factor);
+        }
+    });
+    const bool others_finite = unscale_by_operations(others, factor);
+    return others_finite && std::all_of(finite.begin(), finite.end(), [](char is) { return is; });
+}
+
+void check_no_float16(const Tensors &gradients)
+{
+    for (const at::Tensor &gradient : gradients) {
+        if (gradient.scalar_type() == at::kHalf) {
+            throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                    "gradients in float16 can't be unscaled, because small ones "
+                                    "would be lost: keep the parameters in float32"));
+        }
+    }
+}
+
 } // namespace
 
 } // namespace tddp_torch
+
+tddp_status tddp_unscale_gradients(const tddp_tensor *const *params, size_t count, double factor,
+                                   tddp_group *group, const tddp_wait *wait, tddp_gradients *out)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        const at::NoGradGuard no_grad;
+        const Tensors gradients = gradients_of(params, count);
+        check_no_float16(gradients);
+        int found = TDDP_GRADIENTS_NONE;
+        if (!gradients.empty()) {
+            found = unscale(gradients, factor) ? TDDP_GRADIENTS_FINITE : TDDP_GRADIENTS_NONFINITE;
+        }
+        if (group) {
+            found = static_cast<int>(largest_over_ranks(group, found, wait));
+        }
+        *out = static_cast<tddp_gradients>(found);
+    });
+}
 
 tddp_status tddp_total_norm(const tddp_tensor *const *tensors, size_t count, double norm_type,
                             tddp_group *group, const tddp_wait *wait, double *out)

@@ -205,3 +205,64 @@ MULTI_TEST(norms_of_sharded_gradients, 3, 60)
     }
     leave(group);
 }
+
+static tddp_gradients unscale(const std::vector<at::Tensor> &params, double factor,
+                              tddp_group *group = nullptr)
+{
+    tddp_gradients found = TDDP_GRADIENTS_NONE;
+    CHECK_OK(tddp_unscale_gradients(handles_of(params).data(), params.size(), factor, group,
+                                    nullptr, &found));
+    return found;
+}
+
+TEST(gradients_are_unscaled_and_checked)
+{
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kComplexFloat}) {
+        const std::vector<at::Tensor> gradients = some(dtype);
+        const std::vector<at::Tensor> params = params_with(gradients);
+        CHECK_INT(unscale(params, 0.25), TDDP_GRADIENTS_FINITE);
+        for (size_t i = 0; i < params.size(); i++) {
+            CHECK(params[i].grad().equal(gradients[i] * 0.25));
+        }
+        // The last but one is dense and large, the last one is transposed.
+        for (const size_t i : {params.size() - 2, params.size() - 1}) {
+            for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+                const std::vector<at::Tensor> broken = params_with(gradients);
+                broken[i].grad()[5][3].fill_(bad);
+                CHECK_INT(unscale(broken, 0.25), TDDP_GRADIENTS_NONFINITE);
+            }
+        }
+    }
+    CHECK_INT(unscale({}, 0.25), TDDP_GRADIENTS_NONE);
+    CHECK_INT(unscale({at::zeros({3})}, 0.25), TDDP_GRADIENTS_NONE);
+}
+
+TEST(sparse_gradients_are_unscaled)
+{
+    const at::Tensor param = at::zeros({4, 2}).requires_grad_();
+    const at::Tensor rows = at::arange(2).mul(2).reshape({1, 2});
+    param.mutable_grad() = at::sparse_coo_tensor(rows, at::ones({2, 2}) * 8, {4, 2});
+    CHECK_INT(unscale({param}, 0.25), TDDP_GRADIENTS_FINITE);
+    CHECK(param.grad()._values().equal(at::ones({2, 2}) * 2));
+    param.grad()._values()[1][0].fill_(std::nan(""));
+    CHECK_INT(unscale({param}, 0.25), TDDP_GRADIENTS_NONFINITE);
+    const std::vector<at::Tensor> half = params_with({at::ones({2}, at::kHalf)});
+    tddp_gradients found = TDDP_GRADIENTS_NONE;
+    CHECK_STATUS(tddp_unscale_gradients(handles_of(half).data(), 1, 2, nullptr, nullptr, &found),
+                 TDDP_UNSUPPORTED);
+}
+
+MULTI_TEST(ranks_agree_on_gradients, 3, 60)
+{
+    tddp_group *group = join(rank, world_size, port);
+    const std::vector<at::Tensor> params = params_with({at::ones({5})});
+    CHECK_INT(unscale(params, 0.5, group), TDDP_GRADIENTS_FINITE);
+    CHECK_INT(unscale(rank == 1 ? params : std::vector<at::Tensor>(), 0.5, group),
+              TDDP_GRADIENTS_FINITE);
+    CHECK_INT(unscale({}, 0.5, group), TDDP_GRADIENTS_NONE);
+    if (rank == 2) {
+        params[0].grad()[1].fill_(HUGE_VAL);
+    }
+    CHECK_INT(unscale(params, 0.5, group), TDDP_GRADIENTS_NONFINITE);
+    leave(group);
+}
