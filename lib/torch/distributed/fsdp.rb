@@ -54,8 +54,8 @@ module Torch
           expect(:mp_policy, mp_policy, "a MixedPrecisionPolicy", mp_policy.is_a?(MixedPrecisionPolicy))
           expect(:offload_policy, offload_policy, "an OffloadPolicy", offload_policy.is_a?(OffloadPolicy))
           parts = modules.flat_map { |each| each.modules.to_a }.filter_map { |each| Unit.of(each) }.uniq
-          state = State.merge(parts.map(&:state).uniq)
-          parameters = Parameters.new(modules, parts, ignored_params)
+          parameters = Parameters.new(modules, ignored_params)
+          state = State.merge((parts + parameters.lenders).map(&:state).uniq)
           Unit.new(state, modules, parameters, groups, name: name, reshard: reshard_after_forward, precision: mp_policy)
           modules.each { |each| each.extend(FSDPModule) }
           mod

@@ -128,7 +128,7 @@ module Torch
             (mod.parameters + mod.modules.to_a.flat_map { |each| each.named_buffers.values }).uniq(&:object_id).each do |tensor|
               next unless tensor.is_a?(Torch::Tensor)
 
-              Torch.no_grad { Distributed.broadcast(tensor.detach, group.ranks.first, group: group) }
+              Distributed.broadcast(tensor.detach, src: group.ranks.first, group: group)
             end
           end
         end

@@ -3,18 +3,17 @@
 module Torch
   module Distributed
     module FSDP
-      # The parameters that become a unit, their names, and where the modules keep them.
+      # The parameters that become a unit: those of its modules which are within no other unit. Some may be another unit's
+      # already, which shares them with this one.
       #
       # @api private
       class Parameters
-        # A module's instance variable, or the entry of its `@parameters`.
-        Place = Struct.new(:mod, :key, :parameter) do
+        # Where a module keeps a parameter.
+        Place = Struct.new(:name, :mod, :key, :parameter) do
           def taken?
+            current = mod.instance_variable_get("@#{key}")
+            current = mod.instance_variable_get(:@parameters)&.[](key) unless current.is_a?(Torch::NN::Parameter)
             !current.equal?(parameter)
-          end
-
-          def current
-            key.start_with?("@") ? mod.instance_variable_get(key) : mod.instance_variable_get(:@parameters)&.[](key)
           end
         end
         private_constant :Place
@@ -25,22 +24,24 @@ module Torch
         # @return [Array<String>] their names in the module
         attr_reader :names
 
+        # @return [Array<Unit>] those that own parameters which these modules use, too
+        attr_reader :lenders
+
         # @param modules [Array<Torch::NN::Module>]
-        # @param parts [Array<Unit>] units within them, whose parameters are left to these
         # @param ignored [Enumerable<Torch::NN::Parameter>]
-        def initialize(modules, parts, ignored)
-          others = {}.compare_by_identity
-          parts.each { |unit| unit.parameters.each { |each| others[each] = true } }
+        def initialize(modules, ignored)
+          left_alone = {}.compare_by_identity
           ignored.each do |each|
             raise TypeError, "ignored_params: expected parameters, got #{each.inspect}" unless each.is_a?(Torch::Tensor)
 
-            others[each] = true
+            left_alone[each] = true
           end
-          named = collect(modules).reject { |parameter, _| others[parameter] }
-          @list = named.keys
-          @names = named.values
+          @places = places(modules).reject { |place| left_alone[place.parameter] }
+          @lenders = @places.filter_map { |place| Unit.owner(place.parameter) }.uniq
+          named = @places.uniq { |place| place.parameter.object_id }.reject { |place| Unit.owner(place.parameter) }
+          @list = named.map(&:parameter)
+          @names = named.map(&:name)
           check
-          @places = places(modules)
         end
 
         def empty?
@@ -50,20 +51,28 @@ module Torch
         # @raise [ArgumentError] naming a parameter in whose place there is another now
         def check_places
           place = @places.find(&:taken?) or return
-          name = @names[@list.index { |each| each.equal?(place.parameter) }]
-          raise ArgumentError, "parameter #{name.inspect} of a #{place.mod.class} is another one than when it was sharded: " \
+          raise ArgumentError, "parameter #{place.name.inspect} of a #{place.mod.class} is another one than when it was sharded: " \
             "change, move or convert a model before it is sharded"
         end
 
         private
 
-        def collect(modules)
-          named = {}.compare_by_identity
-          modules.each_with_index do |mod, index|
-            prefix = (modules.size > 1) ? "#{index}." : ""
-            mod.named_parameters.each { |name, parameter| named[parameter] ||= "#{prefix}#{name}" }
+        def places(modules)
+          found = []
+          seen = {}.compare_by_identity
+          modules.each_with_index { |mod, index| collect(mod, (modules.size > 1) ? "#{index}." : "", found, seen) }
+          found
+        end
+
+        # Not what is within another unit.
+        def collect(mod, prefix, found, seen)
+          return if seen[mod]
+
+          seen[mod] = true
+          mod.named_parameters(recurse: false).each { |name, parameter| found << Place.new("#{prefix}#{name}", mod, name, parameter) }
+          mod.named_children.each do |name, child|
+            collect(child, "#{prefix}#{name}.", found, seen) if child.is_a?(Torch::NN::Module) && !Unit.of(child)
           end
-          named
         end
 
         def check
@@ -76,16 +85,6 @@ module Torch
             raise ArgumentError, "parameter #{@names[i].inspect} is #{parameter.dtype.inspect} on #{parameter.device}, " \
               "#{@names.first.inspect} #{@list.first.dtype.inspect} on #{@list.first.device}: expected one dtype and device in a unit; " \
               "shard their modules apart"
-          end
-        end
-
-        def places(modules)
-          wanted = {}.compare_by_identity
-          @list.each { |each| wanted[each] = true }
-          modules.flat_map { |each| each.modules.to_a }.uniq(&:object_id).flat_map do |mod|
-            found = mod.instance_variables.to_h { |key| [key.to_s, mod.instance_variable_get(key)] }
-            found.merge!(mod.instance_variable_get(:@parameters).to_h.transform_keys(&:to_s))
-            found.select { |_, value| value.is_a?(Torch::NN::Parameter) && wanted[value] }.map { |key, value| Place.new(mod, key, value) }
           end
         end
       end

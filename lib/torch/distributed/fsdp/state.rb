@@ -10,7 +10,7 @@ module Torch
         # @return [Model]
         attr_reader :model
 
-        # @return [Array<Unit>] in the order of their numbers in the model, and those without a parameter
+        # @return [Array<Unit>]
         attr_reader :units
 
         class << self
@@ -26,20 +26,24 @@ module Torch
         def initialize
           @model = Model.new
           @units = []
+          @count = 0
           @running = 0
         end
 
         # @param parameters [Parameters]
-        # @return [Integer] the number of a new unit
+        # @return [Integer, nil] the number of a new unit; nil: it has no parameter
         def add(unit, name, groups, parameters, gather_dtype:, reduce_dtype:, reshard:)
-          @model.send(:_add, name, *groups, parameters.list, parameters.names, gather_dtype, reduce_dtype, reshard)
+          unless parameters.empty?
+            @model.send(:_add, name, *groups, parameters.list, parameters.names, gather_dtype, reduce_dtype, reshard)
+          end
           @units << unit
-          @units.size - 1
+          next_number unless parameters.empty?
         end
 
         def absorb(other)
           @model.merge(other.model)
-          other.units.each { |unit| unit.join(self, @units.size).then { @units << unit } }
+          other.units.each { |unit| unit.join(self, unit.number && next_number) }
+          @units.concat(other.units)
         end
 
         # Around each forward of a unit.
@@ -57,6 +61,13 @@ module Torch
 
         def sync=(value)
           @model.sync = value
+        end
+
+        private
+
+        def next_number
+          @count += 1
+          @count - 1
         end
       end
       private_constant :State

@@ -21,21 +21,41 @@ module Torch
           def of(mod)
             mod.instance_variable_get(UNIT)
           end
+
+          # @return [Unit, nil] that which shards a parameter
+          def owner(parameter)
+            @owners[parameter]
+          end
+
+          # @return [Integer] how many were made before
+          def count
+            @count = (@count || -1) + 1
+          end
+
+          # @api private
+          def own(parameter, unit)
+            @owners[parameter] = unit
+          end
         end
+        @owners = ObjectSpace::WeakMap.new
 
         def initialize(state, modules, parameters, groups, name:, reshard:, precision:)
           @state = state
-          @modules = modules
           @parameters = parameters
           @group = groups.first
           @precision = precision
           @reshard = reshard
-          @number = add(name || modules.map { |each| each.class.name }.join(", "), groups) unless parameters.empty?
+          # All ranks make units in the same order, and compare the names with each operation.
+          @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.count})", groups)
+          parameters.list.each { |each| Unit.own(each, self) }
           modules.each do |mod|
             mod.instance_variable_set(UNIT, self)
-            ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(mod, inputs, kwargs, forward) }
+            ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(inputs, kwargs, forward) }
           end
         end
+
+        # @return [Integer, nil] its number in the model; nil: it has no parameter of its own
+        attr_reader :number
 
         # @return [Array<Torch::NN::Parameter>]
         def parameters
@@ -50,6 +70,7 @@ module Torch
         def join(state, number)
           @state = state
           @number = number
+          @numbers = nil
         end
 
         # Backward needs the model itself first, so it is not worth freeing it before.
@@ -117,36 +138,44 @@ module Torch
             reshard: @reshard != false)
         end
 
-        def run(mod, inputs, kwargs, forward)
+        # Those that are gathered for this one's forward.
+        def numbers
+          @numbers ||= [*@parameters.lenders.map(&:number), @number].compact
+        end
+
+        def run(inputs, kwargs, forward)
           @state.running(self) do
             inputs, kwargs = cast([inputs, kwargs], @precision.param_dtype) if @precision.cast_forward_inputs?
-            next cast(forward.call(inputs, kwargs), @precision.output_dtype) unless @number
-
             @parameters.check_places
-            @state.model.before_forward(@number)
-            within(inputs, kwargs, forward)
+            within(numbers, inputs, kwargs, forward)
           end
         end
 
-        def within(inputs, kwargs, forward)
+        # Gathers one unit after the other, and frees them in the reverse order.
+        def within(left, inputs, kwargs, forward)
+          return cast(forward.call(inputs, kwargs), @precision.output_dtype) if left.empty?
+
+          number, *rest = left
+          @state.model.before_forward(number)
           outputs = []
-          inputs, kwargs = enter(inputs, kwargs)
-          output = cast(forward.call(inputs, kwargs), @precision.output_dtype)
-          outputs = Nested.tensors(output)
-          output
-        ensure
-          @state.model.leave(@number, outputs)
+          begin
+            inputs, kwargs = enter(number, inputs, kwargs)
+            output = within(rest, inputs, kwargs, forward)
+            outputs = Nested.tensors(output)
+            output
+          ensure
+            @state.model.leave(number, outputs)
+          end
         end
 
         # Leaves that need a gradient are replaced, so that their hooks do not stay.
-        def enter(inputs, kwargs)
+        def enter(number, inputs, kwargs)
           given = Torch.grad_enabled? ? Nested.tensors([inputs, kwargs]).select(&:requires_grad) : []
-          leaves = given.select(&:leaf?)
-          return [inputs, kwargs].tap { @state.model.enter(@number, given) } if leaves.empty?
+          return [inputs, kwargs].tap { @state.model.enter(number, given) } if given.none?(&:leaf?)
 
           fresh = {}.compare_by_identity
           given.zip(@state.model.fresh(given)) { |old, new| fresh[old] = new }
-          @state.model.enter(@number, fresh.values)
+          @state.model.enter(number, fresh.values)
           Nested.map([inputs, kwargs]) { |tensor| fresh[tensor] || tensor }
         end
 
