@@ -186,6 +186,12 @@ static VALUE model_merge(VALUE self, VALUE other)
     return self;
 }
 
+static VALUE model_recompute(VALUE self, VALUE unit)
+{
+    tddp_rb_check(tddp_fsdp_recompute(fsdp_of(self), NUM2SIZET(unit)));
+    return Qnil;
+}
+
 static VALUE model_set_reshard(VALUE self, VALUE unit, VALUE after_forward)
 {
     tddp_fsdp_set_reshard(fsdp_of(self), NUM2SIZET(unit), RTEST(after_forward));
@@ -270,6 +276,7 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "enter", model_enter, 2);
     rb_define_method(class, "leave", model_leave, 2);
     rb_define_method(class, "fresh", model_fresh, 1);
+    rb_define_method(class, "recompute", model_recompute, 1);
     rb_define_method(class, "merge", model_merge, 1);
     rb_define_method(class, "set_reshard", model_set_reshard, 2);
     rb_define_method(class, "sync=", model_set_sync, 1);

@@ -116,12 +116,13 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_unshard(tddp_sharder *sharder, 
 TDDP_API void tddp_sharder_reshard(tddp_sharder *sharder, size_t unit);
 
 /**
- * Before a unit's forward: gathers it, and starts to gather the one that followed it in the
- * last iteration. `fresh` != 0: the shards have changed since, so that one that is still unsharded
- * is gathered again. Errors: those of the group.
+ * Before a unit's forward: gathers it, and starts to gather the one that followed it in the last
+ * iteration. One that is still there from an earlier iteration's forward is gathered again, since
+ * the shards may have changed. An iteration begins with a forward within no other. Errors: those of
+ * the group.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t unit,
-                                                                int fresh, const tddp_wait *wait);
+                                                                const tddp_wait *wait);
 
 /** After it, also if it failed. `backward` 0: no backward will follow. */
 TDDP_API void tddp_sharder_after_forward(tddp_sharder *sharder, size_t unit, int backward);

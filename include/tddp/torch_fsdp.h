@@ -87,6 +87,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_leave(tddp_fsdp *fsdp, size_t unit,
                                                     tddp_tensor *const *outputs, size_t count);
 
+/** In backward, before a segment of the unit's forward is computed again: gathers it if it is not
+ *  there any more; the handles refer to full parameters. Errors: those of the group. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_recompute(tddp_fsdp *fsdp, size_t unit);
+
 /** After an exception in forward or backward: everything is sharded, gradients that are not reduced
  *  yet are dropped. */
 TDDP_API void tddp_fsdp_abandon(tddp_fsdp *fsdp);

@@ -225,11 +225,17 @@ static void drop_unused(tddp_sharder *sharder)
     }
 }
 
-tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, int fresh,
-                                        const tddp_wait *wait)
+/* What backward computes again is no forward of its own. */
+static bool begins_iteration(const tddp_sharder *sharder)
+{
+    return !sharder->in_backward && !any_forward(sharder);
+}
+
+tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
 {
     tddp_unit *unit = &sharder->units[number];
-    if (fresh && unit->kept && unit->forwards == 0) {
+    const uint64_t iteration = sharder->iteration + begins_iteration(sharder);
+    if (unit->kept && unit->iteration != iteration) {
         tddp_unit_reshard(sharder, number);
     }
     tddp_status status = unshard(sharder, number, wait);
@@ -237,8 +243,10 @@ tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, in
         return status;
     }
     unit->kept = false;
-    if (!sharder->in_backward) { /* what backward recomputes is no forward of its own */
-        if (!any_forward(sharder)) {
+    unit->iteration = iteration;
+    if (!sharder->in_backward) {
+        if (iteration != sharder->iteration) {
+            sharder->iteration = iteration;
             next_order(sharder);
         }
         status = record(&sharder->order, number);

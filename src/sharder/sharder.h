@@ -89,6 +89,7 @@ typedef struct tddp_unit {
     tddp_unit_state state;
     tddp_operation gather; /* `out`: the full parameters; NULL where the shard is the full unit */
     unsigned forwards;     /* that are running */
+    uint64_t iteration;    /* in which it was used last */
     bool kept;             /* unsharded between forward and backward */
     bool in_backward;
     bool passed; /* backward has come to it */
@@ -139,6 +140,7 @@ struct tddp_sharder {
     tddp_unit *units;
     size_t count;
     size_t capacity;
+    uint64_t iteration;
     tddp_unit_order order;  /* of this iteration's forward */
     tddp_unit_order before; /* of the last one's */
     bool in_backward;

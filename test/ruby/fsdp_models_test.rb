@@ -25,8 +25,12 @@ class FsdpModelsTest < Minitest::Test
       @blocks = Torch::NN::ModuleList.new(Array.new(count) { Torch::NN::Linear.new(4, 4) })
       @last = Torch::NN::Linear.new(4, 3)
       frozen.each { |index| @blocks[index].parameters.each { |parameter| parameter.requires_grad!(false) } }
-      @blocks[count - 1].instance_variable_set(:@weight, @blocks[0].weight) if tied
+      @tied = tied
       @forward = forward
+    end
+
+    def tie
+      @blocks.to_a.last.instance_variable_set(:@weight, @blocks[0].weight) if @tied
     end
 
     def forward(x)
@@ -90,7 +94,7 @@ class FsdpModelsTest < Minitest::Test
     attr_reader :either, :other, :neither
 
     def initialize
-      super()
+      super
       @either, @other, @neither = Array.new(3) { Torch::NN::Linear.new(5, 3) }
     end
 

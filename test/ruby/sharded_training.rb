@@ -31,7 +31,10 @@ module ShardedTraining
   def make(seed: 1, dtype: :float64)
     Torch.manual_seed(seed)
     model = yield
-    (dtype == :float64) ? model.double : model
+    model.double if dtype == :float64
+    # A conversion makes other parameters, and so would untie them.
+    model.tie if model.respond_to?(:tie)
+    model
   end
 
   def tower(dtype: :float64, **options)

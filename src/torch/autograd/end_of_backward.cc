@@ -21,6 +21,11 @@ NestedBackward::~NestedBackward()
     innermost = outer_;
 }
 
+bool NestedBackward::running()
+{
+    return innermost != nullptr;
+}
+
 void NestedBackward::close()
 {
     innermost = outer_;

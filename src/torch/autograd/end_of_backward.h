@@ -20,6 +20,7 @@ class NestedBackward
     ~NestedBackward();
     NestedBackward(const NestedBackward &) = delete;
     NestedBackward &operator=(const NestedBackward &) = delete;
+    static bool running();
     // After the inner backward: passes the callbacks to the outer one.
     void close();
 

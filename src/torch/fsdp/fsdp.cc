@@ -70,6 +70,11 @@ tddp_status tddp_fsdp_leave(tddp_fsdp *fsdp, size_t unit, tddp_tensor *const *ou
     return guard([&] { fsdp->model->leave(unit, list(outputs, count)); });
 }
 
+tddp_status tddp_fsdp_recompute(tddp_fsdp *fsdp, size_t unit)
+{
+    return guard([&] { fsdp->model->outputs_reached(unit); });
+}
+
 void tddp_fsdp_abandon(tddp_fsdp *fsdp)
 {
     fsdp->model->abandon();

@@ -46,46 +46,44 @@ class ArrivedHook final : public torch::autograd::FunctionPostHook
     size_t index_;
 };
 
-// The inputs of one forward: open until backward has the gradients of all of them, or the graph is
-// destroyed.
-class OpenInputs
+// One forward of a unit, until backward has the gradients of all its inputs, or the graph is
+// destroyed. Of one without inputs that need a gradient nothing else is known. The hooks own it.
+class Forward
 {
   public:
-    OpenInputs(std::weak_ptr<ShardedModel> model, size_t unit, size_t count)
-        : model_(std::move(model)), unit_(unit), left_(count)
+    Forward(std::weak_ptr<ShardedModel> model, size_t unit, size_t inputs)
+        : model_(std::move(model)), unit_(unit), left_(inputs), has_inputs_(inputs > 0)
     {
     }
-    ~OpenInputs()
+    ~Forward()
     {
         close();
     }
-    OpenInputs(const OpenInputs &) = delete;
-    OpenInputs &operator=(const OpenInputs &) = delete;
-    void pass()
+    Forward(const Forward &) = delete;
+    Forward &operator=(const Forward &) = delete;
+    void input_passed()
     {
-        if (left_ > 0 && --left_ == 0 && close()) {
-            if (const std::shared_ptr<ShardedModel> model = model_.lock()) {
-                model->inputs_passed(unit_);
-            }
+        const std::shared_ptr<ShardedModel> model = model_.lock();
+        if (left_ > 0 && --left_ == 0 && model) {
+            close();
+            model->inputs_passed(unit_);
         }
     }
 
   private:
-    bool close()
+    void close()
     {
-        if (closed_) {
-            return false;
+        const std::shared_ptr<ShardedModel> model = model_.lock();
+        if (!closed_ && model) {
+            model->forward_closed(unit_, has_inputs_);
         }
         closed_ = true;
-        if (const std::shared_ptr<ShardedModel> model = model_.lock()) {
-            model->close_inputs(unit_);
-        }
-        return true;
     }
 
     std::weak_ptr<ShardedModel> model_;
     size_t unit_;
     size_t left_;
+    bool has_inputs_;
     bool closed_ = false;
 };
 
@@ -242,8 +240,7 @@ void ShardedModel::before_forward(size_t number, const tddp_wait *wait)
 {
     Unit &of = unit(number);
     add_hooks(number);
-    const bool fresh = of.gathered_version >= 0 && of.gathered_version != of.version();
-    check(tddp_sharder_before_forward(sharder_, number, fresh, wait));
+    check(tddp_sharder_before_forward(sharder_, number, wait));
     of.forwards++;
 }
 
@@ -264,15 +261,12 @@ void ShardedModel::enter(size_t number, const std::vector<at::Tensor *> &inputs)
         }
         wanted.push_back(*input);
     }
-    if (wanted.empty()) {
-        return;
-    }
-    const auto open = std::make_shared<OpenInputs>(weak_from_this(), number, wanted.size());
-    of.open_inputs++;
-    of.any_inputs = true;
+    const auto forward = std::make_shared<Forward>(weak_from_this(), number, wanted.size());
+    (wanted.empty() ? of.open_without_inputs : of.open_inputs)++;
     for (const at::Tensor &input : wanted) {
-        input.register_hook([open](const at::Tensor &) { open->pass(); });
+        input.register_hook([forward](const at::Tensor &) { forward->input_passed(); });
     }
+    of.entered.push_back(forward);
 }
 
 void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs)
@@ -280,6 +274,11 @@ void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs
     Unit &of = unit(number);
     if (of.forwards > 0) {
         of.forwards--;
+    }
+    std::shared_ptr<void> forward; // none without grad
+    if (at::GradMode::is_enabled() && !of.entered.empty()) {
+        forward = of.entered.back();
+        of.entered.pop_back();
     }
     if (of.forwards == 0 && !of.in_backward) {
         of.hide();
@@ -289,7 +288,7 @@ void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs
     for (const at::Tensor *output : outputs) {
         if (with_grad && output->defined() && output->requires_grad() && !output->is_leaf()) {
             backward = true;
-            output->register_hook([weak = weak_from_this(), number](const at::Tensor &) {
+            output->register_hook([weak = weak_from_this(), number, forward](const at::Tensor &) {
                 if (const std::shared_ptr<ShardedModel> model = weak.lock()) {
                     model->outputs_reached(number);
                 }
@@ -339,7 +338,8 @@ void ShardedModel::outputs_reached(size_t number)
         return tddp_sharder_before_backward(sharder_, number, wait);
     });
     of.in_backward = true;
-    of.complete = false;
+    of.release_due = false;
+    of.forget_arrived();
     if (!on_device(of)) { // for segments that are computed again, which run on this thread
         of.expose();
     }
@@ -352,39 +352,45 @@ void ShardedModel::gradient_arrived(size_t number, size_t index)
     void *data = nullptr;
     int fresh = 0;
     check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
-    of.take_gradient(index, data);
-    if (!of.all_arrived()) {
-        return;
-    }
-    of.complete = true;
-    of.forget_arrived();
-    release_if_passed(number);
-    if (sync_) {
-        reduce(number);
-    }
+    of.take_gradient(index, data, !NestedBackward::running());
+    settle(number);
 }
 
-void ShardedModel::close_inputs(size_t number)
+void ShardedModel::forward_closed(size_t number, bool with_inputs)
 {
-    unit(number).open_inputs--;
+    Unit &of = unit(number);
+    (with_inputs ? of.open_inputs : of.open_without_inputs)--;
 }
 
 void ShardedModel::inputs_passed(size_t number)
 {
     if (in_backward_) {
-        release_if_passed(number);
+        unit(number).passed = true;
+        settle(number);
     }
 }
 
-// Nothing that backward has still to do reads the unit's parameters: all gradients of its own are
-// there, and those of its inputs. Parameters that are frozen may still be read where no input
-// shows it.
-void ShardedModel::release_if_passed(size_t number)
+// When all gradients of the unit have arrived, and no more will come, they are reduced. That is so
+// if all have come from outside of segments that are computed again, or if backward has passed the
+// inputs of every forward. Then nothing that backward has still to do reads the parameters; only
+// frozen ones may still be read where no inputs show that they are not.
+void ShardedModel::settle(size_t number)
 {
     Unit &of = unit(number);
+    const bool last = of.all_arrived(true) && !of.settled;
+    const bool passed = of.passed && of.open_inputs == 0 && of.open_without_inputs == 0;
+    const bool all = last || (passed && of.all_arrived(false));
     const bool frozen = of.trained < of.params.size();
-    if (of.in_backward && of.complete && of.open_inputs == 0 && (of.any_inputs || !frozen)) {
+    of.settled = of.settled || last;
+    of.release_due = of.release_due || all;
+    if (of.in_backward && of.release_due && (passed || (of.open_inputs == 0 && !frozen))) {
         release(number);
+    }
+    if (all) {
+        of.forget_arrived();
+        if (sync_ && tddp_sharder_has_gradient(sharder_, number)) {
+            reduce(number);
+        }
     }
 }
 
@@ -392,7 +398,6 @@ void ShardedModel::release(size_t number)
 {
     Unit &of = unit(number);
     of.in_backward = false;
-    of.complete = false;
     tddp_sharder_after_backward(sharder_, number);
     if (of.forwards == 0) {
         of.hide();

@@ -48,7 +48,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     void outputs_reached(size_t number);
     void inputs_passed(size_t number);
     void gradient_arrived(size_t number, size_t index);
-    void close_inputs(size_t number);
+    void forward_closed(size_t number, bool with_inputs);
 
   private:
     static void place(void *self, size_t unit, void *data);
@@ -60,7 +60,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     void end_backward();
     void reduce(size_t number);
     void release(size_t number);
-    void release_if_passed(size_t number);
+    void settle(size_t number);
     void exchange_used();
     void exchange_used(tddp_group *group, tddp_group *Unit::*kind);
     // Waits in the host's region, if it has to.

@@ -100,7 +100,6 @@ void Unit::place(void *data)
     c10::StorageImpl *storage = storage_.unsafeGetStorageImpl();
     storage->set_data_ptr_noswap(at::DataPtr(data, options_.device()));
     storage->set_nbytes(data ? full_bytes_ : 0);
-    gathered_version = data ? version() : -1;
 }
 
 void Unit::expose()
@@ -159,15 +158,6 @@ void Unit::cast_shard(void *into, size_t count) const
     target.copy_(shard());
 }
 
-int64_t Unit::version() const
-{
-    int64_t sum = 0;
-    for (const ShardedParam &param : params) {
-        sum += param.piece._version();
-    }
-    return sum;
-}
-
 std::vector<size_t> Unit::follow_requires_grad()
 {
     std::vector<size_t> changed;
@@ -195,7 +185,7 @@ at::Tensor Unit::flat_slice(void *data, const ShardedParam &param) const
                        options_.dtype(reduce_type_));
 }
 
-void Unit::take_gradient(size_t index, void *data)
+void Unit::take_gradient(size_t index, void *data, bool last)
 {
     const at::NoGradGuard no_grad;
     ShardedParam &param = params[index];
@@ -221,6 +211,7 @@ void Unit::take_gradient(size_t index, void *data)
     }
     param.written = true;
     param.arrived = true;
+    param.is_last = param.is_last || last;
     param.used = true;
     grad.reset();
 }
@@ -243,10 +234,10 @@ void Unit::forget_arrived()
     }
 }
 
-bool Unit::all_arrived() const
+bool Unit::all_arrived(bool last) const
 {
     for (const ShardedParam &param : params) {
-        if (param.accumulator && param.piece.requires_grad() && !param.arrived) {
+        if (param.piece.requires_grad() && !(last ? param.is_last : param.arrived)) {
             return false;
         }
     }
@@ -284,7 +275,11 @@ void Unit::add_reduced(void *from, size_t count)
 
 void Unit::begin_backward()
 {
+    settled = false;
+    passed = false;
     for (ShardedParam &param : params) {
+        param.arrived = false;
+        param.is_last = false;
         param.used = false;
         param.made = false;
     }
@@ -311,9 +306,8 @@ void Unit::reset()
     }
     end_backward();
     forwards = 0;
-    open_inputs = 0;
+    entered.clear();
     in_backward = false;
-    complete = false;
     ran = false;
 }
 

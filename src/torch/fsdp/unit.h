@@ -28,6 +28,7 @@ struct ShardedParam {
     uintptr_t hook = 0;
     bool written = false; // its slice of the flat gradient holds something
     bool arrived = false; // in this backward, since the gradient was last reduced
+    bool is_last = false; // and not from a segment that is computed again
     bool used = false;    // in this backward, on any rank
     bool made = false;    // its piece had no gradient before this backward
 };
@@ -52,17 +53,16 @@ class Unit
     void keep_shown() const;
     at::Tensor shard() const;
     void cast_shard(void *into, size_t count) const;
-    // Changes whenever a piece is written to.
-    int64_t version() const;
     // The user may freeze parameters between steps. Returns those that need a hook.
     std::vector<size_t> follow_requires_grad();
 
     // --- gradients
     // Moves a gradient to its slice of the flat gradient at `data`.
-    void take_gradient(size_t index, void *data);
+    void take_gradient(size_t index, void *data, bool last);
     void zero_unwritten(void *data);
     void forget_arrived();
-    bool all_arrived() const;
+    // `last`: and no more will come, but from segments that are computed again.
+    bool all_arrived(bool last) const;
     // Adds the reduced gradient of the shard to the pieces' gradients.
     void add_reduced(void *from, size_t count);
     void begin_backward();
@@ -76,12 +76,15 @@ class Unit
     tddp_group *replica_group; // nullptr: none
     int forwards = 0;          // that are running
     size_t trained = 0;        // parameters that need a gradient
-    int open_inputs = 0;       // of forwards that backward has not passed yet
-    bool any_inputs = false;   // some forward had inputs that backward passes
+    // Forwards that backward has not passed yet, and those of which that is not known.
+    int open_inputs = 0;
+    int open_without_inputs = 0;
+    std::vector<std::shared_ptr<void>> entered; // the forwards that are running, with grad
+    bool passed = false;                        // backward has passed the inputs of a forward
     bool in_backward = false;
-    bool complete = false; // all gradients of this backward have arrived
-    bool ran = false;      // a forward with a graph has run since gradients were last reduced
-    int64_t gathered_version = -1;
+    bool settled = false;     // all gradients have arrived in this backward
+    bool release_due = false; // and since it was gathered
+    bool ran = false;         // a forward with a graph has run since gradients were last reduced
 
   private:
     at::Tensor flat_slice(void *data, const ShardedParam &param) const;

@@ -89,7 +89,7 @@ MULTI_TEST(ranks_whose_units_differ_in_order, 2, 60)
 {
     model mine;
     begin(&mine, rank, world_size, port);
-    CHECK_STATUS(tddp_sharder_before_forward(mine.sharder, (size_t)rank, 0, NULL), TDDP_MISMATCH);
+    CHECK_STATUS(tddp_sharder_before_forward(mine.sharder, (size_t)rank, NULL), TDDP_MISMATCH);
     CHECK_CONTAINS(tddp_error_message(), "unit 0");
     CHECK_CONTAINS(tddp_error_message(), "unit 1");
     CHECK(mine.placed[rank] == NULL);
@@ -171,7 +171,7 @@ MULTI_TEST(waits_are_resumed, 2, 60)
     const tddp_wait at_once = {0, NULL};
     tddp_status status;
     do {
-        status = tddp_sharder_before_forward(mine.sharder, 0, 0, &at_once);
+        status = tddp_sharder_before_forward(mine.sharder, 0, &at_once);
     } while (status == TDDP_TIMEOUT);
     CHECK_OK(status);
     check_values(&mine, 0);
@@ -221,10 +221,10 @@ MULTI_TEST(freed_amid_operations, 2, 60)
     begin(&mine, rank, world_size, port);
     const tddp_wait at_once = {0, NULL};
     if (rank == 0) {
-        const tddp_status status = tddp_sharder_before_forward(mine.sharder, 0, 0, &at_once);
+        const tddp_status status = tddp_sharder_before_forward(mine.sharder, 0, &at_once);
         CHECK(status == TDDP_OK || status == TDDP_TIMEOUT);
     } else {
-        CHECK_OK(tddp_sharder_before_forward(mine.sharder, 0, 0, NULL));
+        CHECK_OK(tddp_sharder_before_forward(mine.sharder, 0, NULL));
         check_values(&mine, 0);
     }
     end(&mine);

@@ -158,9 +158,9 @@ static inline void check_values(const model *mine, size_t unit)
 static inline void run_forward(model *mine, int backward)
 {
     const size_t root = UNITS - 1;
-    CHECK_OK(tddp_sharder_before_forward(mine->sharder, root, 0, NULL));
+    CHECK_OK(tddp_sharder_before_forward(mine->sharder, root, NULL));
     for (size_t u = 0; u < root; u++) {
-        CHECK_OK(tddp_sharder_before_forward(mine->sharder, u, 0, NULL));
+        CHECK_OK(tddp_sharder_before_forward(mine->sharder, u, NULL));
         check_values(mine, u);
         check_values(mine, root);
         tddp_sharder_after_forward(mine->sharder, u, backward);

@@ -146,10 +146,9 @@ module Torch
         # Elements of parameters that are in no unit.
         def left(mod)
           taken = mod.modules.to_a.filter_map { |each| Unit.of(each) }.uniq.flat_map(&:parameters)
-          (mod.parameters.uniq(&:object_id).reject { |each| taken.any? { |other| other.equal?(each) } }).sum(&:numel)
+          mod.parameters.uniq(&:object_id).reject { |each| taken.any? { |other| other.equal?(each) } }.sum(&:numel)
         end
       end
-
     end
   end
 end

@@ -10,6 +10,17 @@ module Torch
         UNIT = :@_fsdp_unit
         private_constant :UNIT
 
+        # What Torch::Utils::Checkpoint has around a segment's second run: the units whose forward it is of, some of which
+        # may be freed by then.
+        Recomputed = Struct.new(:unit, :outer) do
+          def during(&run)
+            unit.recompute
+            outer ? outer.during(&run) : yield
+          end
+        end
+        Recomputed::KEY = :torch_ddp_surroundings
+        private_constant :Recomputed
+
         # @return [State]
         attr_reader :state
 
@@ -131,6 +142,11 @@ module Torch
           end
         end
 
+        # In backward, before a segment of its forward is computed again.
+        def recompute
+          numbers.each { |number| @state.model.recompute(number) }
+        end
+
         private
 
         def add(name, groups)
@@ -147,8 +163,17 @@ module Torch
           @state.running(self) do
             inputs, kwargs = cast([inputs, kwargs], @precision.param_dtype) if @precision.cast_forward_inputs?
             @parameters.check_places
-            within(numbers, inputs, kwargs, forward)
+            surrounding { within(numbers, inputs, kwargs, forward) }
           end
+        end
+
+        # For segments of the block that are computed again in backward.
+        def surrounding
+          before = Thread.current[Recomputed::KEY]
+          Thread.current[Recomputed::KEY] = Recomputed.new(self, before)
+          yield
+        ensure
+          Thread.current[Recomputed::KEY] = before
         end
 
         # Gathers one unit after the other, and frees them in the reverse order.
