@@ -72,6 +72,7 @@ module RandomSharding
   # A case on one rank.
   class Trial
     include ShardedTraining
+
     FSDP = Torch::Distributed::FSDP
 
     def initialize(trial, rank)

@@ -353,7 +353,7 @@ void ShardedModel::gradient_arrived(size_t number, size_t index)
     int fresh = 0;
     check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
     of.take_gradient(index, data, !NestedBackward::running());
-    settle(number);
+    finalize_if_last(number);
 }
 
 void ShardedModel::forward_closed(size_t number, bool with_inputs)
@@ -366,7 +366,7 @@ void ShardedModel::inputs_passed(size_t number)
 {
     if (in_backward_) {
         unit(number).passed = true;
-        settle(number);
+        finalize_if_last(number);
     }
 }
 
@@ -374,14 +374,14 @@ void ShardedModel::inputs_passed(size_t number)
 // if all have come from outside of segments that are computed again, or if backward has passed the
 // inputs of every forward. Then nothing that backward has still to do reads the parameters; only
 // frozen ones may still be read where no inputs show that they are not.
-void ShardedModel::settle(size_t number)
+void ShardedModel::finalize_if_last(size_t number)
 {
     Unit &of = unit(number);
-    const bool last = of.all_arrived(true) && !of.settled;
+    const bool last = of.all_arrived(true) && !of.finalized;
     const bool passed = of.passed && of.open_inputs == 0 && of.open_without_inputs == 0;
     const bool all = last || (passed && of.all_arrived(false));
     const bool frozen = of.trained < of.params.size();
-    of.settled = of.settled || last;
+    of.finalized = of.finalized || last;
     of.release_due = of.release_due || all;
     if (of.in_backward && of.release_due && (passed || (of.open_inputs == 0 && !frozen))) {
         release(number);

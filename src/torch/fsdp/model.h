@@ -60,7 +60,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     void end_backward();
     void reduce(size_t number);
     void release(size_t number);
-    void settle(size_t number);
+    void finalize_if_last(size_t number);
     void exchange_used();
     void exchange_used(tddp_group *group, tddp_group *Unit::*kind);
     // Waits in the host's region, if it has to.

@@ -275,7 +275,7 @@ void Unit::add_reduced(void *from, size_t count)
 
 void Unit::begin_backward()
 {
-    settled = false;
+    finalized = false;
     passed = false;
     for (ShardedParam &param : params) {
         param.arrived = false;

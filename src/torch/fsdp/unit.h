@@ -82,7 +82,7 @@ class Unit
     std::vector<std::shared_ptr<void>> entered; // the forwards that are running, with grad
     bool passed = false;                        // backward has passed the inputs of a forward
     bool in_backward = false;
-    bool settled = false;     // all gradients have arrived in this backward
+    bool finalized = false;   // all gradients have arrived in this backward
     bool release_due = false; // and since it was gathered
     bool ran = false;         // a forward with a graph has run since gradients were last reduced
 
