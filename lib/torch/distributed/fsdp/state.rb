@@ -48,11 +48,7 @@ module Torch
 
         # Around each forward of a unit.
         def running(unit)
-          if @running.zero?
-            @model.abandon if @model.unfinished?
-            unit.settle_as_root if @root.nil?
-            @root ||= unit
-          end
+          begin_forward(unit) if @running.zero?
           @running += 1
           yield
         ensure
@@ -64,6 +60,13 @@ module Torch
         end
 
         private
+
+        # Of the model, or of a part of it, from outside.
+        def begin_forward(unit)
+          @model.abandon if @model.unfinished?
+          @root ||= unit.tap(&:become_root)
+          StepMemory.instance.step if unit.equal?(@root) && Torch.grad_enabled?
+        end
 
         def next_number
           @count += 1

@@ -85,7 +85,7 @@ module Torch
         end
 
         # Backward needs the model itself first, so it is not worth freeing it before.
-        def settle_as_root
+        def become_root
           @state.model.set_reshard(@number, false) if @number && @reshard.nil?
         end
 

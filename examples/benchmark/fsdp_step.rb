@@ -1,0 +1,60 @@
+# frozen_string_literal: true
+
+# One rank of compare_fsdp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
+# answers with a line of JSON.
+
+require_relative "../common/bundle"
+require "json"
+require "torch/distributed/fsdp"
+require "torch/nn/parallel/distributed_data_parallel"
+require_relative "sharded_models"
+
+# The training step that is timed.
+class ShardedContest
+  FSDP = Torch::Distributed::FSDP
+
+  # @param order [Hash] model, batch, warmup, steps, fused, and how it is distributed: alone, ddp, full_shard, shard_grad_op
+  # @return [Hash] the answer
+  def do(order)
+    3.times { GC.start }
+    Torch.manual_seed(1)
+    net = ShardedModels::NAMES.fetch(order["model"]).new
+    input, target = net.batch(order["batch"])
+    model = distribute(net, order["how"])
+    optimizer = Torch::Optim::Adam.new(model.parameters, lr: 0.001, **(order["fused"] ? {fused: true} : {}))
+    step = lambda do
+      Torch::Distributed.keep_memory if order["how"] == "alone"
+      optimizer.zero_grad
+      net.loss(model.call(input), target).backward
+      optimizer.step
+    end
+    order["warmup"].times { step.call }
+    Torch::Distributed.barrier
+    {"milliseconds" => Array.new(order["steps"]) { seconds(&step) * 1000 }}
+  end
+
+  private
+
+  def distribute(net, how)
+    case how
+    when "alone" then net
+    when "ddp" then Torch::NN::Parallel::DistributedDataParallel.new(net)
+    else
+      net.units.each { |unit| FSDP.fully_shard(unit, reshard_after_forward: how == "full_shard") }
+      FSDP.fully_shard(net)
+    end
+  end
+
+  def seconds
+    started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    yield
+    Process.clock_gettime(Process::CLOCK_MONOTONIC) - started
+  end
+end
+
+$stdout.sync = true
+Torch::Distributed.init_process_group("gloo")
+contest = ShardedContest.new
+puts JSON.generate("version" => "torch-rb #{Torch::VERSION}")
+$stdin.each_line { |line| puts JSON.generate(contest.do(JSON.parse(line))) }
+Torch::Distributed.destroy_process_group
