@@ -50,7 +50,7 @@ module Torch
       Loaded = Struct.new(:path, :epoch, :step, :extra, :world_size, :rng_restored, keyword_init: true)
 
       class << self
-        # @overload save(path, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: false, keep: nil, process_group: nil, **objects)
+        # @overload save(path, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: nil, keep: nil, process_group: nil, **objects)
         #   Adds a checkpoint to the folder `path`, as `step-000000100`, else `epoch-000003`, else `save-000001`; one of that
         #   name is replaced.
         #   @param path [String] a folder of checkpoints, made if it is not there
@@ -61,32 +61,35 @@ module Torch
         #   @param name [String, nil] of the new checkpoint's folder within `path`
         #   @param extra [Hash] what else there is: numbers, texts, tensors in arrays and hashes; rank 0's is saved
         #   @param keep [Integer, nil] how many checkpoints stay; older ones are removed once this one is whole
-        # @overload save(state_dict, checkpoint_id:, sharded: false, process_group: nil)
+        # @overload save(state_dict, checkpoint_id:, sharded: nil, process_group: nil)
         #   Saves a Hash as PyTorch's `torch.distributed.checkpoint.save` does.
         #   @param state_dict [Hash] tensors, plain values, and objects that have a state_dict
         #   @param checkpoint_id [String] the checkpoint's own folder; what it holds is replaced
         # @param rng [Boolean] whether to save every rank's random numbers
-        # @param sharded [Boolean] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
-        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so; all else must be the same on all ranks.
+        # @param sharded [Boolean, nil] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
+        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so; what is not divided must be the same on all
+        #   ranks. nil: where a model is sharded ({FSDP}), or an optimizer's state is divided ({Optim::ZeroRedundancyOptimizer}) and
+        #   was not gathered
         # @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @return [String] the checkpoint's folder
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
-        def save(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: !path.is_a?(Hash), sharded: false,
-          keep: nil, process_group: nil, **objects)
-          objects, target, name = saved_by(path, checkpoint_id, objects, name || default_name(step, epoch))
-          check_save(epoch, step, extra, keep)
-          return unless (together = together(process_group, "save"))
+        def save(path, **options)
+          AsyncSave.finish
+          stage(path, **options)&.save
+        end
 
-          together.agree("cannot save into #{target}", "sharded" => sharded ? true : false, "the checkpoint's name" => name.to_s,
-            **(sharded ? {"the folder" => File.expand_path(target)} : {}))
-          name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
-          saver = Saver.new(target, name, together, sharded: sharded, keep: keep)
-          states = nil
-          together.all("cannot save #{File.join(*[target, name].compact)}") do
-            states = States.of(objects).transform_keys(&:to_s)
-            nil
-          end
-          saver.save({"epoch" => epoch, "step" => step}, states, extra, rng, States.buffers(objects))
+        # Like {.save}, but returns once this rank's part of the states is copied; a thread writes it while training goes on. Only the
+        # group's store is used then, no collective: the program may use the group as it likes. The next save waits for this one.
+        #
+        #   saving = Checkpoint.async_save("checkpoints", model: model, optimizer: optimizer, step: step)
+        #   train
+        #   saving.wait
+        #
+        # @return [AsyncSave, nil] nil for a process that is not in the group
+        # @raise [CheckpointError] on all ranks, if it cannot begin, or the save before failed without a wait
+        def async_save(path, **options)
+          AsyncSave.finish
+          stage(path, **options)&.save_later
         end
 
         # @overload load(path, rng: true, strict: true, required: true, process_group: nil, **objects)
@@ -144,21 +147,22 @@ module Torch
           raise NotFoundError, "#{path}: there is no checkpoint" unless folder
 
           manifest = Manifest.read(folder)
-          with_files(manifest) { |file_of| manifest["tensors"].each { |name, place| DataFile.check_tensor(file_of.call(place["file"]), name, place) } }
+          with_files(manifest) { |file_of| manifest["tensors"].each { |name, place| DataFile.check(file_of, name, place, manifest.block) } }
           manifest.content.except("objects", "extra", "rng", "tensors")
         end
 
-        # Yields what gives a tensor by its name.
+        # Yields what gives a tensor by its name, to be read while the block runs.
         #
         # @api private
+        # @yieldparam stored [Proc] returns a {Stored} by its name
         def with_tensors(manifest)
-          read = {}
+          known = {}
           with_files(manifest) do |file_of|
             yield lambda { |name|
-              next read[name] if read.key?(name)
-
-              place = manifest["tensors"].fetch(name) { raise DamagedError, "#{manifest.path}: it says nothing of the tensor #{name}" }
-              read[name] = DataFile.read_tensor(file_of.call(place["file"]), name, place)
+              known[name] ||= begin
+                place = manifest["tensors"].fetch(name) { raise DamagedError, "#{manifest.path}: it says nothing of the tensor #{name}" }
+                Stored.new(name, place, manifest.block, file_of)
+              end
             }
           end
         end
@@ -186,6 +190,43 @@ module Torch
           raise DamagedError, "#{path} is missing: expected a file of #{expected} bytes"
         end
 
+        # What both kinds of saves begin with: all ranks know what each writes.
+        #
+        # @return [Saver, nil]
+        def stage(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: !path.is_a?(Hash), sharded: nil,
+          keep: nil, process_group: nil, **objects)
+          objects, target, name = saved_by(path, checkpoint_id, objects, name || default_name(step, epoch))
+          check_save(epoch, step, extra, keep, sharded)
+          return unless (together = together(process_group, "save"))
+
+          parts = agreed_parts(together, objects, target, name, sharded)
+          name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
+          saver = (parts ? ShardedSaver : Saver).new(target, name, together, sharded: parts || sharded ? true : false, keep: keep)
+          states = nil
+          together.all("cannot save #{saver.folder}") do
+            states = objects.to_h { |key, object| [key.to_s, States.of(object, parts)] }
+            nil
+          end
+          saver.stage({"epoch" => epoch, "step" => step}, states, extra, rng, States.buffers(objects))
+        end
+
+        # @return [Parts, nil] what ranks divide; nil: all of it is written whole
+        def agreed_parts(together, objects, target, name, sharded)
+          doing = "cannot save into #{target}"
+          parts = nil
+          divided = together.all(doing) do
+            parts = Parts.new(objects)
+            if sharded == false && parts.sharded?
+              raise ArgumentError, "sharded: expected true or nil, got false: each rank has a part of the model; FSDP.full_state_dict gathers it"
+            end
+            parts.settle
+            parts.divided?(consolidated: sharded == true) && sharded != false
+          end
+          together.agree(doing, "sharded" => sharded, "the checkpoint's name" => name.to_s,
+            **((sharded || divided.any?) ? {"the folder" => File.expand_path(target)} : {}))
+          parts if divided.any?
+        end
+
         # The two forms of arguments.
         def saved_by(path, checkpoint_id, objects, name, method = "state_dict")
           if path.is_a?(Hash)
@@ -205,7 +246,9 @@ module Torch
           path.respond_to?(:to_path) || (path.is_a?(String) && !path.empty?)
         end
 
-        def check_save(epoch, step, extra, keep)
+        def check_save(epoch, step, extra, keep, sharded)
+          raise TypeError, "sharded: expected true, false or nil, got #{sharded.inspect}" unless [true, false, nil].include?(sharded)
+
           {epoch: epoch, step: step}.compact.each do |name, number|
             next if number.is_a?(Integer) && number >= 0
 
@@ -240,11 +283,18 @@ module Torch
 end
 
 require_relative "checkpoint/data_file"
+require_relative "checkpoint/piece"
+require_relative "checkpoint/optimizer_parts"
+require_relative "checkpoint/parts"
 require_relative "checkpoint/tree"
 require_relative "checkpoint/manifest"
 require_relative "checkpoint/folder"
 require_relative "checkpoint/ranks"
 require_relative "checkpoint/states"
+require_relative "checkpoint/reading"
+require_relative "checkpoint/distribution"
 require_relative "checkpoint/saver"
+require_relative "checkpoint/sharded_saver"
+require_relative "checkpoint/async_save"
 require_relative "checkpoint/torch_file"
 require_relative "checkpoint/loader"

@@ -37,6 +37,11 @@ module Torch
         Torch.empty(shape, dtype: dtype.to_sym)
       end
 
+      # How many bytes a checksum of a divided checkpoint covers, so that a range is verified without reading all of its piece.
+      #
+      # @api private
+      BLOCK = 4 << 20
+
       # Tensors in a file of the safetensors layout: the header's length (8 bytes, little-endian), the header in JSON,
       # filled up with spaces to a multiple of 8, then the elements as they lie in memory, little-endian. Large elements
       # come first, so that each is aligned.
@@ -49,8 +54,9 @@ module Torch
         #
         # @param path [String]
         # @param entries [Array<Tree::Entry>]
-        # @return [Hash] "file": what the manifest says of it; "tensors": offset and checksum of each
-        def write(path, entries)
+        # @param block [Integer, nil] how many bytes a checksum covers; nil: each tensor has one
+        # @return [Hash] "file": what the manifest says of it; "tensors": offset and checksum, or list of checksums, of each
+        def write(path, entries, block: nil)
           entries = entries.each_with_index.sort_by { |entry, i| [-DTYPES.fetch(entry.dtype).bytes, i] }.map(&:first)
           header = header_of(entries)
           file = File.open(path, File::WRONLY | File::CREAT | File::EXCL | File::BINARY)
@@ -58,7 +64,7 @@ module Torch
           file.flush
           at = header.bytesize
           tensors = entries.to_h do |entry|
-            place = {"offset" => at, "bytes" => entry.bytes, "crc32" => write_tensor(file, entry, at)}
+            place = {"offset" => at, "bytes" => entry.bytes, "crc32" => write_tensor(file, entry, at, block)}
             at += entry.bytes
             [entry.name, place]
           end
@@ -83,13 +89,51 @@ module Torch
           [text.bytesize].pack("Q<") + text
         end
 
-        def write_tensor(file, entry, offset)
-          memory = Torch.no_grad do
-            plain = entry.tensor.detach.cpu.contiguous
+        def write_tensor(file, entry, offset, block)
+          memory = memory_of(entry.tensor)
+          return Checkpoint.hex(Distributed._write_tensor(memory, file.fileno, file.path, offset)) unless block
+
+          memory = memory.reshape(-1)
+          each_block(memory.numel, DTYPES.fetch(entry.dtype).bytes, block).map do |first, count, at|
+            Checkpoint.hex(Distributed._write_tensor(memory.narrow(0, first, count), file.fileno, file.path, offset + at))
+          end
+        end
+
+        # @return [Torch::Tensor] contiguous, on the CPU; the tensor itself if it is that
+        def memory_of(tensor)
+          Torch.no_grad do
+            plain = tensor.detach.cpu.contiguous
             # A lazy conjugate has no memory of its own.
             Distributed._span(plain) ? plain : Torch.empty_like(plain).copy!(plain)
           end
-          Checkpoint.hex(Distributed._write_tensor(memory, file.fileno, file.path, offset))
+        end
+
+        # @return [Array<Array(Integer, Integer, Integer)>] of each block the first element, the number of elements, and the offset in bytes
+        def each_block(count, bytes, block)
+          step = block / bytes
+          Array.new((count + step - 1) / step) { |i| [i * step, [step, count - i * step].min, i * step * bytes] }
+        end
+
+        # Reads a part of a piece that has a checksum for each block.
+        #
+        # @param place [Hash] what the manifest says of the piece
+        # @param into [Torch::Tensor] of one dimension, contiguous: the elements from `first` on
+        # @raise [DamagedError] if a block that the part lies in is not what was written
+        def read_part(file, name, place, block, first, into)
+          dtype = Checkpoint.dtype_name(into)
+          bytes = DTYPES.fetch(dtype).bytes
+          last = first + into.numel
+          each_block(place["count"], bytes, block).each_with_index do |(start, count, at), i|
+            from = [start, first].max
+            to = [start + count, last].min
+            next if from >= to
+
+            inside = into.narrow(0, from - first, to - from)
+            memory = (to - from == count) ? inside : Checkpoint.room(dtype, [count])
+            compare(file, name, {"offset" => place["offset"] + at, "bytes" => count * bytes, "crc32" => place["crc32"][i]},
+              Distributed._read_tensor(memory, file.fileno, file.path, place["offset"] + at))
+            inside.copy!(memory.narrow(0, from - start, to - from)) unless memory.equal?(inside)
+          end
         end
 
         # @param file [File]
@@ -102,7 +146,23 @@ module Torch
           tensor
         end
 
-        def check_tensor(file, name, place)
+        # Compares all checksums of a tensor.
+        #
+        # @param file_of [Proc] opens a file by its name
+        # @param block [Integer, nil] how many bytes a checksum covers; nil: the tensor has one
+        def check(file_of, name, place, block)
+          return check_bytes(file_of.call(place["file"]), name, place) unless block
+
+          bytes = DTYPES.fetch(place["dtype"]).bytes
+          place["pieces"].each do |piece|
+            each_block(piece["count"], bytes, block).each_with_index do |(_, count, at), i|
+              check_bytes(file_of.call(piece["file"]), name,
+                {"offset" => piece["offset"] + at, "bytes" => count * bytes, "crc32" => piece["crc32"][i]})
+            end
+          end
+        end
+
+        def check_bytes(file, name, place)
           compare(file, name, place, Distributed._read_checksum(place["bytes"], file.fileno, file.path, place["offset"]))
         end
 

@@ -11,7 +11,7 @@ module Torch
       # @api private
       class Loader
         # What was read of a checkpoint.
-        Content = Struct.new(:path, :names, :objects, :fields, :extra, :rng, :world_size)
+        Content = Struct.new(:path, :names, :objects, :fields, :extra, :rng, :world_size, :divided)
 
         # How often to look again at what changes while it is read.
         RETRIES = 3
@@ -31,10 +31,13 @@ module Torch
         # @param whole [Boolean] whether the objects are a state dict as a whole
         # @return [Loaded, nil] nil: there is no checkpoint
         def load(objects, rng, whole: false)
+          @objects = objects
+          @together.all("cannot load #{@path}") { prepare }
           content = whole_content(objects.keys.map(&:to_s), rng, whole)
           return unless content
 
           doing = "cannot load #{content.path}"
+          @terms = States::Terms.new(@strict, content.divided || @parts.divided?, @parts)
           @together.all(doing) { check(objects, content) }
           @together.all(doing) { restore(objects, content, whole) }
           restored = rng && restore_rng(doing, content)
@@ -44,6 +47,12 @@ module Torch
         end
 
         private
+
+        def prepare
+          @parts = Parts.new(@objects)
+          @parts.settle
+          nil
+        end
 
         # A run that goes on saving may replace and remove what is being read: then what is there now is looked at.
         def whole_content(names, rng, whole)
@@ -113,17 +122,22 @@ module Torch
         end
 
         def read(path, names, rng, whole)
-          return TorchFile.content(path, names, whole) if File.file?(path)
+          return read_file(path, names, whole) if File.file?(path)
 
           manifest = Manifest.read(path)
-          objects = manifest["objects"].slice(*names)
           state = (rng && manifest["world_size"] == @together.size) ? manifest["rng"]&.at(@together.rank) : nil
           Checkpoint.with_tensors(manifest) do |tensor|
-            Content.new(path, manifest["objects"].keys, objects.transform_values { |each| Tree.unpack(each, &tensor) }, manifest.content.slice("epoch", "step"),
-              Tree.unpack(manifest["extra"], &tensor), state && Tree.unpack(state, &tensor), manifest["world_size"])
+            objects = manifest["objects"].slice(*names).transform_values { |each| Tree.unpack(each, &tensor) }
+            extra, state = [manifest["extra"], state].map { |each| Reading.whole(Tree.unpack(each, &tensor)) }
+            Content.new(path, manifest["objects"].keys, Reading.objects(@objects, objects, @parts), manifest.content.slice("epoch", "step"), extra,
+              state, manifest["world_size"], manifest.divided?)
           end
         rescue Errno::ENOENT => e
           raise NotFoundError, e.message
+        end
+
+        def read_file(path, names, whole)
+          TorchFile.content(path, names, whole).tap { |content| content.objects = Reading.objects(@objects, content.objects, @parts) }
         end
 
         def check(objects, content)
@@ -133,14 +147,14 @@ module Torch
                 "#{", ... (#{content.names.size} in all)" if content.names.size > 8}"
             end
 
-            States.check_fit(name.to_s, object, content.objects[name.to_s], @strict)
+            States.check_fit(name.to_s, object, content.objects[name.to_s], @terms)
           end
           nil
         end
 
         def restore(objects, content, whole)
           objects.each do |name, object|
-            value = States.restore(name.to_s, object, content.objects[name.to_s], @strict)
+            value = States.restore(name.to_s, object, content.objects[name.to_s], @terms)
             objects[name] = value if whole
           end
           nil

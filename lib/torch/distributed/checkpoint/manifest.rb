@@ -12,12 +12,17 @@ module Torch
       # The checksum is that of the bytes of the content. "files" has each file's size, "tensors" each tensor's dtype,
       # shape, file, offset, size and CRC-32, "objects" and "extra" are {Tree}s.
       #
+      # In version 2 a tensor has a list of "pieces" instead: first element, number of elements, file, offset, size and a CRC-32 for
+      # each "block" of so many bytes. States of optimizers have the names of parameters in the place of numbers.
+      #
       # @api private
       class Manifest
         FILE = "manifest.json"
         PARTIAL = "manifest.json.partial"
         FORMAT = "torch-ddp checkpoint"
         VERSION = 1
+        # That of checkpoints whose tensors are divided.
+        DIVIDED = 2
         START = '{"crc32":"'
         MIDDLE = '","content":'
         CLOSE = "}\n"
@@ -77,24 +82,65 @@ module Torch
           unless @content.is_a?(Hash) && @content["format"] == FORMAT
             raise DamagedError, "#{path}: expected a #{FORMAT}, got #{@content.is_a?(Hash) ? @content["format"].inspect : @content.class}"
           end
-          unless @content["version"] == VERSION
-            raise CheckpointError, "#{path} has version #{@content["version"].inspect} of the format, and this torch-ddp reads version " \
-              "#{VERSION}: load it with the version that wrote it (#{@content["library"]})"
+          unless [VERSION, DIVIDED].include?(@content["version"])
+            raise CheckpointError, "#{path} has version #{@content["version"].inspect} of the format, and this torch-ddp reads versions " \
+              "#{VERSION} and #{DIVIDED}: load it with the version that wrote it (#{@content["library"]})"
           end
 
           @content["files"].each_key do |name|
             raise DamagedError, "#{path}: #{name.inspect} is no name of a data file" unless Folder::DATA.match?(name)
           end
-          @content["tensors"].each { |name, place| check_place(name, place) }
+          return @content["tensors"].each { |name, place| check_place(name, place) } unless divided?
+
+          unless block.is_a?(Integer) && block.positive? && (block % 16).zero?
+            raise DamagedError, "#{path}: the size of blocks cannot be #{block.inspect}"
+          end
+          @content["tensors"].each { |name, place| check_pieces(name, place) }
+        end
+
+        # @return [Boolean] whether tensors are in pieces
+        def divided?
+          @content["version"] == DIVIDED
+        end
+
+        # @return [Integer, nil] how many bytes a checksum covers; nil: each tensor has one
+        def block
+          @content["block"] if divided?
         end
 
         private
+
+        def check_pieces(name, place)
+          dtype = DTYPES[place["dtype"]]
+          fits = dtype && shape?(place["shape"]) && place["pieces"].is_a?(Array) && place["pieces"].all? { |piece| piece?(piece, dtype.bytes) }
+          raise DamagedError, "#{path}: what it says of #{name} cannot be: #{place.inspect[0, 400]}" unless fits
+
+          total = place["shape"].inject(1, :*)
+          reached = place["pieces"].sort_by { |piece| piece["start"] }.inject(0) do |at, piece|
+            (piece["start"] > at) ? at : [at, piece["start"] + piece["count"]].max
+          end
+          return if reached == total
+
+          raise DamagedError, "#{path}: what it says of #{name} cannot be: its pieces reach to element #{reached} of #{total}"
+        end
+
+        def shape?(shape)
+          shape.is_a?(Array) && shape.all? { |size| size.is_a?(Integer) && size >= 0 }
+        end
+
+        def piece?(piece, bytes)
+          file = @content["files"][piece["file"]]
+          numbers = piece.values_at("start", "count", "offset")
+          file && numbers.all? { |number| number.is_a?(Integer) && number >= 0 } && piece["bytes"] == piece["count"] * bytes &&
+            piece["offset"] >= file["header_bytes"] && piece["offset"] + piece["bytes"] <= file["bytes"] &&
+            piece["crc32"].is_a?(Array) && piece["crc32"].size == DataFile.each_block(piece["count"], bytes, block).size
+        end
 
         def check_place(name, place)
           dtype = DTYPES[place["dtype"]]
           shape = place["shape"]
           file = @content["files"][place["file"]]
-          fits = dtype && file && shape.is_a?(Array) && shape.all? { |size| size.is_a?(Integer) && size >= 0 } &&
+          fits = dtype && file && shape?(shape) &&
             place["bytes"] == shape.inject(dtype.bytes, :*) && place["offset"].is_a?(Integer) &&
             place["offset"] >= file["header_bytes"] && place["offset"] + place["bytes"] <= file["bytes"]
           raise DamagedError, "#{path}: what it says of #{name} cannot be: #{place.inspect}" unless fits

@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require "json"
+
 module Torch
   module Distributed
     module Checkpoint
@@ -55,9 +57,19 @@ module Torch
           own = [value, error && text_of(error)]
           return [[Outcome.new(*own)], error] unless @group
 
-          said = Distributed.all_gather_object([@operation, *own], group: @group, serializer: :json)
+          said = exchange([@operation, *own])
           check(said.map(&:first))
           [said.map { |_, *outcome| Outcome.new(*outcome) }, error]
+        end
+
+        # @param label [String] the same on all ranks, and of these steps alone
+        # @return [Together] of the same ranks, for a thread beside those that use the group
+        def beside(label)
+          (@size > 1) ? TogetherInStore.new(@group, @operation, label) : Together.new(nil, @operation)
+        end
+
+        # Releases what it needed; no step follows.
+        def finish
         end
 
         # All ranks must be given the same.
@@ -77,6 +89,11 @@ module Torch
 
         private
 
+        # @return [Array] every rank's value
+        def exchange(value)
+          Distributed.all_gather_object(value, group: @group, serializer: :json)
+        end
+
         def check(operations)
           rank = operations.index { |operation| operation != operations.first } || return
 
@@ -87,6 +104,75 @@ module Torch
         def text_of(error)
           text = error.message.dup.force_encoding(Encoding::UTF_8).scrub
           error.is_a?(Error) ? text : "#{text} (#{error.class.name})"
+        end
+      end
+
+      # Steps of all ranks, which exchange outcomes through the group's store: the group's operations are the program's.
+      #
+      # Keys: `STEP/RANK` what the rank said, until all have said something in the next step; `finished` how many are done.
+      #
+      # @api private
+      class TogetherInStore < Together
+        # Seconds between looks at the other processes.
+        SLICE = 0.25
+        private_constant :SLICE
+
+        def initialize(group, operation, label)
+          super(group, operation)
+          shared = group._store
+          @connection = shared._clone
+          shared.close
+          @store = PrefixStore.new("checkpoint/#{label}", @connection)
+          @step = 0
+        end
+
+        # The last rank leaves no key behind.
+        def finish
+          if @store.add("finished", 1) == @size
+            ["finished", *Array.new(@size) { |rank| key(@step - 1, rank) }].each { |key| @store.delete_key(key) }
+          end
+        rescue Error
+          # The group was destroyed, and the store with it.
+          nil
+        ensure
+          [@store, @connection].each(&:close)
+        end
+
+        private
+
+        def key(step, rank)
+          "#{step}/#{rank}"
+        end
+
+        def exchange(value)
+          limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + @group.timeout
+          @store.set(key(@step, @rank), JSON.generate(value, max_nesting: false))
+          said = Array.new(@size) { |rank| await(rank, limit) }
+          # Who said something in this step has read all of the one before.
+          @store.delete_key(key(@step - 1, @rank)) if @step.positive?
+          @step += 1
+          said.map { |text| JSON.parse(text, max_nesting: false) }
+        end
+
+        def await(rank, limit)
+          wanted = key(@step, rank)
+          begin
+            @store.wait([wanted], SLICE)
+          rescue TimeoutError
+            check_process(rank, wanted)
+            retry if Process.clock_gettime(Process::CLOCK_MONOTONIC) < limit
+
+            raise TimeoutError, "async_save: waited #{@group.timeout} s in vain for rank #{rank}"
+          end
+          @store.get(wanted).force_encoding(Encoding::UTF_8)
+        end
+
+        # One that ended may have said it before.
+        def check_process(rank, wanted)
+          who = @group._ended_peer(rank)
+          return if who.nil? || @store.check([wanted])
+
+          raise PeerLostError, "async_save: lost global rank #{@group.ranks[rank]} (#{who}): its process has ended"
         end
       end
     end

@@ -25,29 +25,80 @@ module Torch
           @doing = "cannot save #{@folder}"
         end
 
+        # @return [String] what is written, for errors' texts and logs
+        attr_reader :folder
+
+        # Decides which rank writes what, and prepares the folder. A collective call, as {#save} is.
+        #
         # @param contents [Hash] what goes into the manifest beside the rest: epoch, step
         # @param objects [Hash{String => Object}] states, plain data
         # @param extra [Hash]
         # @param rng [Boolean]
         # @param buffers [Array<Torch::Tensor>] those within the states that may differ between ranks, so that rank 0's are saved
-        # @return [String] the checkpoint's folder
-        def save(contents, objects, extra, rng, buffers)
+        # @return [self]
+        def stage(contents, objects, extra, rng, buffers)
+          @contents = contents
           @buffers = buffers.to_h { |tensor| [tensor.object_id, true] }
-          packed, entries = pack(objects, extra, rng)
-          token, serial = @together.on_first(@doing) { prepare }
-          written = write(token, entries)
+          plan(*pack(objects, extra, rng))
+          @token, @serial = @together.on_first(@doing) { prepare }
+          @staged = true
+          self
+        ensure
+          abandon unless @staged
+        end
+
+        # Copies what this rank writes, so that it may change afterwards, and lets a thread write it.
+        #
+        # @return [AsyncSave]
+        def save_later
+          beside = nil
+          @together.all(@doing) do
+            copy
+            beside = @together.beside(@token)
+            nil
+          end
+          copied = true
+          AsyncSave.new(self, beside)
+        ensure
+          abandon unless copied
+        end
+
+        # Writes and publishes what was staged. A collective call of those who are in `together`.
+        #
+        # @return [String] the checkpoint's folder
+        def save(together = @together)
+          @together = together
+          written = write
           @together.on_first(@doing) do
-            Folder.publish(@folder, manifest(contents, packed, entries, written, serial))
+            Folder.publish(@folder, manifest(written))
             tidy
           end
           @whole = true
           @folder
         ensure
+          @mine = nil
           discard unless @whole
           @lock&.close
         end
 
+        # Gives up what was staged.
+        def abandon
+          discard
+          @lock&.close
+        end
+
         private
+
+        def copy
+          @mine = @mine&.map { |entry| entry.dup.tap { |own| own.tensor = copied(entry.tensor) } }
+          @entries.each_value { |entry| entry.tensor = nil }
+        end
+
+        # In host memory that nothing else uses.
+        def copied(tensor)
+          plain = DataFile.memory_of(tensor)
+          plain.equal?(tensor) || (Distributed._span(plain) == Distributed._span(tensor)) ? plain.clone : plain
+        end
 
         # Looks first at what cannot work.
         def prepare
@@ -100,15 +151,26 @@ module Torch
           end
         end
 
-        # @return [Array<Hash>] by rank, what {DataFile.write} said; nil for a rank that wrote nothing
-        def write(token, entries)
-          mine = (@sharded ? share(entries.values) : [entries.values])[@together.rank]
-          @together.all(@doing) do
-            next if mine.nil?
+        # @param packed [Hash] what stands in the manifest of the states
+        # @param entries [Hash{String => Tree::Entry}]
+        def plan(packed, entries)
+          @packed = packed
+          @entries = entries
+          @mine = (@sharded ? share(entries.values) : [entries.values])[@together.rank]
+        end
 
-            @data = File.join(@folder, Folder.data_name(token, @together.rank, @sharded ? @together.size : 1))
-            [File.basename(@data), DataFile.write(@data, mine)]
+        # @return [Array<Hash>] by rank, what {DataFile.write} said; nil for a rank that wrote nothing
+        def write
+          @together.all(@doing) do
+            next if @mine.nil?
+
+            @data = File.join(@folder, Folder.data_name(@token, @together.rank, @sharded ? @together.size : 1))
+            [File.basename(@data), write_file]
           end
+        end
+
+        def write_file
+          DataFile.write(@data, @mine)
         end
 
         # The largest first, each to the rank that has least: the same on all. What may differ between ranks is rank 0's.
@@ -125,18 +187,24 @@ module Torch
           parts.map { |part| part.empty? ? nil : part }.tap { |shares| shares[0] ||= [] }
         end
 
-        def manifest(contents, packed, entries, written, serial)
+        def manifest(written)
+          {
+            "format" => Manifest::FORMAT, "version" => version, "library" => ["torch-ddp", Gem.loaded_specs["torch-ddp"]&.version].compact.join(" "),
+            "libtorch" => LIBTORCH_VERSION, "saved_at" => Time.now.utc.iso8601(3), "serial" => @serial,
+            "world_size" => @together.size, "sharded" => @sharded, **@contents,
+            "files" => written.compact.to_h { |name, said| [name, said["file"]] }, "tensors" => tensors(written), **@packed
+          }
+        end
+
+        def version
+          Manifest::VERSION
+        end
+
+        def tensors(written)
           places = written.compact.each_with_object({}) do |(name, said), all|
             said["tensors"].each { |tensor, place| all[tensor] = place.merge("file" => name) }
           end
-          {
-            "format" => Manifest::FORMAT, "version" => Manifest::VERSION, "library" => ["torch-ddp", Gem.loaded_specs["torch-ddp"]&.version].compact.join(" "),
-            "libtorch" => LIBTORCH_VERSION, "saved_at" => Time.now.utc.iso8601(3), "serial" => serial,
-            "world_size" => @together.size, "sharded" => @sharded, **contents,
-            "files" => written.compact.to_h { |name, said| [name, said["file"]] },
-            "tensors" => entries.to_h { |name, entry| [name, {"dtype" => entry.dtype, "shape" => entry.shape}.merge(places.fetch(name))] },
-            **packed
-          }
+          @entries.to_h { |name, entry| [name, {"dtype" => entry.dtype, "shape" => entry.shape}.merge(places.fetch(name))] }
         end
 
         # What is older goes only now. A fault here is no fault of the new checkpoint.

@@ -11,6 +11,9 @@ module Torch
         WRAPPER = "module."
         private_constant :WRAPPER
 
+        # How a state must fit: `strict` about a model's names, `exact` about the dtypes of models.
+        Terms = Struct.new(:strict, :exact, :parts)
+
         module_function
 
         # What is given by keyword: objects that have a state, or hashes and arrays of them.
@@ -31,14 +34,18 @@ module Torch
           end
         end
 
+        # @param parts [Parts, nil] what is divided: states then have this rank's {Piece}s; nil: nothing is
         # @return [Object] plain data: the object's state, or the value itself
-        def of(object)
+        def of(object, parts = nil)
           case object
           when Torch::Tensor then object
-          when Torch::NN::Module then unwrapped(object).state_dict.compact
-          when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each)] }
-          when Array then object.map { |each| of(each) }
-          else object.respond_to?(:state_dict) ? object.state_dict : object
+          when Torch::NN::Module then parts ? parts.state_of_model(unwrapped(object)) : unwrapped(object).state_dict.compact
+          when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each, parts)] }
+          when Array then object.map { |each| of(each, parts) }
+          else
+            return object unless object.respond_to?(:state_dict)
+
+            parts&.optimizer(object)&.state || object.state_dict
           end
         end
 
@@ -53,41 +60,51 @@ module Torch
         end
 
         # Says what keeps a state from going back; nothing is changed yet.
-        def check_fit(name, object, saved, strict)
+        #
+        # @param saved [Object] what {Reading} gave
+        # @param terms [Terms]
+        def check_fit(name, object, saved, terms)
           case object
-          when Torch::NN::Module then check_model(name, unwrapped(object), saved, strict)
+          when Torch::NN::Module then check_model(name, unwrapped(object), saved, terms)
           when Hash, Array
-            each_with_saved(name, object, saved) { |inner, each, state| check_fit(inner, each, state, strict) }
+            each_with_saved(name, object, saved) { |inner, each, state| check_fit(inner, each, state, terms) }
           when Torch::Tensor
             return if saved.is_a?(Torch::Tensor) && saved.shape == object.shape
 
             raise ArgumentError, "#{name}: expected a tensor of shape #{object.shape}, got #{described(saved)}"
+          else
+            naming(name) { terms.parts.optimizer(object).check(saved) } if saved.is_a?(OptimizerParts::Fetched)
           end
         end
 
         # Gives an object its state. Tensors are filled in place.
         #
         # @return [Object] what stands for it from now on: the object, or the value that was saved
-        def restore(name, object, saved, strict)
+        def restore(name, object, saved, terms)
           case object
-          when Torch::NN::Module then restore_model(unwrapped(object), saved)
+          when Torch::NN::Module then restore_model(unwrapped(object), saved, terms)
           when Torch::Tensor then Torch.no_grad { object.copy!(saved) }
           when Hash
-            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, strict) }
+            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, terms) }
           when Array
-            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, strict) }
+            each_with_saved(name, object, saved) { |inner, each, state, key| object[key] = restore(inner, each, state, terms) }
           else
             return saved unless object.respond_to?(:load_state_dict)
 
-            naming(name) { object.load_state_dict(saved) }
+            naming(name) { saved.is_a?(OptimizerParts::Fetched) ? terms.parts.optimizer(object).load(saved) : object.load_state_dict(saved) }
           end
           object
         end
 
-        # A DistributedDataParallel is saved and loaded as the model in it.
+        # A model in a DistributedDataParallel or a FullyShardedDataParallel is saved and loaded as the model itself.
         def unwrapped(model)
-          model = model.module while model.is_a?(Torch::NN::Parallel::DistributedDataParallel)
+          model = model.module while wrapper?(model)
           model
+        end
+
+        def wrapper?(model)
+          model.is_a?(Torch::NN::Parallel::DistributedDataParallel) ||
+            (FSDP.const_defined?(:FullyShardedDataParallel, false) && model.is_a?(FSDP::FullyShardedDataParallel))
         end
 
         def each_with_saved(name, object, saved)
@@ -103,28 +120,38 @@ module Torch
           end
         end
 
-        def check_model(name, model, saved, strict)
-          unless saved.is_a?(Hash) && saved.values.compact.all?(Torch::Tensor)
+        def check_model(name, model, saved, terms)
+          unless saved.is_a?(Hash) && saved.values.compact.all? { |each| each.is_a?(Torch::Tensor) || each.is_a?(Slice) }
             raise ArgumentError, "#{name}: expected the state of a model, names and tensors, got #{described(saved)}"
           end
 
-          own = model.state_dict.compact
+          own = terms.parts.layout(model)
           saved = named_as(own, saved)
           faults = []
-          if strict
+          if terms.strict
             faults += listed("missing", own.keys - saved.keys) + listed("not known to the model", saved.keys - own.keys)
           end
-          shapes = own.filter_map do |key, tensor|
-            "#{key} (the model's #{tensor.shape}, saved #{saved[key].shape})" if saved[key] && saved[key].shape != tensor.shape
-          end
-          faults += listed("of another shape", shapes)
+          own = own.slice(*saved.keys)
+          faults += listed("of another shape", different(own, saved, "the model's", &:shape))
+          faults += listed("of another dtype", different(own, saved, "the model's") { |each| dtype_of(each) }) if terms.exact
           raise ArgumentError, "#{name}: what was saved does not fit this #{model.class.name}: #{faults.join("; ")}" unless faults.empty?
         end
 
-        def restore_model(model, saved)
-          own = model.state_dict.compact
+        def different(own, saved, whose)
+          own.filter_map do |key, piece|
+            one, two = [piece, saved[key]].map { |each| yield each }
+            "#{key} (#{whose} #{one}, saved #{two})" unless one == two
+          end
+        end
+
+        def dtype_of(value)
+          value.is_a?(Slice) ? value.dtype : Checkpoint.dtype_name(value.is_a?(Piece) ? value.tensor : value)
+        end
+
+        def restore_model(model, saved, terms)
+          own = terms.parts.layout(model)
           saved = named_as(own, saved)
-          Torch.no_grad { own.each { |key, tensor| tensor.copy!(saved[key]) if saved[key] } }
+          Torch.no_grad { own.each { |key, piece| piece.fill(saved[key]) if saved[key] } }
         end
 
         # A model that was saved within a wrapper goes into one without, and the other way round.

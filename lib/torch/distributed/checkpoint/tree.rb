@@ -11,8 +11,9 @@ module Torch
       #
       # @api private
       class Tree
-        # What is kept of a tensor.
-        Entry = Struct.new(:name, :tensor, :dtype, :shape) do
+        # What is kept of a tensor. Of one that ranks divide it is this rank's piece: `shape` is that of the piece then, `whole`
+        # that of all of the tensor, and `start` the piece's first element in it.
+        Entry = Struct.new(:name, :tensor, :dtype, :shape, :whole, :start) do
           # @return [Integer]
           def bytes
             shape.inject(DTYPES.fetch(dtype).bytes, :*)
@@ -22,8 +23,12 @@ module Torch
         # @return [Hash{String => Entry}] the tensors that were taken out
         attr_reader :entries
 
+        # @return [Hash{String => Hash}] the states by parameter names within what was packed: ranks may have different parts of them
+        attr_reader :named
+
         def initialize
           @entries = {}
+          @named = {}
           @names = {}
         end
 
@@ -37,6 +42,8 @@ module Torch
           when String then packed_text(value)
           when Symbol then {"$symbol" => value.to_s}
           when Torch::Tensor then {"$tensor" => take(value, name)}
+          when Piece then {"$tensor" => take(value.tensor, name, value)}
+          when NamedState then pack(value.state, name).tap { |packed| @named[name] = packed }
           when Array then value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") }
           when Hash then packed_hash(value, name)
           when Complex then {"$complex" => [pack(value.real, name), pack(value.imaginary, name)]}
@@ -102,13 +109,18 @@ module Torch
         end
 
         # Two names of one memory are kept once.
-        def take(tensor, name)
+        def take(tensor, name, piece = nil)
           check(tensor, name)
           dtype = Checkpoint.dtype_name(tensor)
-          shape = tensor.shape
-          span = Distributed._span(tensor)
-          key = (span && span[1].positive?) ? [span, dtype, shape, Distributed._device_name(tensor.device)] : tensor.object_id
-          @names[key] ||= unused(name).tap { |free| @entries[free] = Entry.new(free, tensor, dtype, shape) }
+          @names[identity(tensor, dtype, piece)] ||= unused(name).tap do |free|
+            @entries[free] = Entry.new(free, tensor, dtype, piece ? [tensor.numel] : tensor.shape, piece&.shape, piece&.start)
+          end
+        end
+
+        # Pieces may be empty on one rank and not on another, and must be found the same on both.
+        def identity(tensor, dtype, piece)
+          span = Distributed._span(tensor) unless piece
+          (span && span[1].positive?) ? [span, dtype, tensor.shape, Distributed._device_name(tensor.device)] : tensor.object_id
         end
 
         def check(tensor, name)

@@ -61,10 +61,16 @@ module Torch
 
         # @api private
         def units_of(mod)
-          units = mod.modules.to_a.filter_map { |each| Unit.of(each) }.uniq
+          units = units_in(mod)
           raise ArgumentError, "module: this #{mod.class} is not sharded: see fully_shard" if units.empty?
 
           units
+        end
+
+        # @api private
+        # @return [Array<Unit>] none for a module that is not sharded
+        def units_in(mod)
+          mod.modules.to_a.filter_map { |each| Unit.of(each) }.uniq
         end
 
         private

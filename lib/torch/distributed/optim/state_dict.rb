@@ -71,15 +71,20 @@ module Torch
       # @return [nil]
       # @raise [ArgumentError] if it does not go with these parameters
       def load_state_dict(state_dict)
-        saved_groups, saved_state = check_state_dict(state_dict)
-        groups = @param_groups.each_with_index.map { |group, i| loaded_group(group, saved_groups[i], i) }
-        state = loaded_state(saved_state, saved_groups, groups)
+        groups, state = checked_state_dict(state_dict)
         @param_groups.each_with_index { |group, i| group.merge!(groups[i]) }
         @param_groups.flat_map { |group| group[:params] }.each { |param| keep_state(param, state[param]) }
         nil
       end
 
       private
+
+      # @return [Array(Array<Hash>, Hash)] the groups' options, and the state by parameter
+      def checked_state_dict(state_dict)
+        saved_groups, saved_state = check_state_dict(state_dict)
+        groups = @param_groups.each_with_index.map { |group, i| loaded_group(group, saved_groups[i], i) }
+        [groups, loaded_state(saved_state, saved_groups, groups)]
+      end
 
       # The optimizer that keeps the state: a wrapper names the one inside.
       def stepping

@@ -140,8 +140,25 @@ module Torch
           nil
         end
 
+        # @api private
+        # @return [Array<Partition::Piece>] this rank's pieces of the parameters
+        def own_pieces
+          @partitions.flatten.flat_map(&:own)
+        end
+
+        # Takes over the state of this rank's pieces, numbered as those of {#optim}.
+        #
+        # @api private
+        # @param state_dict [Hash] what goes with {#optim}
+        def load_local_state_dict(state_dict)
+          @optim.load_state_dict(state_dict)
+          @optim.param_groups.zip(@param_groups) { |own, group| group.merge!(own.except(:params)) }
+          forget_consolidated
+          nil
+        end
+
         def inspect
-          own = @partitions.flatten.flat_map(&:own).sum(&:length)
+          own = own_pieces.sum(&:length)
           all = @partitions.flatten.flat_map(&:params).sum(&:numel)
           "#<#{self.class.name} #{@optim.class.name}, rank #{@process_group.rank} of #{@process_group.size}, #{own} of #{all} elements>"
         end

@@ -35,6 +35,12 @@ module Torch
             nil
           end
 
+          # @api private
+          # @return [Boolean] whether {ZeroRedundancyOptimizer#state_dict} returns the state on this rank
+          def consolidated?
+            @consolidated_on == @process_group.rank
+          end
+
           private
 
           def forget_consolidated
@@ -43,7 +49,7 @@ module Torch
           end
 
           def check_consolidated
-            return if @consolidated_on == @process_group.rank
+            return if consolidated?
 
             rank = @process_group.rank
             raise Error, "state_dict: the state is divided between #{@process_group.size} ranks, " + (@consolidated_on ?

@@ -1,0 +1,176 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # An optimizer's state by parameter names rather than numbers; ranks may know different parameters of it.
+      #
+      # @api private
+      NamedState = Struct.new(:state)
+
+      # An optimizer's state, as far as this rank keeps it, by the names of parameters: of an optimizer whose parameters are
+      # pieces of a sharded model, of a {Optim::ZeroRedundancyOptimizer}, or of one that keeps everything on each rank.
+      #
+      # @api private
+      class OptimizerParts
+        # A parameter, and what the optimizer that steps has of it: `local`, from element `start` on; nil where it has nothing.
+        Slot = Struct.new(:name, :local, :shape, :start, :divided) do
+          # @return [Boolean] whether this rank says what its state is
+          def known?
+            local && (local.numel.positive? || shape.inject(1, :*).zero?)
+          end
+        end
+
+        # What of a saved state goes into this rank's part, and what keeps it from going there.
+        Fetched = Struct.new(:state_dict, :faults)
+
+        # @return [Array<Array<Slot>>] by parameter group
+        attr_reader :groups
+
+        # @param names [Hash{Torch::NN::Parameter => String}] compared by identity
+        # @param pieces [Hash{Torch::NN::Parameter => Array}] first element and whole shape of those that are pieces
+        def initialize(optimizer, names, pieces)
+          @optimizer = optimizer
+          @zero = optimizer.is_a?(Optim::ZeroRedundancyOptimizer)
+          @stepping = @zero ? optimizer.optim : optimizer
+          own = @zero ? optimizer.own_pieces.to_h { |piece| [piece.param, piece] }.compare_by_identity : {}
+          slots = {}.compare_by_identity
+          @groups = optimizer.param_groups.map do |group|
+            group[:params].map { |param| slots[param] ||= slot_of(names[param], param, own[param], pieces[param]) }
+          end
+          @by_local = slots.values.select(&:local).to_h { |slot| [slot.local, slot] }.compare_by_identity
+        end
+
+        # @return [NamedState]
+        def state
+          state = slots.select(&:known?).to_h { |slot| [slot.name, state_of(slot)] }.reject { |_, kept| kept.empty? }
+          groups = @optimizer.param_groups.zip(@groups).map do |group, slots|
+            group.except(:params).transform_keys(&:to_s).merge("params" => slots.map(&:name))
+          end
+          NamedState.new({"state" => state, "param_groups" => groups})
+        end
+
+        # Reads what of a state goes into this rank's part.
+        #
+        # @param saved [Object] the state, by names or by numbers, with tensors or {Stored} ones
+        # @return [Fetched]
+        def fetch(saved)
+          return Fetched.new(nil, ["expected an optimizer's state, got #{States.described(saved)}"]) unless state?(saved)
+
+          keys, faults = OptimizerParts.by_names?(saved) ? keys_by_name(saved) : keys_by_number(saved)
+          return Fetched.new(nil, faults) unless faults.empty?
+
+          places = {}.compare_by_identity
+          locals = @stepping.param_groups.map { |group| group[:params].map { |param| places[param] ||= places.size } }
+          state = places.to_h do |param, place|
+            slot = @by_local.fetch(param)
+            [place, (saved["state"][keys[slot]] || {}).compact.to_h { |key, value| [key, part_of(slot, key, value, faults)] }]
+          end
+          groups = saved["param_groups"].zip(locals).map { |group, numbers| group.merge("params" => numbers) }
+          Fetched.new({"state" => state.reject { |_, kept| kept.empty? }, "param_groups" => groups}, faults)
+        end
+
+        # Raises what keeps the state from being loaded; nothing is changed yet.
+        #
+        # @param fetched [Fetched]
+        def check(fetched)
+          unless fetched.faults.empty?
+            raise ArgumentError, "what was saved does not fit this #{@optimizer.class.name}: #{fetched.faults.first(6).join("; ")}"
+          end
+
+          @stepping.send(:checked_state_dict, fetched.state_dict) if @stepping.respond_to?(:checked_state_dict, true)
+        end
+
+        # @param fetched [Fetched]
+        def load(fetched)
+          @zero ? @optimizer.load_local_state_dict(fetched.state_dict) : @optimizer.load_state_dict(fetched.state_dict)
+        end
+
+        # Whether a state names its parameters, rather than to number them.
+        def self.by_names?(saved)
+          saved.is_a?(Hash) && saved["param_groups"].is_a?(Array) && saved["param_groups"].any? do |group|
+            group.is_a?(Hash) && group["params"].is_a?(Array) && group["params"].any?(String)
+          end
+        end
+
+        private
+
+        def slots
+          @groups.flatten.uniq(&:object_id)
+        end
+
+        def slot_of(name, param, own, piece)
+          return Slot.new(name, own&.local, param.shape, own&.start, true) if @zero
+
+          start, shape = piece
+          Slot.new(name, param, shape || param.shape, start || 0, !piece.nil?)
+        end
+
+        def state_of(slot)
+          kept = @stepping.instance_variable_get(:@state)
+          return {} unless kept.key?(slot.local)
+
+          kept[slot.local].to_h { |key, value| [key.to_s, (slot.divided && value.is_a?(Torch::Tensor)) ? piece_of(slot, key, value) : value] }
+        end
+
+        # A value for each element of the piece, or one of the parameter as a whole.
+        def piece_of(slot, key, value)
+          return Piece.new(value, slot.shape, slot.start) if value.shape == slot.local.shape
+          return Piece.new(value, [], 0) if value.dim.zero?
+
+          raise ArgumentError, "the optimizer's #{key} of #{slot.name}: expected a value for each of #{slot.local.numel} elements, or one " \
+            "value, got shape #{value.shape}"
+        end
+
+        def state?(saved)
+          saved.is_a?(Hash) && saved["state"].is_a?(Hash) && saved["param_groups"].is_a?(Array) && saved["param_groups"].all? do |group|
+            group.is_a?(Hash) && group["params"].is_a?(Array)
+          end
+        end
+
+        # @return [Array(Hash, Array<String>)] the key in the saved state for each slot, and what does not fit
+        def keys_by_name(saved)
+          given = saved["param_groups"].map { |group| group["params"].uniq }
+          faults = count_faults(given)
+          return [{}, faults] unless faults.empty?
+
+          given.zip(@groups).each_with_index do |(names, slots), i|
+            own = slots.map(&:name).uniq
+            faults.concat(States.listed("missing in group #{i}", own - names), States.listed("not known in group #{i}", names - own))
+          end
+          [slots.to_h { |slot| [slot, slot.name] }.compare_by_identity, faults]
+        end
+
+        def keys_by_number(saved)
+          given = saved["param_groups"].map { |group| group["params"] }
+          faults = count_faults(given)
+          return [{}, faults] unless faults.empty?
+
+          keys = {}.compare_by_identity
+          given.zip(@groups).each_with_index do |(numbers, slots), i|
+            faults << "group #{i} has #{slots.size} parameters, saved were #{numbers.size}" unless numbers.size == slots.size
+            slots.zip(numbers) { |slot, number| keys[slot] ||= number }
+          end
+          [keys, faults]
+        end
+
+        def count_faults(given)
+          (given.size == @groups.size) ? [] : ["it has #{@groups.size} parameter groups, saved were #{given.size}"]
+        end
+
+        def part_of(slot, key, value, faults)
+          return value unless value.is_a?(Torch::Tensor) || value.is_a?(Stored)
+
+          if value.shape == slot.shape
+            Stored.slice(value, slot.start, slot.local.numel).values.reshape(slot.local.shape)
+          elsif value.shape.empty?
+            value.is_a?(Stored) ? value.whole : value
+          else
+            faults << "#{key} of #{slot.name} has the shape #{value.shape}, expected #{slot.shape}"
+            nil
+          end
+        end
+      end
+    end
+  end
+end

@@ -1,0 +1,79 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      # Reads from a checkpoint what objects need: of what ranks divide only this rank's ranges.
+      #
+      # @api private
+      module Reading
+        module_function
+
+        # @param objects [Hash] by name
+        # @param saved [Hash{String => Object}] their states, with {Stored} tensors
+        # @param parts [Parts]
+        # @return [Hash{String => Object}] the states with tensors, {Slice}s of a sharded model's, and {OptimizerParts::Fetched} of optimizers
+        #   that are divided or were saved by names. What does not fit is left for {States.check_fit} to say.
+        def objects(objects, saved, parts)
+          saved.to_h { |name, state| [name, fetch(objects[name] || objects[name.to_sym], state, parts)] }
+        end
+
+        def fetch(object, saved, parts)
+          case object
+          when Torch::NN::Module then model(States.unwrapped(object), saved, parts)
+          when Hash, Array
+            pairs = saved.is_a?(Hash) ? saved : (saved.is_a?(Array) ? saved.each_with_index.to_h { |each, i| [i, each] } : nil)
+            return whole(saved) unless pairs
+
+            read = pairs.to_h { |key, state| [key, fetch(inner(object, key), state, parts)] }
+            saved.is_a?(Array) ? read.values : read
+          else
+            (parts.divides?(object) || OptimizerParts.by_names?(saved)) ? optimizer(object, saved, parts) : whole(saved)
+          end
+        end
+
+        # The object within an Array or a Hash that a key of the saved state stands for.
+        def inner(object, key)
+          return key.is_a?(Integer) ? object[key] : nil if object.is_a?(Array)
+
+          object.key?(key) ? object[key] : (object[key.to_sym] if key.is_a?(String))
+        end
+
+        # @return [Object] with tensors in the place of {Stored} ones
+        def whole(value)
+          case value
+          when Stored then value.whole
+          when Hash then value.transform_values { |each| whole(each) }
+          when Array then value.map { |each| whole(each) }
+          else value
+          end
+        end
+
+        def model(model, saved, parts)
+          return whole(saved) unless saved.is_a?(Hash)
+
+          own = parts.layout(model)
+          saved = States.named_as(own, saved)
+          saved.to_h do |name, source|
+            piece = own[name]
+            next [name, whole(source)] unless piece && parts.piece?(piece.tensor) && (source.is_a?(Stored) || source.is_a?(Torch::Tensor))
+
+            [name, Stored.slice(source, piece.start, piece.count)]
+          end
+        end
+
+        def optimizer(object, saved, parts)
+          by_names = OptimizerParts.by_names?(saved)
+          # A ZeroRedundancyOptimizer divides what is numbered itself.
+          return whole(saved) unless by_names || parts.named?(object)
+
+          found = parts.optimizer(object)
+          return found.fetch(saved) if found
+
+          raise CheckpointError, "the state of this #{object.class.name} was saved by the names of parameters: load the models whose parameters it " \
+            "has along with it, under the names that they were saved by"
+        end
+      end
+    end
+  end
+end
