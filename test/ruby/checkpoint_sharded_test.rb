@@ -70,4 +70,115 @@ class CheckpointShardedTest < Minitest::Test
       end
     end
   end
+
+  class Low < Torch::NN::Module
+    def initialize
+      super
+      @table = Torch::NN::Parameter.new(Torch.randn(5, 30).to(dtype: :bfloat16))
+    end
+  end
+
+  # Parameters of several dtypes, each in its unit, and one that is not sharded.
+  def mixed(seed)
+    Torch.manual_seed(seed)
+    linear = Torch::NN::Linear
+    parts = [linear.new(9, 7), linear.new(7, 5).double, Low.new, linear.new(2, 2), Torch::NN::Embedding.new(1, 3)]
+    net = Torch::NN::Sequential.new(*parts)
+    parts.first(3).each { |each| FSDP.fully_shard(each) } && FSDP.fully_shard(net, ignored_params: parts[3].parameters) if Distributed.initialized?
+    net
+  end
+
+  def test_several_dtypes
+    dir = @dir
+    saved = world(3) do |rank|
+      net = mixed(1)
+      Checkpoint.save(dir, model: net)
+      FSDP.full_state_dict(net).transform_values { |tensor| [tensor.dtype, tensor.to(dtype: :float64).to_a] }
+    end.first
+    assert_equal %i[float32 float64 bfloat16], saved.values.map(&:first).uniq
+    loaded = world(2) do
+      net = mixed(2)
+      Checkpoint.load(dir, model: net)
+      FSDP.full_state_dict(net).transform_values { |tensor| [tensor.dtype, tensor.to(dtype: :float64).to_a] }
+    end
+    assert_equal [saved] * 2, loaded
+    Checkpoint.load(dir, model: net = mixed(3))
+    assert_equal(saved, net.state_dict.transform_values { |tensor| [tensor.dtype, tensor.detach.to(dtype: :float64).to_a] })
+  end
+
+  # Replicas have the same pieces: each is written once.
+  def test_replicas_of_shards
+    dir = @dir
+    saved = world(4) do
+      Torch.manual_seed(1)
+      net = Net.new(hidden: 40)
+      mesh = Distributed.init_device_mesh("cpu", [2, 2])
+      FSDP.fully_shard(net, mesh: mesh)
+      run = {model: net, optimizer: Torch::Optim::Adam.new(net.parameters.uniq(&:object_id), lr: 0.01)}
+      train(run, 0...2)
+      Checkpoint.save(dir, **run, step: 2)
+      values(run)
+    end.first
+    manifest = Checkpoint::Manifest.read(Checkpoint.latest(dir))
+    assert_equal 1600, manifest["tensors"]["model.tied.weight"]["pieces"].sum { |piece| piece["count"] }
+    sizes = manifest["files"].values.map { |file| file["bytes"] - file["header_bytes"] }
+    assert_equal 4, sizes.size
+    assert_operator sizes.max, :<, 2 * sizes.sum / 4
+    assert_equal [saved] * 3, world(3) { run_of(:units, :adam, 8, hidden: 40).then { |run| Checkpoint.load(dir, **run) && values(run) } }
+  end
+
+  # Several models and optimizers, sharded and not, in a state dict with a folder of its own.
+  def test_several_models
+    folder = File.join(@dir, "last")
+    make = lambda do |seed, sharded|
+      Torch.manual_seed(seed)
+      nets = {"a" => Torch::NN::Linear.new(6, 5), :b => Torch::NN::Linear.new(3, 4)}
+      FSDP.fully_shard(nets["a"]) if sharded
+      optimizers = nets.values.map { |net| Torch::Optim::Adam.new(net.parameters, lr: 0.1) }
+      {"nets" => nets, "optimizers" => optimizers, "n" => seed, "t" => Torch.full([2], seed)}
+    end
+    step = lambda do |state|
+      state["optimizers"].each(&:zero_grad)
+      state["nets"].each_value { |net| net.call(Torch.ones(2, net.in_features)).sum.backward }
+      state["optimizers"].each(&:step)
+    end
+    whole = ->(net) { (FSDP.units_in(net).empty? ? net.state_dict : FSDP.full_state_dict(net)).values.map { |tensor| tensor.detach.to_a } }
+    saved = world(3) do
+      state = make.call(1, true)
+      step.call(state)
+      2.times { Checkpoint.save(state, checkpoint_id: folder) }
+      state["nets"].values.map(&whole).tap { step.call(state) } << state["nets"].values.map(&whole)
+    end.first
+    assert_equal 3, Dir[File.join(folder, "data*")].size
+    [[2, true], [1, false]].each do |ranks, sharded|
+      loaded = world(ranks) do
+        state = make.call(5, sharded)
+        Checkpoint.load(state, checkpoint_id: folder)
+        [state["n"], state["t"].to_a, state["nets"].values.map(&whole).tap { step.call(state) } << state["nets"].values.map(&whole)]
+      end
+      loaded.each { |each| assert_equal [1, [1, 1], saved], each }
+    end
+  end
+
+  # The scheduler, the epoch and the random numbers as ever.
+  def test_the_rest_of_a_run
+    dir = @dir
+    objects = lambda do
+      run = run_of(:units, :adam, 1)
+      run.merge(scheduler: Torch::Optim::LRScheduler::ExponentialLR.new(run[:optimizer], 0.5))
+    end
+    saved = world(2) do |rank|
+      run = objects.call
+      run[:scheduler].step
+      Torch.manual_seed(rank)
+      Checkpoint.save(dir, **run, epoch: 4, extra: {"rank" => rank}, keep: 1)
+      Torch.rand(2).to_a
+    end
+    found = world(2) do
+      run = objects.call
+      loaded = Checkpoint.load(dir, **run)
+      [loaded.epoch, loaded.extra, loaded.rng_restored, Torch.rand(2).to_a, run[:optimizer].param_groups[0][:lr]]
+    end
+    assert_equal([0, 1].map { |rank| [4, {"rank" => 0}, true, saved[rank], 0.005] }, found)
+  end
 end

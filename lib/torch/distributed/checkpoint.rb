@@ -219,7 +219,6 @@ module Torch
             if sharded == false && parts.sharded?
               raise ArgumentError, "sharded: expected true or nil, got false: each rank has a part of the model; FSDP.full_state_dict gathers it"
             end
-            parts.settle
             parts.divided?(consolidated: sharded == true) && sharded != false
           end
           together.agree(doing, "sharded" => sharded, "the checkpoint's name" => name.to_s,

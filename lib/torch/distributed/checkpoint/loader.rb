@@ -50,7 +50,6 @@ module Torch
 
         def prepare
           @parts = Parts.new(@objects)
-          @parts.settle
           nil
         end
 

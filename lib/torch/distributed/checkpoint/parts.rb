@@ -9,35 +9,24 @@ module Torch
       # @api private
       class Parts
         # @param objects [Hash] by name: models and optimizers, in hashes and arrays of them too
+        # @raise [ArgumentError] if parameters of a sharded model are whole now
         def initialize(objects)
           @names = {}.compare_by_identity
           @pieces = {}.compare_by_identity
-          @units = []
+          @sharded = false
           @optimizers = []
           visit(nil, objects)
         end
 
         # @return [Boolean] whether a model's parameters are divided
         def sharded?
-          !@units.empty?
+          @sharded
         end
 
         # @param consolidated [Boolean] whether an optimizer counts whose state was gathered on this rank
         # @return [Boolean] whether anything is divided
         def divided?(consolidated: true)
           sharded? || @optimizers.any? { |each| zero?(each) && (consolidated || !each.consolidated?) }
-        end
-
-        # Parameters are this rank's pieces from now on, whatever was gathered.
-        #
-        # @raise [ArgumentError] between forward and backward
-        def settle
-          @units.each do |unit|
-            if unit.state.model.unfinished?
-              raise ArgumentError, "the model: a forward waits for its backward: expected a call between two steps"
-            end
-            unit.reshard
-          end
         end
 
         # @param model [Torch::NN::Module]
@@ -99,8 +88,13 @@ module Torch
           return unless FSDP.respond_to?(:units_in)
 
           FSDP.units_in(model).each do |unit|
-            @units << unit
-            unit.each_piece { |_, parameter, _, start, shape| @pieces[parameter] = [start, shape] }
+            @sharded = true
+            unit.each_piece do |_, parameter, _, start, shape, count|
+              @pieces[parameter] = [start, shape]
+              next if parameter.shape == [count]
+
+              raise ArgumentError, "#{@names[parameter]} is gathered now: expected a call after reshard, or outside of summon_full_params"
+            end
           end
         end
 

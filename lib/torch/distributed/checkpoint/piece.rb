@@ -70,11 +70,9 @@ module Torch
 
         # Reads no more than the range where the checkpoint was divided; else the checksum is that of the whole.
         #
-        # @return [Torch::Tensor] of one dimension, in memory of its own
+        # @return [Torch::Tensor] of one dimension, in memory of its own, the same each time
         def range(start, count)
-          return read(start, count) if @block
-
-          DataFile.read_tensor(@file_of.call(@place["file"]), @name, @place).reshape(-1).narrow(0, start, count).clone
+          (@ranges ||= {})[[start, count]] ||= @block ? read(start, count) : part_of_whole(start, count)
         end
 
         # A range of a tensor or of one that is stored.
@@ -91,6 +89,10 @@ module Torch
         end
 
         private
+
+        def part_of_whole(start, count)
+          DataFile.read_tensor(@file_of.call(@place["file"]), @name, @place).reshape(-1).narrow(0, start, count).clone
+        end
 
         def read(start, count)
           result = Checkpoint.room(@dtype, [count])

@@ -135,10 +135,11 @@ module Torch
         # @yieldparam offset [Integer] in what {#gather} returns
         # @yieldparam start [Integer] of this process's piece
         # @yieldparam shape [Array<Integer>]
+        # @yieldparam count [Integer] how many elements this process's piece has
         def each_piece
           parameters.each_with_index do |parameter, i|
-            offset, start, _, shape = @state.model.piece(@number, i)
-            yield names[i], parameter, offset, start, shape
+            offset, start, count, shape = @state.model.piece(@number, i)
+            yield names[i], parameter, offset, start, shape, count
           end
         end
 
