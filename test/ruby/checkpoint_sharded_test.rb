@@ -15,7 +15,8 @@ class CheckpointShardedTest < Minitest::Test
   end
 
   # Saved by `size` ranks in one form, continued by others in all forms, beside the run that was not interrupted.
-  [[4, :units, :adam], [3, :zero, :momentum], [2, :wrapped, :momentum], [3, :root, :fused], [1, :units, :adam], [2, :zero, :fused]].each do |size, strategy, kind|
+  [[4, :units, :adam], [3, :zero, :momentum], [2, :wrapped, :momentum], [3, :root, :fused], [1, :units, :adam],
+    [2, :zero, :fused]].each do |size, strategy, kind|
     define_method(:"test_saved_by_#{size}_with_#{strategy}_goes_on_in_any_form") do
       dir = @dir
       before, after = world(size) do |rank|

@@ -201,7 +201,7 @@ module Torch
 
           parts = agreed_parts(together, objects, target, name, sharded)
           name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
-          saver = (parts ? ShardedSaver : Saver).new(target, name, together, sharded: parts || sharded ? true : false, keep: keep)
+          saver = (parts ? ShardedSaver : Saver).new(target, name, together, sharded: !parts.nil? || sharded == true, keep: keep)
           states = nil
           together.all("cannot save #{saver.folder}") do
             states = objects.to_h { |key, object| [key.to_s, States.of(object, parts)] }

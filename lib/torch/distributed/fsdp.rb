@@ -8,6 +8,7 @@ require_relative "fsdp/state"
 require_relative "fsdp/unit"
 require_relative "fsdp/fsdp_module"
 require_relative "fsdp/state_dict"
+require_relative "fsdp/optim_state_dict"
 require_relative "fsdp/fully_sharded_data_parallel"
 
 module Torch

@@ -63,7 +63,7 @@ module Torch
         # @raise [PeerLostError] if a rank has ended
         # @raise [TimeoutError] if it goes on after `timeout`
         def wait(timeout = nil)
-          unless timeout.nil? || (timeout.is_a?(Numeric) && timeout >= 0)
+          if timeout && !(timeout.is_a?(Numeric) && timeout >= 0)
             raise ArgumentError, "timeout: expected seconds or nil, got #{timeout.inspect}"
           end
           raise Error, "async_save: it goes on in process #{@pid}, from which this one was forked" unless @pid == Process.pid
@@ -83,7 +83,8 @@ module Torch
         end
 
         def inspect
-          "#<#{self.class.name} #{@path} #{done? ? (@error ? "failed" : "done") : "under way"}>"
+          state = @error ? "failed" : "done"
+          "#<#{self.class.name} #{@path} #{done? ? state : "under way"}>"
         end
       end
     end

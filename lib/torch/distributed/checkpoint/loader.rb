@@ -128,8 +128,8 @@ module Torch
           Checkpoint.with_tensors(manifest) do |tensor|
             objects = manifest["objects"].slice(*names).transform_values { |each| Tree.unpack(each, &tensor) }
             extra, state = [manifest["extra"], state].map { |each| Reading.whole(Tree.unpack(each, &tensor)) }
-            Content.new(path, manifest["objects"].keys, Reading.objects(@objects, objects, @parts), manifest.content.slice("epoch", "step"), extra,
-              state, manifest["world_size"], manifest.divided?)
+            Content.new(path, manifest["objects"].keys, Reading.objects(@objects, objects, @parts), manifest.content.slice("epoch", "step"),
+              extra, state, manifest["world_size"], manifest.divided?)
           end
         rescue Errno::ENOENT => e
           raise NotFoundError, e.message

@@ -22,13 +22,17 @@ module Torch
           case object
           when Torch::NN::Module then model(States.unwrapped(object), saved, parts)
           when Hash, Array
-            pairs = saved.is_a?(Hash) ? saved : (saved.is_a?(Array) ? saved.each_with_index.to_h { |each, i| [i, each] } : nil)
-            return whole(saved) unless pairs
-
-            read = pairs.to_h { |key, state| [key, fetch(inner(object, key), state, parts)] }
-            saved.is_a?(Array) ? read.values : read
+            inside(object, saved, parts)
           else
             (parts.divides?(object) || OptimizerParts.by_names?(saved)) ? optimizer(object, saved, parts) : whole(saved)
+          end
+        end
+
+        def inside(object, saved, parts)
+          case saved
+          when Hash then saved.to_h { |key, state| [key, fetch(inner(object, key), state, parts)] }
+          when Array then saved.each_with_index.map { |state, i| fetch(inner(object, i), state, parts) }
+          else saved
           end
         end
 
@@ -56,9 +60,8 @@ module Torch
           saved = States.named_as(own, saved)
           saved.to_h do |name, source|
             piece = own[name]
-            next [name, whole(source)] unless piece && parts.piece?(piece.tensor) && (source.is_a?(Stored) || source.is_a?(Torch::Tensor))
-
-            [name, Stored.slice(source, piece.start, piece.count)]
+            divided = piece && parts.piece?(piece.tensor) && [Stored, Torch::Tensor].any? { |kind| source.is_a?(kind) }
+            [name, divided ? Stored.slice(source, piece.start, piece.count) : whole(source)]
           end
         end
 

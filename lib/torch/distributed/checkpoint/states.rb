@@ -121,7 +121,7 @@ module Torch
         end
 
         def check_model(name, model, saved, terms)
-          unless saved.is_a?(Hash) && saved.values.compact.all? { |each| each.is_a?(Torch::Tensor) || each.is_a?(Slice) }
+          if !saved.is_a?(Hash) || !saved.values.compact.all? { |each| [Torch::Tensor, Slice].any? { |kind| each.is_a?(kind) } }
             raise ArgumentError, "#{name}: expected the state of a model, names and tensors, got #{described(saved)}"
           end
 
@@ -132,20 +132,24 @@ module Torch
             faults += listed("missing", own.keys - saved.keys) + listed("not known to the model", saved.keys - own.keys)
           end
           own = own.slice(*saved.keys)
-          faults += listed("of another shape", different(own, saved, "the model's", &:shape))
-          faults += listed("of another dtype", different(own, saved, "the model's") { |each| dtype_of(each) }) if terms.exact
+          faults += listed("of another shape", different(own, saved, &:shape))
+          faults += listed("of another dtype", different(own, saved) { |each| dtype_of(each) }) if terms.exact
           raise ArgumentError, "#{name}: what was saved does not fit this #{model.class.name}: #{faults.join("; ")}" unless faults.empty?
         end
 
-        def different(own, saved, whose)
+        def different(own, saved)
           own.filter_map do |key, piece|
             one, two = [piece, saved[key]].map { |each| yield each }
-            "#{key} (#{whose} #{one}, saved #{two})" unless one == two
+            "#{key} (the model's #{one}, saved #{two})" unless one == two
           end
         end
 
         def dtype_of(value)
-          value.is_a?(Slice) ? value.dtype : Checkpoint.dtype_name(value.is_a?(Piece) ? value.tensor : value)
+          case value
+          when Slice then value.dtype
+          when Piece then Checkpoint.dtype_name(value.tensor)
+          else Checkpoint.dtype_name(value)
+          end
         end
 
         def restore_model(model, saved, terms)
