@@ -136,6 +136,27 @@ class ReadmeTest < Minitest::Test
     assert_equal [[4, 12, 23], [nil, 11, 23]], found
   end
 
+  def test_checkpoints_of_sharded_models
+    program = code('require "torch/distributed/fsdp"').gsub("FSDP = ", "fsdp = ").gsub(/^(.*)FSDP\./, '\1fsdp.')
+      .sub("Safetensors = ", "safetensors = ").gsub(/^Safetensors\./, "safetensors.")
+    found = Dir.mktmpdir do |folder|
+      Dir.chdir(folder) do
+        world(2) do
+          here = binding
+          require "torch/distributed/fsdp"
+          @model = Torch::Distributed::FSDP.fully_shard(MyModel.new)
+          optimizer = Torch::Optim::Adam.new(@model.parameters)
+          train(Torch.randn(5, 4))
+          optimizer.step
+          {model: @model, optimizer: optimizer, batch: Torch.randn(5, 4)}.each { |name, value| here.local_variable_set(name, value) }
+          here.eval(program)
+          [here.local_variable_get(:weights).size, here.local_variable_get(:state).fetch("state", {}).size]
+        end << Dir["{checkpoints/*,exported/*}"].sort
+      end
+    end
+    assert_equal [[7, 4], [0, 0], %w[checkpoints/step-000000100 exported/model.safetensors]], found
+  end
+
   def test_several_devices_in_one_process
     program = code('require "torch/nn/parallel/data_parallel"').gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
     found = Distributed.fork_world(1) do

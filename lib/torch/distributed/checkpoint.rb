@@ -30,6 +30,8 @@ module Torch
     # **Random numbers** are those of libtorch on the CPU, each rank its own; they are restored where as many ranks load as
     # saved. Ruby's (`rand`) and those of GPUs are not part of it.
     module Checkpoint
+      autoload :Safetensors, "torch/distributed/checkpoint/safetensors"
+
       # What was written is not what is there: sizes or checksums differ.
       class DamagedError < CheckpointError; end
 

@@ -57,7 +57,7 @@ module Torch
         # @param block [Integer, nil] how many bytes a checksum covers; nil: each tensor has one
         # @return [Hash] "file": what the manifest says of it; "tensors": offset and checksum, or list of checksums, of each
         def write(path, entries, block: nil)
-          entries = entries.each_with_index.sort_by { |entry, i| [-DTYPES.fetch(entry.dtype).bytes, i] }.map(&:first)
+          entries = ordered(entries)
           header = header_of(entries)
           file = File.open(path, File::WRONLY | File::CREAT | File::EXCL | File::BINARY)
           file.write(header)
@@ -77,14 +77,20 @@ module Torch
           File.delete(path) if file && !done
         end
 
-        def header_of(entries)
+        # @return [Array<Tree::Entry>] those with large elements first, so that each is aligned
+        def ordered(entries)
+          entries.each_with_index.sort_by { |entry, i| [-DTYPES.fetch(entry.dtype).bytes, i] }.map(&:first)
+        end
+
+        # @param metadata [Hash{String => String}]
+        def header_of(entries, metadata = {"format" => "pt"})
           at = 0
           rows = entries.to_h do |entry|
             dtype = DTYPES.fetch(entry.dtype)
             shape = dtype.pairs ? entry.shape + [2] : entry.shape
             [entry.name, {"dtype" => dtype.word, "shape" => shape, "data_offsets" => [at, at += entry.bytes]}]
           end
-          text = JSON.generate({"__metadata__" => {"format" => "pt"}}.merge(rows)).b
+          text = JSON.generate({"__metadata__" => metadata}.merge(rows)).b
           text << " " * (-text.bytesize % 8)
           [text.bytesize].pack("Q<") + text
         end

@@ -1,0 +1,125 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      module Safetensors
+        # A new file, whose tensors are written one by one, and which gets its name when it is whole.
+        #
+        # @api private
+        class Writer
+          # @return [String]
+          attr_reader :path
+
+          # @param path [String]
+          # @param entries [Array<Tree::Entry>] names, dtypes and shapes of what will be written
+          # @param metadata [Hash{String => String}]
+          def initialize(path, entries, metadata)
+            @path = path
+            @partial = "#{path}.partial-#{Folder.token}"
+            entries = DataFile.ordered(entries)
+            header = DataFile.header_of(entries, metadata)
+            at = header.bytesize
+            @places = entries.to_h { |entry| [entry.name, at.tap { at += entry.bytes }] }
+            @file = File.open(@partial, File::WRONLY | File::CREAT | File::EXCL | File::BINARY)
+            @file.write(header)
+            @file.flush
+          rescue SystemCallError
+            discard if @file
+            raise
+          end
+
+          def write(name, tensor)
+            Distributed._write_tensor(DataFile.memory_of(tensor), @file.fileno, @partial, @places.fetch(name))
+          end
+
+          # Makes durable what was written.
+          def finish
+            @file.fsync
+            @file.close
+          end
+
+          def publish
+            File.rename(@partial, @path)
+            @published = true
+            Folder.sync(File.dirname(@path))
+          end
+
+          # Removes what was not published.
+          def discard
+            @file.close
+            Folder.delete(@partial) unless @published
+          end
+        end
+
+        # The tensors of a file, of several with an index, or of a folder with either.
+        #
+        # @api private
+        class Source
+          INDEX = "model.safetensors.index.json"
+          SINGLE = "model.safetensors"
+
+          # Where a tensor is: its file, and what that says of it.
+          Place = Struct.new(:file, :header, :row) do
+            # @return [Torch::Tensor] of one dimension: elements from `start` on
+            def read(start, count)
+              room = Checkpoint.room(row.dtype, [count])
+              Distributed._read_tensor(room, file.fileno, file.path, header.start + row.first + start * Header::BYTES.fetch(row.word))
+              room
+            end
+          end
+
+          # @return [Hash{String => Place}]
+          attr_reader :places
+
+          # @yieldparam source [Source] whose files are open while the block runs
+          def self.open(path)
+            source = new(path)
+            yield source
+          rescue Errno::ENOENT, Errno::ENOTDIR => e
+            raise NotFoundError, e.message
+          ensure
+            source&.close
+          end
+
+          def initialize(path)
+            @files = []
+            path = File.join(path, File.file?(File.join(path, INDEX)) ? INDEX : SINGLE) if File.directory?(path)
+            @places = path.end_with?(".json") ? indexed(path) : places_of(path)
+          rescue
+            close
+            raise
+          end
+
+          def close
+            @files.each(&:close)
+          end
+
+          private
+
+          def places_of(path)
+            @files << (file = File.open(path, "rb"))
+            header = Header.new(file)
+            header.rows.transform_values { |row| Place.new(file, header, row) }
+          end
+
+          def indexed(path)
+            map = begin
+              JSON.parse(File.binread(path).force_encoding(Encoding::UTF_8))["weight_map"]
+            rescue JSON::ParserError, TypeError, NoMethodError => e
+              raise DamagedError, "#{path} is damaged, or no index of safetensors: #{e.message[0, 120]}"
+            end
+            unless map.is_a?(Hash) && map.values.all? { |name| name.is_a?(String) && !name.empty? && File.basename(name) == name }
+              raise DamagedError, "#{path} is damaged, or no index of safetensors: it has no weight_map of names and files beside it"
+            end
+
+            files = map.values.uniq.to_h { |name| [name, places_of(File.join(File.dirname(path), name))] }
+            map.to_h do |name, file|
+              [name, files[file].fetch(name) { raise DamagedError, "#{path} is damaged: it says that #{name.inspect} is in #{file}, which has none" }]
+            end
+          end
+        end
+      end
+    end
+  end
+end

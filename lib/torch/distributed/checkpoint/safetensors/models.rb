@@ -1,0 +1,199 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module Checkpoint
+      module Safetensors
+        # Fills a model from files: this process's pieces where it is sharded.
+        #
+        # @api private
+        class ModelLoader
+          # @param together [Together] all that do it
+          def initialize(model, path, together, strict)
+            @model = States.unwrapped(model)
+            @path = path
+            @together = together
+            @strict = strict
+          end
+
+          # Nothing is changed before all have read everything.
+          def load
+            read = nil
+            doing = "cannot load #{@path}"
+            @together.all(doing) do
+              own = Parts.new({"model" => @model}).layout(@model)
+              read = Source.open(@path) { |source| check(own, source.places) && values(own, source.places) }
+              nil
+            end
+            @together.all(doing) do
+              Torch.no_grad { read.each { |piece, value| piece.fill(value) } }
+              nil
+            end
+          end
+
+          private
+
+          def check(own, places)
+            faults = @strict ? States.listed("missing", missing(own, places)) + States.listed("not known to the model", places.keys - own.keys) : []
+            own = own.slice(*places.keys)
+            faults += States.listed("of another shape", States.different(own, places) { |each| each.is_a?(Piece) ? each.shape : each.row.shape })
+            faults += States.listed("of another kind", kinds(own, places))
+            return true if faults.empty?
+
+            raise ArgumentError, "#{@path} does not fit this #{@model.class.name}: #{faults.join("; ")}"
+          end
+
+          # Of a tensor with several names one suffices.
+          def missing(own, places)
+            known = {}.compare_by_identity
+            named = @model.named_parameters
+            own.each_key { |name| known[named[name]] = true if named[name] && places.key?(name) }
+            own.keys.reject { |name| places.key?(name) || known[named[name]] }
+          end
+
+          # Floating-point numbers are converted between their dtypes, and nothing else.
+          def kinds(own, places)
+            own.filter_map do |name, piece|
+              word = places[name].row.word
+              dtype = places[name].row.dtype
+              mine = Checkpoint.dtype_name(piece.tensor)
+              next if dtype == mine || [dtype, mine].all? { |each| each.to_s.include?("float") }
+
+              "#{name} (the model's #{mine}, in the file #{word})"
+            end
+          end
+
+          # @return [Array<Array(Piece, Torch::Tensor)>]
+          def values(own, places)
+            own.slice(*places.keys).map do |name, piece|
+              value = places[name].read(piece.start, piece.count)
+              dtype = piece.tensor.dtype
+              [piece, (value.dtype == dtype) ? value : value.to(piece.tensor.device, dtype: dtype)]
+            end
+          end
+        end
+
+        # Saves a model in files of limited size, as model hubs have them. A sharded one is gathered unit by unit.
+        #
+        # @api private
+        class ModelSaver
+          def initialize(model, folder, limit, metadata, together)
+            @model = States.unwrapped(model)
+            @folder = folder
+            @limit = limit
+            @metadata = metadata
+            @together = together
+            @doing = "cannot save #{folder}"
+          end
+
+          # @return [Array<String>] the files, the index last
+          def save
+            parts = nil
+            @together.on_first(@doing) { prepare }
+            @together.all(@doing) do
+              parts = Parts.new({"model" => @model})
+              check(parts)
+              nil
+            end
+            @together.on_first(@doing) { open_files }
+            write(parts)
+            @together.on_first(@doing) { publish }
+          ensure
+            @writers&.each(&:discard)
+          end
+
+          private
+
+          def prepare
+            FileUtils.mkdir_p(@folder)
+            nil
+          end
+
+          # The first name of each tensor.
+          def check(parts)
+            seen = {}.compare_by_identity
+            named = @model.named_parameters
+            @tensors = parts.layout(@model).reject do |name, _|
+              parameter = named[name]
+              parameter && (seen.key?(parameter) || !(seen[parameter] = true))
+            end
+            @tensors.each { |name, piece| Safetensors.check_tensor(name, piece.tensor) }
+          end
+
+          def open_files
+            entries = @tensors.map { |name, piece| Tree::Entry.new(name, nil, Checkpoint.dtype_name(piece.tensor), piece.shape) }
+            groups = grouped(entries)
+            @writers = []
+            @writer_of = {}
+            groups.each_with_index do |group, i|
+              path = File.join(@folder, (groups.size == 1) ? Source::SINGLE : format("model-%05d-of-%05d.safetensors", i + 1, groups.size))
+              @writers << (writer = Writer.new(path, group, @metadata))
+              group.each { |entry| @writer_of[entry.name] = writer }
+            end
+            @bytes = entries.sum(&:bytes)
+            nil
+          end
+
+          # In the model's order; a tensor that is larger than the limit has a file of its own.
+          def grouped(entries)
+            size = 0
+            entries.each_with_object([[]]) do |entry, groups|
+              if !groups.last.empty? && size + entry.bytes > @limit
+                groups << []
+                size = 0
+              end
+              groups.last << entry
+              size += entry.bytes
+            end
+          end
+
+          # What is sharded comes unit by unit; the rest is written by the first.
+          def write(parts)
+            pieces = {}.compare_by_identity
+            @tensors.each { |name, piece| pieces[piece.tensor] = [name, piece] }
+            (FSDP.respond_to?(:units_in) ? FSDP.units_in(@model) : []).each do |unit|
+              flat = unit.gather
+              @together.on_first(@doing) do
+                unit.each_piece do |_, parameter, offset, _, shape|
+                  name, = pieces[parameter]
+                  @writer_of[name].write(name, flat.narrow(0, offset, shape.inject(1, :*)).reshape(shape)) if name
+                end
+                nil
+              end
+            end
+            @together.on_first(@doing) do
+              @tensors.each { |name, piece| @writer_of[name].write(name, piece.tensor) unless parts.piece?(piece.tensor) }
+              nil
+            end
+          end
+
+          # Without its index a set of files is no model: there is none between the first and the last new name.
+          def publish
+            @writers.each(&:finish)
+            index = File.join(@folder, Source::INDEX)
+            Folder.delete(index)
+            @writers.each(&:publish)
+            return @writers.map(&:path) if @writers.size == 1
+
+            publish_index(index)
+            Folder.delete(File.join(@folder, Source::SINGLE))
+            @writers.map(&:path) << index
+          end
+
+          def publish_index(index)
+            map = @writer_of.transform_values { |writer| File.basename(writer.path) }
+            partial = "#{index}.partial-#{Folder.token}"
+            File.open(partial, "wb") do |file|
+              file.write(JSON.pretty_generate({"metadata" => {"total_size" => @bytes}, "weight_map" => map}), "\n")
+              file.fsync
+            end
+            File.rename(partial, index)
+            Folder.sync(@folder)
+          ensure
+            Folder.delete(partial) if partial
+          end
+        end
+      end
+    end
+  end
+end
