@@ -154,4 +154,24 @@ class CheckpointAsyncTest < Minitest::Test
     end
     counts.each { |each| assert_equal 1, each.uniq.size, each.inspect }
   end
+
+  # The group may be destroyed before the save is done.
+  def test_the_group_is_destroyed_meanwhile
+    dir = @dir
+    said = Distributed.fork_world(2) do |rank|
+      Distributed.init_process_group(BACKEND, timeout: 30)
+      run = run_of(:units, :adam, 1)
+      gate = Gate.new
+      saving = Checkpoint.async_save(dir, **run, step: 1)
+      expected = values(run)
+      Distributed.destroy_process_group
+      sleep 0.2 if rank == 1
+      gate.open
+      [failure { saving.wait }, expected]
+    end
+    assert_equal [nil, nil], said.map(&:first)
+    run = run_of(:plain, :adam, 2)
+    Checkpoint.load(dir, **run)
+    assert_equal said[0][1], values(run)
+  end
 end

@@ -182,4 +182,38 @@ class CheckpointShardedTest < Minitest::Test
     end
     assert_equal([0, 1].map { |rank| [4, {"rank" => 0}, true, saved[rank], 0.005] }, found)
   end
+
+  # Groups with options of their own, which the state keeps apart.
+  def test_parameter_groups
+    dir = @dir
+    make = lambda do |strategy, seed|
+      run = run_of(strategy, :adam, seed)
+      biases, weights = run[:model].parameters.uniq(&:object_id).partition.with_index { |_, i| i.odd? }
+      groups = [{params: weights, lr: 0.02}, {params: biases}]
+      optimizer = if strategy == :zero
+        Distributed::Optim::ZeroRedundancyOptimizer.new(groups, optimizer_class: Torch::Optim::Adam, lr: 0.005)
+      else
+        Torch::Optim::Adam.new(groups, lr: 0.005)
+      end
+      run.merge(optimizer: optimizer)
+    end
+    saved = world(3) do
+      run = make.call(:zero, 1)
+      train(run, 0...2)
+      run[:optimizer].param_groups[1][:lr] = 0.125
+      Checkpoint.save(dir, **run)
+      [values(run)].tap { train(run, 2...4) } << values(run)
+    end.first
+    [[:units, 2], [:zero, 2], [:ddp, 1]].each do |strategy, size|
+      world(size) do
+        run = make.call(strategy, 5)
+        Checkpoint.load(dir, **run)
+        [run[:optimizer].param_groups.map { |group| group[:lr] }, values(run)].tap { train(run, 2...4) } << values(run)
+      end.each do |rates, restored, went_on|
+        assert_equal [0.02, 0.125], rates
+        assert_equal saved[0], restored
+        assert_close saved[1], went_on
+      end
+    end
+  end
 end

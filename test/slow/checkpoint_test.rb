@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "../ruby/test_helper"
+require "torch/distributed/fsdp"
 
 # Writers that are killed at any moment: what was whole before stays, and the next save cleans up.
 class CheckpointSlowTest < Minitest::Test
@@ -17,6 +18,19 @@ class CheckpointSlowTest < Minitest::Test
     end
   end
 
+  # The same with a model whose ranks have pieces of it.
+  def write_pieces_for_ever(rank, port, said, *)
+    Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 20)
+    net = Distributed::FSDP.fully_shard(Torch::NN::Linear.new(300, 200))
+    start = Checkpoint.load(@dir, model: net, required: false)&.extra&.fetch("n") || 0
+    (start + 1..).each do |n|
+      Torch.no_grad { net.parameters.each { |parameter| parameter.fill!(n) } }
+      save = n.odd? ? ->(**run) { Checkpoint.async_save(@dir, **run).wait } : ->(**run) { Checkpoint.save(@dir, **run) }
+      save.call(step: n, extra: {"n" => n}, model: net, keep: 2)
+      said.puts n if rank.zero?
+    end
+  end
+
   def setup
     @dir = Dir.mktmpdir
     @random = Random.new(Minitest.seed)
@@ -28,7 +42,7 @@ class CheckpointSlowTest < Minitest::Test
 
   # Two ranks, one or both of which are killed within a save.
   # @return [Integer] the last checkpoint that was reported whole
-  def killed_run(sharded, fixed)
+  def killed_run(sharded, fixed, writer = :write_for_ever)
     port = held_port
     read, write = IO.pipe
     log = File.join(@dir, "writers.log")
@@ -36,7 +50,7 @@ class CheckpointSlowTest < Minitest::Test
       fork do
         read.close
         $stderr.reopen(log, "a")
-        write_for_ever(rank, port, write, sharded, fixed)
+        __send__(writer, rank, port, write, sharded, fixed)
       rescue => e
         warn e.full_message
       ensure
@@ -76,6 +90,26 @@ class CheckpointSlowTest < Minitest::Test
       assert_equal named, files
       assert_operator leftovers, :>, 0, "no writer was killed within a save: the test says little"
     end
+  end
+
+  def test_kill_while_saving_pieces
+    last = 0
+    leftovers = 0
+    20.times do
+      said = killed_run(nil, false, :write_pieces_for_ever)
+      assert_operator said, :>, last
+      loaded = nil
+      net = Torch::NN::Linear.new(300, 200)
+      _, warned = capture_io { loaded = Checkpoint.load(@dir, model: net) }
+      assert_empty warned
+      last = loaded.extra["n"]
+      assert_operator last, :>=, said
+      net.parameters.each { |parameter| assert_equal [last, last], [parameter.detach.min.item, parameter.detach.max.item] }
+      leftovers += 1 if files.size > named.size
+    end
+    Checkpoint.save(@dir, step: last + 1, extra: {"n" => last + 1}, keep: 2)
+    assert_equal named, files
+    assert_operator leftovers, :>, 0, "no writer was killed within a save: the test says little"
   end
 
   # Files of tensors that are there, and those that a manifest names.

@@ -119,6 +119,7 @@ module Torch
 
         def initialize(group, operation, label)
           super(group, operation)
+          @timeout = group.timeout
           shared = group._store
           @connection = shared._clone
           shared.close
@@ -145,7 +146,7 @@ module Torch
         end
 
         def exchange(value)
-          limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + @group.timeout
+          limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + @timeout
           @store.set(key(@step, @rank), JSON.generate(value, max_nesting: false))
           said = Array.new(@size) { |rank| await(rank, limit) }
           # Who said something in this step has read all of the one before.
@@ -162,7 +163,7 @@ module Torch
             check_process(rank, wanted)
             retry if Process.clock_gettime(Process::CLOCK_MONOTONIC) < limit
 
-            raise TimeoutError, "async_save: waited #{@group.timeout} s in vain for rank #{rank}"
+            raise TimeoutError, "async_save: waited #{@timeout} s in vain for rank #{rank}"
           end
           @store.get(wanted).force_encoding(Encoding::UTF_8)
         end
@@ -173,6 +174,9 @@ module Torch
           return if who.nil? || @store.check([wanted])
 
           raise PeerLostError, "async_save: lost global rank #{@group.ranks[rank]} (#{who}): its process has ended"
+        rescue GroupError
+          # The group was destroyed: the store is what is left.
+          nil
         end
       end
     end
