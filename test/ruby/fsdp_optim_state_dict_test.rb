@@ -110,4 +110,27 @@ class FSDPOptimStateDictTest < Minitest::Test
       assert_states(expected, all)
     end
   end
+
+  # The model's own unit has no parameter, all are in those of its layers.
+  def test_a_unit_without_parameters
+    dir = Dir.mktmpdir
+    said = world(2) do
+      Torch.manual_seed(1)
+      net = Torch::NN::Sequential.new(Torch::NN::Linear.new(40, 3), Torch::NN::Linear.new(3, 2))
+      net.children.each { |layer| FSDP.fully_shard(layer) }
+      FSDP.fully_shard(net)
+      optimizer = Torch::Optim::Adam.new(net.parameters, lr: 0.1)
+      net.call(Torch.ones(1, 40)).sum.backward
+      optimizer.step
+      state = FSDP.full_optim_state_dict(net, optimizer, rank0_only: false)
+      Checkpoint.save(dir, model: net, optimizer: optimizer)
+      Checkpoint.load(dir, model: net, optimizer: optimizer)
+      Checkpoint::Safetensors.save_model(net, File.join(dir, "exported"))
+      [state["state"].keys, state["state"][0]["exp_avg"].shape, state["state"][2]["exp_avg"].numel, FSDP.full_state_dict(net)["0.weight"].to_a]
+    end
+    exported = Checkpoint::Safetensors.load(File.join(dir, "exported"))["0.weight"].to_a
+    assert_equal [[[0, 1, 2, 3], [3, 40], 6, exported]] * 2, said
+  ensure
+    FileUtils.rm_rf(dir)
+  end
 end

@@ -40,7 +40,7 @@ module Torch
       # How many bytes a checksum of a divided checkpoint covers, so that a range is verified without reading all of its piece.
       #
       # @api private
-      BLOCK = 4 << 20
+      BLOCK = 1 << 20
 
       # Tensors in a file of the safetensors layout: the header's length (8 bytes, little-endian), the header in JSON,
       # filled up with spaces to a multiple of 8, then the elements as they lie in memory, little-endian. Large elements

@@ -126,7 +126,7 @@ module Torch
           common(slot, group, rows).to_h do |key, (kind, value, shape)|
             next [key, value] if kind == :value
 
-            [key, gather(group, kept[key], value, shape, rows.map { |row| row && row[key].drop(1) })]
+            [key, gather(group, slot.local.device, kept[key], value, shape, rows.map { |row| row && row[key].drop(1) })]
           end
         end
 
@@ -157,13 +157,13 @@ module Torch
 
         # @param places [Array<Array(Integer, Integer), nil>] by rank first element and number of elements
         # @return [Torch::Tensor, nil] nil where it is not wanted
-        def gather(group, piece, dtype, shape, places)
+        def gather(group, device, piece, dtype, shape, places)
           return if @rank0_only && !group.ranks.include?(0)
 
           # One value, which each of them has.
           places = places.each_with_index.map { |place, rank| (rank == places.index { |each| each }) ? place : nil } if shape.empty?
           total = shape.inject(1, :*)
-          device = Distributed._device_name(@units.first.parameters.first.device)
+          device = Distributed._device_name(device)
           full = Torch.empty([here? ? total : 0], device: device).to(device, dtype: dtype)
           mine = places[group.rank] ? piece.tensor.detach.reshape(-1) : full.narrow(0, 0, 0)
           views = places.map { |start, count| full.narrow(0, start || 0, count || 0) } if here?
