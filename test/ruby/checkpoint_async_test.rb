@@ -174,4 +174,41 @@ class CheckpointAsyncTest < Minitest::Test
     Checkpoint.load(dir, **run)
     assert_equal said[0][1], values(run)
   end
+
+  # One rank has seen the error, the other not: the next save is no rank's alone.
+  def test_an_error_that_one_rank_has_seen
+    dir = @dir
+    said = world(2) do |rank|
+      run = run_of(:units, :momentum, 1)
+      gate = Gate.new { |path| raise Errno::ENOSPC, path if rank == 1 }
+      gate.open
+      saving = Checkpoint.async_save(dir, **run, step: 2)
+      seen = failure { saving.wait } if rank.zero?
+      gate.remove
+      [seen, failure { Checkpoint.save(dir, **run, step: 3) }, failure { Checkpoint.save(dir, **run, step: 4) }]
+    end
+    assert_equal [said[0][0]] * 2, said.map { |each| each[1] }
+    assert_equal [nil, nil], said.map(&:last)
+  end
+
+  # A child that was forked while the save went on does not keep others from saving.
+  def test_a_child_of_a_save
+    dir = @dir
+    said = Distributed.fork_world(1) do
+      model = Torch::NN::Linear.new(2, 2)
+      gate = Gate.new
+      saving = Checkpoint.async_save(dir, model: model, epoch: 1)
+      child = fork { sleep }
+      inherited = value_or_failure { Distributed.fork_world(1) { failure { saving.wait } } }
+      gate.open
+      saving.wait
+      gate.remove
+      [inherited, File.basename(Checkpoint.save(dir, model: model, epoch: 2))]
+    ensure
+      Process.kill(:KILL, child)
+      Process.wait(child)
+    end
+    assert_match(/it goes on in process \d+, from which this one was forked/, said[0][0][0][1])
+    assert_equal "epoch-000002", said[0][1]
+  end
 end

@@ -27,6 +27,11 @@ module Torch
     # **Names.** A model in a {Torch::NN::Parallel::DistributedDataParallel} is saved as the model itself, and goes back
     # into either; so a checkpoint moves between numbers of ranks.
     #
+    # **What ranks divide**, models of {FSDP} and the state of {Optim::ZeroRedundancyOptimizer}, is saved in pieces: each rank writes its
+    # own, once, and the manifest says by name which elements of which tensor lie where. Any number of ranks, in any form of the
+    # model and the optimizer, reads the ranges that it needs. The states of optimizers have parameters' names then, so an
+    # optimizer is saved and loaded along with its model.
+    #
     # **Random numbers** are those of libtorch on the CPU, each rank its own; they are restored where as many ranks load as
     # saved. Ruby's (`rand`) and those of GPUs are not part of it.
     module Checkpoint
@@ -76,7 +81,6 @@ module Torch
         # @return [String] the checkpoint's folder
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
         def save(path, **options)
-          AsyncSave.finish
           stage(path, **options)&.save
         end
 
@@ -90,7 +94,6 @@ module Torch
         # @return [AsyncSave, nil] nil for a process that is not in the group
         # @raise [CheckpointError] on all ranks, if it cannot begin, or the save before failed without a wait
         def async_save(path, **options)
-          AsyncSave.finish
           stage(path, **options)&.save_later
         end
 
@@ -201,6 +204,7 @@ module Torch
           check_save(epoch, step, extra, keep, sharded)
           return unless (together = together(process_group, "save"))
 
+          finish_earlier(together, target)
           parts = agreed_parts(together, objects, target, name, sharded)
           name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
           saver = (parts ? ShardedSaver : Saver).new(target, name, together, sharded: !parts.nil? || sharded == true, keep: keep)
@@ -210,6 +214,17 @@ module Torch
             nil
           end
           saver.stage({"epoch" => epoch, "step" => step}, states, extra, rng, States.buffers(objects))
+        end
+
+        # An error of the save before is raised on all ranks, whichever have seen it.
+        def finish_earlier(together, target)
+          error = nil
+          texts = together.all("cannot save into #{target}") do
+            error = AsyncSave.finish
+            error&.message
+          end
+          raise error if error
+          raise CheckpointError, texts.compact.first if texts.any?
         end
 
         # @return [Parts, nil] what ranks divide; nil: all of it is written whole

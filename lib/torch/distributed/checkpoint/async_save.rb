@@ -7,12 +7,13 @@ module Torch
       # that is because of an exception.
       class AsyncSave
         class << self
-          # Waits for the save before, if there is one, and raises its error if nobody has seen it.
+          # Waits for the save before, if there is one.
           #
           # @api private
+          # @return [StandardError, nil] what it failed with, unless {#wait} has raised that
           def finish
             pending, @pending = @pending, nil
-            pending&.finish
+            pending&.unseen_error
           end
 
           # @api private
@@ -22,9 +23,8 @@ module Torch
 
             @exit_pid = Process.pid
             at_exit do
-              finish if @exit_pid == Process.pid && ($!.nil? || ($!.is_a?(SystemExit) && $!.success?))
-            rescue Error => e
-              warn "torch-ddp: #{e.message}"
+              error = finish if @exit_pid == Process.pid && ($!.nil? || ($!.is_a?(SystemExit) && $!.success?))
+              warn "torch-ddp: #{error.message}" if error
             end
           end
         end
@@ -76,10 +76,12 @@ module Torch
         end
 
         # @api private
-        def finish
+        # @return [StandardError, nil]
+        def unseen_error
           return if @pid != Process.pid || @seen
 
-          wait
+          @thread.join
+          @error
         end
 
         def inspect

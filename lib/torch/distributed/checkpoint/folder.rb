@@ -114,6 +114,15 @@ module Torch
           raise
         end
 
+        def unlock(file)
+          file.flock(File::LOCK_UN)
+        rescue SystemCallError
+          # As above.
+          nil
+        ensure
+          file.close
+        end
+
         def locked?(file)
           file.flock(File::LOCK_EX | File::LOCK_NB)
         rescue Errno::ENOLCK, Errno::ENOTSUP, Errno::EINVAL

@@ -142,12 +142,12 @@ module Torch
         end
 
         def keys_by_number(saved)
-          given = saved["param_groups"].map { |group| group["params"] }
+          given = saved["param_groups"].map { |group| group["params"].uniq }
           faults = count_faults(given)
           return [{}, faults] unless faults.empty?
 
           keys = {}.compare_by_identity
-          given.zip(@groups).each_with_index do |(numbers, slots), i|
+          given.zip(@groups.map { |slots| slots.uniq(&:object_id) }).each_with_index do |(numbers, slots), i|
             faults << "group #{i} has #{slots.size} parameters, saved were #{numbers.size}" unless numbers.size == slots.size
             slots.zip(numbers) { |slot, number| keys[slot] ||= number }
           end

@@ -24,7 +24,8 @@ module Torch
           when Hash, Array
             inside(object, saved, parts)
           else
-            (parts.divides?(object) || OptimizerParts.by_names?(saved)) ? optimizer(object, saved, parts) : whole(saved)
+            named = OptimizerParts.by_names?(saved) && object.respond_to?(:load_state_dict)
+            (named || parts.divides?(object)) ? optimizer(object, saved, parts) : whole(saved)
           end
         end
 

@@ -78,16 +78,22 @@ module Torch
         ensure
           @mine = nil
           discard unless @whole
-          @lock&.close
+          release
         end
 
         # Gives up what was staged.
         def abandon
           discard
-          @lock&.close
+          release
         end
 
         private
+
+        # Also for children that were forked meanwhile, which have the lock's file open.
+        def release
+          Folder.unlock(@lock) if @lock
+          @lock = nil
+        end
 
         def copy
           @mine = @mine&.map { |entry| entry.dup.tap { |own| own.tensor = copied(entry.tensor) } }
