@@ -68,7 +68,7 @@ end
 
 median = ->(*key) { turns.key?(key) ? turns[key].sort[turns[key].size / 2] : nil }
 ratio = ->(one, other) { (one && other) ? format("%.2f", one / other) : "-" }
-puts "torch-ddp on #{versions[0]} (Ruby #{RUBY_VERSION}) and #{versions[1]} (#{forms[["PyTorch", "full_shard"]] || "not sharded"}), Adam, one thread a rank, " \
+puts "torch-ddp on #{versions[0]} (Ruby #{RUBY_VERSION}) and #{versions[1]} (#{forms.fetch(["PyTorch", "full_shard"], "none").sub("none", "not sharded")}), Adam, one thread a rank, " \
   "#{Etc.nprocessors} cores", "milliseconds of a step: median of #{options[:rounds]} turns, each the mean of its steps", ""
 rows = options[:models].product(options[:ranks], options[:fused], ways).map do |model, ranks, fused, how|
   ours, theirs = programs.keys.map { |title| median.call(title, model, ranks, how, fused) }

@@ -78,6 +78,21 @@ class FsdpTest < Minitest::Test
     assert_operator found.max, :<, 1e-10
   end
 
+  # Those that are left alone are the same on all ranks, and count once.
+  def test_the_norm_with_parameters_that_are_left_alone
+    found = world(3) do |rank|
+      plain, model = tower, tower
+      model.layers.each { |layer| FSDP.fully_shard(layer) }
+      FSDP.fully_shard(model, ignored_params: model.head.parameters)
+      x, y = batch(0, 1)
+      [plain, model].each { |of| loss(of.call(x), y).backward }
+      expected = Torch::NN::Utils.clip_grad_norm_(plain.parameters, 0.01).item
+      norm = model.clip_grad_norm_(0.01).item
+      [(norm - expected).abs / expected, (model.head.weight.grad - plain.head.weight.grad).abs.max.item, rank]
+    end
+    found.each { |norm, grad, _| assert_operator [norm, grad].max, :<, 1e-12 }
+  end
+
   # --- what a rank holds ---
 
   def test_each_rank_holds_its_piece_of_every_parameter

@@ -157,6 +157,19 @@ class ReadmeTest < Minitest::Test
     assert_equal [[7, 4], [0, 0], %w[checkpoints/step-000000100 exported/model.safetensors]], found
   end
 
+  def test_a_model_that_is_divided
+    lines = code("FSDP = ").lines.drop(1).join.gsub("FSDP.", "Torch::Distributed::FSDP.")
+    found = world(2) do
+      here = binding
+      here.local_variable_set(:net, MyModel.new.tap { |net| net.define_singleton_method(:layers) { [@layers] } })
+      here.local_variable_set(:batch, Torch.randn(5, 4))
+      here.eval(lines)
+      [here.local_variable_get(:state).size, here.local_variable_get(:net).parameters.sum(&:numel)]
+    end
+    assert_equal [7, 0], found.map(&:first)
+    assert_equal 23, found.sum(&:last)
+  end
+
   def test_several_devices_in_one_process
     program = code('require "torch/nn/parallel/data_parallel"').gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
     found = Distributed.fork_world(1) do

@@ -45,6 +45,24 @@ module Torch
             offload_policy: offload_policy, ignored_params: ignored_params)
         end
 
+        # Parameters that are in no unit are the same on all ranks, and count once.
+        #
+        # @api private
+        def clip_grad_norm(mod, unit, max_norm, order, error_if_nonfinite)
+          all = mod.parameters.uniq(&:object_id)
+          pieces, others = all.partition { |parameter| Unit.owner(parameter) }
+          utils = Torch::NN::Utils
+          options = {norm_type: order, error_if_nonfinite: error_if_nonfinite}
+          return utils.clip_grad_norm_(pieces, max_norm, process_group: unit.group, **options) if others.empty?
+
+          norms = [[pieces, unit.group], [others, nil]].map do |list, group|
+            utils.get_total_norm(list.filter_map(&:grad), process_group: group, **options)
+          end
+          norm = utils.get_total_norm(norms, norm_type: order)
+          utils.clip_grads_with_norm_(all, max_norm, norm)
+          norm
+        end
+
         # @api private
         # @param groups [Array<ProcessGroup>] those of shards, and of replicas or nil
         # @param name [String, nil] of the unit, for messages

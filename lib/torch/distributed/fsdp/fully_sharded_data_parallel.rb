@@ -81,8 +81,7 @@ module Torch
         # @param norm_type [Numeric]
         # @return [Torch::Tensor] the norm before
         def clip_grad_norm_(max_norm, norm_type: 2.0)
-          group = @groups.first
-          Torch::NN::Utils.clip_grad_norm_(parameters.uniq(&:object_id), max_norm, norm_type: norm_type, process_group: group)
+          @module.clip_grad_norm_(max_norm, norm_type: norm_type)
         end
 
         # @see FSDP.summon_full_params

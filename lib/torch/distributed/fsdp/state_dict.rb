@@ -22,6 +22,7 @@ module Torch
         # @return [Hash{String => Torch::Tensor}] copies on the CPU
         def full_state_dict(mod, rank0_only: false)
           full = {}.compare_by_identity
+          mod = mod.module if mod.is_a?(FullyShardedDataParallel)
           units_of(mod).each do |unit|
             flat = unit.gather
             next if rank0_only && !Distributed.get_rank.zero?
@@ -42,6 +43,7 @@ module Torch
         # @return [void]
         # @raise [ArgumentError] naming the entries that are missing, unexpected, or of another shape
         def load_full_state_dict(mod, state)
+          mod = mod.module if mod.is_a?(FullyShardedDataParallel)
           own = mod.state_dict
           check_names(own.keys, state.keys)
           pieces = pieces_of(mod)
