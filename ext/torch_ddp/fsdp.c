@@ -24,7 +24,7 @@ static void model_free(void *data)
 }
 
 static const rb_data_type_t model_type = {
-    .wrap_struct_name = "Torch::Distributed::FSDP::Model",
+    .wrap_struct_name = "Torch::Distributed::ShardedModel",
     .function = {.dmark = model_mark, .dfree = model_free},
     .flags = RUBY_TYPED_FREE_IMMEDIATELY,
 };
@@ -268,8 +268,7 @@ static VALUE model_unsharded(VALUE self, VALUE unit)
 
 void tddp_rb_init_fsdp(void)
 {
-    VALUE class = rb_define_class_under(rb_define_module_under(tddp_rb_distributed, "FSDP"),
-                                        "Model", rb_cObject);
+    VALUE class = rb_define_class_under(tddp_rb_distributed, "ShardedModel", rb_cObject);
     rb_define_alloc_func(class, model_allocate);
     rb_define_private_method(class, "_add", model_add, 8);
     rb_define_method(class, "before_forward", model_before_forward, 1);

@@ -52,6 +52,7 @@ module Torch
   module Distributed
     autoload :Checkpoint, "torch/distributed/checkpoint"
     autoload :CheckpointError, "torch/distributed/checkpoint"
+    autoload :FSDP, "torch/distributed/fsdp"
     autoload :GradScaler, "torch/distributed/grad_scaler"
     autoload :NN, "torch/distributed/nn"
 

@@ -137,7 +137,7 @@ class ReadmeTest < Minitest::Test
   end
 
   def test_checkpoints_of_sharded_models
-    program = code('require "torch/distributed/fsdp"').gsub("FSDP = ", "fsdp = ").gsub(/^(.*)FSDP\./, '\1fsdp.')
+    program = code('saving = ').gsub("FSDP = ", "fsdp = ").gsub(/^(.*)FSDP\./, '\1fsdp.')
       .sub("Safetensors = ", "safetensors = ").gsub(/^Safetensors\./, "safetensors.")
     found = Dir.mktmpdir do |folder|
       Dir.chdir(folder) do

@@ -7,7 +7,7 @@ module Torch
       #
       # @api private
       class State
-        # @return [Model]
+        # @return [ShardedModel]
         attr_reader :model
 
         # @return [Array<Unit>]
@@ -24,7 +24,7 @@ module Torch
         end
 
         def initialize
-          @model = Model.new
+          @model = ShardedModel.new
           @units = []
           @count = 0
           @running = 0
