@@ -113,6 +113,32 @@ class FsdpStateTest < Minitest::Test
     assert_operator found.max, :<, 1e-5
   end
 
+  # An infinite loss on one rank: all leave out the step, and the next one is that of one process.
+  def test_scaled_losses
+    found = world(2) do |rank|
+      plain, model = tower, shard(tower)
+      optimizers = [plain, model].map { |of| Torch::Optim::Adam.new(of.parameters, lr: 0.01) }
+      scaler = FSDP::ShardedGradScaler.new(init_scale: 1024.0)
+      scales = [0, 1, 2].map do |step|
+        x, y = batch(step, 2)
+        optimizers.each(&:zero_grad)
+        output = loss(model.call(mine(x, rank, 2)), mine(y, rank, 2))
+        output *= Float::INFINITY if step == 1 && rank == 1
+        scaler.scale(output).backward
+        scaler.step(optimizers[1])
+        scaler.update
+        loss(plain.call(x), y).backward
+        optimizers[0].step unless step == 1
+        scaler.get_scale
+      end
+      [scales, difference(plain, FSDP.full_state_dict(model))]
+    end
+    found.each do |scales, apart|
+      assert_equal [1024.0, 512.0, 512.0], scales
+      assert_operator apart, :<, 1e-12
+    end
+  end
+
   # --- mistakes: before anything is sent ---
 
   def test_mistakes

@@ -23,6 +23,9 @@ module Torch
     # The parameters remain the objects that they are. Outside of forward and backward each holds this process's piece,
     # of one dimension, which may have no element; while its unit runs it is the whole parameter.
     module FSDP
+      # PyTorch's name. All ranks of a {GradScaler} leave out the same steps in any case.
+      ShardedGradScaler = GradScaler
+
       class << self
         # Shards the parameters of a module that no unit has yet, as one unit. To be called for the parts of a model first,
         # and for the model itself last; before its first forward. A collective call of the mesh's processes, which have to

@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <tddp/trace.h>
+
 #include "torch/autograd/end_of_backward.h"
 #include "torch/checkpoint/checkpoint.h"
 #include "torch/tensor/device_memory.h"
@@ -240,6 +242,9 @@ void ShardedModel::before_forward(size_t number, const tddp_wait *wait)
 {
     Unit &of = unit(number);
     add_hooks(number);
+    if (forward_ns_ == 0 && tddp_trace_enabled()) {
+        forward_ns_ = tddp_trace_now();
+    }
     check(tddp_sharder_before_forward(sharder_, number, wait));
     of.forwards++;
 }
@@ -321,6 +326,7 @@ void ShardedModel::begin_backward()
         return;
     }
     in_backward_ = true;
+    backward_ns_ = tddp_trace_enabled() ? tddp_trace_now() : 0;
     for (const auto &unit : units_) {
         unit->begin_backward();
     }
@@ -434,6 +440,7 @@ void ShardedModel::end_backward()
             reduce(number);
         }
     }
+    const int64_t last_ns = tddp_trace_enabled() ? tddp_trace_now() : 0;
     waiting([this](const tddp_wait *wait) { return tddp_sharder_finish(sharder_, wait); });
     if (sync_) {
         exchange_used();
@@ -442,6 +449,20 @@ void ShardedModel::end_backward()
         unit->end_backward();
     }
     in_backward_ = false;
+    trace(last_ns);
+}
+
+// Beside the spans of the group's operations.
+void ShardedModel::trace(int64_t last_ns)
+{
+    if (tddp_trace_enabled() && forward_ns_ > 0 && backward_ns_ > 0 && last_ns > 0) {
+        const int64_t now = tddp_trace_now();
+        tddp_trace_span("training", "forward", forward_ns_, backward_ns_, nullptr);
+        tddp_trace_span("training", "backward", backward_ns_, now, nullptr);
+        tddp_trace_span("training", "wait", last_ns, now, nullptr);
+    }
+    forward_ns_ = 0;
+    backward_ns_ = 0;
 }
 
 // Groups in the order in which units have them, which is the same on all ranks.

@@ -61,6 +61,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     void reduce(size_t number);
     void release(size_t number);
     void finalize_if_last(size_t number);
+    void trace(int64_t last_ns);
     void exchange_used();
     void exchange_used(tddp_group *group, tddp_group *Unit::*kind);
     // Waits in the host's region, if it has to.
@@ -72,6 +73,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     std::vector<std::unique_ptr<Unit>> units_;
     bool sync_ = true;
     bool in_backward_ = false;
+    int64_t forward_ns_ = 0; // when it began, for the trace; 0: there is none
+    int64_t backward_ns_ = 0;
 };
 
 } // namespace tddp_torch
