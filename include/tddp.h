@@ -53,6 +53,7 @@
 #include <tddp/group.h>
 #include <tddp/hooks.h>
 #include <tddp/log.h>
+#include <tddp/memory_stats.h>
 #include <tddp/op.h>
 #include <tddp/recorder.h>
 #include <tddp/reducer.h>

@@ -97,6 +97,7 @@ void Init_ext(void)
     tddp_rb_init_recorder();
     tddp_rb_init_trace();
     tddp_rb_init_heap();
+    tddp_rb_init_memory_stats();
     tddp_rb_init_rng();
     tddp_rb_init_tensor_file();
 }

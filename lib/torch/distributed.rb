@@ -36,6 +36,7 @@ require_relative "distributed/function"
 require_relative "utils/checkpoint"
 require_relative "distributed/fork_world"
 require_relative "distributed/step_memory"
+require_relative "distributed/memory_stats"
 require_relative "distributed/flight_recorder"
 require_relative "distributed/trace"
 require_relative "distributed/elastic"
@@ -72,6 +73,7 @@ module Torch
     extend RandomState
     extend Launching
     extend KeptMemory
+    extend MemoryStats
     extend FlightRecorder
     extend Trace
 

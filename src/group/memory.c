@@ -8,6 +8,8 @@
  */
 #include <stdlib.h>
 
+#include <tddp/memory_stats.h>
+
 #include "group/checks.h"
 
 enum { ALIGNMENT = 64 };
@@ -16,6 +18,7 @@ struct tddp_group_memory {
     void (*deallocate)(void *handle); /* NULL: plain memory */
     void *handle;                     /* the backend's; of plain memory its start */
     void *data;
+    size_t bytes; /* that were asked for */
 };
 
 /* Holds the group's backend, if it is still there: tddp_group_end_in_flight(). */
@@ -81,6 +84,8 @@ tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes, tddp_group
         free(memory);
         return status;
     }
+    memory->bytes = bytes;
+    tddp_memory_allocated(bytes);
     *out = memory;
     return TDDP_OK;
 }
@@ -100,6 +105,7 @@ void tddp_group_memory_release(tddp_group_memory *memory)
     if (!memory) {
         return;
     }
+    tddp_memory_freed(memory->bytes);
     if (memory->deallocate) {
         memory->deallocate(memory->handle);
     } else {

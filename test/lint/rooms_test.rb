@@ -39,13 +39,14 @@ class RoomsTest < Minitest::Test
   # Public headers, each with those it may include: the same law, seen from outside.
   PUBLIC = {
     "export.h" => %w[], "version.h" => %w[export.h], "status.h" => %w[export.h], "wait.h" => %w[status.h],
-    "log.h" => %w[export.h], "heap.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
+    "log.h" => %w[export.h], "heap.h" => %w[export.h], "memory_stats.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
     "op.h" => %w[export.h], "backend.h" => %w[buffer.h op.h store.h], "work.h" => %w[buffer.h op.h wait.h],
     "group.h" => %w[buffer.h op.h store.h work.h], "flat.h" => %w[buffer.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[flat.h group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h], "sharder.h" => %w[flat.h group.h],
     "torch_fsdp.h" => %w[sharder.h torch.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
+    "torch_memory.h" => %w[memory_stats.h status.h],
     "torch_checkpoint.h" => %w[torch.h], "torch_function.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 

@@ -8,8 +8,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #ifdef TDDP_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
+
+#include <tddp/torch_memory.h>
 
 #include "torch/tensor/shim.h"
 
@@ -86,3 +89,40 @@ tddp_status tddp_torch_stream(tddp_device_type type, int32_t index, void **out)
 {
     return tddp_torch::guard([&] { *out = tddp_torch::current_stream(type, index); });
 }
+
+/* --- memory: <tddp/torch_memory.h> ----------------------------------------------------------- */
+
+#ifdef TDDP_WITH_CUDA
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+tddp_status tddp_device_memory_stats(int32_t device, tddp_memory_stats *out)
+{
+    return tddp_torch::guard([&] {
+        const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        const auto &bytes = stats.allocated_bytes[0]; // of all pools
+        *out = {static_cast<uint64_t>(bytes.current), static_cast<uint64_t>(bytes.peak),
+                static_cast<uint64_t>(stats.allocation[0].allocated)};
+    });
+}
+
+tddp_status tddp_device_memory_reset_peak(int32_t device)
+{
+    return tddp_torch::guard(
+        [&] { allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
+#else
+
+tddp_status tddp_device_memory_stats(int32_t device, tddp_memory_stats *out)
+{
+    (void)out;
+    return tddp_fail(TDDP_UNSUPPORTED, "memory of GPU %d: this libtorch has no CUDA", (int)device);
+}
+
+tddp_status tddp_device_memory_reset_peak(int32_t device)
+{
+    return tddp_fail(TDDP_UNSUPPORTED, "memory of GPU %d: this libtorch has no CUDA", (int)device);
+}
+
+#endif

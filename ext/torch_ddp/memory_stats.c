@@ -1,0 +1,44 @@
+/*
+ * The bytes of tensors over <tddp/memory_stats.h> and <tddp/torch_memory.h>. A negative device is
+ * the CPU. Called by Ruby threads that hold the GVL; never blocks.
+ */
+#include "torch_ddp.h"
+
+#include <tddp/torch_memory.h>
+
+static VALUE track_tensors(VALUE self)
+{
+    (void)self;
+    tddp_rb_check(tddp_track_tensors());
+    return Qnil;
+}
+
+static VALUE memory_stats(VALUE self, VALUE index)
+{
+    (void)self;
+    const int device = NUM2INT(index);
+    tddp_memory_stats stats = tddp_memory_stats_get();
+    if (device >= 0)
+        tddp_rb_check(tddp_device_memory_stats(device, &stats));
+    return rb_ary_new_from_args(3, ULL2NUM(stats.current_bytes), ULL2NUM(stats.peak_bytes),
+                                ULL2NUM(stats.allocations));
+}
+
+static VALUE reset_peak(VALUE self, VALUE index)
+{
+    (void)self;
+    const int device = NUM2INT(index);
+    if (device < 0)
+        tddp_memory_reset_peak();
+    else
+        tddp_rb_check(tddp_device_memory_reset_peak(device));
+    return Qnil;
+}
+
+void tddp_rb_init_memory_stats(void)
+{
+    VALUE self = rb_singleton_class(tddp_rb_distributed);
+    rb_define_private_method(self, "_track_tensors", track_tensors, 0);
+    rb_define_private_method(self, "_memory_stats", memory_stats, 1);
+    rb_define_private_method(self, "_reset_peak_memory", reset_peak, 1);
+}
