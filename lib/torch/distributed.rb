@@ -55,6 +55,7 @@ module Torch
     autoload :CheckpointError, "torch/distributed/checkpoint"
     autoload :FSDP, "torch/distributed/fsdp"
     autoload :GradScaler, "torch/distributed/grad_scaler"
+    autoload :MemoryEstimate, "torch/distributed/memory_estimate"
     autoload :NN, "torch/distributed/nn"
 
     extend Devices

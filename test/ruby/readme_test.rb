@@ -137,13 +137,12 @@ class ReadmeTest < Minitest::Test
   end
 
   def test_checkpoints_of_sharded_models
-    program = code('saving = ').gsub("FSDP = ", "fsdp = ").gsub(/^(.*)FSDP\./, '\1fsdp.')
+    program = code("saving = ").gsub("FSDP = ", "fsdp = ").gsub(/^(.*)FSDP\./, '\1fsdp.')
       .sub("Safetensors = ", "safetensors = ").gsub(/^Safetensors\./, "safetensors.")
     found = Dir.mktmpdir do |folder|
       Dir.chdir(folder) do
         world(2) do
           here = binding
-          require "torch/distributed/fsdp"
           @model = Torch::Distributed::FSDP.fully_shard(MyModel.new)
           optimizer = Torch::Optim::Adam.new(@model.parameters)
           train(Torch.randn(5, 4))
@@ -168,6 +167,21 @@ class ReadmeTest < Minitest::Test
     end
     assert_equal [7, 0], found.map(&:first)
     assert_equal 23, found.sum(&:last)
+  end
+
+  def test_what_fits_into_memory
+    programs = ["estimate = ", "Torch::Distributed.track_memory"].map { |words| code(words) }
+    fitting, total, stats = Distributed.fork_world(1) do
+      here = binding
+      {net: MyModel.new, x: Torch.randn(5, 4)}.each { |name, value| here.local_variable_set(name, value) }
+      out, = capture_io { here.eval(programs[0]) }
+      estimate = here.local_variable_get(:estimate)
+      assert_equal "#{estimate}\n", out
+      [estimate.fitting, here.eval(programs[0].lines.last), here.eval(programs[1])]
+    end.first
+    assert_equal %i[no_shard zero shard_grad_op full_shard], fitting
+    assert_operator total, :>, 23 * 16 / 4
+    assert_operator stats[:current_bytes], :>=, 23 * 4
   end
 
   def test_several_devices_in_one_process

@@ -27,6 +27,9 @@ module Torch
         # @return [ProcessGroup, nil] whose processes hold a shard each; nil: the unit is not divided
         attr_reader :group
 
+        # @return [MixedPrecisionPolicy]
+        attr_reader :precision
+
         class << self
           # @return [Unit, nil] that of a module
           def of(mod)
@@ -87,6 +90,11 @@ module Torch
         # Backward needs the model itself first, so it is not worth freeing it before.
         def become_root
           @state.model.set_reshard(@number, false) if @number && @reshard.nil?
+        end
+
+        # @return [Boolean, nil] nil: unless it is the model itself
+        def reshard_after_forward
+          @reshard
         end
 
         def reshard_after_forward=(value)

@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require_relative "layers"
+
 module Torch
   module Utils
     module Checkpoint
@@ -198,37 +200,10 @@ module Torch
         end
 
         def layers_of_largest_list
-          lists = @model.named_modules.select { |_, each| list?(each) && each.children.any? }
-          if lists.empty?
-            raise ArgumentError, "the model has no ModuleList and no Sequential with layers: pass its layers (layers:), or choose them by a block"
-          end
+          found = Layers.of(@model)
+          return found unless found.empty?
 
-          outer = lists.reject { |name, _| lists.each_key.any? { |other| within?(name, other) } }
-          name, list = outer.max_by { |_, each| elements(each) }
-          while (found = main_list_within(name, list, lists))
-            name, list = found
-          end
-          prefix = name.empty? ? "" : "#{name}."
-          list.named_children.compact.to_a.uniq { |_, layer| layer.object_id }.to_h { |key, layer| ["#{prefix}#{key}", layer] }
-        end
-
-        # A list of blocks between other layers in a list.
-        def main_list_within(name, list, lists)
-          longer = lists.select { |other, each| within?(other, name) && each.children.size > list.children.size }
-          found = longer.max_by { |_, each| elements(each) }
-          found if found && 2 * elements(found.last) > elements(list)
-        end
-
-        def list?(layer)
-          layer.is_a?(Torch::NN::ModuleList) || layer.is_a?(Torch::NN::Sequential)
-        end
-
-        def within?(name, outer)
-          name != outer && (outer.empty? || name.start_with?("#{outer}."))
-        end
-
-        def elements(layer)
-          layer.parameters.sum(&:numel)
+          raise ArgumentError, "the model has no ModuleList and no Sequential with layers: pass its layers (layers:), or choose them by a block"
         end
 
         def chosen_by(policy)
@@ -236,7 +211,7 @@ module Torch
 
           found = {}
           @model.named_modules.each do |name, layer|
-            next if name.empty? || abstract?(layer) || found.each_key.any? { |outer| within?(name, outer) }
+            next if name.empty? || abstract?(layer) || found.each_key.any? { |outer| Layers.within?(name, outer) }
 
             found[name] = layer if policy.call(name, layer)
           end
