@@ -52,6 +52,10 @@ class Unit
     void show(const at::Tensor &flat);
     void keep_shown() const;
     at::Tensor shard() const;
+    bool on_device() const
+    {
+        return !is_on_cpu(params[0].piece);
+    }
     void cast_shard(void *into, size_t count) const;
     // The user may freeze parameters between steps. Returns those that need a hook.
     std::vector<size_t> follow_requires_grad();
