@@ -156,7 +156,7 @@ class FsdpStateTest < Minitest::Test
         -> { FSDP.fully_shard(scalar) }, -> { FSDP.fully_shard(mixed) }, -> { MixedPrecision.new(param_dtype: :int8) },
         -> { wrap.call(sharding_strategy: :some) }, -> { wrap.call(sharding_strategy: :hybrid_shard) },
         -> { wrap.call(device_mesh: mesh, process_group: mesh.get_group) }, -> { wrap.call(auto_wrap_policy: 3) },
-        -> { wrap.call(cpu_offload: true) }, -> { sharded.to("cpu") }, -> { sharded.dup }, -> { FSDP.full_state_dict(linear.call) }
+        -> { wrap.call(cpu_offload: 1) }, -> { sharded.to("cpu") }, -> { sharded.dup }, -> { FSDP.full_state_dict(linear.call) }
       ].map { |mistake| failure { mistake.call } }
     end
     expected = [
@@ -165,7 +165,7 @@ class FsdpStateTest < Minitest::Test
       /reshard_after_forward: expected true, false or nil, got 2/, /mp_policy: expected a MixedPrecisionPolicy, got :bfloat16/,
       /parameter "scale" has no dimension/, /parameter "scale" is :float64 on cpu, "weight" :float32/, /param_dtype: expected one of .* got :int8/,
       /sharding_strategy: expected one of .*, got :some/, /device_mesh: expected two dimensions, .* got none/,
-      /process_group: expected nil beside a device_mesh/, /auto_wrap_policy: expected something to call/, /cpu_offload: expected nil, got true/,
+      /process_group: expected nil beside a device_mesh/, /auto_wrap_policy: expected something to call/, /cpu_offload: expected true, false or nil, got 1/,
       /has been sharded by fully_shard: move or convert it before that/, /cannot be copied/, /is not sharded: see fully_shard/
     ]
     errors.each { |of| expected.zip(of) { |pattern, (_, text)| assert_match pattern, text.to_s } }

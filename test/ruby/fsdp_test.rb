@@ -61,6 +61,11 @@ class FsdpTest < Minitest::Test
     assert_operator found.max, :<, 1e-10
   end
 
+  def test_offloading_changes_nothing_on_the_cpu
+    found = world(2) { |rank| follow(tower, shard(tower, offload_policy: FSDP::CPUOffloadPolicy.new), rank, 2, steps: 5) }
+    assert_operator found.max, :<, 1e-10
+  end
+
   def test_several_modules_as_one_unit
     found = world(2) do |rank|
       model = tower

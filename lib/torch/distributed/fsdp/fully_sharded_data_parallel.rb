@@ -32,7 +32,7 @@ module Torch
         # @param sharding_strategy [Symbol] one of {ShardingStrategy}
         # @param auto_wrap_policy [#call, nil] see {WrapPolicies}; nil: the model is one unit, and whole while it runs
         # @param mixed_precision [MixedPrecisionPolicy, nil]
-        # @param cpu_offload [nil] not available yet
+        # @param cpu_offload [Boolean, nil] as with {CPUOffloadPolicy}
         # @param ignored_params [Enumerable<Torch::NN::Parameter>] that remain as they are
         # @param sync_module_states [Boolean] whether rank 0's parameters and buffers go to all before they are sharded
         # @param device_mesh [DeviceMesh, nil] instead of a group; two dimensions for HYBRID_SHARD
@@ -47,7 +47,7 @@ module Torch
           raise TypeError, "mod: expected a Torch::NN::Module, got #{mod.inspect}" unless mod.is_a?(Torch::NN::Module)
 
           @strategy = strategy(sharding_strategy)
-          raise ArgumentError, "cpu_offload: expected nil, got #{cpu_offload.inspect}: it is not available yet" unless [nil, false].include?(cpu_offload)
+          raise ArgumentError, "cpu_offload: expected true, false or nil, got #{cpu_offload.inspect}" unless [nil, true, false].include?(cpu_offload)
           unless auto_wrap_policy.nil? || auto_wrap_policy.respond_to?(:call)
             raise ArgumentError, "auto_wrap_policy: expected something to call, see WrapPolicies, got #{auto_wrap_policy.inspect}"
           end
@@ -55,6 +55,7 @@ module Torch
           @groups = groups(process_group, device_mesh)
           broadcast(mod) if sync_module_states
           @options = {groups: @groups, reshard_after_forward: {full_shard: nil, hybrid_shard: nil}.fetch(@strategy, false),
+                      offload_policy: cpu_offload ? CPUOffloadPolicy.new : OffloadPolicy.new,
                       mp_policy: mixed_precision || MixedPrecisionPolicy.new, ignored_params: ignored_params.to_a}
           wrap(mod, "", auto_wrap_policy) if auto_wrap_policy
           FSDP.shard(mod, name: mod.class.name, **@options)

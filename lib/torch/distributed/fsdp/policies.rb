@@ -38,8 +38,13 @@ module Torch
         end
       end
 
-      # Where a unit's shards are between its uses: on the device of its parameters.
+      # Where a unit's shards, their gradients and the optimizer's state are: on the device of its parameters.
       class OffloadPolicy
+      end
+
+      # In the CPU's memory. Where the parameters are there already this changes nothing, as in PyTorch; for others it is not
+      # available.
+      class CPUOffloadPolicy < OffloadPolicy
       end
 
       # Which parts of a model become units of their own, for `auto_wrap_policy:` of {FullyShardedDataParallel}. A policy is called

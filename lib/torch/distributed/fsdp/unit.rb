@@ -41,9 +41,11 @@ module Torch
             @owners[parameter]
           end
 
-          # @return [Integer] how many were made before
-          def count
-            @count = (@count || -1) + 1
+          # The ranks of a group make its units in the same order, and compare these numbers with each operation.
+          #
+          # @return [Integer] of the next unit of a group
+          def next_of(group)
+            @counts[group.name] += 1
           end
 
           # @api private
@@ -52,6 +54,7 @@ module Torch
           end
         end
         @owners = ObjectSpace::WeakMap.new
+        @counts = Hash.new(-1)
 
         def initialize(state, modules, parameters, groups, name:, reshard:, precision:)
           @state = state
@@ -59,8 +62,7 @@ module Torch
           @group = groups.first
           @precision = precision
           @reshard = reshard
-          # All ranks make units in the same order, and compare the names with each operation.
-          @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.count})", groups)
+          @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.next_of(groups.compact.first)})", groups)
           parameters.list.each { |each| Unit.own(each, self) }
           modules.each do |mod|
             mod.instance_variable_set(UNIT, self)
