@@ -205,4 +205,24 @@ class ActivationCheckpointTest < Minitest::Test
       gradients.flatten.zip(results[0][1].flatten) { |averaged, expected| assert_in_delta expected, averaged, 1e-5 * expected.abs }
     end
   end
+
+  # What layers compute is freed amid the step, not at the next one.
+  def test_memory
+    peaks = world(1) do
+      layers = Array.new(16) { Torch::NN::Sequential.new(Torch::NN::Linear.new(64, 128), Torch::NN::Tanh.new, Torch::NN::Linear.new(128, 64), Torch::NN::Tanh.new) }
+      x = Torch.randn(16_384, 64)
+      [false, true].map do |checkpointed|
+        2.times.map do
+          GC.start
+          Distributed.reset_peak_memory_stats
+          before = Distributed.memory_stats[:current_bytes]
+          layers.reduce(x) { |y, layer| checkpointed ? Torch::Utils::Checkpoint.checkpoint(layer, y) : layer.call(y) }.sum.backward
+          Distributed.memory_stats[:peak_bytes] - before
+        end.last
+      end
+    end.first
+    # 24 MiB a layer without; with, 4 of them and what the budget leaves.
+    assert_operator peaks[0], :>, 16 * 22 * 1024 * 1024
+    assert_operator peaks[1], :<, 0.6 * peaks[0]
+  end
 end

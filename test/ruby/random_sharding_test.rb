@@ -6,7 +6,7 @@ require_relative "random_sharding"
 class RandomShardingTest < Minitest::Test
   [1, 2, 3].each do |size|
     define_method(:"test_sharded_training_on_#{size}_ranks_is_that_of_one_process") do
-      found = RandomSharding.failure(method(:world), RandomSharding.cases(1, 25, size))
+      found = RandomSharding.failure(method(:world), RandomSharding.cases(1, 15, size))
       assert_nil found, found
     end
   end

@@ -52,6 +52,18 @@ class StepMemoryTest < Minitest::Test
     assert_equal BUDGET * 2, heap.most
   end
 
+  def test_segments_amid_a_step_are_collected_by_the_budget
+    heap = Heap.new
+    memory = heap.memory
+    results = Array.new(40) { |index| memory.segment { heap.leave(BUDGET / 4).then { index } } }
+    assert_equal [*0...40], results
+    assert_operator heap.most, :<=, 1.25 * BUDGET
+    assert_equal 8, heap.collections
+    memory.synchronize(nil, BUDGET)
+    20.times { memory.segment { heap.leave(BUDGET) } }
+    assert_equal 8, heap.collections
+  end
+
   def test_small_steps_come_together_until_the_budget_is_full
     heap = run_steps(BUDGET / 8, 80)
     assert_operator heap.most, :<=, BUDGET

@@ -28,7 +28,9 @@ module Torch
       # For how many objects room is made at most, some 20 MiB, and how often: what else makes Ruby collect stays as it is.
       MOST_OBJECTS = 500_000
       MOST_ROOMS = 8
-      private_constant :MEASURED_EVERY, :MOST_OBJECTS, :MOST_ROOMS
+      # Segments from one that is measured to the next: odd, so that it is now this layer of a model and now that.
+      SEGMENTS_EVERY = 7
+      private_constant :MEASURED_EVERY, :MOST_OBJECTS, :MOST_ROOMS, :SEGMENTS_EVERY
 
       class << self
         # @return [StepMemory] the process's own; its C heap keeps what is freed from now on, unless TDDP_KEEP_MEMORY=0
@@ -47,6 +49,7 @@ module Torch
         @steps = 0
         @rooms = 0
         @after = nil
+        @segments = @segment_bytes = @segment_garbage = 0
         synchronize(MOST_STEPS, BUDGET)
       end
 
@@ -74,7 +77,29 @@ module Torch
         nil
       end
 
+      # Around what leaves garbage amid a step: a checkpointed segment, whose results on the way are to be freed, but which
+      # Ruby would keep until it collects.
+      #
+      # @return [Object] the block's value
+      def segment
+        return yield unless @every
+
+        before = @in_use.call if (@segments % SEGMENTS_EVERY).zero?
+        @segments += 1
+        result = yield
+        @segment_bytes = [@in_use.call - before, 0].max if before
+        @segment_garbage += @segment_bytes
+        collect_segments if @segment_garbage > @budget
+        result
+      end
+
       private
+
+      def collect_segments
+        @collect.call
+        @collections &&= GC.count
+        @segment_garbage = 0
+      end
 
       # One step after a collection: learns how much a step leaves, and so how many fill the budget.
       def measure

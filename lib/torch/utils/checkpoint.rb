@@ -4,6 +4,7 @@ require "torch"
 require "torch_ddp/ext"
 require_relative "../distributed/errors"
 require_relative "../distributed/nested"
+require_relative "../distributed/step_memory"
 
 module Torch
   module Utils
@@ -59,7 +60,7 @@ module Torch
 
           segment = Segment._begin(Torch::Distributed::Nested.tensors([args, kwargs]), preserve_rng_state,
             second_run(function, args, kwargs))
-          tie(segment, Torch.no_grad { function.call(*args, **kwargs) })
+          tie(segment, memory.segment { Torch.no_grad { function.call(*args, **kwargs) } })
         end
 
         private
@@ -67,12 +68,18 @@ module Torch
         # Made here, so that it holds no variable of the caller's.
         def second_run(function, args, kwargs)
           surroundings = Thread.current[:torch_ddp_surroundings]
+          memory = self.memory
           lambda do |tensors|
             again, options = Torch::Distributed::Nested.map([args, kwargs]) { tensors.shift }
             run = -> { function.call(*again, **options) }
             # Mixed precision, for instance, is over when backward begins.
-            Torch::Distributed::Nested.tensors(surroundings ? surroundings.during(&run) : run.call)
+            Torch::Distributed::Nested.tensors(memory.segment { surroundings ? surroundings.during(&run) : run.call })
           end
+        end
+
+        # Else what a segment computes on the way would remain until Ruby collects it.
+        def memory
+          Torch::Distributed::StepMemory.instance
         end
 
         def tie(segment, result)
