@@ -19,6 +19,7 @@ void ShardedModel::begin_backward()
         return;
     }
     in_backward_ = true;
+    backward_number_++;
     backward_ns_ = tddp_trace_enabled() ? tddp_trace_now() : 0;
     for (const auto &unit : units_) {
         unit->begin_backward();
@@ -55,16 +56,18 @@ void ShardedModel::gradient_arrived(size_t number, size_t index)
     finalize_if_last(number);
 }
 
-void ShardedModel::forward_closed(size_t number, bool with_inputs)
+void ShardedModel::forward_reached(size_t number, bool with_inputs)
 {
     Unit &of = unit(number);
-    (with_inputs ? of.open_inputs : of.open_without_inputs)--;
+    (with_inputs ? of.open : of.open_without_inputs)++;
 }
 
-void ShardedModel::inputs_passed(size_t number)
+void ShardedModel::forward_passed(size_t number)
 {
+    Unit &of = unit(number);
+    of.open--;
+    of.passed = true;
     if (in_backward_) {
-        unit(number).passed = true;
         finalize_if_last(number);
     }
 }
@@ -77,12 +80,12 @@ void ShardedModel::finalize_if_last(size_t number)
 {
     Unit &of = unit(number);
     const bool last = of.all_arrived(true) && !of.finalized;
-    const bool passed = of.passed && of.open_inputs == 0 && of.open_without_inputs == 0;
+    const bool passed = of.passed && of.open == 0 && of.open_without_inputs == 0;
     const bool all = last || (passed && of.all_arrived(false));
     const bool frozen = of.trained < of.params.size();
     of.finalized = of.finalized || last;
     of.release_due = of.release_due || all;
-    if (of.in_backward && of.release_due && (passed || (of.open_inputs == 0 && !frozen))) {
+    if (of.in_backward && of.release_due && (passed || (of.open == 0 && !frozen))) {
         release(number);
     }
     if (all) {

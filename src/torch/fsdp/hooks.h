@@ -34,45 +34,44 @@ class ArrivedHook final : public torch::autograd::FunctionPostHook
     size_t index_;
 };
 
-// One forward of a unit, until backward has the gradients of all its inputs, or the graph is
-// destroyed. Of one without inputs that need a gradient nothing else is known. The hooks own it.
+// One forward of a unit. Backward has come to it when it has come to an output, and has passed it
+// when the gradients of all its inputs are there. Of one without inputs that need a gradient the
+// latter is not known. Nothing follows from when the graph is destroyed, which a garbage collector
+// decides on each rank for itself. The hooks own it.
 class Forward
 {
   public:
     Forward(std::weak_ptr<ShardedModel> model, size_t unit, size_t inputs)
-        : model_(std::move(model)), unit_(unit), left_(inputs), has_inputs_(inputs > 0)
+        : model_(std::move(model)), unit_(unit), inputs_(inputs)
     {
     }
-    ~Forward()
+    void output_reached()
     {
-        close();
+        const std::shared_ptr<ShardedModel> model = model_.lock();
+        if (!model) {
+            return;
+        }
+        model->outputs_reached(unit_);
+        if (backward_ != model->backward_number()) {
+            backward_ = model->backward_number();
+            left_ = inputs_;
+            model->forward_reached(unit_, inputs_ > 0);
+        }
     }
-    Forward(const Forward &) = delete;
-    Forward &operator=(const Forward &) = delete;
     void input_passed()
     {
         const std::shared_ptr<ShardedModel> model = model_.lock();
-        if (left_ > 0 && --left_ == 0 && model) {
-            close();
-            model->inputs_passed(unit_);
+        if (model && backward_ == model->backward_number() && left_ > 0 && --left_ == 0) {
+            model->forward_passed(unit_);
         }
     }
 
   private:
-    void close()
-    {
-        const std::shared_ptr<ShardedModel> model = model_.lock();
-        if (!closed_ && model) {
-            model->forward_closed(unit_, has_inputs_);
-        }
-        closed_ = true;
-    }
-
     std::weak_ptr<ShardedModel> model_;
     size_t unit_;
-    size_t left_;
-    bool has_inputs_;
-    bool closed_ = false;
+    size_t inputs_;
+    size_t left_ = 0;
+    uint64_t backward_ = 0; // the last that came to it
 };
 
 } // namespace tddp_torch

@@ -185,7 +185,6 @@ void ShardedModel::enter(size_t number, const std::vector<at::Tensor *> &inputs)
         wanted.push_back(*input);
     }
     const auto forward = std::make_shared<Forward>(weak_from_this(), number, wanted.size());
-    (wanted.empty() ? of.open_without_inputs : of.open_inputs)++;
     for (const at::Tensor &input : wanted) {
         input.register_hook([forward](const at::Tensor &) { forward->input_passed(); });
     }
@@ -198,24 +197,19 @@ void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs
     if (of.forwards > 0) {
         of.forwards--;
     }
-    std::shared_ptr<void> forward; // none without grad
+    std::shared_ptr<Forward> forward; // none without grad
     if (at::GradMode::is_enabled() && !of.entered.empty()) {
-        forward = of.entered.back();
+        forward = std::move(of.entered.back());
         of.entered.pop_back();
     }
     if (of.forwards == 0 && !of.in_backward) {
         of.hide();
     }
     bool backward = false;
-    const bool with_grad = at::GradMode::is_enabled();
     for (const at::Tensor *output : outputs) {
-        if (with_grad && output->defined() && output->requires_grad() && !output->is_leaf()) {
+        if (forward && output->defined() && output->requires_grad() && !output->is_leaf()) {
             backward = true;
-            output->register_hook([weak = weak_from_this(), number, forward](const at::Tensor &) {
-                if (const std::shared_ptr<ShardedModel> model = weak.lock()) {
-                    model->outputs_reached(number);
-                }
-            });
+            output->register_hook([forward](const at::Tensor &) { forward->output_reached(); });
         }
     }
     of.ran = of.ran || backward;

@@ -46,9 +46,13 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
 
     // --- backward, called by hooks
     void outputs_reached(size_t number);
-    void inputs_passed(size_t number);
     void gradient_arrived(size_t number, size_t index);
-    void forward_closed(size_t number, bool with_inputs);
+    void forward_reached(size_t number, bool with_inputs);
+    void forward_passed(size_t number);
+    uint64_t backward_number() const
+    {
+        return backward_number_;
+    }
 
   private:
     static void place(void *self, size_t unit, void *data);
@@ -73,6 +77,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     std::vector<std::unique_ptr<Unit>> units_;
     bool sync_ = true;
     bool in_backward_ = false;
+    uint64_t backward_number_ = 0;
     int64_t forward_ns_ = 0; // when it began, for the trace; 0: there is none
     int64_t backward_ns_ = 0;
 };

@@ -277,6 +277,8 @@ void Unit::begin_backward()
 {
     finalized = false;
     passed = false;
+    open = 0;
+    open_without_inputs = 0;
     for (ShardedParam &param : params) {
         param.arrived = false;
         param.is_last = false;

@@ -16,6 +16,8 @@
 namespace tddp_torch
 {
 
+class Forward;
+
 struct ShardedParam {
     at::Tensor *handle; // the host's
     std::string name;
@@ -76,15 +78,16 @@ class Unit
     void reset();
 
     std::vector<ShardedParam> params;
-    tddp_group *shard_group;   // the sharder's; or nullptr
-    tddp_group *replica_group; // nullptr: none
-    int forwards = 0;          // that are running
-    size_t trained = 0;        // parameters that need a gradient
-    // Forwards that backward has not passed yet, and those of which that is not known.
-    int open_inputs = 0;
+    tddp_group *shard_group;                       // the sharder's; or nullptr
+    tddp_group *replica_group;                     // nullptr: none
+    int forwards = 0;                              // that are running
+    size_t trained = 0;                            // parameters that need a gradient
+    std::vector<std::shared_ptr<Forward>> entered; // the forwards that are running, with grad
+    // Forwards that backward has come to and not passed, and those of which the latter is not
+    // known.
+    int open = 0;
     int open_without_inputs = 0;
-    std::vector<std::shared_ptr<void>> entered; // the forwards that are running, with grad
-    bool passed = false;                        // backward has passed the inputs of a forward
+    bool passed = false; // backward has passed a forward
     bool in_backward = false;
     bool finalized = false;   // all gradients have arrived in this backward
     bool release_due = false; // and since it was gathered
