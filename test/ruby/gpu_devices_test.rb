@@ -1,36 +1,14 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
+require_relative "on_gpu"
 require "fiddle"
 require "json"
 
-# What operations on a GPU's memory promise. On a machine with GPUs they run there; with the stand-ins for CUDA and NCCL
-# (`rake test:stand_ins`) the CPU's tensors count as a GPU's, which shows the logic alone. Ranks share one GPU: NCCL lets
-# them if each says that it is a host of its own.
+# What operations on a GPU's memory promise.
 class GPUDevicesTest < Minitest::Test
-  STAND_INS = ENV["TDDP_STAND_IN_CUDA"] == "1"
-  DEVICE = STAND_INS ? "cpu" : "cuda:0"
-  # A process that has asked CUDA for anything cannot hand it to its forks.
-  START_METHOD = STAND_INS ? :fork : :spawn
+  include OnGPU
+
   ReduceOp = Distributed::ReduceOp
-
-  def setup
-    skip "no GPU is here; `rake test:stand_ins` shows the logic without one" unless STAND_INS || Torch::CUDA.available?
-    skip "NCCL is not here: #{Distributed.nccl_available?}" unless Distributed.nccl_available?
-  end
-
-  def ranks(size, backend = "nccl", timeout: 30, **options)
-    Timeout.timeout(60) do
-      Distributed.fork_world(size, start_method: START_METHOD) do |rank, port|
-        ENV["NCCL_HOSTID"] = "rank#{rank}"
-        ENV["NCCL_SOCKET_IFNAME"] = "lo"
-        Distributed.init_process_group(backend, timeout: timeout, **options)
-        yield rank, port
-      ensure
-        Distributed.destroy_process_group
-      end
-    end
-  end
 
   # Has the host not wait for the CPU's stand-in for a stream, as it does not for a GPU's.
   def detach_default_stream
@@ -53,10 +31,6 @@ class GPUDevicesTest < Minitest::Test
       end
       yield -> { store.set("go on", "1") }
     end.first
-  end
-
-  def filled(value, count = 5)
-    Torch.full([count], value).to(DEVICE)
   end
 
   def test_the_result_is_there_for_what_comes_after_the_wait
@@ -239,13 +213,11 @@ class GPUDevicesTest < Minitest::Test
 
   # By a trace: buckets leave before the last gradient is there.
   def test_buckets_travel_while_backward_goes_on
-    Dir.mktmpdir do |folder|
-      with_env("TDDP_TRACE" => folder) do
-        ranks(2) do
-          net = Torch::NN::Sequential.new(*Array.new(6) { Torch::NN::Linear.new(256, 256) }).to(DEVICE)
-          model = Torch::NN::Parallel::DistributedDataParallel.new(net, bucket_cap_mb: 0.3)
-          5.times { model.call(Torch.ones(256, 256).to(DEVICE)).sum.backward }
-        end
+    in_traced_folder do |folder|
+      ranks(2) do
+        net = Torch::NN::Sequential.new(*Array.new(6) { Torch::NN::Linear.new(256, 256) }).to(DEVICE)
+        model = Torch::NN::Parallel::DistributedDataParallel.new(net, bucket_cap_mb: 0.3)
+        5.times { model.call(Torch.ones(256, 256).to(DEVICE)).sum.backward }
       end
       2.times do |rank|
         spans = JSON.parse(File.read(File.join(folder, "trace_rank_#{rank}.json"))).select { |event| event["ph"] == "X" }
@@ -275,9 +247,15 @@ class GPUDevicesTest < Minitest::Test
     end
   end
 
+  # In a process that was spawned, the folder of the one that spawned it.
+  def in_traced_folder
+    return yield ENV.fetch("TDDP_TRACE") if ENV[Distributed::SPAWN_ENV_KEY] == "1"
+
+    Dir.mktmpdir { |folder| with_env("TDDP_TRACE" => folder) { yield folder } }
+  end
+
   def join(rank, port)
-    ENV["NCCL_HOSTID"] = "rank#{rank}"
-    ENV["NCCL_SOCKET_IFNAME"] = "lo"
+    share_gpu(rank)
     Distributed.init_process_group("nccl", init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: 30)
     tensor = filled(rank.to_f)
     Distributed.all_reduce(tensor)

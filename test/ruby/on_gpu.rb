@@ -1,0 +1,43 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+# Tests with a GPU's memory. On a machine with GPUs they run there; with the stand-ins for CUDA and NCCL
+# (`rake test:stand_ins`) the CPU's tensors count as a GPU's, which shows the logic alone. Ranks share one GPU: NCCL lets
+# them if each says that it is a host of its own.
+module OnGPU
+  STAND_INS = ENV["TDDP_STAND_IN_CUDA"] == "1"
+  DEVICE = STAND_INS ? "cpu" : "cuda:0"
+  # A process that has asked CUDA for anything cannot hand it to its forks.
+  START_METHOD = STAND_INS ? :fork : :spawn
+
+  def setup
+    # The process that spawned this one has asked.
+    return if ENV[Torch::Distributed::SPAWN_ENV_KEY] == "1"
+
+    skip "no GPU is here; `rake test:stand_ins` shows the logic without one" unless STAND_INS || Torch::CUDA.available?
+    skip "NCCL is not here: #{Torch::Distributed.nccl_available?}" unless Torch::Distributed.nccl_available?
+  end
+
+  # Runs the block on each rank of a fresh world, within a group.
+  def ranks(size, backend = "nccl", timeout: 30, **options)
+    Timeout.timeout(60) do
+      Torch::Distributed.fork_world(size, start_method: START_METHOD) do |rank, port|
+        share_gpu(rank)
+        Torch::Distributed.init_process_group(backend, timeout: timeout, **options)
+        yield rank, port
+      ensure
+        Torch::Distributed.destroy_process_group
+      end
+    end
+  end
+
+  def share_gpu(rank)
+    ENV["NCCL_HOSTID"] = "rank#{rank}"
+    ENV["NCCL_SOCKET_IFNAME"] = "lo"
+  end
+
+  def filled(value, count = 5)
+    Torch.full([count], value).to(DEVICE)
+  end
+end
