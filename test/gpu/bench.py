@@ -5,6 +5,9 @@
 Rounds of the two alternate, so that what else the machine does falls on both; the figures are medians over the rounds
 of microseconds a call, as rank 0 has them. "each" waits for every call's result, "row" has all calls of a round under way
 before it waits. Without --torch only libtddp is measured. The output is Markdown.
+
+The time is shared among all sizes of both tables: where calls take long, a round has fewer of them, and then there are
+fewer rounds.
 """
 
 import argparse
@@ -89,7 +92,7 @@ class World:
             rank.end()
 
 
-def calls_of(size):
+def most_calls(size):
     return 200 if size < 1 << 16 else 50 if size < 1 << 20 else 20 if size < 32 << 20 else 5
 
 
@@ -100,25 +103,49 @@ def text_of(size):
     return "%d B" % size
 
 
+# The least that a figure is made of.
+LEAST_CALLS = 3
+LEAST_ROUNDS = 3
+
+
+def plan(worlds, size, most_rounds, seconds):
+    """How many rounds of how many calls take about so many seconds, by what a few calls take."""
+    started = time.monotonic()
+    for world in worlds.values():
+        for way in ("each", "row"):
+            world.round("%s %d 1" % (way, size))
+    # A round makes a call that is not timed first.
+    call = (time.monotonic() - started) / 2
+    calls = int(seconds / call / most_rounds) - 1
+    if calls >= LEAST_CALLS:
+        return most_rounds, min(calls, most_calls(size))
+    return min(most_rounds, max(LEAST_ROUNDS, int(seconds / call / (LEAST_CALLS + 1)))), LEAST_CALLS
+
+
 def measure(worlds, ranks, options, deadline):
     sides = list(worlds)
     if not sides:
         return
     print("\n%d rank%s: %s\n" % (ranks, "" if ranks == 1 else "s", "; ".join(worlds[side].version for side in sides)))
-    print("| size | %s |" % " | ".join("%s, %s" % (side, way) for way in ("each", "row") for side in sides))
-    print("| ---: |%s" % (" ---: |" * 2 * len(sides)))
-    for size in SIZES[::3] if options.quick else SIZES:
-        if time.monotonic() > deadline:
+    print("| size | %s | rounds of calls |" % " | ".join("%s, %s" % (side, way) for way in ("each", "row") for side in sides))
+    print("| ---: |%s ---: |" % (" ---: |" * 2 * len(sides)))
+    sizes = SIZES[::3] if options.quick else SIZES
+    for world in worlds.values():  # the first call connects the ranks
+        world.round("each %d 1" % sizes[0])
+    for position, size in enumerate(sizes):
+        left = deadline - time.monotonic()
+        if left <= 0:
             print("\nOut of time before %s: larger sizes were not measured." % text_of(size))
             return
+        rounds, calls = plan(worlds, size, options.rounds, left / (len(sizes) - position))
         figures = {(side, way): [] for way in ("each", "row") for side in sides}
-        for number in range(options.rounds):
+        for number in range(rounds):
             for way in ("each", "row"):
                 # Whoever is first finds the machine as the last round left it.
                 for side in sides if number % 2 == 0 else sides[::-1]:
-                    figures[side, way].append(worlds[side].round("%s %d %d" % (way, size, calls_of(size))))
+                    figures[side, way].append(worlds[side].round("%s %d %d" % (way, size, calls)))
         medians = ["%.1f" % statistics.median(figures[side, way]) for way in ("each", "row") for side in sides]
-        print("| %s | %s |" % (text_of(size), " | ".join(medians)), flush=True)
+        print("| %s | %s | %d × %d |" % (text_of(size), " | ".join(medians), rounds, calls), flush=True)
 
 
 def main():
@@ -128,16 +155,16 @@ def main():
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: PyTorch's side over Gloo")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
-    parser.add_argument("--seconds", type=float, default=120, help="no new size is begun after so long")
+    parser.add_argument("--seconds", type=float, default=120, help="for all, beside what starting takes; no new size is begun after so long")
     options = parser.parse_args()
     commands = {"libtddp": [options.worker]}
     if options.torch:
         commands["PyTorch"] = [options.torch, os.path.join(HERE, "torch_all_reduce.py")]
     os.environ["TDDP_BENCH_DEVICE"] = options.device
-    deadline = time.monotonic() + options.seconds
     failed = False
-    print("Microseconds a call of all_reduce (sum, float32), medians of %d rounds." % options.rounds)
-    for ranks in (2, 1):
+    print("Microseconds a call of all_reduce (sum, float32), medians of the rounds.")
+    # Calls of two ranks take longer.
+    for ranks, share in ((2, 0.75), (1, 0.25)):
         worlds = {}
         try:
             for side, command in commands.items():
@@ -146,7 +173,7 @@ def main():
                 except Stopped as stopped:
                     failed = True
                     print("\n%s with %d ranks did not start: %s" % (side, ranks, stopped))
-            measure(worlds, ranks, options, deadline)
+            measure(worlds, ranks, options, time.monotonic() + share * options.seconds)
         except Stopped as stopped:
             failed = True
             print("\n%d ranks: stopped: %s" % (ranks, stopped))
