@@ -1,8 +1,14 @@
-# Builds what test/gpu/run runs, into the folder $1; sourced by it. With cmake, else with the compilers alone.
+# Builds what the programs of this folder run, into the folder $1; sourced by them. With cmake, else with the compilers alone.
 
-# The shim is built too where a libtorch with headers is at $2; $3 is the ABI of its C++ library.
+# The shim is built too where a libtorch with headers is at $2; $3 is the ABI of its C++ library. The gloo backend, where an
+# installed Gloo is at $4.
 build_with_cmake() {
-    local folder="$1" torch="$2" abi="$3" settings=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTDDP_TESTS=ON -DTDDP_GLOO=OFF)
+    local folder="$1" torch="$2" abi="$3" gloo="${4:-}" settings=(-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTDDP_TESTS=ON)
+    if [ -n "$gloo" ]; then
+        settings+=(-DTDDP_GLOO=ON "-DCMAKE_PREFIX_PATH=$gloo")
+    else
+        settings+=(-DTDDP_GLOO=OFF)
+    fi
     if [ -n "$torch" ]; then
         settings+=(-DTDDP_TORCH=ON "-DTDDP_LIBTORCH=$torch" "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=$abi")
     else

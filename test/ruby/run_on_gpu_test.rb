@@ -5,13 +5,15 @@ require "fileutils"
 require "open3"
 require "tmpdir"
 
-# test/gpu/run itself, which no machine without a GPU would try otherwise: with the tests' stand-ins for CUDA and NCCL.
+# test/gpu/run and test/gpu/ruby themselves, which no machine without a GPU would try otherwise: with the tests' stand-ins for
+# CUDA and NCCL.
 class RunOnGPUTest < Minitest::Test
   ROOT = File.expand_path("../..", __dir__)
   PROGRAM = File.join(ROOT, "test/gpu/run")
+  RUBY_PROGRAM = File.join(ROOT, "test/gpu/ruby")
 
-  def run_program(*arguments, env: {})
-    Open3.capture2e({"OUT" => nil, **env}, PROGRAM, *arguments)
+  def run_program(*arguments, env: {}, program: PROGRAM)
+    Open3.capture2e({"OUT" => nil, **env}, program, *arguments)
   end
 
   # The parts themselves are in test/slow/gpu_build_test.rb.
@@ -67,9 +69,11 @@ class RunOnGPUTest < Minitest::Test
   def test_without_a_gpu_it_says_so_at_once
     skip "there is a GPU here" unless Dir["/dev/nvidia[0-9]*"].empty?
 
-    out, status = run_program
-    assert_equal 77, status.exitstatus
-    assert_match(/no NVIDIA GPU here.*--stand-ins/, out)
+    [[PROGRAM], [RUBY_PROGRAM, "--gems", "gems"]].each do |program, *arguments|
+      out, status = run_program(*arguments, program: program)
+      assert_equal 77, status.exitstatus
+      assert_match(/no NVIDIA GPU here.*--stand-ins/, out)
+    end
   end
 
   def test_a_wrong_call_is_told
@@ -77,6 +81,20 @@ class RunOnGPUTest < Minitest::Test
       out, status = run_program(*arguments)
       assert_equal 2, status.exitstatus, arguments.inspect
       assert_includes out, arguments.last
+    end
+    [["--nonsense"], ["--gems", "gems", "--seconds", "many"], ["--gloo"], ["--stand-ins"]].each do |arguments|
+      out, status = run_program(*arguments, program: RUBY_PROGRAM)
+      assert_equal 2, status.exitstatus, arguments.inspect
+      assert_includes out, arguments.last
+    end
+  end
+
+  # What it needs beside a compiler is said before anything is built.
+  def test_without_what_ruby_needs_it_says_so
+    Dir.mktmpdir do |dir|
+      out, status = run_program("--stand-ins", "--gems", dir, "--build", dir, program: RUBY_PROGRAM, env: {"PYTHON" => "no-python", "LIBTORCH" => ""})
+      assert_equal 1, status.exitstatus
+      assert_match(/^- FAILED: no Python with a torch and its headers is here: PYTHON or LIBTORCH names one$/, out)
     end
   end
 

@@ -1,0 +1,89 @@
+# What the programs of this folder share: parts that pass, fail or cannot be run, and the report of them. Sourced.
+
+# Whether there is one is asked without the driver's help where there is none.
+gpus() {
+    nvidia-smi -L 2>/dev/null | grep '^GPU' || ls /dev/nvidia[0-9]* 2>/dev/null
+}
+
+# open_report FOLDER SECONDS: report.md and log.txt in the folder, and the time for all parts from here on.
+open_report() {
+    mkdir -p "$1" || exit 2
+    out="$(cd "$1" && pwd)"
+    limit="$2"
+    report="$out/report.md"
+    parts="$(mktemp -d)" || exit 2
+    trap 'rm -rf "$parts"' EXIT
+    passed=0 failed=0 absent=0
+    : >"$report" && : >"$out/log.txt" || exit 2
+}
+
+say() {
+    printf '%s\n' "$*" | tee -a "$report"
+}
+
+# The seconds that a part may take: its own, or what is left of all.
+seconds() {
+    local left=$((limit - SECONDS))
+    echo $((left < $1 ? left : $1))
+}
+
+# A part that cannot be run says why.
+skip() {
+    absent=$((absent + 1))
+    say "- not run: $1: $2"
+}
+
+# part NAME SECONDS COMMAND...: its output is in a log; what failed is shown.
+part() {
+    local name="$1" own="$2" started=$SECONDS status=0 allowed
+    shift 2
+    allowed=$(seconds "$own")
+    if [ "$allowed" -le 0 ]; then
+        failed=$((failed + 1))
+        say "- FAILED: $name: the $limit s for all parts were over before it began"
+        return 1
+    fi
+    timeout -k 5 "$allowed" "$@" >"$parts/$name" 2>&1 </dev/null || status=$?
+    { printf '\n== %s: %s\n' "$name" "$*" && cat "$parts/$name"; } >>"$out/log.txt"
+    case $status in
+    0) passed=$((passed + 1)); say "- passed: $name, $((SECONDS - started)) s" ;;
+    77) skip "$name" "$(grep -v '^skip\|^[0-9]* tests' "$parts/$name" | head -1)" ;;
+    *)
+        failed=$((failed + 1))
+        [ $status -eq 124 ] && say "- FAILED: $name: more than its $allowed s" || say "- FAILED: $name: exit status $status, $((SECONDS - started)) s"
+        tail -40 "$parts/$name" | sed 's/^/      /' | tee -a "$report"
+        ;;
+    esac
+    return $status
+}
+
+# Of the Pythons that there are, one with a torch for CUDA, else one with a torch, else any: $python, and what it knows.
+find_python() {
+    local facts='' best=-1 candidate found rank candidates=("${PYTHON:-python3}")
+    python=
+    [ -z "${PYTHON:-}" ] && candidates+=(/usr/bin/python3)
+    for candidate in "${candidates[@]}"; do
+        found="$(timeout 60 "$candidate" test/gpu/machine.py 2>/dev/null)" || continue
+        rank=0
+        case "$found" in *torch_cuda=[1-9]*) rank=2 ;; *torch_version=*) rank=1 ;; esac
+        [ $rank -gt $best ] && best=$rank python="$candidate" facts="$found"
+    done
+    python_version='' torch_version='' torch_cuda='' torch_abi='' torch_prefix='' gpu='' torch_lacks='' torch_lacks_gpu=''
+    wheel_cudart='' wheel_nccl=''
+    eval "$facts"
+}
+
+# The libraries of torch's wheels, so that all that runs uses the same; else what the loader finds.
+use_wheel_libraries() {
+    [ -z "${TDDP_CUDART_LIBRARY:-}" ] && [ -n "$wheel_cudart" ] && export TDDP_CUDART_LIBRARY="$wheel_cudart"
+    [ -z "${TDDP_NCCL_LIBRARY:-}" ] && [ -n "$wheel_nccl" ] && export TDDP_NCCL_LIBRARY="$wheel_nccl"
+    [ -d /usr/local/cuda/lib64 ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64"
+    say "- libraries: ${TDDP_CUDART_LIBRARY:-libcudart by name}, ${TDDP_NCCL_LIBRARY:-libnccl.so.2 by name}"
+}
+
+say_machine() {
+    say "- date: $(date -u '+%F %R UTC')"
+    say "- system: $(uname -sr), $(uname -m), $(nproc) processors, $(${CC:-cc} --version 2>/dev/null | head -1), $(cmake --version 2>/dev/null | head -1 || true)"
+    [ -z "${stand_ins:-}" ] && say "- GPU: ${gpu:-$(gpus | head -1)}, driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1 || true)"
+    say "- Python: ${python_version:-none}; torch ${torch_version:-none}${torch_cuda:+ for CUDA $torch_cuda}${torch_lacks:+ ($torch_lacks)}${torch_lacks_gpu:+ ($torch_lacks_gpu)}"
+}
