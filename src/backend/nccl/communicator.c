@@ -312,7 +312,8 @@ static tddp_status wait_ready(const tddp_nccl_communicator *communicator, tddp_n
 }
 
 /* Called by all ranks of the parent; ranks that are not members get NULL. NCCL fills in the new
- * communicator when the call on the parent is complete. */
+ * communicator when the call on the parent is complete, which only the parent's state says: the
+ * call itself returns ncclSuccess at once, seen with 2.28. */
 static tddp_status split_comm(tddp_nccl_communicator *parent, int color,
                               const tddp_nccl_communicator_opts *opts, tddp_nccl_comm *created)
 {
@@ -323,6 +324,7 @@ static tddp_status split_comm(tddp_nccl_communicator *parent, int color,
     if (parent->comm) {
         tddp_nccl_result result = parent->libraries->nccl.ncclCommSplit(
             parent->comm, color, opts->rank, created, &config);
+        result = result == TDDP_NCCL_SUCCESS ? TDDP_NCCL_IN_PROGRESS : result;
         status = wait_ready(parent, result, opts, what);
     } else {
         status = fail_aborted(what);
@@ -361,11 +363,10 @@ tddp_status tddp_nccl_communicator_decline(tddp_nccl_communicator *communicator,
                                            const tddp_nccl_communicator_opts *opts)
 {
     const tddp_cuda *cuda = communicator->libraries->cuda;
-    tddp_nccl_comm none = NULL;
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(cuda, communicator->device, &place);
     if (status == TDDP_OK) {
-        status = split_comm(communicator, TDDP_NCCL_NO_COLOR, opts, &none);
+        status = split_comm(communicator, TDDP_NCCL_NO_COLOR, opts, &communicator->none);
         tddp_cuda_leave(cuda, &place);
     }
     return status;

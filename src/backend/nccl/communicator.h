@@ -26,6 +26,7 @@ typedef struct tddp_nccl_communicator {
     _Atomic bool aborted;
     pthread_mutex_t mutex; /* guards the following, and every call with the communicator */
     tddp_nccl_comm comm;   /* NULL after an abort */
+    tddp_nccl_comm none;   /* where a split without this rank writes NULL, perhaps late */
 } tddp_nccl_communicator;
 
 /* What ends a wait early. */

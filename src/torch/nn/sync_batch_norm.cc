@@ -240,9 +240,11 @@ at::Tensor local_sums(const variable_list &saved, const at::Tensor &input, const
         bias_grad = at::zeros({input.size(1)}, options);
         return sums;
     }
+    // By the given statistics; there are none of the batch, which on a GPU must be said so.
+    const at::Tensor none = at::empty({0}, options);
     const auto found = at::native_batch_norm_backward(grad, input, present(saved[1]),
                                                       saved[2].to(options), saved[3].to(options),
-                                                      {}, {}, false, eps, {false, true, true});
+                                                      none, none, false, eps, {false, true, true});
     weight_grad = std::get<1>(found);
     bias_grad = std::get<2>(found);
     sums.select(0, 0).copy_(bias_grad);

@@ -24,7 +24,7 @@
 
 #include "standin/nccl.h"
 
-enum { MOST_LOOKS = 500 * 1000 };
+enum { MOST_LOOKS = 500 * 1000, LOOKS_AT_A_SPLIT = 3 };
 
 static _Thread_local int depth;
 static _Thread_local batch *gathered;
@@ -196,6 +196,13 @@ tddp_nccl_result ncclCommGetAsyncError(tddp_nccl_comm comm, tddp_nccl_result *re
 {
     FAIL_IF_TOLD();
     *result = TDDP_NCCL_SUCCESS;
+    if (comm->splitting > 0 && --comm->splitting == 0 && comm->split) {
+        *comm->split_out = comm->split;
+    }
+    if (comm->splitting > 0) {
+        *result = TDDP_NCCL_IN_PROGRESS;
+        return TDDP_NCCL_SUCCESS;
+    }
     if (!comm->seen && atomic_load(&comm->shared->joined) < comm->size) {
         *result = TDDP_NCCL_IN_PROGRESS;
         return TDDP_NCCL_SUCCESS;
@@ -270,10 +277,24 @@ static bool know_colors(struct ncclComm *comm, int color)
     return true;
 }
 
+/* As the real one: it returns at once and says success, but fills in the new communicator, and
+ * takes no further call, only once its state is no longer "in progress". */
+static tddp_nccl_result split_later(struct ncclComm *comm, tddp_nccl_comm split,
+                                    tddp_nccl_comm *out)
+{
+    comm->split = split;
+    comm->split_out = out;
+    comm->splitting = LOOKS_AT_A_SPLIT;
+    return TDDP_NCCL_SUCCESS;
+}
+
 tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_nccl_comm *made,
                                tddp_nccl_config *config)
 {
     FAIL_IF_TOLD();
+    if (comm->splitting > 0) {
+        return TDDP_NCCL_INVALID_ARGUMENT;
+    }
     (void)key; /* ranks keep their order here */
     tddp_nccl_id id = {{0}};
     int ranks = 0;
@@ -283,7 +304,7 @@ tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_ncc
         return TDDP_NCCL_REMOTE_ERROR;
     }
     if (color == TDDP_NCCL_NO_COLOR) {
-        return TDDP_NCCL_IN_PROGRESS;
+        return split_later(comm, NULL, NULL);
     }
     for (int i = 0; i < comm->size; i++) {
         bool same = atomic_load(&comm->shared->colors[number % 2][i]) == color;
@@ -296,7 +317,9 @@ tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_ncc
         abort();
     }
     close(fd);
-    return ncclCommInitRankConfig(made, ranks, id, rank, config);
+    tddp_nccl_comm split = NULL;
+    tddp_nccl_result result = ncclCommInitRankConfig(&split, ranks, id, rank, config);
+    return result == TDDP_NCCL_IN_PROGRESS ? split_later(comm, split, made) : result;
 }
 
 /* --- the rest -------------------------------------------------------------------------------- */

@@ -51,6 +51,9 @@ struct ncclComm {
     unsigned collectives;  /* so far */
     double factors[FACTORS];
     bool taken[FACTORS];
+    int splitting; /* looks at its state until the split is done */
+    struct ncclComm *split;
+    struct ncclComm **split_out;
 };
 
 typedef enum call_kind {
