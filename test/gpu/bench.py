@@ -56,9 +56,14 @@ class Rank:
             raise Stopped("a rank ended with %s" % self.process.wait())
         return line
 
-    def end(self):
+    def finish(self):
         try:
             self.process.stdin.close()
+        except OSError:
+            pass
+
+    def end(self):
+        try:
             self.process.wait(timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             self.process.kill()
@@ -88,6 +93,9 @@ class World:
         return [float(rank.answer()) for rank in self.ranks][0]
 
     def end(self):
+        # All at once: they need each other until the end.
+        for rank in self.ranks:
+            rank.finish()
         for rank in self.ranks:
             rank.end()
 
