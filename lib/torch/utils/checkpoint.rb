@@ -15,7 +15,7 @@ module Torch
     #
     # A checkpointed segment keeps its inputs, but none of what it computes on the way; in backward it runs once more,
     # with grad. Under DistributedDataParallel each parameter may be used in one segment, or outside of them; with
-    # `static_graph: true` also in several.
+    # `static_graph: true` also in several. Backward on a GPU runs on threads of libtorch's, where no Ruby can: there it raises.
     module Checkpoint
       autoload :SelectiveCheckpointing, "torch/utils/checkpoint/selective"
 
