@@ -43,7 +43,8 @@ void release(void *, void *handle)
 {
     // In a process that exits CUDA may be shut down already.
     if (guard([&] { delete static_cast<at::Tensor *>(handle); })) {
-        tddp_log(TDDP_LOG_WARN, "torch", "the memory of flat buffers is leaked: %s", tddp_error_message());
+        tddp_log(TDDP_LOG_WARN, "torch", "the memory of flat buffers is leaked: %s",
+                 tddp_error_message());
     }
 }
 

@@ -26,7 +26,7 @@ static inline tddp_group *join_as(const char *name, int port, int rank, int worl
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = NULL;
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "gloo";
+    opts.backend = "shm";
     opts.name = name;
     opts.store = store;
     opts.rank = member;
