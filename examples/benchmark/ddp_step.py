@@ -111,6 +111,7 @@ def do(order):
 
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+os.environ.setdefault("USE_LIBUV", "0")  # Debian's is built without it
 dist.init_process_group("gloo")
 print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
 for line in sys.stdin:
