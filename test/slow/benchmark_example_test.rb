@@ -30,6 +30,19 @@ class BenchmarkExampleTest < Minitest::Test
     end
   end
 
+  # PyTorch 1.13 shards on GPUs only.
+  def test_fully_sharded_beside_pytorch
+    skip "python3 has no torch" unless system("/usr/bin/python3", "-c", "import torch.distributed", err: File::NULL)
+
+    rows = table(run_ruby("benchmark/compare_fsdp.rb", "--quick"), "Model  | Ranks | Optimizer")
+    assert_equal %w[plain fused].product(%w[alone ddp full_shard shard_grad_op]), (rows.map { |row| row.values_at(2, 3) })
+    rows.each do |row|
+      assert_operator Float(row[4]), :>, 0
+      assert_match(/\A(-|[\d.]+)\z/, row[5])
+    end
+    assert_refused(/--models nosuch: expected some of layers, gpt/, "benchmark/compare_fsdp.rb", "--models", "nosuch")
+  end
+
   def check_files(dir)
     report = JSON.parse(File.read("#{dir}/t.json"))
     assert_equal ["mlp", 6, "synthetic"], report.values_at("arch", "steps", "data")
