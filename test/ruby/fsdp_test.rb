@@ -20,7 +20,7 @@ class FsdpTest < Minitest::Test
       define_method(:"test_#{strategy}_on_#{size}_ranks") do
         found = world(size) do |rank|
           # All of them where most can go wrong.
-          (strategy == :full_shard ? OPTIMIZERS : OPTIMIZERS.slice(:adam)).map do |name, optimizer|
+          ((strategy == :full_shard) ? OPTIMIZERS : OPTIMIZERS.slice(:adam)).map do |name, optimizer|
             policy = FSDP::WrapPolicies.module_wrap_policy(Torch::NN::Sequential)
             model = FSDP::FullyShardedDataParallel.new(tower, sharding_strategy: strategy, auto_wrap_policy: policy)
             follow(tower, model, rank, size, optimizer: optimizer, steps: (name == :adam) ? 20 : 8)

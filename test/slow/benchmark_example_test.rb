@@ -35,7 +35,7 @@ class BenchmarkExampleTest < Minitest::Test
     skip "python3 has no torch" unless system("/usr/bin/python3", "-c", "import torch.distributed", err: File::NULL)
 
     rows = table(run_ruby("benchmark/compare_fsdp.rb", "--quick"), "Model  | Ranks | Optimizer")
-    assert_equal %w[plain fused].product(%w[alone ddp full_shard shard_grad_op]), (rows.map { |row| row.values_at(2, 3) })
+    assert_equal %w[plain fused].product(%w[alone ddp full_shard shard_grad_op]), rows.map { |row| row.values_at(2, 3) }
     rows.each do |row|
       assert_operator Float(row[4]), :>, 0
       assert_match(/\A(-|[\d.]+)\z/, row[5])
