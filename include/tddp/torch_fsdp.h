@@ -71,7 +71,8 @@ TDDP_API void tddp_fsdp_set_reshard(tddp_fsdp *fsdp, size_t unit, int after_forw
  * added to. On at first. */
 TDDP_API void tddp_fsdp_set_sync(tddp_fsdp *fsdp, int sync);
 
-/** Before a unit's forward: gathers it. If `wait` ends first, the same call continues. Errors:
+/** Before a unit's forward: gathers it. If `wait` ends first, the same call continues, also on
+ *  another thread: the first one has a timeout of 0 then, and its streams count. Errors:
  *  those of the group. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_before_forward(tddp_fsdp *fsdp, size_t unit,
                                                              const tddp_wait *wait);

@@ -1,9 +1,11 @@
 // A fully sharded model: its units, and their forward. See model.h; backward.cc has the rest.
 #include "torch/fsdp/model.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
 #include <tddp/trace.h>
 
 #include "torch/checkpoint/checkpoint.h"
@@ -53,6 +55,7 @@ tddp_status ShardedModel::reduced(void *self, size_t unit, void *from, size_t co
     return guard([&] { static_cast<ShardedModel *>(self)->unit(unit).add_reduced(from, count); });
 }
 
+// The host may run the body on another thread, which then uses this thread's streams.
 void ShardedModel::waiting(const std::function<tddp_status(const tddp_wait *wait)> &body) const
 {
     const tddp_wait at_once = {0, nullptr};
@@ -62,13 +65,16 @@ void ShardedModel::waiting(const std::function<tddp_status(const tddp_wait *wait
     }
     tddp_status status = body(&at_once);
     if (status == TDDP_TIMEOUT) {
+        struct Part {
+            const std::function<tddp_status(const tddp_wait *wait)> &body;
+            std::vector<c10::Stream> streams;
+        } part{body, current_streams(devices_)};
         const auto call_back = [](void *data, const tddp_wait *wait) {
-            const auto &run =
-                *static_cast<const std::function<tddp_status(const tddp_wait *wait)> *>(data);
-            return run(wait);
+            const auto &self = *static_cast<const Part *>(data);
+            const c10::MultiStreamGuard streams(self.streams);
+            return self.body(wait);
         };
-        status = region_(call_back,
-                         const_cast<void *>(static_cast<const void *>(&body))); // NOLINT
+        status = region_(call_back, &part);
     }
     check(status);
 }
@@ -117,6 +123,14 @@ void ShardedModel::add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait)
     made.reshard_after_forward = opts.reshard_after_forward;
     check(tddp_sharder_add(sharder_, &made, wait));
     units_.push_back(std::make_unique<Unit>(sharder_, units_.size(), opts));
+    add_device(tensor_of(opts.params[0].handle).device());
+}
+
+void ShardedModel::add_device(c10::Device device)
+{
+    if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
+        devices_.push_back(device);
+    }
 }
 
 void ShardedModel::merge(ShardedModel &from)
@@ -141,6 +155,9 @@ void ShardedModel::merge(ShardedModel &from)
     check(tddp_sharder_merge(sharder_, from.sharder_));
     std::move(from.units_.begin(), from.units_.end(), std::back_inserter(units_));
     from.units_.clear();
+    for (const c10::Device device : from.devices_) {
+        add_device(device);
+    }
 }
 
 void ShardedModel::add_hooks(size_t number)
@@ -163,6 +180,10 @@ void ShardedModel::before_forward(size_t number, const tddp_wait *wait)
     if (forward_ns_ == 0 && tddp_trace_enabled()) {
         forward_ns_ = tddp_trace_now();
     }
+    if (!wait || wait->timeout_ms == 0) { // the others continue it, on this thread or another
+        streams_ = current_streams(devices_);
+    }
+    const c10::MultiStreamGuard streams(streams_);
     check(tddp_sharder_before_forward(sharder_, number, wait));
     of.forwards++;
 }

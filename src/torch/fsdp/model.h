@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include <c10/core/Stream.h>
+
 #include "torch/fsdp/unit.h"
 
 namespace tddp_torch
@@ -59,6 +61,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     static tddp_status cast_shard(void *self, size_t unit, void *into, size_t count);
     static tddp_status reduced(void *self, size_t unit, void *from, size_t count);
 
+    void add_device(c10::Device device);
     void add_hooks(size_t number);
     void begin_backward();
     void end_backward();
@@ -75,6 +78,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     tddp_device_memory_ops device_;
     tddp_sharder *sharder_ = nullptr;
     std::vector<std::unique_ptr<Unit>> units_;
+    std::vector<c10::Device> devices_;
+    std::vector<c10::Stream> streams_; // of the thread that runs forward
     bool sync_ = true;
     bool in_backward_ = false;
     uint64_t backward_number_ = 0;
