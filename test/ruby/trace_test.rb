@@ -128,6 +128,10 @@ class TraceTest < Minitest::Test
         names = spans(folder, rank, "training").map { |event| event["name"] }
         assert_equal [4] * 4, names.tally.values_at("forward", "backward", "wait", "optimizer")
         assert_operator names.count("data"), :>=, 4
+        memory = spans(folder, rank, "training").select { |event| event["name"] == "optimizer" }.map { |event| event["args"] }
+        # The model's gradients, which its group holds, at least.
+        memory.each { |args| assert_operator 300 * 301 * 4, :<=, args["current_bytes"] }
+        memory.each { |args| assert_operator args["current_bytes"], :<=, args["peak_bytes"] }
         refute_includes(events(folder, rank).filter_map { |event| event.dig("args", "name") }, "training (2)")
       end
     end

@@ -72,6 +72,7 @@ module Torch
         folder = File.join(folder, "attempt_#{restarts}") if restarts.positive?
         _trace_open(folder, rank)
         trace_optimizers
+        @traced_memory = track_traced_memory
       rescue Error => e
         warn "torch-ddp: no trace: #{e.message}"
       end
@@ -80,6 +81,14 @@ module Torch
         @step_watches&.each(&:disable)
         @step_watches = nil
         _trace_close
+      end
+
+      # Steps are shown without it where another library has replaced libtorch's allocator.
+      def track_traced_memory
+        track_memory
+        true
+      rescue UnsupportedError
+        false
       end
 
       # Looks on while steps are made, from outside: the classes stay what they are. Those that are loaded later are
@@ -110,7 +119,8 @@ module Torch
         return if under_way.nil? || (under_way[0] -= 1).positive?
 
         @steps_under_way.delete(Thread.current)
-        add_span("optimizer", under_way[1], LANE, {class: optimizer.class.name.to_s})
+        memory = @traced_memory ? memory_stats.slice(:current_bytes, :peak_bytes) : {}
+        add_span("optimizer", under_way[1], LANE, {class: optimizer.class.name.to_s, **memory})
       end
 
       def descendants(parent)
