@@ -13,7 +13,7 @@ require_relative "../common/bundle"
 require_relative "../common/command_line"
 require "torch/distributed"
 
-# Layers with a skip. Each is sharded before the next one is made: no process ever holds all of them.
+# Layers with a skip.
 class Tower < Torch::NN::Module
   # A layer's forward keeps what its backward needs.
   class Layer < Torch::NN::Module
@@ -29,9 +29,9 @@ class Tower < Torch::NN::Module
     end
   end
 
-  def initialize(width, depth, &shard)
+  def initialize(width, depth)
     super()
-    @layers = Torch::NN::ModuleList.new(Array.new(depth) { shard.call(Layer.new(width)) })
+    @layers = Torch::NN::ModuleList.new(Array.new(depth) { Layer.new(width) })
     @head = Torch::NN::Linear.new(width, 1)
   end
 
@@ -50,8 +50,8 @@ class Training
     @width, @batch_size, @strategy, @limit = width, batch_size, strategy, limit
     Torch.manual_seed(1)                                                  # the same values on all ranks
     confine
-    @net = Tower.new(width, depth) { |layer| sharded? ? FSDP.fully_shard(layer) : layer }
-    FSDP.fully_shard(@net) if sharded?
+    # Each layer is sharded before the next one is made: no process ever holds all of them.
+    @net = sharded? ? FSDP.build(Tower::Layer) { Tower.new(width, depth) } : Tower.new(width, depth)
     explain
     @model = sharded? ? @net : Torch::NN::Parallel::DistributedDataParallel.new(@net)
     @optimizer = Torch::Optim::Adam.new(@model.parameters, lr: 3e-6, fused: true)

@@ -77,6 +77,62 @@ class FsdpStateTest < Minitest::Test
     assert_equal [[1, true, 1]] * 2, found
   end
 
+  # --- models that are sharded as they are made ---
+
+  class Layer < Torch::NN::Module
+    def initialize(width)
+      super()
+      @up, @down = Torch::NN::Linear.new(width, 4 * width), Torch::NN::Linear.new(4 * width, width)
+    end
+
+    def forward(x)
+      x + @down.call(@up.call(x).tanh)
+    end
+  end
+
+  # Its superclass's `initialize` returns before its own.
+  class Scaled < Layer
+    def initialize(width)
+      super
+      @scale = Torch::NN::Parameter.new(Torch.ones(width))
+    end
+
+    def forward(x)
+      super * @scale
+    end
+  end
+
+  def stack(width)
+    Torch::NN::Sequential.new(*Array.new(6) { |i| (i.even? ? Layer : Scaled).new(width) }, Torch::NN::Linear.new(width, 3))
+  end
+
+  def test_a_model_is_sharded_as_it_is_made
+    found = world(2) do
+      full, values = Thread.new do # with which all of it ends
+        plain = make(dtype: :float32) { stack(64) }
+        [plain.parameters.sum(&:numel) * 4, plain.state_dict.transform_values(&:to_a)]
+      end.value
+      GC.start
+      Torch::Distributed.synchronize_gc(budget: 1024)
+      Torch::Distributed.reset_peak_memory_stats
+      before = Torch::Distributed.memory_stats[:current_bytes]
+      model = make(dtype: :float32) { FSDP.build(Layer) { stack(64) } }
+      peak = Torch::Distributed.memory_stats[:peak_bytes] - before
+      units = FSDP.units_of(model).map { |unit| unit.parameters.size }
+      errors = [[], [3], [Torch::NN::Conv2d]].map { |classes| failure { FSDP.build(*classes) { Torch::NN::Linear.new(2, 2) } }&.last }
+      [FSDP.full_state_dict(model).transform_values(&:to_a) == values, peak.fdiv(full), units, errors]
+    end
+    found.each do |same, peak, units, errors|
+      assert same
+      # Half of all, and one layer.
+      assert_operator peak, :<, 0.75
+      assert_equal [2, 4, 4, 4, 5, 5, 5], units.sort
+      assert_match(/classes: expected some of modules, got \[\]/, errors[0])
+      assert_match(/classes: expected some of modules, got \[3\]/, errors[1])
+      assert_match(/the block has made no Torch::NN::Conv2d/, errors[2])
+    end
+  end
+
   # --- dtypes ---
 
   def test_a_smaller_dtype_within_units

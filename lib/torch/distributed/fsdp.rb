@@ -2,6 +2,7 @@
 
 require_relative "../distributed"
 require_relative "module_hooks"
+require_relative "fsdp/building"
 require_relative "fsdp/policies"
 require_relative "fsdp/parameters"
 require_relative "fsdp/state"
@@ -46,6 +47,37 @@ module Torch
           offload_policy: OffloadPolicy.new, ignored_params: [])
           shard(mod, groups: groups_of(mesh), reshard_after_forward: reshard_after_forward, mp_policy: mp_policy,
             offload_policy: offload_policy, ignored_params: ignored_params)
+        end
+
+        # Makes a model that no process could hold: each module of these classes is sharded as soon as it is made, before the next
+        # one is, and the model itself at last. A collective call; all processes make the same model, with the same random numbers.
+        #
+        #   Torch.manual_seed(1)
+        #   model = FSDP.build(Block, mp_policy: policy) { Gpt.new(layers: 96) }
+        #
+        # @param classes [Array<Class>] of the modules that become units; Ruby's classes, not those that C defines
+        # @param options [Hash] of {#fully_shard}
+        # @yieldreturn [Torch::NN::Module] the model
+        # @return [Torch::NN::Module]
+        # @raise [ArgumentError] if the classes are none, or no module of them was made
+        def build(*classes, **options)
+          classes = classes.flatten
+          unless !classes.empty? && classes.all? { |each| each.is_a?(Class) && each <= Torch::NN::Module }
+            raise ArgumentError, "classes: expected some of modules, got #{classes.inspect}"
+          end
+
+          made = 0
+          building = Building.new(classes) do |mod|
+            bytes = mod.parameters.uniq(&:object_id).sum { |each| each.numel * each.element_size }
+            fully_shard(mod, **options)
+            # Objects of Ruby's still hold what the parameters were made of.
+            StepMemory.instance.left(bytes)
+            made += 1
+          end
+          model = building.during { yield }
+          raise ArgumentError, "classes: the block has made no #{classes.join(", nor a ")}" if made.zero?
+
+          model.is_a?(FSDPModule) ? model : fully_shard(model, **options)
         end
 
         # Parameters that are in no unit are the same on all ranks, and count once.

@@ -88,9 +88,16 @@ module Torch
         @segments += 1
         result = yield
         @segment_bytes = [@in_use.call - before, 0].max if before
-        @segment_garbage += @segment_bytes
-        collect_segments if @segment_garbage > @budget
+        left(@segment_bytes)
         result
+      end
+
+      # So many bytes have become garbage.
+      def left(bytes)
+        return unless @every
+
+        @segment_garbage += bytes
+        collect_segments if @segment_garbage > @budget
       end
 
       private
