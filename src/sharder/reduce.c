@@ -92,6 +92,18 @@ static tddp_status advance(tddp_sharder *sharder, tddp_reduction *reduction, con
                                                             : TDDP_OK;
 }
 
+/* It is over, well or not, or is left. */
+static void remove_at(tddp_sharder *sharder, size_t at)
+{
+    tddp_reduction *reduction = &sharder->reductions[at];
+    if (reduction->operation.in == reduction->operation.out) {
+        reduction->operation.in = NULL;
+    }
+    tddp_operation_leave(&sharder->blocks, &reduction->operation);
+    sharder->reduction_count--;
+    memmove(reduction, reduction + 1, (sharder->reduction_count - at) * sizeof *reduction);
+}
+
 static tddp_status complete_first(tddp_sharder *sharder, const tddp_wait *wait)
 {
     tddp_reduction *reduction = &sharder->reductions[0];
@@ -100,18 +112,25 @@ static tddp_status complete_first(tddp_sharder *sharder, const tddp_wait *wait)
     do {
         status = advance(sharder, reduction, wait);
     } while (status == TDDP_OK && reduction->operation.work);
+    if (status != TDDP_OK && reduction->operation.work) { /* `wait` ended first */
+        return status;
+    }
     if (status == TDDP_OK) {
         const tddp_buffer result = result_of(unit, reduction);
         status =
             sharder->ops.reduced(sharder->ops.user, reduction->unit, result.data, result.count);
     }
-    if (status != TDDP_OK) {
-        return status;
+    remove_at(sharder, 0);
+    return status;
+}
+
+static tddp_status start(tddp_sharder *sharder, tddp_unit *unit, tddp_reduction *reduction)
+{
+    if (unit->ranks > 1) {
+        return scatter(sharder, unit, reduction);
     }
-    tddp_block_give(reduction->operation.out);
-    sharder->reduction_count--;
-    memmove(reduction, reduction + 1, sharder->reduction_count * sizeof *reduction);
-    return TDDP_OK;
+    reduction->operation.out = reduction->operation.in;
+    return unit->replica_group ? average_replicas(unit, reduction) : TDDP_OK;
 }
 
 tddp_status tddp_sharder_reduce(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
@@ -129,11 +148,11 @@ tddp_status tddp_sharder_reduce(tddp_sharder *sharder, size_t number, const tddp
     tddp_reduction *reduction = &sharder->reductions[sharder->reduction_count++];
     *reduction = (tddp_reduction){.unit = number, .operation.in = unit->gradient};
     unit->gradient = NULL;
-    if (unit->ranks > 1) {
-        return scatter(sharder, unit, reduction);
+    tddp_status status = start(sharder, unit, reduction);
+    if (status != TDDP_OK) {
+        remove_at(sharder, sharder->reduction_count - 1);
     }
-    reduction->operation.out = reduction->operation.in;
-    return unit->replica_group ? average_replicas(unit, reduction) : TDDP_OK;
+    return status;
 }
 
 void tddp_end_of_backward(tddp_sharder *sharder)
@@ -158,12 +177,7 @@ tddp_status tddp_sharder_finish(tddp_sharder *sharder, const tddp_wait *wait)
 
 void tddp_reductions_leave(tddp_sharder *sharder)
 {
-    for (size_t k = 0; k < sharder->reduction_count; k++) {
-        tddp_operation *operation = &sharder->reductions[k].operation;
-        if (operation->in == operation->out) {
-            operation->in = NULL;
-        }
-        tddp_operation_leave(&sharder->blocks, operation);
+    while (sharder->reduction_count > 0) {
+        remove_at(sharder, 0);
     }
-    sharder->reduction_count = 0;
 }

@@ -126,6 +126,17 @@ static void train_and_lose(int rank, int world_size, int port, int in_backward)
         }
     }
     CHECK(status == TDDP_PEER_LOST || status == TDDP_GROUP_FAILED);
+    /* What failed is not taken for a result afterwards. */
+    int reduced_before = 0;
+    int reduced_after = 0;
+    for (size_t u = 0; u < UNITS; u++) {
+        reduced_before += mine.reduced[u];
+    }
+    CHECK_OK(tddp_sharder_finish(mine.sharder, NULL));
+    for (size_t u = 0; u < UNITS; u++) {
+        reduced_after += mine.reduced[u];
+    }
+    CHECK_INT(reduced_after, reduced_before);
     tddp_sharder_abandon(mine.sharder);
     for (size_t u = 0; u < UNITS; u++) {
         CHECK(mine.placed[u] == NULL);
