@@ -260,12 +260,6 @@ static VALUE model_memory(VALUE self)
                                 SIZET2NUM(bytes.peak_unsharded));
 }
 
-static VALUE model_unsharded(VALUE self, VALUE unit)
-{
-    return tddp_sharder_unsharded(tddp_fsdp_sharder(fsdp_of(self)), NUM2SIZET(unit)) ? Qtrue
-                                                                                     : Qfalse;
-}
-
 void tddp_rb_init_fsdp(void)
 {
     VALUE class = rb_define_class_under(tddp_rb_distributed, "ShardedModel", rb_cObject);
@@ -286,7 +280,6 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "shard", model_shard, 1);
     rb_define_method(class, "show", model_show, 2);
     rb_define_method(class, "hide", model_hide, 2);
-    rb_define_method(class, "unsharded?", model_unsharded, 1);
     rb_define_method(class, "piece", model_piece, 2);
     rb_define_method(class, "memory", model_memory, 0);
 }

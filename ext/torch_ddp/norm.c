@@ -34,20 +34,24 @@ static const tddp_tensor *const *tensors_of(VALUE list, volatile VALUE *memory, 
     return (const tddp_tensor *const *)tddp_rb_tensors(list, memory, count);
 }
 
+/* Calls `body(call)`; with a group, which is assigned to the call's `member`, without the GVL. */
+static tddp_rb_outcome run_over(VALUE group, tddp_rb_body body, void *call, tddp_group **member)
+{
+    if (NIL_P(group))
+        return tddp_rb_outcome_of(body(call, NULL));
+    *member = tddp_rb_group(group);
+    tddp_group_retain(*member); /* another thread may destroy the group meanwhile */
+    tddp_rb_outcome outcome = tddp_rb_blocking(body, call, -1, true);
+    tddp_group_release(*member);
+    return outcome;
+}
+
 /* The list is unshared, so other threads can't change it. */
 static VALUE norm_of(norm_call call, VALUE list, VALUE group)
 {
     VALUE memory;
     call.tensors = tensors_of(list, &memory, &call.count);
-    tddp_rb_outcome outcome;
-    if (NIL_P(group)) {
-        outcome = tddp_rb_outcome_of(body_norm(&call, NULL));
-    } else {
-        call.group = tddp_rb_group(group);
-        tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
-        outcome = tddp_rb_blocking(body_norm, &call, -1, true);
-        tddp_group_release(call.group);
-    }
+    tddp_rb_outcome outcome = run_over(group, body_norm, &call, &call.group);
     ALLOCV_END(memory);
     RB_GC_GUARD(list);
     tddp_rb_raise_outcome(outcome);
@@ -122,16 +126,8 @@ static VALUE unscale_gradients(VALUE self, VALUE params, VALUE factor, VALUE gro
 {
     VALUE memory;
     unscale_call call = {.factor = NUM2DBL(factor)};
-    tddp_rb_outcome outcome;
     call.params = tensors_of(params, &memory, &call.count);
-    if (NIL_P(group)) {
-        outcome = tddp_rb_outcome_of(body_unscale(&call, NULL));
-    } else {
-        call.group = tddp_rb_group(group);
-        tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
-        outcome = tddp_rb_blocking(body_unscale, &call, -1, true);
-        tddp_group_release(call.group);
-    }
+    tddp_rb_outcome outcome = run_over(group, body_unscale, &call, &call.group);
     ALLOCV_END(memory);
     RB_GC_GUARD(params);
     tddp_rb_raise_outcome(outcome);

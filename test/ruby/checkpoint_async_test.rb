@@ -144,13 +144,18 @@ class CheckpointAsyncTest < Minitest::Test
     dir = @dir
     counts = world(2) do
       model = Torch::NN::Linear.new(2, 2)
-      Array.new(3) do |i|
+      Distributed.barrier
+      store = Distributed.default_process_group._store
+      before = store.num_keys
+      counts = Array.new(3) do |i|
+        Distributed.barrier # all have counted
         Checkpoint.async_save(dir, model: model, epoch: i).wait
         Distributed.barrier
-        sleep 0.1
-        store = Distributed.default_process_group._store
-        store.num_keys.tap { store.close }
+        await("the keys of save #{i} to be gone") { store.num_keys == before }
+        store.num_keys
       end
+      store.close
+      counts
     end
     counts.each { |each| assert_equal 1, each.uniq.size, each.inspect }
   end
@@ -158,6 +163,7 @@ class CheckpointAsyncTest < Minitest::Test
   # The group may be destroyed before the save is done.
   def test_the_group_is_destroyed_meanwhile
     dir = @dir
+    opened = Event.new
     said = Distributed.fork_world(2) do |rank|
       Distributed.init_process_group(BACKEND, timeout: 30)
       run = run_of(:units, :adam, 1)
@@ -165,8 +171,10 @@ class CheckpointAsyncTest < Minitest::Test
       saving = Checkpoint.async_save(dir, **run, step: 1)
       expected = values(run)
       Distributed.destroy_process_group
-      sleep 0.2 if rank == 1
+      # Rank 0's goes on first.
+      opened.wait if rank == 1
       gate.open
+      opened.set if rank.zero?
       [failure { saving.wait }, expected]
     end
     assert_equal [nil, nil], said.map(&:first)

@@ -148,18 +148,24 @@ double norm_of(const Tensors &tensors, double order, tddp_group *group, const td
                                       : sum;
 }
 
-void scale_chunks(const Tensors &tensors, double factor)
+// A part of a tensor, and the loop for its dtype.
+template <typename Loop> struct LoopChunk {
+    char *data;
+    int64_t count;
+    Loop loop;
+};
+
+// Divides tensors that are to be written to into chunks for loops; the others, which are no arrays
+// or have no loop, go to `others`.
+template <typename Loop>
+std::vector<LoopChunk<Loop>> chunks_of(const Tensors &tensors, Loop (*loop_for)(c10::ScalarType),
+                                       Tensors &others)
 {
-    struct Target {
-        char *data;
-        int64_t count;
-        ScaleLoop loop;
-    };
-    std::vector<Target> chunks;
+    std::vector<LoopChunk<Loop>> chunks;
     for (const at::Tensor &tensor : tensors) {
-        const ScaleLoop loop = is_dense_on_cpu(tensor) ? scale_loop(tensor.scalar_type()) : nullptr;
+        const Loop loop = is_dense_on_cpu(tensor) ? loop_for(tensor.scalar_type()) : nullptr;
         if (!loop) {
-            tensor.mul_(factor);
+            others.push_back(tensor);
             continue;
         }
         torch::autograd::impl::bump_version(tensor);
@@ -169,9 +175,19 @@ void scale_chunks(const Tensors &tensors, double factor)
             chunks.push_back({data + begin * tensor.element_size(), count, loop});
         }
     }
+    return chunks;
+}
+
+void scale_chunks(const Tensors &tensors, double factor)
+{
+    Tensors others;
+    const auto chunks = chunks_of<ScaleLoop>(tensors, scale_loop, others);
+    for (const at::Tensor &tensor : others) {
+        tensor.mul_(factor);
+    }
     parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
-            const Target &chunk = chunks[static_cast<size_t>(i)];
+            const LoopChunk<ScaleLoop> &chunk = chunks[static_cast<size_t>(i)];
             chunk.loop(chunk.data, chunk.count, factor);
         }
     });
@@ -237,27 +253,8 @@ bool unscale_by_operations(const Tensors &tensors, double factor)
 // Returns whether all elements were finite.
 bool unscale(const Tensors &gradients, double factor)
 {
-    struct Target {
-        char *data;
-        int64_t count;
-        UnscaleLoop loop;
-    };
-    std::vector<Target> chunks;
     Tensors others;
-    for (const at::Tensor &tensor : gradients) {
-        const UnscaleLoop loop =
-            is_dense_on_cpu(tensor) ? unscale_loop(tensor.scalar_type()) : nullptr;
-        if (!loop) {
-            others.push_back(tensor);
-            continue;
-        }
-        torch::autograd::impl::bump_version(tensor);
-        char *data = static_cast<char *>(tensor.data_ptr());
-        for (int64_t begin = 0; begin < tensor.numel(); begin += grain_size) {
-            const int64_t count = std::min(grain_size, tensor.numel() - begin);
-            chunks.push_back({data + begin * tensor.element_size(), count, loop});
-        }
-    }
+    const auto chunks = chunks_of<UnscaleLoop>(gradients, unscale_loop, others);
     std::vector<char> finite(chunks.size());
     parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t first, int64_t last) {
         for (int64_t at = first; at < last; at++) {

@@ -71,7 +71,7 @@ module Torch
 
         # Updates the parameters. A collective call, after backward: all ranks make it.
         #
-        # @param closure [#call, nil] computes the loss anew; a block does the same
+        # @param closure [#call, nil] computes the loss again; a block does the same
         # @return [Object, nil] what the closure returned
         # @raise [ArgumentError] if gradients are sparse, or `params` of a group were replaced; before anything is sent
         def step(closure = nil, &block)
