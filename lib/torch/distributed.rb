@@ -57,6 +57,7 @@ module Torch
     autoload :GradScaler, "torch/distributed/grad_scaler"
     autoload :MemoryEstimate, "torch/distributed/memory_estimate"
     autoload :NN, "torch/distributed/nn"
+    autoload :Tensor, "torch/distributed/tensor"
 
     extend Devices
     extend Ranks
