@@ -5,6 +5,7 @@
  *     plan.c         assigns parameters to buffers
  *     layout.c       offsets and slices in the buffers' memory
  *     memory.c       reference-counted memory, on the CPU and on devices
+ *     verify.c       compares the parameters over the ranks
  *
  * Independent of tensors, and of the operations on the buffers.
  */
@@ -90,5 +91,15 @@ TDDP_NODISCARD tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory,
 TDDP_NODISCARD tddp_status tddp_flat_memory_copy(const tddp_flat_memory *memory,
                                                  const tddp_param *param, void *into,
                                                  const void *from);
+
+/* --- verify.c -------------------------------------------------------------------------------- */
+
+/* Compares parameters and the text of the options over the ranks. A difference is TDDP_MISMATCH,
+ * with the same text on every rank. `unit` names a part of a model, in which the parameters' names
+ * are compared as well; NULL: a model, whose parameters may have other names elsewhere. Waits twice
+ * if the ranks differ. */
+TDDP_NODISCARD tddp_status tddp_flat_verify(tddp_group *group, const char *unit,
+                                            const tddp_param *params, size_t count,
+                                            const char *options, const tddp_wait *wait);
 
 #endif

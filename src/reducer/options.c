@@ -1,6 +1,5 @@
 /*
- * The options: defaults, checks, and the comparison between ranks. Pure functions; verify_params.c
- * exchanges the options of all ranks.
+ * The options: defaults, checks, and the text in which ranks compare them. Pure functions.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +9,7 @@
 #include "base/options.h"
 #include "reducer/reducer.h"
 
-enum { LIMITS_TEXT = 128 };
+enum { LIMITS_SHOWN = 4 };
 
 void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size)
 {
@@ -49,65 +48,26 @@ tddp_status tddp_reducer_read_options(const tddp_reducer_opts *opts, tddp_reduce
     return TDDP_OK;
 }
 
-tddp_reducer_opts_summary tddp_reducer_summarize_opts(const tddp_reducer_opts *opts)
+static const char *on_or_off(int flag)
 {
-    tddp_reducer_opts_summary mine = {.limit_count = (int64_t)opts->limit_count,
-                                      .find_unused = opts->find_unused != 0,
-                                      .static_graph = opts->static_graph != 0,
-                                      .skip_unused = opts->skip_unused != 0};
-    uint64_t hash = TDDP_DIGEST_START;
-    for (size_t i = 0; i < opts->limit_count; i++) {
-        hash = tddp_digest(hash, &opts->limits[i], sizeof opts->limits[i]);
-        if (i < TDDP_REDUCER_LIMITS_SHOWN) {
-            mine.limits[i] = (int64_t)opts->limits[i];
-        }
-    }
-    mine.limits_hash = (int64_t)hash;
-    return mine;
+    return flag ? "on" : "off";
 }
 
-/* "[1048576, 26214400]" */
-static void limits_text(const tddp_reducer_opts_summary *of, char *text)
+void tddp_reducer_opts_text(const tddp_reducer_opts *opts, char text[TDDP_REDUCER_OPTS_TEXT])
 {
-    int64_t shown =
-        of->limit_count < TDDP_REDUCER_LIMITS_SHOWN ? of->limit_count : TDDP_REDUCER_LIMITS_SHOWN;
-    size_t used = (size_t)snprintf(text, LIMITS_TEXT, "[");
-    for (int64_t i = 0; i < shown; i++) {
-        used += (size_t)snprintf(text + used, LIMITS_TEXT - used, "%s%" PRId64, i ? ", " : "",
-                                 of->limits[i]);
+    const size_t bytes = opts->limit_count * sizeof *opts->limits;
+    size_t used = (size_t)snprintf(text, TDDP_REDUCER_OPTS_TEXT, "buckets of [");
+    for (size_t i = 0; i < opts->limit_count && i < LIMITS_SHOWN; i++) {
+        used += (size_t)snprintf(text + used, TDDP_REDUCER_OPTS_TEXT - used, "%s%zu", i ? ", " : "",
+                                 opts->limits[i]);
     }
-    (void)snprintf(text + used, LIMITS_TEXT - used, "%s", shown < of->limit_count ? ", ...]" : "]");
-}
-
-static tddp_status compare_flag(const char *name, int64_t mine, int rank, int64_t theirs)
-{
-    if (mine == theirs) {
-        return TDDP_OK;
+    if (opts->limit_count > LIMITS_SHOWN) {
+        used += (size_t)snprintf(text + used, TDDP_REDUCER_OPTS_TEXT - used,
+                                 ", ... (%zu, checksum %016" PRIx64 ")", opts->limit_count,
+                                 tddp_digest(TDDP_DIGEST_START, opts->limits, bytes));
     }
-    return tddp_fail(TDDP_MISMATCH,
-                     "%s is %s at rank 0, but %s at rank %d: give every rank the same options",
-                     name, mine ? "on" : "off", theirs ? "on" : "off", rank);
-}
-
-tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine, int rank,
-                                      const tddp_reducer_opts_summary *theirs)
-{
-    if (mine->limits_hash != theirs->limits_hash || mine->limit_count != theirs->limit_count) {
-        char text[LIMITS_TEXT];
-        char other_text[LIMITS_TEXT];
-        limits_text(mine, text);
-        limits_text(theirs, other_text);
-        return tddp_fail(TDDP_MISMATCH,
-                         "rank 0 asks for buckets of %s bytes, rank %d for %s: give every rank the "
-                         "same bucket sizes",
-                         text, rank, other_text);
-    }
-    tddp_status status = compare_flag("find_unused", mine->find_unused, rank, theirs->find_unused);
-    if (status == TDDP_OK) {
-        status = compare_flag("static_graph", mine->static_graph, rank, theirs->static_graph);
-    }
-    if (status == TDDP_OK) {
-        status = compare_flag("skip_unused", mine->skip_unused, rank, theirs->skip_unused);
-    }
-    return status;
+    (void)snprintf(text + used, TDDP_REDUCER_OPTS_TEXT - used,
+                   "] bytes, find_unused %s, static_graph %s, skip_unused %s",
+                   on_or_off(opts->find_unused), on_or_off(opts->static_graph),
+                   on_or_off(opts->skip_unused));
 }

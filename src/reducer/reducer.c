@@ -178,7 +178,9 @@ tddp_status tddp_reducer_create(tddp_group *group, const tddp_param *params, siz
     reducer->launch_in_finish = tddp_reducer_oversubscribed(group);
     status = fill(reducer, params, &resolved);
     if (status == TDDP_OK) {
-        status = tddp_reducer_verify_params(group, reducer->params, count, &resolved, wait);
+        char text[TDDP_REDUCER_OPTS_TEXT];
+        tddp_reducer_opts_text(&resolved, text);
+        status = tddp_flat_verify(group, NULL, reducer->params, count, text, wait);
     }
     if (status == TDDP_OK) {
         status = first_layout(reducer);

@@ -3,8 +3,7 @@
  * src/flat with its state in the current iteration.
  *
  *     reducer.c       creation and destruction
- *     options.c       options: defaults, checks, and their comparison over the ranks
- *     verify_params.c compares the parameters over the ranks
+ *     options.c       options: defaults, checks, and the text that ranks compare
  *     iteration.c     prepare, mark_ready, finish
  *     launch.c        submits ready buckets to the group or to the hook, and runs the hook's stages
  *     unused.c        parameters that an iteration doesn't use, and the map of used parameters
@@ -32,33 +31,13 @@
 
 /* --- options.c ------------------------------------------------------------------------------- */
 
-enum { TDDP_REDUCER_LIMITS_SHOWN = 4 };
-
-/* The options in the form in which ranks compare them. */
-typedef struct tddp_reducer_opts_summary {
-    int64_t limit_count;
-    int64_t limits[TDDP_REDUCER_LIMITS_SHOWN]; /* the first ones, for the error text */
-    int64_t limits_hash;
-    int64_t find_unused;
-    int64_t static_graph;
-    int64_t skip_unused;
-} tddp_reducer_opts_summary;
+enum { TDDP_REDUCER_OPTS_TEXT = 256 };
 
 /* Checks the options (NULL: the defaults) and fills in the default limits. */
 TDDP_NODISCARD tddp_status tddp_reducer_read_options(const tddp_reducer_opts *opts,
                                                      tddp_reducer_opts *out);
-tddp_reducer_opts_summary tddp_reducer_summarize_opts(const tddp_reducer_opts *opts);
-TDDP_NODISCARD tddp_status tddp_reducer_compare_opts(const tddp_reducer_opts_summary *mine,
-                                                     int rank,
-                                                     const tddp_reducer_opts_summary *theirs);
-
-/* --- verify.c -------------------------------------------------------------------------------- */
-
-/* Compares parameters and options over the ranks. A difference is TDDP_MISMATCH, with the same text
- * on every rank. */
-TDDP_NODISCARD tddp_status tddp_reducer_verify_params(tddp_group *group, const tddp_param *params,
-                                                      size_t count, const tddp_reducer_opts *opts,
-                                                      const tddp_wait *wait);
+/* The options as ranks compare them: "buckets of [1048576, 26214400] bytes, find_unused on, ..." */
+void tddp_reducer_opts_text(const tddp_reducer_opts *opts, char text[TDDP_REDUCER_OPTS_TEXT]);
 
 /* --- work_wait.c ----------------------------------------------------------------------------- */
 
@@ -85,13 +64,6 @@ TDDP_NODISCARD tddp_status tddp_reducer_wait_work(tddp_work *work,
 
 /* Releases a work that may be pending. `release(data)` runs when it completes, possibly at once. */
 void tddp_reducer_detach_work(tddp_work *work, void (*release)(void *data), void *data);
-
-/* A blocking all_gather. `memory` contains both buffers. If `*kept` is set to true the caller frees
- * it; else the operation is still pending and frees it on completion. */
-TDDP_NODISCARD tddp_status tddp_reducer_all_gather(tddp_group *group, tddp_buffer input,
-                                                   tddp_buffer output,
-                                                   const tddp_reducer_deadline *deadline,
-                                                   void *memory, bool *kept);
 
 /* --- unused.c -------------------------------------------------------------------------------- */
 

@@ -56,21 +56,3 @@ void tddp_reducer_detach_work(tddp_work *work, void (*release)(void *data), void
     }
     tddp_work_release(work);
 }
-
-tddp_status tddp_reducer_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
-                                    const tddp_reducer_deadline *deadline, void *memory, bool *kept)
-{
-    *kept = true;
-    tddp_work *work = NULL;
-    tddp_status status = tddp_all_gather(group, input, output, &work);
-    if (status != TDDP_OK) {
-        return status;
-    }
-    status = tddp_reducer_wait_work(work, deadline, kept);
-    if (*kept) {
-        tddp_work_release(work);
-    } else {
-        tddp_reducer_detach_work(work, free, memory);
-    }
-    return status;
-}

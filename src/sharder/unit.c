@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tddp/call.h>
-
 #include "sharder/sharder.h"
 
 enum { ALIGNMENT = 16 }; /* elements */
@@ -91,55 +89,21 @@ static tddp_status make_shard(const tddp_unit_opts *opts, const tddp_device_memo
     return status;
 }
 
-/* --- agreement ------------------------------------------------------------------------------- */
-
-static uint64_t digest(const tddp_unit_opts *opts)
-{
-    uint64_t hash = TDDP_DIGEST_START;
-    for (size_t i = 0; i < opts->param_count; i++) {
-        const tddp_param *param = &opts->params[i];
-        hash = tddp_digest(hash, param->name, strlen(param->name) + 1);
-        hash = tddp_digest(hash, param->dims, param->ndim * sizeof *param->dims);
-    }
-    return hash;
-}
-
-static tddp_status agree_over(tddp_group *group, tddp_unit *unit, const char *text,
-                              const tddp_wait *wait)
-{
-    tddp_op_args args = TDDP_OP_ARGS_INIT;
-    args.kind = TDDP_OP_ALL_REDUCE;
-    args.output = unit->shard;
-    args.output.count = 1;
-    args.reduce = TDDP_REDUCE_MAX;
-    args.description = text;
-    tddp_work *work = NULL;
-    tddp_status status = tddp_submit(group, &args, &work);
-    if (status == TDDP_OK) {
-        status = tddp_work_wait(work, wait);
-    }
-    tddp_work_release(work);
-    return status;
-}
-
 /* Ranks that differ would read each other's parameters at other places. */
-static tddp_status agree(const tddp_unit_opts *opts, tddp_unit *unit, const tddp_wait *wait)
+static tddp_status verify(const tddp_unit *unit, const tddp_unit_opts *opts, const tddp_wait *wait)
 {
     char text[512];
-    (void)snprintf(text, sizeof text,
-                   "unit \"%.200s\": %zu parameters, %s, in shards of %zu, gathered as %s, reduced "
-                   "as %s%s, names and shapes %016llx",
-                   unit->name, unit->slice_count, tddp_dtype_name(unit->shard.dtype),
-                   unit->shard.count, tddp_dtype_name(unit->gather_dtype),
-                   tddp_dtype_name(unit->reduce_dtype),
-                   unit->reshard_after_forward ? "" : ", not resharded after forward",
-                   (unsigned long long)digest(opts));
+    tddp_group *const groups[] = {unit->shard_group, unit->replica_group};
     tddp_status status = TDDP_OK;
-    if (unit->shard_group) {
-        status = agree_over(unit->shard_group, unit, text, wait);
-    }
-    if (status == TDDP_OK && unit->replica_group) {
-        status = agree_over(unit->replica_group, unit, text, wait);
+    (void)snprintf(text, sizeof text,
+                   "unit \"%.200s\", gathered as %s, reduced as %s, %sresharded after forward",
+                   unit->name, tddp_dtype_name(unit->gather_dtype),
+                   tddp_dtype_name(unit->reduce_dtype), unit->reshard_after_forward ? "" : "not ");
+    for (size_t i = 0; i < 2 && status == TDDP_OK; i++) {
+        if (groups[i]) {
+            status = tddp_flat_verify(groups[i], unit->name, opts->params, opts->param_count, text,
+                                      wait);
+        }
     }
     return status;
 }
@@ -154,8 +118,8 @@ static tddp_status open_unit(const tddp_unit_opts *opts, const tddp_device_memor
     if (!unit->name || !unit->slices) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory for unit \"%s\"", opts->name);
     }
-    tddp_status status = make_shard(opts, device, unit);
-    return status ? status : agree(opts, unit, wait);
+    tddp_status status = verify(unit, opts, wait);
+    return status ? status : make_shard(opts, device, unit);
 }
 
 tddp_status tddp_unit_open(const tddp_unit_opts *opts, const tddp_device_memory_ops *device,

@@ -208,8 +208,9 @@ MULTI_TEST(different_bucket_sizes_are_a_mismatch_on_every_rank, 2, 30)
     tddp_param param = vector_param(0, &one, TDDP_FLOAT32);
     check_mismatch(
         group, &param, 1, &opts,
-        "rank 0 asks for buckets of [500, 2000] bytes, rank 1 for [500, 1000]: give every "
-        "rank the same bucket sizes");
+        "rank 0 has buckets of [500, 2000] bytes, find_unused off, static_graph off, skip_unused "
+        "off; rank 1 has buckets of [500, 1000] bytes, find_unused off, static_graph off, "
+        "skip_unused off: every rank must give the same options");
     leave(group);
 }
 

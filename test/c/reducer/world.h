@@ -1,36 +1,12 @@
-/* Helpers of the reducer's tests: a group over the runner's store, and parameters. */
+/* Helpers of the reducer's tests: parameters, and iterations. */
 #ifndef TDDP_TEST_REDUCER_WORLD_H
 #define TDDP_TEST_REDUCER_WORLD_H
 
 #include <stdio.h>
 #include <string.h>
 
-#include "hosted_store.h"
+#include "hosted_group.h"
 #include "reducer/reducer.h"
-
-/* Joins the ranks of this test. */
-static inline tddp_group *join(const char *backend, int rank, int world_size, int port)
-{
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = NULL;
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = backend;
-    opts.store = store;
-    opts.rank = rank;
-    opts.world_size = world_size;
-    opts.timeout_ms = 20000;
-    CHECK_OK(tddp_group_create(&opts, NULL, &group));
-    tddp_store_release(store);
-    return group;
-}
-
-/* Shuts the group down after a barrier. */
-static inline void leave(tddp_group *group)
-{
-    CHECK_OK(tddp_barrier(group, NULL));
-    tddp_group_shutdown(group, 5000);
-    tddp_group_release(group);
-}
 
 static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h",
                                     "i", "j", "k", "l", "m", "n", "o", "p"};

@@ -4,52 +4,56 @@
 
 #include "model.h"
 
-static tddp_status try_unit(model *mine, const tddp_unit_opts *base, int64_t extra)
+static void check_mismatch(model *mine, const tddp_unit_opts *opts, const char *text)
 {
+    CHECK_STATUS(tddp_sharder_add(mine->sharder, opts, NULL), TDDP_MISMATCH);
+    CHECK_CONTAINS(tddp_error_message(), text);
+}
+
+/* All ranks report the first difference, and can use the group afterwards. */
+MULTI_TEST(ranks_whose_units_differ, 3, 60)
+{
+    model mine = {.group = join("shm", rank, world_size, port)};
+    open_model(&mine);
+    const int last = rank == world_size - 1;
     int64_t dims[PARAMS];
     tddp_param params[PARAMS];
     unit_params(0, dims, params);
-    dims[1] += extra;
-    params[1].count += (size_t)extra;
-    tddp_unit_opts opts = *base;
+    tddp_unit_opts opts = TDDP_UNIT_OPTS_INIT;
+    opts.name = "layer";
+    opts.shard_group = mine.group;
     opts.params = params;
     opts.param_count = PARAMS;
-    return tddp_sharder_add(mine->sharder, &opts, NULL);
-}
-
-MULTI_TEST(ranks_whose_parameters_differ, 2, 60)
-{
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
-    open_model(&mine);
-    tddp_unit_opts opts = TDDP_UNIT_OPTS_INIT;
-    opts.name = "layer";
-    opts.shard_group = mine.group;
-    /* As many elements once they are padded: only the shapes tell. */
-    CHECK_STATUS(try_unit(&mine, &opts, rank), TDDP_MISMATCH);
-    CHECK_CONTAINS(tddp_error_message(), "layer");
-    tddp_sharder_free(mine.sharder);
-    tddp_group_shutdown(mine.group, 5000);
-    tddp_group_release(mine.group);
-}
-
-MULTI_TEST(ranks_whose_options_differ, 2, 60)
-{
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
-    open_model(&mine);
-    tddp_unit_opts opts = TDDP_UNIT_OPTS_INIT;
-    opts.name = "layer";
-    opts.shard_group = mine.group;
-    opts.reduce_dtype = rank == 0 ? TDDP_FLOAT32 : TDDP_BFLOAT16;
-    CHECK_STATUS(try_unit(&mine, &opts, 0), TDDP_MISMATCH);
-    CHECK_CONTAINS(tddp_error_message(), "bfloat16");
-    tddp_sharder_free(mine.sharder);
-    tddp_group_shutdown(mine.group, 5000);
-    tddp_group_release(mine.group);
+    dims[1] = 40 + last; /* as many elements once they are padded */
+    check_mismatch(&mine, &opts,
+                   "parameter \"b\" of unit \"layer\" (number 1) is float32 [40] on rank 0, but "
+                   "float32 [41] on rank 2: every rank must build the same model");
+    dims[1] = 40;
+    params[2].name = last ? "d" : "c";
+    check_mismatch(
+        &mine, &opts,
+        "\"c\" of unit \"layer\" (number 2) is float32 [3] on rank 0, but float32 [3] on "
+        "rank 2 (\"d\" there)");
+    params[2].name = "c";
+    opts.param_count = PARAMS - (size_t)last;
+    check_mismatch(
+        &mine, &opts,
+        "rank 0 has 3 parameters of unit \"layer\", rank 2 has 2: \"c\" (number 2) is the "
+        "first that only rank 0 has");
+    opts.param_count = PARAMS;
+    opts.reduce_dtype = last ? TDDP_BFLOAT16 : TDDP_FLOAT32;
+    check_mismatch(&mine, &opts,
+                   "rank 0 has unit \"layer\", gathered as float32, reduced as float32, resharded "
+                   "after forward; rank 2 has unit \"layer\", gathered as float32, reduced as "
+                   "bfloat16, resharded after forward: every rank must give the same options");
+    opts.reduce_dtype = TDDP_FLOAT32;
+    CHECK_OK(tddp_sharder_add(mine.sharder, &opts, NULL));
+    end(&mine);
 }
 
 TEST(wrong_arguments)
 {
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
+    model mine = {.group = join("shm", rank, world_size, port)};
     open_model(&mine);
     int64_t dims[PARAMS];
     tddp_param params[PARAMS];

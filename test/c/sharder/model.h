@@ -1,12 +1,12 @@
-/* Helpers of the sharder's tests: a group over the runner's store, and units of float vectors whose
- * owner records where they are placed and adds up what is reduced. */
+/* Helpers of the sharder's tests: units of float vectors, whose owner records where they are placed
+ * and adds up what is reduced. */
 #ifndef TDDP_TEST_SHARDER_MODEL_H
 #define TDDP_TEST_SHARDER_MODEL_H
 
 #include <stdio.h>
 #include <string.h>
 
-#include "hosted_store.h"
+#include "hosted_group.h"
 #include "sharder/sharder.h"
 
 enum { UNITS = 5, PARAMS = 3, MAX_SHARD = 256 };
@@ -19,30 +19,6 @@ typedef struct model {
     float sums[UNITS][MAX_SHARD]; /* of the reduced gradients */
     int reduced[UNITS];
 } model;
-
-static inline tddp_group *join_as(const char *name, int port, int rank, int world_size, int member,
-                                  int members)
-{
-    tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = NULL;
-    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "shm";
-    opts.name = name;
-    opts.store = store;
-    opts.rank = member;
-    opts.world_size = members;
-    opts.timeout_ms = 20000;
-    CHECK_OK(tddp_group_create(&opts, NULL, &group));
-    tddp_store_release(store);
-    return group;
-}
-
-static inline void leave(tddp_group *group)
-{
-    CHECK_OK(tddp_barrier(group, NULL));
-    tddp_group_shutdown(group, 5000);
-    tddp_group_release(group);
-}
 
 static inline void place(void *user, size_t unit, void *data)
 {
@@ -127,7 +103,7 @@ static inline void add_unit(model *mine, size_t unit, tddp_group *shards, tddp_g
 /* All units over one group; the last one is the model itself, which is not resharded. */
 static inline void begin(model *mine, int rank, int world_size, int port)
 {
-    *mine = (model){.group = join_as("all", port, rank, world_size, rank, world_size)};
+    *mine = (model){.group = join("shm", rank, world_size, port)};
     open_model(mine);
     for (size_t u = 0; u < UNITS; u++) {
         add_unit(mine, u, mine->group, NULL, u + 1 < UNITS, TDDP_FLOAT32);

@@ -164,7 +164,7 @@ MULTI_TEST(a_kept_unit_is_gathered_again_in_the_next_iteration, 2, 60)
 
 MULTI_TEST(a_unit_in_another_dtype, 2, 60)
 {
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
+    model mine = {.group = join("shm", rank, world_size, port)};
     open_model(&mine);
     add_unit(&mine, 0, mine.group, NULL, 1, TDDP_FLOAT64);
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, 0, NULL));
@@ -185,9 +185,9 @@ MULTI_TEST(shards_with_replicas, 4, 60)
     const int column = rank % 2;
     char name[16];
     (void)snprintf(name, sizeof name, "row %d", row);
-    model mine = {.group = join_as(name, port, rank, world_size, column, 2)};
+    model mine = {.group = join_as("shm", name, column, 2, port)};
     (void)snprintf(name, sizeof name, "column %d", column);
-    tddp_group *replicas = join_as(name, port, rank, world_size, row, 2);
+    tddp_group *replicas = join_as("shm", name, row, 2, port);
     open_model(&mine);
     for (size_t u = 0; u < UNITS; u++) {
         add_unit(&mine, u, mine.group, replicas, u + 1 < UNITS, TDDP_FLOAT32);
@@ -205,7 +205,7 @@ MULTI_TEST(shards_with_replicas, 4, 60)
 /* Nothing is divided: the shard is the unit, and costs no memory beside it. */
 MULTI_TEST(replicas_alone, 3, 60)
 {
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
+    model mine = {.group = join("shm", rank, world_size, port)};
     open_model(&mine);
     add_unit(&mine, 0, NULL, mine.group, 0, TDDP_FLOAT32);
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, 0, NULL));
@@ -233,7 +233,7 @@ MULTI_TEST(replicas_alone, 3, 60)
 
 MULTI_TEST(parts_are_merged, 2, 60)
 {
-    model mine = {.group = join_as("all", port, rank, world_size, rank, world_size)};
+    model mine = {.group = join("shm", rank, world_size, port)};
     open_model(&mine);
     for (size_t u = 0; u < 2; u++) {
         add_unit(&mine, u, mine.group, NULL, 1, TDDP_FLOAT32);
