@@ -52,11 +52,16 @@ TDDP_NODISCARD tddp_status tddp_check_judge(const tddp_check_link *links, size_t
 
 enum { TDDP_CHECK_SIZES = 3 };
 
+/* A figure that each rank has. */
+typedef struct tddp_check_ranks {
+    double median;
+    double most; /* that of the rank that has most... */
+    int rank;    /* ...and which that is */
+} tddp_check_ranks;
+
 /* Seconds; medians of repetitions. */
 typedef struct tddp_check_times {
-    double store;         /* a set and a get of this rank's */
-    double slowest_store; /* that of the slowest rank... */
-    int slowest_rank;     /* ...and which that is */
+    tddp_check_ranks store; /* a set and a get */
     double barrier;
     size_t sizes[TDDP_CHECK_SIZES];      /* bytes */
     double all_reduce[TDDP_CHECK_SIZES]; /* 0: left out, since it would have taken too long */
@@ -66,6 +71,10 @@ double tddp_check_now(void);
 
 /* Called by all ranks at the same time; the results are the same on all. */
 TDDP_NODISCARD tddp_status tddp_check_measure(tddp_group *group, tddp_check_times *out);
+
+/* The most memory that each process had at any time, in bytes: resident, shared memory included.
+ * Called by all ranks after what is measured. */
+TDDP_NODISCARD tddp_status tddp_check_memory(tddp_group *group, tddp_check_ranks *out);
 
 /* --- pairs.c ---------------------------------------------------------------------------------- */
 
@@ -90,14 +99,16 @@ typedef struct tddp_check_results {
     int hosts;
     const char *const *host_of; /* by rank */
     tddp_check_times times;
+    tddp_check_ranks memory;
     const tddp_check_link *links;
     size_t link_count;
     tddp_check_kind local;  /* links on one host */
     tddp_check_kind remote; /* links between hosts */
 } tddp_check_results;
 
-/* "1.25 GB/s", "730 us": at most three digits that count. */
+/* "1.25 GB/s", "28.5 MiB", "730 us": at most three digits that count. */
 enum { TDDP_CHECK_TEXT_BYTES = 32 };
+const char *tddp_check_bytes(double bytes, char text[TDDP_CHECK_TEXT_BYTES]);
 const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_BYTES]);
 const char *tddp_check_duration(double seconds, char text[TDDP_CHECK_TEXT_BYTES]);
 

@@ -193,6 +193,9 @@ static tddp_status run(tddp_group *group, bool *good)
     }
     results.links = links;
     if (status == TDDP_OK) {
+        status = tddp_check_memory(group, &results.memory);
+    }
+    if (status == TDDP_OK) {
         status = tddp_barrier(group, NULL); /* the others may go before a slow link ends rank 0 */
     }
     if (status == TDDP_OK && tddp_group_rank(group) == 0) {

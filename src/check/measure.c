@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "check/check.h"
@@ -25,6 +26,31 @@ double tddp_check_now(void)
 static tddp_buffer doubles(double *values, size_t count)
 {
     return (tddp_buffer){values, count, TDDP_FLOAT64, TDDP_CPU, 0, NULL};
+}
+
+/* Each rank has its own figure; all ranks' are found by putting each in its own place of a sum. */
+static tddp_status compare_ranks(tddp_group *group, double own, tddp_check_ranks *out)
+{
+    tddp_check_ranks made = {0};
+    size_t count = (size_t)tddp_group_world_size(group);
+    double *all = calloc(count, sizeof *all);
+    if (!all) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    all[tddp_group_rank(group)] = own;
+    tddp_status status = tddp_all_reduce(group, doubles(all, count), TDDP_REDUCE_SUM, 0, NULL);
+    for (size_t i = 0; status == TDDP_OK && i < count; i++) {
+        if (all[i] > made.most) {
+            made.most = all[i];
+            made.rank = (int)i;
+        }
+    }
+    if (status == TDDP_OK) {
+        made.median = tddp_check_median(all, count);
+        *out = made;
+    }
+    free(all);
+    return status;
 }
 
 /* --- the store ------------------------------------------------------------------------------- */
@@ -68,27 +94,13 @@ static tddp_status time_store(tddp_group *group, double *out)
     return status;
 }
 
-/* Each rank has its own figure; the slowest is found by putting each in its own place of a sum. */
-static tddp_status compare_stores(tddp_group *group, double own, tddp_check_times *out)
+/* --- memory ---------------------------------------------------------------------------------- */
+
+tddp_status tddp_check_memory(tddp_group *group, tddp_check_ranks *out)
 {
-    size_t count = (size_t)tddp_group_world_size(group);
-    double *all = calloc(count, sizeof *all);
-    if (!all) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    all[tddp_group_rank(group)] = own;
-    tddp_status status = tddp_all_reduce(group, doubles(all, count), TDDP_REDUCE_SUM, 0, NULL);
-    for (size_t i = 0; status == TDDP_OK && i < count; i++) {
-        if (all[i] > out->slowest_store) {
-            out->slowest_store = all[i];
-            out->slowest_rank = (int)i;
-        }
-    }
-    if (status == TDDP_OK) {
-        out->store = tddp_check_median(all, count);
-    }
-    free(all);
-    return status;
+    struct rusage usage = {0};
+    (void)getrusage(RUSAGE_SELF, &usage); /* fails only for wrong arguments */
+    return compare_ranks(group, (double)usage.ru_maxrss * 1024, out);
 }
 
 /* --- the group ------------------------------------------------------------------------------- */
@@ -146,7 +158,7 @@ tddp_status tddp_check_measure(tddp_group *group, tddp_check_times *out)
     }
     tddp_status status = time_store(group, &own);
     if (status == TDDP_OK) {
-        status = compare_stores(group, own, &made);
+        status = compare_ranks(group, own, &made.store);
     }
     if (status == TDDP_OK) {
         status = time_group(group, nothing, &made.barrier);

@@ -6,13 +6,13 @@
 
 enum { WIDEST_TABLE = 12 };
 
-const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_BYTES])
+/* In the unit in which it has at most three digits before the point. */
+static const char *in_units(double value, double step, const char *const units[5],
+                            char text[TDDP_CHECK_TEXT_BYTES])
 {
-    static const char *const units[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"};
     size_t unit = 0;
-    double value = bytes_per_second;
     for (; value >= 999.5 && unit < 4; unit++) {
-        value /= 1000;
+        value /= step;
     }
     (void)snprintf(text, TDDP_CHECK_TEXT_BYTES, "%.*f %s",
                    value < 9.995   ? 2
@@ -20,6 +20,18 @@ const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_
                                    : 0,
                    value, units[unit]);
     return text;
+}
+
+const char *tddp_check_bytes(double bytes, char text[TDDP_CHECK_TEXT_BYTES])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    return in_units(bytes, 1024, units, text);
+}
+
+const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_BYTES])
+{
+    static const char *const units[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"};
+    return in_units(bytes_per_second, 1000, units, text);
 }
 
 const char *tddp_check_duration(double seconds, char text[TDDP_CHECK_TEXT_BYTES])
@@ -47,8 +59,11 @@ static void print_times(FILE *to, const tddp_check_results *results)
     char text[TDDP_CHECK_TEXT_BYTES];
     char other[TDDP_CHECK_TEXT_BYTES];
     fprintf(to, "store       %s to set and get a key; slowest for rank %d, %s\n",
-            tddp_check_duration(times->store, text), times->slowest_rank,
-            tddp_check_duration(times->slowest_store, other));
+            tddp_check_duration(times->store.median, text), times->store.rank,
+            tddp_check_duration(times->store.most, other));
+    fprintf(to, "memory      %s resident at its peak; most for rank %d, %s\n",
+            tddp_check_bytes(results->memory.median, text), results->memory.rank,
+            tddp_check_bytes(results->memory.most, other));
     if (results->world_size == 1) {
         return;
     }

@@ -8,6 +8,7 @@ class CheckTest < LaunchCase
   PROGRAM = File.join(File.dirname(BINARY.to_s), "torchrun-check")
   SPEED = /[\d.]+ [kMGT]?B\/s/
   TIME = /[\d.]+ (?:us|ms|s)/
+  MEMORY = /[\d.]+ MiB resident at its peak; most for rank \d, ([\d.]+) MiB/
 
   def check(*flags, **options)
     skip "torchrun-check is not built" unless File.executable?(PROGRAM)
@@ -30,7 +31,8 @@ class CheckTest < LaunchCase
   def test_two_ranks
     result = check
     assert_verdict result
-    assert_match(/\A2 ranks on 1 host\n\nstore +#{TIME} to set and get a key; slowest for rank [01], #{TIME}\nbarrier +#{TIME}\n/o, result.out)
+    assert_match(/\A2 ranks on 1 host\n\nstore +#{TIME} to set and get a key; slowest for rank [01], #{TIME}\nmemory +#{MEMORY}\nbarrier +#{TIME}\n/o, result.out)
+    assert_operator result.out[/^memory +#{MEMORY}$/o, 1].to_f, :>, 16 # MiB that are reduced at the end
     ["4 KiB", "1 MiB", "16 MiB"].each { |size| assert_match(/^all_reduce  #{size} (in #{TIME}, #{SPEED}|left out: .+)$/, result.out) }
     assert_match(/^ +0 +- +#{SPEED}[ !]  #{Socket.gethostname}\n +1 +#{SPEED}[ !] +-   #{Socket.gethostname}$/, result.out)
     assert_match(/^on one host +2 links, median #{SPEED} and #{TIME}; slowest #{SPEED}, rank/o, result.out)
@@ -46,7 +48,7 @@ class CheckTest < LaunchCase
   def test_one_rank_alone
     result = check("--nproc-per-node=1")
     assert_code 0, result
-    assert_includes result.out, "1 rank on 1 host\n"
+    assert_match(/\A1 rank on 1 host\n\nstore .+\nmemory +#{MEMORY}\n\n/o, result.out)
     assert_includes result.out, "verdict: good; one rank has no links to measure\n"
   end
 

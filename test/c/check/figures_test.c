@@ -40,9 +40,8 @@ static tddp_check_results judge(const tddp_check_link links[LINKS])
                                   .host_of = hosts,
                                   .links = links,
                                   .link_count = LINKS,
-                                  .times = {.store = 4.2e-5,
-                                            .slowest_store = 1e-4,
-                                            .slowest_rank = 3,
+                                  .memory = {.median = 3e7, .most = 4e7, .rank = 2},
+                                  .times = {.store = {.median = 4.2e-5, .most = 1e-4, .rank = 3},
                                             .barrier = 3e-4,
                                             .sizes = {4 << 10, 1 << 20, 16 << 20},
                                             .all_reduce = {2e-4, 1e-3, 0}}};
@@ -130,6 +129,8 @@ TEST(figures_are_short)
     CHECK_TEXT(tddp_check_speed(1234567, text), "1.23 MB/s");
     CHECK_TEXT(tddp_check_speed(12.3e9, text), "12.3 GB/s");
     CHECK_TEXT(tddp_check_speed(999.9e6, text), "1.00 GB/s");
+    CHECK_TEXT(tddp_check_bytes(999, text), "999 B");
+    CHECK_TEXT(tddp_check_bytes(1 << 20, text), "1.00 MiB");
     CHECK_TEXT(tddp_check_duration(4.2e-6, text), "4.20 us");
     CHECK_TEXT(tddp_check_duration(0.0123, text), "12.3 ms");
     CHECK_TEXT(tddp_check_duration(2, text), "2.00 s");
@@ -149,6 +150,7 @@ TEST(the_table_marks_what_is_slow)
     fclose(stream);
     CHECK_CONTAINS(text, "4 ranks on 2 hosts");
     CHECK_CONTAINS(text, "slowest for rank 3, 100 us");
+    CHECK_CONTAINS(text, "memory      28.6 MiB resident at its peak; most for rank 2, 38.1 MiB\n");
     CHECK_CONTAINS(text, "all_reduce  1 MiB in 1.00 ms, 1.05 GB/s");
     CHECK_CONTAINS(text, "all_reduce  16 MiB left out");
     CHECK_CONTAINS(text, "     1 8.00 GB/s          -   100 MB/s! 1.00 GB/s   a\n");
