@@ -55,10 +55,12 @@ class ZeroRedundancyOptimizerTest < Minitest::Test
       kind, options = OPTIMIZERS.fetch(:adamw)
       expected = Distributed.fork_world(1) { train(0, 1) { |net| kind.new(net.parameters, **options) } }.first
       results = world(size) do |rank|
-        train(rank, size) { |net| ZeRO.new(net.parameters, optimizer_class: kind, **options) }
+        [false, true].map do |views|
+          train(rank, size) { |net| ZeRO.new(net.parameters, optimizer_class: kind, parameters_as_bucket_view: views, **options) }
+        end
       end
-      assert_equal 1, results.uniq.size
-      assert_near expected, results.first, 1e-10
+      assert_equal 1, results.flatten(1).uniq.size
+      assert_near expected, results.first.first, 1e-10
     end
   end
 
@@ -159,6 +161,28 @@ class ZeroRedundancyOptimizerTest < Minitest::Test
     assert_equal 1, results.uniq.size
     assert_near results[0][1], results[0][0], 1e-12
     assert_equal [1, 5], results[0][2]
+  end
+
+  # Side by side in one memory, to which what gets other memory is moved back.
+  def test_parameters_as_bucket_views
+    results = world(3) do
+      runs = [false, true].map do |views|
+        both(Torch::Optim::Adam, {lr: 0.1}, dtype: :float64, parameters_as_bucket_view: views) do |optimizer, params, step|
+          params[1].set_data(params[1].data.clone) if step == 2
+        end
+      end
+      params = [Torch::NN::Parameter.new(Torch.arange(0, 15, dtype: :float64).reshape(3, 5).t), *parameters(:float64), *parameters]
+      before = values(params)
+      ZeRO.new(params, optimizer_class: Torch::Optim::SGD, parameters_as_bucket_view: true, lr: 0.1)
+      spans = params.group_by(&:dtype).values.map { |list| list.map { |param| Distributed._span(param) }.reject { |_, bytes| bytes.zero? } }
+      gaps = spans.flat_map { |list| list.each_cons(2).map { |(at, bytes), (following, _)| following - at - bytes } }
+      [runs, values(params) == before, gaps.uniq, params[0].contiguous?]
+    end
+    runs, *placed = results[0]
+    assert_near(*runs[1], 1e-12)
+    assert_equal runs[0], runs[1]
+    assert_equal [true, [0], true], placed
+    assert_equal [runs], results.map(&:first).uniq
   end
 
   # They would leave less of what trains to some ranks; and they are not gathered.

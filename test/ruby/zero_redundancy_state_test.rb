@@ -274,11 +274,12 @@ class ZeroRedundancyStateTest < Minitest::Test
         make.call([Torch::NN::Parameter.new(Torch.zeros(3), requires_grad: !odd)]),
         make.call(parameters, momentum: odd ? 0.5 : 0.9),
         make.call(parameters.first(1).then { |list| odd ? list * 2 : list + parameters.first(1) }),
+        make.call(parameters, parameters_as_bucket_view: odd),
         failure { optimizer.add_param_group({params: [Torch::NN::Parameter.new(Torch.zeros(odd ? 1 : 2))]}) },
         optimizer.param_groups.size]
     end
     assert_equal 1, results.uniq.size
-    failures, groups = results[0].first(7), results[0].last
+    failures, groups = results[0].first(8), results[0].last
     assert_equal [["Torch::Distributed::MismatchError"], 1], [failures.map(&:first).uniq, groups]
     start = "expected the same parameters and options on all ranks, but global rank 0 has"
     [
@@ -288,6 +289,7 @@ class ZeroRedundancyStateTest < Minitest::Test
       "has \"parameter 0 of group 0: float32 of shape [3] on cpu, frozen\"",
       "momentum: 0.5",
       "has \"parameter 1 of group 0: the same as parameter 0\"",
+      "has \"parameters_as_bucket_view: true\"",
       "add_param_group: #{start} \"parameter 0 of group 1: float32 of shape [2] on cpu\""
     ].zip(failures) { |text, (_, message)| assert_includes message, text }
   end

@@ -31,7 +31,8 @@ module Torch
       # whole parameters: no rank has more than its share, whatever the sizes of the parameters.
       #
       # Gradients must be the same on all ranks, as they are after DistributedDataParallel's backward; a rank uses its own range
-      # of them. Learning rate schedulers and programs read and write {#param_groups} as with any optimizer.
+      # of them. Nothing is updated before backward has ended, since it may use a parameter whose gradient is ready. Learning
+      # rate schedulers and programs read and write {#param_groups} as with any optimizer.
       class ZeroRedundancyOptimizer < Torch::Optim::Optimizer
         include OptimizerState
         include Consolidation
@@ -52,19 +53,25 @@ module Torch
         #   listed twice, as torch-rb does with tied weights, is stepped once.
         # @param optimizer_class [Class] `Torch::Optim::AdamW` for instance, or a fused one
         # @param process_group [ProcessGroup, nil] the ranks that divide the state; nil: the default group
+        # @param parameters_as_bucket_view [Boolean] whether the parameters are moved, as views, to memory of the optimizer's, which
+        #   ranks of a host share: then a step gathers them in one operation for each dtype, without copies in between. They stay
+        #   the same objects. A file in which one of them alone is saved gets all of this memory.
         # @param defaults [Hash] the options of `optimizer_class`: `lr: 0.001`, `fused: true` ...
         # @raise [ArgumentError, TypeError] for an argument that is wrong, before anything is sent
         # @raise [GroupError] if there is no group, or this process is not in it
         # @raise [MismatchError] naming the first parameter or option in which two ranks differ; on all ranks
-        def initialize(params, optimizer_class:, process_group: nil, **defaults) # rubocop:disable Lint/MissingSuper
+        def initialize(params, # rubocop:disable Lint/MissingSuper
+          optimizer_class:, process_group: nil, parameters_as_bucket_view: false, **defaults)
           @process_group = Arguments.group(process_group)
           Arguments.check_class(optimizer_class)
+          @as_views = parameters_as_bucket_view ? true : false
           groups = Arguments.groups(params)
           @lists = groups.map { |group| group[:params] }
           @partitions = groups.map { |group| partitions_of(group[:params]) }
           @optim = optimizer_class.new(groups.zip(@partitions).map { |group, parts| local_group(group, parts) }, **defaults)
           @param_groups = @optim.param_groups.zip(groups).map { |own, group| own.merge(params: group[:params]) }
           Arguments.agree(@process_group, "ZeroRedundancyOptimizer", ["optimizer_class: #{optimizer_class.name}",
+            "parameters_as_bucket_view: #{@as_views}",
             *@param_groups.each_with_index.flat_map { |group, i| Arguments.described(group, i) }])
           forget_consolidated
         end
@@ -168,7 +175,7 @@ module Torch
         # One for each dtype and device. Parameters that are frozen have one of their own, so that all ranks get as much of what trains.
         def partitions_of(params)
           params.uniq(&:object_id).group_by { |param| [param.dtype, Distributed._device_name(param.device), param.requires_grad] }
-            .values.map { |each| Partition.new(each, @process_group) }
+            .values.map { |each| Partition.new(each, @process_group, @as_views) }
         end
 
         def local_group(group, partitions)

@@ -10,6 +10,9 @@ module Torch
         # The part of a parameter that lies in one range is a piece. The optimizer of a rank steps on its own pieces, which are
         # views of the parameters: what it writes needs no copy to get there.
         #
+        # Parameters stay in their own memory, and are gathered piece by piece. Or they are moved to one memory, in which the
+        # ranges are: then one operation gathers them all, and over shared memory it copies nothing twice.
+        #
         # @api private
         class Partition
           # @!attribute param
@@ -34,12 +37,15 @@ module Torch
 
           # @param params [Array<Torch::Tensor>] each of them once
           # @param group [ProcessGroup]
-          def initialize(params, group)
+          # @param as_views [Boolean] whether the parameters are moved to one memory
+          def initialize(params, group, as_views)
             @params = params
             @group = group
             @trained = params.any?(&:requires_grad)
             @share = [(params.sum(&:numel) + group.size - 1) / group.size, 1].max
+            @offsets = {}.compare_by_identity
             @pieces = divide
+            @bucket = bucket if as_views
             @spans = {}.compare_by_identity
             @memories = {}.compare_by_identity
             attach
@@ -94,6 +100,7 @@ module Torch
             pieces = Array.new(@group.size) { [] }
             offset = 0
             @params.each do |param|
+              @offsets[param] = offset
               count = param.numel
               first, last = [offset, offset + [count - 1, 0].max].map { |at| [at / @share, @group.size - 1].min }
               (first..last).each do |rank|
@@ -106,17 +113,34 @@ module Torch
             pieces
           end
 
+          # Room for all ranges.
+          def bucket
+            param = @params.first
+            device = Distributed._device_name(param.device)
+            return @group._empty_shared([@share * @group.size], param.dtype) if device == "cpu" && @group.backend != "nccl"
+
+            Torch.zeros(@share * @group.size, dtype: param.dtype, device: device)
+          end
+
           # Parameters may have got other memory, by `set_data`. One that is not contiguous is copied, each time.
           def attach
             @params.each do |param|
               span = Distributed._span(param)
               next if span && span == @spans[param]
 
+              span = move_to_bucket(param) if @bucket
               @spans[param] = span
               @memories[param] = param.data.reshape(-1)
               @rounds = nil
               pieces_of(param).each { |rank, piece| attach_piece(piece) if rank == @group.rank }
             end
+          end
+
+          # @return [Array(Integer, Integer)] where it is
+          def move_to_bucket(param)
+            view = @bucket.narrow(0, @offsets[param], param.numel).reshape(param.shape)
+            param.set_data(view.copy!(param.data))
+            Distributed._span(param)
           end
 
           # The optimizer keeps its state under the Parameter: it stays the same object.
@@ -131,9 +155,10 @@ module Torch
             @memories.fetch(piece.param).narrow(0, piece.start, piece.length)
           end
 
-          # Lists of one tensor for each rank: round i has every rank's piece i, each where it belongs.
+          # Lists of one tensor for each rank: every rank's range, or in round i its piece i, each where it belongs.
           def rounds
             return [] if @group.size == 1
+            return [Array.new(@group.size) { |rank| @bucket.narrow(0, rank * @share, @share) }] if @bucket
 
             @rounds ||= begin
               none = @memories.fetch(@params.first).narrow(0, 0, 0)
