@@ -1,6 +1,7 @@
 /*
  * Operations with a backward that communicates: Torch::NN::SyncBatchNorm's, over
- * <tddp/torch_nn.h>, and the functions of Torch::Distributed::NN, over <tddp/torch_collectives.h>.
+ * <tddp/torch_nn.h>, and the functions of Torch::Distributed::NN, over <tddp/torch_collectives.h>
+ * and <tddp/torch_linear.h>.
  * Called by Ruby threads that hold the GVL; waits for other ranks release it, those of backward by
  * nogvl.c's rules for it.
  */
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include <tddp/torch_collectives.h>
+#include <tddp/torch_linear.h>
 #include <tddp/torch_nn.h>
 
 /* --- waiting in forward ---------------------------------------------------------------------- */
@@ -144,9 +146,52 @@ static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE g
     return output;
 }
 
+/* --- linear layers --------------------------------------------------------------------------- */
+
+static tddp_linear_form form_of(VALUE name)
+{
+    if (name == ID2SYM(rb_intern("column")))
+        return TDDP_LINEAR_COLUMN;
+    if (name == ID2SYM(rb_intern("row")))
+        return TDDP_LINEAR_ROW;
+    return TDDP_LINEAR_PLAIN;
+}
+
+/* _linear(input, weight, bias, group, form, sequence_dim) → the new tensor; form is :column, :row,
+ * or nil, then group is nil too; sequence_dim is not negative, or nil. */
+static VALUE linear(VALUE self, VALUE input, VALUE weight, VALUE bias, VALUE group, VALUE form,
+                    VALUE sequence_dim)
+{
+    tddp_linear_opts opts = TDDP_LINEAR_OPTS_INIT;
+    opts.form = form_of(form);
+    opts.group = NIL_P(group) ? NULL : tddp_rb_group(group);
+    if (!NIL_P(sequence_dim))
+        opts.sequence_dim = NUM2LL(sequence_dim);
+    opts.blocking_region = wait_in_forward;
+    opts.backward_blocking_region = tddp_rb_blocking_in_backward;
+    VALUE output = tddp_rb_fresh_tensor();
+    const tddp_tensor *x = tddp_rb_tensor(input);
+    const tddp_tensor *w = tddp_rb_tensor(weight);
+    const tddp_tensor *b = tensor_or_null(bias);
+    tddp_tensor *result = tddp_rb_tensor(output);
+    pending_tag = 0;
+    if (opts.group)
+        tddp_group_retain(opts.group); /* another thread may destroy the group meanwhile */
+    tddp_status status = tddp_linear(x, w, b, &opts, result);
+    tddp_group_release(opts.group);
+    raise_failure(status);
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(input);
+    RB_GC_GUARD(weight);
+    RB_GC_GUARD(bias);
+    (void)self;
+    return output;
+}
+
 void tddp_rb_init_autograd(void)
 {
     VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
     rb_define_private_method(private_methods, "_collective", collective, 8);
+    rb_define_private_method(private_methods, "_linear", linear, 6);
 }

@@ -92,6 +92,7 @@ void Init_ext(void)
     tddp_rb_init_optim();
     tddp_rb_init_norm();
     tddp_rb_init_autograd();
+    tddp_rb_init_weight_gradients();
     tddp_rb_init_fsdp();
     tddp_rb_init_parallel();
     tddp_rb_init_recorder();

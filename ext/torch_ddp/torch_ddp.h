@@ -222,6 +222,7 @@ void tddp_rb_init_ddp(void);
 void tddp_rb_init_optim(void);
 void tddp_rb_init_norm(void);
 void tddp_rb_init_autograd(void);
+void tddp_rb_init_weight_gradients(void);
 void tddp_rb_init_fsdp(void);
 void tddp_rb_init_parallel(void);
 void tddp_rb_init_ddp_queries(VALUE sync);

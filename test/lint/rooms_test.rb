@@ -33,7 +33,7 @@ class RoomsTest < Minitest::Test
     "torch/function" => %w[torch/autograd torch/tensor],
     "torch/ddp" => %w[torch/autograd torch/checkpoint torch/tensor], "torch/data_parallel" => %w[torch/autograd torch/tensor],
     "torch/fsdp" => %w[torch/autograd torch/checkpoint torch/tensor],
-    "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/tensor]
+    "torch/optim" => %w[torch/tensor], "torch/nn" => %w[torch/autograd torch/tensor]
   }.freeze
 
   # Public headers, each with those it may include: the same law, seen from outside.
@@ -46,7 +46,7 @@ class RoomsTest < Minitest::Test
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h], "sharder.h" => %w[flat.h group.h],
     "torch_fsdp.h" => %w[sharder.h torch.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
-    "torch_memory.h" => %w[memory_stats.h status.h],
+    "torch_linear.h" => %w[torch.h], "torch_memory.h" => %w[memory_stats.h status.h],
     "torch_checkpoint.h" => %w[torch.h], "torch_function.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 

@@ -169,6 +169,55 @@ module Torch
         within("reduce_scatter_to_region", group) { |members| members.along(tensor, dim, :reduce_scatter, :all_gather) }
       end
 
+      # --- linear layers that are divided over such a region ---
+
+      # What Torch::NN::Functional.linear computes, and its gradients, with the same bits. Within {WeightGradients.defer} its
+      # backward leaves the gradients of the weight and the bias for later.
+      #
+      # @param input [Torch::Tensor] floating-point, of shape [..., in]
+      # @param weight [Torch::Tensor] [out, in]
+      # @param bias [Torch::Tensor, nil] [out]
+      # @return [Torch::Tensor] [..., out]
+      def linear(input, weight, bias = nil)
+        Distributed.send(:_linear, input, weight, bias, nil, nil, nil)
+      end
+
+      # A linear layer whose weight is divided by its rows: each rank computes its part of the result's features. The
+      # input's gradient is summed over the ranks while those of the weight and the bias are computed; for an input that
+      # requires none nothing is sent.
+      #
+      # With a `sequence_dim` each rank has a part of the input along that dimension, of the same size. They are put
+      # together first, and kept for backward, which leaves each rank its part of the input's gradient. The result has the
+      # strides of a transposed tensor then, unless that dimension is the first.
+      #
+      # @param input [Torch::Tensor] floating-point, of shape [..., in], the same on every rank; with a `sequence_dim` a part
+      # @param weight [Torch::Tensor] this rank's part, [out / ranks, in]
+      # @param bias [Torch::Tensor, nil] this rank's part, [out / ranks]
+      # @param sequence_dim [Integer, nil] a dimension of the input before its last one
+      # @param group [ProcessGroup, nil] nil: the default group. Of one rank: {.linear}
+      # @raise [ArgumentError] shapes or dtypes that do not fit together
+      # @return [Torch::Tensor] [..., out / ranks]
+      def column_linear(input, weight, bias = nil, sequence_dim: nil, group: nil)
+        within("column_linear", group) { |members| members.linear(:column, input, weight, bias, sequence_dim) }
+      end
+
+      # A linear layer whose weight is divided by its columns: each rank computes a summand of the result, from its part of
+      # the input's features, as {.column_linear} leaves it. The bias is added once, to the sum.
+      #
+      # With a `sequence_dim` each rank gets its part of the sum along that dimension. Backward puts the parts of the
+      # result's gradient together, so that gradients of the bias too are those of the complete result.
+      #
+      # @param input [Torch::Tensor] floating-point, of shape [..., in / ranks]: this rank's part
+      # @param weight [Torch::Tensor] this rank's part, [out, in / ranks]
+      # @param bias [Torch::Tensor, nil] [out], the same on every rank
+      # @param sequence_dim [Integer, nil] a dimension of the input before its last one, that the number of ranks divides
+      # @raise [ArgumentError] also if it does not
+      # @return [Torch::Tensor] [..., out], the same on every rank; with a `sequence_dim` a part
+      # @see .column_linear for the other arguments
+      def row_linear(input, weight, bias = nil, sequence_dim: nil, group: nil)
+        within("row_linear", group) { |members| members.linear(:row, input, weight, bias, sequence_dim) }
+      end
+
       # @api private
       def within(operation, group)
         found = Distributed.send(:member_group, group, operation)
@@ -192,14 +241,17 @@ module Torch
           Distributed.send(:_collective, tensor, @group, map, gradient, root, scale(op), sends, receives)
         end
 
+        # @param form [Symbol] :column or :row
+        def linear(form, input, weight, bias, sequence_dim)
+          Distributed.send(:check_tensor, "input", input)
+          sequence_dim = dimension("sequence_dim", sequence_dim, input) if sequence_dim
+          Distributed.send(:_linear, input, weight, bias, @group, form, sequence_dim)
+        end
+
         # The same, for parts of another dimension than the first.
         def along(tensor, dim, map, gradient)
           Distributed.send(:check_tensor, "tensor", tensor)
-          unless dim.is_a?(Integer) && dim.between?(-tensor.dim, tensor.dim - 1)
-            raise ArgumentError, "dim: #{dim.inspect}: expected a dimension of a tensor of shape #{tensor.shape}"
-          end
-
-          dim += tensor.dim if dim.negative?
+          dim = dimension("dim", dim, tensor)
           return apply(tensor, map, gradient) if dim.zero?
 
           apply(tensor.transpose(0, dim), map, gradient).transpose(0, dim)
@@ -264,6 +316,15 @@ module Torch
         end
 
         private
+
+        # The same dimension, counted from the first.
+        def dimension(name, dim, tensor)
+          unless dim.is_a?(Integer) && dim.between?(-tensor.dim, tensor.dim - 1)
+            raise ArgumentError, "#{name}: #{dim.inspect}: expected a dimension of a tensor of shape #{tensor.shape}"
+          end
+
+          dim.negative? ? dim + tensor.dim : dim
+        end
 
         def scale(op)
           case ReduceOp.resolve(op).first

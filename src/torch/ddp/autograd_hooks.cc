@@ -2,6 +2,7 @@
 // the autograd thread that did so, and lives as long as the accumulator.
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "torch/autograd/deferred.h"
 #include "torch/ddp/core.h"
 
 namespace tddp_torch
@@ -18,6 +19,10 @@ class ReadyHook final : public torch::autograd::FunctionPostHook
     ReadyHook(std::shared_ptr<Core> core, size_t index) : core_(std::move(core)), index_(index) {}
     variable_list operator()(const variable_list &outputs, const variable_list &inputs) override
     {
+        const Deferred *deferred = Deferred::current();
+        if (deferred && deferred->leads_to(core_->params()[index_].tensor)) {
+            return outputs; // the rest of the gradient comes later, from another backward
+        }
         const bool defined = !inputs.empty() && inputs[0].defined();
         if (core_->expects(index_, defined)) {
             core_->move_to_bucket(index_);

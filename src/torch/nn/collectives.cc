@@ -152,13 +152,6 @@ at::Tensor with_rows(const at::Tensor &like, int64_t rows)
     return at::empty(sizes, like.options());
 }
 
-tddp_buffer buffer_of(const at::Tensor &tensor)
-{
-    tddp_buffer buffer{};
-    check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&tensor), &buffer));
-    return buffer;
-}
-
 // The parts of a tensor, one for each rank; of equal size if `rows` is empty.
 std::vector<tddp_buffer> parts_of(const at::Tensor &tensor, const std::vector<int64_t> &rows,
                                   int ranks)

@@ -18,14 +18,14 @@ void delete_tensors(void *kept)
     delete static_cast<Tensors *>(kept);
 }
 
+} // namespace
+
 tddp_buffer buffer_of(const at::Tensor &tensor)
 {
     tddp_buffer buffer{};
     check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&tensor), &buffer));
     return buffer;
 }
-
-} // namespace
 
 Operation::Operation(tddp_work *work, std::vector<at::Tensor> tensors)
     : work_(work), tensors_(std::move(tensors))

@@ -7,6 +7,9 @@
 namespace tddp_torch
 {
 
+// Throws Failure.
+tddp_buffer buffer_of(const at::Tensor &tensor);
+
 // An operation on the memory of some tensors, which it keeps until it completes, also if this
 // object is destroyed before.
 class Operation
