@@ -135,4 +135,174 @@ class ParallelLinearTest < Minitest::Test
     end
     assert_empty different.first
   end
+
+  # How many operations of the default group the block makes on this rank.
+  def operations
+    before = Distributed.barrier(async_op: true).tap(&:wait).sequence
+    yield
+    Distributed.barrier(async_op: true).tap(&:wait).sequence - before - 1
+  end
+
+  def test_collectives_are_counted
+    counts = world(2) do |rank|
+      layers = layers_of(2, rank)
+      {plain: nil, sequence: 0}.transform_values do |dim|
+        input = leaf(numbers([12, IN], rank))
+        result = nil
+        forward = operations { result = mlp(input, layers, sequence_dim: dim) }
+        first = mlp(input.detach, layers, sequence_dim: dim)
+        [forward, operations { result.sum.backward }, operations { first.sum.backward }]
+      end
+    end
+    counts.each { |count| assert_equal({plain: [1, 1, 0], sequence: [2, 2, 1]}, count) }
+  end
+
+  # --- what has no gradient, and several backwards ---
+
+  def test_only_what_requires_a_gradient_has_one
+    found = world(2) do |rank|
+      [true, false].repeated_permutation(5).reject(&:none?).flat_map do |required|
+        expected = gradients_of(required, 2, rank) { |input, layers| mlp(input, layers) }
+        full = full_layers.map(&:clone)
+        given = [numbers([3, IN], 5)] + full
+        given.zip(required) { |tensor, requires| tensor.requires_grad! if requires }
+        full_mlp(*given.first(1), full).pow(2).sum.backward
+        given.zip(expected, [nil, 0, 0, 1, nil]).map do |tensor, grad, dim|
+          tensor.grad.nil? == grad.nil? && (grad.nil? || difference(part(tensor.grad, dim, 2, rank), grad) < 1e-12)
+        end
+      end
+    end
+    assert found.flatten.all?
+  end
+
+  def gradients_of(required, size, rank)
+    given = [numbers([3, IN], 5)] + layers_of(size, rank).map(&:detach)
+    given.zip(required) { |tensor, requires| tensor.requires_grad! if requires }
+    yield(given.first, given.drop(1)).pow(2).sum.backward
+    given.map(&:grad)
+  end
+
+  def test_backward_again_and_in_a_checkpointed_segment
+    found = world(2) do |rank|
+      runs = Array.new(3) { [leaf(numbers([12, IN], rank)), layers_of(2, rank)] }
+      mlp(*runs[0], sequence_dim: 0).pow(2).sum.backward
+      loss = mlp(*runs[1], sequence_dim: 0).pow(2).sum
+      2.times { |i| loss.backward(retain_graph: i.zero?) }
+      again = failure { loss.backward }
+      Torch::Utils::Checkpoint.checkpoint(runs[2][0]) { |input| mlp(input, runs[2][1], sequence_dim: 0) }.pow(2).sum.backward
+      once, twice, segment = runs.map { |input, layers| [input, *layers].map(&:grad) }
+      without = Torch.no_grad { mlp(*runs[0]) }
+      [once.zip(twice).all? { |one, two| same_bits?(one * 2, two) }, once.zip(segment).all? { |one, two| same_bits?(one, two) },
+        again, without.requires_grad]
+    end
+    found.each do |twice, segment, again, required|
+      assert_equal [true, true, false], [twice, segment, required]
+      assert_match(/backward through the graph a second time/, again.last)
+    end
+  end
+
+  # --- weights' gradients, later ---
+
+  Deferred = Torch::Distributed::WeightGradients
+
+  def test_deferred_gradients_have_the_same_bits
+    found = world(2) do |rank|
+      [nil, 0].flat_map do |dim|
+        now, later = Array.new(2) { [leaf(numbers([12, IN], rank)), layers_of(2, rank)] }
+        2.times { mlp(*now, sequence_dim: dim).pow(2).sum.backward }
+        parts = Array.new(2) { Deferred.defer { mlp(*later, sequence_dim: dim).pow(2).sum.backward } }
+        before = later[1].map(&:grad)
+        parts.each { |part| 2.times { part.run } }
+        [before.none?, same_bits?(now[0].grad, later[0].grad)] + now[1].zip(later[1]).map { |one, two| same_bits?(one.grad, two.grad) }
+      end
+    end
+    assert found.flatten.all?
+  end
+
+  def test_what_is_not_deferred
+    found = Distributed.fork_world(1) do
+      weight = leaf(numbers([4, IN], 1))
+      bias = leaf(numbers([4], 2))
+      input = leaf(numbers([3, IN], 3))
+      other = leaf(numbers([4, IN], 4))
+      Deferred.defer { (NN.linear(input, weight * 2, bias) + F.linear(input, other, nil)).sum.backward }.run
+      computed = [weight, bias, input, other].map { |tensor| tensor.grad.to_a }
+      frozen = Deferred.defer { NN.linear(input, weight.detach, bias).sum.backward }
+      before = bias.grad.to_a
+      frozen.run
+      thread = Thread.new { Deferred.defer { Thread.new { NN.linear(input, other).sum.backward }.join } }
+      thread.value
+      Deferred.defer { NN.linear(input, other).sum.backward(create_graph: true) }
+      [computed, before, bias.grad.to_a, other.grad.to_a]
+    end.first
+    rows = numbers([3, IN], 3).sum(0).to_a
+    input_grad = (numbers([4, IN], 1) * 2 + numbers([4, IN], 4)).sum(0).to_a
+    assert_near [[rows.map { |x| 2 * x }] * 4, [3.0] * 4, [input_grad] * 3, [rows] * 4], found[0]
+    assert_equal [[3.0] * 4, [6.0] * 4], found[1, 2]
+    assert_near [rows.map { |x| 3 * x }] * 4, found[3]
+  end
+
+  def assert_near(expected, found)
+    expected.flatten.zip(found.flatten) { |one, other| assert_in_delta one, other, 1e-12 }
+  end
+
+  # The inner block's object gets what is deferred in it; one that an exception leaves drops it; changes in place are noticed.
+  def test_blocks_that_defer
+    found = Distributed.fork_world(1) do
+      weights = Array.new(3) { |i| leaf(numbers([4, IN], i)) }
+      input = numbers([3, IN], 3)
+      inner = nil
+      outer = Deferred.defer do
+        inner = Deferred.defer { NN.linear(input, weights[0]).sum.backward }
+        NN.linear(input, weights[1]).sum.backward
+      end
+      inner.run
+      states = [weights.map { |weight| !weight.grad.nil? }]
+      outer.run
+      states << weights.map { |weight| !weight.grad.nil? }
+      dropped = failure { Deferred.defer { NN.linear(input, weights[2]).sum.backward || raise("left") } }
+      NN.linear(input, weights[2]).sum.backward
+      states << same_bits?(weights[1].grad, weights[2].grad)
+      changed = Deferred.defer { NN.linear(input, weights[0]).sum.backward }
+      input.add!(1)
+      states + [dropped, failure { changed.run }, failure { changed.run }, failure { Deferred.defer }]
+    end.first
+    assert_equal [[true, false, false], [true, true, false], true], found.first(3)
+    assert_equal ["RuntimeError", "left"], found[3]
+    assert_match(/modified by an inplace operation/, found[4].last)
+    assert_nil found[5]
+    assert_equal "LocalJumpError", found[6].first
+  end
+
+  # A model of linear layers of which one is used twice.
+  class Tied < Torch::NN::Module
+    def initialize
+      super()
+      @first = Torch::NN::Linear.new(IN, IN)
+      @second = Torch::NN::Linear.new(IN, 3)
+    end
+
+    def forward(input)
+      hidden = NN.linear(input, @first.weight, @first.bias)
+      hidden = F.linear(Torch.tanh(hidden), @first.weight, nil)
+      NN.linear(Torch.tanh(hidden), @second.weight, @second.bias)
+    end
+  end
+
+  def test_deferred_gradients_are_reduced_by_data_parallel_training
+    found = world(2) do |rank|
+      Torch.manual_seed(1)
+      models = Array.new(2) { Torch::NN::Parallel::DistributedDataParallel.new(Tied.new) }
+      models[1].load_state_dict(models[0].state_dict)
+      3.times do |step|
+        input = numbers([4, IN], 10 * step + rank, :float32)
+        models[0].call(input).pow(2).sum.backward
+        Deferred.defer { models[1].call(input).pow(2).sum.backward }.run
+      end
+      grads = models.map { |model| model.parameters.map(&:grad) }
+      [grads.transpose.all? { |one, other| difference(one, other) < 1e-6 }, grads[1].map(&:to_a)]
+    end
+    assert found.all?(&:first)
+    assert_equal found[0][1], found[1][1]
+  end
 end

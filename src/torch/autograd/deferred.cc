@@ -3,14 +3,26 @@
 #include "torch/autograd/deferred.h"
 
 #include <algorithm>
+#include <string_view>
+#include <type_traits>
 
 #include <torch/csrc/autograd/engine.h>
 
 namespace tddp_torch
 {
 
-// None of libtorch's.
-static constexpr auto debug_info_kind = static_cast<c10::DebugInfoKind>(0x74);
+// A kind of our own: a number that is none of libtorch's, or from 2.14 on the address of a name.
+template <typename Kind> static Kind own_kind()
+{
+    if constexpr (std::is_enum_v<Kind>) {
+        return static_cast<Kind>(0x74);
+    } else {
+        static constexpr std::string_view name = "TDDP_DEFERRED";
+        return Kind(&name);
+    }
+}
+
+static const auto debug_info_kind = own_kind<c10::DebugInfoKind>();
 
 Deferred *Deferred::current()
 {

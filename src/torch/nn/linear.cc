@@ -306,9 +306,10 @@ variable_list LinearNode::without_graph(const at::Tensor &outer)
         sizes.back() = weight.size(1);
         at::Tensor result = rows_of(gradient).mm(weight).view(sizes);
         if (of.form == TDDP_LINEAR_COLUMN) {
+            // Left to the group's thread or the device while the rest is computed. Two ranks on two
+            // cores, where that thread has no core to itself, take as long if they wait first.
             sum = std::make_unique<Exchange>(
-                of, of.has_sequence() ? TDDP_OP_REDUCE_SCATTER : TDDP_OP_ALL_REDUCE, result,
-                INLINE_US);
+                of, of.has_sequence() ? TDDP_OP_REDUCE_SCATTER : TDDP_OP_ALL_REDUCE, result, 0);
         } else {
             results[INPUT] = of.turn(result);
         }
