@@ -277,7 +277,7 @@ class ParallelLinearTest < Minitest::Test
   # A model of linear layers of which one is used twice.
   class Tied < Torch::NN::Module
     def initialize
-      super()
+      super
       @first = Torch::NN::Linear.new(IN, IN)
       @second = Torch::NN::Linear.new(IN, 3)
     end
@@ -304,5 +304,28 @@ class ParallelLinearTest < Minitest::Test
     end
     assert found.all?(&:first)
     assert_equal found[0][1], found[1][1]
+  end
+
+  # Before anything is sent.
+  def test_arguments_that_do_not_fit
+    input = Torch.ones(2, 3, 4)
+    weight = Torch.ones(6, 4)
+    found = world(2) do
+      {
+        /expected a Torch::Tensor, got 1/ => -> { NN.linear(input, 1) },
+        /weight: expected \[out, features\], got the shape \[4\]/ => -> { NN.column_linear(input, Torch.ones(4)) },
+        /input: expected \[..., 4\] for a weight of the shape \[6, 4\], got the shape \[2, 5\]/ => -> { NN.row_linear(Torch.ones(2, 5), weight) },
+        /bias: expected \[6\] for a weight of the shape \[6, 4\], got the shape \[4\]/ => -> { NN.linear(input, weight, Torch.ones(4)) },
+        /weight: expected the input's dtype and device, Float on cpu, got Double/ => -> { NN.linear(input, weight.to(dtype: :float64)) },
+        /expected a floating-point tensor, got the dtype Long/ => -> { NN.linear(Torch.ones(2, 4, dtype: :int64), weight) },
+        /sequence_dim: 3: expected a dimension of a tensor of shape \[2, 3, 4\]/ => -> { NN.column_linear(input, weight, sequence_dim: 3) },
+        /sequence dimension 2: expected one before the last/ => -> { NN.column_linear(input, weight, sequence_dim: -1) },
+        /dimension 1 of \[2, 3, 4\], the sequence, is not divisible by 2/ => -> { NN.row_linear(input, weight, sequence_dim: 1) }
+      }.to_a.map { |pattern, call| [pattern.source, failure(&call)] }
+    end
+    found.flatten(1).each do |pattern, (kind, text)|
+      assert_match Regexp.new(pattern), text
+      assert_includes %w[ArgumentError TypeError Torch::Distributed::InvalidArgumentError], kind
+    end
   end
 end
