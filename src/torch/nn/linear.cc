@@ -275,11 +275,11 @@ void LinearNode::compute_or_defer(variable_list &results, const at::Tensor &grad
     if (later && torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
         edges = deferrable();
     }
-    if (weight && !edges[0].is_valid()) {
-        results[WEIGHT] = weight_gradient(gradient_rows, input_rows);
-    }
     if (bias && !edges[1].is_valid()) {
         results[BIAS] = bias_gradient(gradient_rows);
+    }
+    if (weight && !edges[0].is_valid()) {
+        results[WEIGHT] = weight_gradient(gradient_rows, input_rows);
     }
     if (edges[0].is_valid() || edges[1].is_valid()) {
         const at::Tensor input_kept = edges[0].is_valid() ? input_rows : at::Tensor();
