@@ -58,6 +58,7 @@ module Torch
     autoload :GradScaler, "torch/distributed/grad_scaler"
     autoload :MemoryEstimate, "torch/distributed/memory_estimate"
     autoload :NN, "torch/distributed/nn"
+    autoload :Pipelining, "torch/distributed/pipelining"
     autoload :Tensor, "torch/distributed/tensor"
 
     extend Devices

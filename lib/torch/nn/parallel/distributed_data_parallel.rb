@@ -217,6 +217,20 @@ module Torch
           @sync_next_forward && @arguments.forward_sync_buffers? && !@parameters_of_model.buffers.empty?
         end
 
+        # The next backward averages the gradients, with what has been added up since the last one: for pipelines, where forwards of other
+        # micro-batches, all within {#no_sync}, come between a forward and its backward.
+        #
+        # @api private
+        # @raise [Torch::Distributed::UnsupportedError] if the unused parameters would have to be found
+        def _average_next_backward
+          if @arguments.find_unused? || @arguments.static_graph?
+            raise Torch::Distributed::UnsupportedError, "a stage of a pipeline: expected a DistributedDataParallel without find_unused_parameters and static_graph, " \
+              "which look at each forward: leave the argument out"
+          end
+
+          suspending { @core.prepare(true) }
+        end
+
         # @raise [TypeError] as `dup`, `clone` and `deep_dup` do: save `model.module`, or copy that and wrap the copy
         def marshal_dump
           refuse_copy
