@@ -12,20 +12,23 @@ module Torch
           # @return [Array<Object>] one for each micro-batch; sizes differ by one at most, the larger ones first
           # @raise [ArgumentError] if a tensor has fewer rows than there are micro-batches
           def split(name, value, count)
+            check(name, value, count)
             Array.new(count) do |i|
               Nested.map(value) do |tensor|
                 next tensor if tensor.dim.zero?
 
                 rows = tensor.size(0)
-                if rows < count
-                  raise ArgumentError, "#{name}: expected at least n_microbatches = #{count} rows to divide, got #{rows} " \
-                    "(shape #{tensor.shape})"
-                end
-
                 at = i * (rows / count) + [i, rows % count].min
                 tensor.narrow(0, at, rows / count + ((i < rows % count) ? 1 : 0))
               end
             end
+          end
+
+          # @raise [ArgumentError] if a tensor has fewer rows than there are micro-batches
+          def check(name, value, count)
+            few = Nested.tensors(value).find { |tensor| !tensor.dim.zero? && tensor.size(0) < count } or return
+
+            raise ArgumentError, "#{name}: expected at least n_microbatches = #{count} rows to divide, got #{few.size(0)} (shape #{few.shape})"
           end
 
           # @param parts [Array<Array<Torch::Tensor>>] the tensors of each micro-batch

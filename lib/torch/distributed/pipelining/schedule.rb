@@ -183,6 +183,9 @@ module Torch
             raise ArgumentError, "target: expected that of the batch where the last stage is, got nil"
           end
 
+          # Where they are not needed as well: a wrong batch is an error on all ranks that are given it.
+          MicroBatches.check("args", args, count)
+          MicroBatches.check("target", target, count)
           targets = MicroBatches.split("target", target, count) if @layout.last_here?
           Execution::Inputs.new(
             @layout.first_here? ? MicroBatches.split("args", args, count) : nil, MicroBatches.split("kwargs", kwargs, count), targets,

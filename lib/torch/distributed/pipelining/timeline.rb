@@ -86,7 +86,15 @@ module Torch
           busy = ranks.flatten.sum { |span| span.finish - span.start }
           1 - busy.fdiv(ranks.size * length)
         end
+
+        # @param title [String]
+        # @return [String] a picture of it
+        def to_svg(title = "Pipeline")
+          Drawing.new(self, title).to_svg
+        end
       end
     end
   end
 end
+
+require_relative "drawing"
