@@ -9,7 +9,7 @@ class PipelineDataTest < Minitest::Test
   # Gives its result, the tokens and a mask, from tokens; the embedding has the shape of the head.
   class Front < Torch::NN::Module
     def initialize
-      super()
+      super
       @embedding = Torch::NN::Embedding.new(7, 4)
     end
 
@@ -21,7 +21,7 @@ class PipelineDataTest < Minitest::Test
   # Uses the mask no more, but passes what it does not use.
   class Middle < Torch::NN::Module
     def initialize
-      super()
+      super
       @linear = Torch::NN::Linear.new(4, 4)
     end
 
@@ -61,7 +61,9 @@ class PipelineDataTest < Minitest::Test
   #
   # @return [Float] the largest difference of losses and of parameters
   def compare(schedule, plain, shapes, tied: false)
-    optimizers = [Torch::Optim::SGD.new(plain.flat_map(&:parameters).uniq(&:object_id), lr: 0.1), Torch::Optim::SGD.new(schedule.stages.flat_map { |each| each.submodule.parameters }, lr: 0.1)]
+    optimizers = [plain, schedule.stages.map(&:submodule)].map do |modules|
+      Torch::Optim::SGD.new(modules.flat_map(&:parameters).uniq(&:object_id), lr: 0.1)
+    end
     shapes.each_with_index.map do |shape, step|
       x, y = tokens(*shape, step), tokens(*shape, step + 1)
       optimizers.each(&:zero_grad)
@@ -123,7 +125,8 @@ class PipelineDataTest < Minitest::Test
     local = Distributed.fork_world(1) do
       plain, list = parts, parts
       plain[2].head.instance_variable_set(:@weight, plain[0].embedding.weight)
-      schedule = Pipelining::ScheduleGPipe.new(list.map { |part| Pipelining::PipelineStage.new(part) }, n_microbatches: 2, loss_fn: CROSS, tie: tie)
+      stages = list.map { |part| Pipelining::PipelineStage.new(part) }
+      schedule = Pipelining::ScheduleGPipe.new(stages, n_microbatches: 2, loss_fn: CROSS, tie: tie)
       [compare(schedule, plain, [[4, 3]] * 4), far(list[0].embedding.weight, list[2].head.weight)]
     end
     assert_operator local.flatten.max, :<, 1e-10
@@ -140,7 +143,8 @@ class PipelineDataTest < Minitest::Test
       end
       plain = Torch.no_grad { layers.call(x) }
       own = [0...3, 3...5, 5...7].map { |range| [plain[range], y[range]] }
-      expected = [plain.to_a, own.map { |pair| MSE.call(*pair).item }, own.map { |output, _| {largest: output.abs.max.item, rows: output.size(0).to_f} }, [:float64], false]
+      values = own.map { |output, _| {largest: output.abs.max.item, rows: output.size(0).to_f} }
+      expected = [plain.to_a, own.map { |pair| MSE.call(*pair).item }, values, [:float64], false]
       quiet = schedule.eval(x)
       [results, expected, quiet.nil?]
     end
@@ -159,7 +163,8 @@ class PipelineDataTest < Minitest::Test
         MSE.call(plain.call(x), y).backward
         schedule.step(x, target: y)
       end
-      sums = Pipelining::ScheduleGPipe.new(stages_of(layers, rank, 2), n_microbatches: 2, loss_fn: ->(o, t) { MSE.call(o, t) * o.numel }, scale_grads: false)
+      sum = ->(output, target) { MSE.call(output, target) * output.numel }
+      sums = Pipelining::ScheduleGPipe.new(stages_of(layers, rank, 2), n_microbatches: 2, loss_fn: sum, scale_grads: false)
       x, y = batch(5)
       sums.step(x, target: y)
       summed = layers
@@ -171,10 +176,12 @@ class PipelineDataTest < Minitest::Test
     assert_operator found.max, :<, 1e-10
   end
 
-  # Frozen stages before and behind one that trains, and keyword arguments of a stage.
+  # Frozen stages before and behind one that trains.
   def test_frozen_stages
     found = world(3) do |rank|
-      model, plain = [layers, layers].each { |each| each.children.each_with_index { |layer, i| layer.requires_grad!(requires_grad: i.between?(6, 10)) } }
+      model, plain = [layers, layers].each do |each|
+        each.children.each_with_index { |layer, i| layer.requires_grad!(requires_grad: i.between?(6, 10)) }
+      end
       stage = stages_of(model, rank, 3)
       schedule = Pipelining::Schedule1F1B.new(stage, n_microbatches: 2, loss_fn: MSE)
       x, y = batch(4)
@@ -197,7 +204,7 @@ class PipelineDataTest < Minitest::Test
         part.children.each { |layer| Torch::Distributed::FSDP.fully_shard(layer, mesh: mesh["dp"]) if layer.is_a?(Torch::NN::Linear) }
         Torch::Distributed::FSDP.fully_shard(part, mesh: mesh["dp"])
       end
-      [ddp, fsdp].product(%i[ScheduleGPipe Schedule1F1B]).map do |wrap, name|
+      [ddp, fsdp].product(%i[ScheduleGPipe Schedule1F1B ScheduleInterleavedZeroBubble]).map do |wrap, name|
         part = Pipelining.split(layers, parts: 2)[mesh.get_local_rank("pp")]
         stage = Pipelining::PipelineStage.new(wrap.call(part), mesh: mesh["pp"])
         schedule = Pipelining.const_get(name).new(stage, n_microbatches: 3, loss_fn: MSE)
@@ -226,9 +233,11 @@ class PipelineDataTest < Minitest::Test
     assert_equal [[], %w[1.0.weight 1.0.bias 1.2.weight 1.2.bias], %w[2.weight 2.bias]], names.call(Pipelining.split(model, at: %w[1 2]))
     assert_equal names.call(Pipelining.split(model, at: ["1.2"])), names.call(Pipelining.split(model, parts: 2))
     x = Torch.ones(1, 2)
-    assert_equal Torch.no_grad { model.call(x) }.to_a, Torch.no_grad { Pipelining.split(model, parts: 3).inject(x) { |value, part| part.call(value) } }.to_a
+    expected, found = Torch.no_grad { [model.call(x), Pipelining.split(model, parts: 3).inject(x) { |value, part| part.call(value) }] }
+    assert_equal expected.to_a, found.to_a
     {
-      {} => "at, parts: expected one of them, got none", {at: ["0"]} => "at: expected layers in their order without the first one, got [\"0\"]",
+      {} => "at, parts: expected one of them, got none",
+      {at: ["0"]} => "at: expected layers in their order without the first one, got [\"0\"]",
       {at: ["4"]} => "at: expected names of the model's layers, 0, 1.0, 1.1, 1.2, 2, got \"4\"",
       {parts: 6} => "parts: expected 1 to 5, since the model has 5 layers, got 6"
     }.each { |options, text| assert_equal text, assert_raises(ArgumentError) { Pipelining.split(model, **options) }.message }

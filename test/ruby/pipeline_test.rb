@@ -9,7 +9,8 @@ class PipelineTest < Minitest::Test
   # By name: the class, stages of a rank, micro-batches.
   SCHEDULES = {
     gpipe: [:ScheduleGPipe, 1, 4], gpipe_of_several_stages: [:ScheduleGPipe, 2, 3], one_forward_one_backward: [:Schedule1F1B, 1, 4],
-    few_micro_batches: [:Schedule1F1B, 1, 2], interleaved: [:ScheduleInterleaved1F1B, 2, 4]
+    few_micro_batches: [:Schedule1F1B, 1, 2], interleaved: [:ScheduleInterleaved1F1B, 2, 4],
+    zero_bubble: [:ScheduleInterleavedZeroBubble, 1, 4], interleaved_zero_bubble: [:ScheduleInterleavedZeroBubble, 2, 4]
   }.freeze
 
   # The rows of some batches are no multiple of the micro-batches, and change.

@@ -17,7 +17,8 @@ module PipelinedTraining
 
   # @return [Array(Torch::Tensor, Torch::Tensor)] inputs and targets, the same on all ranks
   def batch(rows, step = 0, width: 6, dtype: :float64)
-    [0.0, 0.5].map { |shift| (Torch.arange(0, rows * width, dtype: :float64) * 0.37 + step * 0.91 + shift).sin.to(dtype: dtype).view(rows, width) }
+    values = Torch.arange(0, rows * width, dtype: :float64) * 0.37 + step * 0.91
+    [values, values + 0.5].map { |each| each.sin.to(dtype: dtype).view(rows, width) }
   end
 
   # @return [Array<Pipelining::PipelineStage>] this rank's

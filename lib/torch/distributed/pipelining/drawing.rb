@@ -34,7 +34,8 @@ module Torch
           height = TOP + @timeline.ranks.size * ROW + 10
           rows = @timeline.ranks.each_with_index.map { |spans, rank| row(spans, rank) }
           <<~SVG
-            <svg xmlns="http://www.w3.org/2000/svg" width="#{width}" height="#{height}" viewBox="0 0 #{width} #{height}" font-family="sans-serif" font-size="12">
+            <svg xmlns="http://www.w3.org/2000/svg" width="#{width}" height="#{height}" viewBox="0 0 #{width} #{height}"
+                 font-family="sans-serif" font-size="12">
             <rect width="100%" height="100%" fill="white"/>
             <text x="8" y="19">#{escape(@title)}: bubble #{format("%.1f", 100 * @timeline.bubble)} %</text>
             #{rows.join("\n")}

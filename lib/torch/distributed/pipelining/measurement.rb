@@ -13,13 +13,13 @@ module Torch
         attr_reader :spans
 
         def initialize
+          @spans = []
           clear
         end
 
         def clear
           @wall = 0.0
           @steps = 0
-          @spans = []
           @times = Hash.new { |hash, key| hash[key] = [0, 0.0] }
         end
 

@@ -28,7 +28,8 @@ module Torch
           def check(name, value, count)
             few = Nested.tensors(value).find { |tensor| !tensor.dim.zero? && tensor.size(0) < count } or return
 
-            raise ArgumentError, "#{name}: expected at least n_microbatches = #{count} rows to divide, got #{few.size(0)} (shape #{few.shape})"
+            raise ArgumentError, "#{name}: expected at least n_microbatches = #{count} rows to divide, got #{few.size(0)} " \
+              "(shape #{few.shape})"
           end
 
           # @param parts [Array<Array<Torch::Tensor>>] the tensors of each micro-batch
