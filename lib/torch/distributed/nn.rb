@@ -160,6 +160,15 @@ module Torch
         within("gather_from_region", group) { |members| members.along(tensor, dim, :all_gather, :slice) }
       end
 
+      # Into a region where each rank computes its part, of a tensor that is divided: all ranks' parts put together. The gradient
+      # of a rank's part is its part of the sum of all ranks'.
+      #
+      # @return [Torch::Tensor] the same on every rank
+      # @see .scatter_to_region for the arguments
+      def gather_to_region(tensor, dim: 0, group: nil)
+        within("gather_to_region", group) { |members| members.along(tensor, dim, :all_gather, :reduce_scatter) }
+      end
+
       # Out of it, of a tensor of which each rank has a summand: this rank's part of the sum, into a region that is divided.
       # The gradient is put together from all ranks'.
       #

@@ -7,11 +7,17 @@ module Torch
     # Which parts of parameters processes hold, where a model is divided by tensor dimensions: {Parallel} divides it, and
     # checkpoints, the clipping of gradients and {FSDP} ask here.
     module Tensor
+      autoload :Parallel, "torch/distributed/tensor/parallel"
+
+      DROP_GRADIENTS = Optim::Fused.instance_method(:_zero_grad)
+      LAYOUT = :@_layout
+      private_constant :DROP_GRADIENTS, :LAYOUT
+
       class << self
         # @param parameter [Torch::NN::Parameter]
         # @return [Layout, nil] nil: nothing divides it but {FSDP}
         def layout(parameter)
-          @layouts[parameter]
+          parameter.instance_variable_get(LAYOUT)
         end
 
         # Keeps of a parameter what this process holds by a layout. The parameter remains the object that it is, so optimizers
@@ -22,20 +28,28 @@ module Torch
         # @return [void]
         # @raise [ArgumentError] if the parameter is divided already, or of another shape
         def divide(parameter, layout)
-          raise ArgumentError, "parameter: it is divided already, by #{@layouts[parameter].inspect}" if @layouts[parameter]
+          raise ArgumentError, "parameter: it is divided already, by #{layout(parameter).inspect}" if layout(parameter)
           unless parameter.shape == layout.shape
             raise ArgumentError, "parameter: expected the shape #{layout.shape} of its layout, got #{parameter.shape}"
           end
 
-          parameter.grad = nil
+          DROP_GRADIENTS.bind_call(self, [{params: [parameter]}], true)
           parameter.set_data(layout.take(parameter.detach)) if layout.divided?
-          @layouts[parameter] = layout
+          keep_layout(parameter, layout)
           nil
         end
+
+        # A parameter that takes the place of one, moved or converted.
+        #
+        # @api private
+        # @param parameter [Torch::NN::Parameter] what this process holds by the layout
+        def keep_layout(parameter, layout)
+          parameter.instance_variable_set(LAYOUT, layout)
+        end
       end
-      @layouts = ObjectSpace::WeakMap.new
     end
   end
 end
 
 require_relative "tensor/layout"
+require_relative "tensor/placement"

@@ -92,6 +92,10 @@ module Torch
           divided? ? width * @group.rank : 0
         end
 
+        def ==(other)
+          other.is_a?(Layout) && [other.group, other.shape, other.dim, other.blocks] == [group, shape, dim, blocks]
+        end
+
         def inspect
           divided? ? "shard(#{@dim})#{" of #{@blocks} blocks" if @blocks > 1} of #{@shape} over #{@group.size}" : "replicate of #{@shape}"
         end
