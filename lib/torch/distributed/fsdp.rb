@@ -80,6 +80,12 @@ module Torch
           model.is_a?(FSDPModule) ? model : fully_shard(model, **options)
         end
 
+        # @api private
+        # @return [Boolean] whether a unit has the parameter
+        def sharded?(parameter)
+          !Unit.owner(parameter).nil?
+        end
+
         # Parameters that are in no unit are the same on all ranks, and count once.
         #
         # @api private

@@ -10,20 +10,23 @@ module Torch
       class << self
         # @param mod [Torch::NN::Module]
         # @param owner [Object] for messages
+        # @param moving [#call, nil] is called around what moves or converts the module, with it; nil: that is refused
         # @yieldparam inputs [Array<Object>]
         # @yieldparam kwargs [Hash<Symbol, Object>]
         # @yieldparam forward [Proc] runs the module with (inputs, kwargs)
         # @yieldreturn [Object] what the call returns
         # @return [void]
-        def around(mod, owner, &wrapper)
+        def around(mod, owner, moving: nil, &wrapper)
           mod.singleton_class.prepend(Module.new do
             define_method(:call) do |*inputs, **kwargs, &block|
               wrapper.call(inputs, kwargs, ->(args, options) { super(*args, **options, &block) })
             end
 
             # Moving a module puts other parameters in the place of those that it has.
-            define_method(:_apply) do |*|
-              raise ArgumentError, "this #{self.class} has been sharded by #{owner}: move or convert it before that"
+            define_method(:_apply) do |*arguments|
+              raise ArgumentError, "this #{self.class} has been sharded by #{owner}: move or convert it before that" unless moving
+
+              moving.call(self) { super(*arguments) }
             end
 
             %i[dup clone deep_dup].each do |name|

@@ -4,6 +4,7 @@ require "torch"
 require "torch_ddp/ext"
 require_relative "../distributed/errors"
 require_relative "../distributed/nested"
+require_relative "../distributed/random_streams"
 require_relative "../distributed/step_memory"
 
 module Torch
@@ -59,19 +60,21 @@ module Torch
           return function.call(*args, **kwargs) unless Torch.grad_enabled?
 
           segment = Segment._begin(Torch::Distributed::Nested.tensors([args, kwargs]), preserve_rng_state,
-            second_run(function, args, kwargs))
+            second_run(function, args, kwargs, preserve_rng_state ? Torch::Distributed::RandomStreams.snapshot : nil))
           tie(segment, memory.segment { Torch.no_grad { function.call(*args, **kwargs) } })
         end
 
         private
 
         # Made here, so that it holds no variable of the caller's.
-        def second_run(function, args, kwargs)
+        #
+        # @param streams [Proc, nil] those that are beside libtorch's own random numbers
+        def second_run(function, args, kwargs, streams)
           surroundings = Thread.current[:torch_ddp_surroundings]
           memory = self.memory
           lambda do |tensors|
             again, options = Torch::Distributed::Nested.map([args, kwargs]) { tensors.shift }
-            run = -> { function.call(*again, **options) }
+            run = -> { streams ? streams.call { function.call(*again, **options) } : function.call(*again, **options) }
             # Mixed precision, for instance, is over when backward begins.
             Torch::Distributed::Nested.tensors(memory.segment { surroundings ? surroundings.during(&run) : run.call })
           end

@@ -26,7 +26,7 @@ module Torch
         # @param blocks [Integer]
         # @raise [ArgumentError] naming both numbers, if the group's size does not divide the dimension
         def initialize(group, shape, dim: nil, blocks: 1)
-          unless dim.nil? || (dim.is_a?(Integer) && dim.between?(-shape.size, shape.size - 1))
+          if dim && !(dim.is_a?(Integer) && dim.between?(-shape.size, shape.size - 1))
             raise ArgumentError, "dim: expected a dimension of the shape #{shape}, or nil, got #{dim.inspect}"
           end
 

@@ -60,7 +60,20 @@ module Torch
             nil
           end
           alias_method :_set_params_and_buffers_to_ignore_for_model, :set_params_and_buffers_to_ignore_for_model
+
+          # @api private
+          # @return [Boolean] whether a model that is in use averages the parameter's gradients
+          def trains?(parameter)
+            @trained.key?(parameter)
+          end
+
+          # @api private
+          def train(parameters, model)
+            parameters.each { |parameter| @trained[parameter] = model }
+          end
         end
+
+        @trained = ObjectSpace::WeakMap.new
 
         # @return [Torch::NN::Module] the model that was given
         attr_reader :module
@@ -302,6 +315,7 @@ module Torch
           @comm_hook ||= compressing_hook(found)
           @core.comm_hook = @comm_hook.make.call(@rounds, found.trained) if @comm_hook
           @parameters_of_model = found
+          DistributedDataParallel.train(found.trained, self)
           broadcast_all(found.frozen, 0) if init_sync
         end
 

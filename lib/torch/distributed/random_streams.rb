@@ -1,0 +1,67 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    # Random numbers beside libtorch's own on the CPU: a stream for each of some keys, in whose place they are within a block.
+    #
+    # @api private
+    module RandomStreams
+      @states = {}
+      @current = nil
+
+      class << self
+        # @return [void]
+        def seed(key, seed)
+          @states[key] = state_of(seed)
+        end
+
+        # @param first_seed [Proc] the stream's seed, if it has none yet, from a number that libtorch's state determines
+        # @return [Object] the block's value
+        def within(key, first_seed)
+          return yield if @current == key
+
+          @states[key] ||= state_of(first_seed, seeds: true)
+          outer, before = Distributed.send(:_rng_state), @current
+          Distributed.send(:_set_rng_state, @states[key])
+          @current = key
+          begin
+            yield
+          ensure
+            @states[key] = Distributed.send(:_rng_state)
+            Distributed.send(:_set_rng_state, outer)
+            @current = before
+          end
+        end
+
+        # For a block that is to draw the same numbers again.
+        #
+        # @return [Proc] runs a block with the streams as they are now, and leaves them as it found them
+        def snapshot
+          states, current = @states.dup, @current
+          lambda do |&block|
+            before = [@states, @current]
+            @states, @current = states.dup, current
+            begin
+              block.call
+            ensure
+              @states, @current = before
+            end
+          end
+        end
+
+        private
+
+        # Torch.manual_seed also seeds GPUs, where all processes have to go on with the same.
+        def state_of(seed, seeds: false)
+          Distributed.fork_rng do
+            base = Torch.randint(1 << 31, [1], dtype: :int64).item
+            Torch.manual_seed(seeds ? seed.call(base) : seed)
+            state = Distributed.send(:_rng_state)
+            Torch.manual_seed(base) if seeds
+            state
+          end
+        end
+      end
+    end
+  end
+end
