@@ -22,8 +22,7 @@ module Torch
             group = group_of(mesh)
             check_cross_entropy(logits, target, reduction.to_s)
             ignored = target.eq(ignore_index)
-            target = target.masked_fill(ignored, 0)
-            VocabularyPart.check("target", target, logits.shape.last * group.size)
+            VocabularyPart.check("target", target.masked_fill(ignored, 0), logits.shape.last * group.size)
             losses = vocabulary_losses(logits, target, group).masked_fill(ignored, 0)
             case reduction.to_s
             when "none" then losses
@@ -49,16 +48,37 @@ module Torch
             raise ArgumentError, "reduction: expected #{REDUCTIONS.map(&:inspect).join(", ")}, got #{reduction.inspect}"
           end
 
-          # The logarithm of the sum of exponentials of all parts, less the target's logit.
+          # Forward has all that the gradient is made of, and makes it in place: less memory than a graph would keep.
           def vocabulary_losses(logits, target, group)
-            sums = logits.logsumexp(-1)
-            part = VocabularyPart.new(target, logits.shape.last, group)
-            picked = part.keep(logits.gather(-1, part.places.unsqueeze(-1)).squeeze(-1))
-            return sums - picked if group.size == 1
+            rows = logits.reshape(-1, logits.shape.last)
+            trains = Torch.grad_enabled? && logits.requires_grad
+            losses, gradient = Torch.no_grad { losses_and_gradient(rows, target.reshape(-1), group, trains) }
+            if trains
+              # A product that has this gradient, and then the losses' values.
+              product = rows.unsqueeze(1).bmm(gradient.unsqueeze(2)).view(-1)
+              Torch.no_grad { product.detach.copy!(losses) }
+              losses = product
+            end
+            losses.view(target.shape)
+          end
 
-            top = Torch.no_grad { Distributed.all_reduce(sums.detach.clone, op: :max, group: group) }
-            both = NN.reduce_from_region(Torch.stack([(sums - top).exp, picked]), group: group)
-            both[0].log + top - both[1]
+          # The logarithm of the sum of all parts' exponentials, less the target's logit, both relative to the largest; and the
+          # exponentials' shares in the sum, less one for the target.
+          def losses_and_gradient(rows, target, group, trains)
+            top = rows.amax(-1)
+            Distributed.all_reduce(top, op: :max, group: group) if group.size > 1
+            part = VocabularyPart.new(target, rows.shape.last, group)
+            places = part.places.unsqueeze(-1)
+            picked = part.keep(rows.gather(-1, places).squeeze(-1) - top)
+            exponentials = (rows - top.unsqueeze(-1)).exp!
+            both = Torch.stack([exponentials.sum(-1), picked])
+            Distributed.all_reduce(both, group: group) if group.size > 1
+            losses = both[0].log - both[1]
+            return losses unless trains
+
+            exponentials.div!(both[0].unsqueeze(-1))
+            ones = part.keep(Torch.ones(picked.shape, dtype: rows.dtype, device: rows.device))
+            [losses, exponentials.scatter_add!(-1, places, ones.neg.unsqueeze(-1))]
           end
         end
 
