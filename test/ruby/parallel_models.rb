@@ -14,10 +14,10 @@ module ParallelModels
   class Mlp < Torch::NN::Module
     attr_reader :up, :down
 
-    def initialize(width, hidden, bias: true)
+    def initialize(width, hidden)
       super()
-      @up = Torch::NN::Linear.new(width, hidden, bias: bias)
-      @down = Torch::NN::Linear.new(hidden, width, bias: bias)
+      @up = Torch::NN::Linear.new(width, hidden)
+      @down = Torch::NN::Linear.new(hidden, width)
     end
 
     def forward(x)

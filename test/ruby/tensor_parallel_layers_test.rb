@@ -148,11 +148,11 @@ class TensorParallelLayersTest < Minitest::Test
 
   # --- what is sent ---
 
-  def mlp(mesh, sequence, bias: true)
+  def mlp(mesh, sequence)
     plan = {
       "up" => ColwiseParallel.new(input_layouts: sequence), "down" => RowwiseParallel.new(output_layouts: sequence)
     }
-    Parallel.parallelize_module(make { Mlp.new(6, 12, bias: bias) }, mesh, plan)
+    Parallel.parallelize_module(make { Mlp.new(6, 12) }, mesh, plan)
   end
 
   def forward_and_backward(input)
@@ -165,7 +165,7 @@ class TensorParallelLayersTest < Minitest::Test
       mesh = mesh(2)
       x = numbers(2, 4, 6).requires_grad!
       part = numbers(2, 2, 6).requires_grad!
-      divided, sequence = mlp(mesh, nil), mlp(mesh, Tensor.shard(1), bias: false)
+      divided, sequence = mlp(mesh, nil), mlp(mesh, Tensor.shard(1))
       [
         forward_and_backward(x) { |input| divided.call(input) }, forward_and_backward(x.detach) { |input| divided.call(input) },
         forward_and_backward(part) { |input| sequence.call(input) }
@@ -191,10 +191,10 @@ class TensorParallelLayersTest < Minitest::Test
     divided, fused, apart = found.first
     # Embedding, two in each layer, two of the loss; the head and the same two of each layer.
     assert_equal [{"all_reduce" => 7}, {"all_reduce" => 5}], divided
-    # Parts of the sequence: for each of the above one of each, but for the loss. All_reduces are of norms, and of biases.
+    # Parts of the sequence: for each of the above one of both kinds, but for the loss; and the norms' gradients. The position's
+    # gradient is put together.
     assert_equal fused, apart
-    assert_equal({"all_reduce" => 2, "all_gather" => 5, "reduce_scatter" => 5}, fused[0])
-    assert_equal [6, 5], fused[1].values_at("all_gather", "reduce_scatter")
+    assert_equal [{"all_reduce" => 2, "all_gather" => 5, "reduce_scatter" => 5}, {"all_reduce" => 5, "all_gather" => 6, "reduce_scatter" => 5}], fused
   end
 
   def test_groups_of_one_process_send_nothing

@@ -50,12 +50,14 @@ class TensorParallelPlansTest < Minitest::Test
     end
   end
 
-  # Parameters stay the objects that they are: of optimizers, and of modules that share them. A layer can be moved.
+  # Parameters stay the objects that they are: of optimizers, of modules that share them, and of graphs that are still there. A layer
+  # can be moved.
   def test_objects
     found = world(2) do
       mesh = mesh(2)
       plain, model = Array.new(2) { make { Gpt.new } }
       optimizers = [plain, model].map { |each| Torch::Optim::SGD.new(each.parameters.uniq(&:object_id), lr: 0.1, momentum: 0.9) }
+      before = model.call(tokens(2, 12, 24)).sum.tap(&:backward)
       Parallel.parallelize_module(model, mesh, gpt_plan)
       3.times do |step|
         ids = tokens(2, 12, 24, seed: step)
@@ -65,16 +67,16 @@ class TensorParallelPlansTest < Minitest::Test
         optimizers.each(&:step)
       end
       layer = Parallel::ColumnParallelLinear.new(3, 4, mesh: mesh)
-      before = Tensor.layout(layer.weight)
+      layout = Tensor.layout(layer.weight)
       layer.double
       [difference(plain, model) { |parameter, _| full(parameter) }, model.head.weight.equal?(model.embedding.weight), layer.weight.dtype,
-        Tensor.layout(layer.weight).equal?(before), failure { layer.deep_dup }]
+        Tensor.layout(layer.weight).equal?(layout), before.dtype, failure { layer.deep_dup }]
     end
     found.each do |difference, *rest|
       assert_operator difference, :<, 1e-10
-      assert_equal [true, :float64, true], rest.first(3)
+      assert_equal [true, :float64, true, :float64], rest.first(4)
       assert_equal ["TypeError", "this Torch::Distributed::Tensor::Parallel::ColumnParallelLinear has been sharded by ColumnParallelLinear and " \
-        "cannot be copied: copy it before that"], rest[3]
+        "cannot be copied: copy it before that"], rest[4]
     end
   end
 

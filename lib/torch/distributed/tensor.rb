@@ -34,7 +34,7 @@ module Torch
           end
 
           DROP_GRADIENTS.bind_call(self, [{params: [parameter]}], true)
-          parameter.set_data(layout.take(parameter.detach)) if layout.divided?
+          resize(parameter, layout.take(parameter.detach)) if layout.divided?
           keep_layout(parameter, layout)
           nil
         end
@@ -45,6 +45,15 @@ module Torch
         # @param parameter [Torch::NN::Parameter] what this process holds by the layout
         def keep_layout(parameter, layout)
           parameter.instance_variable_set(LAYOUT, layout)
+        end
+
+        private
+
+        # As long as there is a graph of an earlier forward, autograd expects gradients of the shape that the parameter had then,
+        # unless it has had another dtype in between.
+        def resize(parameter, part)
+          parameter.set_data(Torch.empty(0, dtype: (part.dtype == :float32) ? :float64 : :float32, device: part.device))
+          parameter.set_data(part)
         end
       end
     end

@@ -2,7 +2,7 @@
 
 require_relative "../tensor"
 require_relative "../module_hooks"
-require_relative "parallel/stand_in"
+require_relative "../nn"
 require_relative "parallel/redistribution"
 require_relative "parallel/plan"
 require_relative "parallel/division"
