@@ -123,6 +123,56 @@ class TensorParallelLayersTest < Minitest::Test
     end
   end
 
+  # Of a module's input and output, between all placements: what a process has, and the gradient of a sum of products.
+  PLACEMENTS = [Tensor.replicate, Tensor.replicate(gradient: :partial), Tensor.shard(0), Tensor.shard(-1)].freeze
+
+  class Named < Torch::NN::Module
+    def forward(x, other:)
+      [x, other]
+    end
+  end
+
+  def parts(tensor, placement, group)
+    return tensor.clone unless placement.is_a?(Tensor::Shard)
+
+    tensor.chunk(group.size, placement.dim)[group.rank].clone
+  end
+
+  def sum_over_ranks(tensor, group)
+    Torch::Distributed.all_reduce(tensor.detach.clone, group: group)
+  end
+
+  # @return [Float] the largest difference of values and gradients from those of one process
+  def moved(from, to, mesh)
+    group = mesh.get_group(0)
+    given = {output_layouts: [from, nil], desired_output_layouts: [to, nil]}
+    prepare = Parallel::PrepareModuleInputOutput.new(input_kwarg_layouts: {other: from}, desired_input_kwarg_layouts: {other: to}, **given)
+    mod = Parallel.parallelize_module(Named.new, mesh, prepare)
+    whole, weights = numbers(12, 24), numbers(12, 24, seed: 3)
+    inputs = Array.new(2) { parts(whole, from, group).requires_grad! }
+    mod.call(inputs[0], other: inputs[1]).zip(inputs).map do |output, input|
+      product = (output * parts(weights, to, group)).sum
+      # Each process's share of the loss.
+      product = product * (group.rank + 1) / (1..group.size).sum if to == PLACEMENTS[1]
+      ((to == PLACEMENTS[0] || group.size == 1) ? product : Torch::Distributed::NN.reduce_from_region(product, group: group)).backward
+      gradient = (from == PLACEMENTS[1]) ? sum_over_ranks(input.grad, group) : input.grad
+      [(output - parts(whole, to, group)).abs.max.item, (gradient - parts(weights, from, group)).abs.max.item].max
+    end.max
+  end
+
+  def test_placements
+    [2, 3].each do |size|
+      found = world(size) do
+        mesh = mesh(size)
+        PLACEMENTS.product(PLACEMENTS).reject { |pair| pair == PLACEMENTS.first(2).reverse }.map { |from, to| [[from, to], moved(from, to, mesh)] }
+      end
+      found.flatten(1).each { |pair, difference| assert_operator difference, :<, 1e-12, pair.inspect }
+    end
+    assert_match(/expected another than replicate\(gradient: :partial\), which can't become replicate/, failure do
+      Parallel::PrepareModuleInput.new(input_layouts: PLACEMENTS[1], desired_input_layouts: PLACEMENTS[0])
+    end.last)
+  end
+
   # The same seed gives the unsharded layer, of which each process has its part, in its order.
   def test_what_a_process_holds
     found = world(3) do |rank|

@@ -108,6 +108,8 @@ module Torch
           end
         end
 
+        private
+
         # @see Parallel.parallelize_module
         def parallelize_module(...)
           Parallel.parallelize_module(...)
