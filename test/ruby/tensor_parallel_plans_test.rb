@@ -157,8 +157,8 @@ class TensorParallelPlansTest < Minitest::Test
     end
     assert_equal 1, found.uniq.size
     [
-      /up \(Linear\): it is parallel already, by ColwiseParallel/, /up \(Linear\): weight is sharded by FSDP already: divide the model, then shard it/,
-      /not in a Torch::NN::Parallel::DistributedDataParallel yet/, /up \(Linear\): weight is in a DistributedDataParallel already/,
+      /up \(Linear\): it is parallel already, by ColwiseParallel/, /up \(Linear\): weight: it is sharded by FSDP already: divide the model, then shard it/,
+      /not in a Torch::NN::Parallel::DistributedDataParallel yet/, /up \(Linear\): weight: it is in a DistributedDataParallel already/,
       /layer: it is divided already/, /the module itself \(ColumnParallelLinear\): weight: dimension 0 of the shape \[5, 4\]: .* 2 processes, got 5/
     ].zip(found.first) { |pattern, message| assert_match pattern, message }
   end

@@ -23,7 +23,7 @@ class TensorParallelTest < Minitest::Test
 
   def gpt_on(mesh, plan, **options)
     model = Parallel.parallelize_module(make { Gpt.new(**options) }, mesh, plan)
-    follow(make { Gpt.new(**options) }, model, steps: 3) { |each, step, divided| language_loss(each, step, divided, mesh) }
+    follow(make { Gpt.new(**options) }, model, steps: 2) { |each, step, divided| language_loss(each, step, divided, mesh) }
   end
 
   (1..4).each do |size|

@@ -26,7 +26,7 @@ module Torch
             begin
               root, targets = yield
               prepare(root, targets)
-            rescue ArgumentError, TypeError => e
+            rescue => e
               failure = e
             end
             agree(failure)
@@ -66,11 +66,6 @@ module Torch
           end
 
           def add(name, parameter, layout)
-            raise ArgumentError, "#{name} is sharded by FSDP already: divide the model, then shard it" if FSDP.sharded?(parameter)
-            if Torch::NN::Parallel::DistributedDataParallel.trains?(parameter)
-              raise ArgumentError, "#{name} is in a DistributedDataParallel already: divide the model, then wrap it"
-            end
-
             standing = Tensor.layout(parameter) || @layouts[parameter]&.last
             unless [nil, layout].include?(standing)
               raise ArgumentError, "#{name} is divided already: #{standing.inspect}, expected #{layout.inspect}"

@@ -81,7 +81,7 @@ module Torch
               raise ArgumentError, "#{target}: heads: expected a multiple of #{group.size} processes, got #{@heads}"
             end
 
-            divided(target, group, dims, blocks: @blocks)
+            layouts_of(target, group, target.mod.named_parameters(recurse: false), dims, blocks: @blocks)
           end
 
           # @api private
@@ -121,12 +121,11 @@ module Torch
 
           # @api private
           def layouts(target, group)
-            return divided(target, group, {"weight" => 1}) if kind(target) == Torch::NN::Linear
-
+            dim = (kind(target) == Torch::NN::Linear) ? 1 : 0
             if target.mod.instance_variable_get(:@scale_grad_by_freq)
               raise ArgumentError, "#{target}: expected an Embedding without scale_grad_by_freq, which needs all its rows"
             end
-            divided(target, group, {"weight" => 0})
+            layouts_of(target, group, target.mod.named_parameters(recurse: false), {"weight" => dim})
           end
 
           # @api private

@@ -48,13 +48,23 @@ module Torch
             raise TypeError, "#{name}: expected a placement such as Tensor.shard(1) or Tensor.replicate, got #{value.inspect}"
           end
 
-          # @param dims [Hash{String => Integer, nil}] by the parameters' names
-          def divided(target, group, dims, blocks: 1)
-            target.mod.named_parameters(recurse: false).to_h do |name, parameter|
-              [name, [parameter, Layout.new(group, (Tensor.layout(parameter) || parameter).shape, dim: dims[name], blocks: blocks)]]
+          # @param parameters [Hash{String => Torch::NN::Parameter}]
+          # @param dims [Hash{String => Integer}] along which they are divided; the others are not
+          def layouts_of(target, group, parameters, dims = {}, blocks: 1)
+            parameters.to_h do |name, parameter|
+              check_unwrapped(parameter)
+              shape = (Tensor.layout(parameter) || parameter).shape
+              [name, [parameter, Layout.new(group, shape, dim: dims[name], blocks: blocks)]]
             rescue ArgumentError => e
               raise ArgumentError, "#{target}: #{name}: #{e.message}"
             end
+          end
+
+          def check_unwrapped(parameter)
+            raise ArgumentError, "it is sharded by FSDP already: divide the model, then shard it" if FSDP.sharded?(parameter)
+            return unless Torch::NN::Parallel::DistributedDataParallel.trains?(parameter)
+
+            raise ArgumentError, "it is in a DistributedDataParallel already: divide the model, then wrap it"
           end
         end
 
@@ -124,9 +134,7 @@ module Torch
 
           # @api private
           def layouts(target, group)
-            target.mod.named_parameters.to_h do |name, parameter|
-              [name, [parameter, Layout.new(group, (Tensor.layout(parameter) || parameter).shape)]]
-            end
+            layouts_of(target, group, target.mod.named_parameters)
           end
 
           # @api private
