@@ -42,6 +42,7 @@ require_relative "distributed/memory_stats"
 require_relative "distributed/flight_recorder"
 require_relative "distributed/trace"
 require_relative "distributed/elastic"
+require_relative "distributed/full_state_dict"
 
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
@@ -81,6 +82,7 @@ module Torch
     extend MemoryStats
     extend FlightRecorder
     extend Trace
+    extend FullStateDict
 
     set_debug_level_from_env
   end

@@ -227,7 +227,7 @@ class CheckpointShardedFaultsTest < Minitest::Test
     end
     assert_equal said[0], said[1]
     texts = [
-      /sharded: expected true or nil, got false: each rank has a part of the model; FSDP.full_state_dict gathers it/,
+      /sharded: expected true or nil, got false: each rank has a part of the model; full_state_dict gathers it/,
       /the optimizer: a parameter of shape \[\d+.*\] is in none of the models given/,
       /the ranks have different tensors|is on none of these ranks|model.* is float32/,
       /sharded: expected true, false or nil, got 1/,

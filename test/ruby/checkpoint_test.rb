@@ -300,7 +300,7 @@ class CheckpointTest < Minitest::Test
       /is no name of a data file/ => ->(lie) { lie["files"] = {"../../x" => lie["files"].values.first} },
       /what it says of extra.t cannot be/ => ->(lie) { lie["tensors"]["extra.t"]["offset"] = 1 << 40 },
       /says of extra.t cannot/ => ->(lie) { lie["tensors"]["extra.t"]["shape"] = [-2, -3] },
-      /has version 3 of the format, and this torch-ddp reads versions 1 and 2/ => ->(lie) { lie["version"] = 3 },
+      /has version 4 of the format, and this torch-ddp reads versions 1 to 3/ => ->(lie) { lie["version"] = 4 },
       /has "\$eval", which this version does not know/ => ->(lie) { lie["extra"] = {"$eval" => "1"} },
       /says nothing of the tensor other/ => ->(lie) { lie["extra"] = {"$tensor" => "other"} }
     }.each do |text, lie|

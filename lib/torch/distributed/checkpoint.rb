@@ -27,10 +27,13 @@ module Torch
     # **Names.** A model in a {Torch::NN::Parallel::DistributedDataParallel} is saved as the model itself, and goes back
     # into either; so a checkpoint moves between numbers of ranks.
     #
-    # **What ranks divide**, models of {FSDP} and the state of {Optim::ZeroRedundancyOptimizer}, is saved in pieces: each rank writes its
-    # own, once, and the manifest says by name which elements of which tensor lie where. Any number of ranks, in any form of the
-    # model and the optimizer, reads the ranges that it needs. The states of optimizers have parameters' names then, so an
-    # optimizer is saved and loaded along with its model.
+    # **What ranks divide**, models of {FSDP}, parameters with a {Tensor::Layout}, stages of a pipeline and the state of
+    # {Optim::ZeroRedundancyOptimizer}, also several of these at once, is saved in pieces: each rank writes its own, once, and the manifest
+    # says by name which elements of which tensor lie where. Any number of ranks, in any form of the model and the optimizer, reads the
+    # ranges that it needs. The states of optimizers have parameters' names then, so an optimizer is saved and loaded along with its model.
+    #
+    # **Stages** have different names of a model on different ranks. Their module says so by a method `distributed_state_dict_partial?` that
+    # returns true: then a rank saves and loads the names that it has. All ranks must know the others between them.
     #
     # **Random numbers** are those of libtorch on the CPU, each rank its own; they are restored where as many ranks load as
     # saved. Ruby's (`rand`) and those of GPUs are not part of it.
@@ -74,9 +77,9 @@ module Torch
         #   @param checkpoint_id [String] the checkpoint's own folder; what it holds is replaced
         # @param rng [Boolean] whether to save every rank's random numbers
         # @param sharded [Boolean, nil] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
-        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so; what is not divided must be the same on all
-        #   ranks. nil: where a model is sharded ({FSDP}), or an optimizer's state is divided ({Optim::ZeroRedundancyOptimizer}) and
-        #   was not gathered
+        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so, or those of the first rank that has them; what is
+        #   not divided must be the same on all ranks. nil: where ranks have parts of a model, or an optimizer's state is divided
+        #   ({Optim::ZeroRedundancyOptimizer}) and was not gathered
         # @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @return [String] the checkpoint's folder
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
@@ -205,12 +208,12 @@ module Torch
           return unless (together = together(process_group, "save"))
 
           finish_earlier(together, target)
-          parts = agreed_parts(together, objects, target, name, sharded)
+          parts, divided = agreed_parts(together, objects, target, name, sharded)
           name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
-          saver = (parts ? ShardedSaver : Saver).new(target, name, together, sharded: !parts.nil? || sharded == true, keep: keep)
+          saver = (divided ? ShardedSaver : Saver).new(target, name, together, sharded: divided || sharded == true, keep: keep)
           states = nil
           together.all("cannot save #{saver.folder}") do
-            states = objects.to_h { |key, object| [key.to_s, States.of(object, parts)] }
+            states = objects.to_h { |key, object| [key.to_s, States.of(object, parts, divided)] }
             nil
           end
           saver.stage({"epoch" => epoch, "step" => step}, states, extra, rng, States.buffers(objects))
@@ -227,20 +230,20 @@ module Torch
           raise CheckpointError, texts.compact.first if texts.any?
         end
 
-        # @return [Parts, nil] what ranks divide; nil: all of it is written whole
+        # @return [Array(Parts, Boolean)] what ranks divide, and whether that is written in pieces
         def agreed_parts(together, objects, target, name, sharded)
           doing = "cannot save into #{target}"
           parts = nil
           divided = together.all(doing) do
             parts = Parts.new(objects)
             if sharded == false && parts.sharded?
-              raise ArgumentError, "sharded: expected true or nil, got false: each rank has a part of the model; FSDP.full_state_dict gathers it"
+              raise ArgumentError, "sharded: expected true or nil, got false: each rank has a part of the model; full_state_dict gathers it"
             end
             parts.divided?(consolidated: sharded == true) && sharded != false
           end
           together.agree(doing, "sharded" => sharded, "the checkpoint's name" => name.to_s,
             **((sharded || divided.any?) ? {"the folder" => File.expand_path(target)} : {}))
-          parts if divided.any?
+          [parts, divided.any?]
         end
 
         # The two forms of arguments.
@@ -299,9 +302,11 @@ module Torch
 end
 
 require_relative "checkpoint/data_file"
+require_relative "checkpoint/region"
 require_relative "checkpoint/piece"
 require_relative "checkpoint/optimizer_parts"
 require_relative "checkpoint/parts"
+require_relative "checkpoint/gathering"
 require_relative "checkpoint/tree"
 require_relative "checkpoint/manifest"
 require_relative "checkpoint/folder"

@@ -3,13 +3,14 @@
 module Torch
   module Distributed
     module Checkpoint
-      # Which rank writes what of a checkpoint, computed alike on all ranks from what each of them has: a piece goes to one of
-      # the ranks that have it, and what all have to the rank that has least to write.
+      # Which rank writes what of a checkpoint, computed alike on all ranks from what each of them has: a region goes to one of
+      # the ranks that have it, and what all have to the rank that has least to write. What rank 0 is to say of is, where only some
+      # ranks have it, said by the first of these.
       #
       # @api private
       class Distribution
-        # What is written: all of a tensor (start nil), or a range of it.
-        Item = Struct.new(:name, :dtype, :shape, :start, :count, :ranks) do
+        # What is written: all of a tensor (region nil), or a part of it.
+        Item = Struct.new(:name, :dtype, :shape, :count, :region, :ranks) do
           def bytes
             DTYPES.fetch(dtype).bytes * count
           end
@@ -21,7 +22,7 @@ module Torch
         def self.described(entries, first)
           entries.map do |entry|
             rank0 = first[entry.tensor.object_id] || entry.name.start_with?("extra.")
-            [entry.name, entry.dtype, entry.whole || entry.shape, entry.start, entry.tensor.numel, rank0 ? true : false]
+            [entry.name, entry.dtype, entry.whole || entry.shape, entry.regions&.map(&:to_a), entry.tensor.numel, rank0 ? true : false]
           end
         end
 
@@ -40,6 +41,11 @@ module Torch
         # @return [Array<Item>] what the rank writes
         def part(rank)
           @parts[rank]
+        end
+
+        # @return [Boolean] whether pieces have gaps
+        def strided?
+          @pieces.each_value.any? { |rows| rows.any? { |region, _| region.stride } }
         end
 
         # @yieldparam name [String]
@@ -66,13 +72,13 @@ module Torch
           @pieces = Hash.new { |hash, key| hash[key] = [] }
           known = {}
           lists.each_with_index do |list, rank|
-            list.each do |name, dtype, shape, start, count|
-              next unless start
+            list.each do |name, dtype, shape, regions, _, rank0|
+              next unless regions
 
               first = known[name] ||= [rank, dtype, shape]
               raise MismatchError, differ(name, first, [rank, dtype, shape]) unless first.drop(1) == [dtype, shape]
 
-              @pieces[name] << [start, count, rank] if count.positive?
+              regions.each { |region| @pieces[name] << [Region.new(*region), rank, rank0] }
             end
           end
           known.each { |name, (_, _, shape)| check_covered(name, shape.inject(1, :*)) }
@@ -85,10 +91,10 @@ module Torch
         end
 
         def check_covered(name, total)
-          reached = @pieces[name].sort.inject(0) { |at, (start, count, _)| (start > at) ? at : [at, start + count].max }
-          return if reached >= total
+          gap = Region.gap(@pieces[name].map(&:first).uniq, total)
+          return unless gap
 
-          raise ArgumentError, "#{name}: element #{reached} of #{total} is on none of these ranks: expected all ranks that hold pieces of the " \
+          raise ArgumentError, "#{name}: element #{gap} of #{total} is on none of these ranks: expected all ranks that hold pieces of the " \
             "model"
         end
 
@@ -100,17 +106,19 @@ module Torch
             sizes[rank] += item.bytes
           end
           all = (0...@parts.size).to_a
-          first, rest = @wholes.map { |name, dtype, shape, _, count, rank0| [Item.new(name, dtype, shape, nil, count), rank0] }.partition(&:last)
+          first, rest = @wholes.map { |name, dtype, shape, _, count, rank0| [Item.new(name, dtype, shape, count), rank0] }.partition(&:last)
           first.each { |item, _| give.call(item, [0]) }
           largest_first(divided).each { |item| give.call(item, item.ranks) }
           largest_first(rest.map(&:first)).each { |item| give.call(item, all) }
         end
 
-        # Ranges that only one rank has come first, so that the others can balance them.
+        # Regions that only one rank has come first, so that the others can balance them.
         def divided
           @tensors.flat_map do |name, dtype, shape|
-            @pieces[name].group_by { |start, count, _| [start, count] }
-              .map { |(start, count), rows| Item.new(name, dtype, shape, start, count, rows.map(&:last)) }
+            @pieces[name].group_by(&:first).map do |region, rows|
+              _, ranks, first = rows.transpose
+              Item.new(name, dtype, shape, region.count, region, first.any? ? ranks.first(1) : ranks)
+            end
           end
         end
 

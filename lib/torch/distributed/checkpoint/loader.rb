@@ -37,8 +37,8 @@ module Torch
           return unless content
 
           doing = "cannot load #{content.path}"
-          @terms = States::Terms.new(@strict, content.divided || @parts.divided?, @parts)
-          @together.all(doing) { check(objects, content) }
+          @terms = States::Terms.new(@strict, content.divided || @parts.divided?, @parts, {})
+          check_elsewhere(doing, @together.all(doing) { check(objects, content) })
           @together.all(doing) { restore(objects, content, whole) }
           restored = rng && restore_rng(doing, content)
           epoch, step = content.fields.values_at("epoch", "step")
@@ -148,7 +148,17 @@ module Torch
 
             States.check_fit(name.to_s, object, content.objects[name.to_s], @terms)
           end
-          nil
+          @terms.elsewhere
+        end
+
+        # @param said [Array<Hash>] by rank, the names of each object that this rank has not
+        def check_elsewhere(doing, said)
+          said.first.each_key do |name|
+            lost = said.map { |each| each.fetch(name, []) }.inject(:&)
+            next if lost.empty?
+
+            raise CheckpointError, "#{doing}: #{name}: what was saved does not fit: #{States.listed("not known to any rank", lost).first}"
+          end
         end
 
         def restore(objects, content, whole)

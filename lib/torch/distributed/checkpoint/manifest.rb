@@ -15,6 +15,9 @@ module Torch
       # In version 2 a tensor has a list of "pieces" instead: first element, number of elements, file, offset, size and a CRC-32 for
       # each "block" of so many bytes. States of optimizers have the names of parameters in the place of numbers.
       #
+      # In version 3 a piece may have "width" and "stride" too: its element i is the tensor's, laid out flat, at
+      # start + i / width * stride + i % width (integer division), and its "count" is a multiple of "width".
+      #
       # @api private
       class Manifest
         FILE = "manifest.json"
@@ -23,6 +26,8 @@ module Torch
         VERSION = 1
         # That of checkpoints whose tensors are divided.
         DIVIDED = 2
+        # That of those of which a piece has gaps.
+        STRIDED = 3
         START = '{"crc32":"'
         MIDDLE = '","content":'
         CLOSE = "}\n"
@@ -36,6 +41,12 @@ module Torch
 
         def self.in?(folder)
           File.file?(File.join(folder, FILE))
+        end
+
+        # @param piece [Hash] what the manifest says of a piece
+        # @return [Region]
+        def self.region(piece)
+          Region.new(*piece.values_at("start", "count", "width", "stride"))
         end
 
         def self.text(content)
@@ -82,9 +93,9 @@ module Torch
           unless @content.is_a?(Hash) && @content["format"] == FORMAT
             raise DamagedError, "#{path}: expected a #{FORMAT}, got #{@content.is_a?(Hash) ? @content["format"].inspect : @content.class}"
           end
-          unless [VERSION, DIVIDED].include?(@content["version"])
+          unless [VERSION, DIVIDED, STRIDED].include?(@content["version"])
             raise CheckpointError, "#{path} has version #{@content["version"].inspect} of the format, and this torch-ddp reads versions " \
-              "#{VERSION} and #{DIVIDED}: load it with the version that wrote it (#{@content["library"]})"
+              "#{VERSION} to #{STRIDED}: load it with the version that wrote it (#{@content["library"]})"
           end
 
           @content["files"].each_key do |name|
@@ -100,7 +111,7 @@ module Torch
 
         # @return [Boolean] whether tensors are in pieces
         def divided?
-          @content["version"] == DIVIDED
+          @content["version"] >= DIVIDED
         end
 
         # @return [Integer, nil] how many bytes a checksum covers; nil: each tensor has one
@@ -112,28 +123,34 @@ module Torch
 
         def check_pieces(name, place)
           dtype = DTYPES[place["dtype"]]
-          fits = dtype && shape?(place["shape"]) && place["pieces"].is_a?(Array) && place["pieces"].all? { |piece| piece?(piece, dtype.bytes) }
+          total = place["shape"].inject(1, :*) if shape?(place["shape"])
+          fits = dtype && total && place["pieces"].is_a?(Array) && place["pieces"].all? { |piece| piece?(piece, dtype.bytes, total) }
           raise DamagedError, "#{path}: what it says of #{name} cannot be: #{place.inspect[0, 400]}" unless fits
 
-          total = place["shape"].inject(1, :*)
-          reached = place["pieces"].sort_by { |piece| piece["start"] }.inject(0) do |at, piece|
-            (piece["start"] > at) ? at : [at, piece["start"] + piece["count"]].max
-          end
-          return if reached == total
+          gap = Region.gap(place["pieces"].map { |piece| Manifest.region(piece) }, total)
+          return unless gap
 
-          raise DamagedError, "#{path}: what it says of #{name} cannot be: its pieces reach to element #{reached} of #{total}"
+          raise DamagedError, "#{path}: what it says of #{name} cannot be: its pieces reach to element #{gap} of #{total}"
         end
 
         def shape?(shape)
           shape.is_a?(Array) && shape.all? { |size| size.is_a?(Integer) && size >= 0 }
         end
 
-        def piece?(piece, bytes)
+        def piece?(piece, bytes, total)
           file = @content["files"][piece["file"]]
           numbers = piece.values_at("start", "count", "offset")
-          file && numbers.all? { |number| number.is_a?(Integer) && number >= 0 } && piece["bytes"] == piece["count"] * bytes &&
+          file && numbers.all? { |number| number.is_a?(Integer) && number >= 0 } && rows?(*piece.values_at("start", "count", "width", "stride")) &&
+            Manifest.region(piece).stop <= total && piece["bytes"] == piece["count"] * bytes &&
             piece["offset"] >= file["header_bytes"] && piece["offset"] + piece["bytes"] <= file["bytes"] &&
             piece["crc32"].is_a?(Array) && piece["crc32"].size == DataFile.each_block(piece["count"], bytes, block).size
+        end
+
+        def rows?(start, count, width, stride)
+          return true if width.nil? && stride.nil?
+
+          [width, stride].all?(Integer) && width.positive? && width < stride && count > width && (count % width).zero? &&
+            start % stride + width <= stride
         end
 
         def check_place(name, place)

@@ -8,35 +8,48 @@ module Torch
       # @api private
       NamedState = Struct.new(:state)
 
+      # The state of a model of which this rank has some of the names, and other ranks the rest.
+      #
+      # @api private
+      PartialState = Struct.new(:state)
+
       # An optimizer's state, as far as this rank keeps it, by the names of parameters: of an optimizer whose parameters are
       # pieces of a sharded model, of a {Optim::ZeroRedundancyOptimizer}, or of one that keeps everything on each rank.
       #
       # @api private
       class OptimizerParts
-        # A parameter, and what the optimizer that steps has of it: `local`, from element `start` on; nil where it has nothing.
-        Slot = Struct.new(:name, :local, :shape, :start, :divided) do
+        # A parameter with all its names, and what the optimizer that steps has of it: `local`, the elements of these regions; nil where
+        # it has nothing.
+        Slot = Struct.new(:names, :local, :shape, :regions, :divided) do
+          # @return [String]
+          def name
+            names.first
+          end
+
           # @return [Boolean] whether this rank says what its state is
           def known?
             local && (local.numel.positive? || shape.inject(1, :*).zero?)
           end
         end
 
-        # What of a saved state goes into this rank's part, and what keeps it from going there.
-        Fetched = Struct.new(:state_dict, :faults)
+        # What of a saved state goes into this rank's part, what keeps it from going there, and the names that other ranks must have.
+        Fetched = Struct.new(:state_dict, :faults, :elsewhere)
 
         # @return [Array<Array<Slot>>] by parameter group
         attr_reader :groups
 
-        # @param names [Hash{Torch::NN::Parameter => String}] compared by identity
-        # @param pieces [Hash{Torch::NN::Parameter => Array}] first element and whole shape of those that are pieces
-        def initialize(optimizer, names, pieces)
+        # @param names [Hash{Torch::NN::Parameter => Array<String>}] compared by identity
+        # @param places [Hash{Torch::NN::Parameter => Place}] of those that ranks divide
+        # @param partial [Boolean] whether other ranks have other parameters
+        def initialize(optimizer, names, places, partial)
           @optimizer = optimizer
+          @partial = partial
           @zero = optimizer.is_a?(Optim::ZeroRedundancyOptimizer)
           @stepping = @zero ? optimizer.optim : optimizer
           own = @zero ? optimizer.own_pieces.to_h { |piece| [piece.param, piece] }.compare_by_identity : {}
           slots = {}.compare_by_identity
           @groups = optimizer.param_groups.map do |group|
-            group[:params].map { |param| slots[param] ||= slot_of(names[param], param, own[param], pieces[param]) }
+            group[:params].map { |param| slots[param] ||= slot_of(names[param], param, own[param], places[param]) }
           end
           @by_local = slots.values.select(&:local).to_h { |slot| [slot.local, slot] }.compare_by_identity
         end
@@ -57,7 +70,8 @@ module Torch
         def fetch(saved)
           return Fetched.new(nil, ["expected an optimizer's state, got #{States.described(saved)}"]) unless state?(saved)
 
-          keys, faults = OptimizerParts.by_names?(saved) ? keys_by_name(saved) : keys_by_number(saved)
+          saved = OptimizerParts.with_names(saved) if @partial
+          keys, faults, elsewhere = OptimizerParts.by_names?(saved) ? keys_by_name(saved) : keys_by_number(saved)
           return Fetched.new(nil, faults) unless faults.empty?
 
           places = {}.compare_by_identity
@@ -66,8 +80,8 @@ module Torch
             slot = @by_local.fetch(param)
             [place, (saved["state"][keys[slot]] || {}).compact.to_h { |key, value| [key, part_of(slot, key, value, faults)] }]
           end
-          groups = saved["param_groups"].zip(locals).map { |group, numbers| group.merge("params" => numbers) }
-          Fetched.new({"state" => state.reject { |_, kept| kept.empty? }, "param_groups" => groups}, faults)
+          groups = saved["param_groups"].zip(locals).map { |group, numbers| group.except("param_names").merge("params" => numbers) }
+          Fetched.new({"state" => state.reject { |_, kept| kept.empty? }, "param_groups" => groups}, faults, elsewhere || [])
         end
 
         # Raises what keeps the state from being loaded; nothing is changed yet.
@@ -93,17 +107,28 @@ module Torch
           end
         end
 
+        # A state by numbers with the names beside them, as one by names.
+        def self.with_names(saved)
+          groups = saved["param_groups"]
+          return saved if by_names?(saved) || !groups.all? { |group| group["param_names"].is_a?(Array) }
+
+          names = groups.flat_map { |group| group["params"].zip(group["param_names"]) }.to_h
+          {"state" => saved["state"].transform_keys { |number| names[number] },
+           "param_groups" => groups.map { |group| group.merge("params" => group["param_names"]) }}
+        end
+
         private
 
         def slots
           @groups.flatten.uniq(&:object_id)
         end
 
-        def slot_of(name, param, own, piece)
-          return Slot.new(name, own&.local, param.shape, own&.start, true) if @zero
+        def slot_of(names, param, own, place)
+          divided = @zero || @partial || !place.nil?
+          place ||= Place.new(param.shape, nil, 0)
+          return Slot.new(names, own&.local, place.shape, own && place.regions(own.start, own.length), true) if @zero
 
-          start, shape = piece
-          Slot.new(name, param, shape || param.shape, start || 0, !piece.nil?)
+          Slot.new(names, param, place.shape, place.regions(0, param.numel), divided)
         end
 
         def state_of(slot)
@@ -115,8 +140,8 @@ module Torch
 
         # A value for each element of the piece, or one of the parameter as a whole.
         def piece_of(slot, key, value)
-          return Piece.new(value, slot.shape, slot.start) if value.shape == slot.local.shape
-          return Piece.new(value, [], 0) if value.dim.zero?
+          return Piece.new(value, slot.shape, slot.regions) if value.shape == slot.local.shape
+          return Piece.whole(value) if value.dim.zero?
 
           raise ArgumentError, "the optimizer's #{key} of #{slot.name}: expected a value for each of #{slot.local.numel} elements, or one " \
             "value, got shape #{value.shape}"
@@ -128,22 +153,27 @@ module Torch
           end
         end
 
-        # @return [Array(Hash, Array<String>)] the key in the saved state for each slot, and what does not fit
+        # @return [Array(Hash, Array<String>, Array<String>)] the key in the saved state for each slot, what does not fit, and what other
+        #   ranks must have
         def keys_by_name(saved)
           given = saved["param_groups"].map { |group| group["params"].uniq }
           faults = count_faults(given)
           return [{}, faults] unless faults.empty?
 
+          elsewhere = []
           given.zip(@groups).each_with_index do |(names, slots), i|
-            own = slots.map(&:name).uniq
-            faults.concat(States.listed("missing in group #{i}", own - names), States.listed("not known in group #{i}", names - own))
+            missing = slots.reject { |slot| slot.names.intersect?(names) }.map(&:name).uniq
+            others = names - slots.flat_map(&:names)
+            faults.concat(States.listed("missing in group #{i}", missing))
+            @partial ? elsewhere.concat(others) : faults.concat(States.listed("not known in group #{i}", others))
           end
-          [slots.to_h { |slot| [slot, slot.name] }.compare_by_identity, faults]
+          [slots.to_h { |slot| [slot, slot.names.find { |name| saved["state"].key?(name) }] }.compare_by_identity, faults, elsewhere]
         end
 
         def keys_by_number(saved)
           given = saved["param_groups"].map { |group| group["params"].uniq }
           faults = count_faults(given)
+          faults << "it was saved by numbers without names, and ranks have different parameters of it" if @partial
           return [{}, faults] unless faults.empty?
 
           keys = {}.compare_by_identity
@@ -162,7 +192,7 @@ module Torch
           return value unless value.is_a?(Torch::Tensor) || value.is_a?(Stored)
 
           if value.shape == slot.shape
-            Stored.slice(value, slot.start, slot.local.numel).values.reshape(slot.local.shape)
+            Stored.slice(value, slot.regions).values.reshape(slot.local.shape)
           elsif value.shape.empty?
             value.is_a?(Stored) ? value.whole : value
           else

@@ -15,7 +15,11 @@ module Torch
         # @return [Hash{String => Object}] the states with tensors, {Slice}s of a sharded model's, and {OptimizerParts::Fetched} of optimizers
         #   that are divided or were saved by names. What does not fit is left for {States.check_fit} to say.
         def objects(objects, saved, parts)
-          saved.to_h { |name, state| [name, fetch(objects[name] || objects[name.to_sym], state, parts)] }
+          pairs = saved.map { |name, state| [name, objects[name] || objects[name.to_sym], state] }
+          # Models say what the parameters of optimizers may be called.
+          models, others = pairs.partition { |_, object, _| object.is_a?(Torch::NN::Module) }
+          read = (models + others).to_h { |name, object, state| [name, fetch(object, state, parts)] }
+          read.slice(*saved.keys)
         end
 
         def fetch(object, saved, parts)
@@ -48,10 +52,18 @@ module Torch
         def whole(value)
           case value
           when Stored then value.whole
-          when Hash then value.transform_values { |each| whole(each) }
+          when Hash then without_names(value).transform_values { |each| whole(each) }
           when Array then value.map { |each| whole(each) }
           else value
           end
+        end
+
+        # The names beside an optimizer's numbers are no option of its groups.
+        def without_names(state)
+          groups = state["param_groups"]
+          return state unless groups.is_a?(Array) && groups.all?(Hash) && groups.any? { |group| group.key?("param_names") }
+
+          state.merge("param_groups" => groups.map { |group| group.except("param_names") })
         end
 
         def model(model, saved, parts)
@@ -59,10 +71,11 @@ module Torch
 
           own = parts.layout(model)
           saved = States.named_as(own, saved)
+          parts.learn_names(model, saved)
           saved.to_h do |name, source|
             piece = own[name]
-            divided = piece && parts.piece?(piece.tensor) && [Stored, Torch::Tensor].any? { |kind| source.is_a?(kind) }
-            [name, divided ? Stored.slice(source, piece.start, piece.count) : whole(source)]
+            sliced = (piece.nil? || parts.piece?(piece.tensor)) && [Stored, Torch::Tensor].any? { |kind| source.is_a?(kind) }
+            [name, sliced ? Stored.slice(source, piece&.regions) : whole(source)]
           end
         end
 

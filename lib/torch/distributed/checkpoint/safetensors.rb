@@ -50,7 +50,7 @@ module Torch
           def load(path)
             Source.open(file_path("path", path)) do |source|
               source.places.each { |name, place| check_dtype(place.file.path, name, place.row) }
-              source.places.to_h { |name, place| [name, place.read(0, place.row.shape.inject(1, :*)).reshape(place.row.shape)] }
+              source.places.to_h { |name, place| [name, place.range(0, place.row.shape.inject(1, :*)).reshape(place.row.shape)] }
             end
           end
 
@@ -147,8 +147,7 @@ module Torch
 
           # Of a model that is not sharded each process has all.
           def together(model, process_group, operation)
-            sharded = FSDP.respond_to?(:units_in) && !FSDP.units_in(model).empty?
-            return Together.new(nil, operation) unless sharded && Distributed.initialized?
+            return Together.new(nil, operation) unless Distributed.initialized? && Parts.divides?(model)
 
             group = Distributed.send(:member_group, process_group, operation)
             group && Together.new(group, operation)

@@ -16,16 +16,25 @@ module Torch
           packed = nil
           said = @together.all(@doing) do
             packed = {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
-            [rng ? [Distributed._rng_state].pack("m0") : nil, Distribution.described(tree.entries.values, @buffers), tree.named]
+            [rng ? [Distributed._rng_state].pack("m0") : nil, Distribution.described(tree.entries.values, @buffers), tree.partial, tree.named]
           end
-          merge_states(tree.named, said.map(&:last))
+          merge_names(tree.partial, said.map { |each| each[2] })
+          naming { merge_states(tree.named, said.map(&:last)) }
           packed["rng"] = rng ? packed_rng(tree, said.map(&:first)) : nil
           rows = Distribution.described(tree.entries.values.select { |entry| entry.name.start_with?("rng.") }, @buffers)
-          @distribution = naming { Distribution.new(said.map { |_, list, _| list + rows }) }
+          @distribution = naming { Distribution.new(said.map { |each| each[1] + rows }) }
           [packed, tree.entries]
         end
 
-        # @param named [Hash{String => Hash}] this rank's packed states, which become those of all ranks
+        # @param partial [Hash{String => Hash}] this rank's packed states of models, which become those of all ranks
+        # @param all [Array<Hash>] by rank
+        def merge_names(partial, all)
+          partial.each do |name, packed|
+            packed.replace(all.filter_map { |states| states[name] }.inject { |known, more| known.merge(more) { |_, first| first } })
+          end
+        end
+
+        # @param named [Hash{String => Hash}] the same of optimizers
         # @param all [Array<Hash>] by rank
         def merge_states(named, all)
           named.each do |name, packed|
@@ -36,16 +45,25 @@ module Torch
                 raise MismatchError, differing(name, parameter, first, other, rank, state) unless other == state
               end
             end
+            merge_groups(name, packed["param_groups"], all.filter_map { |states| states.dig(name, "param_groups") })
             order = packed["param_groups"].flat_map { |group| group["params"] }.uniq
             packed["state"] = order.filter_map { |parameter| [parameter, known[parameter].last] if known.key?(parameter) }.to_h
           end
+        end
+
+        # Their options are this rank's.
+        def merge_groups(name, groups, all)
+          rank = all.index { |each| each.size != groups.size }
+          raise MismatchError, "#{name}: it has #{groups.size} parameter groups, but #{all[rank].size} on rank #{rank}" if rank
+
+          groups.each_with_index { |group, i| group["params"] = all.flat_map { |each| each[i]["params"] }.uniq }
         end
 
         def differing(name, parameter, first, other, rank, state)
           one, two = [[first, other, state], [rank, state, other]].map do |each, own, its|
             "#{own.reject { |key, value| its[key] == value }.map { |key, value| "#{key}: #{value.inspect[0, 60]}" }.join(", ")} on rank #{each}"
           end
-          "#{@doing}: #{name}: the state of #{parameter} has #{one}, but #{two}: expected the same steps on all ranks"
+          "#{name}: the state of #{parameter} has #{one}, but #{two}: expected the same steps on all ranks"
         end
 
         def naming
@@ -63,9 +81,12 @@ module Torch
 
         # In the file each piece is a tensor of its own, and has the tensor's name and shape if it is all of it.
         def file_entry(item, entry)
-          all = item.start.nil? || item.count == item.shape.inject(1, :*)
-          name = all ? item.name : "#{item.name}[#{item.start}...#{item.start + item.count}]"
-          Tree::Entry.new(name, entry.tensor, entry.dtype, all ? item.shape : [item.count], item.shape, item.start)
+          region = item.region
+          return Tree::Entry.new(item.name, entry.tensor, entry.dtype, item.shape) if item.count == item.shape.inject(1, :*)
+
+          name = "#{item.name}[#{region.start}...#{region.stop}#{", #{region.width} of #{region.stride}" if region.stride}]"
+          at = entry.regions.take_while { |each| each != region }.sum(&:count)
+          Tree::Entry.new(name, entry.tensor.detach.reshape(-1).narrow(0, at, item.count), entry.dtype, [item.count])
         end
 
         # Places in the order of what the rank was to write.
@@ -79,7 +100,7 @@ module Torch
         end
 
         def version
-          Manifest::DIVIDED
+          @distribution.strided? ? Manifest::STRIDED : Manifest::DIVIDED
         end
 
         def tensors(written)
@@ -89,8 +110,8 @@ module Torch
           end
           result = {}
           @distribution.each_tensor do |name, dtype, shape, items|
-            pieces = items.reject { |item| item.count.zero? }.sort_by { |item| item.start || 0 }
-              .map { |item| {"start" => item.start || 0, "count" => item.count}.merge(places.fetch(item)) }
+            pieces = items.reject { |item| item.count.zero? }.sort_by { |item| item.region&.start || 0 }
+              .map { |item| (item.region || Region.new(0, item.count)).to_h.compact.transform_keys(&:to_s).merge(places.fetch(item)) }
             result[name] = {"dtype" => dtype, "shape" => shape, "pieces" => pieces}
           end
           result

@@ -11,8 +11,9 @@ module Torch
         WRAPPER = "module."
         private_constant :WRAPPER
 
-        # How a state must fit: `strict` about a model's names, `exact` about the dtypes of models.
-        Terms = Struct.new(:strict, :exact, :parts)
+        # How a state must fit: `strict` about a model's names, `exact` about the dtypes of models. `elsewhere` is filled with the names that
+        # other ranks must have, by object.
+        Terms = Struct.new(:strict, :exact, :parts, :elsewhere)
 
         module_function
 
@@ -34,18 +35,19 @@ module Torch
           end
         end
 
-        # @param parts [Parts, nil] what is divided: states then have this rank's {Piece}s; nil: nothing is
+        # @param parts [Parts]
+        # @param divided [Boolean] whether states have this rank's {Piece}s
         # @return [Object] plain data: the object's state, or the value itself
-        def of(object, parts = nil)
+        def of(object, parts, divided)
           case object
           when Torch::Tensor then object
-          when Torch::NN::Module then parts ? parts.state_of_model(unwrapped(object)) : unwrapped(object).state_dict.compact
-          when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each, parts)] }
-          when Array then object.map { |each| of(each, parts) }
+          when Torch::NN::Module then divided ? parts.state_of_model(unwrapped(object)) : unwrapped(object).state_dict.compact
+          when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each, parts, divided)] }
+          when Array then object.map { |each| of(each, parts, divided) }
           else
             return object unless object.respond_to?(:state_dict)
 
-            parts&.optimizer(object)&.state || object.state_dict
+            (parts.optimizer(object)&.state if divided) || parts.numbered_state(object)
           end
         end
 
@@ -73,7 +75,10 @@ module Torch
 
             raise ArgumentError, "#{name}: expected a tensor of shape #{object.shape}, got #{described(saved)}"
           else
-            naming(name) { terms.parts.optimizer(object).check(saved) } if saved.is_a?(OptimizerParts::Fetched)
+            return unless saved.is_a?(OptimizerParts::Fetched)
+
+            naming(name) { terms.parts.optimizer(object).check(saved) }
+            terms.elsewhere[name] = saved.elsewhere unless saved.elsewhere.empty?
           end
         end
 
@@ -129,7 +134,9 @@ module Torch
           saved = named_as(own, saved)
           faults = []
           if terms.strict
-            faults += listed("missing", own.keys - saved.keys) + listed("not known to the model", saved.keys - own.keys)
+            others = saved.keys - own.keys
+            terms.elsewhere[name] = others if (partial = terms.parts.partial?(model)) && others.any?
+            faults += listed("missing", own.keys - saved.keys) + listed("not known to the model", partial ? [] : others)
           end
           own = own.slice(*saved.keys)
           faults += listed("of another shape", different(own, saved, &:shape))

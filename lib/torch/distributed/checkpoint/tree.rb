@@ -12,8 +12,8 @@ module Torch
       # @api private
       class Tree
         # What is kept of a tensor. Of one that ranks divide it is this rank's piece: `shape` is that of the piece then, `whole`
-        # that of all of the tensor, and `start` the piece's first element in it.
-        Entry = Struct.new(:name, :tensor, :dtype, :shape, :whole, :start) do
+        # that of all of the tensor, and `regions` which elements of it the piece has.
+        Entry = Struct.new(:name, :tensor, :dtype, :shape, :whole, :regions) do
           # @return [Integer]
           def bytes
             shape.inject(DTYPES.fetch(dtype).bytes, :*)
@@ -23,12 +23,16 @@ module Torch
         # @return [Hash{String => Entry}] the tensors that were taken out
         attr_reader :entries
 
-        # @return [Hash{String => Hash}] the states by parameter names within what was packed: ranks may have different parts of them
+        # @return [Hash{String => Hash}] optimizers' states by parameter names within what was packed: ranks may have different parts of them
         attr_reader :named
+
+        # @return [Hash{String => Hash}] the same of models' states
+        attr_reader :partial
 
         def initialize
           @entries = {}
           @named = {}
+          @partial = {}
           @names = {}
         end
 
@@ -44,6 +48,7 @@ module Torch
           when Torch::Tensor then {"$tensor" => take(value, name)}
           when Piece then {"$tensor" => take(value.tensor, name, value)}
           when NamedState then pack(value.state, name).tap { |packed| @named[name] = packed }
+          when PartialState then pack(value.state, name).tap { |packed| @partial[name] = packed }
           when Array then value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") }
           when Hash then packed_hash(value, name)
           when Complex then {"$complex" => [pack(value.real, name), pack(value.imaginary, name)]}
@@ -113,7 +118,7 @@ module Torch
           check(tensor, name)
           dtype = Checkpoint.dtype_name(tensor)
           @names[identity(tensor, dtype, piece)] ||= unused(name).tap do |free|
-            @entries[free] = Entry.new(free, tensor, dtype, piece ? [tensor.numel] : tensor.shape, piece&.shape, piece&.start)
+            @entries[free] = Entry.new(free, tensor, dtype, piece ? [tensor.numel] : tensor.shape, piece&.shape, piece&.regions)
           end
         end
 

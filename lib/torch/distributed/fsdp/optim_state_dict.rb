@@ -17,8 +17,7 @@ module Torch
         # @raise [ArgumentError] if a parameter of the optimizer is none of the model, or its state is of an unknown form; the latter on all
         # @raise [MismatchError] on all, if the processes have made different steps
         def full_optim_state_dict(mod, optimizer, rank0_only: true)
-          parts = parts_of(mod, optimizer)
-          OptimizerGather.new(mod, parts, rank0_only).state_dict
+          OptimizerGather.new(*parts_of(mod, optimizer), rank0_only).state_dict
         end
 
         # Loads what {.full_optim_state_dict} or a plain optimizer's `state_dict` gave. Each process takes its pieces; everything is checked
@@ -30,7 +29,7 @@ module Torch
         # @return [void]
         # @raise [ArgumentError] if it does not go with these parameters
         def load_full_optim_state_dict(mod, optimizer, state)
-          parts = parts_of(mod, optimizer)
+          _, parts = parts_of(mod, optimizer)
           fetched = parts.fetch(state)
           parts.check(fetched)
           parts.load(fetched)
@@ -40,7 +39,8 @@ module Torch
         private
 
         def parts_of(mod, optimizer)
-          units_of(mod)
+          parts = Checkpoint::Parts.new({"model" => mod})
+          units_of(mod) unless parts.sharded?
           unless optimizer.is_a?(Torch::Optim::Optimizer)
             raise TypeError, "optimizer: expected a Torch::Optim::Optimizer, got #{optimizer.inspect[0, 80]} (#{optimizer.class})"
           end
@@ -48,8 +48,10 @@ module Torch
             raise ArgumentError, "optimizer: expected one over the pieces of the model, got a #{optimizer.class.name}"
           end
 
-          parts = Checkpoint::Parts.new({"model" => mod})
-          return parts.optimizer(optimizer) if parts.named?(optimizer)
+          if parts.partial?(mod)
+            raise ArgumentError, "module: this #{mod.class} has a part of a model's names: expected a whole model; Checkpoint.save saves it in parts"
+          end
+          return [parts, parts.optimizer(optimizer)] if parts.named?(optimizer)
 
           raise ArgumentError, "optimizer: expected the parameters of this #{mod.class.name}, got one with others"
         end
@@ -59,13 +61,13 @@ module Torch
       #
       # @api private
       class OptimizerGather
+        # @param places [Checkpoint::Parts]
         # @param parts [Checkpoint::OptimizerParts]
-        def initialize(mod, parts, rank0_only)
+        def initialize(places, parts, rank0_only)
           @parts = parts
           @rank0_only = rank0_only
-          @units = FSDP.units_in(mod)
-          @group_of = {}.compare_by_identity
-          @units.each { |unit| unit.parameters.each { |parameter| @group_of[parameter] = unit.group } }
+          @slots = parts.groups.flatten.uniq(&:object_id)
+          @places = @slots.to_h { |slot| [slot.name, places.place(slot.local)] }
         end
 
         # @return [Hash]
@@ -73,7 +75,7 @@ module Torch
           own, error = own_state
           known = descriptions(own, error)
           numbers = {}
-          state = @parts.groups.flatten.uniq(&:object_id).each_with_object({}) do |slot, all|
+          state = @slots.each_with_object({}) do |slot, all|
             numbers[slot.name] = number = numbers.size
             kept = state_of(slot, own["state"][slot.name] || {}, known)
             all[number] = kept unless kept.empty?
@@ -100,8 +102,9 @@ module Torch
         #
         # @return [Hash{ProcessGroup => Array<Hash>}] by rank in the group
         def descriptions(own, error)
-          mine = error || own["state"].transform_values { |kept| kept.transform_values { |value| description_of(value) } }
-          known = @units.map(&:group).compact.uniq(&:object_id).to_h { |group| [group, Distributed.all_gather_object(mine, group: group)] }
+          mine = error || own["state"].to_h { |name, kept| [name, kept.transform_values { |value| description_of(value, @places[name]) }] }
+          groups = @places.values.compact.flat_map { |place| [*place.group, *layout_of(place)&.group] }.uniq(&:object_id)
+          known = groups.to_h { |group| [group, Distributed.all_gather_object(mine, group: group)] }
           failure = known.values.flatten.grep(String).first || error
           raise ArgumentError, "full_optim_state_dict: #{failure}" if failure
 
@@ -109,9 +112,9 @@ module Torch
         end
 
         # What is the same on all is compared; a piece's place is not.
-        def description_of(value)
+        def description_of(value, place)
           case value
-          when Checkpoint::Piece then [[:piece, value.tensor.dtype, value.shape], value.start, value.count]
+          when Checkpoint::Piece then [[:piece, value.tensor.dtype, value.shape], value.shape.empty? ? 0 : place.start, value.tensor.numel]
           when Torch::Tensor then [[:tensor, value.dtype, value.shape]]
           else [[:value, value]]
           end
@@ -119,20 +122,27 @@ module Torch
 
         # @return [Hash{String => Object}] whole, where it is wanted
         def state_of(slot, kept, known)
-          group = @group_of[slot.local]
-          return kept.transform_values { |value| whole(value) } unless group
+          place = @places[slot.name]
+          layout = layout_of(place)
+          common(slot, layout.group, known.fetch(layout.group).map { |states| states[slot.name] }) if layout
+          return kept.transform_values { |value| whole(value, layout) } unless place&.group
 
-          rows = known.fetch(group).map { |states| states[slot.name] }
-          common(slot, group, rows).to_h do |key, (kind, value, shape)|
+          rows = known.fetch(place.group).map { |states| states[slot.name] }
+          common(slot, place.group, rows).to_h do |key, (kind, value, shape)|
             next [key, value] if kind == :value
 
-            [key, gather(group, slot.local.device, kept[key], value, shape, rows.map { |row| row && row[key].drop(1) })]
+            [key, gather(place, slot.local.device, kept[key], value, shape, rows.map { |row| row && row[key].drop(1) })]
           end
         end
 
-        def whole(value)
+        def layout_of(place)
+          place.layout if place&.layout&.divided?
+        end
+
+        def whole(value, layout = nil)
           case value
-          when Checkpoint::Piece then value.tensor.detach.to("cpu").clone.reshape(value.shape)
+          when Checkpoint::Piece
+            (layout && !value.shape.empty?) ? layout.gather(value.tensor).to("cpu") : value.tensor.detach.to("cpu").clone.reshape(value.shape)
           when Torch::Tensor then value.detach.to("cpu").clone
           else value
           end
@@ -157,18 +167,24 @@ module Torch
 
         # @param places [Array<Array(Integer, Integer), nil>] by rank first element and number of elements
         # @return [Torch::Tensor, nil] nil where it is not wanted
-        def gather(group, device, piece, dtype, shape, places)
-          return if @rank0_only && !group.ranks.include?(0)
+        def gather(place, device, piece, dtype, shape, places)
+          group = place.group
+          layout = layout_of(place) unless shape.empty?
+          # What is divided further, all ranks have to put together.
+          to_first = @rank0_only && !layout
+          return if to_first && !group.ranks.include?(0)
 
           # One value, which each of them has.
-          places = places.each_with_index.map { |place, rank| (rank == places.index { |each| each }) ? place : nil } if shape.empty?
-          total = shape.inject(1, :*)
+          places = places.each_with_index.map { |each, rank| (rank == places.index { |known| known }) ? each : nil } if shape.empty?
+          shape = layout.local_shape if layout
+          filled = here? || !to_first
           device = Distributed._device_name(device)
-          full = Torch.empty([here? ? total : 0], device: device).to(device, dtype: dtype)
+          full = Torch.empty([filled ? shape.inject(1, :*) : 0], device: device).to(device, dtype: dtype)
           mine = places[group.rank] ? piece.tensor.detach.reshape(-1) : full.narrow(0, 0, 0)
-          views = places.map { |start, count| full.narrow(0, start || 0, count || 0) } if here?
-          @rank0_only ? Distributed.gather(mine, views, dst: 0, group: group) : Distributed.all_gather(views, mine, group: group)
-          full.reshape(shape).to("cpu") if here?
+          views = places.map { |start, count| full.narrow(0, start || 0, count || 0) } if filled
+          to_first ? Distributed.gather(mine, views, dst: 0, group: group) : Distributed.all_gather(views, mine, group: group)
+          full = layout.gather(full.view(*shape)) if layout
+          full.reshape(layout ? layout.shape : shape).to("cpu") if here?
         end
       end
       private_constant :OptimizerGather

@@ -61,8 +61,21 @@ module Torch
 
           # Where a tensor is: its file, and what that says of it.
           Place = Struct.new(:file, :header, :row) do
+            # Regions with gaps are read along with these.
+            #
+            # @param regions [Array<Region>]
+            # @return [Torch::Tensor] of one dimension
+            def read(regions)
+              return range(0, 0) if regions.empty?
+
+              from = regions.first.start
+              all = range(from, regions.last.stop - from)
+              parts = regions.map { |region| region.contiguous? ? all.narrow(0, region.start - from, region.count) : region.take(all, from) }
+              (parts.size == 1) ? parts.first : Torch.cat(parts)
+            end
+
             # @return [Torch::Tensor] of one dimension: elements from `start` on
-            def read(start, count)
+            def range(start, count)
               room = Checkpoint.room(row.dtype, [count])
               Distributed._read_tensor(room, file.fileno, file.path, header.start + row.first + start * Header::BYTES.fetch(row.word))
               room

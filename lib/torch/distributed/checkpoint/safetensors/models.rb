@@ -21,7 +21,9 @@ module Torch
             read = nil
             doing = "cannot load #{@path}"
             @together.all(doing) do
-              own = Parts.new({"model" => @model}).layout(@model)
+              parts = Parts.new({"model" => @model})
+              own = parts.layout(@model)
+              @others = parts.partial?(@model)
               read = Source.open(@path) { |source| check(own, source.places) && values(own, source.places) }
               nil
             end
@@ -34,7 +36,8 @@ module Torch
           private
 
           def check(own, places)
-            faults = @strict ? States.listed("missing", missing(own, places)) + States.listed("not known to the model", places.keys - own.keys) : []
+            faults = @strict ? States.listed("missing", missing(own, places)) : []
+            faults += States.listed("not known to the model", places.keys - own.keys) if @strict && !@others
             own = own.slice(*places.keys)
             faults += States.listed("of another shape", States.different(own, places) { |each| each.is_a?(Piece) ? each.shape : each.row.shape })
             faults += States.listed("of another kind", kinds(own, places))
@@ -66,14 +69,14 @@ module Torch
           # @return [Array<Array(Piece, Torch::Tensor)>]
           def values(own, places)
             own.slice(*places.keys).map do |name, piece|
-              value = places[name].read(piece.start, piece.count)
+              value = places[name].read(piece.regions)
               dtype = piece.tensor.dtype
               [piece, (value.dtype == dtype) ? value : value.to(piece.tensor.device, dtype: dtype)]
             end
           end
         end
 
-        # Saves a model in files of limited size, as model hubs have them. A sharded one is gathered unit by unit.
+        # Saves a model in files of limited size, as model hubs have them. What ranks divide is gathered unit by unit.
         #
         # @api private
         class ModelSaver
@@ -111,6 +114,10 @@ module Torch
 
           # The first name of each tensor.
           def check(parts)
+            if parts.partial?(@model)
+              raise ArgumentError, "this #{@model.class.name} has a part of a model's names: gather it by full_state_dict, and save that"
+            end
+
             seen = {}.compare_by_identity
             named = @model.named_parameters
             @tensors = parts.layout(@model).reject do |name, _|
@@ -147,17 +154,13 @@ module Torch
             end
           end
 
-          # What is sharded comes unit by unit; the rest is written by the first.
+          # What is divided comes unit by unit; the rest is written by the first.
           def write(parts)
-            pieces = {}.compare_by_identity
-            @tensors.each { |name, piece| pieces[piece.tensor] = [name, piece] }
-            (FSDP.respond_to?(:units_in) ? FSDP.units_in(@model) : []).each do |unit|
-              flat = unit.gather
+            names = {}.compare_by_identity
+            @tensors.each { |name, piece| names[piece.tensor] = name }
+            Gathering.each(@model) do |gathered|
               @together.on_first(@doing) do
-                unit.each_piece do |_, parameter, offset, _, shape|
-                  name, = pieces[parameter]
-                  @writer_of[name].write(name, flat.narrow(0, offset, shape.inject(1, :*)).reshape(shape)) if name
-                end
+                gathered.each { |parameter, tensor| @writer_of[names[parameter]].write(names[parameter], tensor) if names[parameter] }
                 nil
               end
             end
