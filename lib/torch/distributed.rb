@@ -43,6 +43,7 @@ require_relative "distributed/flight_recorder"
 require_relative "distributed/trace"
 require_relative "distributed/elastic"
 require_relative "distributed/full_state_dict"
+require_relative "distributed/run"
 
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
@@ -78,6 +79,7 @@ module Torch
     extend Objects
     extend RandomState
     extend Launching
+    extend Run
     extend KeptMemory
     extend MemoryStats
     extend FlightRecorder

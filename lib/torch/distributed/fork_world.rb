@@ -59,19 +59,7 @@ module Torch
           raise ArgumentError, "start_method: expected :fork or :spawn, got #{start_method.inspect}"
         end
 
-        call = Spawned.call(caller_locations(1, 1), method, block)
-        run = -> { Spawned.remember(call) { World.new(world_size, host, method, call, block).run } }
-        return run.call unless Spawned.worker?
-
-        if method == :spawn && Spawned.target?(call)
-          Spawned.take_part { |rank, port, store_port| run_here(rank, world_size, host, port, store_port, &block) }
-        end
-        Spawned.earlier(call) do
-          next run.call if method == :fork
-
-          raise InvalidArgumentError, "this process was spawned by another call of fork_world, which its program does not " \
-            "come to: run again, a program must make the same calls in the same order"
-        end
+        start_world(world_size, host, method, Spawned.call(caller_locations(1, 1), method, block), &block)
       end
 
       # @param host [String] an address of this machine
@@ -84,6 +72,22 @@ module Torch
       end
 
       private
+
+      # @param call [Spawned::Call] the call that these processes are for
+      def start_world(world_size, host, method, call, &block)
+        run = -> { Spawned.remember(call) { World.new(world_size, host, method, call, block).run } }
+        return run.call unless Spawned.worker?
+
+        if method == :spawn && Spawned.target?(call)
+          Spawned.take_part { |rank, port, store_port| run_here(rank, world_size, host, port, store_port, &block) }
+        end
+        Spawned.earlier(call) do
+          next run.call if method == :fork
+
+          raise InvalidArgumentError, "this process was spawned by another call of fork_world or run, which its program does not " \
+            "come to: run again, a program must make the same calls in the same order"
+        end
+      end
 
       # The block, in a process of its own. Without `store_port` rank 0 hosts the store, at `port`.
       def run_here(rank, world_size, host, port, store_port)

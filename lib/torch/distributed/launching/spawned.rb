@@ -75,8 +75,8 @@ module Torch
         def command(call)
           script = ENV[SPAWN_SCRIPT_ENV_KEY] || (call.test && file_of(call.test)) || PROGRAM
           unless File.file?(script)
-            raise InvalidArgumentError, "start_method: :spawn runs the program again, but #{$PROGRAM_NAME} is no file: " \
-              "put the program into one, or use start_method: :fork"
+            raise InvalidArgumentError, "spawned processes run the program again, but #{$PROGRAM_NAME} is no file: put " \
+              "the program into one, start it with torchrun, or use fork_world with start_method: :fork"
           end
 
           filter = ENV[SPAWN_TEST_ENV_KEY] || (call.test && "/\\A#{Regexp.escape(name_of(call.test))}\\z/")
