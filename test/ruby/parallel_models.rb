@@ -27,7 +27,7 @@ module ParallelModels
 
   # Of as many heads as the projected features are.
   class Attention < Torch::NN::Module
-    def initialize(width, head_size, fused:)
+    def initialize(width, head_size, fused:, dropout:)
       super()
       @head_size = head_size
       if fused
@@ -38,7 +38,7 @@ module ParallelModels
         @value = Torch::NN::Linear.new(width, width)
       end
       @out = Torch::NN::Linear.new(width, width)
-      @dropout = Torch::NN::Dropout.new(p: 0.0)
+      @dropout = Torch::NN::Dropout.new(p: dropout)
     end
 
     def forward(x)
@@ -52,13 +52,13 @@ module ParallelModels
   end
 
   class Block < Torch::NN::Module
-    def initialize(width, head_size, fused:)
+    def initialize(width, head_size, fused:, dropout:)
       super()
       @norm1 = Torch::NN::LayerNorm.new(width)
-      @attention = Attention.new(width, head_size, fused: fused)
+      @attention = Attention.new(width, head_size, fused: fused, dropout: dropout)
       @norm2 = Torch::NN::LayerNorm.new(width)
       @mlp = Mlp.new(width, 4 * width)
-      @dropout = Torch::NN::Dropout.new(p: 0.0)
+      @dropout = Torch::NN::Dropout.new(p: dropout)
     end
 
     def forward(x)
@@ -70,12 +70,13 @@ module ParallelModels
   # With a head that has the embedding's weight.
   class Gpt < Torch::NN::Module
     attr_reader :layers, :embedding, :head
+    attr_accessor :checkpointed
 
-    def initialize(vocabulary: 24, width: 24, head_size: 2, length: 12, depth: 2, fused: true)
+    def initialize(vocabulary: 24, width: 24, head_size: 2, length: 12, depth: 2, fused: true, dropout: 0.0)
       super()
       @embedding = Torch::NN::Embedding.new(vocabulary, width)
       @position = Torch::NN::Embedding.new(length, width)
-      @layers = Torch::NN::ModuleList.new(Array.new(depth) { Block.new(width, head_size, fused: fused) })
+      @layers = Torch::NN::ModuleList.new(Array.new(depth) { Block.new(width, head_size, fused: fused, dropout: dropout) })
       @norm = Torch::NN::LayerNorm.new(width)
       @head = Torch::NN::Linear.new(width, vocabulary, bias: false)
       tie
@@ -87,19 +88,19 @@ module ParallelModels
 
     def forward(ids)
       x = @embedding.call(ids) + @position.call(Torch.arange(ids.shape[1], dtype: :int64))
-      @layers.each { |layer| x = layer.call(x) }
+      @layers.each { |layer| x = checkpointed ? Torch::Utils::Checkpoint.checkpoint(layer, x) : layer.call(x) }
       @head.call(@norm.call(x))
     end
   end
 
   QKV = {true => %w[attention.qkv], false => %w[attention.query attention.key attention.value]}.freeze
 
-  def gpt_plan(fused: true)
+  def gpt_plan(fused: true, heads: 12)
     plan = {
       "embedding" => RowwiseParallel.new, "head" => ColwiseParallel.new,
       "layers.*.attention.out" => RowwiseParallel.new, "layers.*.mlp.up" => ColwiseParallel.new, "layers.*.mlp.down" => RowwiseParallel.new
     }
-    QKV.fetch(fused).each { |name| plan["layers.*.#{name}"] = ColwiseParallel.new(blocks: fused ? 3 : 1, heads: 12) }
+    QKV.fetch(fused).each { |name| plan["layers.*.#{name}"] = ColwiseParallel.new(blocks: fused ? 3 : 1, heads: heads) }
     plan
   end
 
@@ -110,6 +111,7 @@ module ParallelModels
       "embedding" => RowwiseParallel.new(output_layouts: sequence),
       "position" => Parallel::PrepareModuleOutput.new(output_layouts: Tensor.replicate, desired_output_layouts: Tensor.shard(0)),
       "layers.*.norm[12]" => SequenceParallel.new, "layers.?.dropout" => SequenceParallel.new, "norm" => SequenceParallel.new,
+      "layers.*.attention.dropout" => SequenceParallel.new,
       "head" => ColwiseParallel.new(input_layouts: sequence),
       "layers.*.attention.out" => RowwiseParallel.new(output_layouts: sequence),
       "layers.*.mlp.up" => ColwiseParallel.new(input_layouts: sequence),

@@ -216,6 +216,27 @@ class TensorParallelPlansTest < Minitest::Test
     refute_equal found[0][1], found[1][1]
   end
 
+  # A segment is computed again as it was, dropout of parts and of what all have included.
+  def test_checkpointed_layers
+    ids = tokens(2, 12, 24)
+    found = world(2) do
+      mesh = mesh(2)
+      [gpt_plan, sequence_plan].flat_map do |plan|
+        model = Parallel.parallelize_module(make { Gpt.new(depth: 1, dropout: 0.3) }, mesh, plan)
+        gradients = [false, true].map do |checkpointed|
+          model.checkpointed = checkpointed
+          model.zero_grad
+          Parallel::Random.manual_seed(5, mesh)
+          loss = Parallel.cross_entropy(model.call(ids), ids, mesh: mesh)
+          loss.backward
+          [loss.item, *model.parameters.map { |parameter| parameter.grad.to_a }]
+        end
+        gradients[0] == gradients[1]
+      end
+    end
+    assert_equal [[true, true]] * 2, found
+  end
+
   # Dropout of a part of the sequence draws a process's own numbers, that of a whole one the same; both again in a checkpointed segment.
   def test_dropout_and_checkpoints
     found = world(2) do

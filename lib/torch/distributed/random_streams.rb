@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # Random numbers beside libtorch's own on the CPU: a stream for each of some keys, in whose place they are within a block.
+    # Random numbers beside libtorch's own on the CPU: a stream for each of some groups, in whose place they are within a block.
     #
     # @api private
     module RandomStreams
@@ -11,23 +11,23 @@ module Torch
 
       class << self
         # @return [void]
-        def seed(key, seed)
-          @states[key] = state_of(seed)
+        def seed(group, seed)
+          add(group, state_of(seed))
         end
 
         # @param first_seed [Proc] the stream's seed, if it has none yet, from a number that libtorch's state determines
         # @return [Object] the block's value
-        def within(key, first_seed)
-          return yield if @current == key
+        def within(group, first_seed)
+          return yield if @current == group
 
-          @states[key] ||= state_of(first_seed, seeds: true)
+          add(group, state_of(first_seed, seeds: true)) unless @states[group]
           outer, before = Distributed.send(:_rng_state), @current
-          Distributed.send(:_set_rng_state, @states[key])
-          @current = key
+          Distributed.send(:_set_rng_state, @states[group])
+          @current = group
           begin
             yield
           ensure
-            @states[key] = Distributed.send(:_rng_state)
+            @states[group] = Distributed.send(:_rng_state)
             Distributed.send(:_set_rng_state, outer)
             @current = before
           end
@@ -50,6 +50,11 @@ module Torch
         end
 
         private
+
+        def add(group, state)
+          @states.delete_if { |each, _| each.closed? }
+          @states[group] = state
+        end
 
         # Torch.manual_seed also seeds GPUs, where all processes have to go on with the same.
         def state_of(seed, seeds: false)

@@ -22,7 +22,7 @@ module Torch
 
           class << self
             # Seeds those that all processes have, as Torch.manual_seed does, and this process's own: with `seed` + 2718 + its rank.
-            # Without this call its own are seeded by the others when they are first used.
+            # Without this call its own are seeded by the others when they are first used; Torch.manual_seed leaves them as they are.
             #
             # @param seed [Integer] the same on all processes of the mesh; another one where they have other data
             # @param mesh [DeviceMesh, nil] of one dimension; nil: all processes
