@@ -12,15 +12,15 @@ module Torch
       class << self
         # @return [void]
         def seed(group, seed)
-          add(group, state_of(seed))
+          add(group, Distributed.fork_rng { seeded(seed) })
         end
 
-        # @param first_seed [Proc] the stream's seed, if it has none yet, from a number that libtorch's state determines
+        # @param offset [Integer] if the stream has no seed yet: how much more it is than a number that libtorch's state determines
         # @return [Object] the block's value
-        def within(group, first_seed)
+        def within(group, offset)
           return yield if @current == group
 
-          add(group, state_of(first_seed, seeds: true)) unless @states[group]
+          add(group, first_state(offset)) unless @states[group]
           outer, before = Distributed.send(:_rng_state), @current
           Distributed.send(:_set_rng_state, @states[group])
           @current = group
@@ -56,14 +56,16 @@ module Torch
           @states[group] = state
         end
 
+        def seeded(seed)
+          Torch.manual_seed(seed)
+          Distributed.send(:_rng_state)
+        end
+
         # Torch.manual_seed also seeds GPUs, where all processes have to go on with the same.
-        def state_of(seed, seeds: false)
+        def first_state(offset)
           Distributed.fork_rng do
             base = Torch.randint(1 << 31, [1], dtype: :int64).item
-            Torch.manual_seed(seeds ? seed.call(base) : seed)
-            state = Distributed.send(:_rng_state)
-            Torch.manual_seed(base) if seeds
-            state
+            seeded(base + offset).tap { Torch.manual_seed(base) }
           end
         end
       end

@@ -49,7 +49,7 @@ module Torch
             def within(group, &block)
               return yield if group.nil? || group.size == 1
 
-              RandomStreams.within(group, ->(seed) { seed + OFFSET + group.rank }, &block)
+              RandomStreams.within(group, OFFSET + group.rank, &block)
             end
 
             # For checkpoints of training.
