@@ -18,7 +18,7 @@ module Torch
       # Tensor parallel: the processes of a group have a part of each large layer, and compute with the same inputs. A model is
       # divided by a plan, or made of layers that are divided already:
       #
-      #   include Torch::Distributed::Tensor::Parallel
+      #   include Torch::Distributed::Tensor::Parallel # in the class or program that writes the names below
       #   mesh = Torch::Distributed.init_device_mesh("cpu", [2, 4], mesh_dim_names: ["dp", "tp"])
       #   parallelize_module(model, mesh["tp"], {
       #     "layers.*.attention.qkv" => ColwiseParallel.new(blocks: 3), "layers.*.attention.out" => RowwiseParallel.new,
@@ -42,7 +42,7 @@ module Torch
       # Sequence parallel: between the divided layers each process has a part of the sequence. A divided layer's input is put
       # together from the parts, and its output divided again:
       #
-      #   sequence = Tensor.shard(1)
+      #   sequence = Torch::Distributed::Tensor.shard(1)
       #   "norm" => SequenceParallel.new, "mlp.up" => ColwiseParallel.new(input_layouts: sequence),
       #   "mlp.down" => RowwiseParallel.new(output_layouts: sequence)
       module Parallel
