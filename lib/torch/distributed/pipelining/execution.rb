@@ -72,14 +72,16 @@ module Torch
             # What forward leaves on the way is garbage now, and the graph's memory at the same time.
             StepMemory.instance.segment do
               # Objects of our own, which can be released: others may know those that the module has returned.
-              outputs = Distributed.send(:_same_tensors, stage._forward(inputs, @inputs.kwargs[i]))
+              results = @reductions[action.stage].held_back { stage._forward(inputs, @inputs.kwargs[i]) }
+              outputs = Distributed.send(:_same_tensors, results)
               roots = stage.last? ? [loss_of(outputs, i)].compact : outputs
             end
           end
           stage.last? ? keep_output(outputs) : pass_on(action, outputs)
-          return unless Torch.grad_enabled?
+          received = stage.first? ? [] : inputs
+          return release(received, stage.last? ? [] : outputs) unless Torch.grad_enabled?
 
-          @kept[[action.stage, i]] = Kept.new(stage.first? ? [] : inputs, roots.select(&:requires_grad))
+          @kept[[action.stage, i]] = Kept.new(received, roots.select(&:requires_grad))
         end
 
         def backward(action, last)
@@ -157,6 +159,7 @@ module Torch
             @handed[[:B, stage - 1, i]] = grads.map { |grad| grad.to(other.device) }
           else
             @link.send_backward(@owner.call(stage - 1), stage - 1, i, grads)
+            release(grads)
           end
         end
 

@@ -7,27 +7,22 @@ module Torch
       #
       # @api private
       class GradientReduction
-        class << self
-          # Around the forward of a micro-batch: gradients are not averaged by the next backward, which is that of another one.
-          def held_back(mod, &block)
-            replicated(mod).inject(block) { |inner, each| -> { each.no_sync(&inner) } }.call
-          end
-
-          # @return [Array<Torch::NN::Parallel::DistributedDataParallel>]
-          def replicated(mod)
-            mod.modules.grep(Torch::NN::Parallel::DistributedDataParallel)
-          end
-        end
-
         # @param stage [PipelineStage]
         # @param split [Boolean] whether the step's backwards are split
         def initialize(stage, split)
-          mod = stage.submodule
-          @replicated = GradientReduction.replicated(mod)
-          # Nobody has sharded anything before the file is loaded.
-          @sharded = Distributed.autoload?(:FSDP) ? [] : mod.modules.grep(FSDP::FSDPModule)
+          @module = stage.submodule
           @split = split
-          @parameters = mod.parameters.uniq(&:object_id).select(&:requires_grad)
+          # Nothing is replicated or sharded before the files are loaded.
+          parallel = Torch::NN::Parallel.autoload?(:DistributedDataParallel) ? nil : Torch::NN::Parallel::DistributedDataParallel
+          sharded = Distributed.autoload?(:FSDP) ? nil : FSDP::FSDPModule
+          modules = (parallel || sharded) ? @module.modules : []
+          @replicated = parallel ? modules.grep(parallel) : []
+          @sharded = sharded ? modules.grep(sharded) : []
+        end
+
+        # Around the forward of a micro-batch: gradients are not averaged by the next backward, which is that of another one.
+        def held_back(&block)
+          @replicated.inject(block) { |inner, each| -> { each.no_sync(&inner) } }.call
         end
 
         # @return [Boolean] whether weights' gradients may be computed apart from those of inputs: a sharded parameter is
@@ -47,8 +42,9 @@ module Torch
           return if @replicated.empty? || !@split
 
           open_round
-          zeros = @parameters.map { |each| Torch.zeros(1, dtype: each.dtype, device: each.device).expand(each.shape) }
-          Distributed.send(:_backward, @parameters, zeros)
+          parameters = @module.parameters.uniq(&:object_id).select(&:requires_grad)
+          zeros = parameters.map { |each| Torch.zeros(1, dtype: each.dtype, device: each.device).expand(each.shape) }
+          Distributed.send(:_backward, parameters, zeros)
         end
 
         private

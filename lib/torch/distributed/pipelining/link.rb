@@ -24,8 +24,10 @@ module Torch
         HEADER_LENGTH = 128
         # By how many messages of a rank receives are posted before they are needed. Each takes memory.
         AHEAD = 2
+        # Seconds until all messages of a group that has failed have ended.
+        FAILURE_TIME = 0.2
         DTYPES = %i[uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 bool].freeze
-        private_constant :FIRST_TAG, :MICRO_BATCH_BITS, :STAGE_BITS, :HEADER_LENGTH, :AHEAD, :DTYPES
+        private_constant :FIRST_TAG, :MICRO_BATCH_BITS, :STAGE_BITS, :HEADER_LENGTH, :AHEAD, :FAILURE_TIME, :DTYPES
 
         # What an activation or a gradient looks like: dtype, shape, whether it requires a gradient.
         Form = Struct.new(:dtype, :shape, :requires_grad) do
@@ -125,6 +127,17 @@ module Torch
         def finish
           @sends.each(&:wait)
           @sends.clear
+        end
+
+        # After the group has failed: what stopped a message of this rank. New ones are only told of the failure.
+        #
+        # @return [Error, nil] nil: none was under way
+        def failure
+          receives = @queues.values.flatten.flat_map { |receive| [receive.header_work, *receive.works] }
+          CombinedWork.new([*receives, *@sends].compact).wait(FAILURE_TIME)
+          nil
+        rescue Error => e
+          e
         end
 
         # Sends tensors whose receiver knows nothing of them.

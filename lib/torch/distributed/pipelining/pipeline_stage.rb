@@ -8,7 +8,8 @@ module Torch
       #   stage = PipelineStage.new(layers: model.layers[0...4], stage_index: 0, num_stages: 2)
       #
       # A process may have one stage or several, and the stages of a process may be on several devices. Stages pass on tensors:
-      # what a stage returns, a tensor or an Array of tensors, the next one is called with. Tensors of integers pass as well.
+      # what a stage returns, a tensor or an Array of tensors, the next one is called with. Tensors of integers pass as well. What it
+      # is called with is freed after the micro-batch's backward.
       #
       # The stage's module may be a {Torch::NN::Parallel::DistributedDataParallel}, or contain one, or be sharded by {FSDP}: its
       # gradients are reduced in the backward of the step's last micro-batch.
@@ -80,7 +81,7 @@ module Torch
         # @return [Array<Torch::Tensor>]
         def _forward(inputs, kwargs)
           check_inputs(inputs) if @input_args
-          output = GradientReduction.held_back(@submodule) { @submodule.call(*inputs, **kwargs) }
+          output = @submodule.call(*inputs, **kwargs)
           tensors = output.is_a?(Torch::Tensor) ? [output] : output
           return tensors if tensors.is_a?(Array) && !tensors.empty? && tensors.all?(Torch::Tensor)
 

@@ -131,16 +131,25 @@ module Torch
           inputs = divide(args, target, kwargs, training)
           execution = Execution.new(@layout.by_index, @layout.owner, @link, inputs, training ? @clock : Measurement.new,
             keep_outputs: return_outputs && @layout.last_here?)
-          @failure = "it was interrupted"
-          execute(execution, training)
-          results = Results.share(@layout, @link, execution, return_outputs == :all)
-          @failure = nil
+          results = attempt do
+            execute(execution, training)
+            Results.share(@layout, @link, execution, return_outputs == :all)
+          end
           losses&.replace(results.losses)
           metrics&.replace(results.metrics)
           results.output
+        end
+
+        # Messages may be under way when it fails.
+        def attempt
+          @failure = "it was interrupted"
+          value = yield
+          @failure = nil
+          value
         rescue => e
-          @failure &&= e.message
-          raise
+          e = @link&.failure || e if e.is_a?(GroupError)
+          @failure = e.message
+          raise e
         end
 
         def execute(execution, training)
