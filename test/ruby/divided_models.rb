@@ -72,8 +72,12 @@ module DividedModels
     end
 
     def step(number)
-      parameters.each { |name, parameter| parameter.grad = local(name, parameter, Run.gradient(name, shapes[name], number)) }
+      give_gradients(number)
       @optimizer.step
+    end
+
+    def give_gradients(number)
+      parameters.each { |name, parameter| parameter.grad = local(name, parameter, Run.gradient(name, shapes[name], number)) }
     end
 
     # What this process has of a tensor in the shape of a parameter.
@@ -126,7 +130,8 @@ module DividedModels
       parameters = @model.parameters.uniq(&:object_id)
       return Torch::Optim::Adam.new(parameters, lr: 0.01) unless @groups[:zero]
 
-      Torch::Distributed::Optim::ZeroRedundancyOptimizer.new(parameters, optimizer_class: Torch::Optim::Adam, process_group: @groups[:zero], lr: 0.01)
+      Torch::Distributed::Optim::ZeroRedundancyOptimizer.new(parameters, optimizer_class: Torch::Optim::Adam, process_group: @groups[:zero],
+        lr: 0.01)
     end
 
     def places
@@ -167,8 +172,8 @@ module DividedModels
     end
     Distributed.barrier
     pairs.flat_map do |from, into|
-      run = make[into.name].call(9)
-      run ? faults_in(run, File.join(dir, from.name), from).map { |fault| "#{from.name} into #{into.name} on #{Distributed.get_rank}: #{fault}" } : []
+      run = make[into.name].call(9) or next []
+      faults_in(run, File.join(dir, from.name), from).map { |fault| "#{from.name} into #{into.name} on #{Distributed.get_rank}: #{fault}" }
     end
   end
 

@@ -86,22 +86,10 @@ module Torch
           !Unit.owner(parameter).nil?
         end
 
-        # Parameters that are in no unit are the same on all ranks, and count once.
-        #
         # @api private
-        def clip_grad_norm(mod, unit, max_norm, order, error_if_nonfinite)
-          all = mod.parameters.uniq(&:object_id)
-          pieces, others = all.partition { |parameter| Unit.owner(parameter) }
-          utils = Torch::NN::Utils
-          options = {norm_type: order, error_if_nonfinite: error_if_nonfinite}
-          return utils.clip_grad_norm_(pieces, max_norm, process_group: unit.group, **options) if others.empty?
-
-          norms = [[pieces, unit.group], [others, nil]].map do |list, group|
-            utils.get_total_norm(list.filter_map(&:grad), process_group: group, **options)
-          end
-          norm = utils.get_total_norm(norms, norm_type: order)
-          utils.clip_grads_with_norm_(all, max_norm, norm)
-          norm
+        # @return [ProcessGroup, nil] whose processes have a piece of the parameter each
+        def group_of(parameter)
+          Unit.owner(parameter)&.group
         end
 
         # @api private

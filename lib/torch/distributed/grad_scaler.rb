@@ -40,8 +40,9 @@ module Torch
       # @param backoff_factor [Numeric] between 0 and 1
       # @param growth_interval [Integer]
       # @param enabled [Boolean] false: losses and gradients stay as they are, and {#step} always steps
-      # @param process_group [ProcessGroup, nil] the ranks that agree; nil: the default group, or this process alone if there
-      #   is none when gradients are unscaled; a process outside of the group decides alone too
+      # @param process_group [ProcessGroup, nil] the ranks that agree: all that train the model, also those that have other parts of its
+      #   tensors or other stages. nil: the default group, or this process alone if there is none when gradients are unscaled; a process
+      #   outside of the group decides alone too
       def initialize(init_scale: 2.0**16, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000, enabled: true, process_group: nil)
         @enabled = enabled ? true : false
         @process_group = process_group

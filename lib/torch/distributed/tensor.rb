@@ -39,6 +39,15 @@ module Torch
           nil
         end
 
+        # @api private
+        # @param parameter [Torch::NN::Parameter]
+        # @return [Array<ProcessGroup>] whose ranks have different elements of it: that of a layout, and that of FSDP
+        def dividing_groups(parameter)
+          layout = layout(parameter)
+          groups = layout&.divided? ? [layout.group] : []
+          Distributed.autoload?(:FSDP) ? groups : groups.concat([*FSDP.group_of(parameter)])
+        end
+
         # A parameter that takes the place of one, moved or converted.
         #
         # @api private

@@ -22,14 +22,18 @@ module Torch
           unit.reshard_after_forward = reshard
         end
 
-        # Scales the gradients so that the norm of all of them, of all ranks and units, is at most `max_norm`. A collective call.
+        # Scales the gradients so that the norm of all of them, of all ranks and units, is at most `max_norm`. A collective call. Parameters
+        # that are in no unit are the same on all ranks, unless layouts divide them, and count once.
         #
         # @param max_norm [Numeric]
         # @param norm_type [Numeric] the norm's order; Float::INFINITY for the largest absolute value
         # @param error_if_nonfinite [Boolean] whether a norm that is infinite or not a number is an error, on all ranks
+        # @param process_group [ProcessGroup, Array<ProcessGroup>, nil] whose processes have other parameters: the stages of a pipeline
         # @return [Torch::Tensor] the norm before
-        def clip_grad_norm_(max_norm, norm_type: 2.0, error_if_nonfinite: false)
-          FSDP.clip_grad_norm(self, unit, Float(max_norm), Torch::NN::Utils::GradientClipping.order(norm_type), error_if_nonfinite)
+        # @see Torch::NN::Utils.clip_grad_norm_
+        def clip_grad_norm_(max_norm, norm_type: 2.0, error_if_nonfinite: false, process_group: nil)
+          Torch::NN::Utils.clip_grad_norm_(parameters, max_norm, norm_type: norm_type, error_if_nonfinite: error_if_nonfinite,
+            process_group: process_group)
         end
 
         # Gathers the unit until {#reshard}, outside of training. A collective call.

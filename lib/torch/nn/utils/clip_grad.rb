@@ -13,28 +13,41 @@ module Torch
         # Scales the gradients of all parameters in place so that their norm, as if they were one vector, is at most
         # `max_norm`. Call it between `backward` and the optimizer's step.
         #
-        # Where each rank holds other parameters, or other parts of them, `process_group` says among whom the whole is
-        # shared: the norm is then that of all parts, and each rank scales its own. A collective call then, also for a rank
-        # without gradients. Replicated parameters, as DistributedDataParallel has them, need none.
+        # Each element counts once: of parameters that layouts or FSDP divide the norm is that of all ranks' parts, and those that all
+        # ranks have are counted by one. It is a collective call then. Where each rank holds other parameters, as stages of a pipeline
+        # do, or other parts of them, `process_group` says among whom the whole is shared; that is a collective call also for a rank
+        # without gradients. Replicated parameters, as DistributedDataParallel has them, need none. Each rank scales what it has.
         #
         #   Torch::NN::Utils.clip_grad_norm_(model.parameters, 1.0)
+        #   Torch::NN::Utils.clip_grad_norm_(stage.parameters, 1.0, process_group: mesh["pp"].get_group)
         #
         # @param parameters [Torch::Tensor, Enumerable<Torch::Tensor>] those without a gradient are passed over
         # @param max_norm [Numeric]
         # @param norm_type [Numeric] the norm's order; Float::INFINITY for the largest absolute value
         # @param error_if_nonfinite [Boolean] whether a norm that is infinite or not a number is an error, on all ranks
         # @param foreach [Object] for PyTorch's sake: it is always one call
-        # @param process_group [Torch::Distributed::ProcessGroup, nil]
+        # @param process_group [Torch::Distributed::ProcessGroup, Array<Torch::Distributed::ProcessGroup>, nil] of ranks that hold others
+        # @param uncounted [Enumerable<Torch::Tensor>] parameters that another rank of `process_group` has as well and counts, such as a
+        #   weight that two stages share: they are scaled, but not part of this rank's norm
         # @return [Torch::Tensor] the norm before, of no dimensions
         # @raise [Torch::Distributed::InvalidArgumentError]
-        def clip_grad_norm_(parameters, max_norm, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil)
+        def clip_grad_norm_(parameters, max_norm, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil, uncounted: [])
           list = GradientClipping.list(parameters)
-          norm = GradientClipping.call(:_clip_grad_norm, list, Float(max_norm), GradientClipping.order(norm_type),
-            error_if_nonfinite, process_group)
+          divisions = DividedNorm.new(list, process_group, uncounted)
+          max_norm = Float(max_norm)
+          order = GradientClipping.order(norm_type)
+          if divisions.simple?
+            norm = GradientClipping.call(:_clip_grad_norm, list, max_norm, order, error_if_nonfinite, divisions.group)
+          else
+            norm = divisions.norm(order, &:grad)
+            GradientClipping.check_finite(norm, order, max_norm) if error_if_nonfinite
+            GradientClipping.call(:_scale_gradients, list, max_norm, norm)
+          end
           GradientClipping.tensor(norm, list)
         end
 
-        # The norm of all these tensors, as if they were one vector.
+        # The norm of all these tensors, as if they were one vector. Parameters that ranks divide count as in {#clip_grad_norm_}; of gradients
+        # it is not known which ranks divide: what {#clip_grad_norm_} returns is their norm.
         #
         # @param tensors [Torch::Tensor, Enumerable<Torch::Tensor>] gradients for instance
         # @param norm_type (see #clip_grad_norm_)
@@ -44,7 +57,9 @@ module Torch
         # @return [Torch::Tensor] of no dimensions
         def get_total_norm(tensors, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil)
           list = GradientClipping.list(tensors)
-          norm = GradientClipping.call(:_total_norm, list, GradientClipping.order(norm_type), process_group)
+          divisions = DividedNorm.new(list, process_group, [])
+          order = GradientClipping.order(norm_type)
+          norm = divisions.simple? ? GradientClipping.call(:_total_norm, list, order, divisions.group) : divisions.norm(order) { |tensor| tensor }
           if error_if_nonfinite && !norm.finite?
             raise Torch::Distributed::InvalidArgumentError, "the tensors' norm of order #{norm_type} is #{norm}: look for what " \
               "made it, or pass error_if_nonfinite: false"
@@ -94,6 +109,14 @@ module Torch
             Float(norm_type)
           end
 
+          def check_finite(norm, order, max_norm)
+            return if norm.finite?
+
+            order, norm, max_norm = [order, norm, max_norm].map { |number| format("%g", number).downcase }
+            raise Torch::Distributed::InvalidArgumentError, "the gradients' norm of order #{order} is #{norm}, so they cannot be clipped to " \
+              "#{max_norm}: find its cause, or pass error_if_nonfinite: false to scale by it nevertheless"
+          end
+
           # The norm in the precision of what it is the norm of; a look at one of them must do, for each look costs more
           # than that tensor's norm.
           def tensor(norm, tensors)
@@ -106,6 +129,7 @@ module Torch
         end
       end
 
+      require_relative "divided_norm"
       GradientClipping.add
     end
   end
