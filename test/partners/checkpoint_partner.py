@@ -3,6 +3,7 @@
 write DIR   trains a little and saves, with torch.save, what the Ruby side loads: state dicts of models and of
             every optimizer, and the parameters after further steps
 read DIR    reads a checkpoint of the Ruby side by its documented layout and prints its tensors as JSON
+pieces DIR  the same of one in pieces
 """
 import json
 import os
@@ -64,12 +65,16 @@ def write(folder):
     torch.save({"w": base, "n": 3}, os.path.join(folder, "old.pt"), _use_new_zipfile_serialization=False)
 
 
-def read(folder):
+def manifest_of(folder):
     with open(os.path.join(folder, "manifest.json"), "rb") as file:
         text = file.read()
     outer = json.loads(text)
     assert int(outer["crc32"], 16) == zlib.crc32(text[30:-2]), "the manifest's checksum"
-    manifest = outer["content"]
+    return outer["content"]
+
+
+def read(folder):
+    manifest = manifest_of(folder)
     found = {}
     for name, about in manifest["files"].items():
         with open(os.path.join(folder, name), "rb") as file:
@@ -92,5 +97,23 @@ def read(folder):
     print(json.dumps(found))
 
 
+def pieces(folder):
+    manifest = manifest_of(folder)
+    files = {name: open(os.path.join(folder, name), "rb").read() for name in manifest["files"]}
+    found = {}
+    for name, about in manifest["tensors"].items():
+        dtype = getattr(torch, about["dtype"])
+        tensor = torch.zeros(about["shape"], dtype=dtype)
+        for piece in about["pieces"]:
+            data = files[piece["file"]][piece["offset"]:piece["offset"] + piece["bytes"]]
+            blocks = [data[at:at + manifest["block"]] for at in range(0, len(data), manifest["block"])]
+            assert [int(crc, 16) for crc in piece["crc32"]] == [zlib.crc32(block) for block in blocks], name
+            width = piece.get("width", piece["count"])
+            rows = torch.frombuffer(bytearray(data), dtype=dtype).reshape(-1, width)
+            tensor.view(-1).as_strided(rows.shape, (piece.get("stride", width), 1), piece["start"]).add_(rows)
+        found[name] = tensor.double().tolist()
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](sys.argv[2])
+    {"write": write, "read": read, "pieces": pieces}[sys.argv[1]](sys.argv[2])

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "../ruby/test_helper"
+require_relative "../ruby/divided_models"
 require_relative "partner"
 
 # What PyTorch's torch.save wrote is loaded here, and what was saved here is read in Python by its documented layout.
@@ -116,6 +116,32 @@ class CheckpointPythonTest < Minitest::Test
                     "complex" => ["complex64", [[1, -2]]], "scalar" => ["int64", 7], "empty" => ["float32", []]},
         extra.keys.to_h { |key| [key, found["extra.#{key}"]] })
       assert_equal %w[rng.0 rng.1], found.keys.grep(/\Arng/).sort
+    end
+  end
+
+  # Pieces of rows, and parts of rows, are added up there: what is written twice would be seen.
+  def test_python_reads_what_layouts_divide
+    Dir.mktmpdir do |dir|
+      folder, expected = world(4) do
+        run = DividedModels::Run.new(nil, nil, {})
+        divided = DividedRuns.new.run
+        [run, divided].each { |each| each.step(0) }
+        folder = Checkpoint.save(dir, **divided.objects, rng: false)
+        [folder, run.model.state_dict.transform_values { |tensor| tensor.detach.double.reshape(-1).to_a }]
+      end.first
+      assert_equal 3, Checkpoint::Manifest.read(folder)["version"]
+      found = JSON.parse(python("pieces", folder))
+      expected.except("head.weight").each { |name, numbers| assert_equal numbers, [found["model.#{name}"]].flatten, name }
+      refute_includes found, "model.head.weight"
+    end
+  end
+
+  # FSDP over rows and columns.
+  class DividedRuns
+    include DividedModels
+
+    def run
+      runs(DividedModels.forms("fsdp2_tp2" => {fsdp: 2, tp: 2}))["fsdp2_tp2"].call(1)
     end
   end
 end
