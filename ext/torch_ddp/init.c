@@ -88,6 +88,7 @@ void Init_ext(void)
     tddp_rb_init_comm_hook();
     tddp_rb_init_checkpoint();
     tddp_rb_init_backward();
+    tddp_rb_init_offload();
     tddp_rb_init_function();
     tddp_rb_init_ddp();
     tddp_rb_init_optim();

@@ -231,6 +231,7 @@ void tddp_rb_init_comm_hook(void);
 void tddp_rb_init_grad_bucket(void);
 void tddp_rb_init_checkpoint(void);
 void tddp_rb_init_backward(void);
+void tddp_rb_init_offload(void);
 void tddp_rb_init_function(void);
 void tddp_rb_init_recorder(void);
 void tddp_rb_init_trace(void);

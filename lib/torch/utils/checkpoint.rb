@@ -94,4 +94,5 @@ module Torch
   end
 end
 
+require_relative "checkpoint/save_on_cpu"
 require_relative "checkpoint/sequential"

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
+#include "torch/tensor/transient.h"
+
 namespace tddp_torch
 {
 
@@ -48,7 +50,7 @@ Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts
     ranks_ = shard_group ? static_cast<size_t>(tddp_group_world_size(shard_group)) : 1;
     full_bytes_ = ranks_ * shard_.count * c10::elementSize(gather_type_);
     storage_ = c10::Storage(c10::Storage::use_byte_size_t(), full_bytes_,
-                            at::DataPtr(nullptr, first.device()), nullptr, false);
+                            transient_memory(nullptr, first.device()), nullptr, false);
     params.resize(count);
     for (size_t i = 0; i < count; i++) {
         ShardedParam &param = params[i];
@@ -98,7 +100,7 @@ void Unit::make_full(const at::Tensor &full, ShardedParam &param) const
 void Unit::place(void *data)
 {
     c10::StorageImpl *storage = storage_.unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(at::DataPtr(data, options_.device()));
+    storage->set_data_ptr_noswap(transient_memory(data, options_.device()));
     storage->set_nbytes(data ? full_bytes_ : 0);
 }
 
