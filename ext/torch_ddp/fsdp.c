@@ -93,11 +93,12 @@ static int dtype_or_none(VALUE symbol)
 }
 
 /*
- * _add(name, shard_group, replica_group, params, names, gather_dtype, reduce_dtype, reshard):
- * dtypes are numbers of tddp_dtype, or nil.
+ * _add(name, shard_group, replica_group, params, names, gather_dtype, reduce_dtype, reshard,
+ * offload): dtypes are numbers of tddp_dtype, or nil; offload is whether memory is pinned, or nil.
  */
 static VALUE model_add(VALUE self, VALUE name, VALUE shard_group, VALUE replica_group, VALUE params,
-                       VALUE names, VALUE gather_dtype, VALUE reduce_dtype, VALUE reshard)
+                       VALUE names, VALUE gather_dtype, VALUE reduce_dtype, VALUE reshard,
+                       VALUE offload)
 {
     volatile VALUE memory = 0;
     model *mine = model_of(self);
@@ -108,6 +109,8 @@ static VALUE model_add(VALUE self, VALUE name, VALUE shard_group, VALUE replica_
     opts.gather_dtype = dtype_or_none(gather_dtype);
     opts.reduce_dtype = dtype_or_none(reduce_dtype);
     opts.reshard_after_forward = RTEST(reshard);
+    opts.offload = !NIL_P(offload);
+    opts.pin_memory = RTEST(offload);
     Check_Type(params, T_ARRAY);
     Check_Type(names, T_ARRAY);
     opts.param_count = (size_t)RARRAY_LEN(params);
@@ -260,11 +263,18 @@ static VALUE model_memory(VALUE self)
                                 SIZET2NUM(bytes.peak_unsharded));
 }
 
+/* copied: bytes that units which are offloaded have copied, [to the device, to the CPU] */
+static VALUE model_copied(VALUE self)
+{
+    const tddp_fsdp_copied copied = tddp_fsdp_copied_bytes(fsdp_of(self));
+    return rb_ary_new_from_args(2, SIZET2NUM(copied.to_device), SIZET2NUM(copied.to_cpu));
+}
+
 void tddp_rb_init_fsdp(void)
 {
     VALUE class = rb_define_class_under(tddp_rb_distributed, "ShardedModel", rb_cObject);
     rb_define_alloc_func(class, model_allocate);
-    rb_define_private_method(class, "_add", model_add, 8);
+    rb_define_private_method(class, "_add", model_add, 9);
     rb_define_method(class, "before_forward", model_before_forward, 1);
     rb_define_method(class, "enter", model_enter, 2);
     rb_define_method(class, "leave", model_leave, 2);
@@ -282,4 +292,5 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "hide", model_hide, 2);
     rb_define_method(class, "piece", model_piece, 2);
     rb_define_method(class, "memory", model_memory, 0);
+    rb_define_method(class, "copied", model_copied, 0);
 }

@@ -36,10 +36,18 @@ typedef struct tddp_sharder_ops {
      *  parameters' dtype. */
     tddp_status (*cast_shard)(void *user, size_t unit, void *into, size_t count);
     /** The mean of all ranks' gradients for this rank's shard, in the reduce dtype: adds it to what
-     *  the optimizer gets. `from` is valid during the call. */
+     *  the optimizer gets. `from` is valid during the call; of a unit that is offloaded until
+     *  follow_copies(). */
     tddp_status (*reduced)(void *user, size_t unit, void *from, size_t count);
     /** Memory and streams of devices; NULL: all units are on the CPU. */
     const tddp_device_memory_ops *device;
+    /** For units that are offloaded, else NULL. Queues the copy of the shard, in the gather dtype,
+     *  to the device: `count` elements, after what the calling thread's current stream was given
+     *  before. `*stream`, at first that one: the stream that copies. */
+    tddp_status (*load_shard)(void *user, size_t unit, void *into, size_t count, void **stream);
+    /** Has the calling thread's current stream wait for all copies so far, also those that
+     * `reduced` has queued. */
+    tddp_status (*follow_copies)(void *user, int32_t device);
 } tddp_sharder_ops;
 
 typedef struct tddp_unit_opts {
@@ -54,11 +62,12 @@ typedef struct tddp_unit_opts {
     tddp_dtype gather_dtype;   /**< in which the unit is gathered and used */
     tddp_dtype reduce_dtype;   /**< of its gradients, and in which they are reduced */
     int reshard_after_forward; /**< 0: it stays unsharded from forward to backward */
+    int offload;               /**< its shard is the owner's, in the CPU's memory; on a device */
 } tddp_unit_opts;
 
-#define TDDP_UNIT_OPTS_INIT                                                              \
-    {                                                                                    \
-        sizeof(tddp_unit_opts), NULL, NULL, NULL, NULL, 0, TDDP_FLOAT32, TDDP_FLOAT32, 1 \
+#define TDDP_UNIT_OPTS_INIT                                                                 \
+    {                                                                                       \
+        sizeof(tddp_unit_opts), NULL, NULL, NULL, NULL, 0, TDDP_FLOAT32, TDDP_FLOAT32, 1, 0 \
     }
 
 /** Caller: tddp_sharder_free(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
@@ -66,14 +75,15 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_create(const tddp_sharder_ops *
                                                         tddp_sharder **out);
 
 /** Frees it without waiting; memory that operations still use lives until they are done. Calls no
- *  callback but those of the device. NULL is allowed. */
+ *  callback but follow_copies() and those of the device; copies must be over. NULL is allowed. */
 TDDP_API void tddp_sharder_free(tddp_sharder *sharder);
 
 /**
  * Adds a unit, whose number is the count of those before. A collective call: ranks that differ in
  * name, parameters or options are TDDP_MISMATCH on all of them. The shard's memory is zero; the
  * caller fills it. Errors: TDDP_INVALID_ARGUMENT (no parameter; different dtypes or devices; a
- * sparse one), TDDP_OUT_OF_MEMORY, those of the group.
+ * sparse one; to be offloaded, but on the CPU or without the callbacks for it), TDDP_OUT_OF_MEMORY,
+ * those of the group.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_add(tddp_sharder *sharder,
                                                      const tddp_unit_opts *opts,
@@ -92,8 +102,8 @@ TDDP_API const tddp_flat_slice *tddp_sharder_slices(const tddp_sharder *sharder,
                                                     size_t *count);
 
 /** This rank's shard: elements [offset, offset + count) of the flat buffer, in the parameters'
- *  dtype. The memory lives until the last release of `*memory`, which is retained for the caller.
- */
+ *  dtype. The memory lives until the last release of `*memory`, which is retained for the caller. A
+ *  unit that is offloaded has none here: the address and `*memory` are NULL. */
 TDDP_API tddp_buffer tddp_sharder_shard(const tddp_sharder *sharder, size_t unit, size_t *offset,
                                         tddp_flat_memory **memory);
 
@@ -150,7 +160,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_reduce(tddp_sharder *sharder, s
 /** When no part of backward needs the unit's parameters any more. */
 TDDP_API void tddp_sharder_after_backward(tddp_sharder *sharder, size_t unit);
 
-/** At the end of backward: waits until all gradients are reduced. Errors: as above. */
+/** At the end of backward: waits until all gradients are reduced; those of units that are offloaded
+ * are queued to be copied then. Errors: as above. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_finish(tddp_sharder *sharder,
                                                         const tddp_wait *wait);
 

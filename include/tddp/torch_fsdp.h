@@ -37,11 +37,15 @@ typedef struct tddp_fsdp_unit_opts {
     int gather_dtype; /**< tddp_dtype; -1: that of the parameters */
     int reduce_dtype; /**< tddp_dtype; -1: the gather dtype */
     int reshard_after_forward;
+    /** Pieces, their gradients and so the optimizer's state are in the CPU's memory, and are copied
+     *  beside what the device computes. Without effect for parameters on the CPU. */
+    int offload;
+    int pin_memory; /**< that memory is page-locked: copies are faster, and the host waits less */
 } tddp_fsdp_unit_opts;
 
-#define TDDP_FSDP_UNIT_OPTS_INIT                                          \
-    {                                                                     \
-        sizeof(tddp_fsdp_unit_opts), NULL, NULL, NULL, NULL, 0, -1, -1, 1 \
+#define TDDP_FSDP_UNIT_OPTS_INIT                                                \
+    {                                                                           \
+        sizeof(tddp_fsdp_unit_opts), NULL, NULL, NULL, NULL, 0, -1, -1, 1, 0, 1 \
     }
 
 /** A model without units. `region`: for waits in backward; NULL: none. Caller: tddp_fsdp_free().
@@ -106,8 +110,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_unshard(tddp_fsdp *fsdp, size_t un
 TDDP_API void tddp_fsdp_expose(tddp_fsdp *fsdp, size_t unit);
 TDDP_API void tddp_fsdp_reshard(tddp_fsdp *fsdp, size_t unit);
 
-/** This rank's shard of a unit's flat buffer as a tensor, in the parameters' dtype. Assigns the
- *  existing handle `into`. Errors: TDDP_INTERNAL. */
+/** This rank's shard of a unit's flat buffer as a tensor, in the parameters' dtype, on the device
+ * on which it is gathered. Assigns the existing handle `into`. Errors: TDDP_INTERNAL. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_shard(const tddp_fsdp *fsdp, size_t unit,
                                                     tddp_tensor *into);
 
@@ -128,6 +132,13 @@ typedef struct tddp_fsdp_piece {
     size_t ndim;
 } tddp_fsdp_piece;
 TDDP_API tddp_fsdp_piece tddp_fsdp_piece_of(const tddp_fsdp *fsdp, size_t unit, size_t param);
+
+/** Bytes that units which are offloaded have copied since they were made. */
+typedef struct tddp_fsdp_copied {
+    size_t to_device;
+    size_t to_cpu;
+} tddp_fsdp_copied;
+TDDP_API tddp_fsdp_copied tddp_fsdp_copied_bytes(const tddp_fsdp *fsdp);
 
 /** The sharder, borrowed, for its queries. */
 TDDP_API const tddp_sharder *tddp_fsdp_sharder(const tddp_fsdp *fsdp);

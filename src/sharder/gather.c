@@ -3,7 +3,9 @@
  * used, the next one is gathered ahead if no other than the two would be unsharded: in forward the
  * one that followed it in the last iteration, in backward the one before it.
  *
- * Where the shard group has one rank and no dtype changes, the shard is the full unit.
+ * Where the shard group has one rank and no dtype changes, the shard is the full unit. The shard of
+ * a unit that is offloaded is copied to the device first, which its owner does on another stream:
+ * the gather follows that one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +14,33 @@
 
 /* --- one unit -------------------------------------------------------------------------------- */
 
+/* The shard is where it is used, and as it is used. */
+static bool shard_is_input(const tddp_unit *unit)
+{
+    return !unit->offloaded && unit->gather_dtype == unit->shard.dtype;
+}
+
 static bool shard_is_full(const tddp_unit *unit)
 {
-    return unit->ranks == 1 && unit->gather_dtype == unit->shard.dtype;
+    return unit->ranks == 1 && shard_is_input(unit);
+}
+
+/* Writes the shard in the gather dtype to `into`, and sets the stream on which that happens. */
+static tddp_status write_shard(tddp_sharder *sharder, size_t number, tddp_buffer *into)
+{
+    const tddp_sharder_ops *ops = &sharder->ops;
+    if (!sharder->units[number].offloaded) {
+        return ops->cast_shard(ops->user, number, into->data, into->count);
+    }
+    into->stream = ops->device->stream(ops->device->user, into->device_index);
+    return ops->load_shard(ops->user, number, into->data, into->count, &into->stream);
 }
 
 /* The shard in the gather dtype. */
 static tddp_status gather_input(tddp_sharder *sharder, size_t number, tddp_buffer *input)
 {
     tddp_unit *unit = &sharder->units[number];
-    if (unit->gather_dtype == unit->shard.dtype) {
+    if (shard_is_input(unit)) {
         *input = unit->shard;
         return TDDP_OK;
     }
@@ -31,7 +50,7 @@ static tddp_status gather_input(tddp_sharder *sharder, size_t number, tddp_buffe
         tddp_block_take(&sharder->blocks, unit->memory_group, input, bytes, &unit->gather.in);
     if (status == TDDP_OK) {
         input->data = unit->gather.in->data;
-        status = sharder->ops.cast_shard(sharder->ops.user, number, input->data, input->count);
+        status = write_shard(sharder, number, input);
     }
     return status;
 }
@@ -46,15 +65,34 @@ static tddp_status submit_gather(tddp_sharder *sharder, size_t number)
     const size_t bytes = args.output.count * tddp_dtype_size(args.output.dtype);
     tddp_status status = tddp_block_take(&sharder->blocks, unit->memory_group, &args.output, bytes,
                                          &unit->gather.out);
-    if (status == TDDP_OK) {
-        args.output.data = unit->gather.out->data;
-        status = gather_input(sharder, number, &args.input);
+    if (status != TDDP_OK) {
+        return status;
     }
+    args.output.data = unit->gather.out->data;
+    if (unit->ranks == 1) {
+        return write_shard(sharder, number, &args.output);
+    }
+    status = gather_input(sharder, number, &args.input);
     if (status == TDDP_OK) {
         unit->gather.reads = unit->memory;
-        status = tddp_submit(unit->shard_group, &args, &unit->gather.work);
+        status =
+            tddp_operation_submit(sharder->ops.device, unit->shard_group, &args, &unit->gather);
     }
     return status;
+}
+
+static tddp_status follow_copies(const tddp_sharder *sharder, const tddp_unit *unit)
+{
+    return sharder->ops.follow_copies(sharder->ops.user, unit->shard.device_index);
+}
+
+/* Nobody waits for it any more: a copy that no operation follows may still write to its memory. */
+static void leave_gather(tddp_sharder *sharder, tddp_unit *unit)
+{
+    if (unit->offloaded && unit->gather.out && !unit->gather.work) {
+        (void)!follow_copies(sharder, unit);
+    }
+    tddp_operation_leave(&sharder->blocks, &unit->gather);
 }
 
 static tddp_status start_gather(tddp_sharder *sharder, size_t number)
@@ -66,7 +104,7 @@ static tddp_status start_gather(tddp_sharder *sharder, size_t number)
     if (!shard_is_full(unit)) {
         tddp_status status = submit_gather(sharder, number);
         if (status != TDDP_OK) {
-            tddp_operation_leave(&sharder->blocks, &unit->gather);
+            leave_gather(sharder, unit);
             return status;
         }
     }
@@ -85,6 +123,9 @@ static tddp_status await_gather(tddp_sharder *sharder, size_t number, const tddp
         tddp_operation_wait(sharder->ops.device, &unit->shard, &unit->gather, wait, &done);
     if (!done) {
         return status;
+    }
+    if (status == TDDP_OK && unit->offloaded && unit->ranks == 1) {
+        status = follow_copies(sharder, unit);
     }
     if (status != TDDP_OK) {
         tddp_unit_reshard(sharder, number);
@@ -109,8 +150,10 @@ void tddp_unit_reshard(tddp_sharder *sharder, size_t number)
     tddp_unit *unit = &sharder->units[number];
     if (unit->state == TDDP_UNSHARDED) {
         sharder->ops.place(sharder->ops.user, number, NULL);
+        tddp_operation_leave(&sharder->blocks, &unit->gather);
+    } else {
+        leave_gather(sharder, unit);
     }
-    tddp_operation_leave(&sharder->blocks, &unit->gather);
     unit->state = TDDP_SHARDED;
     unit->kept = false;
 }

@@ -5,6 +5,18 @@
 
 #include "sharder/sharder.h"
 
+tddp_status tddp_operation_submit(const tddp_device_memory_ops *device, tddp_group *group,
+                                  tddp_op_args *args, tddp_operation *operation)
+{
+    if (args->output.device_type != TDDP_CPU) {
+        void *stream = args->input.stream;
+        stream = stream ? stream : device->stream(device->user, args->output.device_index);
+        args->input.stream = stream;
+        args->output.stream = stream;
+    }
+    return tddp_submit(group, args, &operation->work);
+}
+
 static tddp_status wait_for(const tddp_device_memory_ops *device, const tddp_buffer *like,
                             tddp_work *work, const tddp_wait *wait, bool *done)
 {

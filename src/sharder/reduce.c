@@ -57,12 +57,13 @@ static tddp_status scatter(tddp_sharder *sharder, const tddp_unit *unit, tddp_re
     if (status == TDDP_OK) {
         args.input = at_block(full, operation->in);
         args.output = at_block(part, operation->out);
-        status = tddp_submit(unit->shard_group, &args, &operation->work);
+        status = tddp_operation_submit(sharder->ops.device, unit->shard_group, &args, operation);
     }
     return status;
 }
 
-static tddp_status average_replicas(const tddp_unit *unit, tddp_reduction *reduction)
+static tddp_status average_replicas(const tddp_sharder *sharder, const tddp_unit *unit,
+                                    tddp_reduction *reduction)
 {
     tddp_op_args args = TDDP_OP_ARGS_INIT;
     args.kind = TDDP_OP_ALL_REDUCE;
@@ -70,7 +71,8 @@ static tddp_status average_replicas(const tddp_unit *unit, tddp_reduction *reduc
     args.description = unit->name;
     args.output = result_of(unit, reduction);
     reduction->over_replicas = true;
-    return tddp_submit(unit->replica_group, &args, &reduction->operation.work);
+    return tddp_operation_submit(sharder->ops.device, unit->replica_group, &args,
+                                 &reduction->operation);
 }
 
 /* Waits for the operation that runs, and submits the next one. */
@@ -88,8 +90,9 @@ static tddp_status advance(tddp_sharder *sharder, tddp_reduction *reduction, con
         tddp_block_give(operation->in);
     }
     operation->in = NULL;
-    return unit->replica_group && !reduction->over_replicas ? average_replicas(unit, reduction)
-                                                            : TDDP_OK;
+    return unit->replica_group && !reduction->over_replicas
+               ? average_replicas(sharder, unit, reduction)
+               : TDDP_OK;
 }
 
 /* It is over, well or not, or is left. */
@@ -104,6 +107,28 @@ static void remove_at(tddp_sharder *sharder, size_t at)
     memmove(reduction, reduction + 1, (sharder->reduction_count - at) * sizeof *reduction);
 }
 
+tddp_status tddp_copied_give(tddp_sharder *sharder)
+{
+    tddp_block *block = sharder->copied;
+    if (!block) {
+        return TDDP_OK;
+    }
+    tddp_status status = sharder->ops.follow_copies(sharder->ops.user, block->device_index);
+    sharder->copied = NULL;
+    tddp_block_give(block);
+    return status;
+}
+
+/* The result is copied on another stream: its memory waits until the next one is, or the end. */
+static void keep_copied(tddp_sharder *sharder, const tddp_unit *unit, tddp_operation *operation)
+{
+    if (unit->offloaded) {
+        sharder->copied = operation->out;
+        operation->in = operation->in == operation->out ? NULL : operation->in;
+        operation->out = NULL;
+    }
+}
+
 static tddp_status complete_first(tddp_sharder *sharder, const tddp_wait *wait)
 {
     tddp_reduction *reduction = &sharder->reductions[0];
@@ -115,10 +140,14 @@ static tddp_status complete_first(tddp_sharder *sharder, const tddp_wait *wait)
     if (status != TDDP_OK && reduction->operation.work) { /* `wait` ended first */
         return status;
     }
+    if (status == TDDP_OK && unit->offloaded) {
+        status = tddp_copied_give(sharder);
+    }
     if (status == TDDP_OK) {
         const tddp_buffer result = result_of(unit, reduction);
         status =
             sharder->ops.reduced(sharder->ops.user, reduction->unit, result.data, result.count);
+        keep_copied(sharder, unit, &reduction->operation);
     }
     remove_at(sharder, 0);
     return status;
@@ -130,7 +159,7 @@ static tddp_status start(tddp_sharder *sharder, tddp_unit *unit, tddp_reduction 
         return scatter(sharder, unit, reduction);
     }
     reduction->operation.out = reduction->operation.in;
-    return unit->replica_group ? average_replicas(unit, reduction) : TDDP_OK;
+    return unit->replica_group ? average_replicas(sharder, unit, reduction) : TDDP_OK;
 }
 
 tddp_status tddp_sharder_reduce(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
@@ -163,20 +192,35 @@ void tddp_end_of_backward(tddp_sharder *sharder)
     }
 }
 
+/* The host reads gradients that are offloaded as soon as backward has ended: so a failure is one of
+ * this backward. */
+static tddp_status await_first(const tddp_sharder *sharder, const tddp_wait *wait)
+{
+    const tddp_reduction *first = &sharder->reductions[0];
+    tddp_work *work = first->operation.work;
+    if (!work || !sharder->units[first->unit].offloaded) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_work_wait(work, wait);
+    return tddp_work_completed(work) ? TDDP_OK : status; /* complete_first() has its outcome */
+}
+
 tddp_status tddp_sharder_finish(tddp_sharder *sharder, const tddp_wait *wait)
 {
     while (sharder->reduction_count > 0) {
-        tddp_status status = complete_first(sharder, wait);
+        tddp_status status = await_first(sharder, wait);
+        status = status ? status : complete_first(sharder, wait);
         if (status != TDDP_OK) {
             return status;
         }
     }
     tddp_end_of_backward(sharder);
-    return TDDP_OK;
+    return tddp_copied_give(sharder);
 }
 
 void tddp_reductions_leave(tddp_sharder *sharder)
 {
+    (void)!tddp_copied_give(sharder);
     while (sharder->reduction_count > 0) {
         remove_at(sharder, 0);
     }

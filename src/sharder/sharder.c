@@ -12,7 +12,8 @@ static tddp_status read_ops(const tddp_sharder_ops *ops, tddp_sharder_ops *out)
     tddp_status status =
         tddp_opts_read("sizeof(tddp_sharder_ops)", ops, TDDP_OPTS_UNTIL(tddp_sharder_ops, device),
                        out, sizeof *out);
-    if (status == TDDP_OK && (!out->place || !out->cast_shard || !out->reduced)) {
+    if (status == TDDP_OK && (!out->place || !out->cast_shard || !out->reduced ||
+                              !out->load_shard != !out->follow_copies)) {
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "ops lacks a callback: expected all of them");
     }
     return status;
@@ -81,6 +82,10 @@ tddp_status tddp_sharder_add(tddp_sharder *sharder, const tddp_unit_opts *opts,
                        TDDP_OPTS_UNTIL(tddp_unit_opts, reshard_after_forward), &all, sizeof all);
     if (status != TDDP_OK) {
         return status;
+    }
+    if (all.offload && !sharder->ops.load_shard) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "unit \"%s\" is to be offloaded: that needs ops.load_shard", all.name);
     }
     status = make_room(sharder, 1);
     if (status != TDDP_OK) {
@@ -156,7 +161,7 @@ tddp_buffer tddp_sharder_shard(const tddp_sharder *sharder, size_t unit, size_t 
     const tddp_unit *of = &sharder->units[unit];
     *offset = of->rank * of->shard.count;
     if (memory) {
-        *memory = tddp_flat_memory_retain(of->memory);
+        *memory = of->memory ? tddp_flat_memory_retain(of->memory) : NULL;
     }
     return of->shard;
 }

@@ -56,6 +56,12 @@ typedef struct tddp_operation {
     tddp_flat_memory *reads; /* memory that is no block; borrowed */
 } tddp_operation;
 
+/* Submits it; on a device after what the input's stream was given, or if it has none the calling
+ * thread's current one. */
+TDDP_NODISCARD tddp_status tddp_operation_submit(const tddp_device_memory_ops *device,
+                                                 tddp_group *group, tddp_op_args *args,
+                                                 tddp_operation *operation);
+
 /* Waits for the work, on a device orders the current stream behind it. `*done`: it is over, well
  * or not, and released; else `wait` ended first. */
 TDDP_NODISCARD tddp_status tddp_operation_wait(const tddp_device_memory_ops *device,
@@ -76,6 +82,7 @@ typedef struct tddp_unit {
     size_t ranks;              /* of the shard group */
     size_t rank;
     bool reshard_after_forward;
+    bool offloaded; /* `shard` has no address, `memory` is NULL */
 
     /* the flat buffer */
     tddp_flat_slice *slices;
@@ -130,6 +137,8 @@ typedef struct tddp_reduction {
 enum { TDDP_REDUCTIONS = 1 };
 
 void tddp_reductions_leave(tddp_sharder *sharder);
+/* Gives back what is copied to the CPU: this thread's current stream follows the copy. */
+TDDP_NODISCARD tddp_status tddp_copied_give(tddp_sharder *sharder);
 void tddp_end_of_backward(tddp_sharder *sharder);
 
 /* --- sharder.c ------------------------------------------------------------------------------- */
@@ -146,6 +155,7 @@ struct tddp_sharder {
     bool in_backward;
     tddp_reduction reductions[TDDP_REDUCTIONS];
     size_t reduction_count;
+    tddp_block *copied; /* a reduced gradient that is copied to the CPU, or NULL */
 };
 
 #endif

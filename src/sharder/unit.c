@@ -55,6 +55,12 @@ static tddp_status check_params(const tddp_unit_opts *opts, const tddp_device_me
                 (int)first->device_index);
         }
     }
+    if (first->device_type == TDDP_CPU && opts->offload) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "parameter \"%s\" of unit \"%s\" is on the CPU: expected one on a device "
+                         "in a unit that is to be offloaded",
+                         first->name, opts->name);
+    }
     if (first->device_type != TDDP_CPU && !device->allocate) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "parameter \"%s\" of unit \"%s\" is on %s: units there need ops.device",
@@ -75,16 +81,21 @@ static size_t lay_out(const tddp_unit_opts *opts, tddp_unit *unit)
     return offset;
 }
 
+/* A unit that is offloaded has its shard elsewhere. */
 static tddp_status make_shard(const tddp_unit_opts *opts, const tddp_device_memory_ops *device,
                               tddp_unit *unit)
 {
     const size_t count = lay_out(opts, unit);
     const size_t shard = padded((count + unit->ranks - 1) / unit->ranks);
-    tddp_flat_buffer flat = {.buffer = {.count = shard * tddp_dtype_size(opts->params->dtype),
+    const size_t each = unit->offloaded ? 1 : tddp_dtype_size(opts->params->dtype);
+    tddp_flat_buffer flat = {.buffer = {.count = shard * each,
                                         .dtype = opts->params->dtype,
                                         .device_type = opts->params->device_type,
                                         .device_index = opts->params->device_index}};
-    tddp_status status = tddp_flat_memory_make(unit->memory_group, device, &flat, 1, &unit->memory);
+    tddp_status status = TDDP_OK;
+    if (!unit->offloaded) {
+        status = tddp_flat_memory_make(unit->memory_group, device, &flat, 1, &unit->memory);
+    }
     unit->shard = flat.buffer;
     return status;
 }
@@ -96,9 +107,10 @@ static tddp_status verify(const tddp_unit *unit, const tddp_unit_opts *opts, con
     tddp_group *const groups[] = {unit->shard_group, unit->replica_group};
     tddp_status status = TDDP_OK;
     (void)snprintf(text, sizeof text,
-                   "unit \"%.200s\", gathered as %s, reduced as %s, %sresharded after forward",
+                   "unit \"%.200s\", gathered as %s, reduced as %s, %sresharded after forward%s",
                    unit->name, tddp_dtype_name(unit->gather_dtype),
-                   tddp_dtype_name(unit->reduce_dtype), unit->reshard_after_forward ? "" : "not ");
+                   tddp_dtype_name(unit->reduce_dtype), unit->reshard_after_forward ? "" : "not ",
+                   unit->offloaded ? ", offloaded" : "");
     for (size_t i = 0; i < 2 && status == TDDP_OK; i++) {
         if (groups[i]) {
             status = tddp_flat_verify(groups[i], unit->name, opts->params, opts->param_count, text,
@@ -137,6 +149,7 @@ tddp_status tddp_unit_open(const tddp_unit_opts *opts, const tddp_device_memory_
                       .ranks = shards ? (size_t)tddp_group_world_size(shards) : 1,
                       .rank = shards ? (size_t)tddp_group_rank(shards) : 0,
                       .reshard_after_forward = opts->reshard_after_forward != 0,
+                      .offloaded = opts->offload != 0,
                       .slice_count = opts->param_count,
                       .gather_dtype = opts->gather_dtype,
                       .reduce_dtype = opts->reduce_dtype};

@@ -63,8 +63,12 @@ class FsdpTest < Minitest::Test
   end
 
   def test_offloading_changes_nothing_on_the_cpu
-    found = world(2) { |rank| follow(tower, shard(tower, offload_policy: FSDP::CPUOffloadPolicy.new), rank, 2, steps: 5) }
-    assert_operator found.max, :<, 1e-10
+    found = world(2) do |rank|
+      model = shard(tower, offload_policy: FSDP::CPUOffloadPolicy.new)
+      [follow(tower, model, rank, 2, steps: 5), FSDP.units_of(model).first.state.model.copied]
+    end
+    assert_operator found.map(&:first).max, :<, 1e-10
+    assert_equal [[0, 0]], found.map(&:last).uniq
   end
 
   def test_several_modules_as_one_unit

@@ -64,5 +64,7 @@ class SaveOnCPUTest < Minitest::Test
     assert_match(/expected a block/, assert_raises(ArgumentError) { Checkpoint.save_on_cpu }.message)
     assert_match(/pin_memory: expected true or false, got nil/, assert_raises(ArgumentError) { Checkpoint.save_on_cpu(pin_memory: nil) {} }.message)
     assert_match(/expected a Torch::NN::Module, got 5/, assert_raises(TypeError) { Checkpoint.offload_wrapper(5) }.message)
+    error = assert_raises(ArgumentError) { Distributed::FSDP::CPUOffloadPolicy.new(pin_memory: 1) }
+    assert_match(/pin_memory: expected true or false, got 1/, error.message)
   end
 end

@@ -103,9 +103,9 @@ module Torch
           expect(:offload_policy, offload_policy, "an OffloadPolicy", offload_policy.is_a?(OffloadPolicy))
           parts = modules.flat_map { |each| each.modules.to_a }.filter_map { |each| Unit.of(each) }.uniq
           parameters = Parameters.new(modules, ignored_params)
-          check_offload(offload_policy, parameters)
           state = State.merge((parts + parameters.lenders).map(&:state).uniq)
-          Unit.new(state, modules, parameters, groups, name: name, reshard: reshard_after_forward, precision: mp_policy)
+          Unit.new(state, modules, parameters, groups, name: name, reshard: reshard_after_forward, precision: mp_policy,
+            offload: offload_policy)
           modules.each { |each| each.extend(FSDPModule) }
           mod
         end
@@ -129,13 +129,6 @@ module Torch
 
         def expect(name, value, expected, right)
           raise ArgumentError, "#{name}: expected #{expected}, got #{value.inspect}" unless right
-        end
-
-        def check_offload(policy, parameters)
-          device = parameters.list.first&.device.to_s
-          return if !policy.is_a?(CPUOffloadPolicy) || device.empty? || device.start_with?("cpu")
-
-          raise UnsupportedError, "offload_policy: parameters on #{device} cannot be offloaded to the CPU: expected an OffloadPolicy, or a model on the CPU"
         end
 
         def modules_of(mod)

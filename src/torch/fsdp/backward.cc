@@ -138,6 +138,10 @@ void ShardedModel::end_backward()
     }
     const int64_t last_ns = tddp_trace_enabled() ? tddp_trace_now() : 0;
     waiting([this](const tddp_wait *wait) { return tddp_sharder_finish(sharder_, wait); });
+    await_copies();
+    for (const auto &unit : units_) {
+        unit->add_copied();
+    }
     if (sync_) {
         exchange_used();
     }

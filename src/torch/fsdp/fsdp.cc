@@ -87,8 +87,10 @@ int tddp_fsdp_unfinished(const tddp_fsdp *fsdp)
 
 tddp_status tddp_fsdp_unshard(tddp_fsdp *fsdp, size_t unit, const tddp_wait *wait)
 {
-    return guard(
-        [&] { tddp_torch::check(tddp_sharder_unshard(fsdp->model->sharder(), unit, wait)); });
+    return guard([&] {
+        tddp_torch::check(tddp_sharder_unshard(fsdp->model->sharder(), unit, wait));
+        fsdp->model->await_copies();
+    });
 }
 
 void tddp_fsdp_expose(tddp_fsdp *fsdp, size_t unit)
@@ -127,6 +129,11 @@ tddp_fsdp_piece tddp_fsdp_piece_of(const tddp_fsdp *fsdp, size_t unit, size_t pa
 {
     const tddp_torch::ShardedParam &of = fsdp->model->unit(unit).params[param];
     return {of.offset, of.start, of.piece.numel(), of.sizes.data(), of.sizes.size()};
+}
+
+tddp_fsdp_copied tddp_fsdp_copied_bytes(const tddp_fsdp *fsdp)
+{
+    return fsdp->model->copied_bytes();
 }
 
 const tddp_sharder *tddp_fsdp_sharder(const tddp_fsdp *fsdp)

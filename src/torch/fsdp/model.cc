@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
+#include <tddp/log.h>
 #include <tddp/trace.h>
 
 #include "torch/checkpoint/checkpoint.h"
@@ -25,6 +26,8 @@ ShardedModel::ShardedModel(tddp_blocking_region region) : region_(region), devic
     ops.cast_shard = cast_shard;
     ops.reduced = reduced;
     ops.device = &device_;
+    ops.load_shard = load_shard;
+    ops.follow_copies = follow_copies;
     check(tddp_sharder_create(&ops, &sharder_));
 }
 
@@ -36,6 +39,9 @@ ShardedModel::~ShardedModel()
                 param.accumulator->del_post_hook(param.hook);
             }
         }
+    }
+    if (guard([&] { await_copies(); })) {
+        tddp_log(TDDP_LOG_WARN, "torch", "copies of a sharded model: %s", tddp_error_message());
     }
     tddp_sharder_free(sharder_);
 }
@@ -53,6 +59,41 @@ tddp_status ShardedModel::cast_shard(void *self, size_t unit, void *into, size_t
 tddp_status ShardedModel::reduced(void *self, size_t unit, void *from, size_t count)
 {
     return guard([&] { static_cast<ShardedModel *>(self)->unit(unit).add_reduced(from, count); });
+}
+
+tddp_status ShardedModel::load_shard(void *self, size_t unit, void *into, size_t count,
+                                     void **stream)
+{
+    return guard(
+        [&] { *stream = static_cast<ShardedModel *>(self)->unit(unit).load_shard(into, count); });
+}
+
+tddp_status ShardedModel::follow_copies(void *self, int32_t device)
+{
+    return guard([&] {
+        for (const auto &copies : static_cast<ShardedModel *>(self)->copies_) {
+            if (copies->device() == device_named(TDDP_CUDA, device)) {
+                copies->follow();
+            }
+        }
+    });
+}
+
+void ShardedModel::await_copies() const
+{
+    for (const auto &copies : copies_) {
+        copies->synchronize();
+    }
+}
+
+tddp_fsdp_copied ShardedModel::copied_bytes() const
+{
+    tddp_fsdp_copied sum{};
+    for (const auto &copies : copies_) {
+        sum.to_device += copies->bytes_to_device();
+        sum.to_cpu += copies->bytes_to_cpu();
+    }
+    return sum;
 }
 
 // The host may run the body on another thread, which then uses this thread's streams.
@@ -121,9 +162,22 @@ void ShardedModel::add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait)
     made.reduce_dtype =
         opts.reduce_dtype < 0 ? made.gather_dtype : static_cast<tddp_dtype>(opts.reduce_dtype);
     made.reshard_after_forward = opts.reshard_after_forward;
+    made.offload = opts.offload && !params.empty() && params[0].device_type != TDDP_CPU;
     check(tddp_sharder_add(sharder_, &made, wait));
-    units_.push_back(std::make_unique<Unit>(sharder_, units_.size(), opts));
-    add_device(tensor_of(opts.params[0].handle).device());
+    const c10::Device device = tensor_of(opts.params[0].handle).device();
+    units_.push_back(std::make_unique<Unit>(sharder_, units_.size(), opts,
+                                            made.offload ? copies_of(device) : nullptr));
+    add_device(device);
+}
+
+std::shared_ptr<HostCopies> ShardedModel::copies_of(c10::Device device)
+{
+    for (const auto &copies : copies_) {
+        if (copies->device() == device) {
+            return copies;
+        }
+    }
+    return copies_.emplace_back(std::make_shared<HostCopies>(device));
 }
 
 void ShardedModel::add_device(c10::Device device)
@@ -155,6 +209,8 @@ void ShardedModel::merge(ShardedModel &from)
     check(tddp_sharder_merge(sharder_, from.sharder_));
     std::move(from.units_.begin(), from.units_.end(), std::back_inserter(units_));
     from.units_.clear();
+    std::move(from.copies_.begin(), from.copies_.end(), std::back_inserter(copies_));
+    from.copies_.clear();
     for (const c10::Device device : from.devices_) {
         add_device(device);
     }
@@ -235,6 +291,15 @@ void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs
     }
     of.ran = of.ran || backward;
     tddp_sharder_after_forward(sharder_, number, backward);
+    if (!in_backward_ && !any_forward()) {
+        await_copies();
+    }
+}
+
+bool ShardedModel::any_forward() const
+{
+    return std::any_of(units_.begin(), units_.end(),
+                       [](const auto &unit) { return unit->forwards > 0; });
 }
 
 bool ShardedModel::unfinished() const
@@ -245,6 +310,7 @@ bool ShardedModel::unfinished() const
 void ShardedModel::abandon()
 {
     tddp_sharder_abandon(sharder_);
+    (void)!guard([&] { await_copies(); }); // what failed there was reported before
     in_backward_ = false;
     for (const auto &unit : units_) {
         unit->reset();

@@ -46,6 +46,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     // Whether a backward has begun and failed.
     bool unfinished() const;
 
+    // The host waits for copies between the CPU and devices: the pieces may be written then.
+    void await_copies() const;
+    tddp_fsdp_copied copied_bytes() const;
+
     // --- backward, called by hooks
     void outputs_reached(size_t number);
     void gradient_arrived(size_t number, size_t index);
@@ -60,8 +64,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     static void place(void *self, size_t unit, void *data);
     static tddp_status cast_shard(void *self, size_t unit, void *into, size_t count);
     static tddp_status reduced(void *self, size_t unit, void *from, size_t count);
+    static tddp_status load_shard(void *self, size_t unit, void *into, size_t count, void **stream);
+    static tddp_status follow_copies(void *self, int32_t device);
 
     void add_device(c10::Device device);
+    std::shared_ptr<HostCopies> copies_of(c10::Device device);
+    bool any_forward() const;
     void add_hooks(size_t number);
     void begin_backward();
     void end_backward();
@@ -79,7 +87,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     tddp_sharder *sharder_ = nullptr;
     std::vector<std::unique_ptr<Unit>> units_;
     std::vector<c10::Device> devices_;
-    std::vector<c10::Stream> streams_; // of the thread that runs forward
+    std::vector<std::shared_ptr<HostCopies>> copies_; // of units that are offloaded
+    std::vector<c10::Stream> streams_;                // of the thread that runs forward
     bool sync_ = true;
     bool in_backward_ = false;
     uint64_t backward_number_ = 0;

@@ -28,8 +28,10 @@ at::Tensor leaf(const at::Tensor &tensor, bool requires_grad)
 
 } // namespace
 
-Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts)
-    : shard_group(opts.shard_group), replica_group(opts.replica_group)
+Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts,
+           std::shared_ptr<HostCopies> copies)
+    : shard_group(opts.shard_group), replica_group(opts.replica_group), copies_(std::move(copies)),
+      pin_memory_(opts.pin_memory != 0)
 {
     const at::NoGradGuard no_grad;
     size_t count = 0;
@@ -41,6 +43,14 @@ Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts
     shard_offset_ = static_cast<int64_t>(offset);
     const at::Tensor &first = tensor_of(opts.params[0].handle);
     options_ = first.options().requires_grad(false);
+    piece_options_ = options_;
+    if (copies_) {
+        host_shard_ = copies_->host_memory(static_cast<int64_t>(shard_.count), first.scalar_type(),
+                                           pin_memory_);
+        shard_.data = host_shard_.zero_().data_ptr();
+        shard_memory_ = std::make_shared<at::Tensor>(host_shard_);
+        piece_options_ = options_.device(at::kCPU);
+    }
     gather_type_ = opts.gather_dtype < 0
                        ? first.scalar_type()
                        : scalar_type_of(static_cast<tddp_dtype>(opts.gather_dtype));
@@ -79,7 +89,7 @@ void Unit::make_piece(const at::Tensor &full, ShardedParam &param) const
     const int64_t at = count > 0 ? first - shard_offset_ : 0;
     const auto element = static_cast<int64_t>(c10::elementSize(full.scalar_type()));
     at::Tensor piece = tensor_over(static_cast<char *>(shard_.data) + at * element, {count},
-                                   options_, shard_memory_);
+                                   piece_options_, shard_memory_);
     if (count > 0) {
         piece.copy_(full.detach().reshape({-1}).narrow(0, param.start, count));
     }
@@ -120,7 +130,8 @@ void Unit::hide()
 
 at::Tensor Unit::shard() const
 {
-    return tensor_over(shard_.data, {static_cast<int64_t>(shard_.count)}, options_, shard_memory_);
+    const int64_t count = static_cast<int64_t>(shard_.count);
+    return tensor_over(shard_.data, {count}, piece_options_, shard_memory_).to(options_.device());
 }
 
 void Unit::show(const at::Tensor &flat)
@@ -158,6 +169,12 @@ void Unit::cast_shard(void *into, size_t count) const
     const std::vector<int64_t> sizes{static_cast<int64_t>(count)};
     at::Tensor target = tensor_over(into, sizes, options_.dtype(gather_type_));
     target.copy_(shard());
+}
+
+void *Unit::load_shard(void *into, size_t count) const
+{
+    const std::vector<int64_t> sizes{static_cast<int64_t>(count)};
+    return copies_->to_device(tensor_over(into, sizes, options_.dtype(gather_type_)), host_shard_);
 }
 
 std::vector<size_t> Unit::follow_requires_grad()
@@ -246,12 +263,31 @@ bool Unit::all_arrived(bool last) const
     return true;
 }
 
-// The gradients of all pieces are in one allocation, which lives as long as one of them does.
 void Unit::add_reduced(void *from, size_t count)
 {
-    const at::NoGradGuard no_grad;
     const std::vector<int64_t> sizes{static_cast<int64_t>(count)};
-    const at::Tensor arrived = tensor_over(from, sizes, options_.dtype(reduce_type_));
+    const at::Tensor reduced = tensor_over(from, sizes, options_.dtype(reduce_type_));
+    if (!copies_) {
+        add(reduced, true);
+        return;
+    }
+    copied_.push_back(copies_->host_memory(
+        static_cast<int64_t>(count), c10::typeMetaToScalarType(options_.dtype()), pin_memory_));
+    copies_->to_cpu(copied_.back(), reduced);
+}
+
+void Unit::add_copied()
+{
+    for (const at::Tensor &reduced : copied_) {
+        add(reduced, false);
+    }
+    copied_.clear();
+}
+
+// The gradients of all pieces are in one allocation, which lives as long as one of them does.
+void Unit::add(const at::Tensor &reduced, bool copy)
+{
+    const at::NoGradGuard no_grad;
     at::Tensor fresh;
     for (ShardedParam &param : params) {
         if (!param.piece.requires_grad()) {
@@ -261,15 +297,15 @@ void Unit::add_reduced(void *from, size_t count)
         at::Tensor &grad = param.piece.mutable_grad();
         if (grad.defined()) {
             if (param.piece.numel() > 0) {
-                grad.add_(arrived.narrow(0, at, param.piece.numel()));
+                grad.add_(reduced.narrow(0, at, param.piece.numel()));
             }
             continue;
         }
         if (!fresh.defined()) {
-            fresh = arrived.to(options_.dtype(), false, true);
+            fresh = reduced.to(options_.dtype(), false, copy);
         }
         param.made = true;
-        at::Tensor view = at::empty({0}, options_);
+        at::Tensor view = at::empty({0}, piece_options_);
         view.set_(fresh.storage(), at, {param.piece.numel()}, {1});
         grad = view;
     }
@@ -304,6 +340,7 @@ void Unit::end_backward()
 void Unit::reset()
 {
     hide();
+    copied_.clear();
     for (ShardedParam &param : params) {
         param.written = false;
         param.full.mutable_grad().reset();

@@ -11,6 +11,7 @@
 #include <tddp/torch_fsdp.h>
 
 #include "torch/autograd/node.h"
+#include "torch/fsdp/copies.h"
 #include "torch/tensor/shim.h"
 
 namespace tddp_torch
@@ -39,7 +40,9 @@ struct ShardedParam {
 class Unit
 {
   public:
-    Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts);
+    // `copies`: of its device, if it is offloaded; or null.
+    Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts,
+         std::shared_ptr<HostCopies> copies);
     Unit(const Unit &) = delete;
     Unit &operator=(const Unit &) = delete;
 
@@ -56,9 +59,11 @@ class Unit
     at::Tensor shard() const;
     bool on_device() const
     {
-        return !is_on_cpu(params[0].piece);
+        return !is_on_cpu(params[0].full);
     }
     void cast_shard(void *into, size_t count) const;
+    // The same for a unit that is offloaded. Returns the stream.
+    void *load_shard(void *into, size_t count) const;
     // The user may freeze parameters between steps. Returns those that need a hook.
     std::vector<size_t> follow_requires_grad();
 
@@ -69,8 +74,10 @@ class Unit
     void forget_arrived();
     // `last`: and no more will come, but from segments that are computed again.
     bool all_arrived(bool last) const;
-    // Adds the reduced gradient of the shard to the pieces' gradients.
+    // Adds the reduced gradient of the shard to the pieces' gradients; of a unit that is offloaded
+    // when add_copied() follows, after the copy.
     void add_reduced(void *from, size_t count);
+    void add_copied();
     void begin_backward();
     // Pieces of parameters that no rank used have no gradient, if they had none.
     void end_backward();
@@ -96,6 +103,7 @@ class Unit
   private:
     at::Tensor flat_slice(void *data, const ShardedParam &param) const;
     void make_piece(const at::Tensor &full, ShardedParam &param) const;
+    void add(const at::Tensor &reduced, bool copy);
     void make_full(const at::Tensor &full, ShardedParam &param) const;
 
     c10::Storage storage_; // of the full parameters
@@ -104,7 +112,12 @@ class Unit
     tddp_buffer shard_;
     int64_t shard_offset_;
     std::shared_ptr<void> shard_memory_;
-    at::TensorOptions options_; // of pieces
+    at::TensorOptions options_;       // of full parameters, in the parameters' dtype
+    at::TensorOptions piece_options_; // of pieces, on the CPU if the unit is offloaded
+    std::shared_ptr<HostCopies> copies_;
+    bool pin_memory_;
+    at::Tensor host_shard_;          // of a unit that is offloaded
+    std::vector<at::Tensor> copied_; // reduced gradients, on their way to the CPU
     at::ScalarType gather_type_;
     at::ScalarType reduce_type_;
 };

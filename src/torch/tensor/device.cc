@@ -65,6 +65,18 @@ void *current_stream(const at::Tensor &tensor)
     return current_stream(type, index);
 }
 
+void *native_stream(const c10::Stream &stream)
+{
+#ifdef TDDP_WITH_CUDA
+    if (stream.device_type() == c10::kCUDA) {
+        return c10::cuda::CUDAStream(stream).stream();
+    }
+#else
+    (void)stream;
+#endif
+    return nullptr;
+}
+
 c10::Device device_named(tddp_device_type type, int32_t index)
 {
     return type == TDDP_CPU || cuda_stand_in()

@@ -22,6 +22,9 @@ void device_of(const at::Tensor &tensor, tddp_device_type *type, int32_t *index)
 void *current_stream(tddp_device_type type, int32_t index);
 void *current_stream(const at::Tensor &tensor);
 
+// A stream of libtorch's as a cudaStream_t; NULL for others than CUDA's.
+void *native_stream(const c10::Stream &stream);
+
 // libtorch's name of the device.
 c10::Device device_named(tddp_device_type type, int32_t index);
 

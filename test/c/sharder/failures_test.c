@@ -82,9 +82,12 @@ TEST(wrong_arguments)
     params[2].device_type = TDDP_CUDA;
     CHECK_STATUS(tddp_sharder_add(mine.sharder, &opts, NULL), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "ops.device");
-    tddp_sharder_ops ops = {sizeof ops, NULL, NULL, cast_shard, reduced, NULL};
+    tddp_sharder_ops ops = {sizeof ops, NULL, NULL, cast_shard, reduced, NULL, NULL, NULL};
     tddp_sharder *other = NULL;
     CHECK_STATUS(tddp_sharder_create(&ops, &other), TDDP_INVALID_ARGUMENT);
+    opts.offload = 1;
+    CHECK_STATUS(tddp_sharder_add(mine.sharder, &opts, NULL), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "ops.load_shard");
     end(&mine);
 }
 

@@ -52,7 +52,7 @@ static inline tddp_status reduced(void *user, size_t unit, void *from, size_t co
 
 static inline void open_model(model *mine)
 {
-    tddp_sharder_ops ops = {sizeof ops, mine, place, cast_shard, reduced, NULL};
+    tddp_sharder_ops ops = {sizeof ops, mine, place, cast_shard, reduced, NULL, NULL, NULL};
     CHECK_OK(tddp_sharder_create(&ops, &mine->sharder));
 }
 

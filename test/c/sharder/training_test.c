@@ -251,7 +251,7 @@ MULTI_TEST(parts_are_merged, 2, 60)
         CHECK_OK(tddp_sharder_before_forward(into, u, NULL));
         CHECK_DOUBLE(mine.placed[u][64], value_of(u < 2 ? u : u - 2, 64), 0);
         tddp_sharder *other = NULL;
-        tddp_sharder_ops ops = {sizeof ops, &mine, place, cast_shard, reduced, NULL};
+        tddp_sharder_ops ops = {sizeof ops, &mine, place, cast_shard, reduced, NULL, NULL, NULL};
         CHECK_OK(tddp_sharder_create(&ops, &other));
         CHECK_STATUS(tddp_sharder_merge(into, other), TDDP_INVALID_ARGUMENT);
         tddp_sharder_free(other);

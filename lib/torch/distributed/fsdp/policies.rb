@@ -42,9 +42,23 @@ module Torch
       class OffloadPolicy
       end
 
-      # In the CPU's memory. Where the parameters are there already this changes nothing, as in PyTorch; for others it is not
-      # available.
+      # In the CPU's memory. A shard is copied to the device before its unit is gathered, and its gradient to the CPU after it was
+      # reduced, both beside what the device computes; outside of forward and backward the parameters are on the CPU, and so an
+      # optimizer steps there. Where the parameters are on the CPU already this changes nothing, as in PyTorch.
       class CPUOffloadPolicy < OffloadPolicy
+        # @param pin_memory [Boolean] whether the shards' memory is page-locked: then copies are faster, and the process need not
+        #   wait for them; but the system can't use that memory for anything else
+        def initialize(pin_memory: true)
+          super()
+          raise ArgumentError, "pin_memory: expected true or false, got #{pin_memory.inspect}" unless [true, false].include?(pin_memory)
+
+          @pin_memory = pin_memory
+        end
+
+        # @return [Boolean]
+        def pin_memory?
+          @pin_memory
+        end
       end
 
       # Which parts of a model become units of their own, for `auto_wrap_policy:` of {FullyShardedDataParallel}. A policy is called

@@ -31,10 +31,11 @@ module Torch
         end
 
         # @param parameters [Parameters]
+        # @param offload [Boolean, nil] whether memory of the CPU is pinned; nil: the unit is not offloaded
         # @return [Integer, nil] the number of a new unit; nil: it has no parameter
-        def add(unit, name, groups, parameters, gather_dtype:, reduce_dtype:, reshard:)
+        def add(unit, name, groups, parameters, gather_dtype:, reduce_dtype:, reshard:, offload:)
           unless parameters.empty?
-            @model.send(:_add, name, *groups, parameters.list, parameters.names, gather_dtype, reduce_dtype, reshard)
+            @model.send(:_add, name, *groups, parameters.list, parameters.names, gather_dtype, reduce_dtype, reshard, offload)
           end
           @units << unit
           next_number unless parameters.empty?

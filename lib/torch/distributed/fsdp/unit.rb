@@ -56,12 +56,13 @@ module Torch
         @owners = ObjectSpace::WeakMap.new
         @counts = Hash.new(-1)
 
-        def initialize(state, modules, parameters, groups, name:, reshard:, precision:)
+        def initialize(state, modules, parameters, groups, name:, reshard:, precision:, offload:)
           @state = state
           @parameters = parameters
           @group = groups.first
           @precision = precision
           @reshard = reshard
+          @offload = offload
           @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.next_of(groups.compact.first)})", groups)
           parameters.list.each { |each| Unit.own(each, self) }
           modules.each do |mod|
@@ -162,7 +163,7 @@ module Torch
 
         def add(name, groups)
           @state.add(self, name, groups, @parameters, gather_dtype: @precision.param_dtype, reduce_dtype: @precision.reduce_dtype,
-            reshard: @reshard != false)
+            reshard: @reshard != false, offload: @offload.is_a?(CPUOffloadPolicy) ? @offload.pin_memory? : nil)
         end
 
         # Those that are gathered for this one's forward.
