@@ -248,7 +248,10 @@ class FsdpStateTest < Minitest::Test
 
   def test_models_that_differ
     found = world(2) { |rank| failure { FSDP.fully_shard(Torch::NN::Linear.new(3, 3 + rank)) } }
-    found.each { |name, _| assert_equal "Torch::Distributed::MismatchError", name }
+    found.each do |name, text|
+      assert_equal "Torch::Distributed::MismatchError", name
+      assert_match(/parameter "weight" of unit ".*Linear \(unit 0\)" \(number 0\) is float32 \[3, 3\] on rank 0, but float32 \[4, 3\] on rank 1/, text)
+    end
   end
 
   def test_second_derivatives_are_refused
