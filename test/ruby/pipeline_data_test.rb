@@ -132,6 +132,28 @@ class PipelineDataTest < Minitest::Test
     assert_operator local.flatten.max, :<, 1e-10
   end
 
+  # Gradients that are there already count once, and replicas have their own.
+  def test_tied_weights_of_replicas_over_several_steps
+    tie = [{0 => "embedding.weight", 1 => "second.head.weight"}]
+    joined = ->(list) { [list[0], Joined.new(list[1], list[2])] }
+    found = world(4) do |rank|
+      mesh = Torch::Distributed.init_device_mesh(:cpu, [2, 2], mesh_dim_names: %w[dp pp])
+      plain = parts
+      plain[2].head.instance_variable_set(:@weight, plain[0].embedding.weight)
+      part = Torch::NN::Parallel::DistributedDataParallel.new(joined.call(parts)[mesh.get_local_rank("pp")], device_mesh: mesh["dp"])
+      stage = Pipelining::PipelineStage.new(part, mesh: mesh["pp"])
+      schedule = Pipelining::Schedule1F1B.new(stage, n_microbatches: 2, loss_fn: CROSS, tie: tie)
+      3.times do |step|
+        x, y = tokens(4, 3, step), tokens(4, 3, step + 1)
+        CROSS.call(plain.inject([x]) { |values, each| each.call(*values) }, y).backward
+        schedule.step(x.narrow(0, 2 * mesh.get_local_rank("dp"), 2), target: y.narrow(0, 2 * mesh.get_local_rank("dp"), 2))
+      end
+      tied = stage.stage_index.zero? ? part.module.embedding.weight : part.module.second.head.weight
+      far(tied.grad, plain[0].embedding.weight.grad)
+    end
+    assert_operator found.max, :<, 1e-10
+  end
+
   def test_losses_metrics_and_outputs_everywhere
     loss = ->(output, target) { [MSE.call(output, target), {largest: output.abs.max, rows: output.size(0)}] }
     found = world(2) do |rank|

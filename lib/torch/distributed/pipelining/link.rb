@@ -20,7 +20,7 @@ module Torch
         STAGE_BITS = 10
         MOST_MICRO_BATCHES = 1 << MICRO_BATCH_BITS
         MOST_STAGES = 1 << STAGE_BITS
-        # A header is sent as one small message.
+        # Numbers of a header, which is one small message.
         HEADER_LENGTH = 128
         # By how many messages of a rank receives are posted before they are needed. Each takes memory.
         AHEAD = 2
@@ -129,7 +129,7 @@ module Torch
           @sends.clear
         end
 
-        # After the group has failed: what stopped a message of this rank. New ones are only told of the failure.
+        # After the group has failed: what stopped a message of this rank. Later ones only name the failure.
         #
         # @return [Error, nil] nil: none was under way
         def failure
@@ -238,7 +238,7 @@ module Torch
         end
 
         def empty_header
-          Torch.empty([HEADER_LENGTH], dtype: :int64, device: @header_device)
+          Torch.empty([8 * HEADER_LENGTH], dtype: :uint8, device: @header_device)
         end
 
         def header_of(forms, stage)
@@ -250,7 +250,7 @@ module Torch
               "each dimension to be at most #{HEADER_LENGTH - 1}, got #{numbers.size - 1}"
           end
 
-          Torch.tensor(numbers + [0] * (HEADER_LENGTH - numbers.size), dtype: :int64, device: @header_device)
+          Distributed.send(:bytes_tensor, (numbers + [0] * (HEADER_LENGTH - numbers.size)).pack("q*"), @header_device)
         end
 
         def refuse(form, stage)
@@ -258,7 +258,8 @@ module Torch
         end
 
         def forms_of(header)
-          numbers = header.to_a
+          # As bytes, since a tensor's to_a makes an object of each number at twenty times the cost.
+          numbers = Distributed.send(:_bytes, header.cpu).unpack("q*")
           Array.new(numbers.shift) do
             dtype, requires_grad, dims = numbers.shift(3)
             Form.new(DTYPES[dtype], numbers.shift(dims), requires_grad == 1)

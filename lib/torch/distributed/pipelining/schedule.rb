@@ -158,6 +158,7 @@ module Torch
           return execution.run(list_of(forward_plan)) unless training
 
           @clock.step do
+            @ties.begin
             execution.run(@order ||= list_of(@plan))
             @ties.sum(@link)
           end

@@ -44,16 +44,22 @@ module Torch
           link&.finish
         end
 
+        # A step begins: what gradients there are already is the same everywhere, and is not to be added up.
+        def begin
+          @before = {}.compare_by_identity
+          @parameters.flat_map(&:values).each { |each| @before[each] ||= each.grad.clone if each.grad }
+        end
+
         # @param link [Link, nil]
         def sum(link)
           each_here do |number, stages, mine|
+            next if mine.size == stages.size && distinct(mine).size == 1
+
             grads = gradients(mine)
-            if distinct(mine).size > 1 || mine.size < stages.size
-              grads.each_value { |grad| others(stages).each { |rank| link.send_plain(rank, number, [grad]) } }
-              all = stages.map { |stage| grads[stage] || received(link, number, stage) }
-              total = Torch.no_grad { all.inject(:+) }
-              distinct(mine).each { |each| each.grad = total.clone }
-            end
+            grads.each_value { |grad| others(stages).each { |rank| link.send_plain(rank, number, [grad]) } }
+            all = stages.map { |stage| grads[stage] || received(link, number, stage) }
+            total = Torch.no_grad { all.inject(:+) }
+            distinct(mine).each { |each| set_gradient(each, total) }
           end
           link&.finish
         end
@@ -66,13 +72,22 @@ module Torch
           end
         end
 
-        # An object that is in several stages here has the gradient of all of them.
+        # What the step has added. An object that is in several stages here has the gradient of all of them.
         def gradients(mine)
           seen = {}.compare_by_identity
           mine.transform_values do |each|
-            again = seen.key?(each)
+            next Torch.zeros_like(each.detach) if seen[each] || each.grad.nil?
+
             seen[each] = true
-            (each.grad unless again) || Torch.zeros_like(each.detach)
+            @before[each] ? Torch.no_grad { each.grad - @before[each] } : each.grad
+          end
+        end
+
+        # In place, since a gradient may be a part of a bucket.
+        def set_gradient(parameter, total)
+          Torch.no_grad do
+            total += @before[parameter] if @before[parameter]
+            parameter.grad ? parameter.grad.copy!(total) : parameter.grad = total.clone
           end
         end
 
@@ -100,10 +115,11 @@ module Torch
         end
 
         def parameter(stage, index, name)
-          found = stage.submodule.named_parameters[name]
+          names = stage.submodule.named_parameters
+          found = names[name] || names["module.#{name}"] # in a DistributedDataParallel
           unless found
             raise ArgumentError, "tie: stage #{index} has no parameter #{name.inspect}, but " \
-              "#{stage.submodule.named_parameters.keys.join(", ")}"
+              "#{names.keys.join(", ")}"
           end
           if !Distributed.autoload?(:FSDP) && FSDP.const_get(:Unit, false).owner(found)
             raise UnsupportedError, "tie: parameter #{name.inspect} of stage #{index} is sharded: leave it out by fully_shard's " \
