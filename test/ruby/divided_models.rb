@@ -168,7 +168,10 @@ module DividedModels
     forms.each do |form|
       run = make[form.name].call(1) or next
       2.times { |number| run.step(number) }
-      Checkpoint.save(File.join(dir, form.name), **run.objects, step: 2, process_group: run.group)
+      saving = Checkpoint.async_save(File.join(dir, form.name), **run.objects, step: 2, process_group: run.group)
+      # What is saved is a copy.
+      run.step(2)
+      saving.wait
     end
     Distributed.barrier
     pairs.flat_map do |from, into|
