@@ -15,4 +15,53 @@ class AllCheckpointLayoutsTest < Minitest::Test
       assert_equal [], world(4) { faults_of(dir, FORMS, FORMS.product(FORMS)) }.flatten
     end
   end
+
+  class One < Torch::NN::Module
+    def initialize(shape)
+      super()
+      @weight = Torch::NN::Parameter.new(Torch.arange(shape.inject(:*)).float.view(*shape))
+    end
+  end
+
+  # Dimensions, blocks and numbers of ranks at random, before and after.
+  def test_random_layouts
+    trials = Integer(ENV.fetch("TDDP_TEST_TRIALS", "60"))
+    Dir.mktmpdir do |dir|
+      wrong = world(4) do |rank|
+        random = Random.new(7)
+        forms = DividedModels.forms("tp2" => {tp: 2}, "tp4" => {tp: 4}, "fsdp2_tp2" => {fsdp: 2, tp: 2}, "fsdp3" => {fsdp: 3}, "plain" => {})
+        groups = forms.map { |form| [Distributed.new_group((0...form.size).to_a), groups_of(form, (0...form.size).to_a)] }
+        Array.new(trials) do |trial|
+          shape = [[24], [12, 24], [24, 6], [2, 12, 12], [8, 3, 24]].sample(random: random)
+          sides = Array.new(2) do
+            all, along = groups.sample(random: random)
+            [all, along, division_of(shape, along[:tp]&.size || 1, random)]
+          end
+          folder = File.join(dir, trial.to_s)
+          one, other = sides.map { |all, along, division| all.is_a?(Distributed::ProcessGroup) ? [all, divided(One.new(shape), along, division)] : nil }
+          Checkpoint.save({"model" => one[1]}, checkpoint_id: folder, process_group: one[0]) if one
+          Distributed.barrier
+          next unless other
+
+          before = other[1].weight.detach.clone
+          Torch.no_grad { other[1].weight.fill!(-1) }
+          Checkpoint.load({"model" => other[1]}, checkpoint_id: folder, process_group: other[0])
+          [rank, shape, sides.map(&:last)] unless before.equal(other[1].weight.detach)
+        end.compact
+      end
+      assert_equal [], wrong.flatten(1)
+    end
+  end
+
+  # @return [Hash] of a layout of this shape
+  def division_of(shape, size, random)
+    found = Array.new(50) { {dim: random.rand(shape.size), blocks: random.rand(1..4)} }
+    found.find { |each| (shape[each[:dim]] % (each[:blocks] * size)).zero? }
+  end
+
+  def divided(model, along, division)
+    Distributed::Tensor.divide(model.weight, Layout.new(along[:tp], model.weight.shape, **division)) if along[:tp]
+    FSDP.shard(model, groups: [along[:fsdp], nil]) if along[:fsdp]
+    model
+  end
 end
