@@ -25,10 +25,10 @@ class AllCheckpointLayoutsTest < Minitest::Test
 
   # Dimensions, blocks and numbers of ranks at random, before and after.
   def test_random_layouts
-    trials = Integer(ENV.fetch("TDDP_TEST_TRIALS", "60"))
+    trials = Integer(ENV.fetch("TDDP_RANDOM_CASES", "60"))
     Dir.mktmpdir do |dir|
       wrong = world(4) do |rank|
-        random = Random.new(7)
+        random = Random.new(Integer(ENV.fetch("TDDP_RANDOM_SEED", "7")))
         forms = DividedModels.forms("tp2" => {tp: 2}, "tp4" => {tp: 4}, "fsdp2_tp2" => {fsdp: 2, tp: 2}, "fsdp3" => {fsdp: 3}, "plain" => {})
         groups = forms.map { |form| [Distributed.new_group((0...form.size).to_a), groups_of(form, (0...form.size).to_a)] }
         Array.new(trials) do |trial|
@@ -38,7 +38,9 @@ class AllCheckpointLayoutsTest < Minitest::Test
             [all, along, division_of(shape, along[:tp]&.size || 1, random)]
           end
           folder = File.join(dir, trial.to_s)
-          one, other = sides.map { |all, along, division| all.is_a?(Distributed::ProcessGroup) ? [all, divided(One.new(shape), along, division)] : nil }
+          one, other = sides.map do |all, along, division|
+            [all, divided(One.new(shape), along, division)] if all.is_a?(Distributed::ProcessGroup)
+          end
           Checkpoint.save({"model" => one[1]}, checkpoint_id: folder, process_group: one[0]) if one
           Distributed.barrier
           next unless other

@@ -21,7 +21,8 @@ module Torch
           gathered.each { |parameter, tensor| full[parameter] = tensor.to("cpu").clone if kept }
         end
         named = model.named_parameters
-        state = kept ? Torch.no_grad { model.state_dict.compact.to_h { |name, own| [name, full[named[name]] || own.detach.to("cpu").clone] } } : {}
+        own = kept ? model.state_dict.compact : {}
+        state = own.to_h { |name, tensor| [name, full[named[name]] || tensor.detach.to("cpu").clone] }
         group ? all_names(state, rank0_only, group) : state
       end
 
@@ -37,7 +38,9 @@ module Torch
         own = parts.layout(model)
         missing = own.keys - state.keys
         unexpected = parts.partial?(model) ? [] : state.keys - own.keys
-        raise ArgumentError, "state: missing #{missing.inspect}, unexpected #{unexpected.inspect}" unless missing.empty? && unexpected.empty?
+        unless missing.empty? && unexpected.empty?
+          raise ArgumentError, "state: missing #{missing.inspect}, unexpected #{unexpected.inspect}"
+        end
 
         own.each do |name, piece|
           next if state[name].shape == piece.shape

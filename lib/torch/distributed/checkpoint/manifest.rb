@@ -10,15 +10,15 @@ module Torch
       #   {"crc32":"89abcdef","content":{"format":"torch-ddp checkpoint","version":1,…}}
       #
       # The checksum is that of the bytes of the content. "files" has each file's size, "tensors" each tensor's dtype,
-      # shape, file, offset, size and CRC-32, "objects" and "extra" are {Tree}s. Groups of an optimizer's parameters have "param_names" beside
-      # the numbers, where the models were saved along with it.
+      # shape, file, offset, size and CRC-32, "objects" and "extra" are {Tree}s. Groups of an optimizer's parameters have "param_names"
+      # beside the numbers, where the models were saved along with it.
       #
       # In version 2 a tensor has a list of "pieces" instead: first element, number of elements, file, offset, size and a CRC-32 for
       # each "block" of so many bytes. States of optimizers have the names of parameters in the place of numbers.
       #
-      # In version 3 a piece may have "width" and "stride" too, and stands for rows then: of columns of a matrix, for instance. Its "count" is a
-      # multiple of "width", and its element i is, in the tensor laid out flat, that at start + i / width * stride + i % width (integer
-      # division).
+      # In version 3 a piece may have "width" and "stride" too, and stands for rows then: of columns of a matrix, for instance. Its "count"
+      # is a multiple of "width", and its element i is, in the tensor laid out flat, that at start + i / width * stride + i % width
+      # (integer division).
       #
       # So a reader in any language makes room for the tensor, reads "bytes" from "offset" on of each piece's file, and copies rows of
       # "width" elements (without it, one of "count") to "start", "start" + "stride" and so on. Pieces cover each tensor. In the files
@@ -147,7 +147,8 @@ module Torch
         def piece?(piece, bytes, total)
           file = @content["files"][piece["file"]]
           numbers = piece.values_at("start", "count", "offset")
-          file && numbers.all? { |number| number.is_a?(Integer) && number >= 0 } && rows?(*piece.values_at("start", "count", "width", "stride")) &&
+          file && numbers.all? { |number| number.is_a?(Integer) && number >= 0 } &&
+            rows?(*piece.values_at("start", "count", "width", "stride")) &&
             Manifest.region(piece).stop <= total && piece["bytes"] == piece["count"] * bytes &&
             piece["offset"] >= file["header_bytes"] && piece["offset"] + piece["bytes"] <= file["bytes"] &&
             piece["crc32"].is_a?(Array) && piece["crc32"].size == DataFile.each_block(piece["count"], bytes, block).size

@@ -158,7 +158,8 @@ module Torch
               @places[parameter] = Place.new(layout ? layout.shape : shape, layout, start, unit.group)
               next if parameter.shape == [count]
 
-              raise ArgumentError, "#{@names[parameter]&.first} is gathered now: expected a call after reshard, or outside of summon_full_params"
+              raise ArgumentError, "#{@names[parameter]&.first} is gathered now: expected a call after reshard, or outside of " \
+                "summon_full_params"
             end
           end
         end

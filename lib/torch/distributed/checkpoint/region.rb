@@ -109,7 +109,7 @@ module Torch
           own
         end
 
-        # @return [Array<Array(Integer, Integer, Integer, Integer)>] rows from and to, columns from and to, where the tensor has `length` columns
+        # @return [Array<Array(Integer, Integer, Integer, Integer)>] rows from and to, columns from and to, in rows of `length` elements
         def boxes(length)
           return [[start / length, start / length + count / width, start % length, start % length + width]] if stride == length
           return part_of_rows.flat_map { |row| row.boxes(length) } if stride
@@ -117,7 +117,8 @@ module Torch
           (row, left), (last, right) = start.divmod(length), stop.divmod(length)
           return [[row, row + 1, left, right]] if row == last
 
-          [[row, row + 1, left, length], [row + 1, last, 0, length], [last, last + 1, 0, right]].select { |from, to, a, b| from < to && a < b }
+          [[row, row + 1, left, length], [row + 1, last, 0, length], [last, last + 1, 0, right]]
+            .select { |above, below, from, to| above < below && from < to }
         end
 
         # @return [Array] for JSON

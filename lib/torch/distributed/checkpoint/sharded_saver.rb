@@ -16,7 +16,8 @@ module Torch
           packed = nil
           said = @together.all(@doing) do
             packed = {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
-            [rng ? [Distributed._rng_state].pack("m0") : nil, Distribution.described(tree.entries.values, @buffers), tree.partial, tree.named]
+            state = [Distributed._rng_state].pack("m0") if rng
+            [state, Distribution.described(tree.entries.values, @buffers), tree.partial, tree.named]
           end
           merge_names(tree.partial, said.map { |each| each[2] })
           naming { merge_states(tree.named, said.map(&:last)) }

@@ -11,8 +11,8 @@ module Torch
         WRAPPER = "module."
         private_constant :WRAPPER
 
-        # How a state must fit: `strict` about a model's names, `exact` about the dtypes of models. `elsewhere` is filled with the names that
-        # other ranks must have, by object.
+        # How a state must fit: `strict` about a model's names, `exact` about the dtypes of models. `elsewhere` is filled with the names
+        # that other ranks must have, by object.
         Terms = Struct.new(:strict, :exact, :parts, :elsewhere)
 
         module_function

@@ -23,7 +23,7 @@ module Torch
         # @return [Hash{String => Entry}] the tensors that were taken out
         attr_reader :entries
 
-        # @return [Hash{String => Hash}] optimizers' states by parameter names within what was packed: ranks may have different parts of them
+        # @return [Hash{String => Hash}] optimizers' states by parameter names within what was packed: ranks may have different parts
         attr_reader :named
 
         # @return [Hash{String => Hash}] the same of models' states

@@ -49,7 +49,8 @@ module Torch
           end
 
           if parts.partial?(mod)
-            raise ArgumentError, "module: this #{mod.class} has a part of a model's names: expected a whole model; Checkpoint.save saves it in parts"
+            raise ArgumentError, "module: this #{mod.class} has a part of a model's names: expected a whole model; Checkpoint.save saves " \
+              "it in parts"
           end
           return [parts, parts.optimizer(optimizer)] if parts.named?(optimizer)
 
@@ -142,7 +143,9 @@ module Torch
         def whole(value, layout = nil)
           case value
           when Checkpoint::Piece
-            (layout && !value.shape.empty?) ? layout.gather(value.tensor).to("cpu") : value.tensor.detach.to("cpu").clone.reshape(value.shape)
+            return layout.gather(value.tensor).to("cpu") if layout && !value.shape.empty?
+
+            value.tensor.detach.to("cpu").clone.reshape(value.shape)
           when Torch::Tensor then value.detach.to("cpu").clone
           else value
           end

@@ -31,7 +31,8 @@ module Torch
         #   weight that two stages share: they are scaled, but not part of this rank's norm
         # @return [Torch::Tensor] the norm before, of no dimensions
         # @raise [Torch::Distributed::InvalidArgumentError]
-        def clip_grad_norm_(parameters, max_norm, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil, uncounted: [])
+        def clip_grad_norm_(parameters, max_norm, norm_type: 2.0, error_if_nonfinite: false, foreach: nil, process_group: nil,
+          uncounted: [])
           list = GradientClipping.list(parameters)
           divisions = DividedNorm.new(list, process_group, uncounted)
           max_norm = Float(max_norm)
@@ -46,8 +47,8 @@ module Torch
           GradientClipping.tensor(norm, list)
         end
 
-        # The norm of all these tensors, as if they were one vector. Parameters that ranks divide count as in {#clip_grad_norm_}; of gradients
-        # it is not known which ranks divide: what {#clip_grad_norm_} returns is their norm.
+        # The norm of all these tensors, as if they were one vector. Parameters that ranks divide count as in {#clip_grad_norm_}; of
+        # gradients it is not known which ranks divide: what {#clip_grad_norm_} returns is their norm.
         #
         # @param tensors [Torch::Tensor, Enumerable<Torch::Tensor>] gradients for instance
         # @param norm_type (see #clip_grad_norm_)
@@ -59,7 +60,11 @@ module Torch
           list = GradientClipping.list(tensors)
           divisions = DividedNorm.new(list, process_group, [])
           order = GradientClipping.order(norm_type)
-          norm = divisions.simple? ? GradientClipping.call(:_total_norm, list, order, divisions.group) : divisions.norm(order) { |tensor| tensor }
+          norm = if divisions.simple?
+            GradientClipping.call(:_total_norm, list, order, divisions.group)
+          else
+            divisions.norm(order) { |tensor| tensor }
+          end
           if error_if_nonfinite && !norm.finite?
             raise Torch::Distributed::InvalidArgumentError, "the tensors' norm of order #{norm_type} is #{norm}: look for what " \
               "made it, or pass error_if_nonfinite: false"

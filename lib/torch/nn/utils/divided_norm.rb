@@ -86,8 +86,8 @@ module Torch
         def over(group, values)
           return all_reduced(group, values, :SUM) unless @order.infinite?
 
-          largest, nan = all_reduced(group, values.map { |value| value.nan? ? 0.0 : value } + values.map { |value| value.nan? ? 1.0 : 0.0 }, :MAX)
-            .each_slice(values.size).to_a
+          flags = values.map { |value| value.nan? ? 1.0 : 0.0 }
+          largest, nan = all_reduced(group, values.map { |value| value.nan? ? 0.0 : value } + flags, :MAX).each_slice(values.size).to_a
           largest.zip(nan).map { |value, flag| flag.positive? ? Float::NAN : value }
         end
 

@@ -70,8 +70,7 @@ module Torch
 
               from = regions.first.start
               all = range(from, regions.last.stop - from)
-              parts = regions.map { |region| region.contiguous? ? all.narrow(0, region.start - from, region.count) : region.take(all, from) }
-              (parts.size == 1) ? parts.first : Torch.cat(parts)
+              (regions.size == 1 && regions.first.contiguous?) ? all : Torch.cat(regions.map { |region| region.take(all, from) })
             end
 
             # @return [Torch::Tensor] of one dimension: elements from `start` on
