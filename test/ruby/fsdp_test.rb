@@ -71,6 +71,17 @@ class FsdpTest < Minitest::Test
     assert_equal [[0, 0]], found.map(&:last).uniq
   end
 
+  def test_another_precision_where_nothing_is_divided
+    found = world(2) do |rank|
+      policy = FSDP::MixedPrecisionPolicy.new(param_dtype: :float32)
+      model = FSDP::FullyShardedDataParallel.new(tower, sharding_strategy: :no_shard, mixed_precision: policy)
+      [follow(tower, model, rank, 2, steps: 3), model.parameters.first.dtype]
+    end
+    assert_operator found.map(&:first).max, :<, 1e-5
+    assert_operator found.map(&:first).min, :>, 1e-10
+    assert_equal [:float64], found.map(&:last).uniq
+  end
+
   def test_several_modules_as_one_unit
     found = world(2) do |rank|
       model = tower

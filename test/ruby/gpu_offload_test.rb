@@ -135,6 +135,25 @@ class GPUOffloadTest < Minitest::Test
     assert_equal [[0.0, 0]] * 2, found
   end
 
+  # What failed leaves nothing behind that the next steps would take.
+  def test_training_goes_on_after_an_exception
+    found = ranks(2) do |rank|
+      plain, model = tower, offloaded(tower)
+      stopping = Module.new { define_method(:call) { |input| (input.size(0) == 1) ? raise("stop") : super(input) } }
+      model.layers[2].singleton_class.prepend(stopping)
+      x, y = batch(0, 2)
+      loss(model.call(mine(x, rank, 2)), mine(y, rank, 2)).backward
+      model.parameters.each { |parameter| parameter.grad.zero! }
+      2.times do
+        model.call(mine(x, 0, 4))
+      rescue RuntimeError => e
+        raise unless e.message == "stop"
+      end
+      follow(plain, model, rank, 2, steps: 5)
+    end
+    found.each { |worst| assert_operator worst, :<, 1e-9 }
+  end
+
   # --- activations ---
 
   # A linear layer saves its input, and tanh its result; weights stay. The model's own input is a leaf.
