@@ -61,6 +61,7 @@ module Torch
     autoload :GradScaler, "torch/distributed/grad_scaler"
     autoload :MemoryEstimate, "torch/distributed/memory_estimate"
     autoload :NN, "torch/distributed/nn"
+    autoload :Parallel, "torch/distributed/parallel"
     autoload :Pipelining, "torch/distributed/pipelining"
     autoload :Tensor, "torch/distributed/tensor"
 

@@ -101,7 +101,7 @@ module Torch
           object
         end
 
-        # A model in a DistributedDataParallel or a FullyShardedDataParallel is saved and loaded as the model itself.
+        # A model in a DistributedDataParallel, a FullyShardedDataParallel or a Parallel is saved and loaded as the model itself.
         def unwrapped(model)
           model = model.module while wrapper?(model)
           model
@@ -109,7 +109,8 @@ module Torch
 
         def wrapper?(model)
           model.is_a?(Torch::NN::Parallel::DistributedDataParallel) ||
-            (FSDP.const_defined?(:FullyShardedDataParallel, false) && model.is_a?(FSDP::FullyShardedDataParallel))
+            (FSDP.const_defined?(:FullyShardedDataParallel, false) && model.is_a?(FSDP::FullyShardedDataParallel)) ||
+            (Distributed.autoload?(:Parallel).nil? && model.is_a?(Parallel))
         end
 
         def each_with_saved(name, object, saved)
