@@ -169,6 +169,59 @@ class ReadmeTest < Minitest::Test
     assert_equal 23, found.sum(&:last)
   end
 
+  # A layer and the one that undoes it.
+  class Pair < Torch::NN::Module
+    def initialize
+      super
+      @up = Torch::NN::Linear.new(4, 6)
+      @down = Torch::NN::Linear.new(6, 4)
+    end
+
+    def forward(x)
+      @down.call(Torch::NN::F.relu(@up.call(x)))
+    end
+  end
+
+  # What a pipeline's stages and a plan's names are of.
+  class Pairs < Torch::NN::Module
+    attr_reader :layers
+
+    def initialize
+      super
+      @layers = Torch::NN::ModuleList.new(Array.new(2) { Pair.new })
+    end
+
+    def forward(x)
+      @layers.inject(x) { |value, layer| layer.call(value) }
+    end
+  end
+
+  def test_layers_that_are_divided
+    program = code("ways = ")
+    world(2) do
+      here = binding
+      here.local_variable_set(:net, net = Pairs.new)
+      x = Torch.randn(3, 4)
+      expected = net.call(x).detach
+      here.eval(program)
+      raise "not divided" unless net.layers[0].up.weight.shape == [3, 4]
+      raise "differs" unless (net.call(x) - expected).abs.max.item < 1e-6
+    end
+  end
+
+  def test_layers_after_one_another
+    program = code("Pipelining = ").gsub("Pipelining", "pipelining").sub("Distributed::pipelining", "Distributed::Pipelining")
+    world(2) do |rank|
+      net = Pairs.new
+      x, y = Array.new(2) { Torch.randn(8, 4) }
+      here = binding
+      {layers: [net.layers[rank]], x: x, y: y, loss_fn: Torch::NN::F.method(:mse_loss)}.each { |name, value| here.local_variable_set(name, value) }
+      here.eval(program)
+      mean = here.local_variable_get(:losses).sum { |loss| loss.item / 4 }
+      raise "differs: #{mean}" unless (mean - Torch::NN::F.mse_loss(net.call(x), y).item).abs < 1e-6
+    end
+  end
+
   def test_what_fits_into_memory
     programs = ["estimate = ", "Torch::Distributed.track_memory"].map { |words| code(words) }
     fitting, total, stats = Distributed.fork_world(1) do
