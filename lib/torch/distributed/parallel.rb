@@ -42,7 +42,8 @@ module Torch
       # @param stages [Array<Array<String>>, nil] for each stage the names of its modules, in the order in which they run, each on
       #   the output of the one before; every parameter is in one of them. Stage s is at place s mod P of the P processes along
       #   "pp". nil: the model runs by its own forward; "pp" has one process then
-      # @param schedule [Symbol, String] of the pipeline: :gpipe, :"1f1b", or, with several stages for each process, :interleaved_1f1b
+      # @param schedule [Symbol, String] of the pipeline: :gpipe, :"1f1b", :interleaved_zero_bubble, or, with several stages for each process,
+      #   :interleaved_1f1b
       # @param microbatches [Integer, nil] into how many parts rows are split; nil: four for each process along "pp", and one without
       # @param shard [Symbol, String, nil] of {FSDP::ShardingStrategy}, along "dp" or "dp_shard"; nil, :no_shard: replicas, by
       #   {Torch::NN::Parallel::DistributedDataParallel}
