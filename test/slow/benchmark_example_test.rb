@@ -43,6 +43,20 @@ class BenchmarkExampleTest < Minitest::Test
     assert_refused(/--models nosuch: expected some of layers, gpt/, "benchmark/compare_fsdp.rb", "--models", "nosuch")
   end
 
+  # PyTorch has pipelines from 2.4 on.
+  def test_pipelines_beside_pytorch
+    schedules = %w[alone gpipe 1f1b interleaved zero_bubble]
+    rows = table(run_ruby("benchmark/compare_parallel.rb", "--quick", "--schedules", schedules.join(",")), "Schedule")
+    assert_equal schedules, rows.map(&:first)
+    rows.each do |row|
+      assert_operator Float(row[1]), :>, 0
+      assert_match(/\A(-|[\d.]+)\z/, row[2])
+    end
+    assert_equal "-", rows[0].last
+    rows.drop(1).each { |row| assert_match(/\A\d+\.\d %\z/, row.last) }
+    assert_refused(/--schedules nosuch: expected some of alone, gpipe/, "benchmark/compare_parallel.rb", "--schedules", "nosuch")
+  end
+
   def check_files(dir)
     report = JSON.parse(File.read("#{dir}/t.json"))
     assert_equal ["mlp", 6, "synthetic"], report.values_at("arch", "steps", "data")

@@ -34,7 +34,8 @@ module Torch
         # @param stage_index [Integer, nil] from 0. nil: the rank, if this process has one stage; its place in the list of
         #   stages that the schedule gets, if that has all stages
         # @param num_stages [Integer, nil] how many stages the pipeline has; nil: likewise
-        # @param device [String, Torch::Device, nil] where the stage is, to which the module is moved; nil: where its parameters are
+        # @param device [String, Torch::Device, nil] where the stage is, to which the module is moved: make the optimizer afterwards. nil:
+        #   where its parameters are
         # @param group [ProcessGroup, nil] the ranks of the pipeline; stage s is on rank s modulo their number. nil: the default group
         # @param mesh [DeviceMesh, nil] instead of `group`: of one dimension
         # @param input_args [Torch::Tensor, Array<Torch::Tensor>, nil] what a micro-batch's inputs are to look like: dtypes and shapes,
@@ -46,7 +47,8 @@ module Torch
           @stage_index = stage_index
           @num_stages = num_stages
           @group = group_of(group, mesh)
-          @submodule.to(device) if device
+          # Moving makes other parameters, also where they are there already.
+          @submodule.to(device) if device && @submodule.parameters.any? { |each| each.device.to_s != device.to_s }
           @device = device || @submodule.parameters.first&.device || "cpu"
           @input_args = input_args.is_a?(Torch::Tensor) ? [input_args] : input_args
           return if @input_args.nil? || (@input_args.is_a?(Array) && @input_args.all?(Torch::Tensor))

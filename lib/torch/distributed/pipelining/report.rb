@@ -38,12 +38,13 @@ module Torch
           @steps = summaries.map { |each| each["steps"] }.min
           raise ArgumentError, "report: expected a step since the last one, there was none" if @steps.zero?
 
-          walls = summaries.map { |each| each["wall"] }
+          # The first rank's, as a rule: a step ends there, while the others may have begun the next one.
+          wall = summaries.map { |each| each["wall"] }.max
           busy = summaries.map { |each| each["times"].sum(&:last) }
           @micro_batches = plan.flatten.map(&:micro_batch).max + 1
           @ranks = summaries.size
-          @step_time = walls.sum / walls.size / @steps
-          @bubble = 1 - busy.sum / walls.sum
+          @step_time = wall / @steps
+          @bubble = 1 - busy.sum / (@ranks * wall)
           @stage_times = Hash.new { |hash, stage| hash[stage] = {} }
           summaries.each { |each| each["times"].each { |stage, kind, count, sum| @stage_times[stage][kind.to_sym] = sum / count } }
           compare(plan)

@@ -154,7 +154,7 @@ module Torch
 
         def execute(execution, training)
           StepMemory.instance.step if training
-          @link&.begin(@layout.incoming(training ? @plan : forward_plan))
+          @link&.begin((@incoming ||= {})[training] ||= @layout.incoming(training ? @plan : forward_plan))
           return execution.run(list_of(forward_plan)) unless training
 
           @clock.step do
