@@ -50,7 +50,7 @@ class PipelineBubbleTest < Minitest::Test
           schedule.step(x, target: x)
           found = schedule.report
           [found.bubble, found.theory, found.to_s]
-        end.min_by { |bubble, theory,| (bubble - theory).abs }
+        end.min_by { |bubble, theory| (bubble - theory).abs }
       end.first
       theory = (size - 1).fdiv(per_rank * micro_batches + size - 1)
       # Sleeping takes longer by a little, not the same for each.
