@@ -40,6 +40,20 @@ class PipelineMistakesTest < Minitest::Test
     end
   end
 
+  def test_replicas_that_look_for_unused_parameters
+    found = world(2) do |rank|
+      mesh = Torch::Distributed.init_device_mesh(:cpu, [1, 2], mesh_dim_names: %w[dp pp])
+      part = Pipelining.split(layers, parts: 2)[rank]
+      options = rank.zero? ? {} : {find_unused_parameters: true}
+      replica = Torch::NN::Parallel::DistributedDataParallel.new(part, device_mesh: mesh["dp"], **options)
+      stage = Pipelining::PipelineStage.new(replica, mesh: mesh["pp"])
+      failure { Pipelining::Schedule1F1B.new(stage, n_microbatches: 2) }
+    end
+    text = "a stage of a pipeline: expected a DistributedDataParallel without find_unused_parameters and static_graph"
+    assert_equal %w[MismatchError UnsupportedError], found.map { |kind, _| kind[/\w+\z/] }
+    found.each { |_, message| assert_includes message, text }
+  end
+
   def test_what_a_step_refuses
     found = world(2) do |rank|
       stage = Pipelining::PipelineStage.new(Pipelining.split(layers, parts: 2)[rank])

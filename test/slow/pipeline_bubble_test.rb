@@ -41,7 +41,9 @@ class PipelineBubbleTest < Minitest::Test
   ].each do |name, per_rank, size, micro_batches|
     define_method(:"test_#{name}_on_#{size}_ranks") do
       report = world(size) do |rank|
-        stages = Array.new(per_rank) { |i| Pipelining::PipelineStage.new(Sleeper.new, stage_index: rank + size * i, num_stages: size * per_rank) }
+        stages = Array.new(per_rank) do |i|
+          Pipelining::PipelineStage.new(Sleeper.new, stage_index: rank + size * i, num_stages: size * per_rank)
+        end
         schedule = Pipelining.const_get(name).new(stages, n_microbatches: micro_batches, loss_fn: MSE)
         x = Torch.ones(micro_batches, 8)
         schedule.step(x, target: x)

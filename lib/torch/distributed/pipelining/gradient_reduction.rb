@@ -20,6 +20,11 @@ module Torch
           @sharded = sharded ? modules.grep(sharded) : []
         end
 
+        # @raise [UnsupportedError] if they can't be reduced once a step
+        def check
+          @replicated.each(&:_check_for_pipeline)
+        end
+
         # Around the forward of a micro-batch: gradients are not averaged by the next backward, which is that of another one.
         def held_back(&block)
           @replicated.inject(block) { |inner, each| -> { each.no_sync(&inner) } }.call

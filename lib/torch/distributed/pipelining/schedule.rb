@@ -44,6 +44,7 @@ module Torch
           @clock = Measurement.new
           @layout.agree(self.class.name) do
             check_arguments
+            @stages.each { |stage| GradientReduction.new(stage, false).check }
             @plan = plan_for(@layout.plan_ranks(self.class.several_stages?), @layout.num_stages)
             @ties = Ties.new(tie, @layout.by_index, @layout.owner, @layout.num_stages)
             {"schedule" => self.class.name, "n_microbatches" => n_microbatches, "scale_grads" => scale_grads, "tie" => @ties.description}

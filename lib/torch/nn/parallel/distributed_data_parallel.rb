@@ -234,14 +234,17 @@ module Torch
         # micro-batches, all within {#no_sync}, come between a forward and its backward.
         #
         # @api private
-        # @raise [Torch::Distributed::UnsupportedError] if the unused parameters would have to be found
         def _average_next_backward
-          if @arguments.find_unused? || @arguments.static_graph?
-            raise Torch::Distributed::UnsupportedError, "a stage of a pipeline: expected a DistributedDataParallel without find_unused_parameters and static_graph, " \
-              "which look at each forward: leave the argument out"
-          end
-
           suspending { @core.prepare(true) }
+        end
+
+        # @api private
+        # @raise [Torch::Distributed::UnsupportedError] if unused parameters would have to be found
+        def _check_for_pipeline
+          return unless @arguments.find_unused? || @arguments.static_graph?
+
+          raise Torch::Distributed::UnsupportedError, "a stage of a pipeline: expected a DistributedDataParallel without " \
+            "find_unused_parameters and static_graph, which look at each forward: leave them out"
         end
 
         # @raise [TypeError] as `dup`, `clone` and `deep_dup` do: save `model.module`, or copy that and wrap the copy
