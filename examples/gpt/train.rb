@@ -110,9 +110,9 @@ class GptTraining
   end
 end
 
-options = {dp: 1, tp: 1, pp: 1, shard: "no_shard", schedule: "1f1b", microbatches: nil, dtype: nil, checkpoint_ratio: 0.0, width: 256, depth: 8, heads: 8, length: 128,
-           dropout: 0.0, batch_size: 16, steps: 200, lr: 1e-3, text: "/usr/share/common-licenses/GPL-3", checkpoint: nil, checkpoint_every: 50,
-           report_every: 20, sample: 60}
+options = {dp: 1, tp: 1, pp: 1, shard: "no_shard", schedule: "1f1b", microbatches: nil, dtype: nil, checkpoint_ratio: 0.0, width: 128, depth: 4, heads: 4,
+           length: 64, dropout: 0.0, batch_size: 16, steps: 1000, lr: 2e-3, text: "/usr/share/common-licenses/GPL-3", checkpoint: nil,
+           checkpoint_every: 100, report_every: 200, sample: 60}
 positive = %i[dp tp pp width depth heads length batch_size steps lr checkpoint_every report_every]
 options = CommandLine.parse("torchrun --nproc-per-node=N examples/gpt/train.rb [options]", options, positive: positive) do |opts|
   opts.on("--dp N", Integer, "replicas, or shards, with a part of the data each (#{options[:dp]})")
