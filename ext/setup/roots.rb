@@ -4,10 +4,9 @@ require "etc"
 require_relative "system_packages"
 
 module Setup
-  # A Debian 13 in a folder of its own, made once by mmdebstrap and kept in the cache: its name there is a digest of
+  # A Debian in a folder of its own, made once by mmdebstrap and kept in the cache: its name there is a digest of
   # its packages. What it needs of the running system is mounted in a mount namespace that ends with each command.
   class Root
-    SUITE = "trixie"
     # Seconds that making it may take.
     LIMIT = 1200
     SOURCE = "/root/torch-ddp"
@@ -24,11 +23,13 @@ module Setup
 
     # @param name [String] the folder in the cache that it is kept in
     # @param packages [Array<String>]
+    # @param suite [String] the Debian it is of; 13 is trixie
     # @param options [Array<String>] further options of mmdebstrap
     # @param surplus [Array<String>] patterns of files that the packages bring and nothing here uses
-    def initialize(name, packages, options: [], surplus: [])
+    def initialize(name, packages, suite: "trixie", options: [], surplus: [])
       @name = name
       @packages = packages
+      @suite = suite
       @options = options
       @surplus = surplus
       @folder = Cache.path(name, Digest::SHA256.hexdigest(packages.join(" "))[0, 12])
@@ -42,7 +43,7 @@ module Setup
       out, status = Open3.capture2e("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
       return "mounts are not permitted here: #{out.strip}" unless status.success?
 
-      "mmdebstrap could not be installed" unless SystemPackages.available?(SystemPackages::DEBIAN13, why: "makes the Debian 13 root")
+      "mmdebstrap could not be installed" unless SystemPackages.available?(SystemPackages::DEBIAN13, why: "makes a Debian's root")
     end
 
     # Makes it if it is not in the cache.
@@ -52,8 +53,8 @@ module Setup
       log = "mmdebstrap-#{@name}"
       Cache.make(@folder) do |unfinished|
         # mmdebstrap takes the mirror from its own default.
-        Console.step("Debian 13 root for #{@name}: mmdebstrap, about two minutes, kept in #{@folder}", "mmdebstrap", "--variant=apt", *@options,
-          "--include=#{@packages.join(",")}", SUITE, unfinished, log: log, limit: LIMIT, cure: "check the network and the Debian mirror")
+        Console.step("Debian #{@suite} root for #{@name}: mmdebstrap, about two minutes, kept in #{@folder}", "mmdebstrap", "--variant=apt", *@options,
+          "--include=#{@packages.join(",")}", @suite, unfinished, log: log, limit: LIMIT, cure: "check the network and the Debian mirror")
         FileUtils.rm_f(Dir.glob(@surplus, base: unfinished).map { |path| File.join(unfinished, path) })
       end
       nil
@@ -147,6 +148,30 @@ module Setup
       FileUtils.rm_f(results)
       Console.run(*enter("sh", "-c", "cd #{SOURCE} && mkdir -p build && exec rake test"), log: "debian13", limit: LIMIT, show: true,
         env: environment("TDDP_RESULTS" => RESULTS, "TDDP_LEGS" => legs.join(","), "TDDP_TEST_SLOTS" => "3")).first
+    end
+  end
+
+  # A root of Debian unstable, with the newest libtorch, PyTorch and Ruby that Debian had when it was made.
+  class Unstable < Root
+    # A mirror may be weeks behind. The signatures are checked all the same.
+    OPTIONS = ["--aptopt=Acquire::Check-Valid-Until \"false\""].freeze
+
+    def initialize
+      super("unstable", Debian13::PACKAGES, suite: "unstable", options: OPTIONS)
+    end
+
+    # Runs a task of the present Rakefile inside, with ARGS.
+    #
+    # @param task [String]
+    # @raise [Failure] if there can be no such root here, or the task failed
+    def rake(task)
+      if (reason = obstacle || make)
+        raise Failure, "step failed: Debian unstable\n  #{reason}"
+      end
+
+      inside = enter("sh", "-c", 'cd "$1" && mkdir -p build && exec rake "$2"', "sh", SOURCE, task)
+      status = using { system(environment("ARGS" => ENV["ARGS"]), *inside) }
+      raise Failure, "step failed: rake #{task} in #{folder}\n  likely cure: its messages are above" unless status
     end
   end
 

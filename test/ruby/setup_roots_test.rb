@@ -111,6 +111,13 @@ class RootTest < Minitest::Test
     assert_nil @root.makes
   end
 
+  def test_a_task_in_debian_unstable_fails_with_the_reason
+    unstable = Setup::Unstable.new
+    assert_equal File.join(@dir, "torch-ddp/unstable"), File.dirname(unstable.folder)
+    unstable.define_singleton_method(:obstacle) { "making a root folder needs root" }
+    assert_includes assert_raises(Setup::Failure) { unstable.rake("bench:fsdp") }.message, "making a root folder needs root"
+  end
+
   def test_what_the_leg_depends_on_is_there
     missing = Setup::CUDA::FILES.select { |pattern| Dir.glob(pattern, base: Setup::ROOT).empty? }
     assert_empty missing
