@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "json"
 require_relative "support/elastic_case"
 
 # Real training over hosts that come and go: it ends as if nothing had been, from its checkpoints.
@@ -17,6 +18,16 @@ class ElasticTrainingTest < ElasticCase
     runs.map(&:out).join
   end
 
+  # Until the newest checkpoint is one that so many ranks have saved.
+  def await_saved(ranks)
+    eventually("a checkpoint saved by #{ranks} ranks") do
+      newest = Dir[File.join(@folder, "checkpoints/*/manifest.json")].max
+      newest && JSON.parse(File.read(newest)).dig("content", "world_size") == ranks
+    rescue Errno::ENOENT
+      false # an old one, which is removed just now
+    end
+  end
+
   def test_nodes_join_leave_and_are_lost
     hosts(3)
     worker = training("--epochs", "8", "--pause", "0.1")
@@ -25,11 +36,11 @@ class ElasticTrainingTest < ElasticCase
     runs[0].await(/^epoch 1: .* 2 ranks$/)
     runs << node(2, CONF, "--max-restarts=2", nnodes: "1:3", worker: worker)
     runs[0].await(/^3 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/)
-    sleep 1
+    await_saved(3)
     runs[1].signal(:INT)
     assert_code 130, runs[1].finish
     runs[0].await(/^2 ranks, restart 0: going on after \d+ points of epoch \d+, saved by 3 ranks$/)
-    sleep 1
+    await_saved(2)
     crash(2)
     runs[2].finish
     runs[0].await(/^1 rank, restart 0: going on after \d+ points of epoch \d+, saved by 2 ranks$/)
