@@ -117,16 +117,18 @@ class MemoryEstimateTest < Minitest::Test
 
   # The sharder says what it had at most.
   def test_unsharded_units
-    UNITS.product(%i[full_shard shard_grad_op]).zip([2, 2, 1].cycle) do |((widths, around), strategy), ranks|
+    UNITS.product(%i[full_shard shard_grad_op]).zip([2, 2, 1].cycle).group_by(&:last).each do |ranks, cases|
       found = world(ranks) do
-        model = linears(widths, **around)
-        guessed = estimate(model)[strategy].unsharded
-        sharded(model, strategy: strategy)
-        x = Torch.randn(4, around[:before] || widths.first)
-        4.times { model.call(x).sum.backward }
-        [guessed, estimate(model)[strategy].unsharded, FSDP.units_of(model).first.state.model.memory.last]
+        cases.map do |((widths, around), strategy), _|
+          model = linears(widths, **around)
+          guessed = estimate(model)[strategy].unsharded
+          sharded(model, strategy: strategy)
+          x = Torch.randn(4, around[:before] || widths.first)
+          4.times { model.call(x).sum.backward }
+          [guessed, estimate(model)[strategy].unsharded, FSDP.units_of(model).first.state.model.memory.last]
+        end
       end.first
-      assert_equal [found.last] * 3, found, [widths, around, strategy, ranks].inspect
+      found.zip(cases) { |bytes, each| assert_equal [bytes.last] * 3, bytes, each.inspect }
     end
   end
 
