@@ -14,7 +14,7 @@ Gem::Specification.new do |spec|
 
   # Sources only: what a build makes (lib/torch_ddp/native, *.so) is made again where the gem is installed.
   spec.files = Dir.chdir(__dir__) do
-    Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "bin/*", "include/**/*.h",
+    Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "docs/*.md", "bin/*", "include/**/*.h",
       "src/**/*", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb"]
       .select { |path| File.file?(path) && !path.start_with?("lib/torch_ddp/native/") }.sort
   end

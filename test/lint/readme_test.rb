@@ -5,10 +5,11 @@ require "open3"
 require "rbconfig"
 require_relative "../../ext/torch_ddp/libtorch"
 
-# What the README names is there, and what a user may set is named in it.
+# What the README and the pages in docs name is there, and what a user may set is named in the README.
 class ReadmeTest < Minitest::Test
   ROOT = File.expand_path("../..", __dir__)
   README = File.read(File.join(ROOT, "README.md"))
+  PAGES = Dir[File.join(ROOT, "docs/*.md")].sort.to_h { |path| ["docs/#{File.basename(path)}", File.read(path)] }
 
   # Read, but nobody's to set: what torchrun says to its workers, and Rake to its tests.
   INTERNAL = %w[TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING
@@ -53,6 +54,33 @@ class ReadmeTest < Minitest::Test
     assert_empty(files.reject { |path| File.exist?(File.join(ROOT, path)) })
   end
 
+  def test_pages_are_in_the_readme
+    assert_operator PAGES.size, :>=, 3
+    assert_empty(PAGES.keys.reject { |page| README.include?("](#{page})") })
+  end
+
+  def test_what_pages_name_is_there
+    flags = File.read(File.join(ROOT, "src/launch/command/flags.c"))
+    missing = PAGES.flat_map do |page, text|
+      links = text.scan(/\]\((?!http)([^)]+)\)/).flatten.reject { |link| link_there?(page, link) }
+      files = text.scan(%r{`((?:src|examples|test|ext|lib)/[\w./]+)`}).flatten.reject { |path| File.exist?(File.join(ROOT, path)) }
+      variables = text.scan(/\b((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]+)/).flatten.uniq.reject { |name| code.include?("\"#{name}\"") }
+      options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.include?("\"#{name}\"") || flags.include?("\"--#{name}\"") }
+      [*links, *files, *variables, *options].map { |name| "#{page}: #{name}" }
+    end
+    assert_empty missing
+  end
+
+  # The first column of tables of messages; "…" stands for what differs.
+  def test_messages_that_troubleshooting_quotes_are_in_the_sources
+    texts = code.gsub(/"\s*\\?\s*\n?\s*"/, "")
+    tables = PAGES.fetch("docs/troubleshooting.md").scan(/^\| message \|.*?\n\n|^\| message \|.*\z/m)
+    messages = tables.flat_map { |table| table.lines.drop(2).filter_map { |line| line[/^\| `([^`]+)` \|/, 1] } }
+    assert_operator messages.size, :>=, 30
+    assert_equal tables.sum { |table| table.lines.drop(2).grep(/^\|/).size }, messages.size
+    assert_empty(messages.reject { |message| message.split("…").map(&:strip).reject(&:empty?).all? { |part| texts.include?(part) } })
+  end
+
   # Until somebody has measured on a GPU, both say so.
   def test_what_is_known_of_gpus
     results = File.read(File.join(ROOT, "test/gpu/RESULTS.md"))
@@ -69,5 +97,17 @@ class ReadmeTest < Minitest::Test
     assert_equal pairs.map(&:first), pairs.map { |_, libtorch| Setup::Libtorch.versions_for(libtorch)[:torch_rb] }
     gems = %w[rice torch-rb].map { |name| README[/^gem install #{name} -v (\S+)/, 1] }
     assert_equal gems, Setup::Libtorch.versions_for("1.13").values_at(:rice, :torch_rb)
+  end
+
+  private
+
+  # A file, and a heading of it if the link names one.
+  def link_there?(page, link)
+    path, heading = link.split("#", 2)
+    file = path.empty? ? File.join(ROOT, page) : File.expand_path(path, File.join(ROOT, "docs"))
+    return false unless File.exist?(file)
+
+    headings = File.read(file).scan(/^#+ (.*)$/).flatten.map { |title| title.downcase.gsub(/[^\w\- ]/, "").tr(" ", "-") }
+    heading.nil? || headings.include?(heading)
   end
 end

@@ -10,7 +10,7 @@ class WordsTest < Minitest::Test
     "council" => "coordinator", "seat" => "participant", "comer" => "joiner", "lament" => "warning", "tale" => "report", "reign" => "term"
   }.freeze
 
-  FILES = "{src,include,ext,lib,bin,examples,test}/**/*.{c,cc,h,rb,py,md}"
+  FILES = "{src,include,ext,lib,bin,examples,test,docs}/**/*.{c,cc,h,rb,py,md}"
 
   # Words that are plain English elsewhere: gone from the code and the comments of these files, but not from their texts.
   GONE_IN = {

@@ -1,48 +1,15 @@
 # frozen_string_literal: true
 
 require_relative "test_helper"
+require_relative "documented"
 
 # The README's Ruby, as it stands there, but for what needs GPUs.
 class ReadmeTest < Minitest::Test
   include Worlds
+  include Documented
 
-  README = File.read(File.expand_path("../../README.md", __dir__))
-
-  # What the README calls so.
-  class MyModel < Torch::NN::Module
-    def initialize
-      super
-      @norm = Torch::NN::BatchNorm1d.new(4)
-      @layers = Torch::NN::Sequential.new(Torch::NN::Linear.new(4, 3))
-    end
-
-    def forward(x)
-      @layers.call(@norm.call(x))
-    end
-  end
-
-  def setup
-    super
-    Torch.manual_seed(1)
-  end
-
-  # @param words [String] with which a block of Ruby begins
-  # @return [String] the block
-  def code(words)
-    README.scan(/^```ruby\n(.*?)^```$/m).flatten.find { |text| text.start_with?(words) } || flunk("no block begins with #{words}")
-  end
-
-  def dataset
-    Torch::Utils::Data::TensorDataset.new(Torch.randn(96, 4), Torch.arange(96) % 3)
-  end
-
-  # Methods that its lines call.
-  def loss(output)
-    output.sum
-  end
-
-  def train(batch)
-    @model.call(batch).sum.backward
+  def page
+    "README.md"
   end
 
   def test_three_lines_make_a_script_distributed
@@ -167,33 +134,6 @@ class ReadmeTest < Minitest::Test
     end
     assert_equal [7, 0], found.map(&:first)
     assert_equal 23, found.sum(&:last)
-  end
-
-  # A layer and the one that undoes it.
-  class Pair < Torch::NN::Module
-    def initialize
-      super
-      @up = Torch::NN::Linear.new(4, 6)
-      @down = Torch::NN::Linear.new(6, 4)
-    end
-
-    def forward(x)
-      @down.call(Torch::NN::F.relu(@up.call(x)))
-    end
-  end
-
-  # What a pipeline's stages and a plan's names are of.
-  class Pairs < Torch::NN::Module
-    attr_reader :layers
-
-    def initialize
-      super
-      @layers = Torch::NN::ModuleList.new(Array.new(2) { Pair.new })
-    end
-
-    def forward(x)
-      @layers.inject(x) { |value, layer| layer.call(value) }
-    end
   end
 
   def test_layers_that_are_divided

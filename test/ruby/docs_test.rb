@@ -1,0 +1,111 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+require_relative "documented"
+require "torch/nn/parallel/data_parallel"
+
+# The Ruby of the pages in docs, as it stands there, and the names in their texts.
+class DocsTest < Minitest::Test
+  include Worlds
+  include Documented
+
+  PAGES = Dir[File.expand_path("../../docs/*.md", __dir__)].map { |path| "docs/#{File.basename(path)}" }.sort
+
+  attr_accessor :page
+
+  def test_names_are_there
+    named = PAGES.flat_map { |page| Documented.text(page).scan(/\b(Torch(?:::[A-Z]\w*)+)(?:([.#])([a-z_]\w*[?!]?))?/) }.uniq
+    assert_operator named.size, :>=, 60
+    missing = named.reject do |path, dot, method|
+      found = Object.const_get(path)
+      method.nil? || ((dot == "#") ? found.method_defined?(method) : found.respond_to?(method))
+    rescue NameError
+      false
+    end
+    assert_empty missing.map(&:join)
+  end
+
+  # Each has a test here.
+  def test_blocks_of_ruby
+    assert_equal 6, PAGES.sum { |page| Documented.text(page).scan(/^```ruby$/).size }
+  end
+
+  def test_coming_from_pytorch
+    self.page = "docs/from-pytorch.md"
+    program = code("Torch::Distributed.init_process_group").gsub("Torch::Distributed.init_process_group(\"gloo\")", "nil")
+      .sub("Torch::Distributed.destroy_process_group", "nil")
+    found = world(2) do |rank|
+      here = binding
+      net = Pairs.new
+      {net: net, first: Torch.ones(2, 4) * rank, second: Torch.ones(2, 4)}.each { |name, value| here.local_variable_set(name, value) }
+      before = net.parameters.map(&:to_a)
+      here.eval(program)
+      [before == net.parameters.map(&:to_a), net.parameters.map(&:to_a)]
+    end
+    assert_equal [false, false], found.map(&:first)
+    assert_equal found[0], found[1]
+  end
+
+  def test_an_estimate
+    self.page = "docs/strategies.md"
+    program = code("estimate = ")
+    smallest = Distributed.fork_world(1) do
+      here = binding
+      {net: MyModel.new, x: Torch.randn(5, 4)}.each { |name, value| here.local_variable_set(name, value) }
+      capture_io { here.eval(program) }
+      here.local_variable_get(:smallest)
+    end
+    assert_includes Distributed::MemoryEstimate::STRATEGIES, smallest.first
+  end
+
+  def test_a_report_of_a_pipeline
+    self.page = "docs/strategies.md"
+    program = code("schedule.step")
+    Dir.mktmpdir do |folder|
+      found = world(2) do |rank|
+        Dir.chdir(Dir.mkdir(File.join(folder, rank.to_s)) && File.join(folder, rank.to_s))
+        stage = Distributed::Pipelining::PipelineStage.new(Pairs.new.layers[rank])
+        here = binding
+        {schedule: Distributed::Pipelining::Schedule1F1B.new(stage, n_microbatches: 4, loss_fn: Torch::NN::F.method(:mse_loss)),
+         x: Torch.randn(8, 4), y: Torch.randn(8, 4)}.each { |name, value| here.local_variable_set(name, value) }
+        out, = capture_io { here.eval(program) }
+        report = here.local_variable_get(:report)
+        [out.include?("bubble"), report.steps, [report.theory, report.theory_of_these_stages, report.imbalance].all?(Float)]
+      end
+      assert_equal [[true, 1, true]] * 2, found
+      assert_includes File.read(File.join(folder, "0/pipeline.svg")), "</svg>"
+    end
+  end
+
+  def test_several_ways_at_once
+    self.page = "docs/strategies.md"
+    program = code("mesh = ")
+    losses = world(4) do
+      here = binding
+      loss_fn = Torch::NN::F.method(:mse_loss)
+      net = Pairs.new
+      x, y = Array.new(2) { Torch.randn(8, 4) }
+      expected = loss_fn.call(net.call(x), y).item
+      {net: net, loss_fn: loss_fn, dataset: dataset, x: x, y: y}.each { |name, value| here.local_variable_set(name, value) }
+      here.eval(program)
+      [expected, here.local_variable_get(:loss), here.local_variable_get(:sampler).num_samples]
+    end
+    losses.each do |expected, loss, samples|
+      assert_in_delta expected, loss, 1e-6
+      assert_equal 48, samples
+    end
+  end
+
+  def test_trouble
+    self.page = "docs/troubleshooting.md"
+    programs = ["Torch::Distributed.monitored_barrier", "Torch::Distributed.track_memory"].map { |words| code(words) }
+    peaks = world(2) do
+      @model = MyModel.new
+      here = binding
+      here.local_variable_set(:batch, Torch.randn(5, 4))
+      programs.each { |program| here.eval(program) }
+      here.local_variable_get(:peak)
+    end
+    peaks.each { |peak| assert_operator peak, :>=, 5 * 4 }
+  end
+end

@@ -1,0 +1,75 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+# What tests of a page's Ruby have in common; they say by `page` which one they read.
+module Documented
+  # @param page [String] its path
+  def self.text(page)
+    File.read(File.expand_path("../../#{page}", __dir__))
+  end
+
+  # What the pages call so.
+  class MyModel < Torch::NN::Module
+    def initialize
+      super
+      @norm = Torch::NN::BatchNorm1d.new(4)
+      @layers = Torch::NN::Sequential.new(Torch::NN::Linear.new(4, 3))
+    end
+
+    def forward(x)
+      @layers.call(@norm.call(x))
+    end
+  end
+
+  # A layer and the one that undoes it.
+  class Pair < Torch::NN::Module
+    def initialize
+      super
+      @up = Torch::NN::Linear.new(4, 6)
+      @down = Torch::NN::Linear.new(6, 4)
+    end
+
+    def forward(x)
+      @down.call(Torch::NN::F.relu(@up.call(x)))
+    end
+  end
+
+  # What a pipeline's stages and a plan's names are of.
+  class Pairs < Torch::NN::Module
+    attr_reader :layers
+
+    def initialize
+      super
+      @layers = Torch::NN::ModuleList.new(Array.new(2) { Pair.new })
+    end
+
+    def forward(x)
+      @layers.inject(x) { |value, layer| layer.call(value) }
+    end
+  end
+
+  def setup
+    super
+    Torch.manual_seed(1)
+  end
+
+  # @param words [String] with which a block of Ruby begins
+  # @return [String] the block
+  def code(words)
+    Documented.text(page).scan(/^```ruby\n(.*?)^```$/m).flatten.find { |text| text.start_with?(words) } || flunk("no block of #{page} begins with #{words}")
+  end
+
+  def dataset
+    Torch::Utils::Data::TensorDataset.new(Torch.randn(96, 4), Torch.arange(96) % 3)
+  end
+
+  # Methods that its lines call.
+  def loss(output)
+    output.sum
+  end
+
+  def train(batch)
+    @model.call(batch).sum.backward
+  end
+end
