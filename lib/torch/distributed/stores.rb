@@ -10,7 +10,7 @@ module Torch
     # and raise {TimeoutError} when the store's {#timeout} is over.
     #
     # @!method set(key, value)
-    #   Stores a value, replacing what was there.
+    #   Stores a value, replacing what was there. `store[key] = value` does the same.
     # @!method get(key)
     #   Waits for a key.
     #   @return [String] its value
@@ -85,6 +85,43 @@ module Torch
       def clone
         @groups ||= [-1]
         _clone
+      end
+
+      # A value that no program stores: compare_set answers with it where a key is absent, in one step and without making the key.
+      ABSENT = "\xE5tddp: absent\x00\xB1\x9C\x42\xF7".b.freeze
+      private_constant :ABSENT
+
+      alias_method :[]=, :set
+
+      # As a Hash's, it does not wait for the key; {#get} does.
+      #
+      # @param key [String, Symbol]
+      # @return [String, nil] its value; nil if it is absent
+      def [](key)
+        fetch(key, nil)
+      end
+
+      # @overload fetch(key)
+      # @overload fetch(key, default)
+      # @overload fetch(key) { |key| … }
+      # @param key [String, Symbol]
+      # @return [String] its value, without waiting for the key; the default, or the block's value, if it is absent
+      # @raise [KeyError] if it is absent, and there is neither
+      def fetch(key, *default)
+        raise ArgumentError, "fetch: expected a key and at most one default, got #{1 + default.size} arguments" if default.size > 1
+
+        value = compare_set(key, ABSENT, ABSENT)
+        return value unless value == ABSENT
+        return yield key if block_given?
+        return default.first unless default.empty?
+
+        raise KeyError.new("key not found: #{key.inspect}", receiver: self, key: key)
+      end
+
+      # @param key [String, Symbol]
+      # @return [Boolean] whether it has a value now
+      def key?(key)
+        !fetch(key, nil).nil?
       end
 
       # PyTorch's name for {#timeout=}.
