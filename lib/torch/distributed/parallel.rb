@@ -103,6 +103,7 @@ module Torch
         Torch::NN::Utils.clip_grad_norm_(parameters.uniq(&:object_id), max_norm, norm_type: norm_type,
           error_if_nonfinite: error_if_nonfinite, process_group: @dims.pp_group, uncounted: @uncounted)
       end
+      alias_method :clip_grad_norm!, :clip_grad_norm_
 
       # The state_dict of the plain model, gathered from all processes. A collective call.
       #

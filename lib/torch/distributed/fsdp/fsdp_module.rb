@@ -35,6 +35,7 @@ module Torch
           Torch::NN::Utils.clip_grad_norm_(parameters, max_norm, norm_type: norm_type, error_if_nonfinite: error_if_nonfinite,
             process_group: process_group)
         end
+        alias_method :clip_grad_norm!, :clip_grad_norm_
 
         # Gathers the unit until {#reshard}, outside of training. A collective call.
         #

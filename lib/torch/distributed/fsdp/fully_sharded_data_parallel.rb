@@ -84,6 +84,7 @@ module Torch
         def clip_grad_norm_(max_norm, norm_type: 2.0)
           @module.clip_grad_norm_(max_norm, norm_type: norm_type)
         end
+        alias_method :clip_grad_norm!, :clip_grad_norm_
 
         # @see FSDP.summon_full_params
         def summon_full_params(writeback: true, &block)

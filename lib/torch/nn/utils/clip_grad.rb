@@ -47,6 +47,8 @@ module Torch
           GradientClipping.tensor(norm, list)
         end
 
+        alias_method :clip_grad_norm!, :clip_grad_norm_
+
         # The norm of all these tensors, as if they were one vector. Parameters that ranks divide count as in {#clip_grad_norm_}; of
         # gradients it is not known which ranks divide: what {#clip_grad_norm_} returns is their norm.
         #
@@ -85,6 +87,7 @@ module Torch
           GradientClipping.call(:_scale_gradients, GradientClipping.list(parameters), Float(max_norm), Float(total_norm))
           nil
         end
+        alias_method :clip_grads_with_norm!, :clip_grads_with_norm_
 
         # Brings each number of all gradients into the range from `-clip_value` to `clip_value`, in place.
         #
@@ -96,6 +99,7 @@ module Torch
           GradientClipping.call(:_clip_grad_value, GradientClipping.list(parameters), Float(clip_value))
           nil
         end
+        alias_method :clip_grad_value!, :clip_grad_value_
 
         class << self
           # Only what torch-rb lacks.
