@@ -87,7 +87,11 @@ module Torch
           @drop_last ? @sampler.size / @batch_size : (@sampler.size + @batch_size - 1) / @batch_size
         end
         alias_method :length, :size
-        alias_method :count, :size
+
+        # As Enumerable's; without an argument or a block it is {#size}, and nothing is read.
+        def count(*item, &block)
+          (item.empty? && !block) ? size : each.count(*item, &block)
+        end
 
         # Where this loader is: which batches the program was given, not which were read ahead. With a sampler that has
         # a state of its own it may go on with another batch_size or number of processes.
