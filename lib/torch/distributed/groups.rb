@@ -140,11 +140,31 @@ module Torch
       def get_rank(group = nil)
         GroupMember::NON_GROUP_MEMBER.equal?(group) ? -1 : group_or_default(group).rank
       end
+      alias_method :rank, :get_rank
 
       # @param group [ProcessGroup, nil] nil: the default group
       # @return [Integer] how many ranks there are; -1 if this process is not in the group
       def get_world_size(group = nil)
         GroupMember::NON_GROUP_MEMBER.equal?(group) ? -1 : group_or_default(group).size
+      end
+      alias_method :world_size, :get_world_size
+
+      # @param group [ProcessGroup, nil] nil: the default group
+      # @return [Boolean] whether this process is rank 0, the one that prints and writes
+      def main?(group = nil)
+        get_rank(group).zero?
+      end
+
+      # Runs the block on rank 0 alone; the other ranks go on at once. Operations of all ranks have no place in it.
+      #
+      #   Torch::Distributed.on_main { puts "epoch #{epoch}: loss #{loss}" }
+      #
+      # @param group [ProcessGroup, nil] whose rank 0; nil: the default group's
+      # @return [Object, nil] the block's value on rank 0, elsewhere nil
+      def on_main(group = nil)
+        raise ArgumentError, "on_main needs a block" unless block_given?
+
+        yield if main?(group)
       end
 
       # @param group [ProcessGroup, nil] nil: the default group
