@@ -8,13 +8,26 @@ module Torch
     #
     # @see Collectives for what all operations have in common
     module Pieces
-      # Gathers every rank's `tensor` into `tensor_list`, by rank.
+      # Gathers every rank's `tensor`, by rank: into a list, or where none is given into new tensors, which are returned.
       #
-      # @param tensor_list [Array<Torch::Tensor>] one for each rank, as large as that rank's `tensor`
-      # @param tensor [Torch::Tensor]
-      # @return [nil, Work]
-      def all_gather(tensor_list, tensor, group: nil, async_op: false)
-        perform("all_gather", group, async_op, tensor_list) do |members, async|
+      #   mean = Torch.stack(Torch::Distributed.all_gather(loss)).mean
+      #
+      # @overload all_gather(tensor, group: nil, async_op: false)
+      #   @param tensor [Torch::Tensor] of the same shape and dtype on every rank
+      #   @return [Array<Torch::Tensor>, Work] with `async_op` {Work#result} has them
+      #   @raise [GroupError] within {Coalescing#coalescing_manager}, where they could not be returned
+      # @overload all_gather(tensor_list, tensor, group: nil, async_op: false)
+      #   @param tensor_list [Array<Torch::Tensor>] one for each rank, as large as that rank's `tensor`
+      #   @param tensor [Torch::Tensor]
+      #   @return [nil, Work]
+      def all_gather(tensor_list, tensor = nil, group: nil, async_op: false)
+        unless tensor || tensor_list.is_a?(Array)
+          return unless (group = member_group(group, "all_gather"))
+
+          tensor = tensor_list
+          tensor_list = value = new_list("all_gather", tensor, group)
+        end
+        perform("all_gather", group, async_op, tensor_list, value) do |members, async|
           check_list("tensor_list", tensor_list, members, "tensor", tensor)
           input = from("tensor", tensor)
           into_list("tensor_list", tensor_list) { |memories| members._all_gather_list(memories, input, async) }
@@ -56,13 +69,18 @@ module Torch
       # Gathers every rank's `tensor` on rank `dst`.
       #
       # @param tensor [Torch::Tensor]
-      # @param gather_list [Array<Torch::Tensor>, nil] on rank `dst` one for each rank, elsewhere nil
+      # @param gather_list [Array<Torch::Tensor>, nil] on rank `dst` one for each rank, or nil where all ranks' tensors are of one
+      #   shape: new ones are returned then; elsewhere nil
       # @param dst [Integer, nil] the global rank of the process that gets them; 0 if nothing is given
       # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
-      # @return [nil, Work]
+      # @return [Array<Torch::Tensor>, nil, Work] the new tensors by rank, nil where there are none; with `async_op` {Work#result} has them
+      # @raise [GroupError] without a list within {Coalescing#coalescing_manager}
       def gather(tensor, gather_list = nil, dst: nil, group: nil, async_op: false, group_dst: nil)
-        perform("gather", group, async_op, gather_list) do |members, async|
-          root = rank_in_group(members, "dst", dst, group_dst, default: 0)
+        return unless (group = member_group(group, "gather"))
+
+        root = rank_in_group(group, "dst", dst, group_dst, default: 0)
+        gather_list = value = new_list("gather", tensor, group) if gather_list.nil? && group.rank == root
+        perform("gather", group, async_op, gather_list, value) do |members, async|
           check_root_list("gather_list", gather_list, members, root, tensor)
           input = from("tensor", tensor)
           next members._gather(nil, input, root, async) unless members.rank == root
@@ -171,6 +189,16 @@ module Torch
       end
 
       private
+
+      # Tensors to gather into, where the caller gives none.
+      def new_list(operation, tensor, group)
+        check_tensor("tensor", tensor)
+        if Batch.of(group)
+          raise GroupError, "#{operation}: expected a list to gather into within coalescing_manager, where new tensors cannot be returned"
+        end
+
+        Array.new(group.size) { Torch.empty(tensor.shape, dtype: tensor.dtype, device: tensor.device) }
+      end
 
       # The lists by input rather than by rank.
       def check_columns(lists, inputs, group)
