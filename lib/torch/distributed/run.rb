@@ -49,6 +49,13 @@ module Torch
       # others, and all have ended when this returns. Without `processes`, or with 1, the world is this process alone.
       # A single process that a scheduler started counts as one without a launcher.
       #
+      # What is typed into irb, or given to `ruby -e`, lies in no file that could be run again. On the CPU the processes are copies of
+      # this one then, which begin at the block: they see the variables there are, and compute with one thread each. As with
+      # {Launching#fork_world}, they cannot run backward once this process itself has.
+      #
+      #   irb> Torch::Distributed.run(4, device: "cpu") { |ctx| Torch::Distributed.all_reduce(Torch.ones(1)).item }
+      #   => 4.0
+      #
       # An exception in the block is written where torchrun looks for it, so that it is the root cause in torchrun's report,
       # and then raised here; the other ranks raise a {PeerLostError} that names the rank in the call that waits for it, and the
       # exception too unless the store has ended with the rank. If it was raised in a process that this call started, a
@@ -65,6 +72,7 @@ module Torch
       # Arguments must be the same on all ranks, except `seed` and the number of the GPU in `device`. They are checked before a
       # rank waits for another; what differs between machines, such as their GPUs, is checked on all, and raised on all.
       #
+      # @param count [Integer, nil] short for `processes`
       # @param processes [Integer, nil] how many processes to start if no launcher did
       # @param nodes [Integer, nil] how many machines the job must have; nil: any number
       # @param gpus_per_node [Integer, nil] how many GPUs and processes each machine must have; nil: any number
@@ -83,8 +91,12 @@ module Torch
       # @raise [GroupError] if there is a default process group already
       # @raise [MismatchError] on all ranks, if the arguments differ or are wrong on one of the machines
       # @raise [WorkerError] if a process that this call started fails
-      def run(processes: nil, nodes: nil, gpus_per_node: nil, backend: nil, seed: 0, mesh: nil, device: nil, timeout: nil, &block)
+      def run(count = nil, processes: count, nodes: nil, gpus_per_node: nil, backend: nil, seed: 0, mesh: nil, device: nil, timeout: nil,
+        &block)
         raise ArgumentError, "run needs a block" unless block
+        unless count.nil? || processes == count
+          raise ArgumentError, "processes: #{processes.inspect}, but #{count.inspect} were asked for before: give one of the two"
+        end
         raise GroupError, "run makes the default process group, but there is one already: call destroy_process_group first" if initialized?
 
         arguments = Arguments.new(processes: processes, nodes: nodes, gpus_per_node: gpus_per_node, backend: backend, seed: seed,
@@ -96,7 +108,9 @@ module Torch
         count = arguments.processes
         return run_as_rank(arguments, store: HashStore.new, rank: 0, world_size: 1, &block) if count == 1
 
-        start_world(count, Rendezvous::DEFAULT_ADDRESS, :spawn, Spawned.call(caller_locations(1, 1), :spawn, block)) do |rank|
+        locations = caller_locations(1, 1)
+        method = (arguments.device_type == "cpu" && !Spawned.in_file?(locations)) ? :fork : :spawn
+        start_world(count, Rendezvous::DEFAULT_ADDRESS, method, Spawned.call(locations, method, block)) do |rank|
           value = run_as_rank(arguments, &block)
           dumpable(value) if rank.zero?
         end.first

@@ -33,6 +33,11 @@ module Torch
           Call.new(id: "#{key}:#{@calls[key] += 1}", test: test)
         end
 
+        # @return [Boolean] whether the program has a call in a file; irb and `ruby -e` have it in none
+        def in_file?(locations)
+          File.file?(locations.first.absolute_path || locations.first.path)
+        end
+
         # @return [Boolean] whether this process was spawned and has not come to its call yet
         def worker?
           ENV[SPAWN_ENV_KEY] == "1" && ENV.key?(SPAWN_PIPE_ENV_KEY)
@@ -76,7 +81,8 @@ module Torch
           script = ENV[SPAWN_SCRIPT_ENV_KEY] || (call.test && file_of(call.test)) || PROGRAM
           unless File.file?(script)
             raise InvalidArgumentError, "spawned processes run the program again, but #{$PROGRAM_NAME} is no file: put " \
-              "the program into one, start it with torchrun, or use fork_world with start_method: :fork"
+              "the program into one, or start it with torchrun; on the CPU, fork_world with start_method: :fork and run with device: \"cpu\" " \
+              "need no file"
           end
 
           filter = ENV[SPAWN_TEST_ENV_KEY] || (call.test && "/\\A#{Regexp.escape(name_of(call.test))}\\z/")
