@@ -27,6 +27,7 @@ require_relative "distributed/point_to_point"
 require_relative "distributed/coalescing"
 require_relative "distributed/shared_tensors"
 require_relative "distributed/objects"
+require_relative "distributed/group_operations"
 require_relative "distributed/random_state"
 require_relative "distributed/random_streams"
 require_relative "distributed/optim/state_dict"
@@ -93,9 +94,11 @@ end
 
 module Torch
   module NN
+    autoload :DataParallel, "torch/nn/parallel/data_parallel"
     autoload :SyncBatchNorm, "torch/nn/sync_batch_norm"
 
     module Parallel
+      autoload :DataParallel, "torch/nn/parallel/data_parallel"
       autoload :DistributedDataParallel, "torch/nn/parallel/distributed_data_parallel"
       autoload :MixedPrecision, "torch/nn/parallel/mixed_precision"
     end
