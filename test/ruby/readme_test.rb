@@ -178,7 +178,7 @@ class ReadmeTest < Minitest::Test
   end
 
   def test_several_devices_in_one_process
-    program = code('require "torch/nn/parallel/data_parallel"').gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
+    program = code("model = Torch::NN::DataParallel").gsub("cuda:0", "cpu").sub("[0, 1]", '["cpu", "cpu"]')
     found = Distributed.fork_world(1) do
       gradients = [false, true].map do |parallel|
         here = binding
