@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,8 @@ def alone(layers, inputs, target, order):
 
 def tensor(layers, inputs, target, order):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    plan = {f"{i}.0": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(len(layers))}
+    # PyTorch 2.6 also looks for a name's later parts at the top, so they have to be other names.
+    plan = {f"{i}.linear": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(len(layers))}
     return train(parallelize_module(nn.Sequential(*layers), mesh, plan), inputs, target, order)
 
 
@@ -65,7 +67,7 @@ def train(net, inputs, target, order):
 def do(order):
     gc.collect()
     torch.manual_seed(1)
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(8)]
+    layers = [nn.Sequential(OrderedDict(linear=nn.Linear(WIDTH, WIDTH), relu=nn.ReLU())) for _ in range(8)]
     inputs, target = torch.randn(order["batch"], WIDTH), torch.randn(order["batch"], WIDTH)
     step = {"alone": alone, "tensor": tensor}.get(order["schedule"], pipeline)(layers, inputs, target, order)
     for _ in range(order["warmup"]):
