@@ -80,4 +80,34 @@ module ShardedCheckpoints
     assert_equal expected.keys, got.keys
     expected.each { |name, numbers| numbers.zip(got[name]) { |one, other| assert_in_delta one, other, tolerance, name } }
   end
+
+  # Saved by `size` ranks in one form, continued by others in all forms, beside the run that was not interrupted.
+  def assert_goes_on_in_any_form(dir, size, strategy, kind)
+    before, after = world(size) do |rank|
+      run = run_of(strategy, kind, 1)
+      train(run, 0...3)
+      Checkpoint.save(dir, **run, step: 3)
+      before = values(run)
+      train(run, 3...6)
+      [before, values(run)]
+    end.first
+    {units: 4, root: 2, zero: 3, wrapped: 1, ddp: 2}.each do |other, ranks|
+      world(ranks) do |rank|
+        run = run_of(other, kind, 50)
+        loaded = Checkpoint.load(dir, **run)
+        [loaded.step, values(run)].tap { train(run, 3...6) } << values(run)
+      end.each do |step, restored, went_on|
+        assert_equal 3, step
+        assert_equal before, restored
+        assert_close after, went_on
+      end
+    end
+    run = Distributed.fork_world(1) do
+      run = run_of(:plain, kind, 60)
+      Checkpoint.load(dir, **run)
+      [values(run)].tap { train(run, 3...6) } << values(run)
+    end.first
+    assert_equal before, run[0]
+    assert_close after, run[1]
+  end
 end

@@ -106,29 +106,14 @@ class SurfaceTest < Minitest::Test
     assert_equal [[1, 3, 5], [[1, 3], [5]]], [sampler.to_a, sampler.each_slice(2).to_a]
   end
 
-  # In processes of their own: here files are loaded, and programs lie in one.
-  def ruby(*arguments, stdin: "")
-    out, status = Open3.capture2e(RbConfig.ruby, *$LOAD_PATH.flat_map { |each| ["-I", each] }, *arguments, stdin_data: stdin)
-    assert status.success?, out
-    out
-  end
-
+  # In a process that has loaded nothing else.
   def test_one_require_has_everything
-    assert_equal "[true, true, Torch::NN::Parallel::DataParallel]", ruby("-e", <<~RUBY).lines.last.chomp
+    out, status = Open3.capture2e(RbConfig.ruby, *$LOAD_PATH.flat_map { |each| ["-I", each] }, "-e", <<~RUBY)
       require "torch/distributed"
       p [!Torch::NN.autoload?(:DataParallel).nil?, Torch::NN::DataParallel.equal?(Torch::NN::Parallel::DataParallel), Torch::NN::DataParallel]
     RUBY
-  end
-
-  def test_run_from_irb
-    program = <<~RUBY
-      require "torch/distributed"
-      mine = 10
-      values = Torch::Distributed.run(2, device: "cpu") { |ctx| x = Torch.ones(1, requires_grad: true); (x * (ctx.rank + mine)).sum.backward; [ctx.world_size, Torch::Distributed.all_reduce(x.grad).item] }
-      $stdout.puts "values: \#{values}"
-    RUBY
-    assert_includes ruby("-S", "irb", "-f", "--noecho", stdin: program), "values: [2, 21.0]\n"
-    assert_includes ruby("-e", program), "values: [2, 21.0]\n"
+    assert status.success?, out
+    assert_equal "[true, true, Torch::NN::Parallel::DataParallel]", out.lines.last.chomp
   end
 
   def test_numbers_of_processes_that_contradict_each_other

@@ -2,9 +2,27 @@
 
 require_relative "../ruby/test_helper"
 
-# Processes that Torch::Distributed.run has started itself, and their ends.
-class EndsOfRunTest < Minitest::Test
+# Processes that Torch::Distributed.run has started itself.
+class StartedByRunTest < Minitest::Test
   include Worlds
+
+  # In a process of its own.
+  def ruby(*arguments, stdin: "")
+    out, status = Open3.capture2e(RbConfig.ruby, *$LOAD_PATH.flat_map { |each| ["-I", each] }, *arguments, stdin_data: stdin)
+    assert status.success?, out
+    out
+  end
+
+  def test_run_from_irb
+    program = <<~RUBY
+      require "torch/distributed"
+      mine = 10
+      values = Torch::Distributed.run(2, device: "cpu") { |ctx| x = Torch.ones(1, requires_grad: true); (x * (ctx.rank + mine)).sum.backward; [ctx.world_size, Torch::Distributed.all_reduce(x.grad).item] }
+      $stdout.puts "values: \#{values}"
+    RUBY
+    assert_includes ruby("-S", "irb", "-f", "--noecho", stdin: program), "values: [2, 21.0]\n"
+    assert_includes ruby("-e", program), "values: [2, 21.0]\n"
+  end
 
   def test_a_failure_in_a_process_that_it_started
     error = assert_raises(Distributed::WorkerError) do
