@@ -102,7 +102,7 @@ module ShardedCheckpoints
         assert_close after, went_on
       end
     end
-    run = Distributed.fork_world(1) do
+    run = Torch::Distributed.fork_world(1) do
       run = run_of(:plain, kind, 60)
       Checkpoint.load(dir, **run)
       [values(run)].tap { train(run, 3...6) } << values(run)
