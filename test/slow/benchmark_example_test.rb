@@ -54,7 +54,7 @@ class BenchmarkExampleTest < Minitest::Test
     end
     assert_equal "-", rows[0].last
     rows.drop(1).each { |row| assert_match(/\A\d+\.\d %\z/, row.last) }
-    assert_refused(/--schedules nosuch: expected some of alone, gpipe/, "benchmark/compare_parallel.rb", "--schedules", "nosuch")
+    assert_refused(/--schedules nosuch: expected some of alone, tensor, gpipe, 1f1b/, "benchmark/compare_parallel.rb", "--schedules", "nosuch")
   end
 
   def check_files(dir)
