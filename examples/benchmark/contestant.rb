@@ -34,7 +34,8 @@ class Contestant
     malloc = kept ? KEPT : {}
     malloc = COUNTED if counted
     shared = THREADS.merge(malloc, "MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port.to_s,
-      "WORLD_SIZE" => processes.to_s, "LOCAL_WORLD_SIZE" => processes.to_s, "GLOO_SOCKET_IFNAME" => "lo")
+      "WORLD_SIZE" => processes.to_s, "LOCAL_WORLD_SIZE" => processes.to_s, "GLOO_SOCKET_IFNAME" => "lo",
+      "PYTHONDONTWRITEBYTECODE" => "1")
     @ranks = Array.new(processes) do |rank|
       start(command, shared.merge("RANK" => rank.to_s, "LOCAL_RANK" => rank.to_s))
     end

@@ -1,16 +1,13 @@
 # The peer of ddp_step.rb: the same models, steps, orders and answers, in PyTorch.
 import gc
-import json
-import os
 import re
-import sys
-import time
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from rank import answer_orders, milliseconds
 
 SIZES = {"mlp": [784, 1024, 1024, 10], "chain66": [784] + [64] * 65 + [10], "wide": [784, 4096, 4096, 10]}
 
@@ -101,19 +98,8 @@ def do(order):
                 "growth": private_bytes() - before, "peak": peak_bytes()}
     for _ in range(order["warmup"]):
         step(model, optimizer, inputs, targets, order.get("fused", False))
-    dist.barrier()
-    times = []
-    for _ in range(order["steps"]):
-        started = time.perf_counter()
-        step(model, optimizer, inputs, targets, order.get("fused", False))
-        times.append(1000 * (time.perf_counter() - started))
+    times = milliseconds(order["steps"], lambda: step(model, optimizer, inputs, targets, order.get("fused", False)))
     return {"mean": sum(times) / len(times), "median": sorted(times)[len(times) // 2], "form": form}
 
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-os.environ.setdefault("USE_LIBUV", "0")  # Debian's is built without it
-dist.init_process_group("gloo")
-print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
-for line in sys.stdin:
-    print(json.dumps(do(json.loads(line))), flush=True)
-dist.destroy_process_group()
+answer_orders(do)

@@ -1,22 +1,15 @@
 # frozen_string_literal: true
 
-# One rank of compare_ddp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
-# answers with a line of JSON. Unless the order says `ddp` it is torch-rb alone, which keeps memory from step to step as
+# One rank of compare_ddp.rb, which starts it. Unless the order says `ddp` it is torch-rb alone, which keeps memory from step to step as
 # a rank does.
 
-require_relative "../common/bundle"
-require "json"
-require "torch/distributed"
+require_relative "rank"
 require "torch/nn/parallel/distributed_data_parallel"
 require_relative "models"
 
 # The training step that is timed, and the memory it takes.
 class Contest
   CLASSES = 10
-
-  def initialize
-    Torch::Distributed.init_process_group("gloo")
-  end
 
   # @param order [Hash] model, batch, warmup, steps, optimizer, ddp; fused for timing; view for memory
   # @return [Hash] the answer
@@ -26,10 +19,6 @@ class Contest
     order["memory"] ? Thread.new { memory(order) }.value : times(order)
   end
 
-  def close
-    Torch::Distributed.destroy_process_group
-  end
-
   private
 
   def times(order)
@@ -37,12 +26,7 @@ class Contest
     model = order["ddp"] ? Torch::NN::Parallel::DistributedDataParallel.new(net) : net
     optimizer = optimizer(model, order)
     order["warmup"].times { step(model, optimizer) }
-    Torch::Distributed.barrier
-    times = Array.new(order["steps"]) do
-      started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-      step(model, optimizer)
-      1000 * (Process.clock_gettime(Process::CLOCK_MONOTONIC) - started)
-    end
+    times = Rank.milliseconds(order["steps"]) { step(model, optimizer) }
     {"mean" => times.sum / times.size, "median" => times.sort[times.size / 2]}
   end
 
@@ -107,8 +91,5 @@ class Contest
   end
 end
 
-$stdout.sync = true
 contest = Contest.new
-puts JSON.generate("version" => "torch-rb #{Torch::VERSION}")
-$stdin.each_line { |line| puts JSON.generate(contest.do(JSON.parse(line))) }
-contest.close
+Rank.answer_orders { |order| contest.do(order) }

@@ -1,17 +1,14 @@
 # The peer of fsdp_step.rb: the same models, steps, orders and answers, in PyTorch. Its fully_shard where that runs on
 # CPUs (2.7 and newer), else FullyShardedDataParallel (2.1 and newer), else DistributedDataParallel alone.
 import gc
-import json
 import math
-import os
-import sys
-import time
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from rank import answer_orders, milliseconds
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -120,19 +117,7 @@ def do(order):
 
     for _ in range(order["warmup"]):
         step()
-    dist.barrier()
-    times = []
-    for _ in range(order["steps"]):
-        started = time.perf_counter()
-        step()
-        times.append(1000 * (time.perf_counter() - started))
-    return {"milliseconds": times, "form": form}
+    return {"milliseconds": milliseconds(order["steps"], step), "form": form}
 
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-os.environ.setdefault("USE_LIBUV", "0")  # Debian's is built without it
-dist.init_process_group("gloo")
-print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
-for line in sys.stdin:
-    print(json.dumps(do(json.loads(line))), flush=True)
-dist.destroy_process_group()
+answer_orders(do)

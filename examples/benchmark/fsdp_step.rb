@@ -1,10 +1,8 @@
 # frozen_string_literal: true
 
-# One rank of compare_fsdp.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
-# answers with a line of JSON.
+# One rank of compare_fsdp.rb, which starts it.
 
-require_relative "../common/bundle"
-require "json"
+require_relative "rank"
 require "torch/distributed/fsdp"
 require "torch/nn/parallel/distributed_data_parallel"
 require_relative "sharded_models"
@@ -29,8 +27,7 @@ class ShardedContest
       optimizer.step
     end
     order["warmup"].times { step.call }
-    Torch::Distributed.barrier
-    {"milliseconds" => Array.new(order["steps"]) { seconds(&step) * 1000 }}
+    {"milliseconds" => Rank.milliseconds(order["steps"], &step)}
   end
 
   private
@@ -44,17 +41,7 @@ class ShardedContest
       FSDP.fully_shard(net)
     end
   end
-
-  def seconds
-    started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-    yield
-    Process.clock_gettime(Process::CLOCK_MONOTONIC) - started
-  end
 end
 
-$stdout.sync = true
-Torch::Distributed.init_process_group("gloo")
 contest = ShardedContest.new
-puts JSON.generate("version" => "torch-rb #{Torch::VERSION}")
-$stdin.each_line { |line| puts JSON.generate(contest.do(JSON.parse(line))) }
-Torch::Distributed.destroy_process_group
+Rank.answer_orders { |order| contest.do(order) }

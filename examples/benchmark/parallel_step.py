@@ -1,9 +1,5 @@
 # The peer of parallel_step.rb: the same model, steps, orders and answers, in PyTorch (2.4 and newer).
 import gc
-import json
-import os
-import sys
-import time
 from collections import OrderedDict
 
 import torch
@@ -13,6 +9,8 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from rank import answer_orders, milliseconds
 
 WIDTH = 512
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
@@ -72,19 +70,7 @@ def do(order):
     step = {"alone": alone, "tensor": tensor}.get(order["schedule"], pipeline)(layers, inputs, target, order)
     for _ in range(order["warmup"]):
         step()
-    dist.barrier()
-    times = []
-    for _ in range(order["steps"]):
-        started = time.perf_counter()
-        step()
-        times.append(1000 * (time.perf_counter() - started))
-    return {"milliseconds": times}
+    return {"milliseconds": milliseconds(order["steps"], step)}
 
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-os.environ.setdefault("USE_LIBUV", "0")  # Debian's is built without it
-dist.init_process_group("gloo")
-print(json.dumps({"version": "PyTorch " + torch.__version__}), flush=True)
-for line in sys.stdin:
-    print(json.dumps(do(json.loads(line))), flush=True)
-dist.destroy_process_group()
+answer_orders(do)

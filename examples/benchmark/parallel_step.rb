@@ -1,11 +1,8 @@
 # frozen_string_literal: true
 
-# One rank of compare_parallel.rb, which starts it: reads an order of JSON from each line of standard input, does it, and
-# answers with a line of JSON.
+# One rank of compare_parallel.rb, which starts it.
 
-require_relative "../common/bundle"
-require "json"
-require "torch/distributed"
+require_relative "rank"
 require_relative "sharded_models"
 
 # The training step that is timed.
@@ -30,8 +27,7 @@ class ParallelContest
     end
     order["warmup"].times { step.call }
     report&.call
-    Torch::Distributed.barrier
-    times = Array.new(order["steps"]) { seconds(&step) * 1000 }
+    times = Rank.milliseconds(order["steps"], &step)
     measured = report&.call
     {"milliseconds" => times, "bubble" => measured&.bubble, "theory" => measured&.theory, "report" => measured&.to_s}
   end
@@ -73,17 +69,7 @@ class ParallelContest
     yield
     optimizer.step
   end
-
-  def seconds
-    started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-    yield
-    Process.clock_gettime(Process::CLOCK_MONOTONIC) - started
-  end
 end
 
-$stdout.sync = true
-Torch::Distributed.init_process_group("gloo")
 contest = ParallelContest.new
-puts JSON.generate("version" => "torch-rb #{Torch::VERSION} on libtorch #{Torch::Distributed::LIBTORCH_VERSION}")
-$stdin.each_line { |line| puts JSON.generate(contest.do(JSON.parse(line))) }
-Torch::Distributed.destroy_process_group
+Rank.answer_orders(version: "torch-rb #{Torch::VERSION} on libtorch #{Torch::Distributed::LIBTORCH_VERSION}") { |order| contest.do(order) }
