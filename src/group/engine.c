@@ -5,8 +5,8 @@
  * that is left to it, and ends with the last group.
  *
  * A group is made with the engine of its parent. If its backend has other events, because it could
- * not share the parent's memory, it has an engine of its own. A group of one rank waits for nobody:
- * its events do not matter.
+ * not share the parent's memory, it has an engine of its own. A group of one rank waits for no
+ * other rank, at most for its device: its events do not matter.
  *
  * Invariants: the thread uses a group only while `polled` says so, and remove() waits for that.
  * Failures, which may take a while to complete, are left to a thread of the group's own. Locks are
@@ -121,6 +121,18 @@ static unsigned poll_groups(tddp_engine *engine)
     return found;
 }
 
+/* With the lock held. */
+static void sleep_until_woken(tddp_engine *engine, int64_t until)
+{
+    while (!engine->woken && !engine->ending) {
+        if (until == INT64_MAX) {
+            pthread_cond_wait(&engine->wake, &engine->mutex);
+        } else if (!tddp_cond_wait_until(&engine->wake, &engine->mutex, until)) {
+            return;
+        }
+    }
+}
+
 static void *engine_body(void *data)
 {
     tddp_engine *engine = data;
@@ -142,10 +154,10 @@ static void *engine_body(void *data)
             pthread_mutex_lock(&engine->mutex);
             continue;
         }
+        const bool waits = found & TDDP_GROUP_WAITING; /* one rank, for its device */
+        const int64_t until = waits ? tddp_now_ns() + LOOK_NS : INT64_MAX;
         engine->idle = true;
-        while (!engine->woken && !engine->ending) {
-            pthread_cond_wait(&engine->wake, &engine->mutex);
-        }
+        sleep_until_woken(engine, until);
         engine->idle = false;
     }
     pthread_mutex_unlock(&engine->mutex);

@@ -115,16 +115,16 @@ static void execute(tddp_group *group, tddp_work *work)
     tddp_work_release(work);
 }
 
-/* The operation that the engine tried goes on later, or is about to be completed: threads that
- * wait for it may look again. */
+/* The engine has tried the first operation: threads that wait for it may look again. With the lock
+ * held. */
 static void end_poll(tddp_group *group)
 {
-    pthread_mutex_lock(&group->mutex);
-    group->polling = false;
-    if (group->poll_waiters > 0) {
-        pthread_cond_broadcast(&group->idle);
+    if (group->polling) {
+        group->polling = false;
+        if (group->poll_waiters > 0) {
+            pthread_cond_broadcast(&group->idle);
+        }
     }
-    pthread_mutex_unlock(&group->mutex);
 }
 
 /* On a waiting thread, or the engine's: false if the work is not completed, since the token was
@@ -135,14 +135,16 @@ static bool execute_on_caller(tddp_group *group, tddp_work *work, tddp_cancel *c
     work->op.cancel = cancel;
     tddp_status status = tddp_group_run(group, work);
     work->op.cancel = NULL;
-    if (group->polling) {
-        end_poll(group); /* only the thread that has acquired the queue sets it */
-    }
     if (status) {
         if (status != TDDP_CANCELED || !cancel || !tddp_cancel_triggered(cancel)) {
             keep_failure(work, status);
         }
         return false;
+    }
+    if (group->polling) { /* only the thread that has acquired the queue sets it */
+        pthread_mutex_lock(&group->mutex);
+        end_poll(group);
+        pthread_mutex_unlock(&group->mutex);
     }
     const tddp_group *before = tddp_group_set_current(group);
     tddp_group_complete(group, work, TDDP_OK);
@@ -174,6 +176,7 @@ static void put_back(tddp_group *group, tddp_work *work)
 static void release_queue(tddp_group *group)
 {
     group->running = false;
+    end_poll(group); /* an operation that is unfinished: it is in the queue again */
     atomic_store(&group->completing, false);
     if (!group->head) {
         pthread_cond_broadcast(&group->idle);

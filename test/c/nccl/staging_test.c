@@ -2,6 +2,7 @@
  * Operations on memory that the group's backend doesn't support, with stand-ins for NCCL and CUDA.
  */
 #include "args.h"
+#include "events.h"
 #include "nccl/staged_operations.h"
 
 static const size_t sizes[] = {0, 1, 3, 1000, MAX_EACH};
@@ -122,6 +123,39 @@ MULTI_TEST(works_in_flight, 3, 30)
     standin_set_delay_ms(0);
     close_bench(&self);
     tddp_store_release(store);
+}
+
+/* Works that no thread waits for end, though their memory is written later. */
+static void leave_to_the_engine(int rank, int world_size, int port)
+{
+    enum { WORKS = 3, EACH = 501 };
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    standin_set_delay_ms(10);
+    tddp_work *works[WORKS];
+    for (int i = 0; i < WORKS; i++) {
+        tddp_buffer buffer = filled(&self, input_memory + i * EACH, EACH, i);
+        CHECK_OK(inline_sum(self.group, buffer, 0, NULL, &works[i]));
+    }
+    for (int i = 0; i < WORKS; i++) {
+        CHECK_UNTIL(tddp_work_completed(works[i]));
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        tddp_work_release(works[i]);
+        check_sums(&self, input_memory + i * EACH, EACH, i, 0);
+    }
+    standin_set_delay_ms(0);
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+MULTI_TEST(left_to_the_engine_of_one_rank, 1, 30)
+{
+    leave_to_the_engine(rank, world_size, port);
+}
+
+MULTI_TEST(left_to_the_engines_of_two_ranks, 2, 30)
+{
+    leave_to_the_engine(rank, world_size, port);
 }
 
 /* Memory for copies is reused by the next operation, and grows with the operations. */
