@@ -20,16 +20,16 @@ tddp_status tddp_operation_submit(const tddp_device_memory_ops *device, tddp_gro
 static tddp_status wait_for(const tddp_device_memory_ops *device, const tddp_buffer *like,
                             tddp_work *work, const tddp_wait *wait, bool *done)
 {
+    tddp_status status;
     if (like->device_type != TDDP_CPU) {
-        void *stream = device->stream(device->user, like->device_index);
-        tddp_status status = tddp_work_order(work, stream, wait);
-        *done = status == TDDP_OK || tddp_work_completed(work);
-        return status;
+        status = tddp_work_order(work, device->stream(device->user, like->device_index), wait);
+    } else {
+        status = tddp_work_wait(work, wait);
     }
-    tddp_status status = tddp_work_wait(work, wait);
-    *done = status == TDDP_OK || tddp_work_completed(work);
     /* It may have completed after the wait failed: then its own status counts. */
-    return *done ? tddp_work_status(work) : status;
+    const bool completed = tddp_work_completed(work);
+    *done = status == TDDP_OK || completed;
+    return completed ? tddp_work_status(work) : status;
 }
 
 tddp_status tddp_operation_wait(const tddp_device_memory_ops *device, const tddp_buffer *like,

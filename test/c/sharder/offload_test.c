@@ -262,6 +262,29 @@ static void follow_steps(int rank, int world_size, int port, bool divided)
     leave(group, store);
 }
 
+/* --- waits that are over too early ----------------------------------------------------------- */
+
+static bool is_late; /* works complete when the wait for them has just timed out */
+
+tddp_status __real_tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait);
+tddp_status __wrap_tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait);
+
+tddp_status __wrap_tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait)
+{
+    if (!is_late) {
+        return __real_tddp_work_order(work, stream, wait);
+    }
+    CHECK_OK(tddp_work_wait(work, NULL));
+    return tddp_fail(TDDP_TIMEOUT, "a moment before");
+}
+
+/* Gathered once: a second time on one rank alone would be another operation than the others'. */
+MULTI_TEST(what_completes_after_the_wait_for_it, 2, 60)
+{
+    is_late = rank == 0;
+    follow_steps(rank, world_size, port, true);
+}
+
 MULTI_TEST(one_rank, 1, 60)
 {
     follow_steps(rank, world_size, port, true);
