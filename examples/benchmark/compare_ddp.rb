@@ -36,6 +36,7 @@ given = CommandLine.parse(usage, {}, positive: positive) do |opts|
   opts.on("--limit S", Integer, "seconds until a program that does not answer is given up (#{options[:limit]})")
   opts.on("--quick", "one short turn of each, to see that all of it works; its figures mean nothing")
   opts.on("--json [FILE]", "write the figures there; without FILE, print them")
+  opts.on("--chart FILE", /.+\.svg/, "draw images per second on the most ranks there: FILE.svg")
 end
 options.merge!(rounds: 1, steps: 3, warmup: 1, batch_sizes: [32], memory_models: %w[mlp]) if given[:quick]
 options.merge!(given)
@@ -45,6 +46,8 @@ CommandLine.refuse("--warmup #{options[:warmup]}: expected 0 or more") if option
   unknown = options[name] - known
   CommandLine.refuse("--#{name.to_s.tr("_", "-")} #{unknown.first}: expected some of #{known.join(", ")}") unless unknown.empty?
 end
+
+CommandLine.refuse("--chart shows times: expected no --no-times") if options[:chart] && !options[:times]
 
 python = ENV.fetch("PYTHON", "/usr/bin/python3")
 unless system(python, "-c", "import torch.distributed", err: File::NULL)
@@ -69,6 +72,11 @@ end
 puts comparison.heading
 puts "", comparison.step_table, "", comparison.ratio_table, "", comparison.goal_table if options[:times]
 puts "", comparison.memory_table if options[:memory]
+if options[:chart]
+  require_relative "../common/bundle"
+  require_relative "comparison_chart"
+  File.write(options[:chart], ComparisonChart.new(comparison.figures, options[:ranks].max).svg)
+end
 if options.key?(:json) && given.key?(:json)
   text = JSON.pretty_generate(comparison.figures)
   options[:json] ? File.write(options[:json], "#{text}\n") : puts("", text)

@@ -2,11 +2,19 @@
 
 require_relative "test_helper"
 
-# What tests of a page's Ruby have in common; they say by `page` which one they read.
+# What tests of the Ruby in README.md and docs have in common.
 module Documented
+  ROOT = File.expand_path("../..", __dir__)
+  PAGES = ["README.md", *Dir[File.join(ROOT, "docs/*.md")].map { |path| "docs/#{File.basename(path)}" }.sort].freeze
+
+  # @return [Array<String>] the blocks of all pages, each once
+  def self.blocks
+    PAGES.flat_map { |page| text(page).scan(/^```ruby\n(.*?)^```$/m).flatten }.uniq
+  end
+
   # @param page [String] its path
   def self.text(page)
-    File.read(File.expand_path("../../#{page}", __dir__))
+    File.read(File.join(ROOT, page))
   end
 
   # What the pages call so.
@@ -54,10 +62,12 @@ module Documented
     Torch.manual_seed(1)
   end
 
-  # @param words [String] with which a block of Ruby begins
+  # @param words [String] that one block of the pages contains, and no other
   # @return [String] the block
   def code(words)
-    Documented.text(page).scan(/^```ruby\n(.*?)^```$/m).flatten.find { |text| text.start_with?(words) } || flunk("no block of #{page} begins with #{words}")
+    found = Documented.blocks.select { |block| block.include?(words) }
+    assert_equal 1, found.size, "blocks of the pages that contain #{words}"
+    found.first
   end
 
   def dataset

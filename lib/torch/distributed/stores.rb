@@ -153,7 +153,7 @@ module Torch
     # Variables of its environment limit what its clients can do: `TDDP_STORE_MAX_KEY_BYTES`, `_MAX_VALUE_BYTES`,
     # `_MAX_KEYS`, `_MAX_REQUEST_BYTES`, `_MAX_TOTAL_BYTES`, `_MAX_BUFFERED_BYTES`, `_MAX_CLIENTS`, `_MAX_PENDING` and
     # `TDDP_STORE_CLIENT_TIMEOUT_MS`. With `TDDP_STORE_SECRET` set to the same text everywhere (or `TDDP_STORE_SECRET_FILE`,
-    # naming a file that has it) the master serves only those who know it. README.md has the table.
+    # naming a file that has it) the master serves only those who know it. docs/several-machines.md has the table.
     class TCPStore < Store
       # @!attribute [r] host
       #   @return [String] the server's host

@@ -3,17 +3,13 @@
 require_relative "test_helper"
 require_relative "documented"
 
-# The README's Ruby, as it stands there, but for what needs GPUs.
-class ReadmeTest < Minitest::Test
+# The Ruby in README.md and docs, as it stands there, but for what needs GPUs.
+class DocsTrainingTest < Minitest::Test
   include Worlds
   include Documented
 
-  def page
-    "README.md"
-  end
-
   def test_three_lines_make_a_script_distributed
-    program = code('require "torch/distributed"')
+    program = code("MyModel.new)               # 2")
     parameters = Distributed.fork_world(2) do
       here = binding
       here.local_variable_set(:dataset, dataset)
@@ -22,6 +18,30 @@ class ReadmeTest < Minitest::Test
     end
     assert_equal 4, parameters[0].size
     assert_equal parameters[0], parameters[1]
+  end
+
+  # The lines that both programs print.
+  def test_from_one_process_to_two
+    found = [[1, code("shuffle: true)")], [2, code("on_main { puts \"epoch")]].map do |ranks, program|
+      Distributed.fork_world(ranks) { capture_io { Object.new.instance_eval(program) }.first }
+    end
+    assert_equal 2, found[1].size
+    assert_empty found[1][1]
+    found.each do |(out, *)|
+      right = out.lines.map { |line| line[/\Aepoch \d: (\d+) of 1024$/, 1].to_i }
+      assert_equal 5, right.size
+      assert_operator right.last, :>=, 950
+    end
+  end
+
+  def test_set_up_in_one_call
+    program = code("if ctx.main?")
+    assert_equal ["2 ranks\n", ""], Distributed.fork_world(2) { (here = binding) && capture_io { here.eval(program) }.first }
+  end
+
+  def test_a_model_on_its_gpu
+    program = code("device = ").sub("Torch::Distributed.init_process_group  ", "").sub(/"cuda:.*"$/, '"cpu"').sub("[device]", "nil")
+    assert_equal ["cpu"] * 2, world(2) { (here = binding).local_variable_set(:net, MyModel.new) && here.eval(program).module.parameters.first.device.to_s }
   end
 
   def test_collectives_with_a_gradient
@@ -124,7 +144,7 @@ class ReadmeTest < Minitest::Test
   end
 
   def test_a_model_that_is_divided
-    lines = code("FSDP = ").lines.drop(1).join.gsub("FSDP.", "Torch::Distributed::FSDP.")
+    lines = code("net.layers.each { |layer| FSDP").lines.drop(1).join.gsub("FSDP.", "Torch::Distributed::FSDP.")
     found = world(2) do
       here = binding
       here.local_variable_set(:net, MyModel.new.tap { |net| net.define_singleton_method(:layers) { [@layers] } })
@@ -162,8 +182,24 @@ class ReadmeTest < Minitest::Test
     end
   end
 
+  def test_all_at_once
+    program = code("mesh_dim_names: %w[pp dp tp]").sub("[2, 2, 2]", "[2, 1, 2]")
+    losses = world(4) do
+      here = binding
+      x, y = Array.new(2) { Torch.randn(8, 4) }
+      ways = Distributed::Tensor::Parallel
+      plan = {"layers.*.up" => ways::ColwiseParallel.new, "layers.*.down" => ways::RowwiseParallel.new}
+      {gpt: Pairs.new, plan: plan, stages: [["layers.0"], ["layers.1"]], loss_fn: Torch::NN::F.method(:mse_loss), ids: x, next_ids: y}
+        .each { |name, value| here.local_variable_set(name, value) }
+      expected = Torch::NN::F.mse_loss(here.local_variable_get(:gpt).call(x), y).item
+      here.eval(program)
+      (here.local_variable_get(:loss) - expected).abs
+    end
+    assert_operator losses.max, :<, 1e-6
+  end
+
   def test_what_fits_into_memory
-    programs = ["estimate = ", "Torch::Distributed.track_memory"].map { |words| code(words) }
+    programs = [code("estimate[:full_shard]"), code("# tensors that are made from now on")]
     fitting, total, stats = Distributed.fork_world(1) do
       here = binding
       {net: MyModel.new, x: Torch.randn(5, 4)}.each { |name, value| here.local_variable_set(name, value) }
@@ -250,6 +286,6 @@ class ReadmeTest < Minitest::Test
 
   def test_tests_of_one_s_own
     here = binding
-    assert_equal [3.0, 3.0], here.eval(code("Torch::Distributed.fork_world"))
+    assert_equal [3.0, 3.0], here.eval(code("# => [3.0, 3.0]"))
   end
 end
