@@ -60,6 +60,42 @@ class DistributedDataLoaderTest < Minitest::Test
     end
   end
 
+  # Tensors on "meta" have no elements: what shows that they were moved, without a GPU.
+  def test_batches_are_on_the_device_in_their_dtypes
+    collate = lambda do |batch|
+      {"x" => Torch.ones(batch.size, 2, dtype: :float64), :more => [[Torch.tensor(batch, dtype: :int16)], "text", batch.size]}
+    end
+    {nil => "cpu", "cpu" => "cpu", :meta => "meta", Torch.device("meta") => "meta"}.each do |device, expected|
+      [0, 2].each do |workers|
+        loader = Loader.new((0...5).to_a, batch_size: 3, collate_fn: collate, num_workers: workers, device: device)
+        batches = loader.to_a
+        tensors = batches.map { |batch| [batch["x"], batch[:more][0][0]] }
+        assert_equal [expected] * 4, tensors.flatten.map { |tensor| Torch::Distributed._device_name(tensor.device) }
+        assert_equal [[[3, 2], [3]], [[2, 2], [2]]], tensors.map { |pair| pair.map(&:shape) }
+        assert_equal [%i[float64 int16]] * 2, tensors.map { |pair| pair.map(&:dtype) }
+        assert_equal [["text", 3], ["text", 2]], batches.map { |batch| batch[:more].drop(1) }
+      end
+    end
+    given = [[Torch.ones(1)]]
+    assert_same given, Loader.new([1], collate_fn: ->(_) { given }).first
+    whole = Loader.new(Data::TensorDataset.new(Torch.arange(4)), batch_size: 4, device: "cpu").first
+    assert_equal [[0, 1, 2, 3]], whole.map(&:to_a)
+  end
+
+  def test_enumerable
+    [0, 2].each do |workers|
+      read = []
+      loader = Loader.new(Examples.new(10) { |index| read << index }, batch_size: 2, num_workers: workers, prefetch_factor: 1)
+      labels = loader.lazy.map { |_, numbers| numbers.to_a }.reject { |numbers| numbers.first == 20 }.first(2)
+      assert_equal [[0, 10], [40, 50]], labels
+      assert_empty threads
+      assert_operator read.size, :<=, 2 * (3 + workers)
+      assert_equal [5, 4], [loader.each.size, loader.each_with_index.to_a.last[1]]
+      assert_equal [[0, 20, 40], [60, 80]], loader.each_slice(3).map { |slice| slice.map { |_, numbers| numbers[0].item } }
+      assert_equal 450, loader.sum { |_, numbers| numbers.sum.item }
+    end
+  end
+
   def test_order_length_and_epochs_are_the_samplers
     dataset = (0...11).to_a
     sampler = Data::DistributedSampler.new(dataset, num_replicas: 2, rank: 1, seed: 4)
@@ -235,6 +271,12 @@ class DistributedDataLoaderTest < Minitest::Test
       /batch_sampler: it stands instead/ => {batch_sampler: [[1]], batch_size: 2}
     }
     mistakes.each { |text, options| assert_match text, assert_raises(ArgumentError) { Loader.new(data, **options) }.message }
+    {5 => /device: expected a String.*got 5/, "gpu" => /device: expected one that can be used here, got "gpu"/}.each do |device, text|
+      assert_match text, assert_raises(ArgumentError, TypeError) { Loader.new(data, device: device) }.message
+    end
+    unless Torch::CUDA.available?
+      assert_match(/got "cuda:0"/, assert_raises(ArgumentError) { Loader.new(data, device: Torch.device("cuda:0")) }.message)
+    end
     assert_match(/IterableDataset/, assert_raises(ArgumentError) { Loader.new(Data::IterableDataset.new) }.message)
   end
 end

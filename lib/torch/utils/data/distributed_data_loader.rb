@@ -10,11 +10,14 @@ module Torch
     module Data
       # torch-rb's DataLoader for this process's part of a data set, read ahead in the background where that is asked for.
       #
-      #   loader = Torch::Utils::Data::DistributedDataLoader.new(dataset, batch_size: 64, shuffle: true, num_workers: 1)
+      #   loader = Torch::Utils::Data::DistributedDataLoader.new(dataset, batch_size: 64, shuffle: true, num_workers: 1, device: ctx.device)
       #   epochs.times do |epoch|
       #     loader.set_epoch(epoch)
       #     loader.each { |images, labels| … }
       #   end
+      #
+      # It is Enumerable: `loader.first`, `loader.each_with_index`, `loader.lazy.map { … }.first(10)`. However a loop over it is
+      # left, the workers end with it.
       #
       # The order is the sampler's whatever the number of workers. Workers are threads: they read files or wait for a
       # network beside training, but what they compute in Ruby takes turns with it.
@@ -40,11 +43,15 @@ module Torch
         # @param num_workers [Integer] threads that read ahead; 0: none, each batch is read when it is asked for
         # @param prefetch_factor [Integer] how many batches ahead each of them may be
         # @param seed [Integer] of the order, the same on every process
+        # @param device [String, Symbol, Torch::Device, nil] where the program gets batches: their tensors, also those within
+        #   arrays, hashes, Structs and Data objects, are moved there on its thread, each in its own dtype. nil: they stay where they are
+        # @raise [ArgumentError, TypeError] naming the argument, what it is and what was expected
         def initialize(dataset, batch_size: 1, shuffle: false, sampler: nil, batch_sampler: nil, collate_fn: nil, drop_last: false,
-          num_workers: 0, prefetch_factor: 2, seed: 0)
+          num_workers: 0, prefetch_factor: 2, seed: 0, device: nil)
           check(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
           check_number("num_workers", num_workers, 0)
           check_number("prefetch_factor", prefetch_factor, 1)
+          @device = device_of(device)
           super(dataset, batch_size: batch_size, shuffle: shuffle, collate_fn: collate_fn)
           @batch_sampler = batch_sampler
           @batch_size = nil if batch_sampler
@@ -57,7 +64,7 @@ module Torch
           @skip = 0
         end
 
-        # @yieldparam batch [Object] what the collate_fn made
+        # @yieldparam batch [Object] what the collate_fn made, on `device`
         # @return [Enumerator, self]
         def each(&block)
           return enum_for(:each) { size } unless block
@@ -135,6 +142,22 @@ module Torch
           raise ArgumentError, "#{name}: expected #{least} or more, got #{value.inspect}"
         end
 
+        # A device that cannot be used here is found before the first batch.
+        def device_of(device)
+          return if device.nil?
+          unless device.is_a?(String) || device.is_a?(Symbol) || device.is_a?(Torch::Device)
+            raise TypeError, "device: expected a String, a Symbol, a Torch::Device or nil, got #{device.inspect}"
+          end
+
+          name = Torch::Distributed._device_name(device).to_s
+          begin
+            Torch.empty([0], device: name)
+          rescue => e
+            raise ArgumentError, "device: expected one that can be used here, got #{name.inspect}: #{e.message.lines.first&.chomp}"
+          end
+          name
+        end
+
         def default_sampler(shuffle, seed)
           alone = Torch::Distributed.initialized? ? {} : {num_replicas: 1, rank: 0}
           DistributedSampler.new(@dataset, shuffle: shuffle, seed: seed, **alone)
@@ -175,7 +198,7 @@ module Torch
         def hand_out(indices, batch)
           @handed_out += 1
           @sampler.advance(indices.size) if stateful?
-          yield batch
+          yield @device ? Torch::Distributed::Nested.map(batch) { |tensor| tensor.to(@device) } : batch
         end
 
         def data_span(&block)
