@@ -21,15 +21,24 @@ class DataParallelHooksTest < Minitest::Test
     ->(model) { model.register_comm_hook(*arguments, &block) }
   end
 
+  # The last of the arguments may be keywords.
+  def registering(arguments)
+    lambda do |model|
+      *positional, last = arguments.call
+      last.is_a?(Hash) ? model.register_comm_hook(*positional, **last) : model.register_comm_hook(*positional, last)
+    end
+  end
+
   # --- hooks that average exactly, in all the ways in which one may be given ---
 
   EXACT = {
     by_name: -> { [:allreduce] },
     by_name_with_a_state: -> { [nil, "allreduce"] },
+    by_name_as_a_keyword: -> { [{hook: :allreduce}] },
     built_in: -> { [nil, Hooks.allreduce_hook] },
     of_the_library: -> { [Torch::Distributed::CommHook.allreduce] },
-    power_sgd_before_it_starts: -> { [Hooks::PowerSGDState.new(start_power_sgd_iter: 100), Hooks.power_sgd_hook] },
-    post_local_sgd_before_it_starts: -> { [Hooks::PostLocalSGDState.new, Hooks.post_local_sgd_hook] },
+    power_sgd_before_it_starts: -> { [:power_sgd, {state: Hooks::PowerSGDState.new(start_power_sgd_iter: 100)}] },
+    post_local_sgd_before_it_starts: -> { [{state: Hooks::PostLocalSGDState.new, hook: Hooks.post_local_sgd_hook}] },
     post_local_sgd_with_all: -> { [Hooks::PostLocalSGDState.new(subgroup: Distributed.default_process_group, start_local_sgd_iter: 2), Hooks.post_localSGD_hook] },
     ruby_work: -> { [2, ->(_, bucket) { Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) }] },
     ruby_future: -> { [nil, ->(_, bucket) { Distributed.all_reduce(bucket.buffer, async_op: true).get_future.then { |done| done.value.first / Distributed.get_world_size } }] },
@@ -49,12 +58,25 @@ class DataParallelHooksTest < Minitest::Test
   EXACT.each_with_index do |(name, arguments), index|
     define_method(:"test_training_is_that_of_one_process_#{name}") do
       options = index.even? ? {bucket_cap_mb: 0.0002} : {gradient_as_bucket_view: false}
-      assert_trains(expected, [2, 3, 4][index % 3], message: name, prepare: ->(model) { model.register_comm_hook(*arguments.call) }, **options)
+      assert_trains(expected, [2, 3, 4][index % 3], message: name, prepare: registering(arguments), **options)
     end
   end
 
   def test_a_block
     assert_trains(expected, 3, prepare: register { |state, bucket| state.nil? && Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) })
+  end
+
+  def test_who_gets_which_argument
+    hook = ->(_, _) {}
+    block = proc {}
+    {
+      [[hook], {}] => [nil, hook], [[hook], {state: 1}] => [1, hook], [[1, hook], {}] => [1, hook], [[nil, hook], {}] => [nil, hook],
+      [[], {hook: hook}] => [nil, hook], [[], {hook: hook, state: 1}] => [1, hook], [[1], {hook: hook}] => [1, hook],
+      [[], {block: block}] => [nil, block], [[1], {block: block}] => [1, block], [[], {state: 1, block: block}] => [1, block],
+      [[:power_sgd], {}] => [nil, :power_sgd], [[], {}] => [nil, nil], [[1, nil], {}] => [1, nil]
+    }.each do |(positional, given), expected|
+      assert_equal expected, DDP.allocate.send(:comm_hook_arguments, positional, given[:state], given[:hook], given[:block])
+    end
   end
 
   # --- hooks that lose something ---
@@ -409,7 +431,12 @@ class DataParallelHooksTest < Minitest::Test
       assert_match(/hook: expected one of :allreduce, .*got :fp8/, assert_raises(ArgumentError) { model.register_comm_hook(:fp8) }.message)
       assert_match(/hook: expected a name .*got 3/, assert_raises(ArgumentError) { model.register_comm_hook(nil, 3) }.message)
       assert_match(/hook: expected a name .*got nil/, assert_raises(ArgumentError) { model.register_comm_hook }.message)
-      assert_match(/got both/, assert_raises(ArgumentError) { model.register_comm_hook(nil, :noop) {} }.message)
+      {
+        /got both/ => [-> { model.register_comm_hook(nil, :noop) {} }, -> { model.register_comm_hook(hook: :noop) {} }],
+        /got 3 arguments/ => [-> { model.register_comm_hook(1, :noop, 2) }],
+        /state: expected it once/ => [-> { model.register_comm_hook(1, :noop, state: 2) }, -> { model.register_comm_hook(1, state: 2) {} }],
+        /hook: expected it once/ => [-> { model.register_comm_hook(1, :noop, hook: :noop) }]
+      }.each { |text, calls| calls.each { |call| assert_match(text, assert_raises(ArgumentError, &call).message) } }
       assert_match(/state: expected a .*PostLocalSGDState .*got nil/, assert_raises(ArgumentError) { model.register_comm_hook(nil, Hooks.post_local_sgd_hook) }.message)
       assert_match(/state: expected a .*PowerSGDState .*got 3/, assert_raises(ArgumentError) { model.register_comm_hook(3, Hooks.power_sgd_hook) }.message)
       model.register_comm_hook(:noop)

@@ -20,18 +20,19 @@ class ObjectsTest < Minitest::Test
       results = world(size) do |rank|
         mine = ObjectsTest.object(rank)
         list = Array.new(size)
-        filled = Distributed.all_gather_object(list, mine).equal?(list)
+        named = [Distributed.all_gather_object(mine, object_list: []), Distributed.all_gather_object(nil, object_list: nil)]
+        filled = Distributed.all_gather_object(list, mine).equal?(list) && Distributed.all_gather_object(mine, object_list: list).equal?(list)
         gathered = (0...size).map { |root| Distributed.gather_object(mine, dst: root) }
         shared = [mine, rank, nil]
         Distributed.broadcast_object_list(shared, src: size - 1)
         part = [nil]
         returned = Distributed.scatter_object_list(part, (Array.new(size) { |to| [to, "x" * to] } if rank.zero?))
-        {filled: filled, list: list, fresh: Distributed.all_gather_object(rank), gathered: gathered, shared: shared, part: part + [returned]}
+        {filled: filled, list: list, named: named, fresh: Distributed.all_gather_object(rank), gathered: gathered, shared: shared, part: part + [returned]}
       end
       objects = Array.new(size) { |rank| ObjectsTest.object(rank) }
       results.each_with_index do |said, rank|
         roots = Array.new(size) { |root| objects if root == rank }
-        assert_equal({filled: true, list: objects, fresh: (0...size).to_a, gathered: roots, shared: [objects.last, size - 1, nil],
+        assert_equal({filled: true, list: objects, named: [objects, [nil] * size], fresh: (0...size).to_a, gathered: roots, shared: [objects.last, size - 1, nil],
                       part: [[rank, "x" * rank]] * 2}, said)
       end
     end

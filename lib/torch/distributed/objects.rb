@@ -14,15 +14,20 @@ module Torch
     module Objects
       # Gathers every rank's object.
       #
-      # @overload all_gather_object(object, group: nil, serializer: :marshal)
+      #   losses = Torch::Distributed.all_gather_object(loss)
+      #   Torch::Distributed.all_gather_object(loss, object_list: losses)
+      #
+      # @overload all_gather_object(object, object_list: nil, group: nil, serializer: :marshal)
       # @overload all_gather_object(object_list, object, group: nil, serializer: :marshal)
-      #   @param object_list [Array, nil] is filled
+      #   As PyTorch has it.
       # @param object [Object]
+      # @param object_list [Array, nil] is filled: empty, or with an element for each rank
       # @param group [ProcessGroup, nil] nil: the default group
       # @param serializer [Symbol, #dump]
       # @return [Array] the objects by rank
-      def all_gather_object(object, *rest, group: nil, serializer: :marshal)
+      def all_gather_object(object, *rest, object_list: nil, group: nil, serializer: :marshal)
         raise ArgumentError, "all_gather_object: expected an object, or a list and an object, got #{1 + rest.size} arguments" if rest.size > 1
+        raise ArgumentError, "object_list: expected it once, got it before the object as well" unless rest.empty? || object_list.nil?
         return unless (group = object_group(group, "all_gather_object"))
 
         object_list, object = object, rest.first unless rest.empty?

@@ -10,9 +10,9 @@ module Torch
       # Communication hooks for `DistributedDataParallel#register_comm_hook`, with PyTorch's names. They run in libtddp, beside
       # backward.
       #
-      #   model.register_comm_hook(nil, DDPCommHooks.fp16_compress_hook)
-      #   model.register_comm_hook(PowerSGDState.new(matrix_approximation_rank: 2), DDPCommHooks.power_sgd_hook)
-      #   model.register_comm_hook(state, DDPCommHooks.bf16_compress_wrapper(DDPCommHooks.power_sgd_hook))
+      #   model.register_comm_hook(DDPCommHooks.fp16_compress_hook)
+      #   model.register_comm_hook(DDPCommHooks.power_sgd_hook, state: PowerSGDState.new(matrix_approximation_rank: 2))
+      #   model.register_comm_hook(DDPCommHooks.bf16_compress_wrapper(DDPCommHooks.power_sgd_hook), state: state)
       #
       # The same by name, `model.register_comm_hook(:fp16_compress)`, is for all that {NAMES} has. Models on GPUs take those
       # that average, that send float16 or bfloat16, that do nothing, and post-local SGD; the others compute on the CPU.

@@ -7,7 +7,7 @@ module Torch
     module Optim
       # An optimizer whose steps are followed by averaging the models when its averager says so.
       #
-      #   model.register_comm_hook(PostLocalSGDState.new(start_local_sgd_iter: 100), DDPCommHooks.post_local_sgd_hook)
+      #   model.register_comm_hook(DDPCommHooks.post_local_sgd_hook, state: PostLocalSGDState.new(start_local_sgd_iter: 100))
       #   averager = PeriodicModelAverager.new(period: 4, warmup_steps: 100)
       #   optimizer = PostLocalSGDOptimizer.new(Torch::Optim::SGD.new(model.parameters, lr: 0.1), averager)
       #

@@ -186,7 +186,7 @@ module Torch
         # ranks, before the first backward.
         #
         #   model.register_comm_hook(:fp16_compress)
-        #   model.register_comm_hook(PowerSGDState.new(matrix_approximation_rank: 2), DDPCommHooks.power_sgd_hook)
+        #   model.register_comm_hook(:power_sgd, state: PowerSGDState.new(matrix_approximation_rank: 2))
         #   model.register_comm_hook do |_state, bucket|
         #     Torch::Distributed.all_reduce(bucket.buffer.div!(world_size), async_op: true)
         #   end
@@ -198,19 +198,18 @@ module Torch
         # operation, or has returned: backward then fails, and the next forward goes on with the hook where it was. What the
         # hook itself raises, or the handler of a signal while the hook computes, fails this model's rounds for good.
         #
-        # @param state [Object] what the hook is called with; for some built-in ones a `PowerSGDState` or `PostLocalSGDState`. It may be left
-        #   out.
+        # @overload register_comm_hook(hook, state: nil)
+        # @overload register_comm_hook(hook:, state: nil)
+        # @overload register_comm_hook(state: nil) { |state, bucket| … }
+        # @overload register_comm_hook(state, hook)
+        #   As PyTorch has it; also `register_comm_hook(state, hook:)` and with a block.
         # @param hook [Symbol, Torch::Distributed::Algorithms::DDPCommHooks::BuiltIn, Torch::Distributed::CommHook, #call] see
         #   {Torch::Distributed::Algorithms::DDPCommHooks}
-        # @yield instead of `hook`
+        # @param state [Object] what the hook is called with; for some built-in ones a `PowerSGDState` or `PostLocalSGDState`
+        # @return [nil]
         # @raise [ArgumentError] if it is not a hook, if there is one already, or if it is too late
-        def register_comm_hook(state = nil, hook = nil, &block)
-          if hook && block
-            raise ArgumentError, "hook: expected an argument or a block, got both"
-          end
-
-          hook ||= block
-          state, hook = nil, state if hook.nil?
+        def register_comm_hook(*positional, state: nil, hook: nil, &block)
+          state, hook = comm_hook_arguments(positional, state, hook, block)
           if @comm_hook
             raise ArgumentError, "register_comm_hook: there is one already, #{@comm_hook.name}" \
               "#{", for mixed_precision's reduce_dtype" if @arguments.mixed_precision&.compress}"

@@ -51,7 +51,7 @@ module Torch
           # @return [Future] of a tensor
           def call(state, bucket)
             unless @callable
-              raise ArgumentError, "#{@name}: expected to be registered, register_comm_hook(state, hook): it cannot be called for one bucket"
+              raise ArgumentError, "#{@name}: expected to be registered, register_comm_hook(hook, state:): it cannot be called for one bucket"
             end
             return Future.of(bucket.buffer) if @name == "noop"
 

@@ -37,6 +37,22 @@ module Torch
 
           private
 
+          # A single positional argument is the hook, unless a keyword or a block gives that.
+          #
+          # @return [Array(Object, Object)] the state and the hook
+          def comm_hook_arguments(positional, state, hook, block)
+            raise ArgumentError, "register_comm_hook: expected a hook and its state, got #{positional.size} arguments" if positional.size > 2
+            raise ArgumentError, "hook: expected an argument or a block, got both" if block && (hook || positional.size == 2)
+
+            hook ||= block
+            return [state, hook || positional.first] if positional.empty? || (positional.size == 1 && hook.nil?)
+
+            given = [("state" unless state.nil?), ("hook" if hook && positional.size == 2)].compact
+            raise ArgumentError, "#{given.first}: expected it once, got it as a keyword and without one" unless given.empty?
+
+            [positional.first, hook || positional.last]
+          end
+
           # @return [Registered]
           def hook_of(state, hook)
             hooks = Torch::Distributed::Algorithms::DDPCommHooks
