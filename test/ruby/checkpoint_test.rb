@@ -106,6 +106,57 @@ class CheckpointTest < Minitest::Test
     assert_predicate Checkpoint.load(@dir).extra[:nan], :nan?
   end
 
+  # What counts: its state is a number.
+  class Counter
+    attr_accessor :count
+
+    def initialize(count = 0) = @count = count
+
+    def state_dict = {"count" => @count}
+
+    def load_state_dict(state) = @count = state["count"]
+  end
+
+  OPTIONS = {save: %i[keep name step epoch extra rng sharded process_group checkpoint_id], load: %i[rng strict required process_group]}.freeze
+
+  def test_objects_may_have_the_names_of_options
+    names = OPTIONS.values.flatten.uniq
+    given = names.each_with_index.to_h { |name, i| [name, Counter.new(i + 1)] }.merge("model" => first = net)
+    3.times { |i| Checkpoint.save(@dir, given, step: i, keep: 2) }
+    Checkpoint.async_save(@dir, given, step: 3, keep: 2, extra: {"a" => 1}).wait
+    assert_equal %w[step-000000003 step-000000002], Checkpoint.list(@dir).map { |folder| File.basename(folder) }
+    others = names.to_h { |name| [name.to_s, Counter.new] }
+    loaded = Checkpoint.load(@dir, {model: second = net(2), **others.transform_keys(&:to_sym)}, rng: false)
+    assert_equal [3, {"a" => 1}, false], [loaded.step, loaded.extra, loaded.rng_restored]
+    assert_equal (1..names.size).to_a, others.values.map(&:count)
+    assert_equal values(first), values(second)
+    Checkpoint.load(@dir, {"keep" => counter = Counter.new})
+    assert_equal 1, counter.count
+    # Keywords and a Hash are the same checkpoint.
+    Checkpoint.save(@dir, counter: Counter.new(7), step: 4)
+    Checkpoint.load(@dir, {counter: counter})
+    assert_equal 7, counter.count
+  end
+
+  def test_an_object_as_an_option_is_an_error
+    OPTIONS.each do |operation, names|
+      names.each do |name|
+        text = /#{name}: is an option of #{operation}, .*CheckpointTest::Counter.*Checkpoint.#{operation}\(path, \{#{name}: object\}\)/
+        assert_match text, failure { Checkpoint.public_send(operation, @dir, name => Counter.new) }.last
+      end
+    end
+    counter = Counter.new
+    {
+      /other: expected an option, or an object within the Hash/ => -> { Checkpoint.save(@dir, {counter: counter}, other: counter) },
+      /objects: expected a Hash of names and objects, got CheckpointTest::Counter/ => -> { Checkpoint.save(@dir, counter) },
+      /names that are Symbols or Strings, got 5/ => -> { Checkpoint.load(@dir, {5 => counter}) },
+      /each name once, got a as/ => -> { Checkpoint.save(@dir, {:a => counter, "a" => counter}) },
+      /b: expected an object with state_dict/ => -> { Checkpoint.save(@dir, {b: 5}) },
+      /objects: expected them within the state_dict/ => -> { Checkpoint.save({}, {a: counter}, checkpoint_id: @dir) }
+    }.each { |text, call| assert_match text, failure(&call)&.last.to_s }
+    assert_empty Dir.children(@dir)
+  end
+
   def test_what_cannot_be_saved_is_named
     sparse = Torch.sparse_coo_tensor(Torch.tensor([[0, 1], [1, 0]]), Torch.tensor([1.0, 2.0]), [2, 2])
     {

@@ -18,6 +18,9 @@ module Torch
     #     Checkpoint.save("checkpoints", **run, epoch: epoch, extra: {"best" => best}, keep: 3)
     #   end
     #
+    # Objects have the names that their keywords give them. One whose name is an option of the call (`keep`, `name`, `step`) is given
+    # in a Hash instead: `Checkpoint.save(path, {model: model, keep: counter}, keep: 3)`; then keywords are options alone.
+    #
     # **A checkpoint is a folder.** `manifest.json`, written last, makes it one: it has the numbers and texts, and for each
     # tensor its dtype, shape, file, place and CRC-32. The tensors lie in files of the safetensors layout, which other
     # languages read as well. Nothing that is loaded can run code. A reader of the folder finds the whole old
@@ -60,12 +63,13 @@ module Torch
       Loaded = Struct.new(:path, :epoch, :step, :extra, :world_size, :rng_restored, keyword_init: true)
 
       class << self
-        # @overload save(path, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: nil, keep: nil, process_group: nil, **objects)
+        # @overload save(path, objects = nil, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: nil, keep: nil,
+        #     process_group: nil, **objects)
         #   Adds a checkpoint to the folder `path`, as `step-000000100`, else `epoch-000003`, else `save-000001`; one of that
         #   name is replaced.
         #   @param path [String] a folder of checkpoints, made if it is not there
-        #   @param objects [Hash{Symbol => #state_dict, Hash, Array}] under any names: `model: net, optimizer: optimizer`;
-        #     several models as `model: {generator: a, critic: b}`
+        #   @param objects [Hash{Symbol, String => #state_dict, Hash, Array}] under any names, as keywords or in a Hash:
+        #     `model: net, optimizer: optimizer`; several models as `model: {generator: a, critic: b}`
         #   @param epoch [Integer, nil] given back by {.load}
         #   @param step [Integer, nil] given back by {.load}
         #   @param name [String, nil] of the new checkpoint's folder within `path`
@@ -82,9 +86,10 @@ module Torch
         #   ({Optim::ZeroRedundancyOptimizer}) and was not gathered
         # @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @return [String] the checkpoint's folder
+        # @raise [ArgumentError, TypeError] naming the argument; also if an option is an object that has a state
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was
-        def save(path, **options)
-          stage(path, **options)&.save
+        def save(path, objects = nil, **options)
+          stage(path, objects, **options)&.save
         end
 
         # Like {.save}, but returns once this rank's part of the states is copied; a thread writes it while training goes on. Only the
@@ -96,16 +101,16 @@ module Torch
         #
         # @return [AsyncSave, nil] nil for a process that is not in the group
         # @raise [CheckpointError] on all ranks, if it cannot begin, or the save before failed without a wait
-        def async_save(path, **options)
-          stage(path, **options)&.save_later
+        def async_save(path, objects = nil, **options)
+          stage(path, objects, **options)&.save_later
         end
 
-        # @overload load(path, rng: true, strict: true, required: true, process_group: nil, **objects)
+        # @overload load(path, objects = nil, rng: true, strict: true, required: true, process_group: nil, **objects)
         #   Restores what {.save} wrote, or what PyTorch's `torch.save` did. Nothing is changed before the checkpoint was read
         #   and found good on all ranks.
         #   @param path [String] a folder of checkpoints, of which the newest good one is taken (those that are damaged are
         #     left out with a warning); or one checkpoint's own folder; or a file of PyTorch's (`.pt`)
-        #   @param objects [Hash{Symbol => #load_state_dict, Hash, Array}] as they were saved; those left out are not read
+        #   @param objects [Hash{Symbol, String => #load_state_dict, Hash, Array}] as they were saved; those left out are not read
         #   @param rng [Boolean] whether to restore the random numbers, if as many ranks load as saved
         #   @param strict [Boolean] whether names that a model has too many or too few are errors
         #   @param required [Boolean] whether it is an error that there is no checkpoint
@@ -117,9 +122,10 @@ module Torch
         # @raise [NotFoundError] if there is no checkpoint
         # @raise [DamagedError] if the one that was asked for is damaged, or all are
         # @raise [CheckpointError] on all ranks, if loading fails on one
-        def load(path, checkpoint_id: nil, rng: !path.is_a?(Hash), strict: true, required: true, process_group: nil, **objects)
+        def load(path, objects = nil, checkpoint_id: nil, rng: !path.is_a?(Hash), strict: true, required: true, process_group: nil, **keywords)
           whole = path.is_a?(Hash)
-          objects, target = saved_by(path, checkpoint_id, objects, nil, "load_state_dict")
+          check_options("load", rng: rng, strict: strict, required: required, checkpoint_id: checkpoint_id, process_group: process_group)
+          objects, target = given_objects(path, checkpoint_id, objects, keywords, "load_state_dict")
           return unless (together = together(process_group, "load"))
 
           loaded = Loader.new(target, together, strict: strict).load(objects, rng, whole: whole)
@@ -201,9 +207,12 @@ module Torch
         # What both kinds of saves begin with: all ranks know what each writes.
         #
         # @return [Saver, nil]
-        def stage(path, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: !path.is_a?(Hash), sharded: nil,
-          keep: nil, process_group: nil, **objects)
-          objects, target, name = saved_by(path, checkpoint_id, objects, name || default_name(step, epoch))
+        def stage(path, objects, checkpoint_id: nil, epoch: nil, step: nil, name: nil, extra: {}, rng: !path.is_a?(Hash), sharded: nil,
+          keep: nil, process_group: nil, **keywords)
+          check_options("save", epoch: epoch, step: step, name: name, extra: extra, rng: rng, sharded: sharded, keep: keep,
+            checkpoint_id: checkpoint_id, process_group: process_group)
+          objects, target = given_objects(path, checkpoint_id, objects, keywords, "state_dict")
+          name = path.is_a?(Hash) ? nil : name || default_name(step, epoch)
           check_save(epoch, step, extra, keep, sharded)
           return unless (together = together(process_group, "save"))
 
@@ -246,19 +255,50 @@ module Torch
           [parts, divided.any?]
         end
 
-        # The two forms of arguments.
-        def saved_by(path, checkpoint_id, objects, name, method = "state_dict")
+        # The forms of arguments: what is saved as a Hash with its folder, or a path with objects in a Hash or as keywords.
+        #
+        # @return [Array(Hash, String)] the objects by name, and the path
+        def given_objects(path, checkpoint_id, objects, keywords, method)
           if path.is_a?(Hash)
             raise ArgumentError, "checkpoint_id: expected the checkpoint's folder, got #{checkpoint_id.inspect}" unless path?(checkpoint_id)
-            raise ArgumentError, "#{objects.keys.first}: expected it within the state_dict" unless objects.empty?
+            raise ArgumentError, "#{keywords.keys.first}: expected it within the state_dict" unless keywords.empty?
+            raise ArgumentError, "objects: expected them within the state_dict, got #{objects.class} beside it" unless objects.nil?
 
-            return [path, File.path(checkpoint_id), nil]
+            return [path, File.path(checkpoint_id)]
           end
           raise ArgumentError, "checkpoint_id: it goes with a state_dict, got the path #{path.inspect} as well" unless checkpoint_id.nil?
           raise TypeError, "path: expected a folder's name, got #{path.inspect}" unless path?(path)
 
+          objects = objects.nil? ? keywords : objects_by_name(objects, keywords)
           States.check(objects, method)
-          [objects, File.path(path), name]
+          [objects, File.path(path)]
+        end
+
+        def objects_by_name(objects, keywords)
+          raise TypeError, "objects: expected a Hash of names and objects, got #{objects.class}: {model: model}" unless objects.is_a?(Hash)
+          unless keywords.empty?
+            raise ArgumentError, "#{keywords.keys.first}: expected an option, or an object within the Hash of objects that is given"
+          end
+
+          wrong = objects.keys.find { |name| !(name.is_a?(Symbol) || name.is_a?(String)) }
+          raise TypeError, "objects: expected names that are Symbols or Strings, got #{wrong.inspect}" if wrong
+
+          objects.to_h { |name, object| [name.to_sym, object] }.tap do |named|
+            next if named.size == objects.size
+
+            twice = objects.keys.map(&:to_s).tally.key(2)
+            raise ArgumentError, "objects: expected each name once, got #{twice} as a Symbol and as a String"
+          end
+        end
+
+        # Objects that were meant to be saved or loaded under the name of an option.
+        def check_options(operation, **options)
+          options.each do |name, value|
+            next unless value.respond_to?(:state_dict)
+
+            raise ArgumentError, "#{name}: is an option of #{operation}, got an object that has a state (#{value.class}): to give it under " \
+              "this name pass a Hash, Checkpoint.#{operation}(path, {#{name}: object})"
+          end
         end
 
         def path?(path)
