@@ -117,7 +117,7 @@ class CheckpointTest < Minitest::Test
     def load_state_dict(state) = @count = state["count"]
   end
 
-  OPTIONS = {save: %i[keep name step epoch extra rng sharded process_group checkpoint_id], load: %i[rng strict required process_group]}.freeze
+  OPTIONS = {save: %i[keep name step epoch extra rng sharded process_group checkpoint_id], load: %i[rng strict names convert required process_group]}.freeze
 
   def test_objects_may_have_the_names_of_options
     names = OPTIONS.values.flatten.uniq

@@ -169,7 +169,7 @@ class SafetensorsTest < Minitest::Test
     path = @path
     loaded = world(2) do
       net = FSDP.fully_shard(Torch::NN::Linear.new(20, 30))
-      Safetensors.load_into(net, path)
+      Safetensors.load_into(net, path, convert: true)
       FSDP.full_state_dict(net).transform_values { |tensor| tensor.reshape(-1).to_a }
     end
     expected = weights.transform_values { |tensor| tensor.to(dtype: :float32).reshape(-1).to_a }
@@ -194,13 +194,118 @@ class SafetensorsTest < Minitest::Test
     texts = [
       /cannot load .*a.safetensors: .*does not fit this Torch::NN::Linear: of another shape: weight \(the model's \[3, 3\], saved \[3, 2\]\)/,
       /not known to the model: bias/, /missing: 0.weight, 0.bias; not known to the model: weight, bias/,
-      /of another kind: bias \(the model's float32, in the file I64\)/
+      /of another dtype: bias \(the model's float32, in the file I64\)/
     ]
     said.each do |errors, same, sum|
       assert same
       assert_equal 0.0, sum
       errors.zip(texts) { |(kind, message), text| assert_equal "Torch::Distributed::CheckpointError", kind and assert_match(text, message) }
     end
+  end
+
+  Checkpoint = Torch::Distributed::Checkpoint
+
+  # As in a folder of a hub: the file of some other program.
+  def hub_files(header_metadata: {"format" => "pt"})
+    tensors = {"model.a.weight" => Torch.arange(6, dtype: :float32).reshape([3, 2]), "model.a.bias" => Torch.tensor([0.5, 1.5, 2.5])}
+    Safetensors.save(File.join(@dir, "model.safetensors"), tensors, metadata: header_metadata)
+    tensors
+  end
+
+  def pair
+    Torch::NN::Sequential.new(Torch::NN::Linear.new(2, 3))
+  end
+
+  def test_checkpoint_load_takes_them
+    net = Net.new
+    [nil, 700].each_with_index do |limit, i|
+      folder = File.join(@dir, i.to_s)
+      files = Safetensors.save_model(net, folder, **{max_shard_size: limit}.compact)
+      [folder, files.last].each do |path|
+        other = Net.new
+        loaded = Checkpoint.load(path, model: other, rng: false)
+        assert_equal values({model: net}), values({model: other})
+        assert_equal [files.last, nil, nil, {}, nil, false], loaded.to_a
+      end
+      sharded = world(2) do
+        run = run_of(:units, :adam, 5)
+        Checkpoint.load(folder, {weights: run[:model]})
+        values(run)
+      end
+      assert_equal [values({model: net})] * 2, sharded
+    end
+    assert_nil Checkpoint.load(File.join(@dir, "none.safetensors"), model: net, required: false)
+    # What the library itself saved comes first.
+    Safetensors.save_model(net, @dir)
+    Checkpoint.save(@dir, model: other = Net.new)
+    Checkpoint.load(@dir, model: third = Net.new)
+    assert_equal values({model: other}), values({model: third})
+  end
+
+  def test_names_of_others
+    tensors = hub_files
+    hash = {"model.a.weight" => "0.weight", "model.a.bias" => "0.bias"}
+    [hash, hash.to_h { |from, to| [from.to_sym, to.to_sym] }, ->(name) { name.sub("model.a", "0") }].each do |names|
+      Checkpoint.load(@dir, model: net = pair, names: names)
+      assert_equal tensors.values.map(&:to_a), net.parameters.map { |each| each.detach.to_a }
+      Safetensors.load_into(net = pair, @dir, names: names)
+      assert_equal tensors.values.map(&:to_a), net.parameters.map { |each| each.detach.to_a }
+    end
+    bare = Torch::NN::Sequential.new(Torch::NN::Linear.new(2, 3, bias: false))
+    Checkpoint.load(@dir, model: bare, names: hash.merge("model.a.bias" => nil))
+    assert_equal tensors["model.a.weight"].to_a, bare.parameters.first.detach.to_a
+    {
+      /missing: 0.weight, 0.bias; not known to the model: model.a.weight, model.a.bias/ => nil,
+      /missing: 0.bias; not known to the model: model.a.bias/ => {"model.a.weight" => "0.weight"},
+      /names: .*model.safetensors has no b/ => hash.merge("b" => "c"), /model.a.weight and model.a.bias all become x/ => ->(_) { "x" },
+      /expected a name of the model's or nil for model.a.weight, got 5/ => ->(_) { 5 }, /names: expected a Hash of names.* got 5/ => 5
+    }.each do |text, names|
+      before = (net = pair).parameters.map { |each| each.detach.to_a }
+      assert_match text, failure { Checkpoint.load(@dir, model: net, names: names) }&.last.to_s
+      assert_equal before, net.parameters.map { |each| each.detach.to_a }
+    end
+  end
+
+  def test_dtypes_are_converted_only_where_that_is_asked_for
+    weights = Torch.tensor([[0.1, 2.0], [-3.3, 1e-3]])
+    %i[bfloat16 float16 float64].each do |dtype|
+      Safetensors.save(@path, {"weight" => weights.to(dtype: dtype)}, metadata: {"format" => "pt"})
+      net = Torch::NN::Linear.new(2, 2, bias: false)
+      before = net.weight.to_a
+      kind, text = failure { Checkpoint.load(@path, model: net) }
+      assert_match(/of another dtype: weight \(the model's float32, in the file \w+; convert: true converts\)/, text)
+      assert_equal ["Torch::Distributed::CheckpointError", before], [kind, net.weight.to_a]
+      Checkpoint.load(@path, model: net, convert: true)
+      assert_equal [weights.to(dtype: dtype).to(dtype: :float32).to_a, :float32], [net.weight.detach.to_a, net.weight.dtype]
+    end
+    Safetensors.save(@path, {"weight" => weights})
+    half = Torch::NN::Linear.new(2, 2, bias: false).to(:bfloat16)
+    assert_match(/the model's bfloat16, in the file F32/, failure { Checkpoint.load(@path, model: half) }.last)
+    Checkpoint.load(@path, model: half, convert: true)
+    assert_equal weights.to(dtype: :bfloat16).to(dtype: :float32).to_a, half.weight.detach.to(dtype: :float32).to_a
+    Safetensors.save(@path, {"weight" => weights.to(dtype: :int64)})
+    assert_match(/weight \(the model's bfloat16, in the file I64\)/, failure { Checkpoint.load(@path, model: half, convert: true) }.last)
+  end
+
+  def test_what_checkpoint_load_refuses
+    hub_files
+    net = pair
+    optimizer = Torch::Optim::SGD.new(net.parameters, lr: 1)
+    {
+      /holds one model: expected one Torch::NN::Module, under any name, got none/ => -> { Checkpoint.load(@dir) },
+      /got optimizer \(Torch::Optim::SGD\)/ => -> { Checkpoint.load(@dir, optimizer: optimizer) },
+      /got model \(.*\), optimizer/ => -> { Checkpoint.load(@dir, model: net, optimizer: optimizer) },
+      /there is no checkpoint, expected .* or one of safetensors/ => -> { Checkpoint.load(File.join(@dir, "x.safetensors"), model: net) }
+    }.each { |text, call| assert_match text, failure(&call)&.last.to_s }
+    Checkpoint.save(File.join(@dir, "own"), model: net)
+    {names: {}, convert: true}.each do |name, value|
+      text = failure { Checkpoint.load(File.join(@dir, "own"), {model: net}, name => value) }.last
+      assert_match(/#{name}: expected files of safetensors, which it is for, got .*own/, text)
+    end
+    File.binwrite(@path, "ab")
+    assert_match(/is damaged, or no file of safetensors/, failure { Checkpoint.load(@path, model: net) }.last)
+    said = world(2) { failure { Checkpoint.load(@dir, model: pair) }.last }
+    said.each { |text| assert_match(/rank 0: .*missing: 0.weight, 0.bias.*rank 1/, text) }
   end
 
   def test_an_index_that_cannot_be

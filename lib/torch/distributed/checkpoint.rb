@@ -105,14 +105,20 @@ module Torch
           stage(path, objects, **options)&.save_later
         end
 
-        # @overload load(path, objects = nil, rng: true, strict: true, required: true, process_group: nil, **objects)
-        #   Restores what {.save} wrote, or what PyTorch's `torch.save` did. Nothing is changed before the checkpoint was read
-        #   and found good on all ranks.
+        # @overload load(path, objects = nil, rng: true, strict: true, names: nil, convert: false, required: true, process_group: nil,
+        #     **objects)
+        #   Restores what {.save} wrote, or what PyTorch's `torch.save` did, or a model from files of safetensors. Nothing is changed
+        #   before the checkpoint was read and found good on all ranks.
         #   @param path [String] a folder of checkpoints, of which the newest good one is taken (those that are damaged are
-        #     left out with a warning); or one checkpoint's own folder; or a file of PyTorch's (`.pt`)
+        #     left out with a warning); or one checkpoint's own folder; or a file of PyTorch's (`.pt`); or what model hubs have: a file
+        #     `*.safetensors`, an index `*.safetensors.index.json`, a folder with `model.safetensors` or its index
         #   @param objects [Hash{Symbol, String => #load_state_dict, Hash, Array}] as they were saved; those left out are not read
         #   @param rng [Boolean] whether to restore the random numbers, if as many ranks load as saved
         #   @param strict [Boolean] whether names that a model has too many or too few are errors
+        #   @param names [Hash{String => String, nil}, #call, nil] for safetensors: the model's name for a name in the files, nil for a
+        #     tensor that is left out; what is not in the Hash has the same name
+        #   @param convert [Boolean] for safetensors: whether floating-point numbers of another dtype, such as bfloat16, are
+        #     converted to the model's; false: they are errors
         #   @param required [Boolean] whether it is an error that there is no checkpoint
         # @overload load(state_dict, checkpoint_id:, strict: true, process_group: nil)
         #   Fills a Hash in place: tensors get their values, objects their state, and plain values are replaced.
@@ -122,17 +128,21 @@ module Torch
         # @raise [NotFoundError] if there is no checkpoint
         # @raise [DamagedError] if the one that was asked for is damaged, or all are
         # @raise [CheckpointError] on all ranks, if loading fails on one
-        def load(path, objects = nil, checkpoint_id: nil, rng: !path.is_a?(Hash), strict: true, required: true, process_group: nil, **keywords)
+        def load(path, objects = nil, checkpoint_id: nil, rng: !path.is_a?(Hash), strict: true, names: nil, convert: false, required: true,
+          process_group: nil, **keywords)
           whole = path.is_a?(Hash)
-          check_options("load", rng: rng, strict: strict, required: required, checkpoint_id: checkpoint_id, process_group: process_group)
+          check_options("load", rng: rng, strict: strict, names: names, convert: convert, required: required, checkpoint_id: checkpoint_id,
+            process_group: process_group)
+          Safetensors.check_names(names)
           objects, target = given_objects(path, checkpoint_id, objects, keywords, "load_state_dict")
           return unless (together = together(process_group, "load"))
 
-          loaded = Loader.new(target, together, strict: strict).load(objects, rng, whole: whole)
+          loader = Loader.new(target, together, strict: strict, names: names, convert: convert)
+          loaded = loader.load(objects, rng, whole: whole)
           return loaded if loaded || !required
 
           raise NotFoundError, "#{target}: there is no checkpoint, expected a folder with a #{Manifest::FILE}, one with such folders in " \
-            "it, or a file of PyTorch's"
+            "it, a file of PyTorch's, or one of safetensors"
         end
 
         # The newest checkpoint of a folder, according to its manifest; {.load} reads the newest whose data are good too.

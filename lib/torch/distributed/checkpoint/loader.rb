@@ -6,24 +6,30 @@ module Torch
   module Distributed
     module Checkpoint
       # One load, on all ranks: rank 0 chooses the checkpoint, every rank reads it and compares its checksums, and only when
-      # that went well on all is anything changed. If the newest is damaged they go on to the one before together.
+      # that went well on all is anything changed. If the newest is damaged they go on to the one before together. Files of
+      # safetensors, which others may have written, hold one model.
       #
       # @api private
       class Loader
         # What was read of a checkpoint.
         Content = Struct.new(:path, :names, :objects, :fields, :extra, :rng, :world_size, :divided)
 
+        # How the names of files of safetensors end, and of their indexes.
+        SAFETENSORS = [".safetensors", ".safetensors.index.json"].freeze
+
         # How often to look again at what changes while it is read.
         RETRIES = 3
 
         # What is raised where no checkpoint can be read; of several the first.
         KINDS = [DamagedError, CheckpointError, NotFoundError].freeze
-        private_constant :RETRIES, :KINDS
+        private_constant :SAFETENSORS, :RETRIES, :KINDS
 
-        def initialize(path, together, strict:)
+        def initialize(path, together, strict:, names: nil, convert: false)
           @path = path
           @together = together
           @strict = strict
+          @names = names
+          @convert = convert
           @skipped = Set.new
         end
 
@@ -32,8 +38,12 @@ module Torch
         # @return [Loaded, nil] nil: there is no checkpoint
         def load(objects, rng, whole: false)
           @objects = objects
-          @together.all("cannot load #{@path}") { prepare }
-          content = whole_content(objects.keys.map(&:to_s), rng, whole)
+          offered = offer
+          file = offered.first&.first if offered.first&.first&.end_with?(*SAFETENSORS)
+          @together.all("cannot load #{@path}") { prepare(file) }
+          return load_safetensors(file) if file
+
+          content = whole_content(offered, objects.keys.map(&:to_s), rng, whole)
           return unless content
 
           doing = "cannot load #{content.path}"
@@ -48,14 +58,26 @@ module Torch
 
         private
 
-        def prepare
+        def prepare(file)
+          if file && (@objects.size != 1 || !@objects.values.first.is_a?(Torch::NN::Module))
+            raise ArgumentError, "#{file} holds one model: expected one Torch::NN::Module, under any name, got " \
+              "#{@objects.map { |name, object| "#{name} (#{object.class})" }.join(", ").then { |text| text.empty? ? "none" : text }}"
+          end
+          if !file && (@names || @convert)
+            raise ArgumentError, "#{@names ? "names" : "convert"}: expected files of safetensors, which it is for, got #{@path}"
+          end
+
           @parts = Parts.new(@objects)
           nil
         end
 
+        def load_safetensors(file)
+          Safetensors::ModelLoader.new(@objects.values.first, file, @together, strict: @strict, names: @names, convert: @convert).load
+          Loaded.new(path: file, extra: {}, rng_restored: false)
+        end
+
         # A run that goes on saving may replace and remove what is being read: then what is there now is looked at.
-        def whole_content(names, rng, whole)
-          offered = offer
+        def whole_content(offered, names, rng, whole)
           RETRIES.times do
             return first_good(offered.map(&:first), names, rng, whole)
           rescue CheckpointError, NotFoundError
@@ -75,7 +97,8 @@ module Torch
         def candidates
           return [@path] if File.file?(@path) || Manifest.in?(@path)
 
-          Folder.newest_first(@path) { |folder, error| skip(folder, error.message) }.map(&:folder)
+          folders = Folder.newest_first(@path) { |folder, error| skip(folder, error.message) }.map(&:folder)
+          folders.empty? ? [Safetensors::Source.in_folder(@path)].compact : folders
         end
 
         # Distinguishes one save from the next.

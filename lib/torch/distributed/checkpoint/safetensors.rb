@@ -63,19 +63,23 @@ module Torch
           end
 
           # Fills a model's parameters and buffers. Of a sharded model each process reads its ranges; all of the group call it then, and
-          # nothing is changed before all have read theirs. Floating-point numbers are converted to the model's dtypes.
+          # nothing is changed before all have read theirs. {Checkpoint.load} takes such files as well.
           #
           # @param model [Torch::NN::Module] also one within a DistributedDataParallel or a FullyShardedDataParallel
           # @param path [String] a file, an index of several, or a folder with `model.safetensors` or its index
           # @param strict [Boolean] whether names that the model has too many or too few are errors
+          # @param names [Hash{String => String, nil}, #call, nil] the model's name for a name in the files, nil for a tensor that is left
+          #   out; what is not in the Hash has the same name
+          # @param convert [Boolean] whether floating-point numbers of another dtype are converted to the model's; false: they are errors
           # @param process_group [ProcessGroup, nil] for a sharded model; nil: the default group
           # @return [void]
           # @raise [CheckpointError] naming what does not fit; of a sharded model on all processes
-          def load_into(model, path, strict: true, process_group: nil)
+          def load_into(model, path, strict: true, names: nil, convert: false, process_group: nil)
             path = file_path("path", path)
             check_model(model)
+            check_names(names)
             together = together(model, process_group, "Safetensors.load_into") or return
-            ModelLoader.new(model, path, together, strict).load
+            ModelLoader.new(model, path, together, strict: strict, names: names, convert: convert).load
             nil
           end
 
@@ -96,6 +100,13 @@ module Torch
             check_metadata(metadata)
             together = together(model, process_group, "Safetensors.save_model") or return
             ModelSaver.new(model, folder, limit, metadata, together).save
+          end
+
+          # @api private
+          def check_names(names)
+            return if names.nil? || names.is_a?(Hash) || names.respond_to?(:call)
+
+            raise TypeError, "names: expected a Hash of names, something with a method `call`, or nil, got #{names.inspect[0, 80]}"
           end
 
           # @api private

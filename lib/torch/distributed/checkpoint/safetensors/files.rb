@@ -81,6 +81,11 @@ module Torch
             end
           end
 
+          # @return [String, nil] what {#initialize} reads in a folder
+          def self.in_folder(path)
+            [INDEX, SINGLE].map { |name| File.join(path, name) }.find { |file| File.file?(file) }
+          end
+
           # @return [Hash{String => Place}]
           attr_reader :places
 
@@ -96,7 +101,7 @@ module Torch
 
           def initialize(path)
             @files = []
-            path = File.join(path, File.file?(File.join(path, INDEX)) ? INDEX : SINGLE) if File.directory?(path)
+            path = self.class.in_folder(path) || File.join(path, SINGLE) if File.directory?(path)
             @places = path.end_with?(".json") ? indexed(path) : places_of(path)
           rescue
             close

@@ -9,11 +9,15 @@ module Torch
         # @api private
         class ModelLoader
           # @param together [Together] all that do it
-          def initialize(model, path, together, strict)
+          # @param names [Hash, #call, nil] from the files' names to the model's
+          # @param convert [Boolean] whether floating-point numbers may be of another dtype than the model's
+          def initialize(model, path, together, strict:, names:, convert:)
             @model = States.unwrapped(model)
             @path = path
             @together = together
             @strict = strict
+            @names = names
+            @convert = convert
           end
 
           # Nothing is changed before all have read everything.
@@ -24,7 +28,11 @@ module Torch
               parts = Parts.new({"model" => @model})
               own = parts.layout(@model)
               @others = parts.partial?(@model)
-              read = Source.open(@path) { |source| check(own, source.places) && values(own, source.places) }
+              read = Source.open(@path) do |source|
+                places = renamed(source.places)
+                check(own, places)
+                values(own, places)
+              end
               nil
             end
             @together.all(doing) do
@@ -35,13 +43,39 @@ module Torch
 
           private
 
+          # @return [Hash{String => Source::Place}] by the model's names
+          def renamed(places)
+            return places if @names.nil?
+
+            names = places.to_h { |name, _| [name, renamed_to(name)] }.compact
+            unknown = @names.is_a?(Hash) ? @names.keys.map(&:to_s) - places.keys : []
+            raise ArgumentError, "names: #{@path} has no #{unknown.first(6).join(", ")}" unless unknown.empty? || !@strict
+
+            twice = names.values.tally.find { |_, count| count > 1 }&.first
+            raise ArgumentError, "names: #{names.select { |_, name| name == twice }.keys.join(" and ")} all become #{twice}" if twice
+
+            names.to_h { |name, other| [other, places[name]] }
+          end
+
+          # @return [String, nil] nil: this tensor is left out
+          def renamed_to(name)
+            other = if @names.is_a?(Hash)
+              [name, name.to_sym].find { |key| @names.key?(key) }.then { |key| key ? @names[key] : name }
+            else
+              @names.call(name)
+            end
+            return other&.to_s if other.nil? || other.is_a?(String) || other.is_a?(Symbol)
+
+            raise TypeError, "names: expected a name of the model's or nil for #{name}, got #{other.inspect[0, 80]}"
+          end
+
           def check(own, places)
             faults = @strict ? States.listed("missing", missing(own, places)) : []
             faults += States.listed("not known to the model", places.keys - own.keys) if @strict && !@others
             own = own.slice(*places.keys)
             faults += States.listed("of another shape", States.different(own, places) { |each| each.is_a?(Piece) ? each.shape : each.row.shape })
-            faults += States.listed("of another kind", kinds(own, places))
-            return true if faults.empty?
+            faults += States.listed("of another dtype", dtypes(own, places))
+            return if faults.empty?
 
             raise ArgumentError, "#{@path} does not fit this #{@model.class.name}: #{faults.join("; ")}"
           end
@@ -54,15 +88,16 @@ module Torch
             own.keys.reject { |name| places.key?(name) || known[named[name]] }
           end
 
-          # Floating-point numbers are converted between their dtypes, and nothing else.
-          def kinds(own, places)
+          def dtypes(own, places)
             own.filter_map do |name, piece|
-              word = places[name].row.word
-              dtype = places[name].row.dtype
+              row = places[name].row
               mine = Checkpoint.dtype_name(piece.tensor)
-              next if dtype == mine || [dtype, mine].all? { |each| each.to_s.include?("float") }
+              next if row.dtype == mine
 
-              "#{name} (the model's #{mine}, in the file #{word})"
+              floats = [row.dtype, mine].all? { |each| each.to_s.include?("float") }
+              next if floats && @convert
+
+              "#{name} (the model's #{mine}, in the file #{row.word}#{"; convert: true converts" if floats})"
             end
           end
 
