@@ -193,12 +193,12 @@ static bool host_waits(void)
 
 /* As in PyTorch: for an operation on a device this thread's current stream waits, and the host
  * waits only if the caller sets a timeout. */
-static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms)
+static tddp_rb_outcome wait_for(tddp_work *work, int64_t timeout_ms, bool by_host)
 {
     wait_call call = {.work = work};
     int32_t index;
     tddp_device_type device = tddp_work_device(work, &index);
-    if (device != TDDP_CPU && timeout_ms < 0 && !host_waits()) {
+    if (device != TDDP_CPU && timeout_ms < 0 && !by_host) {
         tddp_rb_check(tddp_torch_stream(device, index, &call.stream));
         call.orders = true;
     }
@@ -251,7 +251,7 @@ static VALUE wait_now(tddp_work *work, VALUE output, VALUE input)
 {
     tddp_rb_outcome outcome = {Qnil, 0};
     if (!tddp_work_completed(work) || tddp_work_status(work) != TDDP_OK)
-        outcome = wait_for(work, -1);
+        outcome = wait_for(work, -1, host_waits());
     VALUE source = source_of(work);
     if (tddp_work_completed(work) || (NIL_P(output) && NIL_P(input)))
         tddp_work_release(work);
@@ -298,15 +298,24 @@ static void release_if_completed(work_handle *handle)
     list_remove(handle);
 }
 
-static VALUE work_wait(VALUE self, VALUE timeout)
+static VALUE wait_on(VALUE self, int64_t timeout_ms, bool by_host)
 {
     work_handle *handle = handle_of(self);
-    int64_t timeout_ms = tddp_rb_milliseconds(timeout);
-    tddp_rb_outcome outcome = wait_for(handle->work, timeout_ms);
+    tddp_rb_outcome outcome = wait_for(handle->work, timeout_ms, by_host);
     release_if_completed(handle);
     tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(self);
     return Qtrue;
+}
+
+static VALUE work_wait(VALUE self, VALUE timeout)
+{
+    return wait_on(self, tddp_rb_milliseconds(timeout), host_waits());
+}
+
+static VALUE work_synchronize(VALUE self)
+{
+    return wait_on(self, -1, false);
 }
 
 static VALUE work_completed(VALUE self)
@@ -351,6 +360,7 @@ void tddp_rb_init_work(void)
     rb_define_alloc_func(rb_define_class_under(tddp_rb_distributed, "CombinedWork", work_class),
                          work_allocate);
     rb_define_private_method(work_class, "_wait", work_wait, 1);
+    rb_define_private_method(work_class, "_synchronize", work_synchronize, 0);
     rb_define_private_method(work_class, "_source", work_source, 0);
     rb_define_method(work_class, "completed?", work_completed, 0);
     rb_define_method(work_class, "success?", work_success, 0);

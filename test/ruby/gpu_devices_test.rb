@@ -110,6 +110,21 @@ class GPUDevicesTest < Minitest::Test
     assert done
   end
 
+  def test_synchronize_never_has_the_host_wait
+    done = with_env("TORCH_NCCL_BLOCKING_WAIT" => "1") do
+      one_after_the_other do |go_on|
+        work = Distributed.all_reduce(filled(1.0, 10_000), async_op: true)
+        returned = work.synchronize
+        before = work.completed?
+        go_on.call
+        work.wait
+        Distributed.barrier
+        [returned, before, work.completed?]
+      end
+    end
+    assert_equal [nil, false, true], done
+  end
+
   def test_messages
     got = ranks(2) do |rank|
       out = filled(rank + 10.0)

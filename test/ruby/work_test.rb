@@ -25,6 +25,19 @@ class WorkTest < Minitest::Test
     end
   end
 
+  def test_synchronize_on_the_cpu_waits
+    results = world(2) do |rank|
+      turned = Torch.tensor([[1.0, 2.0], [3.0, 4.0]]).mul!(rank + 1).t
+      work = Distributed.all_reduce(turned, async_op: true)
+      returned = work.synchronize
+      combined = Distributed.coalescing_manager(async_ops: true) { Distributed.all_reduce(turned, op: :max) }
+      [returned, work.completed?, work.success?, turned.to_a, combined.synchronize, combined.completed?]
+    end
+    assert_equal [[nil, true, true, [[3.0, 9.0], [6.0, 12.0]], nil, true]] * 2, results
+    lost = without(2, within: true) { |_, _| failure { Distributed.all_reduce(Torch.ones(1), async_op: true).synchronize } }
+    lost.each { |(kind, text), _| assert_match(/PeerLostError .*rank 2/, "#{kind} #{text}") }
+  end
+
   def test_works_end_in_any_order_and_know_their_tensors
     results = world(2) do |rank|
       one = Torch.tensor([rank + 1.0])

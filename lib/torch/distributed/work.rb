@@ -5,14 +5,20 @@ module Torch
     # A handle on one operation that was started with `async_op: true`. Several may be under way, and be waited for
     # in any order; one that the program forgets goes on all the same.
     #
+    #   work = Torch::Distributed.all_reduce(gradient, async_op: true)
+    #   compute_something_else
+    #   work.wait
+    #   gradient                                   # the sum
+    #
     # @!method completed?
+    #   Asks only, also for an operation on a GPU's memory: nothing waits.
     #   @return [Boolean] whether it is done, well or not
     # @!method success?
     #   @return [Boolean] whether it is done and went well
     # @!method exception
-    #   @return [Error, nil] what stopped it
+    #   @return [Error, nil] what stopped it; nil also while it is under way
     # @!method operation
-    #   @return [Symbol] :all_reduce and so on
+    #   @return [Symbol] :all_reduce, :broadcast and so on
     # @!method sequence
     #   @return [Integer] its number in its group, the same on every rank; sends and receives have numbers of their own
     class Work
@@ -32,7 +38,19 @@ module Torch
         true
       end
 
-      # @return [Array<Torch::Tensor>] the tensors that the operation writes on this rank; {#wait} first
+      # Puts the operation before what this thread has the GPU do from now on, on its current stream; the host never waits for a
+      # GPU's operation here, whatever TORCH_NCCL_BLOCKING_WAIT says. Of an operation on the CPU's memory the same as {#wait}
+      # without a timeout.
+      #
+      # @return [nil]
+      # @raise [Error] what stopped the operation, if that is known
+      def synchronize
+        _synchronize
+        conclude if @steps
+        nil
+      end
+
+      # @return [Array<Torch::Tensor>] the tensors that the operation writes on this rank; {#wait} or {#synchronize} first
       def result
         @outputs.is_a?(Array) ? @outputs.flatten : [@outputs].compact
       end
@@ -99,6 +117,14 @@ module Torch
         @works.each { |work| work.wait(deadline && [deadline - now, 0].max) }
         conclude if @steps
         true
+      end
+
+      # @return [nil]
+      # @see Work#synchronize
+      def synchronize
+        @works.each(&:synchronize)
+        conclude if @steps
+        nil
       end
 
       def completed?
