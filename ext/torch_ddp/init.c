@@ -79,6 +79,7 @@ void Init_ext(void)
     rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_num_threads", num_threads,
                              0);
     tddp_rb_init_error();
+    tddp_rb_init_log();
     tddp_rb_init_nogvl();
     tddp_rb_init_tensor();
     tddp_rb_init_store();

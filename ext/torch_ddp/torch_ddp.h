@@ -235,6 +235,7 @@ void tddp_rb_init_offload(void);
 void tddp_rb_init_function(void);
 void tddp_rb_init_recorder(void);
 void tddp_rb_init_trace(void);
+void tddp_rb_init_log(void);
 void tddp_rb_init_heap(void);
 void tddp_rb_init_memory_stats(void);
 void tddp_rb_init_tensor(void);

@@ -25,8 +25,9 @@ typedef enum tddp_log_level {
  */
 typedef void (*tddp_log_sink)(tddp_log_level level, const char *room, const char *text, void *data);
 
-/** Sends lines to `sink` instead of standard error; NULL restores standard error. Call it before
- *  other threads use the library. */
+/** Sends lines to `sink` instead of standard error; NULL restores standard error. A line that
+ *  another thread logs meanwhile may still go to the previous sink, with the data of either: use
+ *  data that fits both, or call it before other threads use the library. */
 TDDP_API void tddp_log_set_sink(tddp_log_sink sink, void *data);
 
 /** Sets the least important level shown, over TDDP_LOG. */

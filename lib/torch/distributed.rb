@@ -4,6 +4,7 @@ require "torch_ddp/rice_keys"
 require "torch"
 require "torch_ddp/ext"
 require_relative "distributed/errors"
+require_relative "distributed/log"
 require_relative "distributed/reduce_op"
 require_relative "distributed/stores"
 require_relative "distributed/work"
@@ -66,6 +67,7 @@ module Torch
     autoload :Pipelining, "torch/distributed/pipelining"
     autoload :Tensor, "torch/distributed/tensor"
 
+    extend Log
     extend Devices
     extend Ranks
     extend Groups

@@ -15,8 +15,8 @@
 enum { LINE_BYTES = 2048, LEVEL_UNREAD = -1 };
 
 static atomic_int threshold = LEVEL_UNREAD;
-static tddp_log_sink current_sink;
-static void *current_sink_data;
+static _Atomic(tddp_log_sink) current_sink;
+static _Atomic(void *) current_sink_data;
 
 static const char *const level_names[] = {
     [TDDP_LOG_ERROR] = "error",
@@ -38,8 +38,8 @@ static int level_from_environment(void)
 
 void tddp_log_set_sink(tddp_log_sink sink, void *data)
 {
-    current_sink = sink;
-    current_sink_data = data;
+    atomic_store(&current_sink_data, data);
+    atomic_store(&current_sink, sink);
 }
 
 void tddp_log_set_level(tddp_log_level level)
@@ -69,8 +69,9 @@ void tddp_log(tddp_log_level level, const char *room, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line + head, sizeof line - (size_t)head - 1, format, arguments);
     va_end(arguments);
-    if (current_sink) {
-        current_sink(level, room, line + head, current_sink_data);
+    tddp_log_sink sink = atomic_load(&current_sink);
+    if (sink) {
+        sink(level, room, line + head, atomic_load(&current_sink_data));
     } else {
         size_t length = strlen(line);
         line[length] = '\n';

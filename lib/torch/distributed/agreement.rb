@@ -139,7 +139,7 @@ module Torch
           next if now < report_at || @outcome
 
           report_at += REPORT_EVERY
-          warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{name(missing)}"
+          Distributed._warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{name(missing)}"
         end
       end
 

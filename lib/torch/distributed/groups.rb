@@ -90,6 +90,7 @@ module Torch
         check_timeout(timeout)
         backend = (backend || default_backend(device_id)).to_s
         ProcessGroup._find_backend(backend)
+        continue_log
         group, place = enter(backend, timeout, device_id) do
           Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
             timeout: timeout, wait_for_workers: wait_for_workers)
@@ -121,6 +122,7 @@ module Torch
             close(default, drain) if default
           ensure
             close_trace
+            flush_log
           end
         else
           group = group_or_default(group)
@@ -311,7 +313,7 @@ module Torch
           @default = nil
           close(default, ($!.nil? || ($!.is_a?(SystemExit) && $!.success?)) ? EXIT_DRAIN : 0) if default
         rescue Error => e
-          warn "torch-ddp: #{e.message}" if $DEBUG
+          _warn "torch-ddp: #{e.message}" if $DEBUG
         ensure
           close_trace
         end

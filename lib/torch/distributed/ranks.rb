@@ -101,7 +101,7 @@ module Torch
         return if @warned[[line&.path, line&.lineno, operation]]
 
         @warned[[line&.path, line&.lineno, operation]] = true
-        warn "#{"#{line.path}:#{line.lineno}: " if line}warning: #{operation} on a group that global rank " \
+        _warn "#{"#{line.path}:#{line.lineno}: " if line}warning: #{operation} on a group that global rank " \
           "#{default_process_group&.rank.inspect} is not in: nothing is done"
       end
     end

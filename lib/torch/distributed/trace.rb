@@ -74,7 +74,7 @@ module Torch
         trace_optimizers
         @traced_memory = track_traced_memory
       rescue Error => e
-        warn "torch-ddp: no trace: #{e.message}"
+        _warn "torch-ddp: no trace: #{e.message}"
       end
 
       def close_trace

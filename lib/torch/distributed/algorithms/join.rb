@@ -179,7 +179,7 @@ module Torch
 
         def warn_of(active)
           group = @joinables.first.join_process_group
-          warn "rank #{group.rank} has taken part in #{WARN_AFTER} iterations without inputs of its own: #{active} of #{group.size} " \
+          Distributed._warn "rank #{group.rank} has taken part in #{WARN_AFTER} iterations without inputs of its own: #{active} of #{group.size} " \
             "processes have many more, and it might be worth sharing them more evenly"
         end
       end

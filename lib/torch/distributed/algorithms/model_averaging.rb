@@ -79,7 +79,7 @@ module Torch
             @warmup_steps = warmup_steps
             return unless period == 1
 
-            warn "period: 1 averages models in each step, which costs what averaging gradients does: DistributedDataParallel alone " \
+            Distributed._warn "period: 1 averages models in each step, which costs what averaging gradients does: DistributedDataParallel alone " \
               "is the better choice"
           end
 

@@ -24,7 +24,7 @@ module Torch
             @exit_pid = Process.pid
             at_exit do
               error = finish if @exit_pid == Process.pid && ($!.nil? || ($!.is_a?(SystemExit) && $!.success?))
-              warn "torch-ddp: #{error.message}" if error
+              Distributed._warn "torch-ddp: #{error.message}" if error
             end
           end
         end

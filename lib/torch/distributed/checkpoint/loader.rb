@@ -110,7 +110,7 @@ module Torch
         end
 
         def skip(folder, reason)
-          warn "torch-ddp: the checkpoint #{folder} is left out: #{reason}" if @skipped.add?(folder)
+          Distributed._warn "torch-ddp: the checkpoint #{folder} is left out: #{reason}" if @skipped.add?(folder)
         end
 
         # @return [Content, nil] nil: there is none at all

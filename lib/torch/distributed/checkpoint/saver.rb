@@ -220,7 +220,7 @@ module Torch
 
           Folder.newest_first(@path).drop(@keep).each { |manifest| Folder.remove(manifest.folder) unless manifest.folder == @folder }
         rescue SystemCallError => e
-          warn "torch-ddp: #{@folder} is saved, but older files could not be removed: #{e.message}"
+          Distributed._warn "torch-ddp: #{@folder} is saved, but older files could not be removed: #{e.message}"
         end
 
         # After a failure nothing of this save stays.

@@ -64,7 +64,7 @@ module Torch
         def load_state_dict(state_dict)
           count = state_dict["step"]
           @optim.load_state_dict(state_dict.except("step"))
-          warn "state_dict: there is no \"step\", so the averager counts from 0" if count.nil?
+          Distributed._warn "state_dict: there is no \"step\", so the averager counts from 0" if count.nil?
           @averager.step = count || 0
           nil
         end

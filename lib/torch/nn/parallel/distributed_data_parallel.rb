@@ -326,7 +326,7 @@ module Torch
           return unless @core
 
           if @core.round_open?
-            warn "rank #{@process_group.rank}: parameters were frozen, thawed, moved or converted between a forward and its backward, whose " \
+            Torch::Distributed._warn "rank #{@process_group.rank}: parameters were frozen, thawed, moved or converted between a forward and its backward, whose " \
               "gradients now stay on this rank: do it after backward"
           end
           @rounds += @core.rounds

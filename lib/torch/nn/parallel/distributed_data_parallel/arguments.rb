@@ -118,7 +118,7 @@ module Torch
             end
             return unless @given[:check_reduction]
 
-            warn "check_reduction: true is deprecated and does nothing: every backward is checked"
+            Torch::Distributed._warn "check_reduction: true is deprecated and does nothing: every backward is checked"
           end
 
           def flag(name, value)
@@ -135,7 +135,7 @@ module Torch
 
           def check_unused
             if @given[:static_graph] && @given[:find_unused_parameters]
-              warn "find_unused_parameters: is not needed with static_graph: true, which finds them in the first iteration"
+              Torch::Distributed._warn "find_unused_parameters: is not needed with static_graph: true, which finds them in the first iteration"
             end
             return if !skip_unused? || @given[:find_unused_parameters] || static_graph?
 
