@@ -1,7 +1,8 @@
 /*
  * Torch::Distributed::CommHook over <tddp/comm_hook.h> and <tddp/hooks.h>. The thread that runs
- * backward calls a hook in Ruby when a bucket's gradients are ready, and waits for its result at
- * the end of backward; waits release the GVL. Called by Ruby threads that hold the GVL.
+ * backward calls a hook in Ruby when a bucket's gradients are ready (on devices: once backward has
+ * returned), and waits for its result at the end of backward; waits release the GVL. Called by Ruby
+ * threads that hold the GVL.
  *
  * Each call of a hook is a fiber. It is suspended until the end of backward waits for its result,
  * and also if an interrupt comes while the hook itself waits: an exception there would leave the
@@ -281,8 +282,12 @@ static VALUE wrap(VALUE class, tddp_comm_hook *hook)
 /* CommHook.ruby(callable), which is called with a GradBucket. */
 static VALUE hook_ruby(VALUE class, VALUE callable)
 {
-    static const tddp_comm_hook_ops ops = {
-        .size = sizeof(ops), .name = "ruby", .on_caller = 1, .run = run_ruby, .free = free_ruby};
+    static const tddp_comm_hook_ops ops = {.size = sizeof(ops),
+                                           .name = "ruby",
+                                           .on_caller = 1,
+                                           .run = run_ruby,
+                                           .free = free_ruby,
+                                           .device_types = 1u << TDDP_CPU | 1u << TDDP_CUDA};
     if (!responds_to(callable, "call"))
         rb_raise(rb_eTypeError, "hook: expected something with a method `call`, got %" PRIsVALUE,
                  rb_inspect(callable));

@@ -301,6 +301,28 @@ static VALUE ddp_set_comm_hook(VALUE self, VALUE hook)
     return hook;
 }
 
+static VALUE ddp_on_devices(VALUE self)
+{
+    return tddp_ddp_on_devices(ddp_of(self)) ? Qtrue : Qfalse;
+}
+
+static VALUE ddp_hook_after_backward(VALUE self)
+{
+    const tddp_ddp *ddp = ddp_of(self);
+    return tddp_ddp_hook_here(ddp) && tddp_ddp_on_devices(ddp) ? Qtrue : Qfalse;
+}
+
+/* After backward, on its thread: runs a hook in Ruby for gradients on devices. */
+static VALUE ddp_finish_backward(VALUE self)
+{
+    core *mine = core_acquire(self);
+    tddp_rb_outcome outcome = tddp_rb_outcome_of(tddp_ddp_finish_backward(mine->ddp));
+    core_release(mine);
+    tddp_rb_raise_outcome(outcome);
+    RB_GC_GUARD(self);
+    return Qnil;
+}
+
 static VALUE ddp_set_divisor(VALUE self, VALUE ranks)
 {
     tddp_rb_check(tddp_ddp_set_divisor(ddp_of(self), NUM2INT(ranks)));
@@ -347,6 +369,9 @@ void tddp_rb_init_ddp(void)
     rb_define_method(class, "wants_outputs?", ddp_wants_outputs, 0);
     rb_define_method(class, "outputs", ddp_outputs, 1);
     rb_define_method(class, "comm_hook=", ddp_set_comm_hook, 1);
+    rb_define_method(class, "on_devices?", ddp_on_devices, 0);
+    rb_define_method(class, "hook_after_backward?", ddp_hook_after_backward, 0);
+    rb_define_method(class, "finish_backward", ddp_finish_backward, 0);
     rb_define_method(class, "divisor=", ddp_set_divisor, 1);
     rb_define_method(class, "shadow", ddp_shadow, 0);
     tddp_rb_init_ddp_queries(class);

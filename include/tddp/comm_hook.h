@@ -70,7 +70,7 @@ typedef struct tddp_comm_hook_ops {
 
     /** Bit (1 << tddp_device_type) for each kind of device that the hook supports; 0: the CPU only.
      *  On a device a stage's work has completed for later work on the buffer's stream, which is the
-     *  current one, not for the host. A hook with `on_caller` can't support devices. */
+     *  current one, not for the host. */
     uint32_t device_types;
 } tddp_comm_hook_ops;
 

@@ -180,13 +180,24 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_outputs(tddp_ddp *ddp, tddp_tensor 
                                                      size_t count);
 
 /** Sets the communication hook: tddp_reducer_set_hook(). Sparse gradients are always averaged.
- * Hooks with `on_caller` require all parameters on the CPU, because with parameters on devices
- * backward ends on a thread of autograd's. */
+ * With parameters on devices backward ends on a thread of autograd's: a hook with `on_caller` then
+ * runs in tddp_ddp_finish_backward(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_hook(tddp_ddp *ddp, tddp_comm_hook *hook);
 
 /** Whether the hook has `on_caller`: the end of backward and tddp_ddp_shadow() then run the host's
  *  code on the calling thread. */
 TDDP_API int tddp_ddp_hook_here(const tddp_ddp *ddp);
+
+/** Whether a parameter is on a device. */
+TDDP_API int tddp_ddp_on_devices(const tddp_ddp *ddp);
+
+/**
+ * After backward, on the thread that called it: with a hook that has `on_caller`, and parameters on
+ * devices, runs the hook for all buckets and finishes the iteration. Does nothing for other models,
+ * and if their backward did not run. The next tddp_ddp_prepare() fails if this was left out.
+ * Errors: those of tddp_reducer_finish().
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_finish_backward(tddp_ddp *ddp);
 
 /** For uneven inputs: tddp_reducer_set_divisor(); and after prepare the iteration of a joined rank:
  *  tddp_reducer_shadow(), and the same for sparse gradients. */

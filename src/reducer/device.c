@@ -51,21 +51,16 @@ tddp_status tddp_reducer_check_hook(const tddp_reducer *reducer, const tddp_comm
 {
     for (size_t i = 0; i < reducer->count; i++) {
         const tddp_param *param = &reducer->params[i];
-        if (param->sparse ||
-            (tddp_comm_hook_takes(hook, param->device_type) &&
-             (param->device_type == TDDP_CPU || !tddp_comm_hook_on_caller(hook)))) {
+        if (param->sparse || tddp_comm_hook_takes(hook, param->device_type)) {
             continue;
         }
-        const char *why = tddp_comm_hook_on_caller(hook)
-                              ? "runs on the thread that called backward, but gradients on devices "
-                                "become ready on other threads"
-                              : "computes in the CPU's memory";
         return tddp_fail(
             TDDP_UNSUPPORTED,
-            "the communication hook \"%s\" %s, but parameter \"%s\" is on %s: use no "
-            "hook, allreduce, noop, fp16_compress, bf16_compress or post_local_sgd for "
+            "the communication hook \"%s\" computes in the CPU's memory, but parameter \"%s\" is "
+            "on "
+            "%s: use no hook, allreduce, noop, fp16_compress, bf16_compress or post_local_sgd for "
             "it, or move the model to the CPU",
-            tddp_comm_hook_name(hook), why, param->name, tddp_device_type_name(param->device_type));
+            tddp_comm_hook_name(hook), param->name, tddp_device_type_name(param->device_type));
     }
     return TDDP_OK;
 }

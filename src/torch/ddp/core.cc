@@ -84,6 +84,7 @@ void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wai
         one.count = static_cast<size_t>(param.tensor.numel());
         one.dtype = dtype_of(param.tensor);
         device_of(param.tensor, &one.device_type, &one.device_index);
+        on_devices_ = on_devices_ || one.device_type != TDDP_CPU;
         one.dims = param.tensor.sizes().data();
         one.ndim = param.tensor.sizes().size();
         one.sparse = param.sparse;
@@ -260,7 +261,16 @@ at::Tensor Core::bucket_tensor(const tddp_bucket &bucket) const
 
 at::Tensor Core::gradient_tensor(const tddp_bucket &bucket, size_t i) const
 {
-    return views_.at(bucket.gradients[i].param).variable_data();
+    const tddp_flat_slice &slice = bucket.gradients[i];
+    const at::Tensor &view = views_.at(slice.param);
+    if (at::isComplexType(view.scalar_type()) ||
+        view.scalar_type() == scalar_type_of(bucket.buffer.dtype)) {
+        return view.variable_data();
+    }
+    // A hook around this one passes the gradients in another dtype.
+    return bucket_tensor(bucket)
+        .narrow(0, static_cast<int64_t>(slice.offset), static_cast<int64_t>(slice.count))
+        .view(view.sizes());
 }
 
 } // namespace tddp_torch

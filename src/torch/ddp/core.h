@@ -64,12 +64,18 @@ class Core : public std::enable_shared_from_this<Core>
     {
         return hook_on_caller_;
     }
+    bool on_devices() const
+    {
+        return on_devices_;
+    }
     at::Tensor bucket_tensor(const tddp_bucket &bucket) const;
     at::Tensor gradient_tensor(const tddp_bucket &bucket, size_t i) const;
 
     // --- iteration.cc, on the same thread
     void finish_due(bool sync, const tddp_wait *wait);
     void prepare(bool sync, const tddp_wait *wait);
+    // After backward, with a hook of the host language for gradients on devices.
+    void finish_backward();
     bool prepare_waits() const;
     void shadow(const tddp_wait *wait);
     // Forward begins: hooks ignore the gradients of a backward inside it.
@@ -132,6 +138,8 @@ class Core : public std::enable_shared_from_this<Core>
     void reset_iteration();
     void queue_end_of_backward(bool again);
     void end_of_backward();
+    bool hook_after_backward() const;
+    void conclude_backward();
     tddp_status finalize_blocking();
     bool finish_iteration();
     tddp_status finish_on_host(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));
@@ -174,6 +182,7 @@ class Core : public std::enable_shared_from_this<Core>
     tddp_group *group_ = nullptr; // the handle's; hooks may outlive the handle, but are disarmed
     tddp_reducer *reducer_ = nullptr;
     bool hook_on_caller_ = false;
+    bool on_devices_ = false;
     int divisor_ = 0;
     bool layout_final_ = true;           // the buckets are not rebuilt any more
     bool static_graph_recorded_ = false; // static_graph: the first iteration is finished
@@ -188,6 +197,7 @@ class Core : public std::enable_shared_from_this<Core>
     std::atomic<bool> warned_late_{false};
     std::atomic<bool> queued_{false};         // end_of_backward() is queued
     std::atomic<bool> finish_pending_{false}; // the iteration must be finished, even after an error
+    std::atomic<bool> hook_due_{false};       // finish_backward() must run the hook
 
     // Unless immediate_: guarded by lock_, which is never held while a hook is called.
     std::mutex lock_;

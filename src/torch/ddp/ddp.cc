@@ -269,6 +269,16 @@ int tddp_ddp_hook_here(const tddp_ddp *ddp)
     return ddp->core->hook_on_caller();
 }
 
+int tddp_ddp_on_devices(const tddp_ddp *ddp)
+{
+    return ddp->core->on_devices();
+}
+
+tddp_status tddp_ddp_finish_backward(tddp_ddp *ddp)
+{
+    return tddp_torch::guard([&] { ddp->core->finish_backward(); });
+}
+
 tddp_status tddp_ddp_set_divisor(tddp_ddp *ddp, int ranks)
 {
     return tddp_torch::guard([&] { ddp->core->set_divisor(ranks); });

@@ -96,7 +96,7 @@ void Core::mark_ready(size_t index)
     }
     int all_ready = 0;
     check(tddp_reducer_mark_ready(reducer_, index, &all_ready));
-    if (hook_on_caller_ && (!may_run_host_ || may_run_host_())) {
+    if (hook_on_caller_ && !on_devices_ && (!may_run_host_ || may_run_host_())) {
         const HookScope scope(this);
         int all = 0;
         check(tddp_reducer_hand_over(reducer_, &all));

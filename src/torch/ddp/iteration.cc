@@ -1,7 +1,8 @@
 // An iteration: prepared before forward, opened after forward, and finished at the end of backward,
-// which waits for the averages. The last gradient, or GradientSyncNode, queues the callback for the
-// end of backward. On the thread that runs forward and backward; with gradients on a device
-// backward ends on the last of autograd's threads to finish.
+// or once it has returned (finish_backward), which waits for the averages. The last gradient, or
+// GradientSyncNode, queues the callback for the end of backward. On the thread that runs forward
+// and backward; with gradients on a device backward ends on the last of autograd's threads to
+// finish.
 #include <algorithm>
 
 #include <c10/core/StreamGuard.h>
@@ -73,6 +74,12 @@ void Core::reset_iteration()
 // no gradient may be accumulated there yet. After a failure each rank may continue locally.
 void Core::finish_due(bool sync, const tddp_wait *wait)
 {
+    if (hook_due_.exchange(false)) {
+        throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                "the communication hook has not processed the last backward's "
+                                "gradients: with parameters on devices it runs once backward has "
+                                "returned, in tddp_ddp_finish_backward()"));
+    }
     if (!finish_pending_.load()) {
         return;
     }
@@ -145,6 +152,29 @@ void Core::end_of_backward()
     release_delayed();
     disarm();
     finish_pending_.store(true);
+    if (hook_after_backward()) {
+        hook_due_.store(true);
+    } else {
+        conclude_backward();
+    }
+}
+
+// Whether the host's hook must wait for the thread that called backward: with gradients on devices
+// backward may end on a thread of autograd's.
+bool Core::hook_after_backward() const
+{
+    return hook_on_caller_ && on_devices_;
+}
+
+void Core::finish_backward()
+{
+    if (hook_due_.exchange(false)) {
+        conclude_backward();
+    }
+}
+
+void Core::conclude_backward()
+{
     if (finish_iteration()) {
         finish_pending_.store(false);
         forwards_ = 0;

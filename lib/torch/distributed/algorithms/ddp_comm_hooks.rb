@@ -2,6 +2,7 @@
 
 require "torch/distributed"
 require_relative "ddp_comm_hooks/built_in"
+require_relative "ddp_comm_hooks/power_sgd"
 require_relative "ddp_comm_hooks/states"
 
 module Torch
@@ -14,8 +15,9 @@ module Torch
       #   model.register_comm_hook(DDPCommHooks.power_sgd_hook, state: PowerSGDState.new(matrix_approximation_rank: 2))
       #   model.register_comm_hook(DDPCommHooks.bf16_compress_wrapper(DDPCommHooks.power_sgd_hook), state: state)
       #
-      # The same by name, `model.register_comm_hook(:fp16_compress)`, is for all that {NAMES} has. Models on GPUs take those
-      # that average, that send float16 or bfloat16, that do nothing, and post-local SGD; the others compute on the CPU.
+      # The same by name, `model.register_comm_hook(:fp16_compress)`, is for all that {NAMES} has. Models on GPUs take all but those
+      # that quantize, which compute on the CPU. PowerSGD runs there once backward has returned, as hooks in Ruby do, rather than
+      # beside it.
       module DDPCommHooks
         # What `register_comm_hook` takes by name.
         NAMES = %i[allreduce fp16_compress bf16_compress quantize_per_tensor quantize_per_channel power_sgd power_sgd_rank2
@@ -125,8 +127,8 @@ module Torch
           private
 
           def power_sgd(name, batched:, rank: nil)
-            BuiltIn.new(name, state: PowerSGDState, default: -> { PowerSGDState.new(matrix_approximation_rank: rank || 1) }) do |state, rounds|
-              state._hook(batched, rounds)
+            BuiltIn.new(name, state: PowerSGDState, default: -> { PowerSGDState.new(matrix_approximation_rank: rank || 1) }) do |state, rounds, group|
+              state._hook(batched, rounds, group)
             end
           end
 
@@ -134,8 +136,8 @@ module Torch
             case hook
             when CommHook then BuiltIn.new("#{name}(#{hook.name})") { CommHook.compress(dtype, hook) }
             when BuiltIn
-              BuiltIn.new("#{name}(#{hook.name})", state: hook.state_class, default: hook.default) do |state, rounds|
-                CommHook.compress(dtype, hook.build(state, rounds))
+              BuiltIn.new("#{name}(#{hook.name})", state: hook.state_class, default: hook.default) do |state, rounds, group|
+                CommHook.compress(dtype, hook.build(state, rounds, group))
               end
             else
               raise ArgumentError, "hook: expected a hook of DDPCommHooks, got #{hook.inspect}: one in Ruby casts its bucket by itself"

@@ -11,6 +11,7 @@ module Torch
   end
 end
 
+require_relative "distributed_data_parallel/after_backward"
 require_relative "distributed_data_parallel/arguments"
 require_relative "distributed_data_parallel/casts"
 require_relative "distributed_data_parallel/hooking"
@@ -193,6 +194,8 @@ module Torch
         #
         # A hook in Ruby is called with the state and a {Torch::Distributed::GradBucket}, on the thread that runs backward, and gives the
         # bucket's new contents: a tensor, or a {Torch::Distributed::Future} or {Torch::Distributed::Work} that gives it. Sparse gradients are not in buckets.
+        # For parameters on GPUs, whose gradients autograd computes on threads that cannot run Ruby, it is called for all buckets once
+        # `backward` has computed them, before that returns: communication does not overlap with it.
         #
         # What another thread raises meanwhile (`Timeout.timeout`, `Thread#raise`) is held back until the hook waits for an
         # operation, or has returned: backward then fails, and the next forward goes on with the hook where it was. What the
@@ -219,9 +222,16 @@ module Torch
           end
 
           registered = hook_of(state, hook)
-          @core.comm_hook = registered.make.call(@rounds, @parameters_of_model.trained)
+          install_hook(registered, @parameters_of_model.trained)
           @comm_hook = registered
           nil
+        end
+
+        # Runs a hook in Ruby for gradients on devices, after backward.
+        #
+        # @api private
+        def _finish_backward
+          @core&.finish_backward
         end
 
         # @return [Boolean] whether the next forward in training sends rank 0's buffers to all
@@ -315,7 +325,7 @@ module Torch
           release
           @core = create_core(found, init_sync)
           @comm_hook ||= compressing_hook(found)
-          @core.comm_hook = @comm_hook.make.call(@rounds, found.trained) if @comm_hook
+          install_hook(@comm_hook, found.trained) if @comm_hook
           @parameters_of_model = found
           DistributedDataParallel.train(found.trained, self)
           broadcast_all(found.frozen, 0) if init_sync

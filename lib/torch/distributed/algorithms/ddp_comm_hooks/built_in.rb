@@ -18,6 +18,7 @@ module Torch
           # @param callable [Boolean] whether {#call} is of use
           # @yieldparam state [Object] of that class
           # @yieldparam rounds [Integer] how many backward passes there were before
+          # @yieldparam group [ProcessGroup, nil] the model's, where it is on devices
           # @yieldreturn [CommHook]
           def initialize(name, state: nil, default: nil, dtype: nil, callable: false, &make)
             @name = name
@@ -40,8 +41,8 @@ module Torch
 
           # @api private
           # @return [CommHook]
-          def build(state, rounds)
-            @make.call(state_for(state), rounds)
+          def build(state, rounds, group = nil)
+            @make.call(state_for(state), rounds, group)
           end
 
           # For hooks in Ruby that do something before or after: averages the bucket as it is or in a smaller dtype.

@@ -33,10 +33,11 @@ module Torch
           end
 
           # @api private
+          # @param group [ProcessGroup, nil] of a model on devices
           # @return [CommHook]
-          def _hook(batched, rounds)
-            start = [@options[:start_iteration] - rounds, 0].max
-            CommHook.power_sgd(@options.merge(batched: batched, start_iteration: start))
+          def _hook(batched, rounds, group)
+            options = @options.merge(start_iteration: [@options[:start_iteration] - rounds, 0].max)
+            group ? CommHook.ruby(PowerSGD.new(options, batched, group)) : CommHook.power_sgd(options.merge(batched: batched))
           end
 
           private

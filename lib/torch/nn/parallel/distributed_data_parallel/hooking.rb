@@ -10,8 +10,8 @@ module Torch
         #
         # @api private
         module Hooking
-          # A hook that was registered: its name, and what makes it, given how many rounds there were with others and the
-          # parameters by number.
+          # A hook that was registered: its name, and what makes it, given how many rounds there were with others, the
+          # parameters by number, and the group if they are on devices.
           Registered = Struct.new(:name, :make)
           private_constant :Registered
 
@@ -60,8 +60,8 @@ module Torch
             when Symbol, String then hook_of(state, hooks.fetch(hook))
             when hooks::BuiltIn
               state = hook.state_for(state)
-              Registered.new(hook.name, ->(rounds, _) { hook.build(state, rounds) })
-            when Torch::Distributed::CommHook then Registered.new(hook.name, ->(_, _) { hook })
+              Registered.new(hook.name, ->(rounds, _, group) { hook.build(state, rounds, group) })
+            when Torch::Distributed::CommHook then Registered.new(hook.name, ->(*) { hook })
             else ruby_hook(state, hook)
             end
           end
@@ -72,9 +72,15 @@ module Torch
                 "a state and a bucket, got #{hook.inspect}"
             end
 
-            Registered.new("a hook in Ruby", lambda do |_, parameters|
+            Registered.new("a hook in Ruby", lambda do |_, parameters, _|
               Torch::Distributed::CommHook.ruby(->(bucket) { Hooking.result(hook.call(state, bucket._of(parameters))) })
             end)
+          end
+
+          # @param registered [Registered]
+          def install_hook(registered, parameters)
+            @core.comm_hook = registered.make.call(@rounds, parameters, @core.on_devices? ? @process_group : nil)
+            AfterBackward.add(self) if @core.hook_after_backward?
           end
 
           # What sends gradients in a smaller dtype, where mixed precision asks for that.
