@@ -303,9 +303,20 @@ class SafetensorsTest < Minitest::Test
       assert_match(/#{name}: expected files of safetensors, which it is for, got .*own/, text)
     end
     File.binwrite(@path, "ab")
-    assert_match(/is damaged, or no file of safetensors/, failure { Checkpoint.load(@path, model: net) }.last)
-    said = world(2) { failure { Checkpoint.load(@dir, model: pair) }.last }
-    said.each { |text| assert_match(/rank 0: .*missing: 0.weight, 0.bias.*rank 1/, text) }
+    kind, text = failure { Checkpoint.load(@path, model: net) }
+    assert_equal DamagedError.name, kind
+    assert_match(/is damaged, or no file of safetensors/, text)
+    index = {"weight_map" => {"0.weight" => "none.safetensors", "0.bias" => "none.safetensors"}}
+    File.write(File.join(@dir, "x.safetensors.index.json"), JSON.generate(index))
+    said = world(2) do |rank|
+      [failure { Checkpoint.load(@dir, model: pair) }, failure { Checkpoint.load(File.join(@dir, "x.safetensors.index.json"), model: pair) },
+        failure { Checkpoint.load(rank.zero? ? @dir : @path, model: pair) }]
+    end
+    said.each do |misfit, missing, _|
+      assert_equal ["Torch::Distributed::CheckpointError", "Torch::Distributed::NotFoundError"], [misfit[0], missing[0]]
+      assert_match(/rank 0: .*missing: 0.weight, 0.bias.*rank 1/, misfit[1])
+    end
+    assert_equal said[0][2], said[1][2]
   end
 
   def test_an_index_that_cannot_be

@@ -74,6 +74,10 @@ module Torch
         def load_safetensors(file)
           Safetensors::ModelLoader.new(@objects.values.first, file, @together, strict: @strict, names: @names, convert: @convert).load
           Loaded.new(path: file, extra: {}, rng_restored: false)
+        rescue CheckpointError => e
+          # It is raised on all ranks, with a cause on those that failed.
+          kinds = @together.all("cannot load #{file}") { KINDS.index { |kind| kind === e.cause } }
+          raise KINDS[kinds.compact.first || KINDS.index(CheckpointError)], e.message, cause: e.cause
         end
 
         # A run that goes on saving may replace and remove what is being read: then what is there now is looked at.
