@@ -216,6 +216,34 @@ class DataParallelHooksTest < Minitest::Test
     assert_equal [1, 1, 3, 1, 3, 1], same
   end
 
+  # What runs for gradients on devices, here in the CPU's memory beside libtddp's.
+  def test_power_sgd_in_ruby_trains_as_libtddps_does
+    results = world(2) do |rank|
+      state = Hooks::PowerSGDState.new(start_power_sgd_iter: 0, min_compression_rate: 1)
+      in_ruby = Hooks.module_eval("PowerSGD", __FILE__, __LINE__).new(state.options, false, Distributed.default_process_group)
+      [:allreduce, Hooks.power_sgd_hook, Torch::Distributed::CommHook.ruby(in_ruby)].map do |hook|
+        Torch.manual_seed(1)
+        model = DDP.new(Torch::NN::Sequential.new(Torch::NN::Linear.new(20, 40), Torch::NN::Tanh.new, Torch::NN::Linear.new(40, 5)))
+        model.register_comm_hook(hook, state: (state if hook.is_a?(Hooks::BuiltIn)))
+        optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.1)
+        Torch.manual_seed(100 + rank)
+        x = Torch.randn(64, 20)
+        Array.new(60) do
+          optimizer.zero_grad
+          loss = (model.call(x) - (x.narrow(1, 0, 5) * 2).sin).pow(2).mean
+          loss.backward
+          optimizer.step
+          loss.item
+        end.values_at(0, -1)
+      end
+    end
+    results.each do |(first, exact), (_, in_c), (_, in_ruby)|
+      assert_operator exact, :<, 0.95 * first
+      assert_in_delta in_c, in_ruby, 0.05 * (first - exact)
+      refute_equal exact, in_ruby
+    end
+  end
+
   # --- Ruby ---
 
   def test_what_a_hook_sees
