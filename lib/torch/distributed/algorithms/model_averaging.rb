@@ -55,6 +55,14 @@ module Torch
           def average_parameters(params)
             raise NotImplementedError, "#{self.class}#average_parameters: expected to be defined"
           end
+
+          private
+
+          def check_warmup_steps(warmup_steps)
+            return warmup_steps if warmup_steps.is_a?(Integer) && !warmup_steps.negative?
+
+            raise ArgumentError, "warmup_steps: expected an Integer of at least 0, got #{warmup_steps.inspect}"
+          end
         end
 
         # Averages models every `period` steps, once the first `warmup_steps` are over. With the hook `:post_local_sgd`,
@@ -71,12 +79,9 @@ module Torch
             unless period.is_a?(Integer) && period.positive?
               raise ArgumentError, "period: expected a positive Integer, got #{period.inspect}"
             end
-            unless warmup_steps.is_a?(Integer) && !warmup_steps.negative?
-              raise ArgumentError, "warmup_steps: expected an Integer of at least 0, got #{warmup_steps.inspect}"
-            end
 
             @period = period
-            @warmup_steps = warmup_steps
+            @warmup_steps = check_warmup_steps(warmup_steps)
             return unless period == 1
 
             Distributed._warn "period: 1 averages models in each step, which costs what averaging gradients does: DistributedDataParallel alone " \
@@ -89,6 +94,79 @@ module Torch
             ModelAveraging.average_parameters(params, @process_group) if due
             @step += 1
             nil
+          end
+        end
+
+        # Averages models within small groups often, within larger ones less often, and within all of the group least often.
+        #
+        #   # Of 16 processes: pairs every 2 steps, fours every 4, all every 16.
+        #   averager = HierarchicalModelAverager.new(period_group_size_dict: {2 => 2, 4 => 4, 16 => 16}, warmup_steps: 100)
+        #
+        # In a step that several periods divide, only the groups of the longest one average. Steps are counted from 0, those of
+        # the warm-up among them. Groups are of consecutive ranks, so on machines with as many processes each as the smallest
+        # groups have, these do not use the network.
+        class HierarchicalModelAverager < ModelAverager
+          # @return [Integer]
+          attr_reader :warmup_steps
+
+          # @return [Hash{Integer => ProcessGroup, nil}] this process's group for each period; nil: the default group
+          attr_reader :period_process_group_dict
+
+          # Makes the groups: a collective call of the processes of `process_group`.
+          #
+          # @param period_group_size_dict [Hash{Integer => Integer}] for each period, in rising order, how many processes a group
+          #   has: divisors of the size of `process_group`, the last of them all of it
+          # @param warmup_steps [Integer] how many steps there are before the first averaging
+          # @param process_group [ProcessGroup, nil] nil: the default group
+          # @raise [ArgumentError, TypeError] naming what is wrong; before any process waits
+          def initialize(period_group_size_dict:, warmup_steps: 0, process_group: nil)
+            super(process_group)
+            @warmup_steps = check_warmup_steps(warmup_steps)
+            size = Distributed.get_world_size(process_group)
+            check_periods(period_group_size_dict)
+            check_group_sizes(period_group_size_dict, size)
+            @period_process_group_dict = period_group_size_dict.transform_values do |group_size|
+              (group_size == size) ? process_group : Distributed.new_subgroups(group_size, group: process_group).first
+            end.freeze
+            return unless period_group_size_dict.keys.last == 1
+
+            warn "period_group_size_dict: 1 as the longest period averages models in each step, which costs what averaging gradients " \
+              "does: DistributedDataParallel alone is the better choice"
+          end
+
+          # @see ModelAverager#average_parameters
+          def average_parameters(params)
+            if @step >= @warmup_steps && (period = @period_process_group_dict.keys.reverse.find { |each| (@step % each).zero? })
+              ModelAveraging.average_parameters(params, @period_process_group_dict[period])
+            end
+            @step += 1
+            nil
+          end
+
+          private
+
+          def check_periods(sizes)
+            unless sizes.is_a?(Hash) && !sizes.empty?
+              raise ArgumentError, "period_group_size_dict: expected a Hash of periods and group sizes, got #{sizes.inspect}"
+            end
+            wrong = sizes.keys.reject { |period| period.is_a?(Integer) && period.positive? }
+            raise ArgumentError, "period_group_size_dict: expected positive Integers as periods, got #{wrong.first.inspect}" unless wrong.empty?
+            return if sizes.keys.each_cons(2).all? { |shorter, longer| shorter < longer }
+
+            raise ArgumentError, "period_group_size_dict: expected periods in rising order, got #{sizes.keys.join(", ")}"
+          end
+
+          def check_group_sizes(sizes, all)
+            raise ArgumentError, "process_group: expected a group that this process is in" if all == -1
+
+            wrong = sizes.values.reject { |size| size.is_a?(Integer) && size.positive? && (all % size).zero? }
+            unless wrong.empty?
+              raise ArgumentError, "period_group_size_dict: expected divisors of the group's size #{all}, got #{wrong.first.inspect}"
+            end
+            return if sizes.values.last == all
+
+            raise ArgumentError, "period_group_size_dict: expected all #{all} processes of the group as the last group size, " \
+              "got #{sizes.values.last}"
           end
         end
       end
