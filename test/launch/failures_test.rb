@@ -92,7 +92,7 @@ class FailuresTest < LaunchCase
     refute_path_exists "#{folder}/report.json"
     job = report
     expected = {"state" => "failed", "exitcode" => 1, "signal" => nil, "cause" => nil, "run_id" => "j1", "role" => "trainer",
-                "host" => Socket.gethostname, "log_folder" => folder, "restarts" => 1, "max_restarts" => 1, "attempts_omitted" => 0}
+                "host" => Socket.gethostname, "log_folder" => folder, "restarts" => 1, "max_restarts" => 1, "ranks" => [0, 1], "attempts_omitted" => 0}
     assert_equal expected, job.slice(*expected.keys)
     assert_equal [0, 1], job["attempts"].map { |attempt| attempt["restart"] }
     job["attempts"].each_with_index do |attempt, at|
@@ -109,7 +109,7 @@ class FailuresTest < LaunchCase
 
   def test_the_report_of_other_ends
     run_torchrun("--report-file=#{@folder}/report.json", *shell("exit 0"))
-    assert_equal ["succeeded", 0, []], report.values_at("state", "exitcode", "attempts")
+    assert_equal ["succeeded", 0, [0], []], report.values_at("state", "exitcode", "ranks", "attempts")
     run = start("--report-file=#{@folder}/report.json", *shell("echo ready; exec sleep 60"))
     run.await(/ready/)
     run.signal(:INT)

@@ -75,17 +75,9 @@ module Torch
 
       # @param call [Spawned::Call] the call that these processes are for
       def start_world(world_size, host, method, call, &block)
-        run = -> { Spawned.remember(call) { World.new(world_size, host, method, call, block).run } }
-        return run.call unless Spawned.worker?
-
-        if method == :spawn && Spawned.target?(call)
+        start = -> { World.new(world_size, host, method, call, block).run }
+        Spawned.perform(call, start, reruns: method == :spawn) do
           Spawned.take_part { |rank, port, store_port| run_here(rank, world_size, host, port, store_port, &block) }
-        end
-        Spawned.earlier(call) do
-          next run.call if method == :fork
-
-          raise InvalidArgumentError, "this process was spawned by another call of fork_world or run, which its program does not " \
-            "come to: run again, a program must make the same calls in the same order"
         end
       end
 

@@ -116,6 +116,16 @@ void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_sc
 
 /* --- the job's end --------------------------------------------------------------------------- */
 
+/* Of this node's workers in the last round. */
+static void put_ranks(tddp_launch_json *json, const tddp_launch_scene *scene)
+{
+    tddp_launch_json_open(json, "ranks", '[');
+    for (int i = 0; i < scene->count; i++) {
+        tddp_launch_json_number(json, NULL, scene->workers[i].rank);
+    }
+    tddp_launch_json_close(json, '[');
+}
+
 static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
                     const tddp_launch_outcome *outcome)
 {
@@ -138,6 +148,7 @@ static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
                           scene->output ? tddp_launch_output_folder(scene->output) : NULL);
     tddp_launch_json_number(json, "restarts", scene->world->restart);
     tddp_launch_json_number(json, "max_restarts", scene->world->max_restarts);
+    put_ranks(json, scene);
 }
 
 static void write_json(const tddp_launch_json *json, const char *path, tddp_launch_console *console)

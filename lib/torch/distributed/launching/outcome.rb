@@ -2,7 +2,7 @@
 
 module Torch
   module Distributed
-    # What a worker process reports to its parent: one Marshal dump in a pipe, and its exit status.
+    # What a worker process reports to its parent: one Marshal dump in a pipe, and its exit status; an exception to torchrun too.
     #
     # @api private
     module Outcome
@@ -35,6 +35,7 @@ module Torch
           e.success? ? write(pipe, Marshal.dump(nil)) : write(pipe, failure(e, "the block called exit(#{e.status})"))
           e.status
         rescue Exception => e # standard:disable Lint/RescueException
+          TorchDDP::ErrorFile.write(e)
           write(pipe, failure(e, "#{e.class}: #{e.message}"))
           1
         end

@@ -5,7 +5,8 @@ require "tempfile"
 
 module Torch
   module Distributed
-    # Brings a program that is run again as a worker to the call of {Launching#fork_world} that started it.
+    # Brings a program that is run again as a worker to the call of {Launching#fork_world}, {Run#run} or {Elastic.launch} that
+    # started it.
     #
     # A call is known by its place in the program, the test it is in and the environment, and by how many calls
     # with all of these equal came before. A program that steers its new processes through the environment
@@ -16,16 +17,17 @@ module Torch
       # One call: its name, the same in every run of the program, and the Minitest test it is in.
       Call = Struct.new(:id, :test, keyword_init: true)
 
-      # What differs between a program and its new run without the program's doing.
-      NOT_THE_PROGRAMS = /\A(TORCH_DISTRIBUTED_SPAWN|BUNDLE|RUBY|GEM_|MT_|OMP_NUM_THREADS\z)/
+      # What differs between a program and its new run without the program's doing, torchrun's variables among it.
+      NOT_THE_PROGRAMS = /\A(TORCH_DISTRIBUTED_SPAWN|BUNDLE|RUBY|GEM_|MT_|PET_|TORCHELASTIC_|TDDP_(RUBY|GENERATION)|TORCH_NCCL_ASYNC_|
+        ((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|(OMP|MKL|OPENBLAS)_NUM_THREADS)\z)/x
 
       PROGRAM = File.expand_path($PROGRAM_NAME).freeze
       private_constant :NOT_THE_PROGRAMS, :PROGRAM
 
       class << self
         # @return [Call]
-        def call(locations, method, block)
-          test = minitest(block)
+        def call(locations, method, callable)
+          test = minitest(callable)
           place = "#{File.expand_path(locations.first.absolute_path || locations.first.path)}:#{locations.first.lineno}"
           environment = ENV.to_h.reject { |name, _| name.match?(NOT_THE_PROGRAMS) }.sort
           key = Digest::SHA256.hexdigest(Marshal.dump([place, method, test && name_of(test), environment]))
@@ -38,14 +40,21 @@ module Torch
           File.file?(locations.first.absolute_path || locations.first.path)
         end
 
-        # @return [Boolean] whether this process was spawned and has not come to its call yet
-        def worker?
-          ENV[SPAWN_ENV_KEY] == "1" && ENV.key?(SPAWN_PIPE_ENV_KEY)
-        end
+        # Makes a call that starts processes, and keeps its results for those of later calls. A process that was started for this call
+        # runs the block, which ends it; one that was started for a later call gets what this one gave.
+        #
+        # @param start [#call] starts the processes, and gives the results
+        # @param reruns [Boolean] whether they run the program again
+        def perform(call, start, reruns: true)
+          return remember(call, &start) unless worker?
 
-        # @return [Boolean] whether it has come to it now
-        def target?(call)
-          [nil, call.id].include?(ENV[SPAWN_CALL_ENV_KEY])
+          yield if reruns && ENV.fetch(SPAWN_CALL_ENV_KEY, call.id) == call.id
+          earlier(call) do
+            next remember(call, &start) unless reruns
+
+            raise InvalidArgumentError, "this process was spawned by another call of fork_world, run or Elastic.launch, which its program " \
+              "does not come to: run again, a program must make the same calls in the same order"
+          end
         end
 
         # Runs the block as the rank this process was made for, and ends.
@@ -58,22 +67,10 @@ module Torch
           Outcome.report(pipe) { yield rank, port, store_port }
         end
 
-        # What the call gave in the process that started this one; the block if it was not made there.
-        def earlier(call)
-          kind, value = handed_over.fetch(call.id) { return yield }
-          raise value if kind == :error
-
-          value
-        end
-
-        # Keeps a call's results for processes that later calls spawn.
-        def remember(call)
-          results = yield
-          remembered[call.id] = [:value, results]
-          results
-        rescue WorkerError => e
-          remembered[call.id] = [:error, e]
-          raise
+        # The same in a process that torchrun started, whose result goes to a file in the folder that the variable of the pipe names.
+        def take_part_under_torchrun(&block)
+          file = File.open(File.join(ENV.delete(SPAWN_PIPE_ENV_KEY), ENV.fetch("RANK")), "wb")
+          Outcome.report(file, &block)
         end
 
         # @return [Array(String, Array<String>)] the file to run and its arguments
@@ -89,17 +86,15 @@ module Torch
           [script, filter ? ["-n", filter] : SPAWN_ARGV]
         end
 
+        # @param pipe [Integer, String] a descriptor, or under torchrun a folder
+        # @param results [Integer, String] a descriptor, or under torchrun a path
         # @return [Hash{String => String, nil}] what a worker's environment has beside this process's
-        def environment(call, rank, world_size, port, store_port, pipe, results)
+        def environment(call, pipe, results)
           {
             SPAWN_ENV_KEY => "1",
-            SPAWN_RANK_ENV_KEY => rank.to_s,
-            SPAWN_WORLD_SIZE_ENV_KEY => world_size.to_s,
-            SPAWN_PORT_ENV_KEY => port.to_s,
-            SPAWN_STORE_PORT_ENV_KEY => store_port.to_s,
-            SPAWN_PIPE_ENV_KEY => pipe.fileno.to_s,
+            SPAWN_PIPE_ENV_KEY => pipe.to_s,
             SPAWN_CALL_ENV_KEY => call.id,
-            SPAWN_RESULTS_ENV_KEY => results.fileno.to_s,
+            SPAWN_RESULTS_ENV_KEY => results.to_s,
             "RUBYLIB" => [ENV["RUBYLIB"], *$LOAD_PATH].compact.reject { |path| path.to_s.empty? }.uniq.join(File::PATH_SEPARATOR)
           }
         end
@@ -109,27 +104,52 @@ module Torch
           file = Tempfile.create("torch-ddp")
           File.unlink(file.path)
           file.binmode
-          file.write(Marshal.dump(remembered))
+          write_results(file)
           file.rewind
           file
         end
 
+        def write_results(file)
+          file.write(Marshal.dump(remembered))
+        end
+
         private
+
+        def worker?
+          ENV[SPAWN_ENV_KEY] == "1" && ENV.key?(SPAWN_PIPE_ENV_KEY)
+        end
+
+        # What the call gave in the process that started this one; the block if it was not made there.
+        def earlier(call)
+          kind, value = handed_over.fetch(call.id) { return yield }
+          raise value if kind == :error
+
+          value
+        end
+
+        def remember(call)
+          results = yield
+          remembered[call.id] = [:value, results]
+          results
+        rescue WorkerError => e
+          remembered[call.id] = [:error, e]
+          raise
+        end
 
         def remembered
           @remembered ||= {}
         end
 
         def handed_over
-          @handed_over ||= if ENV.key?(SPAWN_RESULTS_ENV_KEY)
-            Marshal.load(IO.for_fd(Integer(ENV[SPAWN_RESULTS_ENV_KEY]), "rb", &:read))
-          else
-            {}
+          @handed_over ||= case (place = ENV[SPAWN_RESULTS_ENV_KEY])
+          when nil then {}
+          when /\A\d+\z/ then Marshal.load(IO.for_fd(Integer(place), "rb", &:read))
+          else Marshal.load(File.binread(place))
           end
         end
 
-        def minitest(block)
-          receiver = block.binding.receiver
+        def minitest(callable)
+          receiver = callable.is_a?(Proc) ? callable.binding.receiver : callable.receiver
           receiver if defined?(Minitest::Test) && receiver.is_a?(Minitest::Test)
         end
 

@@ -121,7 +121,9 @@ module Torch
       def spawn_worker(rank, writer)
         script, arguments = Spawned.command(@call)
         results = Spawned.results_file
-        env = Spawned.environment(@call, rank, @size, @port, @store_port, writer, results)
+        env = Spawned.environment(@call, writer.fileno, results.fileno)
+        env.update(SPAWN_RANK_ENV_KEY => rank.to_s, SPAWN_WORLD_SIZE_ENV_KEY => @size.to_s, SPAWN_PORT_ENV_KEY => @port.to_s,
+          SPAWN_STORE_PORT_ENV_KEY => @store_port.to_s)
         env["OMP_NUM_THREADS"] ||= [Etc.nprocessors / @size, 1].max.to_s unless ENV.key?("OMP_NUM_THREADS")
         Process.spawn(env, RbConfig.ruby, script, *arguments, :pgroup => true, writer => writer, results => results)
       rescue SystemCallError => e
