@@ -84,6 +84,7 @@ void Init_ext(void)
     tddp_rb_init_tensor();
     tddp_rb_init_store();
     tddp_rb_init_group();
+    tddp_rb_init_delegate();
     tddp_rb_init_work();
     tddp_rb_init_callback();
     tddp_rb_init_comm_hook();

@@ -227,6 +227,7 @@ void tddp_rb_init_fsdp(void);
 void tddp_rb_init_parallel(void);
 void tddp_rb_init_ddp_queries(VALUE sync);
 void tddp_rb_init_callback(void);
+void tddp_rb_init_delegate(void);
 void tddp_rb_init_comm_hook(void);
 void tddp_rb_init_grad_bucket(void);
 void tddp_rb_init_checkpoint(void);

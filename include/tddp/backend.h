@@ -122,6 +122,8 @@ typedef struct tddp_backend_opts {
     /** The core's own: how all ranks of the group can be made to connect later; NULL: they can't.
      */
     struct tddp_on_demand *on_demand;
+    /** The table whose create() is called: one function may serve several. */
+    const struct tddp_backend_v1 *backend;
 } tddp_backend_opts;
 
 /* What a backend supports. */

@@ -130,7 +130,9 @@ tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp
     const tddp_backend_v1 *chosen = requested;
     void *context = shm;
     if (!shm) {
-        status = requested->create(opts, &left, &context);
+        tddp_backend_opts own = *opts;
+        own.backend = requested;
+        status = requested->create(&own, &left, &context);
     } else if (is_one_host(opts)) {
         chosen = tddp_shm_backend();
     } else {

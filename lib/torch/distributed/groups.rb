@@ -254,6 +254,7 @@ module Torch
 
       def join(backend, place, timeout, device_id)
         index = device_index(device_id, place.rank, place.world_size) if backend.include?("nccl")
+        Backend._serve(backend)
         group = ProcessGroup._create(backend, group_name(place.scope), place.store, place.rank, place.world_size, timeout,
           index, !device_id.nil?)
       ensure

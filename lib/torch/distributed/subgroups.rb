@@ -145,6 +145,7 @@ module Torch
 
         default = default_here
         index = device_index(default.device_id, rank, default.group.size) if backend.include?("nccl")
+        Backend._serve(backend)
         group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index, !default.device_id.nil?, parent,
           split)
         group._describe(ranks, description)
