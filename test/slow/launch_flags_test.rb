@@ -57,6 +57,10 @@ class LaunchFlagsTest < LaunchCase
 
   flag("nproc-per-node") { each_run("nproc-per-node", 3, *shell(SAY)) { |result| assert_equal %w[0/3 1/3 2/3], said(result).map { |line| line[/\S+/] } } }
 
+  flag("health-check-port") do
+    each_run("health-check-port", 0, *shell("exit 0")) { |result| assert_match(/^torchrun: health check on port \d+$/, result.err) }
+  end
+
   flag("standalone") do
     elsewhere = %w[--rdzv-backend=c10d --rdzv-endpoint=192.0.2.1:1 --rdzv-id=x]
     each_run("standalone", true, *elsewhere, *shell(SAY)) { |result| assert_match(/ 127\.0\.0\.1:\d+ /, result.out) }

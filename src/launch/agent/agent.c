@@ -11,7 +11,7 @@
 
 #include "launch/agent/agent_state.h"
 
-enum { POLLED_BESIDE_WORKERS = 8 };
+enum { POLLED_BESIDE_WORKERS = 8, LONGEST_TURN_MS = 60000 };
 
 static const char loopback[] = "127.0.0.1";
 
@@ -239,6 +239,18 @@ static tddp_status allow_files(tddp_launch_agent *agent)
     return TDDP_OK;
 }
 
+static tddp_status start_health(tddp_launch_agent *agent)
+{
+    int port = agent->options->health_port;
+    tddp_status status =
+        port < 0 ? TDDP_OK : tddp_launch_health_start(port, LONGEST_TURN_MS, &agent->health);
+    if (status == TDDP_OK && port == 0) {
+        tddp_launch_console_say(&agent->console, "health check on port %d",
+                                tddp_launch_health_port(agent->health));
+    }
+    return status;
+}
+
 static tddp_status prepare(tddp_launch_agent *agent)
 {
     size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
@@ -277,11 +289,15 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (status == TDDP_OK && agent->options->monitor) {
         status = tddp_launch_monitor_create(&agent->console, &agent->monitor);
     }
+    if (status == TDDP_OK) {
+        status = start_health(agent);
+    }
     return status;
 }
 
 static void release(tddp_launch_agent *agent)
 {
+    tddp_launch_health_end(agent->health);
     /* First the store: what is left of its thread must not outlive what it uses. */
     tddp_launch_rendezvous_end(agent->rendezvous);
     tddp_store_server_stop(agent->server);
@@ -310,6 +326,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .oom = {.log = -1},
         .count = local_size,
         .world = {.node_rank = -1},
+        .published_state = -1,
     };
     tddp_launch_console_open(&agent.console);
     if (prepare(&agent) == TDDP_OK) {

@@ -25,6 +25,7 @@
 #include <tddp/store.h>
 
 #include "launch/agent/agent.h"
+#include "launch/health/health.h"
 #include "launch/output/monitor.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
@@ -97,6 +98,8 @@ typedef struct tddp_launch_agent {
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
     int64_t shown_state;          /* the state that the monitor was last woken for: state_key() */
+    tddp_launch_health *health;   /* --health-check-port; else NULL */
+    int64_t published_state;      /* the state that it has: state_key(); -1: none */
     char waited_for[256];         /* the nodes that the rendezvous waits for; "": unknown */
 } tddp_launch_agent;
 
@@ -143,6 +146,20 @@ void tddp_launch_agent_advance(tddp_launch_agent *agent);
 
 /* With --monitor: shows how things stand, if that is due. */
 void tddp_launch_agent_update_monitor(tddp_launch_agent *agent);
+
+/* A few words on the agent, and on a worker. */
+const char *tddp_launch_agent_state_text(const tddp_launch_agent *agent);
+const char *tddp_launch_agent_worker_state(const tddp_launch_agent *agent,
+                                           const tddp_launch_worker *worker,
+                                           char text[TDDP_LAUNCH_ENDING_BYTES]);
+
+/* Changes whenever either does. */
+int64_t tddp_launch_agent_state_key(const tddp_launch_agent *agent);
+
+/* --- health_view.c --------------------------------------------------------------------------- */
+
+/* With --health-check-port: reports that the loop turns, and the state if it has changed. */
+void tddp_launch_agent_update_health(tddp_launch_agent *agent);
 
 /* --- notifications.c ------------------------------------------------------------------------- */
 

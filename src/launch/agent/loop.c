@@ -1,7 +1,7 @@
 /*
  * The agent's event loop, one poll(2): signals, notifications from other nodes, workers' output,
- * and our own output when it can be written. Only --monitor uses a timer; the poll's timeout is the
- * phase's deadline. Main thread.
+ * and our own output when it can be written. Only --monitor and --health-check-port use a timer;
+ * else the poll's timeout is the phase's deadline. Main thread.
  */
 #include <errno.h>
 
@@ -68,6 +68,8 @@ static int time_limit(const tddp_launch_agent *agent)
 {
     int64_t look = tddp_launch_monitor_deadline(agent->monitor);
     int64_t deadline = look < agent->deadline ? look : agent->deadline;
+    int64_t turn = tddp_launch_health_deadline(agent->health);
+    deadline = turn < deadline ? turn : deadline;
     return deadline == INT64_MAX ? -1 : tddp_deadline_poll_ms(deadline);
 }
 
@@ -78,6 +80,7 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
         if (agent->phase == TDDP_LAUNCH_OVER) {
             return;
         }
+        tddp_launch_agent_update_health(agent);
         size_t count = collect(agent);
         size_t streams = FIXED + tddp_launch_console_poll(&agent->console, agent->entries + FIXED);
         if (poll(agent->entries, (nfds_t)count, time_limit(agent)) < 0 && errno != EINTR) {

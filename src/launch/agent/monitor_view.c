@@ -7,8 +7,9 @@
 #include "launch/output/tail.h"
 #include "launch/report/report.h"
 
-static const char *state_of_worker(const tddp_launch_agent *agent, const tddp_launch_worker *worker,
-                                   char text[TDDP_LAUNCH_ENDING_BYTES])
+const char *tddp_launch_agent_worker_state(const tddp_launch_agent *agent,
+                                           const tddp_launch_worker *worker,
+                                           char text[TDDP_LAUNCH_ENDING_BYTES])
 {
     if (worker->pid == 0) {
         return "-";
@@ -19,7 +20,7 @@ static const char *state_of_worker(const tddp_launch_agent *agent, const tddp_la
     return agent->phase == TDDP_LAUNCH_STOPPING ? "told to end" : "running";
 }
 
-static const char *state_of(const tddp_launch_agent *agent)
+const char *tddp_launch_agent_state_text(const tddp_launch_agent *agent)
 {
     switch (agent->phase) {
     case TDDP_LAUNCH_JOINING:
@@ -70,7 +71,7 @@ static void look_at_worker(const tddp_launch_agent *agent, int local_rank, worke
         .rank = worker->rank,
         .pid = worker->pid,
         .alive = worker->alive,
-        .state = state_of_worker(agent, worker, texts->ending),
+        .state = tddp_launch_agent_worker_state(agent, worker, texts->ending),
         .last_line = texts->line,
     };
 }
@@ -88,7 +89,7 @@ static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *worker
     }
     tddp_launch_view view = {
         .run_id = agent->job.run_id,
-        .state = state_of(agent),
+        .state = tddp_launch_agent_state_text(agent),
         .waits_for = waits,
         .nodes = joining ? 0 : world->nodes,
         .min_nodes = agent->options->min_nodes,
@@ -104,8 +105,7 @@ static void show(const tddp_launch_agent *agent, tddp_launch_view_worker *worker
     tddp_launch_monitor_show(agent->monitor, &view);
 }
 
-/* Changes whenever the monitor should be updated soon. */
-static int64_t state_key(const tddp_launch_agent *agent)
+int64_t tddp_launch_agent_state_key(const tddp_launch_agent *agent)
 {
     return ((int64_t)agent->world.round * TDDP_LAUNCH_MAX_LOCAL + agent->alive) * 16 +
            (int64_t)agent->phase;
@@ -125,8 +125,8 @@ void tddp_launch_agent_update_monitor(tddp_launch_agent *agent)
     if (agent->phase != TDDP_LAUNCH_JOINING) {
         agent->waited_for[0] = '\0';
     }
-    if (agent->shown_state != state_key(agent)) {
-        agent->shown_state = state_key(agent);
+    if (agent->shown_state != tddp_launch_agent_state_key(agent)) {
+        agent->shown_state = tddp_launch_agent_state_key(agent);
         tddp_launch_monitor_wake(agent->monitor);
     }
     if (tddp_now_ns() < tddp_launch_monitor_deadline(agent->monitor)) {

@@ -132,6 +132,7 @@ typedef struct tddp_launch_options {
     int max_nodes; /* more than min_nodes: elastic */
     int node_rank; /* -1: not given */
     int master_port;
+    int health_port; /* -1: not given; 0: any free one */
     int max_restarts;
     tddp_launch_process_count processes;
     tddp_launch_rendezvous_kind backend;

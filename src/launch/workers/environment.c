@@ -20,7 +20,9 @@ extern char **environ;
 /* Variables set here; more than there are below. */
 enum { MOST_ADDED = 32 };
 
-static const char error_variable[] = "TORCHELASTIC_ERROR_FILE=";
+/* Torchrun's own, for whoever started it. */
+static const char *const own_variables[] = {"TORCHELASTIC_ERROR_FILE=",
+                                            "TORCHELASTIC_HEALTH_CHECK_PORT="};
 
 typedef struct block {
     char **list;
@@ -119,6 +121,16 @@ static void put_world(block *made, const tddp_launch_world *world, int local_ran
     put(made, tddp_format("TDDP_GENERATION=%lld", (long long)world->generation));
 }
 
+static bool is_own(const char *variable)
+{
+    for (size_t i = 0; i < sizeof own_variables / sizeof own_variables[0]; i++) {
+        if (strncmp(variable, own_variables[i], strlen(own_variables[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch_job *job,
                                int local_rank, const char *error_file)
 {
@@ -131,8 +143,8 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
         return NULL;
     }
     for (size_t i = 0; i < inherited && !made.failed; i++) {
-        if (strncmp(environ[i], error_variable, sizeof error_variable - 1) == 0) {
-            continue; /* torchrun's own, for whoever started it */
+        if (is_own(environ[i])) {
+            continue;
         }
         char *copy = tddp_copy_string(environ[i]);
         if (copy) {
@@ -155,7 +167,7 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
     }
     put_threads(&made, job, local_rank);
     if (error_file) {
-        put(&made, tddp_format("%s%s", error_variable, error_file));
+        put_text(&made, "TORCHELASTIC_ERROR_FILE", error_file);
     }
     if (made.failed) {
         tddp_launch_list_free(made.list);
