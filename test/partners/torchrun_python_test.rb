@@ -52,6 +52,25 @@ class TorchrunPythonTest < LaunchCase
     assert_equal ["rank 0 of 2 in attempt 0", "rank 1 of 2 in attempt 0"], result.out.lines(chomp: true).sort
   end
 
+  # PyTorch's own timers, of workers that look for torchrun's pipe.
+  def test_a_timer_of_pytorch_s
+    path = File.join(@folder, "worker.py")
+    File.write(path, <<~PYTHON)
+      import os
+      import time
+      from torch.distributed.elastic import timer
+
+      timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+      with timer.expires(after=600, scope="quick"):
+          pass
+      with timer.expires(after=0.01, scope="stuck"):
+          time.sleep(600)
+    PYTHON
+    result = run_torchrun("--no-ruby", *@python, path)
+    assert_code 1, result
+    assert_match(/^  message   : the timer "stuck" expired$/, result.err)
+  end
+
   # What users of Python's torchrun type.
   def test_no_python_is_no_ruby
     path = File.join(@folder, "worker.py")

@@ -13,7 +13,8 @@ module Torch
       autoload :LaunchConfig, "torch/distributed/elastic/launch_config"
       autoload :Launcher, "torch/distributed/elastic/launcher"
       autoload :ProcessFailure, "torch/distributed/elastic/child_failed_error"
-      private_constant :Launcher
+      autoload :Timer, "torch/distributed/elastic/timer"
+      private_constant :Launcher, :Timer
 
       FAILURES = [StandardError, ScriptError, NoMemoryError, SystemStackError].freeze
       private_constant :FAILURES
@@ -40,6 +41,36 @@ module Torch
         rescue *FAILURES => e
           TorchDDP::ErrorFile.write(e)
           raise
+        end
+      end
+
+      # Has torchrun end this worker, and report it, unless the block is over in time: for what may hang where no timeout of its own helps,
+      # as in a data loader or a driver. The worker is killed (SIGKILL); torchrun's report names the scope, and then all is as with
+      # any other failure, restarts among it. Works under Python's torchrun too where it has timers (TORCHELASTIC_ENABLE_FILE_TIMER=1).
+      #
+      #   Torch::Distributed::Elastic.expires(after: 60, scope: "load a batch") { batch = loader.next }
+      #
+      # Timers with different scopes may be nested. One with a scope whose timer runs replaces it.
+      #
+      # @param after [Numeric] seconds
+      # @param scope [String, Symbol, nil] what the report calls it; nil: the file and line of the call
+      # @return [Object] the block's value
+      # @raise [ArgumentError] if there is no block, or `after` is not a positive number
+      # @raise [UnavailableError] if no launcher takes timers. It ignores those of processes that a worker has started
+      def self.expires(after:, scope: nil)
+        raise ArgumentError, "expires needs a block" unless block_given?
+        unless after.is_a?(Numeric) && after.real? && after.positive?
+          raise ArgumentError, "after: expected a positive number of seconds, got #{after.inspect}"
+        end
+
+        name = Timer.scope(scope || caller_locations(1, 1).first.then { |place| "#{place.path}:#{place.lineno}" })
+        raise ArgumentError, "scope: expected a text, got #{scope.inspect}" if name.empty?
+
+        Timer.start(name, after)
+        begin
+          yield
+        ensure
+          Timer.stop(name)
         end
       end
 

@@ -48,6 +48,7 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
 {
     agent->phase = TDDP_LAUNCH_RUNNING;
     agent->deadline = INT64_MAX;
+    tddp_launch_timers_forget(agent->timers);
     tddp_status status = tddp_launch_output_begin(agent->output, &agent->world);
     tddp_launch_oom_forget(&agent->oom);
     for (int i = 0; i < agent->count; i++) {
@@ -251,6 +252,16 @@ static tddp_status start_health(tddp_launch_agent *agent)
     return status;
 }
 
+/* Without a place for the pipe the job runs without timers. */
+static void open_timers(tddp_launch_agent *agent)
+{
+    const char *folder = agent->options->private_folder;
+    if (folder && tddp_launch_timers_open(folder, &agent->timers) != TDDP_OK) {
+        tddp_launch_console_say(&agent->console, "no timers for workers: %s", tddp_error_message());
+    }
+    agent->job.timer_file = tddp_launch_timers_path(agent->timers);
+}
+
 static tddp_status prepare(tddp_launch_agent *agent)
 {
     size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
@@ -286,6 +297,9 @@ static tddp_status prepare(tddp_launch_agent *agent)
         status = tddp_launch_output_create(agent->options, agent->job.run_id, &agent->console,
                                            &agent->output);
     }
+    if (status == TDDP_OK) {
+        open_timers(agent);
+    }
     if (status == TDDP_OK && agent->options->monitor) {
         status = tddp_launch_monitor_create(&agent->console, &agent->monitor);
     }
@@ -307,6 +321,7 @@ static void release(tddp_launch_agent *agent)
     free(agent->workers);
     free(agent->entries);
     tddp_launch_record_free(&agent->record);
+    tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
     tddp_launch_job_free(&agent->job);
     tddp_launch_oom_close(&agent->oom);

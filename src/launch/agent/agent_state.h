@@ -30,6 +30,7 @@
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/oom.h"
+#include "launch/timers/timers.h"
 #include "launch/workers/processes.h"
 #include "launch/workers/terminal.h"
 #include "launch/rendezvous/rendezvous.h"
@@ -98,6 +99,7 @@ typedef struct tddp_launch_agent {
     struct pollfd *entries;       /* room for all that is polled */
     tddp_launch_monitor *monitor; /* --monitor; else NULL */
     int64_t shown_state;          /* the state that the monitor was last woken for: state_key() */
+    tddp_launch_timers *timers;   /* NULL: there can be none */
     tddp_launch_health *health;   /* --health-check-port; else NULL */
     int64_t published_state;      /* the state that it has: state_key(); -1: none */
     char waited_for[256];         /* the nodes that the rendezvous waits for; "": unknown */
@@ -168,6 +170,11 @@ void tddp_launch_agent_on_notification(tddp_launch_agent *agent);
 
 /* Tells the other nodes that this one leaves: "node 1" with what it did behind it. */
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what);
+
+/* --- expired_timers.c ------------------------------------------------------------------------ */
+
+/* Executes the workers' requests, and ends workers whose timers have expired. */
+void tddp_launch_agent_on_timers(tddp_launch_agent *agent);
 
 /* --- loop.c ---------------------------------------------------------------------------------- */
 

@@ -7,8 +7,8 @@
 
 #include "launch/agent/agent_state.h"
 
-/* Signals, notifications and our own output come before the workers' streams. */
-enum { FIXED = 2 };
+/* Signals, notifications, timers and our own output come before the workers' streams. */
+enum { FIXED = 3 };
 
 static size_t collect(const tddp_launch_agent *agent)
 {
@@ -18,6 +18,8 @@ static size_t collect(const tddp_launch_agent *agent)
     /* A negative descriptor is passed over by poll. */
     int notification = agent->rendezvous ? tddp_launch_rendezvous_fd(agent->rendezvous) : -1;
     entries[count++] = (struct pollfd){.fd = notification, .events = POLLIN};
+    entries[count++] =
+        (struct pollfd){.fd = tddp_launch_timers_fd(agent->timers), .events = POLLIN};
     count += tddp_launch_console_poll(&agent->console, entries + count);
     for (int i = 0; i < agent->count; i++) {
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
@@ -69,7 +71,9 @@ static int time_limit(const tddp_launch_agent *agent)
     int64_t look = tddp_launch_monitor_deadline(agent->monitor);
     int64_t deadline = look < agent->deadline ? look : agent->deadline;
     int64_t turn = tddp_launch_health_deadline(agent->health);
+    int64_t timer = tddp_launch_timers_deadline(agent->timers);
     deadline = turn < deadline ? turn : deadline;
+    deadline = timer < deadline ? timer : deadline;
     return deadline == INT64_MAX ? -1 : tddp_deadline_poll_ms(deadline);
 }
 
@@ -91,6 +95,7 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
             tddp_launch_agent_fail(agent);
         }
         take_signals(agent);
+        tddp_launch_agent_on_timers(agent);
         tddp_launch_agent_on_notification(agent);
         if (agent->deadline != INT64_MAX && tddp_now_ns() >= agent->deadline) {
             tddp_launch_agent_on_deadline(agent);

@@ -14,6 +14,7 @@ typedef enum tddp_launch_error_state {
     TDDP_LAUNCH_ERROR_NONE, /* no file */
     TDDP_LAUNCH_ERROR_READ,
     TDDP_LAUNCH_ERROR_NOT_TO_BE_READ, /* no ordinary file, or not for us */
+    TDDP_LAUNCH_ERROR_TIMER,          /* no file: torchrun ended the worker, and knows why */
     TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD, /* neither a message nor a traceback in it */
 } tddp_launch_error_state;
 

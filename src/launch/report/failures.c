@@ -123,6 +123,8 @@ const char *tddp_launch_error_missing(const tddp_launch_worker *worker)
         return "not read: it is no ordinary file of at most 1 MiB that may be read";
     case TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD:
         return "not understood: there is no message in it";
+    case TDDP_LAUNCH_ERROR_TIMER:
+        return "none: torchrun ended the worker, because its timer expired";
     case TDDP_LAUNCH_ERROR_NONE:
         break;
     }

@@ -21,8 +21,8 @@ extern char **environ;
 enum { MOST_ADDED = 32 };
 
 /* Torchrun's own, for whoever started it. */
-static const char *const own_variables[] = {"TORCHELASTIC_ERROR_FILE=",
-                                            "TORCHELASTIC_HEALTH_CHECK_PORT="};
+static const char *const own_variables[] = {
+    "TORCHELASTIC_ERROR_FILE=", "TORCHELASTIC_HEALTH_CHECK_PORT=", "TORCHELASTIC_TIMER_FILE="};
 
 typedef struct block {
     char **list;
@@ -166,6 +166,9 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
         put_text(&made, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
     }
     put_threads(&made, job, local_rank);
+    if (job->timer_file) {
+        put_text(&made, "TORCHELASTIC_TIMER_FILE", job->timer_file);
+    }
     if (error_file) {
         put_text(&made, "TORCHELASTIC_ERROR_FILE", error_file);
     }

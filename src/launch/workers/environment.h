@@ -31,6 +31,7 @@ typedef struct tddp_launch_world {
 typedef struct tddp_launch_job {
     const tddp_launch_options *options; /* borrowed */
     const char *run_id;                 /* borrowed; set by the caller */
+    const char *timer_file;             /* borrowed; NULL: workers can have no timers */
     int threads;                        /* a worker's share of the cores; at least 1 */
     int most_threads;                   /* what limits of CPU time leave to each, however bound */
     tddp_launch_binding binding;

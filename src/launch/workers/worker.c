@@ -254,6 +254,16 @@ tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_out
     return status;
 }
 
+static void note_timer(tddp_launch_worker *worker)
+{
+    tddp_launch_error *error = &worker->error;
+    if (worker->expired_timer && !error->message) {
+        error->message = tddp_format("the timer \"%s\" expired", worker->expired_timer);
+        error->state =
+            error->state == TDDP_LAUNCH_ERROR_NONE ? TDDP_LAUNCH_ERROR_TIMER : error->state;
+    }
+}
+
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
 {
     worker->alive = false;
@@ -261,6 +271,9 @@ void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
     (void)clock_gettime(CLOCK_REALTIME, &worker->ended);
     if (worker->error_file && tddp_launch_worker_failed(worker)) {
         tddp_launch_error_read(worker->error_file, &worker->error);
+    }
+    if (tddp_launch_worker_failed(worker)) {
+        note_timer(worker);
     }
 }
 
@@ -276,6 +289,7 @@ void tddp_launch_worker_free(tddp_launch_worker *worker)
         tddp_close(worker->fds[stream]);
     }
     free(worker->error_file);
+    free(worker->expired_timer);
     tddp_launch_error_free(&worker->error);
     *worker = (tddp_launch_worker){.fds = {-1, -1}};
 }

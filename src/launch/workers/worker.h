@@ -24,6 +24,7 @@ typedef struct tddp_launch_worker {
     bool out_of_memory;           /* the kernel killed it for want of memory */
     int wait_status;              /* once it is not alive */
     struct timespec ended;        /* wall clock */
+    char *expired_timer;          /* the scope of the timer by which it was ended; owned; or NULL */
     char *error_file;             /* path; owned; may be NULL */
     tddp_launch_error error;      /* what it left there, once it is not alive */
     int fds[TDDP_LAUNCH_STREAMS]; /* the pipes' ends that are read; -1: none, or at its end */
