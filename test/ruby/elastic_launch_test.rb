@@ -90,6 +90,20 @@ class ElasticLaunchTest < Minitest::Test
     assert_raises(Errno::ECHILD) { Process.wait }
   end
 
+  # Each gets the values of its own workers; the failure of the other's is raised on both.
+  def test_two_nodes
+    script = shell("[ $1 = ends ] || [ $RANK != 1 ] || exit 3; [ $1 = ends ] || exec sleep 600")
+    config = LaunchConfig.new(min_nodes: 2, nproc_per_node: 1, max_restarts: 0, run_id: "nodes", rdzv_endpoint: "127.0.0.1:#{held_port}")
+    results = Distributed.fork_world(2) do
+      $stderr.reopen(File::NULL)
+      error = assert_raises(Elastic::ChildFailedError) { Elastic.launch(script, config, "fails") }
+      [Elastic.launch(script, config, "ends"), error.rank, error.failures.keys, error.message]
+    end
+    assert_equal [[0], [1]], results.map { |values, *| values.keys }.sort
+    assert_equal [[nil, []], [1, [1]]], results.map { |_, *failure, _| failure }.sort_by { |rank, _| rank.to_i }
+    results.each { |*, message| assert_match(/rank 1 .*(exit code|status) 3/, message) }
+  end
+
   def test_a_killed_program_leaves_no_worker
     script = shell("echo $$ > #{@folder}/pid; mv #{@folder}/pid #{@folder}/started; exec sleep 600")
     program = fork do

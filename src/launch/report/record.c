@@ -116,12 +116,14 @@ void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_sc
 
 /* --- the job's end --------------------------------------------------------------------------- */
 
-/* Of this node's workers in the last round. */
+/* Of this node's workers in the last round; none if they were to start again. */
 static void put_ranks(tddp_launch_json *json, const tddp_launch_scene *scene)
 {
     tddp_launch_json_open(json, "ranks", '[');
     for (int i = 0; i < scene->count; i++) {
-        tddp_launch_json_number(json, NULL, scene->workers[i].rank);
+        if (scene->workers[i].pid > 0) {
+            tddp_launch_json_number(json, NULL, scene->workers[i].rank);
+        }
     }
     tddp_launch_json_close(json, '[');
 }

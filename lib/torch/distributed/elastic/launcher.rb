@@ -98,10 +98,17 @@ module Torch
 
           attempt = report.fetch("attempts", []).last
           return Error.new("the job was ended by #{report["signal"]}") if report["signal"]
-          return Error.new("the job failed: #{report["cause"]}") if report["cause"] && (attempt.nil? || attempt["elsewhere"].nil?)
-          return Error.new("torchrun (#{status}) started no worker: its message is above") unless attempt
+          return ChildFailedError.of(report.fetch("program"), attempt) if attempt && ended_by?(attempt, report["cause"])
+          return Error.new("the job failed: #{report["cause"]}") if report["cause"]
 
-          ChildFailedError.of(report.fetch("program"), attempt)
+          Error.new("torchrun (#{status}) started no worker: its message is above")
+        end
+
+        # Whether the job ended because of this attempt: with several nodes the cause is what all agree on, the failure of a worker here
+        # or elsewhere, or something else after that.
+        def ended_by?(attempt, cause)
+          root = attempt.fetch("failures").first
+          cause.nil? || !attempt["elsewhere"].nil? || cause.start_with?("rank #{root && root["rank"]} on node #{attempt["node_rank"]}:")
         end
       end
     end
