@@ -46,9 +46,9 @@ module Torch
           env.update(Spawned.environment(call, folder, results))
         end
 
-        # torchrun ends with this process, and the workers with torchrun.
+        # torchrun ends with this process, and the workers with torchrun. Its few lines of Ruby need no gems; the workers have all.
         def start(folder, env)
-          command = [RbConfig.ruby, TORCHRUN, *@flags, "--report-file=#{report_file(folder)}", *@program]
+          command = [RbConfig.ruby, "--disable=gems,rubyopt", TORCHRUN, *@flags, "--report-file=#{report_file(folder)}", *@program]
           Thread.handle_interrupt(Object => :never) do
             Process.fork do
               Distributed.send(:_die_with_parent)
