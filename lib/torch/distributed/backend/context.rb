@@ -12,12 +12,15 @@ module Torch
         # Ends an operation that nobody waits for any more.
         Aborted = Class.new(Exception) # standard:disable Lint/InheritException
 
+        # An operation that the backend does not define.
+        Missing = Class.new(UnsupportedError)
+
         # Errors that keep their meaning for the group; the others are failures of it.
         STATUSES = {
           TimeoutError => :TDDP_TIMEOUT, PeerLostError => :TDDP_PEER_LOST, MismatchError => :TDDP_MISMATCH, NetworkError => :TDDP_NETWORK,
           StoreError => :TDDP_STORE, UnsupportedError => :TDDP_UNSUPPORTED
         }.freeze
-        private_constant :Aborted, :STATUSES
+        private_constant :Aborted, :Missing, :STATUSES
 
         # @param name [String] the backend's
         # @param func [#call] makes the object that has the operations
@@ -57,8 +60,13 @@ module Torch
         end
 
         def fail_with(request, error)
-          place = error.backtrace&.first&.then { |line| " (#{line})" }
-          request.fail(STATUSES.find { |type, _| error.is_a?(type) }&.last, "backend #{@name}: #{error.class}: #{error.message}#{place}")
+          request.fail(STATUSES.find { |type, _| error.is_a?(type) }&.last, text_of(error))
+        end
+
+        def text_of(error)
+          return "backend #{@name} has no #{error.message}" if error.is_a?(Missing)
+
+          "backend #{@name}: #{error.class}: #{error.message}#{error.backtrace&.first&.then { |line| " (#{line})" }}"
         end
 
         # --- requests: each gives the operation's results ---
@@ -71,7 +79,7 @@ module Torch
 
         def run(request)
           name, *details = request.operation
-          raise UnsupportedError, "it has no #{name}" unless @object.respond_to?(name)
+          raise Missing, name.to_s unless @object.respond_to?(name)
 
           inputs = tensors(request.inputs)
           inputs.each_with_index { |tensor, index| request.read(index, tensor) }
