@@ -1,84 +1,62 @@
 # frozen_string_literal: true
 
-# Shows that one process, DataParallel and DistributedDataParallel make the same updates, and how
-# DistributedSampler shares the examples.
+# Trains in one of three forms, which make the same updates, and shows how DistributedSampler shares the examples.
 #
-#   ruby examples/equivalence/main.rb --no_shuffle --opt adam
-#   bundle exec torchrun --standalone --nproc-per-node=2 examples/equivalence/main.rb
+#   ruby examples/equivalence/main.rb --no_shuffle --batch_size 10 --lr 1                # one process
+#   ruby examples/equivalence/main.rb --no_shuffle --batch_size 10 --lr 1 --gpus 0,1     # DataParallel
+#   bundle exec torchrun --standalone --nproc-per-node=2 examples/equivalence/main.rb --no_shuffle --batch_size 5 --lr 2 --gpus 0,1
 #
-# It ends with 1 when the forms differ by more than rounding.
+# With --compare one run trains in all three forms, and ends with 1 when they differ by more than rounding.
 
 require_relative "../common/bundle"
 require_relative "../common/command_line"
-require_relative "../common/text_table"
 require_relative "modes"
+require_relative "report"
 
-SHOWN = 12
-# Sums in another order differ by rounding, of numbers with 16 digits.
-TOLERANCE = 1e-9
-
-options = {no_shuffle: false, epochs: 3, opt: "sgd", batch_size: 6, lr: 0.01, eps: 0.0, gpus: [0, 1], num_examples: 9, dim: 5,
-           drop_last: false}
+options = {no_shuffle: false, epochs: 3, opt: "sgd", batch_size: 10, lr: 1.0, eps: 0.0, gpus: nil, num_examples: 20, dim: 5,
+           drop_last: false, compare: false}
 options = CommandLine.parse("ruby main.rb [options]", options, positive: %i[epochs batch_size lr num_examples dim]) do |opts|
   opts.on("--no_shuffle", "take the examples in their order") { true }
   opts.on("--epochs N", Integer, "(#{options[:epochs]})")
   opts.on("--opt NAME", %w[sgd adam], "sgd or adam (#{options[:opt]})")
-  opts.on("--batch_size N", Integer, "examples of a step, of all processes together (#{options[:batch_size]})")
-  opts.on("--lr RATE", Float, "learning rate of one process (#{options[:lr]})")
+  opts.on("--batch_size N", Integer, "examples of a step of each process (#{options[:batch_size]})")
+  opts.on("--lr RATE", Float, "learning rate (#{options[:lr]})")
   opts.on("--eps EPS", Float, "Adam's; above 0 it makes the forms differ (#{options[:eps]})")
-  opts.integers("--gpus LIST", "one process for each; on a machine without GPUs on the CPU (#{options[:gpus].join(",")})")
+  opts.integers("--gpus LIST", "several: DataParallel, or one for each process of torchrun; on the CPU where there are not so many")
   opts.on("--num_examples N", Integer, "(#{options[:num_examples]})")
   opts.on("--dim N", Integer, "numbers in an example (#{options[:dim]})")
   opts.on("--drop_last", "leave out what cannot be shared evenly, instead of giving some examples twice")
+  opts.on("--compare", "train in all three forms: batch size and learning rate are one process's, DDP gets what makes it equal")
 end
 CommandLine.refuse("--eps #{options[:eps]}: expected 0 or more") if options[:eps].negative?
-CommandLine.refuse("--gpus #{options[:gpus].join(",")}: a device is named twice") unless options[:gpus].uniq == options[:gpus]
 
-replicas = Ranks.launched? ? Ranks.launched_size : options[:gpus].size
-if options[:batch_size] % replicas != 0
-  CommandLine.refuse("--batch_size #{options[:batch_size]}: expected a multiple of the #{replicas} processes that share it")
+gpus = options[:gpus] || []
+CommandLine.refuse("--gpus #{gpus.join(",")}: a device is named twice") unless gpus.uniq == gpus
+if Ranks.launched? && gpus.any? && gpus.size < (local = Torch::Distributed.launch_variables["LOCAL_WORLD_SIZE"].to_i)
+  CommandLine.refuse("--gpus #{gpus.join(",")}: expected one for each of the #{local} processes of this machine")
 end
-if options[:drop_last] && options[:num_examples] < replicas
-  CommandLine.refuse("--num_examples #{options[:num_examples]}: with --drop_last expected at least one for each of #{replicas} processes")
+processes = Ranks.launched_size
+processes = [gpus.size, 2].max if options[:compare] && !Ranks.launched?
+if options[:compare] && options[:batch_size] % processes != 0
+  CommandLine.refuse("--batch_size #{options[:batch_size]}: expected a multiple of the #{processes} processes that share it")
+end
+if options[:drop_last] && options[:num_examples] < processes
+  CommandLine.refuse("--num_examples #{options[:num_examples]}: with --drop_last expected at least one for each of #{processes} processes")
 end
 
-equivalence = Equivalence.new(options, replicas)
-# First, as each new process runs the program up to here.
-distributed = Ranks.run(replicas) { equivalence.distributed }.first
+if options[:compare]
+  rate = options[:lr] * ((options[:opt] == "sgd") ? processes : 1)
+  equivalence = Equivalence.new(options.merge(batch_size: options[:batch_size] / processes), processes)
+  # First, as each new process runs the program up to here.
+  distributed = Ranks.run(processes) { equivalence.distributed(lr: rate) }.first
+else
+  equivalence = Equivalence.new(options, processes)
+  distributed = equivalence.distributed if Ranks.launched?
+end
 exit if Ranks.launched? && !Ranks.first_launched?
 
-name = ->(indices) { indices.map { |index| "x#{index + 1}" }.join(" ") }
-shards = equivalence.shards(0)
-puts format("sharding of epoch 1: %d examples, %d %s, batch %d each, %s, %s", options[:num_examples], replicas,
-  (replicas == 1) ? "process" : "processes", options[:batch_size] / replicas, options[:no_shuffle] ? "no shuffling" : "shuffled",
-  options[:drop_last] ? "the rest left out" : "padded by wrapping round")
-puts TextTable.format(["iteration", *Array.new(replicas) { |rank| "process #{rank}" }],
-  shards.first(SHOWN).each_with_index.map { |iteration, i| [i + 1, *iteration.map(&name)] })
-puts "... and #{shards.size - SHOWN} more" if shards.size > SHOWN
-left_out = equivalence.left_out(0)
-puts "left out: #{name.call(left_out.first(SHOWN))}#{" ..." if left_out.size > SHOWN}" if options[:drop_last] && left_out.any?
-puts
+report = EquivalenceReport.new(equivalence, options)
+report.sharding
+exit report.comparison(distributed) if options[:compare]
 
-outcomes = {"one process" => equivalence.one_process}
-outcomes["DataParallel"] = equivalence.data_parallel
-outcomes["DDP, #{replicas} processes"] = distributed
-
-rates = if options[:opt] == "sgd"
-  format("learning rate %g, DDP %g", options[:lr], options[:lr] * replicas)
-else
-  format("learning rate %g, eps %g", options[:lr], options[:eps])
-end
-puts "losses of each step, summed over the batch; #{options[:opt]}, #{rates}"
-steps = outcomes.values.map(&:losses).transpose
-puts TextTable.format(["step", *outcomes.keys],
-  steps.first(SHOWN).each_with_index.map { |losses, i| [i + 1, *losses.map { |loss| format("%.12f", loss) }] })
-puts "... and #{steps.size - SHOWN} more" if steps.size > SHOWN
-
-first = outcomes.values.first
-different = outcomes.drop(1).to_h { |form, outcome| [form, Equivalence.difference(first, outcome)] }
-different.each { |form, difference| puts format("%s beside one process: losses and parameters differ by at most %.1e", form, difference) }
-exit if different.values.all? { |difference| difference <= TOLERANCE }
-
-$stdout.flush
-hint = options[:eps].positive? ? "; Adam's eps #{options[:eps]} weighs more where gradients are averaged: with --eps 0 they are equal" : ""
-abort "the forms differ by more than rounding (#{TOLERANCE})#{hint}"
+report.losses(distributed || ((gpus.size > 1) ? equivalence.data_parallel : equivalence.one_process))

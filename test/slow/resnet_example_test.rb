@@ -64,7 +64,7 @@ class ResNetExampleTest < Minitest::Test
   # Two "machines" of this one: what it prints is run by a shell as it stands.
   def test_what_it_prints_runs
     out = run_ruby("resnet/multi_node.rb", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--port", held_port.to_s, "--job", "it's",
-      "--", example("equivalence/main.rb"), "--no_shuffle", "--epochs", "1")
+      "--", example("equivalence/main.rb"), "--compare", "--no_shuffle", "--epochs", "1")
     commands = out.lines.grep_v(/\A#/)
     outputs = commands.map { |command| Thread.new { Open3.capture2e(GEMFILE, "sh", "-c", command, chdir: ROOT) } }.map(&:value)
     outputs.each { |text, status| assert status.success?, text }
