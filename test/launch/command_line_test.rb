@@ -125,8 +125,17 @@ class CommandLineTest < LaunchCase
     assert_equal expected, result.out.lines.sort
     result = run_torchrun("-e", 'puts [ENV["RANK"], ARGV.inspect].join(" ")', "-x", "y")
     assert_equal "0 [\"-x\", \"y\"]\n", result.out
+    assert_equal "0 of 1\n", run_torchrun("-c", 'puts [ENV["RANK"], ENV["WORLD_SIZE"]].join(" of ")').out
     script, = ruby("")
     assert_equal "-- #{script} --lr\n", run_torchrun(script, "--lr", env: {"TDDP_RUBY" => "echo"}).out
+  end
+
+  # As the last argument, behind those that the user wrote.
+  def test_the_local_rank_as_an_argument
+    result = run_torchrun("--nproc-per-node=2", "--pass-local-rank-arg", *ruby("puts ARGV.inspect", "--lr", "1"))
+    assert_code 0, result
+    assert_equal 2.times.map { |rank| "[\"--lr\", \"1\", \"--local-rank=#{rank}\"]\n" }, result.out.lines.sort
+    assert_equal "[]\n", run_torchrun(*ruby("puts ARGV.inspect")).out
   end
 
   def test_python_scripts

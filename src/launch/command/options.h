@@ -126,6 +126,7 @@ typedef struct tddp_launch_options {
     bool no_ruby;
     bool as_module; /* -m was given: what stands where a script would is `module` */
     bool run_path;
+    bool pass_local_rank;
     bool virtual_local_rank;
     bool monitor;
     int min_nodes;
@@ -160,7 +161,7 @@ typedef struct tddp_launch_options {
     const char *start_method;     /* these three are checked, and have no effect */
     const char *event_log_handler;
     const char *logs_specs;
-    const char *code;   /* -e */
+    const char *code;   /* -e, -c */
     const char *module; /* -m */
     const char *script; /* exactly one of the three is there, or `check` or a request for text */
     char **arguments;   /* those after the script */
@@ -250,7 +251,7 @@ typedef struct tddp_launch_flag {
 extern const tddp_launch_flag tddp_launch_flags[];
 extern const size_t tddp_launch_flag_count;
 
-/* Whether a flag has a long form: -e has none. */
+/* Whether a flag has a long form: -e and -c have none. */
 bool tddp_launch_flag_is_long(const tddp_launch_flag *flag);
 
 /* Stores `value` in the field of `flag`; `source` names it in a failure's text. */

@@ -16,6 +16,7 @@
 enum { HEAD = 8 };
 
 static const char macro[] = "${local_rank}";
+static const char local_rank_argument[] = "--local-rank=${local_rank}";
 
 static bool is_program(const char *path)
 {
@@ -138,14 +139,17 @@ static size_t make_head(const tddp_launch_options *options, const char *head[HEA
 static tddp_status copy_arguments(const tddp_launch_options *options, const char *const *head,
                                   size_t head_count, tddp_launch_program *out)
 {
-    size_t total = head_count + (size_t)options->argument_count;
+    size_t given = head_count + (size_t)options->argument_count;
+    size_t total = given + (options->pass_local_rank ? 1 : 0);
     out->arguments = tddp_alloc_array(total + 1, sizeof *out->arguments);
     if (!out->arguments) {
         return TDDP_OUT_OF_MEMORY;
     }
     out->first_own = head_count;
     for (size_t i = 0; i < total; i++) {
-        const char *text = i < head_count ? head[i] : options->arguments[i - head_count];
+        const char *text = i < head_count ? head[i]
+                           : i < given    ? options->arguments[i - head_count]
+                                          : local_rank_argument;
         out->arguments[i] = tddp_copy_string(text);
         if (!out->arguments[i]) {
             return TDDP_OUT_OF_MEMORY;

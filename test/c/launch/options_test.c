@@ -375,6 +375,10 @@ TEST(code_instead_of_a_script)
     CHECK(got.script == NULL);
     CHECK_INT(got.argument_count, 2);
     CHECK_TEXT(got.arguments[0], "x");
+    CHECK_OK(parse("--nproc-per-node=2 -c --code -c y"));
+    CHECK_TEXT(got.code, "--code");
+    CHECK_INT(got.argument_count, 2);
+    CHECK_TEXT(got.arguments[0], "-c");
 }
 
 TEST(modules)
