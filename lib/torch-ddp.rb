@@ -2,4 +2,5 @@
 
 require "torch/distributed"
 require "torch/nn/parallel/distributed_data_parallel"
+require "torch/torchrun"
 require "torch/utils/data/distributed_sampler"

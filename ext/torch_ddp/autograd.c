@@ -146,6 +146,20 @@ static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE g
     return output;
 }
 
+/* _average_gradient(tensor, group, divisor) → the hook's number */
+static VALUE average_gradient(VALUE self, VALUE tensor, VALUE group, VALUE divisor)
+{
+    uint32_t number = 0;
+    tddp_group *shared = tddp_rb_group(group);
+    const tddp_tensor *leaf = tddp_rb_tensor(tensor);
+    tddp_rb_check(tddp_average_gradient(shared, leaf, NUM2DBL(divisor),
+                                        tddp_rb_blocking_in_backward, &number));
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(tensor);
+    (void)self;
+    return UINT2NUM(number);
+}
+
 /* --- linear layers --------------------------------------------------------------------------- */
 
 static tddp_linear_form form_of(VALUE name)
@@ -193,5 +207,6 @@ void tddp_rb_init_autograd(void)
     VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
     rb_define_private_method(private_methods, "_collective", collective, 8);
+    rb_define_private_method(private_methods, "_average_gradient", average_gradient, 3);
     rb_define_private_method(private_methods, "_linear", linear, 6);
 }

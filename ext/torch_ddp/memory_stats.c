@@ -1,9 +1,11 @@
 /*
- * The bytes of tensors over <tddp/memory_stats.h> and <tddp/torch_memory.h>. A negative device is
- * the CPU. Called by Ruby threads that hold the GVL; never blocks.
+ * The bytes of tensors over <tddp/memory_stats.h> and <tddp/torch_memory.h>, and which GPU is the
+ * current one. A negative device is the CPU. Called by Ruby threads that hold the GVL; never
+ * blocks.
  */
 #include "torch_ddp.h"
 
+#include <tddp/torch.h>
 #include <tddp/torch_memory.h>
 
 static VALUE track_tensors(VALUE self)
@@ -35,10 +37,26 @@ static VALUE reset_peak(VALUE self, VALUE index)
     return Qnil;
 }
 
+static VALUE empty_cache(VALUE self)
+{
+    (void)self;
+    tddp_rb_check(tddp_device_memory_empty_cache());
+    return Qnil;
+}
+
+static VALUE set_device(VALUE self, VALUE index)
+{
+    (void)self;
+    tddp_rb_check(tddp_torch_set_device(NUM2INT(index)));
+    return Qnil;
+}
+
 void tddp_rb_init_memory_stats(void)
 {
     VALUE self = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(self, "_track_tensors", track_tensors, 0);
     rb_define_private_method(self, "_memory_stats", memory_stats, 1);
     rb_define_private_method(self, "_reset_peak_memory", reset_peak, 1);
+    rb_define_private_method(self, "_empty_cache", empty_cache, 0);
+    rb_define_private_method(self, "_set_device", set_device, 1);
 }

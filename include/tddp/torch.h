@@ -26,6 +26,10 @@ TDDP_API const char *tddp_torch_version(void);
 TDDP_API TDDP_NODISCARD tddp_status tddp_torch_stream(tddp_device_type type, int32_t index,
                                                       void **out);
 
+/** From now on a device of CUDA that is named without an index means this one, in the calling
+ * thread. Errors: those of libtorch (no such GPU, no CUDA). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_torch_set_device(int32_t index);
+
 /**
  * The memory of a dense, contiguous tensor, for a collective.
  * Errors: TDDP_INVALID_ARGUMENT (undefined; not contiguous: the text says what to do),

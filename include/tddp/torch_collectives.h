@@ -69,6 +69,18 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_collective(tddp_group *group, const tdd
                                                     const tddp_collective_opts *opts,
                                                     tddp_tensor *output);
 
+/**
+ * From now on backward stores in `leaf`'s gradient the sum over the ranks of what it computed
+ * there, divided by `divisor`: a blocking operation for each tensor and backward, in autograd's
+ * order, which is the same on ranks with the same graph. Retains the group. `*number` is the
+ * hook's. Errors: TDDP_INVALID_ARGUMENT (the tensor requires no gradient); backward throws an
+ * exception with the text of the group's.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_average_gradient(tddp_group *group,
+                                                          const tddp_tensor *leaf, double divisor,
+                                                          tddp_blocking_region backward_region,
+                                                          uint32_t *number);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,6 +30,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_device_memory_stats(int32_t device,
                                                              tddp_memory_stats *out);
 /** The peak is what is allocated now. Any thread. Errors: as above. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_device_memory_reset_peak(int32_t device);
+/** Returns to the driver what libtorch's allocator keeps of all GPUs for later tensors; nothing in
+ * a build without CUDA. Any thread. Errors: TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_device_memory_empty_cache(void);
 
 #ifdef __cplusplus
 }

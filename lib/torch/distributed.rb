@@ -3,6 +3,7 @@
 require "torch_ddp/rice_keys"
 require "torch"
 require "torch_ddp/ext"
+require "torch_ddp/torch_rb"
 require_relative "distributed/errors"
 require_relative "distributed/log"
 require_relative "distributed/reduce_op"
@@ -38,6 +39,7 @@ require_relative "nn/utils/clip_grad"
 require_relative "distributed/algorithms"
 require_relative "distributed/function"
 require_relative "distributed/weight_gradients"
+require_relative "distributed/gradient_hooks"
 require_relative "utils/checkpoint"
 require_relative "distributed/fork_world"
 require_relative "distributed/step_memory"
@@ -82,6 +84,7 @@ module Torch
     extend Coalescing
     extend SharedTensors
     extend Objects
+    extend GradientHooks
     extend RandomState
     extend Launching
     extend Run
@@ -94,6 +97,8 @@ module Torch
     set_debug_level_from_env
   end
 end
+
+TorchDDP::TorchRb.complete
 
 module Torch
   module NN

@@ -1,6 +1,7 @@
 // Collectives with a gradient, which is a collective as well: see <tddp/torch_collectives.h>. Runs,
 // and waits in the host's blocking region, on the threads that run forward and backward; on a GPU
 // the latter are autograd's.
+#include <memory>
 #include <numeric>
 #include <string>
 
@@ -313,6 +314,30 @@ class CollectiveFunction : public torch::autograd::Function<CollectiveFunction>
     }
 };
 
+// A gradient's hook, in the graph of its tensor.
+class GradientAverage
+{
+  public:
+    GradientAverage(tddp_group *of, double divisor, tddp_blocking_region region)
+        : group_(tddp_group_retain(of), tddp_group_release_async), divisor_(divisor),
+          region_(region)
+    {
+    }
+
+    // Other nodes may still read the gradient: it stays as it is.
+    at::Tensor operator()(const at::Tensor &gradient) const
+    {
+        const at::Tensor sum = gradient.clone(at::MemoryFormat::Contiguous);
+        all_reduce_blocking(group_.get(), sum, TDDP_REDUCE_SUM, region_, nullptr);
+        return sum.div_(divisor_);
+    }
+
+  private:
+    std::shared_ptr<tddp_group> group_;
+    double divisor_;
+    tddp_blocking_region region_;
+};
+
 } // namespace
 
 } // namespace tddp_torch
@@ -332,5 +357,18 @@ tddp_status tddp_collective(tddp_group *group, const tddp_tensor *input,
         const at::Tensor result = CollectiveFunction::apply(
             tensor, c10::make_intrusive<Collective>(group, *opts), false, false);
         *reinterpret_cast<at::Tensor *>(output) = result;
+    });
+}
+
+tddp_status tddp_average_gradient(tddp_group *group, const tddp_tensor *leaf, double divisor,
+                                  tddp_blocking_region backward_region, uint32_t *number)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        const at::Tensor &tensor = tensor_of(leaf);
+        if (!tensor.defined() || !tensor.requires_grad()) {
+            refuse("expected a tensor that requires a gradient");
+        }
+        *number = tensor.register_hook(GradientAverage(group, divisor, backward_region));
     });
 }

@@ -102,6 +102,14 @@ tddp_status tddp_torch_stream(tddp_device_type type, int32_t index, void **out)
     return tddp_torch::guard([&] { *out = tddp_torch::current_stream(type, index); });
 }
 
+tddp_status tddp_torch_set_device(int32_t index)
+{
+    return tddp_torch::guard([&] {
+        c10::impl::VirtualGuardImpl(c10::kCUDA)
+            .setDevice(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
+    });
+}
+
 /* --- memory: <tddp/torch_memory.h> ----------------------------------------------------------- */
 
 #ifdef TDDP_WITH_CUDA
@@ -124,6 +132,11 @@ tddp_status tddp_device_memory_reset_peak(int32_t device)
         [&] { allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
 }
 
+tddp_status tddp_device_memory_empty_cache(void)
+{
+    return tddp_torch::guard([] { allocator::emptyCache(); });
+}
+
 #else
 
 tddp_status tddp_device_memory_stats(int32_t device, tddp_memory_stats *out)
@@ -135,6 +148,11 @@ tddp_status tddp_device_memory_stats(int32_t device, tddp_memory_stats *out)
 tddp_status tddp_device_memory_reset_peak(int32_t device)
 {
     return tddp_fail(TDDP_UNSUPPORTED, "memory of GPU %d: this libtorch has no CUDA", (int)device);
+}
+
+tddp_status tddp_device_memory_empty_cache(void)
+{
+    return TDDP_OK;
 }
 
 #endif

@@ -22,7 +22,7 @@ module Torch
         private_constant :SUFFIXES, :STORAGES
 
         # Elements that several tensors may lie in.
-        Storage = Struct.new(:dtype, :key, :count)
+        Storage = Struct.new(:dtype, :key, :location, :count)
         private_constant :Storage
 
         # @return [Loader::Content]
@@ -46,12 +46,14 @@ module Torch
         end
         private_class_method :parts
 
+        # @param place [#call, nil] `(tensor, location)` puts elements, a flat tensor on the CPU, where they shall be; nil: they
+        #   stay there
         # @return [Object] what was saved
-        def self.read(path)
+        def self.read(path, place = nil)
           File.open(path, "rb") do |file|
             return Torch.load(path) unless Archive.in?(file)
 
-            new(file).read
+            new(file, place).read
           end
         rescue Torch::Error, RuntimeError => e
           raise e if e.is_a?(Error)
@@ -59,8 +61,9 @@ module Torch
           raise CheckpointError, "#{path}: torch-rb cannot load it: #{e.message.lines.first.to_s.chomp}"
         end
 
-        def initialize(file)
+        def initialize(file, place = nil)
           @file = file
+          @place = place
           @path = file.path
           @archive = Archive.new(file)
           @storages = {}
@@ -113,16 +116,16 @@ module Torch
 
         # ("storage", class, key, device, count)
         def storage(id)
-          kind, type, key, _device, count = id
+          kind, type, key, location, count = id
           dtype = STORAGES[type.name] if kind == "storage" && type.is_a?(Pickle::Global)
-          return Storage.new(dtype, key, count) if dtype
+          return Storage.new(dtype, key, location, count) if dtype
 
           raise CheckpointError, "#{@path} has a tensor of #{type.is_a?(Pickle::Global) ? type.name : kind.inspect}, which is not loaded: " \
             "expected one of #{STORAGES.keys.join(", ")}"
         end
 
         def tensor(storage, offset, shape, strides)
-          flat = @storages[storage.key] ||= elements(storage)
+          flat = @storages[storage.key] ||= placed(elements(storage), storage.location)
           offset = 0 if shape.include?(0)
           last = shape.zip(strides).sum(offset) { |size, stride| [size - 1, 0].max * stride }
           if [offset, *shape, *strides].any?(&:negative?) || (!shape.include?(0) && last >= flat.numel)
@@ -149,6 +152,10 @@ module Torch
           shape.zip(strides).inject(Torch.tensor([offset])) do |places, (size, stride)|
             (places.reshape([-1, 1]) + Torch.arange(size) * stride).reshape([-1])
           end
+        end
+
+        def placed(flat, location)
+          @place ? @place.call(flat, location) : flat
         end
 
         def elements(storage)
