@@ -32,7 +32,9 @@ module Torch
       FAILURE = "failure"
       MOST_REASON = 4096
       STORE_TIMEOUT = 5
-      private_constant :FAILURE, :MOST_REASON, :STORE_TIMEOUT
+      # The place of a process that is the world.
+      ALONE = -> { {store: HashStore.new, rank: 0, world_size: 1} }
+      private_constant :FAILURE, :MOST_REASON, :STORE_TIMEOUT, :ALONE
 
       # Runs the block within a process group, with its device, its random numbers and its mesh set up; destroys all groups
       # however the block ends.
@@ -97,8 +99,7 @@ module Torch
         unless count.nil? || processes == count
           raise ArgumentError, "processes: #{processes.inspect}, but #{count.inspect} were asked for before: give one of the two"
         end
-        raise GroupError, "run makes the default process group, but there is one already: call destroy_process_group first" if initialized?
-
+        refuse_second_group("run")
         arguments = Arguments.new(processes: processes, nodes: nodes, gpus_per_node: gpus_per_node, backend: backend, seed: seed,
           mesh: mesh, device: device, timeout: timeout)
         return run_as_rank(arguments, &block) if arguments.launched?
@@ -106,7 +107,7 @@ module Torch
         Commands.new(arguments).leave_to_torchrun if arguments.nodes > 1
         arguments.check_local_gpus
         count = arguments.processes
-        return run_as_rank(arguments, store: HashStore.new, rank: 0, world_size: 1, &block) if count == 1
+        return run_as_rank(arguments, **ALONE.call, &block) if count == 1
 
         locations = caller_locations(1, 1)
         method = (arguments.device_type == "cpu" && !Spawned.in_file?(locations)) ? :fork : :spawn
@@ -117,6 +118,27 @@ module Torch
       end
 
       private
+
+      # As {#run}, for programs that go on in the group: this process must be one of the ranks, or the only one.
+      #
+      # @return [RunContext]
+      def enter_world(nodes: nil, gpus_per_node: nil, backend: nil, seed: 0, device: nil, timeout: nil)
+        refuse_second_group("setup")
+        arguments = Arguments.new(processes: nil, nodes: nodes, gpus_per_node: gpus_per_node, backend: backend, seed: seed, mesh: nil,
+          device: device, timeout: timeout)
+        alone = !arguments.launched?
+        Commands.new(arguments).leave_to_torchrun if alone && arguments.nodes * arguments.processes > 1
+        arguments.check_local_gpus if alone
+        group = init_process_group(arguments.backend, timeout: arguments.timeout, **(alone ? ALONE.call : {}))
+        agree_on_context(arguments, group).tap { seed_random_numbers(arguments.seed) }
+      rescue
+        destroy_process_group if group
+        raise
+      end
+
+      def refuse_second_group(name)
+        raise GroupError, "#{name} makes the default process group, but there is one already: call destroy_process_group first" if initialized?
+      end
 
       def run_as_rank(arguments, **place, &block)
         Elastic.record do
