@@ -2,9 +2,11 @@
 
 # Prints the command that each machine of a job with several machines has to run. It starts nothing and needs no gem.
 #
+#   ruby examples/resnet/multi_node.rb
 #   ruby examples/resnet/multi_node.rb --nnodes 2 --nproc-per-node 4 --master-addr host0 -- examples/resnet/train_ddp.rb --epochs 3
 
 require "optparse"
+require "socket"
 
 # The torchrun commands of a job, one for each machine.
 class MultiNode
@@ -44,12 +46,12 @@ end
 
 return unless $PROGRAM_NAME == __FILE__
 
-options = {nnodes: 2, nproc_per_node: "gpu", master_addr: nil, port: 29503, job: "resnet"}
+options = {nnodes: 2, nproc_per_node: "gpu", master_addr: Socket.gethostname, port: 29503, job: "resnet"}
 parser = OptionParser.new do |opts|
-  opts.banner = "Usage: ruby multi_node.rb --master-addr HOST [options] [--] [script.rb [its arguments]]"
+  opts.banner = "Usage: ruby multi_node.rb [options] [--] [script.rb [its arguments]]"
   opts.on("--nnodes N", Integer, "machines (#{options[:nnodes]})")
   opts.on("--nproc-per-node N", /\A(?:[1-9]\d*|gpu|cpu|auto)\z/, "workers on each machine, or gpu: one for each GPU (#{options[:nproc_per_node]})")
-  opts.on("--master-addr HOST", "the first machine, as the others call it")
+  opts.on("--master-addr HOST", "the first machine, as the others call it (this one, #{options[:master_addr]})")
   opts.on("--port N", Integer, "a free port there (#{options[:port]})")
   opts.on("--job NAME", "the same on all machines, another for each job that runs at a time (#{options[:job]})")
 end
@@ -63,12 +65,12 @@ end
 options.merge!(given.transform_keys { |name| name.to_s.tr("-", "_").to_sym })
 refuse.call("--nnodes #{options[:nnodes]}: expected a number from 1 up") unless options[:nnodes].positive?
 refuse.call("--port #{options[:port]}: expected 1 to 65535") unless options[:port].between?(1, 65_535)
-refuse.call("--master-addr is missing: the first machine, as the others call it") unless options[:master_addr]
 
 if program.empty?
   options[:environment] = ["BUNDLE_WITH=vision"]
   program = ["examples/resnet/train_ddp.rb", "--epochs", "3", "--batch-size", "128", "--lr", "0.001"]
 end
+puts "Run on each machine, in the same folder of this repository:", ""
 MultiNode.new(**options, program: program).commands.each_with_index do |command, node|
   puts node.zero? ? "# on #{options[:master_addr]}" : "# on machine #{node + 1} of #{options[:nnodes]}", command
 end

@@ -10,8 +10,8 @@
 # Bundler leaves out optional groups that are not named, and the program would not find its model.
 ENV["BUNDLE_WITH"] ||= "vision"
 require_relative "../common/bundle"
+require "torch/distributed"
 require_relative "../common/command_line"
-require_relative "../common/ranks"
 require_relative "../common/mnist_data"
 require_relative "model"
 
@@ -38,22 +38,21 @@ end
 class ResNetTraining
   SEED = 1
 
-  def initialize(options)
+  # @param context [Torch::Distributed::RunContext]
+  def initialize(options, context)
     @options = options
-    @rank = Torch::Distributed.get_rank
-    @device = Ranks.device(options[:backend])
+    @context = context
+    @device = context.device
     @data = MNISTData.load(options[:data_dir])
     @data.transform_values! { |tensor| tensor[0...options[:subset]] } if options[:subset]
-    # The same start everywhere; DistributedDataParallel would see to it anyhow.
-    Torch.manual_seed(SEED)
-    @model = Torch::NN::Parallel::DistributedDataParallel.new(DigitsResNet.build.to(@device), device_ids: Ranks.device_ids(@device))
+    @model = Torch::NN::Parallel::DistributedDataParallel.new(DigitsResNet.build.to(@device))
     @optimizer = Torch::Optim::Adam.new(@model.parameters, lr: options[:lr])
     @sampler = Torch::Utils::Data::DistributedSampler.new(@data[:train_labels].size(0), seed: SEED)
   end
 
   def run
     say format("ResNet-18, %d parameters, %d ranks on %s, %d images a rank and epoch, batches of %d, %dx%d pixels",
-      @model.parameters.sum(&:numel), Torch::Distributed.get_world_size, @device.type, @sampler.length, @options[:batch_size],
+      @model.parameters.sum(&:numel), @context.world_size, @device.type, @sampler.length, @options[:batch_size],
       @options[:image_size], @options[:image_size])
     (1..@options[:epochs]).each do |epoch|
       started = Process.clock_gettime(Process::CLOCK_MONOTONIC)
@@ -90,7 +89,7 @@ class ResNetTraining
   # @return [Array(Integer, Integer)] right answers and images
   def evaluate
     @model.eval
-    mine = @rank.step(@data[:test_labels].size(0) - 1, Torch::Distributed.get_world_size).to_a
+    mine = @context.rank.step(@data[:test_labels].size(0) - 1, @context.world_size).to_a
     correct = Torch.no_grad do
       mine.each_slice(500).sum do |indices|
         images, labels = batch(:test, indices)
@@ -116,22 +115,23 @@ class ResNetTraining
   end
 
   def say(text)
-    return unless @rank.zero?
+    return unless @context.main?
 
     puts text
     $stdout.flush
   end
 end
 
+processes = options[:gpus] || (Torch::CUDA.available? ? Torch::CUDA.device_count : 1)
+device = "cpu" if options[:backend] == "gloo"
 begin
-  Ranks.run(options[:gpus] || [Ranks.gpus, 1].max) do
+  # The same seed everywhere, so that the models start equal; DistributedDataParallel would see to it anyhow.
+  Torch::Distributed.run(processes, backend: options[:backend], device: device, seed: ResNetTraining::SEED) do |context|
     MNISTData.fetch(options[:data_dir]) { |line| puts line }
-    Torch::Distributed.init_process_group(options[:backend])
-    ResNetTraining.new(options).run
-    true
-  ensure
-    Torch::Distributed.destroy_process_group if Torch::Distributed.initialized?
+    ResNetTraining.new(options, context).run
   end
 rescue Torch::Distributed::WorkerError => e
   abort "#{File.basename($PROGRAM_NAME)}: #{e.message}"
+rescue Interrupt
+  exit 130
 end

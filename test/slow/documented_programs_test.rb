@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "minitest/autorun"
+require "socket"
 require_relative "example_programs"
 
 # The commands that the programs which this library follows document, as they are typed, but for Ruby's names.
@@ -50,5 +51,14 @@ class DocumentedProgramsTest < Minitest::Test
     dropped = documented("equivalence", "#{SHARDING} --drop_last")
     assert_equal [["1", "x1 x3 x5", "x2 x4 x6"], ["2", "x7", "x8"]], table(dropped, "iteration |")
     assert_match(/^left out: x9$/, dropped)
+  end
+
+  # --- ResNet-18 on several machines ---
+
+  def test_instructions_for_each_machine
+    first, second = documented("resnet", "ruby multi_node.rb").lines.grep(/torchrun/)
+    assert_match(/ --nnodes=2 --node-rank=0 .*train_ddp\.rb --epochs 3 --batch-size 128 --lr 0\.001$/, first)
+    assert_equal first.sub("--node-rank=0", "--node-rank=1"), second
+    assert_includes first, "--rdzv-endpoint=#{Socket.gethostname}:29503"
   end
 end

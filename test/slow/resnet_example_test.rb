@@ -53,7 +53,7 @@ class ResNetExampleTest < Minitest::Test
   def test_the_commands_of_several_machines
     program = ["train it.rb", "--name", "it's $HOME"]
     out = run_ruby("resnet/multi_node.rb", "--nnodes", "3", "--nproc-per-node", "4", "--master-addr", "host0", "--port", "29503", "--", *program)
-    commands = out.lines.grep_v(/\A#/).map(&:shellsplit)
+    commands = out.lines.grep(/torchrun/).map(&:shellsplit)
     assert_equal 3, commands.size
     commands.each_with_index do |command, node|
       assert_equal %W[bundle exec torchrun --nnodes=3 --node-rank=#{node} --nproc-per-node=4 --rdzv-backend=c10d
@@ -65,14 +65,13 @@ class ResNetExampleTest < Minitest::Test
   def test_what_it_prints_runs
     out = run_ruby("resnet/multi_node.rb", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--port", held_port.to_s, "--job", "it's",
       "--", example("equivalence/main.rb"), "--compare", "--no_shuffle", "--epochs", "1")
-    commands = out.lines.grep_v(/\A#/)
+    commands = out.lines.grep(/torchrun/)
     outputs = commands.map { |command| Thread.new { Open3.capture2e(GEMFILE, "sh", "-c", command, chdir: ROOT) } }.map(&:value)
     outputs.each { |text, status| assert status.success?, text }
     assert_match(/DDP, 2 processes beside one process/, outputs.map(&:first).join)
   end
 
   def test_mistakes_of_the_printer_are_one_line
-    assert_refused(/--master-addr is missing/, "resnet/multi_node.rb")
     assert_refused(/invalid argument: --nproc-per-node many/, "resnet/multi_node.rb", "--nproc-per-node", "many")
     assert_refused(/--port 70000: expected 1 to 65535/, "resnet/multi_node.rb", "--master-addr", "a", "--port", "70000")
   end
