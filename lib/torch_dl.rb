@@ -5,7 +5,22 @@ require "torch/nn/parallel/data_parallel"
 
 # The names of torch-dl.
 module TorchDL
-  DataParallel = Torch::NN::DataParallel
+  module NN
+    # A {Torch::NN::Parallel::DataParallel} whose parameters and state have the module's own names, without "module.".
+    class DataParallel < Torch::NN::DataParallel
+      # @see Torch::NN::Module
+      def named_parameters(**options)
+        @module.named_parameters(**options)
+      end
+
+      # @see Torch::NN::Module
+      def state_dict(**options)
+        @module.state_dict(**options)
+      end
+    end
+  end
+
+  DataParallel = NN::DataParallel
 
   class << self
     # @param tensor [Torch::Tensor]
@@ -26,4 +41,4 @@ module TorchDL
   end
 end
 
-DataParallel = Torch::NN::DataParallel unless defined?(DataParallel)
+DataParallel = TorchDL::DataParallel unless defined?(DataParallel)

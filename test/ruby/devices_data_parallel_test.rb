@@ -189,14 +189,31 @@ class DevicesDataParallelTest < Minitest::Test
 
   def test_it_is_a_module
     net = fill(Net.new)
-    model = ::DataParallel.new(net, device_ids: %w[cpu cpu])
+    model = DP.new(net, device_ids: %w[cpu cpu])
     assert_same net, model.module
     assert_same net, model.wrapped_module
     assert_equal net.state_dict.keys.map { |key| "module.#{key}" }, model.state_dict.keys
     refute model.eval.module.training
-    other = DP.new(Net.new.to("cpu").double, device_ids: %w[cpu])
-    other.load_state_dict(model.state_dict)
-    assert_equal net.call(rows(2)).to_a, other.module.call(rows(2)).to_a
+  end
+
+  # torch-dl's has the module's own names; both load both.
+  def test_states_with_and_without_the_prefix
+    net = fill(Net.new)
+    models = [::DataParallel, DP].map { |kind| kind.new(net, device_ids: %w[cpu cpu]) }
+    assert_kind_of DP, models.first
+    assert_equal net.state_dict.keys, models.first.state_dict.keys
+    assert_equal net.named_parameters.keys, models.first.named_parameters.keys
+    models.product([TorchDL::DataParallel, TorchDL::NN::DataParallel, DP]) do |model, kind|
+      other = kind.new(Net.new.double, device_ids: %w[cpu])
+      other.load_state_dict(model.state_dict)
+      assert_equal net.call(rows(2)).to_a, other.module.call(rows(2)).to_a
+    end
+    error = assert_raises(Torch::Error) { models.first.load_state_dict({"module.first.weight" => net.state_dict["first.weight"]}) }
+    assert_match(/Missing key/, error.message)
+    # A module that has a module of that name itself.
+    around = DP.new(models.last, device_ids: %w[cpu])
+    around.load_state_dict(models.last.state_dict)
+    around.load_state_dict(around.state_dict)
   end
 
   def test_mistakes

@@ -14,8 +14,8 @@ class DevicesReplicasTest < Minitest::Test
 
   # Has the CPU taken for another device than the CPU, in the process where it is prepended.
   module Apart
-    def of(mod, devices, home: nil)
-      super(mod, devices, apart: true, home: home)
+    def of(mod, devices, **options)
+      super(mod, devices, apart: true, **options)
     end
   end
 

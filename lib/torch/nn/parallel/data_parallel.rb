@@ -20,9 +20,17 @@ module Torch
       # from: a loss that is a mean over the batch is that of the whole batch, and `loss.backward` gives its gradients. A loss
       # that is a sum wants `scalars: :sum`.
       #
+      # The copies are kept for further calls, and on other devices their memory too, while the module and what is within have the
+      # same objects; what is in parameters and buffers is copied for each call. A module that changes in forward (a counter in an
+      # instance variable, for instance) is copied for each call as well.
+      #
       # With one device, or without any GPU, the module is called as it is. Several processes with
       # {DistributedDataParallel} are faster: there is one Ruby for each.
       class DataParallel < Module
+        # Of names of the state.
+        PREFIX = "module."
+        private_constant :PREFIX
+
         # @return [Torch::NN::Module] the module that was given
         attr_reader :module
         alias_method :wrapped_module, :module
@@ -58,6 +66,7 @@ module Torch
           @module = mod
           @dim = dim
           @scalars = scalars
+          @kept = []
           @devices = Parallel.devices(device_ids)
           @output_device = output_device ? Parallel.device(output_device) : @devices.first
         end
@@ -68,8 +77,20 @@ module Torch
           return remember(@module.call(*inputs, **kwargs)) if @devices.empty?
 
           parts = ScatterGather.scatter(inputs, kwargs, @devices, @dim)
-          outputs = Parallel.apply_parts(replicas(parts.size), parts, @devices)
+          outputs = with_replicas(parts.size) { |replicas| Parallel.apply_parts(replicas, parts, @devices) }
           remember(ScatterGather.gather(outputs, @output_device, @dim, weights: parts.map { |part| part.samples || 1 }, scalars: @scalars))
+        end
+
+        # Loads the module's state.
+        #
+        # @param state_dict [Hash{String => Torch::Tensor}] with the names of {#state_dict}, or with those of the module
+        # @param strict [Boolean] as for the module
+        # @return [nil]
+        # @raise [Torch::Error] as of the module
+        def load_state_dict(state_dict, strict: true)
+          prefixed = state_dict.keys.all? { |key| key.start_with?(PREFIX) } && !@module.state_dict.keys.all? { |key| state_dict.key?(key) }
+          @module.load_state_dict(prefixed ? state_dict.transform_keys { |key| key.delete_prefix(PREFIX) } : state_dict, strict: strict)
+          nil
         end
 
         # Runs backward from the loss that the last call returned: the last of its outputs that has no dimensions. The same as
@@ -96,10 +117,18 @@ module Torch
           output
         end
 
+        # A call beside this one, of another thread or from within the module, makes copies of its own.
+        def with_replicas(count)
+          kept, @kept = @kept, []
+          result = yield(replicas(count, kept))
+          @kept = kept
+          result
+        end
+
         # Whether all is where it should be is found out on the way, and its name only if it is not.
-        def replicas(count)
+        def replicas(count, kept)
           check_places if count == 1
-          Replicas.of(@module, @devices.first(count), home: @devices.first)
+          Replicas.of(@module, @devices.first(count), home: @devices.first, kept: kept)
         rescue Distributed::InvalidArgumentError
           check_places
           raise

@@ -9,7 +9,8 @@ module Torch
       # of their own) and modules within (copies in turn), wherever those stand: in instance variables, Arrays or Hashes. So no kind
       # of layer is named here.
       #
-      # While a module is copied its tensors are only collected; then all of them go to all devices at once.
+      # While a module is copied its tensors are only collected; then all of them go to all devices at once. The copies may be
+      # used for further calls: their tensors are made anew for each, and the rest is compared with what was copied.
       #
       # @api private
       class Replicas
@@ -23,9 +24,45 @@ module Torch
           end
         end
 
+        # What a module, an Array or a Hash held at some time.
+        class Held
+          def initialize(object)
+            @object = object
+            @names = names
+            @values = values
+          end
+
+          # @return [Boolean] whether it holds the same objects still, in the same places
+          def current?
+            return false unless names == @names
+
+            found = values
+            i = -1
+            found.size == @values.size && found.all? { |value| value.equal?(@values[i += 1]) }
+          end
+
+          private
+
+          def names
+            case @object
+            when Array then nil
+            when Hash then @object.keys
+            else @object.instance_variables
+            end
+          end
+
+          def values
+            case @object
+            when Array then @object.dup
+            when Hash then @object.values
+            else @names.map { |name| @object.instance_variable_get(name) }
+            end
+          end
+        end
+
         # Fresh tensors are cheaper by the dozen.
         FRESH = 16
-        private_constant :FRESH
+        private_constant :Held, :FRESH
 
         class << self
           # The first is the module itself: what it keeps in forward stays, statistics in its buffers too. On the module's own
@@ -35,15 +72,19 @@ module Torch
           # @param devices [Array<String>]
           # @param apart [Boolean] on the module's own device, too, parameters are copied
           # @param home [String, nil] where the module is to be; nil: wherever it is
+          # @param kept [Array<Replicas>] of a call before, which must be over; they are used as long as the module is what it was.
+          #   Afterwards those of this call
           # @return [Array<Torch::NN::Module>] one for each device
           # @raise [Torch::Distributed::InvalidArgumentError] if not all of its tensors are on one device, or not on `home`
-          def of(mod, devices, apart: false, home: nil)
+          def of(mod, devices, apart: false, home: nil, kept: [])
             others = devices.drop(1)
-            replicas = others.map { new }
-            copies = replicas.map { |replica| replica.copy(mod) }
+            replicas = kept.first(others.size)
+            unless replicas.size == others.size && replicas.all? { |replica| replica.current?(mod) }
+              kept.replace(replicas = others.map { new(mod) })
+            end
             fill(replicas.map(&:parameters), others, apart, false, home)
             fill(replicas.map(&:buffers), others, true, true, home)
-            [mod, *copies]
+            [mod, *replicas.map(&:copy)]
           end
 
           private
@@ -57,19 +98,33 @@ module Torch
           end
         end
 
+        # @return [Torch::NN::Module] whose tensors are to be filled
+        attr_reader :copy
+
         # @return [Hash{Torch::Tensor => Torch::Tensor}] the module's own tensors, and what is to become their copies
         attr_reader :parameters, :buffers
 
-        def initialize
+        # @param mod [Torch::NN::Module]
+        def initialize(mod)
+          @mod = mod
           @parameters = {}.compare_by_identity
           @buffers = {}.compare_by_identity
           @modules = {}.compare_by_identity
+          @held = []
+          @known = true
           @fresh = []
+          @copy = copy_of(mod)
         end
 
-        # @param mod [Torch::NN::Module]
-        # @return [Torch::NN::Module] whose tensors are to be filled
-        def copy(mod)
+        # @return [Boolean] whether a copy made now would be what this one is, but for what is in its tensors: all modules within and
+        #   their copies have the objects that they had, in their Arrays and Hashes too
+        def current?(mod)
+          @known && mod.equal?(@mod) && @held.all?(&:current?)
+        end
+
+        private
+
+        def copy_of(mod)
           @modules[mod] ||= begin
             copy = mod.dup
             @modules[mod] = copy
@@ -81,11 +136,16 @@ module Torch
               copy.instance_variable_set(name, copied) unless copied.equal?(value)
             end
             copy.instance_variable_set(:@_replica_parameters, names.transform_values { |parameter| parameter(parameter) })
-            copy.extend(Copy)
+            # Others may have their tensors from anywhere.
+            @known &&= %i[named_parameters named_buffers].all? { |name| mod.method(name).owner == Torch::NN::Module }
+            keep(mod, copy.extend(Copy))
           end
         end
 
-        private
+        def keep(original, copy)
+          @held.push(Held.new(original), Held.new(copy))
+          copy
+        end
 
         def buffers_of(mod)
           mod.named_buffers.values.compact.to_h { |buffer| [buffer, true] }.compare_by_identity
@@ -94,10 +154,10 @@ module Torch
         def of(value, buffers)
           case value
           when Torch::NN::Parameter then parameter(value)
-          when Torch::NN::Module then copy(value)
+          when Torch::NN::Module then copy_of(value)
           when Torch::Tensor then buffers.key?(value) ? buffer(value) : value
-          when Array then value.map { |part| of(part, buffers) }
-          when Hash then value.to_h { |key, part| [key, of(part, buffers)] }
+          when Array then keep(value, value.map { |part| of(part, buffers) })
+          when Hash then keep(value, value.to_h { |key, part| [key, of(part, buffers)] })
           else value
           end
         end
