@@ -8,6 +8,21 @@ module TorchDL
   module NN
     # A {Torch::NN::Parallel::DataParallel} whose parameters and state have the module's own names, without "module.".
     class DataParallel < Torch::NN::DataParallel
+      # @return [Array<Integer, String, Torch::Device>] as they were given; nil given: the numbers of all GPUs
+      attr_reader :device_ids
+
+      # @see Torch::NN::Parallel::DataParallel#initialize
+      def initialize(mod, device_ids: nil, **options)
+        super
+        @device_ids = device_ids || (0...devices.size).to_a
+      end
+
+      # Does nothing: backward has added the gradients of all devices up in the module's.
+      #
+      # @return [nil]
+      def reduce_gradients
+      end
+
       # @see Torch::NN::Module
       def named_parameters(**options)
         @module.named_parameters(**options)

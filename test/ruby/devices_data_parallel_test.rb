@@ -203,6 +203,7 @@ class DevicesDataParallelTest < Minitest::Test
     assert_kind_of DP, models.first
     assert_equal net.state_dict.keys, models.first.state_dict.keys
     assert_equal net.named_parameters.keys, models.first.named_parameters.keys
+    assert_equal [%w[cpu cpu], nil], [models.first.device_ids, models.first.reduce_gradients]
     models.product([TorchDL::DataParallel, TorchDL::NN::DataParallel, DP]) do |model, kind|
       other = kind.new(Net.new.double, device_ids: %w[cpu])
       other.load_state_dict(model.state_dict)
