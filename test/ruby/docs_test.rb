@@ -43,6 +43,45 @@ class DocsTest < Minitest::Test
     assert_equal found[0], found[1]
   end
 
+  def test_coming_from_torch_ddp
+    whole = code("require \"torch-ddp\"").sub(/^Torch::Distributed\.(init|destroy)_process_group$/, "nil").sub("Torch::Distributed.destroy_process_group", "nil")
+    part = code("losses = Torch::Distributed.run(2")
+    Dir.mktmpdir do |folder|
+      Dir.chdir(folder) do
+        Torch.manual_seed(1)
+        saved = MyModel.new.state_dict
+        Torch.save(saved, "model.pt")
+        found = world(2) do
+          here = binding
+          {model: MyModel.new, input: Torch.ones(2, 4)}.each { |name, value| here.local_variable_set(name, value) }
+          here.eval(whole)
+          here.local_variable_get(:model).state_dict.transform_values(&:to_a)
+        end
+        assert_equal [saved["layers.0.weight"].to_a] * 2, found.map { |state| state["layers.0.weight"] }
+      end
+    end
+    here = binding
+    {model: MyModel.new, input: Torch.ones(2, 4)}.each { |name, value| here.local_variable_set(name, value) }
+    here.eval(part)
+    losses = here.local_variable_get(:losses)
+    assert_equal 2, losses.size
+    assert_in_delta losses[0], losses[1], 1e-6
+  end
+
+  def test_coming_from_torch_dl
+    program = code("dp_model = DataParallel")
+    changed = Distributed.fork_world(1) do
+      model = Torch::NN::Linear.new(4, 2)
+      before = model.weight.to_a
+      here = binding
+      {model: model, input: Torch.ones(3, 4), target: Torch.ones(3, 2), criterion: Torch::NN::MSELoss.new,
+       optimizer: Torch::Optim::SGD.new(model.parameters, lr: 0.1)}.each { |name, value| here.local_variable_set(name, value) }
+      here.eval(program)
+      before != model.weight.to_a
+    end
+    assert_equal [true], changed
+  end
+
   def test_an_estimate
     program = code("smallest = ")
     smallest = Distributed.fork_world(1) do
