@@ -63,15 +63,14 @@ class Equivalence
 
   # @return [Outcome] of one process that takes the batches of all; on the first of `--gpus` if only that is named
   def one_process
-    device = (gpus.size == 1) ? device(gpus.first) : Torch.device("cpu")
+    device = Torch.device((gpus.size == 1) ? devices(1).first : "cpu")
     net = build.to(device)
     train("one process", net, net, device: device) { |iteration| merged(iteration) }
   end
 
   # @return [Outcome] of one process that divides each batch among its GPUs; without GPUs among as many parts on the CPU
   def data_parallel
-    count = gpus.empty? ? @processes : gpus.size
-    devices = (Ranks.gpus < count) ? ["cpu"] * count : (0...count).map { |i| "cuda:#{gpus[i] || i}" }
+    devices = devices(@processes)
     net = build.to(devices.first)
     model = Torch::NN::DataParallel.new(net, device_ids: devices)
     train("DataParallel", net, model, device: Torch.device(devices.first)) { |iteration| merged(iteration) }
@@ -85,7 +84,7 @@ class Equivalence
     Torch::Distributed.init_process_group
     rank = Torch::Distributed.get_rank
     local_rank = Torch::Distributed.get_node_local_rank(0)
-    device = gpus.empty? ? Ranks.device : device(gpus[local_rank])
+    device = gpus.empty? ? Ranks.device : Torch.device(devices(1)[local_rank])
     net = build.to(device)
     model = Torch::NN::Parallel::DistributedDataParallel.new(net, device_ids: Ranks.device_ids(device))
     outcome = train("DDP, #{@processes} processes", net, model, lr: lr, device: device) { |iteration| iteration[rank] }
@@ -113,8 +112,10 @@ class Equivalence
     @options[:gpus] || []
   end
 
-  def device(gpu)
-    Torch.device(Ranks.gpus.zero? ? "cpu" : "cuda:#{gpu}")
+  # @return [Array<String>] those of `--gpus`, or so many; the CPU if one of them is not there
+  def devices(count)
+    numbers = gpus.empty? ? (0...count).to_a : gpus
+    numbers.map { |number| (numbers.max < Ranks.gpus) ? "cuda:#{number}" : "cpu" }
   end
 
   def sampler(rank, epoch)

@@ -122,7 +122,9 @@ class ResNetTraining
   end
 end
 
-processes = options[:gpus] || (Torch::CUDA.available? ? Torch::CUDA.device_count : 1)
+gpus = Torch::CUDA.available? ? Torch::CUDA.device_count : 0
+processes = options[:gpus] || [gpus, 1].max
+CommandLine.refuse("--gpus #{processes}: there are #{gpus} GPUs") if gpus.positive? && processes > gpus
 device = "cpu" if options[:backend] == "gloo"
 begin
   # The same seed everywhere, so that the models start equal; DistributedDataParallel would see to it anyhow.

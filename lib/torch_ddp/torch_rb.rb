@@ -2,7 +2,8 @@
 
 module TorchDDP
   # What scripts for torch-ddp 0.3 call and torch-rb, up to a version or up to now, lacks. Each stands alone, and is added only where
-  # it is missing. Nothing that torch-rb has is replaced, but for the result of {Item}, which its later versions correct too.
+  # it is missing. Nothing that torch-rb has is replaced, but for the results of {DeviceName} and {Item}, which its later versions
+  # correct too.
   module TorchRb
     # For `Torch::CUDA`: torch-rb has neither (0.26).
     module CUDA
@@ -91,7 +92,7 @@ module TorchDDP
       end
     end
 
-    # For `Torch::Device`: without `to_s` before torch-rb 0.23.
+    # For `Torch::Device`: before torch-rb 0.23 `to_s` is what `inspect` is.
     module DeviceName
       # @return [String] "cpu", "cuda:1"
       def to_s
@@ -109,15 +110,17 @@ module TorchDDP
     end
 
     class << self
-      # Where torch-rb has a method of a module that is extended or included here, its own is called.
+      # Where torch-rb has a method of {CUDA} itself, its own is called.
       #
       # @return [void]
       def complete
         Torch::CUDA.extend(CUDA)
-        Torch::Device.include(DeviceName)
         keywords = Torch.method(:load).parameters.map(&:last)
         Torch.singleton_class.prepend(Load) unless (%i[map_location weights_only] - keywords).empty?
-        Torch::Tensor.prepend(Item) if Gem::Version.new(Torch::VERSION) < Gem::Version.new("0.23.0")
+        return unless Gem::Version.new(Torch::VERSION) < Gem::Version.new("0.23.0")
+
+        Torch::Device.prepend(DeviceName)
+        Torch::Tensor.prepend(Item)
       end
     end
   end
