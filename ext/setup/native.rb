@@ -56,10 +56,10 @@ module Setup
 
     def extension(libtorch)
       folder = File.join(ROOT, "build/extension")
-      built(folder, EXTENSION_SOURCES, libtorch.key, EXTENSION) do
+      built(folder, EXTENSION_SOURCES, "#{libtorch.key} #{werror?}", EXTENSION) do
         FileUtils.rm_f(Dir.glob("**/Makefile", base: folder).map { |path| File.join(folder, path) }) # perhaps made with other options
         Console.step("compile extension", *Gems.exec("rake", "--rakefile", "ext/Rakefile", "compile", "--", "--with-tddp-dir=#{PREFIX}",
-          "--with-torch-dir=#{libtorch.prefix}"), env: ccache.merge("MAKE" => make), log: "extension", cure: CURE)
+          "--with-torch-dir=#{libtorch.prefix}", *("--enable-werror" if werror?)), env: ccache.merge("MAKE" => make), log: "extension", cure: CURE)
       end
     end
 
@@ -94,8 +94,13 @@ module Setup
        "CCACHE_BASEDIR" => ROOT, "CCACHE_NOHASHDIR" => "1", "CCACHE_MAXSIZE" => "4G", "CCACHE_SLOPPINESS" => "pch_defines,time_macros"}
     end
 
+    # Whether warnings are errors: in CI, whose compilers' warnings are known. Elsewhere a newer one may warn of more.
+    def werror?
+      !ENV["CI"].nil?
+    end
+
     def settings_for(libtorch, options)
-      values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => ENV["CI"] ? "ON" : "OFF"}
+      values = {"TDDP_TESTS" => "ON", "TDDP_TORCH" => libtorch ? "ON" : "OFF", "TDDP_WERROR" => werror? ? "ON" : "OFF"}
       values["TDDP_LIBTORCH"] = libtorch.prefix if libtorch
       values.merge(options).map { |name, value| "-D#{name}=#{value}" }
     end

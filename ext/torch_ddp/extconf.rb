@@ -9,7 +9,12 @@ if ARGV.include?("--help")
       --with-tddp-dir=PREFIX   an installed libtddp (PREFIX/lib, PREFIX/include); without it the bundled
                                sources are built with CMake and installed into the gem
       --with-torch-dir=PREFIX  where libtorch is; else the variable LIBTORCH, else /usr
+      --with-gloo-dir=PREFIX   where Gloo is (PREFIX/include, PREFIX/lib), which the bundled sources are built with;
+                               --with-gloo-include=DIR and --with-gloo-lib=DIR name these two alone
+      --with-cuda-include=DIR  where CUDA's headers are, for the bundled sources and a libtorch for CUDA
+      --enable-werror          warnings are errors; for this library's own developers
       --help                   this text
+    Those of every extension are heeded as well: --with-cflags, --with-cxxflags, --with-ldflags, --with-opt-dir and so on.
 
     torch-rb has to go with the libtorch that is found. For the one found here, in this order:
   HELP
@@ -31,12 +36,29 @@ require_relative "libtorch"
 # Finds what the extension is compiled against.
 class ExtensionConfig
   GEM_ROOT = File.expand_path("../..", __dir__)
+  # What the build of the bundled sources is given, and no other.
+  BUNDLED = %w[--with-gloo-dir --with-gloo-include --with-gloo-lib --with-cuda-include].freeze
+  OPTIONS = [*BUNDLED, "--with-tddp-dir", "--with-torch-dir", "--enable-werror", "--disable-werror"].freeze
+  # What mkmf itself looks at.
+  MKMF = /\A--(?:with-(?:(?:c|cxx|cpp|ld|dld|opt|debug|warn)flags|arch-flag|opt-(?:dir|include|lib)|make-prog|verbose)|(?:en|dis)able-shared)\z/
 
   attr_reader :libtorch
 
   def initialize(torch_dir)
     @libtorch = Setup::Libtorch.find(torch_dir)
     warn @libtorch.warning if @libtorch.warning
+  end
+
+  # Ends with a message if an option has no effect: mkmf takes any.
+  #
+  # @param arguments [Array<String>]
+  def self.check(arguments)
+    names = arguments.map { |argument| argument.split("=", 2).first.to_s.tr("_", "-") }.grep(/\A--(?:with|without|enable|disable)-/)
+    unknown = names.reject { |name| OPTIONS.include?(name) || MKMF.match?(name) }
+    abort "#{unknown.join(", ")}: expected #{OPTIONS.join(", ")}, or one of mkmf's own options" if unknown.any?
+
+    idle = names & BUNDLED
+    abort "#{idle.join(", ")}: has no effect with --with-tddp-dir, whose libtddp is built already" if names.include?("--with-tddp-dir") && idle.any?
   end
 
   # @return [String] the include folder of the Rice that torch-rb was compiled with
@@ -56,7 +78,7 @@ class ExtensionConfig
     prefix = File.join(GEM_ROOT, "lib/torch_ddp/native")
     folder = File.join(Dir.pwd, "native-build")
     run "cmake", "-S", GEM_ROOT, "-B", folder, "-DTDDP_TESTS=OFF", "-DTDDP_TORCH=ON", "-DCMAKE_BUILD_TYPE=Release",
-      "-DTDDP_LIBTORCH=#{@libtorch.prefix}", "-DCMAKE_INSTALL_PREFIX=#{prefix}"
+      "-DTDDP_LIBTORCH=#{@libtorch.prefix}", "-DCMAKE_INSTALL_PREFIX=#{prefix}", *given
     run "cmake", "--build", folder, "-j", Etc.nprocessors.to_s
     run "cmake", "--install", folder
     FileUtils.rm_rf(folder)
@@ -64,6 +86,34 @@ class ExtensionConfig
   end
 
   private
+
+  # The options that were given, as CMake's.
+  def given
+    values = {"GLOO_INCLUDE_DIR" => gloo_include, "GLOO_LIBRARY" => gloo_library, "TDDP_CUDA_INCLUDE_DIR" => with_config("cuda-include"),
+              "TDDP_WERROR" => ("ON" if enable_config("werror")), "CMAKE_PREFIX_PATH" => with_config("opt-dir")&.tr(":", ";"),
+              "CMAKE_C_FLAGS" => flags("cflags"), "CMAKE_CXX_FLAGS" => flags("cxxflags"),
+              "CMAKE_SHARED_LINKER_FLAGS" => with_config("ldflags"), "CMAKE_MODULE_LINKER_FLAGS" => with_config("ldflags"),
+              "CMAKE_EXE_LINKER_FLAGS" => with_config("ldflags")}
+    values.compact.map { |name, value| "-D#{name}=#{value}" }
+  end
+
+  # CMake has no variable of its own for the preprocessor's.
+  def flags(name)
+    both = [with_config("cppflags"), with_config(name)].compact.join(" ")
+    both unless both.empty?
+  end
+
+  def gloo_include
+    dir = with_config("gloo-include") || (prefix = with_config("gloo-dir")) && File.join(prefix, "include") or return
+    header = File.join(dir, "gloo/transport/tcp/device.h")
+    File.file?(header) ? File.expand_path(dir) : abort("--with-gloo-include (or -dir): #{header} is not there; expected Gloo's headers")
+  end
+
+  def gloo_library
+    dir = with_config("gloo-lib") || (prefix = with_config("gloo-dir")) && File.join(prefix, "lib") or return
+    file = %w[so dylib a].map { |type| File.join(dir, "libgloo.#{type}") }.find { |path| File.file?(path) }
+    file ? File.expand_path(file) : abort("--with-gloo-lib (or -dir): libgloo is not in #{dir}; expected Gloo's library")
+  end
 
   # Within a bundle the bundle's choice, else the version that goes with this libtorch.
   def spec(name, version)
@@ -86,6 +136,7 @@ class ExtensionConfig
   end
 end
 
+ExtensionConfig.check(ARGV)
 begin
   config = ExtensionConfig.new(with_config("torch-dir"))
 rescue Setup::Libtorch::NotFound => e
@@ -101,8 +152,10 @@ unless File.file?(File.join(tddp, "include/tddp.h"))
 end
 
 $INCFLAGS << " -I#{tddp}/include" << system_includes.map { |dir| " -isystem #{dir}" }.join
-$CFLAGS << " -std=gnu11 -Wall -Wextra -fvisibility=hidden"
-$CXXFLAGS << " -std=c++#{libtorch.cxx_standard} -D_GLIBCXX_USE_CXX11_ABI=1 -Wno-deprecated-declarations -fvisibility=hidden"
+strict = " -Werror" if enable_config("werror")
+$CFLAGS << " -std=gnu11 -Wall -Wextra -fvisibility=hidden#{strict}"
+# Ruby's header includes <cstdbool>, of which gcc 16 warns although it is a system header's.
+$CXXFLAGS << " -std=c++#{libtorch.cxx_standard} -D_GLIBCXX_USE_CXX11_ABI=1 -Wno-deprecated-declarations -Wno-cpp -fvisibility=hidden#{strict}"
 # RubyGems copies the library into its folder of extensions, so it finds libtddp both beside itself and where it
 # was installed.
 $LDFLAGS << " -L#{tddp}/lib -L#{libtorch.lib_dir} -Wl,-rpath,'$$ORIGIN/native/lib' -Wl,-rpath,#{tddp}/lib" \
