@@ -74,10 +74,14 @@ def newer(store, key):
 
 def newest(store, key):
     """What PyTorch's servers have only where they are built with libuv, or lately."""
-    store.queue_push(key("q"), "1")
-    store.queue_push(key("q"), "2")
-    assert store.queue_len(key("q")) == 2
-    assert [store.queue_pop(key("q")), store.queue_pop(key("q"), False)] == [b"1", b"2"]
+    try:
+        store.queue_push(key("q"), "1")
+        store.queue_push(key("q"), "2")
+        assert store.queue_len(key("q")) == 2
+        assert [store.queue_pop(key("q")), store.queue_pop(key("q"), False)] == [b"1", b"2"]
+    except NotImplementedError:
+        # PyTorch 2.14's client refuses them itself, unless it is built with libuv.
+        assert isinstance(store, PrefixStore) or not store.libuvBackend
     assert key("n") in store.list_keys()
     store.barrier(key("b"), 1)
 

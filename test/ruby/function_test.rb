@@ -228,11 +228,11 @@ class FunctionTest < Minitest::Test
       x = input(1.0, 2.0) * 1
       y = Cube.apply(x)
       x.mul!(2)
-      assert_match(/modified by an inplace operation/, assert_raises(RuntimeError) { y.sum.backward }.message)
+      assert_match(/modified by an inplace operation/, assert_raises(*LIBTORCH_ERRORS) { y.sum.backward }.message)
       y = Exp.apply(input(1.0, 2.0))
       loss = y.sum
       y.add!(1)
-      assert_match(/modified by an inplace operation/, assert_raises(RuntimeError) { loss.backward }.message)
+      assert_match(/modified by an inplace operation/, assert_raises(*LIBTORCH_ERRORS) { loss.backward }.message)
       # Of what isn't saved they are autograd's.
       x = input(1.0)
       y = Cube.apply(x)
@@ -257,7 +257,7 @@ class FunctionTest < Minitest::Test
       assert_equal [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]], m.grad.to_a
       # The input's history would know nothing of it.
       y = Reversal.apply(x * 1)
-      assert_match(/view.*modified inplace.*custom Function/m, assert_raises(RuntimeError) { y.mul!(2) }.message)
+      assert_match(/view.*modified inplace.*custom Function/m, assert_raises(*LIBTORCH_ERRORS) { y.mul!(2) }.message)
     end
   end
 

@@ -41,7 +41,7 @@ class LibtorchTest < Minitest::Test
 
   def test_the_extension_s_help_names_what_goes_with_the_libtorch_found
     with_libtorch("2.6.0") do |prefix|
-      out, status = Open3.capture2e({"LIBTORCH" => prefix, "RUBYOPT" => nil}, RbConfig.ruby, File.join(Setup::ROOT, "ext/torch_ddp/extconf.rb"), "--help")
+      out, status = Open3.capture2e({**Setup::Gems.clean_environment, "LIBTORCH" => prefix}, RbConfig.ruby, File.join(Setup::ROOT, "ext/torch_ddp/extconf.rb"), "--help")
       assert status.success?, out
       assert_includes out, "gem install rice -v 4.5.0\n"
       assert_includes out, "gem install torch-rb -v 0.19.1 -- --with-torch-dir=#{prefix}\n"
@@ -61,7 +61,8 @@ class LibtorchTest < Minitest::Test
             File.write("Gemfile.lock", "locked")
           end
         RUBY
-        environment = {"PATH" => "#{dir}/bin:#{ENV["PATH"]}", "XDG_CACHE_HOME" => "#{dir}/cache", "LIBTORCH" => prefix, "RUBYOPT" => nil}
+        environment = {**Setup::Gems.clean_environment, "PATH" => "#{dir}/bin:#{ENV["PATH"]}", "XDG_CACHE_HOME" => "#{dir}/cache",
+                                                        "LIBTORCH" => prefix}
         calls = %w[one two].map do |name|
           checkout = copy_for_gems("#{dir}/#{name}")
           program = "Setup::Gems.new.ensure!; Setup::Gems.new.ensure!; print Setup::Gems.new.path"

@@ -31,6 +31,9 @@ module Worlds
   # What groups of tests are of: gloo, unless the whole run is of another.
   BACKEND = ENV.fetch("TDDP_TEST_BACKEND", "gloo")
 
+  # What libtorch's own failures are raised as: RuntimeError by older torch-rbs.
+  LIBTORCH_ERRORS = [RuntimeError, Torch::Error].freeze
+
   # Something that happens once, and that processes wait for which are forked after this was made.
   class Event
     def initialize

@@ -23,7 +23,7 @@ module ExamplePrograms
   # From a folder that is not the checkout's, and as without a bundle around it.
   def run_ruby(name, *arguments, status: 0, env: {})
     Dir.mktmpdir do |dir|
-      outside = {"BUNDLE_GEMFILE" => nil, "RUBYOPT" => nil, "RUBYLIB" => nil, "BUNDLE_BIN_PATH" => nil}
+      outside = {"BUNDLE_GEMFILE" => nil, "RUBYOPT" => nil, "BUNDLER_SETUP" => nil, "RUBYLIB" => nil, "BUNDLE_BIN_PATH" => nil}
       run_command(RbConfig.ruby, example(name), *arguments, status: status, env: outside.merge(env), chdir: dir)
     end
   end

@@ -113,6 +113,8 @@ module Torch
         # @param mixed_precision [MixedPrecision, nil] smaller dtypes for forward, buffers, and for what is sent
         # @param skip_all_reduce_unused_params [Boolean] whether buckets of parameters that no process used are not sent; needs
         #   `find_unused_parameters`
+        # @param batched_grad_copy [Boolean] for PyTorch's scripts, without effect: it bundles launches of kernels for copies that gradients
+        #   which live in the buckets do not need
         # @raise [ArgumentError] for an argument that is unknown, or wrong, or contradicts another one; before anything is sent
         # @raise [Torch::Distributed::MismatchError] naming the parameter in which two ranks' models differ, or the option
         def initialize(mod, **options)

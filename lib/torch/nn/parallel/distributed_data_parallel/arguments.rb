@@ -19,10 +19,10 @@ module Torch
             init_sync: true, process_group: nil, device_mesh: nil, bucket_cap_mb: nil, bucket_cap_mb_list: nil,
             find_unused_parameters: false, check_reduction: false, gradient_as_bucket_view: true, static_graph: false,
             delay_all_reduce_named_params: nil, param_to_hook_all_reduce: nil, mixed_precision: nil,
-            skip_all_reduce_unused_params: false
+            skip_all_reduce_unused_params: false, batched_grad_copy: false
           }.freeze
           FLAGS = %i[init_sync find_unused_parameters check_reduction gradient_as_bucket_view static_graph
-            skip_all_reduce_unused_params].freeze
+            skip_all_reduce_unused_params batched_grad_copy].freeze
           private_constant :DEFAULTS, :FLAGS
 
           # @return [Torch::Distributed::ProcessGroup]
