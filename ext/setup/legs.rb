@@ -17,11 +17,15 @@ module Setup
     # `rake test`, longest first.
     QUICK = %i[ruby c launch stand_ins partners laws].freeze
     # What CI runs after it, longest first.
-    FURTHER = %i[debian13 slow asan tsan slow_c cuda fuzz schedulers gem lint].freeze
+    FURTHER = %i[debian13 newest slow asan tsan slow_c cuda fuzz schedulers gem lint].freeze
+
+    # Those that depend on libtorch, PyTorch or the compiler. Laws and stand-ins differ from Debian 13's in none.
+    NEWEST = %i[ruby c launch partners].freeze
 
     # The files that decide how a leg ends, for legs that are skipped while these stay the same.
     C_FILES = %w[CMakeLists.txt include/**/* src/**/* test/c/**/* test/bench/**/*].freeze
     GEM_FILES = %w[CMakeLists.txt torch-ddp.gemspec bin/**/* include/**/* src/**/* lib/**/* ext/**/*].freeze
+    NEWEST_FILES = (C_FILES + GEM_FILES + %w[Gemfile test/*.rb test/{ruby,launch,partners}/**/* examples/**/*]).uniq.freeze
     FUZZ_FILES = %w[CMakeLists.txt include/**/* src/{base,net,store,launch}/**/* test/c/CMakeLists.txt test/fuzz/**/* ext/setup/legs.rb].freeze
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
       test/schedulers/**/* ext/setup/system_packages.rb].freeze
@@ -142,7 +146,18 @@ module Setup
     end
 
     def debian13
-      @tests.leg("debian13", slots: 3) { Debian13.new.run(@tests, C_FILES) }
+      @tests.leg("debian13", slots: 3) { Debian13.new.run(@tests, "debian13", QUICK, C_FILES) }
+    end
+
+    def newest
+      @tests.leg("newest", slots: 3) do
+        root = Unstable.new
+        if (reason = root.obstacle)
+          next @tests.skip("newest", reason)
+        end
+
+        @tests.unless_unchanged("newest", NEWEST_FILES, root.folder) { root.run(@tests, "newest", NEWEST, C_FILES) }
+      end
     end
 
     def cuda

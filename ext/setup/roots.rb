@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "etc"
+require_relative "../torch_ddp/libtorch"
 require_relative "system_packages"
 
 module Setup
@@ -19,8 +20,6 @@ module Setup
       exec chroot "$@"
     SHELL
 
-    attr_reader :folder
-
     # @param name [String] the folder in the cache that it is kept in
     # @param packages [Array<String>]
     # @param suite [String] the Debian it is of; 13 is trixie
@@ -32,7 +31,12 @@ module Setup
       @suite = suite
       @options = options
       @surplus = surplus
-      @folder = Cache.path(name, Digest::SHA256.hexdigest(packages.join(" "))[0, 12])
+      @key = Digest::SHA256.hexdigest(packages.join(" "))[0, 12]
+    end
+
+    # @return [String] where it is or will be
+    def folder
+      Cache.path(@name, @key)
     end
 
     # @return [String, nil] why there can be no such root here
@@ -51,10 +55,9 @@ module Setup
     # @return [String, nil] why it could not be made
     def make
       log = "mmdebstrap-#{@name}"
-      Cache.make(@folder) do |unfinished|
-        # mmdebstrap takes the mirror from its own default.
-        Console.step("Debian #{@suite} root for #{@name}: mmdebstrap, about two minutes, kept in #{@folder}", "mmdebstrap", "--variant=apt", *@options,
-          "--include=#{@packages.join(",")}", @suite, unfinished, log: log, limit: LIMIT, cure: "check the network and the Debian mirror")
+      Cache.make(folder) do |unfinished|
+        Console.step("Debian #{@suite} root for #{@name}: mmdebstrap, about two minutes, kept in #{folder}", *mmdebstrap(unfinished),
+          log: log, limit: LIMIT, cure: "check the network and the Debian mirror")
         FileUtils.rm_f(Dir.glob(@surplus, base: unfinished).map { |path| File.join(unfinished, path) })
       end
       nil
@@ -65,7 +68,7 @@ module Setup
 
     # Holds it, with the present sources inside.
     def using
-      Cache.locked("#{@folder}.run") do
+      Cache.locked("#{folder}.run") do
         %w[/etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt].each { |path| copy(path, path) if File.file?(path) }
         copy_sources
         yield
@@ -74,7 +77,7 @@ module Setup
 
     # @return [Array<String>] what runs a command inside; without one, what to put before it
     def enter(*command)
-      ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", @folder, *command]
+      ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", folder, *command]
     end
 
     # The environment inside: proxies and certificates as here, nothing else of this shell.
@@ -86,19 +89,24 @@ module Setup
 
     private
 
+    # It takes the mirror from its own default.
+    def mmdebstrap(*options, into)
+      ["mmdebstrap", "--variant=apt", *@options, *options, "--include=#{@packages.join(",")}", @suite, into]
+    end
+
     # Writes only what changed, so that the build inside keeps its products. Files of ours that are gone here are removed there.
     def copy_sources
       wanted = SourceFiles.all
       wanted.each { |path| copy(File.join(ROOT, path), File.join(SOURCE, path)) }
-      list = File.join(@folder, SOURCE, ".bundle/copied-files")
+      list = File.join(folder, SOURCE, ".bundle/copied-files")
       before = File.file?(list) ? File.readlines(list, chomp: true) : []
-      FileUtils.rm_f((before - wanted).map { |path| File.join(@folder, SOURCE, path) })
+      FileUtils.rm_f((before - wanted).map { |path| File.join(folder, SOURCE, path) })
       Cache.write(list, wanted.map { |path| "#{path}\n" }.join)
     end
 
     # Copies a file unless it is the same inside. A link inside is replaced: here it would name a file outside.
     def copy(from, path)
-      to = File.join(@folder, path)
+      to = File.join(folder, path)
       return if File.file?(to) && !File.symlink?(to) && FileUtils.identical?(from, to) && File.stat(from).mode == File.stat(to).mode
 
       FileUtils.mkdir_p(File.dirname(to))
@@ -108,9 +116,8 @@ module Setup
     end
   end
 
-  # A root with the same sources and tests on Debian 13 (libtorch 2.6, torch-rb 0.19.1, Ruby 3.3). It keeps the gems, compiled
-  # inside, and the last build's products.
-  class Debian13 < Root
+  # A root with the same sources and tests on another Debian. It keeps the gems, compiled inside, and the last build's products.
+  class Debian < Root
     PACKAGES = (%w[ca-certificates procps rake ruby ruby-bundler] + SystemPackages::BUILD + SystemPackages::LIBTORCH +
       SystemPackages::PYTORCH).sort.freeze
     RESULTS = "#{SOURCE}/build/results.jsonl"
@@ -118,60 +125,130 @@ module Setup
     # Seconds. Tests that have not ended then count as not run.
     LIMIT = 3600
 
-    def initialize
-      super("debian13", PACKAGES)
-    end
-
-    # The leg's work: copies the present sources and runs the quick tests inside.
+    # A leg's work: copies the present sources and runs quick tests inside.
     #
     # @param tests [Tests]
+    # @param leg [String] what it is called
+    # @param legs [Array<Symbol>] those to run inside
     # @param c_files [Array<String>] patterns of the files that decide how the C tests end
-    def run(tests, c_files)
-      if (reason = obstacle || make)
-        return tests.skip("debian13", reason)
+    # @return [Boolean] whether all passed
+    def run(tests, leg, legs, c_files)
+      if (reason = obstacle || make || unready)
+        return tests.skip(leg, reason)
       end
 
-      c = Unchanged.new("debian13/c", c_files, *PACKAGES)
-      legs = Legs::QUICK
+      c = Unchanged.new("#{leg}/c", c_files, @key, *@packages)
       if (reason = c.reason)
-        tests.skip("debian13/c", reason)
+        tests.skip("#{leg}/c", reason)
         legs -= [:c]
       end
       results = File.join(folder, RESULTS)
-      status = using { run_inside(legs, results) }
-      c.passed! if tests.adopt("debian13", results, status, LIMIT) && legs.include?(:c)
+      status = using { run_inside(leg, legs, results) }
+      passed = tests.adopt(leg, results, status, LIMIT)
+      c.passed! if passed && legs.include?(:c)
+      passed
     end
 
     private
 
-    def run_inside(legs, results)
+    # @return [String, nil] why tests that fail inside would say nothing about these sources
+    def unready
+    end
+
+    def run_inside(leg, legs, results)
       FileUtils.rm_f(results)
-      Console.run(*enter("sh", "-c", "cd #{SOURCE} && mkdir -p build && exec rake test"), log: "debian13", limit: LIMIT, show: true,
+      Console.run(*rake("test"), log: leg, limit: LIMIT, show: true,
         env: environment("TDDP_RESULTS" => RESULTS, "TDDP_LEGS" => legs.join(","), "TDDP_TEST_SLOTS" => "3")).first
+    end
+
+    # @return [Array<String>] what runs a task of the copied Rakefile
+    def rake(task)
+      enter("sh", "-c", 'cd "$1" && mkdir -p build && exec rake "$2"', "sh", SOURCE, task)
     end
   end
 
-  # A root of Debian unstable, with the newest libtorch, PyTorch and Ruby that Debian had when it was made.
-  class Unstable < Root
+  # Debian 13: libtorch 2.6, torch-rb 0.19.1, Ruby 3.3.
+  class Debian13 < Debian
+    def initialize
+      super("debian13", PACKAGES)
+    end
+  end
+
+  # Debian unstable, with the newest libtorch, PyTorch, Ruby and compiler that Debian has.
+  #
+  # Its archive changes every day. A root is kept for each set of versions of what the tests are about, so it stays as it is until one
+  # of these changes, and what they passed with is known. What is wrong with the archive, or with a libtorch that no torch-rb goes
+  # with yet, is no failure of these sources.
+  class Unstable < Debian
     # A mirror may be weeks behind. The signatures are checked all the same.
     OPTIONS = ["--aptopt=Acquire::Check-Valid-Until \"false\""].freeze
+    # Packages, and how a root's name shows them.
+    DECISIVE = {"libtorch-dev" => "libtorch", "g++" => "g++", "ruby" => "ruby"}.freeze
 
     def initialize
-      super("unstable", Debian13::PACKAGES, suite: "unstable", options: OPTIONS)
+      super("unstable", PACKAGES, suite: "unstable", options: OPTIONS)
+      @packages_key = @key
+    end
+
+    def obstacle
+      super || look_up
     end
 
     # Runs a task of the present Rakefile inside, with ARGS.
     #
     # @param task [String]
     # @raise [Failure] if there can be no such root here, or the task failed
-    def rake(task)
+    def run_task(task)
       if (reason = obstacle || make)
         raise Failure, "step failed: Debian unstable\n  #{reason}"
       end
 
-      inside = enter("sh", "-c", 'cd "$1" && mkdir -p build && exec rake "$2"', "sh", SOURCE, task)
-      status = using { system(environment("ARGS" => ENV["ARGS"]), *inside) }
+      status = using { system(environment("ARGS" => ENV["ARGS"]), *rake(task)) }
       raise Failure, "step failed: rake #{task} in #{folder}\n  likely cure: its messages are above" unless status
+    end
+
+    # Its compiler is newer than CI's own, and may warn of more.
+    def environment(more = {})
+      super({"CI" => nil, **more})
+    end
+
+    private
+
+    # Finds out which root is meant: that of what is newest, or the last one that was made while the archive is broken or out of reach.
+    #
+    # @return [String, nil] why there is none
+    def look_up
+      return unless @key == @packages_key
+
+      newest = ask || kept
+      @key = newest if newest
+      "Debian unstable has no such set of packages at present, see build/log/mmdebstrap-simulate.log" unless newest
+    end
+
+    def ask
+      Console.say "asking Debian unstable's archive what is newest ..."
+      status, output = Console.run(*mmdebstrap("--simulate", "--verbose", File::NULL), log: "mmdebstrap-simulate", limit: LIMIT)
+      return unless status&.success?
+
+      versions = DECISIVE.map { |package, name| "#{name}-#{output[/^Inst #{Regexp.escape(package)} \((?:\d+:)?(\d+\.\d+)/, 1]}" }
+      [@packages_key, *versions].join("-")
+    end
+
+    def kept
+      path = Dir.glob(Cache.path(@name, "#{@packages_key}-*/")).reject { |each| each.end_with?(".unfinished/") }.max_by { |each| File.mtime(each) }
+      return unless path
+
+      Console.say "Debian unstable's archive is broken or out of reach, see build/log/mmdebstrap-simulate.log: going on with #{path}"
+      File.basename(path)
+    end
+
+    def unready
+      libtorch = @key[/libtorch-([\d.]+)/, 1]
+      warning = Libtorch.versions_for(libtorch)[:warning]
+      return warning if warning
+
+      status, = using { Console.run(*rake("setup"), log: "unstable-setup", env: environment, limit: LIMIT) }
+      "torch-rb does not go with what Debian unstable has at present, see build/log/unstable-setup.log" unless status&.success?
     end
   end
 

@@ -54,7 +54,7 @@ class RootTest < Minitest::Test
     assert_equal "#{@dir}/torch-ddp/plain/#{Digest::SHA256.hexdigest("a b")[0, 12]}", @root.folder
     assert_equal @root.folder, Setup::Root.new("plain", %w[a b], options: ["--more"]).folder
     refute_equal @root.folder, Setup::Root.new("plain", %w[a c]).folder
-    assert_equal File.join(@dir, "torch-ddp/debian13", Digest::SHA256.hexdigest(Setup::Debian13::PACKAGES.join(" "))[0, 12]),
+    assert_equal File.join(@dir, "torch-ddp/debian13", Digest::SHA256.hexdigest(Setup::Debian::PACKAGES.join(" "))[0, 12]),
       Setup::Debian13.new.folder
   end
 
@@ -115,7 +115,37 @@ class RootTest < Minitest::Test
     unstable = Setup::Unstable.new
     assert_equal File.join(@dir, "torch-ddp/unstable"), File.dirname(unstable.folder)
     unstable.define_singleton_method(:obstacle) { "making a root folder needs root" }
-    assert_includes assert_raises(Setup::Failure) { unstable.rake("bench:fsdp") }.message, "making a root folder needs root"
+    assert_includes assert_raises(Setup::Failure) { unstable.run_task("bench:fsdp") }.message, "making a root folder needs root"
+  end
+
+  def test_a_root_of_debian_unstable_is_named_by_what_is_newest
+    digest = Digest::SHA256.hexdigest(Setup::Debian::PACKAGES.join(" "))[0, 12]
+    {"2.14.1+dfsg-1" => "2.14", "2.15.0-2" => "2.15"}.each do |version, short|
+      unstable = unstable_of("Inst ruby3.3 (3.3.8-2.2 D)\nInst g++ (4:16.1.0-3 D)\nInst libtorch-dev (#{version} D)\nInst ruby (1:3.3+b1 D) []\n")
+      capture_io { assert_nil unstable.obstacle }
+      assert_equal "#{@dir}/torch-ddp/unstable/#{digest}-libtorch-#{short}-g++-16.1-ruby-3.3", unstable.folder
+    end
+    with_environment("CI" => "true") { assert_equal [nil, "true"], [Setup::Unstable.new, Setup::Debian13.new].map { |root| root.environment["CI"] } }
+  end
+
+  def test_a_broken_archive_of_debian_unstable_is_no_failure
+    unstable = unstable_of(nil)
+    capture_io { assert_match(/\ADebian unstable has no such set of packages at present, see /, unstable.obstacle) }
+    older, newer = [14, 15].map { |minor| "#{unstable.folder}-libtorch-2.#{minor}-g++-16.1-ruby-3.3" }
+    FileUtils.mkdir_p([older, newer, "#{newer}.unfinished"])
+    File.utime(Time.now, Time.now - 60, older)
+    out, = capture_io { assert_nil unstable.obstacle }
+    assert_equal newer, unstable.folder
+    assert_match(/out of reach.*going on with #{Regexp.escape(newer)}/, out)
+  end
+
+  def test_a_libtorch_that_no_torch_rb_goes_with_is_no_failure
+    unstable = unstable_of("Inst g++ (4:16.1.0-3 D)\nInst libtorch-dev (9.1.0 D)\nInst ruby (1:3.3+b1 D)\n")
+    unstable.define_singleton_method(:make) { nil }
+    capture_io { refute unstable.run(Setup::Tests.new, "newest", %i[ruby], %w[CMakeLists.txt]) }
+    result = Setup::Summary.read(ENV["TDDP_RESULTS"]).last
+    assert_equal ["newest", 0, 1], result.to_h.values_at(:leg, :failed, :skipped)
+    assert_match(/libtorch 9\.1 is not in the table/, result.reason)
   end
 
   def test_what_the_leg_depends_on_is_there
@@ -125,6 +155,15 @@ class RootTest < Minitest::Test
   end
 
   private
+
+  # A Debian unstable whose archive answers that; nil: it is broken.
+  def unstable_of(answer)
+    command = answer ? ["printf", "%s", answer] : ["false"]
+    Setup::Unstable.new.tap do |unstable|
+      unstable.define_singleton_method(:mmdebstrap) { |*| command }
+      unstable.define_singleton_method(:obstacle) { look_up } # whatever this machine permits
+    end
+  end
 
   # With a cmake and a ctest that say what is given; the last of the leg's results.
   def run_leg(files: %w[CMakeLists.txt], tests: "1/1 Test #1: nccl/operations ...   Passed 0.1 sec")
