@@ -164,6 +164,18 @@ static tddp_status query(void *module, const char *path, const char *name,
     return TDDP_OK;
 }
 
+/* libtorch as pytorch.org ships it contains a Gloo and exports its symbols, which would come before
+ * those of the Gloo that the module was compiled with. A flag that puts the module's own libraries
+ * first, only where it is needed: sanitizers refuse it. */
+static int own_libraries_first(const char *name)
+{
+    static const char symbol[] = "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE";
+    Dl_info from;
+    void *visible = dlsym(RTLD_DEFAULT, symbol);
+    bool other = visible && dladdr(visible, &from) && !strstr(from.dli_fname, "/libgloo.so");
+    return other && strcmp(name, "gloo") == 0 ? RTLD_DEEPBIND : 0;
+}
+
 /* Tries one file. TDDP_NOT_FOUND: continue; a module that exists but is invalid ends the search. */
 static tddp_status try_path(const char *path, const char *name, tddp_bytes *tried,
                             const tddp_backend_v1 **out)
@@ -173,7 +185,7 @@ static tddp_status try_path(const char *path, const char *name, tddp_bytes *trie
         note(tried, path, strerror(errno));
         return TDDP_NOT_FOUND;
     }
-    void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | own_libraries_first(name));
     if (!module) {
         const char *reason = dlerror();
         note(tried, path, reason ? reason : "cannot be loaded");
