@@ -84,10 +84,14 @@ module Setup
             "Install it (Debian: apt-get install libtorch-dev) or name its folder with LIBTORCH=/path.")
       end
       @version = version_in(header)
-      return if lib_dir
+      unless lib_dir
+        raise NotFound, "libtorch's headers are under #{prefix}, but its library libtorch_cpu.so is not: " \
+          "looked in #{lib_dirs.join(", ")}"
+      end
+      return unless old_abi?
 
-      raise NotFound, "libtorch's headers are under #{prefix}, but its library libtorch_cpu.so is not: " \
-        "looked in #{lib_dirs.join(", ")}"
+      raise NotFound, "libtorch #{@version} under #{prefix} has the C++ library's old ABI (_GLIBCXX_USE_CXX11_ABI=0), which torch-rb does not " \
+        "go with: take the archive whose name begins with libtorch-cxx11-abi"
     end
 
     # @return [Array<String>] where libtorch's headers are, beyond the compiler's own folders
@@ -142,6 +146,12 @@ module Setup
     def lib_dirs
       multiarch = Dir.glob(File.join(@prefix, "lib", "*-linux-gnu*"))
       [File.join(@prefix, "lib"), *multiarch, File.join(@prefix, "lib64")]
+    end
+
+    # An archive says how it was compiled.
+    def old_abi?
+      config = File.join(@prefix, "share/cmake/Torch/TorchConfig.cmake")
+      File.file?(config) && File.read(config).include?("_GLIBCXX_USE_CXX11_ABI=0")
     end
 
     def version_in(header)

@@ -47,6 +47,16 @@ else()
   set(TDDP_LIBTORCH_CXX_STANDARD 20)
 endif()
 
+# An archive says how it was compiled.
+set(torch_config ${TDDP_TORCH_INCLUDE_DIR}/../share/cmake/Torch/TorchConfig.cmake)
+if(EXISTS ${torch_config})
+  file(STRINGS ${torch_config} old_abi REGEX "_GLIBCXX_USE_CXX11_ABI=0")
+  if(old_abi)
+    message(FATAL_ERROR "libtorch under ${TDDP_LIBTORCH} has the C++ library's old ABI (_GLIBCXX_USE_CXX11_ABI=0): "
+      "take the archive whose name begins with libtorch-cxx11-abi")
+  endif()
+endif()
+
 # A libtorch with CUDA includes these two libraries. CUDA's headers are an installed toolkit's, or those of the wheels beside
 # libtorch's, where each of CUDA's libraries has a folder; not every wheel with the first header has what it includes.
 get_filename_component(libtorch_dir ${TDDP_LIB_torch} DIRECTORY)

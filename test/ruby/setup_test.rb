@@ -115,6 +115,19 @@ class LibtorchTest < Minitest::Test
     end
   end
 
+  def test_the_old_abi_is_refused
+    with_libtorch("2.6.0") do |prefix|
+      FileUtils.mkdir_p("#{prefix}/share/cmake/Torch")
+      config = "#{prefix}/share/cmake/Torch/TorchConfig.cmake"
+      File.write(config, "set(TORCH_CXX_FLAGS \"-D_GLIBCXX_USE_CXX11_ABI=1\")\n")
+      assert_equal "2.6.0", Setup::Libtorch.find(prefix).version
+      assert_match(/found 2\.6\.0/, ask_cmake(prefix))
+      File.write(config, "set(TORCH_CXX_FLAGS \"-D_GLIBCXX_USE_CXX11_ABI=0\")\n")
+      assert_match(/old ABI.*cxx11-abi/, assert_raises(Setup::Libtorch::NotFound) { Setup::Libtorch.find(prefix) }.message)
+      assert_match(/old ABI.*cxx11-abi/m, ask_cmake(prefix))
+    end
+  end
+
   # The Gemfile asks Ruby, the build asks CMake: both find the same, wherever a libtorch keeps its version.
   def test_cmake_reads_the_same_version
     [["1.13.1", 0, 17], ["2.6.0", 0, 17], ["2.10.2", 1, 17], ["2.13.0", 1, 20]].each do |version, header, standard|
