@@ -1,10 +1,12 @@
 # frozen_string_literal: true
 
 require "tmpdir"
+require_relative "libtorch_archive"
 require_relative "native"
 
 module Setup
-  # Proves that the gem file alone installs and runs: built, installed into an empty GEM_HOME and used from there.
+  # Proves that the gem file alone installs and runs: built, installed into an empty GEM_HOME and used from there; and again with a
+  # libtorch of the shape of pytorch.org's archives.
   #
   # Compiling torch-rb again would prove nothing about this gem and take minutes, so the compiled torch-rb and
   # rice of the cache are put into that GEM_HOME first, as `gem install` of them would have done.
@@ -38,10 +40,10 @@ module Setup
         File.write(script, SCRIPT)
         copy_compiled_gems
         step("building the gem file", "gem", "build", "torch-ddp.gemspec", "--output", file, chdir: ROOT)
-        step("installing it into an empty GEM_HOME", "gem", "install", "--local", "--no-document", file, "--",
-          "--with-torch-dir=#{@gems.libtorch.prefix}", cure: "the log names the build's own log")
-        step("its torchrun starts two processes that use it", File.join(@home, "bin/torchrun"), "--standalone", "--nproc-per-node=2", script,
-          limit: 120)
+        try("an empty GEM_HOME", file, script, @gems.libtorch.prefix)
+        archive = LibtorchArchive.make(File.join(folder, "libtorch"), @gems.libtorch)
+        try("the same, with a libtorch as its archives have it", file, script, archive)
+        check_search_path(File.join(archive, "lib"))
       end
     end
 
@@ -49,6 +51,24 @@ module Setup
 
     def step(title, *command, cure: "the message in the log", chdir: @folder, **options)
       Console.step("gem: #{title}", *command, env: environment, log: "gem", cure: cure, chdir: chdir, **options)
+    end
+
+    def try(where, file, script, libtorch)
+      step("installing it into #{where}", "gem", "install", "--local", "--no-document", "--force", file, "--", "--with-torch-dir=#{libtorch}",
+        cure: "the log names the build's own log")
+      step("its torchrun starts two processes that use it", File.join(@home, "bin/torchrun"), "--standalone", "--nproc-per-node=2", script,
+        limit: 120)
+    end
+
+    # Debian's libraries are found anyway, those of an archive only where the gem's look for them.
+    def check_search_path(folder)
+      %w[ext.so native/lib/libtddp_torch.so].each do |name|
+        library = Dir.glob(File.join(@home, "gems/torch-ddp-*/lib/torch_ddp", name)).first.to_s
+        out, = Open3.capture2e("readelf", "--dynamic", library)
+        next if out[/RUNPATH.*\[(.*)\]/, 1].to_s.split(":").include?(folder)
+
+        raise Failure, "step failed: gem: #{name} does not look for libtorch in #{folder}\n#{out}"
+      end
     end
 
     def copy_compiled_gems

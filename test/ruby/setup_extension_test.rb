@@ -5,16 +5,15 @@ require "fileutils"
 require "open3"
 require "rbconfig"
 require "tmpdir"
+require_relative "../../ext/setup/libtorch_archive"
 require_relative "../../ext/setup/native"
 
 # The options of the extension's build, which are those of `gem install torch-ddp -- ...` and `bundle config build.torch-ddp ...`.
 class SetupExtensionTest < Minitest::Test
   def test_an_option_that_nothing_reads_is_refused
-    %w[--with-gloo=/opt --with-torch-include=/opt/include --without-gloo --enable-cuda].each do |option|
-      out, status = configure(option)
-      refute status.success?, out
-      assert_match(/^#{option[/[^=]+/]}: expected --with-gloo-dir, --with-gloo-include, .*or one of mkmf's own options$/, out)
-    end
+    out, status = configure("--with-gloo=/opt", "--with-cflags=-g", "--with-torch-include=/opt", "--with-torch-dir=/opt", "--without-gloo", "--enable-cuda")
+    refute status.success?, out
+    assert_match(/^--with-gloo, --with-torch-include, --without-gloo, --enable-cuda: expected --with-gloo-dir, .*or one of mkmf's own options$/, out)
   end
 
   def test_gloo_is_not_looked_for_where_libtddp_is_built_already
@@ -49,6 +48,21 @@ class SetupExtensionTest < Minitest::Test
     end
   end
 
+  # Of the shape of pytorch.org's, named either way.
+  def test_an_archive_s_libtorch
+    here = Setup::Libtorch.find
+    Dir.mktmpdir do |dir|
+      archive = Setup::LibtorchArchive.make("#{dir}/libtorch", here)
+      found = Setup::Libtorch.find(nil, env: {"LIBTORCH" => archive})
+      assert_equal [here.version, "#{archive}/lib", ["#{archive}/include", "#{archive}/include/torch/csrc/api/include"]],
+        [found.version, found.lib_dir, found.include_dirs]
+      assert_path_exists File.join(found.include_dirs.last, "torch/torch.h")
+      refute_equal here.key, found.key
+      assert_equal archive, cmake_s(dir, "--with-torch-dir=#{archive}")["TDDP_LIBTORCH"]
+      assert_equal archive, cmake_s(dir, env: {"LIBTORCH" => archive})["TDDP_LIBTORCH"]
+    end
+  end
+
   # A new compiler's new warning does not end a build, unless CI's own compiler gives it.
   def test_warnings_are_errors_in_ci_alone
     before = ENV["CI"]
@@ -68,11 +82,11 @@ class SetupExtensionTest < Minitest::Test
   end
 
   # What a cmake that fails was given.
-  def cmake_s(dir, *options)
+  def cmake_s(dir, *options, env: {})
     FileUtils.mkdir_p("#{dir}/bin")
     File.write("#{dir}/bin/cmake", "#!/bin/sh\nprintf '%s\\n' \"$@\" > #{dir}/given\nexit 1\n")
     File.chmod(0o755, "#{dir}/bin/cmake")
-    out, status = configure(*options, env: {"PATH" => "#{dir}/bin:#{ENV["PATH"]}"})
+    out, status = configure(*options, env: {"PATH" => "#{dir}/bin:#{ENV["PATH"]}", **env})
     refute status.success?, out
     assert_path_exists "#{dir}/given", out
     File.readlines("#{dir}/given", chomp: true).filter_map { |line| line.delete_prefix("-D").split("=", 2) if line.start_with?("-D") }.to_h
