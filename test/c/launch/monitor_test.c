@@ -129,7 +129,7 @@ static pid_t start_busy(void)
         }
         (void)!write(started[1], "x", 1);
         close(started[1]);
-        for (volatile unsigned count = 0;; count++) {
+        for (;;) {
         }
     }
     close(started[1]);
