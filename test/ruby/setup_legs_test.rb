@@ -103,7 +103,8 @@ class SetupLegsTest < Minitest::Test
 
   def test_legs_are_those_that_there_are
     assert_empty (Setup::Legs::QUICK + Setup::Legs::FURTHER) - Setup::Legs.public_instance_methods(false)
-    patterns = [Setup::Legs::C_FILES, Setup::Legs::GEM_FILES, Setup::Legs::FUZZ_FILES, Setup::Legs::SCHEDULER_FILES].flatten
+    patterns = [Setup::Legs::C_FILES, Setup::Legs::GEM_FILES, Setup::Legs::FUZZ_FILES, Setup::Legs::NEWEST_FILES,
+      Setup::Legs::SCHEDULER_FILES].flatten
     skip "git is not here" unless Setup::SystemPackages.program?("git") && File.exist?(File.join(Setup::ROOT, ".git"))
 
     assert_empty(patterns.select { |pattern| Setup::SourceFiles.matching([pattern]).empty? })
