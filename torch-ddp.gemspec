@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 header = File.read(File.join(__dir__, "include/tddp/version.h"))
+repository = "https://github.com/torch-ddp/torch-ddp"
 
 Gem::Specification.new do |spec|
   spec.name = "torch-ddp"
@@ -10,11 +11,19 @@ Gem::Specification.new do |spec|
     "that drives Gloo and averages gradients while backward still runs."
   spec.authors = ["The torch-ddp authors"]
   spec.license = "MIT"
+  spec.homepage = repository
+  spec.metadata = {
+    "source_code_uri" => "#{repository}/tree/v#{spec.version}",
+    "changelog_uri" => "#{repository}/blob/v#{spec.version}/CHANGELOG.md",
+    "documentation_uri" => "#{repository}/tree/v#{spec.version}/docs",
+    "bug_tracker_uri" => "#{repository}/issues",
+    "rubygems_mfa_required" => "true"
+  }
   spec.required_ruby_version = ">= 3.1"
 
   # Sources only: what a build makes (lib/torch_ddp/native, *.so) is made again where the gem is installed.
   spec.files = Dir.chdir(__dir__) do
-    Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "docs/*.md", "bin/*", "include/**/*.h",
+    Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "docs/*", "bin/*", "include/**/*.h",
       "src/**/*", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb"]
       .select { |path| File.file?(path) && !path.start_with?("lib/torch_ddp/native/") }.sort
   end
