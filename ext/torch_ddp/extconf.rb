@@ -28,9 +28,13 @@ if ARGV.include?("--help")
   exit
 end
 
+require_relative "platform"
+obstacle = Setup::Platform.obstacle and abort obstacle
+
 require "etc"
 require "fileutils"
 require "mkmf"
+require "open3"
 require_relative "libtorch"
 
 # Finds what the extension is compiled against.
