@@ -1,15 +1,15 @@
 # frozen_string_literal: true
 
 require "tmpdir"
+require_relative "gem_files"
 require_relative "libtorch_archive"
-require_relative "native"
 
 module Setup
-  # Proves that the gem file alone installs and runs: built, installed into an empty GEM_HOME and used from there; and again with a
-  # libtorch of the shape of pytorch.org's archives.
+  # Proves that either gem file alone, and a git repository in a Gemfile, install and run: each is installed into an empty GEM_HOME and
+  # used from there; the sources also with a libtorch of the shape of pytorch.org's archives.
   #
-  # Compiling torch-rb again would prove nothing about this gem and take minutes, so the compiled torch-rb and
-  # rice of the cache are put into that GEM_HOME first, as `gem install` of them would have done.
+  # Compiling torch-rb again would prove nothing about this gem and take minutes, so the compiled torch-rb and rice of the cache are put
+  # there first, as `gem install` of them would have done.
   class GemTest
     SCRIPT = <<~RUBY
       require "torch/distributed"
@@ -32,46 +32,88 @@ module Setup
 
     # @raise [Failure]
     def run
+      files = GemFiles.new
       Dir.mktmpdir("torch-ddp-gem") do |folder|
         @folder = folder
-        @home = File.join(folder, "home")
-        file = File.join(folder, "torch-ddp.gem")
-        script = File.join(folder, "script.rb")
-        File.write(script, SCRIPT)
-        copy_compiled_gems
-        step("building the gem file", "gem", "build", "torch-ddp.gemspec", "--output", file, chdir: ROOT)
-        try("an empty GEM_HOME", file, script, @gems.libtorch.prefix)
-        archive = LibtorchArchive.make(File.join(folder, "libtorch"), @gems.libtorch)
-        try("the same, with a libtorch as its archives have it", file, script, archive)
-        check_search_path(File.join(archive, "lib"))
+        File.write(File.join(folder, "script.rb"), SCRIPT)
+        install("source", files.source)
+        install_precompiled(files.native) if GemFiles.native?
+        install_from_git
+        install_beside_archive(files.source)
       end
     end
 
     private
 
+    def install(name, file, libtorch = @gems.libtorch.prefix)
+      fill_home(name)
+      step("installing #{File.basename(file)} into a GEM_HOME of its own", "gem", "install", "--local", "--no-document", file, "--",
+        "--with-torch-dir=#{libtorch}", cure: "the log names the build's own log")
+      use(File.join(@home, "bin/torchrun"))
+    end
+
+    # The core that is installed is the very one of the file.
+    def install_precompiled(file)
+      install("native", file)
+      core = "#{GemFiles::NATIVE}/lib/libtddp.so"
+      installed = Dir.glob(File.join(@home, "gems/*/#{core}"))
+      return if installed.size == 1 && FileUtils.identical?(installed[0], File.join(GemFiles::FOLDER, "stage", core))
+
+      raise Failure, "step failed: #{File.basename(file)}: its #{core} is not what was installed: #{installed}"
+    end
+
+    # Debian's libraries are found anyway, those of an archive only where the gem's look for them.
+    def install_beside_archive(file)
+      archive = LibtorchArchive.make(File.join(@folder, "libtorch"), @gems.libtorch)
+      install("archive", file, archive)
+      %w[ext.so native/lib/libtddp_torch.so].each do |name|
+        library = Dir.glob(File.join(@home, "gems/torch-ddp-*/lib/torch_ddp", name)).first.to_s
+        out, = Open3.capture2e("readelf", "--dynamic", library)
+        next if out[/RUNPATH.*\[(.*)\]/, 1].to_s.split(":").include?(File.join(archive, "lib"))
+
+        raise Failure, "step failed: gem: #{name} does not look for libtorch in #{archive}/lib\n#{out}"
+      end
+    end
+
+    # As a user's Gemfile has it. Without a source for gems, Bundler takes those that are installed.
+    def install_from_git
+      fill_home("git")
+      repository = make_repository
+      app = File.join(@folder, "app")
+      FileUtils.mkdir_p(app)
+      File.write(File.join(app, "Gemfile"), <<~RUBY)
+        gem "torch-ddp", git: "file://#{repository}"
+        gem "torch-rb", "#{@gems.libtorch.torch_rb}"
+        gem "rice", "#{@gems.libtorch.rice}"
+      RUBY
+      step("installing it from git by a Gemfile", *Gems::BUNDLE, "install", chdir: app, cure: "the log names the build's own log")
+      use(*Gems.exec("torchrun"), chdir: app)
+    end
+
+    # @return [String] a repository with what the gem has, and its gemspec
+    def make_repository
+      repository = File.join(@folder, "repository")
+      [*GemFiles.specification.files, "torch-ddp.gemspec"].each do |path|
+        FileUtils.mkdir_p(File.dirname(File.join(repository, path)))
+        FileUtils.cp(File.join(ROOT, path), File.join(repository, path), preserve: true)
+      end
+      git = %w[git -c user.name=test -c user.email=test@localhost]
+      step("a repository of it", "sh", "-ec", '"$@" init -q; "$@" add --all; "$@" commit -q -m sources', "sh", *git, chdir: repository)
+      repository
+    end
+
+    def use(*torchrun, **options)
+      step("its torchrun has a version", *torchrun, "--version", **options)
+      step("its torchrun starts two processes that use it", *torchrun, "--standalone", "--nproc-per-node=2",
+        File.join(@folder, "script.rb"), limit: 120, **options)
+    end
+
     def step(title, *command, cure: "the message in the log", chdir: @folder, **options)
       Console.step("gem: #{title}", *command, env: environment, log: "gem", cure: cure, chdir: chdir, **options)
     end
 
-    def try(where, file, script, libtorch)
-      step("installing it into #{where}", "gem", "install", "--local", "--no-document", "--force", file, "--", "--with-torch-dir=#{libtorch}",
-        cure: "the log names the build's own log")
-      step("its torchrun starts two processes that use it", File.join(@home, "bin/torchrun"), "--standalone", "--nproc-per-node=2", script,
-        limit: 120)
-    end
-
-    # Debian's libraries are found anyway, those of an archive only where the gem's look for them.
-    def check_search_path(folder)
-      %w[ext.so native/lib/libtddp_torch.so].each do |name|
-        library = Dir.glob(File.join(@home, "gems/torch-ddp-*/lib/torch_ddp", name)).first.to_s
-        out, = Open3.capture2e("readelf", "--dynamic", library)
-        next if out[/RUNPATH.*\[(.*)\]/, 1].to_s.split(":").include?(folder)
-
-        raise Failure, "step failed: gem: #{name} does not look for libtorch in #{folder}\n#{out}"
-      end
-    end
-
-    def copy_compiled_gems
+    def fill_home(name)
+      @home = File.join(@folder, name)
       from = File.join(@gems.path, "ruby", RbConfig::CONFIG["ruby_version"])
       names = "{torch-rb-#{@gems.libtorch.torch_rb},rice-#{@gems.libtorch.rice}}"
       Dir.glob("{gems/#{names},extensions/*/*/#{names},specifications/#{names}.gemspec}", base: from).each do |path|
@@ -80,10 +122,12 @@ module Setup
       end
     end
 
-    # Nothing of this checkout or its bundle may be reached. The compiler cache finds what was compiled before, wherever the gem's folder is.
+    # Nothing of this checkout or its bundle may be reached. The compiler cache finds what was compiled before, wherever the gem's
+    # folder is.
     def environment
       Gems.clean_environment.merge(Native.ccache, "CCACHE_BASEDIR" => @folder, "GEM_HOME" => @home, "GEM_PATH" => @home,
-        "RUBYLIB" => nil, "LIBTORCH" => nil, "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1")
+        "BUNDLE_USER_HOME" => File.join(@folder, "bundler"), "RUBYLIB" => nil, "LIBTORCH" => nil,
+        "OMP_NUM_THREADS" => "1", "OPENBLAS_NUM_THREADS" => "1")
     end
   end
 end

@@ -74,15 +74,16 @@ class ExtensionConfig
     File.join(rice.gem_dir, "include")
   end
 
-  # Builds the bundled libtddp and installs it into the gem.
+  # Builds the bundled libtddp and installs it into the gem. The precompiled gem has it: only what links Gloo and libtorch is built there.
   #
   # @return [String] the prefix
   def build_bundled
     abort "cmake was not found: libtddp is built with it (Debian: apt-get install cmake)" unless find_executable("cmake")
     prefix = File.join(GEM_ROOT, "lib/torch_ddp/native")
     folder = File.join(Dir.pwd, "native-build")
+    core = precompiled?(prefix) ? ["-DTDDP_CORE=#{prefix}"] : []
     run "cmake", "-S", GEM_ROOT, "-B", folder, "-DTDDP_TESTS=OFF", "-DTDDP_TORCH=ON", "-DCMAKE_BUILD_TYPE=Release",
-      "-DTDDP_LIBTORCH=#{@libtorch.prefix}", "-DCMAKE_INSTALL_PREFIX=#{prefix}", *given
+      "-DTDDP_LIBTORCH=#{@libtorch.prefix}", "-DCMAKE_INSTALL_PREFIX=#{prefix}", *core, *given
     run "cmake", "--build", folder, "-j", Etc.nprocessors.to_s
     run "cmake", "--install", folder
     FileUtils.rm_rf(folder)
@@ -125,6 +126,17 @@ class ExtensionConfig
   rescue Gem::MissingSpecError
     abort "#{name} #{version} is not installed; libtorch #{@libtorch.version} needs it. Run these, then try again:\n  " +
       @libtorch.install_commands.join("\n  ")
+  end
+
+  # The precompiled gem is the one that has no sources of the core.
+  def precompiled?(prefix)
+    return false if File.directory?(File.join(GEM_ROOT, "src/base"))
+
+    out, status = Open3.capture2e(File.join(prefix, "bin/torchrun"), "--version")
+    return true if status.success?
+
+    abort "this torch-ddp was compiled for x86-64 Linux with glibc 2.36 or newer, and does not run here: #{out.strip}\n" \
+      "Install the gem that is compiled here: gem install torch-ddp --platform ruby"
   end
 
   # torch-rb's build log names the Rice that it was compiled with, also if others were installed later.

@@ -1,0 +1,24 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require_relative "../../ext/setup/gem_files"
+
+# The gem holds what git does, but for the files of those who work on it.
+class GemFilesTest < Minitest::Test
+  def test_the_gem_s_files_are_git_s
+    assert_empty Setup::GemFiles.differences
+  rescue Setup::Failure => e
+    skip e.message
+  end
+
+  def test_what_users_get
+    spec = Setup::GemFiles.specification
+    assert_empty %w[lib/torch/distributed.rb src/base/base.h ext/torch_ddp/extconf.rb CMakeLists.txt README.md LICENSE.txt] - spec.files
+    assert_empty spec.files.grep(%r{\A(test|examples|ext/setup|lib/torch_ddp/native)/})
+    assert_equal %w[torchfrtrace torchrun torchtrace], spec.executables.sort
+    assert_equal "true", spec.metadata["rubygems_mfa_required"]
+    links = spec.metadata.values_at("source_code_uri", "changelog_uri", "documentation_uri", "bug_tracker_uri")
+    assert_empty(links.reject { |uri| uri.start_with?("#{spec.homepage}/") })
+    assert(links.first(3).all? { |uri| uri.include?("/v#{spec.version}") })
+  end
+end
