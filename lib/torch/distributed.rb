@@ -2,7 +2,14 @@
 
 require "torch_ddp/rice_keys"
 require "torch"
-require "torch_ddp/ext"
+begin
+  require "torch_ddp/ext"
+rescue LoadError => e
+  raise unless e.path == "torch_ddp/ext"
+
+  raise LoadError, "#{e.message}: the extension is not built. In a checkout, also one that a Gemfile names with path:, run " \
+    "`rake compile` there; an installed gem is built anew by `gem pristine torch-ddp`."
+end
 require "torch_ddp/torch_rb"
 require_relative "distributed/errors"
 require_relative "distributed/log"
