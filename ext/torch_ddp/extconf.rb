@@ -133,9 +133,13 @@ class ExtensionConfig
     return false if File.directory?(File.join(GEM_ROOT, "src/base"))
 
     out, status = Open3.capture2e(File.join(prefix, "bin/torchrun"), "--version")
-    return true if status.success?
+    status.success? or refuse_precompiled(out)
+  rescue SystemCallError => e # also where its dynamic loader is missing
+    refuse_precompiled(e.message)
+  end
 
-    abort "this torch-ddp was compiled for x86-64 Linux with glibc 2.36 or newer, and does not run here: #{out.strip}\n" \
+  def refuse_precompiled(reason)
+    abort "this torch-ddp was compiled for x86-64 Linux with glibc 2.36 or newer, and does not run here: #{reason.strip}\n" \
       "Install the gem that is compiled here: gem install torch-ddp --platform ruby"
   end
 
