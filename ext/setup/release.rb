@@ -15,15 +15,16 @@ module Setup
       Dockerfile.new.run
       files = Debian12.new.gem_files
       Console.say "", "release #{version}: these files are right", *files.map { |path| "  #{path}" }
+      Console.say "before the release: CHANGELOG.md still has \"#{version} (unreleased)\"" if newest_change.include?("unreleased")
     end
 
     # @return [Array<String>] what disagrees on the version, a line each
     def version_problems(changelog: read("CHANGELOG.md"), header: read("include/tddp/version.h"))
       numbers = %w[MAJOR MINOR PATCH].map { |part| header[/define TDDP_VERSION_#{part} (\d+)/, 1] }.join(".")
-      newest = changelog[/^## (.+)$/, 1]
+      newest = newest_change(changelog)
       [
         ("include/tddp/version.h: TDDP_VERSION is #{version}, its parts are #{numbers}" unless numbers == version),
-        ("CHANGELOG.md begins with #{newest.inspect}, not with #{version}" unless newest.to_s.split.first == version)
+        ("CHANGELOG.md begins with #{newest.inspect}, not with #{version}" unless newest.split.first == version)
       ].compact
     end
 
@@ -32,12 +33,17 @@ module Setup
     def address_problems(remotes = git_remotes)
       homepage = GemFiles.specification.homepage
       path = homepage[%r{\Ahttps://(.+)\z}, 1]
+      remotes = remotes.grep(%r{\A(https?|ssh|git)://|@}) # not folders
       return [] if remotes.empty? || remotes.any? { |remote| remote.delete_suffix(".git").tr(":", "/").end_with?(path) }
 
       ["torch-ddp.gemspec: the homepage #{homepage} is none of this repository's remotes: #{remotes.join(", ")}"]
     end
 
     private
+
+    def newest_change(changelog = read("CHANGELOG.md"))
+      changelog[/^## (.+)$/, 1].to_s
+    end
 
     def version
       GemFiles.specification.version.to_s
@@ -66,6 +72,12 @@ module Setup
 
     def initialize
       super("debian12", PACKAGES, suite: "bookworm")
+    end
+
+    # The compiler is the same as on any Debian 12, so it shares this machine's compiler cache.
+    def enter(*command)
+      ["unshare", "--mount", "--propagation", "private", "sh", "-ec", 'mkdir -p "$1" "$2"; mount --bind "$1" "$2"; shift 2; exec "$@"', "sh",
+        Cache.path("ccache"), File.join(folder, "root/.cache/torch-ddp/ccache"), *super]
     end
 
     # Builds the gem's files inside, installs and uses them there, and brings them here.
