@@ -23,6 +23,20 @@ class ReadmeTest < Minitest::Test
     @code ||= Dir[File.join(ROOT, "{src,lib,ext}/**/*.{c,cc,h,rb}"), File.join(ROOT, "{bin/*,Rakefile}")].map { |path| File.read(path) }.join("\n")
   end
 
+  # All names of the public headers, those that macros make as well.
+  def c_names
+    headers = Dir[File.join(ROOT, "include/**/*.h")].map { |path| "#include \"#{path}\"\n" }.join
+    names, status = Open3.capture2("cc", "-E", "-P", "-dD", "-I#{ROOT}/include", "-", stdin_data: headers)
+    assert status.success?
+    names.scan(/\btddp_\w+/i).uniq
+  end
+
+  def test_names_of_the_c_api_are_there
+    named = TEXT.scan(/`[^`\n]*`/).flat_map { |words| words.scan(/\btddp_[a-z0-9_]*[a-z0-9]\b(?![.\/])/) }.uniq
+    assert_operator named.size, :>=, 15
+    assert_empty named - c_names
+  end
+
   def test_it_is_a_screen_and_links
     assert_operator README[/\A.*?^## /m].lines.size, :<=, LINES_OF_A_SCREEN
     assert_operator PAGES.size, :>=, 12
@@ -47,10 +61,12 @@ class ReadmeTest < Minitest::Test
 
   def test_what_they_name_is_there
     flags = File.read(File.join(ROOT, "src/launch/command/flags.c"))
+    constants = c_names
     missing = PAGES.flat_map do |page, text|
       links = text.scan(/\]\((?!http)([^)]+)\)/).flatten.reject { |link| link_there?(page, link) }
       files = text.scan(%r{`((?:src|examples|test|ext|lib)/[\w./]+)`}).flatten.reject { |path| File.exist?(File.join(ROOT, path)) }
-      variables = text.scan(/\b((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]*[A-Z])/).flatten.uniq.reject { |name| code.include?("\"#{name}\"") || code.include?("\"#{name}=") }
+      variables = text.gsub(/^```c\n.*?^```$/m, "").scan(/\b((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]*[A-Z])/).flatten.uniq - constants
+      variables.reject! { |name| code.include?("\"#{name}\"") || code.include?("\"#{name}=") }
       options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.include?("\"#{name}\"") || flags.include?("\"--#{name}\"") }
       [*links, *files, *variables, *options].map { |name| "#{page}: #{name}" }
     end
