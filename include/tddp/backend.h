@@ -29,9 +29,10 @@
 extern "C" {
 #endif
 
+/** The version of this table. */
 #define TDDP_BACKEND_ABI 1u
 
-/* Whether it is between two ranks instead of all: posted, not run. */
+/** Whether it is between two ranks instead of all: posted, not run. */
 static inline int tddp_op_is_p2p(tddp_op_kind kind)
 {
     return kind == TDDP_OP_SEND || kind == TDDP_OP_RECV;
@@ -90,6 +91,7 @@ typedef struct tddp_op {
     void *prepared;
 } tddp_op;
 
+/** What create() gets. */
 typedef struct tddp_backend_opts {
     size_t size; /**< sizeof(tddp_backend_opts) of the core */
     int rank;
@@ -126,7 +128,7 @@ typedef struct tddp_backend_opts {
     const struct tddp_backend_v1 *backend;
 } tddp_backend_opts;
 
-/* What a backend supports. */
+/** What a backend supports: tddp_backend_v1.traits. */
 enum {
     /** Operations may run on any thread, one at a time, and be interrupted and resumed; see
      * tddp_op.cancel. */
@@ -142,6 +144,7 @@ enum {
  * TDDP_PEER_LOST names the ranks that it waited for. */
 typedef tddp_status (*tddp_backend_run)(void *context, const tddp_op *op);
 
+/** A backend: its name, what it supports, its functions. */
 typedef struct tddp_backend_v1 {
     uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
     uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */

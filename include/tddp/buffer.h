@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* X(name, code, bytes per element, text). The CPU moves the last two, but has no arithmetic for
+/** X(name, code, bytes per element, text). The CPU moves the last two, but has no arithmetic for
  * them. */
 #define TDDP_DTYPE_MAP(X)                    \
     X(UINT8, 0, 1, "uint8")                  \
@@ -32,12 +32,14 @@ extern "C" {
     X(FLOAT8_E4M3FN, 12, 1, "float8_e4m3fn") \
     X(FLOAT8_E5M2, 13, 1, "float8_e5m2")
 
+/** The type of an element. */
 typedef enum tddp_dtype {
 #define TDDP_DTYPE_ENUM(name, code, bytes, text) TDDP_##name = code,
     TDDP_DTYPE_MAP(TDDP_DTYPE_ENUM)
 #undef TDDP_DTYPE_ENUM
 } tddp_dtype;
 
+/** The kind of device whose memory it is. */
 typedef enum tddp_device_type {
     TDDP_CPU = 0,
     TDDP_CUDA = 1,

@@ -74,17 +74,22 @@ typedef struct tddp_comm_hook_ops {
     uint32_t device_types;
 } tddp_comm_hook_ops;
 
+/** A communication hook. Reference counted; any thread. */
 typedef struct tddp_comm_hook tddp_comm_hook;
 
 /** Makes a hook from callbacks. Copies `ops` and its settings; owns `state` if it returns TDDP_OK.
  * Caller: tddp_comm_hook_release(). Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_comm_hook_make(const tddp_comm_hook_ops *ops, void *state,
                                                         tddp_comm_hook **out);
+/** One more reference: tddp_comm_hook_release(). */
 TDDP_API tddp_comm_hook *tddp_comm_hook_retain(tddp_comm_hook *hook);
+/** One reference less. NULL is fine. */
 TDDP_API void tddp_comm_hook_release(tddp_comm_hook *hook);
+/** Its name. Borrowed from the hook. */
 TDDP_API const char *tddp_comm_hook_name(const tddp_comm_hook *hook);
 /** "" if there are none. Borrowed from the hook. */
 TDDP_API const char *tddp_comm_hook_settings(const tddp_comm_hook *hook);
+/** Whether it runs only on the thread that runs backward. */
 TDDP_API int tddp_comm_hook_on_caller(const tddp_comm_hook *hook);
 /** Whether the hook supports buckets on devices of that type. */
 TDDP_API int tddp_comm_hook_takes(const tddp_comm_hook *hook, tddp_device_type type);

@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-/* cudaError_t */
+/** cudaError_t. */
 enum { TDDP_CUDA_SUCCESS = 0, TDDP_CUDA_NOT_READY = 600 };
 
-/* cudaStreamNonBlocking; cudaEventDisableTiming; cudaMemcpyDefault; cudaHostAllocPortable */
+/** cudaStreamNonBlocking; cudaEventDisableTiming; cudaMemcpyDefault; cudaHostAllocPortable. */
 enum {
     TDDP_CUDA_NON_BLOCKING = 1,
     TDDP_CUDA_NO_TIMING = 2,
@@ -28,14 +28,17 @@ enum {
     TDDP_CUDA_PORTABLE = 1,
 };
 
-/* cudaStreamCaptureStatus; cudaStreamCaptureMode */
+/** cudaStreamCaptureStatus; cudaStreamCaptureMode. */
 enum { TDDP_CUDA_NO_CAPTURE = 0, TDDP_CUDA_CAPTURE_RELAXED = 2 };
 
+/** cudaError_t. */
 typedef int tddp_cuda_error;
+/** cudaStream_t. */
 typedef struct CUstream_st *tddp_cuda_stream;
+/** cudaEvent_t. */
 typedef struct CUevent_st *tddp_cuda_event;
 
-/* X(result, name, arguments) */
+/** X(result, name, arguments) */
 #define TDDP_CUDA_CALLS(X)                                                                    \
     X(tddp_cuda_error, cudaRuntimeGetVersion, (int *version))                                 \
     X(tddp_cuda_error, cudaGetDeviceCount, (int *count))                                      \
@@ -105,7 +108,9 @@ typedef struct tddp_cuda_place {
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device,
                                                     tddp_cuda_place *place);
+/** Restores what tddp_cuda_enter() found. */
 TDDP_API void tddp_cuda_leave(const tddp_cuda *cuda, const tddp_cuda_place *place);
+/** From now on tddp_cuda_leave() leaves the calling thread on its last device. */
 TDDP_API void tddp_cuda_keep_device(void);
 
 /** Orders later work on `stream` after the work that is on `earlier` now. Records `event` on the

@@ -40,11 +40,13 @@
 extern "C" {
 #endif
 
+/** A process group. Reference counted; any thread. */
 typedef struct tddp_group tddp_group;
 
 /** PyTorch's default: thirty minutes. */
 #define TDDP_GROUP_DEFAULT_TIMEOUT_MS (30 * 60 * 1000)
 
+/** Options of tddp_group_create(). Begin with TDDP_GROUP_OPTS_INIT. */
 typedef struct tddp_group_opts {
     size_t size;         /**< sizeof(tddp_group_opts) */
     const char *backend; /**< "gloo", "nccl", "fake", a registered name, or one for each kind of
@@ -66,6 +68,7 @@ typedef struct tddp_group_opts {
     int split;
 } tddp_group_opts;
 
+/** The defaults: one rank, alone; backend and store have to be set. */
 #define TDDP_GROUP_OPTS_INIT                                                                   \
     {                                                                                          \
         sizeof(tddp_group_opts), NULL, NULL, NULL, 0, 1, TDDP_GROUP_DEFAULT_TIMEOUT_MS, -1, 0, \
@@ -126,8 +129,10 @@ TDDP_API void tddp_group_release(tddp_group *group);
  * which the process's exit waits. For garbage collectors, destructors, and callbacks of works. */
 TDDP_API void tddp_group_release_async(tddp_group *group);
 
-/** Its attributes; any thread, also once it has failed or was shut down. */
+/** This rank's place in the group. As the attributes below: any thread, also once it has failed or
+ *  was shut down. */
 TDDP_API int tddp_group_rank(const tddp_group *group);
+/** How many ranks there are. */
 TDDP_API int tddp_group_world_size(const tddp_group *group);
 TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
 TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
@@ -167,6 +172,7 @@ typedef struct tddp_group_memory tddp_group_memory;
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes,
                                                              tddp_group_memory **out);
+/** Where it is. */
 TDDP_API void *tddp_group_memory_data(const tddp_group_memory *memory);
 /** Whether it is shared. */
 TDDP_API int tddp_group_memory_shared(const tddp_group_memory *memory);
@@ -178,9 +184,10 @@ TDDP_API void tddp_group_memory_release(tddp_group_memory *memory);
  * Static. */
 TDDP_API const char *tddp_group_carrier(const tddp_group *group);
 
-/** The default time of its operations, in milliseconds; a new one (more than 0) counts for those
- * that are queued later. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
+/** The default time of its operations, in milliseconds. Any thread. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
+/** Sets it for operations that are queued later: more than 0. Any thread. Errors:
+ * TDDP_INVALID_ARGUMENT. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_timeout(tddp_group *group, int64_t timeout_ms);
 
 /** The group's part of the store, for coordination beside the collectives; the caller releases it.
@@ -235,6 +242,7 @@ typedef struct tddp_op_args {
     tddp_cancel *cancel; /**< ends the execution within the call; borrowed until it returns */
 } tddp_op_args;
 
+/** The defaults: an all_reduce that sums, without memory. */
 #define TDDP_OP_ARGS_INIT                                                                        \
     {                                                                                            \
         sizeof(tddp_op_args), TDDP_OP_ALL_REDUCE, {NULL, 0, TDDP_UINT8, TDDP_CPU, 0, NULL},      \

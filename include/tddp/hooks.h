@@ -53,6 +53,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_hook_compress(tddp_dtype dtype, tddp_co
 TDDP_API TDDP_NODISCARD tddp_status tddp_hook_quantize(int per_channel, size_t bucket_size,
                                                        tddp_comm_hook **out);
 
+/** Options of tddp_hook_power_sgd(). Begin with TDDP_POWER_SGD_OPTS_INIT. */
 typedef struct tddp_power_sgd_opts {
     size_t size;                      /**< sizeof(tddp_power_sgd_opts) */
     int rank;                         /**< of the approximation, from 1 */

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+/** How important a line is. */
 typedef enum tddp_log_level {
     TDDP_LOG_ERROR = 0,
     TDDP_LOG_WARN = 1,

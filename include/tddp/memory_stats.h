@@ -19,6 +19,7 @@
 extern "C" {
 #endif
 
+/** What was counted. */
 typedef struct tddp_memory_stats {
     uint64_t current_bytes; /**< that are allocated and not freed */
     uint64_t peak_bytes;    /**< the most that there were at once, since the last reset */
@@ -31,8 +32,9 @@ TDDP_API tddp_memory_stats tddp_memory_stats_get(void);
 /** The peak is what is allocated now. */
 TDDP_API void tddp_memory_reset_peak(void);
 
-/** Counts an allocation, and the end of one of the same size. */
+/** Counts an allocation. */
 TDDP_API void tddp_memory_allocated(size_t bytes);
+/** Counts the end of an allocation of this size. */
 TDDP_API void tddp_memory_freed(size_t bytes);
 
 #ifdef __cplusplus

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* PyTorch's numbers (c10d::ReduceOp). X(name, code, text) */
+/** PyTorch's numbers (c10d::ReduceOp). X(name, code, text) */
 #define TDDP_REDUCE_OP_MAP(X) \
     X(SUM, 0, "sum")          \
     X(AVG, 1, "avg")          \
@@ -23,6 +23,7 @@ extern "C" {
     X(BXOR, 7, "bxor")        \
     X(PREMUL_SUM, 8, "premul_sum")
 
+/** How numbers are combined. */
 typedef enum tddp_reduce_op {
 #define TDDP_REDUCE_OP_ENUM(name, code, text) TDDP_REDUCE_##name = code,
     TDDP_REDUCE_OP_MAP(TDDP_REDUCE_OP_ENUM)
@@ -32,7 +33,7 @@ typedef enum tddp_reduce_op {
 /** "sum" and so on; "unknown" for a value that is no operation. Static. */
 TDDP_API const char *tddp_reduce_op_name(tddp_reduce_op op);
 
-/* New kinds are added at the end: X(name, text) */
+/** New kinds are added at the end: X(name, text) */
 #define TDDP_OP_MAP(X)                  \
     X(ALL_REDUCE, "all_reduce")         \
     X(BROADCAST, "broadcast")           \
@@ -46,6 +47,7 @@ TDDP_API const char *tddp_reduce_op_name(tddp_reduce_op op);
     X(SEND, "send")                     \
     X(RECV, "recv")
 
+/** The kinds of operations. */
 typedef enum tddp_op_kind {
 #define TDDP_OP_ENUM(name, text) TDDP_OP_##name,
     TDDP_OP_MAP(TDDP_OP_ENUM)

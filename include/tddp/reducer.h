@@ -37,12 +37,15 @@
 extern "C" {
 #endif
 
+/** The buckets of one model. */
 typedef struct tddp_reducer tddp_reducer;
 
-/** PyTorch's kDefaultFirstBucketBytes and kDefaultBucketBytesCap. */
+/** PyTorch's kDefaultFirstBucketBytes. */
 #define TDDP_FIRST_BUCKET_BYTES (1024 * 1024)
+/** PyTorch's kDefaultBucketBytesCap. */
 #define TDDP_BUCKET_CAP_BYTES (25 * 1024 * 1024)
 
+/** Options of tddp_reducer_create(). Begin with TDDP_REDUCER_OPTS_INIT. */
 typedef struct tddp_reducer_opts {
     size_t size; /**< sizeof(tddp_reducer_opts) */
     /** Bytes of the first, second ... bucket, copied; the last repeats. NULL, 0: PyTorch's. */
@@ -56,6 +59,7 @@ typedef struct tddp_reducer_opts {
     const tddp_device_memory_ops *device;
 } tddp_reducer_opts;
 
+/** The defaults: PyTorch's sizes, all parameters used. */
 #define TDDP_REDUCER_OPTS_INIT                               \
     {                                                        \
         sizeof(tddp_reducer_opts), NULL, 0, 0, 0, 0, 0, NULL \
@@ -209,8 +213,9 @@ TDDP_API int tddp_reducer_used(const tddp_reducer *reducer, size_t index);
  * runs forward. */
 TDDP_API tddp_status tddp_reducer_failure(const tddp_reducer *reducer);
 
-/** The number of buckets, and the bytes of the gradients in bucket `i` (0 if out of range). */
+/** The number of buckets. */
 TDDP_API size_t tddp_reducer_bucket_count(const tddp_reducer *reducer);
+/** The bytes of the gradients in bucket `i`; 0 if out of range. */
 TDDP_API size_t tddp_reducer_bucket_bytes(const tddp_reducer *reducer, size_t i);
 
 /** Which bucket parameter `index` is in; (size_t)-1 if out of range or sparse. */
@@ -225,8 +230,9 @@ TDDP_API size_t tddp_reducer_bucket_params(const tddp_reducer *reducer, size_t b
  *  their number (0 before the first) and writes at most `room` of them to `out`. */
 TDDP_API size_t tddp_reducer_order(const tddp_reducer *reducer, size_t *out, size_t room);
 
-/** Whether the buckets were rebuilt; how many iterations were finished. */
+/** Whether the buckets were rebuilt. */
 TDDP_API int tddp_reducer_rebuilt(const tddp_reducer *reducer);
+/** How many iterations were finished. */
 TDDP_API uint64_t tddp_reducer_rounds(const tddp_reducer *reducer);
 
 /** Times of the last finished iteration on the monotonic clock, in nanoseconds; 0: didn't occur. */

@@ -24,6 +24,7 @@
 extern "C" {
 #endif
 
+/** The units of one model. */
 typedef struct tddp_sharder tddp_sharder;
 
 /** Callbacks of the owner. They must not call the sharder. The table is copied. */
@@ -50,6 +51,7 @@ typedef struct tddp_sharder_ops {
     tddp_status (*follow_copies)(void *user, int32_t device);
 } tddp_sharder_ops;
 
+/** A unit, for tddp_sharder_add(). Begin with TDDP_UNIT_OPTS_INIT. */
 typedef struct tddp_unit_opts {
     size_t size;               /**< sizeof(tddp_unit_opts) */
     const char *name;          /**< for messages, and compared between the ranks; copied */
@@ -65,6 +67,7 @@ typedef struct tddp_unit_opts {
     int offload;               /**< its shard is the owner's, in the CPU's memory; on a device */
 } tddp_unit_opts;
 
+/** The defaults: float32, sharded again after forward. */
 #define TDDP_UNIT_OPTS_INIT                                                                 \
     {                                                                                       \
         sizeof(tddp_unit_opts), NULL, NULL, NULL, NULL, 0, TDDP_FLOAT32, TDDP_FLOAT32, 1, 0 \
@@ -117,6 +120,7 @@ typedef struct tddp_sharder_bytes {
     size_t unsharded;
     size_t peak_unsharded;
 } tddp_sharder_bytes;
+/** The memory that the units take now. */
 TDDP_API tddp_sharder_bytes tddp_sharder_memory(const tddp_sharder *sharder);
 
 /** Makes the unit unsharded, outside of training. */

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-/* X(name, code, text) */
+/** X(name, code, text) */
 #define TDDP_STATUS_MAP(X)                                        \
     X(OK, 0, "success")                                           \
     X(INVALID_ARGUMENT, 10, "invalid argument")                   \
@@ -42,6 +42,7 @@ extern "C" {
     X(UNAVAILABLE, 52, "not available in this installation")      \
     X(INTERNAL, 53, "internal error")
 
+/** The outcome of a call. */
 typedef enum tddp_status {
 #define TDDP_STATUS_ENUM(name, code, text) TDDP_##name = code,
     TDDP_STATUS_MAP(TDDP_STATUS_ENUM)

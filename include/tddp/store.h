@@ -30,7 +30,9 @@
 extern "C" {
 #endif
 
+/** A key-value store. Reference counted; any thread. */
 typedef struct tddp_store tddp_store;
+/** The server of TCP stores. */
 typedef struct tddp_store_server tddp_store_server;
 
 /** PyTorch's default: five minutes. */
@@ -126,6 +128,7 @@ typedef struct tddp_store_server_opts {
     size_t max_pending;
 } tddp_store_server_opts;
 
+/** The defaults: on a port that the system chooses, with the limits above. */
 #define TDDP_STORE_SERVER_OPTS_INIT                                                  \
     {                                                                                \
         sizeof(tddp_store_server_opts), NULL, 0, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 \
@@ -157,6 +160,7 @@ TDDP_API void tddp_store_server_stop(tddp_store_server *server);
 
 /* --- making a store -------------------------------------------------------------------------- */
 
+/** Options of tddp_tcp_store_open(). Begin with TDDP_TCP_STORE_OPTS_INIT. */
 typedef struct tddp_tcp_store_opts {
     size_t size;          /**< sizeof(tddp_tcp_store_opts) */
     const char *host;     /**< name or numeric address of the server; required */
@@ -169,6 +173,7 @@ typedef struct tddp_tcp_store_opts {
     int listen_fd;        /**< for is_server, see tddp_store_server_opts; else -1 */
 } tddp_tcp_store_opts;
 
+/** The defaults: a client that waits for workers; host and port have to be set. */
 #define TDDP_TCP_STORE_OPTS_INIT                                                         \
     {                                                                                    \
         sizeof(tddp_tcp_store_opts), NULL, 0, 0, 0, 1, TDDP_STORE_DEFAULT_TIMEOUT_MS, -1 \
@@ -189,9 +194,10 @@ TDDP_API void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size);
 TDDP_API TDDP_NODISCARD tddp_status tddp_tcp_store_open(const tddp_tcp_store_opts *opts,
                                                         const tddp_wait *wait, tddp_store **out);
 
-/** Host and port of a TCP store (the server's real port), also of one beneath prefixes; NULL and -1
- *  for others. The host is the store's and lives as long. */
+/** The host of a TCP store, also of one beneath prefixes; NULL for others. The store's; lives as
+ *  long. */
 TDDP_API const char *tddp_tcp_store_host(const tddp_store *store);
+/** The server's real port; -1 for stores of other kinds. */
 TDDP_API int tddp_tcp_store_port(const tddp_store *store);
 
 /**
@@ -234,9 +240,10 @@ TDDP_API void tddp_store_release(tddp_store *store);
 
 /* --- using it -------------------------------------------------------------------------------- */
 
-/** The default time of its calls, in milliseconds (more than 0); a view's is that of the store it
- *  looks into. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
+/** The default time of its calls, in milliseconds; a view's is that of the store it looks into. Any
+ *  thread. */
 TDDP_API int64_t tddp_store_timeout(const tddp_store *store);
+/** Sets it: more than 0. Any thread. Errors: TDDP_INVALID_ARGUMENT. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_set_timeout(tddp_store *store, int64_t timeout_ms);
 
 /** Stores a value, replacing what was there. */

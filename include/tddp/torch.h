@@ -15,6 +15,7 @@
 extern "C" {
 #endif
 
+/** A tensor of libtorch, an `at::Tensor`. */
 typedef struct tddp_tensor tddp_tensor;
 
 /** The libtorch version that this library was built with, "1.13.1". Static. */
@@ -40,6 +41,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_buffer(const tddp_tensor *tensor
 /** A new reference to the same tensor, so that its memory outlives the caller's handle while an
  * operation runs. Caller: tddp_tensor_release(). NULL: out of memory. */
 TDDP_API tddp_tensor *tddp_tensor_retain(const tddp_tensor *tensor);
+/** Drops a reference that tddp_tensor_retain() made. NULL is fine. */
 TDDP_API void tddp_tensor_release(tddp_tensor *tensor);
 
 /** Makes the handle `into`, of a new tensor of the caller's, refer to the same tensor as `from`.
@@ -62,6 +64,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_empty_shared(tddp_group *group, 
 
 /* --- distributed data parallel --------------------------------------------------------------- */
 
+/** The data parallel parameters of one model. */
 typedef struct tddp_ddp tddp_ddp;
 
 /**
@@ -76,12 +79,14 @@ typedef tddp_status (*tddp_blocking_region)(tddp_status (*body)(void *data, cons
 #define TDDP_DDP_SPARSE 1u  /**< the gradient is a sparse tensor */
 #define TDDP_DDP_DELAYED 2u /**< it is marked ready together with that of `delayed_by` */
 
+/** A parameter of tddp_ddp_create(). */
 typedef struct tddp_ddp_param {
     const tddp_tensor *tensor;
     const char *name; /**< for messages; copied. NULL: its number */
     unsigned flags;
 } tddp_ddp_param;
 
+/** Options of tddp_ddp_create(). Begin with TDDP_DDP_OPTS_INIT. */
 typedef struct tddp_ddp_opts {
     size_t size; /**< sizeof(tddp_ddp_opts) */
     tddp_reducer_opts reducer;
@@ -96,6 +101,7 @@ typedef struct tddp_ddp_opts {
                              * `on_caller`; NULL: every thread may */
 } tddp_ddp_opts;
 
+/** The defaults: rank 0's values everywhere, gradients in the buckets. */
 #define TDDP_DDP_OPTS_INIT                                                           \
     {                                                                                \
         sizeof(tddp_ddp_opts), TDDP_REDUCER_OPTS_INIT, 1, 0, -1, NULL, 0, NULL, NULL \
@@ -203,19 +209,21 @@ TDDP_API int tddp_ddp_on_devices(const tddp_ddp *ddp);
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_finish_backward(tddp_ddp *ddp);
 
-/** For uneven inputs: tddp_reducer_set_divisor(); and after prepare the iteration of a joined rank:
- *  tddp_reducer_shadow(), and the same for sparse gradients. */
+/** For uneven inputs: tddp_reducer_set_divisor(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_set_divisor(tddp_ddp *ddp, int ranks);
+/** After prepare, the iteration of a joined rank: tddp_reducer_shadow(), and the same for sparse
+ *  gradients. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_shadow(tddp_ddp *ddp, const tddp_wait *wait);
 
 /**
  * For hooks with `on_caller`, while one is called with `bucket`: the bucket's memory as a flat
- * tensor that keeps the memory alive (a complex gradient has two real numbers for each element),
- * and its gradient `i` in the parameter's shape. Assigns the existing handle `into`. Errors:
+ * tensor that keeps the memory alive (a complex gradient has two real numbers for each element).
+ * Assigns the existing handle `into`. Errors:
  * TDDP_INVALID_ARGUMENT (this thread is not calling a hook; out of range).
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_bucket_tensor(const tddp_bucket *bucket,
                                                            tddp_tensor *into);
+/** The same for the bucket's gradient `i`, in the parameter's shape. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_gradient_tensor(const tddp_bucket *bucket, size_t i,
                                                              tddp_tensor *into);
 

@@ -15,6 +15,7 @@
 extern "C" {
 #endif
 
+/** The host's part of a segment. */
 typedef struct tddp_checkpoint_ops {
     size_t size; /**< sizeof(tddp_checkpoint_ops) */
 
@@ -31,6 +32,7 @@ typedef struct tddp_checkpoint_ops {
     void (*free)(void *state);
 } tddp_checkpoint_ops;
 
+/** A segment between its first run and its outputs. */
 typedef struct tddp_checkpoint tddp_checkpoint;
 
 /**

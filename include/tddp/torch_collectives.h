@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/** What a rank gets of the tensors of all ranks. */
 typedef enum tddp_map {
     TDDP_MAP_IDENTITY,       /**< the same tensor */
     TDDP_MAP_SLICE,          /**< this rank's part of it */
@@ -34,6 +35,7 @@ typedef enum tddp_map {
 /** "all_reduce" and so on; NULL: there is no such map. */
 TDDP_API const char *tddp_map_name(tddp_map map);
 
+/** A collective and its gradient. Begin with TDDP_COLLECTIVE_OPTS_INIT. */
 typedef struct tddp_collective_opts {
     size_t size; /**< sizeof(tddp_collective_opts) */
     tddp_map map;
@@ -51,6 +53,7 @@ typedef struct tddp_collective_opts {
     tddp_blocking_region backward_blocking_region; /**< for waits in backward; NULL: none */
 } tddp_collective_opts;
 
+/** The defaults: all_reduce, both ways. */
 #define TDDP_COLLECTIVE_OPTS_INIT                                                             \
     {                                                                                         \
         sizeof(tddp_collective_opts), TDDP_MAP_ALL_REDUCE, TDDP_MAP_ALL_REDUCE, 0, 1.0, NULL, \

@@ -20,13 +20,16 @@
 extern "C" {
 #endif
 
+/** A model whose parameters are sharded. */
 typedef struct tddp_fsdp tddp_fsdp;
 
+/** A parameter of a unit. */
 typedef struct tddp_fsdp_param {
     tddp_tensor *handle; /**< a contiguous leaf; must stay at its address as long as the model */
     const char *name;    /**< as in the model; copied */
 } tddp_fsdp_param;
 
+/** A unit, for tddp_fsdp_add(). Begin with TDDP_FSDP_UNIT_OPTS_INIT. */
 typedef struct tddp_fsdp_unit_opts {
     size_t size;               /**< sizeof(tddp_fsdp_unit_opts) */
     const char *name;          /**< copied */
@@ -43,6 +46,7 @@ typedef struct tddp_fsdp_unit_opts {
     int pin_memory; /**< that memory is page-locked: copies are faster, and the host waits less */
 } tddp_fsdp_unit_opts;
 
+/** The defaults: the parameters' dtype, sharded again after forward, not offloaded. */
 #define TDDP_FSDP_UNIT_OPTS_INIT                                                \
     {                                                                           \
         sizeof(tddp_fsdp_unit_opts), NULL, NULL, NULL, NULL, 0, -1, -1, 1, 0, 1 \
@@ -102,12 +106,14 @@ TDDP_API void tddp_fsdp_abandon(tddp_fsdp *fsdp);
 /** Whether something is left of a backward that did not end. */
 TDDP_API int tddp_fsdp_unfinished(const tddp_fsdp *fsdp);
 
-/** Outside of forward and backward: gathers the unit (a collective call), and its handles refer
- *  to full parameters, which are not to be written to, until tddp_fsdp_reshard(). Errors: those of
- *  the group. */
+/** Outside of forward and backward: gathers the unit. A collective call; then tddp_fsdp_expose().
+ *  Errors: those of the group. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_unshard(tddp_fsdp *fsdp, size_t unit,
                                                       const tddp_wait *wait);
+/** The handles of a unit that was gathered refer to full parameters, which are not to be written
+ * to, until tddp_fsdp_reshard(). */
 TDDP_API void tddp_fsdp_expose(tddp_fsdp *fsdp, size_t unit);
+/** The handles refer to pieces again. */
 TDDP_API void tddp_fsdp_reshard(tddp_fsdp *fsdp, size_t unit);
 
 /** This rank's shard of a unit's flat buffer as a tensor, in the parameters' dtype, on the device
@@ -116,10 +122,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_shard(const tddp_fsdp *fsdp, size_
                                                     tddp_tensor *into);
 
 /** The handles refer to parts of `flat`, which holds the shards of all ranks, until
- *  tddp_fsdp_hide(); with `write` that keeps this rank's piece of what was written to them. Errors:
- *  TDDP_INVALID_ARGUMENT (not as many elements), TDDP_INTERNAL. */
+ *  tddp_fsdp_hide(). Errors: TDDP_INVALID_ARGUMENT (not as many elements), TDDP_INTERNAL. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_show(tddp_fsdp *fsdp, size_t unit,
                                                    const tddp_tensor *flat);
+/** Ends tddp_fsdp_show(); with `write` this rank's piece of what was written is kept. Errors:
+ *  TDDP_INTERNAL. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_hide(tddp_fsdp *fsdp, size_t unit, int write);
 
 /** Where the rank's piece of a parameter begins, in the parameter's elements, and how many it has;
@@ -131,6 +138,7 @@ typedef struct tddp_fsdp_piece {
     const int64_t *dims;
     size_t ndim;
 } tddp_fsdp_piece;
+/** This rank's piece of a parameter. */
 TDDP_API tddp_fsdp_piece tddp_fsdp_piece_of(const tddp_fsdp *fsdp, size_t unit, size_t param);
 
 /** Bytes that units which are offloaded have copied since they were made. */
@@ -138,6 +146,7 @@ typedef struct tddp_fsdp_copied {
     size_t to_device;
     size_t to_cpu;
 } tddp_fsdp_copied;
+/** How much was copied so far. */
 TDDP_API tddp_fsdp_copied tddp_fsdp_copied_bytes(const tddp_fsdp *fsdp);
 
 /** The sharder, borrowed, for its queries. */

@@ -27,6 +27,7 @@ typedef struct tddp_function_backward {
     size_t result_count;
 } tddp_function_backward;
 
+/** The host's part of a function. */
 typedef struct tddp_function_ops {
     size_t size; /**< sizeof(tddp_function_ops) */
 

@@ -29,6 +29,7 @@
 extern "C" {
 #endif
 
+/** How a layer is divided: not, by its outputs, by its inputs. */
 typedef enum tddp_linear_form {
     TDDP_LINEAR_PLAIN,
     TDDP_LINEAR_COLUMN,
@@ -38,6 +39,7 @@ typedef enum tddp_linear_form {
 /** Instead of a sequence dimension. */
 #define TDDP_LINEAR_NO_SEQUENCE (-1)
 
+/** A linear layer. Begin with TDDP_LINEAR_OPTS_INIT. */
 typedef struct tddp_linear_opts {
     size_t size; /**< sizeof(tddp_linear_opts) */
     tddp_linear_form form;
@@ -47,6 +49,7 @@ typedef struct tddp_linear_opts {
     tddp_blocking_region backward_blocking_region; /**< for waits in backward; NULL: none */
 } tddp_linear_opts;
 
+/** The defaults: the plain form. */
 #define TDDP_LINEAR_OPTS_INIT                                                                  \
     {                                                                                          \
         sizeof(tddp_linear_opts), TDDP_LINEAR_PLAIN, NULL, TDDP_LINEAR_NO_SEQUENCE, NULL, NULL \

@@ -14,6 +14,7 @@ extern "C" {
 
 /* --- batch normalization over all ranks ------------------------------------------------------ */
 
+/** A batch norm. Begin with TDDP_SYNC_BATCH_NORM_OPTS_INIT. */
 typedef struct tddp_sync_batch_norm_opts {
     size_t size; /**< sizeof(tddp_sync_batch_norm_opts) */
     /** [C] each, or NULL: no affine part; no running statistics. Borrowed for the call. */
@@ -27,6 +28,7 @@ typedef struct tddp_sync_batch_norm_opts {
     tddp_blocking_region backward_blocking_region; /**< for waits in backward; NULL: none */
 } tddp_sync_batch_norm_opts;
 
+/** The defaults: PyTorch's, without parameters and statistics. */
 #define TDDP_SYNC_BATCH_NORM_OPTS_INIT                                                   \
     {                                                                                    \
         sizeof(tddp_sync_batch_norm_opts), NULL, NULL, NULL, NULL, 0.1, 1e-5, NULL, NULL \

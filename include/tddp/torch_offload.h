@@ -26,6 +26,7 @@ extern "C" {
  * is not libtorch's own, because Python's is loaded), TDDP_OUT_OF_MEMORY.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_save_on_cpu_begin(int pin_memory);
+/** Ends the innermost tddp_save_on_cpu_begin() of this thread. */
 TDDP_API void tddp_save_on_cpu_end(void);
 
 /** What waits in the CPU's memory now, of all threads. */
@@ -33,6 +34,7 @@ typedef struct tddp_saved_on_cpu {
     size_t tensors;
     size_t bytes;
 } tddp_saved_on_cpu;
+/** The counts of this moment. */
 TDDP_API tddp_saved_on_cpu tddp_saved_on_cpu_now(void);
 
 #ifdef __cplusplus

@@ -37,6 +37,7 @@ typedef struct tddp_optim_slot {
     size_t group; /**< index into the settings */
 } tddp_optim_slot;
 
+/** The settings of a group of parameters. */
 typedef struct tddp_sgd_settings {
     double lr;
     double momentum; /**< 0: no buffer */
@@ -45,6 +46,7 @@ typedef struct tddp_sgd_settings {
     int nesterov;
 } tddp_sgd_settings;
 
+/** The settings of a group of parameters. */
 typedef struct tddp_adam_settings {
     double lr;
     double beta1;
@@ -69,8 +71,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_adam_step(const tddp_adam_settings *set
                                                    size_t group_count, const tddp_optim_slot *slots,
                                                    size_t count);
 
-/** Whether a parameter has a gradient, and whether that is sparse. Never fails. */
+/** Whether a parameter has a gradient. Never fails. */
 TDDP_API int tddp_has_gradient(const tddp_tensor *param);
+/** Whether it has one that is sparse. Never fails. */
 TDDP_API int tddp_has_sparse_gradient(const tddp_tensor *param);
 
 /**

@@ -15,6 +15,7 @@
 extern "C" {
 #endif
 
+/** Options of the copies. Begin with TDDP_REPLICATE_OPTS_INIT. */
 typedef struct tddp_replicate_opts {
     size_t size;  /**< sizeof(tddp_replicate_opts) */
     size_t limit; /**< bytes of a flat chunk; a larger tensor has its own */
@@ -24,6 +25,7 @@ typedef struct tddp_replicate_opts {
     const char *home; /**< the device that all tensors must be on; NULL: the first one's */
 } tddp_replicate_opts;
 
+/** The defaults: chunks of 25 MiB, with autograd. */
 #define TDDP_REPLICATE_OPTS_INIT                                          \
     {                                                                     \
         sizeof(tddp_replicate_opts), (size_t)25 * 1024 * 1024, 0, 0, NULL \

@@ -13,8 +13,11 @@ extern "C" {
 
 /** The version of these headers. Below 1.0 a new minor version may change the ABI. */
 #define TDDP_VERSION "0.4.0"
+/** Its first number. */
 #define TDDP_VERSION_MAJOR 0
+/** Its second number. */
 #define TDDP_VERSION_MINOR 4
+/** Its third number. */
 #define TDDP_VERSION_PATCH 0
 
 /** The version of the library that runs, "0.4.0". Static. */

@@ -16,8 +16,10 @@
 extern "C" {
 #endif
 
+/** A token by which another thread, or a signal handler, ends calls that wait. */
 typedef struct tddp_cancel tddp_cancel;
 
+/** How long a call may wait. */
 typedef struct tddp_wait {
     /** Milliseconds from the start of the call; 0 polls once; negative: the object's default. */
     int64_t timeout_ms;

@@ -16,6 +16,7 @@
 extern "C" {
 #endif
 
+/** An operation that was submitted. Any thread. */
 typedef struct tddp_work tddp_work;
 
 /**
@@ -46,8 +47,9 @@ TDDP_API int tddp_work_completed(const tddp_work *work);
 /** Its outcome with its text on this thread; TDDP_OK while it runs. */
 TDDP_API tddp_status tddp_work_status(const tddp_work *work);
 
-/** Its kind, and its number in its group. */
+/** Its kind. */
 TDDP_API tddp_op_kind tddp_work_kind(const tddp_work *work);
+/** Its number in its group. */
 TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
 
 /** The sender's rank, of a recv that succeeded; else TDDP_ANY_SOURCE. */
@@ -76,6 +78,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_work_fd(tddp_work *work, int *fd);
 /** A pointer of the caller's, NULL at first. The library neither reads nor frees what it points to.
  * Any thread. */
 TDDP_API void tddp_work_set_user(tddp_work *work, void *user);
+/** What tddp_work_set_user() has set. */
 TDDP_API void *tddp_work_user(const tddp_work *work);
 
 /** Drops the caller's reference. A running operation continues; its buffers must outlive it all the
