@@ -5,6 +5,7 @@ require "torch/nn/parallel/data_parallel"
 
 # The names of torch-dl.
 module TorchDL
+  # The classes of neural networks.
   module NN
     # A {Torch::NN::Parallel::DataParallel} whose parameters and state have the module's own names, without "module.".
     class DataParallel < Torch::NN::DataParallel
@@ -35,6 +36,7 @@ module TorchDL
     end
   end
 
+  # See {TorchDL::NN::DataParallel}.
   DataParallel = NN::DataParallel
 
   class << self
@@ -56,4 +58,5 @@ module TorchDL
   end
 end
 
+# See {TorchDL::NN::DataParallel}.
 DataParallel = TorchDL::DataParallel unless defined?(DataParallel)

@@ -15,8 +15,12 @@ module Setup
     LOCK = File.join(ROOT, "Gemfile.lock")
     LINT = {"BUNDLE_WITH" => "lint"}.freeze
     VISION = {"BUNDLE_WITH" => "vision"}.freeze
+    DOCS = {"BUNDLE_WITH" => "docs"}.freeze
     # The Gemfile's optional groups, each with its gem and what is left undone without it.
-    GROUPS = {LINT => ["standard", "`rake lint` is incomplete"], VISION => ["torchvision", "examples/resnet cannot be run"]}.freeze
+    GROUPS = {
+      LINT => ["standard", "`rake lint` is incomplete"], VISION => ["torchvision", "examples/resnet cannot be run"],
+      DOCS => ["yard", "`rake docs` cannot be run"]
+    }.freeze
 
     attr_reader :libtorch
 

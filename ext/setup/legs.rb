@@ -17,7 +17,7 @@ module Setup
     # `rake test`, longest first.
     QUICK = %i[ruby c launch stand_ins partners laws].freeze
     # What CI runs after it, longest first.
-    FURTHER = %i[debian13 newest slow asan tsan slow_c cuda fuzz schedulers gem lint].freeze
+    FURTHER = %i[debian13 newest slow asan tsan slow_c cuda fuzz schedulers gem docs lint].freeze
 
     # What the roots run of it. Their Ruby is the same, so torchrun's tests are run in one of them; the laws and what needs stand-ins
     # in the other.
@@ -32,11 +32,15 @@ module Setup
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
       test/schedulers/**/* ext/setup/system_packages.rb].freeze
 
+    DOCS_FILES = %w[.yardopts Gemfile README.md CHANGELOG.md docs/* include/**/* lib/**/* examples/**/*.md src/README.md ext/torch_ddp/**/*
+      ext/setup/docs.rb ext/setup/docs/* test/docs/**/*].freeze
+
     PACKAGES = {
       c: [SystemPackages::CURL, "libcurl and its header, which a test reads"],
       partners: [SystemPackages::PYTORCH, "PyTorch as a partner"],
       schedulers: [SystemPackages::SCHEDULERS, "schedulers to be tested with"],
       fuzz: [SystemPackages::FUZZ, "for fuzzing"],
+      docs: [SystemPackages::DOCS, "makes the reference"],
       lint: [SystemPackages::LINT, "checks the format"]
     }.freeze
     private_constant :PACKAGES
@@ -73,8 +77,7 @@ module Setup
     def prepare(*legs)
       PACKAGES.slice(*legs).each_value { |packages, why| SystemPackages.available?(packages, why: why) }
       SystemPackages.provide_etcd if (legs & %i[c launch slow asan tsan]).any?
-      gems.ensure_group!(Gems::LINT) if legs.include?(:lint)
-      gems.ensure_group!(Gems::VISION) if legs.include?(:slow)
+      {lint: Gems::LINT, slow: Gems::VISION, docs: Gems::DOCS}.each { |leg, group| gems.ensure_group!(group) if legs.include?(leg) }
     end
 
     def c
@@ -106,6 +109,14 @@ module Setup
 
     def gem
       unless_unchanged("gem", GEM_FILES, @libtorch.key) { @tests.check("gem") { GemTest.new(gems).run } }
+    end
+
+    def docs
+      unless_unchanged("docs", DOCS_FILES, @libtorch.key) do
+        next @tests.skip("docs", "yard is not here and could not be installed") unless gems.group?(Gems::DOCS)
+
+        @tests.minitest("docs", "test/docs/**/*_test.rb", env: Gems::DOCS)
+      end
     end
 
     def asan

@@ -12,6 +12,7 @@ module Setup
     CURL = %w[libcurl4-openssl-dev].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
     LINT = %w[clang-format].freeze
+    DOCS = %w[doxygen].freeze
     FUZZ = %w[clang-14 libclang-rt-14-dev].freeze
     DEBIAN13 = %w[mmdebstrap].freeze
     COVERAGE = %w[gcovr].freeze

@@ -57,6 +57,7 @@ require_relative "distributed/elastic"
 require_relative "distributed/full_state_dict"
 require_relative "distributed/run"
 
+# torch-rb's module.
 module Torch
   # Training on several processes: process groups, collectives and the stores by which processes meet.
   #
@@ -108,10 +109,12 @@ end
 TorchDDP::TorchRb.complete
 
 module Torch
+  # torch-rb's layers, and what is added to them here.
   module NN
     autoload :DataParallel, "torch/nn/parallel/data_parallel"
     autoload :SyncBatchNorm, "torch/nn/sync_batch_norm"
 
+    # Models that train on several devices or processes.
     module Parallel
       autoload :DataParallel, "torch/nn/parallel/data_parallel"
       autoload :DistributedDataParallel, "torch/nn/parallel/distributed_data_parallel"
@@ -119,7 +122,9 @@ module Torch
     end
   end
 
+  # torch-rb's module of tools, and what is added to them here.
   module Utils
+    # Datasets and loaders.
     module Data
       autoload :DistributedSampler, "torch/utils/data/distributed_sampler"
       autoload :DistributedDataLoader, "torch/utils/data/distributed_data_loader"

@@ -74,17 +74,19 @@ module Torch
         #   @param step [Integer, nil] given back by {.load}
         #   @param name [String, nil] of the new checkpoint's folder within `path`
         #   @param extra [Hash] what else there is: numbers, texts, tensors in arrays and hashes; rank 0's is saved
+        #   @param rng [Boolean] whether to save every rank's random numbers
+        #   @param sharded [Boolean, nil] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
+        #     system that all ranks see. Models' buffers and `extra` are rank 0's even so, or those of the first rank that has them; what
+        #     is not divided must be the same on all ranks. nil: where ranks have parts of a model, or an optimizer's state is divided
+        #     ({Optim::ZeroRedundancyOptimizer}) and was not gathered
         #   @param keep [Integer, nil] how many checkpoints stay; older ones are removed once this one is whole
+        #   @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @overload save(state_dict, checkpoint_id:, sharded: nil, process_group: nil)
         #   Saves a Hash as PyTorch's `torch.distributed.checkpoint.save` does.
         #   @param state_dict [Hash] tensors, plain values, and objects that have a state_dict
         #   @param checkpoint_id [String] the checkpoint's own folder; what it holds is replaced
-        # @param rng [Boolean] whether to save every rank's random numbers
-        # @param sharded [Boolean, nil] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
-        #   system that all ranks see. Models' buffers and `extra` are rank 0's even so, or those of the first rank that has them; what is
-        #   not divided must be the same on all ranks. nil: where ranks have parts of a model, or an optimizer's state is divided
-        #   ({Optim::ZeroRedundancyOptimizer}) and was not gathered
-        # @param process_group [ProcessGroup, nil] nil: the default group if there is one
+        #   @param sharded [Boolean, nil] as above
+        #   @param process_group [ProcessGroup, nil] as above
         # @return [String] the checkpoint's folder
         # @raise [ArgumentError, TypeError] naming the argument; also if an option is an object that has a state
         # @raise [CheckpointError] on all ranks, if it fails on one; what was saved before is as it was

@@ -161,10 +161,12 @@ module Torch
       end
       alias_method :eql?, :==
 
+      # @return [Integer] equal for meshes that are equal
       def hash
         identity.hash
       end
 
+      # @return [String]
       def inspect
         sizes = @mesh_dim_names ? @mesh_dim_names.zip(shape).map { |pair| pair.join("=") }.join(" ") : shape.join("x")
         "#<#{self.class.name} #{device_type} #{sizes} #{mesh.inspect}>"

@@ -82,6 +82,7 @@ module Torch
       end
     end
 
+    # See {Devices::DEFAULT_DEVICE_BACKENDS}.
     DEFAULT_DEVICE_BACKENDS = Devices::DEFAULT_DEVICE_BACKENDS
   end
 end

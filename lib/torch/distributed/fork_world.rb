@@ -9,14 +9,23 @@ module Torch
     # The variables by which a process that {Launching#fork_world} spawned knows its rank. SCRIPT and TEST may be
     # set by the program: the file to run instead of the program's own, and the test to run in it.
     SPAWN_ENV_KEY = "TORCH_DISTRIBUTED_SPAWNED"
+    # The process's rank.
     SPAWN_RANK_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RANK"
+    # How many processes there are.
     SPAWN_WORLD_SIZE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_WORLD_SIZE"
+    # The port that the block is called with.
     SPAWN_PORT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PORT"
+    # Where the store is.
     SPAWN_STORE_PORT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_STORE_PORT"
+    # The descriptor for the block's value.
     SPAWN_PIPE_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_PIPE"
+    # The file to run.
     SPAWN_SCRIPT_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_SCRIPT"
+    # The test to run in it.
     SPAWN_TEST_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_TEST"
+    # Which call of the program's the block belongs to.
     SPAWN_CALL_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_CALL"
+    # What earlier calls returned.
     SPAWN_RESULTS_ENV_KEY = "TORCH_DISTRIBUTED_SPAWN_RESULTS"
 
     # The program's arguments as they were when this file was loaded.

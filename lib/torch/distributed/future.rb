@@ -63,6 +63,7 @@ module Torch
         @done || (@source.is_a?(Work) && @source.completed?)
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name} #{done? ? "done" : "running"}>"
       end

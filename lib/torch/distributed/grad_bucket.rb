@@ -2,10 +2,22 @@
 
 module Torch
   module Distributed
+    # A communication hook of libtddp: what {Algorithms::DDPCommHooks} makes.
+    #
+    # @api private
+    class CommHook; end
+
+    # The gradients of one DistributedDataParallel, in buckets.
+    #
+    # @api private
+    class GradientSync; end
+
     # A bucket of gradients, as passed to a communication hook in Ruby.
     #
     # @!method index
     #   @return [Integer] its place: buckets are handed over in this order
+    # @!method iteration
+    #   @return [Integer] how many backwards were averaged before this one
     # @!method last?
     #   @return [Boolean] whether it is the last one of this backward
     # @!method buffer
@@ -26,6 +38,7 @@ module Torch
         @parameters.values_at(*parameter_indices)
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name} #{index}#{" (last)" if last?}: #{gradients.size} gradients, #{buffer.numel} elements of #{buffer.dtype}>"
       end

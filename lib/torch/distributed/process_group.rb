@@ -46,6 +46,7 @@ module Torch
         @places[global_rank]
       end
 
+      # @return [String]
       def inspect
         return "#<#{self.class.name} destroyed>" if closed?
 

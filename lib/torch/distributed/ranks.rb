@@ -12,6 +12,7 @@ module Torch
           freeze
         end
 
+        # @return [String]
         def inspect
           "#<#{GroupMember.name}::#{@name}>"
         end

@@ -130,6 +130,7 @@ module Torch
         self.timeout = seconds
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name}>"
       end
@@ -183,6 +184,7 @@ module Torch
         Tenants.add(self) if is_master && multi_tenant
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name} #{host}:#{port}>"
       end

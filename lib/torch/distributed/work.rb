@@ -61,6 +61,7 @@ module Torch
         (source && @ranks) ? @ranks[source] : source
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name} #{operation} #{sequence} #{completed? ? "done" : "running"}>"
       end
@@ -141,6 +142,7 @@ module Torch
         nil
       end
 
+      # @return [Symbol] :coalesced
       def operation
         :coalesced
       end
@@ -150,6 +152,7 @@ module Torch
         @works.first&.sequence
       end
 
+      # @return [Array<Torch::Tensor>] the tensors that the operations write on this rank; {#wait} first
       def result
         @outputs ? super : @works.flat_map(&:result)
       end
@@ -159,6 +162,7 @@ module Torch
         nil
       end
 
+      # @return [String]
       def inspect
         "#<#{self.class.name} of #{@works.size}, #{completed? ? "done" : "running"}>"
       end

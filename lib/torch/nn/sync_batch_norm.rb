@@ -118,6 +118,8 @@ module Torch
       end
 
       # Walks a model once, however its modules refer to each other.
+      #
+      # @api private
       class Conversion
         def initialize(process_group)
           @process_group = process_group

@@ -84,6 +84,7 @@ module Torch
           @error
         end
 
+        # @return [String]
         def inspect
           state = @error ? "failed" : "done"
           "#<#{self.class.name} #{@path} #{done? ? state : "under way"}>"

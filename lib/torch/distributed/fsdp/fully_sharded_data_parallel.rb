@@ -13,6 +13,7 @@ module Torch
         NO_SHARD = :no_shard
         # FULL_SHARD within the second dimension of a mesh, replicas along the first.
         HYBRID_SHARD = :hybrid_shard
+        # All of them.
         ALL = [FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD].freeze
       end
 
@@ -62,6 +63,7 @@ module Torch
           @module = mod
         end
 
+        # Runs the model.
         def forward(*inputs, **kwargs)
           @module.call(*inputs, **kwargs)
         end

@@ -2,6 +2,11 @@
 
 module Torch
   module Distributed
+    # The units of one model in libtddp_torch.
+    #
+    # @api private
+    class ShardedModel; end
+
     module FSDP
       # A model on its parts' way to become one, and one at last: its units.
       #

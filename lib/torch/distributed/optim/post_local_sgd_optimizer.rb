@@ -33,10 +33,12 @@ module Torch
           @averager = averager
         end
 
+        # @return [Array<Hash>] the optimizer's
         def param_groups
           @optim.param_groups
         end
 
+        # @param param_group [Hash] for the optimizer
         def add_param_group(param_group)
           @optim.add_param_group(param_group)
         end
@@ -50,6 +52,7 @@ module Torch
           loss
         end
 
+        # As the optimizer's.
         def zero_grad(...)
           @optim.zero_grad(...)
         end
@@ -69,6 +72,7 @@ module Torch
           nil
         end
 
+        # @return [String]
         def inspect
           "#<#{self.class.name} #{@optim.class.name}, #{@averager.class.name} at step #{@averager.step}>"
         end

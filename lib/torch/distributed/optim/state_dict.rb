@@ -254,7 +254,8 @@ module Torch
       end
     end
 
-    Torch::Optim::Optimizer.prepend(OptimizerState) unless OptimizerState.there?
+    optimizer = Torch::Optim::Optimizer
+    optimizer.prepend(OptimizerState) unless OptimizerState.there?
     scheduler = Torch::Optim::LRScheduler::LRScheduler
     scheduler.include(SchedulerState) unless scheduler.method_defined?(:state_dict)
   end

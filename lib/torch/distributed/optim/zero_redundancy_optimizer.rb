@@ -164,6 +164,7 @@ module Torch
           nil
         end
 
+        # @return [String]
         def inspect
           own = own_pieces.sum(&:length)
           all = @partitions.flatten.flat_map(&:params).sum(&:numel)

@@ -23,6 +23,7 @@ module Torch
           kind == :B || kind == :I
         end
 
+        # @return [String] "2F0"
         def to_s
           "#{stage}#{kind}#{micro_batch}"
         end

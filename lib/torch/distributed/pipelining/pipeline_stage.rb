@@ -68,6 +68,7 @@ module Torch
         end
         alias_method :is_last, :last?
 
+        # @return [String]
         def inspect
           "#<#{self.class.name} #{stage_index.inspect} of #{num_stages.inspect}, #{submodule.class} on #{device}>"
         end

@@ -50,6 +50,7 @@ module Torch
           compare(plan)
         end
 
+        # @return [String] a table for people
         def to_s
           percent = ->(share) { format("%.1f %%", 100 * share) }
           times = stage_times.sort.map do |stage, kinds|

@@ -7,6 +7,8 @@ module Torch
     module Pipelining
       # When each action of a plan begins and ends, if every action takes a given time and messages take none.
       class Timeline
+        # When one action begins and ends.
+        #
         # @!attribute [r] action
         #   @return [Action]
         # @!attribute [r] start

@@ -92,10 +92,12 @@ module Torch
           divided? ? width * @group.rank : 0
         end
 
+        # @return [Boolean] whether it divides the same shape in the same way over the same group
         def ==(other)
           other.is_a?(Layout) && [other.group, other.shape, other.dim, other.blocks] == [group, shape, dim, blocks]
         end
 
+        # @return [String]
         def inspect
           divided? ? "shard(#{@dim})#{" of #{@blocks} blocks" if @blocks > 1} of #{@shape} over #{@group.size}" : "replicate of #{@shape}"
         end

@@ -15,10 +15,12 @@ module Torch
           @dim = dim
         end
 
+        # @return [Boolean]
         def ==(other)
           other.is_a?(Shard) && other.dim == dim
         end
 
+        # @return [String]
         def inspect
           "shard(#{dim})"
         end
@@ -40,10 +42,12 @@ module Torch
           @gradient = gradient
         end
 
+        # @return [Boolean]
         def ==(other)
           other.is_a?(Replicate) && other.gradient == gradient
         end
 
+        # @return [String]
         def inspect
           gradient ? "replicate(gradient: #{gradient.inspect})" : "replicate"
         end

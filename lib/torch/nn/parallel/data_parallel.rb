@@ -269,6 +269,7 @@ module Torch
       end
     end
 
+    # PyTorch's name for {Parallel::DataParallel}.
     DataParallel = Parallel::DataParallel
   end
 end

@@ -84,39 +84,44 @@ module Torch
 
         # A collective call: every rank of the group makes it with a model of the same shape and the same options.
         #
-        # @param mod [Torch::NN::Module] the model; move it to its device before
-        # @param device_ids [Array<Integer, String, Torch::Device>, nil] the one GPU of this process, to which model and inputs are moved
-        # @param output_device [Integer, String, Torch::Device, nil] where outputs go; nil: where they are
-        # @param dim [Integer] for PyTorch's sake: inputs are not scattered where a process has one device
-        # @param broadcast_buffers [Boolean, nil] whether rank 0's buffers go to all, now and before each forward in training;
-        #   nil: true
-        # @param forward_sync_buffers [Boolean, nil] whether they go to all before each forward in training; nil: as
-        #   `broadcast_buffers` says
-        # @param init_sync [Boolean] whether rank 0's parameters and buffers go to all now
-        # @param process_group [Torch::Distributed::ProcessGroup, nil] nil: the default group
-        # @param device_mesh [Torch::Distributed::DeviceMesh, nil] one dimension of processes, instead of a group
-        # @param bucket_cap_mb [Numeric, nil] the size of a bucket of gradients in MiB; nil: 25, the first one 1
-        # @param bucket_cap_mb_list [Array<Numeric>, nil] the sizes of the buckets one after the other, the last being that of all
-        #   that follow
-        # @param find_unused_parameters [Boolean] whether to look in each forward for parameters that its outputs do not
-        #   depend on. Those that no process used keep their gradient, or none; for those that some did not use
-        #   these count as zero.
-        # @param check_reduction [Boolean] deprecated, and without effect
-        # @param gradient_as_bucket_view [Boolean] whether gradients live in the buckets, so that there is memory for them once and
-        #   nothing is copied. false keeps them apart, as is the default in PyTorch: for programs that put other tensors in
-        #   the place of gradients.
-        # @param static_graph [Boolean] promises that each iteration uses the same parameters, as often as the first: then some
-        #   may be unused, or used within checkpoints, at no cost
-        # @param delay_all_reduce_named_params [Array<Array(String, Torch::NN::Parameter)>, Array<String>, nil] parameters that are reduced
-        #   together, outside of the other buckets
-        # @param param_to_hook_all_reduce [Torch::NN::Parameter, String, nil] the one whose gradient starts that
-        # @param mixed_precision [MixedPrecision, nil] smaller dtypes for forward, buffers, and for what is sent
-        # @param skip_all_reduce_unused_params [Boolean] whether buckets of parameters that no process used are not sent; needs
-        #   `find_unused_parameters`
-        # @param batched_grad_copy [Boolean] for PyTorch's scripts, without effect: it bundles launches of kernels for copies that gradients
-        #   which live in the buckets do not need
-        # @raise [ArgumentError] for an argument that is unknown, or wrong, or contradicts another one; before anything is sent
-        # @raise [Torch::Distributed::MismatchError] naming the parameter in which two ranks' models differ, or the option
+        # @overload initialize(mod, device_ids: nil, output_device: nil, dim: 0, broadcast_buffers: nil, forward_sync_buffers: nil,
+        #   init_sync: true, process_group: nil, device_mesh: nil, bucket_cap_mb: nil, bucket_cap_mb_list: nil,
+        #   find_unused_parameters: false, check_reduction: false, gradient_as_bucket_view: true, static_graph: false,
+        #   delay_all_reduce_named_params: nil, param_to_hook_all_reduce: nil, mixed_precision: nil,
+        #   skip_all_reduce_unused_params: false, batched_grad_copy: false)
+        #   @param mod [Torch::NN::Module] the model; move it to its device before
+        #   @param device_ids [Array<Integer, String, Torch::Device>, nil] the one GPU of this process, to which model and inputs are moved
+        #   @param output_device [Integer, String, Torch::Device, nil] where outputs go; nil: where they are
+        #   @param dim [Integer] for PyTorch's sake: inputs are not scattered where a process has one device
+        #   @param broadcast_buffers [Boolean, nil] whether rank 0's buffers go to all, now and before each forward in training;
+        #     nil: true
+        #   @param forward_sync_buffers [Boolean, nil] whether they go to all before each forward in training; nil: as
+        #     `broadcast_buffers` says
+        #   @param init_sync [Boolean] whether rank 0's parameters and buffers go to all now
+        #   @param process_group [Torch::Distributed::ProcessGroup, nil] nil: the default group
+        #   @param device_mesh [Torch::Distributed::DeviceMesh, nil] one dimension of processes, instead of a group
+        #   @param bucket_cap_mb [Numeric, nil] the size of a bucket of gradients in MiB; nil: 25, the first one 1
+        #   @param bucket_cap_mb_list [Array<Numeric>, nil] the sizes of the buckets one after the other, the last being that of all
+        #     that follow
+        #   @param find_unused_parameters [Boolean] whether to look in each forward for parameters that its outputs do not
+        #     depend on. Those that no process used keep their gradient, or none; for those that some did not use
+        #     these count as zero.
+        #   @param check_reduction [Boolean] deprecated, and without effect
+        #   @param gradient_as_bucket_view [Boolean] whether gradients live in the buckets, so that there is memory for them once and
+        #     nothing is copied. false keeps them apart, as is the default in PyTorch: for programs that put other tensors in
+        #     the place of gradients.
+        #   @param static_graph [Boolean] promises that each iteration uses the same parameters, as often as the first: then some
+        #     may be unused, or used within checkpoints, at no cost
+        #   @param delay_all_reduce_named_params [Array<Array(String, Torch::NN::Parameter)>, Array<String>, nil] parameters that are reduced
+        #     together, outside of the other buckets
+        #   @param param_to_hook_all_reduce [Torch::NN::Parameter, String, nil] the one whose gradient starts that
+        #   @param mixed_precision [MixedPrecision, nil] smaller dtypes for forward, buffers, and for what is sent
+        #   @param skip_all_reduce_unused_params [Boolean] whether buckets of parameters that no process used are not sent; needs
+        #     `find_unused_parameters`
+        #   @param batched_grad_copy [Boolean] for PyTorch's scripts, without effect: it bundles launches of kernels for copies that gradients
+        #     which live in the buckets do not need
+        #   @raise [ArgumentError] for an argument that is unknown, or wrong, or contradicts another one; before anything is sent
+        #   @raise [Torch::Distributed::MismatchError] naming the parameter in which two ranks' models differ, or the option
         def initialize(mod, **options)
           super()
           unless mod.is_a?(Torch::NN::Module)

@@ -8,7 +8,7 @@ module Torch
     # torch-rb's module of helpers, with PyTorch's functions on gradients as methods of its own. Those that torch-rb has
     # itself stay torch-rb's.
     module Utils
-      # @api private
+      # The functions, which are called on {Utils}: `Torch::NN::Utils.clip_grad_norm_(model.parameters, 1.0)`.
       module GradientClipping
         # Scales the gradients of all parameters in place so that their norm, as if they were one vector, is at most
         # `max_norm`. Call it between `backward` and the optimizer's step.
@@ -102,22 +102,19 @@ module Torch
         alias_method :clip_grad_value!, :clip_grad_value_
 
         class << self
-          # Only what torch-rb lacks.
-          def add
-            missing = instance_methods(false).reject { |name| Utils.singleton_class.method_defined?(name) }
-            missing.each { |name| Utils.define_singleton_method(name, instance_method(name)) }
-          end
-
+          # @api private
           def list(tensors)
             tensors.is_a?(Torch::Tensor) ? [tensors] : tensors.to_a.dup
           end
 
+          # @api private
           def order(norm_type)
             return Float::INFINITY if norm_type.to_s == "inf"
 
             Float(norm_type)
           end
 
+          # @api private
           def check_finite(norm, order, max_norm)
             return if norm.finite?
 
@@ -128,10 +125,13 @@ module Torch
 
           # The norm in the precision of what it is the norm of; a look at one of them must do, for each look costs more
           # than that tensor's norm.
+          #
+          # @api private
           def tensor(norm, tensors)
             Torch.tensor(norm, dtype: (tensors.first&.dtype == :float64) ? :float64 : :float32)
           end
 
+          # @api private
           def call(name, *arguments)
             Torch::Distributed.send(name, *arguments)
           end
@@ -139,7 +139,7 @@ module Torch
       end
 
       require_relative "divided_norm"
-      GradientClipping.add
+      extend GradientClipping # torch-rb's own methods come first
     end
   end
 end

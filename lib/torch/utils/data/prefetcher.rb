@@ -6,6 +6,8 @@ module Torch
       # Threads that make batches in the background, for one pass over a loader. The program's thread asks for batches and
       # takes them in the same order; it decides how many are under way. The threads know only the queue: they end with
       # {#stop}, or when this object is garbage, as after an Enumerator that was abandoned half way.
+      #
+      # @api private
       class Prefetcher
         # What an exception of a data set may be. It is raised where the batch is taken.
         FAILURES = [StandardError, ScriptError, NoMemoryError, SystemStackError, SystemExit].freeze

@@ -64,6 +64,7 @@ module Torch
             end
           end
 
+          # @return [String]
           def inspect
             "#<#{self.class.name} #{@name}>"
           end

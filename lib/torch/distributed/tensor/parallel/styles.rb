@@ -18,8 +18,8 @@ module Torch
           private_constant :WHOLE, :PARTIAL, :FEATURES
 
           # @api private
-          # @param target [Target]
-          # @param group [ProcessGroup]
+          # @param _target [Target]
+          # @param _group [ProcessGroup]
           # @return [Hash{String => Array(Torch::NN::Parameter, Layout)}] by the parameters' names
           # @raise [ArgumentError] if the module can't be run so
           def layouts(_target, _group)
@@ -34,6 +34,7 @@ module Torch
             forward.call(inputs, kwargs)
           end
 
+          # @return [String]
           def inspect
             options = instance_variables.map { |name| "#{name[1..]}: #{instance_variable_get(name).inspect}" }
             "#{self.class.name[/\w+\z/]}(#{options.join(", ")})"
