@@ -40,7 +40,7 @@ module Setup
       partners: [SystemPackages::PYTORCH, "PyTorch as a partner"],
       schedulers: [SystemPackages::SCHEDULERS, "schedulers to be tested with"],
       fuzz: [SystemPackages::FUZZ, "for fuzzing"],
-      docs: [SystemPackages::DOCS, "makes the reference"],
+      docs: [SystemPackages::DOCS + SystemPackages::BROWSER, "makes the reference, and searches it"],
       lint: [SystemPackages::LINT, "checks the format"]
     }.freeze
     private_constant :PACKAGES

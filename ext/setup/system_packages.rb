@@ -13,6 +13,7 @@ module Setup
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
     LINT = %w[clang-format].freeze
     DOCS = %w[doxygen].freeze
+    BROWSER = %w[chromium].freeze
     FUZZ = %w[clang-14 libclang-rt-14-dev].freeze
     DEBIAN13 = %w[mmdebstrap].freeze
     COVERAGE = %w[gcovr].freeze
