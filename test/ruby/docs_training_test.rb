@@ -109,6 +109,34 @@ class DocsTrainingTest < Minitest::Test
     done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
   end
 
+  def test_a_loader
+    program = code("seen = loader.lazy")
+    found = world(2) do
+      here = binding
+      @model = Torch::NN::Linear.new(4, 1)
+      here.local_variable_set(:dataset, dataset)
+      here.eval(program)
+      [here.local_variable_get(:loader).size, here.local_variable_get(:seen)]
+    end
+    assert_equal [[6, [8, 8]]] * 2, found
+  end
+
+  def test_a_model_from_a_hub
+    program = code("Checkpoint.load(\"downloaded\"")
+    Dir.mktmpdir do |folder|
+      Dir.chdir(folder) do
+        Dir.mkdir("downloaded")
+        weight = Torch.arange(12).to(:float32).reshape(3, 4)
+        tensors = {"model.layers.0.weight" => weight.to(:bfloat16), "head.weight" => Torch.zeros(2)}
+        Distributed::Checkpoint::Safetensors.save("downloaded/model.safetensors", tensors)
+        model = MyModel.new
+        (here = binding).local_variable_set(:model, model)
+        here.eval(program)
+        assert_equal weight.to_a, model.state_dict["layers.0.weight"].to_a
+      end
+    end
+  end
+
   def test_a_divided_optimizer
     lines = code("ZeRO = ").sub("ZeRO = ", "zero = ").gsub("ZeRO.", "zero.")
     found = world(2) do
