@@ -82,6 +82,18 @@ class DocsTest < Minitest::Test
     assert_equal [true], changed
   end
 
+  def test_by_torch_bridges_names
+    program = code("require \"torch_bridge\"")
+    parameters = world(2) do
+      (here = binding).local_variable_set(:model, MyModel.new)
+      here.eval(program)
+      wrapped = here.local_variable_get(:wrapped)
+      wrapped.call(Torch.randn(5, 4)).sum.backward
+      wrapped.parameters.sum(&:numel)
+    end
+    assert_equal [12, 11], parameters
+  end
+
   def test_an_estimate
     program = code("smallest = ")
     smallest = Distributed.fork_world(1) do

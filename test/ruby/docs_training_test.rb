@@ -109,6 +109,33 @@ class DocsTrainingTest < Minitest::Test
     done.each { |classes| assert_equal [parallel] * 4, classes[1, 4] }
   end
 
+  def test_a_backend_in_ruby
+    program = code("class OverStore")
+    parameters = Distributed.fork_world(2) do |rank|
+      Torch.manual_seed(rank)
+      here = TOPLEVEL_BINDING.dup
+      here.local_variable_set(:net, MyModel)
+      here.eval(program.sub("MyModel.new", "net.new"))
+      model = here.local_variable_get(:model)
+      model.call(Torch.randn(5, 4)).sum.backward
+      model.parameters.map { |parameter| [parameter.to_a, parameter.grad.to_a] }
+    end
+    assert_equal 4, parameters[0].size
+    assert_equal parameters[0], parameters[1]
+  end
+
+  # Under a torchrun of its own, which the program starts.
+  def test_torchrun_from_within_a_program
+    deadline = code("Elastic.expires")
+    program = code("Elastic.launch(config").sub("do |offset|\n", "do |offset|\n  batch = nil\n  def train(batch) = nil\n  #{deadline}")
+    Dir.mktmpdir do |folder|
+      File.write(File.join(folder, "program.rb"), "require \"torch/distributed\"\n#{program}")
+      out, err, status = Open3.capture3(RbConfig.ruby, "-I", File.join(Documented::ROOT, "lib"), "program.rb", chdir: folder)
+      assert_predicate status, :success?, err
+      assert_equal({0 => 21, 1 => 21}.to_s, out.chomp)
+    end
+  end
+
   def test_a_loader
     program = code("seen = loader.lazy")
     found = world(2) do
