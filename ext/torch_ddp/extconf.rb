@@ -21,7 +21,7 @@ if ARGV.include?("--help")
   begin
     require_relative "libtorch"
     libtorch = Setup::Libtorch.find
-    puts libtorch.install_commands.map { |line| "  #{line}" }, "  gem install torch-ddp -- --with-torch-dir=#{libtorch.prefix}"
+    puts libtorch.install_commands.map { |line| "  #{line}" }, "  gem install ./torch-ddp-VERSION.gem -- --with-torch-dir=#{libtorch.prefix}"
   rescue Setup::Libtorch::NotFound => e
     puts "  #{e.message}"
   end
@@ -140,7 +140,7 @@ class ExtensionConfig
 
   def refuse_precompiled(reason)
     abort "this torch-ddp was compiled for x86-64 Linux with glibc 2.36 or newer, and does not run here: #{reason.strip}\n" \
-      "Install the gem that is compiled here: gem install torch-ddp --platform ruby"
+      "Install the file that has no platform in its name, torch-ddp-VERSION.gem, which is compiled here"
   end
 
   # torch-rb's build log names the Rice that it was compiled with, also if others were installed later.
