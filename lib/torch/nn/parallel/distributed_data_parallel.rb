@@ -237,8 +237,10 @@ module Torch
         # Runs a hook in Ruby for gradients on devices, after backward.
         #
         # @api private
+        # @return [Boolean] whether there is a backward to come
         def _finish_backward
           @core&.finish_backward
+          @core ? @core.round_open? : false
         end
 
         # @return [Boolean] whether the next forward in training sends rank 0's buffers to all
@@ -286,6 +288,7 @@ module Torch
           value
         ensure
           @core&.arm(completed)
+          AfterBackward.await(self) if @core&.hook_after_backward? && @core.round_open?
         end
 
         def run(inputs, kwargs)

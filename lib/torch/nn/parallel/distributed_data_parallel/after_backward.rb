@@ -13,14 +13,27 @@ module Torch
           KEY = :tddp_backward
           private_constant :KEY
 
-          @models = ObjectSpace::WeakMap.new
-          @count = 0
+          @awaited = {}.compare_by_identity
 
           class << self
-            # @param model [DistributedDataParallel] whose hook is for gradients on devices
-            def add(model)
-              install if @count.zero?
-              @models[model] = (@count += 1)
+            # Puts itself around backward; once is enough.
+            def install
+              return if @installed
+
+              @installed = true
+              {Torch::Tensor => :backward, Torch::Distributed.singleton_class => :_backward,
+               Torch::Distributed::WeightGradients => :run}.each do |owner, name|
+                owner.prepend(::Module.new do
+                  define_method(name) { |*arguments, **options| AfterBackward.around { super(*arguments, **options) } }
+                  private name if owner.private_method_defined?(name)
+                end)
+              end
+            end
+
+            # @param model [DistributedDataParallel] whose forward has run, and whose hook is for gradients on devices. It is kept
+            #   until its backward has been.
+            def await(model)
+              @awaited[model] = true
             end
 
             # Within another backward, as in a checkpointed segment, the outer one counts.
@@ -40,20 +53,9 @@ module Torch
 
             private
 
-            # In the same order on all ranks, that of their registration.
+            # In the same order on all ranks, that of their forwards. Those whose backward is still due stay.
             def finish
-              models = @models.keys.sort_by { |model| @models[model] }
-              Torch.no_grad { models.each(&:_finish_backward) }
-            end
-
-            def install
-              {Torch::Tensor => :backward, Torch::Distributed.singleton_class => :_backward,
-               Torch::Distributed::WeightGradients => :run}.each do |owner, name|
-                owner.prepend(::Module.new do
-                  define_method(name) { |*arguments, **options| AfterBackward.around { super(*arguments, **options) } }
-                  private name if owner.private_method_defined?(name)
-                end)
-              end
+              Torch.no_grad { @awaited.keys.each { |model| @awaited.delete(model) unless model._finish_backward } }
             end
           end
         end

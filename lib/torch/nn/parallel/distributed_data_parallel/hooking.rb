@@ -80,7 +80,7 @@ module Torch
           # @param registered [Registered]
           def install_hook(registered, parameters)
             @core.comm_hook = registered.make.call(@rounds, parameters, @core.on_devices? ? @process_group : nil)
-            AfterBackward.add(self) if @core.hook_after_backward?
+            AfterBackward.install if @core.hook_after_backward?
           end
 
           # What sends gradients in a smaller dtype, where mixed precision asks for that.
