@@ -24,7 +24,7 @@ Gem::Specification.new do |spec|
   # Sources only: what a build makes (lib/torch_ddp/native, *.so) is made again where the gem is installed.
   spec.files = Dir.chdir(__dir__) do
     Dir["CMakeLists.txt", "LICENSE.txt", "CHANGELOG.md", "README.md", "docs/*", "bin/*", "include/**/*.h",
-      "src/**/*", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb"]
+      "src/**/*", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb", "sig/*.rbs"]
       .select { |path| File.file?(path) && !path.start_with?("lib/torch_ddp/native/") }.sort
   end
   spec.extensions = ["ext/torch_ddp/extconf.rb"]

@@ -8,14 +8,27 @@ module Setup
   class Docs
     FOLDER = File.join(ROOT, "build/docs")
 
-    # @raise [Failure]
-    def self.make(libtorch)
-      SystemPackages.ensure!(SystemPackages::DOCS, why: "makes the C reference")
-      raise Failure, "step failed: yard could not be installed" unless Gems.new(libtorch).ensure_group!(Gems::DOCS)
+    class << self
+      # @raise [Failure]
+      def make(libtorch)
+        SystemPackages.ensure!(SystemPackages::DOCS, why: "makes the C reference")
+        run(libtorch, "the guide, the Ruby API and the C API", "site.rb", FOLDER)
+        Console.say "open #{FOLDER}/index.html"
+      end
 
-      Console.step("documentation: the guide, the Ruby API and the C API", *Gems.exec(RbConfig.ruby, "ext/setup/docs/site.rb", FOLDER),
-        env: Gems::DOCS, log: "docs", cure: "mend the comment or the link that the log names")
-      Console.say "open #{FOLDER}/index.html"
+      # @raise [Failure]
+      def write_signatures(libtorch)
+        run(libtorch, "signatures", "signatures.rb")
+      end
+
+      private
+
+      def run(libtorch, title, script, *arguments)
+        raise Failure, "step failed: yard could not be installed" unless Gems.new(libtorch).ensure_group!(Gems::DOCS)
+
+        Console.step("documentation: #{title}", *Gems.exec(RbConfig.ruby, "ext/setup/docs/#{script}", *arguments), env: Gems::DOCS, log: "docs",
+          cure: "mend the comment or the link that the log names")
+      end
     end
   end
 end

@@ -32,7 +32,7 @@ module Setup
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
       test/schedulers/**/* ext/setup/system_packages.rb].freeze
 
-    DOCS_FILES = %w[.yardopts Gemfile README.md CHANGELOG.md docs/* include/**/* lib/**/* examples/**/*.md src/README.md ext/torch_ddp/**/*
+    DOCS_FILES = %w[.yardopts Gemfile README.md CHANGELOG.md docs/* include/**/* lib/**/* examples/**/*.md src/README.md ext/torch_ddp/**/* sig/*
       ext/setup/docs.rb ext/setup/docs/* test/docs/**/*].freeze
 
     PACKAGES = {

@@ -17,7 +17,7 @@ module Torch
       # @param op [Integer, Symbol, String, ReduceOp::PremulSum] ReduceOp::SUM, :avg, ReduceOp.premul_sum(0.5) …
       # @param group [ProcessGroup, nil] nil: the default group
       # @param async_op [Boolean]
-      # @return [Torch::Tensor, Work] the tensor; with `async_op` a handle
+      # @return [Torch::Tensor, Work, nil] the tensor; with `async_op` a handle; nil on a process that is not in the group
       def all_reduce(tensor, op: ReduceOp::SUM, group: nil, async_op: false)
         perform("all_reduce", group, async_op, tensor, tensor) do |members, async, batch|
           number, factor = ReduceOp.resolve(op)
@@ -44,7 +44,7 @@ module Torch
       #
       # @param dst [Integer, nil] the global rank of the process that gets the result
       # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
-      # @return [Torch::Tensor, Work] the tensor; with `async_op` a handle
+      # @return [Torch::Tensor, Work, nil] the tensor; with `async_op` a handle; nil on a process that is not in the group
       # @see #all_reduce for the other arguments
       def reduce(tensor, dst: nil, op: ReduceOp::SUM, group: nil, async_op: false, group_dst: nil)
         perform("reduce", group, async_op, tensor, tensor) do |members, async|
@@ -58,7 +58,7 @@ module Torch
       #
       # @param src [Integer, nil] the global rank of the process that has the values
       # @param group_src [Integer, nil] instead of `src`: its rank within the group
-      # @return [Torch::Tensor, Work] the tensor; with `async_op` a handle
+      # @return [Torch::Tensor, Work, nil] the tensor; with `async_op` a handle; nil on a process that is not in the group
       # @see #all_reduce for the other arguments
       def broadcast(tensor, src: nil, group: nil, async_op: false, group_src: nil)
         perform("broadcast", group, async_op, tensor, tensor) do |members, async|

@@ -55,8 +55,8 @@ module Torch
       # with the same arguments.
       #
       # @param device_type [String, Symbol] "cpu" or "cuda"
-      # @param mesh [Array, Torch::Tensor] global ranks in nested lists; processes that are not in it have no
-      #   coordinate, and {GroupMember::NON_GROUP_MEMBER} for groups
+      # @param mesh [Array, Torch::Tensor, Proc] global ranks in nested lists, or what returns them; processes that are not in it
+      #   have no coordinate, and {GroupMember::NON_GROUP_MEMBER} for groups
       # @param mesh_dim_names [Array<String, Symbol>, nil]
       # @raise [ArgumentError, TypeError] naming the argument that is wrong
       # @raise [MismatchError] if the processes ask for different meshes

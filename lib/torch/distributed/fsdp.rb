@@ -111,7 +111,7 @@ module Torch
         end
 
         # @param mesh [DeviceMesh, nil]
-        # @return [Array(ProcessGroup, ProcessGroup)] those of shards, and of replicas or nil
+        # @return [Array<ProcessGroup, nil>] those of shards, and of replicas or nil
         def groups_of(mesh)
           return [Distributed.send(:member_group, nil, "fully_shard"), nil] if mesh.nil?
           raise TypeError, "mesh: expected a DeviceMesh, got #{mesh.inspect}" unless mesh.is_a?(DeviceMesh)

@@ -78,7 +78,7 @@ module Torch
       #   tensors on other GPUs are refused; nil: as the tensors are, and that of LOCAL_RANK for barriers
       # @yield with a block: runs it, and then destroys all groups, however it ends
       # @yieldparam group [ProcessGroup] the default group
-      # @return [ProcessGroup] with a block: its value
+      # @return [ProcessGroup, Object] with a block: its value
       # @raise [ArgumentError] naming the argument or variable that is wrong
       # @raise [Error] if the processes cannot meet
       def init_process_group(backend = nil, init_method: "env://", store: nil, rank: nil, world_size: nil,

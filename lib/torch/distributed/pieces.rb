@@ -14,7 +14,7 @@ module Torch
       #
       # @overload all_gather(tensor, group: nil, async_op: false)
       #   @param tensor [Torch::Tensor] of the same shape and dtype on every rank
-      #   @return [Array<Torch::Tensor>, Work] with `async_op` {Work#result} has them
+      #   @return [Array<Torch::Tensor>, Work, nil] with `async_op` {Work#result} has them
       #   @raise [GroupError] within {Coalescing#coalescing_manager}, where they could not be returned
       # @overload all_gather(tensor_list, tensor, group: nil, async_op: false)
       #   @param tensor_list [Array<Torch::Tensor>] one for each rank, as large as that rank's `tensor`

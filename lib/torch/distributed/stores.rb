@@ -105,7 +105,7 @@ module Torch
       # @overload fetch(key, default)
       # @overload fetch(key) { |key| … }
       # @param key [String, Symbol]
-      # @return [String] its value, without waiting for the key; the default, or the block's value, if it is absent
+      # @return [String, Object] its value, without waiting for the key; the default, or the block's value, if it is absent
       # @raise [KeyError] if it is absent, and there is neither
       def fetch(key, *default)
         raise ArgumentError, "fetch: expected a key and at most one default, got #{1 + default.size} arguments" if default.size > 1
