@@ -4,6 +4,7 @@
  * (lib/torch/distributed/log.rb). A line for which the pipe has no room goes to standard error, and
  * so does every line of a forked child until it has a pipe and a thread of its own.
  */
+#define _GNU_SOURCE /* dup3 */
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
