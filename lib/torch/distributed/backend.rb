@@ -24,7 +24,7 @@ module Torch
     #
     # They write their results to the tensors that they are given: of one dimension, contiguous, on the CPU, and copies of the caller's.
     # `op` is a constant of {ReduceOp} or a {ReduceOp::PremulSum}; `src` and `dst` are ranks within the group, and only that rank has a list.
-    # DistributedDataParallel needs all_reduce (with SUM and AVG) and broadcast. What is returned is waited for if it responds to `wait`.
+    # DistributedDataParallel needs all_reduce (with SUM and AVG), broadcast and all_gather. What is returned is waited for if it responds to `wait`.
     #
     # An operation runs on a Ruby thread of its group, one at a time, in the same order on every rank. What it raises fails the group with an
     # {InternalError}, or the {TimeoutError}, {PeerLostError}, {MismatchError}, {NetworkError} or {StoreError} that it is; an {UnsupportedError}
