@@ -8,7 +8,7 @@ module TorchDL
   # The classes of neural networks.
   module NN
     # A {Torch::NN::Parallel::DataParallel} whose parameters and state have the module's own names, without "module.".
-    class DataParallel < Torch::NN::DataParallel
+    class DataParallel < Torch::NN::Parallel::DataParallel
       # @return [Array<Integer, String, Torch::Device>] as they were given; nil given: the numbers of all GPUs
       attr_reader :device_ids
 

@@ -187,6 +187,7 @@ void tddp_rb_init_delegate(void)
     rb_define_private_method(rb_singleton_class(backend), "_start", backend_start, 0);
     rb_define_private_method(rb_singleton_class(backend), "_next", backend_next, 0);
     request_class = rb_define_class_under(backend, "Request", rb_cObject);
+    rb_funcall(backend, rb_intern("private_constant"), 1, ID2SYM(rb_intern("Request")));
     rb_global_variable(&request_class);
     rb_undef_alloc_func(request_class);
     rb_define_method(request_class, "kind", request_kind, 0);

@@ -19,6 +19,7 @@
 extern "C" {
 #endif
 
+/** What the other side is asked for. */
 typedef enum tddp_delegate_kind {
     TDDP_DELEGATE_CREATE,  /**< connect this rank to the others */
     TDDP_DELEGATE_RUN,     /**< an operation */

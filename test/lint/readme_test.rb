@@ -61,13 +61,14 @@ class ReadmeTest < Minitest::Test
 
   def test_what_they_name_is_there
     flags = File.read(File.join(ROOT, "src/launch/command/flags.c"))
+    extension = File.read(File.join(ROOT, "ext/torch_ddp/extconf.rb"))
     constants = c_names
     missing = PAGES.flat_map do |page, text|
       links = text.scan(/\]\((?!http)([^)]+)\)/).flatten.reject { |link| link_there?(page, link) }
       files = text.scan(%r{`((?:src|examples|test|ext|lib)/[\w./]+)`}).flatten.reject { |path| File.exist?(File.join(ROOT, path)) }
       variables = text.gsub(/^```c\n.*?^```$/m, "").scan(/\b((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]*[A-Z])/).flatten.uniq - constants
       variables.reject! { |name| code.include?("\"#{name}\"") || code.include?("\"#{name}=") }
-      options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.include?("\"#{name}\"") || flags.include?("\"--#{name}\"") }
+      options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.match?(/"(--)?#{name}"/) || extension.include?("--#{name}") }
       [*links, *files, *variables, *options].map { |name| "#{page}: #{name}" }
     end
     assert_empty missing

@@ -2,6 +2,7 @@
 
 require "set" # YARD on Ruby 3.1
 require "yard"
+require_relative "overloads"
 
 # RBS signatures of the public Ruby API, made of the types in its comments. Types of torch-rb are in sig/torch.rbs, by hand.
 class Signatures

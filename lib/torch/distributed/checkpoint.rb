@@ -64,7 +64,7 @@ module Torch
 
       class << self
         # @overload save(path, objects = nil, epoch: nil, step: nil, name: nil, extra: {}, rng: true, sharded: nil, keep: nil,
-        #     process_group: nil, **objects)
+        #   process_group: nil, **objects)
         #   Adds a checkpoint to the folder `path`, as `step-000000100`, else `epoch-000003`, else `save-000001`; one of that
         #   name is replaced.
         #   @param path [String] a folder of checkpoints, made if it is not there
@@ -108,7 +108,7 @@ module Torch
         end
 
         # @overload load(path, objects = nil, rng: true, strict: true, names: nil, convert: false, required: true, process_group: nil,
-        #     **objects)
+        #   **objects)
         #   Restores what {.save} wrote, or what PyTorch's `torch.save` did, or a model from files of safetensors. Nothing is changed
         #   before the checkpoint was read and found good on all ranks.
         #   @param path [String] a folder of checkpoints, of which the newest good one is taken (those that are damaged are

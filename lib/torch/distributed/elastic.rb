@@ -87,12 +87,14 @@ module Torch
       # `start_method: :spawn` does, so the program must be in a file. On each node of several the program makes this call.
       #
       # @overload launch(config, *arguments)
+      #   @param config [LaunchConfig]
+      #   @param arguments [Array] what the block gets; each worker computes its own
       #   @yield what each worker runs, with the arguments
       # @overload launch(entry, config, *arguments)
       #   @param entry [#call, Symbol, String] a Proc or Method; the name of a method of the main program; or the path of a script, or a
       #     program that is no script
-      # @param config [LaunchConfig]
-      # @param arguments [Array] what the block, the method or the script gets; each worker computes its own
+      #   @param config [LaunchConfig]
+      #   @param arguments [Array] what it gets
       # @return [Hash{Integer => Object}] what each worker of this node gave, by rank: anything that Marshal can dump; nil for scripts
       # @raise [ArgumentError, TypeError] naming what is wrong
       # @raise [ChildFailedError] with what failed, once restarts are used up
