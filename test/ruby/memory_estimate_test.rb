@@ -216,9 +216,10 @@ class MemoryEstimateTest < Minitest::Test
     kind = Distributed::Optim::ZeroRedundancyOptimizer
     optimizer = (strategy == :zero) ? kind.new(parallel.parameters, optimizer_class: Torch::Optim::Adam) : Torch::Optim::Adam.new(parallel.parameters)
     4.times do
-      # A thread of its own: what the stack still refers to would not be collected.
+      # Threads of their own: what a stack still refers to would not be collected, as one of the gradients that zero_grad has looked at, and
+      # with it all buckets of the first step, which the second forward replaces.
+      Thread.new { optimizer.zero_grad }.join
       Thread.new do
-        optimizer.zero_grad
         loss(parallel.call(x), y).backward
         optimizer.step
       end.join
