@@ -22,7 +22,7 @@ build_with_cc() {
     local folder="$1" objects="$1/objects" cc="${CC:-cc}" source sources=()
     local flags="-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -pthread -Iinclude -Isrc -Itest/c"
     local rooms room
-    read -r -a rooms <<<"$(sed -n 's/^tddp_room([a-z]* \(.*\))$/\1/p' CMakeLists.txt | tr '\n' ' ')"
+    read -r -a rooms <<<"$(tr '\n' ' ' <CMakeLists.txt | grep -o ' tddp_room([a-z]* [^)]*)' | sed 's/^ tddp_room([a-z]* \(.*\))$/\1/' | tr '\n' ' ')"
     mkdir -p "$objects" "$folder/lib" "$folder/test"
     for room in "${rooms[@]}"; do
         sources+=("src/$room"/*.c)

@@ -23,7 +23,7 @@ class DocsTrainingTest < Minitest::Test
   # The lines that both programs print.
   def test_from_one_process_to_two
     found = [[1, code("Data::DataLoader.new(dataset")], [2, code("on_main { puts \"epoch")]].map do |ranks, program|
-      Distributed.fork_world(ranks) { capture_io { Object.new.instance_eval(program) }.first }
+      Distributed.fork_world(ranks) { capture_io { TOPLEVEL_BINDING.dup.eval(program) }.first }
     end
     assert_equal 2, found[1].size
     assert_empty found[1][1]

@@ -244,6 +244,8 @@ class LaunchFlagsTest < LaunchCase
     end
   end
 
+  flag("pass-local-rank-arg") { assert_equal "x --local-rank=0\n", run_torchrun("--pass-local-rank-arg", *shell('echo "$@"', "x")).out }
+
   flag("help") { assert_equal run_torchrun("--help").out, run_torchrun("-h").out }
 
   flag("version") { assert_match(/\Atorchrun \(torch-ddp\) \d+\.\d+\.\d+\n\z/, run_torchrun("--version").out) }
