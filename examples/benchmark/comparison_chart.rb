@@ -39,7 +39,7 @@ class ComparisonChart
   def legend(picture)
     COLOURS.each_with_index do |((program, fused), colour), at|
       picture.rect(x: LEFT + 165 * at, y: 32, width: 11, height: 11, fill: colour)
-      picture.text("#{program}, #{fused ? "fused" : "plain"} optimizer", x: LEFT + 165 * at + 16, y: 42)
+      picture.text("#{program}, #{fused ? "fused" : "plain"}", x: LEFT + 165 * at + 16, y: 42)
     end
   end
 
