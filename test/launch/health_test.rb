@@ -27,11 +27,11 @@ class HealthTest < LaunchCase
 
   def test_the_state_while_a_job_runs_fails_and_runs_again
     run = start("--nproc-per-node=2", "--max-restarts=1", "--rdzv-id=j1", "--health-check-port=0", *shell(<<~SH))
+      trap 'until [ -e #{@folder}/end ]; do sleep 0.05; done; exit 0' TERM
       echo "ready $TORCHELASTIC_RESTART_COUNT ${TORCHELASTIC_HEALTH_CHECK_PORT-none}"
       until [ -e #{@folder}/go$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.05; done
       [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
       [ $RANK = 0 ] || exit 3
-      trap 'until [ -e #{@folder}/end ]; do sleep 0.05; done; exit 0' TERM
       #{IDLE}
     SH
     port = port_of(run)
