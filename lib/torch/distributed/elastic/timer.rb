@@ -19,7 +19,7 @@ module Torch
         private_constant :VARIABLE, :MOST_BYTES, :MOST_SCOPE, :LONGEST
 
         class << self
-          # Starts a timer; one of the same scope starts anew.
+          # Starts a timer; one of the same scope takes its place.
           def start(scope, after)
             request(scope, Process.clock_gettime(Process::CLOCK_REALTIME) + [after, LONGEST].min, Signal.list.fetch("KILL"))
           end

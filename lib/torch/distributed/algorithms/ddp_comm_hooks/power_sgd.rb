@@ -8,11 +8,11 @@ module Torch
         # has the host wait for the device.
         #
         # P and Q are equal on all ranks after their averages. If an element of a matrix is not finite on a rank, its result is not
-        # finite on all of them, and its error and its Q begin anew.
+        # finite on all of them, and its error and its Q begin again from nothing.
         #
         # @api private
         class PowerSGD
-          # What is kept of a bucket between iterations, by matrix. Another layout of the buckets begins anew.
+          # What is kept of a bucket between iterations, by matrix. Another layout of the buckets begins from nothing.
           Kept = Struct.new(:key, :errors, :qs, :first)
           private_constant :Kept
 

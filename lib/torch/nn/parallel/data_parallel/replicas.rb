@@ -10,7 +10,7 @@ module Torch
       # of layer is named here.
       #
       # While a module is copied its tensors are only collected; then all of them go to all devices at once. The copies may be
-      # used for further calls: their tensors are made anew for each, and the rest is compared with what was copied.
+      # used for further calls: their tensors are new for each, and the rest is compared with what was copied.
       #
       # @api private
       class Replicas
