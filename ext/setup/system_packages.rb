@@ -18,7 +18,7 @@ module Setup
     DEBIAN13 = %w[mmdebstrap].freeze
     COVERAGE = %w[gcovr].freeze
     NPM = %w[npm].freeze
-    SCHEDULERS = %w[slurm-wlm munge openmpi-bin mpich python3-jsonschema].freeze
+    SCHEDULERS = %w[slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev python3-jsonschema].freeze
 
     module_function
 

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "mpi_modules"
 require_relative "scheduler_case"
 require_relative "slurm_cluster"
 
@@ -133,6 +134,14 @@ class SlurmTest < SchedulerCase
     # Srun itself ends with the highest code, which may be that of a task that it ended.
     refute_equal 0, result.code
     assert_match(/task 1: Exited with exit code 3/, result.err)
+  end
+
+  # Tasks that meet by MPI alone, with Slurm's own way to tell them of each other.
+  def test_the_backend_mpi
+    reason = MPIModules.obstacle("mpich")
+    skip reason if reason
+    result = srun("--mpi=pmi2", "-n2", *script(JOIN.sub('"gloo"', '"mpi"')), env: {"TDDP_BACKEND_PATH" => MPIModules.folder("mpich")})
+    assert_equal [%w[3 0 2 0 2], %w[3 1 2 1 2]], joined(result).map { |line| line.first(5) }
   end
 
   def test_the_example_with_a_process_for_each_task

@@ -1,0 +1,125 @@
+/*
+ * MPI as a whole: it begins once for the process, with the first group, and ends with the process.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <tddp/log.h>
+
+#include "backend/mpi/mpi.h"
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pid_t begun_by; /* 0: nobody has begun it here */
+static _Atomic bool given_up;
+
+void tddp_mpi_give_up(void)
+{
+    atomic_store(&given_up, true);
+}
+
+bool tddp_mpi_given_up(void)
+{
+    return atomic_load(&given_up);
+}
+
+tddp_status tddp_mpi_check(int code, const char *what)
+{
+    if (code == MPI_SUCCESS) {
+        return TDDP_OK;
+    }
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    if (MPI_Error_string(code, text, &length)) {
+        length = snprintf(text, sizeof text, "error %d", code);
+    }
+    return tddp_fail(TDDP_NETWORK, "%s: %.*s", what, length, text);
+}
+
+/* The end is collective: a process that fails, and leaves its groups as they are, does not wait for
+ * the others, so that mpirun ends them. A child of a fork has its parent's state, but not its
+ * connections. */
+static void end(void)
+{
+    int ended = 0;
+    if (begun_by != getpid() || tddp_mpi_given_up() || tddp_mpi_groups() > 0 ||
+        MPI_Finalized(&ended) || ended) {
+        return;
+    }
+    tddp_mpi_free_reductions();
+    (void)MPI_Finalize();
+}
+
+/* Components of some versions of Open MPI look for its symbols among those of the program. */
+static void make_symbols_global(void)
+{
+    Dl_info info;
+    if (dladdr((void *)(uintptr_t)MPI_Init_thread, &info) && info.dli_fname) {
+        (void)dlopen(info.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+    }
+}
+
+static tddp_status begin(void)
+{
+    int begun = 0;
+    int provided = MPI_THREAD_SINGLE;
+    tddp_status status = tddp_mpi_check(MPI_Initialized(&begun), "MPI_Initialized");
+    if (status) {
+        return status;
+    }
+    if (begun) {
+        status = tddp_mpi_check(MPI_Query_thread(&provided), "MPI_Query_thread");
+    } else {
+        make_symbols_global();
+        status = tddp_mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided),
+                                "MPI_Init_thread");
+        if (status == TDDP_OK && atexit(end)) {
+            status = tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to register what ends MPI");
+        }
+    }
+    if (status) {
+        return status;
+    }
+    begun_by = getpid();
+    if (provided < MPI_THREAD_MULTIPLE) {
+        char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+        int length = 0;
+        (void)MPI_Get_library_version(version, &length);
+        return tddp_fail(
+            TDDP_UNAVAILABLE,
+            "this MPI does not allow several threads to call it (%s): expected one with "
+            "MPI_THREAD_MULTIPLE",
+            version);
+    }
+    return tddp_mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                          "MPI_Comm_set_errhandler");
+}
+
+tddp_status tddp_mpi_begin(void)
+{
+    if (tddp_mpi_given_up()) {
+        return tddp_fail(
+            TDDP_GROUP_FAILED,
+            "an operation over MPI did not end in its time, and MPI cannot take it back: "
+            "end this process");
+    }
+    pthread_mutex_lock(&mutex);
+    tddp_status status = TDDP_OK;
+    int ended = 0;
+    if (begun_by == 0) {
+        status = begin();
+    } else if (begun_by != getpid()) {
+        status = tddp_fail(
+            TDDP_FORKED,
+            "MPI was begun by process %ld, and this is its child %ld: begin it in the child alone",
+            (long)begun_by, (long)getpid());
+    } else if (MPI_Finalized(&ended) || ended) {
+        status =
+            tddp_fail(TDDP_UNAVAILABLE, "MPI has ended in this process, and cannot begin twice");
+    }
+    pthread_mutex_unlock(&mutex);
+    return status;
+}

@@ -1,0 +1,230 @@
+/*
+ * The backend table "mpi", and a group's context: communicators of its ranks, made from
+ * MPI_COMM_WORLD by the members alone. Ranks learn each other's place in it through the store, so a
+ * rank that does not come is an error in time, not a hang within MPI.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/mpi/mpi.h"
+
+enum { KEY_BYTES = 32, PLACE_BYTES = 32 };
+
+/* Groups that have not been destroyed: as long as there are some, MPI does not end. */
+static _Atomic int alive;
+
+int tddp_mpi_groups(void)
+{
+    return atomic_load(&alive);
+}
+
+/* --- the members ----------------------------------------------------------------------------- */
+
+static tddp_status publish_place(const tddp_backend_opts *opts, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    char value[PLACE_BYTES];
+    int place = 0;
+    int size = 0;
+    if (MPI_Comm_rank(MPI_COMM_WORLD, &place) || MPI_Comm_size(MPI_COMM_WORLD, &size)) {
+        return tddp_fail(TDDP_NETWORK, "MPI does not say which process this is");
+    }
+    int key_length = snprintf(key, sizeof key, "mpi/%d", opts->rank);
+    int length = snprintf(value, sizeof value, "%d %d", place, size);
+    return tddp_store_set(opts->store, (tddp_slice){key, (size_t)key_length},
+                          (tddp_slice){value, (size_t)length}, wait);
+}
+
+static tddp_status read_places(const tddp_backend_opts *opts, const tddp_wait *wait, int *places)
+{
+    int expected = 0;
+    (void)MPI_Comm_size(MPI_COMM_WORLD, &expected);
+    tddp_status status = TDDP_OK;
+    for (int rank = 0; rank < opts->world_size && status == TDDP_OK; rank++) {
+        char key[KEY_BYTES];
+        int length = snprintf(key, sizeof key, "mpi/%d", rank);
+        tddp_blob blob = {0};
+        int size = 0;
+        status = tddp_store_get(opts->store, (tddp_slice){key, (size_t)length}, wait, &blob);
+        if (status == TDDP_OK &&
+            (sscanf(blob.data, "%d %d", &places[rank], &size) != 2 || size != expected)) {
+            status = tddp_fail(
+                TDDP_MISMATCH,
+                "rank %d is in a world of %d MPI processes, rank %d in one of %d: start all by one "
+                "mpirun, mpiexec or srun --mpi",
+                rank, size, opts->rank, expected);
+        }
+        for (int other = 0; other < rank && status == TDDP_OK; other++) {
+            if (places[other] == places[rank]) {
+                status = tddp_fail(TDDP_MISMATCH,
+                                   "ranks %d and %d are both number %d of MPI's processes: start "
+                                   "all by one mpirun, "
+                                   "mpiexec or srun --mpi",
+                                   other, rank, places[rank]);
+            }
+        }
+        tddp_blob_free(&blob);
+    }
+    return status;
+}
+
+/* --- communicators --------------------------------------------------------------------------- */
+
+/* The same on all members, and most likely another for groups that are made at the same time by
+ * other threads. */
+static int tag_of(const char *name)
+{
+    return (int)(tddp_digest_fold(tddp_digest(TDDP_DIGEST_START, name, strlen(name))) % 32768);
+}
+
+static tddp_status make_communicators(tddp_mpi *self, const char *name, const int *places)
+{
+    MPI_Group world;
+    MPI_Group members;
+    MPI_Comm *comms[] = {&self->collectives, &self->headers, &self->payloads};
+    tddp_status status = tddp_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    if (status) {
+        return status;
+    }
+    status = tddp_mpi_check(MPI_Group_incl(world, self->size, places, &members), "MPI_Group_incl");
+    (void)MPI_Group_free(&world);
+    if (status) {
+        return status;
+    }
+    for (size_t i = 0; i < sizeof comms / sizeof *comms && status == TDDP_OK; i++) {
+        status =
+            tddp_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(name), comms[i]),
+                           "MPI_Comm_create_group");
+        if (status == TDDP_OK) {
+            status = tddp_mpi_check(MPI_Comm_set_errhandler(*comms[i], MPI_ERRORS_RETURN),
+                                    "MPI_Comm_set_errhandler");
+        }
+    }
+    (void)MPI_Group_free(&members);
+    return status;
+}
+
+/* --- life cycle ------------------------------------------------------------------------------ */
+
+static void abort_group(void *data)
+{
+    tddp_mpi *self = data;
+    atomic_store(&self->aborted, true);
+}
+
+/* If MPI was given up, what it may still use stays, and the group counts as alive. */
+static void destroy(void *data)
+{
+    tddp_mpi *self = data;
+    if (tddp_mpi_given_up()) {
+        return;
+    }
+    MPI_Comm *comms[] = {&self->collectives, &self->headers, &self->payloads};
+    for (size_t i = 0; i < sizeof comms / sizeof *comms; i++) {
+        if (*comms[i] != MPI_COMM_NULL) {
+            (void)MPI_Comm_free(comms[i]);
+        }
+    }
+    free(self->calls);
+    free((void *)self->sent);
+    free(self);
+    atomic_fetch_sub(&alive, 1);
+}
+
+static tddp_status connect(tddp_mpi *self, const tddp_backend_opts *opts, const tddp_wait *wait)
+{
+    int *places = calloc((size_t)self->size, sizeof *places);
+    if (!places) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    tddp_status status = publish_place(opts, wait);
+    if (status == TDDP_OK) {
+        status = read_places(opts, wait, places);
+    }
+    if (status == TDDP_OK) {
+        status = make_communicators(self, opts->group, places);
+    }
+    free(places);
+    return status;
+}
+
+static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
+{
+    tddp_status status = tddp_mpi_begin();
+    if (status) {
+        return status;
+    }
+    tddp_mpi *self = calloc(1, sizeof *self);
+    if (!self) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    self->rank = opts->rank;
+    self->size = opts->world_size;
+    self->collectives = self->headers = self->payloads = MPI_COMM_NULL;
+    self->calls = calloc((size_t)self->size, sizeof *self->calls);
+    self->sent = calloc((size_t)self->size, sizeof *self->sent);
+    atomic_fetch_add(&alive, 1);
+    status = self->calls && self->sent ? connect(self, opts, wait)
+                                       : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    if (status) {
+        destroy(self);
+        return status;
+    }
+    *out = self;
+    return TDDP_OK;
+}
+
+/* --- operations ------------------------------------------------------------------------------ */
+
+static tddp_status run(void *data, const tddp_op *op)
+{
+    tddp_mpi *self = data;
+    tddp_status status = tddp_mpi_begin();
+    if (status) {
+        return status;
+    }
+    const tddp_mpi_limits limits = tddp_mpi_limits_of(self, op);
+    status = tddp_mpi_compare(self, op, &limits);
+    if (status || op->kind == TDDP_OP_BARRIER) {
+        return status;
+    }
+    switch (op->kind) {
+    case TDDP_OP_ALL_REDUCE:
+    case TDDP_OP_REDUCE:
+    case TDDP_OP_REDUCE_SCATTER:
+        return tddp_mpi_reduce(self, op, &limits);
+    default:
+        return tddp_mpi_move(self, op, &limits);
+    }
+}
+
+static const tddp_backend_v1 backend = {
+    .abi = TDDP_BACKEND_ABI,
+    .size = sizeof(tddp_backend_v1),
+    .name = "mpi",
+    .device_types = 1u << TDDP_CPU,
+    .create = create,
+    .abort = abort_group,
+    .destroy = destroy,
+    .post = tddp_mpi_post,
+    .finish = tddp_mpi_finish,
+    .op_count = TDDP_OP_COUNT,
+    .run = {[TDDP_OP_ALL_REDUCE] = run,
+            [TDDP_OP_BROADCAST] = run,
+            [TDDP_OP_BARRIER] = run,
+            [TDDP_OP_ALL_GATHER] = run,
+            [TDDP_OP_REDUCE_SCATTER] = run,
+            [TDDP_OP_REDUCE] = run,
+            [TDDP_OP_GATHER] = run,
+            [TDDP_OP_SCATTER] = run,
+            [TDDP_OP_ALL_TO_ALL] = run},
+};
+
+TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);
+
+const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi)
+{
+    return core_abi == TDDP_BACKEND_ABI ? &backend : NULL;
+}

@@ -1,0 +1,102 @@
+/*
+ * What the files of this module share: a group's context, and how its calls of MPI are waited for.
+ *
+ * MPI cannot take back what has begun, a message that was received in part or a collective: if its
+ * time is over, its memory may be written later. Then the process is done with MPI: `given_up` is
+ * set, no thread calls MPI again, every group fails, and the end of the process is not announced to
+ * MPI, so that mpirun ends the others.
+ */
+#ifndef TDDP_MPI_H
+#define TDDP_MPI_H
+
+#include <mpi.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <tddp/backend.h>
+#include <tddp/call.h>
+
+/* Elements, or bytes, of one call of MPI, whose counts are ints. */
+enum { TDDP_MPI_MOST = 1 << 30 };
+
+typedef struct tddp_mpi {
+    int rank;
+    int size;
+    MPI_Comm collectives;
+    MPI_Comm headers; /* of messages */
+    MPI_Comm payloads;
+    _Atomic bool aborted;
+    tddp_calls *calls;      /* of this rank and each other, in the last compared operation */
+    _Atomic uint32_t *sent; /* messages to each rank so far */
+    uint64_t digests[6];    /* of the operation that is compared: this rank's, and the greatest */
+} tddp_mpi;
+
+/* When a wait ends, and whether it may spin. */
+typedef struct tddp_mpi_limits {
+    tddp_mpi *group;
+    int64_t deadline_ns;
+    int64_t timeout_ms;
+    bool spins;
+} tddp_mpi_limits;
+
+/* --- library.c ------------------------------------------------------------------------------- */
+
+/* Begins MPI if nobody has. Any thread. Errors: TDDP_UNAVAILABLE, with what is missing. */
+TDDP_NODISCARD tddp_status tddp_mpi_begin(void);
+
+/* TDDP_OK for MPI_SUCCESS, else TDDP_NETWORK with MPI's text. */
+TDDP_NODISCARD tddp_status tddp_mpi_check(int code, const char *what);
+
+/* No further call of MPI in this process; see above. */
+void tddp_mpi_give_up(void);
+bool tddp_mpi_given_up(void);
+
+/* --- module.c -------------------------------------------------------------------------------- */
+
+/* Groups that are not destroyed. */
+int tddp_mpi_groups(void);
+
+/* --- requests.c ------------------------------------------------------------------------------ */
+
+int64_t tddp_mpi_now_ns(void);
+tddp_mpi_limits tddp_mpi_limits_of(tddp_mpi *self, const tddp_op *op);
+
+/* Waits for all of `count` requests; `code` is what starting them returned. After a failure the
+ * process has given up MPI. */
+TDDP_NODISCARD tddp_status tddp_mpi_wait(const tddp_mpi_limits *limits, int code,
+                                         MPI_Request *requests, int count, const char *what);
+
+/* Waits for a receive, which can be taken back if nothing comes: other groups go on. */
+TDDP_NODISCARD tddp_status tddp_mpi_wait_receive(const tddp_mpi_limits *limits,
+                                                 MPI_Request *request, MPI_Status *status);
+
+/* --- calls.c --------------------------------------------------------------------------------- */
+
+/* Compares the operation with those of the other ranks; all have arrived afterwards. */
+TDDP_NODISCARD tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op,
+                                            const tddp_mpi_limits *limits);
+
+/* --- types.c --------------------------------------------------------------------------------- */
+
+typedef struct tddp_mpi_reduction {
+    MPI_Datatype type;
+    MPI_Op op;
+} tddp_mpi_reduction;
+
+/* MPI's own where it has them, else those of tddp_combine(). */
+TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_op op,
+                                                 tddp_mpi_reduction *out);
+
+/* Before MPI ends. */
+void tddp_mpi_free_reductions(void);
+
+/* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
+
+TDDP_NODISCARD tddp_status tddp_mpi_reduce(tddp_mpi *self, const tddp_op *op,
+                                           const tddp_mpi_limits *limits);
+TDDP_NODISCARD tddp_status tddp_mpi_move(tddp_mpi *self, const tddp_op *op,
+                                         const tddp_mpi_limits *limits);
+tddp_status tddp_mpi_post(void *context, const tddp_op *op, void **request);
+tddp_status tddp_mpi_finish(void *context, void *request, int *source);
+
+#endif
