@@ -75,6 +75,8 @@ typedef struct tddp_cuda {
     TDDP_CUDA_CALLS(TDDP_CUDA_FIELD)
 #undef TDDP_CUDA_FIELD
     int version; /**< of the runtime: 12040 is 12.4 */
+    /** The driver's cuDevicePrimaryCtxGetState; NULL: not found. */
+    int (*context_state)(int device, unsigned *flags, int *active);
 } tddp_cuda;
 
 /**
@@ -102,9 +104,9 @@ typedef struct tddp_cuda_place {
  * invalidate a graph capture on another thread, as some would (querying events, allocating memory).
  * Errors: TDDP_SYSTEM with CUDA's text; tddp_cuda_leave() isn't needed then.
  *
- * After tddp_cuda_keep_device(), for a thread that needs no device of its own, the thread stays on
- * the device that it used last: switching back to device 0, where every thread starts, would create
- * a context there, some hundred MiB for each process.
+ * A device that was current before but has no context stays as it is, since a switch back to it
+ * would make one, of some hundred MiB for each process: every thread starts on device 0. After
+ * tddp_cuda_keep_device(), for a thread that needs no device of its own, none is switched back to.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_enter(const tddp_cuda *cuda, int device,
                                                     tddp_cuda_place *place);
@@ -118,6 +120,34 @@ TDDP_API void tddp_cuda_keep_device(void);
 TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_follow(const tddp_cuda *cuda, tddp_cuda_event event,
                                                      tddp_cuda_stream stream,
                                                      tddp_cuda_stream earlier);
+
+/** Where memory on devices comes from that libtddp needs for a moment: libtorch's caching allocator
+ * in a program that has loaded libtddp_torch with CUDA, so that no second pool lies beside it. */
+typedef struct tddp_cuda_allocator {
+    /** On the current device, for use on `stream` alone. Errors: TDDP_OUT_OF_MEMORY. */
+    tddp_status (*allocate)(size_t bytes, tddp_cuda_stream stream, void **data);
+    /** Once all uses are on that stream. */
+    void (*release)(void *data);
+} tddp_cuda_allocator;
+
+/** A piece of such memory, with what it came from. */
+typedef struct tddp_cuda_memory {
+    void *data;
+    const tddp_cuda_allocator *allocator; /**< NULL: CUDA's own pool */
+} tddp_cuda_memory;
+
+/** Replaces the allocator of the process; NULL: CUDA's own pool. It must stay. Any thread. */
+TDDP_API void tddp_cuda_set_allocator(const tddp_cuda_allocator *replacement);
+
+/** Memory on the current device for work on `stream` alone, to be released with
+ * tddp_cuda_release() once that work is on the stream. Errors: the allocator's, TDDP_SYSTEM. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_allocate(const tddp_cuda *cuda, size_t bytes,
+                                                       tddp_cuda_stream stream,
+                                                       tddp_cuda_memory *out);
+/** Errors: TDDP_SYSTEM. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_cuda_release(const tddp_cuda *cuda,
+                                                      tddp_cuda_stream stream,
+                                                      const tddp_cuda_memory *memory);
 
 #ifdef __cplusplus
 }

@@ -28,6 +28,8 @@ enum {
 static void destroy(tddp_staging_block *block)
 {
     const tddp_cuda *cuda = block->cuda;
+    tddp_cuda_place before;
+    const bool entered = tddp_cuda_enter(cuda, block->device, &before) == TDDP_OK;
     if (block->data) {
         (void)(block->type == TDDP_CUDA ? cuda->cudaFree(block->data)
                                         : cuda->cudaFreeHost(block->data));
@@ -39,6 +41,9 @@ static void destroy(tddp_staging_block *block)
         (void)cuda->cudaStreamDestroy(block->stream);
     }
     (void)cuda->cudaGetLastError();
+    if (entered) {
+        tddp_cuda_leave(cuda, &before);
+    }
     free(block);
 }
 

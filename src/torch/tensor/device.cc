@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
+#include <tddp/cuda.h>
 #include <tddp/torch_memory.h>
 
 #include "torch/tensor/shim.h"
@@ -115,6 +116,31 @@ tddp_status tddp_torch_set_device(int32_t index)
 #ifdef TDDP_WITH_CUDA
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
+
+/* --- memory of libtddp's own: <tddp/cuda.h> --------------------------------------------------- */
+
+static tddp_status allocate_on_stream(size_t bytes, tddp_cuda_stream stream, void **data)
+{
+    const tddp_status status = tddp_torch::guard([&] {
+        *data = allocator::raw_alloc_with_stream(bytes, reinterpret_cast<cudaStream_t>(stream));
+    });
+    return status ? tddp_fail(TDDP_OUT_OF_MEMORY, "%zu bytes from libtorch's allocator: %s", bytes,
+                              tddp_error_message())
+                  : TDDP_OK;
+}
+
+static void release_to_stream(void *data)
+{
+    const tddp_status status = tddp_torch::guard([&] { allocator::raw_delete(data); });
+    (void)status; /* memory that is not its own */
+}
+
+/* As the library is loaded. */
+static const bool allocator_is_set = [] {
+    static const tddp_cuda_allocator libtorchs = {allocate_on_stream, release_to_stream};
+    tddp_cuda_set_allocator(&libtorchs);
+    return true;
+}();
 
 tddp_status tddp_device_memory_stats(int32_t device, tddp_memory_stats *out)
 {

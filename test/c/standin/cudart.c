@@ -47,6 +47,7 @@ static _Atomic int default_detached;
 static char failing[NAME_BYTES];
 static int failing_with;
 static int failing_times;
+static _Atomic unsigned contexts;
 static _Thread_local int device;
 static _Thread_local tddp_cuda_error last_error;
 
@@ -107,6 +108,27 @@ void standin_set_capture(int status)
     pthread_mutex_lock(&lock);
     capture = status;
     pthread_mutex_unlock(&lock);
+}
+
+/* Of the device that is current here, which this call needs. */
+void standin_make_context(void)
+{
+    atomic_fetch_or(&contexts, 1u << device);
+}
+
+unsigned standin_contexts(void)
+{
+    return atomic_load(&contexts);
+}
+
+/* The driver's. */
+EXPORT int cuDevicePrimaryCtxGetState(int of, unsigned *flags, int *active);
+
+EXPORT int cuDevicePrimaryCtxGetState(int of, unsigned *flags, int *active)
+{
+    *flags = 0;
+    *active = (standin_contexts() >> of & 1u) != 0;
+    return 0;
 }
 
 tddp_cuda_error standin_fail(const char *name)
@@ -197,6 +219,7 @@ EXPORT tddp_cuda_error cudaStreamCreateWithPriority(tddp_cuda_stream *stream, un
     (void)flags;
     (void)priority;
     FAIL_IF_TOLD();
+    standin_make_context();
     pthread_mutex_lock(&lock);
     alive++;
     *stream = make_stream();
@@ -207,6 +230,7 @@ EXPORT tddp_cuda_error cudaStreamCreateWithPriority(tddp_cuda_stream *stream, un
 /* The thread does what is left and goes. */
 EXPORT tddp_cuda_error cudaStreamDestroy(tddp_cuda_stream stream)
 {
+    standin_make_context();
     pthread_mutex_lock(&lock);
     stream->ends = true;
     pthread_cond_signal(&stream->given);
@@ -225,12 +249,14 @@ EXPORT tddp_cuda_error cudaEventCreateWithFlags(tddp_cuda_event *event, unsigned
 {
     (void)flags;
     FAIL_IF_TOLD();
+    standin_make_context();
     *event = standin_make_piece(sizeof **event);
     return 0;
 }
 
 EXPORT tddp_cuda_error cudaEventDestroy(tddp_cuda_event event)
 {
+    standin_make_context();
     pthread_mutex_lock(&lock);
     if (event->stream) {
         drop(event->stream);
@@ -243,6 +269,7 @@ EXPORT tddp_cuda_error cudaEventDestroy(tddp_cuda_event event)
 EXPORT tddp_cuda_error cudaEventRecord(tddp_cuda_event event, tddp_cuda_stream stream)
 {
     FAIL_IF_TOLD();
+    standin_make_context();
     pthread_mutex_lock(&lock);
     if (event->stream) {
         drop(event->stream);
@@ -259,6 +286,7 @@ EXPORT tddp_cuda_error cudaEventRecord(tddp_cuda_event event, tddp_cuda_stream s
 EXPORT tddp_cuda_error cudaEventQuery(tddp_cuda_event event)
 {
     FAIL_IF_TOLD();
+    standin_make_context();
     pthread_mutex_lock(&lock);
     bool done = !event->stream || event->stream->done >= event->ticket;
     pthread_mutex_unlock(&lock);
@@ -268,6 +296,7 @@ EXPORT tddp_cuda_error cudaEventQuery(tddp_cuda_event event)
 
 EXPORT tddp_cuda_error cudaEventElapsedTime(float *ms, tddp_cuda_event start, tddp_cuda_event end)
 {
+    standin_make_context();
     (void)start;
     (void)end;
     *ms = 12.5F; /* as good as any: nobody else measures */
@@ -296,6 +325,7 @@ EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_ev
 {
     (void)flags;
     FAIL_IF_TOLD();
+    standin_make_context();
     awaited *it = calloc(1, sizeof *it);
     if (!it) {
         abort();
@@ -346,6 +376,7 @@ EXPORT tddp_cuda_error cudaSetDevice(int number)
         return last_error;
     }
     device = number;
+    standin_make_context(); /* since CUDA 12 */
     return 0;
 }
 
@@ -363,6 +394,7 @@ EXPORT tddp_cuda_error cudaGetLastError(void)
 
 EXPORT tddp_cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
+    standin_make_context();
     *least = 0;
     *greatest = -5;
     return 0;
@@ -370,6 +402,7 @@ EXPORT tddp_cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greates
 
 EXPORT tddp_cuda_error cudaStreamIsCapturing(tddp_cuda_stream stream, int *status)
 {
+    standin_make_context();
     (void)stream;
     pthread_mutex_lock(&lock);
     *status = capture;
@@ -379,5 +412,6 @@ EXPORT tddp_cuda_error cudaStreamIsCapturing(tddp_cuda_stream stream, int *statu
 
 EXPORT tddp_cuda_error cudaThreadExchangeStreamCaptureMode(int *mode)
 {
+    standin_make_context();
     return *mode < 0 ? ERROR_INVALID_VALUE : 0;
 }

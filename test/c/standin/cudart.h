@@ -22,6 +22,9 @@ tddp_cuda_error standin_fail(const char *name);
         }                                               \
     } while (0)
 
+/* Has the device that is current here a context. */
+void standin_make_context(void);
+
 /* Zeroed bytes at a multiple of 64; how many such pieces there are. */
 void *standin_make_piece(size_t bytes);
 void standin_free_piece(void *data);

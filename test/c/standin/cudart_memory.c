@@ -64,12 +64,14 @@ void standin_free_piece(void *data)
 EXPORT tddp_cuda_error cudaMalloc(void **data, size_t bytes)
 {
     FAIL_IF_TOLD();
+    standin_make_context();
     *data = standin_make_piece(bytes);
     return 0;
 }
 
 EXPORT tddp_cuda_error cudaFree(void *data)
 {
+    standin_make_context();
     if (data) {
         standin_free_piece(data);
     }
@@ -80,12 +82,14 @@ EXPORT tddp_cuda_error cudaMallocAsync(void **data, size_t bytes, tddp_cuda_stre
 {
     (void)stream;
     FAIL_IF_TOLD();
+    standin_make_context();
     return cudaMalloc(data, bytes);
 }
 
 EXPORT tddp_cuda_error cudaFreeAsync(void *data, tddp_cuda_stream stream)
 {
     FAIL_IF_TOLD();
+    standin_make_context();
     standin_put(stream, standin_free_piece, data);
     return 0;
 }
@@ -95,11 +99,13 @@ EXPORT tddp_cuda_error cudaHostAlloc(void **data, size_t bytes, unsigned flags)
 {
     (void)flags;
     FAIL_IF_TOLD();
+    standin_make_context();
     return cudaMalloc(data, bytes);
 }
 
 EXPORT tddp_cuda_error cudaFreeHost(void *data)
 {
+    standin_make_context();
     return cudaFree(data);
 }
 
@@ -121,6 +127,7 @@ EXPORT tddp_cuda_error cudaMemcpyAsync(void *into, const void *from, size_t byte
 {
     (void)kind;
     FAIL_IF_TOLD();
+    standin_make_context();
     copy *it = calloc(1, sizeof *it);
     if (!it) {
         abort();
