@@ -89,6 +89,12 @@ typedef struct tddp_op {
     const struct tddp_op *part_of;
     /** What prepare() has returned for this operation; NULL: nothing. */
     void *prepared;
+    /** What reserve() has returned for this operation; NULL: nothing. */
+    void *turn;
+    /** send, recv with TDDP_BACKEND_QUEUES: the number of messages, posted one after the other,
+     * that are launched as one, and this one's number among them, from 0; 0: a single message. */
+    size_t batch;
+    size_t batch_index;
 } tddp_op;
 
 /** What create() gets. */
@@ -193,10 +199,11 @@ typedef struct tddp_backend_v1 {
      * point, is posted, launched, awaited and finished. post() records the work that precedes it
      * on the memory's stream, and never blocks. launch() puts the operation on its queue:
      * collectives one at a time, in the order of their numbers, on the progress thread; it may
-     * block until the deadline. order() makes later work on `stream` wait for the operation; any
-     * thread, between launch() and finish(). await() returns when the device has completed it,
-     * or an error. finish() doesn't wait then; it is called once for each request, also if
-     * launch() failed or was never called.
+     * block until the deadline. Those of launches_at_once() are launched on their caller's thread,
+     * if no other operation of the context is queued. order() makes later work on `stream` wait for
+     * the operation; any thread, between launch() and finish(). await() returns when the device has
+     * completed it, or an error. finish() doesn't wait then; it is called once for each request,
+     * also if launch() failed or was never called.
      */
     tddp_status (*launch)(void *context, void *request);
     tddp_status (*order)(void *context, void *request, void *stream);
@@ -246,6 +253,22 @@ typedef struct tddp_backend_v1 {
      * is not called for; no operation is running, and the context may be destroyed. */
     tddp_status (*probe)(void *context, void *request, int *source);
     void (*drop)(void *request);
+
+    /**
+     * Of backends whose operations have one order for all contexts of a process, the order in which
+     * they were called, since a device that carries out one after the other must not get them in
+     * another order than its peers; both NULL: there is none. reserve() takes the operation's turn,
+     * in the order of a context's operations; it is called for all kinds, also those that are run,
+     * before launch(), run or finish() gets the operation with `*turn` in it. release() is called
+     * once for each turn, after that or instead of it: later operations wait for it. Neither
+     * blocks. A batch of messages has one turn, the first one's. Any thread.
+     */
+    tddp_status (*reserve)(void *context, const tddp_op *op, void **turn);
+    void (*release)(void *context, void *turn);
+
+    /** Whether launch() of this request, whose turn is reserved, would return at once: it may then
+     * be called on the caller's thread. NULL: none would. */
+    int (*launches_at_once)(void *context, void *request);
 
     /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
     uint32_t op_count;

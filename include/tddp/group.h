@@ -335,6 +335,18 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buf
                                               uint32_t tag, tddp_work **work);
 
 /**
+ * Sends and receives of a group begun as one, all checked before the first begins. `messages` lie
+ * one after the other, each a send or a recv; `works` gets as many, each to be waited for. On a
+ * GPU by NCCL they are one launch, in which no message waits for another, so that ranks that send
+ * to each other need no order; it is on the communicator of all ranks, so if it is the group's
+ * first operation there, all ranks must take part in one. Elsewhere they are the same as messages
+ * begun one by one.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_batch_send_recv(tddp_group *group,
+                                                         const tddp_op_args *messages, size_t count,
+                                                         tddp_work **works);
+
+/**
  * A barrier that names the missing ranks: rank 0 waits for the others, at most `timeout_ms` (<= 0:
  * the group's), and sends all of them the outcome. With `wait_all_ranks` it names all missing
  * ranks, else the first. It uses the store, beside the queue, and the group can be used after it

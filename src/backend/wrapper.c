@@ -97,6 +97,15 @@ tddp_status tddp_inner_await(void *context, void *request)
     return posted->inner->backend->await(posted->inner->context, posted->request);
 }
 
+int tddp_inner_launches_at_once(void *context, void *request)
+{
+    (void)context;
+    const tddp_inner_request *posted = request;
+    const tddp_inner *inner = posted->inner;
+    return inner->backend->launches_at_once &&
+           inner->backend->launches_at_once(inner->context, posted->request);
+}
+
 /* --- tables ---------------------------------------------------------------------------------- */
 
 /* Process-wide, like the registry's list. */

@@ -52,6 +52,7 @@ TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *
 TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *request);
 TDDP_NODISCARD tddp_status tddp_inner_order(void *context, void *request, void *stream);
 TDDP_NODISCARD tddp_status tddp_inner_await(void *context, void *request);
+int tddp_inner_launches_at_once(void *context, void *request);
 
 /* --- tables ---------------------------------------------------------------------------------- */
 

@@ -1,8 +1,8 @@
 /*
  * Operations that a device carries out (TDDP_BACKEND_QUEUES): posted by their caller, launched in
- * turn by the progress thread, awaited one after the other by a thread of their own, so that the
- * queue goes on while the device works. Sends and receives take the same steps on the threads of
- * p2p.c.
+ * turn by the progress thread, or by the caller where nothing is before it, awaited one after the
+ * other by a thread of their own, so that the queue goes on while the device works. Sends and
+ * receives take the same steps on the threads of p2p.c.
  *
  * Invariant: a work's request lives from post to finish; who uses it in between, to have a stream
  * wait for it, holds the work's lock, under which it is taken out before it is finished. A work
@@ -22,6 +22,21 @@ bool tddp_group_queues(const tddp_group *group, const tddp_op *op)
 {
     return (group->backend->traits & TDDP_BACKEND_QUEUES) && op->kind != TDDP_OP_BARRIER &&
            (op->input.device_type != TDDP_CPU || op->output.device_type != TDDP_CPU);
+}
+
+/* On the thread that numbers the work. */
+tddp_status tddp_group_reserve_turn(tddp_group *group, tddp_work *work)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    return backend->reserve ? backend->reserve(group->context, &work->op, &work->op.turn) : TDDP_OK;
+}
+
+void tddp_group_release_turn(tddp_group *group, tddp_work *work)
+{
+    if (work->op.turn) {
+        group->backend->release(group->context, work->op.turn);
+        work->op.turn = NULL;
+    }
 }
 
 tddp_status tddp_group_device_post(tddp_group *group, tddp_work *work)
@@ -55,6 +70,7 @@ void tddp_group_device_drop(tddp_group *group, tddp_work *work)
     int source;
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     tddp_status status = group->backend->finish(group->context, take_request(work), &source);
+    tddp_group_release_turn(group, work);
     (void)tddp_fail(status ? status : TDDP_GROUP_FAILED, "%s", text); /* the text is what it was */
 }
 
@@ -64,9 +80,17 @@ tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work)
     if (status) {
         tddp_group_device_drop(group, work);
     } else {
+        tddp_group_release_turn(group, work);
         set_launched(work);
     }
     return status;
+}
+
+bool tddp_group_launches_at_once(const tddp_group *group, const tddp_work *work)
+{
+    const tddp_backend_v1 *backend = group->backend;
+    return work->on_device && backend->launches_at_once &&
+           backend->launches_at_once(group->context, work->request);
 }
 
 tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work, int *source)
@@ -80,15 +104,9 @@ tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work, int *so
     return status ? tddp_fail(status, "%s", text) : finished;
 }
 
-void tddp_group_device_carry_out(tddp_group *group, tddp_work *work)
+void tddp_group_device_leave(tddp_group *group, tddp_work *work)
 {
     tddp_group_device *device = &group->device;
-    tddp_status status = tddp_group_device_launch(group, work);
-    if (status) {
-        tddp_group_complete(group, work, status);
-        tddp_work_release(work);
-        return;
-    }
     pthread_mutex_lock(&group->mutex);
     group->in_flight++;
     atomic_store(&group->completing, true); /* from now on it is one of these */

@@ -3,6 +3,8 @@
  * each kind with the arguments that most callers need. Each calls the function that checks the
  * kind's arguments and submits it, in collectives.c, lists.c, coalesce.c or p2p.c. Any thread.
  */
+#include <stdlib.h>
+
 #include "base/options.h"
 #include "group/checks.h"
 
@@ -65,6 +67,35 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);
     }
     return start(group, &all, work, operation);
+}
+
+tddp_status tddp_batch_send_recv(tddp_group *group, const tddp_op_args *messages, size_t count,
+                                 tddp_work **works)
+{
+    tddp_op_args *all = tddp_alloc_array(count + 1, sizeof *all);
+    tddp_status status = all ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && (!messages || !works || count == 0)) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s: expected one or more",
+                           !messages ? "messages is NULL"
+                           : !works  ? "works is NULL"
+                                     : "a batch of 0 messages");
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        all[i] = (tddp_op_args)TDDP_OP_ARGS_INIT;
+        /* They lie one after the other as large as the caller's header says. */
+        const void *at = (const char *)messages + i * messages->size;
+        status = tddp_opts_read("TDDP_OP_ARGS_INIT", at, TDDP_OPTS_UNTIL(tddp_op_args, cancel),
+                                &all[i], sizeof all[i]);
+        if (status == TDDP_OK && all[i].kind != TDDP_OP_SEND && all[i].kind != TDDP_OP_RECV) {
+            status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                               "message %zu of a batch is of kind %d: expected a send or a recv", i,
+                               (int)all[i].kind);
+        }
+        status = status ? status : tddp_group_check_call(group, all[i].kind);
+    }
+    status = status ? status : tddp_group_batch(group, all, count, works);
+    free(all);
+    return status;
 }
 
 /* --- each kind ------------------------------------------------------------------------------- */

@@ -88,14 +88,13 @@ static void start(tddp_group *group, tddp_work *work)
     }
 }
 
-/* Stores a failure, for one of the group's threads to complete the work with. */
-static void keep_failure(tddp_work *work, tddp_status status)
+void tddp_group_keep_failure(tddp_work *work, tddp_status status)
 {
     work->pending_status = status;
     work->pending_text = tddp_copy_string(tddp_error_message());
 }
 
-static tddp_status kept_failure(const tddp_work *work)
+tddp_status tddp_group_kept_failure(const tddp_work *work)
 {
     return tddp_fail(work->pending_status, "%s",
                      work->pending_text ? work->pending_text
@@ -106,11 +105,19 @@ static tddp_status kept_failure(const tddp_work *work)
 static void execute(tddp_group *group, tddp_work *work)
 {
     start(group, work);
-    if (work->on_device) {
-        tddp_group_device_carry_out(group, work);
+    tddp_status status = TDDP_OK;
+    if (work->pending_status) {
+        status = tddp_group_kept_failure(work);
+    } else if (work->on_device) {
+        status = tddp_group_device_launch(group, work);
+    } else {
+        status = tddp_group_run(group, work);
+    }
+    tddp_group_release_turn(group, work);
+    if (work->on_device && status == TDDP_OK) {
+        tddp_group_device_leave(group, work);
         return;
     }
-    tddp_status status = work->pending_status ? kept_failure(work) : tddp_group_run(group, work);
     tddp_group_complete(group, work, status);
     tddp_work_release(work);
 }
@@ -137,7 +144,7 @@ static bool execute_on_caller(tddp_group *group, tddp_work *work, tddp_cancel *c
     work->op.cancel = NULL;
     if (status) {
         if (status != TDDP_CANCELED || !cancel || !tddp_cancel_triggered(cancel)) {
-            keep_failure(work, status);
+            tddp_group_keep_failure(work, status);
         }
         return false;
     }
@@ -208,6 +215,7 @@ void tddp_group_execute_next(tddp_group *group)
         if (work->on_device) {
             tddp_group_device_drop(group, work);
         }
+        tddp_group_release_turn(group, work);
         tddp_recorder_finished(group, work, status, tddp_error_message());
         tddp_group_work_finish(work, status, tddp_error_message());
         tddp_work_release(work);
@@ -215,6 +223,24 @@ void tddp_group_execute_next(tddp_group *group)
         execute(group, work);
     }
     pthread_mutex_lock(&group->mutex);
+    release_queue(group);
+}
+
+void tddp_group_launch_inline(tddp_group *group)
+{
+    tddp_work *work = acquire_queue(group);
+    pthread_mutex_unlock(&group->mutex);
+    start(group, work);
+    tddp_status status = tddp_group_device_launch(group, work);
+    if (status) {
+        tddp_group_keep_failure(work, status);
+    } else {
+        tddp_group_device_leave(group, work);
+    }
+    pthread_mutex_lock(&group->mutex);
+    if (status) {
+        put_back(group, work);
+    }
     release_queue(group);
 }
 

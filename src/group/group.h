@@ -216,6 +216,10 @@ TDDP_NODISCARD tddp_group_operation tddp_group_all_reduce, tddp_group_reduce, td
     tddp_group_reduce_scatter_list, tddp_group_all_to_all, tddp_group_all_reduce_list,
     tddp_group_send_or_recv;
 
+/* p2p.c: several messages; `works` has room for as many. */
+TDDP_NODISCARD tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages,
+                                            size_t count, tddp_work **works);
+
 /* prepare.c: makes a work with the caller's timeout and description, and a copy of its operation's
  * parts. */
 TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op,
@@ -299,9 +303,17 @@ TDDP_NODISCARD tddp_status tddp_group_device_launch(tddp_group *group, tddp_work
 TDDP_NODISCARD tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work,
                                                     int *source);
 
-/* Launches the queue's next work and leaves the rest to the group's device thread, which completes
- * and releases it. On the progress thread. */
-void tddp_group_device_carry_out(tddp_group *group, tddp_work *work);
+/* Leaves a launched work to the group's device thread, which completes and releases it. On the
+ * thread that executes the queue. */
+void tddp_group_device_leave(tddp_group *group, tddp_work *work);
+
+/* Whether a posted work can be launched without waiting. */
+bool tddp_group_launches_at_once(const tddp_group *group, const tddp_work *work);
+
+/* An operation's turn among those of all groups: reserved when it gets its number, released once it
+ * is launched, executed or refused. */
+TDDP_NODISCARD tddp_status tddp_group_reserve_turn(tddp_group *group, tddp_work *work);
+void tddp_group_release_turn(tddp_group *group, tddp_work *work);
 
 /* Start and end the device thread, which first completes everything under way. */
 TDDP_NODISCARD tddp_status tddp_group_device_start(tddp_group *group);
@@ -339,7 +351,11 @@ void tddp_engine_await(tddp_eventcount *events, uint32_t seen);
 /* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);
 
-/* executor.c: whether waiting threads execute operations. */
+/* executor.c: stores a failure, for one of the group's threads to complete the work with. */
+void tddp_group_keep_failure(tddp_work *work, tddp_status status);
+TDDP_NODISCARD tddp_status tddp_group_kept_failure(const tddp_work *work);
+
+/* Whether waiting threads execute operations. */
 bool tddp_group_resumes(const tddp_group *group);
 
 /* Executes the first operation of the queue, which is not empty, on the progress thread. With the
@@ -374,6 +390,11 @@ void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inl
 /* Executes queued operations up to this work on the calling thread, which waits for it, unless
  * another thread does so, until the token (may be NULL) is triggered. */
 void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
+
+/* Launches the queue's only work, a device's, on the calling thread, which has found that this
+ * takes no wait; one of the group's threads completes it if that fails. With the lock held, which
+ * is released meanwhile. */
+void tddp_group_launch_inline(tddp_group *group);
 
 /* Numbers and executes an operation without queueing it; false if others are queued or running. */
 bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status);

@@ -12,6 +12,7 @@
  * numbers. Locks are taken in the order `order`, then `mutex`, then the group's; only `order` is
  * ever held while the backend runs. All threads end before the backend's context is destroyed.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "group/checks.h"
@@ -104,13 +105,18 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
 {
     int source = TDDP_ANY_SOURCE;
     tddp_status status = TDDP_OK;
-    if (work->on_device) {
-        status = tddp_group_device_launch(group, work);
+    if (work->pending_status) {
+        status = tddp_group_kept_failure(work);
+    } else if (work->on_device) {
+        status = work->launched ? TDDP_OK : tddp_group_device_launch(group, work);
         if (status == TDDP_OK) {
             status = tddp_group_device_finish(group, work, &source);
         }
     } else {
         status = group->backend->finish(group->context, work->request, &source);
+        if (status != TDDP_CANCELED) {
+            tddp_group_release_turn(group, work);
+        }
     }
     if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
         work->source = source;
@@ -199,12 +205,55 @@ static tddp_status prepare(tddp_group *group, tddp_work *work)
                             : TDDP_OK;
 }
 
-static tddp_status post_to_backend(tddp_group *group, tddp_work *work)
+/* Numbers a work, and posts it unless it could not be prepared. With `order` held. */
+static tddp_status post_in_order(tddp_group *group, tddp_work *work, tddp_status status)
 {
-    if (tddp_group_queues(group, &work->op)) {
-        return tddp_group_device_post(group, work);
+    work->op.sequence = ++group->p2p.sequence;
+    tddp_recorder_queued_and_started(group, work, tddp_now_ns());
+    tddp_group_span_queued(work);
+    tddp_group_span_started(work);
+    if (status == TDDP_OK && work->op.batch_index == 0) { /* a batch has one turn */
+        status = tddp_group_reserve_turn(group, work);
     }
-    return group->backend->post(group->context, &work->op, &work->request);
+    if (status == TDDP_OK) {
+        status = tddp_group_queues(group, &work->op)
+                     ? tddp_group_device_post(group, work)
+                     : group->backend->post(group->context, &work->op, &work->request);
+    }
+    if (status) {
+        tddp_group_release_turn(group, work);
+    }
+    return status;
+}
+
+/* Launches a posted work that would not wait for that. With `order` held. */
+static void launch_inline(tddp_group *group, tddp_work *work)
+{
+    if (tddp_group_launches_at_once(group, work)) {
+        tddp_status status = tddp_group_device_launch(group, work);
+        if (status) {
+            tddp_group_keep_failure(work, status);
+        }
+    }
+}
+
+/* Queues a posted work for the thread that is reserved for it, or, if it could not be posted, gives
+ * that up. */
+static void queue_posted(tddp_group_p2p *p2p, tddp_work *work, tddp_status status)
+{
+    pthread_mutex_lock(&p2p->mutex);
+    if (status) {
+        p2p->idle_threads++;
+    } else {
+        if (p2p->tail) {
+            p2p->tail->next = work;
+        } else {
+            p2p->head = work;
+        }
+        p2p->tail = work;
+        pthread_cond_signal(&p2p->wake);
+    }
+    pthread_mutex_unlock(&p2p->mutex);
 }
 
 /* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it
@@ -215,28 +264,36 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
     atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
     tddp_status status = prepare(group, work);
     pthread_mutex_lock(&p2p->order);
-    work->op.sequence = ++p2p->sequence;
-    tddp_recorder_queued_and_started(group, work, tddp_now_ns());
-    tddp_group_span_queued(work);
-    tddp_group_span_started(work);
-    status = status ? status : post_to_backend(group, work);
+    status = post_in_order(group, work, status);
     if (on_thread) {
-        pthread_mutex_lock(&p2p->mutex);
-        if (status) {
-            p2p->idle_threads++;
-        } else {
-            if (p2p->tail) {
-                p2p->tail->next = work;
-            } else {
-                p2p->head = work;
-            }
-            p2p->tail = work;
-            pthread_cond_signal(&p2p->wake);
+        if (status == TDDP_OK) {
+            launch_inline(group, work);
         }
-        pthread_mutex_unlock(&p2p->mutex);
+        queue_posted(p2p, work, status);
     }
     pthread_mutex_unlock(&p2p->order);
     return status;
+}
+
+/* Counts a work as in flight, and reserves a thread for it if it needs one. */
+static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_thread)
+{
+    tddp_status status = tddp_group_begin_in_flight(group, &work->op);
+    if (status == TDDP_OK && on_thread) {
+        status = reserve(group);
+        if (status) {
+            tddp_group_end_in_flight(group, false);
+        }
+    }
+    return status;
+}
+
+/* Completes a work that no thread of the group's has. */
+static void complete(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    tddp_group_complete_in_flight(group, work, status);
+    tddp_work_release(work);
+    tddp_group_end_in_flight(group, true);
 }
 
 static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
@@ -249,13 +306,7 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
         return status;
     }
     work->group = polls ? group : NULL;
-    status = tddp_group_begin_in_flight(group, op);
-    if (status == TDDP_OK && out && !polls) {
-        status = reserve(group);
-        if (status) {
-            tddp_group_end_in_flight(group, false);
-        }
-    }
+    status = begin(group, work, out && !polls);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -263,10 +314,7 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
     }
     status = post(group, work, out && !polls);
     if (status || !out) {
-        status = status ? status : tddp_group_p2p_finish(group, work);
-        tddp_group_complete_in_flight(group, work, status);
-        tddp_work_release(work);
-        tddp_group_end_in_flight(group, true);
+        complete(group, work, status ? status : tddp_group_p2p_finish(group, work));
     } else if (polls) {
         tddp_group_p2p_poll(group, work, args);
     }
@@ -313,7 +361,8 @@ static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int pe
     return TDDP_OK;
 }
 
-tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args, tddp_work **work)
+/* Checks the arguments of a message, and makes its operation. */
+static tddp_status read_args(const tddp_group *group, const tddp_op_args *args, tddp_op *out)
 {
     bool sends = args->kind == TDDP_OP_SEND;
     const tddp_buffer *buffer = sends ? &args->input : &args->output;
@@ -321,17 +370,153 @@ tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args,
     if (status == TDDP_OK) {
         status = check_peer(group, args->kind, args->peer);
     }
-    if (status) {
-        return status;
-    }
     tddp_buffer empty = *buffer;
     empty.data = NULL;
     empty.count = 0;
-    const tddp_op wanted = {.kind = args->kind,
-                            .input = sends ? *buffer : empty,
-                            .output = sends ? empty : *buffer,
-                            .peer = args->peer,
-                            .tag = args->tag,
-                            .awaited = work == NULL};
-    return submit(group, &wanted, args, work);
+    *out = (tddp_op){.kind = args->kind,
+                     .input = sends ? *buffer : empty,
+                     .output = sends ? empty : *buffer,
+                     .peer = args->peer,
+                     .tag = args->tag};
+    return status;
+}
+
+tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args, tddp_work **work)
+{
+    tddp_op op;
+    tddp_status status = read_args(group, args, &op);
+    op.awaited = work == NULL;
+    return status ? status : submit(group, &op, args, work);
+}
+
+/* --- batches --------------------------------------------------------------------------------- */
+
+/* Ends a posted work of a batch that is not launched. */
+static void drop(tddp_group *group, tddp_work *work)
+{
+    int source;
+    if (work->on_device) {
+        tddp_group_device_drop(group, work);
+    } else {
+        (void)!group->backend->finish(group->context, work->request, &source);
+    }
+    tddp_group_release_turn(group, work);
+}
+
+/* Posts the first `count` messages of a batch in one go, if all of it could be prepared; else, or
+ * if one can't be posted, none is launched. With `order` held. */
+static tddp_status post_batch(tddp_group *group, tddp_work *const *works, size_t count,
+                              tddp_status status)
+{
+    char text[1024];
+    size_t posted = 0;
+    for (size_t i = 0; i < count; i++) {
+        tddp_status failed = post_in_order(group, works[i], TDDP_OK);
+        if (failed) {
+            status = status ? status : failed;
+            break;
+        }
+        posted++;
+    }
+    (void)snprintf(text, sizeof text, "%s", status ? tddp_error_message() : "");
+    for (size_t i = 0; i < posted; i++) {
+        if (status) {
+            drop(group, works[i]);
+        } else {
+            launch_inline(group, works[i]);
+        }
+    }
+    return status ? tddp_fail(status, "%s", text) : TDDP_OK;
+}
+
+/* The same after what may block. */
+static tddp_status prepare_and_post_batch(tddp_group *group, tddp_work *const *works, size_t count)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    tddp_status status = TDDP_OK;
+    size_t prepared = 0;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        atomic_store(&works[i]->expiry, tddp_deadline_after_ms(works[i]->op.timeout_ms));
+        works[i]->op.batch = count;
+        works[i]->op.batch_index = i;
+        status = prepare(group, works[i]);
+        prepared += status == TDDP_OK;
+    }
+    pthread_mutex_lock(&p2p->order);
+    status = post_batch(group, works, prepared, status);
+    for (size_t i = 0; i < count; i++) {
+        queue_posted(p2p, works[i], status);
+    }
+    pthread_mutex_unlock(&p2p->order);
+    return status;
+}
+
+/* Gives up works that no other thread knows of. */
+static void discard(tddp_work **works, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        tddp_work_release(works[i]);
+        tddp_work_release(works[i]);
+        works[i] = NULL;
+    }
+}
+
+static tddp_status submit_batch(tddp_group *group, const tddp_op *ops, const tddp_op_args *messages,
+                                size_t count, tddp_work **works)
+{
+    tddp_group_p2p *p2p = &group->p2p;
+    tddp_status status = TDDP_OK;
+    size_t made = 0;
+    size_t begun = 0;
+    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
+        status = tddp_group_prepare(group, &ops[made], &messages[made], &works[made]);
+    }
+    for (; begun < count && status == TDDP_OK; begun += status == TDDP_OK) {
+        status = begin(group, works[begun], true);
+    }
+    if (status) {
+        for (; begun > 0; begun--) {
+            queue_posted(p2p, NULL, status);
+            tddp_group_end_in_flight(group, false);
+        }
+        discard(works, made);
+        return status;
+    }
+    status = prepare_and_post_batch(group, works, count);
+    if (status) {
+        char text[1024];
+        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+        for (size_t i = 0; i < count; i++) {
+            complete(group, works[i], tddp_fail(status, "%s", text));
+        }
+    }
+    return TDDP_OK;
+}
+
+/* Whether a backend that launches batches has the message, or a copy of it, on a device. */
+static bool goes_to_device(const tddp_group *group, const tddp_op_args *message)
+{
+    const tddp_buffer *buffer = message->kind == TDDP_OP_SEND ? &message->input : &message->output;
+    return group->backend->reserve && tddp_group_reduces_on_device(group, buffer->device_type);
+}
+
+tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages, size_t count,
+                             tddp_work **works)
+{
+    tddp_op *ops = tddp_alloc_array(count, sizeof *ops);
+    tddp_status status = ops ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    bool together = true;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        works[i] = NULL;
+        status = read_args(group, &messages[i], &ops[i]);
+        together = together && status == TDDP_OK && goes_to_device(group, &messages[i]);
+    }
+    if (status == TDDP_OK && together) {
+        status = submit_batch(group, ops, messages, count, works);
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK && !together; i++) {
+        status = submit(group, &ops[i], &messages[i], &works[i]);
+    }
+    free(ops);
+    return status;
 }

@@ -34,19 +34,14 @@ static bool poll_request(tddp_group *group, tddp_work *work, tddp_cancel *cancel
         return false;
     }
     if (status) {
-        work->pending_status = status;
-        work->pending_text = tddp_copy_string(tddp_error_message());
+        tddp_group_keep_failure(work, status);
     }
     return true;
 }
 
 static void complete(tddp_group *group, tddp_work *work)
 {
-    tddp_status status = work->pending_status;
-    if (status) {
-        status = tddp_fail(status, "%s",
-                           work->pending_text ? work->pending_text : tddp_status_text(status));
-    }
+    tddp_status status = work->pending_status ? tddp_group_kept_failure(work) : TDDP_OK;
     const tddp_group *before = tddp_group_set_current(group);
     tddp_group_complete_in_flight(group, work, status);
     (void)tddp_group_set_current(before);

@@ -101,6 +101,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
     if (status == TDDP_OK && !run_inline) {
         status = start_executor(group);
     }
+    status = status ? status : tddp_group_reserve_turn(group, work);
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
@@ -112,7 +113,9 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
             group->head = work;
         }
         group->tail = work;
-        if (run_inline) {
+        if (group->head == work && !group->running && tddp_group_launches_at_once(group, work)) {
+            tddp_group_launch_inline(group);
+        } else if (run_inline) {
             tddp_group_run_inline(group, work, inline_us, cancel);
         }
         /* A shutdown executes what is left by itself. */

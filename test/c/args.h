@@ -1,4 +1,4 @@
-/* Sums with options: the arguments of an all_reduce, and one that is described. */
+/* Arguments of operations: sums with options, and messages. */
 #ifndef TDDP_TEST_ARGS_H
 #define TDDP_TEST_ARGS_H
 
@@ -25,6 +25,26 @@ static inline tddp_status inline_sum(tddp_group *group, tddp_buffer buffer, int6
     args.inline_us = microseconds;
     args.cancel = cancel;
     return tddp_submit(group, &args, work);
+}
+
+static inline tddp_op_args message_to(tddp_buffer buffer, int peer, uint32_t tag)
+{
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_SEND;
+    args.input = buffer;
+    args.peer = peer;
+    args.tag = tag;
+    return args;
+}
+
+static inline tddp_op_args message_from(tddp_buffer buffer, int peer, uint32_t tag)
+{
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_RECV;
+    args.output = buffer;
+    args.peer = peer;
+    args.tag = tag;
+    return args;
 }
 
 #endif

@@ -107,6 +107,19 @@ static tddp_eventcount *events(void *data)
     return part->backend->events(part->context);
 }
 
+/* Only devices have turns: the part of the CPU never has. */
+static tddp_status reserve(void *data, const tddp_op *op, void **turn)
+{
+    const tddp_inner *part = &((const context *)data)->parts[TDDP_CUDA];
+    return device_of(op) == TDDP_CUDA ? part->backend->reserve(part->context, op, turn) : TDDP_OK;
+}
+
+static void release(void *data, void *turn)
+{
+    const tddp_inner *part = &((const context *)data)->parts[TDDP_CUDA];
+    part->backend->release(part->context, turn);
+}
+
 static void report_failure(void *data, tddp_status status, const char *text)
 {
     const context *self = data;
@@ -174,6 +187,12 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->launch = tddp_inner_launch;
         table->order = tddp_inner_order;
         table->await = tddp_inner_await;
+        table->launches_at_once = tddp_inner_launches_at_once;
+    }
+    const tddp_backend_v1 *for_cuda = self->inner[TDDP_CUDA];
+    if (for_cuda && for_cuda->reserve) {
+        table->reserve = reserve;
+        table->release = release;
     }
     if (for_cpu && for_cpu->events) {
         table->events = events;

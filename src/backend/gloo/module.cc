@@ -172,6 +172,9 @@ const tddp_backend_v1 backend = {
     check_peer,
     probe,
     drop,
+    nullptr, // its operations have no order with those of other groups
+    nullptr,
+    nullptr,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,

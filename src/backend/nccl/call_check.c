@@ -14,6 +14,8 @@
 
 #include <tddp/log.h>
 
+#include "backend/nccl/store_key.h"
+
 enum { KEY_BYTES = 64, PROBE_MS = 300 };
 
 static bool is_debug_detail(void)
@@ -45,11 +47,8 @@ static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, i
                    "rank %d has not published its call: is it alive, and is "
                    "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
                    peer);
-    tddp_status status = tddp_nccl_wait_key(self->store, key, limits, timeout_text);
-    if (status == TDDP_OK) {
-        const tddp_wait left = tddp_nccl_time_left(limits);
-        status = tddp_store_get(self->store, key, &left, &blob);
-    }
+    tddp_status status =
+        tddp_nccl_await_key(self->store, &self->own, key, limits, timeout_text, &blob);
     if (status) {
         return status;
     }

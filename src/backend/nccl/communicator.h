@@ -1,8 +1,11 @@
 /*
- * An NCCL communicator with its own stream on one device, and waiting for it.
+ * An NCCL communicator with its own stream on one device: of all ranks of a group, or of two for
+ * the messages between them. It is made when it is first asked for, and connects later.
  *
- * It has all ranks of a group, or two ranks for the messages from one to the other. Each direction
- * has its own communicator, so that no message waits behind another one that depends on it.
+ * NCCL's calls may block: in blocking mode (NCCL's own default) until other ranks come, and an
+ * abort until the device has carried out what hangs there. So those that connect, close and abort
+ * run on threads of their own, which hold a reference, and whoever waits for them may give up; what
+ * launches operations is ended by an abort. No lock is held during any of them.
  */
 #ifndef TDDP_NCCL_COMMUNICATOR_H
 #define TDDP_NCCL_COMMUNICATOR_H
@@ -15,26 +18,19 @@
 #include <tddp/backend.h>
 
 #include "backend/nccl/libraries.h"
+#include "backend/nccl/overdue.h"
+#include "base/base.h"
 
-typedef struct tddp_nccl_communicator {
-    const tddp_nccl_libraries *libraries;
-    int device;
-    int rank;
-    int size;
-    tddp_cuda_stream stream;
-    void *scratch; /* a few bytes on the device, never read */
-    _Atomic bool aborted;
-    pthread_mutex_t mutex; /* guards the following, and every call with the communicator */
-    tddp_nccl_comm comm;   /* NULL after an abort */
-    tddp_nccl_comm none;   /* where a split without this rank writes NULL, perhaps late */
-} tddp_nccl_communicator;
+enum { TDDP_NCCL_TEXT_BYTES = 2048, TDDP_NCCL_KEY_BYTES = 64 };
 
-/* What ends a wait early. */
-typedef struct tddp_nccl_limits {
-    int64_t deadline_ns;              /* CLOCK_MONOTONIC */
-    tddp_cancel *cancel;              /* NULL: none */
-    const _Atomic bool *aborted_flag; /* ends the wait when set */
-} tddp_nccl_limits;
+/* How far it has come. */
+typedef enum tddp_nccl_state {
+    TDDP_NCCL_UNCONNECTED,
+    TDDP_NCCL_CONNECTING,
+    TDDP_NCCL_CONNECTED,
+    TDDP_NCCL_FAILED, /* to connect */
+    TDDP_NCCL_CLOSED
+} tddp_nccl_state;
 
 /* Describes a communicator; all its ranks use the same key. */
 typedef struct tddp_nccl_communicator_opts {
@@ -42,54 +38,116 @@ typedef struct tddp_nccl_communicator_opts {
     int rank;
     int size;
     tddp_store *store;
-    const char *key;
-    tddp_nccl_limits limits;
-    /* Known on all ranks; NULL: rank 0 creates it and publishes it under the key. */
-    const tddp_nccl_id *id;
+    char key[TDDP_NCCL_KEY_BYTES];
+    bool has_id; /* `id` is known on all ranks; else rank 0 creates it, and publishes it */
+    tddp_nccl_id id;
     /* Split from it, by all its ranks at once; NULL: created from the id. */
-    tddp_nccl_communicator *parent;
+    struct tddp_nccl_communicator *parent;
+    bool declines; /* this rank takes part in the split alone */
+    bool of_two;   /* for messages in both directions */
 } tddp_nccl_communicator_opts;
 
-/* Blocks until all ranks have arrived. The caller destroys it. Errors: TDDP_INVALID_ARGUMENT (no
- * such device), TDDP_TIMEOUT, TDDP_CANCELED, TDDP_PEER_LOST, TDDP_GROUP_FAILED, TDDP_NETWORK
- * with NCCL's text. */
+typedef struct tddp_nccl_communicator {
+    struct tddp_nccl_communicator *next; /* in its context's list */
+    tddp_nccl_overdue *overdue;          /* its context's, told of calls that may block */
+    atomic_int references;
+    const tddp_nccl_libraries *libraries;
+    tddp_nccl_communicator_opts opts;
+    bool blocking;
+    tddp_cancel *stop;       /* ends waits for the store */
+    atomic_bool aborted;     /* set first of all, without a lock */
+    atomic_bool timed_out;   /* a call within NCCL was the reason */
+    atomic_uint warm;        /* by kind: operations that were launched, and so have connected */
+    tddp_cuda_stream stream; /* since it is connected, as the next two */
+    void *scratch;           /* a few bytes on the device, never read */
+    tddp_nccl_comm none;     /* where a split without this rank writes NULL, perhaps late */
+    pthread_mutex_t mutex;   /* guards what follows; never held during a call of NCCL's */
+    pthread_cond_t changed;  /* any of it */
+    tddp_nccl_state state;
+    tddp_nccl_comm comm;       /* NULL: none, or a thread is about to abort it */
+    int calls;                 /* threads that use it */
+    int threads;               /* that connect, close or abort it */
+    bool ending;               /* one of them is to abort it */
+    bool aborting;             /* and does so now */
+    int64_t calls_deadline_ns; /* of blocking calls under way; INT64_MAX: none */
+    tddp_status status;        /* why it could not connect, */
+    char text[TDDP_NCCL_TEXT_BYTES];
+    pthread_mutex_t turns; /* not blocking: held during each call of NCCL's, which is short */
+} tddp_nccl_communicator;
+
+/* What ends a wait early. */
+typedef struct tddp_nccl_limits {
+    int64_t deadline_ns; /* CLOCK_MONOTONIC */
+    tddp_cancel *cancel; /* NULL: none */
+} tddp_nccl_limits;
+
+/* Does nothing that waits. The caller releases it. Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. */
 TDDP_NODISCARD tddp_status tddp_nccl_communicator_create(const tddp_nccl_libraries *libraries,
+                                                         tddp_nccl_overdue *overdue,
                                                          const tddp_nccl_communicator_opts *opts,
                                                          tddp_nccl_communicator **out);
 
-/* Only the step that needs the store: rank 0 creates the unique id, and all ranks get it.
- * Errors: the same. */
-TDDP_NODISCARD tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
-                                              const tddp_nccl_communicator_opts *opts,
-                                              tddp_nccl_id *id);
+/* Blocks until all ranks have arrived, unless that is so already; any number of threads. After an
+ * error it is good for nothing. Errors: TDDP_INVALID_ARGUMENT (no such device), TDDP_TIMEOUT,
+ * TDDP_CANCELED, TDDP_PEER_LOST, TDDP_GROUP_FAILED, TDDP_NETWORK with NCCL's text. */
+TDDP_NODISCARD tddp_status tddp_nccl_connect(tddp_nccl_communicator *communicator,
+                                             tddp_nccl_limits limits);
 
-/* This rank is not a member of the communicator that others split from this one. */
-TDDP_NODISCARD tddp_status tddp_nccl_communicator_decline(tddp_nccl_communicator *communicator,
-                                                          const tddp_nccl_communicator_opts *opts);
+/* Whether an operation of this kind can be launched without waiting for other ranks. */
+bool tddp_nccl_is_warm(tddp_nccl_communicator *communicator, tddp_op_kind kind);
 
-/* Ends everything on its stream soon. Any thread. */
-void tddp_nccl_communicator_abort(tddp_nccl_communicator *communicator);
+/* Between these a thread uses the communicator, as `*comm`; deadline: until its calls are done.
+ * Errors: TDDP_GROUP_FAILED. */
+TDDP_NODISCARD tddp_status tddp_nccl_begin_calls(tddp_nccl_communicator *communicator,
+                                                 int64_t deadline_ns, tddp_nccl_comm *comm);
+void tddp_nccl_end_calls(tddp_nccl_communicator *communicator);
 
-/* No thread may wait for it any more. NULL is fine. */
-void tddp_nccl_communicator_destroy(tddp_nccl_communicator *communicator);
-
-/* With the mutex held, after an NCCL call on the communicator returned `result`: waits until the
- * call is complete. `what` names it. */
+/* Between these: after an NCCL call on `comm` returned `result`, waits until the call is complete.
+ * `what` names it. */
 TDDP_NODISCARD tddp_status tddp_nccl_wait_call(tddp_nccl_communicator *communicator,
-                                               tddp_nccl_result result, const char *what,
-                                               int64_t deadline_ns);
+                                               tddp_nccl_comm comm, tddp_nccl_result result,
+                                               const char *what, int64_t deadline_ns);
 
 /* Waits until the event is complete, by polling, since a dead peer wakes nobody. */
 TDDP_NODISCARD tddp_status tddp_nccl_wait_event(tddp_nccl_communicator *communicator,
                                                 tddp_cuda_event event, int64_t deadline_ns);
 
-/* Waits until the store has the key, by polling. `timeout_text` explains a timeout. */
-TDDP_NODISCARD tddp_status tddp_nccl_wait_key(tddp_store *store, tddp_slice key,
-                                              tddp_nccl_limits limits, const char *timeout_text);
+/* connecting.c: only the step that needs the store: rank 0 creates the unique id, and all ranks get
+ * it. Errors: those of the store, TDDP_PEER_LOST. */
+TDDP_NODISCARD tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
+                                              tddp_store *store, const char *key, int rank,
+                                              tddp_nccl_limits limits, tddp_nccl_id *id);
 
-/* Nanoseconds of CLOCK_MONOTONIC; that time `timeout_ms` from now; the time left. */
-int64_t tddp_nccl_now(void);
-int64_t tddp_nccl_deadline(int64_t timeout_ms);
+/* Its own thread's body: connects, and sets the state. */
+void tddp_nccl_connecting(tddp_nccl_communicator *communicator);
+
+/* --- the end: closing.c ---------------------------------------------------------------------- */
+
+/* All of a list, marked before the first is aborted, then side by side. Returns when they are, or
+ * after a moment: the threads that abort them go on. Any thread. */
+void tddp_nccl_abort(tddp_nccl_communicator *list);
+
+/* Aborts those whose calls are overdue. Returns whether any calls are under way. */
+bool tddp_nccl_abort_overdue(tddp_nccl_communicator *list);
+
+/* Aborts one, on a thread of its own: once its calls have ended, or after a moment. */
+void tddp_nccl_end_comm(tddp_nccl_communicator *communicator);
+
+/* Closes all of a list and releases them; no thread uses them any more. */
+void tddp_nccl_close(tddp_nccl_communicator *list);
+
+/* Another reference; gives one back, the last one with all that there is on the device. */
+tddp_nccl_communicator *tddp_nccl_retain(tddp_nccl_communicator *communicator);
+void tddp_nccl_release(tddp_nccl_communicator *communicator);
+
+/* Runs `body` with the communicator on a thread of its own, its device current. */
+TDDP_NODISCARD tddp_status tddp_nccl_start(tddp_nccl_communicator *communicator,
+                                           void (*body)(tddp_nccl_communicator *communicator));
+
+/* Waits for a change, with the mutex held, until then at the latest; false: it is over. */
+bool tddp_nccl_await_change(tddp_nccl_communicator *communicator, int64_t deadline_ns);
+
+/* The time left, for the store. */
 tddp_wait tddp_nccl_time_left(tddp_nccl_limits limits);
 
 #endif

@@ -7,13 +7,16 @@
  */
 #include "backend/nccl/operations.h"
 
+#include <stdio.h>
+
 #include "backend/nccl/types.h"
 
-/* A launch: the communicator's mutex is held, and its device is current. */
+/* A launch: this thread is within the communicator's calls, and its device is current. */
 typedef struct launch {
     const tddp_nccl *nccl;
     const tddp_cuda *cuda;
     tddp_nccl_communicator *communicator;
+    tddp_nccl_comm comm;
     const tddp_op *op;
     int64_t deadline_ns;
 } launch;
@@ -26,7 +29,7 @@ static size_t bytes_of(const tddp_buffer *buffer)
 /* Waits for a call. Errors of calls within a group are reported at its end. */
 static tddp_status check(const launch *self, tddp_nccl_result result, const char *what)
 {
-    return tddp_nccl_wait_call(self->communicator, result, what, self->deadline_ns);
+    return tddp_nccl_wait_call(self->communicator, self->comm, result, what, self->deadline_ns);
 }
 
 /* --- groups of calls ------------------------------------------------------------------------- */
@@ -45,14 +48,14 @@ static tddp_status end_group(const launch *self, tddp_nccl_result so_far, const 
 
 static tddp_nccl_result send_bytes(const launch *self, const tddp_buffer *from, int peer)
 {
-    return self->nccl->ncclSend(from->data, bytes_of(from), TDDP_NCCL_UINT8, peer,
-                                self->communicator->comm, self->communicator->stream);
+    return self->nccl->ncclSend(from->data, bytes_of(from), TDDP_NCCL_UINT8, peer, self->comm,
+                                self->communicator->stream);
 }
 
 static tddp_nccl_result receive_bytes(const launch *self, const tddp_buffer *into, int peer)
 {
-    return self->nccl->ncclRecv(into->data, bytes_of(into), TDDP_NCCL_UINT8, peer,
-                                self->communicator->comm, self->communicator->stream);
+    return self->nccl->ncclRecv(into->data, bytes_of(into), TDDP_NCCL_UINT8, peer, self->comm,
+                                self->communicator->stream);
 }
 
 static tddp_status copy(const launch *self, const void *from, void *into, size_t bytes)
@@ -70,7 +73,7 @@ static tddp_status copy(const launch *self, const void *from, void *into, size_t
 
 static bool all_equal(const launch *self, const tddp_buffer *parts)
 {
-    for (int rank = 1; rank < self->communicator->size; rank++) {
+    for (int rank = 1; rank < self->communicator->opts.size; rank++) {
         if (parts[rank].count != parts->count) {
             return false;
         }
@@ -80,23 +83,25 @@ static bool all_equal(const launch *self, const tddp_buffer *parts)
 
 /* Contiguous memory for equal parts: the parts' own if they are contiguous, else allocated on
  * the stream. */
-static tddp_status get_packed(const launch *self, const tddp_buffer *buffer, void **packed)
+static tddp_status get_packed(const launch *self, const tddp_buffer *buffer,
+                              tddp_cuda_memory *packed)
 {
-    *packed = buffer->data;
-    if (*packed) {
+    packed->data = buffer->data;
+    if (packed->data) {
         return TDDP_OK;
     }
-    return tddp_cuda_check(
-        self->cuda,
-        self->cuda->cudaMallocAsync(packed, bytes_of(buffer), self->communicator->stream),
-        "cudaMallocAsync, for parts that do not lie end to end");
+    tddp_status status =
+        tddp_cuda_allocate(self->cuda, bytes_of(buffer), self->communicator->stream, packed);
+    return status
+               ? tddp_fail(status, "%s, for parts that do not lie end to end", tddp_error_message())
+               : TDDP_OK;
 }
 
 static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char *packed, bool in)
 {
     const size_t each = bytes_of(parts);
     tddp_status status = TDDP_OK;
-    for (int rank = 0; rank < self->communicator->size && status == TDDP_OK; rank++) {
+    for (int rank = 0; rank < self->communicator->opts.size && status == TDDP_OK; rank++) {
         char *slot = packed + (size_t)rank * each;
         status = in ? copy(self, parts[rank].data, slot, each)
                     : copy(self, slot, parts[rank].data, each);
@@ -105,18 +110,16 @@ static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char
 }
 
 /* Returns the status passed in, or the release's own failure. */
-static tddp_status release_packed(const launch *self, const tddp_buffer *buffer, void *packed,
-                                  tddp_status status)
+static tddp_status release_packed(const launch *self, const tddp_buffer *buffer,
+                                  const tddp_cuda_memory *packed, tddp_status status)
 {
-    if (packed == buffer->data) {
+    char text[1024];
+    if (packed->data == buffer->data) {
         return status;
     }
-    tddp_cuda_error error = self->cuda->cudaFreeAsync(packed, self->communicator->stream);
-    if (status) {
-        (void)self->cuda->cudaGetLastError();
-        return status;
-    }
-    return tddp_cuda_check(self->cuda, error, "cudaFreeAsync");
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    tddp_status released = tddp_cuda_release(self->cuda, self->communicator->stream, packed);
+    return status ? tddp_fail(status, "%s", text) : released;
 }
 
 /* --- reductions ------------------------------------------------------------------------------ */
@@ -135,8 +138,8 @@ static tddp_status find_reduction(const launch *self, tddp_nccl_type *type, int 
     uint64_t factor = 0;
     tddp_nccl_scalar(dtype, op->premul, &factor);
     status = check(self,
-                   self->nccl->ncclRedOpCreatePreMulSum(
-                       redop, &factor, type->type, TDDP_NCCL_HOST_SCALAR, self->communicator->comm),
+                   self->nccl->ncclRedOpCreatePreMulSum(redop, &factor, type->type,
+                                                        TDDP_NCCL_HOST_SCALAR, self->comm),
                    "ncclRedOpCreatePreMulSum");
     *made = status == TDDP_OK;
     return status;
@@ -145,7 +148,7 @@ static tddp_status find_reduction(const launch *self, tddp_nccl_type *type, int 
 static void release_reduction(const launch *self, int redop, bool made)
 {
     if (made) {
-        (void)self->nccl->ncclRedOpDestroy(redop, self->communicator->comm);
+        (void)self->nccl->ncclRedOpDestroy(redop, self->comm);
     }
 }
 
@@ -156,10 +159,9 @@ static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int r
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (size_t i = 0; i < op->bundled; i++) {
         const tddp_buffer *each = &op->output_parts[i];
-        result = first_error(result, self->nccl->ncclAllReduce(each->data, each->data,
-                                                               each->count * type.each, type.type,
-                                                               redop, self->communicator->comm,
-                                                               self->communicator->stream));
+        result = first_error(result, self->nccl->ncclAllReduce(
+                                         each->data, each->data, each->count * type.each, type.type,
+                                         redop, self->comm, self->communicator->stream));
     }
     return end_group(self, result, "ncclAllReduce");
 }
@@ -167,22 +169,22 @@ static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int r
 static tddp_status scatter_equal_parts(const launch *self, tddp_nccl_type type, int redop)
 {
     const tddp_op *op = self->op;
-    void *packed;
+    tddp_cuda_memory packed;
     tddp_status status = get_packed(self, &op->input, &packed);
     if (status) {
         return status;
     }
-    if (packed != op->input.data) {
-        status = copy_parts(self, op->input_parts, packed, true);
+    if (packed.data != op->input.data) {
+        status = copy_parts(self, op->input_parts, packed.data, true);
     }
     if (status == TDDP_OK) {
         status = check(self,
-                       self->nccl->ncclReduceScatter(
-                           packed, op->output.data, op->output.count * type.each, type.type, redop,
-                           self->communicator->comm, self->communicator->stream),
+                       self->nccl->ncclReduceScatter(packed.data, op->output.data,
+                                                     op->output.count * type.each, type.type, redop,
+                                                     self->comm, self->communicator->stream),
                        "ncclReduceScatter");
     }
-    return release_packed(self, &op->input, packed, status);
+    return release_packed(self, &op->input, &packed, status);
 }
 
 static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int redop)
@@ -195,12 +197,12 @@ static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int r
         return scatter_equal_parts(self, type, redop);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->communicator->size; rank++) {
+    for (int rank = 0; rank < self->communicator->opts.size; rank++) {
         const tddp_buffer *part = &op->input_parts[rank];
-        result = first_error(result, self->nccl->ncclReduce(part->data, op->output.data,
-                                                            part->count * type.each, type.type,
-                                                            redop, rank, self->communicator->comm,
-                                                            self->communicator->stream));
+        result = first_error(result,
+                             self->nccl->ncclReduce(part->data, op->output.data,
+                                                    part->count * type.each, type.type, redop, rank,
+                                                    self->comm, self->communicator->stream));
     }
     return end_group(self, result, "ncclReduce");
 }
@@ -209,7 +211,7 @@ static tddp_status reduce(const launch *self)
 {
     const tddp_op *op = self->op;
     const tddp_nccl *nccl = self->nccl;
-    tddp_nccl_comm comm = self->communicator->comm;
+    tddp_nccl_comm comm = self->comm;
     tddp_cuda_stream stream = self->communicator->stream;
     tddp_nccl_type type;
     int redop = 0;
@@ -247,7 +249,7 @@ static tddp_status broadcast(const launch *self)
     const tddp_op *op = self->op;
     return check(self,
                  self->nccl->ncclBroadcast(op->input.data, op->output.data, bytes_of(&op->output),
-                                           TDDP_NCCL_UINT8, op->root, self->communicator->comm,
+                                           TDDP_NCCL_UINT8, op->root, self->comm,
                                            self->communicator->stream),
                  "ncclBroadcast");
 }
@@ -255,20 +257,20 @@ static tddp_status broadcast(const launch *self)
 static tddp_status all_gather_equal_parts(const launch *self)
 {
     const tddp_op *op = self->op;
-    void *packed;
+    tddp_cuda_memory packed;
     tddp_status status = get_packed(self, &op->output, &packed);
     if (status) {
         return status;
     }
-    status = check(self,
-                   self->nccl->ncclAllGather(op->input.data, packed, bytes_of(&op->input),
-                                             TDDP_NCCL_UINT8, self->communicator->comm,
-                                             self->communicator->stream),
-                   "ncclAllGather");
-    if (status == TDDP_OK && packed != op->output.data) {
-        status = copy_parts(self, op->output_parts, packed, false);
+    status =
+        check(self,
+              self->nccl->ncclAllGather(op->input.data, packed.data, bytes_of(&op->input),
+                                        TDDP_NCCL_UINT8, self->comm, self->communicator->stream),
+              "ncclAllGather");
+    if (status == TDDP_OK && packed.data != op->output.data) {
+        status = copy_parts(self, op->output_parts, packed.data, false);
     }
-    return release_packed(self, &op->output, packed, status);
+    return release_packed(self, &op->output, &packed, status);
 }
 
 static tddp_status all_gather(const launch *self)
@@ -281,12 +283,12 @@ static tddp_status all_gather(const launch *self)
         return all_gather_equal_parts(self);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->communicator->size; rank++) {
+    for (int rank = 0; rank < self->communicator->opts.size; rank++) {
         const tddp_buffer *part = &op->output_parts[rank];
-        const void *from = rank == self->communicator->rank ? op->input.data : part->data;
-        result = first_error(result, self->nccl->ncclBroadcast(
-                                         from, part->data, bytes_of(part), TDDP_NCCL_UINT8, rank,
-                                         self->communicator->comm, self->communicator->stream));
+        const void *from = rank == self->communicator->opts.rank ? op->input.data : part->data;
+        result = first_error(result, self->nccl->ncclBroadcast(from, part->data, bytes_of(part),
+                                                               TDDP_NCCL_UINT8, rank, self->comm,
+                                                               self->communicator->stream));
     }
     return end_group(self, result, "ncclBroadcast");
 }
@@ -299,7 +301,7 @@ static const tddp_buffer *send_part(const launch *self, int peer)
     case TDDP_OP_GATHER:
         return op->root == peer ? &op->input : NULL;
     case TDDP_OP_SCATTER:
-        return op->root == self->communicator->rank ? &op->input_parts[peer] : NULL;
+        return op->root == self->communicator->opts.rank ? &op->input_parts[peer] : NULL;
     default:
         return &op->input_parts[peer];
     }
@@ -310,7 +312,7 @@ static const tddp_buffer *recv_part(const launch *self, int peer)
     const tddp_op *op = self->op;
     switch (op->kind) {
     case TDDP_OP_GATHER:
-        return op->root == self->communicator->rank ? &op->output_parts[peer] : NULL;
+        return op->root == self->communicator->opts.rank ? &op->output_parts[peer] : NULL;
     case TDDP_OP_SCATTER:
         return op->root == peer ? &op->output : NULL;
     default:
@@ -320,7 +322,7 @@ static const tddp_buffer *recv_part(const launch *self, int peer)
 
 static tddp_status exchange(const launch *self)
 {
-    const int local = self->communicator->rank;
+    const int local = self->communicator->opts.rank;
     const tddp_buffer *from = send_part(self, local);
     const tddp_buffer *into = recv_part(self, local);
     if (from && into) {
@@ -330,7 +332,7 @@ static tddp_status exchange(const launch *self)
         }
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int peer = 0; peer < self->communicator->size; peer++) {
+    for (int peer = 0; peer < self->communicator->opts.size; peer++) {
         const tddp_buffer *out = send_part(self, peer);
         const tddp_buffer *in = recv_part(self, peer);
         if (peer != local && out && out->count > 0) {
@@ -349,7 +351,7 @@ static tddp_status barrier(const launch *self)
     void *memory = self->communicator->scratch;
     return check(self,
                  self->nccl->ncclAllReduce(memory, memory, 1, TDDP_NCCL_INT32, TDDP_NCCL_SUM,
-                                           self->communicator->comm, self->communicator->stream),
+                                           self->comm, self->communicator->stream),
                  "ncclAllReduce");
 }
 
@@ -371,11 +373,13 @@ static tddp_status collective(const launch *self)
     }
 }
 
+/* The other one of two ranks. */
 static tddp_status message(const launch *self)
 {
     const bool sends = self->op->kind == TDDP_OP_SEND;
-    tddp_nccl_result result =
-        sends ? send_bytes(self, &self->op->input, 1) : receive_bytes(self, &self->op->output, 0);
+    const int peer = 1 - self->communicator->opts.rank;
+    tddp_nccl_result result = sends ? send_bytes(self, &self->op->input, peer)
+                                    : receive_bytes(self, &self->op->output, peer);
     return check(self, result, sends ? "ncclSend" : "ncclRecv");
 }
 
@@ -386,53 +390,78 @@ static tddp_status record(const tddp_cuda *cuda, tddp_cuda_event event, tddp_cud
     return tddp_cuda_check(cuda, cuda->cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* With the communicator's mutex held. */
-static tddp_status enqueue_between_events(const launch *self, const tddp_nccl_request *request,
-                                          tddp_status (*body)(const launch *self))
+/* What precedes the operation on the caller's stream. */
+static tddp_status record_before(const launch *self, const tddp_nccl_request *request)
 {
-    const tddp_cuda *cuda = self->cuda;
     tddp_cuda_stream stream = self->communicator->stream;
-    if (!self->communicator->comm) {
-        return tddp_fail(TDDP_GROUP_FAILED, "aborted");
-    }
-    tddp_status status = tddp_cuda_check(cuda, cuda->cudaStreamWaitEvent(stream, request->ready, 0),
-                                         "cudaStreamWaitEvent");
+    tddp_status status =
+        tddp_cuda_check(self->cuda, self->cuda->cudaStreamWaitEvent(stream, request->ready, 0),
+                        "cudaStreamWaitEvent");
     if (status == TDDP_OK && request->started) {
-        status = record(cuda, request->started, stream);
+        status = record(self->cuda, request->started, stream);
     }
-    if (status == TDDP_OK) {
-        status = body(self);
-    }
-    return status ? status : record(cuda, request->done, stream);
-}
-
-static tddp_status enqueue(tddp_nccl_request *self, tddp_nccl_communicator *communicator,
-                           tddp_status (*body)(const launch *self))
-{
-    const launch it = {.nccl = &communicator->libraries->nccl,
-                       .cuda = communicator->libraries->cuda,
-                       .communicator = communicator,
-                       .op = self->op,
-                       .deadline_ns = self->deadline_ns};
-    tddp_cuda_place place;
-    tddp_status status = tddp_cuda_enter(it.cuda, communicator->device, &place);
-    if (status) {
-        return status;
-    }
-    pthread_mutex_lock(&communicator->mutex);
-    status = enqueue_between_events(&it, self, body);
-    pthread_mutex_unlock(&communicator->mutex);
-    tddp_cuda_leave(it.cuda, &place);
-    self->communicator = status ? NULL : communicator;
     return status;
 }
 
-tddp_status tddp_nccl_launch(tddp_nccl_request *self, tddp_nccl_communicator *communicator)
+static tddp_status put_messages(launch *self, tddp_nccl_request *const *requests, size_t count)
 {
-    return enqueue(self, communicator, collective);
+    tddp_nccl_result result = self->nccl->ncclGroupStart();
+    for (size_t i = 0; i < count; i++) {
+        const tddp_op *op = requests[i]->op;
+        result = first_error(result, op->kind == TDDP_OP_SEND
+                                         ? send_bytes(self, &op->input, op->peer)
+                                         : receive_bytes(self, &op->output, op->peer));
+    }
+    return end_group(self, result, "ncclSend and ncclRecv");
 }
 
-tddp_status tddp_nccl_launch_message(tddp_nccl_request *self, tddp_nccl_communicator *communicator)
+static tddp_status put(launch *self, tddp_nccl_request *const *requests, size_t count)
 {
-    return enqueue(self, communicator, message);
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = record_before(self, requests[i]);
+    }
+    if (status == TDDP_OK) {
+        status = self->op->batch > 0              ? put_messages(self, requests, count)
+                 : tddp_op_is_p2p(self->op->kind) ? message(self)
+                                                  : collective(self);
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = record(self->cuda, requests[i]->done, self->communicator->stream);
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        requests[i]->launched = true;
+    }
+    return status;
+}
+
+tddp_status tddp_nccl_launch_batch(tddp_nccl_request *const *requests, size_t count)
+{
+    const tddp_nccl_request *first = requests[0];
+    tddp_nccl_communicator *communicator = first->communicator;
+    launch it = {.nccl = &communicator->libraries->nccl,
+                 .cuda = communicator->libraries->cuda,
+                 .communicator = communicator,
+                 .op = first->op,
+                 .deadline_ns = first->deadline_ns};
+    tddp_cuda_place place;
+    tddp_status status = tddp_cuda_enter(it.cuda, communicator->opts.device, &place);
+    if (status) {
+        return status;
+    }
+    status = tddp_nccl_begin_calls(communicator, it.deadline_ns, &it.comm);
+    if (status == TDDP_OK) {
+        status = put(&it, requests, count);
+        tddp_nccl_end_calls(communicator);
+    }
+    if (status == TDDP_OK && first->op->batch == 0) {
+        atomic_fetch_or(&communicator->warm, 1u << first->op->kind);
+    }
+    tddp_cuda_leave(it.cuda, &place);
+    return status;
+}
+
+tddp_status tddp_nccl_launch(tddp_nccl_request *self)
+{
+    return tddp_nccl_launch_batch(&self, 1);
 }

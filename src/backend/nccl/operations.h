@@ -10,9 +10,9 @@
 
 typedef struct tddp_nccl_request {
     const tddp_nccl_libraries *libraries;
-    tddp_nccl_communicator *communicator; /* NULL: not launched */
+    tddp_nccl_communicator *communicator;
     const tddp_op *op;
-    int device;
+    bool launched;
     tddp_cuda_event ready;   /* recorded on the caller's stream */
     tddp_cuda_event started; /* NULL: not timed */
     tddp_cuda_event done;
@@ -21,17 +21,15 @@ typedef struct tddp_nccl_request {
 
 /* Records the position of the caller's stream: later work on it is not waited for. The caller
  * frees the request. Errors: TDDP_UNSUPPORTED while a graph captures that stream. */
-TDDP_NODISCARD tddp_status tddp_nccl_request_create(const tddp_nccl_libraries *libraries,
-                                                    const tddp_op *op, int device,
-                                                    tddp_nccl_request **out);
+TDDP_NODISCARD tddp_status tddp_nccl_request_create(tddp_nccl_communicator *communicator,
+                                                    const tddp_op *op, tddp_nccl_request **out);
 
-/* Puts a collective on the communicator of all ranks. */
-TDDP_NODISCARD tddp_status tddp_nccl_launch(tddp_nccl_request *self,
-                                            tddp_nccl_communicator *communicator);
+/* Puts an operation on its communicator's stream: a collective of all ranks, or a message on that
+ * of the two ranks. */
+TDDP_NODISCARD tddp_status tddp_nccl_launch(tddp_nccl_request *self);
 
-/* Puts a message on the communicator from its sender, rank 0 there, to its receiver, rank 1. */
-TDDP_NODISCARD tddp_status tddp_nccl_launch_message(tddp_nccl_request *self,
-                                                    tddp_nccl_communicator *communicator);
+/* Puts several messages on the communicator of all ranks, which they all have, in one group. */
+TDDP_NODISCARD tddp_status tddp_nccl_launch_batch(tddp_nccl_request *const *requests, size_t count);
 
 /* Waits until a launched request is complete. */
 TDDP_NODISCARD tddp_status tddp_nccl_request_wait(tddp_nccl_request *self);

@@ -60,22 +60,23 @@ static tddp_status make_events(tddp_nccl_request *self, tddp_cuda_stream stream)
     return status;
 }
 
-tddp_status tddp_nccl_request_create(const tddp_nccl_libraries *libraries, const tddp_op *op,
-                                     int device, tddp_nccl_request **out)
+tddp_status tddp_nccl_request_create(tddp_nccl_communicator *communicator, const tddp_op *op,
+                                     tddp_nccl_request **out)
 {
     tddp_nccl_request *self = calloc(1, sizeof *self);
     if (!self) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
-    self->libraries = libraries;
+    self->libraries = communicator->libraries;
+    self->communicator = communicator;
     self->op = op;
-    self->device = device;
-    self->deadline_ns = tddp_nccl_deadline(op->timeout_ms);
+    self->deadline_ns = tddp_deadline_after_ms(op->timeout_ms);
+    const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
-    tddp_status status = tddp_cuda_enter(libraries->cuda, device, &place);
+    tddp_status status = tddp_cuda_enter(cuda, communicator->opts.device, &place);
     if (status == TDDP_OK) {
         status = make_events(self, main_buffer(op)->stream);
-        tddp_cuda_leave(libraries->cuda, &place);
+        tddp_cuda_leave(cuda, &place);
     }
     if (status) {
         tddp_nccl_request_free(self);
@@ -89,7 +90,7 @@ tddp_status tddp_nccl_request_wait(tddp_nccl_request *self)
 {
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
-    tddp_status status = tddp_cuda_enter(cuda, self->device, &place);
+    tddp_status status = tddp_cuda_enter(cuda, self->communicator->opts.device, &place);
     if (status == TDDP_OK) {
         status = tddp_nccl_wait_event(self->communicator, self->done, self->deadline_ns);
         tddp_cuda_leave(cuda, &place);
@@ -101,7 +102,7 @@ tddp_status tddp_nccl_request_order(tddp_nccl_request *self, tddp_cuda_stream st
 {
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
-    tddp_status status = tddp_cuda_enter(cuda, self->device, &place);
+    tddp_status status = tddp_cuda_enter(cuda, self->communicator->opts.device, &place);
     if (status == TDDP_OK) {
         status = tddp_cuda_check(cuda, cuda->cudaStreamWaitEvent(stream, self->done, 0),
                                  "cudaStreamWaitEvent");
@@ -114,7 +115,8 @@ int64_t tddp_nccl_request_ns(const tddp_nccl_request *self)
 {
     float ms = 0;
     const tddp_cuda *cuda = self->libraries->cuda;
-    if (!self->started || cuda->cudaEventElapsedTime(&ms, self->started, self->done)) {
+    if (!self->launched || !self->started ||
+        cuda->cudaEventElapsedTime(&ms, self->started, self->done)) {
         (void)cuda->cudaGetLastError();
         return 0;
     }
@@ -128,10 +130,15 @@ void tddp_nccl_request_free(tddp_nccl_request *self)
     }
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_event events[] = {self->ready, self->started, self->done};
+    tddp_cuda_place place;
+    const bool entered = tddp_cuda_enter(cuda, self->communicator->opts.device, &place) == TDDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
         if (events[i]) {
             (void)cuda->cudaEventDestroy(events[i]);
         }
+    }
+    if (entered) {
+        tddp_cuda_leave(cuda, &place);
     }
     free(self);
 }

@@ -126,6 +126,9 @@ const tddp_op *tddp_staged_inner_op(tddp_staged *self)
     self->op.sequence = self->requested->sequence;
     self->op.cancel = self->requested->cancel;
     self->op.awaited = self->requested->awaited;
+    self->op.turn = self->requested->turn;
+    self->op.batch = self->requested->batch;
+    self->op.batch_index = self->requested->batch_index;
     self->op.timeout_ms = left > 0 ? left : 1;
     return &self->op;
 }

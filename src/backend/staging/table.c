@@ -32,11 +32,15 @@ static tddp_status check_capture(const tddp_staging *self, const tddp_cuda *cuda
                                  const tddp_buffer *buffer)
 {
     int capture = TDDP_CUDA_NO_CAPTURE;
+    tddp_cuda_place before;
+    if (tddp_cuda_enter(cuda, buffer->device_index, &before)) {
+        return TDDP_OK; /* the operation fails with that, and its peers learn of it */
+    }
     tddp_cuda_error error = cuda->cudaStreamIsCapturing(buffer->stream, &capture);
+    tddp_cuda_leave(cuda, &before);
     if (error == TDDP_CUDA_SUCCESS && capture == TDDP_CUDA_NO_CAPTURE) {
         return TDDP_OK;
     }
-    (void)cuda->cudaGetLastError();
     return tddp_fail(
         TDDP_UNSUPPORTED,
         "%s: a CUDA graph is being captured, and backend %s copies cuda memory through "
@@ -230,6 +234,24 @@ static tddp_status decline(void *context, const tddp_wait *wait)
     return tddp_inner_decline(inner_of(context), wait);
 }
 
+static tddp_status reserve(void *context, const tddp_op *op, void **turn)
+{
+    const tddp_staging *self = context;
+    const int device = atomic_load(&self->device);
+    tddp_op moved = *op; /* only its kind and its memory's place are looked at */
+    if (!supports(self, op)) {
+        moved.input.device_type = moved.output.device_type = TDDP_CUDA;
+        moved.input.device_index = moved.output.device_index = device > 0 ? device : 0;
+    }
+    return self->inner.backend->reserve(self->inner.context, &moved, turn);
+}
+
+static void release(void *context, void *turn)
+{
+    const tddp_inner *inner = inner_of(context);
+    inner->backend->release(inner->context, turn);
+}
+
 /* --- the table ------------------------------------------------------------------------------- */
 
 /* Copies of CUDA memory are on the host, where nothing is queued. */
@@ -256,6 +278,9 @@ static tddp_status fill(tddp_wrapper *self)
         .launch = queues ? tddp_inner_launch : NULL,
         .order = queues ? tddp_inner_order : NULL,
         .await = queues ? tddp_inner_await : NULL,
+        .launches_at_once = queues ? tddp_inner_launches_at_once : NULL,
+        .reserve = inner->reserve ? reserve : NULL,
+        .release = inner->release ? release : NULL,
         .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = prepare,

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "args.h"
 #include "nccl/device_memory.h"
 #include "nccl/elements.h"
 #include "nccl/world.h"
@@ -271,10 +272,14 @@ static inline void check_messages(tddp_group *group, int rank, int ranks)
         out[i] = to_device(data, count, TDDP_FLOAT32);
         in[i] = to_device(data, count, TDDP_FLOAT32);
     }
+    tddp_op_args messages[2 * MANY];
     for (int i = 0; i < MANY; i++) {
-        CHECK_OK(tddp_send(group, out[i], next, 0, &works[2 * i]));
-        CHECK_OK(tddp_recv(group, in[i], last, 0, &works[2 * i + 1]));
+        messages[2 * i] = message_to(out[i], next, 0);
+        messages[2 * i + 1] = message_from(in[i], last, 0);
     }
+    /* In two batches, the second of which finds all connected. */
+    CHECK_OK(tddp_batch_send_recv(group, messages, MANY, works));
+    CHECK_OK(tddp_batch_send_recv(group, messages + MANY, MANY, works + MANY));
     for (int i = 0; i < 2 * MANY; i++) {
         CHECK_OK(tddp_work_wait(works[i], NULL));
         tddp_work_release(works[i]);

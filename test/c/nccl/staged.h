@@ -10,6 +10,7 @@
 
 #include <tddp/backend.h>
 
+#include "args.h"
 #include "nccl/world.h"
 #include "standin/standin.h"
 

@@ -176,18 +176,17 @@ static inline void check_messages(const bench *self, size_t each)
 {
     const int next = (self->rank + 1) % self->ranks;
     const int before = (self->rank + self->ranks - 1) % self->ranks;
-    tddp_work *works[3];
+    tddp_work *works[2];
     for (uint32_t tag = 0; tag < 3 && self->ranks > 1; tag++) {
         tddp_buffer room = poisoned(self, output_memory + tag * (each / 2), each / 2);
-        CHECK_OK(tddp_recv(self->group, room, before, tag, &works[tag]));
-    }
-    for (uint32_t tag = 0; tag < 3 && self->ranks > 1; tag++) {
         tddp_buffer message = filled(self, input_memory, each / 2, 30 + (int)tag);
-        CHECK_OK(tddp_send(self->group, message, next, tag, NULL));
-    }
-    for (uint32_t tag = 0; tag < 3 && self->ranks > 1; tag++) {
-        CHECK_OK(tddp_work_wait(works[tag], NULL));
-        tddp_work_release(works[tag]);
+        const tddp_op_args messages[] = {message_from(room, before, tag),
+                                         message_to(message, next, tag)};
+        CHECK_OK(tddp_batch_send_recv(self->group, messages, 2, works));
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(tddp_work_wait(works[i], NULL));
+            tddp_work_release(works[i]);
+        }
         check_values(output_memory + tag * (each / 2), each / 2, before, 30 + (int)tag);
     }
 }

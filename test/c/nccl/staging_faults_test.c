@@ -43,7 +43,8 @@ static void check_failing(const char *backend, tddp_device_type type, const char
         CHECK_OK(sum(&self, 100, NULL)); /* the call that fails isn't the first of its kind */
     }
     standin_set_delay_ms(5);
-    standin_fail_next(name, 2);
+    /* Its caller makes the device current as well, and leaves a failure to the operation. */
+    standin_fail_times(name, 2, strcmp(name, "cudaSetDevice") == 0 ? 2 : 1);
     CHECK_STATUS(sum(&self, 100000, NULL), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), name);
     CHECK_CONTAINS(tddp_error_message(), "made to fail (CUDA error 2)");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "sequences/sequence.h"
 
 /* How a rank waits; each for itself. */
@@ -250,10 +251,14 @@ static tddp_op_args args_of(const seq_call *call)
     return args;
 }
 
-/* Sends and receives in an order of this rank's; those that match in order stay in it. */
+/* Sends and receives in an order of this rank's; those that match in order stay in it. A carrier
+ * that has one stream for both directions needs them in one batch, the others have them in one at
+ * times. */
 static void start_messages(seq_call *call)
 {
     const seq_op *op = call->op;
+    tddp_op_args args[SEQ_PARTS];
+    size_t count = 0;
     bool started[SEQ_PARTS] = {0};
     for (int n = 0; n < op->messages; n++) {
         int i = (int)seq_below(&call->own, (uint32_t)op->messages);
@@ -269,16 +274,23 @@ static void start_messages(seq_call *call)
         }
         started[i] = true;
         const seq_message *it = &op->message[i];
-        tddp_work **work = &call->works[call->work_count];
         if (it->from == call->rank) {
-            call->sources[call->work_count++] = -1;
-            CHECK_OK(tddp_send(call->group, call->in[i], it->to, it->tag, work));
+            call->sources[count] = -1;
+            args[count++] = message_to(call->in[i], it->to, it->tag);
         } else if (it->to == call->rank) {
-            call->sources[call->work_count++] = it->from;
-            int peer = it->from_any ? TDDP_ANY_SOURCE : it->from;
-            CHECK_OK(tddp_recv(call->group, call->out[i], peer, it->tag, work));
+            call->sources[count] = it->from;
+            args[count++] =
+                message_from(call->out[i], it->from_any ? TDDP_ANY_SOURCE : it->from, it->tag);
         }
     }
+    const bool together = !call->program->carrier->any_source || seq_once_in(&call->own, 2);
+    if (count > 0 && together) {
+        CHECK_OK(tddp_batch_send_recv(call->group, args, count, call->works));
+    }
+    for (size_t i = 0; i < count && !together; i++) {
+        CHECK_OK(tddp_submit(call->group, &args[i], &call->works[i]));
+    }
+    call->work_count = (int)count;
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */

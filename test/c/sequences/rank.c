@@ -38,6 +38,14 @@ static tddp_store *connect_to(int port)
     return store;
 }
 
+/* All ranks, as NCCL needs it before a batch of which some have no message. */
+static void connect_devices(tddp_group *group)
+{
+    static float one[1];
+    const tddp_buffer buffer = {one, 1, TDDP_FLOAT32, TDDP_CUDA, 0, NULL};
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+}
+
 static void make_group(member *self, int group, int port, const char *name)
 {
     const seq_program *program = self->program;
@@ -57,6 +65,9 @@ static void make_group(member *self, int group, int port, const char *name)
     opts.split = program->split[group];
     if (opts.rank >= 0) {
         CHECK_OK(tddp_group_create(&opts, NULL, &self->groups[group]));
+        if (program->carrier->nccl) {
+            connect_devices(self->groups[group]);
+        }
     } else if (program->split[group]) {
         CHECK_OK(tddp_group_decline(self->groups[0], NULL));
     }

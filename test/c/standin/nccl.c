@@ -24,6 +24,8 @@
 
 #include "standin/nccl.h"
 
+#include "standin/cudart.h"
+
 enum { MOST_LOOKS = 500 * 1000, LOOKS_AT_A_SPLIT = 3 };
 
 static _Thread_local int depth;
@@ -33,6 +35,7 @@ static _Thread_local batch *gathered;
 TDDP_NCCL_CALLS(DECLARE)
 #undef DECLARE
 
+#undef FAIL_IF_TOLD
 #define FAIL_IF_TOLD()                            \
     do {                                          \
         int error = standin_failure_of(__func__); \
@@ -43,10 +46,120 @@ TDDP_NCCL_CALLS(DECLARE)
 
 /* --- calls ----------------------------------------------------------------------------------- */
 
+enum { DEVICES = 8 };
+
+static _Atomic int serial;
+static _Atomic int abort_hangs;
+static _Atomic int kernels[DEVICES]; /* under way, of all communicators of this process */
+static _Atomic unsigned tickets[DEVICES];
+static _Atomic unsigned served[DEVICES];
+static pthread_t launcher;
+static pthread_mutex_t launcher_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void standin_set_serial(int is_serial)
+{
+    atomic_store(&serial, is_serial);
+}
+
+void standin_set_abort_hangs(int hangs)
+{
+    atomic_store(&abort_hangs, hangs);
+}
+
+int standin_launched_here(void)
+{
+    pthread_mutex_lock(&launcher_lock);
+    int here = pthread_equal(launcher, pthread_self());
+    pthread_mutex_unlock(&launcher_lock);
+    return here;
+}
+
+void standin_nccl_begin_kernel(const batch *all)
+{
+    while (atomic_load(&serial) && atomic_load(&served[all->device]) != all->ticket) {
+        standin_nccl_nap();
+    }
+}
+
+void standin_nccl_end_kernel(const batch *all)
+{
+    atomic_fetch_add(&served[all->device], 1);
+    atomic_fetch_sub(&kernels[all->device], 1);
+}
+
 static void put(batch *all)
 {
-    atomic_fetch_add(&all->calls[0].comm->under_way, 1);
+    struct ncclComm *comm = all->calls[0].comm;
+    all->device = comm->device;
+    pthread_mutex_lock(&launcher_lock);
+    all->ticket = atomic_fetch_add(&tickets[all->device], 1);
+    launcher = pthread_self();
+    atomic_fetch_add(&kernels[all->device], 1);
+    atomic_fetch_add(&comm->under_way, 1);
     standin_put(all->calls[0].stream, standin_nccl_carry_out, all);
+    pthread_mutex_unlock(&launcher_lock);
+}
+
+/* The first call of a kind, or to or from a rank, connects: that takes the other ranks' calls. */
+static void begin_to_connect(const batch *all)
+{
+    for (int i = 0; i < all->count; i++) {
+        const call *it = &all->calls[i];
+        meeting *shared = it->comm->shared;
+        if (it->kind == SEND) {
+            atomic_store(&shared->sent[it->comm->rank][it->peer], 1);
+        } else if (it->kind == RECV) {
+            atomic_store(&shared->received[it->peer][it->comm->rank], 1);
+        } else if (!it->comm->begun[it->kind]) {
+            it->comm->begun[it->kind] = true;
+            atomic_fetch_add(&shared->begun[it->kind], 1);
+        }
+    }
+}
+
+static bool is_connected(const batch *all)
+{
+    bool all_connected = true;
+    for (int i = 0; i < all->count; i++) {
+        const call *it = &all->calls[i];
+        meeting *shared = it->comm->shared;
+        if (it->kind == SEND) {
+            all_connected &= atomic_load(&shared->received[it->comm->rank][it->peer]);
+        } else if (it->kind == RECV) {
+            all_connected &= atomic_load(&shared->sent[it->peer][it->comm->rank]);
+        } else {
+            all_connected &= atomic_load(&shared->begun[it->kind]) >= it->comm->size;
+        }
+    }
+    return all_connected;
+}
+
+/* Blocks until other ranks call as well, or, as the configuration says, is complete once the
+ * communicator's state says so. */
+static tddp_nccl_result connect_and_put(batch *all)
+{
+    struct ncclComm *comm = all->calls[0].comm;
+    if (comm->connecting) {
+        free(all);
+        return TDDP_NCCL_INVALID_USAGE;
+    }
+    begin_to_connect(all);
+    atomic_fetch_add(&comm->inside, 1);
+    while (comm->blocking && !is_connected(all) && !atomic_load(&comm->aborted)) {
+        standin_nccl_nap();
+    }
+    tddp_nccl_result result = TDDP_NCCL_SUCCESS;
+    if (atomic_load(&comm->aborted)) {
+        free(all);
+        result = TDDP_NCCL_INTERNAL_ERROR;
+    } else if (is_connected(all)) {
+        put(all);
+    } else {
+        comm->connecting = all;
+        result = TDDP_NCCL_IN_PROGRESS;
+    }
+    atomic_fetch_sub(&comm->inside, 1);
+    return result;
 }
 
 static tddp_nccl_result enqueue(call it)
@@ -67,8 +180,7 @@ static tddp_nccl_result enqueue(call it)
         abort();
     }
     one->calls[one->count++] = it;
-    put(one);
-    return TDDP_NCCL_SUCCESS;
+    return connect_and_put(one);
 }
 
 tddp_nccl_result ncclGroupStart(void)
@@ -86,10 +198,9 @@ tddp_nccl_result ncclGroupEnd(void)
     gathered = NULL;
     int error = standin_failure_of(__func__);
     if (all && !error) {
-        put(all);
-    } else {
-        free(all);
+        return connect_and_put(all);
     }
+    free(all);
     return error;
 }
 
@@ -167,7 +278,7 @@ tddp_nccl_result ncclCommInitRankConfig(tddp_nccl_comm *comm, int ranks, tddp_nc
         return error;
     }
     if (config->size != sizeof *config || config->magic != (unsigned)TDDP_NCCL_CONFIG_MAGIC ||
-        config->blocking != 0 || ranks > RANKS) {
+        config->blocking < 0 || config->blocking > 1 || ranks > RANKS) {
         return TDDP_NCCL_INVALID_ARGUMENT;
     }
     struct ncclComm *made = calloc(1, sizeof *made);
@@ -184,12 +295,23 @@ tddp_nccl_result ncclCommInitRankConfig(tddp_nccl_comm *comm, int ranks, tddp_nc
     memcpy(made->path, id.internal, sizeof made->path);
     made->rank = rank;
     made->size = ranks;
+    made->blocking = config->blocking == 1;
+    (void)cudaGetDevice(&made->device);
     atomic_store(&made->shared->pids[rank], getpid());
     if (atomic_fetch_add(&made->shared->joined, 1) + 1 == ranks) {
         (void)unlink(made->path);
     }
+    if (!made->blocking) {
+        *comm = made;
+        return TDDP_NCCL_IN_PROGRESS;
+    }
+    /* Nobody can abort it: the caller has nothing to do that with. */
+    while (atomic_load(&made->shared->joined) < ranks) {
+        standin_nccl_nap();
+    }
+    made->seen = true;
     *comm = made;
-    return TDDP_NCCL_IN_PROGRESS;
+    return TDDP_NCCL_SUCCESS;
 }
 
 tddp_nccl_result ncclCommGetAsyncError(tddp_nccl_comm comm, tddp_nccl_result *result)
@@ -202,6 +324,15 @@ tddp_nccl_result ncclCommGetAsyncError(tddp_nccl_comm comm, tddp_nccl_result *re
     if (comm->splitting > 0) {
         *result = TDDP_NCCL_IN_PROGRESS;
         return TDDP_NCCL_SUCCESS;
+    }
+    if (comm->connecting) {
+        if (is_connected(comm->connecting)) {
+            put(comm->connecting);
+            comm->connecting = NULL;
+        } else {
+            *result = TDDP_NCCL_IN_PROGRESS;
+            return TDDP_NCCL_SUCCESS;
+        }
     }
     if (!comm->seen && atomic_load(&comm->shared->joined) < comm->size) {
         *result = TDDP_NCCL_IN_PROGRESS;
@@ -230,18 +361,23 @@ static void leave(struct ncclComm *comm, int word)
 
 static void await_streams(struct ncclComm *comm)
 {
-    while (atomic_load(&comm->under_way) > 0) {
+    while (atomic_load(&comm->under_way) > 0 && !atomic_load(&comm->aborted)) {
         standin_nccl_nap();
     }
 }
 
+/* As the real one, it waits for the device, and so for what other communicators have there. */
 tddp_nccl_result ncclCommAbort(tddp_nccl_comm comm)
 {
     atomic_store(&comm->aborted, true);
-    await_streams(comm);
+    while (atomic_load(&kernels[comm->device]) > 0 || atomic_load(&comm->inside) > 0 ||
+           atomic_load(&abort_hangs)) {
+        standin_nccl_nap();
+    }
     if (!comm->seen) {
         (void)unlink(comm->path);
     }
+    free(comm->connecting);
     leave(comm, -1);
     return TDDP_NCCL_SUCCESS;
 }
@@ -249,8 +385,12 @@ tddp_nccl_result ncclCommAbort(tddp_nccl_comm comm)
 tddp_nccl_result ncclCommFinalize(tddp_nccl_comm comm)
 {
     FAIL_IF_TOLD();
+    atomic_fetch_add(&comm->inside, 1);
     await_streams(comm);
-    return TDDP_NCCL_SUCCESS;
+    tddp_nccl_result result =
+        atomic_load(&comm->aborted) ? TDDP_NCCL_INTERNAL_ERROR : TDDP_NCCL_SUCCESS;
+    atomic_fetch_sub(&comm->inside, 1);
+    return result;
 }
 
 tddp_nccl_result ncclCommDestroy(tddp_nccl_comm comm)
@@ -304,7 +444,8 @@ tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_ncc
         return TDDP_NCCL_REMOTE_ERROR;
     }
     if (color == TDDP_NCCL_NO_COLOR) {
-        return split_later(comm, NULL, NULL);
+        *made = comm->blocking ? NULL : *made;
+        return comm->blocking ? TDDP_NCCL_SUCCESS : split_later(comm, NULL, NULL);
     }
     for (int i = 0; i < comm->size; i++) {
         bool same = atomic_load(&comm->shared->colors[number % 2][i]) == color;
@@ -319,6 +460,7 @@ tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_ncc
     close(fd);
     tddp_nccl_comm split = NULL;
     tddp_nccl_result result = ncclCommInitRankConfig(&split, ranks, id, rank, config);
+    *made = comm->blocking ? split : *made;
     return result == TDDP_NCCL_IN_PROGRESS ? split_later(comm, split, made) : result;
 }
 

@@ -32,10 +32,13 @@ typedef struct meeting {
     _Atomic int pids[RANKS];
     _Atomic int arrived;
     _Atomic int generation;
-    _Atomic int split_by[RANKS];  /* how many times */
-    _Atomic int colors[2][RANKS]; /* of a split, by turns */
-    box boxes[RANKS][RANKS];      /* from, to */
-    title titles[2][RANKS];       /* of collectives, by turns */
+    _Atomic int split_by[RANKS];    /* how many times */
+    _Atomic int colors[2][RANKS];   /* of a split, by turns */
+    _Atomic int begun[5];           /* by kind of collective: ranks that have called a first one */
+    _Atomic int sent[RANKS][RANKS]; /* from, to: a first message was */
+    _Atomic int received[RANKS][RANKS];
+    box boxes[RANKS][RANKS]; /* from, to */
+    title titles[2][RANKS];  /* of collectives, by turns */
     char pieces[RANKS][PIECE];
 } meeting;
 
@@ -48,10 +51,14 @@ struct ncclComm {
     bool seen; /* all have come */
     _Atomic bool aborted;
     _Atomic int under_way; /* on streams */
+    _Atomic int inside;    /* threads in calls that block */
     unsigned collectives;  /* so far */
     double factors[FACTORS];
     bool taken[FACTORS];
     int splitting; /* looks at its state until the split is done */
+    bool blocking;
+    bool begun[5];            /* by kind of collective */
+    struct batch *connecting; /* waits for the other ranks' calls */
     struct ncclComm *split;
     struct ncclComm **split_out;
 };
@@ -81,6 +88,8 @@ typedef struct call {
 
 typedef struct batch {
     int count;
+    int device;
+    unsigned ticket; /* of the device */
     call calls[MOST_IN_GROUP];
 } batch;
 
@@ -89,6 +98,11 @@ tddp_dtype standin_nccl_dtype(int type);
 
 /* Looks again a little later. */
 void standin_nccl_nap(void);
+
+/* Kernels on the device begin and end. A serial one carries them out one at a time, in the order in
+ * which they were given their tickets. */
+void standin_nccl_begin_kernel(const batch *all);
+void standin_nccl_end_kernel(const batch *all);
 
 /* Carries out a batch, which is freed; on a stream's thread. */
 void standin_nccl_carry_out(void *all);

@@ -237,12 +237,26 @@ static bool pass(const call *it, size_t *at)
     return *at == it->count;
 }
 
-/* Messages of a group go all at once, its collectives in their order. */
+/* Whether an earlier message of the group, the same way, is not through. */
+static bool waits(const batch *all, const size_t *at, int i)
+{
+    const call *it = &all->calls[i];
+    for (int before = 0; before < i; before++) {
+        const call *other = &all->calls[before];
+        if (other->kind == it->kind && other->peer == it->peer && at[before] < other->count) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Messages of a group go all at once, those of one way and its collectives in their order. */
 void standin_nccl_carry_out(void *data)
 {
     batch *all = data;
     size_t at[MOST_IN_GROUP] = {0};
     struct ncclComm *comm = all->calls[0].comm;
+    standin_nccl_begin_kernel(all);
     for (int i = 0; i < all->count; i++) {
         if (all->calls[i].kind < SEND) {
             collective(&all->calls[i]);
@@ -251,12 +265,14 @@ void standin_nccl_carry_out(void *data)
     for (bool through = false; !through && !atomic_load(&comm->aborted);) {
         through = true;
         for (int i = 0; i < all->count; i++) {
-            through &= all->calls[i].kind < SEND || pass(&all->calls[i], &at[i]);
+            through &=
+                all->calls[i].kind < SEND || (!waits(all, at, i) && pass(&all->calls[i], &at[i]));
         }
         if (!through) {
             standin_nccl_nap();
         }
     }
     atomic_fetch_sub(&comm->under_way, 1);
+    standin_nccl_end_kernel(all);
     free(all);
 }

@@ -28,6 +28,20 @@ STANDIN_API int standin_failure_of(const char *name);
 /* Streams, events and pieces of device memory that there are: what a test must not leave. */
 STANDIN_API int standin_alive(void);
 
+/* With 1 a device carries out NCCL's operations one at a time, in the order of their launches on
+ * any stream, as a GPU may. */
+STANDIN_API void standin_set_serial(int serial);
+
+/* With 1 ncclCommAbort() never returns. */
+STANDIN_API void standin_set_abort_hangs(int hangs);
+
+/* Bit (1 << device) for each device with a context of this process: one that was current in a call
+ * that needs one. */
+STANDIN_API unsigned standin_contexts(void);
+
+/* Whether the thread that calls this launched NCCL's last operation in this process. */
+STANDIN_API int standin_launched_here(void);
+
 /* cudaStreamCaptureStatus of all streams from now on. */
 STANDIN_API void standin_set_capture(int status);
 

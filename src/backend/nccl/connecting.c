@@ -1,0 +1,225 @@
+/*
+ * Connects the ranks of a communicator, on a thread of its own: the stream and memory on the
+ * device, the unique id through the store, NCCL's call. In blocking mode that call returns when all
+ * ranks have come, and nothing ends it before: if all that waited for it have given up, this thread
+ * aborts what it has made.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/nccl/failures.h"
+#include "backend/nccl/store_key.h"
+
+enum { SCRATCH_BYTES = 64 };
+
+/* --- the unique id --------------------------------------------------------------------------- */
+
+/* Of rank 0: publishes the id, or why there is none. */
+static tddp_status publish_id(const tddp_nccl_libraries *libraries, tddp_store *store,
+                              tddp_slice key, tddp_nccl_limits limits, tddp_nccl_id *id)
+{
+    tddp_nccl_result result = libraries->nccl.ncclGetUniqueId(id);
+    if (result) {
+        char text[1024];
+        tddp_status status = tddp_nccl_fail(libraries, NULL, result, "ncclGetUniqueId");
+        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+        tddp_backend_publish_failure(store, key, text);
+        return tddp_fail(status, "%s", text);
+    }
+    const tddp_wait left = tddp_nccl_time_left(limits);
+    return tddp_store_set(store, key, (tddp_slice){id->internal, sizeof id->internal}, &left);
+}
+
+tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries, tddp_store *store,
+                               const char *key, int rank, tddp_nccl_limits limits, tddp_nccl_id *id)
+{
+    const tddp_slice name = {key, strlen(key)};
+    if (rank == 0) {
+        return publish_id(libraries, store, name, limits, id);
+    }
+    tddp_blob blob = {0};
+    tddp_store *own = NULL;
+    tddp_status status =
+        tddp_nccl_await_key(store, &own, name, limits, "a rank has not begun to connect", &blob);
+    const char *reason =
+        status ? NULL : tddp_backend_published_failure((tddp_slice){blob.data, blob.size});
+    if (reason) {
+        status = tddp_fail(TDDP_PEER_LOST, "rank 0 could not begin: %s", reason);
+    } else if (status == TDDP_OK && blob.size == sizeof id->internal) {
+        memcpy(id->internal, blob.data, sizeof id->internal);
+    } else if (status == TDDP_OK) {
+        status = tddp_fail(TDDP_PROTOCOL,
+                           "the id of a communicator in the store has %zu bytes: "
+                           "expected %zu",
+                           blob.size, sizeof id->internal);
+    }
+    tddp_blob_free(&blob);
+    tddp_store_release(own);
+    return status;
+}
+
+/* --- the device ------------------------------------------------------------------------------ */
+
+static tddp_status create_resources(tddp_nccl_communicator *communicator)
+{
+    const tddp_cuda *cuda = communicator->libraries->cuda;
+    int least = 0;
+    int greatest = 0;
+    tddp_status status =
+        tddp_cuda_check(cuda, cuda->cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                        "cudaDeviceGetStreamPriorityRange");
+    if (status == TDDP_OK) {
+        /* Highest priority: kernels that compute at the same time have thousands of blocks to
+         * start, these have few, and threads wait for them. */
+        status = tddp_cuda_check(cuda,
+                                 cuda->cudaStreamCreateWithPriority(
+                                     &communicator->stream, TDDP_CUDA_NON_BLOCKING, greatest),
+                                 "cudaStreamCreateWithPriority");
+    }
+    if (status == TDDP_OK) {
+        status = tddp_cuda_check(cuda, cuda->cudaMalloc(&communicator->scratch, SCRATCH_BYTES),
+                                 "cudaMalloc");
+    }
+    return status;
+}
+
+/* --- NCCL's calls ---------------------------------------------------------------------------- */
+
+static tddp_nccl_config config_of(const tddp_nccl_communicator *communicator)
+{
+    return (tddp_nccl_config){.size = sizeof(tddp_nccl_config),
+                              .magic = (unsigned)TDDP_NCCL_CONFIG_MAGIC,
+                              .version = TDDP_NCCL_CONFIG_VERSION,
+                              .blocking = communicator->blocking,
+                              .cga_cluster_size = TDDP_NCCL_UNSET,
+                              .min_ctas = TDDP_NCCL_UNSET,
+                              .max_ctas = TDDP_NCCL_UNSET,
+                              .split_share = TDDP_NCCL_UNSET};
+}
+
+/* Polls what connects without blocking, for as long as anybody waits for it. */
+static tddp_status await_comm(tddp_nccl_communicator *communicator, tddp_nccl_comm comm,
+                              tddp_nccl_result result, const char *what)
+{
+    pthread_mutex_lock(&communicator->turns);
+    tddp_status status = tddp_nccl_wait_call(communicator, comm, result, what, INT64_MAX);
+    pthread_mutex_unlock(&communicator->turns);
+    return status;
+}
+
+/* Called by all ranks of the parent; ranks that decline get NULL. NCCL fills in the new
+ * communicator when the call on the parent is complete, which, unless that is blocking, only the
+ * parent's state says: the call itself returns ncclSuccess at once, seen with 2.28. */
+static tddp_status split_comm(tddp_nccl_communicator *communicator, tddp_nccl_comm *created)
+{
+    static const char what[] = "ncclCommSplit";
+    const tddp_nccl_communicator_opts *opts = &communicator->opts;
+    tddp_nccl_communicator *parent = opts->parent;
+    tddp_nccl_config config = config_of(communicator);
+    tddp_nccl_comm comm;
+    tddp_status status = tddp_nccl_begin_calls(parent, INT64_MAX, &comm);
+    if (status) {
+        return status;
+    }
+    tddp_nccl_result result = parent->libraries->nccl.ncclCommSplit(
+        comm, opts->declines ? TDDP_NCCL_NO_COLOR : 0, opts->rank,
+        opts->declines ? &parent->none : created, &config);
+    if (result == TDDP_NCCL_SUCCESS && !parent->blocking) {
+        result = TDDP_NCCL_IN_PROGRESS;
+    }
+    while (result == TDDP_NCCL_IN_PROGRESS && status == TDDP_OK) {
+        status = tddp_nccl_wait_call(parent, comm, result, what, tddp_deadline_after_ms(100));
+        const bool goes_on = status == TDDP_TIMEOUT && !atomic_load(&communicator->aborted);
+        result = goes_on ? result : TDDP_NCCL_SUCCESS;
+        status = goes_on ? TDDP_OK : status;
+    }
+    if (result) {
+        status = tddp_nccl_fail(parent->libraries, comm, result, what);
+    }
+    tddp_nccl_end_calls(parent);
+    return status;
+}
+
+static tddp_status init_comm(tddp_nccl_communicator *communicator, tddp_nccl_comm *created)
+{
+    static const char what[] = "ncclCommInitRankConfig";
+    const tddp_nccl_communicator_opts *opts = &communicator->opts;
+    const tddp_nccl_limits limits = {INT64_MAX, communicator->stop};
+    tddp_nccl_config config = config_of(communicator);
+    tddp_nccl_result result = TDDP_NCCL_IN_PROGRESS;
+    tddp_nccl_id id = opts->id;
+    tddp_status status = TDDP_OK;
+    if (opts->parent) {
+        status = split_comm(communicator, created);
+    } else if (!opts->has_id) {
+        status = tddp_nccl_share_id(communicator->libraries, opts->store, opts->key, opts->rank,
+                                    limits, &id);
+    }
+    if (status || opts->declines) {
+        return status;
+    }
+    if (!opts->parent) {
+        result = communicator->libraries->nccl.ncclCommInitRankConfig(created, opts->size, id,
+                                                                      opts->rank, &config);
+    }
+    if (communicator->blocking && opts->parent) {
+        result = TDDP_NCCL_SUCCESS;
+    }
+    return await_comm(communicator, *created, result, what);
+}
+
+/* NCCL connects two ranks in a direction when both first call a message in it, and would have a
+ * launch wait for that: so it is done for both directions here, beside other launches. */
+static tddp_status connect_directions(tddp_nccl_communicator *communicator)
+{
+    const tddp_nccl *nccl = &communicator->libraries->nccl;
+    const int peer = 1 - communicator->opts.rank;
+    char *memory = communicator->scratch;
+    tddp_nccl_comm comm;
+    tddp_status status = tddp_nccl_begin_calls(communicator, INT64_MAX, &comm);
+    if (status) {
+        return status;
+    }
+    tddp_nccl_result result = nccl->ncclGroupStart();
+    tddp_nccl_result sent =
+        nccl->ncclSend(memory, 1, TDDP_NCCL_UINT8, peer, comm, communicator->stream);
+    tddp_nccl_result received = nccl->ncclRecv(memory + SCRATCH_BYTES / 2, 1, TDDP_NCCL_UINT8, peer,
+                                               comm, communicator->stream);
+    tddp_nccl_result ended = nccl->ncclGroupEnd();
+    result = result ? result : sent ? sent : received ? received : ended;
+    status = tddp_nccl_wait_call(communicator, comm, result, "ncclSend and ncclRecv", INT64_MAX);
+    tddp_nccl_end_calls(communicator);
+    if (status == TDDP_OK) {
+        atomic_store(&communicator->warm, 1u << TDDP_OP_SEND | 1u << TDDP_OP_RECV);
+    }
+    return status;
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+void tddp_nccl_connecting(tddp_nccl_communicator *communicator)
+{
+    tddp_nccl_comm comm = NULL;
+    tddp_nccl_communicator *parent = communicator->opts.parent;
+    tddp_status status = init_comm(communicator, &comm);
+    pthread_mutex_lock(&communicator->mutex);
+    communicator->comm = comm;
+    communicator->opts.parent = NULL;
+    pthread_mutex_unlock(&communicator->mutex);
+    tddp_nccl_release(parent);
+    /* After that: a thread that stays in NCCL's call has nothing on the device. */
+    status = status ? status : create_resources(communicator);
+    if (status == TDDP_OK && communicator->opts.of_two) {
+        status = connect_directions(communicator);
+    }
+    pthread_mutex_lock(&communicator->mutex);
+    communicator->state = status ? TDDP_NCCL_FAILED : TDDP_NCCL_CONNECTED;
+    communicator->status = status;
+    (void)snprintf(communicator->text, sizeof communicator->text, "%s",
+                   status ? tddp_error_message() : "");
+    pthread_cond_broadcast(&communicator->changed);
+    pthread_mutex_unlock(&communicator->mutex);
+    if (status || atomic_load(&communicator->aborted)) {
+        tddp_nccl_end_comm(communicator);
+    }
+}
