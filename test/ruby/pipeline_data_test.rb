@@ -132,6 +132,21 @@ class PipelineDataTest < Minitest::Test
     assert_operator local.flatten.max, :<, 1e-10
   end
 
+  # Gradients take their time on the way, and must not change before they are sent.
+  def test_large_tied_weights
+    found = world(2) do |rank|
+      plain, part = Array.new(2) { Torch::NN::Linear.new(1200, 1200, bias: false) }
+      stage = Pipelining::PipelineStage.new(part)
+      schedule = Pipelining::Schedule1F1B.new(stage, n_microbatches: 2, loss_fn: MSE, tie: [{0 => "weight", 1 => "weight"}])
+      Torch.no_grad { plain.weight.copy!(part.weight) }
+      x, y = batch(4, width: 1200, dtype: :float32)
+      MSE.call(plain.call(plain.call(x)), y).backward
+      schedule.step(x, target: y)
+      far(part.weight.grad, plain.weight.grad) / plain.weight.grad.abs.max.item
+    end
+    assert_operator found.max, :<, 1e-5
+  end
+
   # Gradients that are there already count once, and replicas have their own.
   def test_tied_weights_of_replicas_over_several_steps
     tie = [{0 => "embedding.weight", 1 => "second.head.weight"}]

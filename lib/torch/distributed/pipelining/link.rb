@@ -157,6 +157,17 @@ module Torch
           tensors
         end
 
+        # Sends tensors and receives others at the same time; returns when all are there.
+        #
+        # @param number [Integer] one of several such messages
+        # @param messages [Array<Array(Symbol, Torch::Tensor, Integer)>] each with :isend or :irecv and the other rank
+        def exchange(number, messages)
+          operations = messages.map do |op, tensor, peer|
+            P2POp.new(op, tensor.detach, group: @group, group_peer: peer, tag: tag(PLAIN, 0, number))
+          end
+          Distributed.batch_isend_irecv(operations).each(&:wait)
+        end
+
         private
 
         def post(peer, tensor, kind, stage, micro_batch)

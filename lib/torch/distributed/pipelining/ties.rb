@@ -56,12 +56,10 @@ module Torch
             next if mine.size == stages.size && distinct(mine).size == 1
 
             grads = gradients(mine)
-            grads.each_value { |grad| others(stages).each { |rank| link.send_plain(rank, number, [grad]) } }
-            all = stages.map { |stage| grads[stage] || received(link, number, stage) }
-            total = Torch.no_grad { all.inject(:+) }
+            theirs = exchange(link, number, stages, grads)
+            total = Torch.no_grad { grads.merge(theirs).values_at(*stages).inject(:+) }
             distinct(mine).each { |each| set_gradient(each, total) }
           end
-          link&.finish
         end
 
         private
@@ -81,6 +79,16 @@ module Torch
             seen[each] = true
             @before[each] ? Torch.no_grad { each.grad - @before[each] } : each.grad
           end
+        end
+
+        # The other stages' gradients. When this returns, the own ones are sent and may be changed.
+        def exchange(link, number, stages, grads)
+          form = grads.values.first
+          theirs = (stages - grads.keys).to_h { |stage| [stage, Torch.empty(form.shape, dtype: form.dtype, device: form.device)] }
+          sends = grads.values.product(others(stages)).map { |grad, rank| [:isend, grad, rank] }
+          receives = theirs.map { |stage, grad| [:irecv, grad, @owner.call(stage)] }
+          link.exchange(number, sends + receives) unless theirs.empty?
+          theirs
         end
 
         # In place, since a gradient may be a part of a bucket.
