@@ -3,6 +3,8 @@
 require "minitest/autorun"
 require "torch/distributed/pipelining/orders"
 require "torch/distributed/pipelining/timeline"
+require "torch/distributed/pipelining/link"
+require "torch/distributed/pipelining/message_order"
 
 # The orders of the schedules as tables, without tensors: as PyTorch executes them, and as long as theory has it.
 class PipelineOrdersTest < Minitest::Test
@@ -95,6 +97,22 @@ class PipelineOrdersTest < Minitest::Test
       assert_operator length(plan), :>=, 3 * m * v
       assert_equal expected.size, Timeline.merge(plan).size
     end
+  end
+
+  # A message follows the action that produces it; with ranks from and to.
+  def test_order_of_messages
+    link = Torch::Distributed::Pipelining::Link
+    names = {link::FORWARD => "F", link::LATE => "late", link::BACKWARD => "B"}
+    order = Torch::Distributed::Pipelining::MessageOrder
+    text = lambda do |each|
+      each.is_a?(Action) ? each.to_s : "#{each.from}>#{each.to}:#{names.fetch(each.kind)}#{each.micro_batch}"
+    end
+    plan = Orders.one_forward_one_backward(2, 2, 3)
+    assert_equal "0F0 0>1:F0 0>1:late0 0F1 0>1:F1 1F0 1B0 1>0:B0 0>1:late1 1F1 0B0 1B1 1>0:B1 0F2 0>1:F2 0>1:late2 1F2 0B1 1B2 1>0:B2 0B2",
+      order.of(plan).map(&text).join(" ")
+    assert_equal "0>1:F0 0>1:late0 0>1:F1 1F0 1B0 1>0:B0 0>1:late1 1F1 1B1 1>0:B1 0>1:F2 0>1:late2 1F2 1B2 1>0:B2",
+      order.for_rank(plan, 1).map(&text).join(" ")
+    assert_equal 2 * 3 * 3, order.of(Orders.fill_drain(1, 3, 3)).size
   end
 
   def test_rounds_that_do_not_divide_the_micro_batches

@@ -20,6 +20,7 @@ end
 
 require_relative "pipelining/orders"
 require_relative "pipelining/timeline"
+require_relative "pipelining/message_order"
 require_relative "pipelining/measurement"
 require_relative "pipelining/report"
 require_relative "pipelining/splitting"

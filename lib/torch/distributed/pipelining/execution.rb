@@ -50,7 +50,7 @@ module Torch
           last = actions.select(&:backward?).to_h { |action| [action.stage, action] }
           @reductions = @stages.transform_values { |stage| GradientReduction.new(stage, actions.any? { |action| action.kind == :I }) }
           actions.each do |action|
-            @link&.advance
+            @link&.advance(action)
             case action.kind
             when :F then forward(action)
             when :W then weights(action)
@@ -140,7 +140,7 @@ module Torch
         def take(kind, stage, i, from)
           return @handed.delete([kind, stage, i]) if @stages.key?(from)
 
-          @link.fetch(@owner.call(from), (kind == :F) ? Link::FORWARD : Link::BACKWARD, stage, i)
+          @link.fetch((kind == :F) ? Link::FORWARD : Link::BACKWARD, stage, i)
         end
 
         def pass_on(action, outputs)

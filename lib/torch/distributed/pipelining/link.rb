@@ -3,13 +3,13 @@
 module Torch
   module Distributed
     module Pipelining
-      # The messages between the ranks of a pipeline, matched by tags of stage, micro-batch and direction, so that no order of
-      # sends and receives matters; except over NCCL, which has no tags: there messages are received in their sender's order.
+      # The messages between the ranks of a pipeline. Each rank begins them in their {MessageOrder}, since over NCCL those that begin
+      # in another order wait for each other. Where a backend has tags, they are of kind, stage and micro-batch.
       #
-      # An activation is a header with its tensors' shapes, and the tensors. Their receives are posted ahead with the shapes that
-      # the same micro-batch had in the step before. If these have changed, the sender fills that receive with zeros, and
-      # sends the tensors under another tag, for which the receiver looks when it has read the header. A gradient has the shape
-      # of its activation, and no header.
+      # An activation is a header with its tensors' shapes, and the tensors. Their receives begin ahead with the shapes that the
+      # same micro-batch had in the step before, and nothing is sent but the header if there was none. If shapes have changed, the
+      # sender fills these receives with zeros. Tensors of other shapes than expected follow as {LATE} ones, once the receiver
+      # has read the header. A gradient has the shape of its activation, and no header.
       #
       # @api private
       class Link
@@ -22,12 +22,10 @@ module Torch
         MOST_STAGES = 1 << STAGE_BITS
         # Numbers of a header, which is one small message.
         HEADER_LENGTH = 128
-        # By how many messages of a rank receives are posted before they are needed. Each takes memory.
-        AHEAD = 2
         # Seconds until all messages of a group that has failed have ended.
         FAILURE_TIME = 0.2
         DTYPES = %i[uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 bool].freeze
-        private_constant :FIRST_TAG, :MICRO_BATCH_BITS, :STAGE_BITS, :HEADER_LENGTH, :AHEAD, :FAILURE_TIME, :DTYPES
+        private_constant :FIRST_TAG, :MICRO_BATCH_BITS, :STAGE_BITS, :HEADER_LENGTH, :FAILURE_TIME, :DTYPES
 
         # What an activation or a gradient looks like: dtype, shape, whether it requires a gradient.
         Form = Struct.new(:dtype, :shape, :requires_grad) do
@@ -41,15 +39,7 @@ module Torch
         end
 
         # A message on its way to this rank.
-        Receive = Struct.new(:kind, :stage, :micro_batch, :header, :header_work, :expected, :forms, :tensors, :works) do
-          def key
-            [kind, stage, micro_batch]
-          end
-
-          def posted?
-            !(header_work || works).nil?
-          end
-        end
+        Receive = Struct.new(:message, :header, :header_work, :forms, :tensors, :works)
         private_constant :Receive
 
         # @param group [ProcessGroup]
@@ -57,31 +47,38 @@ module Torch
         def initialize(group, device)
           @group = group
           @device = device
-          @ordered = group.backend.include?("nccl")
           @header_device = group.backend.include?("gloo") ? "cpu" : device
           @sent = {}
           @seen = {}
           @sends = []
-          @queues = {}
+          @order = []
+          @receives = {}
         end
 
         # A step begins.
         #
-        # @param incoming [Hash{Integer => Array}] the messages from each rank in its order: kind (FORWARD, BACKWARD), the
-        #   stage here, micro-batch
-        def begin(incoming)
+        # @param order [Array<Action, Message>] this rank's part of {MessageOrder}
+        def begin(order)
           @gradients = {}
-          @queues = incoming.transform_values { |keys| keys.map { |key| Receive.new(*key) } }
+          @late = {}
+          @receives = {}
+          @order = order.dup
         end
 
+        # Sends an activation to a stage, once {#advance} has come to the action that made it.
         def send_forward(peer, stage, micro_batch, tensors)
+          key = [stage, micro_batch]
           forms = tensors.map { |tensor| Form.of(tensor) }
-          post(peer, header_of(forms, stage), HEADER, stage, micro_batch)
-          expected = @sent[[stage, micro_batch]]
-          changed = expected && !same?(expected, forms)
-          expected.each { |form| post(peer, zeros(form), FORWARD, stage, micro_batch) } if changed
-          tensors.each { |tensor| post(peer, tensor, changed ? LATE : FORWARD, stage, micro_batch) }
-          remember(@sent, [stage, micro_batch], forms, changed)
+          expected = @sent.fetch(key, [])
+          post(peer, header_of(forms, stage), HEADER, *key)
+          if same?(expected, forms)
+            tensors.each { |tensor| post(peer, tensor, FORWARD, *key) }
+          else
+            expected.each { |form| post(peer, zeros(form), FORWARD, *key) }
+            # Objects of our own: the caller may release its.
+            @late[key] = tensors.map(&:detach)
+          end
+          remember(@sent, key, expected, forms)
         end
 
         # @param tensors [Array<Torch::Tensor>] those of the activation's tensors that require one
@@ -96,35 +93,28 @@ module Torch
           @gradients[[stage, micro_batch]] = tensors.map { |tensor| Form.of(tensor) }
         end
 
-        # Waits for a message, and posts the receives of the next ones.
-        #
-        # @return [Array<Torch::Tensor>] leaves
-        def fetch(peer, kind, stage, micro_batch)
-          queue = @queues.fetch(peer)
-          receive = queue.find { |each| each.key == [kind, stage, micro_batch] }
-          before = queue.take_while { |each| !each.equal?(receive) }
-          (@ordered ? [*before, receive] : [receive]).each do |each|
-            begin_receive(peer, each)
-            read_header(peer, each, true)
-          end
-          receive.works.each(&:wait)
-          queue.delete(receive)
-          advance
-          activation(receive)
+        # Begins all messages that precede the end of an action, which is about to begin, and forgets what was sent. Waits for the
+        # header of what the action needs.
+        def advance(action)
+          @sends.reject! { |work| work.completed? && work.wait }
+          begin_messages(@order.shift(@order.index(action) + 1))
         end
 
-        # Posts what can be posted, and forgets what was sent. Never waits.
-        def advance
-          @sends.reject! { |work| work.completed? && work.wait }
-          return if @ordered
+        # Waits for a message that the action needs.
+        #
+        # @return [Array<Torch::Tensor>] leaves
+        def fetch(kind, stage, micro_batch)
+          receive = @receives.fetch([kind, stage, micro_batch])
+          receive.works.each(&:wait)
+          @receives.delete([kind, stage, micro_batch])
+          return receive.tensors if kind == BACKWARD
 
-          @queues.each do |peer, queue|
-            queue.first(AHEAD).each { |receive| begin_receive(peer, receive) && read_header(peer, receive, false) }
-          end
+          receive.tensors.each_with_index { |tensor, i| tensor.requires_grad! if receive.forms[i].requires_grad && Torch.grad_enabled? }
         end
 
         # Waits until all that was sent has been received, or copied.
         def finish
+          begin_messages(@order.shift(@order.size))
           @sends.each(&:wait)
           @sends.clear
         end
@@ -133,7 +123,7 @@ module Torch
         #
         # @return [Error, nil] nil: none was under way
         def failure
-          receives = @queues.values.flatten.flat_map { |receive| [receive.header_work, *receive.works] }
+          receives = @receives.values.flat_map { |receive| [receive.header_work, *receive.works] }
           CombinedWork.new([*receives, *@sends].compact).wait(FAILURE_TIME)
           nil
         rescue Error => e
@@ -186,54 +176,49 @@ module Torch
           FIRST_TAG + (((kind << STAGE_BITS) + stage) << MICRO_BATCH_BITS) + micro_batch
         end
 
-        # @return [Boolean] whether it is posted; not if the shapes are unknown so far
-        def begin_receive(peer, receive)
-          return true if receive.posted?
-
-          if receive.kind == BACKWARD
-            forms = @gradients.delete([receive.stage, receive.micro_batch]) or return false
-            listen_to_tensors(peer, receive, forms, BACKWARD)
-          else
-            receive.header = empty_header
-            receive.header_work = listen(peer, receive.header, HEADER, receive.stage, receive.micro_batch)
-            receive.expected = @seen[[receive.stage, receive.micro_batch]]
-            listen_to_tensors(peer, receive, receive.expected, FORWARD) if receive.expected
+        def begin_messages(items)
+          items.grep(Message) do |message|
+            if message.kind != LATE
+              begin_receive(message) if message.to == @group.rank
+            elsif message.to == @group.rank
+              read_header(@receives.fetch([FORWARD, *message.key]))
+            else
+              @late.delete(message.key)&.each { |tensor| post(message.to, tensor, LATE, *message.key) }
+            end
           end
-          true
         end
 
-        def listen_to_tensors(peer, receive, forms, kind)
+        def begin_receive(message)
+          key = message.key
+          receive = @receives[[message.kind, *key]] = Receive.new(message)
+          return receive_tensors(receive, @gradients.delete(key), BACKWARD) if message.kind == BACKWARD
+
+          receive.header = empty_header
+          receive.header_work = listen(message.from, receive.header, HEADER, *key)
+          receive_tensors(receive, @seen.fetch(key, []), FORWARD)
+        end
+
+        def receive_tensors(receive, forms, kind)
           receive.forms = forms
           receive.tensors = forms.map { |form| empty(form) }
-          receive.works = receive.tensors.filter_map { |tensor| listen(peer, tensor, kind, receive.stage, receive.micro_batch) }
+          receive.works = receive.tensors.filter_map { |tensor| listen(receive.message.from, tensor, kind, *receive.message.key) }
         end
 
-        def read_header(peer, receive, wait)
-          return if receive.header_work.nil? || !(wait || receive.header_work.completed?)
-
+        def read_header(receive)
           receive.header_work.wait
           receive.header_work = nil
-          forms = forms_of(receive.header)
-          changed = receive.expected && !same?(receive.expected, forms)
-          if changed
+          expected, forms = receive.forms, forms_of(receive.header)
+          unless same?(expected, forms)
             receive.works.each(&:wait)
-            listen_to_tensors(peer, receive, forms, LATE)
-          elsif receive.expected.nil?
-            listen_to_tensors(peer, receive, forms, FORWARD)
+            receive_tensors(receive, forms, LATE)
           end
           receive.forms = forms
-          remember(@seen, [receive.stage, receive.micro_batch], forms, changed)
+          remember(@seen, receive.message.key, expected, forms)
         end
 
-        def activation(receive)
-          return receive.tensors if receive.kind == BACKWARD
-
-          receive.tensors.each_with_index { |tensor, i| tensor.requires_grad! if receive.forms[i].requires_grad && Torch.grad_enabled? }
-        end
-
-        # Both sides know that shapes which have just changed are no good guess. NCCL would need an order of these messages.
-        def remember(memory, key, forms, changed)
-          (@ordered || changed) ? memory.delete(key) : memory[key] = forms
+        # Both sides know that shapes which have just changed are no good guess.
+        def remember(memory, key, expected, forms)
+          (expected.empty? || same?(expected, forms)) ? memory[key] = forms : memory.delete(key)
         end
 
         def same?(expected, forms)

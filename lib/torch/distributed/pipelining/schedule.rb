@@ -155,7 +155,7 @@ module Torch
 
         def execute(execution, training)
           StepMemory.instance.step if training
-          @link&.begin((@incoming ||= {})[training] ||= @layout.incoming(training ? @plan : forward_plan))
+          @link&.begin((@messages ||= {})[training] ||= MessageOrder.for_rank(training ? @plan : forward_plan, @layout.rank))
           return execution.run(list_of(forward_plan)) unless training
 
           @clock.step do

@@ -98,23 +98,6 @@ module Torch
           local? ? [object] : Distributed.all_gather_object(object, group: @group, serializer: :json)
         end
 
-        # The messages that come to this rank, by the rank that sends them, in the order in which it does.
-        #
-        # @param plan [Array<Array<Action>>]
-        # @return [Hash{Integer => Array}]
-        def incoming(plan)
-          plan.each_with_index.with_object({}) do |(list, from), messages|
-            next if from == rank
-
-            messages[from] = list.filter_map do |action|
-              to = action.stage + (action.backward? ? -1 : 1)
-              next if action.kind == :W || !to.between?(0, num_stages - 1) || owner.call(to) != rank
-
-              [action.backward? ? Link::BACKWARD : Link::FORWARD, to, action.micro_batch]
-            end
-          end
-        end
-
         private
 
         def found_group
