@@ -131,9 +131,36 @@ class GPUDevicesTest < Minitest::Test
       into = filled(0.0)
       works = [Distributed.isend(out, dst: 1 - rank), Distributed.irecv(into, src: 1 - rank)]
       works.each(&:wait)
-      into.cpu.to_a.uniq
+      objects = [nil]
+      if rank.zero?
+        Distributed.send_object_list([{"a" => 1}], dst: 1, device: device)
+      else
+        source = Distributed.recv_object_list(objects, src: 0, device: device)
+      end
+      [into.cpu.to_a.uniq, source, objects]
     end
-    assert_equal [[11.0], [10.0]], got
+    assert_equal [[[11.0], nil, [nil]], [[10.0], 0, [{"a" => 1}]]], got
+  end
+
+  # The message comes only once the call has returned.
+  def test_who_has_sent
+    found = ranks(2) do |rank|
+      detach_default_stream
+      into = filled(0.0)
+      # The first one connects the two.
+      rank.zero? ? Distributed.recv(into, src: 1) : Distributed.send(filled(1.0), dst: 0)
+      store = Distributed::TCPStore.new(ENV.fetch("MASTER_ADDR"), ENV.fetch("MASTER_PORT").to_i)
+      if rank.zero?
+        source = Distributed.recv(into, src: 1)
+        store.set("go on", "1")
+      else
+        store.wait(["go on"])
+        Distributed.send(filled(3.0), dst: 0)
+      end
+      Distributed.barrier
+      [source, into.cpu.to_a.uniq]
+    end
+    assert_equal [1, [3.0]], found.first
   end
 
   def test_a_group_for_host_and_device
@@ -228,7 +255,7 @@ class GPUDevicesTest < Minitest::Test
 
   # By a trace: buckets leave before the last gradient is there.
   def test_buckets_travel_while_backward_goes_on
-    in_traced_folder do |folder|
+    in_folder("TDDP_TRACE") do |folder|
       ranks(2) do
         net = Torch::NN::Sequential.new(*Array.new(6) { Torch::NN::Linear.new(256, 256) }).to(DEVICE)
         model = Torch::NN::Parallel::DistributedDataParallel.new(net, bucket_cap_mb: 0.3)
@@ -260,13 +287,6 @@ class GPUDevicesTest < Minitest::Test
       end
       assert_equal [expected] * 2, gradients, name
     end
-  end
-
-  # In a process that was spawned, the folder of the one that spawned it.
-  def in_traced_folder
-    return yield ENV.fetch("TDDP_TRACE") if ENV[Distributed::SPAWN_ENV_KEY] == "1"
-
-    Dir.mktmpdir { |folder| with_env("TDDP_TRACE" => folder) { yield folder } }
   end
 
   def join(rank, port)

@@ -1,31 +1,14 @@
 # frozen_string_literal: true
 
-require_relative "on_gpu"
-require_relative "sharded_training"
+require_relative "sharded_on_gpu"
 require "torch/utils/checkpoint"
 
 # Parameters, gradients, optimizer states and activations that are in the CPU's memory while the GPU does not need them.
 class GPUOffloadTest < Minitest::Test
-  include OnGPU
-  include ShardedTraining
+  include ShardedOnGPU
 
   Checkpoint = Torch::Utils::Checkpoint
   DOUBLE = 8
-
-  def tower(**)
-    super.to(DEVICE)
-  end
-
-  def batch(...)
-    super.map { |tensor| tensor.to(DEVICE) }
-  end
-
-  # What is loaded and gathered is on the CPU.
-  def difference(plain, full)
-    plain.state_dict.map do |name, tensor|
-      (tensor.detach.cpu - full.fetch(name)).abs.max.item / tensor.detach.abs.max.item
-    end.max
-  end
 
   def offloaded(model, **options)
     shard(model, offload_policy: FSDP::CPUOffloadPolicy.new, **options)
@@ -33,10 +16,6 @@ class GPUOffloadTest < Minitest::Test
 
   def copied(model)
     FSDP.units_of(model).first.state.model.copied
-  end
-
-  def devices(tensors)
-    tensors.compact.map { |tensor| Distributed._device_name(tensor.device) }.uniq
   end
 
   def test_training_follows_one_process

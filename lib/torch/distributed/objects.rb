@@ -145,11 +145,11 @@ module Torch
       def recv_object_list(object_list, src: nil, group: nil, device: nil, group_src: nil, serializer: :marshal)
         return unless (group = object_group(group, "recv_object_list"))
 
-        peer = rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
+        peer = sender(group, src, group_src)
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
         sizes = size_tensor([0] * object_list.size, device)
-        peer = group._recv(sizes, peer, 0, false)
+        peer = group._recv(sizes, peer, 0, false) || peer
         bytes = room_for(sizes, device)
         group._recv(bytes, peer, 0, false)
         object_list.replace(loaded(codec, bytes, sizes))

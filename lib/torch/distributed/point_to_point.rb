@@ -43,8 +43,10 @@ module Torch
         return unless (group = member_group(group, "recv"))
         return irecv(tensor, src: src, group: group, tag: tag, group_src: group_src) && nil if Batch.of(group)
 
-        source = receive(tensor, group, src, group_src, tag, false)
-        group.ranks[source]
+        peer = sender(group, src, group_src)
+        source = into("tensor", tensor) { |memory| group._recv(memory, peer, check_tag(tag), false) }
+        # On a device's queue the message may be on its way still; there the sender is known.
+        group.ranks[source || peer]
       end
 
       # Begins to send `tensor`; it may be changed once {Work#wait} has returned.
@@ -63,7 +65,10 @@ module Torch
       # @return [Work]
       # @see #recv
       def irecv(tensor, src: nil, group: nil, tag: 0, group_src: nil)
-        post("irecv", group, tensor) { |members| receive(tensor, members, src, group_src, tag, true)._among(members.ranks) }
+        post("irecv", group, tensor) do |members|
+          peer = sender(members, src, group_src)
+          into("tensor", tensor) { |memory| members._recv(memory, peer, check_tag(tag), true) }._among(members.ranks)
+        end
       end
 
       # Begins several messages. All are checked before the first is sent.
@@ -100,9 +105,9 @@ module Torch
         group._send(from("tensor", tensor), peer, check_tag(tag), false)
       end
 
-      def receive(tensor, group, src, group_src, tag, async)
-        peer = rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
-        into("tensor", tensor) { |memory| group._recv(memory, peer, check_tag(tag), async) }
+      # @return [Integer, nil] its rank in the group; nil: any
+      def sender(group, src, group_src)
+        rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
       end
 
       # As {Operands#perform}, but a handle comes in any case.
