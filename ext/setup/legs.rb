@@ -10,7 +10,8 @@ module Setup
   class Legs
     # The logic of devices, on host memory: the CPU's tensors count as those of GPU 0. With gloo operations run on copies of them.
     STAND_INS = {
-      "nccl" => %w[gpu_devices gpu_training gpu_hooks gpu_offload pieces data_parallel_unused data_parallel_options sync_batch_norm clip_grad_norm pipeline],
+      "nccl" => %w[gpu_devices gpu_training gpu_hooks gpu_offload gpu_sharded gpu_tensor gpu_pipeline pieces data_parallel_unused
+        data_parallel_options sync_batch_norm clip_grad_norm pipeline],
       "gloo" => %w[collectives pieces coalescing point_to_point objects work data_parallel data_parallel_unused]
     }.freeze
 

@@ -87,7 +87,7 @@ module ParallelModels
     end
 
     def forward(ids)
-      x = @embedding.call(ids) + @position.call(Torch.arange(ids.shape[1], dtype: :int64))
+      x = @embedding.call(ids) + @position.call(Torch.arange(ids.shape[1], dtype: :int64, device: ids.device))
       @layers.each { |layer| x = checkpointed ? Torch::Utils::Checkpoint.checkpoint(layer, x) : layer.call(x) }
       @head.call(@norm.call(x))
     end

@@ -10,6 +10,12 @@ module ParallelTraining
   SIZES = {width: 24, depth: 4, heads: 12, length: 5, vocabulary: 24}.freeze
   ROWS = 12
 
+  class << self
+    # @return [String] where models and data are
+    attr_accessor :device
+  end
+  self.device = "cpu"
+
   module_function
 
   # @param tied [Boolean] whether the first and the last layer have the same weight
@@ -17,13 +23,17 @@ module ParallelTraining
     Torch.manual_seed(1)
     model = Gpt.new(**SIZES)
     model.double if dtype == :float64
+    model.to(ParallelTraining.device)
     model.head.scores.instance_variable_set(:@weight, model.embedding.bytes.weight) if tied
     model
   end
 
   def batch(step)
     random = Random.new(step)
-    Array.new(2) { Torch.tensor(Array.new(ROWS) { Array.new(SIZES[:length]) { random.rand(SIZES[:vocabulary]) } }, dtype: :int64) }
+    Array.new(2) do
+      rows = Array.new(ROWS) { Array.new(SIZES[:length]) { random.rand(SIZES[:vocabulary]) } }
+      Torch.tensor(rows, dtype: :int64).to(ParallelTraining.device)
+    end
   end
 
   # Adam makes full steps of gradients that are nothing but rounding, as those of the keys' biases are: with float32 they would decide.
@@ -52,7 +62,7 @@ module ParallelTraining
   # @param dims [Hash{Symbol => Integer}] of the mesh
   # @return [Array(Parallel, Torch::Optim::Optimizer)]
   def divided(dims, dtype, microbatches: 4, stages: 1, tied: false, **options)
-    mesh = Torch::Distributed.init_device_mesh("cpu", dims.values, mesh_dim_names: dims.keys)
+    mesh = Torch::Distributed.init_device_mesh(ParallelTraining.device[/\A\w+/], dims.values, mesh_dim_names: dims.keys)
     model = net(dtype, tied: tied)
     pp = dims.fetch(:pp, 1)
     parallel = Torch::Distributed::Parallel.new(model, mesh: mesh, plan: Gpt.plan, stages: (model.stages(pp * stages) if pp * stages > 1),
