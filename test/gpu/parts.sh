@@ -35,26 +35,75 @@ skip() {
 
 # part NAME SECONDS COMMAND...: its output is in a log; what failed is shown.
 part() {
-    local name="$1" own="$2" started=$SECONDS status=0 allowed
+    local name="$1" own="$2"
     shift 2
-    allowed=$(seconds "$own")
+    begin_part "$name" "$own" "$@"
+    end_part "$name"
+}
+
+# Runs it, and keeps what it prints, and in NAME.end its status, the seconds that it took, and those that it was given.
+begin_part() {
+    local name="$1" allowed started=$SECONDS status=0
+    allowed=$(seconds "$2")
+    shift 2
+    printf '%s' "$*" >"$parts/$name.command"
+    : >"$parts/$name"
+    if [ "$allowed" -gt 0 ]; then
+        timeout -k 5 "$allowed" "$@" >"$parts/$name" 2>&1 </dev/null || status=$?
+    fi
+    echo "$status $((SECONDS - started)) $allowed" >"$parts/$name.end"
+}
+
+end_part() {
+    local name="$1" status took allowed counts
+    read -r status took allowed <"$parts/$name.end"
+    { printf '\n== %s: %s\n' "$name" "$(cat "$parts/$name.command")" && cat "$parts/$name"; } >>"$out/log.txt"
+    # Of minitest.
+    counts="$(grep -E '^[0-9]+ runs, [0-9]+ assertions, ' "$parts/$name" | tail -1)"
     if [ "$allowed" -le 0 ]; then
         failed=$((failed + 1))
         say "- FAILED: $name: the $limit s for all parts were over before it began"
         return 1
     fi
-    timeout -k 5 "$allowed" "$@" >"$parts/$name" 2>&1 </dev/null || status=$?
-    { printf '\n== %s: %s\n' "$name" "$*" && cat "$parts/$name"; } >>"$out/log.txt"
     case $status in
-    0) passed=$((passed + 1)); say "- passed: $name, $((SECONDS - started)) s" ;;
+    0)
+        if [ -n "$counts" ] && [ "${counts%% *}" -gt 0 ] && [[ "$counts" = *" ${counts%% *} skips" ]]; then
+            skip "$name" "$(sed -n 's/^skipped: [^ ]* //p' "$parts/$name" | head -1)"
+        else
+            passed=$((passed + 1))
+            say "- passed: $name, $took s${counts:+: $counts}"
+            grep '^skipped: ' "$parts/$name" | sed 's/^/      /' | tee -a "$report"
+        fi
+        ;;
     77) skip "$name" "$(grep -v '^skip\|^[0-9]* tests' "$parts/$name" | head -1)" ;;
     *)
         failed=$((failed + 1))
-        [ $status -eq 124 ] && say "- FAILED: $name: more than its $allowed s" || say "- FAILED: $name: exit status $status, $((SECONDS - started)) s"
+        [ "$status" -eq 124 ] && say "- FAILED: $name: more than its $allowed s" || say "- FAILED: $name: exit status $status, $took s"
         tail -40 "$parts/$name" | sed 's/^/      /' | tee -a "$report"
         ;;
     esac
-    return $status
+    return "$status"
+}
+
+# ruby_parts SECONDS FILE...: each file of tests is a part, some of them side by side. RUBY is the command that runs Ruby.
+ruby_parts() {
+    local own="$1" file name names=() jobs=$((($(nproc) + 1) / 2))
+    shift
+    # Each has processes of its own on the GPU.
+    [ "$jobs" -gt 4 ] && jobs=4
+    for file in "$@"; do
+        name="$(basename "$file" .rb)"
+        name="ruby-${name%_test}"
+        names+=("${name/#ruby-gpu_/ruby-}")
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
+            wait -n
+        done
+        begin_part "${names[-1]}" "$own" "${RUBY[@]}" test/run.rb "$file" --verbose &
+    done
+    wait
+    for name in "${names[@]}"; do
+        end_part "$name"
+    done
 }
 
 # Of the Pythons that there are, one with a torch for CUDA, else one with a torch, else any: $python, and what it knows.

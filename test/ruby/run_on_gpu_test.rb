@@ -89,6 +89,25 @@ class RunOnGPUTest < Minitest::Test
     end
   end
 
+  # By a Ruby of its own kind, which runs a file of tests as a shell's.
+  def test_files_of_ruby_tests_are_parts
+    Dir.mktmpdir do |dir|
+      File.write(File.join(dir, "interpreter"), "#!/bin/sh\nexec sh \"$2\"\n", perm: 0o755)
+      {
+        gpu_one: "echo '2 runs, 3 assertions, 0 failures, 0 errors, 1 skips'; echo 'skipped: OneTest#test_it: the other GPU'",
+        gpu_two: "echo '2 runs, 0 assertions, 0 failures, 0 errors, 2 skips'; echo 'skipped: TwoTest#test_it: no GPU is here'",
+        three: "echo 'Expected: 1'; echo '12 runs, 3 assertions, 1 failures, 0 errors, 2 skips'; exit 1"
+      }.each { |name, script| File.write(File.join(dir, "#{name}_test.rb"), script) }
+      script = ". test/gpu/parts.sh; open_report \"$0\" 60; RUBY=(\"$0/interpreter\"); ruby_parts 20 \"$@\"; say \"$passed $failed $absent\""
+      out, = Open3.capture2e("bash", "-c", script, dir, *%w[gpu_one gpu_two three].map { |name| File.join(dir, "#{name}_test.rb") }, chdir: ROOT)
+      assert_equal out, File.read(File.join(dir, "report.md"))
+      assert_match(/\A- passed: ruby-one, \d s: 2 runs, 3 assertions, 0 failures, 0 errors, 1 skips\n      skipped: OneTest#test_it: the other GPU$/, out)
+      assert_match(/^- not run: ruby-two: no GPU is here$/, out)
+      assert_match(/^- FAILED: ruby-three: exit status 1, \d s\n      Expected: 1$/, out)
+      assert_match(/^1 1 1$/, out)
+    end
+  end
+
   # What it needs beside a compiler is said before anything is built.
   def test_without_what_ruby_needs_it_says_so
     Dir.mktmpdir do |dir|
