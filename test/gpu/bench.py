@@ -1,13 +1,14 @@
-"""all_reduce by libtddp's nccl backend beside PyTorch's own, in one run: two processes of each on one GPU, then one.
+"""Operations by libtddp's nccl backend beside PyTorch's own, in one run: two processes of each on one GPU, then on two, then one.
 
-    bench.py --worker build/test/gpu_all_reduce [--torch PYTHON] [--device cpu] [--quick] [--seconds 120]
+    bench.py --worker build/test/gpu_bench [--torch PYTHON] [--gpus 1] [--device cpu] [--quick] [--seconds 120]
 
-Rounds of the two alternate, so that what else the machine does falls on both; the figures are medians over the rounds
-of microseconds a call, as rank 0 has them. "each" waits for every call's result, "row" has all calls of a round under way
-before it waits. Without --torch only libtddp is measured. The output is Markdown.
+all_reduce; reduce_scatter and all_gather, as fully sharded training has them; and messages, as pipelines have them. Rounds of
+the two alternate, so that what else the machine does falls on both; the figures are medians over the rounds of microseconds a
+call, as rank 0 has them. "each" waits for every call's result, "row" has all calls of a round under way before it waits.
+Without --torch only libtddp is measured. The output is Markdown.
 
-The time is shared among all sizes of both tables: where calls take long, a round has fewer of them, and then there are
-fewer rounds.
+The time is shared among all sizes of all tables: where calls take long, a round has fewer of them, and then there are fewer
+rounds.
 """
 
 import argparse
@@ -23,6 +24,23 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 8 << 20, 64 << 20]
 PATIENCE = 60
+
+
+class Operation:
+    def __init__(self, name, title, share, sizes):
+        self.name = name
+        self.title = title
+        self.share = share  # of the time of a world
+        self.sizes = sizes
+
+
+ALL_REDUCE = Operation("all_reduce", "all_reduce (sum, float32)", 0.4, SIZES)
+OPERATIONS = [
+    ALL_REDUCE,
+    Operation("reduce_scatter", "reduce_scatter (sum, float32): the size is that of all parts", 0.2, SIZES[::2]),
+    Operation("all_gather", "all_gather: the size is that of all parts", 0.2, SIZES[::2]),
+    Operation("message", "send and recv: each is a message and one back, a row goes one way", 0.2, SIZES[::2]),
+]
 
 
 class Stopped(Exception):
@@ -71,16 +89,19 @@ class Rank:
 
 
 class World:
-    """As many ranks of one side, on one GPU: NCCL takes them only as ranks of different hosts."""
+    """As many ranks of one side. NCCL takes several on one GPU only as ranks of different hosts."""
 
-    def __init__(self, command, ranks):
+    def __init__(self, command, ranks, gpus):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        shared = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                      NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
-        self.ranks = [Rank(command, dict(shared, RANK=str(rank), LOCAL_RANK="0", NCCL_HOSTID="rank-%d" % rank))
-                      for rank in range(ranks)]
+        shared = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        if gpus == 1:
+            shared.update(NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+        self.ranks = []
+        for rank in range(ranks):
+            own = {"NCCL_HOSTID": "rank-%d" % rank} if gpus == 1 else {}
+            self.ranks.append(Rank(command, dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % gpus), **own)))
         try:
             self.version = [rank.answer() for rank in self.ranks][0]
         except Stopped:
@@ -116,12 +137,12 @@ LEAST_CALLS = 3
 LEAST_ROUNDS = 3
 
 
-def plan(worlds, size, most_rounds, seconds):
+def plan(worlds, operation, size, most_rounds, seconds):
     """How many rounds of how many calls take about so many seconds, by what a few calls take."""
     started = time.monotonic()
     for world in worlds.values():
         for way in ("each", "row"):
-            world.round("%s %d 1" % (way, size))
+            world.round("%s %s %d 1" % (operation.name, way, size))
     # A round makes a call that is not timed first.
     call = (time.monotonic() - started) / 2
     calls = int(seconds / call / most_rounds) - 1
@@ -130,65 +151,83 @@ def plan(worlds, size, most_rounds, seconds):
     return min(most_rounds, max(LEAST_ROUNDS, int(seconds / call / (LEAST_CALLS + 1)))), LEAST_CALLS
 
 
-def measure(worlds, ranks, options, deadline):
+def measure(worlds, operation, options, deadline):
     sides = list(worlds)
-    if not sides:
-        return
-    print("\n%d rank%s: %s\n" % (ranks, "" if ranks == 1 else "s", "; ".join(worlds[side].version for side in sides)))
+    print("\n%s\n" % operation.title)
     print("| size | %s | rounds of calls |" % " | ".join("%s, %s" % (side, way) for way in ("each", "row") for side in sides))
     print("| ---: |%s ---: |" % (" ---: |" * 2 * len(sides)))
-    sizes = SIZES[::3] if options.quick else SIZES
+    sizes = operation.sizes[::3] if options.quick else operation.sizes
     for world in worlds.values():  # the first call connects the ranks
-        world.round("each %d 1" % sizes[0])
+        world.round("%s each %d 1" % (operation.name, sizes[0]))
     for position, size in enumerate(sizes):
         left = deadline - time.monotonic()
         if left <= 0:
             print("\nOut of time before %s: larger sizes were not measured." % text_of(size))
             return
-        rounds, calls = plan(worlds, size, options.rounds, left / (len(sizes) - position))
+        rounds, calls = plan(worlds, operation, size, options.rounds, left / (len(sizes) - position))
         figures = {(side, way): [] for way in ("each", "row") for side in sides}
         for number in range(rounds):
             for way in ("each", "row"):
                 # Whoever is first finds the machine as the last round left it.
                 for side in sides if number % 2 == 0 else sides[::-1]:
-                    figures[side, way].append(worlds[side].round("%s %d %d" % (way, size, calls)))
+                    figures[side, way].append(worlds[side].round("%s %s %d %d" % (operation.name, way, size, calls)))
         medians = ["%.1f" % statistics.median(figures[side, way]) for way in ("each", "row") for side in sides]
         print("| %s | %s | %d × %d |" % (text_of(size), " | ".join(medians), rounds, calls), flush=True)
 
 
+def compare(commands, ranks, gpus, operations, options, seconds):
+    """Whether both sides could be measured."""
+    worlds = {}
+    passed = True
+    where = "%d rank%s on %s" % (ranks, "" if ranks == 1 else "s", "one GPU" if gpus == 1 else "%d GPUs" % gpus)
+    try:
+        for side, command in commands.items():
+            try:
+                worlds[side] = World(command, ranks, gpus)
+            except Stopped as stopped:
+                passed = False
+                print("\n%s with %s did not start: %s" % (side, where, stopped))
+        if worlds:
+            print("\n**%s**: %s" % (where, "; ".join(world.version for world in worlds.values())))
+            deadline = time.monotonic()
+            shares = sum(operation.share for operation in operations)
+            for operation in operations:
+                # What one has left is the next one's.
+                deadline += seconds * operation.share / shares
+                measure(worlds, operation, options, deadline)
+    except Stopped as stopped:
+        passed = False
+        print("\n%s: stopped: %s" % (where, stopped))
+    finally:
+        for world in worlds.values():
+            world.end()
+    return passed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", required=True, help="the program gpu_all_reduce")
+    parser.add_argument("--worker", required=True, help="the program gpu_bench")
     parser.add_argument("--torch", help="a Python that has torch")
+    parser.add_argument("--gpus", type=int, default=1, help="how many there are; two are used at most")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: PyTorch's side over Gloo")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
-    parser.add_argument("--seconds", type=float, default=120, help="for all, beside what starting takes; no new size is begun after so long")
+    parser.add_argument("--seconds", type=float, default=120,
+                        help="for all, beside what starting takes; no new size is begun after so long")
     options = parser.parse_args()
     commands = {"libtddp": [options.worker]}
     if options.torch:
-        commands["PyTorch"] = [options.torch, os.path.join(HERE, "torch_all_reduce.py")]
+        commands["PyTorch"] = [options.torch, os.path.join(HERE, "bench_torch.py")]
     os.environ["TDDP_BENCH_DEVICE"] = options.device
-    failed = False
-    print("Microseconds a call of all_reduce (sum, float32), medians of the rounds.")
-    # Calls of two ranks take longer.
-    for ranks, share in ((2, 0.75), (1, 0.25)):
-        worlds = {}
-        try:
-            for side, command in commands.items():
-                try:
-                    worlds[side] = World(command, ranks)
-                except Stopped as stopped:
-                    failed = True
-                    print("\n%s with %d ranks did not start: %s" % (side, ranks, stopped))
-            measure(worlds, ranks, options, time.monotonic() + share * options.seconds)
-        except Stopped as stopped:
-            failed = True
-            print("\n%d ranks: stopped: %s" % (ranks, stopped))
-        finally:
-            for world in worlds.values():
-                world.end()
-    return 1 if failed else 0
+    print("Microseconds a call, medians of the rounds.")
+    # One rank has nobody to send to: it shows what a call costs on the host.
+    worlds = [(2, 1, OPERATIONS, 6), (1, 1, [ALL_REDUCE], 1)]
+    if options.gpus > 1:
+        worlds.insert(1, (2, 2, OPERATIONS, 2))
+    parts = sum(part for *_, part in worlds)
+    passed = [compare(commands, ranks, gpus, operations, options, options.seconds * part / parts)
+              for ranks, gpus, operations, part in worlds]
+    return 0 if all(passed) else 1
 
 
 sys.exit(main())

@@ -49,7 +49,7 @@ build_with_cc() {
         $cc $flags -shared -o "$folder/lib/tddp_backend_nccl.so" src/backend/nccl/*.c src/backend/cuda/library.c $link &&
             $cc $flags -shared -o "$folder/lib/libstandin_cudart.so" test/c/standin/cudart*.c $link &&
             $cc $flags -shared -o "$folder/lib/libstandin_nccl.so" test/c/standin/nccl*.c "$folder/lib/libstandin_cudart.so" $link &&
-            $cc $flags -o "$folder/test/gpu_all_reduce" test/gpu/all_reduce.c $link || return 1
+            $cc $flags -o "$folder/test/gpu_bench" test/gpu/bench.c $link || return 1
         for source in test/gpu/*_test.c; do
             $cc $flags -o "$folder/test/gpu_$(basename "$source" _test.c)" "$source" test/c/*.c $link || return 1
         done

@@ -26,6 +26,7 @@ try:
     folders.insert(0, os.path.join(os.path.dirname(root), "nvidia"))
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name(0)
+        facts["gpu_count"] = str(torch.cuda.device_count())
     else:
         facts["torch_lacks_gpu"] = "torch.cuda.is_available() is False"
 except Exception as error:  # a torch that cannot be loaded is as good as none

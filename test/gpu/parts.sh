@@ -117,7 +117,7 @@ find_python() {
         case "$found" in *torch_cuda=[1-9]*) rank=2 ;; *torch_version=*) rank=1 ;; esac
         [ $rank -gt $best ] && best=$rank python="$candidate" facts="$found"
     done
-    python_version='' torch_version='' torch_cuda='' torch_abi='' torch_prefix='' gpu='' torch_lacks='' torch_lacks_gpu=''
+    python_version='' torch_version='' torch_cuda='' torch_abi='' torch_prefix='' gpu='' gpu_count='' torch_lacks='' torch_lacks_gpu=''
     wheel_cudart='' wheel_nccl=''
     eval "$facts"
 }
@@ -133,6 +133,6 @@ use_wheel_libraries() {
 say_machine() {
     say "- date: $(date -u '+%F %R UTC')"
     say "- system: $(uname -sr), $(uname -m), $(nproc) processors, $(${CC:-cc} --version 2>/dev/null | head -1), $(cmake --version 2>/dev/null | head -1 || true)"
-    [ -z "${stand_ins:-}" ] && say "- GPU: ${gpu:-$(gpus | head -1)}, driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1 || true)"
+    [ -z "${stand_ins:-}" ] && say "- GPU: ${gpu_count:+$gpu_count × }${gpu:-$(gpus | head -1)}, driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1 || true)"
     say "- Python: ${python_version:-none}; torch ${torch_version:-none}${torch_cuda:+ for CUDA $torch_cuda}${torch_lacks:+ ($torch_lacks)}${torch_lacks_gpu:+ ($torch_lacks_gpu)}"
 }

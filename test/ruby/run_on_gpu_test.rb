@@ -123,7 +123,7 @@ class RunOnGPUTest < Minitest::Test
   def with_programs(script)
     Dir.mktmpdir do |dir|
       FileUtils.mkdir_p(File.join(dir, "test"))
-      %w[operations failures all_reduce].each do |name|
+      %w[operations failures bench].each do |name|
         path = File.join(dir, "test/gpu_#{name}")
         File.write(path, "#!/bin/sh\n#{script}\n")
         File.chmod(0o755, path)
