@@ -166,11 +166,10 @@ class GPUPipelineTest < Minitest::Test
     found = in_folder do |folder|
       shared_and_apart(4) do
         ParallelTraining.device = device
-        place = [File.join(folder, device.tr(":", "-"))]
-        Distributed.broadcast_object_list(place, src: 0)
+        place = folder_of_world(folder)
         FORMS.each_with_index.to_h do |(dims, options), i|
           expected = ParallelTraining.plain(2, :float64, 0.5, tied: options.key?(:tied))
-          [FORMS[i], ParallelTraining.difference("#{place[0]}/#{i}", expected, dims, :float64, 2, 0.5, **options)]
+          [FORMS[i], ParallelTraining.difference("#{place}/#{i}", expected, dims, :float64, 2, 0.5, **options)]
         end
       end
     end

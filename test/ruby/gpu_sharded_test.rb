@@ -134,8 +134,7 @@ class GPUShardedTest < Minitest::Test
   def test_checkpoints_go_on_in_any_form
     found = in_folder do |folder|
       shared_and_apart(2) do |rank|
-        places = %w[now later].map { |name| File.join(folder, "#{name}#{device.tr(":", "-") unless rank.zero?}") }
-        Distributed.broadcast_object_list(places, src: 0)
+        places = Array.new(2) { folder_of_world(folder) }
         plain, run = run_of(:plain), run_of(:units)
         {plain: plain, units: run}.each { |form, each| train(form, each, 0...3, rank) }
         Checkpoint.save(places[0], **run, step: 3)
@@ -147,12 +146,13 @@ class GPUShardedTest < Minitest::Test
           other = run_of(form, seed: 9)
           loaded = Checkpoint.load(place, **other)
           train(form, other, loaded.step...5, rank)
-          [form, loaded.step, apart(expected, whole(other)), devices(other[:model].parameters)]
-        end << [:itself, 3, apart(expected, whole(run)), [device]]
+          there = devices(other[:model].parameters) == [(form == :offloaded) ? "cpu" : device]
+          [form, loaded.step, there, apart(expected, whole(other))]
+        end << [:itself, 3, true, apart(expected, whole(run))]
       end
     end
-    found.flatten(1).each do |form, step, difference, where|
-      assert_equal [3, (form == :offloaded) ? ["cpu"] : [where.first]], [step, where], form
+    found.flatten(1).each do |form, step, there, difference|
+      assert_equal [3, true], [step, there], form
       assert_operator difference, :<, TOLERANCE, form
     end
   end

@@ -127,8 +127,7 @@ class GPUTensorTest < Minitest::Test
     found = in_folder do |folder|
       shared_and_apart(2) do
         mesh = mesh(2)
-        place = [File.join(folder, device.tr(":", "-"))]
-        Distributed.broadcast_object_list(place, src: 0)
+        place = folder_of_world(folder)
         plain = make { Gpt.new }
         models = [plain, Parallel.parallelize_module(make { Gpt.new }, mesh, gpt_plan)]
         optimizers = models.map { |each| Torch::Optim::Adam.new(each.parameters.uniq(&:object_id), lr: 0.01, eps: 1e-5) }
@@ -140,12 +139,12 @@ class GPUTensorTest < Minitest::Test
           end
         end
         2.times { |i| train.call(models[i], optimizers[i], 0...2, i == 1) }
-        Distributed::Checkpoint.save(place[0], model: models[1], optimizer: optimizers[1], step: 2)
+        Distributed::Checkpoint.save(place, model: models[1], optimizer: optimizers[1], step: 2)
         state = Distributed.full_state_dict(models[1])
         saved = plain.state_dict.map { |name, tensor| (tensor.detach.cpu - state.fetch(name)).abs.max.item }.max
         other = make(seed: 5) { Gpt.new }
         optimizer = Torch::Optim::Adam.new(other.parameters.uniq(&:object_id), lr: 0.01, eps: 1e-5)
-        Distributed::Checkpoint.load(place[0], model: other, optimizer: optimizer)
+        Distributed::Checkpoint.load(place, model: other, optimizer: optimizer)
         train.call(plain, optimizers[0], 2...4, false)
         train.call(other, optimizer, 2...4, false)
         [saved, difference(plain, other) { |parameter, _| parameter.detach }]

@@ -60,6 +60,13 @@ module OnGPU
     Dir.mktmpdir { |folder| with_env(variable => folder) { yield folder } }
   end
 
+  # @return [String] a new folder in that one, the same on all ranks of a world
+  def folder_of_world(folder)
+    name = [(Dir.mktmpdir(nil, folder) if Torch::Distributed.get_rank.zero?)]
+    Torch::Distributed.broadcast_object_list(name, src: 0)
+    name.first
+  end
+
   def share_gpu(rank)
     ENV["NCCL_HOSTID"] = "rank#{rank}"
     ENV["NCCL_SOCKET_IFNAME"] = "lo"
