@@ -85,24 +85,28 @@ end_part() {
     return "$status"
 }
 
+# test/ruby/gpu_hooks_test.rb is the part ruby-hooks.
+ruby_part() {
+    basename "$1" .rb | sed 's/^gpu_//; s/_test$//; s/^/ruby-/'
+}
+
 # ruby_parts SECONDS FILE...: each file of tests is a part, some of them side by side. RUBY is the command that runs Ruby.
 ruby_parts() {
-    local own="$1" file name names=() jobs=$((($(nproc) + 1) / 2))
+    local own="$1" file files jobs=$((($(nproc) + 1) / 2))
     shift
     # Each has processes of its own on the GPU.
     [ "$jobs" -gt 4 ] && jobs=4
-    for file in "$@"; do
-        name="$(basename "$file" .rb)"
-        name="ruby-${name%_test}"
-        names+=("${name/#ruby-gpu_/ruby-}")
+    # Large files tend to take long; begun last, they would be waited for alone.
+    mapfile -t files < <(ls -S -- "$@")
+    for file in "${files[@]}"; do
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
             wait -n
         done
-        begin_part "${names[-1]}" "$own" "${RUBY[@]}" test/run.rb "$file" --verbose &
+        begin_part "$(ruby_part "$file")" "$own" "${RUBY[@]}" test/run.rb "$file" --verbose &
     done
     wait
-    for name in "${names[@]}"; do
-        end_part "$name"
+    for file in "$@"; do
+        end_part "$(ruby_part "$file")"
     done
 }
 
