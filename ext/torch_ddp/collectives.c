@@ -186,6 +186,46 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
     return tddp_rb_take_work(work, op.output, op.input, async);
 }
 
+/* --- messages that begin together ------------------------------------------------------------- */
+
+/* [whether it is sent, its tensor, which is contiguous, the other's rank or nil, its tag] */
+static tddp_op_args read_message(VALUE message)
+{
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    const bool sends = RTEST(rb_ary_entry(message, 0));
+    const VALUE peer = rb_ary_entry(message, 2);
+    const tddp_buffer buffer = tddp_rb_buffer(rb_ary_entry(message, 1), "tensor");
+    args.kind = sends ? TDDP_OP_SEND : TDDP_OP_RECV;
+    *(sends ? &args.input : &args.output) = buffer;
+    args.peer = NIL_P(peer) ? TDDP_ANY_SOURCE : NUM2INT(peer);
+    args.tag = NUM2UINT(rb_ary_entry(message, 3));
+    return args;
+}
+
+/* An Array of messages; returns their works. */
+static VALUE group_batch(VALUE self, VALUE messages)
+{
+    const long count = RARRAY_LEN(messages);
+    VALUE args_memory;
+    VALUE works_memory;
+    tddp_op_args *args = ALLOCV_N(tddp_op_args, args_memory, count);
+    tddp_work **works = ALLOCV_N(tddp_work *, works_memory, count);
+    VALUE result = rb_ary_new_capa(count);
+    for (long i = 0; i < count; i++)
+        args[i] = read_message(rb_ary_entry(messages, i));
+    tddp_rb_check(tddp_batch_send_recv(tddp_rb_group(self), args, (size_t)count, works));
+    for (long i = 0; i < count; i++) {
+        const VALUE tensor = rb_ary_entry(rb_ary_entry(messages, i), 1);
+        const bool sends = args[i].kind == TDDP_OP_SEND;
+        rb_ary_push(result, tddp_rb_take_work(works[i], sends ? Qnil : tensor,
+                                              sends ? tensor : Qnil, true));
+    }
+    ALLOCV_END(args_memory);
+    ALLOCV_END(works_memory);
+    RB_GC_GUARD(messages);
+    return result;
+}
+
 /* --- the monitored barrier, which is no work ------------------------------------------------- */
 
 typedef struct monitored_call {
@@ -218,5 +258,6 @@ void tddp_rb_init_collectives(VALUE group)
         methods[i].arity = arity_of(&methods[i]);
         rb_define_method(group, methods[i].name, perform, -1);
     }
+    rb_define_method(group, "_batch", group_batch, 1);
     rb_define_method(group, "_monitored_barrier", group_monitored_barrier, 2);
 }

@@ -73,6 +73,11 @@ module Torch
 
       # Begins several messages. All are checked before the first is sent.
       #
+      # Over NCCL they are one launch, in which none waits for another: ranks that send to each other begin such messages
+      # together. Single ones between two ranks are carried out in the order in which each rank begins them, both directions
+      # in one, as in PyTorch: where one rank sends and then receives, the other has to receive and then send. A batch that is
+      # the group's first operation on a GPU is begun by all ranks of the group, unless it is bound to a device (`device_id:`).
+      #
       # @param p2p_op_list [Array<P2POp>] on one group
       # @return [Array<Work>]
       def batch_isend_irecv(p2p_op_list)
@@ -84,7 +89,10 @@ module Torch
         return [] unless (members = member_group(group, "batch_isend_irecv"))
 
         p2p_op_list.each_with_index { |each, index| check_p2p("p2p_op_list[#{index}]", each, members) }
-        p2p_op_list.map { |each| each._start(self) }
+        works = begin_together(p2p_op_list, members)
+        batch = Batch.of(members)
+        works.each { |work| batch.post(work) } if batch
+        works
       end
 
       # @api private
@@ -108,6 +116,23 @@ module Torch
       # @return [Integer, nil] its rank in the group; nil: any
       def sender(group, src, group_src)
         rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
+      end
+
+      def begin_together(list, members)
+        messages = list.map do |each|
+          tensor = each.tensor
+          if each.op == :isend
+            [true, from("tensor", tensor), rank_in_group(members, "dst", each.peer, each.group_peer), each.tag]
+          else
+            [false, apart?("tensor", tensor) ? in_one_piece(tensor) : tensor, sender(members, each.peer, each.group_peer), each.tag]
+          end
+        end
+        list.zip(messages, members._batch(messages)).map do |each, (sends, memory), work|
+          next work._writes(nil) if sends
+
+          work = finish(work) { copy_back([[each.tensor, memory]]) } unless memory.equal?(each.tensor)
+          work._among(members.ranks)._writes(each.tensor)
+        end
       end
 
       # As {Operands#perform}, but a handle comes in any case.
@@ -179,14 +204,6 @@ module Torch
         @group = group
         @tag = tag
         @group_peer = group_peer
-      end
-
-      # @api private
-      # @return [Work]
-      def _start(distributed)
-        return distributed.isend(tensor, dst: peer, group: group, tag: tag, group_dst: group_peer) if op == :isend
-
-        distributed.irecv(tensor, src: peer, group: group, tag: tag, group_src: group_peer)
       end
     end
   end

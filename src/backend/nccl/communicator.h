@@ -44,7 +44,6 @@ typedef struct tddp_nccl_communicator_opts {
     /* Split from it, by all its ranks at once; NULL: created from the id. */
     struct tddp_nccl_communicator *parent;
     bool declines; /* this rank takes part in the split alone */
-    bool of_two;   /* for messages in both directions */
 } tddp_nccl_communicator_opts;
 
 typedef struct tddp_nccl_communicator {

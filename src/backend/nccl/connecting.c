@@ -168,33 +168,6 @@ static tddp_status init_comm(tddp_nccl_communicator *communicator, tddp_nccl_com
     return await_comm(communicator, *created, result, what);
 }
 
-/* NCCL connects two ranks in a direction when both first call a message in it, and would have a
- * launch wait for that: so it is done for both directions here, beside other launches. */
-static tddp_status connect_directions(tddp_nccl_communicator *communicator)
-{
-    const tddp_nccl *nccl = &communicator->libraries->nccl;
-    const int peer = 1 - communicator->opts.rank;
-    char *memory = communicator->scratch;
-    tddp_nccl_comm comm;
-    tddp_status status = tddp_nccl_begin_calls(communicator, INT64_MAX, &comm);
-    if (status) {
-        return status;
-    }
-    tddp_nccl_result result = nccl->ncclGroupStart();
-    tddp_nccl_result sent =
-        nccl->ncclSend(memory, 1, TDDP_NCCL_UINT8, peer, comm, communicator->stream);
-    tddp_nccl_result received = nccl->ncclRecv(memory + SCRATCH_BYTES / 2, 1, TDDP_NCCL_UINT8, peer,
-                                               comm, communicator->stream);
-    tddp_nccl_result ended = nccl->ncclGroupEnd();
-    result = result ? result : sent ? sent : received ? received : ended;
-    status = tddp_nccl_wait_call(communicator, comm, result, "ncclSend and ncclRecv", INT64_MAX);
-    tddp_nccl_end_calls(communicator);
-    if (status == TDDP_OK) {
-        atomic_store(&communicator->warm, 1u << TDDP_OP_SEND | 1u << TDDP_OP_RECV);
-    }
-    return status;
-}
-
 /* --- the thread ------------------------------------------------------------------------------ */
 
 void tddp_nccl_connecting(tddp_nccl_communicator *communicator)
@@ -209,9 +182,6 @@ void tddp_nccl_connecting(tddp_nccl_communicator *communicator)
     tddp_nccl_release(parent);
     /* After that: a thread that stays in NCCL's call has nothing on the device. */
     status = status ? status : create_resources(communicator);
-    if (status == TDDP_OK && communicator->opts.of_two) {
-        status = connect_directions(communicator);
-    }
     pthread_mutex_lock(&communicator->mutex);
     communicator->state = status ? TDDP_NCCL_FAILED : TDDP_NCCL_CONNECTED;
     communicator->status = status;

@@ -44,7 +44,6 @@ static void describe_of_two(const tddp_nccl_context *self, int peer,
     const bool lower = self->rank < peer;
     opts->rank = lower ? 0 : 1;
     opts->size = 2;
-    opts->of_two = true;
     (void)snprintf(opts->key, sizeof opts->key, "nccl/%d and %d", lower ? self->rank : peer,
                    lower ? peer : self->rank);
 }

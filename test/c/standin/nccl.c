@@ -50,6 +50,7 @@ enum { DEVICES = 8 };
 
 static _Atomic int serial;
 static _Atomic int abort_hangs;
+static _Atomic int made_so_far[2];
 static _Atomic int kernels[DEVICES]; /* under way, of all communicators of this process */
 static _Atomic unsigned tickets[DEVICES];
 static _Atomic unsigned served[DEVICES];
@@ -59,6 +60,11 @@ static pthread_mutex_t launcher_lock = PTHREAD_MUTEX_INITIALIZER;
 void standin_set_serial(int is_serial)
 {
     atomic_store(&serial, is_serial);
+}
+
+int standin_communicators(int blocking)
+{
+    return atomic_load(&made_so_far[blocking]);
 }
 
 void standin_set_abort_hangs(int hangs)
@@ -296,6 +302,7 @@ tddp_nccl_result ncclCommInitRankConfig(tddp_nccl_comm *comm, int ranks, tddp_nc
     made->rank = rank;
     made->size = ranks;
     made->blocking = config->blocking == 1;
+    atomic_fetch_add(&made_so_far[made->blocking], 1);
     (void)cudaGetDevice(&made->device);
     atomic_store(&made->shared->pids[rank], getpid());
     if (atomic_fetch_add(&made->shared->joined, 1) + 1 == ranks) {

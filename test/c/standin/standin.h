@@ -39,6 +39,9 @@ STANDIN_API void standin_set_abort_hangs(int hangs);
  * that needs one. */
 STANDIN_API unsigned standin_contexts(void);
 
+/* Communicators that this process has made so far with this configuration. */
+STANDIN_API int standin_communicators(int blocking);
+
 /* Whether the thread that calls this launched NCCL's last operation in this process. */
 STANDIN_API int standin_launched_here(void);
 

@@ -1,0 +1,503 @@
+/*
+ * NCCL's and CUDA's own rules, by stand-ins that keep them: a device that carries out one kernel at
+ * a time, an abort that waits for the device, contexts that are made wherever a device is current.
+ */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <tddp/cuda.h>
+#include <tddp/work.h>
+
+#include "args.h"
+#include "nccl/world.h"
+#include "standin/standin.h"
+
+enum { COUNT = 100 * 1000, ROUNDS = 40, DONE = 0 };
+
+static void fill(float *data, float value)
+{
+    for (int i = 0; i < COUNT; i++) {
+        data[i] = value;
+    }
+}
+
+static tddp_work *begin_sum(tddp_group *group, float *data)
+{
+    tddp_work *work;
+    CHECK_OK(
+        tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+    return work;
+}
+
+static void end(tddp_work *work)
+{
+    CHECK_OK(tddp_work_wait(work, NULL));
+    tddp_work_release(work);
+}
+
+static tddp_group *second_group(tddp_group *parent, tddp_store *store, int rank, int world_size)
+{
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    opts.backend = "nccl";
+    opts.store = store;
+    opts.name = "second";
+    opts.rank = rank;
+    opts.world_size = world_size;
+    opts.parent = parent;
+    opts.timeout_ms = TIMEOUT_MS;
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    return group;
+}
+
+/* --- aborts ---------------------------------------------------------------------------------- */
+
+/* A sum and a message hang on communicators of one group: neither abort ends before the other has
+ * begun. */
+MULTI_TEST(two_communicators_of_a_group_hang, 2, 60)
+{
+    static float data[2][COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    const tddp_buffer room = on_device(data[0], COUNT, TDDP_FLOAT32);
+    end(begin_sum(group, data[1]));
+    CHECK_OK(rank == 0 ? tddp_recv(group, room, 1, 0, NULL) : tddp_send(group, room, 0, 0, NULL));
+    if (rank == 0) {
+        tddp_work *message;
+        CHECK_OK(tddp_recv(group, room, 1, 0, &message));
+        tddp_work *sum = begin_sum(group, data[1]);
+        tddp_group_shutdown(group, 0);
+        CHECK_STATUS(tddp_work_wait(message, NULL), TDDP_GROUP_CLOSED);
+        CHECK_STATUS(tddp_work_wait(sum, NULL), TDDP_GROUP_CLOSED);
+        tddp_work_release(message);
+        tddp_work_release(sum);
+        CHECK_INT(standin_alive(), 0);
+    }
+    CHECK_MEET(DONE, world_size);
+    leave(group, store);
+}
+
+/* The first group that ends waits for its abort, but not for ever: else the second one, whose
+ * kernel that waits for, would never be aborted. */
+MULTI_TEST(two_groups_hang, 2, 60)
+{
+    static float data[2][COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *first = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    tddp_group *second = second_group(first, store, rank, world_size);
+    end(begin_sum(first, data[0]));
+    end(begin_sum(second, data[1]));
+    if (rank == 0) {
+        tddp_work *works[] = {begin_sum(first, data[0]), begin_sum(second, data[1])};
+        tddp_group_shutdown(first, 0);
+        tddp_group_shutdown(second, 0);
+        for (int i = 0; i < 2; i++) {
+            CHECK_STATUS(tddp_work_wait(works[i], NULL), TDDP_GROUP_CLOSED);
+            tddp_work_release(works[i]);
+        }
+    }
+    CHECK_MEET(DONE, world_size);
+    tddp_group_shutdown(second, 1000);
+    tddp_group_release(second);
+    tddp_group_shutdown(first, 1000);
+    tddp_group_release(first);
+    tddp_store_release(store);
+    while (standin_alive() > 0) { /* the first one's communicator, until its thread is through */
+        (void)usleep(1000);
+    }
+}
+
+/* The rank that is to send fails within NCCL; the one that receives is within NCCL as well. */
+MULTI_TEST(a_first_message_whose_peer_fails, 2, 60)
+{
+    static float data[COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    if (rank == 1) {
+        standin_fail_next("ncclSend", TDDP_NCCL_INTERNAL_ERROR);
+    }
+    tddp_status status =
+        rank == 0 ? tddp_recv(group, buffer, 1, 0, NULL) : tddp_send(group, buffer, 0, 0, NULL);
+    CHECK(status != TDDP_OK && status != TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(), "internal error");
+    CHECK_MEET(DONE, world_size);
+    leave(group, store);
+}
+
+static void hang_in_an_abort(int output)
+{
+    static float data[COUNT];
+    tddp_store *store;
+    CHECK_INT(dup2(output, STDERR_FILENO), STDERR_FILENO);
+    CHECK_INT(setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "1", 1), 0);
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_group(store, 0, 1, 0, TIMEOUT_MS);
+    standin_set_abort_hangs(1);
+    standin_fail_next("ncclAllReduce", TDDP_NCCL_INTERNAL_ERROR);
+    CHECK(tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL));
+    for (;;) {
+        (void)pause();
+    }
+}
+
+TEST(an_abort_that_does_not_return_ends_the_process)
+{
+    char text[4096];
+    size_t size = 0;
+    int ends[2];
+    int status = 0;
+    CHECK_INT(pipe(ends), 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        hang_in_an_abort(ends[1]);
+    }
+    CHECK_INT(close(ends[1]), 0);
+    for (ssize_t got = 1; got > 0; size += (size_t)(got > 0 ? got : 0)) {
+        got = read(ends[0], text + size, sizeof text - 1 - size);
+    }
+    text[size] = '\0';
+    CHECK_INT(close(ends[0]), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status));
+    CHECK_INT(WEXITSTATUS(status), EXIT_FAILURE);
+    CHECK_CONTAINS(text, "ncclCommAbort of the communicator nccl/0 on cuda:0 has not returned for "
+                         "1 s");
+}
+
+/* --- the order of launches ------------------------------------------------------------------- */
+
+/* Two groups, sums and barriers and messages: each rank's device carries them out one by one. */
+static void check_one_order(int rank, int world_size, int port)
+{
+    static float data[3][COUNT];
+    tddp_work *works[3 * ROUNDS];
+    int count = 0;
+    standin_set_serial(1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *first = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    tddp_group *second = second_group(first, store, rank, world_size);
+    const tddp_buffer message = on_device(data[2], COUNT, TDDP_FLOAT32);
+    for (int i = 0; i < 2; i++) {
+        fill(data[i], 1);
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        works[count++] = begin_sum(round % 3 ? first : second, data[round % 3 ? 0 : 1]);
+        if (round % 5 == 0) {
+            CHECK_OK(tddp_barrier(round % 2 ? first : second, &works[count++]));
+        }
+        if (round % 7 == 0 && rank < 2) {
+            CHECK_OK((rank == 0) == (round % 2 == 0)
+                         ? tddp_send(first, message, 1 - rank, 0, &works[count++])
+                         : tddp_recv(first, message, 1 - rank, 0, &works[count++]));
+        }
+        if (round == 0) { /* sums of ones, so that they stay below the largest number */
+            for (int i = 0; i < count; i++) {
+                end(works[i]);
+            }
+            count = 0;
+        }
+        if (round % 4 == 3) {
+            for (int i = 0; i < count; i++) {
+                end(works[i]);
+            }
+            count = 0;
+            fill(data[0], 1);
+            fill(data[1], 1);
+            CHECK_OK(tddp_barrier(first, NULL));
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        end(works[i]);
+    }
+    tddp_group_shutdown(second, 1000);
+    tddp_group_release(second);
+    leave(first, store);
+}
+
+MULTI_TEST(groups_share_an_order_2, 2, 60)
+{
+    check_one_order(rank, world_size, port);
+}
+
+MULTI_TEST(groups_share_an_order_3, 3, 60)
+{
+    check_one_order(rank, world_size, port);
+}
+
+/* In a ring, more than a buffer of NCCL's: first sent and first received make no difference. */
+static void check_ring(int rank, int world_size, int port)
+{
+    static float data[2][COUNT];
+    const int next = (rank + 1) % world_size;
+    const int before = (rank + world_size - 1) % world_size;
+    standin_set_serial(1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    for (int round = 0; round < 6; round++) {
+        tddp_work *works[2];
+        tddp_op_args messages[2];
+        fill(data[0], (float)(10 * rank + round));
+        messages[round % 2] = message_to(on_device(data[0], COUNT, TDDP_FLOAT32), next, 0);
+        messages[1 - round % 2] = message_from(on_device(data[1], COUNT, TDDP_FLOAT32), before, 0);
+        CHECK_OK(tddp_batch_send_recv(group, messages, 2, works));
+        if (round > 0) {
+            CHECK_INT(standin_launched_here(), 1);
+        }
+        end(works[0]);
+        end(works[1]);
+        CHECK_DOUBLE((double)data[1][0], 10 * before + round, 0);
+        CHECK_DOUBLE((double)data[1][COUNT - 1], 10 * before + round, 0);
+    }
+    CHECK_INT(standin_communicators(0) + standin_communicators(1), 1);
+    leave(group, store);
+}
+
+MULTI_TEST(a_ring_of_messages_2, 2, 60)
+{
+    check_ring(rank, world_size, port);
+}
+
+MULTI_TEST(a_ring_of_messages_3, 3, 60)
+{
+    check_ring(rank, world_size, port);
+}
+
+MULTI_TEST(both_directions_have_one_communicator, 2, 60)
+{
+    static float data[COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    for (int round = 0; round < 4; round++) {
+        fill(data, (float)(round == rank ? 7 : 0));
+        CHECK_OK(round % 2 == rank ? tddp_send(group, buffer, 1 - rank, 0, NULL)
+                                   : tddp_recv(group, buffer, 1 - rank, 0, NULL));
+        CHECK_DOUBLE((double)data[COUNT - 1], round < 2 ? 7 : 0, 0);
+    }
+    CHECK_INT(standin_communicators(0) + standin_communicators(1), 1);
+    leave(group, store);
+}
+
+/* --- batches that cannot be ------------------------------------------------------------------ */
+
+MULTI_TEST(batches_with_a_mistake, 2, 60)
+{
+    static float data[COUNT];
+    tddp_work *works[2];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    tddp_op_args messages[2] = {message_to(buffer, 1 - rank, 0), message_from(buffer, rank, 0)};
+    CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, works), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "this rank itself");
+    messages[1] = sum_args(buffer);
+    CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, works), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "message 1 of a batch is of kind 0");
+    CHECK_STATUS(tddp_batch_send_recv(group, messages, 0, works), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "a batch of 0 messages");
+    CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, NULL), TDDP_INVALID_ARGUMENT);
+    /* Found when it is posted: none of them is launched, and the group goes on. */
+    messages[1] = message_from(buffer, TDDP_ANY_SOURCE, 0);
+    CHECK_OK(tddp_batch_send_recv(group, messages, 2, works));
+    for (int i = 0; i < 2; i++) {
+        CHECK_STATUS(tddp_work_wait(works[i], NULL), TDDP_UNSUPPORTED);
+        CHECK_CONTAINS(tddp_error_message(), "nccl cannot receive from any rank");
+        tddp_work_release(works[i]);
+    }
+    end(begin_sum(group, data));
+    leave(group, store);
+}
+
+/* --- devices --------------------------------------------------------------------------------- */
+
+/* Each rank has a device of its own, and nothing on device 0, where all its threads begin. */
+MULTI_TEST(no_context_on_another_device, 2, 60)
+{
+    static float data[COUNT];
+    const int device = rank + 1;
+    tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    buffer.device_index = device;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, device, TIMEOUT_MS);
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    CHECK_OK(tddp_barrier(group, NULL));
+    CHECK_OK(rank == 0 ? tddp_send(group, buffer, 1, 0, NULL)
+                       : tddp_recv(group, buffer, 0, 0, NULL));
+    leave(group, store);
+    CHECK_INT((int)standin_contexts(), 1 << device);
+}
+
+MULTI_TEST(no_context_on_another_device_by_copies, 2, 60)
+{
+    static float data[COUNT];
+    const int device = rank + 1;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, device, TIMEOUT_MS);
+    tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    buffer.device_type = TDDP_CPU;
+    fill(data, 1);
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    CHECK_DOUBLE((double)data[COUNT - 1], 2, 0);
+    leave(group, store);
+    CHECK_INT((int)standin_contexts(), 1 << device);
+}
+
+/* A program's own device stays current, if it has used it. */
+TEST(a_device_in_use_is_switched_back_to)
+{
+    const tddp_cuda *cuda;
+    tddp_cuda_place place;
+    int current = -1;
+    void *memory;
+    CHECK_OK(tddp_cuda_get(&cuda));
+    CHECK_OK(tddp_cuda_enter(cuda, 3, &place));
+    tddp_cuda_leave(cuda, &place);
+    CHECK_INT(cuda->cudaGetDevice(&current), 0);
+    CHECK_INT(current, 3); /* 0 had no context */
+    CHECK_INT(cuda->cudaMalloc(&memory, 1), 0);
+    CHECK_OK(tddp_cuda_enter(cuda, 5, &place));
+    tddp_cuda_leave(cuda, &place);
+    CHECK_INT(cuda->cudaGetDevice(&current), 0);
+    CHECK_INT(current, 3);
+    CHECK_INT(cuda->cudaFree(memory), 0);
+}
+
+/* --- launches on the caller's thread --------------------------------------------------------- */
+
+MULTI_TEST(a_call_launches_where_nothing_is_before_it, 2, 60)
+{
+    static float data[COUNT];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    end(begin_sum(group, data)); /* the first of its kind may wait within NCCL */
+    CHECK_INT(standin_launched_here(), 0);
+    CHECK_OK(rank == 0 ? tddp_send(group, buffer, 1, 0, NULL)
+                       : tddp_recv(group, buffer, 0, 0, NULL));
+    for (int round = 0; round < 5; round++) {
+        work = begin_sum(group, data);
+        CHECK_INT(standin_launched_here(), 1);
+        CHECK_OK(tddp_work_order(work, NULL, NULL));
+        end(work);
+        CHECK_OK(rank == 0 ? tddp_send(group, buffer, 1, 0, &work)
+                           : tddp_recv(group, buffer, 0, 0, &work));
+        CHECK_INT(standin_launched_here(), 1);
+        end(work);
+    }
+    leave(group, store);
+}
+
+/* A launch on the caller's thread that fails is the group's failure like any other. */
+MULTI_TEST(a_launch_on_the_callers_thread_that_fails, 2, 60)
+{
+    static float data[COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    end(begin_sum(group, data));
+    if (rank == 1) {
+        standin_fail_next("ncclAllReduce", TDDP_NCCL_INTERNAL_ERROR);
+    }
+    tddp_work *work = begin_sum(group, data);
+    CHECK(tddp_work_wait(work, NULL) != TDDP_OK);
+    CHECK_CONTAINS(tddp_error_message(), "ncclAllReduce: internal error");
+    tddp_work_release(work);
+    CHECK_MEET(DONE, world_size);
+    leave(group, store);
+}
+
+/* PyTorch's default, unless its variable says otherwise. */
+MULTI_TEST(communicators_are_as_the_variable_says, 2, 60)
+{
+    const char *asked = getenv("TORCH_NCCL_USE_COMM_NONBLOCKING");
+    const int blocking = !asked || strcmp(asked, "1") != 0;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    CHECK_INT(standin_communicators(blocking), 1);
+    CHECK_INT(standin_communicators(!blocking), 0);
+    leave(group, store);
+}
+
+/* --- memory and the store -------------------------------------------------------------------- */
+
+static _Atomic int allocated;
+static _Atomic int released;
+
+static tddp_status allocate(size_t bytes, tddp_cuda_stream stream, void **data)
+{
+    CHECK(stream != NULL);
+    *data = malloc(bytes);
+    CHECK(*data != NULL);
+    atomic_fetch_add(&allocated, 1);
+    return TDDP_OK;
+}
+
+/* Nothing is freed: the stream goes on with it. */
+static void release(void *data)
+{
+    CHECK(data != NULL);
+    atomic_fetch_add(&released, 1);
+}
+
+MULTI_TEST(memory_for_scattered_parts_comes_from_the_allocator, 2, 60)
+{
+    static const tddp_cuda_allocator allocator = {allocate, release};
+    static float input[10], output[2][20];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    const tddp_buffer outputs[] = {on_device(output[0], 10, TDDP_FLOAT32),
+                                   on_device(output[1], 10, TDDP_FLOAT32)};
+    input[9] = (float)(rank + 5);
+    tddp_cuda_set_allocator(&allocator);
+    standin_fail_next("cudaMallocAsync", 2);
+    CHECK_OK(tddp_all_gather_list(group, on_device(input, 10, TDDP_FLOAT32), outputs, 2, NULL));
+    CHECK_DOUBLE((double)output[0][9], 5, 0);
+    CHECK_DOUBLE((double)output[1][9], 6, 0);
+    CHECK_INT(atomic_load(&allocated), 1);
+    CHECK_INT(atomic_load(&released), 1);
+    tddp_cuda_set_allocator(NULL);
+    standin_fail_next(NULL, 0);
+    CHECK_OK(tddp_all_gather_list(group, on_device(input, 10, TDDP_FLOAT32), outputs, 2, NULL));
+    CHECK_INT(atomic_load(&allocated), 1);
+    leave(group, store);
+}
+
+static _Atomic int looks;
+
+/* In place of libtddp's, for the module. */
+tddp_status tddp_store_check(tddp_store *store, const tddp_slice *keys, size_t count,
+                             const tddp_wait *wait, int *all)
+{
+    static tddp_status (*next)(tddp_store *, const tddp_slice *, size_t, const tddp_wait *, int *);
+    if (!next) {
+        *(void **)&next = dlsym(RTLD_NEXT, "tddp_store_check");
+    }
+    atomic_fetch_add(&looks, 1);
+    return next(store, keys, count, wait, all);
+}
+
+/* The first rank begins to connect once the other one waits for that. */
+MULTI_TEST(the_unique_id_is_waited_for_in_the_server, 2, 60)
+{
+    static float data[COUNT];
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    atomic_store(&looks, 0);
+    if (rank == 0) {
+        CHECK_AWAIT_BLOCKED(DONE);
+        CHECK_OK(tddp_send(group, buffer, 1, 0, NULL));
+    } else {
+        check_will_block(DONE);
+        CHECK_OK(tddp_recv(group, buffer, 0, 0, NULL));
+    }
+    CHECK_INT(atomic_load(&looks), 0);
+    leave(group, store);
+}
