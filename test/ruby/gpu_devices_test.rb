@@ -129,8 +129,9 @@ class GPUDevicesTest < Minitest::Test
     got = ranks(2) do |rank|
       out = filled(rank + 10.0)
       into = filled(0.0)
-      works = [Distributed.isend(out, dst: 1 - rank), Distributed.irecv(into, src: 1 - rank)]
-      works.each(&:wait)
+      messages = [Distributed::P2POp.new(:isend, out, 1 - rank), Distributed::P2POp.new(:irecv, into, 1 - rank)]
+      messages.reverse! if rank.zero?
+      Distributed.batch_isend_irecv(messages).each(&:wait)
       objects = [nil]
       if rank.zero?
         Distributed.send_object_list([{"a" => 1}], dst: 1, device: device)

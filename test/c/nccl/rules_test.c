@@ -3,6 +3,7 @@
  * a time, an abort that waits for the device, contexts that are made wherever a device is current.
  */
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -40,6 +41,13 @@ static void end(tddp_work *work)
     tddp_work_release(work);
 }
 
+static void await_kernels(int count)
+{
+    while (standin_kernels(0) != count) {
+        (void)sched_yield();
+    }
+}
+
 static tddp_group *second_group(tddp_group *parent, tddp_store *store, int rank, int world_size)
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -71,6 +79,7 @@ MULTI_TEST(two_communicators_of_a_group_hang, 2, 60)
         tddp_work *message;
         CHECK_OK(tddp_recv(group, room, 1, 0, &message));
         tddp_work *sum = begin_sum(group, data[1]);
+        await_kernels(2);
         tddp_group_shutdown(group, 0);
         CHECK_STATUS(tddp_work_wait(message, NULL), TDDP_GROUP_CLOSED);
         CHECK_STATUS(tddp_work_wait(sum, NULL), TDDP_GROUP_CLOSED);
@@ -94,6 +103,7 @@ MULTI_TEST(two_groups_hang, 2, 60)
     end(begin_sum(second, data[1]));
     if (rank == 0) {
         tddp_work *works[] = {begin_sum(first, data[0]), begin_sum(second, data[1])};
+        await_kernels(2);
         tddp_group_shutdown(first, 0);
         tddp_group_shutdown(second, 0);
         for (int i = 0; i < 2; i++) {
@@ -108,16 +118,17 @@ MULTI_TEST(two_groups_hang, 2, 60)
     tddp_group_release(first);
     tddp_store_release(store);
     while (standin_alive() > 0) { /* the first one's communicator, until its thread is through */
-        (void)usleep(1000);
+        (void)sched_yield();
     }
 }
 
-/* The rank that is to send fails within NCCL; the one that receives is within NCCL as well. */
+/* The rank that is to send fails within NCCL; the one that receives is within NCCL as well, and
+ * only an abort ends that in the test's time. */
 MULTI_TEST(a_first_message_whose_peer_fails, 2, 60)
 {
     static float data[COUNT];
     tddp_store *store = open_store(rank, world_size, port);
-    tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    tddp_group *group = open_group(store, rank, world_size, 0, 60 * TIMEOUT_MS);
     const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
     if (rank == 1) {
         standin_fail_next("ncclSend", TDDP_NCCL_INTERNAL_ERROR);

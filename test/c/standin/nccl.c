@@ -62,6 +62,11 @@ void standin_set_serial(int is_serial)
     atomic_store(&serial, is_serial);
 }
 
+int standin_kernels(int device)
+{
+    return atomic_load(&kernels[device]);
+}
+
 int standin_communicators(int blocking)
 {
     return atomic_load(&made_so_far[blocking]);

@@ -39,6 +39,9 @@ STANDIN_API void standin_set_abort_hangs(int hangs);
  * that needs one. */
 STANDIN_API unsigned standin_contexts(void);
 
+/* NCCL's operations that were launched on a device by this process and have not ended. */
+STANDIN_API int standin_kernels(int device);
+
 /* Communicators that this process has made so far with this configuration. */
 STANDIN_API int standin_communicators(int blocking);
 
