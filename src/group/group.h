@@ -9,7 +9,8 @@
  *   collectives.c   collectives on one buffer: argument checks, then the queue
  *   lists.c         collectives with a buffer for each rank
  *   coalesce.c      one all_reduce of several buffers
- *   p2p.c           sends and receives, beside the queue, and the threads that finish them
+ *   p2p.c           sends and receives, beside the queue, and batches of them
+ *   p2p_threads.c   the threads that finish them
  *   p2p_poll.c      those of polled groups, which need none
  *   checks.c        argument checks
  *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
@@ -249,6 +250,16 @@ void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_
  * it to be soon. */
 TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
+
+/* p2p_threads.c: reserves a thread for a work that is about to be posted. */
+TDDP_NODISCARD tddp_status tddp_group_p2p_reserve(tddp_group *group);
+
+/* Queues a posted work for the thread that is reserved for it, or, if it could not be posted, gives
+ * that up. */
+void tddp_group_p2p_queue(tddp_group_p2p *p2p, tddp_work *work, tddp_status status);
+
+/* Ends the threads, once nothing is in flight. */
+void tddp_group_p2p_end_threads(tddp_group_p2p *p2p);
 
 /* Calls the backend's finish() for a posted work. */
 TDDP_NODISCARD tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work);

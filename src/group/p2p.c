@@ -3,34 +3,15 @@
  * other and the queue: each on a thread of the group's, or on the caller's if it waits; or all on
  * the engine's thread, if that polls the group (p2p_poll.c).
  *
- * Only the system's limit of threads bounds how many are in flight: with another bound, receives
- * that wait for a peer could block the sends that this peer waits for. So a thread is reserved
- * before anything is posted; if none can be had, the call fails without effect.
- *
- * Invariants: `idle_threads` threads of the group's wait and are reserved for no work. Messages are
- * numbered and posted with `order` held, so that messages to one peer match in the order of their
- * numbers. Locks are taken in the order `order`, then `mutex`, then the group's; only `order` is
- * ever held while the backend runs. All threads end before the backend's context is destroyed.
+ * Invariant: messages are numbered and posted with `order` held, so that messages to one peer match
+ * in the order of their numbers. Locks are taken in the order `order`, then `mutex`, then the
+ * group's; only `order` is ever held while the backend runs.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
-
-enum {
-    MOST_IDLE_THREADS = 8, /* further threads end after their message */
-    STACK_BYTES = 512 * 1024,
-};
-
-struct tddp_group_finisher {
-    pthread_t thread;
-    tddp_group *group;
-    bool ended; /* does not use the group any more: to be joined */
-    struct tddp_group_finisher *next;
-};
-
-typedef struct tddp_group_finisher finisher;
 
 tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p)
 {
@@ -47,58 +28,6 @@ void tddp_group_p2p_destroy(tddp_group_p2p *p2p)
     pthread_mutex_destroy(&p2p->order);
     pthread_mutex_destroy(&p2p->mutex);
     pthread_cond_destroy(&p2p->wake);
-}
-
-static void join_all(finisher *list)
-{
-    while (list) {
-        finisher *next = list->next;
-        pthread_join(list->thread, NULL);
-        free(list);
-        list = next;
-    }
-}
-
-/* Removes the ended threads from the list. With the lock held. */
-static finisher *remove_ended(tddp_group_p2p *p2p)
-{
-    finisher *ended = NULL;
-    for (finisher **link = &p2p->finishers; *link;) {
-        finisher *each = *link;
-        if (each->ended) {
-            *link = each->next;
-            each->next = ended;
-            ended = each;
-        } else {
-            link = &each->next;
-        }
-    }
-    return ended;
-}
-
-/* Waits for a posted work; NULL: the group shuts down. With the lock held. */
-static tddp_work *dequeue_posted(tddp_group_p2p *p2p)
-{
-    while (!p2p->head && !p2p->ending) {
-        pthread_cond_wait(&p2p->wake, &p2p->mutex);
-    }
-    tddp_work *work = p2p->head;
-    if (work) {
-        p2p->head = work->next;
-        if (!p2p->head) {
-            p2p->tail = NULL;
-        }
-        work->next = NULL;
-    }
-    return work;
-}
-
-/* Makes this thread available for another message; false if it has to end. With the lock held. */
-static bool become_idle(tddp_group_p2p *p2p)
-{
-    bool stays = p2p->idle_threads < MOST_IDLE_THREADS;
-    p2p->idle_threads += stays;
-    return stays;
 }
 
 tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
@@ -122,80 +51,6 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
         work->source = source;
     }
     return status;
-}
-
-static void *finisher_body(void *data)
-{
-    finisher *self = data;
-    tddp_group *group = self->group;
-    tddp_group_p2p *p2p = &group->p2p;
-    tddp_group_enter_thread(group);
-    bool stays = true;
-    pthread_mutex_lock(&p2p->mutex);
-    while (stays) {
-        tddp_work *work = dequeue_posted(p2p);
-        if (!work) {
-            break;
-        }
-        pthread_mutex_unlock(&p2p->mutex);
-        tddp_status status = tddp_group_p2p_finish(group, work);
-        if (status == TDDP_OK) {
-            /* Before the completion: a thread that waits for it may post the next message. */
-            pthread_mutex_lock(&p2p->mutex);
-            stays = become_idle(p2p);
-            pthread_mutex_unlock(&p2p->mutex);
-        }
-        tddp_group_complete_in_flight(group, work, status);
-        tddp_work_release(work);
-        pthread_mutex_lock(&p2p->mutex);
-        if (status) {
-            stays = become_idle(p2p); /* completing a failure takes a while */
-        }
-        self->ended = !stays;
-        pthread_mutex_unlock(&p2p->mutex);
-        tddp_group_end_in_flight(group, true);
-        if (!stays) {
-            return NULL;
-        }
-        pthread_mutex_lock(&p2p->mutex);
-    }
-    pthread_mutex_unlock(&p2p->mutex);
-    return NULL;
-}
-
-static tddp_status add_finisher(tddp_group *group)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    finisher *added = tddp_alloc(sizeof *added);
-    if (!added) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    added->group = group;
-    pthread_mutex_lock(&p2p->mutex);
-    tddp_status status =
-        tddp_thread_start_sized(&added->thread, "tddp-p2p", finisher_body, added, STACK_BYTES);
-    if (status == TDDP_OK) {
-        added->next = p2p->finishers;
-        p2p->finishers = added;
-    }
-    pthread_mutex_unlock(&p2p->mutex);
-    if (status) {
-        free(added);
-    }
-    return status;
-}
-
-/* Reserves a thread for a work that is about to be posted. */
-static tddp_status reserve(tddp_group *group)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    pthread_mutex_lock(&p2p->mutex);
-    finisher *ended = remove_ended(p2p);
-    bool found = p2p->idle_threads > 0;
-    p2p->idle_threads -= found;
-    pthread_mutex_unlock(&p2p->mutex);
-    join_all(ended);
-    return found ? TDDP_OK : add_finisher(group);
 }
 
 static tddp_status prepare(tddp_group *group, tddp_work *work)
@@ -237,25 +92,6 @@ static void launch_inline(tddp_group *group, tddp_work *work)
     }
 }
 
-/* Queues a posted work for the thread that is reserved for it, or, if it could not be posted, gives
- * that up. */
-static void queue_posted(tddp_group_p2p *p2p, tddp_work *work, tddp_status status)
-{
-    pthread_mutex_lock(&p2p->mutex);
-    if (status) {
-        p2p->idle_threads++;
-    } else {
-        if (p2p->tail) {
-            p2p->tail->next = work;
-        } else {
-            p2p->head = work;
-        }
-        p2p->tail = work;
-        pthread_cond_signal(&p2p->wake);
-    }
-    pthread_mutex_unlock(&p2p->mutex);
-}
-
 /* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it
  * has a number, so that other messages don't wait for that. */
 static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
@@ -269,7 +105,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
         if (status == TDDP_OK) {
             launch_inline(group, work);
         }
-        queue_posted(p2p, work, status);
+        tddp_group_p2p_queue(p2p, work, status);
     }
     pthread_mutex_unlock(&p2p->order);
     return status;
@@ -280,7 +116,7 @@ static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_threa
 {
     tddp_status status = tddp_group_begin_in_flight(group, &work->op);
     if (status == TDDP_OK && on_thread) {
-        status = reserve(group);
+        status = tddp_group_p2p_reserve(group);
         if (status) {
             tddp_group_end_in_flight(group, false);
         }
@@ -332,13 +168,7 @@ void tddp_group_p2p_stop(tddp_group *group)
         }
     }
     pthread_mutex_unlock(&group->mutex);
-    pthread_mutex_lock(&p2p->mutex);
-    p2p->ending = true;
-    finisher *all = p2p->finishers;
-    p2p->finishers = NULL;
-    pthread_cond_broadcast(&p2p->wake);
-    pthread_mutex_unlock(&p2p->mutex);
-    join_all(all);
+    tddp_group_p2p_end_threads(p2p);
 }
 
 static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)
@@ -445,7 +275,7 @@ static tddp_status prepare_and_post_batch(tddp_group *group, tddp_work *const *w
     pthread_mutex_lock(&p2p->order);
     status = post_batch(group, works, prepared, status);
     for (size_t i = 0; i < count; i++) {
-        queue_posted(p2p, works[i], status);
+        tddp_group_p2p_queue(p2p, works[i], status);
     }
     pthread_mutex_unlock(&p2p->order);
     return status;
@@ -476,7 +306,7 @@ static tddp_status submit_batch(tddp_group *group, const tddp_op *ops, const tdd
     }
     if (status) {
         for (; begun > 0; begun--) {
-            queue_posted(p2p, NULL, status);
+            tddp_group_p2p_queue(p2p, NULL, status);
             tddp_group_end_in_flight(group, false);
         }
         discard(works, made);

@@ -74,7 +74,7 @@ typedef struct task {
     void (*body)(tddp_nccl_communicator *communicator);
 } task;
 
-/* Whoever waits for the threads finds their references given back as well. */
+/* The thread that waits for these finds their references given back as well. */
 static void end_thread(tddp_nccl_communicator *communicator)
 {
     pthread_mutex_lock(&communicator->mutex);

@@ -1,7 +1,8 @@
 /*
  * Uses of a communicator: calls, and waits for what they have begun. A call of a communicator that
  * is not blocking may return before it is complete, and is polled until it is. One that is blocking
- * returns when it is complete, or once the communicator is aborted: by whoever finds it overdue.
+ * returns when it is complete, or once the communicator is aborted: by the thread that finds it
+ * overdue.
  *
  * Invariant: an NCCL communicator is used by threads that are counted in `calls`. The thread that
  * aborts it takes it out of `comm` first, and waits for them, but not for long: a call that blocks

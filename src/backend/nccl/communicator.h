@@ -4,8 +4,8 @@
  *
  * NCCL's calls may block: in blocking mode (NCCL's own default) until other ranks come, and an
  * abort until the device has carried out what hangs there. So those that connect, close and abort
- * run on threads of their own, which hold a reference, and whoever waits for them may give up; what
- * launches operations is ended by an abort. No lock is held during any of them.
+ * run on threads of their own, which hold a reference, and a thread that waits for them may give
+ * up; what launches operations is ended by an abort. No lock is held during any of them.
  */
 #ifndef TDDP_NCCL_COMMUNICATOR_H
 #define TDDP_NCCL_COMMUNICATOR_H

@@ -2,7 +2,7 @@
  * The backend table "nccl". Threads: as <tddp/backend.h> says.
  *
  * An operation has its communicator from its caller's thread on, so that all ranks count them
- * alike. It is connected, in whatever order ranks come, before the operation's turn on the device
+ * equally. It is connected, in whatever order ranks come, before the operation's turn on the device
  * is waited for; launches are in the order of turns.
  */
 #include <stdio.h>

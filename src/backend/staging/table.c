@@ -168,7 +168,9 @@ static tddp_status finish(void *context, void *request, int *source)
     if (!staged) {
         return tddp_inner_finish(context, request, source);
     }
-    (void)tddp_staged_inner_op(staged); /* with the token of this call */
+    if (!(inner_of(context)->backend->traits & TDDP_BACKEND_QUEUES)) {
+        (void)tddp_staged_inner_op(staged); /* with the token of this call */
+    }
     tddp_status status = finish_inner(inner_of(context), request, source);
     if (tddp_inner_is_interrupted(inner_of(context), status)) {
         return status;

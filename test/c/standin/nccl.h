@@ -96,6 +96,9 @@ typedef struct batch {
 /* NCCL's type as ours. */
 tddp_dtype standin_nccl_dtype(int type);
 
+/* Puts a call on its way whose ranks have all come; false: one has not. */
+bool standin_nccl_connect(struct ncclComm *comm);
+
 /* Looks again a little later. */
 void standin_nccl_nap(void);
 
