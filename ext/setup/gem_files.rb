@@ -6,8 +6,9 @@ require_relative "native"
 module Setup
   # Builds the gem's two files: the sources, and for x86-64 Linux the same with the C core compiled.
   #
-  # In the second are libtddp, torchrun and the NCCL backend, which link libc alone. The Gloo backend, the libtorch shim and the extension
-  # go with the very Gloo, libtorch, torch-rb and Rice that are installed, so both files have their sources, compiled at installation.
+  # In the second are libtddp, torchrun and the NCCL backend, which link libc alone. The backends gloo and mpi, the libtorch shim and the
+  # extension go with the very Gloo, MPI, libtorch, torch-rb and Rice that are installed, so both files have their sources, compiled at
+  # installation.
   # rake-compiler's native gems have no extension to compile, so this is plain RubyGems.
   class GemFiles
     FOLDER = File.join(ROOT, "build/gems")
@@ -17,7 +18,7 @@ module Setup
     # Where its users find the core; extconf.rb looks here too.
     NATIVE = "lib/torch_ddp/native"
     # Of src, what is compiled at installation.
-    SHIMS = %r{\Asrc/(torch|backend/gloo)/}
+    SHIMS = %r{\Asrc/(torch|backend/gloo|backend/mpi)/}
     # Files of the repository that are for those who work on it.
     UNSHIPPED = %r{\A(\.|(Gemfile|Rakefile|torch-ddp\.gemspec)\z|(examples|test|ext/setup)/|ext/Rakefile\z)}
 
@@ -80,7 +81,7 @@ module Setup
     def compile_core(stage)
       prefix = File.join(stage, NATIVE)
       # Optimized more than what is developed with, which gives other warnings.
-      folder = Native.cmake("core", options: {"TDDP_TESTS" => "OFF", "TDDP_GLOO" => "OFF", "TDDP_WERROR" => "OFF", "CMAKE_BUILD_TYPE" => "Release"})
+      folder = Native.cmake("core", options: {"TDDP_TESTS" => "OFF", "TDDP_GLOO" => "OFF", "TDDP_MPI" => "OFF", "TDDP_WERROR" => "OFF", "CMAKE_BUILD_TYPE" => "Release"})
       Console.step("gem: the compiled core", "cmake", "--install", folder, "--strip", "--prefix", prefix, log: "gem", cure: Native::CURE)
       # RubyGems warns of links in gems, and a copy does as well: programs and modules name the library by its soname.
       Dir.glob("#{prefix}/lib/*").select { |path| File.symlink?(path) }.each do |path|

@@ -31,7 +31,7 @@ module Setup
     def cmake(name, libtorch: nil, targets: [], product: nil, options: {})
       folder = File.join(ROOT, "build", name)
       settings = settings_for(libtorch, options)
-      built(folder, SOURCES, settings.join(" "), product) do
+      built(folder, SOURCES, [*settings, mpi].join(" "), product) do
         FileUtils.rm_rf(folder) if foreign?(folder)
         configure(folder, *settings)
         build(folder, *targets)
@@ -43,8 +43,20 @@ module Setup
       name = File.basename(folder)
       # Make takes several seconds to see that there is nothing to do. A folder that is there keeps its generator.
       generator = SystemPackages.program?("ninja") ? {"CMAKE_GENERATOR" => "Ninja"} : {}
-      Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, *settings, log: "cmake-#{name}",
+      log = "cmake-#{name}"
+      # Of an MPI it would keep what it found first.
+      Console.step("compile #{name}: configuring", "cmake", "-S", ROOT, "-B", folder, "-UMPI_*", *settings, log: log,
         env: ccache.merge(generator), cure: "`rake setup` installs what CMake did not find")
+      Console.say(*File.readlines(File.join(LOG_DIR, "#{log}.log")).grep(/\A-- backend mpi/).last(1).map { |line| line.sub("--", " ") })
+    end
+
+    # The command of an MPI's compiler, as it shows it itself: once there is an MPI, or another, the backend mpi is built for it.
+    #
+    # @return [String, nil]
+    def mpi
+      Open3.capture2e(ENV.fetch("MPICC", "mpicc"), "-show").first
+    rescue SystemCallError
+      nil
     end
 
     # Builds targets, or all of them, in a folder that is configured.

@@ -14,6 +14,7 @@ if ARGV.include?("--help")
       --with-cuda-include=DIR  where CUDA's headers are, for the bundled sources and a libtorch for CUDA
       --enable-werror          warnings are errors; for this library's own developers
       --help                   this text
+    The backend mpi is built where there is an mpicc, or for the MPI whose compiler the variable MPICC names.
     Those of every extension are heeded as well: --with-cflags, --with-cxxflags, --with-ldflags, --with-opt-dir and so on.
 
     torch-rb has to go with the libtorch that is found. For the one found here, in this order:
