@@ -236,15 +236,26 @@ static tddp_status search(const char *name, tddp_bytes *tried, const tddp_backen
     return status;
 }
 
+/* How to get one: most are built with libtddp, that of an MPI where there is one. */
+static const char *cure_of(const char *name)
+{
+    if (strcmp(name, "mpi") == 0) {
+        return "install an MPI (Debian: libopenmpi-dev or libmpich-dev), then build libtddp again "
+               "(rake compile, or gem pristine torch-ddp)";
+    }
+    return "build libtddp with it";
+}
+
 static tddp_status load(const char *name, const tddp_backend_v1 **out)
 {
     tddp_bytes tried = {0};
     tddp_status status = search(name, &tried, out);
     if (status == TDDP_NOT_FOUND) {
-        status = tddp_fail(TDDP_UNAVAILABLE,
-                           "no backend \"%s\" in this installation: build libtddp with it, or name "
-                           "the folder of tddp_backend_%s.so in TDDP_BACKEND_PATH; tried:%.*s",
-                           name, name, (int)tried.size, tried.data ? tried.data : "");
+        status =
+            tddp_fail(TDDP_UNAVAILABLE,
+                      "no backend \"%s\" in this installation: %s, or name "
+                      "the folder of tddp_backend_%s.so in TDDP_BACKEND_PATH; tried:%.*s",
+                      name, cure_of(name), name, (int)tried.size, tried.data ? tried.data : "");
     }
     tddp_bytes_free(&tried);
     return status;

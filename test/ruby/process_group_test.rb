@@ -58,6 +58,10 @@ class ProcessGroupTest < Minitest::Test
     options = {store: Distributed::HashStore.new, rank: 0, world_size: 1}
     error = assert_raises(Distributed::UnavailableError) { Distributed.init_process_group("carrier_pigeon", **options) }
     assert_match(/carrier_pigeon/, error.message)
+    unless Distributed.mpi_available?
+      error = assert_raises(Distributed::UnavailableError) { Distributed.init_process_group("mpi", **options) }
+      assert_match(/no backend "mpi" in this installation: install an MPI \(Debian: libopenmpi-dev or libmpich-dev\)/, error.message)
+    end
     skip "nccl is here" if Distributed.nccl_available?
     error = assert_raises(Distributed::UnavailableError) { Distributed.init_process_group("nccl", **options) }
     assert_match(/nccl/, error.message)

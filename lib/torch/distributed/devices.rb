@@ -37,6 +37,11 @@ module Torch
         backend_available?("nccl")
       end
 
+      # @return [Boolean]
+      def mpi_available?
+        backend_available?("mpi")
+      end
+
       # Torch::Device has a `to_s` from torch-rb 0.23 on only; older tensors say their device as a String.
       #
       # @api private

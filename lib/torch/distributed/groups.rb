@@ -65,7 +65,7 @@ module Torch
       # those that are not, LOCAL_RANK and LOCAL_WORLD_SIZE among them, are set for the script then; processes that it
       # starts have them too.
       #
-      # @param backend [String, Symbol, nil] "gloo", "nccl", or one for each kind of device: "cpu:gloo,cuda:nccl"; nil: that
+      # @param backend [String, Symbol, nil] "gloo", "nccl", "mpi", or one for each kind of device: "cpu:gloo,cuda:nccl"; nil: that
       #   where there are GPUs, else gloo; with `device_id` what serves that device
       # @param init_method [String] where the processes meet: `env://`, `tcp://host:port` or `file:///path`; rank and world size may follow as
       #   `?rank=0&world_size=2`

@@ -100,6 +100,16 @@ TEST(a_missing_backend_lists_where_it_was_looked_for)
     CHECK(found == NULL);
 }
 
+TEST(what_a_backend_for_mpi_needs_is_said_where_there_is_none)
+{
+    const tddp_backend_v1 *found = NULL;
+    tddp_status status = tddp_backend_find("mpi", &found);
+    if (status) {
+        CHECK_STATUS(status, TDDP_UNAVAILABLE);
+        CHECK_CONTAINS(tddp_error_message(), "libopenmpi-dev or libmpich-dev");
+    }
+}
+
 TEST(a_name_cannot_be_a_path)
 {
     const tddp_backend_v1 *found = NULL;
