@@ -1,20 +1,47 @@
 /*
  * Before an operation all ranks compare what they call. Three numbers, reduced over all ranks, show
- * whether all digests are equal; if not, or if ranks may differ in the sizes of parts, each
+ * whether all digests are equal; if not, or if the parts of some rank differ in size, each
  * exchanges its calls with each.
  */
 #include "backend/mpi/mpi.h"
 
-/* Whether a rank's calls to all others are the same, so that one digest says all. */
-static bool is_uniform(const tddp_op *op)
+/* Elements of each part; of all where there are no parts. */
+static size_t count_of(const tddp_op *op)
 {
-    return !op->part_of && (op->kind == TDDP_OP_ALL_REDUCE || op->kind == TDDP_OP_REDUCE ||
-                            op->kind == TDDP_OP_BROADCAST || op->kind == TDDP_OP_BARRIER);
+    switch (op->kind) {
+    case TDDP_OP_REDUCE_SCATTER:
+    case TDDP_OP_SCATTER:
+        return op->output.count;
+    case TDDP_OP_ALL_TO_ALL:
+        return op->input_parts[0].count;
+    default:
+        return op->input.count;
+    }
+}
+
+static bool have_count(const tddp_mpi *self, const tddp_buffer *parts, size_t count)
+{
+    for (int rank = 0; parts && rank < self->size; rank++) {
+        if (parts[rank].count != count) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether one digest says all of a rank's calls to the others: each of its parts has as many
+ * elements. */
+static bool is_uniform(const tddp_mpi *self, const tddp_op *op)
+{
+    const size_t count = count_of(op);
+    return !op->part_of && !op->bundled && have_count(self, op->input_parts, count) &&
+           have_count(self, op->output_parts, count);
 }
 
 static uint64_t digest_of(const tddp_mpi *self, const tddp_op *op)
 {
     tddp_call call = tddp_call_of(op, self->rank, self->rank);
+    call.sends = call.expects = count_of(op);
     call.premul = 0;
     return tddp_digest(TDDP_DIGEST_START, &call, sizeof call);
 }
@@ -51,23 +78,56 @@ static tddp_status exchange(tddp_mpi *self, const tddp_op *op, const tddp_mpi_li
     return status;
 }
 
-tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op, const tddp_mpi_limits *limits)
+static tddp_status start_comparison(tddp_mpi *self, const tddp_op *op)
 {
-    if (self->size == 1) {
-        return TDDP_OK;
-    }
-    const uint64_t digest = digest_of(self, op);
     uint64_t *mine = self->digests;
-    uint64_t *greatest = self->digests + 3;
-    mine[0] = digest;
-    mine[1] = ~digest;
-    mine[2] = !is_uniform(op);
-    MPI_Request request;
-    int code =
-        MPI_Iallreduce(mine, greatest, 3, MPI_UINT64_T, MPI_MAX, self->collectives, &request);
-    tddp_status status = tddp_mpi_wait(limits, code, &request, 1, tddp_op_name(op->kind));
-    if (status || (greatest[0] == ~greatest[1] && !greatest[2])) {
-        return status;
+    mine[0] = digest_of(self, op);
+    mine[1] = ~mine[0];
+    mine[2] = !is_uniform(self, op);
+    return tddp_mpi_check(MPI_Iallreduce(mine, mine + 3, 3, MPI_UINT64_T, MPI_MAX,
+                                         self->collectives, &self->comparison),
+                          tddp_op_name(op->kind));
+}
+
+/* What it waits for is that all ranks come. If one does not, MPI uses no memory but this group's:
+ * only this group is lost. */
+static tddp_status wait_for_all(tddp_mpi *self, const tddp_op *op, const tddp_mpi_limits *limits)
+{
+    tddp_mpi_limits until = *limits;
+    until.cancel = op->cancel;
+    if (!self->comparing) {
+        tddp_status status = start_comparison(self, op);
+        if (status) {
+            tddp_mpi_give_up();
+            return status;
+        }
+        self->comparing = true;
+        self->deadline_ns = limits->deadline_ns;
     }
-    return exchange(self, op, limits);
+    until.deadline_ns = self->deadline_ns;
+    tddp_status status = tddp_mpi_wait_one(&until, &self->comparison, MPI_STATUS_IGNORE);
+    if (status != TDDP_CANCELED) {
+        self->comparing = false;
+        self->lost = status != TDDP_OK;
+    }
+    if (status == TDDP_NETWORK) {
+        tddp_mpi_give_up();
+    }
+    return status;
+}
+
+tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op, tddp_mpi_limits *limits)
+{
+    if (self->size > 1) {
+        tddp_status status = wait_for_all(self, op, limits);
+        if (status) {
+            return status;
+        }
+        limits->arrived = true;
+        const uint64_t *greatest = self->digests + 3;
+        if (greatest[0] != ~greatest[1] || greatest[2]) {
+            return exchange(self, op, limits);
+        }
+    }
+    return TDDP_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <tddp/log.h>
@@ -37,6 +38,16 @@ tddp_status tddp_mpi_check(int code, const char *what)
         length = snprintf(text, sizeof text, "error %d", code);
     }
     return tddp_fail(TDDP_NETWORK, "%s: %.*s", what, length, text);
+}
+
+/* What follows is who built it, and how. */
+tddp_mpi_name tddp_mpi_library(void)
+{
+    tddp_mpi_name name = {""};
+    int length = 0;
+    (void)MPI_Get_library_version(name.text, &length);
+    name.text[strcspn(name.text, ",\n")] = '\0';
+    return name;
 }
 
 /* The end is collective: a process that fails, and leaves its groups as they are, does not wait for
@@ -85,14 +96,11 @@ static tddp_status begin(void)
     }
     begun_by = getpid();
     if (provided < MPI_THREAD_MULTIPLE) {
-        char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-        int length = 0;
-        (void)MPI_Get_library_version(version, &length);
         return tddp_fail(
             TDDP_UNAVAILABLE,
             "this MPI does not allow several threads to call it (%s): expected one with "
             "MPI_THREAD_MULTIPLE",
-            version);
+            tddp_mpi_library().text);
     }
     return tddp_mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
                           "MPI_Comm_set_errhandler");

@@ -10,7 +10,7 @@
 
 #include "backend/mpi/mpi.h"
 
-enum { KEY_BYTES = 32, PLACE_BYTES = 32 };
+enum { KEY_BYTES = 32, PLACE_BYTES = 32, SMALL_BYTES = 64 * 1024 };
 
 /* Groups that have not been destroyed: as long as there are some, MPI does not end. */
 static _Atomic int alive;
@@ -53,16 +53,15 @@ static tddp_status read_places(const tddp_backend_opts *opts, const tddp_wait *w
             status = tddp_fail(
                 TDDP_MISMATCH,
                 "rank %d is in a world of %d MPI processes, rank %d in one of %d: start all by one "
-                "mpirun, mpiexec or srun --mpi",
-                rank, size, opts->rank, expected);
+                "mpirun, mpiexec or srun --mpi of %s",
+                rank, size, opts->rank, expected, tddp_mpi_library().text);
         }
         for (int other = 0; other < rank && status == TDDP_OK; other++) {
             if (places[other] == places[rank]) {
                 status = tddp_fail(TDDP_MISMATCH,
                                    "ranks %d and %d are both number %d of MPI's processes: start "
-                                   "all by one mpirun, "
-                                   "mpiexec or srun --mpi",
-                                   other, rank, places[rank]);
+                                   "all by one mpirun, mpiexec or srun --mpi of %s",
+                                   other, rank, places[rank], tddp_mpi_library().text);
             }
         }
         tddp_blob_free(&blob);
@@ -114,11 +113,11 @@ static void abort_group(void *data)
     atomic_store(&self->aborted, true);
 }
 
-/* If MPI was given up, what it may still use stays, and the group counts as alive. */
+/* What MPI may still use stays, and the group counts as alive. */
 static void destroy(void *data)
 {
     tddp_mpi *self = data;
-    if (tddp_mpi_given_up()) {
+    if (tddp_mpi_given_up() || self->comparing || self->lost) {
         return;
     }
     MPI_Comm *comms[] = {&self->collectives, &self->headers, &self->payloads};
@@ -185,7 +184,7 @@ static tddp_status run(void *data, const tddp_op *op)
     if (status) {
         return status;
     }
-    const tddp_mpi_limits limits = tddp_mpi_limits_of(self, op);
+    tddp_mpi_limits limits = tddp_mpi_limits_of(self, op);
     status = tddp_mpi_compare(self, op, &limits);
     if (status || op->kind == TDDP_OP_BARRIER) {
         return status;
@@ -200,6 +199,14 @@ static tddp_status run(void *data, const tddp_op *op)
     }
 }
 
+/* Once all ranks have come, small operations take no time: until then they can be left. */
+static int resumes(void *data, const tddp_op *op)
+{
+    (void)data;
+    const size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
+    return count * tddp_dtype_size(op->output.dtype) <= SMALL_BYTES;
+}
+
 static const tddp_backend_v1 backend = {
     .abi = TDDP_BACKEND_ABI,
     .size = sizeof(tddp_backend_v1),
@@ -210,6 +217,8 @@ static const tddp_backend_v1 backend = {
     .destroy = destroy,
     .post = tddp_mpi_post,
     .finish = tddp_mpi_finish,
+    .traits = TDDP_BACKEND_RESUMES,
+    .resumes = resumes,
     .op_count = TDDP_OP_COUNT,
     .run = {[TDDP_OP_ALL_REDUCE] = run,
             [TDDP_OP_BROADCAST] = run,

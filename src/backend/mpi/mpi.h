@@ -2,9 +2,10 @@
  * What the files of this module share: a group's context, and how its calls of MPI are waited for.
  *
  * MPI cannot take back what has begun, a message that was received in part or a collective: if its
- * time is over, its memory may be written later. Then the process is done with MPI: `given_up` is
- * set, no thread calls MPI again, every group fails, and the end of the process is not announced to
- * MPI, so that mpirun ends the others.
+ * time is over, its memory may be written later. Where that is only this module's own, since ranks
+ * still wait for one that does not come, the group is lost and its memory stays. Else the process
+ * is done with MPI: `given_up` is set, no thread calls MPI again, and every group fails. In both
+ * cases the end of the process is not announced to MPI, so that mpirun ends the others.
  */
 #ifndef TDDP_MPI_H
 #define TDDP_MPI_H
@@ -28,15 +29,23 @@ typedef struct tddp_mpi {
     _Atomic bool aborted;
     tddp_calls *calls;      /* of this rank and each other, in the last compared operation */
     _Atomic uint32_t *sent; /* messages to each rank so far */
-    uint64_t digests[6];    /* of the operation that is compared: this rank's, and the greatest */
+
+    /* The operation that is compared: it may be left, and be resumed by another thread. */
+    bool comparing;
+    bool lost; /* the comparison can no longer end: MPI may still write to `digests` */
+    MPI_Request comparison;
+    int64_t deadline_ns;
+    uint64_t digests[6]; /* this rank's, and the greatest */
 } tddp_mpi;
 
-/* When a wait ends, and whether it may spin. */
+/* When a wait ends, and how it pauses. */
 typedef struct tddp_mpi_limits {
     tddp_mpi *group;
     int64_t deadline_ns;
     int64_t timeout_ms;
-    bool spins;
+    tddp_cancel *cancel; /* NULL: it cannot be left */
+    bool awaited;        /* the thread has nothing else to do */
+    bool arrived;        /* all ranks take part already */
 } tddp_mpi_limits;
 
 /* --- library.c ------------------------------------------------------------------------------- */
@@ -46,6 +55,12 @@ TDDP_NODISCARD tddp_status tddp_mpi_begin(void);
 
 /* TDDP_OK for MPI_SUCCESS, else TDDP_NETWORK with MPI's text. */
 TDDP_NODISCARD tddp_status tddp_mpi_check(int code, const char *what);
+
+/* Name and version of the MPI that is linked. */
+typedef struct tddp_mpi_name {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+} tddp_mpi_name;
+tddp_mpi_name tddp_mpi_library(void);
 
 /* No further call of MPI in this process; see above. */
 void tddp_mpi_give_up(void);
@@ -61,6 +76,10 @@ int tddp_mpi_groups(void);
 int64_t tddp_mpi_now_ns(void);
 tddp_mpi_limits tddp_mpi_limits_of(tddp_mpi *self, const tddp_op *op);
 
+/* Waits for a request, which is still under way after a failure. */
+TDDP_NODISCARD tddp_status tddp_mpi_wait_one(const tddp_mpi_limits *limits, MPI_Request *request,
+                                             MPI_Status *status);
+
 /* Waits for all of `count` requests; `code` is what starting them returned. After a failure the
  * process has given up MPI. */
 TDDP_NODISCARD tddp_status tddp_mpi_wait(const tddp_mpi_limits *limits, int code,
@@ -72,9 +91,10 @@ TDDP_NODISCARD tddp_status tddp_mpi_wait_receive(const tddp_mpi_limits *limits,
 
 /* --- calls.c --------------------------------------------------------------------------------- */
 
-/* Compares the operation with those of the other ranks; all have arrived afterwards. */
+/* Compares the operation with those of the other ranks; all have arrived afterwards, and `limits`
+ * say so. TDDP_CANCELED: call it again with the same operation. */
 TDDP_NODISCARD tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op,
-                                            const tddp_mpi_limits *limits);
+                                            tddp_mpi_limits *limits);
 
 /* --- types.c --------------------------------------------------------------------------------- */
 
@@ -89,6 +109,12 @@ TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_o
 
 /* Before MPI ends. */
 void tddp_mpi_free_reductions(void);
+
+/* --- ring.c ---------------------------------------------------------------------------------- */
+
+/* Sums the output of all ranks, without factors; there are several. */
+TDDP_NODISCARD tddp_status tddp_mpi_ring(tddp_mpi *self, const tddp_op *op,
+                                         const tddp_mpi_limits *limits);
 
 /* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
 

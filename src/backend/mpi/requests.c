@@ -1,7 +1,7 @@
 /*
- * Waits. MPI has none with a deadline, so its requests are tested again and again: without pause
- * for a thread that has nothing else to do, else with pauses that grow, so that other threads can
- * compute.
+ * Waits. MPI has none with a deadline, so its requests are tested again and again, which is also
+ * what moves the data: without sleep by a thread that has nothing else to do, once all ranks take
+ * part. Else it sleeps between, longer while ranks are missing, so that other threads can compute.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 
 #include "backend/mpi/mpi.h"
 
-enum { SPINS = 2000, YIELDS = 200, SHORTEST_NS = 20 * 1000, LONGEST_NS = 500 * 1000 };
+enum { SPINS = 100, YIELDS = 200, AWAITED_YIELDS = 2000, SHORTEST_NS = 20000, LONGEST_NS = 200000 };
 
 int64_t tddp_mpi_now_ns(void)
 {
@@ -21,8 +21,10 @@ int64_t tddp_mpi_now_ns(void)
 
 tddp_mpi_limits tddp_mpi_limits_of(tddp_mpi *self, const tddp_op *op)
 {
-    return (tddp_mpi_limits){self, tddp_mpi_now_ns() + op->timeout_ms * 1000000, op->timeout_ms,
-                             op->awaited != 0};
+    return (tddp_mpi_limits){.group = self,
+                             .deadline_ns = tddp_mpi_now_ns() + op->timeout_ms * 1000000,
+                             .timeout_ms = op->timeout_ms,
+                             .awaited = op->awaited != 0};
 }
 
 static void pause_for(int64_t ns)
@@ -33,48 +35,56 @@ static void pause_for(int64_t ns)
 }
 
 /* After the n-th test that found nothing. */
-static void pause_after(int n, bool spins)
+static void pause_after(const tddp_mpi_limits *limits, int n)
 {
-    if (n < SPINS && spins) {
+    if (limits->awaited && n < SPINS) {
         return;
     }
-    if (n < (spins ? SPINS + YIELDS : YIELDS)) {
+    if ((limits->awaited && limits->arrived) || n < (limits->awaited ? AWAITED_YIELDS : YIELDS)) {
         (void)sched_yield();
         return;
     }
-    const int64_t grown = (int64_t)SHORTEST_NS * (n - YIELDS) / 64;
-    pause_for(grown < SHORTEST_NS ? SHORTEST_NS : grown > LONGEST_NS ? LONGEST_NS : grown);
+    const int64_t grown = (int64_t)SHORTEST_NS * n / AWAITED_YIELDS;
+    pause_for(limits->arrived || grown < SHORTEST_NS ? SHORTEST_NS
+              : grown > LONGEST_NS                   ? LONGEST_NS
+                                                     : grown);
 }
 
-static tddp_status check_limits(const tddp_mpi_limits *limits, const char *what)
+static tddp_status check_limits(const tddp_mpi_limits *limits)
 {
     if (tddp_mpi_given_up() || atomic_load(&limits->group->aborted)) {
         return tddp_fail(TDDP_GROUP_FAILED, "aborted");
     }
+    if (limits->cancel && tddp_cancel_triggered(limits->cancel)) {
+        return TDDP_CANCELED;
+    }
     if (tddp_mpi_now_ns() >= limits->deadline_ns) {
-        return tddp_fail(TDDP_TIMEOUT,
-                         "%s: not done after %" PRId64
-                         " ms; MPI does not know which ranks are missing",
-                         what, limits->timeout_ms);
+        return tddp_fail(TDDP_TIMEOUT, "not done after %" PRId64 " ms", limits->timeout_ms);
     }
     return TDDP_OK;
+}
+
+tddp_status tddp_mpi_wait_one(const tddp_mpi_limits *limits, MPI_Request *request, MPI_Status *out)
+{
+    for (int n = 0;; n++) {
+        int done = 0;
+        tddp_status status = check_limits(limits);
+        if (status == TDDP_OK) {
+            status = tddp_mpi_check(MPI_Test(request, &done, out), "MPI_Test");
+        }
+        if (status || done) {
+            return status;
+        }
+        pause_after(limits, n);
+    }
 }
 
 tddp_status tddp_mpi_wait(const tddp_mpi_limits *limits, int code, MPI_Request *requests, int count,
                           const char *what)
 {
     tddp_status status = tddp_mpi_check(code, what);
-    int done = 0; /* those before it are */
-    for (int n = 0; status == TDDP_OK && done < count; n++) {
-        int next = 0;
-        status = tddp_mpi_check(MPI_Test(&requests[done], &next, MPI_STATUS_IGNORE), what);
-        if (status == TDDP_OK && next) {
-            done++;
-            n = 0;
-        } else if (status == TDDP_OK) {
-            status = check_limits(limits, what);
-            pause_after(n, limits->spins);
-        }
+    for (int i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_mpi_wait_one(limits, &requests[i], MPI_STATUS_IGNORE);
     }
     if (status) {
         tddp_mpi_give_up();
@@ -97,16 +107,6 @@ static tddp_status take_back(MPI_Request *request, tddp_status status)
 tddp_status tddp_mpi_wait_receive(const tddp_mpi_limits *limits, MPI_Request *request,
                                   MPI_Status *out)
 {
-    int done = 0;
-    for (int n = 0;; n++) {
-        tddp_status status = check_limits(limits, "recv");
-        if (status) {
-            return take_back(request, status);
-        }
-        status = tddp_mpi_check(MPI_Test(request, &done, out), "MPI_Test");
-        if (status || done) {
-            return status;
-        }
-        pause_after(n, limits->spins);
-    }
+    tddp_status status = tddp_mpi_wait_one(limits, request, out);
+    return status ? take_back(request, status) : TDDP_OK;
 }
