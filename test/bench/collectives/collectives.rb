@@ -32,7 +32,7 @@ OptionParser.new do |opts|
   opts.on("--rate RATE", "of each host's network, in either direction, as tc has it: 10gbit (as fast as it goes)") { |rate| options[:rate] = rate }
   opts.on("--rounds N", Integer, "turns of each partner at each measurement (5)") { |rounds| options[:rounds] = rounds }
   opts.on("--seconds S", Float, "bound of all measurements together; the last round may be cut short (270)") { |bound| options[:seconds] = bound }
-  opts.on("--partners LIST", Array, "of ours, gloo, floor, openmpi, pytorch, ruby, deepspeed (all)") { |list| options[:partners] = list }
+  opts.on("--partners LIST", Array, "of ours, gloo, mpi, floor, openmpi, pytorch, ruby, deepspeed (all)") { |list| options[:partners] = list }
   opts.on("--backend NAME", %w[gloo shm], "of ours: gloo, with shared memory beneath it, or shm alone (gloo where it is built)") do |name|
     options[:backend] = name
   end

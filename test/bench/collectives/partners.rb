@@ -60,7 +60,7 @@ module Collectives
     def all(build, backend = nil)
       @build = build
       @backend = backend || (gloo? ? "gloo" : "shm")
-      [ours, gloo, floor, openmpi, pytorch, ruby, deepspeed]
+      [ours, gloo, mpi, floor, openmpi, pytorch, ruby, deepspeed]
     end
 
     def ours
@@ -73,6 +73,16 @@ module Collectives
         obstacle: ->(_ranks) { "the Gloo backend is not built" unless gloo? })
     end
 
+    # Ours over the MPI that is beside it here.
+    def mpi
+      program = program("tddp")
+      obstacle = ->(_ranks) { missing(program) || ("the MPI backend is not built" unless mpi?) || no_mpirun }
+      Partner.new("mpi", [Series.new("mpi", "ours over MPI", "any")], environment: {"TDDP_BACKEND_PATH" => File.join(@build, "lib")},
+        obstacle: obstacle) do |ranks, hosts|
+        mpirun(ranks, hosts, "sh", "-c", 'RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$0" "$@"', program, "mpi")
+      end
+    end
+
     def floor
       program = program("floor")
       Partner.new("floor", [Series.new("floor", "floor", "any")], only: %w[all_reduce],
@@ -81,11 +91,8 @@ module Collectives
 
     def openmpi
       program = program("mpi")
-      launcher = %w[mpirun.openmpi mpirun].find { |name| which(name) }
-      obstacle = ->(_ranks) { launcher ? missing(program, "install libopenmpi-dev and build again") : "there is no mpirun: install openmpi-bin" }
-      Partner.new("openmpi", [Series.new("openmpi", "OpenMPI", "any")], obstacle: obstacle) do |ranks, hosts|
-        [[0, [launcher, *mpi_options(launcher), *hosts&.mpi_options(ranks), "-np", ranks.to_s, program]]]
-      end
+      obstacle = ->(_ranks) { no_mpirun || missing(program, "install libopenmpi-dev and build again") }
+      Partner.new("openmpi", [Series.new("openmpi", "OpenMPI", "any")], obstacle: obstacle) { |ranks, hosts| mpirun(ranks, hosts, program) }
     end
 
     def pytorch
@@ -127,6 +134,18 @@ module Collectives
       Array.new(ranks) { |rank| [rank, command] }
     end
 
+    def launcher
+      %w[mpirun.openmpi mpirun].find { |name| which(name) }
+    end
+
+    def no_mpirun
+      "there is no mpirun: install openmpi-bin" unless launcher
+    end
+
+    def mpirun(ranks, hosts, *command)
+      [[0, [launcher, *mpi_options(launcher), *hosts&.mpi_options(ranks), "-np", ranks.to_s, *command]]]
+    end
+
     def mpi_options(launcher)
       version, = Open3.capture2e(launcher, "--version")
       return [] unless version.match?(/Open MPI|OpenRTE/)
@@ -136,6 +155,10 @@ module Collectives
 
     def gloo?
       File.exist?(File.join(@build, "lib/tddp_backend_gloo.so"))
+    end
+
+    def mpi?
+      File.exist?(File.join(@build, "lib/tddp_backend_mpi.so"))
     end
 
     def program(name)
