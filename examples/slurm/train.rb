@@ -86,14 +86,15 @@ class Fit
   end
 end
 
-options = CommandLine.parse("train.rb [options]", {steps: 20, batch_size: 16, pause: 0.0, checkpoint: nil}, positive: %i[steps batch_size]) do |opts|
+options = CommandLine.parse("train.rb [options]", {steps: 20, batch_size: 16, pause: 0.0, checkpoint: nil, backend: "gloo"}, positive: %i[steps batch_size]) do |opts|
   opts.on("--steps N", Integer, "steps in all, those before a restart among them (20)")
   opts.on("--batch-size N", Integer, "examples of a step, of each process (16)")
   opts.on("--pause SECONDS", Float, "after each step, to see a longer run (0)")
   opts.on("--checkpoint FILE", "written after each step by rank 0, and read at the start")
+  opts.on("--backend NAME", "gloo, or mpi under mpirun and srun --mpi (gloo)")
 end
 
-Torch::Distributed.init_process_group("gloo")
+Torch::Distributed.init_process_group(options.delete(:backend))
 puts format("rank %d of %d, local rank %s, on %s", Torch::Distributed.get_rank, Torch::Distributed.get_world_size,
   ENV.fetch("LOCAL_RANK", "unknown"), Socket.gethostname)
 loss = Fit.new(**options).run

@@ -31,7 +31,7 @@ module Setup
     NEWEST_FILES = (C_FILES + GEM_FILES + %w[Gemfile test/*.rb test/{ruby,launch,partners}/**/* examples/**/*]).uniq.freeze
     FUZZ_FILES = %w[CMakeLists.txt include/**/* src/{base,net,store,launch}/**/* test/c/CMakeLists.txt test/fuzz/**/* ext/setup/legs.rb].freeze
     SCHEDULER_FILES = %w[CMakeLists.txt bin/**/* include/**/* src/**/* lib/**/* ext/torch_ddp/**/* examples/{common,kubernetes,slurm,mnist}/**/*
-      test/schedulers/**/* ext/setup/system_packages.rb].freeze
+      test/schedulers/**/* test/ruby/random_collectives.rb ext/setup/system_packages.rb].freeze
 
     DOCS_FILES = %w[.yardopts Gemfile README.md CHANGELOG.md docs/* include/**/* lib/**/* examples/**/*.md src/README.md ext/torch_ddp/**/* sig/*
       ext/setup/docs.rb ext/setup/docs/* test/docs/**/*].freeze
@@ -105,7 +105,11 @@ module Setup
     end
 
     def schedulers
-      unless_unchanged("schedulers", SCHEDULER_FILES, @libtorch.key) { @tests.minitest("schedulers", "test/schedulers/**/*_test.rb") }
+      @tests.leg("schedulers", slots: 2) do
+        @tests.unless_unchanged("schedulers", SCHEDULER_FILES, @libtorch.key) do
+          @tests.minitest("schedulers", "test/schedulers/**/*_test.rb", jobs: 2)
+        end
+      end
     end
 
     def gem

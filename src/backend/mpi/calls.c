@@ -38,12 +38,13 @@ static bool is_uniform(const tddp_mpi *self, const tddp_op *op)
            have_count(self, op->output_parts, count);
 }
 
-static uint64_t digest_of(const tddp_mpi *self, const tddp_op *op)
+/* The call to each other rank of an operation that is uniform. */
+static tddp_call uniform_call(const tddp_mpi *self, const tddp_op *op)
 {
     tddp_call call = tddp_call_of(op, self->rank, self->rank);
     call.sends = call.expects = count_of(op);
     call.premul = 0;
-    return tddp_digest(TDDP_DIGEST_START, &call, sizeof call);
+    return call;
 }
 
 static tddp_status exchange(tddp_mpi *self, const tddp_op *op, const tddp_mpi_limits *limits)
@@ -65,10 +66,10 @@ static tddp_status exchange(tddp_mpi *self, const tddp_op *op, const tddp_mpi_li
         MPI_Ialltoall(mine, bytes, MPI_BYTE, theirs, bytes, MPI_BYTE, self->collectives, &request);
     tddp_status status = tddp_mpi_wait(limits, code, &request, 1, tddp_op_name(op->kind));
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
-        const tddp_calls before = self->calls[peer];
-        self->calls[peer] = (tddp_calls){mine[peer], theirs[peer]};
         if (!tddp_calls_agree(&mine[peer], &theirs[peer])) {
-            status = tddp_calls_mismatch(self->rank, peer, &self->calls[peer], &before);
+            const tddp_calls now = {mine[peer], theirs[peer]};
+            const tddp_calls before = {self->before, self->before};
+            status = tddp_calls_mismatch(self->rank, peer, &now, &before);
         }
     }
     /* What MPI has not ended may still be written. */
@@ -81,7 +82,8 @@ static tddp_status exchange(tddp_mpi *self, const tddp_op *op, const tddp_mpi_li
 static tddp_status start_comparison(tddp_mpi *self, const tddp_op *op)
 {
     uint64_t *mine = self->digests;
-    mine[0] = digest_of(self, op);
+    self->call = uniform_call(self, op);
+    mine[0] = tddp_digest(TDDP_DIGEST_START, &self->call, sizeof self->call);
     mine[1] = ~mine[0];
     mine[2] = !is_uniform(self, op);
     return tddp_mpi_check(MPI_Iallreduce(mine, mine + 3, 3, MPI_UINT64_T, MPI_MAX,
@@ -118,16 +120,20 @@ static tddp_status wait_for_all(tddp_mpi *self, const tddp_op *op, const tddp_mp
 
 tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op, tddp_mpi_limits *limits)
 {
-    if (self->size > 1) {
-        tddp_status status = wait_for_all(self, op, limits);
-        if (status) {
-            return status;
-        }
-        limits->arrived = true;
-        const uint64_t *greatest = self->digests + 3;
-        if (greatest[0] != ~greatest[1] || greatest[2]) {
-            return exchange(self, op, limits);
-        }
+    if (self->size == 1) {
+        return TDDP_OK;
     }
-    return TDDP_OK;
+    tddp_status status = wait_for_all(self, op, limits);
+    if (status) {
+        return status;
+    }
+    limits->arrived = true;
+    const uint64_t *greatest = self->digests + 3;
+    if (greatest[0] != ~greatest[1] || greatest[2]) {
+        status = exchange(self, op, limits);
+    }
+    if (status == TDDP_OK) {
+        self->before = self->call;
+    }
+    return status;
 }

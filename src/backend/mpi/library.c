@@ -37,7 +37,7 @@ tddp_status tddp_mpi_check(int code, const char *what)
     if (MPI_Error_string(code, text, &length)) {
         length = snprintf(text, sizeof text, "error %d", code);
     }
-    return tddp_fail(TDDP_NETWORK, "%s: %.*s", what, length, text);
+    return tddp_fail(TDDP_NETWORK, "%s failed in MPI: %.*s", what, length, text);
 }
 
 /* What follows is who built it, and how. */

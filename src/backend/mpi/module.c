@@ -126,7 +126,6 @@ static void destroy(void *data)
             (void)MPI_Comm_free(comms[i]);
         }
     }
-    free(self->calls);
     free((void *)self->sent);
     free(self);
     atomic_fetch_sub(&alive, 1);
@@ -162,11 +161,10 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
     self->rank = opts->rank;
     self->size = opts->world_size;
     self->collectives = self->headers = self->payloads = MPI_COMM_NULL;
-    self->calls = calloc((size_t)self->size, sizeof *self->calls);
     self->sent = calloc((size_t)self->size, sizeof *self->sent);
     atomic_fetch_add(&alive, 1);
-    status = self->calls && self->sent ? connect(self, opts, wait)
-                                       : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    status =
+        self->sent ? connect(self, opts, wait) : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     if (status) {
         destroy(self);
         return status;

@@ -27,7 +27,6 @@ typedef struct tddp_mpi {
     MPI_Comm headers; /* of messages */
     MPI_Comm payloads;
     _Atomic bool aborted;
-    tddp_calls *calls;      /* of this rank and each other, in the last compared operation */
     _Atomic uint32_t *sent; /* messages to each rank so far */
 
     /* The operation that is compared: it may be left, and be resumed by another thread. */
@@ -35,6 +34,8 @@ typedef struct tddp_mpi {
     bool lost; /* the comparison can no longer end: MPI may still write to `digests` */
     MPI_Request comparison;
     int64_t deadline_ns;
+    tddp_call call;
+    tddp_call before;    /* what all ranks called last */
     uint64_t digests[6]; /* this rank's, and the greatest */
 } tddp_mpi;
 
