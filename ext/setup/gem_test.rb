@@ -49,7 +49,14 @@ module Setup
       fill_home(name)
       step("installing #{File.basename(file)} into a GEM_HOME of its own", "gem", "install", "--local", "--no-document", file, "--",
         "--with-torch-dir=#{libtorch}", cure: "the log names the build's own log")
+      check_backends
       use(File.join(@home, "bin/torchrun"))
+    end
+
+    def check_backends
+      expected = ["gloo", *("mpi" if Native.mpi), "nccl"]
+      found = Dir.glob(File.join(@home, "gems/torch-ddp-*/lib/torch_ddp/native/lib/tddp_backend_*.so")).map { |path| path[/backend_(\w+)\.so/, 1] }.sort
+      raise Failure, "step failed: gem: it has the backends #{found}, expected #{expected}" unless found == expected
     end
 
     # The core that is installed is the very one of the file.
