@@ -40,13 +40,16 @@ tddp_status tddp_mpi_check(int code, const char *what)
     return tddp_fail(TDDP_NETWORK, "%s failed in MPI: %.*s", what, length, text);
 }
 
-/* What follows is who built it, and how. */
+/* What follows is who built it, and how. MPICH has a tab between. */
 tddp_mpi_name tddp_mpi_library(void)
 {
     tddp_mpi_name name = {""};
     int length = 0;
     (void)MPI_Get_library_version(name.text, &length);
     name.text[strcspn(name.text, ",\n")] = '\0';
+    for (char *tab = name.text; (tab = strchr(tab, '\t'));) {
+        *tab = ' ';
+    }
     return name;
 }
 

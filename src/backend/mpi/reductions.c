@@ -8,7 +8,7 @@
 #include "backend/mpi/mpi.h"
 
 /* From so many for each rank on a ring is faster. */
-enum { RING_BYTES = 32 * 1024 };
+enum { RING_BYTES = 8 * 1024 };
 
 static bool is_half(tddp_dtype dtype)
 {

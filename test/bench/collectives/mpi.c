@@ -109,8 +109,11 @@ int main(int argc, char **argv)
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     check(MPI_Comm_size(MPI_COMM_WORLD, &ranks));
     check(MPI_Get_library_version(version, &length));
-    /* Name and number; what follows is who built it. */
+    /* Name and number; what follows is who built it. MPICH has a tab between. */
     version[strcspn(version, ",\n\"\\")] = '\0';
+    for (char *tab = version; (tab = strchr(tab, '\t'));) {
+        *tab = ' ';
+    }
     bench_partner partner = {.version = version,
                              .rank = rank,
                              .ranks = ranks,
