@@ -1,7 +1,7 @@
 /*
  * Before an operation all ranks compare what they call. Three numbers, reduced over all ranks, show
  * whether all digests are equal; if not, or if the parts of some rank differ in size, each
- * exchanges its calls with each.
+ * exchanges its calls with each. Small data are reduced along with them.
  */
 #include "backend/mpi/mpi.h"
 
@@ -81,14 +81,16 @@ static tddp_status exchange(tddp_mpi *self, const tddp_op *op, const tddp_mpi_li
 
 static tddp_status start_comparison(tddp_mpi *self, const tddp_op *op)
 {
-    uint64_t *mine = self->digests;
+    const tddp_mpi_reduction how = tddp_mpi_comparing();
+    tddp_mpi_comparison *mine = &self->mine;
     self->call = uniform_call(self, op);
-    mine[0] = tddp_digest(TDDP_DIGEST_START, &self->call, sizeof self->call);
-    mine[1] = ~mine[0];
-    mine[2] = !is_uniform(self, op);
-    return tddp_mpi_check(MPI_Iallreduce(mine, mine + 3, 3, MPI_UINT64_T, MPI_MAX,
-                                         self->collectives, &self->comparison),
-                          tddp_op_name(op->kind));
+    mine->digest = tddp_digest(TDDP_DIGEST_START, &self->call, sizeof self->call);
+    mine->inverse = ~mine->digest;
+    mine->differing = !is_uniform(self, op);
+    tddp_mpi_carry(self, op, mine);
+    return tddp_mpi_check(
+        MPI_Iallreduce(mine, &self->all, 1, how.type, how.op, self->collectives, &self->request),
+        tddp_op_name(op->kind));
 }
 
 /* What it waits for is that all ranks come. If one does not, MPI uses no memory but this group's:
@@ -107,7 +109,7 @@ static tddp_status wait_for_all(tddp_mpi *self, const tddp_op *op, const tddp_mp
         self->deadline_ns = limits->deadline_ns;
     }
     until.deadline_ns = self->deadline_ns;
-    tddp_status status = tddp_mpi_wait_one(&until, &self->comparison, MPI_STATUS_IGNORE);
+    tddp_status status = tddp_mpi_wait_one(&until, &self->request, MPI_STATUS_IGNORE);
     if (status != TDDP_CANCELED) {
         self->comparing = false;
         self->lost = status != TDDP_OK;
@@ -116,6 +118,16 @@ static tddp_status wait_for_all(tddp_mpi *self, const tddp_op *op, const tddp_mp
         tddp_mpi_give_up();
     }
     return status;
+}
+
+static bool digests_are_equal(const tddp_mpi *self)
+{
+    return self->all.digest == ~self->all.inverse;
+}
+
+bool tddp_mpi_has_carried(const tddp_mpi *self)
+{
+    return self->size > 1 && self->mine.carried > 0 && digests_are_equal(self);
 }
 
 tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op, tddp_mpi_limits *limits)
@@ -128,8 +140,7 @@ tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op, tddp_mpi_limits 
         return status;
     }
     limits->arrived = true;
-    const uint64_t *greatest = self->digests + 3;
-    if (greatest[0] != ~greatest[1] || greatest[2]) {
+    if (!digests_are_equal(self) || self->all.differing) {
         status = exchange(self, op, limits);
     }
     if (status == TDDP_OK) {

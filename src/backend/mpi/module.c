@@ -151,6 +151,7 @@ static tddp_status connect(tddp_mpi *self, const tddp_backend_opts *opts, const 
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     tddp_status status = tddp_mpi_begin();
+    status = status ? status : tddp_mpi_make_reductions();
     if (status) {
         return status;
     }
@@ -186,6 +187,10 @@ static tddp_status run(void *data, const tddp_op *op)
     status = tddp_mpi_compare(self, op, &limits);
     if (status || op->kind == TDDP_OP_BARRIER) {
         return status;
+    }
+    if (tddp_mpi_has_carried(self)) {
+        tddp_mpi_take_carried(self, op);
+        return TDDP_OK;
     }
     switch (op->kind) {
     case TDDP_OP_ALL_REDUCE:

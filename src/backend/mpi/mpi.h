@@ -20,6 +20,20 @@
 /* Elements, or bytes, of one call of MPI, whose counts are ints. */
 enum { TDDP_MPI_MOST = 1 << 30 };
 
+enum { TDDP_MPI_CARRIED = 208 };
+
+/* What all ranks reduce before an operation: the greatest of each number, and the sum, or another
+ * reduction, of data that are so small that they come along. */
+typedef struct tddp_mpi_comparison {
+    uint64_t digest;
+    uint64_t inverse;
+    uint64_t differing; /* 1: parts differ in size, so that one digest does not say all */
+    uint64_t carried;   /* elements */
+    uint32_t dtype;
+    uint32_t reduce;
+    _Alignas(8) char data[TDDP_MPI_CARRIED];
+} tddp_mpi_comparison;
+
 typedef struct tddp_mpi {
     int rank;
     int size;
@@ -31,12 +45,13 @@ typedef struct tddp_mpi {
 
     /* The operation that is compared: it may be left, and be resumed by another thread. */
     bool comparing;
-    bool lost; /* the comparison can no longer end: MPI may still write to `digests` */
-    MPI_Request comparison;
+    bool lost; /* the comparison can no longer end: MPI may still write to `all` */
+    MPI_Request request;
     int64_t deadline_ns;
     tddp_call call;
-    tddp_call before;    /* what all ranks called last */
-    uint64_t digests[6]; /* this rank's, and the greatest */
+    tddp_call before; /* what all ranks called last */
+    tddp_mpi_comparison mine;
+    tddp_mpi_comparison all;
 } tddp_mpi;
 
 /* When a wait ends, and how it pauses. */
@@ -97,12 +112,21 @@ TDDP_NODISCARD tddp_status tddp_mpi_wait_receive(const tddp_mpi_limits *limits,
 TDDP_NODISCARD tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op,
                                             tddp_mpi_limits *limits);
 
+/* Whether the ranks that were compared have reduced the data as well. */
+bool tddp_mpi_has_carried(const tddp_mpi *self);
+
 /* --- types.c --------------------------------------------------------------------------------- */
 
 typedef struct tddp_mpi_reduction {
     MPI_Datatype type;
     MPI_Op op;
 } tddp_mpi_reduction;
+
+/* Makes MPI's types and operations, once for the process. */
+TDDP_NODISCARD tddp_status tddp_mpi_make_reductions(void);
+
+/* Of a tddp_mpi_comparison. */
+tddp_mpi_reduction tddp_mpi_comparing(void);
 
 /* MPI's own where it has them, else those of tddp_combine(). */
 TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_op op,
@@ -119,6 +143,8 @@ TDDP_NODISCARD tddp_status tddp_mpi_ring(tddp_mpi *self, const tddp_op *op,
 
 /* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
 
+void tddp_mpi_carry(const tddp_mpi *self, const tddp_op *op, tddp_mpi_comparison *out);
+void tddp_mpi_take_carried(const tddp_mpi *self, const tddp_op *op);
 TDDP_NODISCARD tddp_status tddp_mpi_reduce(tddp_mpi *self, const tddp_op *op,
                                            const tddp_mpi_limits *limits);
 TDDP_NODISCARD tddp_status tddp_mpi_move(tddp_mpi *self, const tddp_op *op,

@@ -72,6 +72,28 @@ static tddp_status all_reduce(tddp_mpi *self, const tddp_op *op, const tddp_mpi_
     return status;
 }
 
+void tddp_mpi_carry(const tddp_mpi *self, const tddp_op *op, tddp_mpi_comparison *out)
+{
+    const tddp_buffer *all = &op->output;
+    const size_t bytes = all->count * tddp_dtype_size(all->dtype);
+    out->carried = 0;
+    if (op->kind == TDDP_OP_ALL_REDUCE && bytes > 0 && bytes <= TDDP_MPI_CARRIED &&
+        tddp_reduce_check(op->reduce, all->dtype) == TDDP_OK) {
+        out->carried = all->count;
+        out->dtype = all->dtype;
+        out->reduce = op->reduce;
+        memcpy(out->data, all->data, bytes);
+        scale(all->dtype, out->data, all->count, factor_before(self, op));
+    }
+}
+
+void tddp_mpi_take_carried(const tddp_mpi *self, const tddp_op *op)
+{
+    const tddp_buffer *all = &op->output;
+    memcpy(all->data, self->all.data, all->count * tddp_dtype_size(all->dtype));
+    scale(all->dtype, all->data, all->count, factor_after(self, op));
+}
+
 /* A copy of `count` elements that are multiplied; NULL: out of memory. */
 static void *scaled_copy(tddp_dtype dtype, const void *data, size_t count, double factor)
 {

@@ -13,6 +13,7 @@ static tddp_status made;
 static MPI_Datatype types[DTYPES];
 static MPI_Op ops[REDUCTIONS];
 static bool made_any;
+static tddp_mpi_reduction comparing;
 static const tddp_dtype from_bytes[] = {TDDP_FLOAT16, TDDP_BFLOAT16, TDDP_BOOL, TDDP_FLOAT8_E4M3FN,
                                         TDDP_FLOAT8_E5M2};
 
@@ -35,6 +36,36 @@ static void combine(tddp_reduce_op op, const void *from, void *into, const int *
     }
 TDDP_REDUCE_OP_MAP(COMBINE)
 
+static uint64_t greatest(uint64_t one, uint64_t other)
+{
+    return one > other ? one : other;
+}
+
+/* Data are reduced as long as all calls so far are the same. */
+static void compare(void *from, void *into, int *count, MPI_Datatype *type)
+{
+    const tddp_mpi_comparison *other = from;
+    tddp_mpi_comparison *all = into;
+    (void)type;
+    for (int i = 0; i < *count; i++, other++, all++) {
+        if (all->digest == other->digest && all->inverse == other->inverse &&
+            all->digest == ~all->inverse) {
+            tddp_combine((tddp_reduce_op)all->reduce, (tddp_dtype)all->dtype, all->data,
+                         other->data, all->carried);
+        }
+        all->digest = greatest(all->digest, other->digest);
+        all->inverse = greatest(all->inverse, other->inverse);
+        all->differing = greatest(all->differing, other->differing);
+    }
+}
+
+static tddp_status make_type(size_t bytes, MPI_Datatype *type)
+{
+    tddp_status status =
+        tddp_mpi_check(MPI_Type_contiguous((int)bytes, MPI_BYTE, type), "MPI_Type_contiguous");
+    return status ? status : tddp_mpi_check(MPI_Type_commit(type), "MPI_Type_commit");
+}
+
 static void make(void)
 {
     made_any = true;
@@ -53,12 +84,10 @@ static void make(void)
         types[dtype] = known[dtype];
     }
     for (size_t i = 0; i < sizeof from_bytes / sizeof *from_bytes && made == TDDP_OK; i++) {
-        MPI_Datatype *type = &types[from_bytes[i]];
-        made =
-            tddp_mpi_check(MPI_Type_contiguous((int)tddp_dtype_size(from_bytes[i]), MPI_BYTE, type),
-                           "MPI_Type_contiguous");
-        made = made ? made : tddp_mpi_check(MPI_Type_commit(type), "MPI_Type_commit");
+        made = make_type(tddp_dtype_size(from_bytes[i]), &types[from_bytes[i]]);
     }
+    made = made ? made : make_type(sizeof(tddp_mpi_comparison), &comparing.type);
+    made = made ? made : tddp_mpi_check(MPI_Op_create(compare, 1, &comparing.op), "MPI_Op_create");
 #define MAKE(name, code, text) \
     made = made ? made         \
                 : tddp_mpi_check(MPI_Op_create(combine_##name, 1, &ops[code]), "MPI_Op_create");
@@ -96,15 +125,22 @@ static MPI_Op own_op(tddp_dtype dtype, tddp_reduce_op op)
     }
 }
 
+tddp_status tddp_mpi_make_reductions(void)
+{
+    (void)pthread_once(&once, make);
+    return made ? tddp_fail(made, "MPI has no memory for types of its user's") : TDDP_OK;
+}
+
+tddp_mpi_reduction tddp_mpi_comparing(void)
+{
+    return comparing;
+}
+
 tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_op op, tddp_mpi_reduction *out)
 {
     tddp_status status = tddp_reduce_check(op, dtype);
     if (status) {
         return status;
-    }
-    (void)pthread_once(&once, make);
-    if (made) {
-        return tddp_fail(made, "MPI has no memory for types of its user's");
     }
     out->type = types[dtype];
     out->op = own_op(dtype, op);
@@ -125,4 +161,6 @@ void tddp_mpi_free_reductions(void)
     for (int op = 0; op < REDUCTIONS; op++) {
         (void)MPI_Op_free(&ops[op]);
     }
+    (void)MPI_Type_free(&comparing.type);
+    (void)MPI_Op_free(&comparing.op);
 }
