@@ -53,18 +53,35 @@ tddp_mpi_name tddp_mpi_library(void)
     return name;
 }
 
-/* The end is collective: a process that fails, and leaves its groups as they are, does not wait for
- * the others, so that mpirun ends them. A child of a fork has its parent's state, but not its
- * connections. */
-static void end(void)
+/* The end is collective: a process that fails, or has groups whose operations did not end, does not
+ * wait for the others, so that mpirun ends them. A child of a fork has its parent's state, but not
+ * its connections. */
+static void end(int exit_status, void *data)
 {
     int ended = 0;
-    if (begun_by != getpid() || tddp_mpi_given_up() || tddp_mpi_groups() > 0 ||
+    (void)data;
+    if (exit_status != 0 || begun_by != getpid() || tddp_mpi_given_up() || tddp_mpi_groups() > 0 ||
         MPI_Finalized(&ended) || ended) {
         return;
     }
     tddp_mpi_free_reductions();
     (void)MPI_Finalize();
+}
+
+#ifndef __GLIBC__
+static void end_whatever_the_status(void)
+{
+    end(0, NULL);
+}
+#endif
+
+static int end_at_exit(void)
+{
+#ifdef __GLIBC__
+    return on_exit(end, NULL);
+#else
+    return atexit(end_whatever_the_status);
+#endif
 }
 
 /* Components of some versions of Open MPI look for its symbols among those of the program. */
@@ -90,7 +107,7 @@ static tddp_status begin(void)
         make_symbols_global();
         status = tddp_mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided),
                                 "MPI_Init_thread");
-        if (status == TDDP_OK && atexit(end)) {
+        if (status == TDDP_OK && end_at_exit()) {
             status = tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to register what ends MPI");
         }
     }
