@@ -44,6 +44,18 @@ class DocsTrainingTest < Minitest::Test
     assert_equal ["cpu"] * 2, world(2) { (here = binding).local_variable_set(:net, MyModel.new) && here.eval(program).module.parameters.first.device.to_s }
   end
 
+  # test/schedulers trains over MPI.
+  def test_over_mpi
+    program = code("init_process_group(\"mpi\")").sub("Torch::Distributed.init_process_group(\"mpi\")", "nil")
+    gradients = world(2) do |rank|
+      here = binding
+      {net: Torch::NN::Linear.new(4, 1), x: Torch.ones(1, 4) * (rank + 1)}.each { |name, value| here.local_variable_set(name, value) }
+      here.eval(program)
+      here.local_variable_get(:model).parameters.first.grad.to_a
+    end
+    assert_equal [[[1.5] * 4]] * 2, gradients
+  end
+
   def test_collectives_with_a_gradient
     program = code("parts = Torch::Distributed::NN")
     gradients = world(2) do
