@@ -277,6 +277,7 @@ class MPIBackendTest < SchedulerCase
   end
 
   def test_processes_that_mpi_has_not_started
+    @leaves_files = true # each process's own, as that of a launcher
     result = run_command(BINARY, "--standalone", "--nproc-per-node=2", *ruby(BEGIN_), env: {"TDDP_BACKEND_PATH" => MPIModules.folder(any_kind)})
     assert_code 1, result
     assert_match(/ranks 0 and 1 are both number 0 of MPI's processes: start all by one mpirun, mpiexec or srun --mpi of (Open MPI v|MPICH Version:)/, result.err + result.out)
