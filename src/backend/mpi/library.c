@@ -93,30 +93,6 @@ static void make_symbols_global(void)
     }
 }
 
-/* What Open MPI does for small sums by default, a reduce and a broadcast, takes twice as many
- * steps. The user's choice goes before. */
-static void choose_algorithm(void)
-{
-    enum { RECURSIVE_DOUBLING = 4 };
-    int provided;
-    int index;
-    int count;
-    int chosen = 0;
-    MPI_T_cvar_handle handle;
-    if (MPI_T_init_thread(MPI_THREAD_MULTIPLE, &provided)) {
-        return;
-    }
-    if (!MPI_T_cvar_get_index("coll_libnbc_iallreduce_algorithm", &index) &&
-        !MPI_T_cvar_handle_alloc(index, NULL, &handle, &count)) {
-        if (count == 1 && !MPI_T_cvar_read(handle, &chosen) && chosen == 0) {
-            chosen = RECURSIVE_DOUBLING;
-            (void)MPI_T_cvar_write(handle, &chosen);
-        }
-        (void)MPI_T_cvar_handle_free(&handle);
-    }
-    (void)MPI_T_finalize();
-}
-
 static tddp_status begin(void)
 {
     int begun = 0;
@@ -139,7 +115,6 @@ static tddp_status begin(void)
         return status;
     }
     begun_by = getpid();
-    choose_algorithm();
     if (provided < MPI_THREAD_MULTIPLE) {
         return tddp_fail(
             TDDP_UNAVAILABLE,
