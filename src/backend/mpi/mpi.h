@@ -135,12 +135,6 @@ TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_o
 /* Before MPI ends. */
 void tddp_mpi_free_reductions(void);
 
-/* --- ring.c ---------------------------------------------------------------------------------- */
-
-/* Sums the output of all ranks, without factors; there are several. */
-TDDP_NODISCARD tddp_status tddp_mpi_ring(tddp_mpi *self, const tddp_op *op,
-                                         const tddp_mpi_limits *limits);
-
 /* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
 
 void tddp_mpi_carry(const tddp_mpi *self, const tddp_op *op, tddp_mpi_comparison *out);

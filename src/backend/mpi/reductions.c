@@ -7,9 +7,6 @@
 
 #include "backend/mpi/mpi.h"
 
-/* From so many for each rank on a ring is faster. */
-enum { RING_BYTES = 8 * 1024 };
-
 static bool is_half(tddp_dtype dtype)
 {
     return dtype == TDDP_FLOAT16 || dtype == TDDP_BFLOAT16;
@@ -63,9 +60,7 @@ static tddp_status all_reduce(tddp_mpi *self, const tddp_op *op, const tddp_mpi_
     scale(all->dtype, all->data, all->count, factor_before(self, op));
     const size_t element = tddp_dtype_size(all->dtype);
     tddp_status status =
-        self->size > 1 && all->count * element >= RING_BYTES * (size_t)self->size
-            ? tddp_mpi_ring(self, op, limits)
-            : reduce_pieces(limits, how, MPI_IN_PLACE, all->data, all->count, element, -1);
+        reduce_pieces(limits, how, MPI_IN_PLACE, all->data, all->count, element, -1);
     if (status == TDDP_OK) {
         scale(all->dtype, all->data, all->count, factor_after(self, op));
     }
