@@ -44,6 +44,17 @@ class DocsTrainingTest < Minitest::Test
     assert_equal ["cpu"] * 2, world(2) { (here = binding).local_variable_set(:net, MyModel.new) && here.eval(program).module.parameters.first.device.to_s }
   end
 
+  def test_messages_in_a_ring
+    program = code("batch_isend_irecv(messages)")
+    received = world(3) do |rank|
+      here = binding
+      {size: 3, rank: rank, outgoing: Torch.tensor([rank + 0.5]), incoming: Torch.zeros(1)}.each { |name, value| here.local_variable_set(name, value) }
+      here.eval(program)
+      here.local_variable_get(:incoming).to_a
+    end
+    assert_equal [[2.5], [0.5], [1.5]], received
+  end
+
   # test/schedulers trains over MPI.
   def test_over_mpi
     program = code("init_process_group(\"mpi\")").sub("Torch::Distributed.init_process_group(\"mpi\")", "nil")
