@@ -92,6 +92,9 @@ int tddp_mpi_groups(void);
 int64_t tddp_mpi_now_ns(void);
 tddp_mpi_limits tddp_mpi_limits_of(tddp_mpi *self, const tddp_op *op);
 
+/* TDDP_OK, or why a wait ends now. */
+TDDP_NODISCARD tddp_status tddp_mpi_check_limits(const tddp_mpi_limits *limits);
+
 /* Waits for a request, which is still under way after a failure. */
 TDDP_NODISCARD tddp_status tddp_mpi_wait_one(const tddp_mpi_limits *limits, MPI_Request *request,
                                              MPI_Status *status);
@@ -134,6 +137,21 @@ TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_o
 
 /* Before MPI ends. */
 void tddp_mpi_free_reductions(void);
+
+/* --- blocking.c ------------------------------------------------------------------------------ */
+
+/* A reduction of as many elements as one call of MPI takes. */
+typedef struct tddp_mpi_piece {
+    const void *from;
+    void *into;
+    int count;
+    tddp_mpi_reduction how;
+    int root; /* < 0: for all ranks */
+} tddp_mpi_piece;
+
+/* By MPI's blocking call. After a failure the process has given up MPI. */
+TDDP_NODISCARD tddp_status tddp_mpi_reduce_blocking(const tddp_mpi_limits *limits,
+                                                    const tddp_mpi_piece *what);
 
 /* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
 

@@ -7,6 +7,9 @@
 
 #include "backend/mpi/mpi.h"
 
+/* From so many on MPI's blocking calls are faster, though they take a thread. */
+enum { BLOCKING_BYTES = 256 * 1024 };
+
 static bool is_half(tddp_dtype dtype)
 {
     return dtype == TDDP_FLOAT16 || dtype == TDDP_BFLOAT16;
@@ -33,22 +36,35 @@ static void scale(tddp_dtype dtype, void *data, size_t count, double factor)
     }
 }
 
+static tddp_status reduce_piece(const tddp_mpi_limits *limits, const tddp_mpi_piece *it,
+                                size_t element)
+{
+    const MPI_Comm comm = limits->group->collectives;
+    if ((size_t)it->count * element >= BLOCKING_BYTES) {
+        return tddp_mpi_reduce_blocking(limits, it);
+    }
+    MPI_Request request;
+    int code = it->root < 0 ? MPI_Iallreduce(it->from, it->into, it->count, it->how.type,
+                                             it->how.op, comm, &request)
+                            : MPI_Ireduce(it->from, it->into, it->count, it->how.type, it->how.op,
+                                          it->root, comm, &request);
+    return tddp_mpi_wait(limits, code, &request, 1, it->root < 0 ? "all_reduce" : "reduce");
+}
+
 /* One call for each piece that an int can count; `root` < 0: for all ranks. */
 static tddp_status reduce_pieces(const tddp_mpi_limits *limits, const tddp_mpi_reduction *how,
                                  const void *from, char *into, size_t count, size_t element,
                                  int root)
 {
-    const MPI_Comm comm = limits->group->collectives;
     tddp_status status = TDDP_OK;
     for (size_t at = 0; at < count && status == TDDP_OK; at += TDDP_MPI_MOST) {
-        const int piece = (int)(count - at < TDDP_MPI_MOST ? count - at : TDDP_MPI_MOST);
-        const void *source = from == MPI_IN_PLACE ? from : (const char *)from + at * element;
-        char *target = into ? into + at * element : NULL;
-        MPI_Request request;
-        int code =
-            root < 0 ? MPI_Iallreduce(source, target, piece, how->type, how->op, comm, &request)
-                     : MPI_Ireduce(source, target, piece, how->type, how->op, root, comm, &request);
-        status = tddp_mpi_wait(limits, code, &request, 1, root < 0 ? "all_reduce" : "reduce");
+        const tddp_mpi_piece piece = {
+            .from = from == MPI_IN_PLACE ? from : (const char *)from + at * element,
+            .into = into ? into + at * element : NULL,
+            .count = (int)(count - at < TDDP_MPI_MOST ? count - at : TDDP_MPI_MOST),
+            .how = *how,
+            .root = root};
+        status = reduce_piece(limits, &piece, element);
     }
     return status;
 }

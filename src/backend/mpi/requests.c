@@ -50,7 +50,7 @@ static void pause_after(const tddp_mpi_limits *limits, int n)
                                                      : grown);
 }
 
-static tddp_status check_limits(const tddp_mpi_limits *limits)
+tddp_status tddp_mpi_check_limits(const tddp_mpi_limits *limits)
 {
     if (tddp_mpi_given_up() || atomic_load(&limits->group->aborted)) {
         return tddp_fail(TDDP_GROUP_FAILED, "aborted");
@@ -68,7 +68,7 @@ tddp_status tddp_mpi_wait_one(const tddp_mpi_limits *limits, MPI_Request *reques
 {
     for (int n = 0;; n++) {
         int done = 0;
-        tddp_status status = check_limits(limits);
+        tddp_status status = tddp_mpi_check_limits(limits);
         if (status == TDDP_OK) {
             status = tddp_mpi_check(MPI_Test(request, &done, out), "MPI_Test");
         }
