@@ -132,15 +132,20 @@ class GPUDevicesTest < Minitest::Test
       messages = [Distributed::P2POp.new(:isend, out, 1 - rank), Distributed::P2POp.new(:irecv, into, 1 - rank)]
       messages.reverse! if rank.zero?
       Distributed.batch_isend_irecv(messages).each(&:wait)
+      again = filled(0.0)
+      Distributed.coalescing_manager do
+        Distributed.irecv(again, src: 1 - rank)
+        Distributed.isend(out, dst: 1 - rank)
+      end
       objects = [nil]
       if rank.zero?
         Distributed.send_object_list([{"a" => 1}], dst: 1, device: device)
       else
         source = Distributed.recv_object_list(objects, src: 0, device: device)
       end
-      [into.cpu.to_a.uniq, source, objects]
+      [into.cpu.to_a.uniq, again.cpu.to_a.uniq, source, objects]
     end
-    assert_equal [[[11.0], nil, [nil]], [[10.0], 0, [{"a" => 1}]]], got
+    assert_equal [[[11.0], [11.0], nil, [nil]], [[10.0], [10.0], 0, [{"a" => 1}]]], got
   end
 
   # The message comes only once the call has returned.

@@ -6,7 +6,7 @@ module Torch
     module Coalescing
       # Operations on `group` that the block calls on this thread become parts of one: they return nil at once, and
       # are done when this returns. All-reduces of the same kind and dtype that follow each other are carried out
-      # together, which saves their latencies. Results, such as the sender of {PointToPoint#recv}, and operations that
+      # together, which saves their latencies, and so are messages, as by {PointToPoint#batch_isend_irecv}. Results, such as the sender of {PointToPoint#recv}, and operations that
       # need them (those on objects) have no place in the block. Which all-reduces go together depends on whether their
       # tensors are contiguous and share memory: that must be the same on all ranks.
       #
@@ -80,13 +80,14 @@ module Torch
         @works = []
         @waiting = []
         @spans = []
+        @messages = []
       end
 
       # Runs the block, which starts an operation or leaves it to {#reduce}. Those that waited go first, so that the
       # order is that of the calls.
       def add(operation, outputs)
         settle if @copied
-        launch unless operation == "all_reduce"
+        launch unless operation == "all_reduce" && @messages.empty?
         work = yield
         post(work._writes(outputs)) if work
       end
@@ -104,11 +105,21 @@ module Torch
         kind = [number, factor, tensor.dtype, @distributed._device_name(tensor.device)]
         span = @distributed._span(tensor)
         settle if span.nil? || @copied
+        begin_messages
         launch unless @kind == kind && @spans.all? { |other| apart?(other, span) }
         @copied = span.nil?
         @kind = kind
         @waiting << tensor
         @spans << span
+        nil
+      end
+
+      # Leaves a message for later, to begin with those that come next.
+      # @return [nil]
+      def message(message)
+        settle if @copied
+        launch unless @waiting.empty?
+        @messages << message
         nil
       end
 
@@ -133,7 +144,13 @@ module Torch
         @copied = false
       end
 
+      def begin_messages
+        messages, @messages = @messages, []
+        @works.concat(@distributed._begin_together(messages, @group)) unless messages.empty?
+      end
+
       def launch
+        begin_messages
         tensors, @waiting = @waiting, []
         @spans = []
         return if tensors.empty?

@@ -51,24 +51,30 @@ module Torch
 
       # Begins to send `tensor`; it may be changed once {Work#wait} has returned.
       #
-      # @return [Work]
+      # @return [Work, nil] nil within {Coalescing#coalescing_manager}
       # @see #send
       def isend(tensor, dst: nil, group: nil, tag: 0, group_dst: nil)
-        post("isend", group, nil) do |members|
-          peer = rank_in_group(members, "dst", dst, group_dst)
-          members._send(from("tensor", tensor), peer, check_tag(tag), true)
-        end
+        return unless (members = member_group(group, "isend"))
+
+        peer = rank_in_group(members, "dst", dst, group_dst)
+        batch = Batch.of(members)
+        return batch.message(outgoing(tensor, peer, tag)) if batch
+
+        members._send(from("tensor", tensor), peer, check_tag(tag), true)._writes(nil)
       end
 
       # Begins to receive into `tensor`; {Work#source_rank} says from whom it was.
       #
-      # @return [Work]
+      # @return [Work, nil] nil within {Coalescing#coalescing_manager}
       # @see #recv
       def irecv(tensor, src: nil, group: nil, tag: 0, group_src: nil)
-        post("irecv", group, tensor) do |members|
-          peer = sender(members, src, group_src)
-          into("tensor", tensor) { |memory| members._recv(memory, peer, check_tag(tag), true) }._among(members.ranks)
-        end
+        return unless (members = member_group(group, "irecv"))
+
+        peer = sender(members, src, group_src)
+        batch = Batch.of(members)
+        return batch.message(incoming(tensor, peer, tag)) if batch
+
+        into("tensor", tensor) { |memory| members._recv(memory, peer, check_tag(tag), true) }._among(members.ranks)._writes(tensor)
       end
 
       # Begins several messages. All are checked before the first is sent.
@@ -79,7 +85,7 @@ module Torch
       # the group's first operation on a GPU is begun by all ranks of the group, unless it is bound to a device (`device_id:`).
       #
       # @param p2p_op_list [Array<P2POp>] on one group
-      # @return [Array<Work>]
+      # @return [Array<Work>] empty within {Coalescing#coalescing_manager}
       def batch_isend_irecv(p2p_op_list)
         unless p2p_op_list.is_a?(Array) && !p2p_op_list.empty? && p2p_op_list.all?(P2POp)
           raise ArgumentError, "p2p_op_list: expected an Array of one or more P2POp, got #{p2p_op_list.inspect}"
@@ -89,10 +95,27 @@ module Torch
         return [] unless (members = member_group(group, "batch_isend_irecv"))
 
         p2p_op_list.each_with_index { |each, index| check_p2p("p2p_op_list[#{index}]", each, members) }
-        works = begin_together(p2p_op_list, members)
+        messages = p2p_op_list.map do |each|
+          next outgoing(each.tensor, rank_in_group(members, "dst", each.peer, each.group_peer), each.tag) if each.op == :isend
+
+          incoming(each.tensor, sender(members, each.peer, each.group_peer), each.tag)
+        end
         batch = Batch.of(members)
-        works.each { |work| batch.post(work) } if batch
-        works
+        return messages.filter_map { |each| batch.message(each) } if batch
+
+        _begin_together(messages, members)
+      end
+
+      # @api private
+      # @param messages [Array] those of {#outgoing} and {#incoming}
+      # @return [Array<Work>]
+      def _begin_together(messages, members)
+        messages.zip(members._batch(messages)).map do |(sends, memory, _, _, tensor), work|
+          next work._writes(nil) if sends
+
+          work = finish(work) { copy_back([[tensor, memory]]) } unless memory.equal?(tensor)
+          work._among(members.ranks)._writes(tensor)
+        end
       end
 
       # @api private
@@ -118,29 +141,15 @@ module Torch
         rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
       end
 
-      def begin_together(list, members)
-        messages = list.map do |each|
-          tensor = each.tensor
-          if each.op == :isend
-            [true, from("tensor", tensor), rank_in_group(members, "dst", each.peer, each.group_peer), each.tag]
-          else
-            [false, apart?("tensor", tensor) ? in_one_piece(tensor) : tensor, sender(members, each.peer, each.group_peer), each.tag]
-          end
-        end
-        list.zip(messages, members._batch(messages)).map do |each, (sends, memory), work|
-          next work._writes(nil) if sends
-
-          work = finish(work) { copy_back([[each.tensor, memory]]) } unless memory.equal?(each.tensor)
-          work._among(members.ranks)._writes(each.tensor)
-        end
+      # A message as the extension takes it, checked, and the caller's tensor.
+      def outgoing(tensor, peer, tag)
+        _check_operand("tensor", tensor, written: false)
+        [true, from("tensor", tensor), peer, check_tag(tag), tensor]
       end
 
-      # As {Operands#perform}, but a handle comes in any case.
-      def post(operation, group, outputs)
-        return unless (group = member_group(group, operation))
-        return yield(group)._writes(outputs) unless (batch = Batch.of(group))
-
-        batch.post(yield(group)._writes(outputs))
+      def incoming(tensor, peer, tag)
+        _check_operand("tensor", tensor)
+        [false, apart?("tensor", tensor) ? in_one_piece(tensor) : tensor, peer, check_tag(tag), tensor]
       end
 
       def check_tag(tag)

@@ -121,10 +121,10 @@ static void *run(void *data)
     tddp_cuda_keep_device();
     tddp_status status = check_device(cuda, device);
     status = status ? status : tddp_cuda_enter(cuda, device, &before);
-    if (status) {
+    if (status && it.body == tddp_nccl_connecting) {
         fail_to_connect(it.communicator, status);
     } else {
-        it.body(it.communicator);
+        it.body(it.communicator); /* an abort also on a device that has failed */
     }
     end_thread(it.communicator);
     return NULL;
