@@ -197,15 +197,15 @@ void tddp_nccl_end_comm(tddp_nccl_communicator *communicator)
     communicator->comm = NULL;
     communicator->aborting = comm != NULL;
     pthread_mutex_unlock(&communicator->mutex);
-    if (!comm) {
-        return;
+    if (comm) {
+        if (tddp_nccl_start(communicator, watch)) {
+            tddp_log(TDDP_LOG_WARN, "nccl", "nothing watches an abort: %s", tddp_error_message());
+        }
+        (void)communicator->libraries->nccl.ncclCommAbort(comm);
     }
-    if (tddp_nccl_start(communicator, watch)) {
-        tddp_log(TDDP_LOG_WARN, "nccl", "nothing watches an abort: %s", tddp_error_message());
-    }
-    (void)communicator->libraries->nccl.ncclCommAbort(comm);
     pthread_mutex_lock(&communicator->mutex);
     communicator->aborting = false;
+    communicator->ended = true;
     pthread_cond_broadcast(&communicator->changed);
     pthread_mutex_unlock(&communicator->mutex);
 }
@@ -225,10 +225,21 @@ static void start_to_abort(tddp_nccl_communicator *communicator)
     pthread_mutex_lock(&communicator->mutex);
     const bool first = !communicator->ending && communicator->state != TDDP_NCCL_UNCONNECTED;
     communicator->ending = true;
+    communicator->ended = communicator->ended || communicator->state == TDDP_NCCL_UNCONNECTED;
     pthread_mutex_unlock(&communicator->mutex);
     if (first && tddp_nccl_start(communicator, tddp_nccl_end_comm)) {
         tddp_nccl_end_comm(communicator);
     }
+}
+
+/* A thread that connects may stay in NCCL's call; it has nothing on the device. */
+static void await_end(tddp_nccl_communicator *communicator, int64_t deadline)
+{
+    pthread_mutex_lock(&communicator->mutex);
+    while (!communicator->ended && tddp_now_ns() < deadline) {
+        (void)tddp_nccl_await_change(communicator, deadline);
+    }
+    pthread_mutex_unlock(&communicator->mutex);
 }
 
 /* Whether no thread has anything to do with it. */
@@ -253,7 +264,7 @@ void tddp_nccl_abort(tddp_nccl_communicator *list)
     }
     const int64_t deadline = tddp_deadline_after_ms(ABORTING_MS);
     for (tddp_nccl_communicator *each = list; each; each = each->next) {
-        (void)await_threads(each, deadline);
+        await_end(each, deadline);
     }
 }
 

@@ -68,6 +68,7 @@ typedef struct tddp_nccl_communicator {
     int threads;               /* that connect, close or abort it */
     bool ending;               /* one of them is to abort it */
     bool aborting;             /* and does so now */
+    bool ended;                /* and has done so, or found nothing to abort */
     int64_t calls_deadline_ns; /* of blocking calls under way; INT64_MAX: none */
     tddp_status status;        /* why it could not connect, */
     char text[TDDP_NCCL_TEXT_BYTES];
