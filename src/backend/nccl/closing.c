@@ -195,19 +195,22 @@ void tddp_nccl_end_comm(tddp_nccl_communicator *communicator)
     }
     tddp_nccl_comm comm = communicator->comm;
     communicator->comm = NULL;
-    communicator->aborting = comm != NULL;
+    /* Two threads may come here: the one that aborts, and the one that has connected meanwhile. */
+    communicator->aborting = communicator->aborting || comm;
+    communicator->ended = !communicator->aborting;
+    pthread_cond_broadcast(&communicator->changed);
     pthread_mutex_unlock(&communicator->mutex);
     if (comm) {
         if (tddp_nccl_start(communicator, watch)) {
             tddp_log(TDDP_LOG_WARN, "nccl", "nothing watches an abort: %s", tddp_error_message());
         }
         (void)communicator->libraries->nccl.ncclCommAbort(comm);
+        pthread_mutex_lock(&communicator->mutex);
+        communicator->aborting = false;
+        communicator->ended = true;
+        pthread_cond_broadcast(&communicator->changed);
+        pthread_mutex_unlock(&communicator->mutex);
     }
-    pthread_mutex_lock(&communicator->mutex);
-    communicator->aborting = false;
-    communicator->ended = true;
-    pthread_cond_broadcast(&communicator->changed);
-    pthread_mutex_unlock(&communicator->mutex);
 }
 
 /* Without a lock that is held across a wait: the threads that wait look at the mark. */

@@ -247,10 +247,9 @@ MULTI_TEST(a_launch_on_the_callers_thread_that_fails, 2, 60)
     if (rank == 1) {
         standin_fail_next("ncclAllReduce", TDDP_NCCL_INTERNAL_ERROR);
     }
-    tddp_work *work = begin_sum(group, data);
-    CHECK(tddp_work_wait(work, NULL) != TDDP_OK);
+    CHECK(tddp_all_reduce(group, on_device(data, COUNT, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL) !=
+          TDDP_OK);
     CHECK_CONTAINS(tddp_error_message(), "ncclAllReduce: internal error");
-    tddp_work_release(work);
     CHECK_MEET(DONE, world_size);
     leave(group, store);
 }
