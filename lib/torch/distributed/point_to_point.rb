@@ -57,8 +57,10 @@ module Torch
         return unless (members = member_group(group, "isend"))
 
         peer = rank_in_group(members, "dst", dst, group_dst)
-        batch = Batch.of(members)
-        return batch.message(outgoing(tensor, peer, tag)) if batch
+        if (batch = Batch.of(members))
+          _check_operand("tensor", tensor, written: false)
+          return batch.message(outgoing(tensor, peer, tag))
+        end
 
         members._send(from("tensor", tensor), peer, check_tag(tag), true)._writes(nil)
       end
@@ -71,8 +73,10 @@ module Torch
         return unless (members = member_group(group, "irecv"))
 
         peer = sender(members, src, group_src)
-        batch = Batch.of(members)
-        return batch.message(incoming(tensor, peer, tag)) if batch
+        if (batch = Batch.of(members))
+          _check_operand("tensor", tensor)
+          return batch.message(incoming(tensor, peer, tag))
+        end
 
         into("tensor", tensor) { |memory| members._recv(memory, peer, check_tag(tag), true) }._among(members.ranks)._writes(tensor)
       end
@@ -141,14 +145,12 @@ module Torch
         rank_in_group(group, "src", src, group_src) unless src.nil? && group_src.nil?
       end
 
-      # A message as the extension takes it, checked, and the caller's tensor.
+      # A message as the extension takes it, and the caller's tensor, which has been checked.
       def outgoing(tensor, peer, tag)
-        _check_operand("tensor", tensor, written: false)
         [true, from("tensor", tensor), peer, check_tag(tag), tensor]
       end
 
       def incoming(tensor, peer, tag)
-        _check_operand("tensor", tensor)
         [false, apart?("tensor", tensor) ? in_one_piece(tensor) : tensor, peer, check_tag(tag), tensor]
       end
 

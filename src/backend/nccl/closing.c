@@ -305,7 +305,6 @@ static void finalize(tddp_nccl_communicator *communicator)
     const bool closes = status == TDDP_OK && communicator->comm;
     if (closes) {
         communicator->comm = NULL;
-        communicator->state = TDDP_NCCL_CLOSED;
     }
     pthread_mutex_unlock(&communicator->mutex);
     if (closes) {

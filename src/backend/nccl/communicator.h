@@ -28,8 +28,7 @@ typedef enum tddp_nccl_state {
     TDDP_NCCL_UNCONNECTED,
     TDDP_NCCL_CONNECTING,
     TDDP_NCCL_CONNECTED,
-    TDDP_NCCL_FAILED, /* to connect */
-    TDDP_NCCL_CLOSED
+    TDDP_NCCL_FAILED /* to connect */
 } tddp_nccl_state;
 
 /* Describes a communicator; all its ranks use the same key. */

@@ -3,7 +3,7 @@
  * guards all of it; one condition tells of all that changes.
  *
  * Invariant: a turn is in its device's list until it has passed. In a forked child the parent's
- * turns are nobody's, and the lists begin anew.
+ * turns are nobody's, and the lists begin empty.
  */
 #include "backend/nccl/launch_order.h"
 

@@ -16,18 +16,6 @@
 static _Thread_local int depth;
 static _Thread_local batch *gathered;
 
-#define DECLARE(result, name, arguments) STANDIN_API result name arguments;
-TDDP_NCCL_CALLS(DECLARE)
-#undef DECLARE
-
-#define FAIL_IF_TOLD()                            \
-    do {                                          \
-        int error = standin_failure_of(__func__); \
-        if (error) {                              \
-            return error;                         \
-        }                                         \
-    } while (0)
-
 /* --- calls ----------------------------------------------------------------------------------- */
 
 enum { DEVICES = 8 };
@@ -200,42 +188,42 @@ tddp_nccl_result ncclGroupEnd(void)
 tddp_nccl_result ncclAllReduce(const void *input, void *output, size_t count, int dtype, int op,
                                tddp_nccl_comm comm, tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){ALL_REDUCE, input, output, count, dtype, op, 0, comm, stream, 0});
 }
 
 tddp_nccl_result ncclBroadcast(const void *input, void *output, size_t count, int dtype, int root,
                                tddp_nccl_comm comm, tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){BROADCAST, input, output, count, dtype, 0, root, comm, stream, 0});
 }
 
 tddp_nccl_result ncclReduce(const void *input, void *output, size_t count, int dtype, int op,
                             int root, tddp_nccl_comm comm, tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){REDUCE, input, output, count, dtype, op, root, comm, stream, 0});
 }
 
 tddp_nccl_result ncclAllGather(const void *input, void *output, size_t count, int dtype,
                                tddp_nccl_comm comm, tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){ALL_GATHER, input, output, count, dtype, 0, 0, comm, stream, 0});
 }
 
 tddp_nccl_result ncclReduceScatter(const void *input, void *output, size_t count, int dtype, int op,
                                    tddp_nccl_comm comm, tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){REDUCE_SCATTER, input, output, count, dtype, op, 0, comm, stream, 0});
 }
 
 tddp_nccl_result ncclSend(const void *data, size_t count, int dtype, int peer, tddp_nccl_comm comm,
                           tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){SEND, data, NULL, count * tddp_dtype_size(standin_nccl_dtype(dtype)),
                           dtype, 0, peer, comm, stream, 0});
 }
@@ -243,7 +231,7 @@ tddp_nccl_result ncclSend(const void *data, size_t count, int dtype, int peer, t
 tddp_nccl_result ncclRecv(void *data, size_t count, int dtype, int peer, tddp_nccl_comm comm,
                           tddp_cuda_stream stream)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     return enqueue((call){RECV, NULL, data, count * tddp_dtype_size(standin_nccl_dtype(dtype)),
                           dtype, 0, peer, comm, stream, 0});
 }
@@ -277,7 +265,7 @@ static double value_of(const void *factor, int dtype)
 tddp_nccl_result ncclRedOpCreatePreMulSum(int *op, void *factor, int dtype, int residence,
                                           tddp_nccl_comm comm)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     if (residence != TDDP_NCCL_HOST_SCALAR) {
         return TDDP_NCCL_INVALID_ARGUMENT;
     }
@@ -300,7 +288,7 @@ tddp_nccl_result ncclRedOpDestroy(int op, tddp_nccl_comm comm)
 
 tddp_nccl_result ncclGetVersion(int *version)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     const char *text = getenv("STANDIN_NCCL_VERSION");
     *version = text ? atoi(text) : 22005;
     return TDDP_NCCL_SUCCESS;

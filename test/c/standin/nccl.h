@@ -93,6 +93,19 @@ typedef struct batch {
     call calls[MOST_IN_GROUP];
 } batch;
 
+/* Declared for themselves: real ones come with NCCL's header. */
+#define DECLARE(result, name, arguments) STANDIN_API result name arguments;
+TDDP_NCCL_CALLS(DECLARE)
+#undef DECLARE
+
+#define FAIL_IF_NCCL_IS_TOLD()                    \
+    do {                                          \
+        int error = standin_failure_of(__func__); \
+        if (error) {                              \
+            return error;                         \
+        }                                         \
+    } while (0)
+
 /* NCCL's type as ours. */
 tddp_dtype standin_nccl_dtype(int type);
 

@@ -23,19 +23,6 @@ enum { MOST_LOOKS = 500 * 1000, LOOKS_AT_A_SPLIT = 3 };
 static _Atomic int abort_hangs;
 static _Atomic int made_so_far[2];
 
-#define DECLARE(result, name, arguments) STANDIN_API result name arguments;
-TDDP_NCCL_CALLS(DECLARE)
-#undef DECLARE
-
-#undef FAIL_IF_TOLD
-#define FAIL_IF_TOLD()                            \
-    do {                                          \
-        int error = standin_failure_of(__func__); \
-        if (error) {                              \
-            return error;                         \
-        }                                         \
-    } while (0)
-
 int standin_communicators(int blocking)
 {
     return atomic_load(&made_so_far[blocking]);
@@ -48,7 +35,7 @@ void standin_set_abort_hangs(int hangs)
 
 tddp_nccl_result ncclGetUniqueId(tddp_nccl_id *id)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     (void)snprintf(id->internal, sizeof id->internal, "/tmp/standin_nccl.XXXXXX");
     int fd = mkstemp(id->internal);
     if (fd < 0 || ftruncate(fd, sizeof(meeting))) {
@@ -106,7 +93,7 @@ tddp_nccl_result ncclCommInitRankConfig(tddp_nccl_comm *comm, int ranks, tddp_nc
 
 tddp_nccl_result ncclCommGetAsyncError(tddp_nccl_comm comm, tddp_nccl_result *result)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     *result = TDDP_NCCL_SUCCESS;
     if (comm->splitting > 0 && --comm->splitting == 0 && comm->split) {
         *comm->split_out = comm->split;
@@ -169,7 +156,7 @@ tddp_nccl_result ncclCommAbort(tddp_nccl_comm comm)
 
 tddp_nccl_result ncclCommFinalize(tddp_nccl_comm comm)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     atomic_fetch_add(&comm->inside, 1);
     await_streams(comm);
     tddp_nccl_result result =
@@ -216,7 +203,7 @@ static tddp_nccl_result split_later(struct ncclComm *comm, tddp_nccl_comm split,
 tddp_nccl_result ncclCommSplit(tddp_nccl_comm comm, int color, int key, tddp_nccl_comm *made,
                                tddp_nccl_config *config)
 {
-    FAIL_IF_TOLD();
+    FAIL_IF_NCCL_IS_TOLD();
     if (comm->splitting > 0) {
         return TDDP_NCCL_INVALID_ARGUMENT;
     }
