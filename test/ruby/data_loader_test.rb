@@ -256,11 +256,63 @@ class DistributedDataLoaderTest < Minitest::Test
     make = -> { Loader.new((0...10).to_a, batch_size: 2, sampler: [9, 8, 7, 6, 5, 4, 3], num_workers: 1) }
     first = make.call
     first.first(2)
-    assert_equal({"batches" => 2}, first.state_dict)
+    assert_equal({"batches" => 2, "epoch" => 0, "finished" => false}, first.state_dict)
     second = make.call.load_state_dict(first.state_dict)
     assert_equal [[5, 4], [3]], second.map(&:to_a)
     assert_equal [[9, 8], [7, 6], [5, 4], [3]], second.map(&:to_a)
     assert_raises(ArgumentError) { second.load_state_dict({"sampler" => {}}) }
+  end
+
+  def test_a_finished_epoch_is_finished
+    {"batch_sampler" => {batch_sampler: [[0, 1], [2]]}, "sampler" => {sampler: [0, 1, 2], batch_size: 2},
+     "dropped" => {sampler: Data::DistributedSampler.new(5, num_replicas: 1, rank: 0, shuffle: false), batch_size: 2, drop_last: true}}.each_value do |options|
+      make = -> { Loader.new((0...5).to_a, **options) }
+      first = make.call
+      whole = first.map(&:to_a)
+      assert_equal [2, [whole] * 2], [whole.size, make.call.load_state_dict(first.state_dict).then { |loader| Array.new(2) { loader.map(&:to_a) } }]
+      finished = first.state_dict
+      first.first
+      [[finished, 0, []], [finished, 1, whole], [first.state_dict, 0, whole.drop(1)], [first.state_dict, 1, whole]].each do |state, epoch, rest|
+        second = make.call.load_state_dict(state)
+        second.set_epoch(epoch)
+        assert_equal [rest, whole], [second.map(&:to_a), second.map(&:to_a)]
+      end
+    end
+  end
+
+  # Each loader has a position of its own; the sampler's is that of the loop that is given something.
+  def test_loaders_on_one_sampler
+    sampler = Data::DistributedSampler.new(12, num_replicas: 1, rank: 0, shuffle: false)
+    one, two = [2, 3].map { |size| Loader.new((0...12).to_a, batch_size: size, sampler: sampler) }
+    positions = -> { [one, two].map { |loader| loader.state_dict["sampler"]["position"] } << sampler.state_dict["position"] }
+    one.each_with_index do |_, index|
+      two.first if index == 1
+      break if index == 2
+    end
+    assert_equal [6, 3, 6], positions.call
+    states = [one, two].map(&:state_dict)
+    one.to_a
+    two.load_state_dict(states[1])
+    one.load_state_dict(states[0])
+    assert_equal [[[3, 4, 5], [6, 7, 8], [9, 10, 11]], [[6, 7], [8, 9], [10, 11]]], [two, one].map { |loader| loader.map(&:to_a) }
+    # The sampler's own state goes to the next loop, and where both were loaded it is used once.
+    [one, sampler].zip([states[0], states[0]["sampler"]]) { |each, state| each.load_state_dict(state) }
+    assert_equal [3, 6], [one.to_a.size, one.to_a.size]
+    sampler.load_state_dict(states[0]["sampler"])
+    assert_equal [2, 4], [two.to_a.size, two.to_a.size]
+  end
+
+  def test_loops_within_the_one_that_counts
+    [0, 2].product([{batch_sampler: (0...8).each_slice(2).to_a}, {batch_size: 2}]) do |workers, options|
+      loader = Loader.new((0...8).to_a, num_workers: workers, **options)
+      at = -> { loader.state_dict.then { |state| state["batches"] || state["sampler"]["position"] / 2 } }
+      looks = [-> { loader.first }, -> { loader.to_a }, -> { loader.each { loader.first(2) && break } }, -> { workers.zero? ? loader.zip(loader) : loader.lazy.first(3) }]
+      loader.each_with_index do |_, index|
+        looks[index].call
+        assert_equal index + 1, at.call
+      end
+      assert_equal 4, at.call
+    end
   end
 
   def test_mistakes

@@ -4,6 +4,7 @@ require "torch"
 require_relative "distributed_sampler"
 require_relative "batch_fetcher"
 require_relative "prefetcher"
+require_relative "progress"
 
 module Torch
   module Utils
@@ -60,29 +61,33 @@ module Torch
           @workers = num_workers
           @ahead = num_workers * prefetch_factor
           @fetcher = BatchFetcher.new(dataset, @collate_fn, whole: collate_fn.nil?)
-          @handed_out = 0
-          @skip = 0
+          @epoch = stateful? ? @sampler._progress.first : Progress::Epoch.new
+          @progress = Progress.new(@epoch)
         end
 
+        # A loop that begins within another one over this loader begins at the start and does not move the position of {#state_dict}.
+        #
         # @yieldparam batch [Object] what the collate_fn made, on `device`
         # @return [Enumerator, self]
         def each(&block)
           return enum_for(:each) { size } unless block
 
-          @handed_out = @skip
-          @skip = 0
-          if @workers.zero?
-            each_indices { |indices| hand_out(indices, data_span { @fetcher.call(indices) }, &block) }
-          else
-            each_ahead(&block)
+          run do |batches, given|
+            if @workers.zero?
+              batches.call { |indices| hand_out(indices, data_span { @fetcher.call(indices) }, given, &block) }
+            else
+              each_ahead(batches, given, &block)
+            end
           end
           self
         end
 
-        # The sampler's, so that its order is another one.
+        # The sampler's, so that its order is another one. An epoch of which a part was loaded with {#load_state_dict} goes on there; another one
+        # begins at its start.
         #
         # @param epoch [Integer] the same on every process
         def set_epoch(epoch) # standard:disable Naming/AccessorMethodName
+          @epoch.set(epoch) unless stateful?
           [@sampler, @batch_sampler].each { |each| each.set_epoch(epoch) if each.respond_to?(:set_epoch) }
         end
         alias_method :epoch=, :set_epoch
@@ -100,15 +105,17 @@ module Torch
           (item.empty? && !block) ? size : each.count(*item, &block)
         end
 
-        # Where this loader is: which batches the program was given, not which were read ahead. With a sampler that has
-        # a state of its own it may go on with another batch_size or number of processes.
+        # Where this loader is: which batches the program was given, not which were read ahead, and whether the epoch is finished. With a
+        # {DistributedSampler} it may go on with another batch_size or number of processes. Save it after a batch was trained on, or after an epoch.
         #
         # @return [Hash{String => Object}]
         def state_dict
-          stateful? ? {"sampler" => @sampler.state_dict} : {"batches" => @handed_out}
+          place = @progress.place
+          stateful? ? {"sampler" => @sampler.state_at(place)} : {"batches" => place.at, "epoch" => place.epoch, "finished" => place.finished}
         end
 
-        # The next {#each} begins after the batches that had been handed out then.
+        # The next {#each} begins after the batches that had been handed out then. Where the epoch was finished, it is a whole one; if
+        # {#set_epoch} names that same epoch first, nothing is left of it.
         #
         # @param state [Hash{String => Object}]
         # @return [self]
@@ -118,7 +125,9 @@ module Torch
             raise ArgumentError, "state_dict: expected a Hash with \"#{key}\", as this loader's state_dict gives it, got #{state.inspect}"
           end
 
-          stateful? ? @sampler.load_state_dict(state[key]) : @skip = Integer(state[key])
+          place = stateful? ? @sampler.place_of(state[key]) : place_of(state)
+          @sampler._progress.last.load(place, resume: false) if stateful?
+          @progress.load(place)
           self
         end
 
@@ -163,41 +172,63 @@ module Torch
           DistributedSampler.new(@dataset, shuffle: shuffle, seed: seed, **alone)
         end
 
-        # Its position is counted here, in whole batches.
+        # Whether positions are the sampler's, rather than whole batches that are counted here.
         def stateful?
           @sampler.is_a?(DistributedSampler)
         end
 
-        # On the thread of the program, also with workers: the sampler need not know of threads.
-        def each_indices
-          skip = @handed_out
-          take = lambda do |indices|
-            next skip -= 1 if skip.positive?
+        def place_of(state)
+          batches, epoch = [state["batches"], state.fetch("epoch", @epoch.number)].map { |number| Integer(number) }
+          Progress::Place.new(epoch, batches, state["finished"] == true)
+        end
 
-            yield indices unless @drop_last && indices.size < @batch_size
-          end
-          if @batch_sampler
-            @batch_sampler.each { |indices| take.call(Array.new(indices.to_a)) }
+        # @yieldparam batches [Proc] yields the indices of each batch, on the thread of the program: the sampler need not know of threads
+        # @yieldparam given [Proc] is called with the indices of a batch that the program gets
+        def run
+          if stateful?
+            from = @progress.resume || @sampler._progress.last.resume
+            @sampler.run(from) do |share, its|
+              @progress.run(from) do |own|
+                given = ->(indices) { [its, own].each { |each| each.advance(indices.size * @sampler.num_replicas) } }
+                yield ->(&take) { share.each_slice(@batch_size) { |indices| take.call(indices) unless short?(indices) } }, given
+              end
+            end
           else
-            (stateful? ? @sampler.begin_pass : @sampler).each_slice(@batch_size, &take)
+            from = @progress.resume
+            @progress.run(from) { |own| yield ->(&take) { plain_batches(from, &take) }, ->(_) { own.advance(1) } }
           end
         end
 
-        def each_ahead(&block)
-          prefetcher = Prefetcher.new(@fetcher, @workers)
-          each_indices do |indices|
-            prefetcher.ask(indices)
-            hand_out(*data_span { prefetcher.take }, &block) if prefetcher.asked > @ahead
+        # Of an epoch that is finished nothing is left, however many batches it would have now.
+        def plain_batches(from)
+          return if from&.finished
+
+          skip = from ? from.at : 0
+          (@batch_sampler || @sampler.each_slice(@batch_size)).each do |indices|
+            next skip -= 1 if skip.positive?
+
+            yield Array.new(indices.to_a) unless short?(indices)
           end
-          hand_out(*data_span { prefetcher.take }, &block) while prefetcher.asked.positive?
+        end
+
+        def short?(indices)
+          @drop_last && indices.size < @batch_size
+        end
+
+        def each_ahead(batches, given, &block)
+          prefetcher = Prefetcher.new(@fetcher, @workers)
+          batches.call do |indices|
+            prefetcher.ask(indices)
+            hand_out(*data_span { prefetcher.take }, given, &block) if prefetcher.asked > @ahead
+          end
+          hand_out(*data_span { prefetcher.take }, given, &block) while prefetcher.asked.positive?
         ensure
           prefetcher&.stop
         end
 
         # Counted before the program has it: what it saves afterwards includes this batch.
-        def hand_out(indices, batch)
-          @handed_out += 1
-          @sampler.advance(indices.size) if stateful?
+        def hand_out(indices, batch, given)
+          given.call(indices)
           yield @device ? Torch::Distributed::Nested.map(batch) { |tensor| tensor.to(@device) } : batch
         end
 

@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
 require "torch"
+require_relative "index_share"
+require_relative "progress"
 
 module Torch
   module Utils
@@ -30,7 +32,7 @@ module Torch
         attr_reader :rank
 
         # @return [Integer]
-        attr_reader :seed, :epoch
+        attr_reader :seed
 
         # @return [Integer] how many indices this process gets in an epoch
         attr_reader :num_samples
@@ -54,9 +56,8 @@ module Torch
           @seed = seed
           @drop_last = drop_last
           @pad = pad
-          @epoch = 0
-          @position = 0
-          @resume_at = nil
+          @epoch = Progress::Epoch.new
+          @progress = Progress.new(@epoch)
           @total_size = end_from(0)
           @num_samples = share(0)
         end
@@ -66,44 +67,48 @@ module Torch
         #
         # @param epoch [Integer] the same on every process
         def set_epoch(epoch) # standard:disable Naming/AccessorMethodName
-          return if epoch == @epoch
-
-          @epoch = epoch
-          @position = 0
-          @resume_at = nil
+          @epoch.set(epoch)
         end
         alias_method :epoch=, :set_epoch
 
-        # The first time after {#load_state_dict} what was left of that epoch, else all of this process's part.
+        # @return [Integer]
+        def epoch
+          @epoch.number
+        end
+
+        # The first time after {#load_state_dict} what was left of that epoch, else all of this process's part. A loop that begins
+        # within another one over this sampler begins at the start and does not move the position of {#state_dict}.
         #
         # @yieldparam index [Integer]
         # @return [Enumerator, self]
         def each
           return enum_for(:each) { remaining } unless block_given?
 
-          begin_pass.each do |index|
-            advance(1)
-            yield index
+          run do |share, running|
+            share.each do |index|
+              running.advance(@num_replicas)
+              yield index
+            end
           end
           self
         end
 
-        # What {#each} yields next, for callers that iterate themselves: they report it to {#advance}.
+        # Runs the block as a loop over this sampler, for callers that hand the indices out themselves.
         #
-        # @return [Array<Integer>]
-        def begin_pass
-          start = @resume_at || 0
-          @resume_at = nil
-          @position = start
-          order = whole_order
-          (start + @rank).step(end_from(start) - 1, @num_replicas).map { |place| order[place % order.size] }
+        # @api private
+        # @param from [Progress::Place, nil] where it begins; nil: at the beginning
+        # @yieldparam share [IndexShare] the indices
+        # @yieldparam running [Progress::Loop] to be advanced by `num_replicas` for each of them
+        def run(from = @progress.resume)
+          @progress.run(from) { |running| yield indices(from ? from.at : 0), running }
         end
 
-        # Counts indices as handed out, here and on the other processes.
+        # For loaders, which go by this sampler's epochs and know positions of their own.
         #
-        # @param count [Integer] how many of {#begin_pass}
-        def advance(count)
-          @position += count * @num_replicas
+        # @api private
+        # @return [Array(Progress::Epoch, Progress)]
+        def _progress
+          [@epoch, @progress]
         end
 
         # @return [Integer] how many indices this process gets in an epoch
@@ -114,29 +119,45 @@ module Torch
 
         # @return [Integer] how many {#each} would yield now: less than {#size} only after {#load_state_dict}
         def remaining
-          share(@resume_at || 0)
+          share(@progress.resume&.at || 0)
         end
 
         # Where this sampler is, the same on every process when each has handed out as many indices. Save it after a
-        # batch was trained on.
+        # batch was trained on, or after an epoch, which is `finished` then.
         #
         # @return [Hash{String => Object}]
         def state_dict
-          {"epoch" => @epoch, "position" => [@position, end_from(0)].min, "seed" => @seed, "shuffle" => @shuffle,
-           "dataset_size" => @dataset_size}
+          state_at(@progress.place)
         end
 
         # Goes on where {#state_dict} was: what no process had handed out then is shared anew, among however many there
-        # are now. With as many as then, each goes on with its own part.
+        # are now. With as many as then, each goes on with its own part. Where the epoch was finished, the next {#each} is a whole one;
+        # if {#set_epoch} names that same epoch first, nothing is left of it.
         #
         # @param state [Hash{String => Object}]
         # @return [self]
         # @raise [ArgumentError] if it is the state of another order
         def load_state_dict(state)
-          epoch, position = check_state(state)
-          @epoch = epoch
-          @position = @resume_at = position
+          @progress.load(place_of(state))
           self
+        end
+
+        # @api private
+        # @param place [Progress::Place]
+        # @return [Hash{String => Object}] what {#state_dict} gives at that place
+        def state_at(place)
+          at = place.finished ? [end_from(0), @dataset_size].max : [place.at, end_from(0)].min
+          {"epoch" => place.epoch, "position" => at, "finished" => place.finished, "seed" => @seed, "shuffle" => @shuffle,
+           "dataset_size" => @dataset_size}
+        end
+
+        # @api private
+        # @param state [Hash{String => Object}]
+        # @return [Progress::Place]
+        # @raise [ArgumentError] if it is the state of another order
+        def place_of(state)
+          epoch, position = check_state(state)
+          Progress::Place.new(epoch, position, state["finished"] == true && position >= @dataset_size)
         end
 
         private
@@ -173,13 +194,14 @@ module Torch
           [(end_from(start) - start - @rank + @num_replicas - 1) / @num_replicas, 0].max
         end
 
-        # All indices as this epoch orders them; the program's own random numbers are left alone.
-        def whole_order
-          return (0...@dataset_size).to_a unless @shuffle
+        # This process's part of what this epoch has from `start` on; the program's own random numbers are left alone.
+        def indices(start)
+          size = share(start)
+          return IndexShare.new(@dataset_size, start + @rank, @num_replicas, size) unless @shuffle && size.positive?
 
           generator = Torch::Generator.new
-          generator.manual_seed(@seed + @epoch)
-          Torch.randperm(@dataset_size, generator: generator).to_a
+          generator.manual_seed(@seed + epoch)
+          IndexShare.new(Torch.randperm(@dataset_size, generator: generator), start + @rank, @num_replicas, size)
         end
 
         def check_state(state)
