@@ -36,7 +36,7 @@ class CheckpointLayoutsTest < Minitest::Test
         run = form.call(1)
         run.step(0)
         folder = Checkpoint.save(File.join(dir, name), **run.objects, rng: false)
-        own = run.parameters.values.uniq(&:object_id).sum { |parameter| parameter.numel * 4 }
+        own = run.parameters.values.uniq(&:object_id).sum { |parameter| Distributed::LocalPiece.numel(parameter) * 4 }
         [folder, own, bytes_read { Checkpoint.load(folder, **run.objects) }]
       end
     end

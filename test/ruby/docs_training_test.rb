@@ -228,7 +228,7 @@ class DocsTrainingTest < Minitest::Test
       here.local_variable_set(:net, MyModel.new.tap { |net| net.define_singleton_method(:layers) { [@layers] } })
       here.local_variable_set(:batch, Torch.randn(5, 4))
       here.eval(lines)
-      [here.local_variable_get(:state).size, here.local_variable_get(:net).parameters.sum(&:numel)]
+      [here.local_variable_get(:state).size, here.local_variable_get(:net).parameters.sum { |each| each.to_local.numel }]
     end
     assert_equal [7, 0], found.map(&:first)
     assert_equal 23, found.sum(&:last)

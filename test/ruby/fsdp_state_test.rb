@@ -20,7 +20,7 @@ class FsdpStateTest < Minitest::Test
       end
       FSDP.summon_full_params(model, writeback: false) { Torch.no_grad { model.head.weight.zero! } }
       full = FSDP.full_state_dict(model)
-      [seen, plain.state_dict.map { |name, tensor| (tensor.detach * 2 - full[name]).abs.max.item }.max, model.head.weight.shape.size, rank]
+      [seen, plain.state_dict.map { |name, tensor| (tensor.detach * 2 - full[name]).abs.max.item }.max, model.head.weight.to_local.dim, rank]
     end
     found.each { |seen, apart, dims, _| assert_equal [[true, [3, 7]], 0, 1], [seen, apart, dims] }
   end
@@ -68,11 +68,11 @@ class FsdpStateTest < Minitest::Test
     found = world(2) do
       plain, model = tower, shard(tower)
       layer = model.layers[0]
-      before = layer.children[0].weight.shape
+      before = layer.children[0].weight.to_local.dim
       layer.unshard
       whole = layer.children[0].weight.detach.equal(plain.layers[0].children[0].weight.detach)
       layer.reshard
-      [before.size, whole, layer.children[0].weight.shape.size]
+      [before, whole, layer.children[0].weight.to_local.dim]
     end
     assert_equal [[1, true, 1]] * 2, found
   end
@@ -280,7 +280,7 @@ class FsdpStateTest < Minitest::Test
         broken = where
         raised = failure { model.call(mine(batch(9, 2)[0], rank, 2)).sum.backward }
         broken = nil
-        [raised&.last.to_s[/in (forward|backward)/], model.parameters.map { |each| each.shape.size }.uniq]
+        [raised&.last.to_s[/in (forward|backward)/], model.parameters.map { |each| each.to_local.dim }.uniq]
       end
       [shapes, follow(plain, model, rank, 2, steps: 4)]
     end

@@ -41,7 +41,7 @@ class FsdpTest < Minitest::Test
       mesh = Torch::Distributed.init_device_mesh(:cpu, [2, 2], mesh_dim_names: %w[replicate shard])
       policy = FSDP::WrapPolicies.module_wrap_policy(Torch::NN::Sequential)
       model = FSDP::FullyShardedDataParallel.new(tower, sharding_strategy: "HYBRID_SHARD", auto_wrap_policy: policy, device_mesh: mesh)
-      [follow(tower, model, rank, 4, clip: 0.1), model.parameters.sum(&:numel)]
+      [follow(tower, model, rank, 4, clip: 0.1), model.parameters.sum { |each| each.to_local.numel }]
     end
     assert_operator found.map(&:first).max, :<, 1e-10
     # Each pair of replicas has the same shard.
@@ -120,7 +120,7 @@ class FsdpTest < Minitest::Test
     found = world(3) do |rank|
       plain = tower
       model = shard(tower)
-      pieces = model.named_parameters.map { |name, piece| [name, piece.shape, piece.to_a] }
+      pieces = model.named_parameters.map { |name, piece| [name, piece.to_local.shape, piece.to_a] }
       [pieces, plain.named_parameters.map { |name, parameter| [name, parameter.flatten.to_a] }, rank]
     end
     pieces = found.map(&:first)
@@ -137,10 +137,10 @@ class FsdpTest < Minitest::Test
       linear, tanh, = model.layers[1].children
       weight = linear.weight
       seen = []
-      tanh.singleton_class.prepend(Module.new { define_method(:forward) { |x| seen << weight.shape and super(x) } })
-      before = weight.shape
+      tanh.singleton_class.prepend(Module.new { define_method(:forward) { |x| seen << weight.to_local.shape and super(x) } })
+      before = weight.to_local.dim
       model.call(batch(0, 1)[0])
-      [before.size, seen, weight.shape.size, weight.equal?(linear.weight)]
+      [before, seen, weight.to_local.dim, weight.equal?(linear.weight)]
     end
     assert_equal [[1, [[11, 7]], 1, true]] * 2, shapes
   end

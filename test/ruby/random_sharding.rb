@@ -79,8 +79,9 @@ module RandomSharding
       @case = trial
       @rank = rank
       @plain, @model = Array.new(2) { build }
+      groups = groups_of(@model) if @case.seed.even? # before it is sharded
       shard
-      @optimizers = [@plain, @model].map { |of| Torch::Optim::SGD.new(of.parameters.uniq(&:object_id), lr: 0.02, momentum: 0.9) }
+      @optimizers = [groups_of(@plain), groups || groups_of(@model)].map { |each| Torch::Optim::SGD.new(each, lr: 0.02, momentum: 0.9) }
     end
 
     # @return [String, nil] the first action after which something differs
@@ -102,6 +103,11 @@ module RandomSharding
       make(seed: @case.seed) { Network.new(@case.kinds) }.tap do |made|
         @case.frozen.each { |index| own(made, index).each { |parameter| parameter.requires_grad!(false) } }
       end
+    end
+
+    # By their dimensions, as programs that let only matrices decay.
+    def groups_of(model)
+      model.parameters.uniq(&:object_id).group_by(&:dim).sort.map { |dim, list| {params: list, weight_decay: (dim >= 2) ? 0.01 : 0.0} }
     end
 
     # But for the first block's, so that every loss depends on something.

@@ -5,6 +5,7 @@ require_relative "module_hooks"
 require_relative "fsdp/building"
 require_relative "fsdp/policies"
 require_relative "fsdp/parameters"
+require_relative "fsdp/sharded_parameter"
 require_relative "fsdp/state"
 require_relative "fsdp/unit"
 require_relative "fsdp/fsdp_module"
@@ -21,8 +22,8 @@ module Torch
     #   Torch::Distributed::FSDP.fully_shard(model)
     #   optimizer = Torch::Optim::AdamW.new(model.parameters, lr: 1e-3)
     #
-    # The parameters remain the objects that they are. Outside of forward and backward each holds this process's piece,
-    # of one dimension, which may have no element; while its unit runs it is the whole parameter.
+    # The parameters remain the objects that they are, and each a {ShardedParameter}: it has the shape of the model's parameter, and
+    # outside of forward and backward the elements of this process's piece; while its unit runs it is the whole parameter.
     module FSDP
       # PyTorch's name. All ranks of a {GradScaler} leave out the same steps in any case.
       ShardedGradScaler = GradScaler
@@ -68,7 +69,7 @@ module Torch
 
           made = 0
           building = Building.new(classes) do |mod|
-            bytes = mod.parameters.uniq(&:object_id).sum { |each| each.numel * each.element_size }
+            bytes = mod.parameters.uniq(&:object_id).sum { |each| LocalPiece.numel(each) * each.element_size }
             fully_shard(mod, **options)
             # Objects of Ruby's still hold what the parameters were made of.
             StepMemory.instance.left(bytes)

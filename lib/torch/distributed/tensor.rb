@@ -54,6 +54,7 @@ module Torch
         # @param parameter [Torch::NN::Parameter] what this process holds by the layout
         def keep_layout(parameter, layout)
           parameter.instance_variable_set(LAYOUT, layout)
+          LocalPiece.mark(parameter, layout.shape) if layout.divided?
         end
 
         private

@@ -28,7 +28,7 @@ module Torch
 
           # @return [Boolean] whether this rank says what its state is
           def known?
-            local && (local.numel.positive? || shape.inject(1, :*).zero?)
+            local && (LocalPiece.numel(local).positive? || shape.inject(1, :*).zero?)
           end
         end
 
@@ -125,10 +125,10 @@ module Torch
 
         def slot_of(names, param, own, place)
           divided = @zero || @partial || !place.nil?
-          place ||= Place.new(param.shape, nil, 0)
+          place ||= Place.new(LocalPiece.shape(param), nil, 0)
           return Slot.new(names, own&.local, place.shape, own && place.regions(own.start, own.length), true) if @zero
 
-          Slot.new(names, param, place.shape, place.regions(0, param.numel), divided)
+          Slot.new(names, param, place.shape, place.regions(0, LocalPiece.numel(param)), divided)
         end
 
         def state_of(slot)
@@ -140,10 +140,10 @@ module Torch
 
         # A value for each element of the piece, or one of the parameter as a whole.
         def piece_of(slot, key, value)
-          return Piece.new(value, slot.shape, slot.regions) if value.shape == slot.local.shape
+          return Piece.new(value, slot.shape, slot.regions) if value.shape == LocalPiece.shape(slot.local)
           return Piece.whole(value) if value.dim.zero?
 
-          raise ArgumentError, "the optimizer's #{key} of #{slot.name}: expected a value for each of #{slot.local.numel} elements, or one " \
+          raise ArgumentError, "the optimizer's #{key} of #{slot.name}: expected a value for each of #{LocalPiece.numel(slot.local)} elements, or one " \
             "value, got shape #{value.shape}"
         end
 
@@ -192,7 +192,7 @@ module Torch
           return value unless value.is_a?(Torch::Tensor) || value.is_a?(Stored)
 
           if value.shape == slot.shape
-            Stored.slice(value, slot.regions).values.reshape(slot.local.shape)
+            Stored.slice(value, slot.regions).values.reshape(LocalPiece.shape(slot.local))
           elsif value.shape.empty?
             value.is_a?(Stored) ? value.whole : value
           else

@@ -53,7 +53,7 @@ module Torch
           model.state_dict.compact.to_h do |name, tensor|
             parameter = named[name]
             place = @places[parameter]
-            [name, place ? Piece.new(parameter, place.shape, place.regions(0, parameter.numel)) : Piece.whole(tensor)]
+            [name, place ? Piece.new(parameter, place.shape, place.regions(0, LocalPiece.numel(parameter))) : Piece.whole(tensor)]
           end
         end
 
@@ -156,7 +156,7 @@ module Torch
             unit.each_piece do |_, parameter, _, start, shape, count|
               layout = Tensor.layout(parameter)
               @places[parameter] = Place.new(layout ? layout.shape : shape, layout, start, unit.group)
-              next if parameter.shape == [count]
+              next if LocalPiece.shape(parameter) == [count]
 
               raise ArgumentError, "#{@names[parameter]&.first} is gathered now: expected a call after reshard, or outside of " \
                 "summon_full_params"

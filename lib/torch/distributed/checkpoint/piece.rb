@@ -34,12 +34,17 @@ module Torch
           new(tensor, shape, Region.cut(0, 1, 1, 0, tensor.numel))
         end
 
+        # @return [Torch::Tensor] of the shape of what this rank has
+        def local
+          tensor.respond_to?(:to_local) ? tensor.to_local : tensor
+        end
+
         # Takes over values, in place.
         #
         # @param value [Torch::Tensor, Slice]
         def fill(value)
           values = value.is_a?(Slice) ? value.values : value
-          tensor.copy!(values.reshape(tensor.shape)) if tensor.numel.positive?
+          local.then { |own| own.copy!(values.reshape(own.shape)) if own.numel.positive? }
         end
       end
 

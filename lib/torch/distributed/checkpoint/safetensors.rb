@@ -33,6 +33,7 @@ module Torch
 
             tensors = tensors.transform_keys { |name| name.is_a?(Symbol) ? name.to_s : name }
             tensors.each { |name, tensor| check_tensor(name, tensor) }
+            LocalPiece.refuse("Safetensors.save", tensors)
             entries = tensors.map { |name, tensor| Tree::Entry.new(name, tensor, Checkpoint.dtype_name(tensor), tensor.shape) }
             writer = Writer.new(path, entries, check_metadata(metadata))
             tensors.each { |name, tensor| writer.write(name, tensor) }

@@ -45,7 +45,9 @@ module Torch
           when Float then value.finite? ? value : {"$float" => value.to_s}
           when String then packed_text(value)
           when Symbol then {"$symbol" => value.to_s}
-          when Torch::Tensor then {"$tensor" => take(value, name)}
+          when Torch::Tensor
+            LocalPiece.refuse(name, value)
+            {"$tensor" => take(value, name)}
           when Piece then {"$tensor" => take(value.tensor, name, value)}
           when NamedState then pack(value.state, name).tap { |packed| @named[name] = packed }
           when PartialState then pack(value.state, name).tap { |packed| @partial[name] = packed }
@@ -118,7 +120,8 @@ module Torch
           check(tensor, name)
           dtype = Checkpoint.dtype_name(tensor)
           @names[identity(tensor, dtype, piece)] ||= unused(name).tap do |free|
-            @entries[free] = Entry.new(free, tensor, dtype, piece ? [tensor.numel] : tensor.shape, piece&.shape, piece&.regions)
+            local = piece ? piece.local : tensor
+            @entries[free] = Entry.new(free, local, dtype, piece ? [local.numel] : local.shape, piece&.shape, piece&.regions)
           end
         end
 

@@ -63,8 +63,12 @@ module Torch
           @precision = precision
           @reshard = reshard
           @offload = offload
+          shapes = parameters.list.map(&:shape)
           @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.next_of(groups.compact.first)})", groups)
-          parameters.list.each { |each| Unit.own(each, self) }
+          parameters.list.zip(shapes) do |parameter, shape|
+            Unit.own(parameter, self)
+            ShardedParameter.adopt(parameter, shape)
+          end
           modules.each do |mod|
             mod.instance_variable_set(UNIT, self)
             ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(inputs, kwargs, forward) }

@@ -152,8 +152,10 @@ module Torch
         return number(key, value) if NUMBERS.include?(key)
         return value unless value.is_a?(Torch::Tensor)
 
-        if value.shape != param.shape && needed_by_torch_rb
-          raise ArgumentError, "state_dict: expected #{key} of parameter #{place} in its shape #{param.shape}, got #{value.shape}"
+        own = LocalPiece.shape(param)
+        if value.shape != own && needed_by_torch_rb
+          raise ArgumentError, "state_dict: expected #{key} of parameter #{place} in its shape #{own}, got #{value.shape}" +
+            (LocalPiece.part?(param) ? ": this process has a piece of it; FSDP.load_full_optim_state_dict loads a whole state" : "")
         end
         value
       end

@@ -60,6 +60,10 @@ module Torch
           def check_parameter(name, param)
             Distributed.send(:check_tensor, name, param)
             raise ArgumentError, "#{name}: expected a parameter, got the result of an operation" unless param.leaf?
+            if param.respond_to?(:to_local)
+              raise ArgumentError, "#{name}: it is sharded by FSDP, and so is the state of a plain optimizer over it: use that"
+            end
+
             # Says why it does not take a parameter that is sparse, or has no memory of its own.
             Distributed.send(:apart?, name, param) || Distributed.send(:_check_memory, name, param)
           end

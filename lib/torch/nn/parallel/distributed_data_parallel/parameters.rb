@@ -89,6 +89,10 @@ module Torch
           private
 
           def check(mod, ignored)
+            if (@trained + @frozen).any? { |parameter| parameter.respond_to?(:to_local) }
+              raise ArgumentError, "the #{mod.class} is sharded by FSDP, whose gradients are averages over all ranks already: expected one or the other; " \
+                "a mesh of two dimensions replicates what it shards"
+            end
             return unless @trained.empty?
 
             raise ArgumentError, "no parameter of the #{mod.class} requires a gradient#{" and is not to be ignored" unless ignored.empty?}: " \
