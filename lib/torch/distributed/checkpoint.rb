@@ -38,6 +38,10 @@ module Torch
     # **Stages** have different names of a model on different ranks. Their module says so by a method `distributed_state_dict_partial?` that
     # returns true: then a rank saves and loads the names that it has. All ranks must know the others between them.
     #
+    # **Names that only some ranks have**, a loader's `{"rank_1" => position}` or the layers of a stage, are all saved, and each rank loads those that it
+    # asks for. What several ranks have under one name must be equal, numbers and tensors alike; otherwise the save fails on all ranks. Models and
+    # optimizers are taken to be the same on all ranks if their names and shapes are, and rank 0's values are saved.
+    #
     # **Random numbers** are those of libtorch on the CPU, each rank its own; they are restored where as many ranks load as
     # saved. Ruby's (`rand`) and those of GPUs are not part of it.
     module Checkpoint
@@ -78,7 +82,7 @@ module Torch
         #   @param sharded [Boolean, nil] whether every rank writes a part of the tensors, rather than rank 0 all of them: on a file
         #     system that all ranks see. Models' buffers and `extra` are rank 0's even so, or those of the first rank that has them; what
         #     is not divided must be the same on all ranks. nil: where ranks have parts of a model, or an optimizer's state is divided
-        #     ({Optim::ZeroRedundancyOptimizer}) and was not gathered
+        #     ({Optim::ZeroRedundancyOptimizer}) and was not gathered, or where some have tensors under names that rank 0 has not
         #   @param keep [Integer, nil] how many checkpoints stay; older ones are removed once this one is whole
         #   @param process_group [ProcessGroup, nil] nil: the default group if there is one
         # @overload save(state_dict, checkpoint_id:, sharded: nil, process_group: nil)
@@ -231,7 +235,7 @@ module Torch
           finish_earlier(together, target)
           parts, divided = agreed_parts(together, objects, target, name, sharded)
           name = together.on_first("cannot save into #{target}") { next_name(target) } if name == :next
-          saver = (divided ? ShardedSaver : Saver).new(target, name, together, sharded: divided || sharded == true, keep: keep)
+          saver = (divided ? ShardedSaver : Saver).new(target, name, together, sharded: divided || sharded, keep: keep)
           states = nil
           together.all("cannot save #{saver.folder}") do
             states = objects.to_h { |key, object| [key.to_s, States.of(object, parts, divided)] }
@@ -360,6 +364,7 @@ require_relative "checkpoint/optimizer_parts"
 require_relative "checkpoint/parts"
 require_relative "checkpoint/gathering"
 require_relative "checkpoint/tree"
+require_relative "checkpoint/merging"
 require_relative "checkpoint/manifest"
 require_relative "checkpoint/folder"
 require_relative "checkpoint/ranks"

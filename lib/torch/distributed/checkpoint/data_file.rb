@@ -105,6 +105,16 @@ module Torch
           end
         end
 
+        # @return [String] what tells a tensor's values from others
+        def checksum(tensor)
+          memory = memory_of(tensor).reshape(-1)
+          step = BLOCK / DTYPES.fetch(Checkpoint.dtype_name(memory)).bytes
+          sums = 0.step(memory.numel - 1, step).map do |at|
+            Distributed._crc32(Distributed.send(:_bytes, memory.narrow(0, at, [step, memory.numel - at].min)))
+          end
+          (sums.size == 1) ? Checkpoint.hex(sums[0]) : Checkpoint.hex(Distributed._crc32(sums.pack("L*")))
+        end
+
         # @return [Torch::Tensor] contiguous, on the CPU; the tensor itself if it is that
         def memory_of(tensor)
           Torch.no_grad do

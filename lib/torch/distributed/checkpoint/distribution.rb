@@ -4,12 +4,16 @@ module Torch
   module Distributed
     module Checkpoint
       # Which rank writes what of a checkpoint, computed alike on all ranks from what each of them has: a region goes to one of
-      # the ranks that have it, and what all have to the rank that has least to write. What rank 0 is to say of is, where only some
+      # the ranks that have it, and what several have to that one of them that has least to write. What rank 0 is to say of is, where only some
       # ranks have it, said by the first of these.
       #
       # @api private
       class Distribution
-        # What is written: all of a tensor (region nil), or a part of it.
+        # How the names of tensors begin that rank 0 has to say of.
+        EXTRA = "extra."
+        private_constant :EXTRA
+
+        # What is written: all of a tensor (region nil), or a part of it; and which ranks have it.
         Item = Struct.new(:name, :dtype, :shape, :count, :region, :ranks) do
           def bytes
             DTYPES.fetch(dtype).bytes * count
@@ -18,23 +22,33 @@ module Torch
 
         # @param entries [Array<Tree::Entry>]
         # @param first [Hash{Integer => true}] the object_ids of tensors that rank 0 writes
+        # @param compare [Boolean] whether values are compared that must be the same on all ranks
         # @return [Array<Array>] what JSON can say, for {#initialize}
-        def self.described(entries, first)
+        def self.described(entries, first, compare: true)
           entries.map do |entry|
-            rank0 = first[entry.tensor.object_id] || entry.name.start_with?("extra.")
-            [entry.name, entry.dtype, entry.whole || entry.shape, entry.regions&.map(&:to_a), entry.tensor.numel, rank0 ? true : false]
+            rank0 = first[entry.tensor.object_id] || entry.name.start_with?(EXTRA)
+            sum = DataFile.checksum(entry.tensor) if compare && entry.compared && !rank0
+            [entry.name, entry.dtype, entry.whole || entry.shape, entry.regions&.map(&:to_a), entry.tensor.numel, rank0 ? true : false, sum]
           end
         end
 
         # @param lists [Array<Array>] by rank, what {.described} gave
-        # @raise [MismatchError] if ranks have different tensors
+        # @param spread [Boolean] whether ranks share what several of them have; false: the first of these writes it
+        # @raise [MismatchError] if ranks have different tensors under one name
         # @raise [ArgumentError] if elements of a tensor are on no rank
-        def initialize(lists)
-          check_wholes(lists.map { |list| list.reject { |row| row[3] } })
-          @wholes = lists.first.reject { |row| row[3] }
+        def initialize(lists, spread: true)
+          @spread = spread
+          check_extra(lists) if spread
+          lists = lists.each_with_index.map { |list, rank| rank.zero? ? list : list.reject { |row| row[0].start_with?(EXTRA) } }
+          @wholes = check_wholes(lists)
           @tensors = check_pieces(lists)
           @parts = Array.new(lists.size) { [] }
           assign
+        end
+
+        # @return [String, nil] a tensor that rank 0 has not
+        def elsewhere
+          @wholes.find { |row| row[5].first.positive? }&.first
         end
 
         # @param rank [Integer]
@@ -59,21 +73,51 @@ module Torch
 
         private
 
+        # Rank 0's are saved, and where all ranks write they must know of all.
+        def check_extra(lists)
+          extra = lists.map { |list| list.select { |row| row[0].start_with?(EXTRA) }.map { |row| row.first(3) } }
+          rank = extra.index { |rows| rows != extra.first } or return
+          place = extra.first.zip(extra[rank]).index { |mine, other| mine != other } || extra.first.size
+          one, other = [0, rank].map { |each| extra[each][place]&.then { |name, dtype, shape| "#{name} #{dtype} #{shape}" } || "nothing more" }
+          raise MismatchError, "the ranks have different tensors, rank 0 #{one} where rank #{rank} has #{other}: with sharded: true all must " \
+            "save the same extra"
+        end
+
+        # @return [Array<Array(String, String, Array, Integer, Boolean, Array<Integer>)>] the tensors that are not divided, and who has them
         def check_wholes(lists)
-          rank = lists.index { |list| list.map { |row| row.first(3) } != lists.first.map { |row| row.first(3) } } or return
-          place = lists.first.zip(lists[rank]).index { |mine, other| mine.first(3) != other&.first(3) } || lists.first.size
-          one, other = [0, rank].map { |each| lists[each][place]&.then { |name, dtype, shape| "#{name} #{dtype} #{shape}" } || "nothing more" }
-          raise MismatchError, "the ranks have different tensors, rank 0 #{one} where rank #{rank} has #{other}: what is not divided must be " \
-            "the same on all"
+          known = {}
+          lists.each_with_index do |list, rank|
+            list.each do |name, dtype, shape, regions, count, rank0, sum|
+              next if regions
+
+              first = known[name] ||= [[rank, dtype, shape, sum], count, rank0, []]
+              check_same(name, first[0], [rank, dtype, shape, sum])
+              first[3] << rank
+            end
+          end
+          known.map { |name, ((_, dtype, shape), *rest)| [name, dtype, shape, *rest] }
+        end
+
+        def check_same(name, one, two)
+          raise MismatchError, differ(name, one, two) unless one[1, 2] == two[1, 2]
+          return if one[3] == two[3]
+
+          raise MismatchError, "the ranks have different tensors: #{name} has other values on rank #{two[0]} than on rank #{one[0]}: expected the same " \
+            "on all ranks, a name of its own for each, or models and optimizers themselves rather than their state_dict"
         end
 
         # @return [Array<Array(String, String, Array)>] the tensors that are divided
         def check_pieces(lists)
           @pieces = Hash.new { |hash, key| hash[key] = [] }
           known = {}
+          holders = @wholes.to_h { |row| [row[0], row[5].first] }
           lists.each_with_index do |list, rank|
             list.each do |name, dtype, shape, regions, _, rank0|
               next unless regions
+
+              if holders.key?(name)
+                raise MismatchError, "the ranks have different tensors: #{name} is divided on rank #{rank}, but not on rank #{holders[name]}"
+              end
 
               first = known[name] ||= [rank, dtype, shape]
               raise MismatchError, differ(name, first, [rank, dtype, shape]) unless first.drop(1) == [dtype, shape]
@@ -87,7 +131,7 @@ module Torch
 
         def differ(name, *rows)
           one, two = rows.map { |rank, dtype, shape| "#{dtype} #{shape} on rank #{rank}" }
-          "#{name} is #{one}, but #{two}"
+          "the ranks have different tensors: #{name} is #{one}, but #{two}"
         end
 
         def check_covered(name, total)
@@ -105,11 +149,10 @@ module Torch
             @parts[rank] << item
             sizes[rank] += item.bytes
           end
-          all = (0...@parts.size).to_a
-          first, rest = @wholes.map { |name, dtype, shape, _, count, rank0| [Item.new(name, dtype, shape, count), rank0] }.partition(&:last)
-          first.each { |item, _| give.call(item, [0]) }
-          largest_first(divided).each { |item| give.call(item, item.ranks) }
-          largest_first(rest.map(&:first)).each { |item| give.call(item, all) }
+          items = @wholes.map { |name, dtype, shape, count, rank0, ranks| [Item.new(name, dtype, shape, count, nil, ranks), rank0] }
+          first, rest = items.partition { |_, rank0| rank0 || !@spread }
+          first.each { |item, _| give.call(item, item.ranks.first(1)) }
+          largest_first(divided + rest.map(&:first)).each { |item| give.call(item, item.ranks) }
         end
 
         # Regions that only one rank has come first, so that the others can balance them.
@@ -123,7 +166,7 @@ module Torch
         end
 
         def largest_first(items)
-          items.each_with_index.sort_by { |item, i| [item.ranks ? item.ranks.size : 0, -item.bytes, i] }.map(&:first)
+          items.each_with_index.sort_by { |item, i| [item.ranks.size, -item.bytes, i] }.map(&:first)
         end
       end
     end

@@ -13,6 +13,11 @@ module Torch
       # @api private
       PartialState = Struct.new(:state)
 
+      # A state of a model or an optimizer that is the same on all ranks.
+      #
+      # @api private
+      WholeState = Struct.new(:state)
+
       # An optimizer's state, as far as this rank keeps it, by the names of parameters: of an optimizer whose parameters are
       # pieces of a sharded model, of a {Optim::ZeroRedundancyOptimizer}, or of one that keeps everything on each rank.
       #

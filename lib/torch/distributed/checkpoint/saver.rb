@@ -15,6 +15,7 @@ module Torch
       class Saver
         # @param path [String] the folder of checkpoints
         # @param name [String, nil] of the new one within it; nil: `path` is the checkpoint itself
+        # @param sharded [Boolean, nil] whether every rank writes; nil: if some have tensors that rank 0 has not
         def initialize(path, name, together, sharded:, keep:)
           @path = path
           @folder = name ? File.join(path, name) : path
@@ -124,30 +125,53 @@ module Torch
           (manifests.map { |manifest| manifest["serial"] }.max || 0) + 1
         end
 
+        # Where all ranks say the same of everything, that need not be sent around.
         def pack(objects, extra, rng)
           tree = Tree.new
-          packed = nil
+          packed = mine = nil
           said = @together.all(@doing) do
-            packed = {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
-            [rng ? [Distributed._rng_state].pack("m0") : nil, @sharded ? Digest::SHA256.hexdigest(JSON.generate(described(tree))) : nil]
+            packed = pack_all(tree, objects, extra)
+            mine = [packed["objects"], tree.kinds, Distribution.described(tree.entries.values, @buffers, compare: @together.size > 1)]
+            [rng ? [Distributed._rng_state].pack("m0") : nil, Digest::SHA256.hexdigest(JSON.generate(mine, max_nesting: false))]
           end
-          differ(tree) unless said.map(&:last).uniq.size == 1
-          packed["rng"] = rng ? packed_rng(tree, said.map(&:first)) : nil
+          equal = said.map(&:last).uniq.size == 1
+          all = equal ? Array.new(@together.size) { mine } : @together.all(@doing) { mine }
+          merge(packed, all, tree, said.map(&:first), rng)
+        end
+
+        def pack_all(tree, objects, extra)
+          {"objects" => objects.to_h { |name, state| [name, tree.pack(state, name)] }, "extra" => tree.pack(extra, "extra")}
+        end
+
+        # @param all [Array<Array>] by rank: states, {Tree#kinds} and what {Distribution.described} gave
+        # @param states [Array<String>] of random numbers, by rank
+        # @return [Array(Hash, Hash)] for {#plan}
+        def merge(packed, all, tree, states, rng)
+          packed["objects"] = naming { Merging.new(all.map { |objects, kinds, _| [objects, kinds] }).result }
+          packed["rng"] = rng ? packed_rng(tree, states) : nil
+          rows = Distribution.described(tree.entries.values.select { |entry| entry.name.start_with?("rng.") }, @buffers, compare: false)
+          @distribution = naming { distribution(all.map { |_, _, own| own + rows }) }
           [packed, tree.entries]
         end
 
-        def described(tree)
-          tree.entries.values.map { |entry| [entry.name, entry.dtype, entry.shape] }
+        # Rank 0 writes everything, unless it has not everything.
+        def distribution(lists)
+          found = Distribution.new(lists, spread: @sharded)
+          name = found.elsewhere
+          return found if @sharded || name.nil?
+
+          if @sharded == false
+            raise ArgumentError, "sharded: expected true or nil, got false: rank 0, which writes everything then, has no #{name}"
+          end
+          @sharded = true
+          @together.agree(@doing, "the folder" => File.expand_path(@folder))
+          found
         end
 
-        # Where every rank writes a part, all must mean the same.
-        def differ(tree)
-          lists = @together.all(@doing) { described(tree) }
-          rank = lists.index { |list| list != lists.first }
-          place = lists.first.zip(lists[rank]).index { |mine, other| mine != other } || lists.first.size
-          first, other = [0, rank].map { |each| lists[each][place]&.then { |name, dtype, shape| "#{name} #{dtype} #{shape}" } || "nothing more" }
-          raise MismatchError, "#{@doing}: the ranks have different tensors, rank 0 #{first} where rank #{rank} has #{other}: with " \
-            "sharded: true all must save the same"
+        def naming
+          yield
+        rescue MismatchError, ArgumentError => e
+          raise (e.is_a?(MismatchError) ? MismatchError : CheckpointError), "#{@doing}: #{e.message}"
         end
 
         def packed_rng(tree, states)
@@ -162,7 +186,13 @@ module Torch
         def plan(packed, entries)
           @packed = packed
           @entries = entries
-          @mine = (@sharded ? share(entries.values) : [entries.values])[@together.rank]
+          @mine = @distribution.part(@together.rank).map { |item| file_entry(item, entries.fetch(item.name)) }
+          @mine = nil if @mine.empty? && @together.rank.positive?
+        end
+
+        # @return [Tree::Entry] what is written of an item
+        def file_entry(_item, entry)
+          entry
         end
 
         # @return [Array<Hash>] by rank, what {DataFile.write} said; nil for a rank that wrote nothing
@@ -179,25 +209,11 @@ module Torch
           DataFile.write(@data, @mine)
         end
 
-        # The largest first, each to the rank that has least: the same on all. What may differ between ranks is rank 0's.
-        def share(entries)
-          parts = Array.new(@together.size) { [] }
-          sizes = Array.new(@together.size, 0)
-          parts[0], entries = entries.partition { |entry| @buffers[entry.tensor.object_id] || entry.name.start_with?("extra.") }
-          sizes[0] = parts[0].sum(&:bytes)
-          entries.each_with_index.sort_by { |entry, i| [-entry.bytes, i] }.each do |entry, _|
-            rank = sizes.index(sizes.min)
-            parts[rank] << entry
-            sizes[rank] += entry.bytes
-          end
-          parts.map { |part| part.empty? ? nil : part }.tap { |shares| shares[0] ||= [] }
-        end
-
         def manifest(written)
           {
             "format" => Manifest::FORMAT, "version" => version, "library" => ["torch-ddp", Gem.loaded_specs["torch-ddp"]&.version].compact.join(" "),
             "libtorch" => LIBTORCH_VERSION, "saved_at" => Time.now.utc.iso8601(3), "serial" => @serial,
-            "world_size" => @together.size, "sharded" => @sharded, **@contents,
+            "world_size" => @together.size, "sharded" => @sharded ? true : false, **@contents,
             "files" => written.compact.to_h { |name, said| [name, said["file"]] }, "tensors" => tensors(written), **@packed
           }
         end
@@ -210,7 +226,9 @@ module Torch
           places = written.compact.each_with_object({}) do |(name, said), all|
             said["tensors"].each { |tensor, place| all[tensor] = place.merge("file" => name) }
           end
-          @entries.to_h { |name, entry| [name, {"dtype" => entry.dtype, "shape" => entry.shape}.merge(places.fetch(name))] }
+          result = {}
+          @distribution.each_tensor { |name, dtype, shape, _| result[name] = {"dtype" => dtype, "shape" => shape}.merge(places.fetch(name)) }
+          result
         end
 
         # What is older goes only now. A fault here is no fault of the new checkpoint.

@@ -41,14 +41,24 @@ module Torch
         def of(object, parts, divided)
           case object
           when Torch::Tensor then object
-          when Torch::NN::Module then divided ? parts.state_of_model(unwrapped(object)) : unwrapped(object).state_dict.compact
+          when Torch::NN::Module then model_state(unwrapped(object), parts, divided)
           when Hash then object.to_h { |name, each| [name.is_a?(Symbol) ? name.to_s : name, of(each, parts, divided)] }
           when Array then object.map { |each| of(each, parts, divided) }
           else
             return object unless object.respond_to?(:state_dict)
 
-            (parts.optimizer(object)&.state if divided) || parts.numbered_state(object)
+            (parts.optimizer(object)&.state if divided) || other_state(object, parts)
           end
+        end
+
+        def model_state(model, parts, divided)
+          state = divided ? parts.state_of_model(model) : model.state_dict.compact
+          state.is_a?(PartialState) ? state : WholeState.new(state)
+        end
+
+        def other_state(object, parts)
+          state = parts.numbered_state(object)
+          object.is_a?(Torch::Optim::Optimizer) ? WholeState.new(state) : state
         end
 
         # @return [Array<Torch::Tensor>] what models keep beside their parameters: each rank's comes from its own batches

@@ -13,7 +13,8 @@ module Torch
       class Tree
         # What is kept of a tensor. Of one that ranks divide it is this rank's piece: `shape` is that of the piece then, `whole`
         # that of all of the tensor, and `regions` which elements of it the piece has.
-        Entry = Struct.new(:name, :tensor, :dtype, :shape, :whole, :regions) do
+        # `compared`: whether its values must be the same on all ranks, as those of tensors that are no model's and no optimizer's.
+        Entry = Struct.new(:name, :tensor, :dtype, :shape, :whole, :regions, :compared) do
           # @return [Integer]
           def bytes
             shape.inject(DTYPES.fetch(dtype).bytes, :*)
@@ -23,17 +24,14 @@ module Torch
         # @return [Hash{String => Entry}] the tensors that were taken out
         attr_reader :entries
 
-        # @return [Hash{String => Hash}] optimizers' states by parameter names within what was packed: ranks may have different parts
-        attr_reader :named
-
-        # @return [Hash{String => Hash}] the same of models' states
-        attr_reader :partial
+        # @return [Hash{String => String}] of states within what was packed: by their place, what {Merging} calls them
+        attr_reader :kinds
 
         def initialize
           @entries = {}
-          @named = {}
-          @partial = {}
+          @kinds = {}
           @names = {}
+          @within = nil
         end
 
         # @param value [Object] tensors within nested hashes and arrays
@@ -49,8 +47,9 @@ module Torch
             LocalPiece.refuse(name, value)
             {"$tensor" => take(value, name)}
           when Piece then {"$tensor" => take(value.tensor, name, value)}
-          when NamedState then pack(value.state, name).tap { |packed| @named[name] = packed }
-          when PartialState then pack(value.state, name).tap { |packed| @partial[name] = packed }
+          when NamedState then packed_state(value.state, name, Merging::NAMED)
+          when PartialState then packed_state(value.state, name, Merging::PART)
+          when WholeState then packed_state(value.state, name, Merging::MODEL)
           when Array then value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") }
           when Hash then packed_hash(value, name)
           when Complex then {"$complex" => [pack(value.real, name), pack(value.imaginary, name)]}
@@ -95,7 +94,54 @@ module Torch
         end
         private_class_method :untagged
 
+        class << self
+          # @param value [Object] what {#pack} gave
+          # @return [Boolean] whether it was a Hash
+          def pairs?(value)
+            value.is_a?(Hash) && (value.size != 1 || !value.keys.first.start_with?("$") || value.key?("$map"))
+          end
+
+          # @return [Array<Array(Object, Object)>] keys and values, both packed
+          def pairs(value)
+            value.key?("$map") ? value["$map"] : value.to_a
+          end
+
+          # @return [Object] what {#pack} makes of a Hash with these keys and values
+          def of_pairs(pairs)
+            plain?(pairs.map(&:first)) ? pairs.to_h : {"$map" => pairs}
+          end
+
+          # @return [Boolean] whether keys can be those of a JSON object
+          def plain?(keys)
+            keys.all? { |key| key.is_a?(String) && key.encoding != Encoding::BINARY && key.valid_encoding? && !key.start_with?("$") }
+          end
+
+          # @param key [Object] packed
+          # @return [String] what it is called in the names of tensors
+          def text(key)
+            key.is_a?(String) ? key : unpack(key).to_s
+          end
+
+          # @return [String] a packed value, for errors
+          def shown(value)
+            return "a tensor" if value.is_a?(Hash) && value.key?("$tensor")
+            return "a Hash of #{pairs(value).first(6).map { |key, _| text(key) }.join(", ")}" if pairs?(value)
+
+            (value.is_a?(Hash) ? unpack(value) { nil } : value).inspect[0, 80]
+          end
+        end
+
         private
+
+        # A tensor in a model's state or an optimizer's is taken to be the same on all ranks, and buffers need not be.
+        def packed_state(state, name, kind)
+          @kinds[name] = kind
+          outer = @within
+          @within = kind
+          pack(state, name)
+        ensure
+          @within = outer
+        end
 
         def packed_text(text)
           utf8 = (text.encoding == Encoding::BINARY) ? text.dup.force_encoding(Encoding::UTF_8) : text.encode(Encoding::UTF_8)
@@ -107,10 +153,7 @@ module Torch
         end
 
         def packed_hash(hash, name)
-          plain = hash.keys.all? { |key| key.is_a?(String) && key.encoding != Encoding::BINARY && key.valid_encoding? }
-          if plain && hash.keys.none? { |key| key.start_with?("$") }
-            return hash.to_h { |key, value| [key.encode(Encoding::UTF_8), pack(value, "#{name}.#{key}")] }
-          end
+          return hash.to_h { |key, value| [key.encode(Encoding::UTF_8), pack(value, "#{name}.#{key}")] } if Tree.plain?(hash.keys)
 
           {"$map" => hash.map { |key, value| [pack(key, name), pack(value, "#{name}.#{key}")] }}
         end
@@ -121,7 +164,7 @@ module Torch
           dtype = Checkpoint.dtype_name(tensor)
           @names[identity(tensor, dtype, piece)] ||= unused(name).tap do |free|
             local = piece ? piece.local : tensor
-            @entries[free] = Entry.new(free, local, dtype, piece ? [local.numel] : local.shape, piece&.shape, piece&.regions)
+            @entries[free] = Entry.new(free, local, dtype, piece ? [local.numel] : local.shape, piece&.shape, piece&.regions, piece.nil? && @within.nil?)
           end
         end
 
