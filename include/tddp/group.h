@@ -118,6 +118,15 @@ TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_shutdown_host(tddp_group *group, int64_t drain_ms,
                                                              const tddp_wait *wait);
 
+/**
+ * Says why this rank is about to shut the group down before its time, an exception's class and
+ * text for instance: ranks whose operations fail for want of this one name it. Copied, and cut at
+ * some hundred bytes; NULL or "": there is no reason. Any thread, before the shutdown. Errors:
+ * TDDP_OUT_OF_MEMORY.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_group_set_leave_reason(tddp_group *group,
+                                                                const char *reason);
+
 /** One more reference: tddp_group_release(). */
 TDDP_API tddp_group *tddp_group_retain(tddp_group *group);
 

@@ -146,11 +146,6 @@ void tddp_on_demand_stop(tddp_on_demand *self)
 
 /* --- for the group --------------------------------------------------------------------------- */
 
-bool tddp_on_demand_is_used(tddp_on_demand *self)
-{
-    return self->count > 0;
-}
-
 /* With the lock held. */
 static void set_outcome(tddp_on_demand *self, tddp_status status, const char *text)
 {

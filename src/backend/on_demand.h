@@ -49,9 +49,6 @@ void tddp_on_demand_stop(tddp_on_demand *self);
 
 /* --- for the group --------------------------------------------------------------------------- */
 
-/* Whether anything was added. */
-bool tddp_on_demand_is_used(tddp_on_demand *self);
-
 /* Another rank asks, or this one: connects, if that has not begun. Does not wait. */
 void tddp_on_demand_start(tddp_on_demand *self);
 

@@ -114,6 +114,7 @@ static void free_group(tddp_group *group)
         tddp_group_p2p_destroy(&group->p2p);
     }
     free(group->failure_text);
+    free(group->leave_reason);
     free(group->name);
     free(group);
 }
@@ -232,9 +233,29 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     return TDDP_OK;
 }
 
+tddp_status tddp_group_set_leave_reason(tddp_group *group, const char *reason)
+{
+    const bool any = reason && *reason;
+    char *copy = any ? tddp_copy_string(reason) : NULL;
+    if (any && !copy) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&group->mutex);
+    char *before = group->leave_reason;
+    group->leave_reason = copy;
+    pthread_mutex_unlock(&group->mutex);
+    free(before);
+    return TDDP_OK;
+}
+
 static void stop_detector(tddp_group *group)
 {
-    tddp_detector_remove_group(group);
+    pthread_mutex_lock(&group->mutex);
+    char *reason = group->leave_reason;
+    group->leave_reason = NULL;
+    pthread_mutex_unlock(&group->mutex);
+    tddp_detector_remove_group(group, reason);
+    free(reason);
     tddp_on_demand_end(group->on_demand, CONNECT_MS);
 }
 

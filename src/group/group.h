@@ -180,6 +180,7 @@ struct tddp_group {
     bool dumped;           /* the flight recorder's file is written before any error is returned */
     bool failed_elsewhere; /* the operation was another rank's */
     bool failure_returned; /* and an operation of this rank has returned the failure */
+    char *leave_reason;    /* why this rank is about to leave; NULL: as the program has it */
 
     tddp_group_p2p p2p;
     tddp_group_device device;

@@ -48,6 +48,7 @@ static tddp_status create(tddp_group *group, tddp_detector **out)
     atomic_init(&detector->references, 1);
     detector->pid = getpid();
     detector->base = tddp_store_retain(group->store);
+    detector->store_silent = true; /* until the watcher has connected */
     *out = detector;
     return TDDP_OK;
 }
@@ -61,9 +62,7 @@ static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
         atomic_fetch_add(&detector->references, 1);
         added->next = detector->entries;
         detector->entries = added;
-        if (added->unchecked) {
-            tddp_cancel_trigger(detector->wake);
-        }
+        tddp_cancel_trigger(detector->wake);
     }
     pthread_mutex_unlock(&detector->mutex);
     return running;
@@ -87,7 +86,7 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
     }
     added->group = group;
     write_key(group, added->key);
-    added->unchecked = tddp_on_demand_is_used(group->on_demand);
+    added->unchecked = true;
     if (parent && parent->detector && add_to_shared(parent->detector, added)) {
         group->detector = parent->detector;
         return TDDP_OK;
@@ -128,6 +127,9 @@ void tddp_detector_release(tddp_detector *detector)
         free_entry(detector->entries);
         detector->entries = next;
     }
+    while (detector->outbox) {
+        tddp_detector_drop_message(detector);
+    }
     tddp_store_release(detector->store);
     tddp_store_release(detector->base);
     tddp_cancel_free(detector->wake);
@@ -138,7 +140,16 @@ void tddp_detector_release(tddp_detector *detector)
     free(detector);
 }
 
-void tddp_detector_remove_group(tddp_group *group)
+/* Waits until the store has what is in the outbox now. With the lock held. */
+static void await_told(tddp_detector *detector, int64_t deadline)
+{
+    uint64_t queued = detector->queued;
+    while (detector->told < queued && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
+    }
+}
+
+void tddp_detector_remove_group(tddp_group *group, const char *reason)
 {
     tddp_detector *detector = group->detector;
     if (!detector) {
@@ -151,11 +162,11 @@ void tddp_detector_remove_group(tddp_group *group)
         pthread_mutex_unlock(&detector->mutex);
         return;
     }
-    self->leaving = self->stage == TDDP_DETECTOR_IDLE && !detector->store_lost;
-    tddp_cancel_trigger(detector->wake);
-    while (self->leaving && !detector->store_lost && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
+    if (self->stage == TDDP_DETECTOR_IDLE) {
+        tddp_detector_put_report(detector, self, TDDP_REPORT_LEFT, reason);
     }
+    tddp_cancel_trigger(detector->wake);
+    await_told(detector, deadline);
     while (self->busy) {
         pthread_cond_wait(&detector->changed, &detector->mutex);
     }

@@ -7,6 +7,7 @@
  *
  *   detector.c       what the groups call
  *   watcher.c        the watcher thread
+ *   outbox.c         what it has yet to tell the store, which may be silent for a while
  *   notice.c         notices and reports in the store
  *   status_report.c  a rank's report of where it is, as a line of text
  *   root_cause.c     finds the root cause in the ranks' reports
@@ -22,9 +23,10 @@ typedef struct tddp_detector tddp_detector;
  * rank needs none. */
 TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent);
 
-/* Removes the group: it receives no more failures, and a report says that this rank has left. The
- * last group's removal ends the watcher thread. Once, by the thread that shuts the group down. */
-void tddp_detector_remove_group(tddp_group *group);
+/* Removes the group: it receives no more failures, and a report says that this rank has left, and
+ * with a `reason` why. The last group's removal ends the watcher thread. Once, by the thread that
+ * shuts the group down. */
+void tddp_detector_remove_group(tddp_group *group, const char *reason);
 
 /* Reports that the ranks have joined, but this rank failed to create the group: the others need
  * not wait for it. */
@@ -50,7 +52,9 @@ tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const
 void tddp_detector_ask_to_connect(void *group);
 
 /* --- notice.c. `store` is the watcher's connection, `key` the group's name among the job's
- * groups. All of them return within a fraction of a second. ---------------------------------------
+ * groups. All of them return within a fraction of a second where the store answers, and soon where
+ * it is silent. Each may be called again after a failure.
+ * ------------------------------------------------------------------------------------------------
  */
 
 /* Appends a status report to the group's log. */
@@ -63,22 +67,29 @@ typedef enum tddp_notice_kind {
     TDDP_NOTICE_KINDS,
 } tddp_notice_kind;
 
-/* Publishes a notice, which wakes all ranks' watchers: once a group and kind, by the first rank
- * that calls it. */
+typedef struct tddp_notice {
+    tddp_notice_kind kind; /* TDDP_NOTICE_KINDS: not known */
+    char *key;             /* of its group; the receiver frees it */
+} tddp_notice;
+
+/* Makes this notice `number`, from 1, which wakes all ranks' watchers, unless another one is:
+ * `*out` is what has the number then. The one before must be there. */
+TDDP_NODISCARD tddp_status tddp_notice_offer(tddp_store *store, int64_t number,
+                                             tddp_notice_kind kind, const char *key,
+                                             tddp_notice *out);
+
+/* Publishes a notice, unless any rank has: for a rank that has received none. */
 TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind,
                                                const char *key);
-
-/* Whether a rank has begun to. */
-TDDP_NODISCARD tddp_status tddp_notice_was_published(tddp_store *store, tddp_notice_kind kind,
-                                                     const char *key, bool *out);
 
 /* Reads the group's log, to be freed; an empty text if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);
 
-/* Waits for notice `number`, from 1, as long as `wait` says: its kind and the key of its group, to
- * be freed. Of a kind that is not known: TDDP_NOTICE_KINDS. */
+/* Waits for notice `number` as long as `wait` says. */
 TDDP_NODISCARD tddp_status tddp_notice_wait(tddp_store *store, int64_t number,
-                                            const tddp_wait *wait, tddp_notice_kind *kind,
-                                            char **key);
+                                            const tddp_wait *wait, tddp_notice *out);
+
+/* Returns once the store answers. */
+TDDP_NODISCARD tddp_status tddp_notice_ask(tddp_store *store, const tddp_wait *wait);
 
 #endif

@@ -26,11 +26,12 @@ typedef struct tddp_detector_entry {
     char key[TDDP_DETECTOR_KEY_BYTES]; /* the group's name among the job's, equal on all ranks */
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;
-    bool leaving;           /* the watcher has to report that this rank leaves the group */
     bool asks;              /* the watcher has to ask all ranks to connect */
-    bool unchecked;         /* and to look whether another rank did before it watched this group */
+    bool asked;             /* it does, and no notice says so yet */
+    bool unchecked;         /* a notice may have come before this rank watched the group */
     bool busy;              /* the watcher works on it, without the lock */
-    bool position_reported; /* this rank has replied to the notice */
+    bool position_reported; /* this rank's reply to the notice is in the outbox */
+    bool failure_reported;  /* its failure is, and the notice */
     bool failed_here;       /* an operation of this rank failed: `op` to `text` describe it */
     tddp_op op;
     char *described; /* by the caller; NULL: not at all */
@@ -41,22 +42,57 @@ typedef struct tddp_detector_entry {
     char *cause_text; /* NULL: no memory for it */
 } tddp_detector_entry;
 
+/* What the store has to be told: a line of a group's log, or a notice. */
+typedef struct tddp_detector_message {
+    struct tddp_detector_message *next;
+    char key[TDDP_DETECTOR_KEY_BYTES]; /* of its group */
+    tddp_notice_kind notice;
+    tddp_bytes line; /* empty: it is the notice */
+} tddp_detector_message;
+
+/* A notice of a group that this rank does not watch: not yet, no longer, or never. */
+typedef struct tddp_detector_stray {
+    struct tddp_detector_stray *next;
+    tddp_notice notice;
+} tddp_detector_stray;
+
 struct tddp_detector {
     atomic_int references;
     pid_t pid;
     pthread_t thread;
-    tddp_cancel *wake;        /* triggered to wake the watcher after an entry has changed */
-    tddp_store *base;         /* the first group's part of the store, on that group's connection */
-    tddp_store *store;        /* the same on the watcher's own connection, once it is open */
-    int64_t notices_received; /* only used by the watcher */
-    pthread_mutex_t mutex;    /* guards what follows */
+    tddp_cancel *wake; /* triggered to wake the watcher after an entry or the outbox has changed */
+    tddp_store *base;  /* the first group's part of the store, on that group's connection */
+    /* Only used by the watcher. */
+    tddp_store *store;     /* the same on the watcher's own connection; NULL: there is none now */
+    int64_t connect_until; /* without one: when it gives up */
+    int64_t notices_received;
+    tddp_detector_stray *strays;
+    pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     tddp_detector_entry *entries;
-    bool store_lost; /* the store is unreachable; set by the watcher alone, never cleared */
+    tddp_detector_message *outbox; /* in order; the watcher alone removes any */
+    uint64_t queued;               /* messages, ever */
+    uint64_t told;                 /* of which the store knows, or never will */
+    bool store_silent; /* the store has not answered, and is asked again; set by the watcher */
+    bool store_lost;   /* it cannot be reached any more; set by the watcher, never cleared */
     bool ended;
 };
 
 /* watcher.c: the thread's body. */
 void *tddp_detector_run_watcher(void *detector);
+
+/* --- outbox.c: with the lock held ------------------------------------------------------------- */
+
+/* Puts this rank's report in the outbox; `text`: of its failure, or why it leaves; may be NULL.
+ * Without memory for it there is none. */
+void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
+                              tddp_status_report_kind kind, const char *text);
+
+/* Puts a notice about the group in the outbox. */
+void tddp_detector_put_notice(tddp_detector *detector, const tddp_detector_entry *self,
+                              tddp_notice_kind kind);
+
+/* Takes the outbox's first message out, and frees it. */
+void tddp_detector_drop_message(tddp_detector *detector);
 
 #endif

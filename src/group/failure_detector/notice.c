@@ -3,14 +3,17 @@
  * connection, so that other threads' calls that wait at the store don't delay them.
  *
  * Keys below the first group's own: `failure_detector/reports/GROUP` is the group's log, one line
- * a report; `failure_detector/publishers/GROUP` counts the ranks that publish its failure, and
- * `failure_detector/connectors/GROUP` those that ask its ranks to connect, of which the first
- * writes the notice; `failure_detector/notices` numbers the notices, and
- * `failure_detector/notice/N` is the kind of the Nth, as a code of one character, and the name of
- * the group that it is about.
+ * a report; `failure_detector/notice/N` is the kind of the Nth notice, as a code of one character,
+ * and the name of the group that it is about.
+ *
+ * Who publishes offers its notice as the Nth, for the first N that no rank has taken, by one
+ * compare_set. So a notice is there or not, each is there once, and their numbers have no holes,
+ * whenever a rank dies. Every call may be repeated when it is not known whether the store received
+ * it.
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "group/failure_detector/detector.h"
@@ -18,8 +21,6 @@
 enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
 
 #define ROOT "failure_detector/"
-
-static const tddp_slice notice_count_key = {ROOT "notices", sizeof ROOT "notices" - 1};
 
 static const tddp_wait brief = {CALL_MS, NULL};
 
@@ -42,43 +43,68 @@ tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const 
                              (tddp_slice){line->data, line->size}, &brief);
 }
 
-static const struct {
-    const char *publishers;
-    char code;
-} kinds[TDDP_NOTICE_KINDS] = {
-    [TDDP_NOTICE_FAILURE] = {"publishers", 'F'},
-    [TDDP_NOTICE_CONNECT] = {"connectors", 'C'},
+static const char codes[TDDP_NOTICE_KINDS] = {
+    [TDDP_NOTICE_FAILURE] = 'F',
+    [TDDP_NOTICE_CONNECT] = 'C',
 };
 
-tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind, const char *key)
+/* Takes the value over. */
+static tddp_notice parse(tddp_blob *value)
+{
+    int kind = 0;
+    while (kind < TDDP_NOTICE_KINDS && value->data[0] != codes[kind]) {
+        kind++;
+    }
+    if (value->size > 0) {
+        memmove(value->data, value->data + 1, value->size); /* and its NUL */
+    }
+    return (tddp_notice){(tddp_notice_kind)kind, value->data};
+}
+
+tddp_status tddp_notice_offer(tddp_store *store, int64_t number, tddp_notice_kind kind,
+                              const char *key, tddp_notice *out)
 {
     char text[KEY_BYTES];
     char value[KEY_BYTES];
-    int64_t publishers;
-    int64_t number;
-    tddp_status status =
-        tddp_store_add(store, key_of(text, kinds[kind].publishers, key), 1, &brief, &publishers);
-    if (status || publishers > 1) {
-        return status;
+    tddp_blob there = {0};
+    const tddp_slice slice = notice_key(text, number);
+    (void)snprintf(value, sizeof value, "%c%s", codes[kind], key);
+    tddp_status status = tddp_store_compare_set(store, slice, (tddp_slice){"", 0},
+                                                (tddp_slice){value, strlen(value)}, &brief, &there);
+    if (status == TDDP_OK) {
+        /* PyTorch's servers wake nobody at a compare_set: so the same value is set once more, by
+         * each rank that passes, should the one that took the number have died before. */
+        status = tddp_store_set(store, slice, (tddp_slice){there.data, there.size}, &brief);
     }
-    status = tddp_store_add(store, notice_count_key, 1, &brief, &number);
     if (status) {
+        tddp_blob_free(&there);
         return status;
     }
-    (void)snprintf(value, sizeof value, "%c%s", kinds[kind].code, key);
-    return tddp_store_set(store, notice_key(text, number), (tddp_slice){value, strlen(value)},
-                          &brief);
+    *out = parse(&there);
+    return TDDP_OK;
 }
 
-tddp_status tddp_notice_was_published(tddp_store *store, tddp_notice_kind kind, const char *key,
-                                      bool *out)
+tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind, const char *key)
+{
+    bool published = false;
+    tddp_status status = TDDP_OK;
+    for (int64_t number = 1; status == TDDP_OK && !published; number++) {
+        tddp_notice there;
+        status = tddp_notice_offer(store, number, kind, key, &there);
+        if (status == TDDP_OK) {
+            published = there.kind == kind && strcmp(there.key, key) == 0;
+            free(there.key);
+        }
+    }
+    return status;
+}
+
+tddp_status tddp_notice_ask(tddp_store *store, const tddp_wait *wait)
 {
     char text[KEY_BYTES];
-    int exists = 0;
-    const tddp_slice publishers = key_of(text, kinds[kind].publishers, key);
-    tddp_status status = tddp_store_check(store, &publishers, 1, &brief, &exists);
-    *out = exists != 0;
-    return status;
+    int exists;
+    const tddp_slice slice = notice_key(text, 1);
+    return tddp_store_check(store, &slice, 1, wait, &exists);
 }
 
 tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log)
@@ -124,21 +150,8 @@ static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *
     }
 }
 
-/* Takes the code away, and returns its kind. */
-static tddp_notice_kind take_kind(tddp_blob *notice)
-{
-    int kind = 0;
-    while (kind < TDDP_NOTICE_KINDS && notice->data[0] != kinds[kind].code) {
-        kind++;
-    }
-    if (notice->size > 0) {
-        memmove(notice->data, notice->data + 1, notice->size); /* and its NUL */
-    }
-    return (tddp_notice_kind)kind;
-}
-
 tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait,
-                             tddp_notice_kind *kind, char **key)
+                             tddp_notice *out)
 {
     char text[KEY_BYTES];
     tddp_blob blob;
@@ -148,8 +161,7 @@ tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait 
         status = tddp_store_get(store, slice, &brief, &blob);
     }
     if (status == TDDP_OK) {
-        *kind = take_kind(&blob);
-        *key = blob.data; /* ends in a NUL */
+        *out = parse(&blob);
     }
     return status;
 }

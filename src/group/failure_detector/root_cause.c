@@ -205,8 +205,27 @@ static bool has_left_early(const tddp_failure_evidence *evidence, int rank)
            !(collective && report->last.any && report->last.sequence >= evidence->op->sequence);
 }
 
+static bool has_left_with_reason(const tddp_failure_evidence *evidence, int rank)
+{
+    return has_left_early(evidence, rank) && evidence->reports[rank].text[0];
+}
+
+/* An exception that ended a rank's part says more than that others have left, too, because of it.
+ */
 static void add_left(text *to, const tddp_failure_evidence *evidence)
 {
+    if (any(evidence, has_left_with_reason)) {
+        int named = 0;
+        for (int rank = 0; rank < evidence->peers->count; rank++) {
+            if (has_left_with_reason(evidence, rank) && named++ < NAMED) {
+                add(to, "%s", named > 1 ? "; " : "");
+                add_rank(to, evidence, rank);
+                add(to, " has left the group because of an error: %s",
+                    evidence->reports[rank].text);
+            }
+        }
+        return;
+    }
     int ranks = add_ranks(to, evidence, has_left_early);
     add(to, " %s destroyed the group: do all ranks make the same calls?",
         ranks > 1 ? "have" : "has");

@@ -196,7 +196,10 @@ const char *tddp_status_report_position(const tddp_status_report *report,
         used = snprintf(text, size, "in no operation yet");
     }
     if (report->kind == TDDP_REPORT_LEFT) {
-        used += snprintf(text + used, size - (size_t)used, "; it has destroyed the group");
+        used += report->text[0]
+                    ? snprintf(text + used, size - (size_t)used,
+                               "; it has left the group because of an error: %.200s", report->text)
+                    : snprintf(text + used, size - (size_t)used, "; it has destroyed the group");
     }
     if (report->other_groups[0] && (size_t)used < size) {
         (void)snprintf(text + used, size - (size_t)used, "; %.*s", OTHER_GROUPS,

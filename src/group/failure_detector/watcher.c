@@ -5,6 +5,9 @@
  * Invariant: while an entry is `busy` it stays in the list, its group stays alive, and its
  * description of the failed operation does not change. The lock is not held while a store or a
  * group is called.
+ *
+ * A store that is silent is asked again until it answers or its host refuses connections: what it
+ * has to be told is in the outbox meanwhile, and groups that fail here find their cause without it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,16 +18,32 @@
 #include "group/failure_detector/detector_state.h"
 
 enum {
-    CONNECT_MS = 5000,
+    CONNECT_MS = 5000, /* how long a store is tried to which there is no connection */
+    ASK_MS = 2000,
     NOTICE_WAIT_MS = 600 * 1000,
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
-    LOG_BYTES = 4 << 20, /* the size to which all ranks' reports may add up */
-    LEAST_REPORT_BYTES = 100,
-    MOST_REPORT_BYTES = 900,
 };
 
-/* --- for one group --------------------------------------------------------------------------- */
+/* --- the store ------------------------------------------------------------------------------- */
+
+static bool answers(const tddp_detector *detector)
+{
+    return !detector->store_silent && !detector->store_lost;
+}
+
+/* It is silent, but its host has not closed the connection. */
+static bool may_answer(const tddp_detector *detector)
+{
+    return detector->store_silent && detector->store;
+}
+
+static void free_outbox(tddp_detector *detector)
+{
+    while (detector->outbox) {
+        tddp_detector_drop_message(detector);
+    }
+}
 
 static void lose_store(tddp_detector *detector)
 {
@@ -32,93 +51,170 @@ static void lose_store(tddp_detector *detector)
              tddp_error_message());
     pthread_mutex_lock(&detector->mutex);
     detector->store_lost = true;
+    free_outbox(detector);
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
 }
 
-/* Formats this rank's operations in the job's other groups. */
-static void describe_other_groups(tddp_detector *detector, const tddp_detector_entry *self,
-                                  char *text, size_t size)
+/* Other ranks had no answer either: they have some time again. */
+static void extend_deadlines(tddp_detector *detector)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    pthread_mutex_lock(&detector->mutex);
-    for (const tddp_detector_entry *each = detector->entries; each && used < size;
-         each = each->next) {
-        tddp_recorder_position position = tddp_recorder_read_position(each->group->recorder);
-        const tddp_recorder_op_summary *op =
-            position.current.any ? &position.current : &position.message;
-        if (each != self && op->any) {
-            char name[TDDP_REPORT_OP_NAME_BYTES];
-            int length =
-                snprintf(text + used, size - used, "%sin group \"%.64s\" in %s for %.1f s",
-                         used ? ", " : "", each->group->name,
-                         tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
-                         (double)(tddp_now_ns() - op->at_ns) / 1e9);
-            used += (size_t)length;
+    int64_t least = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        if (each->stage == TDDP_DETECTOR_NOTIFIED && each->deadline < least) {
+            each->deadline = least;
         }
     }
+}
+
+static void set_silent(tddp_detector *detector, bool silent)
+{
+    if (detector->store_silent == silent) {
+        return;
+    }
+    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store %s: %s",
+             silent ? "does not answer and is asked again" : "answers again",
+             silent ? tddp_error_message() : "");
+    pthread_mutex_lock(&detector->mutex);
+    detector->store_silent = silent;
+    if (!silent) {
+        extend_deadlines(detector);
+    }
+    pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
 }
 
-/* Reports the failed operation as the current one: others may run beside it. */
-static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_position *position)
+/* Draws the conclusions from the status of a call. */
+static void note(tddp_detector *detector, tddp_status status)
 {
-    tddp_recorder_op_summary *current = &position->current;
-    if (current->any && current->kind == self->op.kind && current->sequence == self->op.sequence) {
+    if (status == TDDP_OUT_OF_MEMORY) {
         return;
     }
-    *current = (tddp_recorder_op_summary){.any = true,
-                                          .kind = self->op.kind,
-                                          .sequence = self->op.sequence,
-                                          .peer = self->op.peer,
-                                          .at_ns = tddp_now_ns()};
-    (void)snprintf(current->text, sizeof current->text, "%s",
-                   self->described ? self->described : "");
+    if (status && status != TDDP_TIMEOUT && status != TDDP_CANCELED) {
+        /* The connection is gone, the store need not be. */
+        tddp_store_release(detector->store);
+        detector->store = NULL;
+        detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+    }
+    set_silent(detector, status != TDDP_OK);
 }
 
-static tddp_status append_report(tddp_detector *detector, const tddp_detector_entry *self,
-                                 tddp_status_report_kind kind)
+/* Asks a silent store until it answers, at most so long, or until there is something to do. */
+static void ask_again(tddp_detector *detector, int64_t timeout_ms)
 {
-    const tddp_group *group = self->group;
-    char other_groups[256];
-    tddp_bytes line = {0};
-    tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
-    bool failed = kind == TDDP_REPORT_FAILURE;
-    if (failed) {
-        set_failed_operation(self, &position);
+    tddp_wait wait = {timeout_ms, detector->wake};
+    tddp_status status;
+    if (detector->store) {
+        status = tddp_notice_ask(detector->store, &wait);
+        if (status != TDDP_CANCELED) {
+            note(detector, status);
+        }
+        return;
     }
-    describe_other_groups(detector, self, other_groups, sizeof other_groups);
-    size_t most = (size_t)(LOG_BYTES / group->world_size);
-    most = most < LEAST_REPORT_BYTES  ? LEAST_REPORT_BYTES
-           : most > MOST_REPORT_BYTES ? MOST_REPORT_BYTES
-                                      : most;
-    tddp_status status = tddp_status_report_write(
-        &line, kind, group->rank, failed ? self->status : TDDP_OK, &position, other_groups,
-        failed && self->text ? self->text : "", most);
+    status = tddp_store_clone(detector->base, &wait, &detector->store);
     if (status == TDDP_OK) {
-        status = tddp_notice_append_report(detector->store, self->key, &line);
+        set_silent(detector, false);
+    } else if (status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY &&
+               tddp_now_ns() >= detector->connect_until) {
+        lose_store(detector);
     }
-    tddp_bytes_free(&line);
+}
+
+/* --- notices --------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void tell_entry(tddp_detector_entry *self, tddp_notice_kind kind)
+{
+    if (kind == TDDP_NOTICE_CONNECT) {
+        self->asked = false;
+        tddp_on_demand_start(self->group->on_demand);
+    } else if (kind == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
+        self->stage = TDDP_DETECTOR_NOTIFIED;
+        self->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
+    }
+}
+
+/* Takes the notice's key over. */
+static void receive_notice(tddp_detector *detector, tddp_notice notice)
+{
+    bool known = false;
+    detector->notices_received++;
+    pthread_mutex_lock(&detector->mutex);
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        if (strcmp(each->key, notice.key) == 0) {
+            known = true;
+            tell_entry(each, notice.kind);
+        }
+    }
+    pthread_mutex_unlock(&detector->mutex);
+    tddp_detector_stray *stray = known ? NULL : tddp_alloc(sizeof *stray);
+    if (stray) {
+        *stray = (tddp_detector_stray){detector->strays, notice};
+        detector->strays = stray;
+    } else {
+        free(notice.key);
+    }
+}
+
+/* The notices that came before this rank watched their groups. With the lock held. */
+static void check_strays(tddp_detector *detector)
+{
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        tddp_detector_stray **link = &detector->strays;
+        while (each->unchecked && *link) {
+            tddp_detector_stray *stray = *link;
+            if (strcmp(each->key, stray->notice.key) != 0) {
+                link = &stray->next;
+                continue;
+            }
+            tell_entry(each, stray->notice.kind);
+            *link = stray->next;
+            free(stray->notice.key);
+            free(stray);
+        }
+        each->unchecked = false;
+    }
+}
+
+/* Offers the notice until it, or another rank's of the same words, has a number; receives those
+ * that have come before it. */
+static tddp_status publish(tddp_detector *detector, const tddp_detector_message *message)
+{
+    bool published = false;
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK && !published) {
+        tddp_notice there;
+        status = tddp_notice_offer(detector->store, detector->notices_received + 1, message->notice,
+                                   message->key, &there);
+        if (status == TDDP_OK) {
+            published = there.kind == message->notice && strcmp(there.key, message->key) == 0;
+            receive_notice(detector, there);
+        }
+    }
     return status;
 }
 
-static void report_failure(tddp_detector *detector, tddp_detector_entry *self)
+/* Sends what is in the outbox, as far as the store answers. With the lock held, which is released
+ * meanwhile. */
+static void send_outbox(tddp_detector *detector)
 {
-    if (!detector->store_lost) {
-        tddp_status status = append_report(detector, self, TDDP_REPORT_FAILURE);
-        if (status == TDDP_OK) {
-            status = tddp_notice_publish(detector->store, TDDP_NOTICE_FAILURE, self->key);
-        }
-        if (status && status != TDDP_OUT_OF_MEMORY) {
-            lose_store(detector);
+    while (detector->outbox && answers(detector)) {
+        const tddp_detector_message *message = detector->outbox;
+        pthread_mutex_unlock(&detector->mutex);
+        tddp_status status =
+            message->line.size > 0
+                ? tddp_notice_append_report(detector->store, message->key, &message->line)
+                : publish(detector, message);
+        note(detector, status);
+        pthread_mutex_lock(&detector->mutex);
+        if (status == TDDP_OK || status == TDDP_OUT_OF_MEMORY) {
+            tddp_detector_drop_message(detector);
+            pthread_cond_broadcast(&detector->changed);
         }
     }
-    pthread_mutex_lock(&detector->mutex);
-    self->stage = TDDP_DETECTOR_REPORTED;
-    pthread_cond_broadcast(&detector->changed);
-    pthread_mutex_unlock(&detector->mutex);
 }
+
+/* --- for one group --------------------------------------------------------------------------- */
 
 static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
                        tddp_status *cause)
@@ -140,7 +236,7 @@ static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char 
         .status = self->failed_here ? self->status : TDDP_OK,
         .text = self->failed_here && self->text ? self->text : "",
         .reports = reports,
-        .store_lost = detector->store_lost,
+        .store_lost = !answers(detector),
         .deadline_over = tddp_now_ns() >= self->deadline,
     };
     bool found = tddp_root_cause_find(&evidence, cause);
@@ -153,11 +249,11 @@ static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char 
 static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
 {
     char *log = NULL;
-    if (!detector->store_lost) {
-        tddp_status status = tddp_notice_read_reports(detector->store, self->key, &log);
-        if (status && status != TDDP_OUT_OF_MEMORY) {
-            lose_store(detector);
-        }
+    if (answers(detector)) {
+        note(detector, tddp_notice_read_reports(detector->store, self->key, &log));
+    }
+    if (may_answer(detector) && tddp_now_ns() < self->deadline) {
+        return false;
     }
     tddp_status cause;
     bool found = find_cause(detector, self, log, &cause);
@@ -180,124 +276,78 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
     return fails;
 }
 
-static void report_position(tddp_detector *detector, tddp_detector_entry *self)
+/* Whether something has to be done for the entry soon. */
+static bool is_unfinished(const tddp_detector_entry *self)
 {
-    self->position_reported = true;
-    tddp_status status = append_report(detector, self, TDDP_REPORT_POSITION);
-    if (status && status != TDDP_OUT_OF_MEMORY) {
-        lose_store(detector);
-    }
+    return self->stage != TDDP_DETECTOR_IDLE && self->stage != TDDP_DETECTOR_RESOLVED;
 }
 
-/* Replies to notices first: the other ranks wait for the replies a short time only. With the lock
- * held, which is released meanwhile. */
-static void report_positions(tddp_detector *detector)
+/* What the entries have for the outbox; replies first: the other ranks wait for them a short time
+ * only. With the lock held. */
+static void fill_outbox(tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage != TDDP_DETECTOR_NOTIFIED || each->position_reported) {
-            continue;
+        if (each->stage == TDDP_DETECTOR_NOTIFIED && !each->position_reported) {
+            each->position_reported = true;
+            tddp_detector_put_report(detector, each, TDDP_REPORT_POSITION, NULL);
         }
-        each->busy = true;
-        pthread_mutex_unlock(&detector->mutex);
-        report_position(detector, each);
-        pthread_mutex_lock(&detector->mutex);
-        each->busy = false;
-        pthread_cond_broadcast(&detector->changed);
     }
-}
-
-/* Asks all ranks to connect, or connects if one has asked before this rank watched the group. */
-static void process_connect(tddp_detector *detector, const tddp_detector_entry *self, bool asks)
-{
-    tddp_on_demand *on_demand = self->group->on_demand;
-    tddp_status status = TDDP_NETWORK;
-    bool asked = false;
-    if (!detector->store_lost) {
-        status = asks ? tddp_notice_publish(detector->store, TDDP_NOTICE_CONNECT, self->key)
-                      : tddp_notice_was_published(detector->store, TDDP_NOTICE_CONNECT, self->key,
-                                                  &asked);
-    }
-    if (status == TDDP_OK && (asks || asked)) {
-        tddp_on_demand_start(on_demand);
-    } else if (status) {
-        tddp_on_demand_fail(on_demand, status,
-                            "the ranks of several hosts cannot connect: the store, in which they "
-                            "agree on that, cannot be reached any more");
-        if (!detector->store_lost && status != TDDP_OUT_OF_MEMORY) {
-            lose_store(detector);
+    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
+        if (each->stage == TDDP_DETECTOR_UNREPORTED && !each->failure_reported) {
+            each->failure_reported = true;
+            tddp_detector_put_report(detector, each, TDDP_REPORT_FAILURE, each->text);
+            tddp_detector_put_notice(detector, each, TDDP_NOTICE_FAILURE);
+        }
+        if (each->asks) {
+            each->asks = false;
+            each->asked = true;
+            tddp_detector_put_notice(detector, each, TDDP_NOTICE_CONNECT);
         }
     }
 }
 
-/* The same for all groups. With the lock held, which is released meanwhile. */
-static void process_connects(tddp_detector *detector)
+/* The consequences of what the outbox has become. With the lock held. */
+static void finish_reports(tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        const bool asks = each->asks;
-        if (!asks && !each->unchecked) {
-            continue;
+        if (each->stage == TDDP_DETECTOR_UNREPORTED && each->failure_reported) {
+            each->stage = TDDP_DETECTOR_REPORTED;
         }
-        each->asks = each->unchecked = false;
-        each->busy = true;
-        pthread_mutex_unlock(&detector->mutex);
-        process_connect(detector, each, asks);
-        pthread_mutex_lock(&detector->mutex);
-        each->busy = false;
-        pthread_cond_broadcast(&detector->changed);
+        if (each->asked && detector->store_lost) {
+            each->asked = false;
+            tddp_on_demand_fail(each->group->on_demand, TDDP_NETWORK,
+                                "the ranks of several hosts cannot connect: the store, in which "
+                                "they agree on that, cannot be reached any more");
+        }
     }
+    pthread_cond_broadcast(&detector->changed);
 }
 
-/* Does what the entry's stage requires; true if the entry has to be processed again soon. The entry
- * is busy meanwhile. */
-static bool process(tddp_detector *detector, tddp_detector_entry *self, tddp_detector_stage stage,
-                    bool leaving, bool *failed)
-{
-    if (leaving && !detector->store_lost && stage == TDDP_DETECTOR_IDLE &&
-        append_report(detector, self, TDDP_REPORT_LEFT) == TDDP_NETWORK) {
-        lose_store(detector);
-    }
-    switch (stage) {
-    case TDDP_DETECTOR_UNREPORTED:
-        report_failure(detector, self);
-        *failed = resolve(detector, self);
-        break;
-    case TDDP_DETECTOR_NOTIFIED:
-    case TDDP_DETECTOR_REPORTED:
-        *failed = resolve(detector, self);
-        break;
-    default:
-        break;
-    }
-    pthread_mutex_lock(&detector->mutex);
-    bool again = self->stage != TDDP_DETECTOR_IDLE && self->stage != TDDP_DETECTOR_RESOLVED;
-    pthread_mutex_unlock(&detector->mutex);
-    return again;
-}
-
-/* Processes every entry that needs it; true if one has to be processed again soon. Stops after an
+/* Does what the entries' stages require; true if one has to be processed again soon. Stops after an
  * entry whose group it failed, with `pause_ms` 0: notices may have come meanwhile. With the lock
  * held, which is released meanwhile. */
 static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    report_positions(detector);
-    process_connects(detector);
+    do { /* publishing receives notices, to which this rank replies before it does anything else */
+        send_outbox(detector);
+        check_strays(detector);
+        fill_outbox(detector);
+    } while (detector->outbox && answers(detector));
+    finish_reports(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
-        bool leaving = each->leaving;
-        bool unchanged = each->stage == TDDP_DETECTOR_IDLE || each->stage == TDDP_DETECTOR_RESOLVED;
-        if (unchanged && !leaving) {
-            continue;
+        /* While the store is silent, another rank's failure has time. */
+        if (each->stage == TDDP_DETECTOR_REPORTED ||
+            (each->stage == TDDP_DETECTOR_NOTIFIED && !may_answer(detector))) {
+            each->busy = true;
+            pthread_mutex_unlock(&detector->mutex);
+            failed = resolve(detector, each);
+            pthread_mutex_lock(&detector->mutex);
+            each->busy = false;
+            pthread_cond_broadcast(&detector->changed);
         }
-        tddp_detector_stage stage = each->stage;
-        each->busy = true;
-        pthread_mutex_unlock(&detector->mutex);
-        bool unfinished = process(detector, each, stage, leaving, &failed);
-        pthread_mutex_lock(&detector->mutex);
-        again = unfinished || again;
-        each->busy = false;
-        each->leaving = false;
-        pthread_cond_broadcast(&detector->changed);
+        again = is_unfinished(each) || again;
     }
     *pause_ms = failed ? 0 : *pause_ms;
     return again || failed;
@@ -305,29 +355,16 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-static void receive_notice(tddp_detector *detector, tddp_notice_kind kind, const char *key)
-{
-    pthread_mutex_lock(&detector->mutex);
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (strcmp(each->key, key) != 0) {
-            continue;
-        }
-        if (kind == TDDP_NOTICE_CONNECT) {
-            tddp_on_demand_start(each->group->on_demand);
-        } else if (kind == TDDP_NOTICE_FAILURE && each->stage == TDDP_DETECTOR_IDLE) {
-            each->stage = TDDP_DETECTOR_NOTIFIED;
-            each->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
-        }
-    }
-    pthread_mutex_unlock(&detector->mutex);
-}
-
 /* Waits for the next notice, or to be woken; with `again` no longer than the pause. Receives all
  * notices that are there: many groups may fail at once, and replies are waited for a short time
  * only. */
 static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_ms)
 {
     tddp_wait wait = {again ? 0 : NOTICE_WAIT_MS, detector->wake};
+    if (detector->store_silent) {
+        ask_again(detector, again ? TDDP_DETECTOR_REPLY_MS : ASK_MS);
+        return;
+    }
     if (again || detector->store_lost) {
         int64_t until = tddp_deadline_after_ms(again ? pause_ms : NOTICE_WAIT_MS);
         if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || detector->store_lost) {
@@ -336,42 +373,41 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     }
     tddp_status status;
     do {
-        char *key;
-        tddp_notice_kind kind;
-        status =
-            tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &kind, &key);
+        tddp_notice notice;
+        status = tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &notice);
         if (status == TDDP_OK) {
-            detector->notices_received++;
-            receive_notice(detector, kind, key);
-            free(key);
+            receive_notice(detector, notice);
         }
         wait.timeout_ms = 0;
     } while (status == TDDP_OK);
-    if (status != TDDP_TIMEOUT && status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY) {
-        lose_store(detector);
+    if (status != TDDP_TIMEOUT && status != TDDP_CANCELED) {
+        note(detector, status);
+    }
+}
+
+static void free_strays(tddp_detector *detector)
+{
+    while (detector->strays) {
+        tddp_detector_stray *next = detector->strays->next;
+        free(detector->strays->notice.key);
+        free(detector->strays);
+        detector->strays = next;
     }
 }
 
 /* Opens the watcher's connection on its own thread: creating a group does not wait for it. */
-static void open_connection(tddp_detector *detector)
+static void connect_first(tddp_detector *detector)
 {
-    tddp_store *store;
-    tddp_status status;
     bool ended = false;
-    do {
-        tddp_wait wait = {CONNECT_MS, detector->wake};
-        status = tddp_store_clone(detector->base, &wait, &store);
+    detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+    while (!answers(detector) && !detector->store_lost && !ended) {
+        ask_again(detector, CONNECT_MS);
         pthread_mutex_lock(&detector->mutex);
         ended = detector->ended;
-        if (status == TDDP_CANCELED && !ended) {
+        if (!ended) {
             tddp_cancel_reset(detector->wake); /* the changed entries are processed afterwards */
         }
         pthread_mutex_unlock(&detector->mutex);
-    } while (status == TDDP_CANCELED && !ended);
-    if (status == TDDP_OK) {
-        detector->store = store;
-    } else {
-        lose_store(detector);
     }
 }
 
@@ -379,7 +415,7 @@ void *tddp_detector_run_watcher(void *data)
 {
     tddp_detector *detector = data;
     int64_t pause = PAUSE_MS;
-    open_connection(detector);
+    connect_first(detector);
     pthread_mutex_lock(&detector->mutex);
     while (!detector->ended) {
         tddp_cancel_reset(detector->wake);
@@ -394,6 +430,8 @@ void *tddp_detector_run_watcher(void *data)
                                                : LONGEST_PAUSE_MS;
         pthread_mutex_lock(&detector->mutex);
     }
+    free_outbox(detector);
     pthread_mutex_unlock(&detector->mutex);
+    free_strays(detector);
     return NULL;
 }

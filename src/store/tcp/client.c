@@ -180,7 +180,7 @@ static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size
         return tddp_tcp_end(&exchange, status);
     }
     /* Every answer is read, also when memory has run out, so that the next call finds its own. */
-    for (size_t i = 0; i < count && !exchange.store->broken; i++) {
+    for (size_t i = 0; i < count && tddp_tcp_is_connected(exchange.store); i++) {
         tddp_status received = tddp_tcp_receive_blob(&exchange, &out[i]);
         status = received ? received : status;
     }

@@ -1,6 +1,8 @@
 /*
  * One request and its answer on a store's connection. Any thread; one at a time has the lock.
- * Invariant: when the lock is released no answer is unread, or the store is marked as broken.
+ * Invariant: when the lock is released no answer is unread on the connection, or it is given up
+ * (the next call makes a new one), or the store is marked as broken. A server that is silent costs
+ * the connection, never the store: it may only have been stopped for a moment.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -10,10 +12,9 @@
 
 #include "store/tcp/tcp.h"
 
+int64_t tddp_tcp_grace_ms = 2000;
+
 enum {
-    /* What an impatient call still gives a request that is under way: without it a short timeout
-     * would cost the connection. */
-    GRACE_MS = 2000,
     LOOK_FIRST_MS = 100,
     /* Above these, servers commonly refuse. */
     COMMON_KEY_BYTES = 8 << 10,
@@ -41,13 +42,14 @@ tddp_status tddp_tcp_check_process(const tddp_tcp_store *store)
     return TDDP_OK;
 }
 
-/* A connection that was given up is made again; what the call still has of time counts, but a short
- * timeout shall not cost the store. */
-static tddp_status reconnect(const tddp_tcp_exchange *exchange)
+tddp_status tddp_tcp_renew(tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
     const tddp_store_call *call = exchange->call;
-    int64_t least = tddp_deadline_after_ms(GRACE_MS);
+    if (store->fd >= 0) {
+        return TDDP_OK;
+    }
+    int64_t least = tddp_deadline_after_ms(tddp_tcp_grace_ms);
     int64_t until = call->deadline_ns > least ? call->deadline_ns : least;
     tddp_status status = tddp_tcp_reconnect(store, until, tddp_store_call_cancel_fd(call));
     if (status == TDDP_NETWORK || status == TDDP_PROTOCOL) {
@@ -55,6 +57,11 @@ static tddp_status reconnect(const tddp_tcp_exchange *exchange)
                            store->name, exchange->operation, tddp_error_message());
         return tddp_tcp_break(store, status);
     }
+    if (status == TDDP_TIMEOUT) {
+        status = tddp_fail(status, "%s, %s: the server does not answer: %s", store->name,
+                           exchange->operation, tddp_error_message());
+    }
+    exchange->silent = status != TDDP_OK;
     return status;
 }
 
@@ -71,7 +78,7 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
                            store->name, store->broken_why);
         return tddp_tcp_end(exchange, status);
     }
-    status = store->fd < 0 ? reconnect(exchange) : TDDP_OK;
+    status = tddp_tcp_renew(exchange);
     return status ? tddp_tcp_end(exchange, status) : TDDP_OK;
 }
 
@@ -92,10 +99,18 @@ tddp_status tddp_tcp_break(tddp_tcp_store *store, tddp_status status)
     return status;
 }
 
+/* Gives the connection up: an answer may still come on it. */
+static void give_up(tddp_tcp_store *store)
+{
+    tddp_tcp_count(store, false);
+    tddp_net_close(store->fd);
+    store->fd = -1;
+}
+
 bool tddp_tcp_recover(tddp_tcp_exchange *exchange)
 {
     tddp_tcp_store *store = exchange->store;
-    if (tddp_tcp_reconnect(store, tddp_deadline_after_ms(GRACE_MS),
+    if (tddp_tcp_reconnect(store, tddp_deadline_after_ms(tddp_tcp_grace_ms),
                            tddp_store_call_cancel_fd(exchange->call))) {
         return false;
     }
@@ -124,8 +139,9 @@ tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, 
     return status ? status : tddp_tcp_put_key(&exchange->request, key);
 }
 
-/* Sets the text of a failure on the connection and gives the store up. */
-static tddp_status fail_exchange(const tddp_tcp_exchange *exchange, tddp_status status)
+/* Sets the text of a failure on the connection; gives the store up, or after a silence only the
+ * connection. */
+static tddp_status fail_exchange(tddp_tcp_exchange *exchange, tddp_status status)
 {
     const char *name = exchange->store->name;
     const char *hint = "";
@@ -145,6 +161,11 @@ static tddp_status fail_exchange(const tddp_tcp_exchange *exchange, tddp_status 
     } else {
         status = tddp_fail(status, "%s, %s: %s%s", name, exchange->operation, tddp_error_message(),
                            hint);
+    }
+    if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
+        exchange->silent = true;
+        give_up(exchange->store);
+        return status;
     }
     return tddp_tcp_break(exchange->store, status);
 }
@@ -170,7 +191,7 @@ static tddp_status move(tddp_tcp_exchange *exchange, mover how, void *data, size
         if (first != TDDP_TIMEOUT && first != TDDP_CANCELED) {
             return first ? fail_exchange(exchange, first) : TDDP_OK;
         }
-        exchange->grace_ns = tddp_deadline_after_ms(GRACE_MS);
+        exchange->grace_ns = tddp_deadline_after_ms(tddp_tcp_grace_ms);
     }
     tddp_status status = how(fd, data, size, &done, exchange->grace_ns, -1);
     if (status == TDDP_TIMEOUT && first) {
@@ -253,7 +274,7 @@ tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
  * TDDP_OK: they are there. */
 static tddp_status cancel_wait(tddp_tcp_exchange *exchange, tddp_status reason)
 {
-    exchange->grace_ns = tddp_deadline_after_ms(GRACE_MS);
+    exchange->grace_ns = tddp_deadline_after_ms(tddp_tcp_grace_ms);
     unsigned char cancel = TDDP_WIRE_CANCEL_WAIT;
     unsigned char answer = 0;
     tddp_status status = move(exchange, move_out, &cancel, 1);
@@ -284,13 +305,11 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
         tddp_status reason = status;
         if (tddp_tcp_is_legacy(store)) {
             /* A wait cannot be taken back there, and its answer would be taken for another's. */
-            tddp_tcp_count(store, false);
-            tddp_net_close(store->fd);
-            store->fd = -1;
+            give_up(store);
             return reason;
         }
         status = cancel_wait(exchange, reason);
-        return status == TDDP_TIMEOUT ? reason : status; /* not even that was answered: broken */
+        return status == TDDP_TIMEOUT ? reason : status; /* not even that was answered */
     }
     if (status) {
         return fail_exchange(exchange, status);
@@ -327,7 +346,7 @@ tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
     }
     status = status || there ? status : wait_there(exchange, keys, count);
     bool over = status == TDDP_TIMEOUT || status == TDDP_CANCELED;
-    return over && !exchange->store->broken
+    return over && !exchange->silent && !exchange->store->broken
                ? tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name)
                : status;
 }

@@ -232,7 +232,7 @@ tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key, 
         return status;
     }
     status = append_locked(exchange, &mine, key, value);
-    if (!exchange->store->broken) {
+    if (tddp_tcp_is_connected(exchange->store)) {
         tddp_status left = leave_lock(exchange, &mine);
         status = status ? status : left;
     }
@@ -252,7 +252,7 @@ tddp_status tddp_tcp_legacy_multi_get(tddp_tcp_exchange *exchange, const tddp_sl
         status = tddp_tcp_send(exchange, status);
         bool sent = status == TDDP_OK;
         /* Every answer is read, also when memory has run out. */
-        for (size_t i = first; sent && i < next && !exchange->store->broken; i++) {
+        for (size_t i = first; sent && i < next && tddp_tcp_is_connected(exchange->store); i++) {
             tddp_status received = tddp_tcp_receive_blob(exchange, &out[i]);
             status = received ? received : status;
         }

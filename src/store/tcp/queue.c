@@ -125,6 +125,7 @@ static tddp_status pop_with_retries(tddp_tcp_exchange *exchange, tddp_slice key,
     for (;;) {
         int64_t start = tddp_now_ns();
         tddp_status status = wait_a_while(exchange, key);
+        status = status ? status : tddp_tcp_renew(exchange);
         status = status ? status : pop_once(exchange, key, out);
         if (status != TDDP_NOT_FOUND) {
             return status;
@@ -281,7 +282,8 @@ tddp_status tddp_tcp_barrier(tddp_store *store, tddp_slice key, int world_size,
 {
     TDDP_TCP_BEGIN("barrier");
     status = pass(&exchange, key, world_size);
-    if ((status == TDDP_TIMEOUT || status == TDDP_CANCELED) && !exchange.store->broken) {
+    if ((status == TDDP_TIMEOUT || status == TDDP_CANCELED) &&
+        tddp_tcp_is_connected(exchange.store)) {
         int64_t arrived = status == TDDP_TIMEOUT ? arrived_at(&exchange, key) : -1;
         status =
             tddp_store_fail_barrier(status, key, arrived, world_size, call, exchange.store->name);

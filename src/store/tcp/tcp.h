@@ -37,6 +37,9 @@ typedef enum tddp_tcp_feature {
 
 /* Intervals, in milliseconds; constants but for tests, which shorten them. */
 extern int64_t tddp_tcp_report_every_ms; /* between log lines of what is waited for */
+/* What an impatient call still gives a request that is under way, or a connection that is made
+ * again: without it a short timeout would cost the connection. */
+extern int64_t tddp_tcp_grace_ms;
 extern int64_t tddp_tcp_stale_ms; /* the lock of appends held for so long: its client was killed */
 
 typedef enum tddp_tcp_support {
@@ -90,12 +93,17 @@ typedef struct tddp_tcp_exchange {
     tddp_bytes request;
     int64_t grace_ns; /* 0, or the moment at which also an answer under way is given up */
     size_t sent;      /* bytes of the last request, for texts */
+    bool silent;      /* the server did not answer: the connection was given up */
 } tddp_tcp_exchange;
 
 /* --- exchange.c ------------------------------------------------------------------------------ */
 
 /* Refuses a store that was opened before a fork. */
 TDDP_NODISCARD tddp_status tddp_tcp_check_process(const tddp_tcp_store *store);
+
+/* Makes a connection that was given up again, for calls of several requests, too. What the call
+ * still has of time counts, but a short timeout shall not cost the store. */
+TDDP_NODISCARD tddp_status tddp_tcp_renew(tddp_tcp_exchange *exchange);
 
 /* Refuses a forked child and a broken store, and takes the connection for this call. After TDDP_OK:
  * tddp_tcp_end(), which returns the status that it is given. */
@@ -133,9 +141,16 @@ static inline bool tddp_tcp_is_legacy(const tddp_tcp_store *store)
 }
 
 /* Receives the byte that ends a wait which was sent. When time is up the wait is cancelled at the
- * server, or where it knows no such thing the connection is given up; then TDDP_TIMEOUT or
- * TDDP_CANCELED without a text, and the store is as good as before unless it is broken. */
+ * server, or where it knows no such thing (or does not answer) the connection is given up; then
+ * TDDP_TIMEOUT or TDDP_CANCELED without a text, and the store is as good as before unless it is
+ * broken. */
 TDDP_NODISCARD tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange);
+
+/* Whether there is a connection on which answers may come. */
+static inline bool tddp_tcp_is_connected(const tddp_tcp_store *store)
+{
+    return store->fd >= 0 && !store->broken;
+}
 
 /* WAIT for keys, with tddp_tcp_await(). */
 TDDP_NODISCARD tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys,

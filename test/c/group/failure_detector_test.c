@@ -209,6 +209,29 @@ MULTI_TEST(a_timeout_names_the_positions_of_all_ranks, 4, 20)
     leave(group, store, world_size);
 }
 
+/* Rank 1 shuts the group down because of an error of its own, rank 2 as the program has it. */
+MULTI_TEST(why_a_rank_has_left_is_read_by_the_others, 3, 20)
+{
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group("fake", NULL, store, rank, world_size, 20000, NULL);
+    char who[128];
+    CHECK_OK(tddp_barrier(group, NULL));
+    if (rank == 0) {
+        CHECK_AWAIT(LEFT, 2);
+        limit_to(group, 300);
+        expect(sum(group, 3), TDDP_TIMEOUT, name_of(group, 1, who),
+               "; it has left the group because of an error: KeyError: no such sample");
+        CHECK_CONTAINS(tddp_error_message(), "; it has destroyed the group");
+    } else {
+        CHECK_OK(tddp_group_set_leave_reason(group, rank == 1 ? "an earlier one" : ""));
+        CHECK_OK(
+            tddp_group_set_leave_reason(group, rank == 1 ? "KeyError: no\nsuch\tsample" : NULL));
+        tddp_group_shutdown(group, 0);
+        check_signal(LEFT);
+    }
+    leave(group, store, world_size);
+}
+
 MULTI_TEST(a_timeout_where_all_have_arrived_says_so, 2, 20)
 {
     setenv("TDDP_FAKE", "drop_at=2,rank=0", 1);

@@ -171,6 +171,22 @@ TEST(a_rank_that_left_before_the_operation_is_the_cause)
     tddp_bytes_free(&log_lines);
 }
 
+TEST(why_a_rank_left_is_said_and_precedes_those_that_merely_left)
+{
+    tddp_status cause;
+    report_positions();
+    report(1, TDDP_REPORT_LEFT, TDDP_OK, 0, 6, "", "");
+    report(2, TDDP_REPORT_LEFT, TDDP_OK, 0, 6, "", "RuntimeError: bad sample in shard 17");
+    CHECK(find_cause(TDDP_PEER_LOST, "lost rank 3", false, &cause));
+    CHECK_INT(cause, TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "rank 2 (host node-b, pid 200) has left the group because of an error: "
+                   "RuntimeError: bad sample in shard 17");
+    CHECK(strstr(tddp_error_message(), "do all ranks make the same calls") == NULL);
+    CHECK(strstr(tddp_error_message(), "pid 100") == NULL);
+    tddp_bytes_free(&log_lines);
+}
+
 TEST(a_mismatch_precedes_all_other_causes)
 {
     tddp_status cause;

@@ -3,9 +3,8 @@
  */
 #include "script.h"
 
-static void *play(void *data)
+static void answer_hello(script *s)
 {
-    script *s = data;
     s->fd = script_accept(s);
     uint32_t pid = (uint32_t)getpid() | 1 << 23; /* so that no server of 1.13 takes it for a SET */
     char hello[64];
@@ -15,7 +14,19 @@ static void *play(void *data)
     snprintf(hello, sizeof hello, "00 cef7853c 0d %s", nonce);
     CHECK_RAW(s->fd, hello);
     raw_send(s->fd, nonce);
+}
+
+static void *play(void *data)
+{
+    script *s = data;
+    answer_hello(s);
     for (size_t i = 0; i < s->count; i++) {
+        if (!s->steps[i].answer) {
+            CHECK_OK(tddp_net_poll(s->fd, POLLIN, tddp_deadline_after_ms(10000), -1)); /* its end */
+            tddp_net_close(s->fd);
+            answer_hello(s);
+            continue;
+        }
         CHECK_RAW(s->fd, s->steps[i].expect);
         raw_send(s->fd, s->steps[i].answer);
     }
@@ -108,15 +119,15 @@ TEST(keys_that_come_in_the_last_moment_are_there)
 
 TEST(an_answer_under_way_is_given_a_little_grace)
 {
-    SCRIPTED(s, store, {{"07", "0900"}});
+    SCRIPTED(s, store, {{"07", "0900"}, {"", NULL}, {"07", "[9]"}});
     tddp_wait wait = within_ms(50);
     int64_t number;
     CHECK_STATUS(tddp_store_num_keys(store, &wait, &number), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), "did not answer num_keys within 50 ms");
-    /* Half an answer was read: nothing after it could be understood. */
-    CHECK_STATUS(tddp_store_num_keys(store, NULL, &number), TDDP_NETWORK);
-    CHECK_CONTAINS(tddp_error_message(), "of no further use since an earlier failure: ");
-    CHECK_CONTAINS(tddp_error_message(), "num_keys within 50 ms");
+    /* Half an answer was read: nothing after it could be understood, so the next call makes a new
+     * connection. */
+    CHECK_OK(tddp_store_num_keys(store, NULL, &number));
+    CHECK_INT(number, 9);
     script_end(&s, store);
 }
 

@@ -1,0 +1,122 @@
+/*
+ * What a rank has to tell the store: its reports, and notices. They wait here, in order, while the
+ * store is silent, so that neither a group's thread nor its end waits for it. Any thread, with the
+ * detector's lock held, puts messages in; the watcher sends them.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/failure_detector/detector_state.h"
+
+enum {
+    LOG_BYTES = 4 << 20, /* the size to which all ranks' reports may add up */
+    LEAST_REPORT_BYTES = 100,
+    MOST_REPORT_BYTES = 900,
+};
+
+static void put(tddp_detector *detector, tddp_detector_message *message)
+{
+    tddp_detector_message **end = &detector->outbox;
+    while (*end) {
+        end = &(*end)->next;
+    }
+    *end = message;
+    detector->queued++;
+}
+
+static tddp_detector_message *make(const tddp_detector *detector, const tddp_detector_entry *self)
+{
+    tddp_detector_message *message =
+        detector->store_lost ? NULL : tddp_alloc(sizeof *message); /* zeroed */
+    if (message) {
+        memcpy(message->key, self->key, sizeof message->key);
+    }
+    return message;
+}
+
+/* Formats this rank's operations in the job's other groups. */
+static void describe_other_groups(const tddp_detector *detector, const tddp_detector_entry *self,
+                                  char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (const tddp_detector_entry *each = detector->entries; each && used < size;
+         each = each->next) {
+        tddp_recorder_position position = tddp_recorder_read_position(each->group->recorder);
+        const tddp_recorder_op_summary *op =
+            position.current.any ? &position.current : &position.message;
+        if (each != self && op->any) {
+            char name[TDDP_REPORT_OP_NAME_BYTES];
+            int length =
+                snprintf(text + used, size - used, "%sin group \"%.64s\" in %s for %.1f s",
+                         used ? ", " : "", each->group->name,
+                         tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
+                         (double)(tddp_now_ns() - op->at_ns) / 1e9);
+            used += (size_t)length;
+        }
+    }
+}
+
+/* Reports the failed operation as the current one: others may run beside it. */
+static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_position *position)
+{
+    tddp_recorder_op_summary *current = &position->current;
+    if (current->any && current->kind == self->op.kind && current->sequence == self->op.sequence) {
+        return;
+    }
+    *current = (tddp_recorder_op_summary){.any = true,
+                                          .kind = self->op.kind,
+                                          .sequence = self->op.sequence,
+                                          .peer = self->op.peer,
+                                          .at_ns = tddp_now_ns()};
+    (void)snprintf(current->text, sizeof current->text, "%s",
+                   self->described ? self->described : "");
+}
+
+void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
+                              tddp_status_report_kind kind, const char *text)
+{
+    const tddp_group *group = self->group;
+    tddp_detector_message *message = make(detector, self);
+    if (!message) {
+        return;
+    }
+    char other_groups[256];
+    tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
+    bool failed = kind == TDDP_REPORT_FAILURE;
+    if (failed) {
+        set_failed_operation(self, &position);
+    }
+    describe_other_groups(detector, self, other_groups, sizeof other_groups);
+    size_t most = (size_t)(LOG_BYTES / group->world_size);
+    most = most < LEAST_REPORT_BYTES  ? LEAST_REPORT_BYTES
+           : most > MOST_REPORT_BYTES ? MOST_REPORT_BYTES
+                                      : most;
+    if (tddp_status_report_write(&message->line, kind, group->rank, failed ? self->status : TDDP_OK,
+                                 &position, other_groups, text ? text : "", most)) {
+        tddp_bytes_free(&message->line);
+        free(message);
+        return;
+    }
+    put(detector, message);
+}
+
+void tddp_detector_put_notice(tddp_detector *detector, const tddp_detector_entry *self,
+                              tddp_notice_kind kind)
+{
+    tddp_detector_message *message = make(detector, self);
+    if (message) {
+        message->notice = kind;
+        put(detector, message);
+    }
+}
+
+void tddp_detector_drop_message(tddp_detector *detector)
+{
+    tddp_detector_message *message = detector->outbox;
+    detector->outbox = message->next;
+    detector->told++;
+    tddp_bytes_free(&message->line);
+    free(message);
+}
