@@ -23,6 +23,7 @@ static void write_line(tddp_log_level level, const char *room, const char *text,
 {
     static const char *const names[] = {"error", "warn", "info", "debug"};
     char line[PIPE_BUF]; /* what is written in one piece */
+    char fallback[PIPE_BUF + sizeof "[tddp] error \n"];
     (void)nothing;
     int length = snprintf(line, sizeof line, "%d%s: %s", (int)level, room, text);
     if (length >= (int)sizeof line)
@@ -30,7 +31,8 @@ static void write_line(tddp_log_level level, const char *room, const char *text,
     if (atomic_load(&pipe_owner) == getpid() &&
         write(atomic_load(&pipe_end), line, (size_t)length + 1) == length + 1)
         return;
-    dprintf(STDERR_FILENO, "[tddp] %s %s\n", names[level], line + 1);
+    snprintf(fallback, sizeof fallback, "[tddp] %s %s\n", names[level], line + 1);
+    tddp_log_to_stderr(fallback);
 }
 
 /* _log_to(the number of a pipe's descriptor, or nil for standard error) */

@@ -3,7 +3,9 @@
  * @brief Where libtddp's lines for people go.
  *
  * Lines go to standard error, each in one write, as `[tddp] LEVEL room: text`. TDDP_LOG chooses the
- * least important level shown: error, warn (the default), info or debug.
+ * least important level shown: error, warn (the default), info or debug. Where standard error is a
+ * pipe or a terminal that nobody reads, lines are lost rather than threads blocked; the next line
+ * that is written says how many.
  */
 #ifndef TDDP_LOG_H
 #define TDDP_LOG_H
@@ -30,6 +32,11 @@ typedef void (*tddp_log_sink)(tddp_log_level level, const char *room, const char
  *  another thread logs meanwhile may still go to the previous sink, with the data of either: use
  *  data that fits both, or call it before other threads use the library. */
 TDDP_API void tddp_log_set_sink(tddp_log_sink sink, void *data);
+
+/** Writes to standard error as lines are written without a sink: for sinks that have no room for
+ *  one. `line` ends in a newline. Any thread; waits a tenth of a second at most. errno is
+ * preserved. */
+TDDP_API void tddp_log_to_stderr(const char *line);
 
 /** Sets the least important level shown, over TDDP_LOG. */
 TDDP_API void tddp_log_set_level(tddp_log_level level);

@@ -37,8 +37,7 @@ static void log_line(tddp_log_level level, const char *room, const char *text, v
     (void)data;
     char *line = tddp_format("torchrun: %s\n", text);
     if (line) {
-        ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
-        (void)ignored;
+        tddp_log_to_stderr(line);
         free(line);
     }
 }

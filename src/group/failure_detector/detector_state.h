@@ -50,7 +50,7 @@ typedef struct tddp_detector_message {
     tddp_bytes line; /* empty: it is the notice */
 } tddp_detector_message;
 
-/* A notice of a group that this rank does not watch: not yet, no longer, or never. */
+/* A notice of a group that this rank does not observe: not yet, no longer, or never. */
 typedef struct tddp_detector_stray {
     struct tddp_detector_stray *next;
     tddp_notice notice;

@@ -49,10 +49,9 @@ static void watch(tddp_store_server *server, tddp_server_client *client)
     }
 }
 
-static void refuse(int fd, const tddp_net_address *from, const char *why)
+static void refuse(tddp_store_server *server, int fd, const tddp_net_address *from, const char *why)
 {
-    char text[TDDP_NET_TEXT_BYTES];
-    tddp_log(TDDP_LOG_WARN, "store", "cannot serve client %s: %s", tddp_net_text(from, text), why);
+    tddp_server_say(server, "cannot serve", from, why);
     tddp_net_close(fd);
 }
 
@@ -72,14 +71,14 @@ void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_ad
         char why[96];
         snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
                  (unsigned long long)server->client_count);
-        refuse(fd, from, why);
+        refuse(server, fd, from, why);
         return;
     }
     tddp_server_client *client = tddp_alloc(sizeof *client);
     atomic_int *slot = client ? take_slot(server, fd) : NULL;
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = client}};
     if (!slot || epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
-        refuse(fd, from, slot ? strerror(errno) : tddp_error_message());
+        refuse(server, fd, from, slot ? strerror(errno) : tddp_error_message());
         if (slot) {
             atomic_store(slot, 0);
         }
@@ -105,15 +104,13 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     if (client->dropped) {
         return;
     }
-    char text[TDDP_NET_TEXT_BYTES];
     if (why && client->out.size) {
         /* Its earlier requests are answered, as far as that is possible without waiting. */
         (void)send(client->fd, client->out.data + client->out_sent,
                    client->out.size - client->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     if (why) {
-        tddp_log(TDDP_LOG_WARN, "store", "dropped client %s: %s",
-                 tddp_net_text(&client->address, text), why);
+        tddp_server_say(server, "dropped", &client->address, why);
     }
     client->dropped = true;
     tddp_server_wait_cancel(client);

@@ -84,7 +84,9 @@ static int until_something_is_due(const tddp_store_server *server)
 {
     int accept = server->accept_again_ns ? tddp_deadline_poll_ms(server->accept_again_ns) : -1;
     int late = server->late ? tddp_deadline_poll_ms(server->late->late_ns) : -1;
-    return accept < 0 || (late >= 0 && late < accept) ? late : accept;
+    int line = tddp_server_lines_due(server);
+    int due = accept < 0 || (late >= 0 && late < accept) ? late : accept;
+    return due < 0 || (line >= 0 && line < due) ? line : due;
 }
 
 /* False if the server is to stop. */
@@ -138,12 +140,14 @@ static void *server_body(void *data)
         }
         for (int i = 0; i < count; i++) {
             if (!take_event(server, &events[i])) {
+                tddp_server_say_rest(server, true);
                 return NULL;
             }
         }
         if (count < EVENTS) { /* else what late clients sent may still be unread */
             tddp_server_late_drop(server);
         }
+        tddp_server_say_rest(server, false);
         tddp_server_resume(server);
         tddp_server_clients_reap(server);
         tddp_server_check_departures(server);

@@ -5,6 +5,7 @@
  *   listen.c    where it listens
  *   settings.c  its limits
  *   clients.c   connections: bytes in, bytes out
+ *   lines.c     what is logged of clients
  *   admit.c     admission and time limits of clients
  *   buffers.c   the memory of all clients' buffers
  *   await_clients.c   waits for the clients to leave
@@ -85,6 +86,13 @@ typedef struct tddp_server_slots {
 /* `localhost` has two addresses. */
 enum { TDDP_SERVER_LISTENERS = 2 };
 
+/* Of lines about clients. */
+typedef struct tddp_server_lines {
+    int64_t since_ns; /* the moment from which lines may be written, or would have been */
+    uint64_t left_out;
+    char last[256]; /* of those that were left out */
+} tddp_server_lines;
+
 struct tddp_store_server {
     pthread_t thread;
     pid_t pid;
@@ -107,6 +115,7 @@ struct tddp_store_server {
     int64_t accept_again_ns; /* 0, or accepting rests until then */
     int64_t accept_logged_ns;
     int64_t eviction_logged_ns;
+    tddp_server_lines lines;
     tddp_server_client *clients;
     uint64_t client_count;
     uint64_t pending_count; /* of those, not admitted yet */
@@ -182,6 +191,18 @@ bool tddp_server_evict(tddp_store_server *server);
  * request of it was executed. */
 void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *client,
                                bool completed);
+
+/* --- lines.c --------------------------------------------------------------------------------- */
+
+/* Logs what has become of a client; of many at once a line a second, with their number. */
+void tddp_server_say(tddp_store_server *server, const char *what, const tddp_net_address *address,
+                     const char *why);
+
+/* Milliseconds until there is a line to write; -1: there is none. */
+int tddp_server_lines_due(const tddp_store_server *server);
+
+/* Once a round: writes it; at the `end` of the server also before its time. */
+void tddp_server_say_rest(tddp_store_server *server, bool end);
 
 /* --- buffers.c ------------------------------------------------------------------------------- */
 

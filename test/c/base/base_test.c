@@ -223,6 +223,63 @@ TEST(log_lines_reach_the_sink_from_their_level_on)
     CHECK_TEXT(logged, "store|3 clients");
 }
 
+/* Takes what a pipe holds; counts its lines, and adds up those that it says were lost. */
+static void take_lines(int fd, int *lines, int *lost)
+{
+    char text[4096];
+    size_t held = 0;
+    struct pollfd there = {.fd = fd, .events = POLLIN};
+    while (poll(&there, 1, 0) > 0) {
+        ssize_t size = read(fd, text + held, sizeof text - 1 - held);
+        CHECK(size > 0);
+        held += (size_t)size;
+        text[held] = '\0';
+        char *start = text;
+        for (char *end; (end = strchr(start, '\n')); start = end + 1) {
+            int count;
+            if (sscanf(start, "[tddp] warn log: %d lines were lost", &count) == 1) {
+                *lost += count;
+            } else {
+                CHECK(strncmp(start, "[tddp] warn store: a line ", 26) == 0);
+                (*lines)++;
+            }
+        }
+        held -= (size_t)(start - text);
+        memmove(text, start, held);
+    }
+    CHECK_INT(held, 0);
+}
+
+/* No thread of a server may hang because nobody reads what it logs. */
+MULTI_TEST(lines_that_nobody_reads_are_lost_and_counted, 1, 30)
+{
+    enum { LINES = 3000 };
+    int ends[2];
+    int lines = 0;
+    int lost = 0;
+    (void)rank, (void)world_size, (void)port;
+    CHECK_INT(pipe(ends), 0);
+    int before = dup(STDERR_FILENO);
+    CHECK(before >= 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+    tddp_log_set_level(TDDP_LOG_WARN);
+    for (int i = 0; i < LINES; i++) {
+        errno = EPIPE;
+        tddp_log(TDDP_LOG_WARN, "store", "a line of some length, the %dth of many such", i);
+        CHECK_INT(errno, EPIPE);
+    }
+    take_lines(ends[0], &lines, &lost);
+    CHECK(lines > 0 && lines < LINES && lost == 0);
+    tddp_log(TDDP_LOG_WARN, "store", "a line for which there is room again");
+    tddp_log(TDDP_LOG_WARN, "store", "a line behind it");
+    take_lines(ends[0], &lines, &lost);
+    CHECK(dup2(before, STDERR_FILENO) == STDERR_FILENO);
+    CHECK_INT(lines + lost, LINES + 2);
+    CHECK(lost > 0);
+    close(before);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* It is read once in a process, so each rank has another value. */
 MULTI_TEST(the_environment_sets_the_level, 6, 10)
 {

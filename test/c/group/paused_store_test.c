@@ -19,7 +19,7 @@ enum { ROUNDS = 3, SUBGROUPS = 3, MOST_PAUSE_MS = 900 };
 typedef enum action {
     NOTHING,
     LEAVE,   /* all ranks shut a subgroup down */
-    FAIL,    /* in a subgroup one rank's operation times out: the others hear of it */
+    FAIL,    /* in a subgroup one rank's operation times out: the others receive that */
     CONNECT, /* one rank needs connections: all of them connect */
     ACTIONS,
 } action;

@@ -1,6 +1,8 @@
 /*
  * The server as seen from the wire: PyTorch's recorded bytes, misbehaving clients, crowds.
  */
+#include <stdatomic.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 
 #include "store_fixture.h"
@@ -256,6 +258,42 @@ TEST(misbehaving_clients_are_dropped_with_a_line_and_hurt_nobody)
     }
     tddp_store_release(good);
     tddp_store_server_stop(server);
+}
+
+/* Counts the clients that lines are about, and the lines. */
+typedef struct counted {
+    atomic_int lines;
+    atomic_int clients;
+} counted;
+
+static void count_clients(tddp_log_level level, const char *room, const char *line, void *data)
+{
+    (void)level, (void)room;
+    counted *self = data;
+    int more = 1;
+    (void)sscanf(line, "refused or dropped %d more clients, the last: dropped client", &more);
+    atomic_fetch_add(&self->lines, 1);
+    atomic_fetch_add(&self->clients, more);
+}
+
+TEST(many_misbehaving_clients_make_few_lines_that_count_them_all)
+{
+    enum { CLIENTS = 400, AT_ONCE = 20 };
+    static counted seen;
+    tddp_log_set_sink(count_clients, &seen);
+    tddp_store_server *server = loopback_server();
+    int64_t start = tddp_now_ns();
+    for (int i = 0; i < CLIENTS; i++) {
+        int fd = raw_connect(tddp_store_server_port(server));
+        raw_send(fd, "ff");
+        CHECK_HUNG_UP(fd);
+        tddp_net_close(fd);
+    }
+    tddp_store_server_stop(server);
+    int64_t seconds = (tddp_now_ns() - start) / TDDP_NS_PER_S;
+    tddp_log_set_sink(NULL, NULL);
+    CHECK_INT(atomic_load(&seen.clients), CLIENTS);
+    CHECK(atomic_load(&seen.lines) <= AT_ONCE + seconds + 2);
 }
 
 TEST(half_messages_delay_nobody)
